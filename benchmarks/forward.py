@@ -28,8 +28,8 @@ from inference.engine.local_session import LocalSession
 from inference.order import Decode, Pace
 from inference.sampling import SamplingParams
 from inference.tree import IntArray
+from outrider.draft_methods import find_draft
 from outrider.drafting import DEFAULT_TREE
-from outrider.models import find_draft, load_model
 from outrider.options.roles import FusedTargetRole
 from outrider.target import load_target
 
@@ -120,9 +120,8 @@ def measure(options: FusedTargetRole, repetitions: int, tokens: int) -> dict[str
     checkpoint = find_draft(options)
     spare = DEFAULT_TREE.most_ranked
     draft = StopwatchModel(
-        load_model(
+        checkpoint.load(
             options,
-            checkpoint,
             rows=1,
             sequence_length=engine.sequence_length,
             spare=spare,

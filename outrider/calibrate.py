@@ -13,7 +13,8 @@ from grpc_comm.translate import Description
 from inference.command import say
 from inference.errors import Unavailable
 from outrider.connecting import connect_target
-from outrider.models import PREFILL_NODES, describe, find_draft, load_model
+from outrider.draft_methods import find_draft
+from outrider.models import PREFILL_NODES, describe
 from outrider.options.roles import DraftRole
 from outrider.probing import link_times, probe_link
 from outrider.profiles import WIDEST, user_profiles
@@ -23,20 +24,20 @@ def calibrate(options: DraftRole) -> int:
     """Print the seconds of a draft call by width and, when a target answers, those of the target
     and of the link.
     """
-    checkpoint = find_draft(options)
-    length = checkpoint.sequence_length(options.sequence_length)
-    model = load_model(
-        options, checkpoint, rows=1, sequence_length=length, spare=WIDEST, max_nodes=PREFILL_NODES
+    draft = find_draft(options)
+    length = draft.sequence_length(options.sequence_length)
+    model = draft.load(
+        options, rows=1, sequence_length=length, spare=WIDEST, max_nodes=PREFILL_NODES
     )
-    times = user_profiles(options).draft(checkpoint, model, length)
+    times = user_profiles(options).draft(draft, model, length)
     print(
-        f"draft {checkpoint.name} on {describe(model.device)}: milliseconds of a call by the nodes "
+        f"draft {draft.name} on {describe(model.device)}: milliseconds of a call by the nodes "
         "that it ranks"
     )
     print(_row("nodes", times))
     print(_row("ms", [_ms(seconds) for seconds in times.values()]))
     try:
-        with connect_target(options, checkpoint.tokenizer, checkpoint.name) as target:
+        with connect_target(options, draft.tokenizer, draft.name) as target:
             print(*described(target.description), _link(target), sep="\n")
     except Unavailable as error:
         say(f"the target and the link were not measured: {error}")

@@ -18,8 +18,9 @@ from inference.order import Pace
 from inference.text import Tokenizer
 from outrider.completion import Completion, Request, Show, Tell, complete, new_completion
 from outrider.connecting import connect_target
+from outrider.draft_methods import find_draft
 from outrider.drafting import Sides, draft_rows
-from outrider.models import Checkpoint, find_directory, find_draft
+from outrider.models import FoundModel, find_directory
 from outrider.options.roles import ClientRole
 from outrider.pools import AnyRows, GrowingPool, Lent
 from outrider.purse import open_purse
@@ -42,17 +43,17 @@ class Client:
         options: ClientRole,
         target: Connection,
         tokenizer: Tokenizer,
-        checkpoint: Checkpoint | None,
+        found: FoundModel | None,
         stated: Stated | None,
     ) -> None:
         self.target, self.tokenizer = target, tokenizer
-        self._options, self._checkpoint = options, checkpoint
-        unused = options.no_beside or checkpoint is not None
+        self._options, self._found = options, found
+        unused = options.no_beside or found is not None
         # the draft beside the target that texts ask for; empty for none
         self._beside = "" if unused else target.description.draft_model
         self.length = target.description.sequence_length
-        if checkpoint is not None:
-            self.length = min(self.length, checkpoint.sequence_length(options.sequence_length))
+        if found is not None:
+            self.length = min(self.length, found.sequence_length(options.sequence_length))
         stated = stated or read_prices(options, target.description.usd_per_hour)
         self.purse = open_purse(options, stated)
         self._rates = stated.rates if stated is not None else None
@@ -68,8 +69,8 @@ class Client:
     @property
     def draft(self) -> str | None:
         """The name of the draft here, else of the one beside the target; None without a draft."""
-        if self._checkpoint is not None:
-            return self._checkpoint.name
+        if self._found is not None:
+            return self._found.name
         copied = None if self._options.target_only else "copied text"
         return self._beside or copied
 
@@ -101,7 +102,7 @@ class Client:
         with self._loading:
             if self._options.target_only or self._rows is not None:
                 return
-            sides = Sides(self._checkpoint, self.target, rows, self.length)
+            sides = Sides(self._found, self.target, rows, self.length)
             self._rows = self._stack.enter_context(draft_rows(self._options, sides, self.aims))
 
     def complete(
@@ -161,16 +162,16 @@ def open_client(options: ClientRole) -> Iterator[Client]:
     sides differ.
     """
     stated = read_prices(options, 0.0)  # what is wrong with them is told before anybody is asked
-    drafted = options.drafts_here and not options.target_only
-    checkpoint = find_draft(options) if drafted else None
+    drafted = options.method is not None and not options.target_only
+    found = find_draft(options) if drafted else None
     tokenizer = (
-        checkpoint.tokenizer
-        if checkpoint is not None
+        found.tokenizer
+        if found is not None
         else Tokenizer(find_directory(options.draft_name, "draft", weights=False))
     )
-    name = checkpoint.name if checkpoint is not None else "the tokenizer here"
+    name = found.name if found is not None else "the tokenizer here"
     with connect_target(options, tokenizer, name) as target:
-        client = Client(options, target, tokenizer, checkpoint, stated)
+        client = Client(options, target, tokenizer, found, stated)
         try:
             yield client
         finally:

@@ -20,7 +20,8 @@ from inference.errors import InvalidRequest, Mismatch
 from inference.planner.acceptance import read_acceptance
 from inference.planner.knowledge import Knowledge
 from inference.times import DraftTimes, LinkTimes, TargetTimes
-from outrider.models import PREFILL_NODES, find_draft, load_model
+from outrider.draft_methods import find_draft
+from outrider.models import PREFILL_NODES
 from outrider.options.roles import FusedTargetRole
 from outrider.profiles import user_profiles
 
@@ -40,26 +41,25 @@ def with_draft(options: FusedTargetRole, model: Model, description: Description)
     """
     if isinstance(model, RoundModel):
         return _in_graph(options, model, description)
-    checkpoint = find_draft(options)
-    if checkpoint.tokenizer.fingerprint() != description.tokenizer_fingerprint:
+    found = find_draft(options, model)
+    if found.tokenizer.fingerprint() != description.tokenizer_fingerprint:
         raise Mismatch(
-            f"the tokenizers differ: the draft {checkpoint.name} has "
-            f"{checkpoint.tokenizer.vocabulary} tokens, {description.model} "
+            f"the tokenizers differ: the draft {found.name} has "
+            f"{found.tokenizer.vocabulary} tokens, {description.model} "
             f"{description.vocabulary}; take a draft of the target's own family"
         )
     length = description.sequence_length
-    draft = load_model(
+    draft = found.load(
         options,
-        checkpoint,
         rows=model.rows,
         sequence_length=length,
         spare=ROOM,
         max_nodes=PREFILL_NODES,
     )
-    times = user_profiles(options).draft(checkpoint, draft, length)
+    times = user_profiles(options).draft(found, draft, length)
     known = partial(_knowledge, times, description)
     host = Host(draft, known, room=ROOM, copies=options.copies)
-    told = replace(description, draft_model=checkpoint.name, draft_times=tuple(times.items()))
+    told = replace(description, draft_model=found.name, draft_times=tuple(times.items()))
     return Drafts(told, host=host)
 
 

@@ -9,22 +9,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from grpc_comm.client.connection import Connection
 from inference.drafters.copy_source import CopySource, History
 from inference.drafters.model_proposer import ROOM, WIDEST
 from inference.drafters.tree_policies import BestFirst, Chain, Policy, Static
-from outrider.models import PREFILL_NODES, Checkpoint, load_model
+from outrider.models import PREFILL_NODES, FoundModel, LoadedModel
 from outrider.options.groups import DeviceOptions, HistoryOptions, TreeOptions
 from outrider.options.roles import ClientRole
 from outrider.pools import AnyRows, GrowingPool, Pair, learned_file, rounds
 from outrider.profiles import user_profiles
 from outrider.wishes import Aims
-
-if TYPE_CHECKING:
-    from inference.backends.eager import EagerModel
-    from inference.backends.legacy_neuron import LegacyNeuronModel
 
 DEFAULT_TREE = BestFirst(nodes=16, depth=6)
 """The tree of synchronous rounds where the command line names none."""
@@ -33,7 +29,7 @@ DEFAULT_TREE = BestFirst(nodes=16, depth=6)
 class Sides(NamedTuple):
     """What drafts here, and the target there."""
 
-    checkpoint: Checkpoint | None  # of the draft model; None copies alone
+    found: FoundModel | None  # the draft model; None copies alone
     target: Connection
     rows: int  # texts that are made at once
     length: int  # longest text, prompt and output together
@@ -41,24 +37,24 @@ class Sides(NamedTuple):
 
 def draft_rows(options: ClientRole, sides: Sides, aims: Aims) -> AbstractContextManager[AnyRows]:
     """Load the draft and yield its rows, which draft for one text each."""
-    if options.waits and sides.checkpoint is not None:
-        return _in_rounds(options, sides, sides.checkpoint)
+    if options.waits and sides.found is not None:
+        return _in_rounds(options, sides, sides.found)
     return _growing(options, sides, aims)
 
 
 @contextmanager
-def _in_rounds(options: ClientRole, sides: Sides, checkpoint: Checkpoint) -> Iterator[AnyRows]:
+def _in_rounds(options: ClientRole, sides: Sides, found: FoundModel) -> Iterator[AnyRows]:
     """Rows for synchronous rounds: the target waits for a whole tree of a fixed policy."""
     policy = read_policy(options)
     ranked = policy.most_ranked
-    model = load_draft(options, checkpoint, sides.rows, sides.length, ranked, ranked)
+    model = load_draft(options, found, sides.rows, sides.length, ranked, ranked)
     yield rounds(model, policy, sides.target.description.max_tree_nodes - 1)
 
 
 @contextmanager
 def _growing(options: ClientRole, sides: Sides, aims: Aims) -> Iterator[AnyRows]:
     """Rows that never wait. What they learned about the pair is kept at the end."""
-    make = _copying if sides.checkpoint is None else partial(_drafting, sides.checkpoint)
+    make = _copying if sides.found is None else partial(_drafting, sides.found)
     pool = make(options, sides, aims)
     try:
         yield pool
@@ -66,14 +62,12 @@ def _growing(options: ClientRole, sides: Sides, aims: Aims) -> Iterator[AnyRows]
         pool.keep()
 
 
-def _drafting(checkpoint: Checkpoint, options: ClientRole, sides: Sides, aims: Aims) -> GrowingPool:
+def _drafting(found: FoundModel, options: ClientRole, sides: Sides, aims: Aims) -> GrowingPool:
     """Rows of a draft model, which copy, too, where the options say so."""
-    from inference.model.checkpoint import fingerprint  # a compiled target needs no decoder
-
     target = sides.target
-    model = load_draft(options, checkpoint, sides.rows, sides.length, ROOM, WIDEST)
-    times = user_profiles(options).draft(checkpoint, model, sides.length)
-    learned = learned_file(fingerprint(checkpoint.directory), target.description.model_fingerprint)
+    model = load_draft(options, found, sides.rows, sides.length, ROOM, WIDEST)
+    times = user_profiles(options).draft(found, model, sides.length)
+    learned = learned_file(found.fingerprint(), target.description.model_fingerprint)
     pair = Pair(target, times, learned)
     return GrowingPool.of_model(model, pair, aims, _sources(options, sides.rows))
 
@@ -95,16 +89,15 @@ def _sources(options: ClientRole, rows: int) -> list[CopySource | None]:
 
 
 def load_draft(
-    options: DeviceOptions, checkpoint: Checkpoint, rows: int, length: int, room: int, widest: int
-) -> EagerModel | LegacyNeuronModel:
+    options: DeviceOptions, found: FoundModel, rows: int, length: int, room: int, widest: int
+) -> LoadedModel:
     """Load the draft model.
 
     room: nodes that a row may have ranked beyond its longest text
     widest: most of these nodes in one call
     """
-    return load_model(
+    return found.load(
         options,
-        checkpoint,
         rows=rows,
         sequence_length=length,
         spare=room,

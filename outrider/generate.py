@@ -21,9 +21,10 @@ from outrider.artifacts import artifact_length, load_artifact, open_artifact, wi
 from outrider.client import Client, open_client
 from outrider.completion import Completion, Request, Show, complete
 from outrider.connecting import connect_target, print_models
+from outrider.draft_methods import find_draft
 from outrider.explain import Explainer
 from outrider.live_text import silent
-from outrider.models import Checkpoint, find_draft, find_target, find_tokenizer, load_model
+from outrider.models import FoundModel, find_target, find_tokenizer
 from outrider.options.groups import TextOptions
 from outrider.options.roles import DraftRole, FusedClientRole, VerifyDraftRole, VerifyTargetRole
 from outrider.prompts import make_requests, read_prompts
@@ -107,11 +108,11 @@ def verify(options: VerifyTargetRole | VerifyDraftRole) -> int:
     roles are compared with these.
     """
     prompts = read_prompts(options)
-    checkpoint, length, load = (
+    found, length, load = (
         _draft_alone(options) if isinstance(options, VerifyDraftRole) else _target_alone(options)
     )
-    tokenizer = checkpoint.tokenizer
-    requests = make_requests(options, prompts, tokenizer, length, checkpoint.config.stop_ids)
+    tokenizer = found.tokenizer
+    requests = make_requests(options, prompts, tokenizer, length, found.stop_ids)
     engine = Engine(
         load(), sequence_length=length, max_tree_nodes=1, vocabulary=tokenizer.vocabulary
     )
@@ -122,17 +123,17 @@ def verify(options: VerifyTargetRole | VerifyDraftRole) -> int:
     return run(options, requests, make, workers=1)
 
 
-Alone = tuple[Checkpoint, int, Callable[[], Model]]
-"""A checkpoint, the length of its longest text, and a function that loads the model once all
+Alone = tuple[FoundModel, int, Callable[[], Model]]
+"""A model, the length of its longest text, and a function that loads the model once all
 prompts are known to fit.
 """
 
 
 def _draft_alone(options: VerifyDraftRole) -> Alone:
-    checkpoint = find_draft(options)
-    length = checkpoint.sequence_length(options.sequence_length)
-    load = partial(load_model, options, checkpoint, rows=1, sequence_length=length, spare=1)
-    return checkpoint, length, partial(load, max_nodes=1)
+    found = find_draft(options)
+    length = found.sequence_length(options.sequence_length)
+    load = partial(found.load, options, rows=1, sequence_length=length, spare=1)
+    return found, length, partial(load, max_nodes=1)
 
 
 def _target_alone(options: VerifyTargetRole) -> Alone:
@@ -141,15 +142,15 @@ def _target_alone(options: VerifyTargetRole) -> Alone:
         manifest, checkpoint = open_artifact(options)
         length = artifact_length(options, manifest)
         return checkpoint, length, partial(load_artifact, options, manifest)
-    checkpoint = find_target(options)
-    length = checkpoint.sequence_length(options.sequence_length)
-    load = partial(load_model, options, checkpoint, rows=1, sequence_length=length, spare=1)
-    return checkpoint, length, partial(load, max_nodes=options.max_tree_nodes)
+    found = find_target(options)
+    length = found.sequence_length(options.sequence_length)
+    load = partial(found.load, options, rows=1, sequence_length=length, spare=1)
+    return found, length, partial(load, max_nodes=options.max_tree_nodes)
 
 
-def session_length(asked: int | None, checkpoint: Checkpoint, target: Connection) -> int:
+def session_length(asked: int | None, draft: FoundModel, target: Connection) -> int:
     """The sequence length, prompt and output together, that draft, target and user allow."""
-    return min(checkpoint.sequence_length(asked), target.description.sequence_length)
+    return min(draft.sequence_length(asked), target.description.sequence_length)
 
 
 def add_baseline(

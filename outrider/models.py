@@ -1,23 +1,23 @@
-"""Finds checkpoints and loads models: device, precision and sequence length from the options."""
+"""Finds models and loads them: device, precision and sequence length from the options."""
 
 from __future__ import annotations
 
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 
 import inference
 from grpc_comm.security import SecurityOptions
+from inference.backends import Model
 from inference.command import say
 from inference.errors import InvalidRequest, UnsupportedModel
 from inference.model.config import ModelConfig, read_config
 from inference.text import Tokenizer
 from outrider.options.groups import (
     DeviceOptions,
-    DraftModelOptions,
     LegacyOptions,
     TargetModelOptions,
 )
@@ -37,9 +37,59 @@ _SMALL = 32e6  # parameters; below, several threads cost more than they bring
 _THREADS = torch.get_num_threads()  # torch's choice
 
 
+class LoadedModel(Model, Protocol):
+    """A model on its device."""
+
+    @property
+    def device(self) -> torch.device: ...
+
+    @property
+    def dtype(self) -> torch.dtype: ...
+
+
+class FoundModel(Protocol):
+    """A model that was found, and can be loaded."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def tokenizer(self) -> Tokenizer: ...
+
+    @property
+    def stop_ids(self) -> frozenset[int]:
+        """Ids that end a text."""
+        ...
+
+    def sequence_length(self, asked: int | None) -> int:
+        """The sequence length, prompt and output together. Raises InvalidRequest beyond the model's
+        limit.
+        """
+        ...
+
+    def fingerprint(self) -> str:
+        """Tell the model from every one that computes differently."""
+        ...
+
+    def load(
+        self,
+        options: DeviceOptions,
+        *,
+        rows: int,
+        sequence_length: int,
+        spare: int,
+        max_nodes: int,
+    ) -> LoadedModel:
+        """Load the model on the chosen device. Prints what was chosen on stderr.
+
+        spare: slots a row beyond the sequence, which hold trees
+        """
+        ...
+
+
 @dataclass(frozen=True)
 class Checkpoint:
-    """A model that is to be loaded: its directory, and the name it is known by."""
+    """A FoundModel whose weights are safetensors: its directory, and the name it is known by."""
 
     name: str
     directory: Path
@@ -47,10 +97,11 @@ class Checkpoint:
     config: ModelConfig
     tokenizer: Tokenizer
 
+    @property
+    def stop_ids(self) -> frozenset[int]:
+        return self.config.stop_ids
+
     def sequence_length(self, asked: int | None) -> int:
-        """The sequence length, prompt and output together. Raises InvalidRequest beyond the model's
-        limit.
-        """
         limit = self.config.max_positions
         if asked is None:
             return min(_DEFAULT_SEQUENCE_LENGTH, limit)
@@ -62,18 +113,62 @@ class Checkpoint:
             )
         return asked
 
+    def fingerprint(self) -> str:
+        from inference.model.checkpoint import fingerprint  # a compiled target needs no decoder
 
-def find_draft(options: DraftModelOptions) -> Checkpoint:
-    """The draft that --draft_model or --model names, or the embedded one."""
-    return _find_checkpoint(options.draft_name, "draft")
+        return fingerprint(self.directory)
+
+    def load(
+        self,
+        options: DeviceOptions,
+        *,
+        rows: int,
+        sequence_length: int,
+        spare: int,
+        max_nodes: int,
+    ) -> EagerModel | LegacyNeuronModel:
+        from inference.model.checkpoint import DTYPES, load_decoder
+
+        if options.device == "neuron-legacy":
+            if not isinstance(options, LegacyOptions):
+                raise InvalidRequest(
+                    "--device neuron-legacy is for roles target and verify_target: draft on cpu or "
+                    "cuda"
+                )
+            return _load_legacy(options, self, sequence_length)
+        device = pick_device(options.device)
+        dtype = options.dtype or ("float32" if self.embedded else None)
+        begun = time.perf_counter()
+        with LoadingStatus(self.name) as tell:
+            decoder = load_decoder(
+                self.directory,
+                positions=sequence_length,
+                vocabulary=self.tokenizer.vocabulary,
+                dtype=DTYPES[dtype] if dtype else None,
+                device=device,
+                tell=tell,
+            )
+        parameters = sum(parameter.numel() for parameter in decoder.parameters())
+        if device.type == "cpu":
+            set_threads(options.threads, parameters)
+        model = _on_device(
+            decoder, device, rows=rows, capacity=sequence_length + spare, max_nodes=max_nodes
+        )
+        precision = str(model.dtype).removeprefix("torch.")
+        say(
+            f"{self.name}: {parameters / 1e6:.1f} M parameters, {precision} on "
+            f"{describe(device)}, loaded in {time.perf_counter() - begun:.1f} s"
+        )
+        return model
 
 
 def find_target(options: TargetModelOptions) -> Checkpoint:
     """The target that --target_model or --model names, or the embedded one."""
-    return _find_checkpoint(options.target_name, "target")
+    return find_checkpoint(options.target_name, "target")
 
 
-def _find_checkpoint(name: str | None, embedded: str) -> Checkpoint:
+def find_checkpoint(name: str | None, embedded: str) -> Checkpoint:
+    """The checkpoint of this name, or the embedded model of this kind."""
     directory = find_directory(name, embedded)
     return Checkpoint(
         name or f"outrider-embedded-{embedded}",
@@ -109,53 +204,6 @@ def _only_gguf(directory: Path) -> bool:
 def find_tokenizer(options: TargetModelOptions) -> Tokenizer:
     """The tokenizer of the target's model, for a client that loads no model."""
     return Tokenizer(find_directory(options.target_name, "target"))
-
-
-def load_model(
-    options: DeviceOptions,
-    checkpoint: Checkpoint,
-    *,
-    rows: int,
-    sequence_length: int,
-    spare: int,
-    max_nodes: int,
-) -> EagerModel | LegacyNeuronModel:
-    """Load the checkpoint on the chosen device. Prints what was chosen on stderr.
-
-    spare: slots a row beyond the sequence, which hold trees
-    """
-    from inference.model.checkpoint import DTYPES, load_decoder
-
-    if options.device == "neuron-legacy":
-        if not isinstance(options, LegacyOptions):
-            raise InvalidRequest(
-                "--device neuron-legacy is for roles target and verify_target: draft on cpu or cuda"
-            )
-        return _load_legacy(options, checkpoint, sequence_length)
-    device = pick_device(options.device)
-    dtype = options.dtype or ("float32" if checkpoint.embedded else None)
-    begun = time.perf_counter()
-    with LoadingStatus(checkpoint.name) as tell:
-        decoder = load_decoder(
-            checkpoint.directory,
-            positions=sequence_length,
-            vocabulary=checkpoint.tokenizer.vocabulary,
-            dtype=DTYPES[dtype] if dtype else None,
-            device=device,
-            tell=tell,
-        )
-    parameters = sum(parameter.numel() for parameter in decoder.parameters())
-    if device.type == "cpu":
-        set_threads(options.threads, parameters)
-    model = _on_device(
-        decoder, device, rows=rows, capacity=sequence_length + spare, max_nodes=max_nodes
-    )
-    precision = str(model.dtype).removeprefix("torch.")
-    say(
-        f"{checkpoint.name}: {parameters / 1e6:.1f} M parameters, {precision} on "
-        f"{describe(device)}, loaded in {time.perf_counter() - begun:.1f} s"
-    )
-    return model
 
 
 def _load_legacy(

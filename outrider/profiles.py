@@ -24,17 +24,12 @@ from inference.planner.profiling import (
     survey_target,
 )
 from inference.times import Shape
-from outrider.models import Checkpoint, describe
+from outrider.models import FoundModel, LoadedModel, describe
 from outrider.options.groups import CalibrateOptions, MeasureOptions
 from outrider.version import outrider_version
 
 if TYPE_CHECKING:
-    from inference.backends.compiled import CompiledModel
-    from inference.backends.eager import EagerModel
-    from inference.backends.legacy_neuron import LegacyNeuronModel
     from inference.engine.engine import Engine
-
-    Measurable = EagerModel | CompiledModel | LegacyNeuronModel
 
 WIDEST = 64
 """Nodes of the widest call of a draft that is profiled."""
@@ -102,16 +97,14 @@ class Profiles:
     afresh: bool = False  # measure, whatever is kept
     whole: bool = False  # measure all before anything else is done
 
-    def draft(self, checkpoint: Checkpoint, model: Measurable, length: int) -> dict[int, float]:
+    def draft(self, draft: FoundModel, model: LoadedModel, length: int) -> dict[int, float]:
         """Seconds of a draft call by width, for DraftTimes.
 
         length: the longest sequence that the model was loaded for
         """
-        from inference.model.checkpoint import fingerprint
-
-        width, made_from = min(WIDEST, model.max_nodes), fingerprint(checkpoint.directory)
+        width, made_from = min(WIDEST, model.max_nodes), draft.fingerprint()
         subject = _subject("draft", model, length, made_from, rows=1, nodes=width)
-        place = self._place(subject, f"the draft {checkpoint.name}")
+        place = self._place(subject, f"the draft {draft.name}")
         survey = survey_draft(model, length, width)
         times = self._times(place, survey)
         if not survey.done:
@@ -119,7 +112,7 @@ class Profiles:
         return {nodes: seconds for (_, nodes), seconds in times.items()}
 
     def target(
-        self, name: str, made_from: str, model: Measurable, length: int, nodes: int
+        self, name: str, made_from: str, model: LoadedModel, length: int, nodes: int
     ) -> tuple[dict[Shape, float], Unfinished | None]:
         """Seconds of a forward by rows and by nodes of each row, for TargetTimes, and what is left
         to measure.
@@ -158,7 +151,7 @@ def user_profiles(options: MeasureOptions) -> Profiles:
 
 
 def _subject(
-    part: str, model: Measurable, length: int, made_from: str, *, rows: int, nodes: int
+    part: str, model: LoadedModel, length: int, made_from: str, *, rows: int, nodes: int
 ) -> Subject:
     return Subject(
         part=part,

@@ -30,10 +30,10 @@ from outrider.artifacts import artifact_length, load_artifact, open_artifact, wi
 from outrider.listed import lazily, load_listed, read_listed
 from outrider.models import (
     PREFILL_NODES,
-    Checkpoint,
+    FoundModel,
+    LoadedModel,
     describe,
     find_target,
-    load_model,
     server_security,
 )
 from outrider.observing import observed
@@ -44,9 +44,6 @@ from outrider.version import outrider_version
 
 if TYPE_CHECKING:
     from inference.backends import Model
-    from inference.backends.compiled import CompiledModel
-    from inference.backends.eager import EagerModel
-    from inference.backends.legacy_neuron import LegacyNeuronModel
     from outrider.draft_beside import Drafts
 
     Beside = Callable[[Model, Description], Drafts]
@@ -141,22 +138,22 @@ def load_served(options: ServingRole, beside: Beside | None = None) -> Served:
     profile = find_profile(options.emulate) if options.emulate else None
     options = with_neuron_artifact(options)
     loaded = _load_artifact(options) if options.artifact else _load_checkpoint(options)
-    model, checkpoint = loaded.model, loaded.checkpoint
+    model, found = loaded.model, loaded.found
     times, unfinished = _times(options, loaded, profile)
     legacy = options.device == "neuron-legacy"
     where = describe(model.device) + ", chains only" * legacy
     description = Description(
         server_version=outrider_version(),
-        model=checkpoint.name,
+        model=found.name,
         model_fingerprint=loaded.fingerprint,
-        tokenizer_fingerprint=checkpoint.tokenizer.fingerprint(),
-        vocabulary=checkpoint.tokenizer.vocabulary,
+        tokenizer_fingerprint=found.tokenizer.fingerprint(),
+        vocabulary=found.tokenizer.vocabulary,
         sequence_length=loaded.sequence_length,
         max_tree_nodes=loaded.max_tree_nodes,
         rows=model.rows,
         dtype=loaded.dtype,
-        device=profile.label(f"{checkpoint.name} on {where}") if profile else where,
-        stop_ids=checkpoint.config.stop_ids,
+        device=profile.label(f"{found.name} on {where}") if profile else where,
+        stop_ids=found.stop_ids,
         times=tuple(times.items()),
         usd_per_hour=options.usd_per_hour or 0.0,
     )
@@ -181,8 +178,8 @@ def load_served(options: ServingRole, beside: Beside | None = None) -> Served:
 class _Loaded(NamedTuple):
     """A model on its device, and what its clients are told of it."""
 
-    model: EagerModel | CompiledModel | LegacyNeuronModel
-    checkpoint: Checkpoint
+    model: LoadedModel
+    found: FoundModel
     fingerprint: str
     made_from: str  # tells it from what computes differently: weights, artefact where there is one
     sequence_length: int
@@ -191,21 +188,18 @@ class _Loaded(NamedTuple):
 
 
 def _load_checkpoint(options: ServingRole) -> _Loaded:
-    from inference.model.checkpoint import fingerprint
-
-    checkpoint, nodes = find_target(options), options.max_tree_nodes
-    length = checkpoint.sequence_length(options.sequence_length)
-    model = load_model(
+    found, nodes = find_target(options), options.max_tree_nodes
+    length = found.sequence_length(options.sequence_length)
+    model = found.load(
         options,
-        checkpoint,
         rows=options.batch,
         sequence_length=length,
         spare=nodes,
         max_nodes=max(nodes, PREFILL_NODES),
     )
-    weights = fingerprint(checkpoint.directory)
+    weights = found.fingerprint()
     return _Loaded(
-        model, checkpoint, weights, weights, length, nodes, str(model.dtype).removeprefix("torch.")
+        model, found, weights, weights, length, nodes, str(model.dtype).removeprefix("torch.")
     )
 
 
@@ -237,5 +231,5 @@ def _times(
     if options.device == "neuron-legacy" or isinstance(loaded.model, RoundModel):
         options = options.but(measure_first=not options.calibrate)  # it keeps more than slots
     profiles = user_profiles(options)
-    name, length, nodes = loaded.checkpoint.name, loaded.sequence_length, loaded.max_tree_nodes
+    name, length, nodes = loaded.found.name, loaded.sequence_length, loaded.max_tree_nodes
     return profiles.target(name, loaded.made_from, loaded.model, length, nodes)

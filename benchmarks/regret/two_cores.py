@@ -24,8 +24,9 @@ from grpc_comm.translate import Description
 from inference.errors import InvalidRequest
 from inference.text import Tokenizer
 from inference.times import TargetTimes
+from outrider.draft_methods import find_draft
 from outrider.link import LinkShape, shaped_link
-from outrider.models import PREFILL_NODES, find_draft, load_model
+from outrider.models import PREFILL_NODES
 from outrider.options.groups import MeasureOptions
 from outrider.options.roles import DraftRole
 from outrider.profiles import user_profiles
@@ -117,9 +118,8 @@ def bench(chosen: Chosen) -> Iterator[Bench]:
             target.address, tokenizer_fingerprint=checkpoint.tokenizer.fingerprint()
         ) as connection:
             description = connection.description
-        draft = load_model(
+        draft = checkpoint.load(
             options,
-            checkpoint,
             rows=1,
             sequence_length=SEQUENCE_LENGTH,
             spare=_ROOM,

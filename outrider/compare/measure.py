@@ -170,7 +170,7 @@ def _is_baseline(arm: Arm) -> bool:
 def _title(ready: Testbed) -> str:
     draft, prompts, runs = ready.options.draft, len(ready.requests), ready.options.num_runs
     return (
-        f"{ready.checkpoint.name} for {ready.target.model} on {ready.target.device}; "
+        f"{ready.found.name} for {ready.target.model} on {ready.target.device}; "
         f"{date.today().isoformat()}; temperature {draft.temperature:g}; "
         f"{prompts * runs} texts each ({prompts} prompts, {runs} runs)"
     )

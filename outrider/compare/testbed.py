@@ -19,10 +19,11 @@ from outrider.compare.readings import Account, open_account
 from outrider.completion import Request
 from outrider.connecting import connect_target
 from outrider.draft_beside import with_draft
+from outrider.draft_methods import find_draft
 from outrider.drafting import load_draft
 from outrider.generate import session_length
 from outrider.link import LinkShape, shaped_link
-from outrider.models import Checkpoint, find_draft
+from outrider.models import FoundModel
 from outrider.options.groups import MeasureOptions
 from outrider.options.roles import FusedTargetRole
 from outrider.profiles import user_profiles
@@ -50,7 +51,7 @@ class Testbed:
 
     options: CompareOptions
     common: TextsOptions  # options of the draft here, and where the target is
-    checkpoint: Checkpoint  # the draft's
+    found: FoundModel  # the draft
     target: Description
     draft: Model
     draft_times: dict[int, float]
@@ -71,8 +72,8 @@ class Testbed:
                 address = stack.enter_context(shaped_link(address, shape)).address
             reached = self.common.but(target_host=address)
             yield Bench(
-                stack.enter_context(connect_target(reached, self.checkpoint.tokenizer)),
-                self.checkpoint.tokenizer,
+                stack.enter_context(connect_target(reached, self.found.tokenizer)),
+                self.found.tokenizer,
                 self.draft,
                 self.draft_times,
                 options.chains,
@@ -93,7 +94,7 @@ def testbed(options: CompareOptions, profile: str | None) -> Iterator[Testbed]:
     common = options.draft.but(device=draft_device)
     if options.target_host is not None:
         common = common.but(target_host=options.target_host)
-    checkpoint = find_draft(common)
+    found = find_draft(common)
     prompts = PROMPTS if common.prompt is common.prompt_text is None else read_prompts(common)
     stated = read_prices(common, 0.0)
     positions = read_positions(options, stated) if options.target_host is None else []
@@ -102,23 +103,21 @@ def testbed(options: CompareOptions, profile: str | None) -> Iterator[Testbed]:
         if options.target_host is None:
             target = stack.enter_context(_start(options, profile))
             common = common.but(target_host=target.address)
-        with connect_target(common, checkpoint.tokenizer) as connection:
+        with connect_target(common, found.tokenizer) as connection:
             description = connection.description
-            length = session_length(common.sequence_length, checkpoint, connection)
+            length = session_length(common.sequence_length, found, connection)
         if target is None:
             stated = stated or read_prices(common, description.usd_per_hour)
             positions = read_positions(options, stated)
-        requests = make_requests(
-            common, prompts, checkpoint.tokenizer, length, description.stop_ids
-        )
+        requests = make_requests(common, prompts, found.tokenizer, length, description.stop_ids)
         room = max(ROOM, *(one.most_ranked for one in (*options.chains, *options.trees)))
-        draft = load_draft(common, checkpoint, 1, length, room, room)
-        times = user_profiles(MeasureOptions(measure_first=True)).draft(checkpoint, draft, length)
+        draft = load_draft(common, found, 1, length, room, room)
+        times = user_profiles(MeasureOptions(measure_first=True)).draft(found, draft, length)
         account = open_account(common, stated, whole=target is not None, emulated=bool(profile))
         yield Testbed(
             options,
             common,
-            checkpoint,
+            found,
             description,
             draft,
             times,

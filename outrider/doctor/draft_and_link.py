@@ -16,7 +16,8 @@ from inference.planner.profiling import survey_draft
 from inference.times import TargetTimes
 from outrider.connecting import connect_target
 from outrider.doctor.findings import Finding, refused, warning
-from outrider.models import PREFILL_NODES, Checkpoint, find_draft, load_model
+from outrider.draft_methods import find_draft
+from outrider.models import PREFILL_NODES, FoundModel
 from outrider.options.roles import DoctorRole
 from outrider.probing import link_times, probe_link
 from outrider.version import outrider_version
@@ -27,15 +28,15 @@ def check_draft_and_link(options: DoctorRole) -> Iterator[Finding]:
     yield Finding("outrider", f"{outrider_version()}, Python {platform.python_version()}")
     yield Finding("machine", machine())
     try:
-        checkpoint = find_draft(options)
-        call = _draft_call(options, checkpoint)
+        draft = find_draft(options)
+        call = _draft_call(options, draft)
     except OutriderError as error:
         yield refused("draft", error)
         return
     speed = f"{_ms(call)} ms a call, {1 / call:.0f} tokens/s alone"
-    yield Finding("draft", f"{checkpoint.name}: {speed}")
+    yield Finding("draft", f"{draft.name}: {speed}")
     try:
-        with connect_target(options, checkpoint.tokenizer, checkpoint.name) as target:
+        with connect_target(options, draft.tokenizer, draft.name) as target:
             yield from _of_target(target, call)
     except OutriderError as error:
         yield refused("target", error)
@@ -52,12 +53,10 @@ def machine() -> str:
     return ", ".join([*parts, *(gpus or ["no CUDA GPU"])])
 
 
-def _draft_call(options: DoctorRole, checkpoint: Checkpoint) -> float:
+def _draft_call(options: DoctorRole, draft: FoundModel) -> float:
     """Seconds of a call of the draft that ranks one node, measured now."""
-    length = checkpoint.sequence_length(options.sequence_length)
-    model = load_model(
-        options, checkpoint, rows=1, sequence_length=length, spare=1, max_nodes=PREFILL_NODES
-    )
+    length = draft.sequence_length(options.sequence_length)
+    model = draft.load(options, rows=1, sequence_length=length, spare=1, max_nodes=PREFILL_NODES)
     return survey_draft(model, length, 1).run(say)[1, 1]
 
 

@@ -13,6 +13,7 @@ from typing_extensions import Self
 from inference.cost.accounting import COSTS, ENERGIES
 from inference.cost.objective import read_knob
 from inference.sampling import CANDIDATES, SEED_BITS, SamplingParams
+from outrider.options.draft_methods import COPY
 from outrider.options.group import Also, Group, Shown
 from outrider.options.values import (
     Count,
@@ -220,18 +221,18 @@ class SourceOptions(Group, title="drafting"):
     """Where candidates come from."""
 
     draft: Sources = "model,copy"
-    """where candidates come from: model (the draft), copy (what followed the same words before);
-    none loads no model and copies alone"""
+    """where candidates come from: a model, by its kind (docs/runs.md), and copy (what followed the
+    same words before); none loads no model and copies alone"""
 
     @property
-    def drafts_here(self) -> bool:
-        """A model drafts on this machine."""
-        return "model" in self.draft.split(",")
+    def method(self) -> str | None:
+        """The kind of model that drafts, a name of METHODS; None where text is copied alone."""
+        return next((name for name in self.draft.split(",") if name != COPY), None)
 
     @property
     def copies(self) -> bool:
         """Earlier text is copied."""
-        return "copy" in self.draft.split(",")
+        return COPY in self.draft.split(",")
 
 
 class HistoryOptions(SourceOptions):

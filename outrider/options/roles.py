@@ -11,6 +11,7 @@ from pydantic import Field, model_validator
 from typing_extensions import Self
 
 from outrider.options import groups, network, presets
+from outrider.options.draft_methods import METHODS
 from outrider.options.values import Directory, File, ModelName, Name
 
 
@@ -62,10 +63,11 @@ class FusedTargetRole(groups.SourceOptions, groups.DraftModelOptions, ServingRol
 
     @model_validator(mode="after")
     def _a_model_drafts(self) -> Self:
-        if not self.drafts_here:
+        beside = [name for name, method in METHODS.items() if method.beside]
+        if self.method not in beside:
             raise ValueError(
-                f"a draft beside the target is a model: --draft model or model,copy is needed, "
-                f"got {self.draft}"
+                f"a draft beside the target is a model: --draft {', '.join(beside)} is needed, "
+                f"with copy or without, got {self.draft}"
             )
         return self
 
@@ -86,8 +88,17 @@ class ClientRole(
     """Options of the roles that draft here and verify at a target."""
 
     @model_validator(mode="after")
+    def _drafts_here(self) -> Self:
+        if self.method is not None and not METHODS[self.method].here:
+            raise ValueError(
+                f"--draft {self.draft}: {self.method} drafts beside the target, in role "
+                "fused_target"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _rounds_need_a_model(self) -> Self:
-        if self.waits and not self.drafts_here:
+        if self.waits and self.method is None:
             raise ValueError(
                 f"--draft {self.draft} copies without a model, {self.rounds_flag} makes rounds of "
                 "a draft model: give one of them"

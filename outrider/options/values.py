@@ -9,6 +9,7 @@ from annotated_types import Ge, Gt, Le
 from pydantic import AfterValidator
 
 from inference.cost.objective import read_knob
+from outrider.options.draft_methods import COPY, METHODS
 from outrider.options.group import Shown
 
 DEVICES = ("auto", "cpu", "cuda", "neuron", "neuron-legacy")
@@ -40,15 +41,13 @@ def _rates(text: str) -> str:
     return text
 
 
-SOURCES = ("model", "copy")
-
-
 def _sources(text: str) -> str:
     if text == "none":
-        return "copy"
+        return COPY
     named = text.split(",")
-    if not set(named) <= set(SOURCES) or len(set(named)) < len(named):
-        raise ValueError(f"one or more of {', '.join(SOURCES)}, or none, are needed")
+    methods = [name for name in named if name != COPY]
+    if not set(methods) <= set(METHODS) or len(methods) > 1 or len(set(named)) < len(named):
+        raise ValueError(f"one of {', '.join(METHODS)}, {COPY}, both, or none are needed")
     return text
 
 

@@ -19,7 +19,8 @@ from inference.errors import Unavailable
 from outrider import running
 from outrider.cli import main
 from outrider.completion import Broken, Completion, Piece, Request, Show, new_completion
-from outrider.models import EMBEDDED, find_draft
+from outrider.draft_methods import find_draft
+from outrider.models import EMBEDDED
 from outrider.options import ROLES
 from outrider.options.roles import DraftRole, TargetRole
 from outrider.prompts import make_requests

@@ -30,8 +30,9 @@ from inference.sampling import SamplingParams
 from inference.times import TRUSTED, DraftTimes, TargetTimes
 from outrider.cli import main
 from outrider.completion import Request, complete
+from outrider.draft_methods import find_draft
 from outrider.live_text import silent
-from outrider.models import PREFILL_NODES, find_draft, load_model
+from outrider.models import PREFILL_NODES
 from outrider.options import parse
 from outrider.options.groups import DeviceOptions, DraftModelOptions
 from outrider.options.roles import DraftRole, FusedTargetRole, TargetRole
@@ -151,9 +152,8 @@ def test_a_long_link_is_measured_by_fewer_exchanges_and_said_to_be_when_they_tak
 
 def pool_of(connection: Connection, rows: int, learned: Path | None) -> GrowingPool:
     """Of the embedded draft."""
-    model = load_model(
+    model = find_draft(DraftModelOptions()).load(
         DeviceOptions(),
-        find_draft(DraftModelOptions()),
         rows=rows,
         sequence_length=128,
         spare=ROOM,
@@ -362,7 +362,7 @@ def test_a_profile_that_cannot_be_kept_is_used_all_the_same(tmp_path: Path) -> N
     (tmp_path / "profiles").write_text("a file", encoding="utf-8")
     options, told = DraftRole(), list[str]()
     checkpoint = find_draft(options)
-    model = load_model(options, checkpoint, rows=1, sequence_length=64, spare=8, max_nodes=8)
+    model = checkpoint.load(options, rows=1, sequence_length=64, spare=8, max_nodes=8)
     assert set(Profiles(tmp_path / "profiles", told.append).draft(checkpoint, model, 64)) == {
         1,
         2,

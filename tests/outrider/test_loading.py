@@ -9,16 +9,16 @@ import pytest
 
 from inference.model.checkpoint import Loading
 from outrider.cli import main
-from outrider.models import PREFILL_NODES, find_draft, load_model
+from outrider.draft_methods import find_draft
+from outrider.models import PREFILL_NODES
 from outrider.options.groups import DeviceOptions, DraftModelOptions
 from outrider.status_lines import LoadingStatus
 from tests.support.terminal import Terminal
 
 
 def load() -> None:
-    load_model(
+    find_draft(DraftModelOptions()).load(
         DeviceOptions(),
-        find_draft(DraftModelOptions()),
         rows=1,
         sequence_length=64,
         spare=8,

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from inference.errors import InvalidRequest, UnsupportedModel
+from outrider.draft_methods import find_draft
 from outrider.live_text import LiveText, in_colour
-from outrider.models import find_draft
 from outrider.options.groups import DraftModelOptions, TextOptions
 from outrider.prompts import make_requests, read_prompts
 

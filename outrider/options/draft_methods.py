@@ -1,0 +1,24 @@
+"""Models that draft, by name: `--draft NAME`. To add one, add its row, and its file in
+outrider/draft_methods.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class DraftMethod(NamedTuple):
+    """One kind of model that drafts."""
+
+    help: str  # what it is, in a few words
+    here: bool = True  # whether it drafts on a client's machine
+    beside: bool = True  # whether it drafts beside the target
+
+
+METHODS = {
+    "model": DraftMethod("a smaller model of the target's family"),
+}
+"""Every method that loads a model. A client has one of them at most."""
+
+COPY = "copy"
+"""The source that loads nothing: what followed the same words before."""
