@@ -14,7 +14,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from datetime import datetime, timezone
 from pathlib import Path
 
 from compile.compile_options import CompileOptions
@@ -32,8 +31,8 @@ from deploy.instance_types import find_type
 from deploy.launch import Launch
 from deploy.places import SubnetInZone, find_image, places_for
 from deploy.pricing import Unpriced, open_prices
-from deploy.run_bill import Run, bill_of
-from deploy.running_instance import describe_instance
+from deploy.run_bill import bill_of, run_of
+from deploy.running_instance import describe_instance, living_instance
 from deploy.stack import StackState, TargetStack
 from deploy.wheel import build_wheel, put_wheel
 from inference.command import glance, say
@@ -219,17 +218,19 @@ def removed_afterwards(aws: Aws, build: CloudBuild) -> Iterator[None]:
             raise
         if state is not None:
             say(f"{stack.name} is removed; its log is s3://{build.bucket}/{build.reports}/log.txt")
-            for line in cost_lines(aws, build, state):
+            for line in cost_lines(aws, state):
                 say(line)
 
 
-def cost_lines(aws: Aws, build: CloudBuild, state: StackState) -> list[str]:
-    """What the build has cost until now."""
-    instance = describe_instance(aws, state.instance_id) if state.instance_id else None
-    if instance is None:
-        return ["the build had no instance, so it cost nothing"]
-    run = Run(instance, build.deployment.volume_gib, build.bucket, datetime.now(timezone.utc))
-    bill = bill_of(aws, run, open_prices())
+def cost_lines(aws: Aws, state: StackState) -> list[str]:
+    """What the build has cost until now, or why that is not known."""
+    try:
+        instance = describe_instance(aws, state.instance_id) if state.instance_id else None
+        if instance is None:
+            return ["the build had no instance, so it cost nothing"]
+        bill = bill_of(aws, run_of(state, instance), open_prices())
+    except OutriderError as error:  # it must not hide what came of the build
+        return [f"what the build has cost is not known: {error}"]
     return [*(f"  {line}" for line in bill.lines), f"the build cost about ${bill.usd:.4f}"]
 
 
@@ -242,10 +243,7 @@ def wait(aws: Aws, build: CloudBuild, state: StackState) -> str:
             return told["digest"]
         if told["state"] == "failed":
             raise Unavailable(f"the build failed at: {told['step']}\n{_log(aws, build)}")
-        instance = describe_instance(aws, state.instance_id or "")
-        if instance is None or not instance.alive:
-            why = instance.ended_by if instance else "EC2 has forgotten it"
-            raise Unavailable(f"the instance ended during the build: {why}")
+        instance = living_instance(aws, state.instance_id or "")
         glance(f"{instance.instance_id}: {told['step']}, {time.monotonic() - began:.0f} s")
         time.sleep(POLL_SECONDS)
 

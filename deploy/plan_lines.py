@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from deploy.aws import Aws
 from deploy.deployment import Deployment, secret_parameters
 from deploy.ec2_prices import InstanceOffer, Pricing
 from deploy.hourly import HourlyQuote, hourly_quote
 from deploy.instance_types import bundled_types
-from deploy.places import SubnetInZone
+from deploy.places import SubnetInZone, find_image, places_for
 from deploy.pricing import Unpriced, open_prices
 from deploy.served import Speed
 from deploy.stack_template import created_resources
@@ -24,6 +25,12 @@ class AccountView(NamedTuple):
     number: str
     places: Sequence[SubnetInZone]
     image_id: str
+
+
+def ask_account(aws: Aws, deployment: Deployment) -> AccountView:
+    """What the account says of the deployment. Raises InvalidRequest where it cannot be started."""
+    places = places_for(aws, deployment.instance, deployment.subnet)
+    return AccountView(aws.account, places, find_image(aws, deployment.image_parameter))
 
 
 def find_cost(deployment: Deployment, *, live: bool) -> HourlyQuote | Unpriced:

@@ -5,7 +5,6 @@ said within a day, the bundled snapshot.
 from __future__ import annotations
 
 import json
-import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -29,6 +28,7 @@ from deploy.ec2_prices import (
     read_table,
 )
 from inference.cache_directory import cache_directory
+from inference.command import say
 from inference.errors import InvalidRequest
 from inference.whole_file import write_whole
 
@@ -169,5 +169,5 @@ def open_prices(price_file: Path | None = None, live: bool = True) -> PriceChain
     own = [] if price_file is None else [read_table(price_file, str(price_file))]
     if not live:
         return PriceChain([*own, snapshot])
-    cache = PriceCache(cache_directory("prices"), lambda line: print(line, file=sys.stderr))
+    cache = PriceCache(cache_directory("prices"), say)
     return PriceChain([*own, Kept(LivePrices(), cache, snapshot), cache, snapshot])

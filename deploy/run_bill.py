@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime, timedelta, timezone
 
 from deploy.aws import Aws, aws_refusals
 from deploy.aws_prices import LivePrices
@@ -23,6 +23,7 @@ from deploy.deployment import own_bucket
 from deploy.ec2_prices import InstanceOffer, NoPrice, Pricing
 from deploy.pricing import PriceChain
 from deploy.running_instance import RunningInstance
+from deploy.stack import StackState
 from inference.cost.accounting import SECONDS_PER_HOUR
 from inference.errors import OutriderError
 
@@ -45,6 +46,12 @@ class Run:
     @property
     def seconds(self) -> float:
         return max(0.0, (self.until - self.instance.launched).total_seconds())
+
+
+def run_of(state: StackState, instance: RunningInstance) -> Run:
+    """The run of a stack's instance until now."""
+    given = state.parameters
+    return Run(instance, float(given["DiskGiB"]), given["Bucket"], datetime.now(timezone.utc))
 
 
 def read_usage(aws: Aws, run: Run) -> RunUsage:

@@ -9,6 +9,7 @@ from datetime import datetime, timezone
 
 from deploy.aws import Aws, aws_refusals, error_code
 from deploy.instance_kind import Market
+from inference.errors import Unavailable
 
 _ALIVE = ("pending", "running")
 _MARKETS: dict[str, Market] = {"spot": "spot", "capacity-block": "capacity-block"}
@@ -43,11 +44,6 @@ class RunningInstance:
         """When the host powers itself off (UTC)."""
         return self.tags.get("outrider:ends")
 
-    @property
-    def hours(self) -> float:
-        """Hours since it was started."""
-        return (datetime.now(timezone.utc) - self.launched).total_seconds() / 3600
-
 
 def describe_instance(aws: Aws, instance_id: str) -> RunningInstance | None:
     """The instance; None where EC2 has forgotten it."""
@@ -71,6 +67,15 @@ def describe_instance(aws: Aws, instance_id: str) -> RunningInstance | None:
         row.get("StateReason", {}).get("Message", ""),
         _time_in(row.get("StateTransitionReason", "")),
     )
+
+
+def living_instance(aws: Aws, instance_id: str) -> RunningInstance:
+    """The instance, which must not have ended. Raises Unavailable, which says why it did."""
+    instance = describe_instance(aws, instance_id)
+    if instance is None or not instance.alive:
+        why = instance.ended_by if instance else "EC2 has forgotten it"
+        raise Unavailable(f"the instance {instance_id} ended: {why}")
+    return instance
 
 
 def _time_in(reason: str) -> datetime | None:

@@ -10,11 +10,10 @@ from typing import NamedTuple
 
 from benchmarks.regret.betting import BettingProposer, Rule
 from benchmarks.regret.dial import Text
-from benchmarks.regret.rivals import (
+from benchmarks.regret.rival_chains import Outcomes, StoppingRule
+from benchmarks.regret.rival_trees import (
     BudgetTree,
     ObjectiveTree,
-    Outcomes,
-    StoppingRule,
     Transfer,
     TransferByNode,
     TransferByRound,
@@ -35,7 +34,7 @@ TREES = ((8, 3), (8, 5), (16, 4), (16, 7), (32, 5), (32, 9), (64, 6), (64, 12))
 """Nodes and depth: what is sent, and how many calls of the draft that takes at most."""
 
 OUTCOMES = tuple((length, fan) for length in (2, 3, 5, 8) for fan in (1, 2, 4))
-"""Of Saguaro: length of a chain, and tokens at each place where the target may leave it."""
+"""Settings of Saguaro: length of a chain, and tokens where the target may leave it."""
 
 Propose = Callable[[Stage], Proposer]
 

@@ -1,7 +1,8 @@
 """A proposer for a target that waits, which drafts ahead while the verdict is under way.
 
-What tree is grown, and what is drafted ahead, a Rule says: those of others are in rivals.py. What
-lies below the token that the target then takes serves the next round.
+A Rule says what tree is grown and what is drafted ahead; those of other systems are in
+rival_trees.py and rival_chains.py. What lies below the token that the target then takes serves the
+next round.
 """
 
 from __future__ import annotations
@@ -17,6 +18,9 @@ from inference.drafters.growth import Growth
 from inference.drafters.tree_policies import edge_values
 from inference.proposer import MODEL, Notice
 from inference.sampling import SamplingParams
+
+LATEST = 0.2
+"""Weight of the latest round in the moving averages that rules keep."""
 
 
 class Rule:

@@ -13,12 +13,13 @@ from benchmarks.regret.study import ROUND_TRIPS, TEMPERATURES, Cell
 from benchmarks.regret.texts import HELD_OUT, HELD_OUT_SEEDS, PROMPTS, SEED
 
 FAST = 0.5
-"""Times as long as the study's target a fast one takes, and the draft beside it."""
+"""Seconds of a fast target, and of the draft beside it, as a part of those of the study's."""
 
 
 class Setting(NamedTuple):
-    """A cell, and how fast its machines are. draft: times as long a call of the draft takes as in
-    the study.
+    """A cell, and how fast its machines are.
+
+    draft: seconds of a call of the draft, as a multiple of the study's
     """
 
     cell: Cell
@@ -35,7 +36,7 @@ class Setting(NamedTuple):
 
     @property
     def profiles(self) -> Profiles:
-        """The study's, with these speeds."""
+        """The study's profiles with the speeds of this setting."""
         here = PROFILES.slower(self.draft).here
         if not self.fast_target:
             return PROFILES._replace(here=here)
@@ -43,13 +44,15 @@ class Setting(NamedTuple):
 
     @property
     def machines(self) -> Setting:
-        """The same over any link: what a blind arm depends on."""
+        """This setting over a link without delay: all that a blind arm depends on."""
         return self._replace(cell=self.cell._replace(round_trip=0))
 
 
 class Series(NamedTuple):
-    """Texts that a player goes through one after the other. seed: of the first one.  tuned: of
-    which settings something was chosen on these texts.
+    """Texts that a player goes through one after the other.
+
+    seed: that of the first text
+    tuned: names of settings in which something was chosen on these texts
     """
 
     name: str
@@ -74,12 +77,14 @@ DOZEN = (
     *("20:misses:0", "80:misses:0.8", "20:useless:0", "300:useless:0"),
     *("20:mid:0:x0.25", "40:mid:0.8:fast"),
 )
-"""Names of those that are played for every change."""
+"""Names of the settings that are played for every change."""
 
 
 def settings(patterns: Sequence[str] = ("*",)) -> list[Setting]:
-    """Those of the growing tree's first measurement, and a useless draft; all of a temperature
-    follow each other. patterns: of their names, as `80:mid:*`, `*:x0.25`.
+    """The settings of the growing tree's first measurement, and some with a useless draft. All of
+    a temperature follow each other.
+
+    patterns: of their names, such as `80:mid:*` and `*:x0.25`
     """
     found = [Setting(Cell(trip, USELESS.name, 0.0)) for trip in ROUND_TRIPS]
     for temperature in TEMPERATURES:

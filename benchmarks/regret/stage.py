@@ -30,8 +30,11 @@ _OURS = Path(__file__).parent / "profiles"
 
 
 class CallTimes(NamedTuple):
-    """Seconds of a call, as they were measured before the first text: of the draft here and of the
-    one beside the target by width, of a forward of the target by rows and nodes.
+    """Seconds of a call, as they were measured before the first text.
+
+    here: of the draft on the user's machine, by width
+    target: of a forward, by rows and nodes
+    beside: of the draft beside the target, by width
     """
 
     here: Mapping[int, float]
@@ -40,9 +43,12 @@ class CallTimes(NamedTuple):
 
 
 class Spent(NamedTuple):
-    """What texts have cost so far beside time. drafted: seconds that the draft here was busy.
-    calls: of it, prompts' own included.  proposed: nodes sent.  traffic: the target's own work,
-    bytes and messages.
+    """What texts have cost so far beside time.
+
+    drafted: seconds that the draft on the user's machine was busy
+    calls: its calls, those for prompts included
+    proposed: nodes sent
+    traffic: the target's own work, bytes and messages
     """
 
     drafted: float
@@ -64,7 +70,7 @@ class Profiles(NamedTuple):
 
     @property
     def times(self) -> CallTimes:
-        """What measuring would find."""
+        """The seconds that measuring these devices would find."""
         here, beside = (
             {width: profile.seconds(1, width, CONTEXT) for width in profile.nodes}
             for profile in (self.here, self.beside)
@@ -89,7 +95,7 @@ BYTE_TIME = 8 / 50e6
 """Seconds a byte takes each way: 50 Mbit/s."""
 
 MOST_NODES = 255
-"""Of a forward, below its root."""
+"""Nodes below the root that a forward may have."""
 
 PROBES = 9
 """Exchanges by which a client measures the link before its first text."""
@@ -107,10 +113,14 @@ class Drafting(NamedTuple):
 
 @dataclass(frozen=True)
 class Stage:
-    """What an arm may use. now: seconds of whatever clock runs here.  draft: here.  drafting: what
-    it has done so far.  session: with the target across the link, where a draft stands beside it.
-    round_trips: of the link, as they were measured before the first text.  proposed: nodes sent so
-    far, where somebody counts them.
+    """What an arm may use.
+
+    now: seconds of whatever clock runs here
+    draft: the model on the user's machine
+    drafting: what that model has done so far
+    session: with the target across the link, where a draft stands beside it
+    round_trips: seconds of the link, as they were measured before the first text
+    proposed: nodes sent so far, where somebody counts them
     """
 
     now: Callable[[], float]
@@ -123,8 +133,8 @@ class Stage:
     proposed: Callable[[], int] = lambda: 0
 
     def knowledge(self) -> Knowledge:
-        """Of a user's machine that has measured draft and link, and was told the target's times;
-        nothing was learned of the pair.
+        """What a client knows before its first text: draft and link as measured, times as the
+        target told them, and nothing learned of the pair.
         """
         link = LinkTimes()
         for seconds in self.round_trips:
@@ -133,7 +143,7 @@ class Stage:
         return Knowledge(draft, target, link, read_acceptance())
 
     def spent(self) -> Spent:
-        """So far; bytes of messages that have arrived."""
+        """What texts have cost so far; bytes are those of messages that have arrived."""
         return Spent(*self.drafting(), self.proposed(), self.session.traffic.copy())
 
 
@@ -146,11 +156,11 @@ class Pair:
         self.agreement: Agreement = measure(prefixes, self._draft, texts)
 
     def target(self) -> PrefixModel:
-        """With a row of its own."""
+        """The target, with a row of its own."""
         return self._target.apart()
 
     def draft(self) -> PrefixModel:
-        """With a row of its own."""
+        """The draft, with a row of its own."""
         return self._draft.apart()
 
 
@@ -185,7 +195,10 @@ def hosted(draft: Model, times: CallTimes, clock: Callable[[], float] = time.per
 
 
 def virtual_stage(pair: Pair, round_trip: float, profiles: Profiles = PROFILES) -> Stage:
-    """A stage on a clock of its own; round_trip in seconds."""
+    """A stage on a clock of its own.
+
+    round_trip: seconds
+    """
     clock, times, link = VirtualClock(), profiles.times, Link(round_trip, BYTE_TIME)
     draft, target, beside = (
         MeteredModel(model, profile, clock.advance)

@@ -30,7 +30,11 @@ _TOGETHER = 1e-3
 
 
 class Cell(NamedTuple):
-    """round_trip: milliseconds.  level: name of the draft's agreement."""
+    """Where an arm is measured.
+
+    round_trip: milliseconds
+    level: name of the draft's agreement
+    """
 
     round_trip: int
     level: str
@@ -41,9 +45,12 @@ class Cell(NamedTuple):
 
 
 class Reading(NamedTuple):
-    """A text as an arm made it, from the first round's tokens on, and its whole length. differs_at:
-    the first token that is not the target's own, None where all are.  whole_seconds: from the
-    prompt on.  Counts as in Spent and Traffic.
+    """A text as an arm made it. Seconds, tokens, rounds and counts begin behind the first round.
+
+    length: tokens of the whole text
+    differs_at: place of the first token that is not the target's own, None where all are
+    whole_seconds: seconds from the prompt on
+    drafted, calls, proposed: as in Spent; the fields behind them as in Traffic
     """
 
     seconds: float
@@ -168,8 +175,12 @@ def read(player: Player, stage: Stage, text: Text) -> Reading:
 
 
 class Study:
-    """Pairs and their texts, made when first asked for. load: a fresh memory of the target.
-    encode: text into its tokens.  seed: of the first text.
+    """Pairs and their texts, made when first asked for.
+
+    load: returns a fresh memory of the target
+    encode: turns text into tokens
+    tokens: length of a text
+    seed: that of the first text
     """
 
     def __init__(
@@ -187,8 +198,8 @@ class Study:
         self._pairs: dict[str, Pair] = {}
 
     def pair(self, cell: Cell) -> Pair:
-        """Of a cell. Pairs of one temperature share the target's memory; of another one they are
-        forgotten.
+        """The pair of a cell. Pairs of one temperature share the target's memory; those of the
+        temperature before are forgotten.
         """
         if cell.temperature != self._temperature:
             self._temperature, self._prefixes = cell.temperature, self._load()
@@ -209,7 +220,11 @@ class Study:
 def embedded_study(
     prompts: Sequence[str] = PROMPTS, tokens: int = TOKENS, seed: int = SEED
 ) -> Study:
-    """Of the embedded target, on these prompts; seed: of the first text."""
+    """The study of the embedded target on these prompts.
+
+    tokens: length of a text
+    seed: that of the first text
+    """
     tokenizer = Tokenizer(EMBEDDED / "target")
     decoder = cpu_decoder(EMBEDDED / "target", SEQUENCE_LENGTH, tokenizer.vocabulary, torch.float32)
     return Study(lambda: Prefixes(decoder), tokenizer.encode, prompts, tokens, seed)

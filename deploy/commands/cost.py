@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from datetime import datetime, timezone
 from pathlib import Path
 
 from pydantic import Field
@@ -14,7 +13,7 @@ from deploy.commands.options import NamedOptions
 from deploy.deployment import stack_name
 from deploy.ec2_prices import InstanceOffer, NoPrice, Pricing
 from deploy.pricing import PriceChain, open_prices
-from deploy.run_bill import Run, bill_of
+from deploy.run_bill import Run, bill_of, run_of
 from deploy.running_instance import describe_instance
 from deploy.stack import TargetStack
 from inference.errors import InvalidRequest
@@ -45,7 +44,7 @@ def run(options: CostOptions) -> int:
     aws = options.aws()
     own = None if options.price_file is None else Path(options.price_file)
     prices = open_prices(own, live=not options.no_live)
-    of_run = find_run(aws, options.name)
+    of_run = _find_run(aws, options.name)
     so_far = bill_of(aws, of_run, prices, live=not options.no_live)
     if options.as_json:
         print(json.dumps(_plain(options.name, of_run, so_far), indent=1))
@@ -65,7 +64,7 @@ def run(options: CostOptions) -> int:
     return 0
 
 
-def find_run(aws: Aws, name: str) -> Run:
+def _find_run(aws: Aws, name: str) -> Run:
     """The present run of a target. Raises InvalidRequest where it has no instance."""
     state = TargetStack(aws, stack_name(name)).state()
     instance_id = state.instance_id if state else None
@@ -75,8 +74,7 @@ def find_run(aws: Aws, name: str) -> Run:
             f"{name} has no instance in {aws.region}, so nothing of it is paid but what its bucket "
             "holds (what an earlier run cost: AWS's Billing console)"
         )
-    volume = float(state.parameters["DiskGiB"])
-    return Run(instance, volume, state.parameters["Bucket"], datetime.now(timezone.utc))
+    return run_of(state, instance)
 
 
 def _an_hour(aws: Aws, of_run: Run, prices: PriceChain) -> str:

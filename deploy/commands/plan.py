@@ -8,9 +8,7 @@ from annotated_types import Gt
 
 from deploy.aws import DEFAULT_REGION, Aws
 from deploy.commands.options import DeploymentOptions
-from deploy.deployment import Deployment
-from deploy.places import find_image, places_for
-from deploy.plan_lines import AccountView, find_cost, plan_lines, quote_lines
+from deploy.plan_lines import ask_account, find_cost, plan_lines, quote_lines
 from deploy.served import Speed, computed_speed, read_served
 from inference.command import say
 from inference.errors import MissingExtra, Unavailable
@@ -51,12 +49,6 @@ def run(options: PlanOptions) -> int:
     if options.capacity_blocks:
         print(*quote_lines(deployment), sep="\n")
     return 0
-
-
-def ask_account(aws: Aws, deployment: Deployment) -> AccountView:
-    """What the account says of the deployment. Raises InvalidRequest where it cannot be."""
-    places = places_for(aws, deployment.instance, deployment.subnet)
-    return AccountView(aws.account, places, find_image(aws, deployment.image_parameter))
 
 
 def _account(options: PlanOptions) -> Aws | None:

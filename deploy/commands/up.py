@@ -13,16 +13,15 @@ from compile.store import open_store, push
 from deploy.aws import Aws
 from deploy.bucket import HostBucket
 from deploy.commands.options import DeploymentOptions
-from deploy.commands.plan import ask_account
 from deploy.deployment import Deployment, secret_parameters
 from deploy.handover import Handover, withdraw_secrets
 from deploy.host.user_data import HostSecrets, HostSettings, user_data
 from deploy.host_commands import progress
 from deploy.hourly import HourlyQuote
 from deploy.launch import Launch
-from deploy.plan_lines import find_cost, plan_lines
+from deploy.plan_lines import ask_account, find_cost, plan_lines
 from deploy.pricing import Unpriced
-from deploy.running_instance import RunningInstance, describe_instance
+from deploy.running_instance import RunningInstance, living_instance
 from deploy.served import computed_speed, read_served
 from deploy.stack import StackState
 from deploy.tunnel import NO_PLUGIN, PLUGIN
@@ -96,7 +95,7 @@ def _up(options: UpOptions) -> int:
             f"copy {targets_directory() / deployment.name} from there, or `outrider deploy down "
             f"{deployment.name}`"
         )
-    instance = _instance(aws, state)
+    instance = living_instance(aws, state.instance_id or "")
     target = read_target(deployment.name)
     handover = Handover(deployment.name, target.directory / "handover")
     if not target.complete:
@@ -176,14 +175,6 @@ def _settings(
     )
 
 
-def _instance(aws: Aws, state: StackState) -> RunningInstance:
-    instance = describe_instance(aws, state.instance_id or "")
-    if instance is None or not instance.alive:
-        why = instance.ended_by if instance else "EC2 has forgotten it"
-        raise Unavailable(f"the instance {state.instance_id} ended: {why}")
-    return instance
-
-
 def _hand_over(
     aws: Aws,
     deployment: Deployment,
@@ -227,9 +218,7 @@ def _wait_until_serving(aws: Aws, instance: RunningInstance, minutes: int) -> No
                     "`outrider deploy down` removes it, and it is paid for until then"
                 )
             words = there.words
-        now = describe_instance(aws, instance.instance_id)
-        if now is None or not now.alive:
-            raise Unavailable(f"{instance.instance_id} ended: {now.ended_by if now else 'gone'}")
+        living_instance(aws, instance.instance_id)
         glance(f"{instance.instance_id}: {words}, {time.monotonic() - began:.0f} s")
         time.sleep(_POLL_SECONDS)
     raise Unavailable(

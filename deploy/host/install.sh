@@ -15,8 +15,7 @@ install_outrider() {
     echo "$wheel_sha256  $local_wheel" | sha256sum --check --quiet
     if [ -z "$image_venv" ]; then python3 -m venv "$venv"; fi
     ln -sfn "$venv" /opt/outrider/venv
-    install_beside "$venv/bin/python" "${local_wheel}[$extras]" \
-        ${extra_index:+--extra-index-url "$extra_index"}
+    install_beside "$venv/bin/python" "${local_wheel}[$extras]"
 }
 
 # install_beside PYTHON WHEEL[EXTRAS] [PIP_FLAG ...]

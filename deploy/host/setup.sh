@@ -16,7 +16,7 @@ ended() {
         echo 'outrider setup: done, the target is ready'
     else
         echo "outrider setup: FAILED at: $step (exit code $status)"
-        if [ -n "$idle_minutes" ]; then shutdown -P "+$idle_minutes" 'Outrider was not set up'; fi
+        shutdown -P "+$idle_minutes" 'Outrider was not set up'
     fi
 }
 trap ended EXIT
@@ -26,13 +26,11 @@ install_units() {
     for unit in outrider-{target,idle,lifetime}.service outrider-{idle,lifetime}.timer; do
         "$unit" > "/etc/systemd/system/$unit"
     done
-    if [ -n "$lifetime_minutes" ]; then
-        mkdir -p /etc/systemd/system/outrider-lifetime.timer.d
-        printf '[Timer]\nOnBootSec=\nOnBootSec=%smin\n' "$lifetime_minutes" \
-            > /etc/systemd/system/outrider-lifetime.timer.d/lifetime.conf
-    fi
+    mkdir -p /etc/systemd/system/outrider-lifetime.timer.d
+    printf '[Timer]\nOnBootSec=\nOnBootSec=%smin\n' "$lifetime_minutes" \
+        > /etc/systemd/system/outrider-lifetime.timer.d/lifetime.conf
     systemctl daemon-reload
-    if [ -n "$lifetime_minutes" ]; then systemctl enable --now outrider-lifetime.timer; fi
+    systemctl enable --now outrider-lifetime.timer
 }
 
 make_user() {
@@ -92,8 +90,6 @@ begin 'model'
 fetch_model
 begin 'target'
 systemctl enable --now outrider-target.service
-if [ -n "$idle_minutes" ]; then
-    printf 'IDLE_MINUTES=%s\nMETRICS_PORT=%s\n' "$idle_minutes" "$metrics_port" \
-        > /etc/outrider/host.env
-    systemctl enable --now outrider-idle.timer
-fi
+printf 'IDLE_MINUTES=%s\nMETRICS_PORT=%s\n' "$idle_minutes" "$metrics_port" \
+    > /etc/outrider/host.env
+systemctl enable --now outrider-idle.timer

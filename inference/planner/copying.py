@@ -17,11 +17,13 @@ from inference.json_file import Json
 from inference.planner.law import FloatArray, Law, hazards, read_law
 
 COPY_FEATURES = ("one", "length", "share", "count", "latest")
-"""Of a copied child; see Following."""
+"""Features of a copied token: a constant, log(1 + length of the match), log odds of how often the
+token followed, log(1 + times), and whether it followed last.
+"""
 
 JOINT_FEATURES = ("one", "model", "copied", "chance")
-"""Of a child where both speak: log odds of the model's chance, whether it is copied, and log odds
-of its chance as a copy.
+"""Features of a child that model or copies named: a constant, log odds of the model's chance,
+whether it is copied, and log odds of its chance as a copy.
 """
 
 _UNNAMED = 1e-3  # a model's chance for a copied token that it did not name

@@ -113,4 +113,5 @@ def read_law(raw: Json, width: int) -> Law:
 
 
 def read_numbers(raw: Json) -> tuple[float, ...]:
+    """Read a list of numbers. Raises the file's error where it is none."""
     return raw.each(Json.number)

@@ -72,11 +72,10 @@ def read_autodraft(path: Path) -> RunFile:
     try:
         tags = DEFAULTS | _tags(path)
         runs = [_run(name, tags) for name in ALGORITHMS if _enabled(name, tags)]
-        return RunFile.read(str(path), {"flags": _flags(path, tags), "runs": runs})
-    except ValueError as error:
-        told = str(error)
-        named = told if told.startswith(str(path)) else f"{path}: {told}"
-        raise InvalidRequest(named) from error
+        flags = _flags(path, tags)
+    except InvalidRequest as error:
+        raise InvalidRequest(f"{path}: {error}") from error
+    return RunFile.read(str(path), {"flags": flags, "runs": runs})
 
 
 def _tags(path: Path) -> dict[str, str]:
@@ -97,7 +96,7 @@ def _tags(path: Path) -> dict[str, str]:
         raise InvalidRequest(
             "a DTD or an entity is defined: text and tags alone are read"
         ) from error
-    except (OSError, ParseError) as error:
+    except (OSError, ValueError, ParseError) as error:
         raise InvalidRequest(f"cannot be read as XML: {error}") from error
     known = {*FLAGS, *OF_RUNS, *IGNORED, *ALGORITHMS}
     for name, text in found.items():

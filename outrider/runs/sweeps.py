@@ -45,6 +45,8 @@ def read_runs(path: Path) -> list[NamedRun]:
     runs = [run for index in range(len(file.runs)) for run in _swept(path, file, index)]
     names = [run.directory for run in runs]
     for run in runs:
+        if not run.directory:
+            raise InvalidRequest(f"{path}: a run is called {run.name}: a letter or digit is needed")
         if names.count(run.directory) > 1:
             raise InvalidRequest(f"{path}: two runs are called {run.name}: names that differ")
     return runs

@@ -30,12 +30,8 @@ from benchmarks.regret.frozen import read_frozen
 from benchmarks.regret.grid import Grid, Played
 from benchmarks.regret.pair import MissingModel, PrefixModel
 from benchmarks.regret.prefixes import Prefixes
-from benchmarks.regret.rivals import (
-    BudgetTree,
-    StoppingRule,
-    TransferByNode,
-    TransferByRound,
-)
+from benchmarks.regret.rival_chains import StoppingRule
+from benchmarks.regret.rival_trees import BudgetTree, TransferByNode, TransferByRound
 from benchmarks.regret.settings import DOZEN, MAIN, SERIES, Series, settings
 from benchmarks.regret.stage import BYTE_TIME, PROFILES, Pair, Stage, virtual_stage
 from benchmarks.regret.study import (

@@ -9,16 +9,20 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from datetime import datetime, timezone
 from pathlib import Path
 
 import boto3
 import pytest
+from botocore.stub import Stubber
 
 from compile.compile_options import parse
 from compile.store import open_store, push
-from deploy.cloud_build import CloudBuild, check, host_arguments, plan
+from deploy.aws import Aws
+from deploy.cloud_build import CloudBuild, check, cost_lines, host_arguments, plan
 from deploy.deployment import Deployment
 from deploy.instance_kind import NEURON_IMAGE, InstanceKind
+from deploy.stack import StackState
 from inference.errors import InvalidRequest
 from tests.support.artifacts import build
 from tests.support.aws_server import IMAGE, REGION, AwsServer, aws_server
@@ -63,6 +67,18 @@ def test_what_the_instance_runs_is_understood_there() -> None:
 def test_what_an_instance_cannot_be_asked_for_is_refused(words: list[str], says: str) -> None:
     with pytest.raises(InvalidRequest, match=says):
         check(parse(["--on", "c7i.2xlarge", *words]))
+
+
+def test_a_cost_that_aws_does_not_tell_hides_no_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "testing")
+    aws, now = Aws(REGION), datetime.now(timezone.utc)
+    state = StackState("arn", "DELETE_COMPLETE", now, {}, {"InstanceId": "i-1"})
+    with Stubber(aws.client("ec2")) as refusing:
+        refusing.add_client_error("describe_instances", "InternalError", "try again")
+        (line,) = cost_lines(aws, state)
+    assert line.startswith("what the build has cost is not known")
+    assert "try again" in line
 
 
 @pytest.fixture(scope="module")
@@ -180,8 +196,6 @@ def test_a_build_that_ends_badly_leaves_nothing_that_is_paid(
 
 @pytest.mark.extended
 def test_an_instance_with_too_little_memory_is_refused_and_another_named(aws: AwsServer) -> None:
-    from deploy.aws import Aws
-
     options = parse(["--on", "t3.small", "--target", "trn1", "--dry_run"])
     with pytest.raises(InvalidRequest, match=r"2 GiB of memory.*r7i.xlarge has enough"):
         plan(Aws(REGION), options)
@@ -189,8 +203,6 @@ def test_an_instance_with_too_little_memory_is_refused_and_another_named(aws: Aw
 
 @pytest.mark.extended
 def test_a_build_for_neuron_runs_on_its_image_whatever_the_instance(aws: AwsServer) -> None:
-    from deploy.aws import Aws
-
     options = replace(parse(["--on", "r7i.2xlarge", "--target", "trn1", "--dry_run"]))
     deployment = plan(Aws(REGION), options).deployment
     assert deployment.image_parameter == NEURON_IMAGE

@@ -30,6 +30,7 @@ from tests.support.repository import ROOT
 
 MAIN = ROOT / "main.py"
 PROMPT = "def read_lines(path):"
+WAITS = ["--pace", "wait"]
 FIELDS = {
     "index", "prompt", "text", "token_ids", "seed", "forwards", "lone_forwards", "nodes",
     "draft_calls", "draft_seconds", "messages_up", "share_seconds", "num_draft_tokens",
@@ -71,6 +72,7 @@ def test_help_names_every_role() -> None:
         [],
         ["--temperature", "0.7", "--seed", "3"],
         ["--temperature", "1", "--top_p", "0.9", "--seed", "4"],
+        WAITS,
     ],
 )
 def test_a_drafted_text_is_the_text_of_the_target_alone(
@@ -78,14 +80,15 @@ def test_a_drafted_text_is_the_text_of_the_target_alone(
 ) -> None:
     flags = ["--prompt", PROMPT, "--max_new_tokens", "40", "--json", *sampling]
     code, drafted, _ = draft(capsys, port, *flags)
-    alone = run(capsys, "--role", "verify_target", *flags)[1]
+    alone = run(capsys, "--role", "verify_target", *[one for one in flags if one not in WAITS])[1]
     ours, theirs = records(drafted)[0], records(alone)[0]
     assert code == 0
     assert ours["token_ids"] == theirs["token_ids"]
     assert ours["text"] == theirs["text"]
     assert ours.keys() == theirs.keys()
     assert ours.keys() >= FIELDS
-    assert ours["draft_calls"] > 0  # type: ignore[operator]
+    if sampling == WAITS:  # else the target may be done before the draft's first call
+        assert ours["draft_calls"] > 0  # type: ignore[operator]
     assert theirs["forwards"] == theirs["lone_forwards"] == len(ours["token_ids"])  # type: ignore[arg-type]
 
 

@@ -15,6 +15,7 @@ from grpc_comm.transport import Address, Endpoint
 from inference.errors import InvalidRequest
 from outrider.options.roles import ChatRole, TargetRole
 from outrider.target import load_target
+from tests.support.wire_fixtures import WAIT
 
 PROMPT = "def main():"
 
@@ -35,7 +36,10 @@ def two_targets() -> Iterator[tuple[str, list[list[object]]]]:
         yield ",".join(str(server.address) for server in servers), heard
 
 
-def test_texts_are_spread_over_replicas_and_those_of_one_key_stay_together() -> None:
+def test_texts_are_spread_over_replicas_and_those_of_one_key_stay_together(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("grpc_comm.client.replicas.GATHER_SECONDS", WAIT)
     with two_targets() as (addresses, heard), outrider.connect(addresses, draft=False) as engine:
 
         def sessions() -> list[int]:

@@ -36,4 +36,5 @@ Peers and files that mean no good
     hostile, flooding: callers
     hand_streams: a stream message by message
     corruption: JSON files
+    refusals: one line of InvalidRequest
 """

@@ -24,6 +24,7 @@ SETTINGS = BuildSettings(
     wheel_sha256="0" * 64,
     arguments=("--target=cpu", f"--out={ARTEFACT}", "--push=s3://bucket/artefacts"),
     reports="s3://bucket/builds-of/build-1",
+    lifetime_hours=6.0,
 )
 SMALL = ("--target=cpu", "--dtype=int8", "--rows=1", "--sequence_length=64", "--max_tree_nodes=2")
 """A small build of the embedded target."""
@@ -64,7 +65,7 @@ def test_a_word_of_the_command_stays_one_word_of_the_shell() -> None:
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"wheel": "outrider.whl"}, "s3://BUCKET/KEY is needed"),
+        ({"wheel": "outrider.whl"}, "s3://BUCKET/.../NAME.whl is needed"),
         ({"reports": "s3://bucket"}, "s3://BUCKET/KEY is needed"),
         ({"wheel_sha256": "abc"}, "64 hexadecimal digits"),
         ({"lifetime_hours": 0}, "more than 0"),

@@ -60,6 +60,8 @@ def settings(wheel: Path, **changes: Any) -> HostSettings:
         "venv": IMAGE_VENV,
         "port": free_port(),
         "metrics_port": free_port(),
+        "idle_minutes": 30,
+        "lifetime_hours": 8.0,
     }
     return HostSettings(**given | changes)
 

@@ -99,7 +99,10 @@ def test_a_list_with_a_dead_address_starts_and_no_session_goes_there() -> None:
             session.close()
 
 
-def test_a_replica_that_says_nothing_does_not_hold_up_the_start() -> None:
+def test_a_replica_that_says_nothing_does_not_hold_up_the_start(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "GATHER_SECONDS", 0.1)
     with socket.create_server(LOOPBACK) as mute, replicas(1) as (servers, addresses):
         silent = Address(*mute.getsockname())
         with connect(f"{silent},{addresses}") as connection:

@@ -5,7 +5,6 @@ stand-in for AWS's packages.
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
@@ -370,7 +369,6 @@ def test_noise_is_made_before_the_first_call_of_a_text_and_then_ahead_of_every_o
     del calls[:]
     for step in range(12):
         served.model.choose([segment(0, 4, params, first=4 * step)])
-        time.sleep(0.2)  # a client drafts
     trees = [place for place, name in enumerate(calls) if name != FILL]
     assert calls[0] == FILL
     assert len(trees) == 12

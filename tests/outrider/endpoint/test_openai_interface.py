@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -14,6 +13,7 @@ import pytest
 
 from outrider.endpoint.desk import Desk
 from tests.outrider.endpoint.conftest import http_server
+from tests.support.wire_fixtures import eventually
 
 PROMPT = "def main():"
 CHAT = [{"role": "user", "content": PROMPT}]
@@ -151,12 +151,9 @@ def test_a_client_that_leaves_before_its_answer_ends_the_text(server: str, desk:
 
 
 def _wait_until_idle(desk: Desk) -> None:
-    assert desk.texts is not None
-    for _ in range(200):
-        if not desk.texts.running:
-            return
-        time.sleep(0.05)
-    raise AssertionError(f"{desk.texts.running} texts are still being made")
+    texts = desk.texts
+    assert texts is not None
+    eventually(lambda: not texts.running)
 
 
 REFUSED = {

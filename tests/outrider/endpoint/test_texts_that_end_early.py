@@ -23,6 +23,7 @@ from outrider.endpoint.texts import Texts
 from outrider.generation import Generation, GenerationStream
 from outrider.options.roles import ServeRole
 from tests.outrider.endpoint.conftest import http_server
+from tests.support.wire_fixtures import eventually
 
 PROMPT = "def main():"
 LONG = {"prompt": PROMPT, "max_tokens": 900, "temperature": 0}
@@ -34,11 +35,7 @@ def _opened(desk: Desk) -> Texts:
 
 
 def _wait_until_idle(texts: Texts) -> None:
-    for _ in range(400):
-        if not texts.running:
-            return
-        time.sleep(0.02)
-    raise AssertionError(f"{texts.running} texts are still being made")
+    eventually(lambda: not texts.running)
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/completions?streamed", "/page/texts"])
@@ -96,8 +93,7 @@ def test_a_text_that_a_stopped_target_cut_does_not_look_whole(target: str, strea
     with closing(desk), http_server(desk) as address, ThreadPoolExecutor(1) as pool:
         asked = LONG | {"stream": streamed}
         answer = pool.submit(httpx.post, f"{address}/v1/completions", json=asked, timeout=60)
-        while not texts.running:
-            time.sleep(0.001)
+        eventually(lambda: bool(texts.running))
         desk.close("the target was stopped")
         if not streamed or answer.result().status_code == 503:  # it was cut before it began
             assert answer.result().json()["error"]["code"] == "target_unavailable"

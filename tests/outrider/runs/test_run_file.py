@@ -10,6 +10,7 @@ from inference.errors import InvalidRequest
 from outrider.options import parse
 from outrider.options.roles import DraftRole, VerifyTargetRole
 from outrider.runs.sweeps import read_runs
+from tests.support.refusals import assert_refused
 
 
 def file_of(directory: Path, text: str) -> Path:
@@ -84,13 +85,11 @@ def test_the_environment_changes_no_run(tmp_path: Path, monkeypatch: pytest.Monk
         ("runs: [{prompt: '-'}]", ["runs[0]", "standard input"]),
         ("runs: [{prompt: x, profile: there}]", ["runs[0].profile", "no meaning"]),
         ("runs: [{prompt: x, name: a}, {prompt: y, name: a}]", ["two runs are called a"]),
+        ("runs: [{prompt: x, name: ..}]", ["a run is called ..", "a letter or digit"]),
     ],
 )
 def test_what_is_wrong_is_told_in_one_line_with_its_place(
     tmp_path: Path, text: str, needed: list[str]
 ) -> None:
-    with pytest.raises(InvalidRequest) as refused:
-        read_runs(file_of(tmp_path, text))
-    line = str(refused.value)
-    assert "\n" not in line
-    assert all(word in line for word in ["runs.yaml", *needed]), line
+    path = file_of(tmp_path, text)
+    assert_refused(lambda: read_runs(path), ["runs.yaml", *needed])

@@ -1,22 +1,19 @@
-"""What other systems draft, restated as rules on our engine: ideas only, from their descriptions.
+"""How SpecEdge and AutoDraft draft trees, restated as rules on our engine from their descriptions.
 
-All get the target's own noise for ranking, which their own programs do not have, and at temperature
-0 lose nothing by it: above it they are better here than at home. Times are told them as they would
-have measured them. All have one draft, on the user's machine, and make one call at a time.
+Rivals get the target's own noise for ranking, which their own programs do not have. At temperature
+0 they lose nothing by it; above it they are better here than at home. Times are told them as they
+would have measured them. All have one draft, on the user's machine, and make one call at a time.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Sequence
 from itertools import accumulate
 from typing import Protocol
 
-from benchmarks.regret.betting import Rule, under
+from benchmarks.regret.betting import LATEST, Rule, under
 from inference.drafters.growth import Growth
 from inference.times import DraftTimes, TargetTimes
-
-_EMA = 0.2
 
 
 class OneBet(Rule):
@@ -123,7 +120,7 @@ class TransferByNode:
         self._each = 0.0
 
     def observe(self, seconds: float, nodes: int) -> None:
-        self._each += (_EMA if self._each else 1.0) * (seconds / max(nodes, 1) - self._each)
+        self._each += (LATEST if self._each else 1.0) * (seconds / max(nodes, 1) - self._each)
 
     def seconds(self, nodes: int) -> float:
         return nodes * self._each
@@ -138,7 +135,7 @@ class TransferByRound:
         self._round = 0.0
 
     def observe(self, seconds: float, nodes: int) -> None:
-        self._round += (_EMA if self._round else 1.0) * (seconds - self._round)
+        self._round += (LATEST if self._round else 1.0) * (seconds - self._round)
 
     def seconds(self, nodes: int) -> float:
         return self._round
@@ -194,9 +191,9 @@ class ObjectiveTree(OneBet):
         lost = max(seconds - forward, 0.0)
         self._transfer.observe(lost, self._nodes)
         away = lost + self._target.seconds(1, self._nodes + 1)
-        self._away += (_EMA if self._away else 1.0) * (away - self._away)
+        self._away += (LATEST if self._away else 1.0) * (away - self._away)
         if expected > 0:
-            self._scale += _EMA * (accepted / expected - self._scale)
+            self._scale += LATEST * (accepted / expected - self._scale)
 
     def _rate(self, growth: Growth, ranked: Collection[int], level: int) -> float:
         """The objective of the tree down to this level: expected tokens a second."""
@@ -243,117 +240,3 @@ class ObjectiveTree(OneBet):
                 break
             width += 10
         return width
-
-
-class Chains(Rule):
-    """A chain of the likeliest tokens is drafted and sent. length: of the next one."""
-
-    length: int
-
-    def expand(self, growth: Growth, ranked: Collection[int], deepest: int) -> list[int]:
-        end = _line(growth, ranked, 0)[-1]
-        return [end] if growth.depths[end] < min(self.length, deepest) else []
-
-    def select(self, growth: Growth, deepest: int) -> list[int]:
-        parents = set(growth.parents)
-        line = _line(growth, parents, 0)
-        return line[: 1 + min(self.length, deepest, growth.limit)]
-
-
-class Outcomes(Chains):
-    """A chain, and while it is verified another one for each of its likely outcomes, as Saguaro
-    drafts (arXiv 2603.03251): wherever the target may leave the chain, `fan` tokens that it may
-    say there.
-
-    Every call goes one level deeper below all outcomes at once.
-    """
-
-    def __init__(self, length: int, fan: int) -> None:
-        self.length, self._fan = length, fan
-
-    def ahead(
-        self,
-        growth: Growth,
-        ranked: Collection[int],
-        sent: Sequence[int],
-        deepest: int,
-        now: float,
-    ) -> list[int]:
-        last, held = sent[-1], set(sent)
-        nodes = [] if last in ranked or growth.depths[last] >= deepest else [last]
-        for place in sent:
-            others = [node for node in _children(growth, place) if node not in held]
-            for outcome in others[: self._fan]:
-                end = _line(growth, ranked, outcome)[-1]
-                drafted = growth.depths[end] - growth.depths[outcome]
-                if drafted < self.length and growth.depths[end] < deepest and end not in ranked:
-                    nodes.append(end)
-        return nodes
-
-
-class StoppingRule(Chains):
-    """A chain as long as a token takes least by what was seen, as UCB-SpecStop chooses it (arXiv
-    2606.20591): a ratio of sums, round times over tokens, with a bonus for lengths that were seldom
-    tried. `round_trip` is followed.
-
-    tokens: 1 + the chances that so many drafted tokens are all taken, which longer chains show of
-    shorter ones, too.
-    """
-
-    def __init__(self, draft: DraftTimes, target: TargetTimes, round_trip: float) -> None:
-        self._draft, self._target, self._round_trip = draft, target, round_trip
-        self._tries, self._hits = [0] * LONGEST, [0] * LONGEST
-        self._nodes = self._rounds = 0
-        self.length = self._best()
-
-    def sent(self, nodes: int, now: float) -> None:
-        self._nodes = nodes
-
-    def arrived(self, expected: float, accepted: int, seconds: float, forward: float) -> None:
-        self._rounds += 1
-        self._round_trip += _EMA * (max(seconds - forward, 0.0) - self._round_trip)
-        for level in range(self._nodes):
-            self._tries[level] += 1
-            self._hits[level] += accepted > level
-        self.length = self._best()
-
-    def _best(self) -> int:
-        best, least, tokens, chance = 0, self._seconds(0), 1.0, 1.0
-        for level in range(LONGEST):
-            chance = min(chance, self._chance(level))
-            tokens += chance
-            if self._seconds(level + 1) / tokens < least:
-                best, least = level + 1, self._seconds(level + 1) / tokens
-        return best
-
-    def _chance(self, level: int) -> float:
-        """That so many and one drafted tokens are taken, at its best."""
-        tries = self._tries[level]
-        if not tries:
-            return 1.0
-        bonus = math.sqrt(math.log(max(self._rounds, 1)) / (2 * tries))
-        return min(self._hits[level] / tries + bonus, 1.0)
-
-    def _seconds(self, length: int) -> float:
-        """Of a round with a chain of this length."""
-        return (
-            length * self._draft.seconds(1) + self._round_trip + self._target.seconds(1, length + 1)
-        )
-
-
-LONGEST = 16
-"""Of the chains that a StoppingRule chooses from."""
-
-
-def _line(growth: Growth, ranked: Collection[int], node: int) -> list[int]:
-    """A node and the likeliest ones below it, as far as their parents were ranked."""
-    line = [node]
-    while line[-1] in ranked and (below := _children(growth, line[-1])):
-        line.append(below[0])
-    return line
-
-
-def _children(growth: Growth, node: int) -> list[int]:
-    """The likeliest first."""
-    below = [child for child in range(node + 1, len(growth)) if growth.parents[child] == node]
-    return sorted(below, key=growth.values.__getitem__, reverse=True)
