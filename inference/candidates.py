@@ -140,7 +140,7 @@ class _Columns:
 
     def drop(self, gone: Sequence[Mark]) -> None:
         """Remove nodes; their places become free."""
-        places = np.array(gone) & PLACE
+        places = np.array(gone, dtype=np.int64) & PLACE
         self.ranks[places] = NOBODY
         self._free += places.tolist()
 
@@ -296,7 +296,7 @@ class CandidateTree:
         return ~position if known else NOWHERE
 
     def _pruned(self, gone: list[Mark]) -> list[Mark]:
-        """Forget these candidates, which have left their families, and all below them."""
+        """Forget candidates that have left their families, and all below; returns all of them."""
         families = self._families
         for mark in gone:  # the list grows during the loop
             if mark in families:

@@ -85,5 +85,5 @@ class Slots:
 
 
 def _length(used: NDArray[np.bool_]) -> int:
-    """One past the last slot in use. The search in bytes is the fastest that numpy offers."""
+    """One past the last slot in use. A search in bytes is faster than one in the array."""
     return used.tobytes().rfind(True) + 1
