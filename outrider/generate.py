@@ -83,7 +83,7 @@ def fused_client(options: FusedClientRole) -> int:
     if options.list_models:
         print_models(options)
         return 0
-    prompts, tokenizer = read_prompts(options), find_tokenizer(options)
+    prompts, tokenizer = read_prompts(options), find_tokenizer(options.target_name, "target")
     with connect_target(options, tokenizer) as target:
         description = target.description
         length, stop_ids = description.sequence_length, description.stop_ids
@@ -145,6 +145,7 @@ def _target_alone(options: VerifyTargetRole) -> Alone:
     found = find_target(options)
     length = found.sequence_length(options.sequence_length)
     load = partial(found.load, options, rows=1, sequence_length=length, spare=1)
+    load = partial(load, offload=options.layer_offload)
     return found, length, partial(load, max_nodes=options.max_tree_nodes)
 
 

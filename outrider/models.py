@@ -3,35 +3,39 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
 import inference
-from grpc_comm.security import SecurityOptions
 from inference.backends import Model
+from inference.backends.gguf_library import is_gguf
 from inference.command import say
 from inference.errors import InvalidRequest, UnsupportedModel
 from inference.model.config import ModelConfig, read_config
 from inference.text import Tokenizer
+from outrider.gguf_file import GgufFile, gguf_tokenizer
 from outrider.options.groups import (
     DeviceOptions,
     LegacyOptions,
     TargetModelOptions,
 )
-from outrider.options.network import ConnectionOptions, ListeningOptions, TlsOptions
 from outrider.options.values import DEVICES, is_device
+from outrider.reduction import WHOLE, Reduction
+from outrider.sequence_length import allowed_length
 from outrider.status_lines import LoadingStatus
 
 if TYPE_CHECKING:
     from inference.backends.eager import EagerModel
     from inference.backends.legacy_neuron import LegacyNeuronModel
+    from inference.model.checkpoint import Loading
     from inference.model.decoder import Decoder
+    from inference.model.layer_offload import Offload
 
 EMBEDDED = Path(inference.__file__).parent / "data"
-_DEFAULT_SEQUENCE_LENGTH = 2048
 PREFILL_NODES = 256  # prompt tokens in one call
 _SMALL = 32e6  # parameters; below, several threads cost more than they bring
 _THREADS = torch.get_num_threads()  # torch's choice
@@ -44,7 +48,7 @@ class LoadedModel(Model, Protocol):
     def device(self) -> torch.device: ...
 
     @property
-    def dtype(self) -> torch.dtype: ...
+    def dtype(self) -> torch.dtype | str: ...
 
 
 class FoundModel(Protocol):
@@ -96,27 +100,21 @@ class Checkpoint:
     embedded: bool
     config: ModelConfig
     tokenizer: Tokenizer
+    reduction: Reduction = WHOLE
 
     @property
     def stop_ids(self) -> frozenset[int]:
         return self.config.stop_ids
 
     def sequence_length(self, asked: int | None) -> int:
-        limit = self.config.max_positions
-        if asked is None:
-            return min(_DEFAULT_SEQUENCE_LENGTH, limit)
-        if not 2 <= asked <= limit:
-            field = self.config.limited_by
-            raise InvalidRequest(
-                f"--sequence_length {asked}: {self.name} takes 2 to {limit} (config.json field "
-                f"{field})"
-            )
-        return asked
+        config = self.config
+        where = f"config.json field {config.limited_by}"
+        return allowed_length(asked, self.name, config.max_positions, where)
 
     def fingerprint(self) -> str:
         from inference.model.checkpoint import fingerprint  # a compiled target needs no decoder
 
-        return fingerprint(self.directory)
+        return self.reduction.fingerprint(fingerprint(self.directory))
 
     def load(
         self,
@@ -126,8 +124,14 @@ class Checkpoint:
         sequence_length: int,
         spare: int,
         max_nodes: int,
+        offload: Offload | None = None,
     ) -> EagerModel | LegacyNeuronModel:
-        from inference.model.checkpoint import DTYPES, load_decoder
+        """See FoundModel.load().
+
+        offload: where the layers' weights stay, if not on the device
+        """
+        from inference.model.checkpoint import load_decoder
+        from inference.model.layer_offload import load_offloaded
 
         if options.device == "neuron-legacy":
             if not isinstance(options, LegacyOptions):
@@ -136,35 +140,97 @@ class Checkpoint:
                     "cuda"
                 )
             return _load_legacy(options, self, sequence_length)
-        device = pick_device(options.device)
-        dtype = options.dtype or ("float32" if self.embedded else None)
-        begun = time.perf_counter()
-        with LoadingStatus(self.name) as tell:
-            decoder = load_decoder(
-                self.directory,
-                positions=sequence_length,
-                vocabulary=self.tokenizer.vocabulary,
-                dtype=DTYPES[dtype] if dtype else None,
-                device=device,
-                tell=tell,
+
+        def load(directory: Path, **how: Any) -> Decoder:
+            whole = (
+                load_offloaded(directory, offload=offload, **how)
+                if offload
+                else load_decoder(directory, **how)
             )
-        parameters = sum(parameter.numel() for parameter in decoder.parameters())
-        if device.type == "cpu":
-            set_threads(options.threads, parameters)
-        model = _on_device(
-            decoder, device, rows=rows, capacity=sequence_length + spare, max_nodes=max_nodes
+            return self.reduction.apply(whole)
+
+        return load_eager(
+            options,
+            self,
+            load,
+            rows=rows,
+            sequence_length=sequence_length,
+            spare=spare,
+            max_nodes=max_nodes,
         )
-        precision = str(model.dtype).removeprefix("torch.")
-        say(
-            f"{self.name}: {parameters / 1e6:.1f} M parameters, {precision} on "
-            f"{describe(device)}, loaded in {time.perf_counter() - begun:.1f} s"
-        )
-        return model
 
 
-def find_target(options: TargetModelOptions) -> Checkpoint:
+class LoadDecoder(Protocol):
+    """Loads a decoder as inference.model.checkpoint.load_decoder() does."""
+
+    def __call__(
+        self,
+        directory: Path,
+        *,
+        positions: int,
+        vocabulary: int,
+        dtype: torch.dtype | None,
+        device: torch.device,
+        tell: Callable[[Loading], None],
+    ) -> Decoder: ...
+
+
+def load_eager(
+    options: DeviceOptions,
+    checkpoint: Checkpoint,
+    load: LoadDecoder,
+    *,
+    rows: int,
+    sequence_length: int,
+    spare: int,
+    max_nodes: int,
+) -> EagerModel:
+    """Load a checkpoint's decoder on the chosen device. See FoundModel.load()."""
+    from inference.model.checkpoint import DTYPES
+
+    device = pick_device(options.device)
+    dtype = options.dtype or ("float32" if checkpoint.embedded else None)
+    begun = time.perf_counter()
+    with LoadingStatus(checkpoint.name) as tell:
+        decoder = load(
+            checkpoint.directory,
+            positions=sequence_length,
+            vocabulary=checkpoint.reduction.vocabulary(checkpoint.tokenizer.vocabulary),
+            dtype=DTYPES[dtype] if dtype else None,
+            device=device,
+            tell=tell,
+        )
+    parameters = _parameters(decoder)
+    if device.type == "cpu":
+        set_threads(options.threads, parameters)
+    model = _on_device(
+        decoder, device, rows=rows, capacity=sequence_length + spare, max_nodes=max_nodes
+    )
+    precision = str(model.dtype).removeprefix("torch.") + str(checkpoint.reduction)
+    say(
+        f"{checkpoint.name}: {parameters / 1e6:.1f} M parameters, {precision} on "
+        f"{describe(device)}, loaded in {time.perf_counter() - begun:.1f} s"
+    )
+    return model
+
+
+def _parameters(decoder: Decoder) -> int:
+    """Numbers that the decoder's checkpoint holds, wherever they are and however they are kept."""
+    with torch.device("meta"):
+        whole = type(decoder)(decoder.config, 1, decoder.vocabulary)
+    return sum(parameter.numel() for parameter in whole.parameters())
+
+
+def find_target(options: TargetModelOptions) -> Checkpoint | GgufFile:
     """The target that --target_model or --model names, or the embedded one."""
-    return find_checkpoint(options.target_name, "target")
+    return find_named(options.target_name, "target")
+
+
+def find_named(name: str | None, embedded: str) -> Checkpoint | GgufFile:
+    """The checkpoint or GGUF file of this name, or the embedded model of this kind."""
+    if name is not None and is_gguf(name):
+        return GgufFile.find(name)
+    return find_checkpoint(name, embedded)
 
 
 def find_checkpoint(name: str | None, embedded: str) -> Checkpoint:
@@ -189,11 +255,10 @@ def find_directory(name: str | None, embedded: str, *, weights: bool = True) -> 
 
     if name is None:
         return EMBEDDED / embedded
-    if Path(name).suffix == ".gguf" or _only_gguf(Path(name)):
-        raise UnsupportedModel(
-            f"{name} holds weights as GGUF, which is not read: give the directory or the hub name "
-            "of the safetensors checkpoint that it was made from"
-        )
+    if is_gguf(name):
+        raise UnsupportedModel(f"{name} is a GGUF file: a checkpoint in safetensors is needed here")
+    if Path(name).is_dir() and _only_gguf(Path(name)):
+        raise UnsupportedModel(f"{name} holds weights as GGUF only: name the file itself")
     return find_model(name, weights=weights)
 
 
@@ -201,9 +266,11 @@ def _only_gguf(directory: Path) -> bool:
     return any(directory.glob("*.gguf")) and not any(directory.glob("*.safetensors"))
 
 
-def find_tokenizer(options: TargetModelOptions) -> Tokenizer:
-    """The tokenizer of the target's model, for a client that loads no model."""
-    return Tokenizer(find_directory(options.target_name, "target"))
+def find_tokenizer(name: str | None, embedded: str) -> Tokenizer:
+    """The tokenizer of a model, for a client that loads none."""
+    if name is not None and is_gguf(name):
+        return gguf_tokenizer(Path(name))
+    return Tokenizer(find_directory(name, embedded, weights=False))
 
 
 def _load_legacy(
@@ -228,10 +295,12 @@ def _load_legacy(
 def _on_device(
     decoder: Decoder, device: torch.device, *, rows: int, capacity: int, max_nodes: int
 ) -> EagerModel:
-    """A model with this decoder. On CUDA its calls are recorded and replayed; not yet run on a
-    GPU.
+    """A model with this decoder. On CUDA its calls are recorded and replayed, unless layers come
+    and go; not yet run on a GPU.
     """
-    if device.type == "cuda":
+    from inference.model.layer_offload import OffloadedLayers
+
+    if device.type == "cuda" and not isinstance(decoder.model.layers, OffloadedLayers):
         from inference.backends.cuda import CudaGraphs, CudaModel
 
         return CudaModel(
@@ -280,25 +349,3 @@ def describe(device: torch.device) -> str:
     if device.type == "xla":
         return "neuron"
     return f"cpu ({torch.get_num_threads()} threads)"
-
-
-def server_security(options: ListeningOptions) -> SecurityOptions:
-    """How a target proves who it is, and whom it serves."""
-    return SecurityOptions(
-        **_files(options, "tls_cert", "tls_key", "tls_ca", "token_file", "keys_file"),
-        tls=False,
-        insecure=options.insecure,
-    )
-
-
-def client_security(options: ConnectionOptions) -> SecurityOptions:
-    """How a client proves who it is, and whom it trusts."""
-    return SecurityOptions(
-        **_files(options, "tls_cert", "tls_key", "tls_ca", "token_file"),
-        tls=options.tls,
-        insecure=options.insecure,
-    )
-
-
-def _files(options: TlsOptions, *names: str) -> dict[str, Path]:
-    return {name: Path(value) for name in names if (value := getattr(options, name))}

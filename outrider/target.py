@@ -20,6 +20,7 @@ from grpc_comm.tls_files import check_tls_files
 from grpc_comm.translate import Description
 from grpc_comm.transport import Address, check_free
 from inference.backends import RoundModel
+from inference.backends.gguf_model import GgufModel
 from inference.backends.timed import TimedModel, TimeProfile, find_profile
 from inference.command import say
 from inference.engine.engine import Engine, collect_rarely
@@ -28,16 +29,10 @@ from inference.planner.profiling import emulated_target
 from inference.times import Shape
 from outrider.artifacts import artifact_length, load_artifact, open_artifact, with_neuron_artifact
 from outrider.listed import lazily, load_listed, read_listed
-from outrider.models import (
-    PREFILL_NODES,
-    FoundModel,
-    LoadedModel,
-    describe,
-    find_target,
-    server_security,
-)
+from outrider.models import PREFILL_NODES, FoundModel, LoadedModel, describe, find_target
 from outrider.observing import observed
 from outrider.options.roles import FusedTargetRole, ServingRole
+from outrider.peer_security import server_security
 from outrider.profiles import Unfinished, user_profiles
 from outrider.service_manager import notify
 from outrider.version import outrider_version
@@ -182,7 +177,7 @@ class _Loaded(NamedTuple):
     model: LoadedModel
     found: FoundModel
     fingerprint: str
-    made_from: str  # tells it from what computes differently: weights, artefact where there is one
+    made_from: str  # tells it from what takes other times: weights, artefact where there is one
     sequence_length: int
     max_tree_nodes: int
     dtype: str
@@ -197,10 +192,12 @@ def _load_checkpoint(options: ServingRole) -> _Loaded:
         sequence_length=length,
         spare=nodes,
         max_nodes=max(nodes, PREFILL_NODES),
+        offload=options.layer_offload,
     )
-    weights = found.fingerprint()
+    weights, offload = found.fingerprint(), options.layer_offload
+    made_from = f"{weights}, layers on {offload}" if offload else weights
     return _Loaded(
-        model, found, weights, weights, length, nodes, str(model.dtype).removeprefix("torch.")
+        model, found, weights, made_from, length, nodes, str(model.dtype).removeprefix("torch.")
     )
 
 
@@ -229,7 +226,7 @@ def _times(
     """
     if emulated is not None:
         return emulated_target(emulated, loaded.model.rows, loaded.max_tree_nodes), None
-    if options.device == "neuron-legacy" or isinstance(loaded.model, RoundModel):
+    if options.device == "neuron-legacy" or isinstance(loaded.model, RoundModel | GgufModel):
         options = options.but(measure_first=not options.calibrate)  # it keeps more than slots
     profiles = user_profiles(options)
     name, length, nodes = loaded.found.name, loaded.sequence_length, loaded.max_tree_nodes

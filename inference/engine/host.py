@@ -1,4 +1,5 @@
-"""A draft beside the target: a proposer for each session that asks for one.
+"""A draft beside the target: a proposer for each session that asks for one. It is a model of its
+own, or a head that follows what the target has computed.
 
 A call of the draft occupies the target's device. So the draft works between forwards, on the
 engine's thread, and one call serves all of its sessions. A call is made while its expected tokens
@@ -21,8 +22,10 @@ from typing import Protocol
 from weakref import WeakSet
 
 from inference.backends import Model, Ranked, Segment
+from inference.backends.sequence import Follower, MakeSequence, ModelSequence
 from inference.candidates import Nodes
 from inference.cost.objective import Effort
+from inference.drafters.block_proposer import proposers_on
 from inference.drafters.copy_source import CopySource
 from inference.drafters.model_proposer import WIDTH, ModelProposer
 from inference.engine.forward import ask_each
@@ -146,6 +149,7 @@ class Host:
     knowledge: makes a row's times and acceptances, which persist from session to session.
     room: nodes beyond the text that a row may have ranked.
     copies: what a session's text said before is copied, too.
+    sequence: tells how a session's texts lie on a row of the draft.
     clock: returns seconds.
     """
 
@@ -156,8 +160,10 @@ class Host:
         *,
         room: int,
         copies: bool = False,
+        sequence: Callable[[Session], MakeSequence] = lambda session: ModelSequence,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
+        self._sequence = sequence
         self._model, self._room, self._clock, self._copies = model, room, clock, copies
         self._known = [knowledge() for _ in range(model.rows)]
         self._free = list(range(model.rows))
@@ -243,7 +249,9 @@ class Host:
         if session in self._guests or session in self._failed or not self._free:
             return
         row = self._free.pop()
-        proposer = ModelProposer(
+        if isinstance(self._model, Follower):
+            self._model.follow(row, lambda: session.sequence)
+        proposer = proposers_on(self._model)(
             self._model,
             row,
             self._known[row],
@@ -257,10 +265,21 @@ class Host:
             clock=self._clock,
             kind=HOST,
             source=CopySource() if self._copies else None,
+            sequence=self._sequence(session),
         )
         proposer.begin(list(session.tokens), session.params, order.end)
         stream = board.join(session)
-        guest = _Guest(session, proposer, stream, row, order.end, session.length)
+        spent = session.spent  # forwards before now are none of the draft's
+        guest = _Guest(
+            session,
+            proposer,
+            stream,
+            row,
+            order.end,
+            session.length,
+            forwards=spent.forwards,
+            seconds=spent.model_seconds,
+        )
         guest.others.silent = self._sufficed.get(session.tenant, False)
         self._guests[session] = guest
 
@@ -302,6 +321,8 @@ class Host:
         self._sufficed[guest.session.tenant] = guest.others.silent
         del self._guests[guest.session]
         board.leave(guest.session, guest.stream)
+        if isinstance(self._model, Follower):
+            self._model.follow(guest.row, None)
         self._free.append(guest.row)
 
 

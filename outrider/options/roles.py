@@ -10,7 +10,7 @@ from typing import ClassVar, Literal
 from pydantic import Field, model_validator
 from typing_extensions import Self
 
-from outrider.options import groups, network, presets
+from outrider.options import groups, network, offload, presets, reduction
 from outrider.options.draft_methods import METHODS
 from outrider.options.values import Directory, File, ModelName, Name
 
@@ -21,7 +21,7 @@ class ServingRole(
     groups.HourlyOptions,
     network.ListeningOptions,
     groups.CalibrateOptions,
-    groups.TargetOptions,
+    offload.OffloadOptions,
     title="models and devices",
 ):
     """Options of the roles that serve a target."""
@@ -56,7 +56,7 @@ class TargetRole(ServingRole, groups.LegacyOptions):
     role: Literal["target"] = "target"
 
 
-class FusedTargetRole(groups.SourceOptions, groups.DraftModelOptions, ServingRole):
+class FusedTargetRole(groups.SourceOptions, reduction.ReductionOptions, ServingRole):
     """serve a target with a draft beside it, on one host"""
 
     role: Literal["fused_target"] = "fused_target"
@@ -83,7 +83,7 @@ class ClientRole(
     presets.PresetOptions,
     groups.MeasureOptions,
     groups.DeviceOptions,
-    groups.DraftModelOptions,
+    reduction.ReductionOptions,
 ):
     """Options of the roles that draft here and verify at a target."""
 
@@ -176,7 +176,9 @@ class FusedClientRole(
     role: Literal["fused_client"] = "fused_client"
 
 
-class VerifyTargetRole(groups.GeneralOptions, groups.TextOptions, groups.LegacyOptions):
+class VerifyTargetRole(
+    groups.GeneralOptions, groups.TextOptions, offload.OffloadOptions, groups.LegacyOptions
+):
     """make text with the target alone, in this process"""
 
     role: Literal["verify_target"] = "verify_target"
@@ -189,7 +191,7 @@ class VerifyTargetRole(groups.GeneralOptions, groups.TextOptions, groups.LegacyO
 
 
 class VerifyDraftRole(
-    groups.GeneralOptions, groups.TextOptions, groups.DeviceOptions, groups.DraftModelOptions
+    groups.GeneralOptions, groups.TextOptions, groups.DeviceOptions, reduction.ReductionOptions
 ):
     """make text with the draft alone, in this process"""
 
@@ -244,6 +246,16 @@ class PullRole(groups.GeneralOptions, title="models and devices"):
         return self
 
 
+class SubstituteRole(groups.ModelOptions, groups.GeneralOptions, title="models and devices"):
+    """write a 4-bit copy of a target, for --draft substitute; goes on where it was broken off"""
+
+    COMMON: ClassVar = ("model", "copy_to")
+    BARE: ClassVar = "model"
+    role: Literal["substitute"] = "substitute"
+    copy_to: Directory = "substitute"
+    """directory of the 4-bit copy"""
+
+
 class ListRole(groups.GeneralOptions, title="models and devices"):
     """list the models here, how large they are, and which pairs fit"""
 
@@ -261,7 +273,7 @@ class DoctorRole(
     groups.GeneralOptions,
     network.ConnectionOptions,
     groups.DeviceOptions,
-    groups.DraftModelOptions,
+    reduction.ReductionOptions,
 ):
     """say what this machine can do, how far the target is, and what that means; on a target's host:
     whether all that a target needs is there"""
@@ -289,6 +301,7 @@ ROLES: dict[str, type[groups.GeneralOptions]] = {
     "verify_draft": VerifyDraftRole,
     "pull": PullRole,
     "list": ListRole,
+    "substitute": SubstituteRole,
     "doctor": DoctorRole,
     "make-cert": MakeCertRole,
     "make-key": MakeKeyRole,
@@ -303,6 +316,7 @@ VERBS = {
     "run": "draft",
     "pull": "pull",
     "list": "list",
+    "substitute": "substitute",
     "doctor": "doctor",
     "cert": "make-cert",
     "keys": "make-key",
