@@ -176,7 +176,7 @@ def fit_prior(parts: Sequence[Sequence[Text]]) -> dict[str, Any]:
         "features": list(FEATURES),
         "laws": laws,
         "rates": fit_rates(parts),
-        "copying": shipped_copying(),
+        **shipped_sources(),
     }
 
 
@@ -186,9 +186,12 @@ def loss(chances: FloatArray, taken: NDArray[np.int32]) -> FloatArray:  # [n, K]
     return np.asarray(-np.log(whole[np.arange(len(taken)), np.minimum(taken, K)]))
 
 
-def shipped_copying() -> dict[str, Any]:
-    """The laws of copied text as they are; benchmarks/copying.py fits them."""
-    return read_acceptance().copying.to_record()
+def shipped_sources() -> dict[str, Any]:
+    """The laws of copied text and of masks as they are; benchmarks/copying.py and
+    benchmarks/guesses.py fit them.
+    """
+    shipped = read_acceptance().to_record()
+    return {name: shipped[name] for name in ("copying", "guessing")}
 
 
 def predict(record: dict[str, Any], texts: Iterable[Text], learning: bool) -> Iterator[FloatArray]:

@@ -158,13 +158,17 @@ def make_model(shape: dict[str, int], seed: int) -> LlamaForCausalLM:
 
 
 class Trainer:
-    """Muon for the hidden matrices, AdamW for the rest, warm-up and then linear decay to zero."""
+    """Muon for the hidden matrices, AdamW for the rest, warm-up and then linear decay to zero.
 
-    def __init__(self, model: LlamaForCausalLM, name: str, steps: int) -> None:
+    rate: of the usual rates; less for a model that was trained before
+    """
+
+    def __init__(self, model: LlamaForCausalLM, name: str, steps: int, rate: float = 1.0) -> None:
         named = list(model.named_parameters())
         hidden = [value for key, value in named if value.ndim == 2 and "embed" not in key]
         other = [value for key, value in named if value.ndim != 2 or "embed" in key]
         self.model, self.name, self.steps, self.step = model, name, steps, 0
+        self._rate = rate
         self.warm_up = max(1, min(50, steps // 10))
         self.optimizers: list[tuple[torch.optim.Optimizer, float]] = [
             (torch.optim.Muon(hidden, lr=MUON_RATE, weight_decay=0.05), MUON_RATE),
@@ -177,7 +181,7 @@ class Trainer:
 
     def update(self, loss: torch.Tensor) -> None:
         """One step of both optimizers down the gradient of the loss."""
-        scale = min(
+        scale = self._rate * min(
             (self.step + 1) / self.warm_up,
             (self.steps - self.step) / (self.steps - self.warm_up + 1),
         )

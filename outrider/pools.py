@@ -14,9 +14,9 @@ from inference.backends import Model
 from inference.backends.together import Together
 from inference.cache_directory import cache_directory
 from inference.command import say
+from inference.drafters.block_proposer import proposers_on
 from inference.drafters.copy_proposer import CopyProposer
 from inference.drafters.copy_source import CopySource
-from inference.drafters.model_proposer import ModelProposer
 from inference.drafters.round_proposer import RoundProposer
 from inference.drafters.tree_policies import Policy
 from inference.errors import InvalidRequest
@@ -115,9 +115,10 @@ class GrowingPool(Rows[CopyProposer]):
         sources: what each row copies from; empty where nothing is copied
         """
         shared, every = Together(model), sources or [None] * model.rows
+        make = proposers_on(model)
         return cls(
             model.rows,
-            lambda row, known, prices: ModelProposer(shared, row, known, prices, source=every[row]),
+            lambda row, known, prices: make(shared, row, known, prices, source=every[row]),
             pair,
             aims,
         )

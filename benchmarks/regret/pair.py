@@ -41,7 +41,7 @@ _SALT = 372
 """Chosen so that the share comes out alike on all texts of the study."""
 
 _WORD = 2**64
-_OUT_OF_REACH = 50.0
+OUT_OF_REACH = 50.0
 """Below the least logit; more than sampling's noise makes up for."""
 
 
@@ -200,14 +200,15 @@ class MissingModel(PrefixModel):
 
     def logits_under(self, prefixes: Sequence[int], params: SamplingParams) -> Tensor:
         said = super().logits_under(prefixes, params)
-        missed = [index for index, prefix in enumerate(prefixes) if self._misses(prefix)]
+        missed = [index for index, prefix in enumerate(prefixes) if self.misses(prefix)]
         if missed:
             tokens = self._target.choices([prefixes[index] for index in missed], params)
-            least = said[missed].amin(-1) - _OUT_OF_REACH
+            least = said[missed].amin(-1) - OUT_OF_REACH
             said[missed, torch.from_numpy(tokens).long()] = least
         return said
 
-    def _misses(self, prefix: int) -> bool:
+    def misses(self, prefix: int) -> bool:
+        """Whether it has no idea after this prefix."""
         return _mixed((self._prefixes.key(prefix) + _SALT) % _WORD) < self._share * _WORD
 
 

@@ -70,6 +70,10 @@ class Prefixes:
         """Tokens in it, which is also the position of the token after it."""
         return self._depths[prefix]
 
+    def last(self, prefix: int) -> tuple[int, int]:
+        """Its last token, and the prefix before that."""
+        return self._tokens[prefix], self._parents[prefix]
+
     def key(self, prefix: int) -> int:
         """64 bits that depend on its tokens only."""
         return self._keys[prefix]

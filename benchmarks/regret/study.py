@@ -197,6 +197,11 @@ class Study:
         self._prefixes, self._texts = load(), tuple[Text, ...]()
         self._pairs: dict[str, Pair] = {}
 
+    @property
+    def prefixes(self) -> Prefixes:
+        """The target's memory of the temperature that was asked for last."""
+        return self._prefixes
+
     def pair(self, cell: Cell) -> Pair:
         """The pair of a cell. Pairs of one temperature share the target's memory; those of the
         temperature before are forgotten.

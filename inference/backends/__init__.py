@@ -74,6 +74,24 @@ class Model(Protocol):
         ...
 
 
+class Masks(NamedTuple):
+    """What a block draft takes for tokens that are not known yet.
+
+    token: id of the mask
+    most: masks that stand behind a node at most, each of which names one token more
+    """
+
+    token: int
+    most: int
+
+
+@runtime_checkable
+class BlockModel(Model, Protocol):
+    """A draft that names tokens of several levels in one call, by masks behind a node."""
+
+    masks: Masks
+
+
 @runtime_checkable
 class RoundModel(Model, Protocol):
     """A Model that also makes whole rounds in one call.

@@ -159,9 +159,13 @@ class CopyProposer:
         self._list.list_children(least)
         while self._list.fresh:
             fresh, self._list.fresh = self._list.fresh, []
-            for node in fresh if self._source is not None else ():
-                self._copy(node)
+            for node in fresh:
+                self._name_early(node)
             self._list.list_children(least)
+
+    def _name_early(self, node: Prospect) -> None:
+        """Name the node's children before a model ranks it."""
+        self._copy(node)
 
     def _copy(self, node: Prospect) -> None:
         """Name the node's children from what followed the same words before."""
@@ -175,9 +179,13 @@ class CopyProposer:
         node.copied = Copied([one.token for one in following], table, chances)
         node.covered = sum(chances)
         if not node.named:
-            likeliest = sorted(zip(chances, node.copied.ids, strict=True), reverse=True)
-            logs = [node.log + math.log(chance) for chance, _ in likeliest]
-            self._list.name(node, [token for _, token in likeliest], logs)
+            self._name_children(node, node.copied.ids, chances)
+
+    def _name_children(self, node: Prospect, ids: Sequence[int], chances: Sequence[float]) -> None:
+        """Name these children of the node, each with its chance."""
+        likeliest = sorted(zip(chances, ids, strict=True), reverse=True)
+        logs = [node.log + math.log(max(chance, 1e-300)) for chance, _ in likeliest]
+        self._list.name(node, [token for _, token in likeliest], logs)
 
     def _context(self, node: Prospect, source: CopySource) -> Context:
         """The context behind this node's token."""

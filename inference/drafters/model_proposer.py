@@ -49,7 +49,7 @@ TIMES_KEPT = 16
 """Calls of the draft after which prices and measured times are read again."""
 
 
-class _Places:
+class Places:
     """The nodes that hold a KV slot, as a ModelSequence sees them: small indices that are
     reused.
     """
@@ -65,13 +65,18 @@ class _Places:
     def take(self, node: Prospect, root: Prospect) -> int:
         """Return a free place for this node, with its present depth below the root."""
         parent = -1 if node.parent is None or node.parent.place is None else node.parent.place
+        node.depth = node.position - root.position
+        node.place = self.put(node.token, parent, node.depth)
+        return node.place
+
+    def put(self, token: int, parent: int, depth: int) -> int:
+        """Return a free place for this token, below the token in another place (-1: none)."""
         if not self._free:
             self._free.append(len(self.tokens))
             for column in (self.tokens, self.parents, self.depths):
                 column.append(-1)
-        place = node.place = self._free.pop()
-        self.tokens[place], self.parents[place] = node.token, parent
-        self.depths[place] = node.depth = node.position - root.position
+        place = self._free.pop()
+        self.tokens[place], self.parents[place], self.depths[place] = token, parent, depth
         return place
 
     def free(self, places: Sequence[int]) -> None:
@@ -164,7 +169,7 @@ class ModelProposer(CopyProposer):
         values = np.exp([node.log - root for node in nodes])
         uncovered = values * (1 - np.array([node.covered for node in nodes]))
         gains: list[float] = np.cumsum(self._gains(uncovered)).tolist()
-        self._chosen = nodes[: self.prices.width(gains, self._seconds)]
+        self._chosen = nodes[: self._width(nodes, gains, most_seconds)]
         if again and not self._chosen:
             self._chosen = [self._list.root]
         return self._chosen
@@ -176,26 +181,18 @@ class ModelProposer(CopyProposer):
         self._calling = self._chosen
         root = self._list.root
         places = [self._places.take(node, root) for node in self._calling]
-        return self._sequence.prepare_nodes(self._places, places)
+        return self._sequence.prepare_nodes(self._places, [*places, *self._more_places()])
 
     def take(self, ranked: Ranked, seconds: float) -> None:
         """Take the result of the call, which took `seconds`."""
         nodes, self._calling, self._chosen = self._calling, [], []
-        self._known.draft.observe(len(nodes), seconds)
-        self.calls, self.ranked = self.calls + 1, self.ranked + len(nodes)
+        self._known.draft.observe(len(ranked.ids), seconds)
+        self.calls, self.ranked = self.calls + 1, self.ranked + len(ranked.ids)
         self.drafting += seconds
         self._silent = 0
         if self.calls % TIMES_KEPT == 0 or self.calls < TIMES_KEPT:
             self._look()
-        depths = [node.depth for node in nodes]
-        tables = features(ranked.scores, depths, self._params.greedy)
-        edges = self._known.acceptance.edges_of(tables, ranked.scores, self._params.greedy)
-        for node, ids, table, row in zip(nodes, ranked.ids.tolist(), tables, edges, strict=True):
-            node.named, node.features = ids, table
-            ids, row = self._with_copies(node, row)
-            order = np.argsort(-row, kind="stable")
-            logs = node.log + np.log(np.maximum(row[order], 1e-300))
-            self._list.name(node, [ids[index] for index in order], logs.tolist())
+        self._name_ranked(nodes, ranked)
         heard, self._heard = self._heard, []
         for told in heard:
             self.hear(*told)
@@ -222,7 +219,7 @@ class ModelProposer(CopyProposer):
 
     def _begin(self, prompt: Sequence[int], params: SamplingParams, end: int) -> None:
         self._sequence = ModelSequence(self._model, self._row, params)
-        self._places = _Places()
+        self._places = Places()
         self._chosen, self._calling, self._heard, self._prompt = [], [], [], []
         self._silent, self._hits = 0, 1.0
         super()._begin(prompt, params, end)
@@ -243,6 +240,22 @@ class ModelProposer(CopyProposer):
         began = self._clock()
         ranked = self._model.rank([self.segment()], WIDTH)[0]
         self.take(ranked, self._clock() - began)
+
+    def _more_places(self) -> list[int]:
+        """Places of what the call computes beside the chosen nodes."""
+        return []
+
+    def _name_ranked(self, nodes: Sequence[Prospect], ranked: Ranked) -> None:
+        """Name the children of nodes that a call has ranked."""
+        depths = [node.depth for node in nodes]
+        tables = features(ranked.scores, depths, self._params.greedy)
+        edges = self._known.acceptance.edges_of(tables, ranked.scores, self._params.greedy)
+        for node, ids, table, row in zip(nodes, ranked.ids.tolist(), tables, edges, strict=True):
+            node.named, node.features = ids, table
+            ids, row = self._with_copies(node, row)
+            order = np.argsort(-row, kind="stable")
+            logs = node.log + np.log(np.maximum(row[order], 1e-300))
+            self._list.name(node, [ids[index] for index in order], logs.tolist())
 
     # --- what the target says
 
@@ -303,6 +316,13 @@ class ModelProposer(CopyProposer):
         """
         nodes, most = width + self._sequence.length - self._sequence.cached, self._model.max_nodes
         return -(-nodes // most) * self._seconds(min(nodes, most))
+
+    def _width(self, nodes: Sequence[Prospect], gains: Sequence[float], most_seconds: float) -> int:
+        """How many of these nodes the next call ranks, in at most `most_seconds`; 0 for no call.
+
+        gains: expected tokens of ranking the first node, the first two, ...
+        """
+        return self.prices.width(gains, self._seconds)
 
     def _gains(self, values: NDArray[np.float64]) -> NDArray[np.float64]:  # [n] -> [n]
         """Expected nodes worth sending that ranking each of these finds.

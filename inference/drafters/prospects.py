@@ -29,6 +29,32 @@ class Copied(NamedTuple):
     chances: list[float]  # [k]
 
 
+class Mask(NamedTuple):
+    """What a block draft names at a mask: tokens, and what its scores say of each."""
+
+    ids: list[int]
+    said: list[list[float]]  # [k, SAID]
+
+
+class Block(NamedTuple):
+    """What one call named behind a node whose token it knew: its masks, the nearest first."""
+
+    node: Prospect
+    masks: list[Mask]
+
+
+class Guessed(NamedTuple):
+    """What a mask names for a node: tokens, their features and their chances.
+
+    offset: positions between the token that the call knew and the mask
+    """
+
+    ids: list[int]
+    table: list[list[float]]  # [k, F]
+    chances: list[float]  # [k]
+    offset: int
+
+
 class Prospect:
     """A node of the draft's tree.
 
@@ -40,7 +66,9 @@ class Prospect:
     features: what the model's scores say about each named child; None before it was ranked
     depth: below the root, when it was ranked
     copied: what the copy source names for it; None where that names nothing
-    covered: chance that the target takes one of these
+    block: masks of the nearest call at it or above it; None without a block draft
+    guessed: what one of these masks names for it
+    covered: chance that the target takes a child that was named before it was ranked
     joint: the children that model and copy source name, and what both say of each
     is_copy: whether the copy source alone had named it when it was made
     place: its place in the model's row, None where it has no keys
@@ -50,6 +78,7 @@ class Prospect:
     __slots__ = (
         "alive",
         "arrives",
+        "block",
         "children",
         "context",
         "copied",
@@ -57,6 +86,7 @@ class Prospect:
         "depth",
         "epoch",
         "features",
+        "guessed",
         "ids",
         "is_copy",
         "joint",
@@ -85,6 +115,8 @@ class Prospect:
         self.features: FloatArray | None = None
         self.context: Context | None = None
         self.copied: Copied | None = None
+        self.block: Block | None = None if parent is None else parent.block
+        self.guessed: Guessed | None = None
         self.joint: tuple[list[int], FloatArray] | None = None
         self.covered, self.is_copy = 0.0, False
         self.listed = self.depth = 0
@@ -238,6 +270,8 @@ class Prospects:
         self._serial += 1
         made = node.children[token] = Prospect(token, node.position + 1, log, self._serial, node)
         made.is_copy = node.copied is not None and token not in node.named
+        if made.is_copy and node.guessed is not None:
+            made.is_copy = token not in node.guessed.ids
         self._rankable(made)
         self.unsent.add(made)
         return made

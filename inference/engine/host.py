@@ -25,6 +25,7 @@ from inference.backends import Model, Ranked, Segment
 from inference.backends.sequence import Follower
 from inference.candidates import Nodes
 from inference.cost.objective import Effort
+from inference.drafters.block_proposer import proposers_on
 from inference.drafters.copy_source import CopySource
 from inference.drafters.model_proposer import WIDTH, ModelProposer
 from inference.engine.forward import ask_each
@@ -247,7 +248,7 @@ class Host:
         row = self._free.pop()
         if isinstance(self._model, Follower):
             self._model.follow(row, lambda: session.sequence)
-        proposer = ModelProposer(
+        proposer = proposers_on(self._model)(
             self._model,
             row,
             self._known[row],

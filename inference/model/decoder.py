@@ -264,6 +264,7 @@ class Decoder(nn.Module):
         self.config = config
         self.vocabulary = vocabulary
         self.model = Stack(config, layers)
+        self.lm_head: nn.Module | None = None  # None: the embeddings are the head
         if not config.tied:
             self.lm_head = layers.head(config.hidden_size, config.vocab_size, False)
         self.share = layers.share
@@ -329,12 +330,17 @@ class Decoder(nn.Module):
         """Apply the head, for the tokenizer's ids only: those of this rank's share. The result is
         cast to float32, the weights are not.
         """
-        if self.config.tied:
+        if self.lm_head is None:
             return F.linear(states, self.model.embed_tokens.weight[: self.vocabulary]).float()
         logits: Tensor = self.lm_head(states, self.vocabulary).float()
         if self.ids is None or self.config.vocab_size == self.vocabulary:
             return logits
         return torch.where(self.ids.weight[:, 0] < self.vocabulary, logits, MASKED)
+
+    def head_weight(self) -> Tensor:  # [vocab size, hidden]
+        """Return the head's matrix as it was loaded: the embeddings', where the two are tied."""
+        tied = self.config.tied
+        return self.get_parameter("model.embed_tokens.weight" if tied else "lm_head.weight")
 
     def token_ids(self) -> Tensor:  # [V] int32
         """Return the ids of this rank's share, in the order of logits()."""

@@ -19,6 +19,7 @@ from numpy.typing import ArrayLike, NDArray
 from inference.errors import InvalidRequest
 from inference.json_file import Json, read_json
 from inference.planner.copying import Copying
+from inference.planner.guessing import Guessing
 from inference.planner.law import (
     CERTAINTY,
     FADING,
@@ -31,7 +32,7 @@ from inference.planner.law import (
 )
 from inference.whole_file import write_whole
 
-VERSION = 3
+VERSION = 4
 FEATURES = ("one", "odds", "behind", "entropy", "first", "rank", "depth")
 KINDS = ("sampled", "greedy")
 """Kinds of decoding. Each has a law of its own."""
@@ -41,7 +42,7 @@ RANKS = 16
 
 SHIPPED = Path(__file__).parents[1] / "data" / "acceptance.json"
 
-_EXCLUDED = -1e8  # a score below: top-k or top-p leaves this token no chance
+EXCLUDED = -1e8  # a score below: top-k or top-p leaves this token no chance
 _UNSEEN = 1e-4  # least mass of the tokens below those that were ranked greedily
 _FOLLOWING = 1.5  # how many more perturbed scores like the next one lie beyond the last
 _STEP = 2.0  # distance of that next one, in e**-score
@@ -146,12 +147,15 @@ class AcceptanceModel:
     temperature 0, perturbed scores above it.
     """
 
-    def __init__(self, laws: tuple[Law, Law], rates: RankRates, copying: Copying) -> None:
+    def __init__(
+        self, laws: tuple[Law, Law], rates: RankRates, copying: Copying, guessing: Guessing
+    ) -> None:
         """laws: the law of sampled decoding, then the law of greedy decoding
 
         copying: what copied text is worth
+        guessing: what a block draft's masks are worth
         """
-        self._laws, self._rates, self.copying = laws, rates, copying
+        self._laws, self._rates, self.copying, self.guessing = laws, rates, copying, guessing
 
     def edges_of(
         self, tables: FloatArray, scores: NDArray[np.float32], greedy: bool
@@ -163,7 +167,7 @@ class AcceptanceModel:
         A row's sum is below 1. A child that top-k or top-p excludes has probability 0.
         """
         chances = broken(hazards(tables, self._laws[greedy].weights))
-        chances[scores < _EXCLUDED] = 0
+        chances[scores < EXCLUDED] = 0
         return chances
 
     def observe_path(
@@ -198,6 +202,7 @@ class AcceptanceModel:
             "laws": laws,
             "rates": self._rates.to_record(),
             "copying": self.copying.to_record(),
+            "guessing": self.guessing.to_record(),
         }
 
     @classmethod
@@ -211,7 +216,8 @@ class AcceptanceModel:
         known = rates.make(
             RankRates, read_numbers(rates.field("tries")), read_numbers(rates.field("hits"))
         )
-        return cls((sampled, greedy), known, Copying.read(record.field("copying")))
+        copying = Copying.read(record.field("copying"))
+        return cls((sampled, greedy), known, copying, Guessing.read(record.field("guessing")))
 
 
 def read_acceptance(path: Path = SHIPPED) -> AcceptanceModel:

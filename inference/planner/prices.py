@@ -72,20 +72,28 @@ class Prices:
 
         gains: expected tokens of ranking the first node, the first two, ...
         seconds: expected seconds of a call by its width
+        """
+        widths = widths_of(len(gains))
+        best = self.best([(gains[width - 1], seconds(width)) for width in widths])
+        return 0 if best is None else widths[best]
 
-        Where the text waits for calls, the width with the best net gain is taken. Otherwise it is
-        the width with most expected tokens a second.
+    def best(self, offers: Sequence[tuple[float, float]]) -> int | None:
+        """Return which of these calls is made, if one is worth its price.
+
+        offers: expected tokens and expected seconds of each
+
+        Where the text waits for calls, the one with the best net gain is taken. Otherwise it is
+        the one with most expected tokens a second.
         """
         token, second = self.token, self.drafting_second
-        best, most = 0, 0.0
-        for width in _widths(len(gains)):
-            gain, call = gains[width - 1], seconds(width)
+        best, most = None, 0.0
+        for index, (gain, call) in enumerate(offers):
             net = gain * token - second * call
             if gain < LEAST_GAIN or (self.tokens and net <= 0 < second):
                 continue
             rate = net if self.holds_target and self.tokens else gain / max(call, 1e-9)
-            if not best or rate > most:
-                best, most = width, rate
+            if best is None or rate > most:
+                best, most = index, rate
         return best
 
     def least_value(self) -> float:
@@ -100,7 +108,10 @@ class Prices:
 
 
 @lru_cache
-def _widths(most: int) -> tuple[int, ...]:
-    """Widths that are considered. They are few, because some devices compile a graph for each."""
+def widths_of(most: int) -> tuple[int, ...]:
+    """Return the widths that are considered, up to `most`.
+
+    They are few, because some devices compile a graph for each.
+    """
     powers = (1 << power for power in range(most.bit_length()) if 1 << power < most)
     return (*powers, most) if most else ()

@@ -13,6 +13,7 @@ import torch
 
 from inference.backends.eager import EagerModel
 from inference.decode import Step, TargetSession, decode
+from inference.drafters.block_proposer import BlockProposer
 from inference.drafters.copy_proposer import CopyProposer
 from inference.drafters.copy_source import CopySource
 from inference.drafters.model_proposer import ModelProposer
@@ -49,6 +50,11 @@ def nudged(decoder: Decoder, amount: float = 0.03) -> Decoder:
 
 def growing(draft: Decoder, clock: Callable[[], float] = time.perf_counter) -> ModelProposer:
     return ModelProposer(_model(draft), 0, knowledge(), Prices(), clock=clock)
+
+
+def blocks(draft: Decoder) -> BlockProposer:
+    """With masks that the draft was never taught."""
+    return BlockProposer(_model(draft), 0, knowledge(), Prices(), masks=pairs.MASKS)
 
 
 def copying() -> CopyProposer:

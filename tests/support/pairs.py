@@ -10,6 +10,7 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
+from inference.backends import Masks
 from inference.backends.eager import EagerModel
 from inference.engine.engine import Engine
 from inference.model.checkpoint import random_decoder
@@ -18,6 +19,8 @@ from inference.model.decoder import Decoder
 
 VOCABULARY = 290
 SEQUENCE_LENGTH = 512
+MASKS = Masks(VOCABULARY + 5, 3)
+"""An id that the model has and the tokenizer has not."""
 
 
 def config(layers: int = 2) -> ModelConfig:

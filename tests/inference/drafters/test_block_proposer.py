@@ -1,0 +1,228 @@
+"""A block draft: what its masks name, that they leave no trace, and what they cost."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import count
+
+import pytest
+
+from inference.backends import Masks, Ranked, Segment
+from inference.backends.eager import EagerModel
+from inference.backends.sequence import ModelSequence
+from inference.drafters.block_proposer import BlockProposer, proposers_on
+from inference.drafters.copy_source import CopySource
+from inference.drafters.model_proposer import ModelProposer
+from inference.planner.knowledge import Knowledge
+from inference.planner.prices import Prices
+from inference.proposer import COPY, MODEL, Notice
+from inference.sampling import SamplingParams
+from inference.times import DraftTimes
+from inference.tree import TokenTree
+from tests.support.drafts import knowledge
+from tests.support.pairs import perturbed, prompt_of
+from tests.support.scripted_models import (
+    VOCABULARY,
+    Prefix,
+    Says,
+    ScriptedModel,
+    disagreeing,
+    own_text,
+    perfect,
+    target_token,
+    useless,
+)
+from tests.support.stepped import PROMPT, SAMPLING, SteppedTarget, World
+
+MASK = VOCABULARY
+MASKS = Masks(MASK, 3)
+TEXT = own_text(PROMPT, 400)
+NUMBERS = count()
+QUIET = Notice(0.0, 0.03, 0, 0, 64)
+
+
+def with_masks(says: Says, at_masks: Says) -> Says:
+    """A draft that says one thing at tokens and another at masks, which stand for the target's own
+    tokens.
+    """
+
+    def said(prefix: Prefix) -> tuple[list[int], list[float]]:
+        known = [token for token in prefix if token != MASK]
+        ahead = len(prefix) - len(known)
+        assert MASK not in prefix[: len(known)], "a mask that is nobody's own"
+        for _ in range(ahead):
+            known.append(target_token(known))
+        return (at_masks if ahead else says)(tuple(known))
+
+    return said
+
+
+class Watched(ScriptedModel):
+    """A ScriptedModel that keeps the tokens of its last call, and its own clock: 2 ms for a node
+    and 0.1 ms for each one more.
+    """
+
+    now = 0.0
+
+    def rank(self, segments: Sequence[Segment], k: int) -> list[Ranked]:
+        self.fed = [segment.tokens.tolist() for segment in segments]
+        self.now += 0.0019 + 0.0001 * len(self.fed[0])
+        return super().rank(segments, k)
+
+
+def proposer_of(
+    model: Watched, known: Knowledge | None = None, room: int = 200, copies: bool = False
+) -> BlockProposer:
+    return BlockProposer(
+        model,
+        0,
+        known or knowledge(),
+        Prices(),
+        masks=MASKS,
+        room=room,
+        clock=lambda: model.now,
+        source=CopySource() if copies else None,
+    )
+
+
+def sent(proposer: ModelProposer) -> list[tuple[int, list[int]]]:
+    """What is sent now: by message, its kind and its tokens."""
+    messages = []
+    while (nodes := proposer.flush(0.0, lambda: next(NUMBERS))) is not None:
+        messages.append((nodes.proposer, [one.token for one in nodes.proposals]))
+    return messages
+
+
+def test_one_call_names_tokens_of_as_many_levels_as_there_are_masks_and_one() -> None:
+    model = Watched(with_masks(perfect, perfect))
+    proposer = proposer_of(model)
+    proposer.open(PROMPT, SAMPLING, end=200)
+    assert proposer.work(0.0)
+    assert model.fed == [[PROMPT[-1], MASK, MASK, MASK]]
+    ((kind, tokens),) = sent(proposer)
+    assert kind == MODEL
+    assert tokens[:4] == TEXT[:4]
+    assert MASK not in tokens
+
+
+def test_a_mask_leaves_no_key_behind() -> None:
+    """The scripted model finds a gap or a stranger's key; a row with little room lasts."""
+    model = Watched(with_masks(disagreeing, disagreeing), capacity=140)
+    proposer = proposer_of(model, room=40)
+    proposer.open(PROMPT, SAMPLING)
+    masks = 0
+    for step in range(90):
+        for _ in range(3):
+            if proposer.work(0.0):
+                masks += model.fed[0].count(MASK)
+        proposer.hear(len(PROMPT) + step, TEXT[step : step + 1], 0.0, QUIET)
+    assert masks > 5 * 40
+
+
+def test_a_draft_whose_masks_are_right_is_called_less_often() -> None:
+    def calls(make: type[ModelProposer], says: Says, **more: Masks) -> float:
+        model = ScriptedModel(says)
+        proposer = make(model, 0, knowledge(), Prices(), **more)
+        target = SteppedTarget(PROMPT, len(PROMPT) + 200, 64)
+        world = World([proposer], [0], target)
+        while len(target.tokens) < target.end:
+            world.turn()
+        assert target.tokens[len(PROMPT) :] == TEXT[:200]
+        return target.forwards
+
+    plain = calls(ModelProposer, disagreeing)
+    block = calls(BlockProposer, with_masks(disagreeing, disagreeing), masks=MASKS)
+    assert block < plain
+
+
+def test_masks_that_are_never_right_are_given_up() -> None:
+    model, masks, known = Watched(with_masks(perfect, useless)), list[int](), knowledge()
+    known.draft = DraftTimes({1: 0.002, 33: 0.0052})
+    proposer = proposer_of(model, known)
+    proposer.open(PROMPT, SAMPLING)
+    for step in range(300):
+        masks.append(0)
+        if proposer.work(0.0):
+            masks[-1] = model.fed[0].count(MASK)
+        sent(proposer)
+        proposer.hear(len(PROMPT) + step, TEXT[step : step + 1], 0.0, QUIET)
+    assert sum(masks[-50:]) < 0.2 * sum(masks[:50])
+
+
+def test_no_mask_is_computed_where_a_wider_call_takes_longer_than_it_brings() -> None:
+    known = knowledge()
+    known.draft = DraftTimes({1: 0.002, 2: 0.02, 4: 0.2})
+    model = Watched(with_masks(perfect, perfect))
+    proposer = proposer_of(model, known)
+    proposer.open(PROMPT, SAMPLING, end=200)
+    assert proposer.work(0.0)
+    assert model.fed == [[PROMPT[-1]]]
+
+
+def test_no_mask_stands_behind_the_last_token_that_is_wanted() -> None:
+    model = Watched(with_masks(perfect, perfect))
+    proposer = proposer_of(model)
+    proposer.open(PROMPT, SAMPLING, end=len(PROMPT) + 3)
+    assert proposer.work(0.0)
+    assert model.fed == [[PROMPT[-1], MASK]]
+    ((_, tokens),) = sent(proposer)
+    assert tokens[:2] == TEXT[:2]
+
+
+def test_a_node_that_a_mask_named_is_ranked_later_and_named_better() -> None:
+    model = Watched(with_masks(perfect, disagreeing))
+    proposer = proposer_of(model)
+    proposer.open(PROMPT, SAMPLING, end=200)
+    for _ in range(6):
+        proposer.work(0.0)
+    named = [token for _, tokens in sent(proposer) for token in tokens]
+    assert named[:4] == TEXT[:4]
+    assert set(TEXT[:8]) <= set(named)
+
+
+def test_masks_and_copies_name_a_token_once_and_a_copy_stays_one() -> None:
+    phrase = [11, 12, 13, 14, 15, 16]
+    model = Watched(with_masks(useless, useless))
+    proposer = proposer_of(model, copies=True)
+    proposer.open([*phrase, 7, *phrase[:3]], SAMPLING, end=200)
+    assert [kind for kind, _ in sent(proposer)] == [COPY]
+    for _ in range(4):
+        proposer.work(0.0)
+    assert MODEL in {kind for kind, _ in sent(proposer)}
+
+
+def test_a_draft_with_masks_gets_a_block_proposer_and_no_other() -> None:
+    plain = ScriptedModel(perfect)
+    assert proposers_on(plain) is ModelProposer
+    plain.masks = MASKS  # type: ignore[attr-defined]
+    made = proposers_on(plain)(plain, 0, knowledge(), Prices())
+    assert isinstance(made, BlockProposer)
+
+
+class Recorded(EagerModel):
+    """A real draft that keeps what its last call said."""
+
+    said: Ranked
+
+    def rank(self, segments: Sequence[Segment], k: int) -> list[Ranked]:
+        [self.said] = super().rank(segments, k)
+        return [self.said]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_a_mask_is_ranked_as_the_text_with_masks_is_with_the_noise_of_its_own_place(
+    temperature: float,
+) -> None:
+    draft, params, prompt = perturbed(1, 0.02), SamplingParams(temperature, seed=5), prompt_of(20)
+    masks = Masks(295, 2)
+    model = Recorded(draft, rows=1, capacity=1024, max_nodes=128)
+    proposer = BlockProposer(model, 0, knowledge(), Prices(), masks=masks)
+    proposer.open(prompt, params, 200)
+    assert proposer.work(0.0)
+    assert len(model.said.ids) == 3
+    for behind in range(3):
+        text = [*prompt, *[masks.token] * behind]
+        fresh = ModelSequence(EagerModel(draft, rows=1, capacity=64, max_nodes=32), 0, params)
+        fresh.extend(text[:-1])
+        whole = fresh.rank(TokenTree.chain(text[-1:]), [0], 8)
+        assert model.said.ids[behind].tolist() == whole.ids[0].tolist()

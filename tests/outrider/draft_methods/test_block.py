@@ -1,0 +1,104 @@
+"""--draft block: a checkpoint in PARD's published format is found, loaded and drafts; others are
+refused in one line.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from inference.backends import BlockModel, Masks
+from inference.drafters.block_proposer import BlockProposer, proposers_on
+from inference.engine.engine import Engine
+from inference.engine.local_session import LocalSession
+from inference.errors import UnsupportedModel
+from inference.order import Decode
+from inference.planner.prices import Prices
+from inference.sampling import SamplingParams
+from outrider.draft_methods import find_draft
+from outrider.draft_methods.block import PUBLISHED_POSITIONS, BlockCheckpoint
+from outrider.models import find_checkpoint
+from outrider.options.roles import DraftRole
+from tests.support.drafts import alone, knowledge, text_of
+from tests.support.models import write_checkpoint_with_tokenizer
+from tests.support.pairs import prompt_of
+
+PARD: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 520,
+    "tie_word_embeddings": True,
+    "torch_dtype": "bfloat16",
+    "pard_token": 515,
+    "spd_type": "pard",
+}
+"""config.json as PARD publishes it, at a tiny size: ids beyond the tokenizer's are the masks'."""
+
+PARD2 = PARD | {
+    "spd_type": "pard2",
+    "pard2": True,
+    "pard2_scale": 0.02,
+    "pard2_target_dim": 64,
+    "pard2_target_layers": [1],
+}
+
+
+def target(directory: Path) -> Engine:
+    write_checkpoint_with_tokenizer(directory, seed=7)
+    model = find_checkpoint(str(directory), "target").load(
+        DraftRole(device="cpu"), rows=1, sequence_length=128, spare=64, max_nodes=64
+    )
+    return Engine(model, sequence_length=128, max_tree_nodes=64, vocabulary=512)
+
+
+def found(directory: Path, **changes: Any) -> BlockCheckpoint:
+    write_checkpoint_with_tokenizer(directory, **PARD | changes)
+    made = find_draft(DraftRole(draft="block", draft_model=str(directory)))
+    assert isinstance(made, BlockCheckpoint)
+    return made
+
+
+@pytest.mark.parametrize("config", [PARD, PARD2], ids=["PARD", "PARD-2"])
+def test_a_published_checkpoint_says_which_token_is_its_mask(
+    tmp_path: Path, config: dict[str, Any]
+) -> None:
+    assert found(tmp_path, **config).masks == Masks(515, PUBLISHED_POSITIONS - 1)
+
+
+def test_a_checkpoint_may_say_how_many_tokens_a_call_names(tmp_path: Path) -> None:
+    assert found(tmp_path, para_num=4).masks == Masks(515, 3)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
+def test_a_published_checkpoint_drafts_and_the_text_is_the_targets_own(
+    tmp_path: Path, temperature: float
+) -> None:
+    role = DraftRole(draft="block", draft_model=str(tmp_path / "pard"), device="cpu")
+    model = found(tmp_path / "pard").load(
+        role, rows=1, sequence_length=128, spare=300, max_nodes=256
+    )
+    assert isinstance(model, BlockModel)
+    assert model.dtype == torch.float32
+    served, prompt = target(tmp_path / "target"), prompt_of(20)
+    params = SamplingParams(temperature, seed=11)
+    proposer = proposers_on(model)(model, 0, knowledge(), Prices(), room=300)
+    assert isinstance(proposer, BlockProposer)
+    session, order = LocalSession(served), Decode(len(prompt) + 30)
+    made = text_of(prompt, params, session, order, [proposer])
+    assert made == alone(LocalSession(served), prompt, params, 30)
+    assert proposer.ranked > proposer.calls  # masks were computed
+
+
+def test_a_checkpoint_without_a_mask_is_refused_with_what_is_needed(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedModel, match=r"no pard_token: .*--draft model takes any other"):
+        found(tmp_path, pard_token=None)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("pard_token", 520), ("pard_token", -1), ("para_num", 1), ("para_num", 99)]
+)
+def test_a_mask_that_cannot_be_is_refused(tmp_path: Path, field: str, value: int) -> None:
+    with pytest.raises(UnsupportedModel, match=rf"{field} is {value}: an integer from"):
+        found(tmp_path, **{field: value})
