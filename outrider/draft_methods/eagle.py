@@ -12,7 +12,7 @@ from inference.backends.timed import TimedModel
 from inference.command import say
 from inference.errors import InvalidRequest, UnsupportedModel
 from inference.text import Tokenizer
-from outrider.models import Checkpoint, describe, find_directory, find_target
+from outrider.models import FoundModel, describe, find_directory, find_target
 from outrider.options.groups import DeviceOptions, DraftModelOptions
 from outrider.options.roles import FusedTargetRole
 
@@ -29,7 +29,7 @@ class FoundHead:
 
     name: str
     directory: Path
-    target: Checkpoint
+    target: FoundModel
     model: EagerModel
 
     @property
