@@ -142,12 +142,9 @@ class Checkpoint:
             return _load_legacy(options, self, sequence_length)
 
         def load(directory: Path, **how: Any) -> Decoder:
-            whole = (
-                load_offloaded(directory, offload=offload, **how)
-                if offload
-                else load_decoder(directory, **how)
-            )
-            return self.reduction.apply(whole)
+            if offload:
+                return load_offloaded(directory, offload=offload, **how)
+            return self.reduction.apply(load_decoder(directory, **how))
 
         return load_eager(
             options,
