@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -18,11 +18,8 @@ from inference.errors import InvalidRequest, UnsupportedModel
 from inference.model.config import ModelConfig, read_config
 from inference.text import Tokenizer
 from outrider.gguf_file import GgufFile, gguf_tokenizer
-from outrider.options.groups import (
-    DeviceOptions,
-    LegacyOptions,
-    TargetModelOptions,
-)
+from outrider.options.groups import DeviceOptions, LegacyOptions, TargetModelOptions
+from outrider.options.offload import OffloadOptions
 from outrider.options.values import DEVICES, is_device
 from outrider.reduction import WHOLE, Reduction
 from outrider.sequence_length import allowed_length
@@ -101,6 +98,7 @@ class Checkpoint:
     config: ModelConfig
     tokenizer: Tokenizer
     reduction: Reduction = WHOLE
+    offload: Offload | None = None  # where the layers' weights stay, if not on the device
 
     @property
     def stop_ids(self) -> frozenset[int]:
@@ -124,12 +122,7 @@ class Checkpoint:
         sequence_length: int,
         spare: int,
         max_nodes: int,
-        offload: Offload | None = None,
     ) -> EagerModel | LegacyNeuronModel:
-        """See FoundModel.load().
-
-        offload: where the layers' weights stay, if not on the device
-        """
         from inference.model.checkpoint import load_decoder
         from inference.model.layer_offload import load_offloaded
 
@@ -142,8 +135,8 @@ class Checkpoint:
             return _load_legacy(options, self, sequence_length)
 
         def load(directory: Path, **how: Any) -> Decoder:
-            if offload:
-                return load_offloaded(directory, offload=offload, **how)
+            if self.offload:
+                return load_offloaded(directory, offload=self.offload, **how)
             return self.reduction.apply(load_decoder(directory, **how))
 
         return load_eager(
@@ -219,8 +212,15 @@ def _parameters(decoder: Decoder) -> int:
 
 
 def find_target(options: TargetModelOptions) -> Checkpoint | GgufFile:
-    """The target that --target_model or --model names, or the embedded one."""
-    return find_named(options.target_name, "target")
+    """The target that --target_model or --model names, or the embedded one. Raises InvalidRequest
+    where layers of a GGUF file are to be offloaded.
+    """
+    found = find_named(options.target_name, "target")
+    if not isinstance(options, OffloadOptions) or options.layer_offload is None:
+        return found
+    if not isinstance(found, Checkpoint):
+        raise InvalidRequest(f"--layer_offload: {found.name} is a GGUF file, which stays whole")
+    return replace(found, offload=options.layer_offload)
 
 
 def find_named(name: str | None, embedded: str) -> Checkpoint | GgufFile:

@@ -23,7 +23,7 @@ from inference.backends import RoundModel
 from inference.backends.gguf_model import GgufModel
 from inference.backends.timed import TimedModel, TimeProfile, find_profile
 from inference.command import say
-from inference.engine.engine import Engine
+from inference.engine.engine import Engine, collect_rarely
 from inference.errors import InvalidRequest
 from inference.planner.profiling import emulated_target
 from inference.times import Shape
@@ -61,6 +61,7 @@ def serve(options: ServingRole) -> int:
         check_free(Address(options.metrics_host, options.metrics_port))
     begun, target = time.perf_counter(), load_target(options)
     ready = partial(_say_ready, target.description, time.perf_counter() - begun)
+    collect_rarely()
     with observed(options, options.usd_per_hour) as statistics:
         statistics.listeners.append(_tell_of_end)
         serve_target(replace(target, listener=statistics), ready, options.grace)
@@ -191,7 +192,6 @@ def _load_checkpoint(options: ServingRole) -> _Loaded:
         sequence_length=length,
         spare=nodes,
         max_nodes=max(nodes, PREFILL_NODES),
-        offload=options.layer_offload,
     )
     weights, offload = found.fingerprint(), options.layer_offload
     made_from = f"{weights}, layers on {offload}" if offload else weights
