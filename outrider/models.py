@@ -19,11 +19,7 @@ from inference.model.config import ModelConfig, read_config
 from inference.text import Tokenizer
 from outrider.devices import describe, pick_device, set_threads
 from outrider.gguf_file import GgufFile, gguf_tokenizer
-from outrider.options.groups import (
-    DeviceOptions,
-    LegacyOptions,
-    TargetModelOptions,
-)
+from outrider.options.groups import DeviceOptions, LegacyOptions, TargetModelOptions
 from outrider.options.offload import OffloadOptions
 from outrider.reduction import WHOLE, Reduction
 from outrider.sequence_length import allowed_length
@@ -137,12 +133,9 @@ class Checkpoint:
             return _load_legacy(options, self, sequence_length)
 
         def load(directory: Path, **how: Any) -> Decoder:
-            whole = (
-                load_offloaded(directory, offload=self.offload, **how)
-                if self.offload
-                else load_decoder(directory, **how)
-            )
-            return self.reduction.apply(whole)
+            if self.offload:
+                return load_offloaded(directory, offload=self.offload, **how)
+            return self.reduction.apply(load_decoder(directory, **how))
 
         return load_eager(
             options,
