@@ -1,7 +1,7 @@
 # make demo       draft and target as two processes on this machine, with the pair that ships here
 # make check      lint, types and the fast tests, for while you work
 # make test       lint, types and tests
-# make test-all   the slower tiers; CI runs them after make test
+# make test-all   the slower tiers; CI runs them after make test; the first run builds llama.cpp
 # They make .venv first; PYTHON chooses the interpreter (3.10 to 3.13).
 # make test-nxd   Neuron's builder on the real neuronx-distributed of a checkout: NXD=path; see CONTRIBUTING.md
 # make test-xla   the graphs and their arithmetic on torch 2.9 and torch_xla 2.9, as on trn1; makes .venv-xla, of 7 GB
@@ -26,7 +26,7 @@ check: lint
 test: lint
 	$(PYTEST) -m "not extended"
 
-test-all: .venv/ray
+test-all: .venv/ray .venv/gguf
 	$(PYTEST) -rs -m extended
 
 test-xla: .venv-xla/ready
@@ -49,6 +49,10 @@ proto: .venv/ready
 
 .venv/ray: .venv/ready
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[ray]'
+	@touch $@
+
+.venv/gguf: .venv/ready
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[gguf]'
 	@touch $@
 
 .venv-xla/ready: pyproject.toml constraints-xla.txt

@@ -5,9 +5,10 @@ neighbours.
     [--json FILE]
 
 Compared with eager bfloat16: OpenVINO (what --dtype int8 builds), and torch with one scale a node
-and exact integer sums. Times are those of benchmarks/compiled.py. Agreement: the share of a greedy
-text of 48 tokens that is chosen again when it is fed 16 tokens a call; with itself it measures what
-the size of calls does to choices, with float32 what the integers do besides.
+and exact integer sums (what --draft_quantization int8 takes). Times are those of
+benchmarks/compiled.py. Agreement: the share of a greedy text of 48 tokens that is chosen again when
+it is fed 16 tokens a call; with itself it measures what the size of calls does to choices, with
+float32 what the integers do besides.
 """
 
 from __future__ import annotations
@@ -20,7 +21,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
 
 from benchmarks.compiled import compiled_model
 from benchmarks.harness import command, cpu_decoder, heap, show, with_cpu
@@ -28,7 +28,7 @@ from compile.spec import least_nodes, verify_bucket
 from inference.backends import Model, Segment
 from inference.backends.compiled import CompiledModel
 from inference.backends.eager import EagerModel
-from inference.model.decoder import MLP, Attention, Decoder
+from inference.model.quantized import quantize
 from inference.sampling import SamplingParams
 from inference.text import Tokenizer
 from inference.tree import TokenTree
@@ -38,40 +38,6 @@ PROMPT = (
     '"""Read a file of numbers and print their mean."""\n\nimport sys\n\n\ndef '
     "read_numbers(path):\n"
 )
-_MIDDLE, _LEVELS, _TINY = 128, 127, 1e-20
-
-
-class RowInt8(nn.Module):
-    """x W' + b in integers, with a scale for each node and each output; torch's packed product
-    sums them exactly.
-    """
-
-    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
-        super().__init__()
-        scale = weight.float().abs().amax(1).clamp(min=_TINY) / _LEVELS
-        levels = torch.round(weight.float() / scale[:, None]).to(torch.int8)
-        quantized = torch._make_per_channel_quantized_tensor(
-            levels, scale.double(), torch.zeros(len(levels), dtype=torch.int64), 0
-        )
-        self.packed = torch.ops.quantized.linear_prepack(quantized, None)
-        self.bias = None if bias is None else bias.float()
-
-    def forward(self, x: Tensor, vocabulary: int | None = None) -> Tensor:
-        scale = x.abs().amax(-1, keepdim=True).clamp(min=_TINY) / _LEVELS
-        product: Tensor = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32(
-            x / scale, 1.0, _MIDDLE, self.packed
-        )
-        return product * scale if self.bias is None else product * scale + self.bias
-
-
-def row_int8(decoder: Decoder) -> Decoder:
-    """The float32 decoder with its matrices replaced, in place; its head must be its own."""
-    for owner in [module for module in decoder.modules() if isinstance(module, (Attention, MLP))]:
-        for name, linear in list(owner.named_children()):
-            if isinstance(linear, nn.Linear):
-                owner.add_module(name, RowInt8(linear.weight, linear.bias))
-    decoder.add_module("lm_head", RowInt8(decoder.lm_head.weight[: decoder.vocabulary]))
-    return decoder
 
 
 def eager(
@@ -80,7 +46,7 @@ def eager(
     vocabulary = Tokenizer(directory).vocabulary
     decoder = cpu_decoder(directory, capacity, vocabulary, dtype)
     return EagerModel(
-        row_int8(decoder) if integers else decoder, rows=1, capacity=capacity, max_nodes=256
+        quantize(decoder, "int8") if integers else decoder, rows=1, capacity=capacity, max_nodes=256
     )
 
 

@@ -16,7 +16,8 @@ _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
 
 class Tokenizer:
-    """The tokenizer of a Hugging Face directory. Raises UnsupportedModel if it cannot be used.
+    """The tokenizer of a Hugging Face directory, or of a GGUF file. Raises UnsupportedModel if it
+    cannot be used.
 
     vocabulary: one past the greatest token id.
     """
@@ -25,7 +26,11 @@ class Tokenizer:
         from transformers import AutoTokenizer
 
         try:
-            self._tokenizer: Any = AutoTokenizer.from_pretrained(str(directory))
+            self._tokenizer: Any = (
+                AutoTokenizer.from_pretrained(str(directory.parent), gguf_file=directory.name)
+                if directory.is_file()
+                else AutoTokenizer.from_pretrained(str(directory))
+            )
             vocabulary = self._tokenizer.get_vocab()
         except Exception as error:  # the library's parser raises bare Exception
             said = next(iter(str(error).splitlines()), type(error).__name__)
@@ -35,6 +40,10 @@ class Tokenizer:
         if not vocabulary:
             raise UnsupportedModel(f"{directory}: its tokenizer.json has no tokens")
         self.vocabulary = max(vocabulary.values()) + 1
+
+    def ids(self) -> dict[str, int]:
+        """Every token's id."""
+        return dict(self._tokenizer.get_vocab())
 
     def encode(self, prompt: str, *, chat: bool = False) -> list[int]:
         """Token ids of a raw prompt, or of a chat's first turn.

@@ -20,7 +20,7 @@ from outrider.completion import Completion, Request, Show, Tell, complete, new_c
 from outrider.connecting import connect_target
 from outrider.draft_methods import find_draft
 from outrider.drafting import Sides, draft_rows
-from outrider.models import FoundModel, find_directory
+from outrider.models import FoundModel, find_tokenizer
 from outrider.options.roles import ClientRole
 from outrider.pools import AnyRows, GrowingPool, Lent
 from outrider.purse import open_purse
@@ -165,9 +165,7 @@ def open_client(options: ClientRole) -> Iterator[Client]:
     drafted = options.method is not None and not options.target_only
     found = find_draft(options) if drafted else None
     tokenizer = (
-        found.tokenizer
-        if found is not None
-        else Tokenizer(find_directory(options.draft_name, "draft", weights=False))
+        found.tokenizer if found is not None else find_tokenizer(options.draft_name, "draft")
     )
     name = found.name if found is not None else "the tokenizer here"
     with connect_target(options, tokenizer, name) as target:

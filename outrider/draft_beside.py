@@ -22,6 +22,8 @@ from inference.planner.knowledge import Knowledge
 from inference.times import DraftTimes, LinkTimes, TargetTimes
 from outrider.draft_methods import find_draft
 from outrider.models import PREFILL_NODES
+from outrider.options.groups import DraftModelOptions
+from outrider.options.reduction import ReductionOptions
 from outrider.options.roles import FusedTargetRole
 from outrider.profiles import user_profiles
 
@@ -74,9 +76,10 @@ def _in_graph(options: FusedTargetRole, model: RoundModel, description: Descript
     built for.
     """
     manifest = read_manifest(Path(options.artifact or ""))
-    if options.draft_model is not None:
+    named = [*options.given(DraftModelOptions), *options.given(ReductionOptions)]
+    if named:
         raise InvalidRequest(
-            f"--artifact holds a draft, too ({fused_part(manifest).model}): leave out --draft_model"
+            f"--artifact holds a draft, too ({fused_part(manifest).model}): leave out {named[0]}"
         )
     if model.shape.nodes > description.max_tree_nodes:
         raise InvalidRequest(

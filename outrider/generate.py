@@ -83,7 +83,7 @@ def fused_client(options: FusedClientRole) -> int:
     if options.list_models:
         print_models(options)
         return 0
-    prompts, tokenizer = read_prompts(options), find_tokenizer(options)
+    prompts, tokenizer = read_prompts(options), find_tokenizer(options.target_name, "target")
     with connect_target(options, tokenizer) as target:
         description = target.description
         length, stop_ids = description.sequence_length, description.stop_ids

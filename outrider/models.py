@@ -12,10 +12,12 @@ import torch
 import inference
 from grpc_comm.security import SecurityOptions
 from inference.backends import Model
+from inference.backends.gguf_library import is_gguf
 from inference.command import say
 from inference.errors import InvalidRequest, UnsupportedModel
 from inference.model.config import ModelConfig, read_config
 from inference.text import Tokenizer
+from outrider.gguf_file import GgufFile, gguf_tokenizer
 from outrider.options.groups import (
     DeviceOptions,
     LegacyOptions,
@@ -23,6 +25,8 @@ from outrider.options.groups import (
 )
 from outrider.options.network import ConnectionOptions, ListeningOptions, TlsOptions
 from outrider.options.values import DEVICES, is_device
+from outrider.reduction import WHOLE, Reduction
+from outrider.sequence_length import allowed_length
 from outrider.status_lines import LoadingStatus
 
 if TYPE_CHECKING:
@@ -31,7 +35,6 @@ if TYPE_CHECKING:
     from inference.model.decoder import Decoder
 
 EMBEDDED = Path(inference.__file__).parent / "data"
-_DEFAULT_SEQUENCE_LENGTH = 2048
 PREFILL_NODES = 256  # prompt tokens in one call
 _SMALL = 32e6  # parameters; below, several threads cost more than they bring
 _THREADS = torch.get_num_threads()  # torch's choice
@@ -44,7 +47,7 @@ class LoadedModel(Model, Protocol):
     def device(self) -> torch.device: ...
 
     @property
-    def dtype(self) -> torch.dtype: ...
+    def dtype(self) -> torch.dtype | str: ...
 
 
 class FoundModel(Protocol):
@@ -96,27 +99,21 @@ class Checkpoint:
     embedded: bool
     config: ModelConfig
     tokenizer: Tokenizer
+    reduction: Reduction = WHOLE
 
     @property
     def stop_ids(self) -> frozenset[int]:
         return self.config.stop_ids
 
     def sequence_length(self, asked: int | None) -> int:
-        limit = self.config.max_positions
-        if asked is None:
-            return min(_DEFAULT_SEQUENCE_LENGTH, limit)
-        if not 2 <= asked <= limit:
-            field = self.config.limited_by
-            raise InvalidRequest(
-                f"--sequence_length {asked}: {self.name} takes 2 to {limit} (config.json field "
-                f"{field})"
-            )
-        return asked
+        config = self.config
+        where = f"config.json field {config.limited_by}"
+        return allowed_length(asked, self.name, config.max_positions, where)
 
     def fingerprint(self) -> str:
         from inference.model.checkpoint import fingerprint  # a compiled target needs no decoder
 
-        return fingerprint(self.directory)
+        return self.reduction.fingerprint(fingerprint(self.directory))
 
     def load(
         self,
@@ -143,7 +140,7 @@ class Checkpoint:
             decoder = load_decoder(
                 self.directory,
                 positions=sequence_length,
-                vocabulary=self.tokenizer.vocabulary,
+                vocabulary=self.reduction.vocabulary(self.tokenizer.vocabulary),
                 dtype=DTYPES[dtype] if dtype else None,
                 device=device,
                 tell=tell,
@@ -151,20 +148,28 @@ class Checkpoint:
         parameters = sum(parameter.numel() for parameter in decoder.parameters())
         if device.type == "cpu":
             set_threads(options.threads, parameters)
+        reduced = self.reduction.apply(decoder)
         model = _on_device(
-            decoder, device, rows=rows, capacity=sequence_length + spare, max_nodes=max_nodes
+            reduced, device, rows=rows, capacity=sequence_length + spare, max_nodes=max_nodes
         )
         precision = str(model.dtype).removeprefix("torch.")
         say(
-            f"{self.name}: {parameters / 1e6:.1f} M parameters, {precision} on "
-            f"{describe(device)}, loaded in {time.perf_counter() - begun:.1f} s"
+            f"{self.name}: {parameters / 1e6:.1f} M parameters, {precision}{self.reduction} "
+            f"on {describe(device)}, loaded in {time.perf_counter() - begun:.1f} s"
         )
         return model
 
 
-def find_target(options: TargetModelOptions) -> Checkpoint:
+def find_target(options: TargetModelOptions) -> Checkpoint | GgufFile:
     """The target that --target_model or --model names, or the embedded one."""
-    return find_checkpoint(options.target_name, "target")
+    return find_named(options.target_name, "target")
+
+
+def find_named(name: str | None, embedded: str) -> Checkpoint | GgufFile:
+    """The checkpoint or GGUF file of this name, or the embedded model of this kind."""
+    if name is not None and is_gguf(name):
+        return GgufFile.find(name)
+    return find_checkpoint(name, embedded)
 
 
 def find_checkpoint(name: str | None, embedded: str) -> Checkpoint:
@@ -189,11 +194,10 @@ def find_directory(name: str | None, embedded: str, *, weights: bool = True) -> 
 
     if name is None:
         return EMBEDDED / embedded
-    if Path(name).suffix == ".gguf" or _only_gguf(Path(name)):
-        raise UnsupportedModel(
-            f"{name} holds weights as GGUF, which is not read: give the directory or the hub name "
-            "of the safetensors checkpoint that it was made from"
-        )
+    if is_gguf(name):
+        raise UnsupportedModel(f"{name} is a GGUF file: a checkpoint in safetensors is needed here")
+    if Path(name).is_dir() and _only_gguf(Path(name)):
+        raise UnsupportedModel(f"{name} holds weights as GGUF only: name the file itself")
     return find_model(name, weights=weights)
 
 
@@ -201,9 +205,11 @@ def _only_gguf(directory: Path) -> bool:
     return any(directory.glob("*.gguf")) and not any(directory.glob("*.safetensors"))
 
 
-def find_tokenizer(options: TargetModelOptions) -> Tokenizer:
-    """The tokenizer of the target's model, for a client that loads no model."""
-    return Tokenizer(find_directory(options.target_name, "target"))
+def find_tokenizer(name: str | None, embedded: str) -> Tokenizer:
+    """The tokenizer of a model, for a client that loads none."""
+    if name is not None and is_gguf(name):
+        return gguf_tokenizer(Path(name))
+    return Tokenizer(find_directory(name, embedded, weights=False))
 
 
 def _load_legacy(

@@ -10,10 +10,12 @@ from typing import NamedTuple
 
 from safetensors import SafetensorError, safe_open
 
+from inference.backends.gguf_library import is_gguf
 from inference.command import say
 from inference.errors import InvalidRequest, OutriderError
 from inference.model.config import read_config
 from inference.text import Tokenizer
+from outrider.gguf_file import GgufFile
 from outrider.models import EMBEDDED, find_directory
 from outrider.options.roles import ListRole, PullRole
 
@@ -22,7 +24,7 @@ class ModelHere(NamedTuple):
     """A model on this machine. family: hash of its tokenizer; empty for an unusable model."""
 
     name: str
-    directory: Path
+    directory: Path  # for a GGUF file, the file itself
     size: int  # bytes
     parameters: int
     family: str
@@ -35,10 +37,12 @@ class ModelHere(NamedTuple):
 
 def pull(options: PullRole) -> int:
     """Download a model from the hub, or check a directory. An interrupted download is resumed."""
-    directory = find_directory(options.name, "target")
-    found = _look(options.name or "", directory)
+    if options.name is not None and is_gguf(options.name):
+        found = _look_into(Path(options.name))
+    else:
+        found = _look(options.name or "", find_directory(options.name, "target"))
     if found.refusal:
-        raise InvalidRequest(f"{options.name} is in {directory}, but: {found.refusal}")
+        raise InvalidRequest(f"{options.name} is in {found.directory}, but: {found.refusal}")
     say(f"{found.name}: {_bytes(found.size)} in {found.directory}")
     return 0
 
@@ -81,6 +85,8 @@ def _found(directories: Sequence[Path]) -> Iterator[ModelHere]:
             raise InvalidRequest(f"--directory {directory}: there is no such directory")
         for config in sorted(directory.glob("**/config.json")):
             yield _look(str(config.parent), config.parent)
+        for path in sorted(directory.glob("**/*.gguf")):
+            yield _look_into(path)
 
 
 def _cached() -> Iterator[ModelHere]:
@@ -108,6 +114,17 @@ def _look(name: str, directory: Path) -> ModelHere:
         return ModelHere(name, directory, size, sum(map(_parameters, weights)), family)
     except (OutriderError, SafetensorError, OSError) as error:
         return ModelHere(name, directory, size, 0, "", str(error))
+
+
+def _look_into(path: Path) -> ModelHere:
+    """A GGUF file."""
+    size = path.stat().st_size if path.is_file() else 0
+    try:
+        found = GgufFile.find(str(path))
+        family = found.tokenizer.fingerprint()
+        return ModelHere(str(path), path, size, found.facts.parameters, family)
+    except OutriderError as error:
+        return ModelHere(str(path), path, size, 0, "", str(error))
 
 
 def _parameters(path: Path) -> int:

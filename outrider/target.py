@@ -20,6 +20,7 @@ from grpc_comm.tls_files import check_tls_files
 from grpc_comm.translate import Description
 from grpc_comm.transport import Address, check_free
 from inference.backends import RoundModel
+from inference.backends.gguf_model import GgufModel
 from inference.backends.timed import TimedModel, TimeProfile, find_profile
 from inference.command import say
 from inference.engine.engine import Engine
@@ -228,7 +229,7 @@ def _times(
     """
     if emulated is not None:
         return emulated_target(emulated, loaded.model.rows, loaded.max_tree_nodes), None
-    if options.device == "neuron-legacy" or isinstance(loaded.model, RoundModel):
+    if options.device == "neuron-legacy" or isinstance(loaded.model, RoundModel | GgufModel):
         options = options.but(measure_first=not options.calibrate)  # it keeps more than slots
     profiles = user_profiles(options)
     name, length, nodes = loaded.found.name, loaded.sequence_length, loaded.max_tree_nodes

@@ -131,6 +131,10 @@ class CudaModel(EagerModel):
         self._buffers: dict[Shape, _Buffers] = {}
         self._recorded: dict[_Key, _Recorded | None] = {}  # None: met once
 
+    def keep_features(self, layers: Sequence[int]) -> None:
+        super().keep_features(layers)
+        self._recorded.clear()  # what was recorded before keeps none
+
     @torch.no_grad()
     def choose(self, segments: Sequence[Segment]) -> list[IntArray]:
         shape = self._shape(segments)

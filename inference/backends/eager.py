@@ -11,7 +11,7 @@ from torch import Tensor
 from inference.backends import Ranked, Segment
 from inference.backends.batch import Shape, check_rows, pad
 from inference.errors import LimitExceeded
-from inference.model.cache import copy_slots, empty_cache, write_slots
+from inference.model.cache import copy_slots, empty_cache, write_slots, write_states
 from inference.model.decoder import Decoder
 from inference.model.sampler import (
     Sampling,
@@ -39,10 +39,27 @@ class EagerModel:
 
     def __init__(self, decoder: Decoder, *, rows: int, capacity: int, max_nodes: int) -> None:
         self.rows, self.capacity, self.max_nodes = rows, capacity, max_nodes
-        self._decoder = decoder
+        self.decoder = decoder
         weight = decoder.model.embed_tokens.weight
         self.device, self.dtype = weight.device, weight.dtype
         self.cache = empty_cache(decoder.config, rows, capacity, self.dtype, self.device)
+        self._kept: tuple[int, ...] = ()  # layers whose inputs are kept
+        self._features = torch.empty(0)  # [rows, slots, kept layers * hidden]
+
+    def keep_features(self, layers: Sequence[int]) -> None:
+        """From now on keep the inputs of these layers, ascending, beside each node's keys.
+
+        The number of layers stands for the last layer's output. Draft heads read them.
+        """
+        self._kept = tuple(layers)
+        width = len(layers) * self.decoder.config.hidden_size
+        self._features = torch.zeros(
+            (self.rows, self.capacity + 1, width), dtype=self.dtype, device=self.device
+        )
+
+    def features(self, row: int, slots: IntArray) -> Tensor:  # [n, kept layers * hidden]
+        """Return the features of the nodes in these slots [n] of a row."""
+        return self._features[row, torch.from_numpy(slots).to(self.device, torch.int64)]
 
     @torch.no_grad()
     def choose(self, segments: Sequence[Segment]) -> list[IntArray]:
@@ -78,6 +95,8 @@ class EagerModel:
 
     def copy_row(self, source: int, target: int, slots: int) -> None:
         copy_slots(self.cache, source, target, slots)
+        if self._kept:
+            self._features[target, :slots] = self._features[source, :slots]
 
     @property
     def _least_nodes(self) -> int:
@@ -115,11 +134,20 @@ class EagerModel:
 
         Returns logits [B, P, V], and positions [B, P] of the tokens to be chosen.
         """
-        out = self._decoder(tokens, rows, positions, context_mask, tree_mask, pick, self.cache)
+        out = self.decoder(
+            tokens,
+            rows,
+            positions,
+            context_mask,
+            tree_mask,
+            pick,
+            self.cache,
+            kept=self._kept,
+        )
         write_slots(self.cache, rows, slots, out.new)
-        return self._decoder.logits(out.states), torch.gather(
-            positions, 1, pick.to(torch.int64)
-        ) + 1
+        if out.features is not None:
+            write_states(self._features, rows, slots, out.features)
+        return self.decoder.logits(out.states), torch.gather(positions, 1, pick.to(torch.int64)) + 1
 
     def _shape(self, segments: Sequence[Segment]) -> Shape:
         check_rows(segments)

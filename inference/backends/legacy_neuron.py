@@ -26,12 +26,12 @@ from torch import Tensor
 
 from inference.backends import Ranked, Segment
 from inference.backends.batch import check_rows
+from inference.backends.host_choice import choose_of_row
 from inference.backends.neuron import runtime_error
 from inference.backends.neuron_sdk import DEVICE, INDEX, has_device, instance_family
 from inference.errors import InvalidRequest, LimitExceeded, MissingExtra, UnsupportedModel
 from inference.model.checkpoint import tensor_shapes
 from inference.model.config import ModelConfig
-from inference.model.sampler import Sampling, choose_greedy, choose_open, choose_truncated
 from inference.model.sizes import check_sizes
 from inference.tree import IntArray
 
@@ -130,18 +130,7 @@ class LegacyNeuronModel:
         logits = self._forward(segment.tokens, int(segment.positions[0]))[
             :, torch.tensor(segment.pick, dtype=torch.int64)
         ]
-        positions = segment.positions[segment.pick] + 1
-        sampling, at = (
-            Sampling.of([segment.params], torch.device("cpu")),
-            torch.tensor(positions, dtype=torch.int32)[None],
-        )
-        if segment.params.greedy:
-            chosen = choose_greedy(logits)
-        elif segment.params.truncated:
-            chosen = choose_truncated(logits, sampling, at)
-        else:
-            chosen = choose_open(logits, sampling, at, 1 + int(np.ptp(positions)))
-        return np.asarray(chosen[0].numpy(), dtype=np.int32)
+        return choose_of_row(logits[0], segment.params, segment.positions[segment.pick] + 1)
 
     def _forward(self, tokens: IntArray, first: int) -> Tensor:
         """Return logits [1, n, vocabulary] of n tokens whose first position is `first`."""

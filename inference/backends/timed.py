@@ -152,6 +152,7 @@ EMULATED = "emulated "
 class TimedModel:
     """A Model that answers like another one, but not before the profile's time has passed.
 
+    real: the other one
     overruns: forwards in which the real model alone took longer than the profile says
     emulated_seconds: sum of the profile's times
     late_seconds: time beyond that, from overruns and from waking late on a busy machine
@@ -167,20 +168,20 @@ class TimedModel:
         self.profile = profile
         self.forwards = self.overruns = 0
         self.emulated_seconds = self.late_seconds = 0.0
-        self._model = model
+        self.real = model
 
     def choose(self, segments: Sequence[Segment]) -> list[IntArray]:
-        return self._timed(segments, lambda: self._model.choose(segments))
+        return self._timed(segments, lambda: self.real.choose(segments))
 
     def rank(self, segments: Sequence[Segment], k: int) -> list[Ranked]:
-        return self._timed(segments, lambda: self._model.rank(segments, k))
+        return self._timed(segments, lambda: self.real.rank(segments, k))
 
     def padded(self, rows: int, nodes: int) -> tuple[int, int]:
         return self.profile.padded(rows, nodes)
 
     def copy_row(self, source: int, target: int, slots: int) -> None:
         """Copy without emulating its time, which is small beside a forward on any device."""
-        self._model.copy_row(source, target, slots)
+        self.real.copy_row(source, target, slots)
 
     def account(self) -> str:
         """Say in one line whether the emulation kept its times."""

@@ -1,4 +1,5 @@
-"""A draft beside the target: a proposer for each session that asks for one.
+"""A draft beside the target: a proposer for each session that asks for one. It is a model of its
+own, or a head that follows what the target has computed.
 
 A call of the draft occupies the target's device. So the draft works between forwards, on the
 engine's thread, and one call serves all of its sessions. A call is made while its expected tokens
@@ -21,6 +22,7 @@ from typing import Protocol
 from weakref import WeakSet
 
 from inference.backends import Model, Ranked, Segment
+from inference.backends.sequence import Follower
 from inference.candidates import Nodes
 from inference.cost.objective import Effort
 from inference.drafters.block_proposer import proposers_on
@@ -244,6 +246,8 @@ class Host:
         if session in self._guests or session in self._failed or not self._free:
             return
         row = self._free.pop()
+        if isinstance(self._model, Follower):
+            self._model.follow(row, lambda: session.sequence)
         proposer = proposers_on(self._model)(
             self._model,
             row,
@@ -261,7 +265,17 @@ class Host:
         )
         proposer.begin(list(session.tokens), session.params, order.end)
         stream = board.join(session)
-        guest = _Guest(session, proposer, stream, row, order.end, session.length)
+        spent = session.spent  # forwards before now are none of the draft's
+        guest = _Guest(
+            session,
+            proposer,
+            stream,
+            row,
+            order.end,
+            session.length,
+            forwards=spent.forwards,
+            seconds=spent.model_seconds,
+        )
         guest.others.silent = self._sufficed.get(session.tenant, False)
         self._guests[session] = guest
 
@@ -303,6 +317,8 @@ class Host:
         self._sufficed[guest.session.tenant] = guest.others.silent
         del self._guests[guest.session]
         board.leave(guest.session, guest.stream)
+        if isinstance(self._model, Follower):
+            self._model.follow(guest.row, None)
         self._free.append(guest.row)
 
 

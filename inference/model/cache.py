@@ -85,6 +85,11 @@ def write_slots(cache: KeysValues, rows: Tensor, slots: Tensor, new: KeysValues)
         held.flatten(0, 1).index_copy_(0, places, part.flatten(0, 1))
 
 
+def write_states(held: Tensor, rows: Tensor, slots: Tensor, new: Tensor) -> None:
+    """Write new nodes' states [B, T, width] to held [rows, slots, width], in place."""
+    held.flatten(0, 1).index_copy_(0, places_of(held, rows, slots).long(), new.flatten(0, 1))
+
+
 def copy_slots(cache: KeysValues, source: int, target: int, slots: int) -> None:
     """Copy the first slots of row `source` to row `target`, in place."""
     for held in cache.tensors:

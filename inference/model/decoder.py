@@ -7,7 +7,7 @@ not lengths, say what a node sees.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from inference.model.cache import KeysValues, read_rows
 from inference.model.config import ModelConfig
+from inference.model.rotary import rotary_tables, rotate
 from inference.model.vocabulary import WHOLE_VOCABULARY, VocabularyShare
 
 MASKED = -1e30
@@ -31,6 +32,7 @@ class Hidden(NamedTuple):
 
     states: Tensor  # [B, P, hidden]
     new: KeysValues  # each layer's [B, T, width]
+    features: Tensor | None = None  # [B, T, kept layers * hidden], where layers are kept
 
 
 class Sight(NamedTuple):
@@ -100,12 +102,6 @@ class Layers(NamedTuple):
 
 
 WHOLE = Layers()
-
-
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Apply rotary positions to x [B, T, heads, D]; cos and sin are [B, T, 1, D / 2]."""
-    low, high = x[..., : x.shape[-1] // 2], x[..., x.shape[-1] // 2 :]
-    return torch.cat((low * cos - high * sin, high * cos + low * sin), dim=-1)
 
 
 class Attention(nn.Module):
@@ -268,19 +264,14 @@ class Decoder(nn.Module):
         self.config = config
         self.vocabulary = vocabulary
         self.model = Stack(config, layers)
+        self.lm_head: nn.Module | None = None  # None: the embeddings are the head
         if not config.tied:
             self.lm_head = layers.head(config.hidden_size, config.vocab_size, False)
         self.share = layers.share
         self.ids = None if layers.ids is None else layers.ids(config.vocab_size)
-        with torch.device("cpu"):  # also when the parameters are laid out on the meta device
-            angles = (
-                torch.arange(positions, dtype=torch.float32)[:, None]
-                * torch.from_numpy(config.frequencies())[None]
-            )
-        self.register_buffer(
-            "cos", angles.cos(), persistent=False
-        )  # [positions, head dim / 2] float32
-        self.register_buffer("sin", angles.sin(), persistent=False)
+        cos, sin = rotary_tables(config, positions)
+        self.register_buffer("cos", cos, persistent=False)
+        self.register_buffer("sin", sin, persistent=False)
 
     def forward(
         self,
@@ -292,6 +283,7 @@ class Decoder(nn.Module):
         pick: Tensor | None,
         cache: KeysValues,
         earlier: KeysValues | None = None,
+        kept: Sequence[int] = (),
     ) -> Hidden:
         """Make one forward over new nodes. The caches are only read.
 
@@ -302,14 +294,18 @@ class Decoder(nn.Module):
         pick: [B, P] int32, the nodes whose states are wanted; None for all in their order
         cache: each layer's [cache rows, slots, width]
         earlier: each layer's [B, E, width], of nodes that are not in the cache yet
+        kept: layers whose inputs are the features; the number of layers stands for the last's
+            output
         """
         x = self.model.embed_tokens(tokens)
         cos, sin = (
             F.embedding(positions, table)[:, :, None].to(x.dtype) for table in (self.cos, self.sin)
         )
         sight = Sight(cos, sin, context_mask.to(torch.bool), tree_mask.to(torch.bool))
-        new_keys, new_values = [], []
+        new_keys, new_values, features = [], [], list[Tensor]()
         for index, layer in enumerate(self.model.layers):
+            if index in kept:
+                features.append(x)
             past = Past(
                 read_rows(cache.keys[index], rows, context_mask.shape[-1]),
                 read_rows(cache.values[index], rows, context_mask.shape[-1]),
@@ -319,21 +315,32 @@ class Decoder(nn.Module):
             x, k, v = layer(x, past, sight)
             new_keys.append(k)
             new_values.append(v)
+        if len(self.model.layers) in kept:
+            features.append(x)
         picked = (
             x if pick is None else torch.gather(x, 1, pick[:, :, None].expand(-1, -1, x.shape[-1]))
         )
-        return Hidden(self.model.norm(picked), KeysValues(tuple(new_keys), tuple(new_values)))
+        return Hidden(
+            self.model.norm(picked),
+            KeysValues(tuple(new_keys), tuple(new_values)),
+            torch.cat(features, -1) if features else None,
+        )
 
     def logits(self, states: Tensor) -> Tensor:  # [B, P, hidden] -> [B, P, V] float32
         """Apply the head, for the tokenizer's ids only: those of this rank's share. The result is
         cast to float32, the weights are not.
         """
-        if self.config.tied:
+        if self.lm_head is None:
             return F.linear(states, self.model.embed_tokens.weight[: self.vocabulary]).float()
         logits: Tensor = self.lm_head(states, self.vocabulary).float()
         if self.ids is None or self.config.vocab_size == self.vocabulary:
             return logits
         return torch.where(self.ids.weight[:, 0] < self.vocabulary, logits, MASKED)
+
+    def head_weight(self) -> Tensor:  # [vocab size, hidden]
+        """Return the head's matrix as it was loaded: the embeddings', where the two are tied."""
+        tied = self.config.tied
+        return self.get_parameter("model.embed_tokens.weight" if tied else "lm_head.weight")
 
     def token_ids(self) -> Tensor:  # [V] int32
         """Return the ids of this rank's share, in the order of logits()."""

@@ -95,8 +95,8 @@ class Divergence:
         row, unseen = torch.zeros(1, dtype=torch.int32), torch.zeros(1, 1, 1, dtype=torch.int32)
         with torch.no_grad():
             states = decoder(tokens, row, positions, unseen, mask, pick, cache).states
-            weight = decoder.model.embed_tokens.weight if config.tied else decoder.lm_head.weight
-            scores = (states[0, 0] @ weight[wanted.long()].T) / (params.temperature or 1.0)
+            chosen = decoder.head_weight()[wanted.long()]
+            scores = (states[0, 0] @ chosen.T) / (params.temperature or 1.0)
         if not params.greedy:
             seed = Sampling.of([params], torch.device("cpu")).seed[:, None]
             position = torch.tensor([[at]], dtype=torch.int32)

@@ -232,7 +232,8 @@ def _target_checkpoint(options: CompareOptions) -> Checkpoint | None:
     if draft.artifact or (options.target_host and not (draft.target_model or draft.model)):
         return None
     try:
-        return find_target(TargetModelOptions(target_model=draft.target_model, model=draft.model))
+        found = find_target(TargetModelOptions(target_model=draft.target_model, model=draft.model))
+        return found if isinstance(found, Checkpoint) else None
     except OutriderError:  # a name that only the other machine knows
         return None
 

@@ -1,12 +1,29 @@
-"""--draft model: a checkpoint of the target's family."""
+"""--draft model: a checkpoint or GGUF file of the target's family."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from inference.backends import Model
-from outrider.models import Checkpoint, find_checkpoint
+from inference.errors import InvalidRequest
+from outrider.gguf_file import GgufFile
+from outrider.models import Checkpoint, find_named
 from outrider.options.groups import DraftModelOptions
+from outrider.options.reduction import ReductionOptions
+from outrider.reduction import WHOLE, Reduction
 
 
-def find(options: DraftModelOptions, target: Model | None) -> Checkpoint:
-    """The checkpoint of --draft_model or --model, or the embedded one."""
-    return find_checkpoint(options.draft_name, "draft")
+def find(options: DraftModelOptions, target: Model | None) -> Checkpoint | GgufFile:
+    """The checkpoint or GGUF file of --draft_model or --model, or the embedded one, reduced as
+    asked. Raises InvalidRequest where a GGUF file is to be reduced.
+    """
+    found = find_named(options.draft_name, "draft")
+    if not isinstance(options, ReductionOptions):
+        return found
+    kept = Reduction(options.draft_quantization, options.draft_head_tokens)
+    if isinstance(found, Checkpoint):
+        return replace(found, reduction=kept)
+    if kept != WHOLE:
+        flags = ", ".join(options.given(ReductionOptions))
+        raise InvalidRequest(f"{flags}: {found.name} is a GGUF file, which has its own precision")
+    return found

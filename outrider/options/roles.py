@@ -10,7 +10,7 @@ from typing import ClassVar, Literal
 from pydantic import Field, model_validator
 from typing_extensions import Self
 
-from outrider.options import groups, network, presets
+from outrider.options import groups, network, presets, reduction
 from outrider.options.draft_methods import METHODS
 from outrider.options.values import Directory, File, ModelName, Name
 
@@ -56,7 +56,7 @@ class TargetRole(ServingRole, groups.LegacyOptions):
     role: Literal["target"] = "target"
 
 
-class FusedTargetRole(groups.SourceOptions, groups.DraftModelOptions, ServingRole):
+class FusedTargetRole(groups.SourceOptions, reduction.ReductionOptions, ServingRole):
     """serve a target with a draft beside it, on one host"""
 
     role: Literal["fused_target"] = "fused_target"
@@ -83,7 +83,7 @@ class ClientRole(
     presets.PresetOptions,
     groups.MeasureOptions,
     groups.DeviceOptions,
-    groups.DraftModelOptions,
+    reduction.ReductionOptions,
 ):
     """Options of the roles that draft here and verify at a target."""
 
@@ -189,7 +189,7 @@ class VerifyTargetRole(groups.GeneralOptions, groups.TextOptions, groups.LegacyO
 
 
 class VerifyDraftRole(
-    groups.GeneralOptions, groups.TextOptions, groups.DeviceOptions, groups.DraftModelOptions
+    groups.GeneralOptions, groups.TextOptions, groups.DeviceOptions, reduction.ReductionOptions
 ):
     """make text with the draft alone, in this process"""
 
@@ -261,7 +261,7 @@ class DoctorRole(
     groups.GeneralOptions,
     network.ConnectionOptions,
     groups.DeviceOptions,
-    groups.DraftModelOptions,
+    reduction.ReductionOptions,
 ):
     """say what this machine can do, how far the target is, and what that means; on a target's host:
     whether all that a target needs is there"""

@@ -69,6 +69,7 @@ Watts: TypeAlias = Annotated[float, Ge(0), Shown("WATTS")]
 Price: TypeAlias = Annotated[float, Gt(0), Shown("USD")]
 Share: TypeAlias = Annotated[float, Gt(0), Le(1)]
 Precision = Literal["float32", "bfloat16", "float16"]
+Quantization = Literal["int8", "int4"]
 PRECISIONS: tuple[str, ...] = get_args(Precision)
 Objective = Literal[
     "total_cost", "api_cost", "energy_total", "draft_energy", "target_energy", "latency"

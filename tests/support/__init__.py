@@ -8,7 +8,9 @@ Targets by hand
 
 Tiny real models
     models: checkpoints of each family
+    gguf_files: the same weights for llama.cpp
     pairs, drafts: random targets, and drafts that nearly agree
+    heads: EAGLE-3 heads, and what such a head computes
     fused_models, fused_cases, buckets: graphs, and inputs for them
     artifacts, neuron_artifacts, native_targets: built ones
 
@@ -25,6 +27,7 @@ Stand-ins
     fake_compiler: the neuronx-cc command
     strict_torch_neuron: the compiler of native PyTorch on trn2 and trn3
     fake_tnx: transformers-neuronx
+    fake_llama_cpp: llama.cpp's cells and sequences, by hand
     fake_recorder: CUDA's recordings
     fleets: on Ray Serve, by the real command line
     terminal: a screen without anybody before it

@@ -273,5 +273,7 @@ def test_flags_that_contradict_the_artefact_are_refused(built: Path) -> None:
     options = FusedTargetRole(artifact=str(built), host="127.0.0.1", port=0)
     with pytest.raises(InvalidRequest, match="holds a draft, too"):
         load_target(options.but(draft_model="another"))
+    with pytest.raises(InvalidRequest, match="leave out --draft_quantization"):
+        load_target(options.but(draft_quantization="int8"))
     with pytest.raises(InvalidRequest, match="3 nodes"):
         load_target(options.but(max_tree_nodes=2))

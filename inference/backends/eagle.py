@@ -1,0 +1,222 @@
+"""An EAGLE-3 head beside its target, as a Model.
+
+The target keeps its features by slot, beside its keys. So a cached prefix, a copied row and a row
+that is filled again have theirs. A node up to the target's root is computed from the feature of the
+token before it, any other one from what the head returned for its parent. Nodes whose token was
+committed since are computed again from the target's feature, in the next call of their row.
+
+The first token of a text has no feature before it: no node sees it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import zip_longest
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from inference.backends import Ranked, Segment
+from inference.backends.batch import Shape, check_rows, pad
+from inference.backends.eager import EagerModel
+from inference.backends.sequence import Followed, ModelSequence
+from inference.backends.slots import FREE
+from inference.model.cache import empty_cache, write_slots, write_states
+from inference.model.eagle import EagleHead
+from inference.model.sampler import Sampling, rank, rank_greedy
+from inference.tree import IntArray
+
+
+class _Wave(NamedTuple):
+    """Nodes of one row that are computed together, and where their features come from."""
+
+    segment: Segment
+    parents: IntArray  # [n] slot of the parent, or FREE
+    led: NDArray[np.bool_]  # [n] whether the feature is the target's, not that of the parent
+
+
+class _Row:
+    """What is known of the slots of one row, and of the text that it follows."""
+
+    def __init__(self, capacity: int, followed: Followed | None = None) -> None:
+        self._followed = followed
+        self._tokens = np.zeros(capacity, dtype=np.int32)  # [capacity]
+        self._positions = np.zeros(capacity, dtype=np.int32)  # [capacity]
+        self._led = np.zeros(capacity, dtype=np.bool_)  # [capacity]
+
+    @property
+    def sequence(self) -> ModelSequence | None:
+        """The text on the target's row."""
+        return None if self._followed is None else self._followed()
+
+    def waves(self, segment: Segment) -> Iterator[_Wave]:
+        """Yield the segment's nodes after their parents, with those that are computed again."""
+        new, root = segment.slots, -1 if self.sequence is None else self.sequence.cached
+        self._tokens[new], self._positions[new] = segment.tokens, segment.positions
+        self._led[new] = False
+        again = self._unled(segment.context, root)
+        slots = np.concatenate([again, new])
+        seen = self._seen(segment, again, max(segment.context.shape[1], int(slots.max()) + 1))
+        positions = self._positions[slots]
+        parents = self._parents(seen, positions)
+        led = positions <= root
+        self._led[slots] = led
+        for nodes in _after_parents(slots, parents, positions, led):
+            part = slots[nodes]
+            context, mask = seen[nodes].copy(), seen[np.ix_(nodes, part)]
+            context[:, part] = False
+            yield _Wave(
+                segment._replace(
+                    tokens=self._tokens[part], slots=part, positions=positions[nodes],
+                    context=context, tree_mask=mask, pick=np.arange(len(part), dtype=np.int32),
+                ),
+                parents[nodes],
+                led[nodes] & (positions[nodes] > 0),
+            )  # fmt: skip
+
+    def _unled(self, context: NDArray[np.bool_], root: int) -> IntArray:  # [m]
+        """Return slots up to the target's root that were computed without its features, in order
+        of position. All nodes see them.
+        """
+        slots = context.all(0).nonzero()[0]
+        positions = self._positions[slots]
+        behind = ~self._led[slots] & (positions <= root) & (positions > 0)
+        return slots[behind][np.argsort(positions[behind])].astype(np.int32)
+
+    def _seen(
+        self, segment: Segment, again: IntArray, size: int
+    ) -> NDArray[np.bool_]:  # [m + n, size]
+        """Return which slots each node sees, its own included: first those computed again."""
+        above, width = len(again), segment.context.shape[1]
+        seen = np.zeros((above + len(segment.slots), size), dtype=np.bool_)
+        chain = self._positions[:width] <= self._positions[again][:, None]
+        seen[:above, :width] = chain & segment.context.all(0)
+        seen[above:, :width] = segment.context
+        seen[above:, segment.slots] = segment.tree_mask
+        own = np.concatenate([again, segment.slots])
+        seen &= self._positions[:size] > 0
+        seen[np.arange(len(own)), own] = True
+        return seen
+
+    def _parents(self, seen: NDArray[np.bool_], positions: IntArray) -> IntArray:  # [n]
+        """Return the slot of each node's parent: what it sees one position before its own."""
+        before = seen & (self._positions[: seen.shape[1]] == positions[:, None] - 1)
+        return np.where(before.any(1), before.argmax(1), FREE).astype(np.int32)
+
+
+def _after_parents(
+    slots: IntArray, parents: IntArray, positions: IntArray, led: NDArray[np.bool_]
+) -> list[NDArray[np.intp]]:
+    """Return the nodes of each wave: those that need no parent of this call, then their children,
+    and so on.
+    """
+    wave = dict[int, int]()  # slot -> its wave
+    for node in np.argsort(positions, kind="stable").tolist():
+        above = wave.get(int(parents[node]), -1)
+        wave[int(slots[node])] = 0 if led[node] else above + 1
+    order = np.array([wave[slot] for slot in slots.tolist()])
+    return [(order == level).nonzero()[0] for level in range(int(order.max()) + 1)]
+
+
+class EagleModel:
+    """A head and its caches: `rows` rows of `capacity` slots, each of which follows a text of the
+    target.
+
+    target: keeps the features that the head reads, from now on
+    """
+
+    copies_rows = False
+
+    def __init__(
+        self, head: EagleHead, target: EagerModel, *, rows: int, capacity: int, max_nodes: int
+    ) -> None:
+        self.rows, self.capacity, self.max_nodes = rows, capacity, max_nodes
+        self.device, self.dtype = target.device, target.dtype
+        self._head, self._target = head, target
+        layer = head.config.layer
+        self._cache = empty_cache(layer, rows, capacity, self.dtype, self.device)
+        self._states = torch.zeros(  # what the layer returned; the junk slot's are no parent's
+            (rows, capacity + 1, layer.hidden_size), dtype=self.dtype, device=self.device
+        )
+        self._rows = [_Row(capacity) for _ in range(rows)]
+        target.keep_features(head.config.kept)
+
+    def follow(self, row: int, followed: Followed | None) -> None:
+        self._rows[row] = _Row(self.capacity, followed)
+
+    @torch.no_grad()
+    def rank(self, segments: Sequence[Segment], k: int) -> list[Ranked]:
+        check_rows(segments)
+        every = [list(self._rows[segment.row].waves(segment)) for segment in segments]
+        for waves in zip_longest(*every):
+            self._compute([wave for wave in waves if wave is not None])
+        rows, slots, positions = self._picked(segments)
+        logits = self._head.logits(self._states[rows, slots])
+        if all(segment.params.greedy for segment in segments):
+            ranked = rank_greedy(logits, k)
+        else:
+            sampling = Sampling.of([segment.params for segment in segments], self.device)
+            ranked = rank(logits, sampling, positions + 1, k)
+        ids, scores = (part.cpu().numpy() for part in ranked)
+        return [
+            Ranked(ids[row, : len(segment.pick)], scores[row, : len(segment.pick)])
+            for row, segment in enumerate(segments)
+        ]
+
+    def choose(self, segments: Sequence[Segment]) -> list[IntArray]:
+        return [ranked.ids[:, 0] for ranked in self.rank(segments, 1)]
+
+    def padded(self, rows: int, nodes: int) -> tuple[int, int]:
+        return rows, nodes
+
+    def copy_row(self, source: int, target: int, slots: int) -> None:
+        raise NotImplementedError("a head's rows are not copied")
+
+    def _picked(
+        self, segments: Sequence[Segment]
+    ) -> tuple[Tensor, Tensor, Tensor]:  # [B, 1], [B, P], [B, P]
+        """Return rows, slots and positions of the picked nodes. Short rows are filled up with
+        nodes that were picked already.
+        """
+        most = max(len(segment.pick) for segment in segments)
+        picks = [np.resize(segment.pick, most) for segment in segments]
+        pairs = list(zip(segments, picks, strict=True))
+        slots = np.stack([segment.slots[pick] for segment, pick in pairs])
+        positions = np.stack([segment.positions[pick] for segment, pick in pairs])
+        rows = np.array([[segment.row] for segment in segments])
+        return self._tensor(rows), self._tensor(slots).long(), self._tensor(positions)
+
+    def _compute(self, waves: Sequence[_Wave]) -> None:
+        """Compute one wave of each row, and write its keys, values and states."""
+        segments = [wave.segment for wave in waves]
+        least = Shape.least(segments)
+        batch = pad(segments, least._replace(slots=max(least.slots, 1)), junk=self.capacity)
+        arrays = {name: self._tensor(array) for name, array in batch.arrays().items()}
+        del arrays["pick"]
+        slots = arrays.pop("slots")
+        out = self._head(**arrays, features=self._features(waves, least), cache=self._cache)
+        write_slots(self._cache, arrays["rows"], slots, out.new)
+        write_states(self._states, arrays["rows"], slots, out.states)
+
+    def _features(self, waves: Sequence[_Wave], shape: Shape) -> Tensor:  # [B, T, hidden]
+        """Return each node's feature: 0 where there is none."""
+        features = self._states.new_zeros((shape.rows, shape.nodes, self._states.shape[-1]))
+        for row, (segment, parents, led) in enumerate(waves):
+            drafted = ~led & (parents != FREE)
+            above = self._tensor(parents[drafted]).long()
+            features[row, self._indices(drafted)] = self._states[segment.row, above]
+            sequence = self._rows[segment.row].sequence
+            if sequence is not None:
+                slots = sequence.slots_of(segment.positions[led] - 1)
+                given = self._head.fc(self._target.features(sequence.row, slots))
+                features[row, self._indices(led)] = given
+        return features
+
+    def _indices(self, marked: NDArray[np.bool_]) -> Tensor:
+        return self._tensor(marked.nonzero()[0])
+
+    def _tensor(self, array: np.ndarray) -> Tensor:
+        return torch.from_numpy(array).to(self.device)

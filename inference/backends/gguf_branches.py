@@ -1,0 +1,209 @@
+"""Which of llama.cpp's sequences hold the keys of which slots.
+
+llama.cpp keeps each key in a cell, and knows which sequences a cell belongs to. A node sees the
+cells of its own sequence. So every branch of a tree is a sequence, and cells above a fork belong to
+all sequences below it. Sequences are kept between calls: a branch goes on where its last node is,
+and a new branch is cut from a sequence that nobody needs any more, so few cells change hands.
+
+Nobody says when a slot becomes free, so a sequence is given up only for others, the longest unused
+first. Keys that are needed again after that are computed again (`known` tells how many are there).
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from inference.errors import InvalidRequest, LimitExceeded
+from inference.tree import IntArray
+
+NONE = -1
+
+
+class Memory(Protocol):
+    """What is done to the cells of sequences."""
+
+    def copy(self, source: int, target: int, start: int, end: int) -> None:
+        """Let the source's cells at positions `start` to `end` - 1 belong to the target, too."""
+        ...
+
+    def remove(self, sequence: int, start: int) -> None:
+        """Take the cells at position `start` and later from a sequence.
+
+        A cell of no sequence is free.
+        """
+        ...
+
+
+class BranchSequences:
+    """The slots that each sequence holds, by position.
+
+    A slot that was never written counts as written with position = slot, and held by nobody.
+    Invariant: a sequence holds the cells of one row at positions 0 to its length - 1, and the key
+    in each was computed with exactly those before it.
+    """
+
+    def __init__(self, memory: Memory, sequences: int, rows: int, capacity: int) -> None:
+        self._memory = memory
+        self._positions: IntArray = np.tile(np.arange(capacity, dtype=np.int32), (rows, 1))
+        self._paths: IntArray = np.full((sequences, capacity), NONE, dtype=np.int32)
+        self._lengths: IntArray = np.zeros(sequences, dtype=np.int32)
+        self._rows: IntArray = np.full(sequences, NONE, dtype=np.int32)
+        self._used: NDArray[np.int64] = np.zeros(sequences, dtype=np.int64)  # call of last use
+        self._call = 0
+        self._taken: set[int] = set()
+
+    @property
+    def most(self) -> int:
+        """BranchSequences that one call can always have, whatever the rows hold."""
+        return (len(self._rows) - len(self._positions)) // 2
+
+    def begin(self) -> None:
+        """Begin a call: none of its branches is taken yet."""
+        self._call += 1
+        self._taken.clear()
+
+    def rewrite(self, row: int, slots: IntArray, positions: IntArray) -> None:
+        """Let slots be written anew, at these positions: whoever held them is cut above them."""
+        before, mine = self._positions[row, slots], np.flatnonzero(self._rows == row)
+        held = (before < self._lengths[mine, None]) & (self._paths[np.ix_(mine, before)] == slots)
+        first = np.where(held, before, self._paths.shape[1]).min(axis=1)
+        for sequence, length in zip(mine.tolist(), first.tolist(), strict=True):
+            self._cut(sequence, length)
+        self._positions[row, slots] = positions
+
+    def path(self, row: int, seen: NDArray[np.bool_]) -> IntArray:
+        """The slots that are seen, by position. seen: [S].
+
+        Raises InvalidRequest unless their positions are 0 to their number - 1.
+        """
+        slots = np.flatnonzero(seen)
+        positions = self._positions[row, slots]
+        order = positions.argsort(kind="stable")
+        if not np.array_equal(positions[order], np.arange(len(slots))):
+            raise InvalidRequest(
+                f"llama.cpp needs one key at each position: {len(slots)} slots hold others"
+            )
+        return np.asarray(slots[order], dtype=np.int32)
+
+    def known(self, row: int, path: IntArray) -> int:
+        """How many of the path's first slots have their keys. They are kept for this call."""
+        holder, length = self._holder(row, path)
+        if holder != NONE:
+            self._used[holder] = self._call
+        return length
+
+    def take(self, row: int, path: IntArray) -> int:
+        """A sequence that holds exactly this path, all of which is known, for this call alone.
+
+        Raises LimitExceeded where the call has all sequences already.
+        """
+        holder, _ = self._holder(row, path)
+        ends = self._lengths == len(path)
+        if len(path) and holder != NONE:
+            tips = self._paths[:, len(path) - 1] == path[-1]
+            mine = np.flatnonzero((self._rows == row) & ends & tips)
+            free = [sequence for sequence in mine.tolist() if sequence not in self._taken]
+        else:
+            free = []
+        sequence = free[0] if free else self._forked(row, path, holder)
+        self._taken.add(sequence)
+        self._used[sequence] = self._call
+        return sequence
+
+    def extend(self, sequence: int, slots: IntArray) -> None:
+        """Note that a sequence that was taken got these slots at its end."""
+        length = int(self._lengths[sequence])
+        self._paths[sequence, length : length + len(slots)] = slots
+        self._lengths[sequence] += len(slots)
+
+    def restore(self) -> None:
+        """Take from this call's sequences what a call that failed may have written."""
+        for sequence in self._taken:
+            self._memory.remove(sequence, int(self._lengths[sequence]))
+
+    def copy_row(self, source: int, target: int, slots: int) -> None:
+        """Let row `target` hold what the longest branch of row `source` has in its first slots."""
+        self.begin()
+        for sequence in np.flatnonzero(self._rows == target).tolist():
+            self._cut(sequence, 0)
+            self._rows[sequence] = NONE
+        self._positions[target] = self._positions[source]
+        mine = np.flatnonzero(self._rows == source)
+        if not len(mine):
+            return
+        every = np.arange(self._paths.shape[1])
+        within = (self._paths[mine] < slots) & (every < self._lengths[mine, None])
+        lengths = np.where(within.all(axis=1), len(every), within.argmin(axis=1))
+        best = int(np.lexsort((self._used[mine], lengths))[-1])
+        holder = int(mine[best])
+        self._taken.add(holder)
+        self._forked(target, self._paths[holder, : lengths[best]].copy(), holder)
+
+    def _holder(self, row: int, path: IntArray) -> tuple[int, int]:
+        """The sequence that holds most of the path's first slots, and how many."""
+        mine, n = np.flatnonzero(self._rows == row), len(path)
+        if not len(mine) or not n:
+            return NONE, 0
+        tips = mine[(self._lengths[mine] >= n) & (self._paths[mine, n - 1] == path[-1])]
+        if len(tips) and np.array_equal(self._paths[tips[0], :n], path):
+            return int(tips[0]), n
+        same = (self._paths[mine, :n] == path) & (np.arange(n) < self._lengths[mine, None])
+        lengths = np.where(same.all(axis=1), n, same.argmin(axis=1))
+        best = int(lengths.argmax())
+        return int(mine[best]), int(lengths[best])
+
+    def _forked(self, row: int, path: IntArray, holder: int) -> int:
+        """A sequence that nobody needs, made to hold this path, which `holder` holds."""
+        sequence, shared = self._spare(row), 0
+        if self._rows[sequence] == row:
+            n = min(len(path), int(self._lengths[sequence]))
+            differing = np.flatnonzero(self._paths[sequence, :n] != path[:n])
+            shared = int(differing[0]) if len(differing) else n
+        self._cut(sequence, shared)
+        if shared < len(path):
+            self._memory.copy(holder, sequence, shared, len(path))
+        self._paths[sequence, : len(path)] = path
+        self._lengths[sequence], self._rows[sequence] = len(path), row
+        self._used[sequence] = self._call
+        return sequence
+
+    def _spare(self, row: int) -> int:
+        """A sequence that this call may take: one whose keys another one holds, else a new one,
+        else the one that was not used for longest, but no row's last.
+        """
+        if (sequence := self._doubled(row)) != NONE:
+            return sequence
+        unused = np.flatnonzero(self._rows == NONE)
+        if len(unused):
+            return int(unused[0])
+        for other in np.unique(self._rows).tolist():
+            if (sequence := self._doubled(other)) != NONE:
+                return sequence
+        branches = np.bincount(self._rows)[self._rows]
+        old = [
+            (self._used[sequence], sequence)
+            for sequence in np.flatnonzero(branches > 1).tolist()
+            if sequence not in self._taken
+        ]
+        if not old:
+            raise LimitExceeded(f"a call has more than {self.most} branches for llama.cpp")
+        return int(min(old)[1])
+
+    def _doubled(self, row: int) -> int:
+        """A sequence of the row that this call has not taken and that holds nothing alone."""
+        mine = np.flatnonzero(self._rows == row)
+        lengths = self._lengths[mine]
+        tips = self._paths[np.ix_(mine, np.maximum(lengths - 1, 0))]  # [m, m]: at each one's end
+        holds = (tips == tips.diagonal()) & (lengths[:, None] >= lengths)
+        for sequence in mine[(holds.sum(axis=0) > 1) | (lengths == 0)].tolist():
+            if sequence not in self._taken:
+                return int(sequence)
+        return NONE
+
+    def _cut(self, sequence: int, length: int) -> None:
+        if self._lengths[sequence] > length:
+            self._memory.remove(sequence, length)
+            self._lengths[sequence] = length

@@ -1,0 +1,256 @@
+"""llama.cpp through llama-cpp-python's low-level interface: what a GGUF file is, and a context.
+
+This is the only module that calls the library.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import importlib
+import weakref
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from inference.errors import InvalidRequest, MissingExtra, Unavailable, UnsupportedModel
+from inference.tree import IntArray
+
+INSTALL = 'a GGUF file needs llama-cpp-python: pip install "outrider[gguf]"'
+SEQUENCES = 256
+"""As many as llama.cpp takes."""
+
+_ERROR = 4  # ggml_log_level
+_ALL_LAYERS = 1 << 16
+_MODEL_SPLIT_NONE = 0
+_FLOAT32 = 0  # ggml_type
+_SAMPLE = 1 << 16
+_ALL_FLOAT32 = "0"  # general.file_type
+_ERRORS: list[str] = []
+"""What the library would print of the call under way; the first of them is the reason."""
+
+
+def import_llama_cpp() -> Any:
+    """Import the package; raise MissingExtra where it is not installed. Its log is kept silent."""
+    try:
+        library = importlib.import_module("llama_cpp")
+    except (ImportError, OSError, RuntimeError) as error:  # as it fails to find its own library
+        raise MissingExtra(f"{INSTALL} ({error})") from error
+    library.llama_log_set(_log(library), ctypes.c_void_p(0))
+    return library
+
+
+_KEPT: list[Any] = []
+
+
+def _log(library: Any) -> Any:
+    """A callback that keeps errors. The library has its address only, so it is kept here."""
+    if not _KEPT:
+
+        def hear(level: int, text: bytes, _: Any) -> None:
+            if level == _ERROR:
+                _ERRORS.append(text.decode(errors="replace").strip())
+
+        _KEPT.append(library.llama_log_callback(hear))
+    return _KEPT[0]
+
+
+def _why() -> str:
+    return _ERRORS[0] if _ERRORS else "it does not say why"
+
+
+class GgufFacts(NamedTuple):
+    """What a GGUF file says of its model."""
+
+    architecture: str
+    weights: str  # kind and size in llama.cpp's words, such as "qwen2 0.5B Q4_K - Medium"
+    parameters: int
+    size: int  # bytes of the weights
+    tokens: tuple[str, ...]  # by id, as the file spells them; as many as the head has rows
+    max_positions: int
+    limited_by: str  # the key of the metadata that sets max_positions
+    stop_ids: frozenset[int]
+    float32: bool  # all weights are
+
+    @classmethod
+    def read(cls, path: Path) -> GgufFacts:
+        """Read a file's header. Raises InvalidRequest, UnsupportedModel or MissingExtra."""
+        _check_magic(path)
+        library = import_llama_cpp()
+        params = library.llama_model_default_params()
+        params.no_alloc, params.n_gpu_layers = True, 0
+        params.load_mode = library.LLAMA_LOAD_MODE_NONE
+        model = _load(library, path, params)
+        try:
+            return _facts(library, model, path)
+        finally:
+            library.llama_model_free(model)
+
+
+def is_gguf(name: str) -> bool:
+    """Whether a model's name is that of a GGUF file, by its suffix."""
+    return name.endswith(".gguf")
+
+
+def supports_gpu() -> bool:
+    """Whether llama.cpp was built for a GPU: CUDA, Metal or another."""
+    return bool(import_llama_cpp().llama_supports_gpu_offload())
+
+
+def fingerprint(path: Path) -> str:
+    """A hash of a file's size, head and tail: it tells files apart without reading them whole."""
+    size = path.stat().st_size
+    digest = hashlib.sha256(str(size).encode())
+    with path.open("rb") as file:
+        digest.update(file.read(_SAMPLE))
+        file.seek(max(0, size - _SAMPLE))
+        digest.update(file.read(_SAMPLE))
+    return digest.hexdigest()[:32]
+
+
+def _check_magic(path: Path) -> None:
+    if not path.is_file():
+        raise InvalidRequest(f"no such file: {path}")
+    with path.open("rb") as file:
+        if file.read(4) != b"GGUF":
+            raise UnsupportedModel(f"{path} is not a GGUF file: it does not begin with GGUF")
+
+
+def _load(library: Any, path: Path, params: Any) -> Any:
+    _ERRORS.clear()
+    model = library.llama_model_load_from_file(str(path).encode(), params)
+    if not model:
+        raise UnsupportedModel(f"llama.cpp cannot load {path}: {_why()}")
+    return model
+
+
+def _facts(library: Any, model: Any, path: Path) -> GgufFacts:
+    architecture = _metadata(library, model, "general.architecture")
+    refused = {
+        "keeps a recurrent state, which no tree can share": library.llama_model_is_recurrent(model)
+        or library.llama_model_is_hybrid(model),
+        "has an encoder": library.llama_model_has_encoder(model),
+        "makes a text by diffusion": library.llama_model_is_diffusion(model),
+    }
+    for what, is_so in refused.items():
+        if is_so:
+            raise UnsupportedModel(f"{path}: architecture {architecture} {what}")
+    positions, limited_by = library.llama_model_n_ctx_train(model), "context_length"
+    window = library.llama_model_n_swa(model)
+    if 0 < window < positions:
+        positions, limited_by = window, "attention.sliding_window"
+    vocab, text = library.llama_model_get_vocab(model), ctypes.create_string_buffer(128)
+    library.llama_model_desc(model, text, len(text))
+    ends = {library.llama_vocab_eos(vocab), library.llama_vocab_eot(vocab)}
+    return GgufFacts(
+        architecture=architecture,
+        weights=text.value.decode(errors="replace"),
+        parameters=library.llama_model_n_params(model),
+        size=library.llama_model_size(model),
+        tokens=tuple(
+            (library.llama_vocab_get_text(vocab, number) or b"").decode(errors="replace")
+            for number in range(library.llama_vocab_n_tokens(vocab))
+        ),
+        max_positions=positions,
+        limited_by=f"{architecture}.{limited_by}",
+        stop_ids=frozenset(token for token in ends if token >= 0),
+        float32=_metadata(library, model, "general.file_type") == _ALL_FLOAT32,
+    )
+
+
+def _metadata(library: Any, model: Any, key: str) -> str:
+    value = ctypes.create_string_buffer(256)
+    library.llama_model_meta_val_str(model, key.encode(), value, len(value))
+    return value.value.decode(errors="replace")
+
+
+class GgufContext:
+    """A model with its keys: one decode at a time. It is the Memory of gguf_branches.
+
+    cells: keys that it has room for
+    batch: most tokens of a decode
+    gpu: number of the GPU that computes all layers; None for the CPU
+    """
+
+    def __init__(
+        self, path: Path, facts: GgufFacts, *, cells: int, batch: int, threads: int, gpu: int | None
+    ) -> None:
+        library = import_llama_cpp()
+        if gpu is not None and not library.llama_supports_gpu_offload():
+            raise InvalidRequest(
+                "llama-cpp-python was built without a GPU's support: use --device cpu, or install "
+                "it anew with CMAKE_ARGS=-DGGML_CUDA=on"
+            )
+        params = library.llama_model_default_params()
+        params.n_gpu_layers = 0 if gpu is None else _ALL_LAYERS
+        params.split_mode, params.main_gpu = _MODEL_SPLIT_NONE, gpu or 0
+        self._library, self._vocabulary = library, len(facts.tokens)
+        model = _load(library, path, params)
+        sizes = library.llama_context_default_params()
+        sizes.n_ctx, sizes.n_batch, sizes.n_ubatch = max(cells, batch), batch, batch
+        sizes.n_seq_max, sizes.n_outputs_max = SEQUENCES, max(batch, SEQUENCES)
+        sizes.kv_unified = sizes.swa_full = sizes.no_perf = True
+        sizes.n_threads = sizes.n_threads_batch = threads
+        if facts.float32:  # flash attention rounds to 16 bits
+            sizes.type_k = sizes.type_v = _FLOAT32
+            sizes.flash_attn_type = library.LLAMA_FLASH_ATTN_TYPE_DISABLED
+        sizes.offload_kqv = sizes.op_offload = gpu is not None
+        self._context = library.llama_init_from_model(model, sizes)
+        if not self._context:
+            library.llama_model_free(model)
+            raise Unavailable(f"llama.cpp has no room for {cells} keys of {path.name}: {_why()}")
+        self._memory = library.llama_get_memory(self._context)
+        self._batch = library.llama_batch_init(batch, 0, SEQUENCES)
+        weakref.finalize(self, _free, library, self._batch, self._context, model)
+
+    def copy(self, source: int, target: int, start: int, end: int) -> None:
+        self._library.llama_memory_seq_cp(self._memory, source, target, start, end)
+
+    def remove(self, sequence: int, start: int) -> None:
+        self._library.llama_memory_seq_rm(self._memory, sequence, start, -1)
+
+    def decode(
+        self,
+        tokens: IntArray,
+        positions: IntArray,
+        sequences: Sequence[Sequence[int]],
+        picked: NDArray[np.bool_],
+    ) -> NDArray[np.float32]:
+        """Compute n tokens, each as a member of its sequences, and return logits of the picked.
+
+        tokens, positions, picked: [n]
+        result: [picked, vocabulary], overwritten by the next call
+
+        Raises Unavailable where llama.cpp fails; its cells may then hold some of the tokens.
+        """
+        batch, n = self._batch, len(tokens)
+        batch.n_tokens = n
+        for pointer, values in (
+            (batch.token, tokens),
+            (batch.pos, positions),
+            (batch.logits, picked),
+            (batch.n_seq_id, np.array([len(ids) for ids in sequences])),
+        ):
+            np.ctypeslib.as_array(pointer, (n,))[:] = values
+        for at, ids in enumerate(sequences):
+            for place, sequence in enumerate(ids):
+                batch.seq_id[at][place] = sequence
+        _ERRORS.clear()
+        failed = self._library.llama_decode(self._context, batch)
+        if failed:
+            raise Unavailable(f"llama.cpp computed nothing (code {failed}): {_why()}")
+        shape = int(np.count_nonzero(picked)), self._vocabulary
+        if not shape[0]:
+            self._library.llama_synchronize(self._context)
+            return np.zeros(shape, dtype=np.float32)
+        logits = self._library.llama_get_logits(self._context)
+        return np.ctypeslib.as_array(logits, shape)
+
+
+def _free(library: Any, batch: Any, context: Any, model: Any) -> None:
+    library.llama_batch_free(batch)
+    library.llama_free(context)
+    library.llama_model_free(model)

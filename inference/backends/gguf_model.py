@@ -1,0 +1,274 @@
+"""A GGUF file's model as a Model, computed by llama.cpp.
+
+llama.cpp computes logits; inference/model/sampler.py makes the choice on the host, so the noise is
+that of every backend. Slots are mapped to llama.cpp's sequences by gguf_branches.
+
+llama.cpp promises no bit-equal rows: its kernels, and the order in which keys are added up, depend
+on the batch and on where cells lie. So a text is the target's own up to near-ties of the scores.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple, Protocol, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from inference.backends import Ranked, Segment
+from inference.backends.batch import check_rows
+from inference.backends.gguf_branches import BranchSequences, Memory
+from inference.backends.gguf_library import SEQUENCES, GgufContext, GgufFacts
+from inference.backends.host_choice import choose_of_row, rank_of_row
+from inference.errors import InvalidRequest, LimitExceeded, Mismatch, Unavailable
+from inference.tree import IntArray
+
+T = TypeVar("T")
+
+_BATCH = 256
+"""Tokens that a decode takes at least: llama.cpp has outputs for as many sequences."""
+
+
+class LlamaContext(Memory, Protocol):
+    """What GgufContext does: it computes tokens as members of sequences, whose cells it keeps."""
+
+    def decode(
+        self,
+        tokens: IntArray,
+        positions: IntArray,
+        sequences: Sequence[Sequence[int]],
+        picked: NDArray[np.bool_],
+    ) -> NDArray[np.float32]:
+        """Return logits of the picked tokens, [picked, vocabulary]. Raises Unavailable."""
+        ...
+
+
+class _Line(NamedTuple):
+    """A chain of a segment's new nodes below what they all see: a sequence of llama.cpp."""
+
+    nodes: NDArray[np.intp]  # [d] from the top down
+    path: IntArray  # [c] slots that are seen, by position
+
+
+class GgufModel:
+    """Rows of keys in one llama.cpp context.
+
+    batch: most tokens of a decode
+    vocabulary: ids of the tokenizer; those beyond are never chosen
+    kind: the file's own name for its weights
+    """
+
+    copies_rows = True
+
+    def __init__(
+        self,
+        context: LlamaContext,
+        *,
+        rows: int,
+        capacity: int,
+        max_nodes: int,
+        batch: int,
+        vocabulary: int,
+        kind: str,
+        device: torch.device,
+    ) -> None:
+        if not rows < SEQUENCES // 2:
+            raise LimitExceeded(f"{rows} rows: a GGUF model takes up to {SEQUENCES // 2 - 1}")
+        self.rows, self.capacity, self.max_nodes = rows, capacity, max_nodes
+        self.device, self.dtype = device, kind
+        self._context, self._batch, self._vocabulary = context, batch, vocabulary
+        self._branches = BranchSequences(context, SEQUENCES, rows, capacity)
+        self._tokens: IntArray = np.zeros((rows, capacity), dtype=np.int32)
+
+    @torch.no_grad()
+    def choose(self, segments: Sequence[Segment]) -> list[IntArray]:
+        return self._each(
+            segments,
+            lambda segment, logits: choose_of_row(logits, segment.params, _chosen_at(segment)),
+        )
+
+    @torch.no_grad()
+    def rank(self, segments: Sequence[Segment], k: int) -> list[Ranked]:
+        return self._each(
+            segments,
+            lambda segment, logits: rank_of_row(logits, segment.params, _chosen_at(segment), k),
+        )
+
+    def padded(self, rows: int, nodes: int) -> tuple[int, int]:
+        return rows, nodes
+
+    def copy_row(self, source: int, target: int, slots: int) -> None:
+        self._branches.copy_row(source, target, slots)
+        self._tokens[target] = self._tokens[source]
+
+    def _each(self, segments: Sequence[Segment], use: Callable[[Segment, Tensor], T]) -> list[T]:
+        """What `use` makes of each segment and its logits [p, V], in as few decodes as hold
+        them.
+        """
+        check_rows(segments)
+        for segment in segments:
+            self._check(segment)
+        made = list[T]()
+        for group in self._groups(segments):
+            for segment, logits in zip(group, self._decode(group), strict=True):
+                made.append(use(segment, torch.from_numpy(logits[:, : self._vocabulary])))
+        return made
+
+    def _check(self, segment: Segment) -> None:
+        """Raise LimitExceeded for a segment that no decode can hold."""
+        nodes, branches = len(segment.tokens), len(_tips(segment))
+        if nodes > self.max_nodes:
+            raise LimitExceeded(f"{nodes} nodes in one call: this model takes {self.max_nodes}")
+        if branches > self._branches.most:
+            raise LimitExceeded(
+                f"{branches} branches in one call: llama.cpp takes {self._branches.most} here"
+            )
+        if segment.positions.max() >= self.capacity:
+            raise LimitExceeded(
+                f"position {segment.positions.max()}: this model has {self.capacity} slots a row"
+            )
+
+    def _groups(self, segments: Sequence[Segment]) -> Iterator[list[Segment]]:
+        """Segments that fit into one decode by their nodes and branches."""
+        group, nodes, branches = list[Segment](), 0, 0
+        for segment in segments:
+            nodes, branches = nodes + len(segment.tokens), branches + len(_tips(segment))
+            if group and (nodes > self._batch or branches > self._branches.most):
+                yield group
+                group, nodes, branches = [], len(segment.tokens), len(_tips(segment))
+            group.append(segment)
+        yield group
+
+    def _decode(self, group: Sequence[Segment]) -> list[NDArray[np.float32]]:  # of [p, V] each
+        """Compute a group's new nodes and return the logits at the picked ones.
+
+        Where that fails, the new nodes' slots hold nothing, and the others what they held.
+        """
+        for segment in group:
+            self._branches.rewrite(segment.row, segment.slots, segment.positions)
+            self._tokens[segment.row, segment.slots] = segment.tokens
+        lines = [(segment, line) for segment in group for line in self._lines(segment)]
+        for segment, line in lines:
+            self._recall(segment.row, line.path)
+        self._branches.begin()
+        members = {segment.row: [list[int]() for _ in segment.tokens] for segment in group}
+        taken = list[int]()
+        for segment, line in lines:
+            sequence = self._branches.take(segment.row, line.path)
+            taken.append(sequence)
+            for node in line.nodes.tolist():
+                members[segment.row][node].append(sequence)
+        picked = [np.isin(np.arange(len(segment.tokens)), segment.pick) for segment in group]
+        logits = self._compute(
+            np.concatenate([segment.tokens for segment in group]),
+            np.concatenate([segment.positions for segment in group]),
+            [sequences for of_row in members.values() for sequences in of_row],
+            np.concatenate(picked),
+        )
+        for (segment, line), sequence in zip(lines, taken, strict=True):
+            self._branches.extend(sequence, segment.slots[line.nodes])
+        return _dealt(logits, group, picked)
+
+    def _lines(self, segment: Segment) -> Iterator[_Line]:
+        """A segment's lines. Raises InvalidRequest where a node's position is not the number of
+        keys that it sees above it.
+        """
+        shared = segment.context.shape[0] == 1
+        path = self._branches.path(segment.row, segment.context[0]) if shared else None
+        for tip in _tips(segment).tolist():
+            nodes = np.flatnonzero(segment.tree_mask[tip])
+            nodes = nodes[segment.positions[nodes].argsort(kind="stable")]
+            seen = self._branches.path(segment.row, segment.context[tip]) if path is None else path
+            positions = np.arange(len(seen), len(seen) + len(nodes))
+            if not np.array_equal(segment.positions[nodes], positions) or (
+                path is None and (segment.context[nodes] != segment.context[tip]).any()
+            ):
+                raise InvalidRequest("llama.cpp needs a tree whose nodes see all above them")
+            yield _Line(nodes, seen)
+
+    def _recall(self, row: int, path: IntArray) -> None:
+        """Compute the path's keys again that no sequence holds any more."""
+        known = self._branches.known(row, path)
+        while known < len(path):
+            part = path[known : known + self._batch]
+            self._branches.begin()
+            sequence = self._branches.take(row, path[:known])
+            self._compute(
+                self._tokens[row, part],
+                np.arange(known, known + len(part), dtype=np.int32),
+                [[sequence]] * len(part),
+                np.zeros(len(part), dtype=np.bool_),
+            )
+            self._branches.extend(sequence, part)
+            known += len(part)
+
+    def _compute(
+        self,
+        tokens: IntArray,
+        positions: IntArray,
+        sequences: Sequence[Sequence[int]],
+        picked: NDArray[np.bool_],
+    ) -> NDArray[np.float32]:
+        try:
+            return self._context.decode(tokens, positions, sequences, picked)
+        except Unavailable:
+            self._branches.restore()
+            raise
+
+
+def _tips(segment: Segment) -> NDArray[np.intp]:
+    """The new nodes that no other one sees."""
+    return np.flatnonzero(segment.tree_mask.sum(axis=0) == 1)
+
+
+def _chosen_at(segment: Segment) -> IntArray:
+    """Positions of the tokens that are chosen at the picked nodes."""
+    return np.asarray(segment.positions[segment.pick] + 1, dtype=np.int32)
+
+
+def _dealt(
+    logits: NDArray[np.float32], group: Sequence[Segment], picked: Sequence[NDArray[np.bool_]]
+) -> list[NDArray[np.float32]]:
+    """Each segment's logits in the order of its picked nodes, of those of the whole decode."""
+    dealt, first = list[NDArray[np.float32]](), 0
+    for segment, chosen in zip(group, picked, strict=True):
+        dealt.append(logits[first + chosen.cumsum()[segment.pick] - 1])
+        first += int(chosen.sum())
+    return dealt
+
+
+def load_gguf(
+    path: Path,
+    facts: GgufFacts,
+    *,
+    rows: int,
+    capacity: int,
+    max_nodes: int,
+    vocabulary: int,
+    threads: int,
+    gpu: int | None = None,
+) -> GgufModel:
+    """Load a GGUF file's model.
+
+    vocabulary: ids of the tokenizer
+    gpu: number of the GPU that computes all layers; None for the CPU. Not yet run on a GPU.
+
+    Raises MissingExtra, Mismatch, LimitExceeded, UnsupportedModel or Unavailable.
+    """
+    if vocabulary > len(facts.tokens):
+        raise Mismatch(f"{path} has {len(facts.tokens)} ids, the tokenizer {vocabulary}")
+    batch = max(_BATCH, max_nodes)
+    context = GgufContext(path, facts, cells=rows * capacity, batch=batch, threads=threads, gpu=gpu)
+    return GgufModel(
+        context,
+        rows=rows,
+        capacity=capacity,
+        max_nodes=max_nodes,
+        batch=batch,
+        vocabulary=vocabulary,
+        kind=facts.weights,
+        device=torch.device("cpu" if gpu is None else f"cuda:{gpu}"),
+    )

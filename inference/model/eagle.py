@@ -1,0 +1,188 @@
+"""An EAGLE-3 head (Li et al. 2025): one layer that drafts from its target's features.
+
+A node of the head is a token with the feature of the token before it. The feature of a token that
+the target has computed is `fc` of the target's states. That of any other token is what the head's
+own layer returned for it, before the last norm.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from inference.errors import UnsupportedModel
+from inference.model.cache import KeysValues, read_rows
+from inference.model.checkpoint import tensor_shapes, weight_files
+from inference.model.config import ModelConfig
+from inference.model.decoder import (
+    MASKED,
+    MLP,
+    WHOLE,
+    Attention,
+    Decoder,
+    Hidden,
+    Past,
+    RMSNorm,
+    Sight,
+)
+from inference.model.eagle_config import HeadConfig, read_head_config
+from inference.model.rotary import rotary_tables
+from inference.model.sizes import check_shape
+
+_BESIDE = WHOLE._replace(column=lambda size, out, bias: nn.Linear(2 * size, out, bias))
+"""Queries, keys and values are made of an embedding and a feature, side by side."""
+
+_IDS, _UNUSED = "d2t", ("t2d",)
+_EMBEDDING = "embed_tokens.weight"
+
+
+class HeadLayer(nn.Module):
+    """The head's layer: attention over pairs of embedding and feature, and MLP."""
+
+    def __init__(self, config: ModelConfig, norms_residual: bool) -> None:
+        super().__init__()
+        self.input_layernorm = RMSNorm(config.hidden_size, config.norm_eps)
+        self.hidden_norm = RMSNorm(config.hidden_size, config.norm_eps)
+        self.self_attn = Attention(config, _BESIDE)
+        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.norm_eps)
+        self.mlp = MLP(config, WHOLE)
+        self._norms_residual = norms_residual
+
+    def forward(
+        self, embedded: Tensor, features: Tensor, past: Past, sight: Sight
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the layer's output [B, T, hidden], and its new keys and values [B, T, width].
+
+        embedded, features: [B, T, hidden]
+        """
+        normed = self.hidden_norm(features)
+        pairs = torch.cat((self.input_layernorm(embedded), normed), -1)
+        mixed, keys, values = self.self_attn(pairs, past, sight)
+        x = (normed if self._norms_residual else features) + mixed
+        return x + self.mlp(self.post_attention_layernorm(x)), keys, values
+
+
+class EagleHead(nn.Module):
+    """A head. Modules and parameters are named as in published checkpoints.
+
+    positions: how many positions the rotary table covers
+    vocabulary: ids of the tokenizer
+    """
+
+    ids: Tensor  # [draft vocabulary] int64: the target's id of each token that the head can name
+    cos: Tensor
+    sin: Tensor
+
+    def __init__(self, config: HeadConfig, positions: int, vocabulary: int) -> None:
+        super().__init__()
+        layer, hidden = config.layer, config.layer.hidden_size
+        self.config, self.vocabulary = config, vocabulary
+        self.fc = nn.Linear(config.features, hidden, bias=False)
+        self.midlayer = HeadLayer(layer, config.norms_residual)
+        self.norm = RMSNorm(hidden, layer.norm_eps)
+        self.lm_head = nn.Linear(hidden, config.draft_vocabulary, bias=False)
+        self.embed_tokens = nn.Embedding(layer.vocab_size, hidden)
+        self.register_buffer("ids", torch.arange(config.draft_vocabulary), persistent=False)
+        cos, sin = rotary_tables(layer, positions)
+        self.register_buffer("cos", cos, persistent=False)
+        self.register_buffer("sin", sin, persistent=False)
+
+    def forward(
+        self,
+        tokens: Tensor,
+        features: Tensor,
+        rows: Tensor,
+        positions: Tensor,
+        context_mask: Tensor,
+        tree_mask: Tensor,
+        cache: KeysValues,
+    ) -> Hidden:
+        """Make one forward over new nodes, as Decoder.forward does; states are of all nodes.
+
+        features: [B, T, hidden], each node's own
+        """
+        x = self.embed_tokens(tokens)
+        cos, sin = (
+            nn.functional.embedding(positions, table)[:, :, None].to(x.dtype)
+            for table in (self.cos, self.sin)
+        )
+        slots = context_mask.shape[-1]
+        past = Past(
+            read_rows(cache.keys[0], rows, slots),
+            read_rows(cache.values[0], rows, slots),
+            None,
+            None,
+        )
+        sight = Sight(cos, sin, context_mask.to(torch.bool), tree_mask.to(torch.bool))
+        states, keys, values = self.midlayer(x, features, past, sight)
+        return Hidden(states, KeysValues((keys,), (values,)))
+
+    def logits(self, states: Tensor) -> Tensor:  # [B, P, hidden] -> [B, P, vocabulary] float32
+        """Apply the head's own output layer. Tokens that it cannot name are masked."""
+        named = self.lm_head(self.norm(states)).float()
+        every = named.new_full((*named.shape[:-1], self.config.layer.vocab_size), MASKED)
+        every[..., self.ids] = named
+        known: Tensor = every[..., : self.vocabulary]
+        return known
+
+
+def load_head(directory: Path, target: Decoder, positions: int) -> EagleHead:
+    """Load a head with the precision and on the device of its target.
+
+    The target's embeddings are taken where the head has none of its own.
+
+    Raises UnsupportedModel for a checkpoint that does not fit the target.
+    """
+    config = read_head_config(directory, target.config)
+    shared = target.model.embed_tokens.weight
+    shapes = {_named(name): shape for name, shape in tensor_shapes(directory).items()}
+    shapes.setdefault(_EMBEDDING, tuple(shared.shape))
+    with torch.device("meta"):
+        head = EagleHead(config, positions, target.vocabulary)
+    wanted = dict(head.named_parameters())
+    for name, parameter in wanted.items():
+        if name not in shapes:
+            raise UnsupportedModel(f"{directory}: tensor {name} of an EAGLE-3 head is missing")
+        check_shape(directory, name, shapes[name], parameter.shape)
+    others = sorted(shapes.keys() - wanted.keys() - {_IDS, *_UNUSED})
+    if others:
+        raise UnsupportedModel(
+            f"{directory}: tensor {others[0]} is not part of an EAGLE-3 head as computed here"
+        )
+    tensors = {_EMBEDDING: shared}
+    for path in weight_files(directory):
+        tensors |= {_named(name): tensor for name, tensor in load_file(path).items()}
+    head.load_state_dict(
+        {name: tensors[name].to(shared.device, shared.dtype) for name in wanted}, assign=True
+    )
+    head.ids = _target_ids(directory, config, tensors.get(_IDS))
+    return head.to(shared.device).requires_grad_(False).eval()
+
+
+def _named(name: str) -> str:
+    """Return a tensor's name as EAGLE's own code spells it."""
+    return name.removeprefix("model.").replace("layers.0.", "midlayer.", 1)
+
+
+def _target_ids(directory: Path, config: HeadConfig, offsets: Tensor | None) -> Tensor:
+    """Return the target's id of each token that the head can name: [draft vocabulary] int64.
+
+    offsets: `d2t`, the difference between the two ids; None in heads that name every token
+    """
+    every, size = config.layer.vocab_size, config.draft_vocabulary
+    if size == every:
+        return torch.arange(size)
+    if offsets is None:
+        raise UnsupportedModel(
+            f"{directory} has no tensor {_IDS}: the ids of its {size} tokens are not known"
+        )
+    check_shape(directory, _IDS, offsets.shape, (size,))
+    ids = torch.arange(size) + offsets.to(torch.int64)
+    if int(ids.min()) < 0 or int(ids.max()) >= every or len(set(ids.tolist())) < size:
+        raise UnsupportedModel(
+            f"{directory}: tensor {_IDS} must lead to {size} different ids from 0 to {every - 1}"
+        )
+    return ids

@@ -1,0 +1,236 @@
+"""A decoder's matrices as integers of 8 or 4 bits, multiplied by torch's own kernels.
+
+int8 rounds states, too, with one scale for each node, so that a node's numbers do not depend on its
+neighbours in a call. int4 rounds weights alone, in groups of inputs. Norms, embeddings and the
+cache stay as they are. Such a decoder is meant for drafts: its text is not its checkpoint's. Not
+yet run on a GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal, NamedTuple, TypeVar, get_args
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from inference.errors import InvalidRequest, UnsupportedModel
+from inference.model.decoder import Decoder
+
+Quantization = Literal["int8", "int4"]
+QUANTIZATIONS: tuple[str, ...] = get_args(Quantization)
+
+GROUP = 32
+"""Inputs of an int4 matrix that share a scale and a middle."""
+
+_LEVELS = 127  # int8 is used from -127 to 127
+_MIDDLE = 128  # of uint8, which the CPU's products take for states
+_TINY = 1e-20
+_OUTPUTS = 16  # the kernels of int4 take a multiple of so many outputs
+_AT_ONCE = 1 << 14  # outputs that are rounded at a time: a head's float32 copy is never whole
+_LEAST_ROWS = 32  # CUDA's integer product takes more than 16
+
+Module = TypeVar("Module", bound=nn.Module)
+
+
+def quantize(module: Module, weights: Quantization) -> Module:
+    """Replace every matrix of a decoder, or of a part of one, in place; return the module.
+
+    A decoder's head ends at its vocabulary, and gets a matrix of its own where it was tied to the
+    embeddings. The device is that of the weights; the result stays there. To keep the original,
+    quantize copy.deepcopy(module, {id(part): part for part in module.parameters()}), which shares
+    all that stays.
+
+    Raises InvalidRequest for a device that cannot compute it, UnsupportedModel for sizes that
+    cannot be grouped.
+    """
+    if isinstance(module, Decoder):
+        _quantize_head(module, weights)
+    for owner in list(module.modules()):
+        for name, child in list(owner.named_children()):
+            if type(child) is nn.Linear:
+                setattr(owner, name, product(child.weight, child.bias, weights))
+    return module
+
+
+def product(weight: Tensor, bias: Tensor | None, weights: Quantization) -> nn.Module:
+    """Return the module that computes x W' + b from x [..., inputs], in x's precision.
+
+    weight: [outputs, inputs], bias: [outputs]
+
+    Raises InvalidRequest and UnsupportedModel as quantize() does.
+    """
+    check_device(weight.device, weights)
+    weight = weight.detach()
+    if weights == "int4":
+        return Int4Product(to_int4(weight), bias)
+    kind = Int8PackedProduct if weight.device.type == "cpu" else Int8Product
+    return kind(to_int8(weight), bias)
+
+
+class Int8Matrix(NamedTuple):
+    """levels * scale"""
+
+    levels: Tensor  # [outputs, inputs] int8
+    scale: Tensor  # [outputs] float32
+
+    def dequantized(self) -> Tensor:  # [outputs, inputs] float32
+        return self.levels * self.scale[:, None]
+
+
+class Int4Matrix(NamedTuple):
+    """(levels - 8) * scale + middle"""
+
+    levels: Tensor  # [outputs, inputs] int32 of 0 to 15
+    scale: Tensor  # [outputs, inputs / GROUP] bfloat16
+    middle: Tensor  # [outputs, inputs / GROUP] bfloat16
+
+    def dequantized(self) -> Tensor:  # [outputs, inputs] float32
+        grouped = self.levels.reshape(*self.scale.shape, GROUP) - 8
+        wide: Tensor = grouped * self.scale.float()[..., None] + self.middle.float()[..., None]
+        return wide.flatten(1)
+
+
+def to_int8(weight: Tensor) -> Int8Matrix:
+    """Round a matrix [outputs, inputs] with one scale an output."""
+    scale = weight.abs().amax(1).float().clamp(min=_TINY) / _LEVELS
+    parts = zip(torch.split(weight, _AT_ONCE), torch.split(scale, _AT_ONCE), strict=True)
+    levels = [torch.round(part.float() / each[:, None]).to(torch.int8) for part, each in parts]
+    return Int8Matrix(torch.cat(levels), scale)
+
+
+def to_int4(weight: Tensor) -> Int4Matrix:
+    """Round a matrix [outputs, inputs] between the least and the greatest weight of each group.
+
+    Raises UnsupportedModel where groups do not divide the inputs.
+    """
+    inputs = weight.shape[1]
+    if inputs % GROUP:
+        raise UnsupportedModel(
+            f"int4 takes matrices whose inputs are a multiple of {GROUP}, this model has one of "
+            f"{inputs}: int8 takes any"
+        )
+    parts = [_grouped(part) for part in torch.split(weight, _AT_ONCE)]
+    return Int4Matrix(*(torch.cat(part) for part in zip(*parts, strict=True)))
+
+
+def _grouped(weight: Tensor) -> Int4Matrix:
+    wide = weight.float().reshape(len(weight), -1, GROUP)
+    low, high = wide.amin(-1), wide.amax(-1)
+    # rounded first, so that the levels make up for it
+    scale = ((high - low) / 15).clamp(min=_TINY).bfloat16()
+    middle = (low + 8 * scale.float()).bfloat16()
+    levels = (wide - middle.float()[..., None]) / scale.float()[..., None] + 8
+    return Int4Matrix(torch.round(levels).clamp(0, 15).int().flatten(1), scale, middle)
+
+
+class Int8PackedProduct(nn.Module):
+    """The product on a CPU, by oneDNN's integer kernels.
+
+    On processors without VNNI these may cut off sums of two great products.
+    """
+
+    def __init__(self, matrix: Int8Matrix, bias: Tensor | None) -> None:
+        super().__init__()
+        self._packed = torch.ops.onednn.qlinear_prepack(matrix.levels, [1, matrix.levels.shape[1]])
+        self._scale, self._bias = matrix.scale, None if bias is None else bias.detach().float()
+        self._zeros = torch.zeros(len(matrix.scale), dtype=torch.int64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        scale = _scales(x)
+        rounded = torch.round(x.float() / scale).add_(_MIDDLE).to(torch.uint8).flatten(0, -2)
+        sums = torch.ops.onednn.qlinear_pointwise(
+            rounded, 1.0, _MIDDLE, self._packed, self._scale, self._zeros, None, 1.0, 0,
+            torch.float32, "none", [], "",
+        )  # fmt: skip
+        return _finished(sums.view(*x.shape[:-1], -1) * scale, self._bias, x)
+
+
+class Int8Product(nn.Module):
+    """The product by torch._int_mm, CUDA's integer product."""
+
+    def __init__(self, matrix: Int8Matrix, bias: Tensor | None) -> None:
+        super().__init__()
+        self._outputs = len(matrix.levels)
+        levels = F.pad(matrix.levels, (0, -matrix.levels.shape[1] % 8, 0, -self._outputs % 8))
+        self._levels, self._scale = levels.t(), matrix.scale
+        self._bias = None if bias is None else bias.detach().float()
+
+    def forward(self, x: Tensor) -> Tensor:
+        scale = _scales(x)
+        rounded = torch.round(x.float() / scale).to(torch.int8).flatten(0, -2)
+        nodes = len(rounded)
+        missing = (0, len(self._levels) - rounded.shape[1], 0, max(0, _LEAST_ROWS - nodes))
+        sums = torch._int_mm(F.pad(rounded, missing), self._levels)[:nodes, : self._outputs]
+        wide = sums.float().view(*x.shape[:-1], -1)
+        return _finished(wide * scale * self._scale, self._bias, x)
+
+
+class Int4Product(nn.Module):
+    """The product by torch's tinygemm kernels, in bfloat16."""
+
+    def __init__(self, matrix: Int4Matrix, bias: Tensor | None) -> None:
+        super().__init__()
+        self._outputs, inputs = matrix.levels.shape
+        missing = -self._outputs % _OUTPUTS
+        levels, scale, middle = (F.pad(part, (0, 0, 0, missing)) for part in matrix)
+        # [inputs / GROUP, outputs, 2]
+        self._scale_and_middle = torch.stack((scale.t(), middle.t()), -1).contiguous()
+        self._bias = None if bias is None else bias.detach().float()
+        self._multiply: Callable[..., Tensor]
+        if levels.device.type == "cpu":
+            self._packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(levels, 1)
+            self._multiply = torch.ops.aten._weight_int4pack_mm_for_cpu
+        else:
+            pairs = (levels[:, ::2] << 4 | levels[:, 1::2]).to(torch.uint8)
+            tiles = 8 if inputs % 128 == 0 else 2
+            self._packed = torch.ops.aten._convert_weight_to_int4pack(pairs, tiles)
+            self._multiply = torch.ops.aten._weight_int4pack_mm
+
+    def forward(self, x: Tensor) -> Tensor:
+        narrow = x.bfloat16().flatten(0, -2)
+        sums = self._multiply(narrow, self._packed, GROUP, self._scale_and_middle)
+        return _finished(sums[:, : self._outputs].view(*x.shape[:-1], -1), self._bias, x)
+
+
+class CutHead(nn.Module):
+    """A head whose matrix was cut at the vocabulary before it was rounded."""
+
+    def __init__(self, product: nn.Module) -> None:
+        super().__init__()
+        self.product = product
+
+    def forward(self, states: Tensor, vocabulary: int) -> Tensor:
+        logits: Tensor = self.product(states)
+        return logits
+
+
+def _quantize_head(decoder: Decoder, weights: Quantization) -> None:
+    cut = decoder.head_weight()[: decoder.vocabulary]
+    decoder.lm_head = CutHead(product(cut, None, weights))
+
+
+def _scales(x: Tensor) -> Tensor:  # [..., inputs] -> [..., 1] float32
+    """Return each node's scale."""
+    return x.abs().amax(-1, keepdim=True).float().clamp(min=_TINY) / _LEVELS
+
+
+def _finished(sums: Tensor, bias: Tensor | None, x: Tensor) -> Tensor:
+    return (sums if bias is None else sums + bias).to(x.dtype)
+
+
+def check_device(device: torch.device, weights: Quantization) -> None:
+    """Raise InvalidRequest for a device that cannot multiply by such matrices."""
+    if device.type == "cpu":
+        if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+            raise InvalidRequest(
+                f"{weights} on cpu needs torch with oneDNN, and this build has none: take a GGUF "
+                "draft, or the checkpoint's own precision"
+            )
+    elif device.type != "cuda":
+        raise InvalidRequest(f"{weights} is for cpu and cuda, got {device.type}")
+    elif weights == "int4" and torch.cuda.get_device_capability(device) < (8, 0):
+        raise InvalidRequest(
+            f"int4 on cuda needs compute capability 8.0 or later, {device} has less: take int8"
+        )

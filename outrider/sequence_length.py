@@ -1,0 +1,19 @@
+"""How long a model's texts may be."""
+
+from __future__ import annotations
+
+from inference.errors import InvalidRequest
+
+_DEFAULT = 2048
+
+
+def allowed_length(asked: int | None, name: str, limit: int, limited_by: str) -> int:
+    """The sequence length, prompt and output together. Raises InvalidRequest beyond the limit.
+
+    limited_by: what sets it, such as a field of config.json
+    """
+    if asked is None:
+        return min(_DEFAULT, limit)
+    if not 2 <= asked <= limit:
+        raise InvalidRequest(f"--sequence_length {asked}: {name} takes 2 to {limit} ({limited_by})")
+    return asked

@@ -1,0 +1,219 @@
+"""An EAGLE-3 head beside its target: the text is the target's own, and what the head reads is there
+whatever became of the session's row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from itertools import repeat
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks.train_head import new_head, save_head, teach
+from inference.backends import Ranked, Segment
+from inference.backends.eager import EagerModel
+from inference.backends.eagle import EagleModel
+from inference.drafters.model_proposer import ROOM
+from inference.engine.engine import Engine
+from inference.engine.host import Host
+from inference.engine.local_session import LocalSession
+from inference.engine.session import Session
+from inference.model.eagle import EagleHead, load_head
+from inference.order import Decode, End
+from inference.planner.acceptance import read_acceptance
+from inference.planner.knowledge import Knowledge
+from inference.proposer import HOST
+from inference.sampling import SamplingParams
+from inference.times import DraftTimes, LinkTimes, TargetTimes
+from inference.tree import IntArray
+from tests.support import heads, pairs
+from tests.support.clock import Clock
+from tests.support.drafts import text_of
+from tests.support.equality import NearTies, assert_same_text
+from tests.support.exact import opened
+
+TARGET, LENGTH = pairs.decoder(1), pairs.SEQUENCE_LENGTH
+FORWARD, CALL = 0.010, 0.001
+PROMPTS = [pairs.prompt_of(length) for length in range(20, 24)]
+TOKENS = 40
+
+
+class Forwards(EagerModel):
+    """A target whose forwards take their time by the clock of the test."""
+
+    clock: Clock
+
+    def choose(self, segments: Sequence[Segment]) -> list[IntArray]:
+        self.clock.now += FORWARD
+        return super().choose(segments)
+
+
+class Calls(EagleModel):
+    """A head whose calls take their time. together: texts in each call that ranks."""
+
+    clock: Clock
+
+    def __init__(self, head: EagleHead, target: EagerModel, rows: int) -> None:
+        super().__init__(head, target, rows=rows, capacity=LENGTH + ROOM, max_nodes=128)
+        self.together = list[int]()
+
+    def rank(self, segments: Sequence[Segment], k: int) -> list[Ranked]:
+        self.clock.now += CALL
+        if k > 1:
+            self.together.append(len(segments))
+        return super().rank(segments, k)
+
+
+class Beside:
+    """An engine with a head beside its target, on a clock of the test."""
+
+    def __init__(self, head: Path, rows: int = 2) -> None:
+        clock = Clock()
+        target = Forwards(TARGET, rows=rows, capacity=LENGTH + 64, max_nodes=64)
+        self.head = Calls(load_head(head, TARGET, LENGTH), target, rows)
+        target.clock = self.head.clock = clock
+        times = {(row, nodes): FORWARD for row in (1, 2, 4) for nodes in (1, 2, 4, 8, 16, 32, 64)}
+        self.engine = Engine(
+            target,
+            sequence_length=LENGTH,
+            max_tree_nodes=64,
+            vocabulary=pairs.VOCABULARY,
+            times=times,
+            host=Host(self.head, partial(_knowledge, times), room=ROOM, clock=clock),
+            clock=clock,
+        )
+
+    def asked(self, prompt: Sequence[int], tokens: int = TOKENS) -> Session:
+        session = opened(self.engine, prompt)
+        self.engine.decode(session, Decode(len(prompt) + tokens, credit=512, beside=True))
+        return session
+
+    def finish(self, *sessions: Session) -> None:
+        while any(one.end is End.NOT for one in sessions):
+            assert self.engine.step(), "somebody can go on"
+            for one in sessions:
+                self.engine.acknowledge(one, one.length)
+
+
+def _knowledge(times: dict[tuple[int, int], float]) -> Knowledge:
+    return Knowledge(DraftTimes({1: CALL}), TargetTimes(times), LinkTimes(), read_acceptance())
+
+
+@pytest.fixture(scope="module")
+def useless(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random head, which names a seventh of the tokens."""
+    config = TARGET.config
+    directory = tmp_path_factory.mktemp("useless")
+    return heads.write_head(directory, heads.raw_config(config), heads.tensors_of(config))
+
+
+@pytest.fixture(scope="module")
+def taught(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A head that was taught what the target says after these prompts at temperature 0."""
+    torch.manual_seed(0)
+    head = new_head(TARGET, heads.KEPT, 48, LENGTH)
+    texts = torch.tensor([[*prompt[-20:], *own_text(prompt[-20:])] for prompt in PROMPTS])
+    list(teach(head, TARGET, repeat(texts), steps=80, levels=2, rate=1e-2))
+    directory = tmp_path_factory.mktemp("taught")
+    save_head(head, directory)
+    return directory
+
+
+def own_text(
+    prompt: Sequence[int], tokens: int = TOKENS, params: SamplingParams | None = None
+) -> list[int]:
+    session = LocalSession(pairs.engine(TARGET))
+    return text_of(prompt, params or SamplingParams(), session, Decode(len(prompt) + tokens))
+
+
+# --- the text
+# --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("head", ["useless", "taught"])
+@pytest.mark.parametrize(
+    "params", [SamplingParams(), SamplingParams(0.7, seed=3), SamplingParams(1.0, seed=4)], ids=str
+)
+def test_the_text_is_the_targets_own_seeded_decoding(
+    head: str, params: SamplingParams, ties: NearTies, request: pytest.FixtureRequest
+) -> None:
+    engine = Beside(request.getfixturevalue(head)).engine
+
+    def produce(prompt: Sequence[int], tokens: int) -> list[int]:
+        order = Decode(len(prompt) + tokens, beside=True)
+        return text_of(prompt, params, LocalSession(engine), order)
+
+    prompt = PROMPTS[0][-20:]
+    assert_same_text(TARGET, prompt, params, own_text(prompt, TOKENS, params), produce, ties)
+
+
+def test_what_a_head_has_learned_is_accepted(taught: Path) -> None:
+    beside = Beside(taught)
+    session = beside.asked(PROMPTS[0][-20:])
+    beside.finish(session)
+    assert session.spent.forwards < TOKENS / 2
+    assert session.proposers.count(HOST) > TOKENS / 2
+
+
+# --- sessions
+# --------------------------------------------------------------------------------------------------
+
+
+def test_one_call_serves_all_who_asked(taught: Path) -> None:
+    beside = Beside(taught, rows=4)
+    prompts = [prompt[-20:] for prompt in PROMPTS[:4]]
+    sessions = [beside.asked(prompt) for prompt in prompts]
+    beside.finish(*sessions)
+    assert max(beside.head.together) == 4
+    for prompt, session in zip(prompts, sessions, strict=True):
+        assert session.tokens[20:] == own_text(prompt)
+        assert session.spent.forwards < TOKENS / 2
+
+
+def test_a_cached_prefix_has_its_features(taught: Path) -> None:
+    """A second session drafts as well as it would with a prompt that was computed."""
+    prompt, beside, afresh = PROMPTS[0][-20:], Beside(taught), Beside(taught)
+    first = beside.asked(prompt)
+    beside.finish(first)
+    longer = first.tokens[:40]
+    beside.engine.close(first)
+    hit, computed = beside.asked(longer), afresh.asked(longer)
+    beside.finish(hit)
+    afresh.finish(computed)
+    assert hit.reused == 39 > computed.reused
+    assert hit.tokens == computed.tokens
+    assert abs(hit.spent.forwards - computed.spent.forwards) <= 2
+
+
+def test_a_session_that_lost_its_row_is_drafted_for_on_another(taught: Path) -> None:
+    beside = Beside(taught, rows=1)
+    first = beside.asked(PROMPTS[0][-20:], 20)
+    beside.finish(first)
+    beside.engine.detach(first)
+    second = beside.asked(PROMPTS[1][-20:])
+    beside.finish(second)
+    assert first.row is None
+    beside.engine.detach(second)
+    beside.engine.attach(first)
+    beside.engine.decode(first, Decode(20 + TOKENS, credit=512, beside=True))
+    forwards = first.spent.forwards
+    beside.finish(first)
+    assert first.spent.forwards - forwards < 10
+    for prompt, session in zip(PROMPTS, (first, second), strict=False):
+        assert session.tokens[20:] == own_text(prompt[-20:])
+
+
+def test_a_session_that_ends_midway_leaves_its_row_to_another_text(taught: Path) -> None:
+    beside = Beside(taught, rows=1)
+    for prompt in PROMPTS[:3]:
+        session = beside.asked(prompt[-20:])
+        for _ in range(4):
+            beside.engine.step()
+        beside.engine.close(session)
+    session = beside.asked(PROMPTS[3][-20:])
+    beside.finish(session)
+    assert session.tokens[20:] == own_text(PROMPTS[3][-20:])
+    assert session.spent.forwards < TOKENS / 2

@@ -1,0 +1,135 @@
+"""EAGLE-3 heads are read in the forms that they are published in, and what does not fit the target
+is refused in one line.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from inference.errors import UnsupportedModel
+from inference.model.eagle import load_head
+from inference.model.eagle_config import read_head_config
+from tests.support import heads, pairs
+
+TARGET = pairs.decoder(1)
+TENSORS = heads.tensors_of(TARGET.config)
+
+
+def written(
+    directory: Path,
+    tensors: dict[str, Any] = TENSORS,
+    spelt: str = "midlayer.",
+    **overrides: Any,
+) -> Path:
+    return heads.write_head(directory, heads.raw_config(TARGET.config, **overrides), tensors, spelt)
+
+
+@pytest.mark.parametrize("spelt", ["midlayer.", "layers.0.", "model.layers.0."])
+def test_names_of_the_layer_are_read_as_each_project_spells_them(
+    tmp_path: Path, spelt: str
+) -> None:
+    head = load_head(written(tmp_path, spelt=spelt), TARGET, 64)
+    for name, parameter in head.named_parameters():
+        wanted = TENSORS.get(name, TARGET.model.embed_tokens.weight)
+        assert torch.equal(parameter, wanted), name
+
+
+def test_a_head_with_embeddings_of_its_own_uses_them(tmp_path: Path) -> None:
+    own = torch.randn(TARGET.model.embed_tokens.weight.shape)
+    head = load_head(written(tmp_path, {**TENSORS, "embed_tokens.weight": own}), TARGET, 64)
+    assert torch.equal(head.embed_tokens.weight, own)
+
+
+def test_tokens_that_it_names_are_the_targets(tmp_path: Path) -> None:
+    head = load_head(written(tmp_path), TARGET, 64)
+    logits = head.logits(torch.randn(1, 2, 32))
+    named = (logits[0, 0] > -1e29).nonzero()[:, 0].tolist()
+    assert logits.shape == (1, 2, pairs.VOCABULARY)
+    assert named == TENSORS["t2d"][: pairs.VOCABULARY].nonzero()[:, 0].tolist()
+
+
+def test_a_head_that_names_every_token_needs_no_table(tmp_path: Path) -> None:
+    size = TARGET.config.vocab_size
+    tensors = heads.tensors_of(TARGET.config, named=size)
+    del tensors["d2t"], tensors["t2d"]
+    head = load_head(written(tmp_path, tensors, draft_vocab_size=size), TARGET, 64)
+    assert head.ids.tolist() == list(range(size))
+
+
+IDS = "eagle_aux_hidden_state_layer_ids"
+DEEP = pairs.config(layers=8)
+
+
+@pytest.mark.parametrize(
+    ("fields", "kept"),
+    [
+        ({}, (2, 4, 5)),
+        ({IDS: [1, 4, 8]}, (1, 4, 8)),
+        ({"eagle_config": {IDS: [1, 3, 7]}}, (2, 4, 8)),
+    ],
+    ids=["none are named", "by input", "by output"],
+)
+def test_features_are_of_the_layers_that_the_head_was_trained_on(
+    tmp_path: Path, fields: dict[str, Any], kept: tuple[int, ...]
+) -> None:
+    raw = heads.raw_config(DEEP)
+    del raw[IDS]
+    heads.write_head(tmp_path, raw | fields, {})
+    assert read_head_config(tmp_path, DEEP).kept == kept
+
+
+def test_a_config_with_the_layer_in_a_field_of_its_own_is_read(tmp_path: Path) -> None:
+    flat = heads.raw_config(TARGET.config)
+    outer = {name: flat.pop(name) for name in ("draft_vocab_size", IDS)}
+    nested = {"transformer_layer_config": flat, "norm_before_residual": True, **outer}
+    config = read_head_config(heads.write_head(tmp_path, nested, {}), TARGET.config)
+    assert config.norms_residual
+    assert config.layer.hidden_size == TARGET.config.hidden_size
+    assert config.draft_vocabulary == heads.DRAFT_VOCABULARY
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"draft_vocab_size": None}, "no draft_vocab_size"),
+        ({"draft_vocab_size": 301}, "from 1 to 300"),
+        ({"vocab_size": 299}, "vocabulary of 299 tokens, the target has 300"),
+        ({"hidden_size": 64}, "hidden size 64, this one has 32"),
+        ({"target_hidden_size": 48}, "hidden size 48, this one has 32"),
+        ({"num_hidden_layers": 2}, "1 layer, this one 2"),
+        ({"norm_before_fc": True}, "norm_before_fc"),
+        ({IDS: [0, 1, 3]}, "from 0 to 2"),
+        ({IDS: [0, 2, 1]}, "ascending"),
+        ({IDS: None}, "a target of 7 or more"),
+        ({"eagle_config": {IDS: [0, 1, 2]}, IDS: None}, "from 0 to 1"),
+    ],
+)
+def test_a_head_that_does_not_fit_is_refused(
+    tmp_path: Path, fields: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(UnsupportedModel, match=says):
+        load_head(written(tmp_path, **fields), TARGET, 64)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"fc.weight": torch.zeros(32, 64)}, "fc.weight has shape"),
+        ({"midlayer.self_attn.q_proj.weight": torch.zeros(32, 32)}, "q_proj.weight has shape"),
+        ({"norm.weight": None}, "tensor norm.weight of an EAGLE-3 head is missing"),
+        ({"midlayer.extra.weight": torch.zeros(1)}, "midlayer.extra.weight is not part"),
+        ({"d2t": None}, "has no tensor d2t"),
+        ({"d2t": torch.full((40,), 300)}, "40 different ids from 0 to 299"),
+        ({"d2t": -torch.arange(40)}, "40 different ids from 0 to 299"),
+    ],
+)
+def test_tensors_that_do_not_fit_are_refused(
+    tmp_path: Path, change: dict[str, torch.Tensor | None], says: str
+) -> None:
+    tensors = {name: one for name, one in {**TENSORS, **change}.items() if one is not None}
+    with pytest.raises(UnsupportedModel, match=says):
+        load_head(written(tmp_path, tensors), TARGET, 64)

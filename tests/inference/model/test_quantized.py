@@ -1,0 +1,163 @@
+"""Matrices as integers: what the kernels compute is the product with the rounded matrix, for every
+size that is taken, and what they cannot compute is refused in a line.
+"""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from inference.errors import InvalidRequest, UnsupportedModel
+from inference.model.cache import empty_cache
+from inference.model.decoder import Decoder
+from inference.model.quantized import (
+    QUANTIZATIONS,
+    CutHead,
+    Int4Product,
+    Int8PackedProduct,
+    Int8Product,
+    Quantization,
+    check_device,
+    product,
+    quantize,
+    to_int4,
+    to_int8,
+)
+from inference.tree import TokenTree
+from tests.support.models import tiny_decoder
+
+SIZES = {"hidden_size": 64, "intermediate_size": 96}
+TOKENS = [3, 1, 4, 1, 5, 9, 2, 6]
+
+
+def noise(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def distance(ours: torch.Tensor, exact: torch.Tensor) -> float:
+    """Length of the difference, as a part of the exact result's."""
+    return float((ours.float() - exact).norm() / exact.norm())
+
+
+def rounded(decoder: Decoder, weights: Quantization) -> Decoder:
+    """A decoder of float32 matrices that have the values of the integers."""
+    to = to_int8 if weights == "int8" else to_int4
+    if decoder.config.tied:  # the embeddings stay as they are, only the head is rounded
+        head = nn.Linear(decoder.config.hidden_size, decoder.vocabulary, bias=False)
+        head.weight.data = decoder.head_weight()[: decoder.vocabulary]
+        decoder.lm_head = CutHead(head)
+    for module in decoder.modules():
+        if isinstance(module, nn.Linear):
+            module.weight.data = to(module.weight.data).dequantized()
+    return decoder
+
+
+@torch.no_grad()
+def logits_of(decoder: Decoder) -> torch.Tensor:  # [n, V]
+    """Logits after each of TOKENS, over an empty cache."""
+    chain, row = TokenTree.chain(TOKENS), torch.zeros(1, dtype=torch.int32)
+    tokens, depths, mask = (
+        torch.from_numpy(part.astype("int32"))[None]
+        for part in (chain.tokens, chain.depths, chain.mask)
+    )
+    unseen, cache = (
+        torch.zeros(1, 1, 1, dtype=torch.int32),
+        empty_cache(decoder.config, 1, 0, torch.float32),
+    )
+    return decoder.logits(decoder(tokens, row, depths, unseen, mask, None, cache).states)[0]
+
+
+@pytest.mark.parametrize("kind", [Int8PackedProduct, Int8Product])
+@pytest.mark.parametrize("nodes", [1, 7, 40])
+def test_int8_multiplies_by_the_rounded_matrix(
+    kind: type[Int8PackedProduct | Int8Product], nodes: int
+) -> None:
+    x, weight, bias = noise(2, nodes, 100), noise(37, 100, seed=1), noise(37, seed=2)
+    matrix = to_int8(weight)
+    ours = kind(matrix, bias)(x)
+    assert distance(ours, F.linear(x, matrix.dequantized(), bias)) < 0.02
+    assert distance(matrix.dequantized(), weight) < 0.02
+
+
+def test_int8_on_a_cpu_and_as_cuda_computes_it_are_the_same_numbers() -> None:
+    x, matrix = noise(1, 5, 100), to_int8(noise(37, 100, seed=1))
+    torch.testing.assert_close(Int8PackedProduct(matrix, None)(x), Int8Product(matrix, None)(x))
+
+
+@pytest.mark.parametrize("inputs", [32, 96, 128])
+@pytest.mark.parametrize("outputs", [16, 37])
+def test_int4_multiplies_by_the_rounded_matrix(inputs: int, outputs: int) -> None:
+    x, weight, bias = noise(2, 7, inputs), noise(outputs, inputs, seed=1), noise(outputs, seed=2)
+    matrix = to_int4(weight)
+    ours = Int4Product(matrix, bias)(x)
+    assert ours.dtype == x.dtype
+    assert distance(ours, F.linear(x, matrix.dequantized(), bias)) < 0.01
+    assert distance(matrix.dequantized(), weight) < 0.12
+
+
+def test_a_group_of_equal_weights_keeps_its_value() -> None:
+    weight = torch.cat((torch.full((1, 32), 0.5), torch.zeros(1, 32)))
+    torch.testing.assert_close(to_int4(weight).dequantized(), weight, atol=1e-6, rtol=0)
+    assert not to_int8(torch.zeros(2, 4)).dequantized().any()
+
+
+@pytest.mark.parametrize("weights", QUANTIZATIONS)
+def test_a_node_does_not_depend_on_its_neighbours_in_a_call(weights: Quantization) -> None:
+    x, other = noise(1, 8, 64), noise(1, 8, 64, seed=9) * 100
+    other[:, 3] = x[:, 3]
+    multiply = product(noise(48, 64, seed=1), None, weights)
+    assert torch.equal(multiply(x)[:, 3], multiply(other)[:, 3])
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("weights", QUANTIZATIONS)
+def test_a_decoder_computes_what_the_rounded_one_computes(
+    weights: Quantization, tied: bool
+) -> None:
+    ours, exact = (
+        change(tiny_decoder(vocabulary=50, tie_word_embeddings=tied, **SIZES), weights)
+        for change in (quantize, rounded)
+    )
+    assert logits_of(ours).shape == (len(TOKENS), 50)
+    assert distance(logits_of(ours), logits_of(exact)) < 0.05
+
+
+@pytest.mark.parametrize("weights", QUANTIZATIONS)
+def test_a_copy_shares_what_stays_and_leaves_the_original_as_it_was(weights: Quantization) -> None:
+    whole = tiny_decoder(**SIZES)
+    before = logits_of(whole)
+    layer = whole.model.layers[0]
+    twin = quantize(copy.deepcopy(layer, {id(part): part for part in layer.parameters()}), weights)
+    assert twin.input_layernorm.weight is layer.input_layernorm.weight
+    assert not isinstance(twin.mlp.up_proj, nn.Linear)
+    assert torch.equal(logits_of(whole), before)
+
+
+def test_inputs_that_groups_do_not_divide_are_refused_with_the_way_out() -> None:
+    with pytest.raises(UnsupportedModel, match=r"multiple of 32, this model has one of 16: int8"):
+        quantize(tiny_decoder(), "int4")
+
+
+@pytest.mark.parametrize("weights", QUANTIZATIONS)
+def test_devices_without_such_products_are_refused(
+    weights: Quantization, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(InvalidRequest, match=f"{weights} is for cpu and cuda, got meta"):
+        product(torch.empty(32, 32, device="meta"), None, weights)
+    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
+    with pytest.raises(InvalidRequest, match=f"{weights} on cpu needs torch with oneDNN"):
+        product(noise(32, 32), None, weights)
+
+
+def test_int4_needs_a_gpu_of_compute_capability_8(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = torch.device("cuda:0")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
+    check_device(gpu, "int8")
+    with pytest.raises(InvalidRequest, match=r"compute capability 8\.0 or later, cuda:0 has less"):
+        check_device(gpu, "int4")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
+    check_device(gpu, "int4")

@@ -1,0 +1,70 @@
+"""--draft eagle: a head beside the target makes the target's own text, and what cannot work is
+refused before a text is begun.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from grpc_comm.server.server import BackgroundServer
+from inference.errors import InvalidRequest, UnsupportedModel
+from inference.model.config import read_config
+from outrider.cli import main
+from outrider.draft_methods import eagle
+from outrider.models import EMBEDDED
+from outrider.options.roles import FusedTargetRole
+from outrider.target import load_target
+from tests.support import heads
+from tests.support.models import tiny_model
+from tests.support.scripted_models import ScriptedModel, useless
+
+
+@pytest.fixture
+def head(tmp_path: Path) -> str:
+    """A random head for the embedded target."""
+    config = read_config(EMBEDDED / "target")
+    raw = heads.raw_config(config, eagle_aux_hidden_state_layer_ids=[2, 4, 6])
+    return str(heads.write_head(tmp_path / "head", raw, heads.tensors_of(config)))
+
+
+@pytest.mark.parametrize("emulated", [False, True], ids=["plain", "emulated"])
+def test_a_head_beside_the_target_makes_the_targets_own_text(
+    head: str, capsys: pytest.CaptureFixture[str], emulated: bool
+) -> None:
+    """Also one that guesses at random."""
+    more = {"emulate": "llama-3.1-8b-trn1.2xlarge-measured"} if emulated else {}
+    options = FusedTargetRole(
+        port=0, batch=1, sequence_length=256, draft="eagle", draft_model=head, **more
+    )
+    with BackgroundServer(load_target(options)) as server:
+        flags = ["--prompt", "def main(argv):", "--max_new_tokens", "24", "--seed", "3"]
+        command = ["--role", "fused_client", "--port", str(server.address.port), *flags]
+        assert main([*command, "--temperature", "0.8", "--json", "--baseline"]) == 0
+    said = capsys.readouterr()
+    record = json.loads(said.out)
+    assert record["token_ids"] == record["baseline"]["token_ids"]
+    assert f"with {head} beside it" in said.err
+    assert "on inputs of layers 2, 4, 6 of outrider-embedded-target" in said.err
+
+
+def test_a_head_must_be_named() -> None:
+    with pytest.raises(InvalidRequest, match="--draft eagle needs --draft_model"):
+        eagle.find(FusedTargetRole(draft="eagle"), tiny_model())
+
+
+def test_a_target_that_keeps_no_features_is_refused(head: str) -> None:
+    target = ScriptedModel(useless, rows=1, capacity=100)
+    with pytest.raises(UnsupportedModel, match="a target on cpu or cuda"):
+        eagle.find(FusedTargetRole(draft="eagle", draft_model=head), target)
+
+
+def test_a_head_for_another_target_is_refused(tmp_path: Path) -> None:
+    config = read_config(EMBEDDED / "target")
+    raw = heads.raw_config(config, hidden_size=64)
+    heads.write_head(tmp_path, raw, heads.tensors_of(config))
+    options = FusedTargetRole(port=0, batch=1, draft="eagle", draft_model=str(tmp_path))
+    with pytest.raises(UnsupportedModel, match="hidden size 64, this one has 256"):
+        load_target(options)

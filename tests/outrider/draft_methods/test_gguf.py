@@ -1,0 +1,147 @@
+"""GGUF files by name: as drafts and targets over gRPC, their tokenizers, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from grpc_comm.server.server import BackgroundServer
+from inference.errors import InvalidRequest, Mismatch, MissingExtra, UnsupportedModel
+from inference.model.checkpoint import load_decoder
+from inference.text import Tokenizer
+from outrider.cli import main
+from outrider.draft_methods import find_draft
+from outrider.gguf_file import GgufFile
+from outrider.models import EMBEDDED
+from outrider.options.groups import DeviceOptions
+from outrider.options.roles import DraftRole, TargetRole
+from outrider.target import load_target
+from tests.support.gguf_files import write_gguf
+
+PROMPT = "def read_lines(path):"
+
+
+def test_draft_gguf_needs_a_gguf_file() -> None:
+    for name in (None, str(EMBEDDED / "draft")):
+        with pytest.raises(InvalidRequest, match=r"--draft_model FILE\.gguf: got "):
+            find_draft(DraftRole(draft="gguf", draft_model=name))
+
+
+def test_what_is_no_gguf_file_is_told_before_llama_cpp_is_needed(tmp_path: Path) -> None:
+    (tmp_path / "page.gguf").write_text("<html>", encoding="utf-8")
+    with pytest.raises(UnsupportedModel, match="does not begin with GGUF"):
+        find_draft(DraftRole(draft="gguf", draft_model=str(tmp_path / "page.gguf")))
+    with pytest.raises(InvalidRequest, match="no such file"):
+        find_draft(DraftRole(draft="gguf", draft_model=str(tmp_path / "none.gguf")))
+
+
+def test_without_the_extra_the_error_names_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "llama_cpp", None)
+    (tmp_path / "model.gguf").write_bytes(b"GGUF")
+    with pytest.raises(MissingExtra, match=r"pip install \"outrider\[gguf\]\""):
+        find_draft(DraftRole(draft="gguf", draft_model=str(tmp_path / "model.gguf")))
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The embedded pair as GGUF files, with their tokenizer.json beside."""
+    pytest.importorskip("llama_cpp", reason="a GGUF file needs pip install 'outrider[gguf]'")
+    pytest.importorskip("gguf", reason="a GGUF file is written with pip install 'outrider[gguf]'")
+    folder, made = tmp_path_factory.mktemp("pair"), dict[str, Path]()
+    for part, kind in (("draft", "Q8_0"), ("target", "F32")):
+        directory = EMBEDDED / part
+        decoder = load_decoder(
+            directory,
+            positions=256,
+            vocabulary=Tokenizer(directory).vocabulary,
+            dtype=torch.float32,
+            device=torch.device("cpu"),
+        )
+        made[part] = write_gguf(folder / f"{part}-{kind}.gguf", decoder, directory, kind)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copyfile(EMBEDDED / "target" / name, folder / name)
+    return made
+
+
+@pytest.fixture(scope="module", params=["safetensors", "gguf"])
+def port(request: pytest.FixtureRequest, files: dict[str, Path]) -> Iterator[str]:
+    name = str(files["target"]) if request.param == "gguf" else None
+    role = TargetRole(port=0, batch=1, target_model=name, sequence_length=200, max_tree_nodes=16)
+    with BackgroundServer(load_target(role)) as server:
+        yield str(server.address.port)
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize("temperature", ["0", "0.7", "1"])
+@pytest.mark.parametrize("draft", ["gguf", "model"])
+def test_a_drafted_text_is_the_text_of_the_target_alone(
+    capsys: pytest.CaptureFixture[str],
+    files: dict[str, Path],
+    port: str,
+    draft: str,
+    temperature: str,
+) -> None:
+    model = files["draft"] if draft == "gguf" else EMBEDDED / "draft"
+    flags = ["--port", port, "--draft", draft, "--draft_model", str(model), "--prompt", PROMPT]
+    flags += ["--max_new_tokens", "32", "--temperature", temperature, "--seed", "3"]
+    assert main(["--role", "draft", *flags, "--baseline", "--json"]) == 0
+    made = json.loads(capsys.readouterr().out)
+    assert made["draft_calls"] > 0
+    assert made["token_ids"] == made["baseline"]["token_ids"]
+
+
+@pytest.mark.extended
+def test_a_tokenizer_beside_a_file_is_taken_where_its_ids_are_the_files_own(
+    files: dict[str, Path], tmp_path: Path
+) -> None:
+    found = GgufFile.find(str(files["draft"]))
+    assert found.tokenizer.fingerprint() == Tokenizer(EMBEDDED / "target").fingerprint()
+    shutil.copytree(files["draft"].parent, tmp_path / "wrong")
+    path = tmp_path / "wrong" / "tokenizer.json"
+    raw = json.loads(path.read_text(encoding="utf-8"))
+    vocabulary = raw["model"]["vocab"]
+    vocabulary["!"], vocabulary['"'] = vocabulary['"'], vocabulary["!"]
+    path.write_text(json.dumps(raw), encoding="utf-8")
+    with pytest.raises(Mismatch, match=r"id 2 is '\"' there and '!' in the GGUF file"):
+        GgufFile.find(str(tmp_path / "wrong" / files["draft"].name))
+
+
+@pytest.mark.extended
+def test_a_tokenizer_made_from_the_file_is_refused_where_its_ids_are_not_the_files_own(
+    files: dict[str, Path], tmp_path: Path
+) -> None:
+    """transformers adds GPT-2's own end of text to every byte-level vocabulary."""
+    path = shutil.copyfile(files["draft"], tmp_path / "draft.gguf")
+    with pytest.raises(Mismatch, match=r"id 512 is None, .* lay the tokenizer\.json"):
+        GgufFile.find(str(path))
+
+
+@pytest.mark.extended
+def test_files_are_listed_with_the_pairs_that_fit(
+    capsys: pytest.CaptureFixture[str], files: dict[str, Path]
+) -> None:
+    assert main(["list", "--json", "--directory", str(files["draft"].parent)]) == 0
+    listed = json.loads(capsys.readouterr().out)
+    assert [str(files["draft"]), str(files["target"])] in listed["pairs"]
+    assert ["outrider-embedded-draft", str(files["target"])] in listed["pairs"]
+
+
+@pytest.mark.extended
+def test_options_that_llama_cpp_does_not_have_are_refused(files: dict[str, Path]) -> None:
+    found = GgufFile.find(str(files["draft"]))
+    for options, said in (
+        (DeviceOptions(dtype="float16"), "--dtype float16: a GGUF file has its own precision"),
+        (DeviceOptions(device="neuron"), "--device neuron: llama.cpp computes"),
+    ):
+        with pytest.raises((InvalidRequest, UnsupportedModel), match=said):
+            found.load(options, rows=1, sequence_length=64, spare=8, max_nodes=8)
+    with pytest.raises(InvalidRequest, match=r"2 to 1024 \(llama\.context_length\)"):
+        found.sequence_length(2000)

@@ -1,0 +1,89 @@
+"""A llama.cpp context that can be computed by hand: cells of sequences, with the library's rules.
+
+A cell holds the tokens that its key was computed from. Logits are a hash of what a node sees, so a
+cell that is missing, or one too many, is another text. What llama.cpp refuses is an error here.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from inference.errors import Unavailable
+from inference.tree import IntArray
+
+VOCABULARY = 61
+PADDED = 64
+"""Rows of the head: the last three ids are of no token."""
+
+
+class Cell(NamedTuple):
+    """A key: a hash of the tokens that it was computed from, and its number."""
+
+    seen: int
+    number: int
+
+
+def seen_after(tokens: Sequence[int], model: int) -> int:
+    """A hash of what the last of these tokens sees."""
+    return zlib.crc32(np.array(tokens, dtype=np.int32).tobytes(), model)
+
+
+def logits_after(seen: int) -> NDArray[np.float32]:  # [PADDED]
+    """What the model says there; ids beyond the vocabulary are the likeliest."""
+    logits = np.random.default_rng(seen).normal(0, 3, PADDED).astype(np.float32)
+    logits[VOCABULARY:] = 100
+    return logits
+
+
+class Cells:
+    """A LlamaContext. room: cells that there are. fails: the next decode stops half-way."""
+
+    def __init__(self, model: int = 0, room: int = 10_000) -> None:
+        self.fails, self.decodes, self.tokens = False, 0, 0
+        self._model, self._room, self._cells = model, room, dict[int, list[Cell]]()
+
+    @property
+    def used(self) -> int:
+        return len({cell.number for cells in self._cells.values() for cell in cells})
+
+    def copy(self, source: int, target: int, start: int, end: int) -> None:
+        held = self._cells.setdefault(target, [])
+        assert len(held) == start, "a sequence has one cell at each position"
+        held += self._cells[source][start:end]
+        assert len(held) == end
+
+    def remove(self, sequence: int, start: int) -> None:
+        del self._cells.setdefault(sequence, [])[start:]
+
+    def decode(
+        self,
+        tokens: IntArray,
+        positions: IntArray,
+        sequences: Sequence[Sequence[int]],
+        picked: NDArray[np.bool_],
+    ) -> NDArray[np.float32]:
+        self.decodes, self.tokens = self.decodes + 1, self.tokens + len(tokens)
+        for ids in sequences:
+            above = [self._cells.setdefault(sequence, []) for sequence in ids]
+            assert above, "a token is of no sequence"
+            assert len({tuple(cells[-1:]) for cells in above}) == 1, "coupled sequences differ"
+        made = list[NDArray[np.float32]]()
+        for at, (token, position, ids) in enumerate(zip(tokens, positions, sequences, strict=True)):
+            if self.fails and 2 * at >= len(tokens):
+                self.fails = False
+                raise Unavailable("llama.cpp computed nothing (code -3): made to fail")
+            above = [self._cells.setdefault(sequence, []) for sequence in ids]
+            assert all(len(cells) == position for cells in above), "positions are not consecutive"
+            seen = seen_after([int(token)], above[0][-1].seen if above[0] else self._model)
+            cell = Cell(seen, self.tokens * 1000 + at)
+            for cells in above:
+                cells.append(cell)
+            if picked[at]:
+                made.append(logits_after(seen))
+        assert self.used <= self._room, "llama.cpp has no free cell"
+        return np.array(made, dtype=np.float32).reshape(-1, PADDED)

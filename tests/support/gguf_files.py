@@ -1,0 +1,112 @@
+"""GGUF files of our own decoders: the same weights, for llama.cpp."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from inference.model.decoder import Decoder
+
+NAMES = {
+    "model.embed_tokens": "token_embd",
+    "model.norm": "output_norm",
+    "lm_head": "output",
+    "input_layernorm": "attn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "post_attention_layernorm": "ffn_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+
+
+def write_gguf(path: Path, decoder: Decoder, tokenizer: Path, kind: str = "F32") -> Path:
+    """Write a decoder of the Llama family.
+
+    tokenizer: a directory with the tokenizer.json of a byte-level BPE
+    kind: F32, F16, or what its matrices are quantized to, such as Q8_0
+    """
+    from gguf import GGMLQuantizationType, GGUFWriter, LlamaFileType
+    from gguf.quants import quantize
+
+    config, writer = decoder.config, GGUFWriter(path, "llama")
+    writer.add_context_length(config.max_positions)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_block_count(config.layers)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.heads)
+    writer.add_head_count_kv(config.kv_heads)
+    writer.add_key_length(config.head_dim)
+    writer.add_value_length(config.head_dim)
+    writer.add_rope_dimension_count(config.head_dim)
+    writer.add_rope_freq_base(config.rope_theta)
+    writer.add_layer_norm_rms_eps(config.norm_eps)
+    whole = {"F32": LlamaFileType.ALL_F32, "F16": LlamaFileType.MOSTLY_F16}
+    writer.add_file_type(whole.get(kind, LlamaFileType.GUESSED))
+    _add_tokenizer(writer, tokenizer, decoder)
+    for name, weight in decoder.state_dict().items():
+        if name == "lm_head.weight" and config.tied:
+            continue
+        array = _turned(name, weight.float(), decoder)
+        as_kind = GGMLQuantizationType[kind] if array.ndim > 1 else GGMLQuantizationType.F32
+        writer.add_tensor(_named(name), quantize(array, as_kind), raw_dtype=as_kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def _add_tokenizer(writer: object, directory: Path, decoder: Decoder) -> None:
+    """The vocabulary of a tokenizer.json; rows of the head beyond it are padding."""
+    from gguf import GGUFWriter, TokenType
+
+    assert isinstance(writer, GGUFWriter)
+    raw = json.loads((directory / "tokenizer.json").read_text(encoding="utf-8"))
+    tokens = {number: token for token, number in raw["model"]["vocab"].items()}
+    special = {token["id"] for token in raw["added_tokens"] if token["special"]}
+    tokens |= {token["id"]: token["content"] for token in raw["added_tokens"]}
+    numbers = range(decoder.config.vocab_size)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
+    writer.add_token_list([tokens.get(number, f"[PAD{number}]") for number in numbers])
+    writer.add_token_types(
+        [
+            TokenType.CONTROL
+            if number in special
+            else TokenType.NORMAL
+            if number in tokens
+            else TokenType.UNUSED
+            for number in numbers
+        ]
+    )
+    merges = [one if isinstance(one, str) else " ".join(one) for one in raw["model"]["merges"]]
+    writer.add_token_merges(merges)
+    writer.add_bos_token_id(0)
+    writer.add_eos_token_id(1)
+
+
+def _named(name: str) -> str:
+    """llama.cpp's name of a weight."""
+    stem, kind = name.rsplit(".", 1)
+    if not stem.startswith("model.layers."):
+        return f"{NAMES[stem]}.{kind}"
+    _, _, layer, part = stem.split(".", 3)
+    return f"blk.{layer}.{NAMES[part]}.{kind}"
+
+
+def _turned(name: str, weight: torch.Tensor, decoder: Decoder) -> NDArray[np.float32]:
+    """A weight as llama.cpp has it: it turns neighbouring dimensions of a head, we turn halves."""
+    heads = {"q_proj": decoder.config.heads, "k_proj": decoder.config.kv_heads}
+    part = name.split(".")[-2]
+    if part in heads:
+        halves = weight.reshape(heads[part], 2, -1, weight.shape[-1])
+        weight = halves.transpose(1, 2).reshape(weight.shape)
+    return np.ascontiguousarray(weight.numpy(), dtype=np.float32)

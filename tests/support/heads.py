@@ -1,0 +1,173 @@
+"""EAGLE-3 heads: checkpoints with the published names and shapes, and what a head computes, without
+caches.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from inference.model.cache import KeysValues
+from inference.model.config import ModelConfig
+from inference.model.decoder import Decoder
+
+DRAFT_VOCABULARY = 40
+KEPT = (0, 1, 2)
+"""Of a target of two layers: its embeddings, what is between its layers, and what leaves them."""
+
+HEADS, SHARED, SIZE = 4, 2, 8
+"""Attention heads of a head, those of keys and values, and the numbers of each."""
+
+
+def raw_config(target: ModelConfig, **overrides: Any) -> dict[str, Any]:
+    """config.json of a head for this target, as EAGLE's own code writes it."""
+    return {
+        "architectures": ["LlamaForCausalLMEagle3"],
+        "model_type": "llama",
+        "vocab_size": target.vocab_size,
+        "draft_vocab_size": DRAFT_VOCABULARY,
+        "hidden_size": target.hidden_size,
+        "intermediate_size": 48,
+        "num_hidden_layers": 1,
+        "num_attention_heads": HEADS,
+        "num_key_value_heads": SHARED,
+        "head_dim": SIZE,
+        "max_position_embeddings": 128,
+        "hidden_act": "silu",
+        "rms_norm_eps": 1e-5,
+        "eagle_aux_hidden_state_layer_ids": list(KEPT),
+    } | overrides
+
+
+def tensors_of(target: ModelConfig, seed: int = 1, named: int = DRAFT_VOCABULARY) -> dict[str, Any]:
+    """Random tensors of a head by their published names. It names every seventh token."""
+    generator, hidden, inner = torch.Generator().manual_seed(seed), target.hidden_size, 48
+    wide, narrow = HEADS * SIZE, SHARED * SIZE
+    sizes = {
+        "fc.weight": (hidden, 3 * hidden),
+        "midlayer.self_attn.q_proj.weight": (wide, 2 * hidden),
+        "midlayer.self_attn.k_proj.weight": (narrow, 2 * hidden),
+        "midlayer.self_attn.v_proj.weight": (narrow, 2 * hidden),
+        "midlayer.self_attn.o_proj.weight": (hidden, wide),
+        "midlayer.mlp.gate_proj.weight": (inner, hidden),
+        "midlayer.mlp.up_proj.weight": (inner, hidden),
+        "midlayer.mlp.down_proj.weight": (hidden, inner),
+        "midlayer.hidden_norm.weight": (hidden,),
+        "midlayer.input_layernorm.weight": (hidden,),
+        "midlayer.post_attention_layernorm.weight": (hidden,),
+        "norm.weight": (hidden,),
+        "lm_head.weight": (named, hidden),
+    }
+    tensors = {
+        name: ("norm" in name) + 0.3 * torch.randn(size, generator=generator)
+        for name, size in sizes.items()
+    }
+    ids = torch.arange(named) * 7 % target.vocab_size
+    known = torch.zeros(target.vocab_size, dtype=torch.bool)
+    known[ids] = True
+    return {**tensors, "d2t": ids - torch.arange(named), "t2d": known}
+
+
+def write_head(
+    directory: Path, raw: dict[str, Any], tensors: dict[str, Tensor], spelt: str = "midlayer."
+) -> Path:
+    """Write a head's checkpoint. spelt: how the names of its layer begin."""
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / "config.json").write_text(json.dumps(raw), encoding="utf-8")
+    save_file(
+        {name.replace("midlayer.", spelt): tensor for name, tensor in tensors.items()},
+        directory / "model.safetensors",
+    )
+    return directory
+
+
+def states_of(target: Decoder, tokens: Sequence[int]) -> Tensor:  # [n, 3 * hidden]
+    """The target's states for a text of tokens [n] that is computed at once: what enters its first
+    and its second layer, and what leaves that.
+    """
+    seen: list[Tensor] = []
+    layers = list(target.model.layers)
+    hooks = [
+        layer.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+        for layer in layers
+    ]
+    hooks.append(layers[-1].register_forward_hook(lambda _, inputs, out: seen.append(out[0])))
+    n, cache = len(tokens), torch.zeros(1, 1, target.config.kv_heads * target.config.head_dim)
+    whole = torch.arange(n, dtype=torch.int32)[None]
+    with torch.no_grad():
+        target(
+            torch.tensor([list(tokens)], dtype=torch.int32), torch.zeros(1, dtype=torch.int32),
+            whole, torch.zeros(1, 1, 1, dtype=torch.int32),
+            torch.ones(1, n, n, dtype=torch.int32).tril(), None,
+            KeysValues((cache,) * len(layers), (cache,) * len(layers)),
+        )  # fmt: skip
+    for hook in hooks:
+        hook.remove()
+    return torch.cat([state[0] for state in seen], -1)
+
+
+def drafted(
+    tensors: dict[str, Tensor],
+    embeddings: Tensor,
+    states: Tensor,
+    tokens: Sequence[int],
+    known: int,
+    norms_residual: bool = False,
+) -> Tensor:  # [draft vocabulary]
+    """Log-probabilities of what follows tokens [n], by EAGLE-3's own definition, token by token and
+    without a cache. The target has computed the first `known` of them.
+
+    states: [known, 3 * hidden]
+    """
+    weights = {name.removeprefix("midlayer."): tensor for name, tensor in tensors.items()}
+    features = [weights["fc.weight"] @ state for state in states[:known]]
+    while True:
+        count = min(len(features), len(tokens) - 1)
+        embedded = embeddings[list(tokens[1 : count + 1])]
+        out = _layer(weights, embedded, torch.stack(features[:count]), norms_residual)
+        if count == len(tokens) - 1:
+            named = weights["lm_head.weight"] @ _norm(out[-1], weights["norm.weight"])
+            return torch.log_softmax(named, -1)
+        features.append(out[-1])
+
+
+def _layer(
+    weights: dict[str, Tensor], embedded: Tensor, features: Tensor, norms_residual: bool
+) -> Tensor:
+    """The head's layer over pairs of a token's embedding and the feature before it: [n, hidden]."""
+    n, normed = len(embedded), _norm(features, weights["hidden_norm.weight"])
+    pairs = torch.cat((_norm(embedded, weights["input_layernorm.weight"]), normed), -1)
+    q, k, v = (
+        (pairs @ weights[f"self_attn.{part}_proj.weight"].T).view(n, -1, SIZE).transpose(0, 1)
+        for part in "qkv"
+    )
+    q, k = _turned(q), _turned(k).repeat_interleave(HEADS // SHARED, 0)
+    scores = q @ k.transpose(1, 2) / math.sqrt(SIZE)
+    scores = scores.masked_fill(torch.ones(n, n).tril() == 0, -math.inf)
+    mixed = scores.softmax(-1) @ v.repeat_interleave(HEADS // SHARED, 0)
+    x = (normed if norms_residual else features) + mixed.transpose(0, 1).reshape(n, -1) @ weights[
+        "self_attn.o_proj.weight"
+    ].T
+    inner = _norm(x, weights["post_attention_layernorm.weight"])
+    gate = torch.nn.functional.silu(inner @ weights["mlp.gate_proj.weight"].T)
+    inner = gate * (inner @ weights["mlp.up_proj.weight"].T)
+    return x + inner @ weights["mlp.down_proj.weight"].T
+
+
+def _turned(x: Tensor) -> Tensor:  # [heads, n, SIZE]
+    """Rotary positions, counted from 0 at the second token of a text."""
+    rates = 10000.0 ** (-torch.arange(0, SIZE, 2) / SIZE)
+    turn = torch.polar(torch.ones(1), torch.arange(x.shape[1])[:, None] * rates)
+    pairs = torch.complex(x[..., : SIZE // 2], x[..., SIZE // 2 :]) * turn
+    return torch.cat((pairs.real, pairs.imag), -1)
+
+
+def _norm(x: Tensor, weight: Tensor) -> Tensor:
+    return x * torch.rsqrt((x * x).mean(-1, keepdim=True) + 1e-5) * weight
