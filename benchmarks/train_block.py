@@ -110,8 +110,8 @@ def losses(model: LlamaForCausalLM, window: Window, answers: tuple[Tensor, Tenso
         ).logits
     said = logits.float()[..., :-1].log_softmax(-1)  # a mask is never named
     ids, shares = (part[:, window.places] for part in answers)
-    nats: Tensor = -(shares.float() * said.gather(-1, ids.long())).sum(-1)
-    return nats
+    losses: Tensor = -(shares.float() * said.gather(-1, ids.long())).sum(-1)
+    return losses
 
 
 @torch.no_grad()
@@ -137,7 +137,7 @@ def sources_of(
 ) -> list[Tensor]:
     """Return the batches [B, L] that are learnt from: of the text, and the target's own."""
     made = own_texts(target, stream, generator)
-    own = [*made.view(-1, BATCH_TOKENS // OWN_LENGTH, OWN_LENGTH)]
+    own = list(torch.split(made, BATCH_TOKENS // OWN_LENGTH))
     text = draft_batches(stream, CONTEXT // 4, generator)
     return [*own, *text[: max(1, steps // 2 - len(own))]]
 
@@ -170,15 +170,10 @@ def train(
     return model
 
 
-def _tokenizer(pair: Path) -> PreTrainedTokenizerFast:
-    tokenizer: PreTrainedTokenizerFast = PreTrainedTokenizerFast.from_pretrained(pair / "draft")
-    return tokenizer
-
-
 def write(model: LlamaForCausalLM, pair: Path, folder: Path) -> None:
     """Write the checkpoint with the fields that name its mask and its positions."""
     mask = model.config.vocab_size - 1
-    save_model(model, _tokenizer(pair), folder)
+    save_model(model, PreTrainedTokenizerFast.from_pretrained(pair / "draft"), folder)
     amend_json(folder / "config.json", pard_token=mask, para_num=POSITIONS, spd_type="pard")
 
 
@@ -198,7 +193,7 @@ def main() -> int:
     torch.set_num_threads(given.threads)
     torch.use_deterministic_algorithms(True)
     listing = checked_listing(given.pair / "training_files.json", given.allow_different_files)
-    tokenizer = _tokenizer(given.pair)
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(given.pair / "draft")
     stream = token_stream(tokenizer, read_texts(listing, "train"))
     target, draft = (
         LlamaForCausalLM.from_pretrained(given.pair / name, dtype=torch.float32)

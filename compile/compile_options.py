@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 
 from compile.on_instance import OnInstance
-from compile.spec import DTYPES, SAMPLINGS, TARGETS, check_positive, check_target
+from compile.spec import DTYPES, SAMPLINGS, TARGETS, check_fused_dtype, check_positive, check_target
 from inference.artifact import NATIVE
 from inference.command import USAGE, Parser, add_flags, add_gone, option
 from inference.errors import InvalidRequest
@@ -53,7 +53,7 @@ class CompileOptions:
     dtype: str | None = option(
         None,
         "default: float32 for cpu, bfloat16 else; int8 (cpu only, by OpenVINO): 8-bit matrices, "
-        "the rest float32",
+        "the rest float32; fp8 (trn1 and inf2): matrices of 8-bit floats, the rest bfloat16",
         _TARGET,
         choices=DTYPES,
     )
@@ -206,10 +206,7 @@ class CompileOptions:
                 raise InvalidRequest(
                     f"--fused is for cpu, trn1 and inf2: leave it out for {self.device}"
                 )
-            if self.dtype == "int8":
-                raise InvalidRequest(
-                    "--fused is for float32, bfloat16 or float16: leave out --dtype int8"
-                )
+            check_fused_dtype(self.dtype)
             _ = self.drafted
             return
         for name in ("draft_model", "speculation_length", "draft_tree"):

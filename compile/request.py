@@ -158,7 +158,7 @@ def _planned(
     load = read_load(Path(options.load or ""))
     planned = plan_graphs(load, checkpoint.config, spec, budget, limits.chunk)
     buckets = buckets_of(planned.plan.shapes, limits, sampling)
-    return BuildRequest(replace(spec, buckets=buckets), (*explain(planned, budget), ""))
+    return BuildRequest(replace(spec, buckets=buckets), (*explain(planned, budget, beside), ""))
 
 
 def _directory(options: CompileOptions) -> Path:

@@ -45,6 +45,8 @@ from inference.backends.neuron_sdk import (
 from inference.backends.sequence import ModelSequence
 from inference.errors import InvalidRequest, OutriderError
 from inference.model import checkpoint as checkpoints
+from inference.model.decoder import Decoder
+from inference.model.float8 import in_float8, states_of
 from inference.sampling import SamplingParams
 from inference.tree import TokenTree
 
@@ -142,25 +144,16 @@ def _smoke(options: argparse.Namespace) -> int:
     print(f"built {spec.buckets[0].name} in {time.perf_counter() - start:.0f} s, artefact in {out}")
     check_files(out, manifest)
     model = load_neuron(out, manifest, _say)
-    length, vocabulary, dtype = (
-        spec.sequence_length,
-        spec.vocabulary,
-        checkpoints.DTYPES[spec.dtype],
-    )
-    whole = checkpoints.load_decoder(
-        directory, positions=length, vocabulary=vocabulary, dtype=dtype, device=torch.device("cpu")
-    )
+    whole = _whole(spec, directory)
     eager = EagerModel(whole, rows=1, capacity=spec.capacity, max_nodes=model.max_nodes)
     found = [
-        compare(model, eager, vocabulary, options, params)
+        compare(model, eager, spec.vocabulary, options, params)
         for params in (SamplingParams(), SamplingParams(1.0, seed=7))
     ]
     for params, agreement in zip(("greedy", "temperature 1"), found, strict=True):
         print(f"{params}: {agreement}")
-    print(
-        f"{time_call(model, vocabulary, options.nodes, options.steps):.2f} ms a call (median of "
-        f"{options.steps}), {options.nodes} nodes"
-    )
+    taken = time_call(model, spec.vocabulary, options.nodes, options.steps)
+    print(f"{taken:.2f} ms a call (median of {options.steps}), {options.nodes} nodes")
     enough = all(agreement.equal >= _ENOUGH * agreement.total for agreement in found)
     print(
         "smoke: passed"
@@ -187,6 +180,18 @@ def _spec(options: argparse.Namespace, directory: Path) -> CompileSpec:
         dtype=options.dtype,
         tensor_parallel=options.tensor_parallel,
     )
+
+
+def _whole(spec: CompileSpec, directory: Path) -> Decoder:
+    """The model that the device's choices are compared with, on the CPU."""
+    decoder = checkpoints.load_decoder(
+        directory,
+        positions=spec.sequence_length,
+        vocabulary=spec.vocabulary,
+        dtype=states_of(spec.dtype),
+        device=torch.device("cpu"),
+    )
+    return in_float8(decoder) if spec.dtype == "fp8" else decoder
 
 
 def _check_noise(spec: CompileSpec, out: Path) -> None:

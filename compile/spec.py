@@ -12,7 +12,9 @@ from inference.errors import InvalidRequest
 from inference.sampling import CANDIDATES
 
 TARGETS = ("cpu", "trn1", "inf2", "trn2", "trn3")
-DTYPES = ("float32", "bfloat16", "float16", "int8")
+DTYPES = ("float32", "bfloat16", "float16", "int8", "fp8")
+_TARGETS_OF = {"int8": ("cpu",), "fp8": ("trn1", "inf2")}
+"""Targets of dtypes that not all have: matrices of 8 bits, the rest float32 or bfloat16."""
 SAMPLINGS = ("both", "greedy", "sampled")
 """Which graphs for trees are built."""
 
@@ -114,9 +116,24 @@ def check_target(target: str, tensor_parallel: int, dtype: str | None) -> None:
         raise InvalidRequest(
             f"--tensor_parallel {tensor_parallel}: the cpu target is not sharded, leave it at 1"
         )
-    if target != "cpu" and dtype == "int8":
+    if dtype is not None and not takes(target, dtype):
+        *most, last = (name for name in DTYPES if takes(target, name))
         raise InvalidRequest(
-            f"--dtype int8: {target} takes float32, bfloat16 or float16; int8 is for cpu"
+            f"--dtype {dtype}: {target} takes {', '.join(most)} or {last}; {dtype} is for "
+            f"{' and '.join(_TARGETS_OF[dtype])}"
+        )
+
+
+def takes(target: str, dtype: str) -> bool:
+    """Whether a target can be built in this dtype."""
+    return target in _TARGETS_OF.get(dtype, TARGETS)
+
+
+def check_fused_dtype(dtype: str | None) -> None:
+    """Raise InvalidRequest for a precision in which no draft is built beside a target."""
+    if dtype in _TARGETS_OF:
+        raise InvalidRequest(
+            f"--fused is for float32, bfloat16 or float16: leave out --dtype {dtype}"
         )
 
 
@@ -177,8 +194,7 @@ def _check_fused(spec: CompileSpec, fused: FusedPart) -> None:
             f"{max(shape.branches)} children of a node: at most {min(CANDIDATES, spec.vocabulary)} "
             "can be drafted"
         )
-    if spec.dtype == "int8":
-        raise InvalidRequest("--fused is for float32, bfloat16 or float16: leave out --dtype int8")
+    check_fused_dtype(spec.dtype)
     if 1 + shape.inner > max(bucket.nodes for bucket in fused.prefill):
         raise InvalidRequest(
             f"the draft's graphs for prompts take fewer than the {1 + shape.inner} nodes that it "

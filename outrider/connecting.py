@@ -10,8 +10,8 @@ from grpc_comm.client.remote_session import Patience
 from inference.command import say
 from inference.errors import Mismatch, Unavailable
 from inference.text import Tokenizer
-from outrider.models import client_security
 from outrider.options.network import ConnectionOptions
+from outrider.peer_security import client_security
 
 
 @contextmanager

@@ -4,6 +4,7 @@ into the target's graphs.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -13,9 +14,13 @@ from grpc_comm.translate import Description
 from inference.artifact import read_manifest
 from inference.backends import Model, RoundModel
 from inference.backends.fused import fused_part
+from inference.backends.sequence import MakeSequence, ModelSequence
+from inference.backends.shared_cache import SharedCacheModel
 from inference.drafters.model_proposer import ROOM
 from inference.engine.graph_rounds import GraphRounds
 from inference.engine.host import Host
+from inference.engine.session import Session
+from inference.engine.target_rows import on_target_row
 from inference.errors import InvalidRequest, Mismatch
 from inference.planner.acceptance import read_acceptance
 from inference.planner.knowledge import Knowledge
@@ -60,9 +65,16 @@ def with_draft(options: FusedTargetRole, model: Model, description: Description)
     )
     times = user_profiles(options).draft(found, draft, length)
     known = partial(_knowledge, times, description)
-    host = Host(draft, known, room=ROOM, copies=options.copies)
+    host = Host(draft, known, room=ROOM, copies=options.copies, sequence=_sequences(draft))
     told = replace(description, draft_model=found.name, draft_times=tuple(times.items()))
     return Drafts(told, host=host)
+
+
+def _sequences(draft: Model) -> Callable[[Session], MakeSequence]:
+    """How texts lie on the draft's rows: in the target's cache, if the draft reads that."""
+    if isinstance(draft, SharedCacheModel):
+        return partial(on_target_row, ROOM)
+    return lambda session: ModelSequence
 
 
 def _knowledge(times: dict[int, float], description: Description) -> Knowledge:

@@ -22,8 +22,8 @@ from outrider.generation import (
     make_request,
 )
 from outrider.live_text import silent
-from outrider.models import server_security
 from outrider.options.roles import SharedClientRole, TargetRole
+from outrider.peer_security import server_security
 from outrider.target import load_target
 
 

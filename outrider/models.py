@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
 import inference
-from grpc_comm.security import SecurityOptions
 from inference.backends import Model
 from inference.backends.gguf_library import is_gguf
 from inference.command import say
@@ -23,7 +23,7 @@ from outrider.options.groups import (
     LegacyOptions,
     TargetModelOptions,
 )
-from outrider.options.network import ConnectionOptions, ListeningOptions, TlsOptions
+from outrider.options.offload import OffloadOptions
 from outrider.options.values import DEVICES, is_device
 from outrider.reduction import WHOLE, Reduction
 from outrider.sequence_length import allowed_length
@@ -32,7 +32,9 @@ from outrider.status_lines import LoadingStatus
 if TYPE_CHECKING:
     from inference.backends.eager import EagerModel
     from inference.backends.legacy_neuron import LegacyNeuronModel
+    from inference.model.checkpoint import Loading
     from inference.model.decoder import Decoder
+    from inference.model.layer_offload import Offload
 
 EMBEDDED = Path(inference.__file__).parent / "data"
 PREFILL_NODES = 256  # prompt tokens in one call
@@ -100,6 +102,7 @@ class Checkpoint:
     config: ModelConfig
     tokenizer: Tokenizer
     reduction: Reduction = WHOLE
+    offload: Offload | None = None  # where the layers' weights stay, if not on the device
 
     @property
     def stop_ids(self) -> frozenset[int]:
@@ -124,7 +127,8 @@ class Checkpoint:
         spare: int,
         max_nodes: int,
     ) -> EagerModel | LegacyNeuronModel:
-        from inference.model.checkpoint import DTYPES, load_decoder
+        from inference.model.checkpoint import load_decoder
+        from inference.model.layer_offload import load_offloaded
 
         if options.device == "neuron-legacy":
             if not isinstance(options, LegacyOptions):
@@ -133,36 +137,97 @@ class Checkpoint:
                     "cuda"
                 )
             return _load_legacy(options, self, sequence_length)
-        device = pick_device(options.device)
-        dtype = options.dtype or ("float32" if self.embedded else None)
-        begun = time.perf_counter()
-        with LoadingStatus(self.name) as tell:
-            decoder = load_decoder(
-                self.directory,
-                positions=sequence_length,
-                vocabulary=self.reduction.vocabulary(self.tokenizer.vocabulary),
-                dtype=DTYPES[dtype] if dtype else None,
-                device=device,
-                tell=tell,
+
+        def load(directory: Path, **how: Any) -> Decoder:
+            whole = (
+                load_offloaded(directory, offload=self.offload, **how)
+                if self.offload
+                else load_decoder(directory, **how)
             )
-        parameters = sum(parameter.numel() for parameter in decoder.parameters())
-        if device.type == "cpu":
-            set_threads(options.threads, parameters)
-        reduced = self.reduction.apply(decoder)
-        model = _on_device(
-            reduced, device, rows=rows, capacity=sequence_length + spare, max_nodes=max_nodes
+            return self.reduction.apply(whole)
+
+        return load_eager(
+            options,
+            self,
+            load,
+            rows=rows,
+            sequence_length=sequence_length,
+            spare=spare,
+            max_nodes=max_nodes,
         )
-        precision = str(model.dtype).removeprefix("torch.")
-        say(
-            f"{self.name}: {parameters / 1e6:.1f} M parameters, {precision}{self.reduction} "
-            f"on {describe(device)}, loaded in {time.perf_counter() - begun:.1f} s"
+
+
+class LoadDecoder(Protocol):
+    """Loads a decoder as inference.model.checkpoint.load_decoder() does."""
+
+    def __call__(
+        self,
+        directory: Path,
+        *,
+        positions: int,
+        vocabulary: int,
+        dtype: torch.dtype | None,
+        device: torch.device,
+        tell: Callable[[Loading], None],
+    ) -> Decoder: ...
+
+
+def load_eager(
+    options: DeviceOptions,
+    checkpoint: Checkpoint,
+    load: LoadDecoder,
+    *,
+    rows: int,
+    sequence_length: int,
+    spare: int,
+    max_nodes: int,
+) -> EagerModel:
+    """Load a checkpoint's decoder on the chosen device. See FoundModel.load()."""
+    from inference.model.checkpoint import DTYPES
+
+    device = pick_device(options.device)
+    dtype = options.dtype or ("float32" if checkpoint.embedded else None)
+    begun = time.perf_counter()
+    with LoadingStatus(checkpoint.name) as tell:
+        decoder = load(
+            checkpoint.directory,
+            positions=sequence_length,
+            vocabulary=checkpoint.reduction.vocabulary(checkpoint.tokenizer.vocabulary),
+            dtype=DTYPES[dtype] if dtype else None,
+            device=device,
+            tell=tell,
         )
-        return model
+    parameters = _parameters(decoder)
+    if device.type == "cpu":
+        set_threads(options.threads, parameters)
+    model = _on_device(
+        decoder, device, rows=rows, capacity=sequence_length + spare, max_nodes=max_nodes
+    )
+    precision = str(model.dtype).removeprefix("torch.") + str(checkpoint.reduction)
+    say(
+        f"{checkpoint.name}: {parameters / 1e6:.1f} M parameters, {precision} on "
+        f"{describe(device)}, loaded in {time.perf_counter() - begun:.1f} s"
+    )
+    return model
+
+
+def _parameters(decoder: Decoder) -> int:
+    """Numbers that the decoder's checkpoint holds, wherever they are and however they are kept."""
+    with torch.device("meta"):
+        whole = type(decoder)(decoder.config, 1, decoder.vocabulary)
+    return sum(parameter.numel() for parameter in whole.parameters())
 
 
 def find_target(options: TargetModelOptions) -> Checkpoint | GgufFile:
-    """The target that --target_model or --model names, or the embedded one."""
-    return find_named(options.target_name, "target")
+    """The target that --target_model or --model names, or the embedded one. Raises InvalidRequest
+    where layers of a GGUF file are to be offloaded.
+    """
+    found = find_named(options.target_name, "target")
+    if not isinstance(options, OffloadOptions) or options.layer_offload is None:
+        return found
+    if not isinstance(found, Checkpoint):
+        raise InvalidRequest(f"--layer_offload: {found.name} is a GGUF file, which stays whole")
+    return replace(found, offload=options.layer_offload)
 
 
 def find_named(name: str | None, embedded: str) -> Checkpoint | GgufFile:
@@ -234,10 +299,12 @@ def _load_legacy(
 def _on_device(
     decoder: Decoder, device: torch.device, *, rows: int, capacity: int, max_nodes: int
 ) -> EagerModel:
-    """A model with this decoder. On CUDA its calls are recorded and replayed; not yet run on a
-    GPU.
+    """A model with this decoder. On CUDA its calls are recorded and replayed, unless layers come
+    and go; not yet run on a GPU.
     """
-    if device.type == "cuda":
+    from inference.model.layer_offload import OffloadedLayers
+
+    if device.type == "cuda" and not isinstance(decoder.model.layers, OffloadedLayers):
         from inference.backends.cuda import CudaGraphs, CudaModel
 
         return CudaModel(
@@ -286,25 +353,3 @@ def describe(device: torch.device) -> str:
     if device.type == "xla":
         return "neuron"
     return f"cpu ({torch.get_num_threads()} threads)"
-
-
-def server_security(options: ListeningOptions) -> SecurityOptions:
-    """How a target proves who it is, and whom it serves."""
-    return SecurityOptions(
-        **_files(options, "tls_cert", "tls_key", "tls_ca", "token_file", "keys_file"),
-        tls=False,
-        insecure=options.insecure,
-    )
-
-
-def client_security(options: ConnectionOptions) -> SecurityOptions:
-    """How a client proves who it is, and whom it trusts."""
-    return SecurityOptions(
-        **_files(options, "tls_cert", "tls_key", "tls_ca", "token_file"),
-        tls=options.tls,
-        insecure=options.insecure,
-    )
-
-
-def _files(options: TlsOptions, *names: str) -> dict[str, Path]:
-    return {name: Path(value) for name in names if (value := getattr(options, name))}

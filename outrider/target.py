@@ -23,22 +23,16 @@ from inference.backends import RoundModel
 from inference.backends.gguf_model import GgufModel
 from inference.backends.timed import TimedModel, TimeProfile, find_profile
 from inference.command import say
-from inference.engine.engine import Engine
+from inference.engine.engine import Engine, collect_rarely
 from inference.errors import InvalidRequest
 from inference.planner.profiling import emulated_target
 from inference.times import Shape
 from outrider.artifacts import artifact_length, load_artifact, open_artifact, with_neuron_artifact
 from outrider.listed import lazily, load_listed, read_listed
-from outrider.models import (
-    PREFILL_NODES,
-    FoundModel,
-    LoadedModel,
-    describe,
-    find_target,
-    server_security,
-)
+from outrider.models import PREFILL_NODES, FoundModel, LoadedModel, describe, find_target
 from outrider.observing import observed
 from outrider.options.roles import FusedTargetRole, ServingRole
+from outrider.peer_security import server_security
 from outrider.profiles import Unfinished, user_profiles
 from outrider.service_manager import notify
 from outrider.version import outrider_version
@@ -67,6 +61,7 @@ def serve(options: ServingRole) -> int:
         check_free(Address(options.metrics_host, options.metrics_port))
     begun, target = time.perf_counter(), load_target(options)
     ready = partial(_say_ready, target.description, time.perf_counter() - begun)
+    collect_rarely()
     with observed(options, options.usd_per_hour) as statistics:
         statistics.listeners.append(_tell_of_end)
         serve_target(replace(target, listener=statistics), ready, options.grace)
@@ -182,7 +177,7 @@ class _Loaded(NamedTuple):
     model: LoadedModel
     found: FoundModel
     fingerprint: str
-    made_from: str  # tells it from what computes differently: weights, artefact where there is one
+    made_from: str  # tells it from what takes other times: weights, artefact where there is one
     sequence_length: int
     max_tree_nodes: int
     dtype: str
@@ -198,9 +193,10 @@ def _load_checkpoint(options: ServingRole) -> _Loaded:
         spare=nodes,
         max_nodes=max(nodes, PREFILL_NODES),
     )
-    weights = found.fingerprint()
+    weights, offload = found.fingerprint(), options.layer_offload
+    made_from = f"{weights}, layers on {offload}" if offload else weights
     return _Loaded(
-        model, found, weights, weights, length, nodes, str(model.dtype).removeprefix("torch.")
+        model, found, weights, made_from, length, nodes, str(model.dtype).removeprefix("torch.")
     )
 
 

@@ -23,16 +23,12 @@ from torch import Tensor
 
 from compile.build.between import calls_between
 from compile.build.compiler_report import read_report
+from compile.build.float8_layers import layers_of
 from compile.build.free_memory import processors, workers_within
 from compile.build.neff_cache import NeffCache
 from compile.build.neuron_compiler import Toolchain, render
 from compile.build.neuron_graphs import CompiledCall, GraphCall, NeuronGraphs
-from compile.build.parallel import (
-    cast_weights,
-    parallel_config,
-    parallel_layers,
-    parallel_tensors,
-)
+from compile.build.parallel import cast_weights, parallel_config, parallel_tensors
 from compile.plan.build_memory import worker_memory
 from compile.spec import CompileSpec
 from inference.artifact import Bucket
@@ -41,9 +37,10 @@ from inference.backends.neuron_sdk import sdk_versions
 from inference.cache_directory import cache_directory
 from inference.errors import InvalidRequest
 from inference.model.cache import KeysValues, empty_cache
-from inference.model.checkpoint import DTYPES, load_decoder
+from inference.model.checkpoint import load_decoder
 from inference.model.config import ModelConfig, read_config
 from inference.model.decoder import Decoder
+from inference.model.float8 import rounded, states_of
 from inference.model.noise_window import empty_window
 from inference.model.round_graph import StatefulRoundGraph
 from inference.model.verify_graph import StatefulGraph, example_inputs
@@ -75,7 +72,7 @@ class NeuronBuilder:
         self._spec, self._checkpoint, self._vocabulary = spec, checkpoint_directory, vocabulary
         self._config = read_config(checkpoint_directory)
         self._dealt = parallel_config(self._config, spec.tensor_parallel, vocabulary)
-        self._dtype = DTYPES[spec.dtype]
+        self._dtype = states_of(spec.dtype)
         self._cache = cache or NeffCache(cache_directory("neuron_graphs"))
         self.workers = workers or workers_within(
             max(1, processors() // 2), worker_memory(spec.target, 0)
@@ -212,6 +209,8 @@ class NeuronBuilder:
         tensors = parallel_tensors(
             whole.named_parameters(), config, self._spec.tensor_parallel, self._vocabulary
         )
+        if self._spec.dtype == "fp8":
+            tensors = rounded(tensors)
         tensors |= {"cos": whole.cos, "sin": whole.sin}
         return {f"{name}.{key}": tensor.detach() for key, tensor in tensors.items()}
 
@@ -236,9 +235,9 @@ class NeuronBuilder:
             dealt,
             self._spec.sequence_length,
             self._vocabulary,
-            parallel_layers(self._tools.sdk, self._dtype, self._spec.tensor_parallel),
+            layers_of(self._tools.sdk, self._spec),
         )
-        cast_weights(decoder, self._dtype)
+        cast_weights(decoder, self._spec.dtype)
         for name in (
             "cos",
             "sin",

@@ -20,6 +20,7 @@ from inference.backends.neuron_sdk import Sdk
 from inference.errors import InvalidRequest
 from inference.model.config import ModelConfig
 from inference.model.decoder import Decoder, Layers, attend_in_turn
+from inference.model.float8 import stored_type
 from inference.model.vocabulary import VocabularyShare
 
 IDS = "ids.weight"
@@ -65,7 +66,7 @@ def parallel_layers(sdk: Sdk, dtype: torch.dtype, ranks: int) -> Layers:
 
     def column(inputs: int, outputs: int, bias: bool) -> Any:
         return sdk.column(
-            inputs, outputs, bias=bias, gather_output=False, dtype=dtype, init_method=_leave
+            inputs, outputs, bias=bias, gather_output=False, dtype=dtype, init_method=leave
         )
 
     def row(inputs: int, outputs: int, bias: bool) -> Any:
@@ -76,36 +77,42 @@ def parallel_layers(sdk: Sdk, dtype: torch.dtype, ranks: int) -> Layers:
             input_is_parallel=True,
             dtype=dtype,
             reduce_dtype=summed,
-            init_method=_leave,
+            init_method=leave,
         )
 
     def embedding(ids: int, size: int) -> Any:
-        return sdk.embedding(
-            ids, size, init_method=_leave, dtype=dtype, shard_across_embedding=True
-        )
+        return sdk.embedding(ids, size, init_method=leave, dtype=dtype, shard_across_embedding=True)
 
     def head(inputs: int, outputs: int, bias: bool) -> Any:
         return ParallelHead(
-            inputs, outputs, bias=bias, gather_output=False, dtype=dtype, init_method=_leave
+            inputs, outputs, bias=bias, gather_output=False, dtype=dtype, init_method=leave
         )
 
     def ids(outputs: int) -> Any:
         return sdk.column(
-            1, outputs, bias=False, gather_output=False, dtype=torch.float32, init_method=_leave
+            1, outputs, bias=False, gather_output=False, dtype=torch.float32, init_method=leave
         )
 
-    # the sum of two numbers in float32, rounded, is what adding them in their own type gives
-    summed = dtype if ranks <= 2 else torch.float32
+    summed = summing_type(dtype, ranks)
     group = sdk.group()  # of the state in force, as the layers keep theirs
     share = VocabularyShare(ranks, lambda part: sdk.gather(part, 0, group))
     return Layers(column, row, embedding, head, attend_in_turn, share, ids)
 
 
-def cast_weights(decoder: Decoder, dtype: torch.dtype) -> None:
-    """Give a rank's weights, not filled in yet, this type; the numbers of its ids stay exact."""
+def summing_type(dtype: torch.dtype, ranks: int) -> torch.dtype:
+    """The type in which the ranks' parts of a result are added, of numbers of this type. The sum of
+    two in float32, rounded, is what adding them in their own type gives.
+    """
+    return dtype if ranks <= 2 else torch.float32
+
+
+def cast_weights(decoder: Decoder, dtype: str) -> None:
+    """Give a rank's weights, not filled in yet, the types of an artefact of this dtype; the numbers
+    of its ids stay exact.
+    """
     for name, parameter in decoder.named_parameters():
         if name != IDS:
-            parameter.data = parameter.data.to(dtype)
+            parameter.data = parameter.data.to(stored_type(name, dtype))
 
 
 def parallel_tensors(
@@ -141,6 +148,6 @@ def _repeated(
     return tensor.view(heads, -1, *rest).repeat_interleave(times, 0).reshape(-1, *rest)
 
 
-def _leave(weight: Tensor) -> Tensor:
+def leave(weight: Tensor) -> Tensor:
     """Initialisation that does nothing: the weights come from the checkpoint."""
     return weight

@@ -54,6 +54,7 @@ class OpWork:
     cache: float = 0.0  # bytes of keys and values that are read or written
     copied: float = 0.0  # bytes of computed values that DMA moves
     vector: float = 0.0  # cycles
+    widened: float = 0.0  # cycles of VectorE that weights are widened in, tile by tile as they come
     scalar: float = 0.0  # cycles
     tensor: float = 0.0  # cycles
     collectives: float = 0.0  # times that the ranks wait for each other
@@ -110,6 +111,8 @@ def _read(op: Op) -> OpWork:
 
 def _computed(op: Op, kind: str) -> OpWork:
     lanes = math.ceil(_largest(op) / LANES)
+    if _widens(op):
+        return OpWork(widened=lanes)
     if kind == "vector":
         full = sum(value.elements * 2 > _largest(op) for value in op.inputs)
         return OpWork(vector=lanes * min(max(full, 1), 2) + _WAIT)
@@ -128,6 +131,14 @@ def _computed(op: Op, kind: str) -> OpWork:
     if kind == "collective":
         return OpWork(collectives=1, exchanged=op.outputs[0].bytes)
     return OpWork()
+
+
+def _widens(op: Op) -> bool:
+    """Whether an operation makes numbers of 8 bits, which are weights, as wide as what they are
+    multiplied with.
+    """
+    source = op.inputs[0]
+    return op.name == "_to_copy" and source.kind == "weight" and source.dtype.itemsize == 1
 
 
 def _product_cycles(op: Op) -> float:

@@ -1,9 +1,10 @@
 """The time of one call of a compiled graph, by what it goes to.
 
 `pass_work` counts what the operations of a graph take of each part of a core, and
-`PassWork.milliseconds` makes times of it. Weights, keys and values are streamed from memory, and
-TensorE works behind that stream. Everything else is taken to wait for what comes before it:
-neuronx-cc keeps the program's order where it cannot show that another one is faster.
+`PassWork.milliseconds` makes times of it. Weights, keys and values are streamed from memory.
+TensorE works behind that stream, and so does VectorE where it widens weights. Everything else is
+taken to wait for what comes before it: neuronx-cc keeps the program's order where it cannot show
+that another one is faster.
 """
 
 from __future__ import annotations
@@ -24,12 +25,13 @@ from inference.model.config import ModelConfig, parse_config
 
 # fmt: off
 COSTS = (
-    "weights", "KV", "matmuls", "attention", "norms", "noise", "top-k", "logits", "collectives",
-    "host",
+    "weights", "KV", "widening", "matmuls", "attention", "norms", "noise", "top-k", "logits",
+    "collectives", "host",
 )
 # fmt: on
-"""What a pass's time goes to. `matmuls` is what TensorE takes longer than the stream of weights,
-keys and values; `norms` has the MLP's activations, too.
+"""What a pass's time goes to. `widening` is what making 8-bit weights wider takes longer than the
+stream of weights, keys and values, and `matmuls` what TensorE takes longer than both. `norms` has
+the MLP's activations, too.
 """
 _NOTHING = OpWork()
 _Record = Callable[[ModelConfig, ModelConfig | None], Recording]
@@ -74,9 +76,10 @@ class PassWork:
         whole = sum(self.by_cost.values(), _NOTHING)
         stream = {"weights": whole.weights / dma, "KV": whole.cache / dma}
         hidden = stream["weights"] + stream["KV"]
+        widened, products = whole.widened / rates.vector, whole.tensor / rates.tensor
         seconds = dict.fromkeys(COSTS, 0.0) | stream
-        products = whole.tensor / rates.tensor
-        seconds["matmuls"] = max(0.0, products - hidden)
+        seconds["widening"] = max(0.0, widened - hidden)
+        seconds["matmuls"] = max(0.0, products - max(hidden, widened))
         for cost, work in self.by_cost.items():
             engines = max(work.vector / rates.vector, work.scalar / rates.scalar)
             seconds[cost] += engines + work.copied / dma

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from compile.build.between import calls_between
-from compile.build.parallel import cast_weights, parallel_config, parallel_layers
+from compile.build.float8_layers import layers_of
+from compile.build.parallel import cast_weights, parallel_config
 from compile.ops.recording import Recording, record
 from compile.ops.torch_neuron_rules import native_graph
 from compile.spec import CompileSpec
@@ -21,6 +22,7 @@ from inference.backends.neuron_sdk import Sdk
 from inference.model.cache import KeysValues, empty_cache
 from inference.model.config import ModelConfig, parse_config
 from inference.model.decoder import Decoder
+from inference.model.float8 import states_of
 from inference.model.noise_window import empty_window
 from inference.model.round_graph import StatefulRoundGraph, draft_inputs, round_inputs
 from inference.model.verify_graph import StatefulGraph, example_inputs
@@ -100,21 +102,20 @@ def _graph(config: ModelConfig, spec: CompileSpec, draft: ModelConfig | None) ->
 
 
 def _decoder(config: ModelConfig, spec: CompileSpec) -> Decoder:
-    ranks, dtype = spec.tensor_parallel, getattr(torch, spec.dtype)
     decoder = Decoder(
-        parallel_config(config, ranks, spec.vocabulary),
+        parallel_config(config, spec.tensor_parallel, spec.vocabulary),
         spec.sequence_length,
         spec.vocabulary,
-        parallel_layers(_meta_sdk(ranks), dtype, ranks),
+        layers_of(_meta_sdk(spec.tensor_parallel), spec),
     )
-    cast_weights(decoder, dtype)
+    cast_weights(decoder, spec.dtype)
     return decoder.to("meta")
 
 
 def _cache(config: ModelConfig, spec: CompileSpec) -> KeysValues:
     dealt = parallel_config(config, spec.tensor_parallel, spec.vocabulary)
     own = replace(dealt, kv_heads=dealt.kv_heads // spec.tensor_parallel)
-    return empty_cache(own, spec.rows, spec.capacity, getattr(torch, spec.dtype), "meta")
+    return empty_cache(own, spec.rows, spec.capacity, states_of(spec.dtype), "meta")
 
 
 def _meta_sdk(ranks: int) -> Sdk:
@@ -124,6 +125,9 @@ def _meta_sdk(ranks: int) -> Sdk:
 
     def gathered(x: Tensor, axis: int = -1, _: object = None) -> Tensor:
         return torch.ops.outrider.all_gather(x, ranks, axis) if ranks > 1 else x
+
+    def added(x: Tensor, _: object = None) -> Tensor:
+        return torch.ops.outrider.all_reduce(x) if ranks > 1 else x
 
     class Column(nn.Linear):
         def __init__(
@@ -145,7 +149,7 @@ def _meta_sdk(ranks: int) -> Sdk:
         def forward(self, x: Tensor) -> Tensor:
             part = nn.functional.linear(x, self.weight)
             if ranks > 1:
-                part = torch.ops.outrider.all_reduce(part.to(self._summed)).to(x.dtype)
+                part = added(part.to(self._summed)).to(x.dtype)
             return part if self.bias is None else part + self.bias
 
     class Embedding(nn.Embedding):
@@ -155,4 +159,4 @@ def _meta_sdk(ranks: int) -> Sdk:
         def forward(self, ids: Tensor) -> Tensor:
             return gathered(super().forward(ids))
 
-    return Sdk(None, None, None, None, Column, Row, Embedding, gathered, lambda: None)
+    return Sdk(None, None, None, None, Column, Row, Embedding, gathered, added, lambda: None)

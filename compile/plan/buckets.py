@@ -163,9 +163,11 @@ def samplings_of(sampling: str) -> tuple[bool, ...]:
     return _SAMPLINGS[sampling]
 
 
-def explain(planned: Planned, budget: BuildBudget) -> Iterator[str]:
+def explain(planned: Planned, budget: BuildBudget, beside: int) -> Iterator[str]:
     """The plan in words: its load, the padding that is left, which graph serves what, and what
     other budgets would bring.
+
+    beside: graphs that are built whatever the load is, and are not of the budget
     """
     plan_, calls = planned.plan, planned.calls
     rounds = sum(weight for call, weight in calls.items() if not call.prefill)
@@ -176,9 +178,11 @@ def explain(planned: Planned, budget: BuildBudget) -> Iterator[str]:
         f"trees, {len(calls)} different shapes"
     )
     used = sum(budget.count(shape) for shape in plan_.shapes)
+    needed = f" ({beside} for other calls)" if beside else ""
     yield (
-        f"{used} graphs of {budget.graphs} allowed, {len(plan_.shapes)} shapes; padding adds "
-        f"{plan_.padding:.1%} of work ({_certainty(plan_)})"
+        f"{used + beside} graphs{needed} of {budget.graphs + beside} allowed, "
+        f"{len(plan_.shapes)} shapes; padding adds {plan_.padding:.1%} of work "
+        f"({_certainty(plan_)})"
     )
     yield f"{'shape':<28}{'share of calls':>15}{'share of work':>15}{'padding':>9}"
     for shape in plan_.shapes:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from compile.plan.device import GIB, Device, device_of, neuron_targets
-from compile.spec import CompileSpec
+from compile.spec import CompileSpec, takes
 from inference.artifact import Bucket, DraftBucket, RoundBucket
 from inference.errors import InvalidRequest, LimitExceeded
 from inference.model.config import ModelConfig, parse_config
@@ -22,8 +22,8 @@ from inference.model.noise_window import WINDOW
 
 AnyBucket = TypeVar("AnyBucket", bound=Bucket)
 
-ITEM = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 4}
-"""Bytes of a number in states and caches. int8 concerns matrices only."""
+ITEM = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 4, "fp8": 2}
+"""Bytes of a number in states and caches. int8 and fp8 concern matrices only."""
 _STEP = 64  # sequence lengths that are advised are multiples of this
 _WIDE = 4  # scores, logits and noise are float32 whatever the weights are
 
@@ -226,6 +226,9 @@ def _what_fits(config: ModelConfig, spec: CompileSpec) -> Iterator[str]:
         yield f"--rows {rows}"
     if spec.dtype == "float32" and _fits(config, replace(spec, dtype="bfloat16")):
         yield "--dtype bfloat16"
+    narrower = spec.fused is None and spec.dtype != "fp8" and takes(spec.target, "fp8")
+    if narrower and _fits(config, replace(spec, dtype="fp8")):
+        yield "--dtype fp8"
     if spec.target != "cpu":
         yield from _larger_devices(config, spec)
 
@@ -236,6 +239,7 @@ def _larger_devices(config: ModelConfig, spec: CompileSpec) -> Iterator[str]:
         device = device_of(target)
         for ranks in _rank_counts(config, device):
             more = target != spec.target or ranks > spec.tensor_parallel
+            more = more and takes(target, spec.dtype)
             if more and _fits(config, replace(spec, target=target, tensor_parallel=ranks)):
                 yield f"--target {target} --tensor_parallel {ranks} ({device.instance(ranks)})"
                 break
@@ -286,14 +290,16 @@ def _layer_matrices(config: ModelConfig, ranks: int) -> int:
 
 def _matrix_item(spec: CompileSpec) -> int:
     """Bytes of a number in a matrix."""
-    return 1 if spec.dtype == "int8" else ITEM[spec.dtype]
+    return 1 if spec.dtype in ("int8", "fp8") else ITEM[spec.dtype]
 
 
 def _weight_bytes(config: ModelConfig, spec: CompileSpec) -> int:
-    """Bytes of one rank's parameters. With int8 matrices, embeddings and vectors are wider."""
+    """Bytes of one rank's parameters. Beside matrices of 8 bits, embeddings and vectors are wider.
+    Their scales are not counted.
+    """
     matrices = config.layers * _layer_matrices(config, spec.tensor_parallel)
-    if spec.dtype == "int8":
-        matrices += config.vocab_size * config.hidden_size
+    if _matrix_item(spec) == 1:
+        matrices += config.vocab_size * config.hidden_size // spec.tensor_parallel
     return _weight_count(config, spec) * ITEM[spec.dtype] - matrices * (
         ITEM[spec.dtype] - _matrix_item(spec)
     )

@@ -15,6 +15,13 @@ from inference.tree import IntArray
 from inference.tree_shape import Branches
 
 
+class Shared(NamedTuple):
+    """What all nodes of a segment see in the cache of another model, a draft's target."""
+
+    row: int
+    context: NDArray[np.bool_]  # [S] slots, up to the highest in use
+
+
 class Segment(NamedTuple):
     """One row's share of a forward: n new nodes, where their keys are written, and what they
     see.
@@ -31,6 +38,7 @@ class Segment(NamedTuple):
     pick: IntArray  # [p] the nodes to choose at
     params: SamplingParams
     draft: Segment | None = None  # the draft's share, in a round that one graph drafts and verifies
+    shared: Shared | None = None  # for a model that reads another's cache, too
 
 
 class Ranked(NamedTuple):

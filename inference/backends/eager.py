@@ -99,6 +99,11 @@ class EagerModel:
             self._features[target, :slots] = self._features[source, :slots]
 
     @property
+    def _junk(self) -> int:
+        """The slot of every row that padding is written to: the last of its cache."""
+        return self.cache.keys[0].shape[1] - 1
+
+    @property
     def _least_nodes(self) -> int:
         """Nodes computed at least: 2 in float32, else 1.
 
@@ -111,7 +116,7 @@ class EagerModel:
 
         A position is that of the token to be chosen.
         """
-        batch = pad(segments, self._shape(segments), junk=self.capacity)
+        batch = pad(segments, self._shape(segments), junk=self._junk)
         logits, positions = self._write(
             **{
                 name: torch.from_numpy(array).to(self.device)
@@ -157,9 +162,14 @@ class EagerModel:
                 f"{least.nodes} nodes in one call: this model takes {self.max_nodes}"
             )
         nodes = max(least.nodes, self._least_nodes)
-        slots = max(SLOT_STEP, -(-least.slots // SLOT_STEP) * SLOT_STEP)
+        slots = context_slots(least.slots)
         return least._replace(
             nodes=nodes,
             contexts=nodes if least.contexts > 1 else 1,
-            slots=min(slots, self.capacity + 1),
+            slots=min(slots, self._junk + 1),
         )
+
+
+def context_slots(least: int) -> int:
+    """Return how many slots of context are read where these are needed."""
+    return max(SLOT_STEP, -(-least // SLOT_STEP) * SLOT_STEP)

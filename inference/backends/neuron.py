@@ -22,8 +22,8 @@ from inference.backends.graph_calls import inputs_of, picked
 from inference.backends.noise_ahead import Draw, NoiseAhead, draws_of
 from inference.errors import Busy, InvalidRequest, OutriderError, Unavailable
 from inference.model.cache import KeysValues, empty_cache
-from inference.model.checkpoint import DTYPES
 from inference.model.config import parse_config
+from inference.model.float8 import states_of
 from inference.model.noise_window import Place, fill_inputs
 from inference.model.verify_graph import copy_inputs, example_inputs
 from inference.tree import IntArray
@@ -137,7 +137,7 @@ def shape_of_cache(manifest: Manifest, config: Mapping[str, Any]) -> KeysValues:
     config: of the model whose caches they are
     """
     return empty_cache(
-        parse_config(config), manifest.rows, manifest.capacity, DTYPES[manifest.dtype], "meta"
+        parse_config(config), manifest.rows, manifest.capacity, states_of(manifest.dtype), "meta"
     )
 
 

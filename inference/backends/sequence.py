@@ -217,3 +217,7 @@ def _under_chain(
         np.concatenate([every, above + depths]),
         whole,
     )
+
+
+MakeSequence = Callable[[Model, int, SamplingParams], ModelSequence]
+"""Makes the sequence of a text on a row of a model."""

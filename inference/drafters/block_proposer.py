@@ -17,6 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from inference.backends import BlockModel, Masks, Model, Ranked
+from inference.backends.sequence import MakeSequence, ModelSequence
 from inference.drafters.copy_source import CopySource
 from inference.drafters.model_proposer import ROOM, WIDEST, WIDTH, ModelProposer
 from inference.drafters.prospects import Block, Guessed, Mask, Prospect
@@ -65,10 +66,19 @@ class BlockProposer(ModelProposer):
         clock: Callable[[], float] = time.perf_counter,
         kind: int = MODEL,
         source: CopySource | None = None,
+        sequence: MakeSequence = ModelSequence,
     ) -> None:
         self._masks = masks
         super().__init__(
-            model, row, knowledge, prices, room=room, clock=clock, kind=kind, source=source
+            model,
+            row,
+            knowledge,
+            prices,
+            room=room,
+            clock=clock,
+            kind=kind,
+            source=source,
+            sequence=sequence,
         )
 
     def path(self, most: int) -> list[int]:

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from inference.backends import Model, Ranked, Segment
-from inference.backends.sequence import ModelSequence
+from inference.backends.sequence import MakeSequence, ModelSequence
 from inference.candidates import Nodes
 from inference.drafters.copy_proposer import CopyProposer, Passed
 from inference.drafters.copy_source import CopySource
@@ -88,6 +88,7 @@ class ModelProposer(CopyProposer):
 
     room: nodes that may be ranked at a time; the row has so many slots beyond its longest text
     clock: returns seconds; asked around a call only
+    sequence: makes the sequence of each text on the row
     source: names children, too, before the model has ranked a node and beside it
     """
 
@@ -111,7 +112,9 @@ class ModelProposer(CopyProposer):
         clock: Callable[[], float] = time.perf_counter,
         kind: int = MODEL,
         source: CopySource | None = None,
+        sequence: MakeSequence = ModelSequence,
     ) -> None:
+        self._make_sequence = sequence
         self.kind, self.ranked = kind, 0  # nodes in the model's calls
         self._model, self._row, self._room, self._clock = model, row, room, clock
         self._call_seconds: dict[int, float] = {}
@@ -218,7 +221,7 @@ class ModelProposer(CopyProposer):
         return said
 
     def _begin(self, prompt: Sequence[int], params: SamplingParams, end: int) -> None:
-        self._sequence = ModelSequence(self._model, self._row, params)
+        self._sequence = self._make_sequence(self._model, self._row, params)
         self._places = Places()
         self._chosen, self._calling, self._heard, self._prompt = [], [], [], []
         self._silent, self._hits = 0, 1.0

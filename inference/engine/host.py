@@ -22,7 +22,7 @@ from typing import Protocol
 from weakref import WeakSet
 
 from inference.backends import Model, Ranked, Segment
-from inference.backends.sequence import Follower
+from inference.backends.sequence import Follower, MakeSequence, ModelSequence
 from inference.candidates import Nodes
 from inference.cost.objective import Effort
 from inference.drafters.block_proposer import proposers_on
@@ -149,6 +149,7 @@ class Host:
     knowledge: makes a row's times and acceptances, which persist from session to session.
     room: nodes beyond the text that a row may have ranked.
     copies: what a session's text said before is copied, too.
+    sequence: tells how a session's texts lie on a row of the draft.
     clock: returns seconds.
     """
 
@@ -159,8 +160,10 @@ class Host:
         *,
         room: int,
         copies: bool = False,
+        sequence: Callable[[Session], MakeSequence] = lambda session: ModelSequence,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
+        self._sequence = sequence
         self._model, self._room, self._clock, self._copies = model, room, clock, copies
         self._known = [knowledge() for _ in range(model.rows)]
         self._free = list(range(model.rows))
@@ -262,6 +265,7 @@ class Host:
             clock=self._clock,
             kind=HOST,
             source=CopySource() if self._copies else None,
+            sequence=self._sequence(session),
         )
         proposer.begin(list(session.tokens), session.params, order.end)
         stream = board.join(session)

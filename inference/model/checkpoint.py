@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,6 +28,9 @@ _FILES = ["*.safetensors", "*.safetensors.index.json", "*.json", "tokenizer.mode
 _OTHER_FORMATS = ["consolidated*.safetensors"]
 _IGNORED = ("rotary_emb.inv_freq",)
 _SAMPLE = 1 << 16
+
+LOW_BIT = "substitute.json"
+"""The file that tells a 4-bit copy (inference/model/low_bit_files.py) from a checkpoint."""
 
 
 class Loading(NamedTuple):
@@ -101,6 +105,46 @@ def load_decoder(
 
     Raises UnsupportedModel or InvalidRequest for a checkpoint that does not fit.
     """
+    decoder = empty_decoder(directory, positions, vocabulary)
+    for name, tensor in read_tensors(directory, partial(is_used, decoder.config), tell):
+        dtype = dtype or tensor.dtype  # one for all: some checkpoints keep their norms in float32
+        assign(decoder, name, tensor.to(device=device, dtype=dtype))
+    return decoder.to(device).eval()
+
+
+def empty_decoder(directory: Path, positions: int, vocabulary: int) -> Decoder:
+    """Return a Decoder without weights, on the meta device, once the directory's tensors are
+    known to fill it.
+
+    Raises UnsupportedModel or InvalidRequest for a checkpoint that does not fit.
+    """
+    config = fitting_config(directory, positions, vocabulary)
+    shapes = tensor_shapes(directory)
+    check_sizes(shapes, config, directory)
+    with torch.device("meta"):
+        decoder = Decoder(config, positions, vocabulary)
+    missing = {name: parameter.shape for name, parameter in decoder.named_parameters()}
+    for name, shape in shapes.items():
+        if not is_used(config, name):
+            continue
+        if name not in missing:
+            raise UnsupportedModel(
+                f"{directory}: tensor {name} is not part of a {config.model_type} model as "
+                "computed here"
+            )
+        check_shape(directory, name, shape, missing.pop(name))
+    if missing:
+        raise UnsupportedModel(
+            f"{directory}: tensor {next(iter(missing))} is missing ({len(missing)} in all)"
+        )
+    return decoder
+
+
+def fitting_config(directory: Path, positions: int, vocabulary: int) -> ModelConfig:
+    """Read the config of a model that is to have so many positions and ids.
+
+    Raises UnsupportedModel or InvalidRequest where it has fewer.
+    """
     config = read_config(directory)
     if vocabulary > config.vocab_size:
         raise UnsupportedModel(
@@ -112,27 +156,12 @@ def load_decoder(
             f"sequence length {positions} is over the model's limit of {config.max_positions} "
             f"(config.json field {config.limited_by})"
         )
-    check_sizes(tensor_shapes(directory), config, directory)
-    with torch.device("meta"):
-        decoder = Decoder(config, positions, vocabulary)
-    missing = dict(decoder.named_parameters())
-    for name, tensor in _tensors(directory, tell):
-        if name.endswith(_IGNORED) or (config.tied and name == "lm_head.weight"):
-            continue
-        parameter = missing.pop(name, None)
-        if parameter is None:
-            raise UnsupportedModel(
-                f"{directory}: tensor {name} is not part of a {config.model_type} model as "
-                "computed here"
-            )
-        check_shape(directory, name, tensor.shape, parameter.shape)
-        dtype = dtype or tensor.dtype  # one for all: some checkpoints keep their norms in float32
-        _assign(decoder, name, tensor.to(device=device, dtype=dtype))
-    if missing:
-        raise UnsupportedModel(
-            f"{directory}: tensor {next(iter(missing))} is missing ({len(missing)} in all)"
-        )
-    return decoder.to(device).eval()
+    return config
+
+
+def is_used(config: ModelConfig, name: str) -> bool:
+    """Whether a Decoder needs a checkpoint's tensor of this name, or has to refuse it."""
+    return not (name.endswith(_IGNORED) or (config.tied and name == "lm_head.weight"))
 
 
 def cut_head(decoder: Decoder) -> None:
@@ -140,29 +169,38 @@ def cut_head(decoder: Decoder) -> None:
     its embeddings stay whole.
     """
     if not decoder.config.tied:
-        _assign(decoder, "lm_head.weight", decoder.head_weight()[: decoder.vocabulary].clone())
+        assign(decoder, "lm_head.weight", decoder.head_weight()[: decoder.vocabulary].clone())
 
 
 def tensor_shapes(directory: Path) -> dict[str, tuple[int, ...]]:
     """Return the shapes of all tensors by name, read from the files' headers."""
     shapes: dict[str, tuple[int, ...]] = {}
     for path in weight_files(directory):
-        with _opened(path) as file:
+        with opened(path) as file:
             shapes |= {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
     return shapes
 
 
-def _assign(module: nn.Module, name: str, tensor: Tensor) -> None:
+def assign(module: nn.Module, name: str, tensor: Tensor) -> None:
+    """Make a tensor the parameter of this name, such as model.norm.weight."""
     owner, _, leaf = name.rpartition(".")
     setattr(module.get_submodule(owner), leaf, nn.Parameter(tensor, requires_grad=False))
 
 
-def _tensors(directory: Path, tell: Callable[[Loading], None]) -> Iterator[tuple[str, Tensor]]:
+def read_tensors(
+    directory: Path,
+    wanted: Callable[[str], bool],
+    tell: Callable[[Loading], None] = lambda loading: None,
+) -> Iterator[tuple[str, Tensor]]:
+    """Read the tensors with wanted names, one after the other, in the files' order.
+
+    tell: hears how far it is, before each tensor
+    """
     paths, read = weight_files(directory), 0
     size = sum(path.stat().st_size for path in paths)
     for at, path in enumerate(paths, 1):
-        with _opened(path) as file:
-            for name in file.keys():  # noqa: SIM118 (not a dict)
+        with opened(path) as file:
+            for name in filter(wanted, file.keys()):
                 tell(Loading(at, len(paths), read, size))
                 tensor = file.get_tensor(name)
                 yield name, tensor
@@ -170,17 +208,21 @@ def _tensors(directory: Path, tell: Callable[[Loading], None]) -> Iterator[tuple
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[Any]:
+def opened(path: Path) -> Iterator[Any]:
     """Open a safetensors file, which has the library's own type. Raises UnsupportedModel."""
     try:
         with safe_open(path, framework="pt") as file:
             yield file
-    except SafetensorError as error:
+    except (SafetensorError, OSError) as error:
         raise UnsupportedModel(f"{path} cannot be read, download it again: {error}") from error
 
 
 def weight_files(directory: Path) -> list[Path]:
     """Return the directory's safetensors files: those that its index names, else the one file."""
+    if (directory / LOW_BIT).is_file():
+        raise UnsupportedModel(
+            f"{directory} holds a 4-bit copy, which drafts only: give it to --draft substitute"
+        )
     index = directory / "model.safetensors.index.json"
     names = _indexed(index) if index.is_file() else {"model.safetensors"}
     paths = [directory / name for name in sorted(names)]

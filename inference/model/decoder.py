@@ -7,7 +7,7 @@ not lengths, say what a node sees.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -20,9 +20,7 @@ from inference.model.rotary import rotary_tables, rotate
 from inference.model.vocabulary import WHOLE_VOCABULARY, VocabularyShare
 
 MASKED = -1e30
-"""Attention score of a key that a node does not see. Finite, because accelerators fail on
-infinities.
-"""
+"""Attention score of a key that a node does not see. Accelerators fail on infinities."""
 
 
 class Hidden(NamedTuple):
@@ -239,6 +237,8 @@ class Layer(nn.Module):
 class Stack(nn.Module):
     """Embeddings, layers and the final norm: the part that Hugging Face calls `model`."""
 
+    layers: Iterable[nn.Module]  # a module, which may fetch the weights of the next one
+
     def __init__(self, config: ModelConfig, layers: Layers) -> None:
         super().__init__()
         self.embed_tokens = layers.embedding(config.vocab_size, config.hidden_size)
@@ -315,7 +315,7 @@ class Decoder(nn.Module):
             x, k, v = layer(x, past, sight)
             new_keys.append(k)
             new_values.append(v)
-        if len(self.model.layers) in kept:
+        if self.config.layers in kept:
             features.append(x)
         picked = (
             x if pick is None else torch.gather(x, 1, pick[:, :, None].expand(-1, -1, x.shape[-1]))

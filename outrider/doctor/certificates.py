@@ -13,7 +13,7 @@ from grpc_comm.tls_files import check_tls_files
 from grpc_comm.transport import Address
 from outrider.doctor.findings import Finding, fault, warning
 from outrider.doctor.host import TargetHost
-from outrider.models import server_security as security_options
+from outrider.peer_security import server_security as security_options
 
 _SOON = timedelta(days=21)
 _RENEW = "make a new one (outrider cert, or your authority), and restart the target"

@@ -10,7 +10,7 @@ from typing import ClassVar, Literal
 from pydantic import Field, model_validator
 from typing_extensions import Self
 
-from outrider.options import groups, network, presets, reduction
+from outrider.options import groups, network, offload, presets, reduction
 from outrider.options.draft_methods import METHODS
 from outrider.options.values import Directory, File, ModelName, Name
 
@@ -21,7 +21,7 @@ class ServingRole(
     groups.HourlyOptions,
     network.ListeningOptions,
     groups.CalibrateOptions,
-    groups.TargetOptions,
+    offload.OffloadOptions,
     title="models and devices",
 ):
     """Options of the roles that serve a target."""
@@ -176,7 +176,9 @@ class FusedClientRole(
     role: Literal["fused_client"] = "fused_client"
 
 
-class VerifyTargetRole(groups.GeneralOptions, groups.TextOptions, groups.LegacyOptions):
+class VerifyTargetRole(
+    groups.GeneralOptions, groups.TextOptions, offload.OffloadOptions, groups.LegacyOptions
+):
     """make text with the target alone, in this process"""
 
     role: Literal["verify_target"] = "verify_target"
@@ -244,6 +246,16 @@ class PullRole(groups.GeneralOptions, title="models and devices"):
         return self
 
 
+class SubstituteRole(groups.ModelOptions, groups.GeneralOptions, title="models and devices"):
+    """write a 4-bit copy of a target, for --draft substitute; goes on where it was broken off"""
+
+    COMMON: ClassVar = ("model", "copy_to")
+    BARE: ClassVar = "model"
+    role: Literal["substitute"] = "substitute"
+    copy_to: Directory = "substitute"
+    """directory of the 4-bit copy"""
+
+
 class ListRole(groups.GeneralOptions, title="models and devices"):
     """list the models here, how large they are, and which pairs fit"""
 
@@ -289,6 +301,7 @@ ROLES: dict[str, type[groups.GeneralOptions]] = {
     "verify_draft": VerifyDraftRole,
     "pull": PullRole,
     "list": ListRole,
+    "substitute": SubstituteRole,
     "doctor": DoctorRole,
     "make-cert": MakeCertRole,
     "make-key": MakeKeyRole,
@@ -303,6 +316,7 @@ VERBS = {
     "run": "draft",
     "pull": "pull",
     "list": "list",
+    "substitute": "substitute",
     "doctor": "doctor",
     "cert": "make-cert",
     "keys": "make-key",

@@ -47,7 +47,7 @@ def test_a_dry_run_prints_the_plan_and_builds_nothing(
     shown = capsys.readouterr().out
     for part in (
         "trn1.2xlarge, 2 ranks",
-        "6 graphs of 6 allowed",
+        "8 graphs (2 for other calls) of 8 allowed",
         "verify_b4_t64_s2112_sampled",
         "weights             7.48 GiB",
         "at 180 GB/s",

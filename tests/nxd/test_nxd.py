@@ -26,11 +26,13 @@ from compile.build.neuron_fused_builder import FusedNeuronBuilder
 from compile.build.progress import LineProgress
 from compile.spec import verify_bucket
 from inference.artifact import Manifest
+from inference.backends.eager import EagerModel
 from inference.backends.neuron_fused import NeuronFusedModel
 from inference.backends.neuron_loading import load_neuron
 from inference.backends.neuron_sdk import load_sdk
 from inference.backends.sequence import ModelSequence
 from inference.model.checkpoint import fingerprint
+from inference.model.float8 import in_float8
 from inference.sampling import SamplingParams
 from inference.tree import TokenTree
 from tests.nxd import closed, graphs
@@ -45,6 +47,7 @@ from tests.support.neuron_artifacts import (
     eager_of,
     fused_spec_of,
     spec_of,
+    whole,
 )
 from tests.support.neuron_signatures import SIGNATURES
 
@@ -111,6 +114,30 @@ def test_a_target_built_by_nxd_chooses_as_the_eager_model_does(
             assert ours.choose(tree).tolist() == theirs.choose(tree).tolist()
             for sequence in (ours, theirs):
                 sequence.commit(tree, (1, 4))
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_target_of_8_bit_matrices_built_by_nxd_chooses_as_its_emulation_does(
+    device: closed.Device, tmp_path: Path, ranks: int
+) -> None:
+    """All but near-ties in bfloat16: one of 24 choices at most."""
+    checkpoint = write_checkpoint(tmp_path / "model", attention_bias=True, mlp_bias=True)
+    manifest = build(tmp_path / "artifact", checkpoint, spec_of(ranks, FEW, dtype="fp8"))
+    emulated = EagerModel(
+        in_float8(whole(checkpoint, torch.bfloat16)), rows=ROWS, capacity=JUNK, max_nodes=16
+    )
+    model = load(device, tmp_path / "artifact", manifest)
+    ours, theirs = (ModelSequence(each, 0, SAMPLINGS[1]) for each in (model, emulated))
+    equal = 0
+    for sequence in (ours, theirs):
+        sequence.extend(range(3, 24))
+    for seed in range(3):
+        tree = tree_of(seed, seed)
+        equal += int((ours.choose(tree) == theirs.choose(tree)).sum())
+        for sequence in (ours, theirs):
+            sequence.commit(tree, (1, 4))
+    assert equal >= 23
+    assert "fp8e4m3fn-as-fp8e4m3" in closed.FLAGS[-1]
 
 
 def test_one_graph_more_compiles_one_graph_and_every_graph_keeps_its_log(

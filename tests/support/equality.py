@@ -61,8 +61,10 @@ def full_logits(decoder: Decoder, tokens: Sequence[int]) -> torch.Tensor:  # [n,
             None,
             cache,
         )
-        weight = decoder.model.embed_tokens.weight if config.tied else decoder.lm_head.weight
-        return (out.states @ weight[: decoder.vocabulary].T)[0]
+        if config.tied:
+            return (out.states @ decoder.model.embed_tokens.weight[: decoder.vocabulary].T)[0]
+        logits: torch.Tensor = decoder.lm_head(out.states, decoder.vocabulary)[0]
+        return logits
 
 
 def is_near_tie(

@@ -30,6 +30,7 @@ from tests.support.fake_ranks import current_group
 
 LAYOUT = "weight-layout"
 MARK = "transposable_weight_idx"
+FLOAT8 = "--experimental-unsafe-fp8e4m3fn-as-fp8e4m3"
 
 
 class Recorder(Operations):
@@ -134,6 +135,11 @@ class FakeFunctions:
         names = list(signature.parameters)
         traced = Traced(copy.deepcopy(model), route_of(ordered), tuple(ordered), states, names)
         inputs = [("parameter", str(list(tensor.shape))) for tensor in ordered.values()]
+        weights = dict(module.named_parameters())
+        inputs += [
+            ("parameter", f"{weights[name].dtype}{list(weights[name].shape)}")
+            for name in recorder.read
+        ]
         hlo = self._lowering.module([*inputs, *recorder.operations])
         return TraceArtifacts(hlo, traced, recorder.read, names)
 
@@ -231,6 +237,7 @@ class FakeFunctions:
         try:
             self._neuron.check_platform()
             check_flags(arguments, self._neuron.device)
+            check_types(hlo, arguments)
             if self._neuron.stalls_at == key:
                 print(f"compiling {key}", flush=True)
                 time.sleep(600)
@@ -242,6 +249,12 @@ class FakeFunctions:
         neff = {"program": program_of(hlo), "layout": layout}
         (folder / "graph.neff").write_text(json.dumps(neff))
         return folder
+
+
+def check_types(hlo: Any, arguments: str) -> None:
+    kinds = {each.shape for computation in hlo.computations for each in computation.instructions}
+    if any("float8" in kind for kind in kinds) and FLOAT8 not in arguments:
+        raise RuntimeError("NCC_EVRF051: Data type F8E4M3FN is not supported on TRN1/TRN2")
 
 
 def layout_of(hlo: Any) -> str:

@@ -86,4 +86,7 @@ SIGNATURES = {
     "gather_from_tensor_model_parallel_region_with_dim": (
         "(input_, gather_dim, process_group=None)"
     ),
+    "neuronx_distributed.parallel_layers.mappings.reduce_from_tensor_model_parallel_region": (
+        "(input_, process_group=None)"
+    ),
 }

@@ -348,9 +348,9 @@ def test_a_planned_spec_explains_itself() -> None:
     planned = plan_graphs(
         read_load(LOADS / "batch.json"), parse_config(LLAMA_8B), spec_of(rows=4), budget, 256
     )
-    text = "\n".join(explain(planned, budget))
+    text = "\n".join(explain(planned, budget, 2))
     assert "synthetic, imitates summaries" in text
-    assert "10 graphs of 10 allowed" in text
+    assert "12 graphs (2 for other calls) of 12 allowed" in text
     assert planned.smaller is not None
     assert planned.smaller >= planned.plan.padding >= planned.larger
 

@@ -185,16 +185,18 @@ SMOKE = [
 ]
 
 
+@pytest.mark.parametrize("more", [[], ["--dtype", "fp8"]], ids=["as it is", "8-bit matrices"])
 def test_the_smoke_script_passes_on_a_device_that_works(
     monkeypatch: pytest.MonkeyPatch,
     packages: Path,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
+    more: list[str],
 ) -> None:
     Neuron().install(monkeypatch, packages)
     monkeypatch.setattr(probe, "TOKENS", 1000)
     model = ROOT / "inference" / "data" / "draft"
-    assert smoke.main(["--model", str(model), "--out", str(tmp_path / "a"), *SMOKE]) == 0
+    assert smoke.main(["--model", str(model), "--out", str(tmp_path / "a"), *SMOKE, *more]) == 0
     printed = capsys.readouterr().out
     assert "noise: all 16000 values as on the host" in printed
     assert "greedy: 12 of 12 choices equal" in printed

@@ -167,7 +167,7 @@ def unranked(ids: NDArray[np.int32], scores: NDArray[np.float32]) -> Table:
 
 def scores_at(sequence: ModelSequence, tree: TokenTree, nodes: Sequence[int]) -> Table:
     """Log-probabilities of every token at these nodes (temperature 0)."""
-    vocabulary = sequence.model._decoder.vocabulary  # type: ignore[attr-defined]
+    vocabulary = sequence.model.decoder.vocabulary  # type: ignore[attr-defined]
     return unranked(*sequence.rank(tree, nodes, vocabulary))
 
 

@@ -1,0 +1,217 @@
+"""Layer offload: a decoder whose layers' weights stay in host memory or in the checkpoint's files.
+
+Two layers are in the device's memory. While one computes, the weights of the next are copied into
+the other. All else is the decoder as it is, so its results are equal bit for bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Literal, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from inference.errors import InvalidRequest
+from inference.model.checkpoint import (
+    Loading,
+    assign,
+    empty_decoder,
+    is_used,
+    opened,
+    read_tensors,
+    weight_files,
+)
+from inference.model.config import ModelConfig
+from inference.model.decoder import WHOLE, Decoder, Layer
+
+Offload = Literal["host", "disk"]
+"""Where layers' weights stay: in host memory, or in the checkpoint's files."""
+
+LAYERS = "model.layers."
+"""What the names of layers' tensors begin with."""
+
+Fetch = Callable[[int, Layer], None]
+"""fetch(index, into): copy the weights of a layer into the parameters of another."""
+
+
+class Copies(Protocol):
+    """Makes copies into the device's memory, one at a time, while the device computes."""
+
+    def start(self, copy: Callable[[], None]) -> None:
+        """Start a copy. It overwrites nothing that calls made before may still read."""
+        ...
+
+    def finish(self) -> None:
+        """Let what follows see the copy that was started last. Raises what the copy raised."""
+        ...
+
+
+class ThreadCopies:
+    """Copies on a thread, for a device that computes on the caller's: the CPU."""
+
+    def __init__(self) -> None:
+        self._thread = ThreadPoolExecutor(1, "layer-offload")
+        self._started: Future[None] | None = None
+
+    def start(self, copy: Callable[[], None]) -> None:
+        self._started = self._thread.submit(copy)
+
+    def finish(self) -> None:
+        assert self._started is not None
+        self._started.result()
+
+
+class StreamCopies:
+    """Copies on a thread and a stream of CUDA. Not yet run on a GPU."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device, self._copies = device, ThreadCopies()
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+    def start(self, copy: Callable[[], None]) -> None:
+        computed = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        computed.record(torch.cuda.current_stream(self._device))
+
+        def on_stream() -> None:
+            with torch.cuda.stream(self._stream):
+                self._stream.wait_event(computed)
+                copy()
+
+        self._copies.start(on_stream)
+
+    def finish(self) -> None:
+        self._copies.finish()
+        torch.cuda.current_stream(self._device).wait_stream(self._stream)
+
+
+class OffloadedLayers(nn.Module):
+    """A decoder's layers, in two buffers that they take in turn.
+
+    Iterating yields them in order. A layer is valid until the next one is asked for. After the last
+    layer the first is fetched, for the next forward.
+
+    count: layers of the decoder
+    """
+
+    def __init__(
+        self, resident: tuple[Layer, Layer], count: int, fetch: Fetch, copies: Copies
+    ) -> None:
+        super().__init__()
+        self.resident = nn.ModuleList(resident)
+        self._count, self._fetch, self._copies = count, fetch, copies
+        self._at = 1  # buffer that was written last
+        self._coming: int | None = None  # layer that is being copied into it
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __iter__(self) -> Iterator[Layer]:
+        if self._coming != 0:  # the first forward, or one that was broken off
+            self._start(0)
+        for index in range(self._count):
+            layer = self._finish()
+            self._start((index + 1) % self._count)
+            yield layer
+
+    def _start(self, index: int) -> None:
+        self._at, self._coming = 1 - self._at, index
+        self._copies.start(partial(self._fetch, index, self._buffer))
+
+    def _finish(self) -> Layer:
+        self._coming = None
+        self._copies.finish()
+        return self._buffer
+
+    @property
+    def _buffer(self) -> Layer:
+        layer = self.resident[self._at]
+        assert isinstance(layer, Layer)
+        return layer
+
+
+class LayerFiles:
+    """The layers of a checkpoint, read from its files whenever they are asked for.
+
+    Nothing is kept in this process: the system may keep pages of the files in memory that it has.
+    """
+
+    def __init__(self, directory: Path, config: ModelConfig) -> None:
+        self._files: list[dict[Path, list[str]]] = [{} for _ in range(config.layers)]
+        for path in weight_files(directory):
+            with opened(path) as file:
+                for name in file.keys():  # noqa: SIM118 (not a dict)
+                    if is_used(config, name) and name.startswith(LAYERS):
+                        index = int(name.split(".")[2])
+                        self._files[index].setdefault(path, []).append(name)
+
+    def __call__(self, index: int, into: Layer) -> None:
+        """Copy a layer's weights into the parameters of another, in their precision."""
+        for name, tensor in self.tensors(index):
+            into.get_parameter(name).copy_(tensor)
+
+    def tensors(self, index: int) -> Iterator[tuple[str, Tensor]]:
+        """Read a layer's tensors one after the other, with their names within the layer."""
+        for path, names in self._files[index].items():
+            with opened(path) as file:
+                for name in names:
+                    yield name.removeprefix(f"{LAYERS}{index}."), file.get_tensor(name)
+
+
+class HostLayers:
+    """The layers of a checkpoint in pinned host memory. Not yet run on a GPU."""
+
+    def __init__(self, files: LayerFiles, count: int, dtype: torch.dtype) -> None:
+        self._layers = [
+            {name: tensor.to(dtype).pin_memory() for name, tensor in files.tensors(index)}
+            for index in range(count)
+        ]
+
+    def __call__(self, index: int, into: Layer) -> None:
+        """Copy a layer's weights into the parameters of another."""
+        for name, tensor in self._layers[index].items():
+            into.get_parameter(name).copy_(tensor, non_blocking=True)
+
+
+def load_offloaded(
+    directory: Path,
+    *,
+    positions: int,
+    vocabulary: int,
+    dtype: torch.dtype | None,
+    device: torch.device,
+    offload: Offload,
+    tell: Callable[[Loading], None] = lambda loading: None,
+) -> Decoder:
+    """Load a Decoder whose layers are offloaded. Otherwise like load_decoder().
+
+    Raises InvalidRequest for "host" on a CPU, too.
+    """
+    if offload == "host" and device.type == "cpu":
+        raise InvalidRequest(
+            "--layer_offload host is for cuda, a CPU computes in host memory: take "
+            "--layer_offload disk"
+        )
+    decoder = empty_decoder(directory, positions, vocabulary)
+    config = decoder.config
+    used = partial(is_used, config)
+    dtype = dtype or next(read_tensors(directory, used))[1].dtype
+    rest = read_tensors(directory, lambda name: used(name) and not name.startswith(LAYERS), tell)
+    for name, tensor in rest:
+        assign(decoder, name, tensor.to(device=device, dtype=dtype))
+    files = LayerFiles(directory, config)
+    fetch = files if offload == "disk" else HostLayers(files, config.layers, dtype)
+    copies = StreamCopies(device) if device.type == "cuda" else ThreadCopies()
+    buffers = _buffer(config, dtype, device), _buffer(config, dtype, device)
+    decoder.model.layers = OffloadedLayers(buffers, config.layers, fetch, copies)
+    return decoder.to(device).eval()
+
+
+def _buffer(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> Layer:
+    """Return a layer whose parameters are not yet written."""
+    with torch.device("meta"):
+        layer = Layer(config, WHOLE)
+    return layer.to(dtype).to_empty(device=device).requires_grad_(False)

@@ -1,0 +1,105 @@
+"""--draft substitute: the target's own layers with 4-bit weights (docs/substitute.md)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from inference.backends import Model
+from inference.backends.eager import EagerModel
+from inference.backends.shared_cache import SharedCacheModel
+from inference.errors import InvalidRequest
+from inference.text import Tokenizer
+from outrider.models import Checkpoint, find_checkpoint, load_eager
+from outrider.options.groups import DeviceOptions, DraftModelOptions, TargetModelOptions
+from outrider.reduction import Reduction
+
+_INT4 = Reduction("int4")
+
+
+@dataclass(frozen=True)
+class Substitute:
+    """A FoundModel: the substitute of a checkpoint, or of the one that a 4-bit copy was made of. It
+    computes what --draft model computes with --draft_quantization int4.
+    """
+
+    checkpoint: Checkpoint
+
+    @property
+    def name(self) -> str:
+        return f"{self.checkpoint.name}, 4-bit"
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return self.checkpoint.tokenizer
+
+    @property
+    def stop_ids(self) -> frozenset[int]:
+        return self.checkpoint.stop_ids
+
+    def sequence_length(self, asked: int | None) -> int:
+        return self.checkpoint.sequence_length(asked)
+
+    def fingerprint(self) -> str:
+        from inference.model.low_bit_files import source_fingerprint
+
+        return _INT4.fingerprint(source_fingerprint(self.checkpoint.directory))
+
+    def load(
+        self,
+        options: DeviceOptions,
+        *,
+        rows: int,
+        sequence_length: int,
+        spare: int,
+        max_nodes: int,
+    ) -> EagerModel:
+        from inference.model.substitute import load_substitute
+
+        return load_eager(
+            options,
+            replace(self.checkpoint, reduction=_INT4),
+            load_substitute,
+            rows=rows,
+            sequence_length=sequence_length,
+            spare=spare,
+            max_nodes=max_nodes,
+        )
+
+
+@dataclass(frozen=True)
+class BesideItsTarget(Substitute):
+    """The substitute of a target in this process. It shares what is not rounded, and the cache."""
+
+    target: EagerModel
+
+    def fingerprint(self) -> str:
+        return f"{super().fingerprint()}-layers"
+
+    def load(
+        self,
+        options: DeviceOptions,
+        *,
+        rows: int,
+        sequence_length: int,
+        spare: int,
+        max_nodes: int,
+    ) -> EagerModel:
+        from inference.model.substitute import substitute_of
+
+        draft = substitute_of(self.target.decoder)
+        return SharedCacheModel(draft, self.target, own=spare, max_nodes=max_nodes)
+
+
+def find(options: DraftModelOptions, target: Model | None) -> Substitute:
+    """The substitute of --draft_model or --model, a checkpoint or a 4-bit copy; beside a target
+    without --draft_model that of the target itself.
+    """
+    if target is None or options.draft_model is not None:
+        return Substitute(find_checkpoint(options.draft_name, "target"))
+    if not isinstance(target, EagerModel):
+        raise InvalidRequest(
+            "--draft substitute rounds the layers of a target on cpu or cuda in this process: with "
+            "--artifact or --emulate name a checkpoint or its 4-bit copy by --draft_model"
+        )
+    assert isinstance(options, TargetModelOptions)
+    return BesideItsTarget(find_checkpoint(options.target_name, "target"), target)

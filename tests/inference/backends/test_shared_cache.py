@@ -1,0 +1,171 @@
+"""A draft on its target's cache: the text is the target's own, the target's keys are only read, and
+no prompt is computed for the draft.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from functools import partial
+
+import pytest
+import torch
+
+from inference.backends import Ranked, Segment
+from inference.backends.eager import EagerModel
+from inference.backends.shared_cache import SharedCacheModel
+from inference.engine.engine import Engine
+from inference.engine.host import Host
+from inference.engine.local_session import LocalSession
+from inference.engine.session import Session
+from inference.engine.target_rows import on_target_row
+from inference.model.decoder import Decoder
+from inference.order import Decode, End
+from inference.planner.acceptance import read_acceptance
+from inference.planner.knowledge import Knowledge
+from inference.proposer import HOST
+from inference.sampling import SamplingParams
+from inference.times import DraftTimes, LinkTimes, TargetTimes
+from inference.tree import IntArray
+from tests.support import pairs
+from tests.support.clock import Clock
+from tests.support.drafts import text_of
+from tests.support.equality import NearTies, assert_same_text
+from tests.support.exact import opened
+
+SAMPLINGS = [SamplingParams(), SamplingParams(0.7, seed=3), SamplingParams(1.0, seed=4)]
+TARGET, LENGTH, OWN = pairs.decoder(1), pairs.SEQUENCE_LENGTH, 128
+TARGET.lm_head.weight.data *= 8  # sure of its tokens: a draft of a target that is not falls silent
+
+
+class Timed(EagerModel):
+    """A target whose forwards take 10 ms by the test's clock."""
+
+    def __init__(self, decoder: Decoder, clock: Clock) -> None:
+        super().__init__(decoder, rows=2, capacity=LENGTH + 64, max_nodes=64)
+        self._clock = clock
+
+    def choose(self, segments: Sequence[Segment]) -> list[IntArray]:
+        self._clock.now += 0.01
+        return super().choose(segments)
+
+
+class Watched(SharedCacheModel):
+    """Counts its calls, which take 1 ms, and checks that none changes the target's cache."""
+
+    ranked = chosen = 0
+
+    def __init__(self, decoder: Decoder, target: EagerModel, clock: Clock) -> None:
+        super().__init__(decoder, target, own=OWN, max_nodes=64)
+        self._clock = clock
+
+    def rank(self, segments: Sequence[Segment], k: int) -> list[Ranked]:
+        self.ranked += 1
+        self._clock.now += 0.001
+        before = [held.clone() for held in self.read.tensors]
+        answer = super().rank(segments, k)
+        assert all(map(torch.equal, before, self.read.tensors))
+        return answer
+
+    def choose(self, segments: Sequence[Segment]) -> list[IntArray]:
+        self.chosen += 1
+        return super().choose(segments)
+
+
+def known() -> Knowledge:
+    target = TargetTimes({(1, 1): 0.01, (1, 64): 0.01})
+    return Knowledge(DraftTimes({1: 0.001}), target, LinkTimes(), read_acceptance())
+
+
+def beside(draft: Decoder) -> tuple[Engine, Watched]:
+    """The random target, with a draft beside it that reads its cache."""
+    clock = Clock()
+    model = Timed(TARGET, clock)
+    shared = Watched(draft, model, clock)
+    engine = Engine(
+        model,
+        sequence_length=LENGTH,
+        max_tree_nodes=64,
+        vocabulary=pairs.VOCABULARY,
+        times={(rows, nodes): 0.01 for rows in (1, 2) for nodes in (1, 64)},
+        host=Host(shared, known, room=OWN, sequence=partial(on_target_row, OWN), clock=clock),
+        clock=clock,
+    )
+    return engine, shared
+
+
+def low_bits(decoder: Decoder) -> Decoder:
+    """A copy whose layers' weights have 8 levels a row; all else is the decoder's own."""
+    draft = copy.copy(decoder)
+    draft.__dict__ = decoder.__dict__ | {"_modules": dict(decoder.__dict__["_modules"])}
+    draft.model = copy.deepcopy(decoder.model)
+    for layer in draft.model.layers:
+        for linear in layer.modules():
+            if isinstance(linear, torch.nn.Linear):
+                step = linear.weight.data.abs().amax(1, keepdim=True) / 4
+                linear.weight.data = (linear.weight.data / step).round() * step
+    return draft
+
+
+DRAFTS = {"low bits": low_bits(TARGET), "unrelated": pairs.decoder(99)}
+
+
+@pytest.mark.parametrize("params", SAMPLINGS, ids=str)
+@pytest.mark.parametrize("name", DRAFTS)
+def test_the_text_is_the_targets_own_seeded_decoding(
+    name: str, params: SamplingParams, ties: NearTies
+) -> None:
+    engine, draft = beside(DRAFTS[name])
+    prompt = [5, 17, 250, 3, 99] * 4
+
+    def produce(prompt: Sequence[int], tokens: int) -> list[int]:
+        order = Decode(len(prompt) + tokens, beside=True)
+        return text_of(prompt, params, LocalSession(engine), order)
+
+    alone = LocalSession(pairs.engine(TARGET))
+    reference = text_of(prompt, params, alone, Decode(len(prompt) + 60))
+    assert_same_text(TARGET, prompt, params, reference, produce, ties)
+    assert draft.ranked > 0
+
+
+@pytest.mark.parametrize("params", SAMPLINGS, ids=str)
+def test_a_draft_with_the_targets_layers_is_right_all_along(params: SamplingParams) -> None:
+    """So through all re-rooting it sees what the target sees."""
+    engine, draft = beside(TARGET)
+    sessions = [asked(engine, prompt, params, 120) for prompt in (pairs.prompt_of(300), [7])]
+    finish(engine, sessions)
+    for session in sessions:
+        assert session.proposers.count(HOST) + session.spent.forwards == 120
+        assert session.spent.forwards < 40
+    assert draft.chosen == 0, "no prompt is computed for it"
+
+
+def test_a_draft_follows_its_session_to_another_row() -> None:
+    engine, _draft = beside(TARGET)
+    first = asked(engine, [5, 17, 3], SAMPLINGS[2], 30)
+    finish(engine, [first])
+    engine.detach(first)
+    others = [asked(engine, [number, 9, 9, 2], SAMPLINGS[2], 30) for number in (1, 2)]
+    finish(engine, others)
+    assert first.row is None
+    for other in others:
+        engine.detach(other)
+    engine.attach(first)
+    engine.decode(first, Decode(93, credit=512, beside=True))
+    before = first.spent.forwards
+    finish(engine, [first])
+    assert first.spent.forwards - before < 25, "of 60 tokens"
+
+
+def asked(engine: Engine, prompt: Sequence[int], params: SamplingParams, tokens: int) -> Session:
+    session = opened(engine, prompt, params)
+    engine.decode(session, Decode(len(prompt) + tokens, credit=512, beside=True))
+    return session
+
+
+def finish(engine: Engine, sessions: Sequence[Session]) -> None:
+    """Make forwards until these texts have ended; their clients read at once."""
+    while any(session.end is End.NOT for session in sessions):
+        assert engine.step(), "somebody can go on"
+        for session in sessions:
+            engine.acknowledge(session, session.length)
