@@ -30,9 +30,10 @@ _CAPACITY, _PROMPT = 512, 128  # tokens
 
 def with_plain_head(rounded: Decoder, plain: Decoder) -> Decoder:
     """The rounded decoder with the plain one's head, in place."""
-    name = "model.embed_tokens.weight" if plain.config.tied else "lm_head.weight"
-    rounded.lm_head = head = Head(1, 1, bias=False)
-    head.weight = plain.get_parameter(name)
+    table = plain.model.embed_tokens if plain.config.tied else plain.lm_head
+    assert table is not None, "this rank has the whole vocabulary"
+    rounded.lm_head = Head(1, 1, bias=False)
+    rounded.lm_head.weight = table.get_parameter("weight")
     return rounded
 
 

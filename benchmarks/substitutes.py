@@ -13,11 +13,12 @@ its files: seconds of a forward, and the memory of the process by kind.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -41,12 +42,38 @@ from inference.sampling import SamplingParams
 from inference.text import Tokenizer
 
 GUESSES = 8
-CONTEXT = 256
+CONTEXT, LENGTH = 256, 1024
 CPU = torch.device("cpu")
 
 
-def model_of(decoder: Decoder, rows: int) -> EagerModel:
-    return EagerModel(decoder, rows=rows, capacity=1024, max_nodes=256)
+class Text(NamedTuple):
+    """What the target wrote after a prompt."""
+
+    prompt: Prompt
+    written: list[int]
+    params: SamplingParams
+
+
+def loaded(
+    load: Callable[..., Decoder], directory: Path, vocabulary: int, rows: int = 1
+) -> EagerModel:
+    """A model on the CPU in the precision of its files."""
+    decoder = load(directory, positions=LENGTH, vocabulary=vocabulary, dtype=None, device=CPU)
+    return EagerModel(decoder, rows=rows, capacity=LENGTH, max_nodes=256)
+
+
+def written(target: Path, tokenizer: Tokenizer, count: int, new: int) -> list[Text]:
+    """What the target writes after so many prompts at each temperature."""
+    prompts = held_out_prompts(tokenizer, count)
+    jobs = [
+        (prompt, SamplingParams(temperature, seed=seed))
+        for temperature in TEMPERATURES
+        for seed, prompt in enumerate(prompts)
+    ]
+    model = loaded(load_decoder, target, tokenizer.vocabulary, len(jobs))
+    asked, params = [job[0] for job in jobs], [job[1] for job in jobs]
+    texts = write_texts(model, asked, params, new, read_config(target).stop_ids)
+    return [Text(*one) for one in zip(asked, texts, params, strict=True)]
 
 
 def ahead(taken: Sequence[int]) -> float:
@@ -61,34 +88,27 @@ def ahead(taken: Sequence[int]) -> float:
     return len(taken) / forwards
 
 
-def agreements(
-    target: EagerModel, drafts: dict[str, EagerModel], prompts: Sequence[Prompt], new: int,
-    stop_ids: frozenset[int],
-) -> dict[str, dict[str, float]]:  # fmt: skip
-    """Each draft's acceptance length, and share of first guesses that are right, by temperature."""
-    figures: dict[str, dict[str, float]] = {name: {} for name in drafts}
+def agreement(draft: EagerModel, texts: Sequence[Text]) -> dict[str, float]:
+    """A draft's acceptance length, and share of first guesses that are right, by temperature."""
+    figures = dict[str, float]()
     for temperature in TEMPERATURES:
-        params = [SamplingParams(temperature, seed=index) for index in range(len(prompts))]
-        written = write_texts(target, prompts, params, new, stop_ids)
-        for name, draft in drafts.items():
-            ranks = [
-                read_text(draft, *text).taken.tolist()
-                for text in zip(prompts, written, params, strict=True)
-            ]
-            figures[name] |= {
-                f"T{temperature} ahead": round(float(np.mean([ahead(one) for one in ranks])), 2),
-                f"T{temperature} right": round(float(np.mean(np.concatenate(ranks) == 0)), 3),
-            }
+        ranks = [
+            read_text(draft, *text).taken.tolist()
+            for text in texts
+            if text.params.temperature == temperature
+        ]
+        figures |= {
+            f"T{temperature} ahead": round(float(np.mean([ahead(one) for one in ranks])), 2),
+            f"T{temperature} right": round(float(np.mean(np.concatenate(ranks) == 0)), 3),
+        }
     return figures
 
 
-def memory(target: Path, offload: bool, length: int = 512) -> dict[str, float]:
+def memory(target: Path, offload: bool) -> dict[str, float]:
     """Seconds of a forward of one node, and megabytes of this process afterwards."""
-    given = {"positions": length, "vocabulary": 1000, "dtype": None, "device": CPU}
     torch.set_grad_enabled(False)
     load = partial(load_offloaded, offload="disk") if offload else load_decoder
-    decoder = load(target, **given)
-    model, seconds = model_of(decoder, 1), list[float]()
+    model, seconds = loaded(load, target, 1000), list[float]()
     for _ in range(5):
         began = time.perf_counter()
         model.choose([heap(1, CONTEXT, SamplingParams())])
@@ -118,28 +138,22 @@ def main() -> None:
         return
     torch.set_grad_enabled(False)
     tokenizer = Tokenizer(given.target)
-    how = {"positions": 1024, "vocabulary": tokenizer.vocabulary, "dtype": None, "device": CPU}
-    target = model_of(load_decoder(given.target, **how), given.texts)
+    texts = written(given.target, tokenizer, given.texts, given.new)
+    print(f"{len(texts)} texts written", flush=True)
     drafts = {
-        "draft": model_of(load_decoder(given.draft, **how), 1),
-        "substitute": model_of(load_substitute(given.copy, **how), 1),
+        "draft": loaded(load_decoder, given.draft, tokenizer.vocabulary),
+        "substitute": loaded(load_substitute, given.copy, tokenizer.vocabulary),
     }
-    prompts = held_out_prompts(tokenizer, given.texts)
-    stop_ids = read_config(given.target).stop_ids
+    figures: dict[str, object] = {name: agreement(one, texts) for name, one in drafts.items()}
+    show(figures, None)
     calls = {
         f"{name}, {nodes} nodes": partial(
             model.rank, [heap(nodes, CONTEXT, SamplingParams())], WIDTH
         )
         for nodes in (1, 4, 8)
-        for name, model in {**drafts, "target": target}.items()
+        for name, model in drafts.items()
     }
-    show(
-        {
-            **agreements(target, drafts, prompts, given.new, stop_ids),
-            **with_cpu(calls, given.repetitions),
-        },
-        given.json,
-    )
+    show(figures | with_cpu(calls, given.repetitions), given.json)
 
 
 if __name__ == "__main__":

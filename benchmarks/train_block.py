@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from transformers import AutoTokenizer, LlamaForCausalLM
+from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from benchmarks.harness import command
 from benchmarks.train_pair import (
@@ -110,7 +110,8 @@ def losses(model: LlamaForCausalLM, window: Window, answers: tuple[Tensor, Tenso
         ).logits
     said = logits.float()[..., :-1].log_softmax(-1)  # a mask is never named
     ids, shares = (part[:, window.places] for part in answers)
-    return -(shares.float() * said.gather(-1, ids.long())).sum(-1)
+    losses: Tensor = -(shares.float() * said.gather(-1, ids.long())).sum(-1)
+    return losses
 
 
 @torch.no_grad()
@@ -136,7 +137,7 @@ def sources_of(
 ) -> list[Tensor]:
     """Return the batches [B, L] that are learnt from: of the text, and the target's own."""
     made = own_texts(target, stream, generator)
-    own = list(made.split(BATCH_TOKENS // OWN_LENGTH))
+    own = list(torch.split(made, BATCH_TOKENS // OWN_LENGTH))
     text = draft_batches(stream, CONTEXT // 4, generator)
     return [*own, *text[: max(1, steps // 2 - len(own))]]
 
@@ -172,7 +173,7 @@ def train(
 def write(model: LlamaForCausalLM, pair: Path, folder: Path) -> None:
     """Write the checkpoint with the fields that name its mask and its positions."""
     mask = model.config.vocab_size - 1
-    save_model(model, AutoTokenizer.from_pretrained(pair / "draft"), folder)
+    save_model(model, PreTrainedTokenizerFast.from_pretrained(pair / "draft"), folder)
     amend_json(folder / "config.json", pard_token=mask, para_num=POSITIONS, spd_type="pard")
 
 
@@ -192,7 +193,7 @@ def main() -> int:
     torch.set_num_threads(given.threads)
     torch.use_deterministic_algorithms(True)
     listing = checked_listing(given.pair / "training_files.json", given.allow_different_files)
-    tokenizer = AutoTokenizer.from_pretrained(given.pair / "draft")
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(given.pair / "draft")
     stream = token_stream(tokenizer, read_texts(listing, "train"))
     target, draft = (
         LlamaForCausalLM.from_pretrained(given.pair / name, dtype=torch.float32)

@@ -23,12 +23,10 @@ def accept_match(tree: TokenTree, chosen: IntArray) -> Verdict:
 
     chosen: [n] the target's token at each node of the tree.
     """
-    node, path = 0, []
-    if len(tree) > 1:
-        parents = tree.parents[1:]
-        matching = (tree.tokens[1:] == chosen[parents]).nonzero()[0]
-        for child, parent in zip(matching.tolist(), parents[matching].tolist(), strict=True):
-            if parent == node:  # at most one: siblings are distinct, and stand after their parent
-                node = child + 1
-                path.append(node)
-    return Verdict(tuple(path), int(chosen[node]))
+    node, path, wanted = 0, list[int](), chosen.tolist()
+    nodes = zip(tree.parents.tolist(), tree.tokens.tolist(), strict=True)
+    for child, (parent, token) in enumerate(nodes):
+        if parent == node and token == wanted[node]:  # children stand after their parent
+            node = child
+            path.append(node)
+    return Verdict(tuple(path), wanted[node])

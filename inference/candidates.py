@@ -105,17 +105,17 @@ class Family:
 class _Columns:
     """The arrays of a tree. Each node has a place (an index), which is reused after it is dropped.
 
+    nodes: [3, size] the rows `tokens`, `above` and `positions`, which are views of it.
     above: place of the node's parent.
     positions: position of the node's token in the text.
-    ranks: minus the logarithm of the node's value (the product of the chances on its path).
-    seats: index of the node in the latest forward that held it.
-    marks: [size] the node's mark; NOWHERE at an empty place.
+    ranks: minus the logarithm of the node's value (the product of the chances on its path), or
+    NOBODY at an empty place.
+    marks: [size] the mark of the latest node at each place.
     """
 
     def __init__(self) -> None:
-        self.tokens, self.above, self.positions, self.seats = (
-            np.zeros(64, dtype=np.int32) for _ in range(4)
-        )
+        self.nodes = np.zeros((3, 64), dtype=np.int32)
+        self.tokens, self.above, self.positions = self.nodes
         self.ranks = np.full(64, NOBODY)
         self.marks: list[Mark] = []
         self._free: list[int] = []
@@ -140,19 +140,14 @@ class _Columns:
 
     def drop(self, gone: Sequence[Mark]) -> None:
         """Remove nodes; their places become free."""
-        places = [mark & PLACE for mark in gone]
-        for place in places:
-            self.marks[place] = NOWHERE
+        places = np.array(gone, dtype=np.int64) & PLACE
         self.ranks[places] = NOBODY
-        self._free += places
+        self._free += places.tolist()
 
     def _grow(self) -> None:
-        more = len(self.ranks)
-        self.tokens, self.above, self.positions, self.seats = (
-            np.concatenate([column, np.zeros(more, dtype=np.int32)])
-            for column in (self.tokens, self.above, self.positions, self.seats)
-        )
-        self.ranks = np.concatenate([self.ranks, np.full(more, NOBODY)])
+        self.nodes = np.concatenate([self.nodes, np.zeros_like(self.nodes)], axis=1)
+        self.tokens, self.above, self.positions = self.nodes
+        self.ranks = np.concatenate([self.ranks, np.full(len(self.ranks), NOBODY)])
 
 
 class CandidateTree:
@@ -233,13 +228,14 @@ class CandidateTree:
 
     def advance(self, tokens: Sequence[int]) -> None:
         """Commit tokens: the last one is the new root, and nodes that are not below it go."""
-        columns, gone = self.columns, list[Mark]()
+        columns, roots, beside = self.columns, list[Mark](), list[Mark]()
         for token in tokens:
-            before, family = self.root, self._families.pop(self.root, None)
-            gone.append(before)
-            self._tokens.append(token)
+            before, after, family = self.root, None, self._families.pop(self.root, None)
+            roots.append(before)
             self.position += 1
-            after = family.children.pop(token, None) if family is not None else None
+            if family is not None:
+                after = family.children.pop(token, None)
+                beside += family.children.values()
             if after is None:
                 rank = columns.ranks.item(before & PLACE)
                 after = columns.add(token, 0, self.position, rank)
@@ -248,10 +244,9 @@ class CandidateTree:
                 self.taken += 1
                 self._committed[after] = self.position
                 self._raised.pop(after, None)  # a root has no edge above it
-            if family is not None:
-                self._prune(family, gone)
             self.root = after
-        columns.drop(gone)
+        self._tokens += tokens
+        columns.drop(roots + self._pruned(beside))
         while len(self._committed) > REMEMBERED_NUMBERS:
             self._committed.popitem(last=False)
         self._in_hand = None
@@ -266,6 +261,8 @@ class CandidateTree:
         family = self._families.get(above)
         if family is None:
             position, rank = self.columns.positions.item(place), self.columns.ranks.item(place)
+            if rank == NOBODY:
+                return None
             family = self._families[above] = Family(place, position, rank)
         return family
 
@@ -298,16 +295,16 @@ class CandidateTree:
         known = 0 < position <= self.position and self._tokens[position] == token
         return ~position if known else NOWHERE
 
-    def _prune(self, family: Family, gone: list[Mark]) -> None:
-        """Add all nodes below a family's parent to `gone`."""
-        families, below = self._families, list(family.children.values())
-        for mark in below:  # the list grows during the loop
+    def _pruned(self, gone: list[Mark]) -> list[Mark]:
+        """Forget candidates that have left their families, and all below; returns all of them."""
+        families = self._families
+        for mark in gone:  # the list grows during the loop
             if mark in families:
-                below.extend(families.pop(mark).children.values())
-        for mark in below if self._raised else ():
+                gone += families.pop(mark).children.values()
+        for mark in gone if self._raised else ():
             self._raised.pop(mark, None)
-        self.live -= len(below)
-        gone += below
+        self.live -= len(gone)
+        return gone
 
     def _rank_anew(self) -> None:
         """Recompute ranks after chances were raised: a rank is the sum of the costs on the path."""

@@ -145,7 +145,6 @@ def _target_alone(options: VerifyTargetRole) -> Alone:
     found = find_target(options)
     length = found.sequence_length(options.sequence_length)
     load = partial(found.load, options, rows=1, sequence_length=length, spare=1)
-    load = partial(load, offload=options.layer_offload)
     return found, length, partial(load, max_nodes=options.max_tree_nodes)
 
 

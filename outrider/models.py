@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -17,13 +17,10 @@ from inference.command import say
 from inference.errors import InvalidRequest, UnsupportedModel
 from inference.model.config import ModelConfig, read_config
 from inference.text import Tokenizer
+from outrider.devices import describe, pick_device, set_threads
 from outrider.gguf_file import GgufFile, gguf_tokenizer
-from outrider.options.groups import (
-    DeviceOptions,
-    LegacyOptions,
-    TargetModelOptions,
-)
-from outrider.options.values import DEVICES, is_device
+from outrider.options.groups import DeviceOptions, LegacyOptions, TargetModelOptions
+from outrider.options.offload import OffloadOptions
 from outrider.reduction import WHOLE, Reduction
 from outrider.sequence_length import allowed_length
 from outrider.status_lines import LoadingStatus
@@ -37,8 +34,6 @@ if TYPE_CHECKING:
 
 EMBEDDED = Path(inference.__file__).parent / "data"
 PREFILL_NODES = 256  # prompt tokens in one call
-_SMALL = 32e6  # parameters; below, several threads cost more than they bring
-_THREADS = torch.get_num_threads()  # torch's choice
 
 
 class LoadedModel(Model, Protocol):
@@ -101,6 +96,7 @@ class Checkpoint:
     config: ModelConfig
     tokenizer: Tokenizer
     reduction: Reduction = WHOLE
+    offload: Offload | None = None  # where the layers' weights stay, if not on the device
 
     @property
     def stop_ids(self) -> frozenset[int]:
@@ -124,12 +120,7 @@ class Checkpoint:
         sequence_length: int,
         spare: int,
         max_nodes: int,
-        offload: Offload | None = None,
     ) -> EagerModel | LegacyNeuronModel:
-        """See FoundModel.load().
-
-        offload: where the layers' weights stay, if not on the device
-        """
         from inference.model.checkpoint import load_decoder
         from inference.model.layer_offload import load_offloaded
 
@@ -142,12 +133,9 @@ class Checkpoint:
             return _load_legacy(options, self, sequence_length)
 
         def load(directory: Path, **how: Any) -> Decoder:
-            whole = (
-                load_offloaded(directory, offload=offload, **how)
-                if offload
-                else load_decoder(directory, **how)
-            )
-            return self.reduction.apply(whole)
+            if self.offload:
+                return load_offloaded(directory, offload=self.offload, **how)
+            return self.reduction.apply(load_decoder(directory, **how))
 
         return load_eager(
             options,
@@ -222,8 +210,15 @@ def _parameters(decoder: Decoder) -> int:
 
 
 def find_target(options: TargetModelOptions) -> Checkpoint | GgufFile:
-    """The target that --target_model or --model names, or the embedded one."""
-    return find_named(options.target_name, "target")
+    """The target that --target_model or --model names, or the embedded one. Raises InvalidRequest
+    where layers of a GGUF file are to be offloaded.
+    """
+    found = find_named(options.target_name, "target")
+    if not isinstance(options, OffloadOptions) or options.layer_offload is None:
+        return found
+    if not isinstance(found, Checkpoint):
+        raise InvalidRequest(f"--layer_offload: {found.name} is a GGUF file, which stays whole")
+    return replace(found, offload=options.layer_offload)
 
 
 def find_named(name: str | None, embedded: str) -> Checkpoint | GgufFile:
@@ -309,43 +304,3 @@ def _on_device(
     from inference.backends.eager import EagerModel
 
     return EagerModel(decoder, rows=rows, capacity=capacity, max_nodes=max_nodes)
-
-
-def set_threads(asked: int | None, parameters: int) -> None:
-    """Set torch's threads: as asked, else one for a small model and torch's choice for others."""
-    torch.set_num_threads(asked or (1 if parameters < _SMALL else _THREADS))
-
-
-def pick_device(name: str) -> torch.device:
-    """The torch device of a --device. `auto` takes CUDA where there is one. cuda:1 and others are
-    not yet run on hardware.
-    """
-    if name == "neuron":
-        raise InvalidRequest(
-            "--device neuron is for roles target and verify_target: draft on cpu or cuda"
-        )
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    if not is_device(name):
-        raise InvalidRequest(f"--device {name}: one of {', '.join(DEVICES)} or cuda:N is needed")
-    device = torch.device(name)
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise InvalidRequest(
-            f"--device {name}: torch finds no CUDA device here; use --device cpu, or install torch "
-            "with CUDA"
-        )
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise InvalidRequest(
-            f"--device {name}: torch finds {torch.cuda.device_count()} CUDA devices here, the "
-            "first is cuda:0"
-        )
-    return device
-
-
-def describe(device: torch.device) -> str:
-    """The device in words."""
-    if device.type == "cuda":
-        return f"cuda ({torch.cuda.get_device_name(device)})"
-    if device.type == "xla":
-        return "neuron"
-    return f"cpu ({torch.get_num_threads()} threads)"

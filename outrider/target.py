@@ -23,13 +23,14 @@ from inference.backends import RoundModel
 from inference.backends.gguf_model import GgufModel
 from inference.backends.timed import TimedModel, TimeProfile, find_profile
 from inference.command import say
-from inference.engine.engine import Engine
+from inference.engine.engine import Engine, collect_rarely
 from inference.errors import InvalidRequest
 from inference.planner.profiling import emulated_target
 from inference.times import Shape
 from outrider.artifacts import artifact_length, load_artifact, open_artifact, with_neuron_artifact
+from outrider.devices import describe
 from outrider.listed import lazily, load_listed, read_listed
-from outrider.models import PREFILL_NODES, FoundModel, LoadedModel, describe, find_target
+from outrider.models import PREFILL_NODES, FoundModel, LoadedModel, find_target
 from outrider.observing import observed
 from outrider.options.roles import FusedTargetRole, ServingRole
 from outrider.peer_security import server_security
@@ -61,6 +62,7 @@ def serve(options: ServingRole) -> int:
         check_free(Address(options.metrics_host, options.metrics_port))
     begun, target = time.perf_counter(), load_target(options)
     ready = partial(_say_ready, target.description, time.perf_counter() - begun)
+    collect_rarely()
     with observed(options, options.usd_per_hour) as statistics:
         statistics.listeners.append(_tell_of_end)
         serve_target(replace(target, listener=statistics), ready, options.grace)
@@ -191,7 +193,6 @@ def _load_checkpoint(options: ServingRole) -> _Loaded:
         sequence_length=length,
         spare=nodes,
         max_nodes=max(nodes, PREFILL_NODES),
-        offload=options.layer_offload,
     )
     weights, offload = found.fingerprint(), options.layer_offload
     made_from = f"{weights}, layers on {offload}" if offload else weights

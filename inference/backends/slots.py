@@ -59,7 +59,7 @@ class Slots:
         if slots:
             self.positions[slots] = FREE
             used = self.positions[: self.high_water] != FREE
-            self.high_water = len(used) - int(used[::-1].argmax()) if used.any() else 0
+            self.high_water = _length(used)
 
     def trim(self, length: int) -> None:
         """Free all slots with position `length` or later, and all provisional slots."""
@@ -79,6 +79,11 @@ class Slots:
 
     def _free_provisional(self) -> None:
         """Free all provisional slots."""
-        used: NDArray[np.bool_] = np.array(self.committed[: self.high_water])
-        self.positions[: self.high_water][~used] = FREE
-        self.high_water = len(used) - int(used[::-1].argmax()) if used.any() else 0
+        used = self.committed[: self.high_water]
+        np.putmask(self.positions[: self.high_water], ~used, FREE)
+        self.high_water = _length(used)
+
+
+def _length(used: NDArray[np.bool_]) -> int:
+    """One past the last slot in use. A search in bytes is faster than one in the array."""
+    return used.tobytes().rfind(True) + 1

@@ -7,6 +7,7 @@ session's fault or end affects no other session.
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -40,6 +41,21 @@ from inference.tree import IntArray
 
 LONGEST_WAIT = 60.0
 """Seconds that an idle engine waits at most: a tiny rate would overflow the lock's timeout."""
+
+YOUNG_OBJECTS = 10_000
+"""Objects that a process with an engine makes before Python's garbage collector looks at them.
+Python's own number is 700. One forward of 64 sessions makes about as many, which are gone with it.
+"""
+
+
+def collect_rarely() -> None:
+    """Make the garbage collector of the whole process look at YOUNG_OBJECTS at a time.
+
+    What is looked at in the middle of a forward counts as old from then on, although it is gone
+    after the forward. So the collector would search all objects of the process every few dozen
+    forwards, and all sessions would wait for that.
+    """
+    gc.set_threshold(YOUNG_OBJECTS)
 
 
 class Engine(Reception):
@@ -184,7 +200,7 @@ class Engine(Reception):
         started = self._clock()
         results = ask_each(ask, [share.segment for share in shares])
         ended = self._clock()
-        padded = self.model.padded(len(shares), max(len(share.tree) for share in shares))
+        padded = self.model.padded(len(shares), max(share.nodes for share in shares))
         took = Took(shares, padded, started, ended)
         tell: list[Tell] = []
         with self._lock:

@@ -73,6 +73,7 @@ class Share(ABC):
 
     prefill: whether the share's tokens are known already, so that nothing is chosen.
     tree: the nodes that are computed.
+    nodes: their number.
     segment: the tree in the form that the model takes.
     """
 
@@ -80,6 +81,7 @@ class Share(ABC):
 
     def __init__(self, session: Session, tree: TokenTree, segment: Segment) -> None:
         self.session, self.tree, self.segment = session, tree, segment
+        self.nodes = len(tree)
 
     @abstractmethod
     def settle(self, answer: IntArray, took: Took, part: float) -> Commit | None:
@@ -111,9 +113,9 @@ class TreeShare(Share):
         super().__init__(session, snapshot.tree, session.begin(snapshot))
 
     def settle(self, answer: IntArray, took: Took, part: float) -> Commit:
-        queue = charge(self.session, len(self.tree), took, part)
+        queue = charge(self.session, self.nodes, took, part)
         tokens = self.session.commits(self._snapshot, answer, took.ended)
-        return commit(self.session, tokens, len(self.tree) - 1, queue, took)
+        return commit(self.session, tokens, self.nodes - 1, queue, took)
 
 
 def charge(session: Session, nodes: int, took: Took, part: float) -> float:
@@ -151,21 +153,19 @@ class Took(NamedTuple):
 
         seconds: time of a forward by rows and nodes.
         """
-        below = [len(share.tree) - 1 for share in self.shares]
+        below = [share.nodes - 1 for share in self.shares]
         rows, nodes = len(self.shares), sum(below)
         whole = max(seconds(*self.padded), 1e-9)
         even = min(seconds(rows, 1) / whole, 1.0) if nodes else 1.0
-        return [
-            self.seconds * (even / rows + (1 - even) * (own / nodes if nodes else 0.0))
-            for own in below
-        ]
+        root, node = self.seconds * even / rows, self.seconds * (1 - even) / max(nodes, 1)
+        return [root + own * node for own in below]
 
     def told(self, engine_seconds: float) -> Forward:
         """The event of this forward. engine_seconds: time of the engine's own work around it."""
         return Forward(
             self.shares[0].prefill,
             len(self.shares),
-            sum(len(share.tree) for share in self.shares),
+            sum(share.nodes for share in self.shares),
             *self.padded,
             self.seconds,
             engine_seconds,

@@ -120,11 +120,11 @@ class RoundShare(DraftShare):
         self.count(took)
         tree, session = self.tree, self.session
         verdict = tree.filled(answer)
-        queue = charge(session, len(tree), took, part)
+        queue = charge(session, self.nodes, took, part)
         tokens = session.takes(tree, verdict, [HOST] * len(verdict.path), took.ended)
         self._record.brought(len(tokens))
         self._draft.commit(tree, verdict.path[: len(tokens) - 1])
-        return commit(session, tokens, len(tree) - 1, queue, took)
+        return commit(session, tokens, self.nodes - 1, queue, took)
 
 
 class FeedShare(DraftShare):

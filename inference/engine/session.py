@@ -131,7 +131,7 @@ class Session:
         order = self.order
         if order is None or self.end is not End.NOT:
             return 0
-        left = min(order.end, self.limit, self.acknowledged + self.credit) - self.length
+        left = min(order.end, self.limit, self.acknowledged + self.credit) - len(self.tokens)
         if order.most_nodes:
             left = min(left, order.most_nodes - self.spent.nodes)
         return max(left, 0)
@@ -279,7 +279,7 @@ class Session:
         The last token is the next root. named: [path] kind of the proposer that named each node.
         """
         verdict = self._until_stop(tree, verdict)
-        path = tree.tokens[list(verdict.path)].tolist()
+        path = [tree.tokens.item(node) for node in verdict.path]
         self.live.commit(tree, verdict.path)
         self._remember([self.root, *path])
         tokens = [*path, verdict.next_token]
@@ -333,8 +333,8 @@ class Session:
         """The verdict, cut so that its first stop id is the last token."""
         stop_ids = self.order.stop_ids if self.order is not None else ()
         for index, node in enumerate(verdict.path):
-            if int(tree.tokens[node]) in stop_ids:
-                return Verdict(verdict.path[:index], int(tree.tokens[node]))
+            if (token := tree.tokens.item(node)) in stop_ids:
+                return Verdict(verdict.path[:index], token)
         return verdict
 
     def _pace(self, tokens: int, now: float) -> None:

@@ -50,21 +50,19 @@ class Selection:
 
     def snapshots(self, width: int) -> list[Snapshot]:
         """One snapshot per row, of its first `width` nodes."""
-        sizes, places = np.minimum(self.sizes, width).tolist(), list(self._places[:, :width])
-        every = np.arange(len(places[0]), dtype=np.int32)
-        columns = [tree.columns for tree in self._trees]
-        for one, own, size in zip(columns, places, sizes, strict=True):
-            one.seats[own[:size]] = every[:size]
-        tokens = _gathered([one.tokens for one in columns], places)
-        positions = _gathered([one.positions for one in columns], places)
-        above = [one.above[own] for one, own in zip(columns, places, strict=True)]
-        parents = _gathered([one.seats for one in columns], above)
-        parents[every >= np.array(sizes)[:, None]] = 0  # padding
+        places, sizes = self._places[:, :width], np.minimum(self.sizes, width)
+        nodes = np.array(
+            [tree.columns.nodes[:, own] for tree, own in zip(self._trees, places, strict=True)]
+        )  # [rows, 3, width]
+        tokens, above, positions = nodes.transpose(1, 0, 2)
+        every = np.arange(places.shape[1], dtype=np.int32)
+        filled = every < sizes[:, None]
+        parents = np.where(filled, _parents(places, above, filled), 0)
         parents[:, 0] = -1
-        trees = trees_of(tokens, parents, positions - positions[:, :1], sizes)
-        expected = (self.values()[:, 1:width].sum(axis=1)).tolist()
-        rows = zip(self._trees, places, sizes, trees, expected, strict=True)
-        return [Snapshot(tree, own[:size], nodes, n) for tree, own, size, nodes, n in rows]
+        trees = trees_of(tokens, parents, positions - positions[:, :1], sizes.tolist())
+        expected = self.values()[:, 1:width].sum(axis=1).tolist()
+        rows = zip(self._trees, places, trees, expected, strict=True)
+        return [Snapshot(tree, own[: len(nodes)], nodes, n) for tree, own, nodes, n in rows]
 
 
 def best_of(
@@ -155,9 +153,17 @@ def _sorted(
     )
 
 
-def _gathered(columns: Sequence[IntArray], places: Sequence[Places]) -> IntArray:
-    """What the columns hold at these places: one row for each column."""
-    return np.array([column[own] for column, own in zip(columns, places, strict=True)])
+def _parents(places: Places, above: IntArray, filled: NDArray[np.bool_]) -> IntArray:
+    """[rows, width] index of each node's parent in its row; anything where a row is not filled.
+
+    places, above: [rows, width] place of each node and of its parent.
+    filled: [rows, width] whether the row has such a node.
+    """
+    seats = np.empty((len(places), 1 + max(int(places.max()), int(above.max()))), dtype=np.int32)
+    row, seat = filled.nonzero()
+    seats[row, places[filled]] = seat
+    parents: IntArray = np.take_along_axis(seats, above, axis=1)
+    return parents
 
 
 def _stacked(columns: Sequence[NDArray[T]], fill: float) -> NDArray[T]:  # [columns, longest]

@@ -315,7 +315,7 @@ class Decoder(nn.Module):
             x, k, v = layer(x, past, sight)
             new_keys.append(k)
             new_values.append(v)
-        if len(self.model.layers) in kept:
+        if self.config.layers in kept:
             features.append(x)
         picked = (
             x if pick is None else torch.gather(x, 1, pick[:, :, None].expand(-1, -1, x.shape[-1]))

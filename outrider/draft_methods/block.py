@@ -41,7 +41,7 @@ class MaskedModel:
         return self._model.device
 
     @property
-    def dtype(self) -> torch.dtype:
+    def dtype(self) -> torch.dtype | str:
         return self._model.dtype
 
     def choose(self, segments: Sequence[Segment]) -> list[IntArray]:

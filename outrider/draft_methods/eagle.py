@@ -12,7 +12,8 @@ from inference.backends.timed import TimedModel
 from inference.command import say
 from inference.errors import InvalidRequest, UnsupportedModel
 from inference.text import Tokenizer
-from outrider.models import Checkpoint, describe, find_directory, find_target
+from outrider.devices import describe
+from outrider.models import Checkpoint, find_checkpoint, find_directory
 from outrider.options.groups import DeviceOptions, DraftModelOptions
 from outrider.options.roles import FusedTargetRole
 
@@ -91,4 +92,6 @@ def find(options: DraftModelOptions, target: Model | None) -> FoundHead:
             "none: serve the checkpoint itself, without --artifact"
         )
     directory = find_directory(options.draft_model, "draft")
-    return FoundHead(options.draft_model, directory, find_target(options), real)
+    return FoundHead(
+        options.draft_model, directory, find_checkpoint(options.target_name, "target"), real
+    )

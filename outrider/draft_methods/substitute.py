@@ -9,7 +9,7 @@ from inference.backends.eager import EagerModel
 from inference.backends.shared_cache import SharedCacheModel
 from inference.errors import InvalidRequest
 from inference.text import Tokenizer
-from outrider.models import Checkpoint, find_checkpoint, find_target, load_eager
+from outrider.models import Checkpoint, find_checkpoint, load_eager
 from outrider.options.groups import DeviceOptions, DraftModelOptions, TargetModelOptions
 from outrider.reduction import Reduction
 
@@ -102,4 +102,4 @@ def find(options: DraftModelOptions, target: Model | None) -> Substitute:
             "--artifact or --emulate name a checkpoint or its 4-bit copy by --draft_model"
         )
     assert isinstance(options, TargetModelOptions)
-    return BesideItsTarget(find_target(options), target)
+    return BesideItsTarget(find_checkpoint(options.target_name, "target"), target)

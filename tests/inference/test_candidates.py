@@ -178,6 +178,25 @@ def test_what_a_forward_holds_is_not_shed() -> None:
     assert tree.live == 6
 
 
+def test_a_full_tree_sheds_nothing_if_a_forward_holds_all_that_is_too_much() -> None:
+    tree = planted(most=8)
+    say(tree, *((number, BASE, 10 + number, 0.01) for number in range(4)))
+    tree.take(snapshot_of(tree).places)
+    said = [Proposal(number, BASE, 10 + number, 0.9) for number in range(4, 9)]
+    assert tree.append(1, Nodes(ROOT, said), believed) == Dropped(late=0, shed=0)
+    assert tree.live == 9
+
+
+def test_the_number_of_a_pruned_candidate_leads_nowhere_also_when_its_place_is_taken() -> None:
+    tree = planted()
+    say(tree, (0, BASE, 10, 0.5), (1, BASE, 11, 0.5))
+    tree.advance([10])
+    assert say(tree, (2, 1, 20, 0.5)) == 0
+    say(tree, *((number, 0, 30 + number, 0.5) for number in range(3, 9)))
+    assert say(tree, (9, 1, 20, 0.5)) == 0
+    assert tree.live == 6
+
+
 def test_an_advance_beside_all_candidates_leaves_none() -> None:
     tree = planted()
     say(tree, (0, BASE, 10, 0.5), (1, 0, 11, 0.5))
