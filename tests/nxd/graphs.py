@@ -105,27 +105,39 @@ def all_gather(
 _topk, _argmax = torch.topk, torch.argmax
 
 
+def _in_graph() -> bool:
+    """Whether this thread traces or runs a graph. The host's own work beside it has torch's
+    operations: noise is made while nobody waits for a call.
+    """
+    return getattr(_here, "ranks", None) is not None or getattr(_here, "tracing", False)
+
+
 def _listed_topk(
     scores: Tensor,
     k: int,
     dim: int = -1,
     largest: bool = True,
     sorted: bool = True,  # noqa: A002
-) -> list[Tensor]:
+) -> Any:
     """A list, not a named tuple; of rows only, and no wider than the engines search."""
+    if not _in_graph():
+        return _topk(scores, k, dim, largest, sorted)
     if scores.dim() != 2 or scores.shape[1] > WIDEST:
         raise RuntimeError(f"NCC_EVRF029: top-k of {list(scores.shape)} becomes a sort")
     return list(_topk(scores, k, dim, largest, sorted))
 
 
 def _replaced_argmax(scores: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
-    assert dim is not None, "argmax of a whole tensor"
+    assert dim is not None or not _in_graph(), "argmax of a whole tensor"
     return _argmax(scores, dim, keepdim)
 
 
 @contextmanager
 def replaced_operations() -> Iterator[None]:
-    """torch.topk and torch.argmax as torch_neuronx replaces them."""
+    """torch.topk and torch.argmax as torch_neuronx replaces them, for graphs of this thread and
+    of ranks.
+    """
+    _here.tracing = True
     with (
         patch.object(torch, "topk", _listed_topk),
         patch.object(Tensor, "topk", _listed_topk),
@@ -133,7 +145,10 @@ def replaced_operations() -> Iterator[None]:
         patch.object(Tensor, "argmax", _replaced_argmax),
         torch.no_grad(),
     ):
-        yield
+        try:
+            yield
+        finally:
+            _here.tracing = False
 
 
 @dataclass
