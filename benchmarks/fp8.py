@@ -31,8 +31,9 @@ _CAPACITY, _PROMPT = 512, 128  # tokens
 def with_plain_head(rounded: Decoder, plain: Decoder) -> Decoder:
     """The rounded decoder with the plain one's head, in place."""
     table = plain.model.embed_tokens if plain.config.tied else plain.lm_head
+    assert table is not None, "this rank has the whole vocabulary"
     rounded.lm_head = Head(1, 1, bias=False)
-    rounded.lm_head.weight = table.weight
+    rounded.lm_head.weight = table.get_parameter("weight")
     return rounded
 
 

@@ -50,9 +50,7 @@ def new_head(target: Decoder, kept: tuple[int, ...], inner: int, positions: int)
         if isinstance(module, RMSNorm):
             torch.nn.init.ones_(module.weight)
     head.embed_tokens.weight = target.model.embed_tokens.weight
-    output = target.model.embed_tokens if target.config.tied else target.lm_head
-    assert output is not None, "this rank has the whole vocabulary"
-    head.lm_head.weight.data.copy_(output.get_parameter("weight"))
+    head.lm_head.weight.data.copy_(target.head_weight())
     head.norm.weight.data.copy_(target.model.norm.weight)
     return head
 

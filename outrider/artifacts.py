@@ -13,7 +13,8 @@ from inference.command import say
 from inference.errors import BadArtifact, InvalidRequest
 from inference.model.config import parse_config
 from inference.text import Tokenizer
-from outrider.models import Checkpoint, set_threads
+from outrider.devices import set_threads
+from outrider.models import Checkpoint
 from outrider.options.groups import TargetOptions
 
 if TYPE_CHECKING:

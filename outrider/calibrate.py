@@ -13,8 +13,9 @@ from grpc_comm.translate import Description
 from inference.command import say
 from inference.errors import Unavailable
 from outrider.connecting import connect_target
+from outrider.devices import describe
 from outrider.draft_methods import find_draft
-from outrider.models import PREFILL_NODES, describe
+from outrider.models import PREFILL_NODES
 from outrider.options.roles import DraftRole
 from outrider.probing import link_times, probe_link
 from outrider.profiles import WIDEST, user_profiles

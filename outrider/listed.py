@@ -20,7 +20,8 @@ from inference.json_file import Json, read_json, shown
 from inference.model.config import read_config
 from inference.text import Tokenizer
 from outrider.artifacts import artifact_length
-from outrider.models import Checkpoint, find_directory, pick_device
+from outrider.devices import pick_device
+from outrider.models import Checkpoint, find_directory
 from outrider.options.roles import ServingRole
 
 LONGEST_NAME = 80

@@ -17,14 +17,10 @@ from inference.command import say
 from inference.errors import InvalidRequest, UnsupportedModel
 from inference.model.config import ModelConfig, read_config
 from inference.text import Tokenizer
+from outrider.devices import describe, pick_device, set_threads
 from outrider.gguf_file import GgufFile, gguf_tokenizer
-from outrider.options.groups import (
-    DeviceOptions,
-    LegacyOptions,
-    TargetModelOptions,
-)
+from outrider.options.groups import DeviceOptions, LegacyOptions, TargetModelOptions
 from outrider.options.offload import OffloadOptions
-from outrider.options.values import DEVICES, is_device
 from outrider.reduction import WHOLE, Reduction
 from outrider.sequence_length import allowed_length
 from outrider.status_lines import LoadingStatus
@@ -38,8 +34,6 @@ if TYPE_CHECKING:
 
 EMBEDDED = Path(inference.__file__).parent / "data"
 PREFILL_NODES = 256  # prompt tokens in one call
-_SMALL = 32e6  # parameters; below, several threads cost more than they bring
-_THREADS = torch.get_num_threads()  # torch's choice
 
 
 class LoadedModel(Model, Protocol):
@@ -139,12 +133,9 @@ class Checkpoint:
             return _load_legacy(options, self, sequence_length)
 
         def load(directory: Path, **how: Any) -> Decoder:
-            whole = (
-                load_offloaded(directory, offload=self.offload, **how)
-                if self.offload
-                else load_decoder(directory, **how)
-            )
-            return self.reduction.apply(whole)
+            if self.offload:
+                return load_offloaded(directory, offload=self.offload, **how)
+            return self.reduction.apply(load_decoder(directory, **how))
 
         return load_eager(
             options,
@@ -313,43 +304,3 @@ def _on_device(
     from inference.backends.eager import EagerModel
 
     return EagerModel(decoder, rows=rows, capacity=capacity, max_nodes=max_nodes)
-
-
-def set_threads(asked: int | None, parameters: int) -> None:
-    """Set torch's threads: as asked, else one for a small model and torch's choice for others."""
-    torch.set_num_threads(asked or (1 if parameters < _SMALL else _THREADS))
-
-
-def pick_device(name: str) -> torch.device:
-    """The torch device of a --device. `auto` takes CUDA where there is one. cuda:1 and others are
-    not yet run on hardware.
-    """
-    if name == "neuron":
-        raise InvalidRequest(
-            "--device neuron is for roles target and verify_target: draft on cpu or cuda"
-        )
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    if not is_device(name):
-        raise InvalidRequest(f"--device {name}: one of {', '.join(DEVICES)} or cuda:N is needed")
-    device = torch.device(name)
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise InvalidRequest(
-            f"--device {name}: torch finds no CUDA device here; use --device cpu, or install torch "
-            "with CUDA"
-        )
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise InvalidRequest(
-            f"--device {name}: torch finds {torch.cuda.device_count()} CUDA devices here, the "
-            "first is cuda:0"
-        )
-    return device
-
-
-def describe(device: torch.device) -> str:
-    """The device in words."""
-    if device.type == "cuda":
-        return f"cuda ({torch.cuda.get_device_name(device)})"
-    if device.type == "xla":
-        return "neuron"
-    return f"cpu ({torch.get_num_threads()} threads)"

@@ -24,7 +24,8 @@ from inference.planner.profiling import (
     survey_target,
 )
 from inference.times import Shape
-from outrider.models import FoundModel, LoadedModel, describe
+from outrider.devices import describe
+from outrider.models import FoundModel, LoadedModel
 from outrider.options.groups import CalibrateOptions, MeasureOptions
 from outrider.version import outrider_version
 

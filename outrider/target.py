@@ -28,8 +28,9 @@ from inference.errors import InvalidRequest
 from inference.planner.profiling import emulated_target
 from inference.times import Shape
 from outrider.artifacts import artifact_length, load_artifact, open_artifact, with_neuron_artifact
+from outrider.devices import describe
 from outrider.listed import lazily, load_listed, read_listed
-from outrider.models import PREFILL_NODES, FoundModel, LoadedModel, describe, find_target
+from outrider.models import PREFILL_NODES, FoundModel, LoadedModel, find_target
 from outrider.observing import observed
 from outrider.options.roles import FusedTargetRole, ServingRole
 from outrider.peer_security import server_security

@@ -12,7 +12,8 @@ from inference.backends.timed import TimedModel
 from inference.command import say
 from inference.errors import InvalidRequest, UnsupportedModel
 from inference.text import Tokenizer
-from outrider.models import Checkpoint, describe, find_checkpoint, find_directory
+from outrider.devices import describe
+from outrider.models import Checkpoint, find_checkpoint, find_directory
 from outrider.options.groups import DeviceOptions, DraftModelOptions
 from outrider.options.roles import FusedTargetRole
 

@@ -25,8 +25,9 @@ from inference.order import Decode
 from inference.proposer import Proposer
 from inference.sampling import SamplingParams
 from outrider.cli import main
+from outrider.devices import pick_device
 from outrider.listed import lazily, read_listed
-from outrider.models import EMBEDDED, pick_device
+from outrider.models import EMBEDDED
 from outrider.options import parse
 from outrider.options.roles import ServingRole, TargetRole
 from outrider.target import load_served, load_target
@@ -426,13 +427,13 @@ def test_an_artifact_is_what_it_was_built_as(folder: Path, tmp_path: Path) -> No
 def test_a_large_model_that_is_loaded_after_a_small_one_has_torchs_threads(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from outrider import models
+    from outrider import devices
 
-    monkeypatch.setattr(models, "_THREADS", 2)
+    monkeypatch.setattr(devices, "_THREADS", 2)
     try:
-        models.set_threads(None, 1_000)
+        devices.set_threads(None, 1_000)
         assert torch.get_num_threads() == 1
-        models.set_threads(None, 10**9)
+        devices.set_threads(None, 10**9)
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(1)

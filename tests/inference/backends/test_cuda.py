@@ -182,6 +182,24 @@ def test_a_shape_is_run_once_recorded_once_and_replayed_from_then_on(target: Dec
     assert counts == [(1, 0, 0), (1, 1, 1), (1, 1, 2), (1, 1, 3)]
 
 
+def test_recordings_keep_the_features_that_the_eager_model_keeps(target: Decoder) -> None:
+    """Also of a shape that was recorded before they were asked for."""
+    model, reruns = recorded(target)
+    eager = AlikePadded(target, rows=2, capacity=model.capacity, max_nodes=64, recorder=Reruns())
+    for _ in range(2):
+        model.choose([segment(8)])
+    for each in (model, eager):
+        each.keep_features((0, 2))
+    for _ in range(3):
+        for each in (model, eager):
+            each.choose([segment(8)])
+    slots = segment(8).slots
+    assert model.features(0, slots).shape == (8, 2 * target.config.hidden_size)
+    assert torch.equal(model.features(0, slots), eager.features(0, slots))
+    assert model.features(0, slots).any()
+    assert reruns.recorded == 2
+
+
 @pytest.mark.parametrize(
     ("call", "shape"),
     [

@@ -1,0 +1,51 @@
+"""Torch devices: which one a --device names, and the CPU threads that compute."""
+
+from __future__ import annotations
+
+import torch
+
+from inference.errors import InvalidRequest
+from outrider.options.values import DEVICES, is_device
+
+_SMALL = 32e6  # parameters; below, several threads cost more than they bring
+_THREADS = torch.get_num_threads()  # torch's choice
+
+
+def set_threads(asked: int | None, parameters: int) -> None:
+    """Set torch's threads: as asked, else one for a small model and torch's choice for others."""
+    torch.set_num_threads(asked or (1 if parameters < _SMALL else _THREADS))
+
+
+def pick_device(name: str) -> torch.device:
+    """The torch device of a --device. `auto` takes CUDA where there is one. cuda:1 and others are
+    not yet run on hardware.
+    """
+    if name == "neuron":
+        raise InvalidRequest(
+            "--device neuron is for roles target and verify_target: draft on cpu or cuda"
+        )
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if not is_device(name):
+        raise InvalidRequest(f"--device {name}: one of {', '.join(DEVICES)} or cuda:N is needed")
+    device = torch.device(name)
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise InvalidRequest(
+            f"--device {name}: torch finds no CUDA device here; use --device cpu, or install torch "
+            "with CUDA"
+        )
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise InvalidRequest(
+            f"--device {name}: torch finds {torch.cuda.device_count()} CUDA devices here, the "
+            "first is cuda:0"
+        )
+    return device
+
+
+def describe(device: torch.device) -> str:
+    """The device in words."""
+    if device.type == "cuda":
+        return f"cuda ({torch.cuda.get_device_name(device)})"
+    if device.type == "xla":
+        return "neuron"
+    return f"cpu ({torch.get_num_threads()} threads)"
