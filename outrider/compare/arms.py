@@ -89,7 +89,7 @@ class Architecture:
     swept: bool = False  # the best setting alone is measured; else all are
     drafts_here: bool = False  # on the client's machine
     on_this_machine: bool = False  # the target runs on the client's machine, too
-    preset: str = ""  # the row of outrider/options/presets.py that it measures, if any
+    presets: tuple[str, ...] = ()  # rows of outrider/options/presets.py that it measures
 
     @property
     def crosses(self) -> bool:
@@ -213,7 +213,7 @@ ARCHITECTURES: tuple[Architecture, ...] = (
         _once,
         lambda bench, _: _across(bench),
         made_at_the_target,
-        preset="vanilla",
+        presets=("vanilla",),
     ),
     Architecture(
         LOCAL,
@@ -232,6 +232,7 @@ ARCHITECTURES: tuple[Architecture, ...] = (
         FUSED,
         lambda bench: [Setting()] if bench.target.description.draft_model else [],
         lambda bench, _: _across(bench, beside=True),
+        presets=("eagle_sd",),
     ),
     Architecture(
         CHAIN,
@@ -240,7 +241,7 @@ ARCHITECTURES: tuple[Architecture, ...] = (
         made_across,
         swept=True,
         drafts_here=True,
-        preset="classic_sd",
+        presets=("classic_sd",),
     ),
     Architecture(
         TREE,
@@ -249,21 +250,21 @@ ARCHITECTURES: tuple[Architecture, ...] = (
         made_across,
         swept=True,
         drafts_here=True,
-        preset="tree_sd",
+        presets=("tree_sd",),
     ),
     Architecture(
         GROWING,
         _positions,
         partial(_growing, copies=False),
         drafts_here=True,
-        preset="adaptive",
+        presets=("adaptive", "subspec_sd"),
     ),
-    Architecture(SUFFIX, _positions, _copying, drafts_here=True, preset="suffix"),
+    Architecture(SUFFIX, _positions, _copying, drafts_here=True, presets=("suffix",)),
     Architecture(
         HYBRID,
         _positions,
         partial(_growing, copies=True),
         drafts_here=True,
-        preset="hybrid",
+        presets=("hybrid",),
     ),
 )

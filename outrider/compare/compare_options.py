@@ -20,11 +20,11 @@ from outrider.options.roles import DraftRole
 
 NAMES = tuple(one.name for one in ARCHITECTURES)
 ON_THIS_MACHINE = tuple(one.name for one in ARCHITECTURES if one.on_this_machine)
-BY_PRESET = {one.preset: one.name for one in ARCHITECTURES if one.preset}
+BY_PRESET = {preset: one.name for one in ARCHITECTURES for preset in one.presets}
 """Architectures by the preset that each measures."""
 STEERED = tuple(one.name for one in ARCHITECTURES if one.steered)
 UNUSED = (
-    "preset", "draft", "copy_history", "target_only", "no_beside",
+    "preset", "copy_history", "target_only", "no_beside",
     "gamma", "tree_nodes", "tree_depth", "tree_rates", "pace", "offline", "baseline", "as_json",
     "profile", "calibrate", "measure_first", "list_models", "max_usd", "min_tps", "max_usd_per_1m",
     "max_joules_per_token", "explain", "target",
@@ -85,6 +85,11 @@ class CompareOptions:
         unused = [name for name in UNUSED if getattr(self.draft, name) != fields[name].default]
         if unused:
             raise InvalidRequest(f"--{unused[0]} does not go with a comparison")
+        if self.draft.method is None:
+            raise InvalidRequest(
+                f"--draft {self.draft.draft}: a comparison needs a model that drafts; its "
+                "architectures say who copies"
+            )
 
     def _check_knob(self) -> None:
         weights = [read_knob(knob) for knob in self.cs]
@@ -157,6 +162,20 @@ def _of_presets(names: Sequence[str]) -> dict[str, Any]:
     return {"architectures": tuple(BY_PRESET[name] for name in names), **rounds}
 
 
+def _drafted_by(names: Sequence[str]) -> list[str]:
+    """The flag that says which kind of model drafts for these presets; none without a preset.
+    Raises InvalidRequest for two kinds.
+    """
+    options = [TextsOptions(preset=name) for name in names]
+    kinds = sorted({one.method for one in options if one.method and not one.target_only})
+    if len(kinds) > 1:
+        raise InvalidRequest(
+            f"--presets {','.join(names)}: one kind of model drafts in a comparison, got "
+            f"{' and '.join(kinds)}"
+        )
+    return [f"--draft={kind}" for kind in kinds]
+
+
 def _device(name: str) -> str:
     if not is_device(name):
         raise argparse.ArgumentTypeError(
@@ -167,10 +186,10 @@ def _device(name: str) -> str:
 
 _add = partial(add_flag, CompareOptions)
 
-_EPILOG = """and of `main.py --role draft`: --target_model, --draft_model, --artifact, --device,
---dtype, --threads; --prompt, --chat, --max_new_tokens (48), --temperature, --top_p, --top_k,
---seed (0); --tls_ca, --token_file; --usd_per_hour or --instance, --region, --no_live,
---usd_per_kwh, --usd_per_gb_up, --usd_per_gb_down, --draft_watts, --target_watts, --objective.
+_EPILOG = """and of `main.py --role draft`: --target_model, --draft_model, --draft (the kind of
+model), --artifact, --device, --dtype, --threads; --prompt, --chat, --max_new_tokens (48),
+--temperature, --top_p, --top_k, --seed (0); --tls_ca, --token_file; --usd_per_hour or
+--instance, --region, --no_live, --usd_per_kwh, --usd_per_gb_up, --usd_per_gb_down, --draft_watts, --target_watts, --objective.
 
 Without --target_host a target is started on this machine and stopped again; draft and target then
 share its cores, so forwards, acceptance and bytes carry over to other machines and tokens/s do
@@ -214,8 +233,8 @@ def parse(arguments: Sequence[str] | None = None) -> CompareOptions:
             del given[name]
     given = _of_presets(presets) | given
     defaults = [f"--{name}={getattr(DEFAULTS, name)}" for name in ("seed", "max_new_tokens")]
-    draft = parse_as(TextsOptions, [*defaults, *others], parser)
     try:
+        draft = parse_as(TextsOptions, [*defaults, *_drafted_by(presets), *others], parser)
         return CompareOptions(draft.but(batch=1, prompt_text=file), **given)
     except InvalidRequest as error:
         parser.error(str(error))

@@ -19,6 +19,8 @@ PRESETS: dict[str, dict[str, Any]] = {
     "adaptive": {"draft": "model", "pace": "go_on"},
     "suffix": {"draft": "copy", "no_beside": True, "pace": "go_on"},
     "hybrid": {"draft": "model,copy", "pace": "go_on"},
+    "eagle_sd": {"target_only": True, "pace": "go_on"},
+    "subspec_sd": {"draft": "substitute", "pace": "go_on"},
 }
 """Every preset: the flags that it stands for."""
 
@@ -28,7 +30,7 @@ SIZES = ("gamma", "tree_nodes", "tree_depth")
 
 def _preset(name: str) -> str:
     if name not in PRESETS:
-        raise ValueError(f"one of {', '.join(PRESETS)} is needed: there are no others yet")
+        raise ValueError(f"one of {', '.join(PRESETS)} is needed")
     return name
 
 
@@ -39,8 +41,9 @@ class PresetOptions(SourceOptions, TreeOptions, title="drafting"):
     """Who drafts for a client: by name, or flag by flag."""
 
     preset: Preset | None = None
-    """a way of drafting by name: vanilla, classic_sd, tree_sd, adaptive, suffix or hybrid; it
-    stands for flags (docs/runs.md), and sizes that are given take the place of its own"""
+    """a way of drafting by name: vanilla, classic_sd, tree_sd, adaptive, suffix, hybrid, eagle_sd
+    or subspec_sd; it stands for flags (docs/runs.md), and sizes that are given take the place of
+    its own"""
     target_only: bool = False
     """load no draft here; a draft beside the target is used where there is one"""
     no_beside: bool = False

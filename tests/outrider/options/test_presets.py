@@ -33,6 +33,8 @@ ACCEPTED = {
     "adaptive": {"model"},
     "suffix": {"copy"},
     "hybrid": {"model", "copy"},
+    "eagle_sd": {"host", "copy"},
+    "subspec_sd": {"model"},
 }
 """Who may have named an accepted token."""
 
@@ -79,7 +81,7 @@ def test_the_text_of_every_preset_is_the_targets_own(
     if preset in ("classic_sd", "tree_sd"):  # these wait for their draft; the others may be late
         assert record["lone_forwards"] < record["forwards"]
         assert record["draft_calls"] > 0
-    if preset in ("vanilla", "suffix"):
+    if preset in ("vanilla", "suffix", "eagle_sd"):
         assert record["draft_calls"] == 0
     if preset == "vanilla":
         assert record["forwards"] == record["lone_forwards"]
@@ -95,7 +97,7 @@ def test_a_size_that_is_given_takes_the_place_of_the_presets() -> None:
 @pytest.mark.parametrize(
     ("given", "needed"),
     [
-        ({"preset": "eagle_sd"}, ["--preset eagle_sd", "vanilla, classic_sd", "hybrid is needed"]),
+        ({"preset": "eagle"}, ["--preset eagle", "vanilla, classic_sd", "subspec_sd is needed"]),
         ({"preset": "hybrid", "gamma": 2}, ["--preset hybrid stands for --draft", "--gamma"]),
         ({"preset": "vanilla", "gamma": 2}, ["--preset vanilla stands", "--gamma"]),
         ({"preset": "suffix", "tree_nodes": 2}, ["--preset suffix stands", "--tree_nodes"]),
@@ -138,7 +140,7 @@ def test_the_page_of_a_server_with_a_preset_can_still_choose_who_drafts(port: st
 
 
 def test_every_preset_is_measured_by_one_architecture() -> None:
-    assert sorted(one.preset for one in ARCHITECTURES if one.preset) == sorted(PRESETS)
+    assert sorted(name for one in ARCHITECTURES for name in one.presets) == sorted(PRESETS)
 
 
 def test_a_comparison_names_architectures_by_preset_with_the_presets_own_settings() -> None:
@@ -146,6 +148,7 @@ def test_a_comparison_names_architectures_by_preset_with_the_presets_own_setting
     assert set(options.chosen) >= {BASELINE, HYBRID, SUFFIX}
     assert len(options.chosen) == 5
     assert (options.chains, options.trees) == ((Chain(4),), (BestFirst(16, 6),))
+    assert parse_comparison(["--presets", "subspec_sd,vanilla"]).draft.method == "substitute"
     swept = parse_comparison(["--presets", "classic_sd", "--chains", "3,5"])
     assert swept.chains == (Chain(3), Chain(5))
 
@@ -157,6 +160,7 @@ def test_a_comparison_names_architectures_by_preset_with_the_presets_own_setting
         ["--presets", "hybrid", "--architectures", HYBRID],
         ["--preset", "hybrid"],
         ["--draft", "none"],
+        ["--presets", "subspec_sd,adaptive"],
     ],
 )
 def test_a_comparison_refuses_what_is_no_preset_or_says_it_twice(

@@ -77,7 +77,7 @@ def test_the_environment_changes_no_run(tmp_path: Path, monkeypatch: pytest.Monk
         ("runs: [{prompt: x, cs: {a: 1}}]", ["runs[0].cs", "a list of values", "got {'a'"]),
         ("runs: [{prompt: x}, {prompt: x, gama: 3}]", ["runs[1].gama", "did you mean gamma"]),
         ("runs: [{prompt: x, gamma: [1, -1]}]", ["runs[0].gamma -1", "0 or more"]),
-        ("runs: [{prompt: x, preset: eagle_sd}]", ["runs[0].preset eagle_sd", "hybrid"]),
+        ("runs: [{prompt: x, preset: eagle}]", ["runs[0].preset eagle", "hybrid"]),
         ("runs: [{prompt: x, preset: suffix, gamma: 2}]", ["runs[0]: --preset suffix stands"]),
         ("runs: [{role: target}]", ["runs[0].role target", "draft", "verify_target"]),
         ("runs: [{seed: 1}]", ["runs[0]", "--prompt TEXT"]),
