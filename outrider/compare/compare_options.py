@@ -189,7 +189,8 @@ _add = partial(add_flag, CompareOptions)
 _EPILOG = """and of `main.py --role draft`: --target_model, --draft_model, --draft (the kind of
 model), --artifact, --device, --dtype, --threads; --prompt, --chat, --max_new_tokens (48),
 --temperature, --top_p, --top_k, --seed (0); --tls_ca, --token_file; --usd_per_hour or
---instance, --region, --no_live, --usd_per_kwh, --usd_per_gb_up, --usd_per_gb_down, --draft_watts, --target_watts, --objective.
+--instance, --region, --no_live, --usd_per_kwh, --usd_per_gb_up, --usd_per_gb_down, --draft_watts,
+--target_watts, --objective.
 
 Without --target_host a target is started on this machine and stopped again; draft and target then
 share its cores, so forwards, acceptance and bytes carry over to other machines and tokens/s do
