@@ -50,7 +50,7 @@ def native_graph(config: ModelConfig, spec: CompileSpec) -> InPlaceGraph:
     among = ALONE if ranks == 1 else _named_collectives(ranks)
     with torch.device("meta"):
         decoder = Decoder(dealt, spec.sequence_length, spec.vocabulary, rank_layers(among))
-    cast_weights(decoder, dtype)
+    cast_weights(decoder, spec.dtype)
     cache = empty_cache(own_config(dealt, ranks), spec.rows, spec.capacity, dtype, "meta")
     window = None
     if draws(spec.buckets):

@@ -302,7 +302,8 @@ class Decoder(nn.Module):
             F.embedding(positions, table)[:, :, None].to(x.dtype) for table in (self.cos, self.sin)
         )
         sight = Sight(cos, sin, context_mask.to(torch.bool), tree_mask.to(torch.bool))
-        new_keys, new_values, features = [], [], list[Tensor]()
+        new_keys, new_values = [], []
+        features: list[Tensor] = []  # dynamo traces no list[Tensor]()
         for index, layer in enumerate(self.model.layers):
             if index in kept:
                 features.append(x)
