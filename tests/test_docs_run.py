@@ -35,6 +35,7 @@ NEEDED = {
     "--target cpu": "minutes of compiling, which tests of compile/ do at smaller sizes",
     "--artifact": "an artefact",
     "--role fused_client": "a running fused target",
+    "--role fused_target": "a client that tells when it serves, which tests of outrider/ are",
     "--cs 0,": "minutes of measuring",
     "-m compile.ops": "minutes of counting, which tests of compile/ops do at smaller sizes",
     "-m benchmarks": "minutes of measuring",
@@ -44,7 +45,7 @@ NEEDED = {
 
 EMBEDDED = (
     (r"\bdocs/shapes", str(ROOT / "docs/shapes")),
-    (r"--(draft_)?model (Qwen/\S+|DIR|DRAFT)", ""),  # the pair that ships here
+    (r"--(draft_)?model (Qwen/\S+|DIR|DRAFT|MODEL)", ""),  # the pair that ships here
     (r"--device cuda", ""),
     (r"--host target\.example\.com", "--host localhost"),
     (
