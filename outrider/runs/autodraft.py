@@ -46,6 +46,13 @@ IGNORED = {
 DEFAULTS = {"SEED": "4", "MAX_NEW_TOKENS": "256", "BENCHES_CSV": "mt_bench"}
 """What AutoDraft takes where a file says nothing."""
 
+QUANTIZATIONS: dict[str, dict[str, Any]] = {
+    "none": {},
+    "8bit": {"draft_quantization": "int8"},
+    "4bit": {"draft_quantization": "int4"},
+}
+"""Flags of every run by the draft's quantization."""
+
 Tags = Mapping[str, str]
 
 ALGORITHMS: dict[str, Callable[[Tags], dict[str, Any]]] = {
@@ -112,10 +119,20 @@ def _tags(path: Path) -> dict[str, str]:
 
 def _flags(path: Path, tags: Tags) -> dict[str, Any]:
     """The flags of every run. A benchmark NAME is NAME.txt beside the file, a prompt a line."""
-    for name in ("TARGET_QUANTIZATION", "DRAFT_QUANTIZATION"):
-        if tags.get(name, "none") != "none":
-            raise InvalidRequest(f"{name} {tags[name]}: none is needed")
+    served = tags.get("TARGET_QUANTIZATION", "none")
+    if served != "none":
+        raise InvalidRequest(
+            f"TARGET_QUANTIZATION {served}: none is needed, a target is what its server loads"
+        )
+    drafted = tags.get("DRAFT_QUANTIZATION", "none")
+    if drafted not in QUANTIZATIONS:
+        raise InvalidRequest(
+            f"DRAFT_QUANTIZATION {drafted}: one of {', '.join(QUANTIZATIONS)} is needed"
+        )
     flags: dict[str, Any] = {flag: tags[name] for name, flag in FLAGS.items() if name in tags}
+    flags |= QUANTIZATIONS[drafted]
+    if "TARGET_PORT" in tags and "TARGET_HOST" not in tags:
+        raise InvalidRequest(f"TARGET_PORT {tags['TARGET_PORT']}: TARGET_HOST is needed, too")
     if "TARGET_HOST" in tags:
         flags["target_host"] = f"{tags['TARGET_HOST']}:{tags.get('TARGET_PORT', '26001')}"
     benches = [bench.strip() for bench in tags["BENCHES_CSV"].split(",")]
@@ -134,7 +151,7 @@ def _run(algorithm: str, tags: Tags) -> dict[str, Any]:
     """The flags of an algorithm's runs."""
     run = {"name": algorithm.removeprefix("ENABLE_").lower()} | ALGORITHMS[algorithm](tags)
     if run.get("role") == "fused_client":
-        unused = set(FLAGS.values()) - set(flags_of(FusedClientRole))
+        unused = {*FLAGS.values(), "draft_quantization"} - set(flags_of(FusedClientRole))
         run |= dict.fromkeys(unused, None) | {"target_model": tags.get("BASE_MODEL_PATH")}
     return run
 

@@ -80,6 +80,16 @@ def test_an_experiment_becomes_a_run_for_each_algorithm_and_knob(
     assert "SERVER_NAME have no effect" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(("said", "meant"), [("none", None), ("8bit", "int8"), ("4bit", "int4")])
+def test_a_drafts_quantization_is_that_of_the_file(
+    tmp_path: Path, said: str, meant: str | None
+) -> None:
+    runs = read_runs(file_of(tmp_path, EXPERIMENT.replace(">none<", f">{said}<")))
+    of_draft = [run.options for run in runs if isinstance(run.options, DraftRole)]
+    assert len(of_draft) == 4
+    assert {options.draft_quantization for options in of_draft} == {meant}
+
+
 @pytest.mark.parametrize(
     ("text", "needed"),
     [
@@ -92,7 +102,11 @@ def test_an_experiment_becomes_a_run_for_each_algorithm_and_knob(
         (EXPERIMENT.replace("0 0.5", "2"), ["cs 200", "0 to 100"]),
         (EXPERIMENT.replace("api_cost", "beauty"), ["objective beauty", "total_cost"]),
         (EXPERIMENT.replace("1.208", "cheap"), ["usd_per_hour cheap", "a number"]),
-        (EXPERIMENT.replace(">none<", ">4bit<"), ["DRAFT_QUANTIZATION 4bit", "none is needed"]),
+        (EXPERIMENT.replace(">none<", ">2bit<"), ["DRAFT_QUANTIZATION 2bit", "8bit, 4bit is"]),
+        (
+            EXPERIMENT.replace("DRAFT_QUANTIZATION", "TARGET_QUANTIZATION").replace("none", "4bit"),
+            ["TARGET_QUANTIZATION 4bit", "none is needed"],
+        ),
         (EXPERIMENT.replace("SERVER_ONLY_AR", "MAGIC"), ["ENABLE_MAGIC 1", "nothing here"]),
         (EXPERIMENT.replace("AR>1<", "AR>yes<"), ["ENABLE_SERVER_ONLY_AR yes", "0 or 1"]),
         (EXPERIMENT.replace("mt_bench", "gsm8k"), ["gsm8k.txt"]),
