@@ -406,6 +406,9 @@ def test_spoilt_notes_of_a_build_are_built_again(content: bytes, tmp_path: Path)
     assert list(cost_of_building(small_spec(), parse_config(TINY), tmp_path))
 
 
+REPEATED = "".join(f"def {name}(a, b):\n    return a + b\n\n\n" for name in ("add", "plus", "sum"))
+
+
 @pytest.mark.parametrize(
     "content", [b"[" * 100_000, b"\0", b"9" * 10_000], ids=["nested", "NUL", "digits"]
 )
@@ -426,10 +429,10 @@ def test_target_and_draft_start_beside_spoilt_caches_and_replace_them(
                 "--port",
                 str(server.address.port),
                 "--max_new_tokens",
-                "8",
+                "48",
                 "--measure_first",  # a busy machine leaves times to estimate, which are not kept
             ]
-            assert main([*command, "--prompt", "def f():"]) == 0
+            assert main([*command, "--prompt", REPEATED]) == 0  # so that copies are sent at once
         said = capsys.readouterr()
         return said.out, said.err
 
