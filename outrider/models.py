@@ -148,6 +148,31 @@ class Checkpoint:
         )
 
 
+@dataclass(frozen=True)
+class OfCheckpoint:
+    """What a FoundModel has of the checkpoint that its tokenizer and limits come from."""
+
+    checkpoint: Checkpoint
+
+    @property
+    def name(self) -> str:
+        return self.checkpoint.name
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return self.checkpoint.tokenizer
+
+    @property
+    def stop_ids(self) -> frozenset[int]:
+        return self.checkpoint.stop_ids
+
+    def sequence_length(self, asked: int | None) -> int:
+        return self.checkpoint.sequence_length(asked)
+
+    def fingerprint(self) -> str:
+        return self.checkpoint.fingerprint()
+
+
 class LoadDecoder(Protocol):
     """Loads a decoder as inference.model.checkpoint.load_decoder() does."""
 

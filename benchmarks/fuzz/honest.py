@@ -92,7 +92,7 @@ def _made(
 
 
 def _attached(connection: Connection, text: Text, tokens: int) -> list[int]:
-    """As a second device hears it."""
+    """The text as a second device hears it."""
     session, made = connection.session(), list[int]()
     session.open(text.prompt, text.params)
     while session.ticket is None:

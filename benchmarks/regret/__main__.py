@@ -34,7 +34,7 @@ from inference.command import run_command
 
 
 def told(playing: Iterable[Played], count: int) -> Iterator[Played]:
-    """The same, with a line for each."""
+    """Yield the cells as they are played, and print a line for each."""
     began = time.perf_counter()
     for index, played in enumerate(playing, start=1):
         alone, growing = (played.results[arm.name].token_ms for arm in (ALONE, GROWING))

@@ -69,7 +69,7 @@ class Grid:
         return Played(setting, series, pair.agreement, results)
 
     def _result(self, arm: Arm, setting: Setting, series: Series, pair: Pair) -> Result:
-        """Of a blind arm the rounds are played once for all round trips."""
+        """What an arm took in a setting. The rounds of a blind arm serve all round trips."""
         trip = setting.cell.round_trip / 1e3
         if not arm.blind:
             return play(arm, virtual_stage(pair, trip, setting.profiles), pair.texts)

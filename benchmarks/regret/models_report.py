@@ -52,7 +52,7 @@ class PlayedTruly:
 
     @property
     def texts(self) -> int:
-        """Of all arms."""
+        """How many texts all arms made."""
         return sum(len(result.readings) for result in self.results.values())
 
 

@@ -67,7 +67,7 @@ class PrefixModel:
         ] = {}
 
     def apart(self) -> PrefixModel:
-        """The same model with rows of its own; what one of them has answered, both remember."""
+        """A copy of this model with rows of its own. Both remember what either has answered."""
         other = copy(self)
         other._held, other._lengths = np.zeros_like(self._held), np.zeros_like(self._lengths)
         return other
@@ -113,7 +113,7 @@ class PrefixModel:
         )
 
     def logits_under(self, prefixes: Sequence[int], params: SamplingParams) -> Tensor:
-        """The same, to be sampled with these parameters."""
+        """Logits after these prefixes, for a text that is sampled with these parameters."""
         return self.logits(prefixes)
 
     def _disturbance(self, prefixes: Sequence[int]) -> Tensor:  # [n, vocabulary]

@@ -86,7 +86,7 @@ class Prefixes:
         return self._logits[torch.tensor(prefixes)]
 
     def _missing(self, prefixes: Sequence[int]) -> list[int]:
-        """Those of them, and of their beginnings, that were never computed; ascending."""
+        """The prefixes, and beginnings of prefixes, that were never computed; ascending."""
         found: set[int] = set()
         for prefix in prefixes:
             while not self._computed[prefix] and prefix not in found:

@@ -16,9 +16,8 @@ import torch
 from inference.backends import Masks, Model, Ranked, Segment
 from inference.errors import UnsupportedModel
 from inference.json_file import read_json
-from inference.text import Tokenizer
 from inference.tree import IntArray
-from outrider.models import Checkpoint, LoadedModel, find_checkpoint
+from outrider.models import LoadedModel, OfCheckpoint, find_checkpoint
 from outrider.options.groups import DeviceOptions, DraftModelOptions
 
 PUBLISHED_POSITIONS = 8
@@ -58,29 +57,10 @@ class MaskedModel:
 
 
 @dataclass(frozen=True)
-class BlockCheckpoint:
+class BlockCheckpoint(OfCheckpoint):
     """A FoundModel with masks."""
 
-    checkpoint: Checkpoint
     masks: Masks
-
-    @property
-    def name(self) -> str:
-        return self.checkpoint.name
-
-    @property
-    def tokenizer(self) -> Tokenizer:
-        return self.checkpoint.tokenizer
-
-    @property
-    def stop_ids(self) -> frozenset[int]:
-        return self.checkpoint.stop_ids
-
-    def sequence_length(self, asked: int | None) -> int:
-        return self.checkpoint.sequence_length(asked)
-
-    def fingerprint(self) -> str:
-        return self.checkpoint.fingerprint()
 
     def load(
         self,

@@ -11,9 +11,8 @@ from inference.backends import Model
 from inference.backends.timed import TimedModel
 from inference.command import say
 from inference.errors import InvalidRequest, UnsupportedModel
-from inference.text import Tokenizer
 from outrider.devices import describe
-from outrider.models import Checkpoint, find_checkpoint, find_directory
+from outrider.models import OfCheckpoint, find_checkpoint, find_directory
 from outrider.options.groups import DeviceOptions, DraftModelOptions
 from outrider.options.roles import FusedTargetRole
 
@@ -23,26 +22,20 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class FoundHead:
-    """A FoundModel that drafts beside `model` only. Tokenizer and limits are those of its
-    target.
+class FoundHead(OfCheckpoint):
+    """A FoundModel that drafts beside `target` only, whose checkpoint gives tokenizer and limits.
+
+    called: the head's name
+    directory: where the head's files are
     """
 
-    name: str
+    called: str
     directory: Path
-    target: Checkpoint
-    model: EagerModel
+    target: EagerModel
 
     @property
-    def tokenizer(self) -> Tokenizer:
-        return self.target.tokenizer
-
-    @property
-    def stop_ids(self) -> frozenset[int]:
-        return self.target.stop_ids
-
-    def sequence_length(self, asked: int | None) -> int:
-        return self.target.sequence_length(asked)
+    def name(self) -> str:
+        return self.called
 
     def fingerprint(self) -> str:
         from inference.model.checkpoint import fingerprint
@@ -63,14 +56,14 @@ class FoundHead:
         from inference.model.eagle import load_head
 
         begun = time.perf_counter()
-        head = load_head(self.directory, self.model.decoder, sequence_length)
+        head = load_head(self.directory, self.target.decoder, sequence_length)
         capacity = sequence_length + spare
-        model = EagleModel(head, self.model, rows=rows, capacity=capacity, max_nodes=max_nodes)
+        model = EagleModel(head, self.target, rows=rows, capacity=capacity, max_nodes=max_nodes)
         parameters = sum(parameter.numel() for parameter in head.parameters())
         layers = ", ".join(map(str, head.config.kept))
         say(
             f"{self.name}: a head of {parameters / 1e6:.1f} M parameters on inputs of layers "
-            f"{layers} of {self.target.name}, on {describe(model.device)}, loaded in "
+            f"{layers} of {self.checkpoint.name}, on {describe(model.device)}, loaded in "
             f"{time.perf_counter() - begun:.1f} s"
         )
         return model
@@ -92,6 +85,5 @@ def find(options: DraftModelOptions, target: Model | None) -> FoundHead:
             "none: serve the checkpoint itself, without --artifact"
         )
     directory = find_directory(options.draft_model, "draft")
-    return FoundHead(
-        options.draft_model, directory, find_checkpoint(options.target_name, "target"), real
-    )
+    checkpoint = find_checkpoint(options.target_name, "target")
+    return FoundHead(checkpoint, options.draft_model, directory, real)

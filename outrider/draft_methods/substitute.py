@@ -8,8 +8,7 @@ from inference.backends import Model
 from inference.backends.eager import EagerModel
 from inference.backends.shared_cache import SharedCacheModel
 from inference.errors import InvalidRequest
-from inference.text import Tokenizer
-from outrider.models import Checkpoint, find_checkpoint, load_eager
+from outrider.models import OfCheckpoint, find_checkpoint, load_eager
 from outrider.options.groups import DeviceOptions, DraftModelOptions, TargetModelOptions
 from outrider.reduction import Reduction
 
@@ -17,27 +16,14 @@ _INT4 = Reduction("int4")
 
 
 @dataclass(frozen=True)
-class Substitute:
+class Substitute(OfCheckpoint):
     """A FoundModel: the substitute of a checkpoint, or of the one that a 4-bit copy was made of. It
     computes what --draft model computes with --draft_quantization int4.
     """
 
-    checkpoint: Checkpoint
-
     @property
     def name(self) -> str:
         return f"{self.checkpoint.name}, 4-bit"
-
-    @property
-    def tokenizer(self) -> Tokenizer:
-        return self.checkpoint.tokenizer
-
-    @property
-    def stop_ids(self) -> frozenset[int]:
-        return self.checkpoint.stop_ids
-
-    def sequence_length(self, asked: int | None) -> int:
-        return self.checkpoint.sequence_length(asked)
 
     def fingerprint(self) -> str:
         from inference.model.low_bit_files import source_fingerprint
