@@ -221,8 +221,8 @@ class SourceOptions(Group, title="drafting"):
     """Where candidates come from."""
 
     draft: Sources = "model,copy"
-    """where candidates come from: a model, by its kind (docs/runs.md), and copy (what followed the
-    same words before); none loads no model and copies alone"""
+    """where candidates come from: a kind of model (model, block, gguf, substitute; beside the
+    target eagle; docs/runs.md), and copy (what followed the same words before); none copies alone"""
 
     @property
     def method(self) -> str | None:

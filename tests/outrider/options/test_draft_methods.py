@@ -10,6 +10,7 @@ import pytest
 import outrider.draft_methods
 from inference.errors import InvalidRequest
 from outrider.options.draft_methods import METHODS
+from outrider.options.group import flags_of
 from outrider.options.roles import DraftRole, FusedTargetRole
 from tests.support.repository import ROOT
 
@@ -44,3 +45,8 @@ def test_a_model_drafts_only_where_its_row_says(name: str) -> None:
         else:
             with pytest.raises(InvalidRequest, match=f"--draft {name}"):
                 role(draft=name)
+
+
+def test_the_help_of_the_flag_names_each() -> None:
+    told = flags_of(DraftRole)["draft"].help
+    assert all(name in told for name in METHODS)
