@@ -222,7 +222,8 @@ class SourceOptions(Group, title="drafting"):
 
     draft: Sources = "model,copy"
     """where candidates come from: a kind of model (model, block, gguf, substitute; beside the
-    target eagle; docs/runs.md), and copy (what followed the same words before); none copies alone"""
+    target eagle; docs/runs.md), and copy (what followed the same words before); none copies
+    alone"""
 
     @property
     def method(self) -> str | None:
