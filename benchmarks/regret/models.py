@@ -3,13 +3,14 @@ arms on the same texts.
 
     python -m benchmarks.regret.models TARGET DRAFT [--dtype bfloat16] [--round_trips 20,180]
     [--prompts DIR --each 4] [--arms target-only,growing] [--busy 1]
+    [--draft substitute] [--draft_quantization int8]
 
 The arms take turns on every text, in an order that changes; what one has learnt in a text serves
 its next, within a cell. The target has the prompt's keys before every turn, and a text counts from
 its first round's tokens on, as on the virtual clock. Each is compared with what the target says
 alone. In bfloat16 a near-tie may fall otherwise in a pass of another shape: such texts are counted,
-and their times kept. With --prompts texts are of three kinds (benchmarks/prompts.py), each prompt
-the first turn of a chat; without, they go on after pieces of Python.
+and their times kept. With --prompts texts are of several kinds (benchmarks/prompts.py), each
+prompt the first turn of a chat; without, they go on after pieces of Python.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing
 from itertools import product
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
 import numpy as np
 
@@ -44,6 +45,7 @@ from inference.sampling import SamplingParams
 from inference.text import Tokenizer
 from inference.tree import TokenTree
 from outrider.options import PRECISIONS
+from outrider.options.values import Quantization
 
 LEVEL = "pair"
 """The agreement of every cell: that of the two models."""
@@ -194,6 +196,8 @@ def _parser() -> argparse.ArgumentParser:
     parser = command(__doc__)
     parser.add_argument("models", nargs=2, metavar="MODEL", help="the target and the draft")
     parser.add_argument("--dtype", choices=PRECISIONS, default=Chosen._field_defaults["dtype"])
+    parser.add_argument("--draft", default="model", metavar="KIND", help="default: %(default)s")
+    parser.add_argument("--draft_quantization", choices=get_args(Quantization))
     parser.add_argument(
         "--round_trips", default="0,20,80,300", metavar="MS,...", help="default: %(default)s"
     )
@@ -217,8 +221,8 @@ def main() -> int:
         Cell(int(trip), LEVEL, float(temperature))
         for temperature, trip in product(temperatures, trips)
     ]
-    target, draft = given.models
-    with bench(Chosen(target, draft, given.dtype)) as ready, busy(given.busy) as beside:
+    chosen = Chosen(*given.models, given.dtype, given.draft, given.draft_quantization)
+    with bench(chosen) as ready, busy(given.busy) as beside:
         asked = ask(ready.tokenizer, given.prompts, given.each)
         studied = list[PlayedTruly]()
         for played in ModelStudy(ready, arms, asked, given.tokens).play(among):
