@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -150,3 +152,13 @@ def run_plan(
     print("\n".join(problems) or fine)
     write_json(file, {"plan": asdict(plan), "report": report})
     return int(bool(problems))
+
+
+def commit() -> str:
+    """The commit of this checkout, marked where files were changed; unknown outside of one."""
+    git = shutil.which("git")
+    if git is None:
+        return "unknown"
+    asked = [git, "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"]
+    said = subprocess.run(asked, capture_output=True, text=True, check=False)
+    return said.stdout.strip() or "unknown"

@@ -1,0 +1,175 @@
+"""Arms of llama.cpp: its server, plain, with a draft model and with n-grams."""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from http.client import HTTPConnection, HTTPException
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from benchmarks.rivals.arm import Hear, Told
+from inference.errors import Mismatch, Unavailable
+
+PLAIN = "llama.cpp"
+LENGTH = 2048
+START_SECONDS, ANSWER_SECONDS = 180.0, 900.0
+HOST = "127.0.0.1"
+
+_DATA = b"data: "
+_STOP_SECONDS = 10.0
+
+
+def arm_flags(draft: str) -> dict[str, list[str]]:
+    """Every arm by name: the flags that it adds to the server's. Numbers that are not stated are
+    the server's defaults.
+    """
+    ngram = ["--spec-type", "ngram-simple"]
+    short = ["--spec-ngram-simple-size-n", "3", "--spec-ngram-simple-size-m", "10"]
+    return {
+        PLAIN: [],
+        f"{PLAIN} draft": ["--spec-type", "draft-simple", "-md", draft],
+        f"{PLAIN} n-gram": ngram,
+        f"{PLAIN} n-gram 3": [*ngram, *short],
+        f"{PLAIN} n-gram cache": ["--spec-type", "ngram-cache"],
+    }
+
+
+ARMS = tuple(arm_flags(""))
+"""Names of all arms."""
+
+
+class LlamaServer(NamedTuple):
+    """A server that listens on this machine."""
+
+    port: int
+
+    def ask(self, path: str, body: object) -> Any:
+        """A request's answer, as JSON."""
+        with closing(HTTPConnection(HOST, self.port, timeout=ANSWER_SECONDS)) as line:
+            line.request("POST", path, json.dumps(body), {"Content-Type": "application/json"})
+            answer = line.getresponse()
+            text = answer.read()
+            if answer.status != 200:
+                raise Unavailable(f"llama-server refuses {path}: {text.decode(errors='replace')}")
+            return json.loads(text)
+
+    def play(self, prompt: Sequence[int], tokens: int, hear: Hear) -> Told:
+        """Stream a greedy text; the prompt is computed anew."""
+        body = {
+            "prompt": list(prompt),
+            "n_predict": tokens,
+            "temperature": 0,
+            "top_k": 1,
+            "samplers": ["top_k", "temperature"],
+            "cache_prompt": False,
+            "stream": True,
+            "return_tokens": True,
+        }
+        with closing(HTTPConnection(HOST, self.port, timeout=ANSWER_SECONDS)) as line:
+            line.request(
+                "POST", "/completion", json.dumps(body), {"Content-Type": "application/json"}
+            )
+            return read_events(line.getresponse(), hear)
+
+    def check_prompt(self, text: str, ids: Sequence[int]) -> None:
+        """Raise Mismatch unless the server turns this first turn of a chat into these ids."""
+        messages = [{"role": "user", "content": text}]
+        whole = self.ask("/apply-template", {"messages": messages})["prompt"]
+        theirs = self.ask("/tokenize", {"content": whole, "parse_special": True})["tokens"]
+        if theirs != list(ids):
+            raise Mismatch(
+                f"llama-server makes {len(theirs)} ids of a prompt that has {len(ids)}, or other "
+                "ones: it has another tokenizer or another chat template"
+            )
+
+
+def read_events(lines: Iterator[bytes], hear: Hear) -> Told:
+    """Read a streamed text. Each pass of the target commits what it accepted and one token; the
+    first token comes from the prompt's own pass. Raises Unavailable where the stream breaks off.
+    """
+    for line in lines:
+        if not line.startswith(_DATA):
+            continue
+        event = json.loads(line.removeprefix(_DATA))
+        if event.get("error"):
+            raise Unavailable(f"llama-server: {event['error']}")
+        if event.get("tokens"):
+            hear(event["tokens"])
+        if event.get("stop"):
+            timings = event["timings"]
+            made = timings["predicted_n"]
+            return Told(made, made - 1 - timings.get("draft_n_accepted", 0))
+    raise Unavailable("llama-server ended a text without its figures")
+
+
+@contextmanager
+def llama_server(binary: Path, flags: Sequence[str]) -> Iterator[LlamaServer]:
+    """Start a server on a free port, and stop it with this context. Raises Unavailable, with its
+    last lines, where it does not start.
+    """
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        port = probe.getsockname()[1]
+    command = [str(binary), "--host", HOST, "--port", str(port), *flags]
+    with tempfile.TemporaryFile() as log:
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        try:
+            if not _healthy(process, port):
+                log.seek(0)
+                said = log.read().decode(errors="replace").strip().splitlines()[-5:]
+                raise Unavailable(f"{binary} did not start: {' / '.join(said)}")
+            yield LlamaServer(port)
+        finally:
+            process.terminate()
+            try:
+                process.wait(_STOP_SECONDS)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+def _healthy(process: subprocess.Popen[bytes], port: int) -> bool:
+    """Wait until a server says that it is ready; False where it ended or took too long."""
+    deadline = time.monotonic() + START_SECONDS
+    while process.poll() is None and time.monotonic() < deadline:
+        try:
+            with closing(HTTPConnection(HOST, port, timeout=2.0)) as line:
+                line.request("GET", "/health")
+                if line.getresponse().status == 200:
+                    return True
+        except (OSError, HTTPException):
+            pass
+        time.sleep(0.2)
+    return False
+
+
+@contextmanager
+def llama_servers(
+    binary: Path, target: str, draft: str, threads: int, wanted: Sequence[str]
+) -> Iterator[dict[str, LlamaServer]]:
+    """A server for each of these arms, by name. All stay loaded."""
+    flags = ["-m", target, "-c", str(LENGTH), "-np", "1", "--cache-ram", "0", "--no-webui"]
+    flags += ["-t", str(threads), "-tb", str(threads)]
+    with ExitStack() as stack:
+        yield {
+            name: stack.enter_context(llama_server(binary, [*flags, *more]))
+            for name, more in arm_flags(draft).items()
+            if name in wanted
+        }
+
+
+def llama_version(binary: Path) -> str:
+    """What the binary says of its version. Raises Unavailable where it cannot be run."""
+    try:
+        ran = subprocess.run([binary, "--version"], capture_output=True, text=True, check=False)
+    except OSError as error:
+        raise Unavailable(f"{binary} cannot be run: {error.strerror}") from error
+    found = re.search(r"version: (.*)", ran.stdout + ran.stderr)
+    return found[1] if found else "unknown"

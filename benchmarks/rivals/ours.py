@@ -1,0 +1,157 @@
+"""Arms of Outrider: in this process with the draft beside the target, and with a target in a
+process of its own over gRPC.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from functools import partial
+from typing import NamedTuple
+
+from benchmarks.rivals.arm import Arm, Hear, Told
+from inference.backends.gguf_library import is_gguf
+from inference.decode import TargetSession, decode
+from inference.drafters.copy_proposer import CopyProposer
+from inference.drafters.copy_source import CopySource
+from inference.drafters.model_proposer import ROOM, WIDEST
+from inference.engine.local_session import LocalSession
+from inference.order import Decode
+from inference.planner.acceptance import read_acceptance
+from inference.planner.knowledge import Knowledge
+from inference.planner.prices import Prices
+from inference.proposer import Proposer
+from inference.sampling import SamplingParams
+from inference.times import DraftTimes, LinkTimes, TargetTimes
+from outrider.connecting import connect_target
+from outrider.draft_beside import with_draft
+from outrider.draft_methods import find_draft
+from outrider.drafting import load_draft
+from outrider.options.roles import FusedTargetRole, SharedClientRole
+from outrider.pools import GrowingPool, Pair
+from outrider.profiles import user_profiles
+from outrider.spawn import started
+from outrider.target import load_served
+from outrider.wishes import SPEED_ALONE
+
+PLAIN = "outrider"
+HYBRID = f"{PLAIN} hybrid"
+GGUF = " GGUF"
+"""Ends the names of arms on GGUF files."""
+
+
+class Models(NamedTuple):
+    """A pair of models. dtype: of safetensors; GGUF files have their own.  length: tokens that a
+    text may have, prompt included.
+    """
+
+    target: str
+    draft: str
+    dtype: str | None
+    length: int = 2048
+
+    @property
+    def sources(self) -> str:
+        """What drafts, as --draft says it."""
+        return "gguf,copy" if is_gguf(self.draft) else "model,copy"
+
+    @property
+    def suffix(self) -> str:
+        return GGUF if is_gguf(self.target) else ""
+
+
+class Decoding(NamedTuple):
+    """How one arm decodes. stop_ids: that end a text.  beside: with the draft beside the target."""
+
+    session: Callable[[], TargetSession]
+    stop_ids: frozenset[int]
+    proposers: Sequence[Proposer] = ()
+    beside: bool = False
+
+    def play(self, prompt: Sequence[int], tokens: int, hear: Hear) -> Told:
+        """Decode greedily, and count forwards after the first tokens."""
+        made, forwards = 0, None
+        order = Decode(len(prompt) + tokens, self.stop_ids, beside=self.beside)
+        with closing(self.session()) as session:
+            for step in decode(prompt, SamplingParams(), session, order, self.proposers):
+                if not step.tokens:
+                    continue
+                hear(step.tokens)
+                made += len(step.tokens)
+                forwards = session.traffic.forwards if forwards is None else forwards
+            return Told(made, session.traffic.forwards - (forwards or 0))
+
+    def forget(self) -> None:
+        """Make a text of one token after a prompt of one, so that the target's row holds no keys
+        of the last prompt.
+        """
+        with closing(self.session()) as session:
+            for _ in decode([0], SamplingParams(), session, Decode(2)):
+                pass
+
+
+@contextmanager
+def arms_here(models: Models, threads: int) -> Iterator[list[Arm]]:
+    """Target-only, copies alone, and the draft beside the target with copies: in this process."""
+    role = FusedTargetRole(
+        target_model=models.target,
+        draft_model=models.draft,
+        draft=models.sources,
+        dtype=models.dtype,
+        device="cpu",
+        threads=threads,
+        batch=1,
+        sequence_length=models.length,
+        measure_first=True,
+    )
+    served = load_served(role, partial(with_draft, role))
+    engine, stop_ids = served.engine, served.description.stop_ids
+    times = TargetTimes(dict(served.description.times))
+    known = Knowledge(DraftTimes({}), times, LinkTimes(), read_acceptance())
+    copying = CopyProposer(known, Prices(holds_target=True), CopySource())
+
+    def arm(what: str, proposers: Sequence[Proposer] = (), beside: bool = False) -> Arm:
+        session = partial(LocalSession, engine, tenant=what)
+        way = Decoding(session, stop_ids, proposers, beside)
+        name = f"{PLAIN}{models.suffix} {what}".strip()
+        return Arm(name, threads, way.play, way.forget)
+
+    yield [arm(""), arm("copies", [copying]), arm("hybrid", beside=True)]
+
+
+@contextmanager
+def arms_over_grpc(models: Models) -> Iterator[list[Arm]]:
+    """A target in a process of its own with one thread, and the draft in this one with another:
+    nobody waits for anybody.
+    """
+    flags = {
+        "target_model": models.target,
+        "dtype": models.dtype,
+        "device": "cpu",
+        "threads": 1,
+        "batch": 1,
+        "sequence_length": models.length,
+    }
+    given = [part for name, value in flags.items() if value for part in (f"--{name}", str(value))]
+    with started("target", ["--measure_first", *given]) as there:
+        options = SharedClientRole(
+            target_host=there.address,
+            draft_model=models.draft,
+            draft=models.sources,
+            dtype=models.dtype,
+            device="cpu",
+            threads=1,
+            batch=1,
+            sequence_length=models.length,
+            measure_first=True,
+        )
+        found = find_draft(options)
+        with connect_target(options, found.tokenizer) as connection:
+            draft = load_draft(options, found, 1, models.length, ROOM, WIDEST)
+            times = user_profiles(options).draft(found, draft, models.length)
+            pair = Pair(connection, times, None)
+            pool = GrowingPool.of_model(draft, pair, SPEED_ALONE, [CopySource()])
+            stop_ids = connection.description.stop_ids
+            way = Decoding(connection.session, stop_ids, pool.proposers)
+            plain = PLAIN + models.suffix
+            yield [Arm(f"{plain} hybrid gRPC", 1, way.play, way.forget)]
