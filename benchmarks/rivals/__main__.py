@@ -15,6 +15,7 @@ import argparse
 import importlib.metadata
 import os
 import platform
+import signal
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -26,6 +27,7 @@ from benchmarks.pair_metrics import machine
 from benchmarks.prompts import Prompt, read_prompts
 from benchmarks.rivals import library, llama_server, ours
 from benchmarks.rivals.arm import Arm
+from benchmarks.rivals.choice import ACROSS, OURS_GGUF, chosen, groups_of, plain_of
 from benchmarks.rivals.library import library_arms
 from benchmarks.rivals.llama_server import llama_servers, llama_version
 from benchmarks.rivals.ours import Models, arms_here, arms_over_grpc
@@ -36,47 +38,9 @@ from inference.errors import InvalidRequest, Mismatch
 from inference.model.checkpoint import DTYPES
 from inference.text import Tokenizer
 from outrider.models import find_tokenizer
+from outrider.options import PRECISIONS
 
 TOKENS = 64
-GRPC = f"{ours.HYBRID} gRPC"
-"""The arm whose target is in a process of its own."""
-
-SAFETENSORS = (*library.HELPS, ours.PLAIN, f"{ours.PLAIN} copies", ours.HYBRID, GRPC)
-OURS_GGUF = tuple(f"{ours.PLAIN}{ours.GGUF} {what}".strip() for what in ("", "copies", "hybrid"))
-GGUF = (*llama_server.ARMS, *OURS_GGUF)
-"""Names of the arms on each kind of files."""
-
-
-def plain_of(arm: str) -> str:
-    """The name of the arm that drafts nothing with the same engine."""
-    plains = (f"{ours.PLAIN}{ours.GGUF}", ours.PLAIN, library.PLAIN, llama_server.PLAIN)
-    return next(plain for plain in plains if arm.startswith(plain))
-
-
-def chosen(given: argparse.Namespace) -> list[Group]:
-    """The arms that are played, by their files. Raises InvalidRequest for an unknown name, and for
-    an arm without its plain one.
-    """
-    there = [
-        Group("Safetensors", ours.HYBRID, {arm: plain_of(arm) for arm in SAFETENSORS}),
-        Group("GGUF files", OURS_GGUF[-1], {arm: plain_of(arm) for arm in GGUF}),
-    ]
-    groups = [
-        group for group, files in zip(there, (given.safetensors, given.gguf), strict=True) if files
-    ]
-    known = [arm for group in groups for arm in group.plains]
-    wanted = given.arms.split(",") if given.arms else known
-    if not groups:
-        raise InvalidRequest("no models: --safetensors or --gguf names them")
-    if unknown := [name for name in wanted if name not in known]:
-        raise InvalidRequest(f"--arms: no arm {unknown[0]!r}; there are {', '.join(known)}")
-    if alone := [name for name in wanted if plain_of(name) not in wanted]:
-        raise InvalidRequest(f"--arms: {alone[0]} is measured against {plain_of(alone[0])}: add it")
-    kept = [
-        Group(one.title, one.hybrid, {arm: one.plains[arm] for arm in one.plains if arm in wanted})
-        for one in groups
-    ]
-    return [group for group in kept if group.plains]
 
 
 def pin(threads: int) -> list[int]:
@@ -112,30 +76,34 @@ def ask(prompts: Sequence[Prompt], models: Sequence[str]) -> list[Question]:
 def opened(
     given: argparse.Namespace,
     groups: Sequence[Group],
-    prompts: Sequence[Prompt],
+    text: str,
     ids: Sequence[int],
 ) -> Iterator[list[Arm]]:
-    """Load what the arms need, and close it at the end. ids: of the first prompt"""
+    """Load what the arms need, and close it at the end. text, ids: of one prompt"""
     wanted = [arm for group in groups for arm in group.plains]
-    needed = {plain_of(arm) for arm in wanted if arm != GRPC}
+    needed = {plain_of(arm) for arm in wanted if arm != ACROSS}
     arms, threads = list[Arm](), given.threads
     with ExitStack() as stack:
         if library.PLAIN in needed:
-            target, draft = map(Path, given.safetensors)
-            arms += stack.enter_context(library_arms(target, draft, DTYPES[given.dtype], threads))
+            target, draft = given.safetensors
+            dtype = DTYPES[given.dtype]
+            arms += stack.enter_context(library_arms(Path(target), Path(draft), dtype, threads))
         if ours.PLAIN in needed:
-            models = Models(*given.safetensors, given.dtype)
+            target, draft = given.safetensors
+            models = Models(target, draft, given.dtype)
             arms += stack.enter_context(arms_here(models, threads))
-            if GRPC in wanted:
+            if ACROSS in wanted:
                 arms += stack.enter_context(arms_over_grpc(models))
         if llama_server.PLAIN in needed:
+            target, draft = given.gguf
             servers = stack.enter_context(
-                llama_servers(given.llama_server, *given.gguf, threads, wanted)
+                llama_servers(given.llama_server, target, draft, threads, wanted)
             )
-            servers[llama_server.PLAIN].check_prompt(prompts[0].text, ids)
+            servers[llama_server.PLAIN].check_prompt(text, ids)
             arms += [Arm(name, 1, server.play) for name, server in servers.items()]
-        if OURS_GGUF[0] in needed:
-            arms += stack.enter_context(arms_here(Models(*given.gguf, None), threads))
+        if OURS_GGUF in needed:
+            target, draft = given.gguf
+            arms += stack.enter_context(arms_here(Models(target, draft, None), threads))
         yield [arm for arm in arms if arm.name in wanted]
 
 
@@ -164,9 +132,11 @@ def settings(
 
 def _parser() -> argparse.ArgumentParser:
     parser = command(__doc__)
-    pair = {"nargs": 2, "metavar": ("TARGET", "DRAFT")}
-    parser.add_argument("--safetensors", **pair, help="directories of two checkpoints")
-    parser.add_argument("--gguf", **pair, help="two GGUF files")
+    pair = ("TARGET", "DRAFT")
+    parser.add_argument(
+        "--safetensors", nargs=2, metavar=pair, help="directories of two checkpoints"
+    )
+    parser.add_argument("--gguf", nargs=2, metavar=pair, help="two GGUF files")
     parser.add_argument("--llama_server", type=Path, metavar="FILE", help="llama.cpp's server")
     parser.add_argument(
         "--prompts", type=Path, required=True, metavar="DIR", help="see benchmarks/prompts.py"
@@ -174,9 +144,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--each", type=int, default=1, help="prompts of each kind")
     parser.add_argument("--tokens", type=int, default=TOKENS, help="of a text, at most")
     parser.add_argument("--threads", type=int, default=2, help="cores, and threads of every arm")
-    parser.add_argument(
-        "--dtype", choices=sorted(DTYPES), default="bfloat16", help="of checkpoints"
-    )
+    parser.add_argument("--dtype", choices=PRECISIONS, default="bfloat16", help="of checkpoints")
     parser.add_argument("--arms", metavar="NAME,...", help="default: all that there are files for")
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="what is written")
     return parser
@@ -184,26 +152,38 @@ def _parser() -> argparse.ArgumentParser:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     given = _parser().parse_args(arguments)
-    groups = chosen(given)
-    if (
-        given.gguf
-        and not given.llama_server
-        and any(arm in llama_server.ARMS for group in groups for arm in group.plains)
-    ):
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # servers end with their contexts
+    files = groups_of(safetensors=bool(given.safetensors), gguf=bool(given.gguf))
+    groups = chosen(files, given.arms)
+    played = {arm for group in groups for arm in group.plains}
+    if played & set(llama_server.ARMS) and not given.llama_server:
         raise InvalidRequest("--llama_server names the binary for the arms of llama.cpp")
     fixed = settings(given, groups, pin(given.threads))
     archive = Archive(given.out / "rivals.jsonl", fixed)
     prompts = read_prompts(given.prompts, given.each)
-    models = [*(given.safetensors or ()), *(given.gguf or ())]
-    questions = ask(prompts, models)
-    with opened(given, groups, prompts, questions[0].ids) as arms:
-        for count, made in enumerate(play(arms, questions, given.tokens, archive), start=1):
-            print(f"{count}: {made.kind} {made.name}, load {made.loads[1]:.1f}", file=sys.stderr)
-    shown = markdown(archive.answers, groups)
-    (given.out / "rivals.md").write_text(shown, encoding="utf-8")
-    write_json(given.out / "rivals.json", record(fixed, archive.answers, groups))
-    print(shown)
+    questions = ask(prompts, [*(given.safetensors or ()), *(given.gguf or ())])
+    if all(map(archive.has, questions)):
+        tell(given.out, fixed, archive, groups)
+        return 0
+    with opened(given, groups, prompts[0].text, questions[0].ids) as arms:
+        for made in play(arms, questions, given.tokens, archive):
+            print(f"{made.kind} {made.name}: load {made.loads[1]:.1f}", file=sys.stderr)
+            tell(given.out, fixed, archive, groups)
     return 0
+
+
+def tell(out: Path, fixed: dict[str, Any], archive: Archive, groups: Sequence[Group]) -> None:
+    """Print and write what there is so far."""
+    loads = [load for one in archive.answers for load in one.loads]
+    commits = sorted({one.commit for one in archive.answers})
+    shown = markdown(archive.answers, groups) + (
+        f"\n{len(archive.answers)} prompts, {fixed['tokens']} tokens a text at most, "
+        f"{fixed['threads']} threads, load {min(loads):.1f} to {max(loads):.1f}, "
+        f"commit {', '.join(commits)}\n"
+    )
+    (out / "rivals.md").write_text(shown, encoding="utf-8")
+    write_json(out / "rivals.json", record(fixed, archive.answers, groups))
+    print(shown, flush=True)
 
 
 if __name__ == "__main__":

@@ -6,11 +6,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from transformers import AutoModelForCausalLM, GenerationConfig
-from transformers.generation.streamers import BaseStreamer
 
 from benchmarks.rivals.arm import Arm, Hear, Told
 from inference.model.config import read_config
@@ -48,8 +47,10 @@ the assistant is unsure.
 """
 
 
-class _Listening(BaseStreamer):
-    """Hands over tokens as generate() streams them. The first ones are the prompt's."""
+class _Streamer:
+    """Hands over tokens as generate() streams them: it calls put() for the prompt, then for every
+    step's tokens, and end() at the end.
+    """
 
     def __init__(self, hear: Hear) -> None:
         self._hear, self._prompt = hear, True
@@ -67,10 +68,8 @@ class Library:
     """A target and its assistant in transformers, with stop ids as for every other engine."""
 
     def __init__(self, target: Path, draft: Path, dtype: torch.dtype) -> None:
-        self._target, self._draft = (
-            AutoModelForCausalLM.from_pretrained(directory, dtype=dtype).eval()
-            for directory in (target, draft)
-        )
+        load: Any = AutoModelForCausalLM.from_pretrained
+        self._target, self._draft = (load(model, dtype=dtype) for model in (target, draft))
         self._stop_ids = sorted(read_config(target).stop_ids)
         self._passes = 0
         self._target.register_forward_pre_hook(self._count)
@@ -84,20 +83,20 @@ class Library:
         drafts = self._draft.generation_config
         for name in Help._fields[2:]:
             setattr(drafts, name, getattr(help_, name))
-        assistant = {"assistant_model": self._draft} if help_.assisted else {}
         ids, self._passes = torch.tensor([prompt]), 0
+        settings: Any = GenerationConfig
         made = self._target.generate(
             ids,
             attention_mask=torch.ones_like(ids),
-            generation_config=GenerationConfig(
+            generation_config=settings(
                 do_sample=False,
                 max_new_tokens=tokens,
                 eos_token_id=self._stop_ids or None,
                 prompt_lookup_num_tokens=help_.lookup,
                 pad_token_id=self._stop_ids[0] if self._stop_ids else 0,
             ),
-            streamer=_Listening(hear),
-            **assistant,
+            streamer=_Streamer(hear),
+            assistant_model=self._draft if help_.assisted else None,
         )
         return Told(made.shape[1] - len(prompt), self._passes - 1)
 

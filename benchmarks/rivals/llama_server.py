@@ -8,7 +8,7 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
@@ -90,7 +90,7 @@ class LlamaServer(NamedTuple):
             )
 
 
-def read_events(lines: Iterator[bytes], hear: Hear) -> Told:
+def read_events(lines: Iterable[bytes], hear: Hear) -> Told:
     """Read a streamed text. Each pass of the target commits what it accepted and one token; the
     first token comes from the prompt's own pass. Raises Unavailable where the stream breaks off.
     """

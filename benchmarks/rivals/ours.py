@@ -28,6 +28,7 @@ from outrider.draft_beside import with_draft
 from outrider.draft_methods import find_draft
 from outrider.drafting import load_draft
 from outrider.options.roles import FusedTargetRole, SharedClientRole
+from outrider.options.values import Precision
 from outrider.pools import GrowingPool, Pair
 from outrider.profiles import user_profiles
 from outrider.spawn import started
@@ -47,7 +48,7 @@ class Models(NamedTuple):
 
     target: str
     draft: str
-    dtype: str | None
+    dtype: Precision | None
     length: int = 2048
 
     @property

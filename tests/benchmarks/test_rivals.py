@@ -4,7 +4,6 @@ its file. No test needs llama.cpp's server.
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -13,8 +12,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.rivals.__main__ import chosen
 from benchmarks.rivals.arm import Arm, Hear, Made, Stopwatch, Told, differs_at
+from benchmarks.rivals.choice import chosen, groups_of
 from benchmarks.rivals.library import HELPS, library_arms
 from benchmarks.rivals.library import PLAIN as LIBRARY
 from benchmarks.rivals.llama_server import read_events
@@ -222,26 +221,26 @@ def test_a_streamed_text_that_breaks_off_is_an_error(line: bytes, said: str) -> 
         read_events(iter([line]), lambda ids: None)
 
 
-def given(**flags: object) -> argparse.Namespace:
-    return argparse.Namespace(**{"safetensors": None, "gguf": None, "arms": None, **flags})
-
-
 def test_arms_are_those_that_there_are_files_for() -> None:
-    (group,) = chosen(given(safetensors=["a", "b"]))
+    (group,) = groups_of(safetensors=True, gguf=False)
     assert len(group.plains) == 8
     assert set(group.plains.values()) == {LIBRARY, "outrider"}
-    (group,) = chosen(given(gguf=["a", "b"], arms="llama.cpp,llama.cpp draft"))
+    both = groups_of(safetensors=True, gguf=True)
+    assert all(group.hybrid in group.plains for group in both)
+    (group,) = chosen(both, "llama.cpp,llama.cpp draft")
     assert group.plains == {"llama.cpp": "llama.cpp", "llama.cpp draft": "llama.cpp"}
 
 
 @pytest.mark.parametrize(
-    ("flags", "said"),
+    ("safetensors", "arms", "said"),
     [
-        ({}, "no models"),
-        ({"safetensors": ["a", "b"], "arms": "outrider,vllm"}, "no arm 'vllm'"),
-        ({"safetensors": ["a", "b"], "arms": "outrider hybrid"}, "measured against outrider"),
+        (False, None, "no models"),
+        (True, "outrider,vllm", "no arm 'vllm'"),
+        (True, "outrider hybrid", "measured against outrider"),
     ],
 )
-def test_a_choice_that_cannot_be_measured_is_refused(flags: dict[str, object], said: str) -> None:
+def test_a_choice_that_cannot_be_measured_is_refused(
+    safetensors: bool, arms: str | None, said: str
+) -> None:
     with pytest.raises(InvalidRequest, match=said):
-        chosen(given(**flags))
+        chosen(groups_of(safetensors=safetensors, gguf=False), arms)
