@@ -104,6 +104,12 @@ class KeptTexts:
             write_json(self._path, self._texts)
 
 
+def text_key(temperature: float, tokens: int, index: int, prompt: Sequence[int]) -> str:
+    """The name of a kept text: all that it depends on, but the target."""
+    digest = sha256(str(tuple(prompt)).encode()).hexdigest()[:16]
+    return f"T={temperature} tokens={tokens} text={index} prompt={digest}"
+
+
 class ModelStudy:
     """Arms on the models of a bench. tokens: of each text, fewer where the target ends it. Texts
     are made once for each temperature, and kept in a file where one is given. Raises
@@ -165,8 +171,7 @@ class ModelStudy:
         texts, stop_ids = [], self._bench.description.stop_ids
         for index, (_, ids) in enumerate(self._asked):
             params = SamplingParams(temperature, seed=11 + index).on_the_wire()
-            digest = sha256(str(ids).encode()).hexdigest()[:16]
-            key = f"T={temperature} tokens={self._tokens} text={index} prompt={digest}"
+            key = text_key(temperature, self._tokens, index, ids)
             made = self._kept.get(key)
             if made is None:
                 made = alone(stage, ids, params, self._tokens, stop_ids)
