@@ -109,12 +109,12 @@ def markdown(bench: Bench, studied: Sequence[PlayedTruly]) -> str:
         loads = "{:.1f}, {:.1f}".format(*played.loads)
         rows.append([_short(played.cell), *each, differing, loads])
     heads = ("RTT ms:T", "kind", "arm", "texts", "of target-only (95 %)", "least, most")
-    by_kind = [row for played in studied for row in _by_kind(played)]
+    by_kind = [row for played in studied for row in by_kind(played)]
     lines += [*table_lines(names, rows), "", *table_lines([*heads, "forwards a token"], by_kind)]
     return "\n".join([*lines, ""])
 
 
-def _by_kind(played: PlayedTruly) -> Iterator[list[str]]:
+def by_kind(played: PlayedTruly) -> Iterator[list[str]]:
     """Speeds over target-only: geometric means of pairs of texts."""
     for arm, result in played.results.items():
         for kind, speeds in played.speeds(arm).items() if arm != ALONE.name else ():
