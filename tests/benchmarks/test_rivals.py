@@ -5,8 +5,12 @@ its file. No test needs llama.cpp's server.
 from __future__ import annotations
 
 import json
+import sys
+import threading
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
@@ -16,7 +20,7 @@ from benchmarks.rivals.arm import Arm, Hear, Made, Stopwatch, Told, differs_at
 from benchmarks.rivals.choice import chosen, groups_of
 from benchmarks.rivals.library import HELPS, library_arms
 from benchmarks.rivals.library import PLAIN as LIBRARY
-from benchmarks.rivals.llama_server import read_events
+from benchmarks.rivals.llama_server import LlamaServer, llama_server, llama_version, read_events
 from benchmarks.rivals.ours import Decoding, Models, arms_here, arms_over_grpc
 from benchmarks.rivals.play import Answers, Archive, Question, play
 from benchmarks.rivals.report import (
@@ -210,6 +214,61 @@ def test_a_streamed_text_of_the_server_is_read() -> None:
     lines = [b"data: " + json.dumps(event).encode() + b"\n" for event in events]
     assert read_events(iter([b"\n", *lines]), heard.extend) == Told(4, 1)
     assert heard == [5, 6, 7]
+
+
+@contextmanager
+def streaming(events: Sequence[object], heard: threading.Event) -> Iterator[LlamaServer]:
+    """A server that streams an event, waits until it was heard, and streams the others."""
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["Content-Length"]))
+            self.send_response(200)
+            self.send_header("Transfer-Encoding", "chunked")
+            self.end_headers()
+            for event in events:
+                line = f"data: {json.dumps(event)}\n\n".encode()
+                self.wfile.write(b"%x\r\n%s\r\n" % (len(line), line))
+                assert heard.wait(30)
+            self.wfile.write(b"0\r\n\r\n")
+
+        def log_message(self, *_: object) -> None:
+            """Nothing is logged."""
+
+    server = HTTPServer(("127.0.0.1", 0), Handler)
+    server.timeout = 30
+    thread = threading.Thread(target=server.handle_request)
+    thread.start()
+    try:
+        yield LlamaServer(server.server_port)
+    finally:
+        thread.join(30)
+        server.server_close()
+
+
+def test_tokens_of_the_server_are_heard_as_they_come() -> None:
+    heard, made = threading.Event(), list[int]()
+    events = [{"tokens": [5]}, {"tokens": [6]}, {"stop": True, "timings": {"predicted_n": 2}}]
+
+    def hear(ids: Sequence[int]) -> None:
+        made.extend(ids)
+        heard.set()
+
+    with streaming(events, heard) as server:
+        assert server.play([1, 2], 2, hear) == Told(2, 1)
+    assert made == [5, 6]
+
+
+def test_a_server_that_does_not_start_is_an_error() -> None:
+    with (
+        pytest.raises(Unavailable, match="did not start: unknown option --host"),
+        llama_server(Path(sys.executable), []),
+    ):
+        pass
+    with pytest.raises(Unavailable, match="cannot be run"):
+        llama_version(Path("no-such-file"))
 
 
 @pytest.mark.parametrize(
