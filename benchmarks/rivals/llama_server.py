@@ -10,7 +10,7 @@ import tempfile
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
-from http.client import HTTPConnection, HTTPException
+from http.client import HTTPConnection, HTTPException, HTTPResponse
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -52,13 +52,19 @@ class LlamaServer(NamedTuple):
 
     def ask(self, path: str, body: object) -> Any:
         """A request's answer, as JSON."""
+        with self._answer(path, body) as answer:
+            return json.loads(answer.read())
+
+    @contextmanager
+    def _answer(self, path: str, body: object) -> Iterator[HTTPResponse]:
+        """A request's answer while it comes. Raises Unavailable where the server refuses."""
         with closing(HTTPConnection(HOST, self.port, timeout=ANSWER_SECONDS)) as line:
             line.request("POST", path, json.dumps(body), {"Content-Type": "application/json"})
             answer = line.getresponse()
-            text = answer.read()
             if answer.status != 200:
-                raise Unavailable(f"llama-server refuses {path}: {text.decode(errors='replace')}")
-            return json.loads(text)
+                said = answer.read().decode(errors="replace").strip()
+                raise Unavailable(f"llama-server refuses {path}: {said}")
+            yield answer
 
     def play(self, prompt: Sequence[int], tokens: int, hear: Hear) -> Told:
         """Stream a greedy text; the prompt is computed anew."""
@@ -72,11 +78,8 @@ class LlamaServer(NamedTuple):
             "stream": True,
             "return_tokens": True,
         }
-        with closing(HTTPConnection(HOST, self.port, timeout=ANSWER_SECONDS)) as line:
-            line.request(
-                "POST", "/completion", json.dumps(body), {"Content-Type": "application/json"}
-            )
-            return read_events(line.getresponse(), hear)
+        with self._answer("/completion", body) as answer:
+            return read_events(answer, hear)
 
     def check_prompt(self, text: str, ids: Sequence[int]) -> None:
         """Raise Mismatch unless the server turns this first turn of a chat into these ids."""
