@@ -124,6 +124,7 @@ def _load_with_draft(options: ServingRole) -> Served:
     from outrider.draft_beside import with_draft
 
     assert isinstance(options, FusedTargetRole)
+    options = with_neuron_artifact(options)
     return load_served(options, partial(with_draft, options))
 
 

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from inference.backends import Ranked, Segment
 from inference.backends.batch import Shape, check_rows, pad
-from inference.backends.eager import EagerModel
+from inference.backends.features import KeepsFeatures
 from inference.backends.sequence import Followed, ModelSequence
 from inference.backends.slots import FREE
 from inference.model.cache import empty_cache, write_slots, write_states
@@ -131,10 +131,11 @@ class EagleModel:
     copies_rows = False
 
     def __init__(
-        self, head: EagleHead, target: EagerModel, *, rows: int, capacity: int, max_nodes: int
+        self, head: EagleHead, target: KeepsFeatures, *, rows: int, capacity: int, max_nodes: int
     ) -> None:
         self.rows, self.capacity, self.max_nodes = rows, capacity, max_nodes
-        self.device, self.dtype = target.device, target.dtype
+        weight = head.embed_tokens.weight
+        self.device, self.dtype = weight.device, weight.dtype
         self._head, self._target = head, target
         layer = head.config.layer
         self._cache = empty_cache(layer, rows, capacity, self.dtype, self.device)

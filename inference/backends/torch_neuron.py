@@ -65,6 +65,8 @@ class TargetSizes(Protocol):
     def sequence_length(self) -> int: ...
     @property
     def dtype(self) -> str: ...
+    @property
+    def features(self) -> tuple[int, ...]: ...
 
 
 class RankPlan(NamedTuple):
@@ -80,17 +82,21 @@ class RankPlan(NamedTuple):
 
 
 class RankProgram:
-    """A Program (inference.backends.neuron) of one rank: calls a graph by name."""
+    """A Program (inference.backends.neuron) of one rank: calls a graph by name.
 
-    def __init__(self, graphs: Mapping[str, Any], device: torch.device) -> None:
-        self._graphs, self._device = graphs, device
+    answers: whether features are brought to the host; every rank has the same
+    """
+
+    def __init__(self, graphs: Mapping[str, Any], device: torch.device, answers: bool) -> None:
+        self._graphs, self._device, self._answers = graphs, device, answers
 
     @torch.no_grad()
-    def __call__(self, graph: str, inputs: Mapping[str, Tensor]) -> Tensor:
-        """Return what a graph chose, on the host."""
+    def __call__(self, graph: str, inputs: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
+        """Return what a graph chose, and its features if this rank answers, on the host."""
         there = {name: tensor.to(self._device) for name, tensor in inputs.items()}
-        result: Tensor = self._graphs[graph](**there)
-        return result.cpu()
+        outputs: Tensor | tuple[Tensor, ...] = self._graphs[graph](**there)
+        every = (outputs,) if isinstance(outputs, Tensor) else outputs
+        return tuple(output.cpu() for output in (every if self._answers else every[:1]))
 
 
 def load_rank(plan: RankPlan, rank: int, meeting: Path) -> RankProgram:
@@ -114,7 +120,8 @@ def load_rank(plan: RankPlan, rank: int, meeting: Path) -> RankProgram:
     cache = KeysValues.of(tensor.to(device) for tensor in cache.tensors)
     ids = config.vocab_size // plan.ranks
     window = empty_window(target.rows, ids, device) if draws(target.buckets) else None
-    return RankProgram(compiled_graphs(plan, decoder.to(device).eval(), cache, window), device)
+    graphs = compiled_graphs(plan, decoder.to(device).eval(), cache, window)
+    return RankProgram(graphs, device, answers=rank == 0)
 
 
 def draws(buckets: Iterable[Bucket]) -> bool:
@@ -141,7 +148,7 @@ def compiled_graphs(
     names += [COPY] * (plan.target.rows > 1) + [FILL] * (window is not None)
     return {
         name: compile_(
-            InPlaceGraph(decoder, cache, window).requires_grad_(False),
+            InPlaceGraph(decoder, cache, window, plan.target.features).requires_grad_(False),
             backend=plan.machine.compiler,
             fullgraph=True,
             dynamic=False,

@@ -19,9 +19,8 @@ from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
-import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
@@ -29,6 +28,7 @@ from torch import Tensor
 from inference.backends.torch_neuron import RankPlan, load_rank
 from inference.backends.torch_neuron_sdk import cores_of, rank_environment
 from inference.errors import OutriderError, Unavailable
+from inference.model.checkpoint import DTYPES
 
 _LEAVING = 5.0
 """Seconds that a rank has to end by itself."""
@@ -36,8 +36,11 @@ _LEAVING = 5.0
 Lost = Callable[[str], None]
 """Hears why the target cannot go on, on a thread of its own."""
 
-_Answer = NDArray[np.int32] | OutriderError | RuntimeError | None
-"""What a rank sends: None when it is loaded, what a call chose, or why it ends."""
+_Outputs = tuple[NDArray[Any], ...]
+"""What a call chose, then its features. Those of bfloat16 are sent as int16, bit for bit."""
+
+_Answer = _Outputs | OutriderError | RuntimeError | None
+"""What a rank sends: None when it is loaded, a call's outputs, or why it ends."""
 
 
 def end_process(why: str) -> NoReturn:
@@ -59,6 +62,7 @@ class Ranks:
 
     def __init__(self, plan: RankPlan, lost: Lost | None = None) -> None:
         self._closing, self._ended = threading.Event(), ""
+        self._states = DTYPES[plan.target.dtype]
         cores, waited = cores_of(plan.ranks), set(range(plan.ranks))
         with tempfile.TemporaryDirectory(prefix="outrider-ranks-") as folder:
             meeting = Path(folder) / "meeting"
@@ -73,8 +77,8 @@ class Ranks:
         if lost is not None:
             threading.Thread(target=self._watch, args=(lost,), daemon=True).start()
 
-    def __call__(self, graph: str, inputs: Mapping[str, Tensor]) -> Tensor:
-        """Call a graph on every rank and return what rank 0 chose.
+    def __call__(self, graph: str, inputs: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
+        """Call a graph on every rank and return what rank 0 chose, and its features.
 
         Raises Unavailable when a rank has ended, and RuntimeError for what a device reports. No
         further call can be made after either.
@@ -85,9 +89,10 @@ class Ranks:
                 rank.calls.send((graph, arrays))
             except OSError as error:
                 raise Unavailable(self._why()) from error
-        _, chosen = self._next()
-        assert chosen is not None, "a loaded rank 0 answers with what it chose"
-        return torch.from_numpy(chosen)
+        _, outputs = self._next()
+        assert outputs is not None, "a loaded rank 0 answers with what it chose"
+        chosen, *features = map(torch.from_numpy, outputs)
+        return chosen, *(part.view(self._states) for part in features)
 
     def close(self) -> None:
         """Let the ranks end. Idempotent."""
@@ -101,7 +106,7 @@ class Ranks:
             rank.process.join(_LEAVING / len(self._ranks))
             rank.process.kill()
 
-    def _next(self) -> tuple[int, NDArray[np.int32] | None]:
+    def _next(self) -> tuple[int, _Outputs | None]:
         """Wait for an answer: of which rank, and what. Raise what a rank failed with, or
         Unavailable where one has ended.
         """
@@ -163,15 +168,20 @@ def _serve(calls: Connection, plan: RankPlan, rank: int, meeting: Path) -> None:
         while True:
             graph, arrays = calls.recv()
             inputs = {name: torch.from_numpy(array) for name, array in arrays.items()}
-            chosen = program(graph, inputs)
+            outputs = program(graph, inputs)
             if rank == 0:
-                calls.send(chosen.numpy())
+                calls.send(tuple(_bits(output).numpy() for output in outputs))
     except EOFError:
         return
     except OutriderError as error:
         _tell(calls, error)
     except RuntimeError as error:  # of a class that the other side may not have
         _tell(calls, RuntimeError(_innermost(error)))
+
+
+def _bits(tensor: Tensor) -> Tensor:
+    """The tensor as numpy can hold it."""
+    return tensor.view(torch.int16) if tensor.dtype == torch.bfloat16 else tensor
 
 
 def _tell(calls: Connection, why: OutriderError | RuntimeError) -> None:

@@ -8,6 +8,7 @@ own layer returned for it, before the last norm.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from safetensors.torch import load_file
@@ -129,15 +130,31 @@ class EagleHead(nn.Module):
         return known
 
 
-def load_head(directory: Path, target: Decoder, positions: int) -> EagleHead:
-    """Load a head with the precision and on the device of its target.
+class HeadTarget(NamedTuple):
+    """What a head takes from its target."""
 
-    The target's embeddings are taken where the head has none of its own.
+    config: ModelConfig
+    vocabulary: int  # ids of the tokenizer
+    embeddings: Tensor  # [vocabulary of the config, hidden], on the head's device, in its precision
+
+    @classmethod
+    def of(cls, target: Decoder) -> HeadTarget:
+        """The parts of a target in this process."""
+        return cls(target.config, target.vocabulary, target.model.embed_tokens.weight)
+
+
+def load_head(directory: Path, target: Decoder, positions: int) -> EagleHead:
+    """Load a head for a target in this process. See load_head_for()."""
+    return load_head_for(directory, HeadTarget.of(target), positions)
+
+
+def load_head_for(directory: Path, target: HeadTarget, positions: int) -> EagleHead:
+    """Load a head. The target's embeddings are taken where the head has none of its own.
 
     Raises UnsupportedModel for a checkpoint that does not fit the target.
     """
     config = read_head_config(directory, target.config)
-    shared = target.model.embed_tokens.weight
+    shared = target.embeddings
     shapes = {_named(name): shape for name, shape in tensor_shapes(directory).items()}
     shapes.setdefault(_EMBEDDING, tuple(shared.shape))
     with torch.device("meta"):
