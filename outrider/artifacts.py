@@ -15,7 +15,8 @@ from inference.model.config import parse_config
 from inference.text import Tokenizer
 from outrider.devices import set_threads
 from outrider.models import Checkpoint
-from outrider.options.groups import DraftModelOptions, SourceOptions, TargetOptions
+from outrider.options.groups import TargetOptions
+from outrider.options.roles import FusedTargetRole
 
 if TYPE_CHECKING:
     from inference.artifact import Manifest
@@ -170,8 +171,9 @@ def with_neuron_artifact(options: Served) -> Served:
 
 def _head_beside(options: TargetOptions) -> str | None:
     """The head that is to read features of the target."""
-    beside = isinstance(options, DraftModelOptions) and isinstance(options, SourceOptions)
-    return options.draft_model if beside and options.method == "eagle" else None
+    if isinstance(options, FusedTargetRole) and options.method == "eagle":
+        return options.draft_model
+    return None
 
 
 def artifact_length(options: TargetOptions, manifest: Manifest) -> int:

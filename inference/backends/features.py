@@ -95,7 +95,7 @@ class GraphFeatures(NamedTuple):
         if tuple(asked) == self.layers:
             return whole
         places = [self.layers.index(layer) for layer in asked]
-        return whole.unflatten(-1, (-1, self.hidden))[:, :, places].flatten(2)
+        return whole.reshape(*whole.shape[:2], -1, self.hidden)[:, :, places].flatten(2)
 
 
 NO_FEATURES = GraphFeatures()
