@@ -84,25 +84,47 @@ class RankPlan(NamedTuple):
 class RankProgram:
     """A Program (inference.backends.neuron) of one rank: calls a graph by name.
 
-    answers: whether features are brought to the host; every rank has the same
+    room: the host's memory that features are brought to; None where another rank brings them
     """
 
-    def __init__(self, graphs: Mapping[str, Any], device: torch.device, answers: bool) -> None:
-        self._graphs, self._device, self._answers = graphs, device, answers
+    def __init__(
+        self, graphs: Mapping[str, Any], device: torch.device, room: Tensor | None = None
+    ) -> None:
+        self._graphs, self._device, self._room = graphs, device, room
 
     @torch.no_grad()
     def __call__(self, graph: str, inputs: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
-        """Return what a graph chose, and its features if this rank answers, on the host."""
+        """Return what a graph chose and, where there is room, its features, on the host. The next
+        call overwrites them.
+        """
         there = {name: tensor.to(self._device) for name, tensor in inputs.items()}
         outputs: Tensor | tuple[Tensor, ...] = self._graphs[graph](**there)
-        every = (outputs,) if isinstance(outputs, Tensor) else outputs
-        return tuple(output.cpu() for output in (every if self._answers else every[:1]))
+        if isinstance(outputs, Tensor):
+            return (outputs.cpu(),)
+        chosen, features = outputs
+        if self._room is None:
+            return (chosen.cpu(),)
+        here = self._room[: features.numel()].view(features.shape)
+        return chosen.cpu(), here.copy_(features)
 
 
-def load_rank(plan: RankPlan, rank: int, meeting: Path) -> RankProgram:
+def room_for_features(plan: RankPlan) -> Tensor | None:
+    """Memory that processes can share, for the features of the largest call; None where the graphs
+    return none.
+    """
+    target = plan.target
+    if not target.features:
+        return None
+    width = len(target.features) * read_config(plan.directory / DEALT).hidden_size
+    most = max(bucket.rows * bucket.nodes for bucket in target.buckets)
+    return torch.empty(most * width, dtype=DTYPES[target.dtype]).share_memory_()
+
+
+def load_rank(plan: RankPlan, rank: int, meeting: Path, room: Tensor | None) -> RankProgram:
     """Join the group of ranks and load one rank's part. Nothing is compiled yet.
 
     meeting: a file by which the ranks find each other; it is not used where there is one rank
+    room: see RankProgram
 
     Raises BadArtifact where weights do not fit.
     """
@@ -121,7 +143,7 @@ def load_rank(plan: RankPlan, rank: int, meeting: Path) -> RankProgram:
     ids = config.vocab_size // plan.ranks
     window = empty_window(target.rows, ids, device) if draws(target.buckets) else None
     graphs = compiled_graphs(plan, decoder.to(device).eval(), cache, window)
-    return RankProgram(graphs, device, answers=rank == 0)
+    return RankProgram(graphs, device, room)
 
 
 def draws(buckets: Iterable[Bucket]) -> bool:

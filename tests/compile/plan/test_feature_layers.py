@@ -94,7 +94,7 @@ def test_graphs_with_another_list_of_features_are_built_anew(tmp_path: Path) -> 
 def neuron_spec(target: str, features: tuple[int, ...]) -> CompileSpec:
     buckets = (prefill_bucket(1, 512, JUNK, JUNK), verify_bucket(4, 16, JUNK, JUNK, sampled=True))
     return CompileSpec(
-        "shapes only", target, 128_256, buckets, 4, 2048, 64, "bfloat16", 4, features=features
+        "shapes only", target, 128_256, buckets, 4, 2096, 16, "bfloat16", 4, features=features
     )
 
 

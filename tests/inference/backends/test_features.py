@@ -4,6 +4,7 @@ is what an eager target keeps.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -193,9 +194,13 @@ def test_only_the_rank_that_answers_brings_features_to_the_host(
     spec = replace(native_spec(1), features=(0, 1))
     graphs = compiled_graphs(RankPlan(tmp_path, spec, CPU), decoder, cache, None)
     bucket, here = spec.buckets[1], torch.device("cpu")
-    first, other = (RankProgram(graphs, here, answers=answers) for answers in (True, False))
+    shape = (bucket.rows, bucket.nodes, 2 * decoder.config.hidden_size)
+    room = torch.zeros(2 * math.prod(shape))
+    first, other = RankProgram(graphs, here, room), RankProgram(graphs, here)
     chosen, features = first(bucket.name, example_inputs(bucket))
-    assert features.shape == (bucket.rows, bucket.nodes, 2 * decoder.config.hidden_size)
+    assert features.shape == shape
+    assert features.flatten().equal(room[: features.numel()])
+    assert features.any()
     assert [part.tolist() for part in other(bucket.name, example_inputs(bucket))] == [
         chosen.tolist()
     ]
