@@ -68,10 +68,10 @@ class CompileOptions:
     )
     features: str | None = option(
         None,
-        "layers whose inputs the graphs return with each token, such as 2,16,29, or the directory "
-        "or hub name of the EAGLE-3 head that is to read them (default: none)",
+        "layers whose inputs the graphs return with each token, such as 2,16,29; eagle3: the three "
+        "that EAGLE-3 reads; or the EAGLE-3 head that is to read them (default: none)",
         _TARGET,
-        metavar="N,..._OR_HEAD",
+        metavar="N,..._OR_DIR_OR_NAME",
     )
     workers: int | None = option(
         None,

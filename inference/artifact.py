@@ -238,7 +238,7 @@ class Manifest(Record):
 
 def features_of(layers: Sequence[int]) -> str:
     """Return in words which features graphs return, or a head reads."""
-    return f"features of layers {', '.join(map(str, layers))}" if layers else "no features"
+    return f"inputs of layers {', '.join(map(str, layers))}" if layers else "no features"
 
 
 def write_manifest(directory: Path, manifest: Manifest) -> None:

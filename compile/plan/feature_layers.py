@@ -7,7 +7,10 @@ import re
 from compile.compile_options import CompileOptions
 from inference.errors import InvalidRequest
 from inference.model.config import ModelConfig
-from inference.model.eagle_config import read_head_config
+from inference.model.eagle_config import LEAST_LAYERS, read_head_config, usual_layers
+
+EAGLE3 = "eagle3"
+"""The name of the layers that EAGLE-3 reads, as of a target's --features."""
 
 
 def feature_layers(options: CompileOptions, config: ModelConfig) -> tuple[int, ...]:
@@ -19,6 +22,13 @@ def feature_layers(options: CompileOptions, config: ModelConfig) -> tuple[int, .
     given = options.features
     if given is None:
         return ()
+    if given == EAGLE3:
+        if config.layers < LEAST_LAYERS:
+            raise InvalidRequest(
+                f"--features {EAGLE3} needs a target of {LEAST_LAYERS} layers or more, this one "
+                f"has {config.layers}: name layers"
+            )
+        return usual_layers(config.layers)
     if not re.fullmatch(r"[0-9]{1,9}(,[0-9]{1,9})*", given):
         return _read_by(given, config)
     layers = tuple(sorted({int(part) for part in given.split(",")}))

@@ -18,9 +18,16 @@ from torch import Tensor
 from inference.artifact import Bucket, Manifest, check_files, read_manifest
 from inference.backends import Ranked, Segment
 from inference.backends.batch import check_rows
-from inference.backends.features import NO_FEATURES, FeatureStore, GraphFeatures
+from inference.backends.feature_store import (
+    NOTHING,
+    FeatureStore,
+    check_given,
+    form_of,
+    select,
+)
 from inference.backends.graph_calls import cost, fits, holds, inputs_of, picked, unstacked
 from inference.errors import BadArtifact, InvalidRequest, LimitExceeded
+from inference.features import FeatureForm
 from inference.model.cache import KeysValues, cache_names, copy_slots, empty_cache, write_slots
 from inference.model.config import ModelConfig, parse_config
 from inference.model.sizes import check_sizes
@@ -37,7 +44,7 @@ width], then features [B, T, width] where it was built to. A round returns more 
 
 
 class CompiledModel:
-    """Compiled graphs, one for each bucket, over shared KV caches. It is a KeepsFeatures.
+    """Compiled graphs, one for each bucket, over shared KV caches. It is a FeatureModel.
 
     graphs: by bucket, the cheapest first
     returned: features that the graphs return
@@ -49,7 +56,7 @@ class CompiledModel:
         self,
         graphs: Mapping[Bucket, Graph],
         cache: KeysValues,
-        returned: GraphFeatures = NO_FEATURES,
+        returned: FeatureForm = NOTHING,
     ) -> None:
         self._returned = returned
         self._kept: FeatureStore | None = None
@@ -100,14 +107,15 @@ class CompiledModel:
         return largest.rows + rest[0], max(largest.nodes, rest[1])
 
     def keep_features(self, layers: Sequence[int]) -> None:
-        """See KeepsFeatures. They are kept in this host's memory."""
-        self._returned.check(layers)
+        """See FeatureModel. They are kept in this host's memory. Raises UnsupportedModel for layers
+        whose inputs the graphs do not return.
+        """
+        check_given(self._returned, layers)
         hidden, slots = self._returned.hidden, self.capacity + 1
         here = torch.device("cpu")
         self._kept = FeatureStore(layers, hidden, self.rows, slots, self.dtype, here)
 
     def features(self, row: int, slots: IntArray) -> Tensor:  # [n, kept layers * hidden]
-        """See KeepsFeatures."""
         assert self._kept is not None, "keep_features() comes before"
         return self._kept.read(row, slots)
 
@@ -130,7 +138,7 @@ class CompiledModel:
         """Keep the features that a call of a graph with these inputs returned, if it did."""
         if self._kept is not None:
             (whole,) = features
-            given = self._returned.select(whole, self._kept.layers)
+            given = select(whole, self._returned, self._kept.layers)
             self._kept.write(inputs["rows"], inputs["slots"], given)
 
     def _in_turn(self, segments: Sequence[Segment]) -> list[IntArray]:
@@ -269,7 +277,7 @@ def load_compiled(directory: Path, manifest: Manifest) -> CompiledModel:
     graphs = {
         bucket: load_graph(directory / graph_path(bucket), constants) for bucket in manifest.buckets
     }
-    return CompiledModel(graphs, cache_in(constants), GraphFeatures.of(manifest))
+    return CompiledModel(graphs, cache_in(constants), form_of(manifest))
 
 
 def load_constants(weights: Path, config: ModelConfig, manifest: Manifest) -> dict[str, Tensor]:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from inference.backends import Ranked, Segment
 from inference.backends.batch import Shape, check_rows, pad
-from inference.backends.features import FeatureStore
+from inference.backends.feature_store import FeatureStore
 from inference.errors import LimitExceeded
 from inference.model.cache import copy_slots, empty_cache, write_slots
 from inference.model.decoder import Decoder
@@ -47,12 +47,10 @@ class EagerModel:
         self._kept: FeatureStore | None = None
 
     def keep_features(self, layers: Sequence[int]) -> None:
-        """See KeepsFeatures."""
         hidden, slots = self.decoder.config.hidden_size, self.capacity + 1
         self._kept = FeatureStore(layers, hidden, self.rows, slots, self.dtype, self.device)
 
     def features(self, row: int, slots: IntArray) -> Tensor:  # [n, kept layers * hidden]
-        """See KeepsFeatures."""
         assert self._kept is not None, "keep_features() comes before"
         return self._kept.read(row, slots)
 

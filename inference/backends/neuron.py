@@ -18,7 +18,7 @@ from torch import Tensor
 from inference.artifact import Bucket, Manifest
 from inference.backends import Segment
 from inference.backends.compiled import CompiledModel
-from inference.backends.features import GraphFeatures
+from inference.backends.feature_store import form_of
 from inference.backends.graph_calls import inputs_of, picked
 from inference.backends.noise_ahead import Draw, NoiseAhead, draws_of
 from inference.errors import Busy, InvalidRequest, OutriderError, Unavailable
@@ -75,7 +75,7 @@ class NeuronModel(CompiledModel):
             bucket: partial(program, bucket.name) for bucket in manifest.buckets
         }
         cache = shape_of_cache(manifest, manifest.config)
-        super().__init__(graphs, cache, GraphFeatures.of(manifest))
+        super().__init__(graphs, cache, form_of(manifest))
         self.device = torch.device("xla")
         self.copies_rows = COPY_RECORD in manifest.files
         self._fills = FILL_RECORD in manifest.files

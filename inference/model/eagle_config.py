@@ -19,11 +19,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from inference.errors import UnsupportedModel
+from inference.features import FeatureForm
 from inference.json_file import Json, read_json
 from inference.model.config import ModelConfig, parse_config
 
 _LAYER, _IDS = "transformer_layer_config", "eagle_aux_hidden_state_layer_ids"
 _OTHER_HEADS = ("norm_before_fc", "norm_output", "fc_norm")
+LEAST_LAYERS = 7
 _NO_WINDOW = {"sliding_window": None, "use_sliding_window": False}
 
 
@@ -43,6 +45,11 @@ class HeadConfig:
     kept: tuple[int, ...]
     features: int
     norms_residual: bool
+
+    @property
+    def form(self) -> FeatureForm:
+        """The features that it reads."""
+        return FeatureForm(self.kept, self.features // len(self.kept))
 
 
 def read_head_config(directory: Path, target: ModelConfig) -> HeadConfig:
@@ -97,9 +104,14 @@ def _kept(raw: Json, layers: int) -> tuple[int, ...]:
     if not ids.absent:
         given = ids.each(lambda each: outputs + each.integer(0, layers - outputs))
         return given if list(given) == sorted(set(given)) else ids.refuse("ascending layers")
-    if layers < 7:
+    if layers < LEAST_LAYERS:
         raise UnsupportedModel(
-            f"{raw.where}: {_IDS} is missing, and what stands for it are 3 layers of a target of 7 "
-            f"or more; this one has {layers}"
+            f"{raw.where}: {_IDS} is missing, and what stands for it are 3 layers of a target of "
+            f"{LEAST_LAYERS} or more; this one has {layers}"
         )
+    return usual_layers(layers)
+
+
+def usual_layers(layers: int) -> tuple[int, int, int]:
+    """Return the layers whose inputs EAGLE-3 reads of a target of LEAST_LAYERS or more."""
     return 2, layers // 2, layers - 3

@@ -8,15 +8,14 @@ import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from inference.backends import Model
-from inference.backends.features import KeepsFeatures
+from inference.backends import FeatureModel
 from inference.backends.sequence import ModelSequence
 from inference.model.cache import KeysValues
 from inference.model.config import ModelConfig
@@ -30,10 +29,6 @@ KEPT = (0, 1, 2)
 
 HEADS, SHARED, SIZE = 4, 2, 8
 """Attention heads of a head, those of keys and values, and the numbers of each."""
-
-
-class KeepingModel(Model, KeepsFeatures, Protocol):
-    """A target whose features can be read."""
 
 
 def raw_config(target: ModelConfig, **overrides: Any) -> dict[str, Any]:
@@ -103,7 +98,7 @@ def write_head(
     return directory
 
 
-def kept_of_a_text(target: KeepingModel, layers: Sequence[int], row: int) -> Tensor:
+def kept_of_a_text(target: FeatureModel, layers: Sequence[int], row: int) -> Tensor:
     """What a target keeps of a text on a row: of a prompt of 21 tokens, which needs several calls,
     and of a root with two nodes of a tree that were accepted.
 

@@ -33,7 +33,8 @@ def asked(features: str, model: Path = EIGHT, **more: object) -> CompileSpec:
 
 
 @pytest.mark.parametrize(
-    ("given", "layers"), [("29,2,16", (2, 16, 29)), ("0", (0,)), ("32", (32,))]
+    ("given", "layers"),
+    [("29,2,16", (2, 16, 29)), ("0", (0,)), ("32", (32,)), ("eagle3", (2, 16, 29))],
 )
 def test_layers_are_named_by_their_numbers(given: str, layers: tuple[int, ...]) -> None:
     assert asked(given).features == layers
@@ -116,4 +117,4 @@ def test_features_cost_a_pass_a_hundredth_of_a_millisecond_and_a_plan_tells_of_t
     more = pass_time(config, with_, bucket).total - pass_time(config, without, bucket).total
     assert 0 < more < 0.02
     lines = list(describe(with_, config, footprint(config, with_)))
-    assert "features of layers 2, 16, 29 with each node: 24 KiB" in lines
+    assert "inputs of layers 2, 16, 29 with each node: 24 KiB" in lines

@@ -289,7 +289,7 @@ def test_a_head_that_reads_other_layers_is_told_how_to_build_for_it(
     write_manifest(tmp_path, replace(manifest, features=(0,), command="python -m compile --rows 2"))
     options = FusedTargetRole(artifact=str(tmp_path), draft="eagle", draft_model=head)
     message = (
-        "built with features of layers 0, and .* reads features of layers 0, 1: build it again "
+        "its graphs return inputs of layers 0, and .* reads inputs of layers 0, 1: build it again "
         "with python -m compile --rows 2 --features 0,1$"
     )
     with pytest.raises(UnsupportedModel, match=message):

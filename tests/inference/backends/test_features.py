@@ -19,7 +19,7 @@ from inference.backends import Ranked, Segment
 from inference.backends.artifact_embeddings import read_embeddings
 from inference.backends.eager import EagerModel
 from inference.backends.eagle import EagleModel
-from inference.backends.features import GraphFeatures
+from inference.backends.feature_store import NOTHING, check_given
 from inference.backends.neuron import NeuronModel
 from inference.backends.neuron_loading import load_neuron
 from inference.backends.torch_neuron import GRAPHS, RankPlan, RankProgram, compiled_graphs
@@ -28,9 +28,11 @@ from inference.drafters.model_proposer import ROOM
 from inference.engine.engine import Engine
 from inference.engine.host import Host
 from inference.engine.local_session import LocalSession
+from inference.engine.target_rows import led_by_row
 from inference.errors import UnsupportedModel
+from inference.features import FeatureForm
 from inference.model.cache import empty_cache
-from inference.model.eagle import HeadTarget, load_head_for
+from inference.model.eagle import OfTarget, read_head
 from inference.model.verify_graph import example_inputs
 from inference.order import Decode
 from inference.planner.acceptance import read_acceptance
@@ -141,9 +143,12 @@ def beside(served: Served, directory: Path) -> Counted:
     """A random head, which shares the embeddings of the artefact."""
     config = whole(served.checkpoint).config
     written = heads.write_head(directory, heads.raw_config(config), heads.tensors_of(config))
-    embeddings = read_embeddings(served.directory, served.manifest)
-    head = load_head_for(written, HeadTarget(config, VOCABULARY, embeddings), LENGTH)
-    model = Counted(head, served.model, rows=ROWS, capacity=LENGTH + ROOM, max_nodes=64)
+    embeddings = partial(read_embeddings, served.directory, served.manifest)
+    here = torch.device("cpu")
+    given = OfTarget(config, VOCABULARY, torch.float32, here, embeddings)
+    served.model.keep_features(heads.KEPT)
+    head = read_head(written, given, LENGTH)
+    model = Counted(head, rows=ROWS, capacity=LENGTH + ROOM, max_nodes=64)
     model.clock = Clock()
     return model
 
@@ -152,7 +157,9 @@ def engine_with(model: NeuronModel, head: Counted) -> Engine:
     """A target and a head that takes a tenth of its time, on a clock of the test."""
     times = {(row, nodes): FORWARD for row in (1, 2) for nodes in (1, 2, 4, 8)}
     known = Knowledge(DraftTimes({1: CALL}), TargetTimes(times), LinkTimes(), read_acceptance())
-    host = Host(head, lambda: known, room=ROOM, clock=head.clock)
+    host = Host(
+        head, lambda: known, room=ROOM, clock=head.clock, sequence=partial(led_by_row, model)
+    )
     return Engine(
         model, sequence_length=LENGTH, max_tree_nodes=TREE, vocabulary=VOCABULARY, times=times,
         host=host, clock=head.clock,
@@ -174,11 +181,11 @@ def test_a_heads_embeddings_are_put_together_from_all_ranks(served: Served, tmp_
 
 
 def test_graphs_that_return_other_features_say_which_are_needed() -> None:
-    with pytest.raises(UnsupportedModel, match=r"features of layers 1, 2, and features of layers "
-                       r"0, 2 are asked for: build it again with --features 0,2$"):  # fmt: skip
-        GraphFeatures((1, 2), 16).check((0, 2))
+    told = "inputs of layers 1, 2, and inputs of layers 0, 2 are asked for: build .* --features 0,2"
+    with pytest.raises(UnsupportedModel, match=told):
+        check_given(FeatureForm((1, 2), 16), (0, 2))
     with pytest.raises(UnsupportedModel, match="return no features"):
-        GraphFeatures().check((0,))
+        check_given(NOTHING, (0,))
 
 
 # --- native PyTorch
