@@ -36,7 +36,7 @@ def asked(features: str, model: Path = EIGHT, **more: object) -> CompileSpec:
     ("given", "layers"),
     [("29,2,16", (2, 16, 29)), ("0", (0,)), ("32", (32,)), ("eagle3", (2, 16, 29))],
 )
-def test_layers_are_named_by_their_numbers(given: str, layers: tuple[int, ...]) -> None:
+def test_layers_are_named_by_numbers_or_as_those_of_eagle3(given: str, layers: tuple[int, ...]) -> None:
     assert asked(given).features == layers
 
 
