@@ -12,11 +12,10 @@ from inference.backends import Model
 from inference.backends.received_features import ReceivedFeatures
 from inference.backends.timed import feature_model
 from inference.engine.feature_feed import FeatureOffer
-from inference.errors import InvalidRequest, Mismatch, UnsupportedModel
+from inference.errors import Mismatch, UnsupportedModel
 from inference.features import FeatureForm
 from outrider.models import Checkpoint, FoundModel
 from outrider.options.features import FeatureOptions, FeatureServingOptions
-from outrider.options.values import EAGLE3
 
 
 def feature_offer(
@@ -27,6 +26,8 @@ def feature_offer(
     Raises UnsupportedModel for a model that keeps none, and InvalidRequest for layers that it does
     not have.
     """
+    from inference.model.eagle_config import named_layers
+
     if options.features is None:
         return None
     keeper = feature_model(model)
@@ -35,7 +36,7 @@ def feature_offer(
             f"--features: {found.name} keeps none as it is served here; a checkpoint on cpu or "
             "cuda does, and an artefact that was built with --features"
         )
-    layers = _layers(options.features, found.config.layers)
+    layers = named_layers(options.features, found.config.layers)
     keeper.keep_features(layers)
     form = FeatureForm(layers, found.config.hidden_size)
     return FeatureOffer(keeper, form, options.feature_bytes_per_second)
@@ -69,20 +70,3 @@ def received_features(
         )
     rate = min(options.feature_bytes_per_second, told.feature_bytes_per_second)
     return [ReceivedFeatures(form, length, rate) for _ in range(rows)]
-
-
-def _layers(named: str, layers: int) -> tuple[int, ...]:
-    """The layers that --features names, of a target of so many."""
-    from inference.model.eagle_config import LEAST_LAYERS, usual_layers
-
-    if named == EAGLE3:
-        if layers < LEAST_LAYERS:
-            raise InvalidRequest(
-                f"--features {EAGLE3} needs a target of {LEAST_LAYERS} layers or more, this one "
-                f"has {layers}: name layers"
-            )
-        return usual_layers(layers)
-    chosen = tuple(map(int, named.split(",")))
-    if chosen[-1] > layers:
-        raise InvalidRequest(f"--features {named}: the target has layers up to {layers}")
-    return chosen

@@ -117,7 +117,9 @@ def room_for_features(plan: RankPlan) -> Tensor | None:
         return None
     width = len(target.features) * read_config(plan.directory / DEALT).hidden_size
     most = max(bucket.rows * bucket.nodes for bucket in target.buckets)
-    return torch.empty(most * width, dtype=DTYPES[target.dtype]).share_memory_()
+    room = torch.empty(most * width, dtype=DTYPES[target.dtype])
+    room.share_memory_()  # type: ignore[no-untyped-call]
+    return room
 
 
 def load_rank(plan: RankPlan, rank: int, meeting: Path, room: Tensor | None) -> RankProgram:

@@ -18,13 +18,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from inference.errors import UnsupportedModel
+from inference.errors import InvalidRequest, UnsupportedModel
 from inference.features import FeatureForm
 from inference.json_file import Json, read_json
 from inference.model.config import ModelConfig, parse_config
 
 _LAYER, _IDS = "transformer_layer_config", "eagle_aux_hidden_state_layer_ids"
 _OTHER_HEADS = ("norm_before_fc", "norm_output", "fc_norm")
+EAGLE3 = "eagle3"
+"""The name of the layers that EAGLE-3 reads."""
+
 LEAST_LAYERS = 7
 _NO_WINDOW = {"sliding_window": None, "use_sliding_window": False}
 
@@ -50,6 +53,25 @@ class HeadConfig:
     def form(self) -> FeatureForm:
         """The features that it reads."""
         return FeatureForm(self.kept, self.features // len(self.kept))
+
+
+def named_layers(named: str, layers: int) -> tuple[int, ...]:
+    """Return the layers that --features names, ascending, of a target of so many: numbers separated
+    by commas, or EAGLE3. The number of layers stands for the last layer's output.
+
+    Raises InvalidRequest for layers that the target does not have.
+    """
+    if named == EAGLE3:
+        if layers < LEAST_LAYERS:
+            raise InvalidRequest(
+                f"--features {EAGLE3} needs a target of {LEAST_LAYERS} layers or more, this one "
+                f"has {layers}: name layers"
+            )
+        return usual_layers(layers)
+    chosen = tuple(sorted({int(part) for part in named.split(",")}))
+    if chosen[-1] > layers:
+        raise InvalidRequest(f"--features {named}: the target has layers up to {layers}")
+    return chosen
 
 
 def read_head_config(directory: Path, target: ModelConfig) -> HeadConfig:

@@ -33,10 +33,11 @@ def asked(features: str, model: Path = EIGHT, **more: object) -> CompileSpec:
 
 
 @pytest.mark.parametrize(
-    ("given", "layers"),
-    [("29,2,16", (2, 16, 29)), ("0", (0,)), ("32", (32,)), ("eagle3", (2, 16, 29))],
+    ("given", "layers"), [("29,2,16", (2, 16, 29)), ("0,32", (0, 32)), ("eagle3", (2, 16, 29))]
 )
-def test_layers_are_named_by_numbers_or_as_those_of_eagle3(given: str, layers: tuple[int, ...]) -> None:
+def test_layers_are_named_by_numbers_or_as_those_of_eagle3(
+    given: str, layers: tuple[int, ...]
+) -> None:
     assert asked(given).features == layers
 
 
@@ -49,7 +50,7 @@ def test_a_head_names_the_layers_that_it_reads(tmp_path: Path) -> None:
 
 
 def test_a_layer_that_the_target_lacks_is_refused() -> None:
-    with pytest.raises(InvalidRequest, match="--features 2,33: the target has 32 layers"):
+    with pytest.raises(InvalidRequest, match="--features 2,33: the target has layers up to 32"):
         asked("2,33")
 
 
