@@ -20,8 +20,8 @@ from typing import NamedTuple
 
 import torch
 
+from benchmarks.corpus import checked_listing, read_texts
 from benchmarks.harness import command, cpu_decoder, table_lines
-from benchmarks.train_pair import checked_listing, read_texts
 from grpc_comm.client.connection import Connection, connect
 from grpc_comm.server.server import BackgroundServer, Target
 from grpc_comm.translate import Description
@@ -163,6 +163,7 @@ def main() -> None:
         for temperature in TEMPERATURES:
             params = SamplingParams(temperature, seed=7)
             own = [alone(wire, prompt, params, options.tokens) for prompt in prompts]
+            rows.append(cells(temperature, "none, target alone", own, own))
             for name, window, rounded in arms:
                 texts = [
                     drafted(

@@ -73,15 +73,23 @@ def test_behind_a_gap_the_known_ones_begin_anew() -> None:
     assert first(features) == 10
 
 
-@pytest.mark.parametrize(("wrong", "words"), [(block(4), "twice"), (block(99, 2), "of 101 tokens")])
-def test_what_was_sent_before_and_what_is_beyond_any_text_is_refused(
-    wrong: FeatureBlock, words: str
-) -> None:
+def test_what_was_sent_before_is_refused() -> None:
     features = begun(6)
     features.take(block(0, 5))
-    with pytest.raises(Mismatch, match=words):
-        features.take(wrong)
+    with pytest.raises(Mismatch, match="position 4 twice"):
+        features.take(block(4))
     assert features.known == range(5)
+
+
+def test_of_a_text_longer_than_the_head_drafts_for_no_more_are_wanted() -> None:
+    features = begun(6)
+    features.take(block(0, 5))
+    assert not features.take(block(99, 2))
+    assert not features.ready
+    features.begin(101)
+    request = features.request
+    assert request is not None
+    assert request.bytes_per_second == 0
 
 
 def test_who_gave_them_up_asks_for_none_in_the_next_texts_and_then_again() -> None:
