@@ -32,7 +32,7 @@ class ReceivedFeatures:
     """A FeatureSink, and the Features of the text at hand. The reader's thread puts them in, the
     loop's thread reads them.
 
-    length: longest text in tokens
+    length: longest text in tokens that the head drafts for; of a longer one it wants no more
     bytes_per_second: that are asked for; 0 asks for nothing
     clock: returns seconds
     """
@@ -82,7 +82,8 @@ class ReceivedFeatures:
         return FeatureRequest(self.form, self._known.stop, self._rate if self._wanted else 0)
 
     def begin(self, length: int) -> None:
-        self._wanted, self._rests = self._rests == 0, max(self._rests - 1, 0)
+        self._wanted = self._rests == 0 and length <= len(self._values)
+        self._rests = max(self._rests - 1, 0)
         self._prompt = length - 1  # the root's own feature is computed later
         first = max(self._prompt - self._fitting, 0)
         self._known, self._came = range(first, first), None
@@ -91,8 +92,9 @@ class ReceivedFeatures:
         position, end = block.position, block.position + len(block.values)
         if position < self._known.stop:
             raise Mismatch(f"sent features of position {position} twice")
-        if end > len(self._values):
-            raise Mismatch(f"sent features of {end} tokens: {len(self._values)} are the most")
+        if end > len(self._values):  # the head drafts no further
+            self._wanted = False
+            return False
         self._scales[position:end], self._values[position:end] = block.scales, block.values
         start = self._known.start if position == self._known.stop else position
         self._known = range(start, end)

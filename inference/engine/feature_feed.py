@@ -60,11 +60,11 @@ class FeatureFeed:
         self._allowance, self._refilled = self._most, now  # bytes, seconds
         self._waiting = deque[tuple[NDArray[np.float32], NDArray[np.int8]]](maxlen=self._room)
 
-    def collect(self, sequence: ModelSequence) -> None:
-        """Read what the row has beyond what was read before."""
+    def collect(self, sequence: ModelSequence) -> bool:
+        """Read what the row has beyond what was read before; whether there was any."""
         start = max(self._next, sequence.cached - self._room)
         if start >= sequence.cached:
-            return
+            return False
         if start > self._next:
             self._waiting.clear()
         slots = sequence.slots.at(np.arange(start, sequence.cached, dtype=np.int32))
@@ -72,6 +72,7 @@ class FeatureFeed:
         block = to_int8(start, states.reshape(len(slots), len(self._offer.form.layers), -1))
         self._waiting.extend(zip(block.scales, block.values, strict=True))
         self._next = sequence.cached
+        return True
 
     def take(self, below: int, now: float) -> FeatureBlock | None:
         """Return what may be sent now of positions `below`; None for nothing."""

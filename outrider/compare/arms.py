@@ -24,7 +24,7 @@ from inference.text import Tokenizer
 from outrider.compare.prediction import Time, made_across, made_at_the_target
 from outrider.completion import Completion, Request, complete
 from outrider.live_text import silent
-from outrider.pools import AnyRows, GrowingPool, Lent, Pair, features_of, rounds
+from outrider.pools import AnyRows, GrowingPool, Lent, Pair, rounds
 from outrider.wishes import SPEED_ALONE, Aims
 
 if TYPE_CHECKING:
@@ -150,10 +150,9 @@ def _across(
     device = bench.target.description.device
 
     def complete_one(request: Request) -> Completion:
-        order = request.order(pace, beside=beside)
+        order, session = request.order(pace, beside=beside), bench.target.session()
         lent: Lent = rows.lent() if rows else nullcontext(())
         with lent as proposers:
-            session = bench.target.session(features=features_of(proposers))
             show, never = silent, Event()
             done = complete(request, session, proposers, bench.tokenizer, show, never, order=order)
         return replace(done, device=device)

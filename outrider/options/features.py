@@ -5,7 +5,9 @@ from __future__ import annotations
 from pydantic import model_validator
 from typing_extensions import Self
 
+from outrider.options.draft_methods import METHODS
 from outrider.options.group import Group
+from outrider.options.groups import SourceOptions, TreeOptions
 from outrider.options.values import Count, Layers
 
 
@@ -13,6 +15,22 @@ class FeatureOptions(Group, title="drafting"):
     feature_bytes_per_second: Count = 2_000_000
     """--draft eagle: bytes a second of the target's features on the link; of a target: that a
     session may have at most"""
+
+
+class HeadOptions(FeatureOptions, SourceOptions, TreeOptions, title="drafting"):
+    """For clients, whose draft may be a head."""
+
+    @model_validator(mode="after")
+    def _features_come_on_the_way(self) -> Self:
+        reads = self.method is not None and METHODS[self.method].reads_target
+        if self.given(FeatureOptions) and not reads:
+            raise ValueError("--feature_bytes_per_second is what --draft eagle may take: give both")
+        if reads and self.waits:
+            raise ValueError(
+                f"--draft {self.draft} reads what comes while the target goes on, "
+                f"{self.rounds_flag} makes rounds: give one of them"
+            )
+        return self
 
 
 class FeatureServingOptions(FeatureOptions):

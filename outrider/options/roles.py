@@ -87,20 +87,11 @@ class ClientRole(
     groups.GoalOptions,
     presets.PresetOptions,
     groups.MeasureOptions,
-    features.FeatureOptions,
+    features.HeadOptions,
     groups.DeviceOptions,
     reduction.ReductionOptions,
 ):
     """Options of the roles that draft here and verify at a target."""
-
-    @model_validator(mode="after")
-    def _features_come_on_the_way(self) -> Self:
-        if self.method is not None and METHODS[self.method].reads_target and self.waits:
-            raise ValueError(
-                f"--draft {self.draft} reads what comes while the target goes on, "
-                f"{self.rounds_flag} makes rounds: give one of them"
-            )
-        return self
 
     @model_validator(mode="after")
     def _rounds_need_a_model(self) -> Self:

@@ -113,7 +113,7 @@ def kept_of_a_text(target: FeatureModel, layers: Sequence[int], row: int) -> Ten
     )
     sequence.choose(tree)
     sequence.commit(tree, (1, 4))
-    return target.features(row, sequence.slots_of(np.arange(24, dtype=np.int32)))
+    return target.features(row, sequence.slots.at(np.arange(24, dtype=np.int32)))
 
 
 def states_of(target: Decoder, tokens: Sequence[int]) -> Tensor:  # [n, 3 * hidden]

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from itertools import repeat
 from pathlib import Path
 
@@ -39,7 +40,7 @@ from tests.support.drafts import knowledge, text_of
 from tests.support.equality import NearTies, assert_same_text
 from tests.support.wire_fixtures import WAIT, background, eventually, news, until_it_fails
 
-TARGET, LENGTH, TOKENS = pairs.decoder(1), pairs.SEQUENCE_LENGTH, 40
+TARGET, LENGTH, TOKENS = pairs.decoder(1), pairs.SEQUENCE_LENGTH, 24
 PROMPT = pairs.prompt_of(20)
 FORM = FeatureForm(heads.KEPT, TARGET.config.hidden_size)
 SAMPLINGS = [SamplingParams(), SamplingParams(0.7, seed=3), SamplingParams(1.0, seed=4)]
@@ -78,17 +79,17 @@ def taught(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A head that was taught what the target says after the prompt at temperature 0."""
     torch.manual_seed(0)
     head, directory = new_head(TARGET, heads.KEPT, 48, LENGTH), tmp_path_factory.mktemp("taught")
-    text = torch.tensor([[*PROMPT, *own_text(PROMPT)]])
+    text = torch.tensor([[*PROMPT, *own_text()]])
     list(teach(head, TARGET, repeat(text), steps=60, levels=2, rate=1e-2))
     save_head(head, directory)
     return directory
 
 
-def own_text(
-    prompt: Sequence[int], tokens: int = TOKENS, params: SamplingParams = SAMPLINGS[0]
-) -> list[int]:
+@cache
+def own_text(tokens: int = TOKENS, params: SamplingParams = SAMPLINGS[0]) -> list[int]:
+    """What the target says alone behind PROMPT."""
     session = LocalSession(pairs.engine(TARGET))
-    return text_of(prompt, params, session, Decode(len(prompt) + tokens))
+    return text_of(PROMPT, params, session, Decode(len(PROMPT) + tokens))
 
 
 def received(form: FeatureForm = FORM) -> ReceivedFeatures:
@@ -144,7 +145,7 @@ def test_the_text_is_the_targets_own_seeded_decoding(
         session = connection.session(features=features)
         return text_of(prompt, params, session, Decode(len(prompt) + tokens), [proposer])
 
-    own = own_text(PROMPT, TOKENS, params)
+    own = own_text(TOKENS, params)
     assert_same_text(TARGET, PROMPT, params, own, produce, ties)
 
 
@@ -153,10 +154,10 @@ def test_a_head_that_has_learned_takes_fewer_forwards_with_features_than_without
 ) -> None:
     session = connection.session(features=(features := received()))
     with_them = Drafted(session, proposer_on(taught, features, Clock()), whole=True)
-    assert with_them.finish() == own_text(PROMPT)
+    assert with_them.finish() == own_text()
     assert session.traffic.forwards < TOKENS / 2
     alone, silent = connection.session(), proposer_on(taught, received(), Clock())
-    assert Drafted(alone, silent, whole=False).finish() == own_text(PROMPT)
+    assert Drafted(alone, silent, whole=False).finish() == own_text()
     assert (alone.traffic.forwards, silent.calls) == (TOKENS, 0)
 
 
@@ -185,7 +186,7 @@ def test_wrong_and_missing_features_change_no_text(
     features = kind(FORM, LENGTH, 10**7)
     session = connection.session(features=features)
     proposer = proposer_on(taught, features, Clock())
-    assert Drafted(session, proposer, whole=False).finish() == own_text(PROMPT)
+    assert Drafted(session, proposer, whole=False).finish() == own_text()
 
 
 # --- what is sent
@@ -205,7 +206,7 @@ def test_what_comes_is_what_the_target_has_computed_rounded_to_8_bits(
     session.open(PROMPT, SAMPLINGS[0])
     followed(session, 40)
     eventually(lambda: features.known == range(39))
-    states = heads.states_of(TARGET, [*PROMPT, *own_text(PROMPT, 19)]).reshape(39, 3, -1)
+    states = heads.states_of(TARGET, [*PROMPT, *own_text(19)]).reshape(39, 3, -1)
     off = (features.at(np.arange(39)).reshape(39, 3, -1) - states).abs()
     assert bool((off <= states.abs().amax(-1, keepdim=True) / 254 * 1.01 + 1e-6).all())
     session.close()
@@ -266,7 +267,7 @@ def test_after_a_cut_the_features_go_on_where_they_ended(taught: Path, held: boo
         cut()  # type: ignore[operator]  # a callable
         traffic = session.traffic
         eventually(lambda: traffic.resumes + traffic.reopenings == 1)
-        assert drafted.finish() == own_text(PROMPT)
+        assert drafted.finish() == own_text()
         assert features.known.start == known.start == 0
         assert session.traffic.forwards < TOKENS / 2
 
