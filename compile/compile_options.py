@@ -66,6 +66,13 @@ class CompileOptions:
         _TARGET,
         metavar="NAME[=VALUE]",
     )
+    features: str | None = option(
+        None,
+        "layers whose inputs the graphs return with each token, such as 2,16,29; eagle3: the three "
+        "that EAGLE-3 reads; or the EAGLE-3 head that is to read them (default: none)",
+        _TARGET,
+        metavar="N,..._OR_DIR_OR_NAME",
+    )
     workers: int | None = option(
         None,
         "graphs compiled at once (default: what cores and free memory allow)",
@@ -216,7 +223,6 @@ class CompileOptions:
                 )
 
     def _check_load(self) -> None:
-        """Check the flags that go with --load, or that it excludes."""
         if self.load is not None and (self.tree_sizes or self.slots):
             raise InvalidRequest("--load chooses the sizes: leave out --tree_sizes and --slots")
         if self.compile_minutes is not None and self.graph_minutes is None:
@@ -304,15 +310,13 @@ directory, which `main.py --role target --artifact DIR` serves. A build that was
 where it stopped."""
 
 _EXAMPLES = """examples:
-  python -m compile --target cpu --out artefact                    the model that ships here, for
-                                                                   this machine
+  python -m compile --target cpu --out artefact                    the model that ships here
   python -m compile --target cpu --quick --out artefact            its first graphs, in a minute;
                                                                    the line above adds the rest
   python -m compile --model DIR --target trn1 --dry-run            what would be built, and whether
                                                                    it fits; builds nothing
   python -m compile --model DIR --target trn1 --load load.json --graphs 10 --out artefact
-  python -m compile --target cpu --fused --gamma 4 --out artefact  target and draft in one graph a
-                                                                   round
+  python -m compile --target cpu --fused --gamma 4 --out artefact  target and draft in one graph
   python -m compile --out artefact --push s3://bucket/artefacts    prints the digest to pull
   python -m compile --pull s3://bucket/artefacts --digest HEX --out artefact
   outrider compile --on r7i.4xlarge --model NAME --target trn1 --dry_run

@@ -19,6 +19,7 @@ from compile.plan.buckets import (
 )
 from compile.plan.device import device_of
 from compile.plan.draft import fused_part
+from compile.plan.feature_layers import feature_layers
 from compile.plan.first_graphs import first_graphs
 from compile.plan.memory import check_fits, footprint
 from compile.plan.search import BuildBudget
@@ -136,6 +137,7 @@ def _spec(
         tensor_parallel=options.tensor_parallel,
         compiler_flags=options.compiler_flags,
         fused=fused_part(options, limits, sizes, checkpoint.directory),
+        features=feature_layers(options, checkpoint.config),
     )
 
 

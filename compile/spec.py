@@ -5,7 +5,8 @@ or compilers.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
 from inference.artifact import Bucket, FusedPart
 from inference.errors import InvalidRequest
@@ -40,6 +41,7 @@ class CompileSpec:
     # flag -> value ("" for none), beside those the builder always sets
     compiler_flags: Mapping[str, str] = field(default_factory=dict)
     fused: FusedPart | None = None  # the draft that is built into it
+    features: tuple[int, ...] = ()  # layers whose inputs the graphs return, ascending
 
     def __post_init__(self) -> None:
         _check_choice("--target", self.target, TARGETS)
@@ -60,6 +62,14 @@ class CompileSpec:
         _check_buckets(self)
         if self.fused is not None:
             _check_fused(self, self.fused)
+        if self.features:
+            _check_features(self)
+
+    def plain(self) -> dict[str, Any]:
+        """Return the spec as a dictionary. Features are left out where there are none, so that what
+        was built before they existed is found again.
+        """
+        return {name: value for name, value in asdict(self).items() if name != "features" or value}
 
     @property
     def graphs(self) -> tuple[Bucket, ...]:
@@ -176,6 +186,20 @@ def _check_buckets(spec: CompileSpec) -> None:
         raise InvalidRequest(
             f"no verify graph has {promised}, which --rows, --max_tree_nodes and --sequence_length "
             "promise"
+        )
+
+
+def _check_features(spec: CompileSpec) -> None:
+    """Check what can be told of the features without the model."""
+    if spec.fused is not None:
+        raise InvalidRequest(
+            "--features is for heads beside the target, and --fused puts a draft into its graphs: "
+            "leave one out"
+        )
+    if spec.dtype == "int8":
+        raise InvalidRequest(
+            "--features: OpenVINO's int8 decoder returns none; take --dtype float32, bfloat16 or "
+            "float16"
         )
 
 

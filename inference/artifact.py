@@ -11,7 +11,7 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any
@@ -68,12 +68,19 @@ def _checked_branches(branches: tuple[int, ...]) -> tuple[int, ...]:
     return branches
 
 
+def _checked_features(layers: tuple[int, ...]) -> tuple[int, ...]:
+    if list(layers) != sorted(set(layers)):
+        raise BadArtifact(f"features are of ascending layers: got {layers}")
+    return layers
+
+
 Id = Annotated[int, Field(ge=-LARGEST, le=LARGEST)]
 Texts = Mapping[Text, Text]
 Files = Annotated[Texts, AfterValidator(_checked_files)]
 """Path in the artefact -> SHA-256."""
 
 Level = Annotated[int, Field(ge=1, le=MOST_NODES)]
+FeatureLayers = Annotated[tuple[Size, ...], AfterValidator(_checked_features)]
 Levels = Annotated[
     tuple[Level, ...], Field(max_length=MOST_NODES), AfterValidator(_checked_branches)
 ]
@@ -213,6 +220,7 @@ class Manifest(Record):
     created: Text
     schema: int = SCHEMA
     fused: FusedPart | None = None
+    features: FeatureLayers = ()  # layers whose inputs the graphs return, ascending
 
     @property
     def graphs(self) -> tuple[Bucket, ...]:
@@ -226,6 +234,11 @@ class Manifest(Record):
     def digest(self) -> str:
         """SHA-256 of the manifest's canonical form, which covers every file of the artefact."""
         return hashlib.sha256(json.dumps(_plain(self), sort_keys=True).encode()).hexdigest()
+
+
+def features_of(layers: Sequence[int]) -> str:
+    """Return in words which features graphs return, or a head reads."""
+    return f"inputs of layers {', '.join(map(str, layers))}" if layers else "no features"
 
 
 def write_manifest(directory: Path, manifest: Manifest) -> None:
@@ -294,8 +307,8 @@ def hash_file(path: Path) -> str:
 def _plain(manifest: Manifest) -> dict[str, Any]:
     """The manifest in JSON types.
 
-    `fused` is left out where there is no draft. So the digest of a target alone equals the digest
-    that it had before the field existed.
+    `fused` is left out where there is no draft, and `features` where the graphs return none. So the
+    digest of any other target equals the digest that it had before these fields existed.
     """
     plain = {
         **asdict(manifest),
@@ -304,4 +317,6 @@ def _plain(manifest: Manifest) -> dict[str, Any]:
     }
     if manifest.fused is None:
         del plain["fused"]
+    if not manifest.features:
+        del plain["features"]
     return plain

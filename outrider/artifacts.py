@@ -7,7 +7,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from inference.artifact import NATIVE
+from inference.artifact import NATIVE, check_files, features_of, read_manifest
 from inference.cache_directory import cache_directory
 from inference.command import say
 from inference.errors import BadArtifact, InvalidRequest
@@ -16,6 +16,7 @@ from inference.text import Tokenizer
 from outrider.devices import set_threads
 from outrider.models import Checkpoint
 from outrider.options.groups import TargetOptions
+from outrider.options.roles import FusedTargetRole
 
 if TYPE_CHECKING:
     from inference.artifact import Manifest
@@ -43,15 +44,24 @@ def open_artifact(options: TargetOptions) -> tuple[Manifest, Checkpoint]:
         raise BadArtifact(
             f"{directory / 'tokenizer.json'} is not the tokenizer that the model was compiled with"
         )
+    return manifest, _checkpoint(directory, manifest, tokenizer)
+
+
+def artifact_checkpoint(directory: Path) -> tuple[Manifest, Checkpoint]:
+    """The same of an artefact whose files were checked."""
+    manifest = read_manifest(directory)
+    return manifest, _checkpoint(directory, manifest, Tokenizer(directory))
+
+
+def _checkpoint(directory: Path, manifest: Manifest, tokenizer: Tokenizer) -> Checkpoint:
     config = parse_config(manifest.config, frozenset(manifest.stop_ids))
-    return manifest, Checkpoint(manifest.model, directory, False, config, tokenizer)
+    return Checkpoint(manifest.model, directory, False, config, tokenizer)
 
 
 def _read(device: str, directory: Path) -> Manifest:
     """The manifest of an artefact that may run on this device. `auto` is the device it was built
     for.
     """
-    from inference.artifact import check_files, read_manifest
     from inference.backends.compiled import read_compiled
 
     if device not in ("auto", "cpu", "neuron"):
@@ -76,6 +86,13 @@ def _read(device: str, directory: Path) -> Manifest:
 
 def load_artifact(options: TargetOptions, manifest: Manifest) -> CompiledModel:
     """The artefact's model, loaded. Prints what was loaded on stderr."""
+    model = _load(options, manifest)
+    if manifest.features:
+        say(f"{manifest.model}: its graphs return {features_of(manifest.features)}")
+    return model
+
+
+def _load(options: TargetOptions, manifest: Manifest) -> CompiledModel:
     from inference.backends.compiled import WEIGHTS, load_compiled
 
     directory = Path(options.artifact or "")
@@ -139,6 +156,7 @@ def with_neuron_artifact(options: Served) -> Served:
         max_tree_nodes=options.max_tree_nodes,
         dtype=options.dtype,
         tensor_parallel=_CORES[target],
+        features=_head_beside(options),
     )
     checkpoint = find_checkpoint(asked)
     directory = neuron_artifact(
@@ -149,6 +167,13 @@ def with_neuron_artifact(options: Served) -> Served:
         say=say,
     )
     return options.but(artifact=str(directory), model=None, target_model=None, dtype=None)
+
+
+def _head_beside(options: TargetOptions) -> str | None:
+    """The head that is to read features of the target."""
+    if isinstance(options, FusedTargetRole) and options.method == "eagle":
+        return options.draft_model
+    return None
 
 
 def artifact_length(options: TargetOptions, manifest: Manifest) -> int:

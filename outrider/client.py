@@ -6,10 +6,11 @@ call. A text gets a row of the draft if one is free. Otherwise the target makes 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from threading import Event, Lock
+from typing import TypeAlias
 
 from grpc_comm.client.connection import Connection
 from inference.command import say
@@ -23,9 +24,12 @@ from outrider.draft_methods import find_draft
 from outrider.drafting import Sides, draft_rows
 from outrider.models import FoundModel, find_tokenizer
 from outrider.options.roles import ClientRole
-from outrider.pools import AnyRows, GrowingPool, Lent
+from outrider.pools import AnyRows, GrowingPool, Lent, features_of
 from outrider.purse import open_purse
 from outrider.wishes import Stated, read_aims, read_prices
+
+Watch: TypeAlias = Callable[[TargetSession], TargetSession]
+"""Wraps a session with the target."""
 
 
 class Client:
@@ -120,7 +124,7 @@ class Client:
         show: Show,
         cancelled: Event,
         tell: Tell | None = None,
-        session: TargetSession | None = None,
+        watch: Watch | None = None,
         *,
         alone: bool = False,
         offline: bool = False,
@@ -130,7 +134,7 @@ class Client:
         No text begins once the purse is empty. Other arguments are those of
         outrider.completion.complete().
 
-        session: one with the target that was wrapped to watch it; a new one if not given
+        watch: wraps the session with the target, to see what passes
         alone: target-only; no draft proposes anything
         offline: the draft goes on alone while the target is away
         """
@@ -142,9 +146,10 @@ class Client:
         beside = bool(self._beside) and not alone
         lent: Lent = here.lent() if here is not None else nullcontext(())
         with self.purse.text() as tab, lent as proposers:
+            session = self.target.session(request.cache_key, features_of(proposers))
             done = complete(
                 replace(request, tab=tab),
-                session or self.target.session(request.cache_key),
+                watch(session) if watch is not None else session,
                 proposers,
                 self.tokenizer,
                 show,

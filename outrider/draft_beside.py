@@ -13,14 +13,16 @@ from typing import NamedTuple
 from grpc_comm.translate import Description
 from inference.artifact import read_manifest
 from inference.backends import Model, RoundModel
+from inference.backends.eagle import EagleModel
 from inference.backends.fused import fused_part
 from inference.backends.sequence import MakeSequence, ModelSequence
 from inference.backends.shared_cache import SharedCacheModel
+from inference.backends.timed import feature_model
 from inference.drafters.model_proposer import ROOM
 from inference.engine.graph_rounds import GraphRounds
 from inference.engine.host import Host
 from inference.engine.session import Session
-from inference.engine.target_rows import on_target_row
+from inference.engine.target_rows import led_by_row, on_target_row
 from inference.errors import InvalidRequest, Mismatch
 from inference.planner.acceptance import read_acceptance
 from inference.planner.knowledge import Knowledge
@@ -65,15 +67,19 @@ def with_draft(options: FusedTargetRole, model: Model, description: Description)
     )
     times = user_profiles(options).draft(found, draft, length)
     known = partial(_knowledge, times, description)
-    host = Host(draft, known, room=ROOM, copies=options.copies, sequence=_sequences(draft))
+    host = Host(draft, known, room=ROOM, copies=options.copies, sequence=_sequences(draft, model))
     told = replace(description, draft_model=found.name, draft_times=tuple(times.items()))
     return Drafts(told, host=host)
 
 
-def _sequences(draft: Model) -> Callable[[Session], MakeSequence]:
-    """How texts lie on the draft's rows: in the target's cache, if the draft reads that."""
+def _sequences(draft: Model, target: Model) -> Callable[[Session], MakeSequence]:
+    """How texts lie on the draft's rows: what the draft reads of the target's."""
     if isinstance(draft, SharedCacheModel):
         return partial(on_target_row, ROOM)
+    if isinstance(draft, EagleModel):
+        keeper = feature_model(target)
+        assert keeper is not None, "a head is loaded beside a target that keeps features"
+        return partial(led_by_row, keeper)
     return lambda session: ModelSequence
 
 

@@ -9,10 +9,9 @@ from threading import Event, Thread
 from typing import TypeAlias
 
 from inference.cost.quantity import Figure, Quality
-from inference.decode import TargetSession
 from inference.errors import InvalidRequest, OutriderError
 from inference.sampling import SEED_BITS, SamplingParams, random_seed
-from outrider.client import Client
+from outrider.client import Client, Watch
 from outrider.completion import Broken, Completion, Piece, Request, Show, Tell
 from outrider.stop_strings import StopStrings
 
@@ -121,7 +120,7 @@ def generate(
     show: Show,
     cancelled: Event,
     tell: Tell | None = None,
-    session: TargetSession | None = None,
+    watch: Watch | None = None,
     *,
     alone: bool = False,
 ) -> Generation:
@@ -129,7 +128,7 @@ def generate(
 
     show: receives the pieces
     cancelled: ends the text when it is set; a stop string sets it, too
-    tell, session, alone: as of Client.complete()
+    tell, watch, alone: as of Client.complete()
     """
     strings, parts = StopStrings(stop), list[str]()
 
@@ -144,7 +143,7 @@ def generate(
             show(piece._replace(text=text))
 
     try:
-        done = client.complete(request, take, cancelled, tell, session, alone=alone)
+        done = client.complete(request, take, cancelled, tell, watch, alone=alone)
     except Broken as error:
         raise error.reason from None
     rest = strings.finish()

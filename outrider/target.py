@@ -29,6 +29,7 @@ from inference.planner.profiling import emulated_target
 from inference.times import Shape
 from outrider.artifacts import artifact_length, load_artifact, open_artifact, with_neuron_artifact
 from outrider.devices import describe
+from outrider.features import feature_offer, with_offer
 from outrider.listed import lazily, load_listed, read_listed
 from outrider.models import PREFILL_NODES, FoundModel, LoadedModel, find_target
 from outrider.observing import observed
@@ -124,6 +125,7 @@ def _load_with_draft(options: ServingRole) -> Served:
     from outrider.draft_beside import with_draft
 
     assert isinstance(options, FusedTargetRole)
+    options = with_neuron_artifact(options)
     return load_served(options, partial(with_draft, options))
 
 
@@ -169,7 +171,8 @@ def load_served(options: ServingRole, beside: Beside | None = None) -> Served:
     )
     if unfinished is not None:
         unfinished.go_on(engine)
-    return Served(engine, drafts.description if drafts else description)
+    engine.offer = feature_offer(options, served, found)
+    return Served(engine, with_offer(drafts.description if drafts else description, engine.offer))
 
 
 class _Loaded(NamedTuple):

@@ -233,7 +233,7 @@ def _base_key(spec: CompileSpec, source: Source, with_: _MadeWith) -> str:
     """
     settings = {
         name: value
-        for name, value in asdict(spec).items()
+        for name, value in spec.plain().items()
         if name not in ("buckets", "model", "fused")
     }
     if spec.fused is not None:
@@ -273,6 +273,7 @@ def _manifest(
         command=command,
         created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
         fused=spec.fused,
+        features=spec.features,
     )
 
 

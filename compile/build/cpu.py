@@ -83,7 +83,8 @@ class CpuBuilder:
 
     def build_alone(self, model: Loaded, bucket: Bucket, directory: Path) -> list[str]:
         """Build a graph of one model."""
-        eager, length = VerifyGraph(*model, bucket.levels), self.spec.sequence_length
+        eager = VerifyGraph(*model, bucket.levels, self.spec.features)
+        length = self.spec.sequence_length
         with self.compiled(
             eager, bucket, example_inputs(bucket), model.constants(), directory
         ) as graph:

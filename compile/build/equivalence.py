@@ -8,6 +8,7 @@ that close, and at the edge of a nucleus.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -23,6 +24,8 @@ from inference.model.verify_graph import VerifyGraph, example_inputs
 from inference.sampling import SamplingParams
 
 ROUNDS = 3
+_NAMES = ("keys", "values", "features")
+"""What a graph returns behind its choices; features only where it was built to."""
 
 
 class Tolerance(NamedTuple):
@@ -63,18 +66,19 @@ def check_equivalence(
     sequence_length: int,
     tolerance: Tolerance | None = None,
 ) -> None:
-    """Raise BadArtifact unless keys, values and choices are those of the eager graph. The default
-    tolerance is that of its precision.
+    """Raise BadArtifact unless keys, values, features and choices are those of the eager graph. The
+    default tolerance is that of its precision.
     """
     first = eager.cache().keys[0]
     allowed = tolerance or ROUNDING[first.dtype]
     differing = total = 0
-    errors: dict[str, list[Tensor]] = {"keys": [], "values": []}
+    errors: dict[str, list[Tensor]] = {}
     for seed in range(ROUNDS):
         inputs = random_inputs(bucket, eager.decoder.vocabulary, len(first), sequence_length, seed)
         expected, made = eager(**inputs), compiled(**inputs)
-        for name, ours, theirs in zip(errors, made[1:], expected[1:], strict=True):
-            errors[name].append(distances(ours, theirs))
+        states = zip(_states(made), _states(expected), strict=True)
+        for name, (ours, theirs) in zip(_NAMES, states, strict=False):
+            errors.setdefault(name, []).append(distances(ours, theirs))
         differing += int(
             (
                 (made[0] != expected[0])
@@ -94,6 +98,11 @@ def check_equivalence(
             f"graph {bucket.name}: {differing} of {total} choices differ from the eager model's by "
             "more than rounding"
         )
+
+
+def _states(outputs: Sequence[Tensor]) -> list[Tensor]:
+    """What a graph returned behind its choices, each [layers, B, T, width]; features as one."""
+    return [part if part.dim() == 4 else part[None] for part in outputs[1:]]
 
 
 def distances(ours: Tensor, theirs: Tensor) -> Tensor:  # [layers, B, T, width] twice -> [B * T]
@@ -125,13 +134,10 @@ def check_row_independence(
         if name in inputs:
             other[name][0] = inputs[name][0]
     other["tree_mask"][0, 0] = inputs["tree_mask"][0, 0]
-    for name, ours, theirs in zip(
-        ("choice", "keys", "values"), graph(**inputs), graph(**other), strict=True
-    ):
-        first, second = (
-            part[0, 0] if name == "choice" else part[:, 0, 0] for part in (ours, theirs)
-        )
-        if not torch.equal(first, second):
+    made, changed = graph(**inputs), graph(**other)
+    pairs = [(made[0][None], changed[0][None]), *zip(_states(made), _states(changed), strict=True)]
+    for name, (ours, theirs) in zip(("choice", *_NAMES), pairs, strict=False):
+        if not torch.equal(ours[:, 0, 0], theirs[:, 0, 0]):
             raise BadArtifact(
                 f"graph {bucket.name}: the root's {name} change with the tokens beside it, which "
                 "would not be lossless"

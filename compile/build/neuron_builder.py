@@ -225,6 +225,7 @@ class NeuronBuilder:
                 self._rank_decoder(self._dealt),
                 self._rank_cache(self._dealt, device),
                 self._rank_window(device),
+                self._spec.features,
             )
             .requires_grad_(False)
             .eval()

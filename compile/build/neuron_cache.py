@@ -11,7 +11,6 @@ import hashlib
 import json
 import os
 from collections.abc import Iterator
-from dataclasses import asdict
 from pathlib import Path
 
 from compile.build.build import Builder, build_artifact, read_source
@@ -34,7 +33,7 @@ def neuron_artifact(
     """
     source, builder = read_source(checkpoint), _builder_of(spec, checkpoint)
     made_from = {
-        "spec": asdict(spec),
+        "spec": spec.plain(),
         "model": source.model_fingerprint,
         "versions": dict(builder.versions()),
         "flags": dict(builder.flags()),

@@ -14,14 +14,18 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
+import torch
+from torch import Tensor, nn
+
 from compile.build.between import calls_between
 from compile.ops.engines import FITTED, EngineRates, rates_of
 from compile.ops.op_work import KINDS, OpWork, op_work
 from compile.ops.rank_graph import record_between, record_bucket
-from compile.ops.recording import Op, Recording
+from compile.ops.recording import Op, Recording, record
 from compile.spec import CompileSpec
 from inference.artifact import Bucket
 from inference.model.config import ModelConfig, parse_config
+from inference.model.float8 import states_of
 
 # fmt: off
 COSTS = (
@@ -106,7 +110,9 @@ def pass_time(config: ModelConfig, spec: CompileSpec, bucket: Bucket) -> PassTim
 
 def pass_work(config: ModelConfig, spec: CompileSpec, bucket: Bucket) -> PassWork:
     """The work of a call of one of the spec's graphs on one rank."""
-    return _whole(config, spec, partial(_bucket, spec, bucket))
+    bare = replace(spec, features=())
+    work = _whole(config, bare, partial(_bucket, bare, bucket))
+    return work.plus(_features(config, spec, bucket)) if spec.features else work
 
 
 def work_between(config: ModelConfig, spec: CompileSpec) -> dict[str, PassWork]:
@@ -120,6 +126,24 @@ def _bucket(
     spec: CompileSpec, bucket: Bucket, config: ModelConfig, draft: ModelConfig | None
 ) -> Recording:
     return record_bucket(config, spec, bucket, draft)
+
+
+class _Joined(nn.Module):
+    """Puts the states of several layers side by side, as a Decoder does with features."""
+
+    def __init__(self, layers: int) -> None:
+        super().__init__()
+        self._layers = layers
+
+    def forward(self, state: Tensor) -> Tensor:
+        return torch.cat([state] * self._layers, -1)
+
+
+def _features(config: ModelConfig, spec: CompileSpec, bucket: Bucket) -> PassWork:
+    """The work of a call's features, which the model's depth does not change."""
+    shape, dtype = (bucket.rows, bucket.nodes, config.hidden_size), states_of(spec.dtype)
+    state = torch.empty(shape, dtype=dtype, device="meta")
+    return work_of(record(_Joined(len(spec.features)), {"state": state}))
 
 
 def _between(

@@ -96,7 +96,7 @@ def _graph(config: ModelConfig, spec: CompileSpec, draft: ModelConfig | None) ->
     if any(bucket.sampled for bucket in spec.graphs):
         window = empty_window(spec.rows, decoder.config.vocab_size // spec.tensor_parallel, "meta")
     if spec.fused is None or draft is None:
-        return StatefulGraph(decoder, cache, window)
+        return StatefulGraph(decoder, cache, window, spec.features)
     caches = (cache, _cache(draft, spec))
     return StatefulRoundGraph(decoder, _decoder(draft, spec), *caches, spec.fused.shape, window)
 

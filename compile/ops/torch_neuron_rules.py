@@ -55,7 +55,8 @@ def native_graph(config: ModelConfig, spec: CompileSpec) -> InPlaceGraph:
     window = None
     if draws(spec.buckets):
         window = empty_window(spec.rows, dealt.vocab_size // ranks, "meta")
-    return InPlaceGraph(decoder.to("meta"), cache, window).requires_grad_(False).eval()
+    graph = InPlaceGraph(decoder.to("meta"), cache, window, spec.features)
+    return graph.requires_grad_(False).eval()
 
 
 def _named_collectives(ranks: int) -> Collectives:

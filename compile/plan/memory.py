@@ -329,6 +329,7 @@ def _activations(
     )
     yield "new keys of all layers", _cache_bytes(config, spec, rows, nodes) // 2
     yield "MLP states", rows * nodes * config.intermediate_size // ranks * ITEM[spec.dtype]
+    yield "features", rows * nodes * len(spec.features) * config.hidden_size * ITEM[spec.dtype]
     yield "logits", rows * bucket.picks * _ids(spec) * _WIDE
     if bucket.sampled and spec.target == "cpu":
         yield "noise", rows * bucket.levels * spec.vocabulary * _WIDE

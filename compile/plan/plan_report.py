@@ -7,10 +7,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from compile.ops.engines import rates_of
 from compile.plan.device import Device, device_of
 from compile.plan.graph_time import GraphTime, graph_time, times_between
-from compile.plan.memory import Footprint, Work, gib, graph_work
+from compile.plan.memory import ITEM, Footprint, Work, gib, graph_work
 from compile.plan.programs import programs
 from compile.spec import CompileSpec
-from inference.artifact import Bucket
+from inference.artifact import Bucket, features_of
 from inference.model.config import ModelConfig
 
 
@@ -24,6 +24,9 @@ def describe(spec: CompileSpec, config: ModelConfig, need: Footprint) -> Iterato
     )
     if spec.fused is not None:
         yield f"beside it {spec.fused.model}: every round drafts a {spec.fused.shape}"
+    if spec.features:
+        item = ITEM[spec.dtype] * config.hidden_size * len(spec.features)
+        yield f"{features_of(spec.features)} with each node: {item / 1024:.4g} KiB"
     slots = (
         f"{spec.cache_slots} slots (for {spec.sequence_length} tokens, a tree of "
         f"{spec.max_tree_nodes} nodes, and padding)"

@@ -17,6 +17,7 @@ from grpc_comm.client.replicas import Replicas, Route
 from grpc_comm.client.wire_session import AttachedSession
 from grpc_comm.security import PLAINTEXT, SecurityOptions
 from grpc_comm.transport import parse_endpoint
+from inference.features import FeatureSink
 
 CONNECT_SECONDS = 5.0
 HEARTBEAT_SECONDS = 1.0
@@ -96,14 +97,16 @@ class Connection:
         """
         return self._replicas.met.probe(timeout)
 
-    def session(self, key: str = "") -> RemoteSession:
+    def session(self, key: str = "", features: FeatureSink | None = None) -> RemoteSession:
         """Return a session. It takes no row before open().
 
         key: sessions of one key go to the same replica, where prefixes of their prompts are kept;
         empty for any
+        features: where features of its texts go; None asks for none
         """
         route = Route(self._replicas, key or uuid.uuid4().hex)
         session = RemoteSession(route, self.description, self._patience)
+        session.features = features
         self._sessions.add(session)
         return session
 

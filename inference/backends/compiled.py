@@ -18,8 +18,16 @@ from torch import Tensor
 from inference.artifact import Bucket, Manifest, check_files, read_manifest
 from inference.backends import Ranked, Segment
 from inference.backends.batch import check_rows
+from inference.backends.feature_store import (
+    NOTHING,
+    FeatureStore,
+    check_given,
+    form_of,
+    select,
+)
 from inference.backends.graph_calls import cost, fits, holds, inputs_of, picked, unstacked
 from inference.errors import BadArtifact, InvalidRequest, LimitExceeded
+from inference.features import FeatureForm
 from inference.model.cache import KeysValues, cache_names, copy_slots, empty_cache, write_slots
 from inference.model.config import ModelConfig, parse_config
 from inference.model.sizes import check_sizes
@@ -31,19 +39,27 @@ REBUILD = "build it again here with python -m compile --target cpu"
 
 Graph = Callable[..., tuple[Tensor, ...]]
 """Takes inputs by name; returns chosen [B, P], then new keys and new values, each [layers, B, T,
-width]. A round returns more (fused.py).
+width], then features [B, T, width] where it was built to. A round returns more (fused.py).
 """
 
 
 class CompiledModel:
-    """Compiled graphs, one for each bucket, over shared KV caches.
+    """Compiled graphs, one for each bucket, over shared KV caches. It is a FeatureModel.
 
     graphs: by bucket, the cheapest first
+    returned: features that the graphs return
     """
 
     copies_rows = True
 
-    def __init__(self, graphs: Mapping[Bucket, Graph], cache: KeysValues) -> None:
+    def __init__(
+        self,
+        graphs: Mapping[Bucket, Graph],
+        cache: KeysValues,
+        returned: FeatureForm = NOTHING,
+    ) -> None:
+        self._returned = returned
+        self._kept: FeatureStore | None = None
         self.cache, first = cache, cache.keys[0]
         self.rows, self.capacity = len(first), first.shape[1] - 1
         self.max_nodes = max(bucket.nodes for bucket in graphs)
@@ -90,14 +106,40 @@ class CompiledModel:
         rest = self.padded(rows - largest.rows, nodes)
         return largest.rows + rest[0], max(largest.nodes, rest[1])
 
+    def keep_features(self, layers: Sequence[int]) -> None:
+        """See FeatureModel. They are kept in this host's memory. Raises UnsupportedModel for layers
+        whose inputs the graphs do not return.
+        """
+        check_given(self._returned, layers)
+        hidden, slots = self._returned.hidden, self.capacity + 1
+        here = torch.device("cpu")
+        self._kept = FeatureStore(layers, hidden, self.rows, slots, self.dtype, here)
+
+    def features(self, row: int, slots: IntArray) -> Tensor:  # [n, kept layers * hidden]
+        assert self._kept is not None, "keep_features() comes before"
+        return self._kept.read(row, slots)
+
     def copy_row(self, source: int, target: int, slots: int) -> None:
+        self._copy_cache(source, target, slots)
+        if self._kept is not None:
+            self._kept.copy(source, target, slots)
+
+    def _copy_cache(self, source: int, target: int, slots: int) -> None:
         copy_slots(self.cache, source, target, slots)
 
     def _call(self, bucket: Bucket, segments: Sequence[Segment]) -> list[IntArray]:
         inputs = inputs_of(bucket, segments)
-        chosen, *new = self.graphs[bucket](**inputs)
-        write_slots(self.cache, inputs["rows"], inputs["slots"], unstacked(*new))
+        chosen, keys, values, *features = self.graphs[bucket](**inputs)
+        write_slots(self.cache, inputs["rows"], inputs["slots"], unstacked(keys, values))
+        self._keep(inputs, features)
         return picked(bucket, chosen, segments)
+
+    def _keep(self, inputs: Mapping[str, Tensor], features: Sequence[Tensor]) -> None:
+        """Keep the features that a call of a graph with these inputs returned, if it did."""
+        if self._kept is not None:
+            (whole,) = features
+            given = select(whole, self._returned, self._kept.layers)
+            self._kept.write(inputs["rows"], inputs["slots"], given)
 
     def _in_turn(self, segments: Sequence[Segment]) -> list[IntArray]:
         """Answer rows that no graph holds together, in as few calls as the graphs allow.
@@ -235,7 +277,7 @@ def load_compiled(directory: Path, manifest: Manifest) -> CompiledModel:
     graphs = {
         bucket: load_graph(directory / graph_path(bucket), constants) for bucket in manifest.buckets
     }
-    return CompiledModel(graphs, cache_in(constants))
+    return CompiledModel(graphs, cache_in(constants), form_of(manifest))
 
 
 def load_constants(weights: Path, config: ModelConfig, manifest: Manifest) -> dict[str, Tensor]:

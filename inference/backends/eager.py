@@ -10,8 +10,9 @@ from torch import Tensor
 
 from inference.backends import Ranked, Segment
 from inference.backends.batch import Shape, check_rows, pad
+from inference.backends.feature_store import FeatureStore
 from inference.errors import LimitExceeded
-from inference.model.cache import copy_slots, empty_cache, write_slots, write_states
+from inference.model.cache import copy_slots, empty_cache, write_slots
 from inference.model.decoder import Decoder
 from inference.model.sampler import (
     Sampling,
@@ -43,23 +44,15 @@ class EagerModel:
         weight = decoder.model.embed_tokens.weight
         self.device, self.dtype = weight.device, weight.dtype
         self.cache = empty_cache(decoder.config, rows, capacity, self.dtype, self.device)
-        self._kept: tuple[int, ...] = ()  # layers whose inputs are kept
-        self._features = torch.empty(0)  # [rows, slots, kept layers * hidden]
+        self._kept: FeatureStore | None = None
 
     def keep_features(self, layers: Sequence[int]) -> None:
-        """From now on keep the inputs of these layers, ascending, beside each node's keys.
-
-        The number of layers stands for the last layer's output. Draft heads read them.
-        """
-        self._kept = tuple(layers)
-        width = len(layers) * self.decoder.config.hidden_size
-        self._features = torch.zeros(
-            (self.rows, self.capacity + 1, width), dtype=self.dtype, device=self.device
-        )
+        hidden, slots = self.decoder.config.hidden_size, self.capacity + 1
+        self._kept = FeatureStore(layers, hidden, self.rows, slots, self.dtype, self.device)
 
     def features(self, row: int, slots: IntArray) -> Tensor:  # [n, kept layers * hidden]
-        """Return the features of the nodes in these slots [n] of a row."""
-        return self._features[row, torch.from_numpy(slots).to(self.device, torch.int64)]
+        assert self._kept is not None, "keep_features() comes before"
+        return self._kept.read(row, slots)
 
     @torch.no_grad()
     def choose(self, segments: Sequence[Segment]) -> list[IntArray]:
@@ -95,8 +88,8 @@ class EagerModel:
 
     def copy_row(self, source: int, target: int, slots: int) -> None:
         copy_slots(self.cache, source, target, slots)
-        if self._kept:
-            self._features[target, :slots] = self._features[source, :slots]
+        if self._kept is not None:
+            self._kept.copy(source, target, slots)
 
     @property
     def _junk(self) -> int:
@@ -147,11 +140,11 @@ class EagerModel:
             tree_mask,
             pick,
             self.cache,
-            kept=self._kept,
+            kept=() if self._kept is None else self._kept.layers,
         )
         write_slots(self.cache, rows, slots, out.new)
-        if out.features is not None:
-            write_states(self._features, rows, slots, out.features)
+        if self._kept is not None and out.features is not None:
+            self._kept.write(rows, slots, out.features)
         return self.decoder.logits(out.states), torch.gather(positions, 1, pick.to(torch.int64)) + 1
 
     def _shape(self, segments: Sequence[Segment]) -> Shape:

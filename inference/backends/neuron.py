@@ -18,6 +18,7 @@ from torch import Tensor
 from inference.artifact import Bucket, Manifest
 from inference.backends import Segment
 from inference.backends.compiled import CompiledModel
+from inference.backends.feature_store import form_of
 from inference.backends.graph_calls import inputs_of, picked
 from inference.backends.noise_ahead import Draw, NoiseAhead, draws_of
 from inference.errors import Busy, InvalidRequest, OutriderError, Unavailable
@@ -54,9 +55,12 @@ _NUMERICAL = ("1003", "numerical")
 
 
 class Program(Protocol):
-    """The graphs on the device: calls one by name and returns its output on the host."""
+    """The graphs on the device: calls one by name and returns its outputs on the host.
 
-    def __call__(self, graph: str, inputs: dict[str, Tensor]) -> Tensor: ...
+    They are what it chose, then features where it returns them.
+    """
+
+    def __call__(self, graph: str, inputs: dict[str, Tensor]) -> tuple[Tensor, ...]: ...
 
 
 class NeuronModel(CompiledModel):
@@ -70,7 +74,8 @@ class NeuronModel(CompiledModel):
         graphs: dict[Bucket, Any] = {
             bucket: partial(program, bucket.name) for bucket in manifest.buckets
         }
-        super().__init__(graphs, shape_of_cache(manifest, manifest.config))
+        cache = shape_of_cache(manifest, manifest.config)
+        super().__init__(graphs, cache, form_of(manifest))
         self.device = torch.device("xla")
         self.copies_rows = COPY_RECORD in manifest.files
         self._fills = FILL_RECORD in manifest.files
@@ -79,7 +84,7 @@ class NeuronModel(CompiledModel):
         self._one_call = threading.Lock()
         self._warm(say)
 
-    def copy_row(self, source: int, target: int, slots: int) -> None:
+    def _copy_cache(self, source: int, target: int, slots: int) -> None:
         """Copy a whole row, junk slot included, by one call of the copying graph.
 
         Raises InvalidRequest for an artefact without the graph.
@@ -92,10 +97,14 @@ class NeuronModel(CompiledModel):
 
     def _call(self, bucket: Bucket, segments: Sequence[Segment]) -> list[IntArray]:
         draws = draws_of(segments)
-        chosen = self._drawing(draws, bucket.name, inputs_of(bucket, segments))
+        inputs = inputs_of(bucket, segments)
+        chosen, *features = self._drawing(draws, bucket.name, inputs)
+        self._keep(inputs, features)
         return picked(bucket, chosen, segments)
 
-    def _drawing(self, draws: Sequence[Draw], graph: str, inputs: dict[str, Tensor]) -> Tensor:
+    def _drawing(
+        self, draws: Sequence[Draw], graph: str, inputs: dict[str, Tensor]
+    ) -> tuple[Tensor, ...]:
         """Call a graph that needs this noise."""
         self._noise.before(draws)
         answer = self._run(graph, inputs)
@@ -105,7 +114,7 @@ class NeuronModel(CompiledModel):
     def _fill(self, places: Sequence[Place]) -> None:
         self._run(FILL, fill_inputs(places))
 
-    def _run(self, graph: str, inputs: dict[str, Tensor]) -> Tensor:
+    def _run(self, graph: str, inputs: dict[str, Tensor]) -> tuple[Tensor, ...]:
         """Call a graph while no other call is in flight: all graphs share the device's state."""
         with self._one_call:
             try:

@@ -36,7 +36,7 @@ class NeuronFusedModel(NeuronModel):
         """Make one round for each segment; see RoundModel.rounds()."""
         return in_rounds(self._round_buckets, segments, self._round)
 
-    def call(self, graph: str, inputs: dict[str, Tensor]) -> Tensor:
+    def call(self, graph: str, inputs: dict[str, Tensor]) -> tuple[Tensor, ...]:
         """Call any graph of the package while no other call is in flight."""
         return self._run(graph, inputs)
 
@@ -51,8 +51,8 @@ class NeuronFusedModel(NeuronModel):
             for segment in segments
             if not segment.params.greedy
         ]
-        answers = self._drawing(draws, bucket.name, fill_round(bucket, segments)).numpy()
-        return list(answers[: len(segments)].astype(np.int32))
+        (answers,) = self._drawing(draws, bucket.name, fill_round(bucket, segments))
+        return list(answers[: len(segments)].numpy().astype(np.int32))
 
     def _idle_calls(self) -> dict[str, dict[str, Tensor]]:
         alone = {bucket.name: draft_inputs(bucket) for bucket in self.draft.buckets}
@@ -77,4 +77,5 @@ class _NeuronDraft(CompiledModel):
 
     def _call(self, bucket: Bucket, segments: Sequence[Segment]) -> list[IntArray]:
         inputs = under_draft_names(inputs_of(bucket, segments))
-        return picked(bucket, self._beside.call(bucket.name, inputs), segments)
+        (chosen,) = self._beside.call(bucket.name, inputs)
+        return picked(bucket, chosen, segments)

@@ -5,6 +5,7 @@ Not yet run on hardware: see docs/neuron.md.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from safetensors.torch import load_file
@@ -126,8 +127,8 @@ def _load_package(directory: Path, manifest: Manifest) -> Program:
     model.set_weights([load_file(directory / SHARD.format(rank)) for rank in ranks])
     model.to_neuron()
 
-    def call(graph: str, inputs: dict[str, Tensor]) -> Tensor:
-        chosen: Tensor = model(**inputs, model_name=graph)
-        return chosen
+    def call(graph: str, inputs: dict[str, Tensor]) -> tuple[Tensor, ...]:
+        outputs: Tensor | Sequence[Tensor] = model(**inputs, model_name=graph)
+        return (outputs,) if isinstance(outputs, Tensor) else tuple(outputs)
 
     return call

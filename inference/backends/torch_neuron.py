@@ -65,6 +65,8 @@ class TargetSizes(Protocol):
     def sequence_length(self) -> int: ...
     @property
     def dtype(self) -> str: ...
+    @property
+    def features(self) -> tuple[int, ...]: ...
 
 
 class RankPlan(NamedTuple):
@@ -80,23 +82,51 @@ class RankPlan(NamedTuple):
 
 
 class RankProgram:
-    """A Program (inference.backends.neuron) of one rank: calls a graph by name."""
+    """A Program (inference.backends.neuron) of one rank: calls a graph by name.
 
-    def __init__(self, graphs: Mapping[str, Any], device: torch.device) -> None:
-        self._graphs, self._device = graphs, device
+    room: the host's memory that features are brought to; None where another rank brings them
+    """
+
+    def __init__(
+        self, graphs: Mapping[str, Any], device: torch.device, room: Tensor | None = None
+    ) -> None:
+        self._graphs, self._device, self._room = graphs, device, room
 
     @torch.no_grad()
-    def __call__(self, graph: str, inputs: Mapping[str, Tensor]) -> Tensor:
-        """Return what a graph chose, on the host."""
+    def __call__(self, graph: str, inputs: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
+        """Return what a graph chose and, where there is room, its features, on the host. The next
+        call overwrites them.
+        """
         there = {name: tensor.to(self._device) for name, tensor in inputs.items()}
-        result: Tensor = self._graphs[graph](**there)
-        return result.cpu()
+        outputs: Tensor | tuple[Tensor, ...] = self._graphs[graph](**there)
+        if isinstance(outputs, Tensor):
+            return (outputs.cpu(),)
+        chosen, features = outputs
+        if self._room is None:
+            return (chosen.cpu(),)
+        here = self._room[: features.numel()].view(features.shape)
+        return chosen.cpu(), here.copy_(features)
 
 
-def load_rank(plan: RankPlan, rank: int, meeting: Path) -> RankProgram:
+def room_for_features(plan: RankPlan) -> Tensor | None:
+    """Memory that processes can share, for the features of the largest call; None where the graphs
+    return none.
+    """
+    target = plan.target
+    if not target.features:
+        return None
+    width = len(target.features) * read_config(plan.directory / DEALT).hidden_size
+    most = max(bucket.rows * bucket.nodes for bucket in target.buckets)
+    room = torch.empty(most * width, dtype=DTYPES[target.dtype])
+    room.share_memory_()  # type: ignore[no-untyped-call]
+    return room
+
+
+def load_rank(plan: RankPlan, rank: int, meeting: Path, room: Tensor | None) -> RankProgram:
     """Join the group of ranks and load one rank's part. Nothing is compiled yet.
 
     meeting: a file by which the ranks find each other; it is not used where there is one rank
+    room: see RankProgram
 
     Raises BadArtifact where weights do not fit.
     """
@@ -114,7 +144,8 @@ def load_rank(plan: RankPlan, rank: int, meeting: Path) -> RankProgram:
     cache = KeysValues.of(tensor.to(device) for tensor in cache.tensors)
     ids = config.vocab_size // plan.ranks
     window = empty_window(target.rows, ids, device) if draws(target.buckets) else None
-    return RankProgram(compiled_graphs(plan, decoder.to(device).eval(), cache, window), device)
+    graphs = compiled_graphs(plan, decoder.to(device).eval(), cache, window)
+    return RankProgram(graphs, device, room)
 
 
 def draws(buckets: Iterable[Bucket]) -> bool:
@@ -141,7 +172,7 @@ def compiled_graphs(
     names += [COPY] * (plan.target.rows > 1) + [FILL] * (window is not None)
     return {
         name: compile_(
-            InPlaceGraph(decoder, cache, window).requires_grad_(False),
+            InPlaceGraph(decoder, cache, window, plan.target.features).requires_grad_(False),
             backend=plan.machine.compiler,
             fullgraph=True,
             dynamic=False,

@@ -1,5 +1,6 @@
 """The ranks of a target on native PyTorch, one process each. The process that serves is none of
-them: it sends each call's inputs to all, and takes what rank 0 answers.
+them: it sends each call's inputs to all, and takes what rank 0 answers. Features are megabytes
+where a call is large, so they lie in memory that both share and not in the answer.
 
 So it never waits inside a call of the device, and learns at once when a rank has ended. All ranks
 must make every call together, so a target cannot go on without one of them.
@@ -8,6 +9,7 @@ must make every call together, so a target cannot go on without one of them.
 from __future__ import annotations
 
 import atexit
+import math
 import multiprocessing
 import os
 import signal
@@ -26,7 +28,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from inference.backends.torch_neuron import RankPlan, load_rank
+from inference.backends.torch_neuron import RankPlan, load_rank, room_for_features
 from inference.backends.torch_neuron_sdk import cores_of, rank_environment
 from inference.errors import OutriderError, Unavailable
 
@@ -36,8 +38,11 @@ _LEAVING = 5.0
 Lost = Callable[[str], None]
 """Hears why the target cannot go on, on a thread of its own."""
 
-_Answer = NDArray[np.int32] | OutriderError | RuntimeError | None
-"""What a rank sends: None when it is loaded, what a call chose, or why it ends."""
+_Outputs = tuple[NDArray[np.int32], tuple[int, ...]]
+"""What a call chose, and the shape of its features, which lie in shared memory; () without any."""
+
+_Answer = _Outputs | OutriderError | RuntimeError | None
+"""What a rank sends: None when it is loaded, a call's outputs, or why it ends."""
 
 
 def end_process(why: str) -> NoReturn:
@@ -59,10 +64,14 @@ class Ranks:
 
     def __init__(self, plan: RankPlan, lost: Lost | None = None) -> None:
         self._closing, self._ended = threading.Event(), ""
+        self._room = room_for_features(plan)
         cores, waited = cores_of(plan.ranks), set(range(plan.ranks))
         with tempfile.TemporaryDirectory(prefix="outrider-ranks-") as folder:
             meeting = Path(folder) / "meeting"
-            self._ranks = [_started(plan, rank, meeting, cores) for rank in range(plan.ranks)]
+            self._ranks = [
+                _started(plan, rank, meeting, cores, None if rank else self._room)
+                for rank in range(plan.ranks)
+            ]
             atexit.register(self.close)  # before multiprocessing ends them, which were a loss
             try:
                 while waited:
@@ -73,8 +82,9 @@ class Ranks:
         if lost is not None:
             threading.Thread(target=self._watch, args=(lost,), daemon=True).start()
 
-    def __call__(self, graph: str, inputs: Mapping[str, Tensor]) -> Tensor:
-        """Call a graph on every rank and return what rank 0 chose.
+    def __call__(self, graph: str, inputs: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
+        """Call a graph on every rank. Return what rank 0 chose, and its features, which the next
+        call overwrites.
 
         Raises Unavailable when a rank has ended, and RuntimeError for what a device reports. No
         further call can be made after either.
@@ -85,9 +95,12 @@ class Ranks:
                 rank.calls.send((graph, arrays))
             except OSError as error:
                 raise Unavailable(self._why()) from error
-        _, chosen = self._next()
-        assert chosen is not None, "a loaded rank 0 answers with what it chose"
-        return torch.from_numpy(chosen)
+        _, outputs = self._next()
+        assert outputs is not None, "a loaded rank 0 answers with what it chose"
+        chosen, shape = outputs
+        if self._room is None or not shape:
+            return (torch.from_numpy(chosen),)
+        return torch.from_numpy(chosen), self._room[: math.prod(shape)].view(shape)
 
     def close(self) -> None:
         """Let the ranks end. Idempotent."""
@@ -101,7 +114,7 @@ class Ranks:
             rank.process.join(_LEAVING / len(self._ranks))
             rank.process.kill()
 
-    def _next(self) -> tuple[int, NDArray[np.int32] | None]:
+    def _next(self) -> tuple[int, _Outputs | None]:
         """Wait for an answer: of which rank, and what. Raise what a rank failed with, or
         Unavailable where one has ended.
         """
@@ -139,11 +152,13 @@ class Ranks:
         return self._ended or "the ranks of the target were let go"
 
 
-def _started(plan: RankPlan, rank: int, meeting: Path, cores: list[int]) -> _Rank:
+def _started(
+    plan: RankPlan, rank: int, meeting: Path, cores: list[int], room: Tensor | None
+) -> _Rank:
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     process = context.Process(
-        target=_serve, args=(theirs, plan, rank, meeting), name=f"rank {rank}", daemon=True
+        target=_serve, args=(theirs, plan, rank, meeting, room), name=f"rank {rank}", daemon=True
     )
     with _environment(rank_environment(rank, cores)):
         process.start()
@@ -151,21 +166,23 @@ def _started(plan: RankPlan, rank: int, meeting: Path, cores: list[int]) -> _Ran
     return _Rank(process, ours)
 
 
-def _serve(calls: Connection, plan: RankPlan, rank: int, meeting: Path) -> None:
+def _serve(
+    calls: Connection, plan: RankPlan, rank: int, meeting: Path, room: Tensor | None
+) -> None:
     """Make the calls that are asked for, until nobody can ask any more. The first failure ends it:
     the ranks may not be at the same call any more.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that serves
     torch.set_num_threads(max(1, torch.get_num_threads() // plan.ranks))
     try:
-        program = load_rank(plan, rank, meeting)
+        program = load_rank(plan, rank, meeting, room)
         calls.send(None)
         while True:
             graph, arrays = calls.recv()
             inputs = {name: torch.from_numpy(array) for name, array in arrays.items()}
-            chosen = program(graph, inputs)
+            chosen, *features = program(graph, inputs)
             if rank == 0:
-                calls.send(chosen.numpy())
+                calls.send((chosen.numpy(), tuple(features[0].shape) if features else ()))
     except EOFError:
         return
     except OutriderError as error:

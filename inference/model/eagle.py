@@ -7,7 +7,9 @@ own layer returned for it, before the last norm.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from safetensors.torch import load_file
@@ -15,7 +17,7 @@ from torch import Tensor, nn
 
 from inference.errors import UnsupportedModel
 from inference.model.cache import KeysValues, read_rows
-from inference.model.checkpoint import tensor_shapes, weight_files
+from inference.model.checkpoint import read_tensors, tensor_shapes, weight_files
 from inference.model.config import ModelConfig
 from inference.model.decoder import (
     MASKED,
@@ -129,17 +131,44 @@ class EagleHead(nn.Module):
         return known
 
 
+class OfTarget(NamedTuple):
+    """What a head has of its target. vocabulary: ids of the tokenizer."""
+
+    config: ModelConfig
+    vocabulary: int
+    dtype: torch.dtype
+    device: torch.device
+    embeddings: Callable[[], Tensor]  # [vocab_size, hidden], for a head without its own
+
+    @classmethod
+    def of(cls, target: Decoder) -> OfTarget:
+        """What a head has of a target in this process: its precision and its device, too."""
+        shared = target.model.embed_tokens.weight
+        return cls(target.config, target.vocabulary, shared.dtype, shared.device, lambda: shared)
+
+
 def load_head(directory: Path, target: Decoder, positions: int) -> EagleHead:
-    """Load a head with the precision and on the device of its target.
+    """Load a head with the precision and on the device of its target, as read_head() does."""
+    return read_head(directory, OfTarget.of(target), positions)
+
+
+def head_dtype(directory: Path) -> torch.dtype:
+    """Return the precision in which a head's weights are kept."""
+    dtypes = {tensor.dtype for _, tensor in read_tensors(directory, lambda name: "norm" in name)}
+    return next(iter(dtypes), torch.float32)
+
+
+def read_head(directory: Path, target: OfTarget, positions: int) -> EagleHead:
+    """Load a head, wherever its target is.
 
     The target's embeddings are taken where the head has none of its own.
 
     Raises UnsupportedModel for a checkpoint that does not fit the target.
     """
     config = read_head_config(directory, target.config)
-    shared = target.model.embed_tokens.weight
     shapes = {_named(name): shape for name, shape in tensor_shapes(directory).items()}
-    shapes.setdefault(_EMBEDDING, tuple(shared.shape))
+    own = _EMBEDDING in shapes
+    shapes.setdefault(_EMBEDDING, (target.config.vocab_size, target.config.hidden_size))
     with torch.device("meta"):
         head = EagleHead(config, positions, target.vocabulary)
     wanted = dict(head.named_parameters())
@@ -152,14 +181,14 @@ def load_head(directory: Path, target: Decoder, positions: int) -> EagleHead:
         raise UnsupportedModel(
             f"{directory}: tensor {others[0]} is not part of an EAGLE-3 head as computed here"
         )
-    tensors = {_EMBEDDING: shared}
+    tensors = {} if own else {_EMBEDDING: target.embeddings()}
     for path in weight_files(directory):
         tensors |= {_named(name): tensor for name, tensor in load_file(path).items()}
     head.load_state_dict(
-        {name: tensors[name].to(shared.device, shared.dtype) for name in wanted}, assign=True
+        {name: tensors[name].to(target.device, target.dtype) for name in wanted}, assign=True
     )
     head.ids = _target_ids(directory, config, tensors.get(_IDS))
-    return head.to(shared.device).requires_grad_(False).eval()
+    return head.to(target.device).requires_grad_(False).eval()
 
 
 def _named(name: str) -> str:

@@ -18,12 +18,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from inference.errors import UnsupportedModel
+from inference.errors import InvalidRequest, UnsupportedModel
+from inference.features import FeatureForm
 from inference.json_file import Json, read_json
 from inference.model.config import ModelConfig, parse_config
 
 _LAYER, _IDS = "transformer_layer_config", "eagle_aux_hidden_state_layer_ids"
 _OTHER_HEADS = ("norm_before_fc", "norm_output", "fc_norm")
+EAGLE3 = "eagle3"
+"""The name of the layers that EAGLE-3 reads."""
+
+LEAST_LAYERS = 7
 _NO_WINDOW = {"sliding_window": None, "use_sliding_window": False}
 
 
@@ -43,6 +48,30 @@ class HeadConfig:
     kept: tuple[int, ...]
     features: int
     norms_residual: bool
+
+    @property
+    def form(self) -> FeatureForm:
+        """The features that it reads."""
+        return FeatureForm(self.kept, self.features // len(self.kept))
+
+
+def named_layers(named: str, layers: int) -> tuple[int, ...]:
+    """Return the layers that --features names, ascending, of a target of so many: numbers separated
+    by commas, or EAGLE3. The number of layers stands for the last layer's output.
+
+    Raises InvalidRequest for layers that the target does not have.
+    """
+    if named == EAGLE3:
+        if layers < LEAST_LAYERS:
+            raise InvalidRequest(
+                f"--features {EAGLE3} needs a target of {LEAST_LAYERS} layers or more, this one "
+                f"has {layers}: name layers"
+            )
+        return usual_layers(layers)
+    chosen = tuple(sorted({int(part) for part in named.split(",")}))
+    if chosen[-1] > layers:
+        raise InvalidRequest(f"--features {named}: the target has layers up to {layers}")
+    return chosen
 
 
 def read_head_config(directory: Path, target: ModelConfig) -> HeadConfig:
@@ -97,9 +126,14 @@ def _kept(raw: Json, layers: int) -> tuple[int, ...]:
     if not ids.absent:
         given = ids.each(lambda each: outputs + each.integer(0, layers - outputs))
         return given if list(given) == sorted(set(given)) else ids.refuse("ascending layers")
-    if layers < 7:
+    if layers < LEAST_LAYERS:
         raise UnsupportedModel(
-            f"{raw.where}: {_IDS} is missing, and what stands for it are 3 layers of a target of 7 "
-            f"or more; this one has {layers}"
+            f"{raw.where}: {_IDS} is missing, and what stands for it are 3 layers of a target of "
+            f"{LEAST_LAYERS} or more; this one has {layers}"
         )
+    return usual_layers(layers)
+
+
+def usual_layers(layers: int) -> tuple[int, int, int]:
+    """Return the layers whose inputs EAGLE-3 reads of a target of LEAST_LAYERS or more."""
     return 2, layers // 2, layers - 3

@@ -47,7 +47,7 @@ class InPlaceGraph(StatefulGraph):
     index_copy_ is not used: TorchNeuron makes a scatter of single numbers of it.
     """
 
-    def forward(self, *args: Any, **inputs: Any) -> Tensor:
+    def forward(self, *args: Any, **inputs: Any) -> Tensor | tuple[Tensor, Tensor]:
         """Make a call of StatefulGraph."""
         with _PlainArgmax():
             return StatefulGraph.forward(self, *args, **inputs)

@@ -9,9 +9,14 @@ serves any mixture of rows. A `VerifyGraph` makes noise where it is needed; a `S
 what it was told to make before (inference/model/noise_window.py). A `StatefulGraph` that is given
 `rows` alone copies a row of its caches; given `rows`, `after` and `seed` alone, it makes noise. It
 is the same module because graphs of one package share state and signature.
+
+A graph that was told of `kept` layers returns features, too: their inputs at every node, as
+`Decoder.forward` gives them. Ranks that share a model all have them whole.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -28,13 +33,16 @@ _Inputs = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor | None]
 
 
 class _Graph(CachedGraph):
-    """A Decoder, its caches and the choice. A bucket reads the first `bucket.slots` slots."""
+    """A Decoder, its caches and the choice. A bucket reads the first `bucket.slots` slots.
+
+    kept: layers whose inputs are returned as features
+    """
 
     arithmetic = HOST
 
-    def __init__(self, decoder: Decoder, cache: KeysValues) -> None:
+    def __init__(self, decoder: Decoder, cache: KeysValues, kept: Sequence[int]) -> None:
         super().__init__()
-        self.decoder = decoder
+        self.decoder, self._kept = decoder, tuple(kept)
         self.hold(cache)
 
     def _drawn(self, rows: Tensor, after: Tensor, sampling: Sampling) -> Tensor:  # [B, P, V]
@@ -43,17 +51,17 @@ class _Graph(CachedGraph):
 
     def _run(
         self, inputs: _Inputs, after: Tensor | None, sampling: Sampling | None
-    ) -> tuple[Tensor, KeysValues]:
-        """Return chosen [B, P] int32, and the new nodes' keys and values."""
+    ) -> tuple[Tensor, Hidden]:
+        """Return chosen [B, P] int32, and what the decoder computed."""
         tokens, rows, positions, context_mask, tree_mask, pick = inputs
         out: Hidden = self.decoder(
-            tokens, rows, positions, context_mask, tree_mask, pick, self.cache()
+            tokens, rows, positions, context_mask, tree_mask, pick, self.cache(), kept=self._kept
         )
         logits = self.decoder.logits(out.states)
         if sampling is None or after is None:
-            return choose_greedy(logits, self.decoder.share), out.new
+            return choose_greedy(logits, self.decoder.share), out
         drawn, share = self._drawn(rows, after, sampling), self.decoder.share
-        return choose_drawn(logits, sampling, drawn, self.arithmetic, share), out.new
+        return choose_drawn(logits, sampling, drawn, self.arithmetic, share), out
 
 
 def sampling_of(
@@ -73,8 +81,10 @@ class VerifyGraph(_Graph):
     levels: positions of a row that noise is made for
     """
 
-    def __init__(self, decoder: Decoder, cache: KeysValues, levels: int) -> None:
-        super().__init__(decoder, cache)
+    def __init__(
+        self, decoder: Decoder, cache: KeysValues, levels: int, kept: Sequence[int] = ()
+    ) -> None:
+        super().__init__(decoder, cache, kept)
         self.levels = levels
 
     def forward(
@@ -91,10 +101,14 @@ class VerifyGraph(_Graph):
         top_k: Tensor | None = None,  # [B] int32
         top_p: Tensor | None = None,  # [B] float32
         seed: Tensor | None = None,  # [B, 2] int32
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    ) -> tuple[Tensor, ...]:
+        """Return chosen [B, P], new keys and new values, each [layers, B, T, width], and features
+        [B, T, kept layers * hidden] where layers are kept.
+        """
         inputs = (tokens, rows, positions, context_mask, tree_mask, pick)
-        chosen, new = self._run(inputs, after, sampling_of(temperature, top_k, top_p, seed))
-        return chosen, *new.stacked()
+        chosen, out = self._run(inputs, after, sampling_of(temperature, top_k, top_p, seed))
+        features = () if out.features is None else (out.features,)
+        return chosen, *out.new.stacked(), *features
 
     def _drawn(self, rows: Tensor, after: Tensor, sampling: Sampling) -> Tensor:
         ids = self.decoder.token_ids()
@@ -102,7 +116,8 @@ class VerifyGraph(_Graph):
 
 
 class StatefulGraph(KeepsNoise, _Graph):
-    """A graph that reassigns its caches and returns chosen [B, P] alone.
+    """A graph that reassigns its caches and returns chosen [B, P], and behind it features
+    [B, T, kept layers * hidden] where layers are kept.
 
     Its inputs are those of a VerifyGraph. It writes the slots that they name, and nothing else.
     Given `rows` [2] alone, the second of these rows becomes what the first is. Given `rows` [N],
@@ -113,8 +128,14 @@ class StatefulGraph(KeepsNoise, _Graph):
 
     arithmetic = ENGINES
 
-    def __init__(self, decoder: Decoder, cache: KeysValues, window: Tensor | None) -> None:
-        super().__init__(decoder, cache)
+    def __init__(
+        self,
+        decoder: Decoder,
+        cache: KeysValues,
+        window: Tensor | None,
+        kept: Sequence[int] = (),
+    ) -> None:
+        super().__init__(decoder, cache, kept)
         self.hold_noise(window)
 
     def forward(
@@ -131,7 +152,7 @@ class StatefulGraph(KeepsNoise, _Graph):
         top_k: Tensor | None = None,
         top_p: Tensor | None = None,
         seed: Tensor | None = None,
-    ) -> Tensor:
+    ) -> Tensor | tuple[Tensor, Tensor]:
         if (
             tokens is None
             or slots is None
@@ -148,10 +169,10 @@ class StatefulGraph(KeepsNoise, _Graph):
                 self.touch_noise()
             return rows + rows  # a graph must return something: this means nothing
         inputs = (tokens, rows, positions, context_mask, tree_mask, pick)
-        chosen, new = self._run(inputs, after, sampling_of(temperature, top_k, top_p, seed))
-        self.write(rows, slots, new)
+        chosen, out = self._run(inputs, after, sampling_of(temperature, top_k, top_p, seed))
+        self.write(rows, slots, out.new)
         self.touch_noise()
-        return chosen
+        return chosen if out.features is None else (chosen, out.features)
 
     def _drawn(self, rows: Tensor, after: Tensor, sampling: Sampling) -> Tensor:
         return self.noise_at(rows, after)

@@ -15,6 +15,7 @@ from inference.errors import InvalidRequest
 from outrider.compare.arms import ARCHITECTURES, BASELINE, GROWING, read_setting
 from outrider.drafting import read_policy
 from outrider.options import is_device, parse_as
+from outrider.options.draft_methods import METHODS
 from outrider.options.groups import TargetOptions
 from outrider.options.roles import DraftRole
 
@@ -89,6 +90,11 @@ class CompareOptions:
             raise InvalidRequest(
                 f"--draft {self.draft.draft}: a comparison needs a model that drafts; its "
                 "architectures say who copies"
+            )
+        if METHODS[self.draft.method].reads_target:
+            raise InvalidRequest(
+                f"--draft {self.draft.draft}: a comparison takes a head beside its target, by "
+                "--presets eagle_sd and --target_host"
             )
 
     def _check_knob(self) -> None:

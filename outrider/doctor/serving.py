@@ -8,7 +8,7 @@ from pathlib import Path
 import grpc
 
 from grpc_comm.transport import Address, check_free
-from inference.artifact import check_files
+from inference.artifact import check_files, features_of
 from inference.errors import InvalidRequest, OutriderError
 from outrider.doctor.findings import Finding, fault, refused
 from outrider.doctor.health import ask_health
@@ -67,7 +67,9 @@ def check_served(host: TargetHost) -> Iterator[Finding]:
         directory = Path(host.options.artifact or "")
         check_files(directory, host.manifest)
         files = f"{len(host.manifest.files)} files as they were built"
-        yield Finding("model", f"{host.manifest.model} for {host.manifest.target}, {files}")
+        given = features_of(host.manifest.features)
+        what = f"{host.manifest.model} for {host.manifest.target}, {given}, {files}"
+        yield Finding("model", what)
         return
     from outrider.models import find_target
 

@@ -1,37 +1,53 @@
-"""--draft eagle: an EAGLE-3 head beside its target, from its published checkpoint."""
+"""--draft eagle: an EAGLE-3 head, from its published checkpoint, beside its target or on the
+client's machine, where the target's features come over the wire.
+"""
 
 from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from inference.backends import Model
-from inference.backends.timed import TimedModel
+from inference.artifact import features_of
+from inference.backends import FeatureModel, Model
+from inference.backends.timed import feature_model
 from inference.command import say
 from inference.errors import InvalidRequest, UnsupportedModel
-from outrider.devices import describe
-from outrider.models import OfCheckpoint, find_checkpoint, find_directory
+from outrider.artifacts import artifact_checkpoint
+from outrider.devices import describe, pick_device, set_threads
+from outrider.models import Checkpoint, OfCheckpoint, find_checkpoint, find_directory
 from outrider.options.groups import DeviceOptions, DraftModelOptions
 from outrider.options.roles import FusedTargetRole
 
 if TYPE_CHECKING:
-    from inference.backends.eager import EagerModel
+    from torch import Tensor
+
+    from inference.artifact import Manifest
     from inference.backends.eagle import EagleModel
+    from inference.model.eagle import EagleHead, OfTarget
+
+
+class Beside(NamedTuple):
+    """The target beside which a head drafts. given: what the head has of it"""
+
+    target: FeatureModel
+    given: OfTarget
 
 
 @dataclass(frozen=True)
 class FoundHead(OfCheckpoint):
-    """A FoundModel that drafts beside `target` only, whose checkpoint gives tokenizer and limits.
+    """A FoundModel whose target's checkpoint gives tokenizer and limits.
 
     called: the head's name
     directory: where the head's files are
+    beside: None on a client's machine
     """
 
     called: str
     directory: Path
-    target: EagerModel
+    beside: Beside | None
 
     @property
     def name(self) -> str:
@@ -51,14 +67,18 @@ class FoundHead(OfCheckpoint):
         spare: int,
         max_nodes: int,
     ) -> EagleModel:
-        """Load the head where its target is, in its precision: the options' own do not count."""
+        """Load the head. Beside its target it is where that is, in its precision."""
         from inference.backends.eagle import EagleModel
-        from inference.model.eagle import load_head
+        from inference.model.eagle import read_head
 
         begun = time.perf_counter()
-        head = load_head(self.directory, self.target.decoder, sequence_length)
+        if self.beside is None:
+            head = self._load_here(options, sequence_length)
+        else:
+            head = read_head(self.directory, self.beside.given, sequence_length)
+            self.beside.target.keep_features(head.config.kept)
         capacity = sequence_length + spare
-        model = EagleModel(head, self.target, rows=rows, capacity=capacity, max_nodes=max_nodes)
+        model = EagleModel(head, rows=rows, capacity=capacity, max_nodes=max_nodes)
         parameters = sum(parameter.numel() for parameter in head.parameters())
         layers = ", ".join(map(str, head.config.kept))
         say(
@@ -68,22 +88,110 @@ class FoundHead(OfCheckpoint):
         )
         return model
 
+    def _load_here(self, options: DeviceOptions, positions: int) -> EagleHead:
+        """Load the head on this machine, in its own precision unless the options say one."""
+        from inference.model.checkpoint import DTYPES
+        from inference.model.eagle import OfTarget, head_dtype, read_head
+
+        device, checkpoint = pick_device(options.device), self.checkpoint
+        dtype = DTYPES[options.dtype] if options.dtype else head_dtype(self.directory)
+        given = OfTarget(
+            checkpoint.config,
+            checkpoint.tokenizer.vocabulary,
+            dtype,
+            device,
+            partial(_embeddings, None if checkpoint.embedded else checkpoint.name),
+        )
+        head = read_head(self.directory, given, positions)
+        if device.type == "cpu":
+            set_threads(options.threads, sum(one.numel() for one in head.parameters()))
+        return head
+
 
 def find(options: DraftModelOptions, target: Model | None) -> FoundHead:
-    """The head of --draft_model. Raises UnsupportedModel for a target that keeps no features."""
-    from inference.backends.eager import EagerModel
-
+    """The head of --draft_model. Raises UnsupportedModel for a target in this process that keeps no
+    features. On a client's machine --model is the target's checkpoint, of which its config and
+    tokenizer are read.
+    """
     if options.draft_model is None:
         raise InvalidRequest(
             "--draft eagle needs --draft_model: the directory or hub name of an EAGLE-3 head that "
             "was made for the target"
         )
-    real = target.real if isinstance(target, TimedModel) else target
-    if not isinstance(real, EagerModel) or not isinstance(options, FusedTargetRole):
-        raise UnsupportedModel(
-            "--draft eagle reads features that a target on cpu or cuda keeps; compiled graphs keep "
-            "none: serve the checkpoint itself, without --artifact"
-        )
     directory = find_directory(options.draft_model, "draft")
-    checkpoint = find_checkpoint(options.target_name, "target")
-    return FoundHead(checkpoint, options.draft_model, directory, real)
+    if target is None:
+        checkpoint = find_checkpoint(options.model, "target", weights=False)
+        return FoundHead(checkpoint, options.draft_model, directory, None)
+    return _beside(options, target, directory)
+
+
+def _beside(options: DraftModelOptions, target: Model, directory: Path) -> FoundHead:
+    from inference.backends.compiled import CompiledModel
+    from inference.backends.eager import EagerModel
+    from inference.model.eagle import OfTarget
+
+    real, name = feature_model(target), str(options.draft_model)
+    assert isinstance(options, FusedTargetRole), "no other role has a draft beside its target"
+    if isinstance(real, CompiledModel) and options.artifact:
+        manifest, checkpoint = artifact_checkpoint(Path(options.artifact))
+        _check_features(manifest, checkpoint, name, directory)
+        return FoundHead(checkpoint, name, directory, Beside(real, _given(manifest, checkpoint)))
+    if isinstance(real, EagerModel):
+        checkpoint = find_checkpoint(options.target_name, "target")
+        return FoundHead(checkpoint, name, directory, Beside(real, OfTarget.of(real.decoder)))
+    raise UnsupportedModel(
+        "--draft eagle reads features of a target on cpu or cuda, or of an artefact that was "
+        "built with --features"
+    )
+
+
+def _check_features(manifest: Manifest, target: Checkpoint, name: str, head: Path) -> None:
+    """Raise UnsupportedModel, with the command that mends it, unless the artefact's graphs return
+    what the head reads.
+    """
+    from inference.model.eagle_config import read_head_config
+
+    reads = read_head_config(head, target.config).kept
+    if not set(reads) <= set(manifest.features):
+        raise UnsupportedModel(
+            f"{target.directory}: its graphs return {features_of(manifest.features)}, and {name} "
+            f"reads {features_of(reads)}: build it again with {_command(manifest)} --features "
+            f"{','.join(map(str, reads))}"
+        )
+
+
+def _command(manifest: Manifest) -> str:
+    """The command line that built the artefact, to which flags can be added."""
+    build = "python -m compile"
+    told = manifest.command.startswith(f"{build} ") and manifest.command.isprintable()
+    return manifest.command if told else build
+
+
+def _given(manifest: Manifest, target: Checkpoint) -> OfTarget:
+    """What a head has of an artefact's target. It is computed on the host, in the precision of the
+    target's states.
+    """
+    import torch
+
+    from inference.backends.artifact_embeddings import read_embeddings
+    from inference.model.eagle import OfTarget
+    from inference.model.float8 import states_of
+
+    return OfTarget(
+        target.config,
+        manifest.vocabulary,
+        states_of(manifest.dtype),
+        torch.device("cpu"),
+        partial(read_embeddings, target.directory, manifest),
+    )
+
+
+def _embeddings(name: str | None) -> Tensor:
+    """The embeddings of a target's checkpoint, for a head that has none of its own."""
+    from inference.model.checkpoint import read_tensors
+
+    directory = find_directory(name, "target")
+    found = read_tensors(directory, lambda tensor: tensor == "model.embed_tokens.weight")
+    for _, tensor in found:
+        return tensor
+    raise UnsupportedModel(f"{directory} has no model.embed_tokens.weight, which the head needs")

@@ -10,6 +10,7 @@ import asyncio
 import json
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
+from functools import partial
 from threading import Event
 from typing import Annotated, Any, Literal, TypeAlias
 
@@ -188,10 +189,10 @@ def _job(texts: Texts, asked: PageText) -> Job[Told]:
     request = make_request(client, [message.plain for message in asked.messages], given)
 
     def work(put: Callable[[Told], None], end: Event) -> Generation:
-        session = WatchedSession(
-            client.target.session(),
-            lambda nodes: put(("nodes", _nodes(client, nodes))),
-            lambda progress: put(("tokens", _tokens(client, progress))),
+        watch = partial(
+            WatchedSession,
+            on_nodes=lambda nodes: put(("nodes", _nodes(client, nodes))),
+            on_progress=lambda progress: put(("tokens", _tokens(client, progress))),
         )
 
         def show(piece: Piece) -> None:
@@ -200,7 +201,7 @@ def _job(texts: Texts, asked: PageText) -> Job[Told]:
         def tell(done: Completion) -> None:
             put(("figures", _figures(client, done)))
 
-        return generate(client, request, (), show, end, tell, session, alone=asked.target_only)
+        return generate(client, request, (), show, end, tell, watch, alone=asked.target_only)
 
     return work
 

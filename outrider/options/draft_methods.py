@@ -11,15 +11,17 @@ class DraftMethod(NamedTuple):
     """One kind of model that drafts."""
 
     help: str  # what it is, in a few words
-    here: bool = True  # whether it drafts on a client's machine
     beside: bool = True  # whether it drafts beside the target
+    reads_target: bool = False  # whether it drafts from what the target has computed
 
 
 METHODS = {
     "model": DraftMethod("a smaller model of the target's family"),
     "block": DraftMethod("a draft that names several tokens in one call (PARD's format)"),
     "gguf": DraftMethod("the same as a GGUF file, computed by llama.cpp"),
-    "eagle": DraftMethod("an EAGLE-3 head, which reads what its target has computed", here=False),
+    "eagle": DraftMethod(
+        "an EAGLE-3 head, which reads what its target has computed", reads_target=True
+    ),
     "substitute": DraftMethod("the target's own layers with 4-bit weights"),
 }
 """Every method that loads a model. A client has one of them at most."""

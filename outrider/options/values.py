@@ -15,6 +15,10 @@ from outrider.options.group import Shown
 DEVICES = ("auto", "cpu", "cuda", "neuron", "neuron-legacy")
 
 
+EAGLE3, MOST_LAYERS = "eagle3", 8
+"""The name of the layers that EAGLE-3 reads, and how many may be named."""
+
+
 def is_device(name: str) -> bool:
     """Whether the name can be a --device: one of DEVICES, or cuda:N."""
     return name in DEVICES or re.fullmatch(r"cuda:\d{1,3}", name) is not None
@@ -41,6 +45,17 @@ def _rates(text: str) -> str:
     return text
 
 
+def _layers(text: str) -> str:
+    named = text.split(",")
+    if text == EAGLE3 or (
+        all(re.fullmatch(r"\d{1,4}", part) for part in named)
+        and [int(part) for part in named] == sorted({int(part) for part in named})
+        and len(named) <= MOST_LAYERS
+    ):
+        return text
+    raise ValueError(f"{EAGLE3} or at most {MOST_LAYERS} ascending layers are needed: 2,16,29")
+
+
 def _sources(text: str) -> str:
     if text == "none":
         return COPY
@@ -59,6 +74,7 @@ Host: TypeAlias = Annotated[str, Shown("HOST")]
 Device: TypeAlias = Annotated[str, AfterValidator(_device), Shown("DEVICE")]
 Knob: TypeAlias = Annotated[str, AfterValidator(_knob), Shown("KNOB")]
 Sources: TypeAlias = Annotated[str, AfterValidator(_sources), Shown("SOURCE,...")]
+Layers: TypeAlias = Annotated[str, AfterValidator(_layers), Shown("L,L,...")]
 Rates: TypeAlias = Annotated[str, AfterValidator(_rates), Shown("R,R,...")]
 Count: TypeAlias = Annotated[int, Ge(1)]
 Natural: TypeAlias = Annotated[int, Ge(0)]

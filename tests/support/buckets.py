@@ -46,6 +46,7 @@ class Case:
     prefill: bool = False
     dtype: torch.dtype = torch.float32
     family: str = "llama"
+    kept: tuple[int, ...] = ()
 
     def __str__(self) -> str:
         words = [
@@ -53,6 +54,7 @@ class Case:
             self.bucket.name,
             str(self.dtype).removeprefix("torch."),
             self.family,
+            *(["features"] if self.kept else []),
         ]
         return " ".join(words)
 
@@ -73,8 +75,8 @@ class Case:
         )
         if self.stateful:
             window = empty_window(CACHE_ROWS, vocabulary).normal_(generator=generator)
-            return StatefulGraph(decoder, cache, window if self.sampled else None)
-        return VerifyGraph(decoder, cache, self.bucket.levels)
+            return StatefulGraph(decoder, cache, window if self.sampled else None, self.kept)
+        return VerifyGraph(decoder, cache, self.bucket.levels, self.kept)
 
     def inputs(self, call: int) -> dict[str, Tensor]:
         """Of the first or second call: trees (chains in a prefill) with context, whose second
@@ -176,4 +178,7 @@ CASES = [
     Case(stateful=True, sampled=True, nodes=16, dtype=BFLOAT16),
     Case(stateful=False, sampled=True, nodes=8, rows=2, dtype=BFLOAT16),
     Case(stateful=False, sampled=True, nodes=16, prefill=PREFILL, family="llama 290 ids"),
+    Case(stateful=True, sampled=False, nodes=16, prefill=PREFILL, kept=(0, 1)),
+    Case(stateful=True, sampled=True, nodes=8, rows=2, dtype=BFLOAT16, kept=(1,)),
+    Case(stateful=False, sampled=False, nodes=8, rows=2, kept=(0, 1)),
 ]

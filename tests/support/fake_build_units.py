@@ -22,6 +22,7 @@ from tests.support.fake_nxd import (
     Traced,
     check_boundary,
     check_flags,
+    check_outputs,
     check_signature,
     no_in_place,
     route_of,
@@ -130,7 +131,7 @@ class FakeFunctions:
             parameter.data = torch.zeros_like(parameter)
         with Recorder(module) as recorder, no_in_place(module) as changed:
             out = module(**ordered)
-        check_boundary({"output": out})
+        check_outputs(out)
         states = {name: (tensor.shape, tensor.dtype) for name, tensor in changed.items()}
         names = list(signature.parameters)
         traced = Traced(copy.deepcopy(model), route_of(ordered), tuple(ordered), states, names)

@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from inference.model.arithmetic import WIDEST
 from tests.support.fake_hlo import program_of
@@ -129,6 +130,13 @@ def check_boundary(tensors: Mapping[str, Any]) -> None:
                 f"{name} is {tensor.dtype} on {tensor.device}: int32 and float32 on the host are "
                 "taken"
             )
+
+
+def check_outputs(outputs: Any) -> None:
+    """The host takes what a graph returns in these types, as one tensor or as several."""
+    for tensor in tree_leaves(outputs):
+        if tensor.dtype not in (*BOUNDARY, torch.bfloat16):
+            raise TypeError(f"a graph returns {tensor.dtype}")
 
 
 def check_flags(arguments: str | None, device: bool) -> None:
@@ -284,7 +292,7 @@ class NxDModel:
         model_name: str | None = None,
         forward_mode: str = "default",
         **kwargs: Any,
-    ) -> Tensor:
+    ) -> Any:
         if not self.loaded_on_neuron:
             raise RuntimeError("Model not initialized. Call set_weights() followed by to_neuron()")
         assert not args, "inputs are given by name"
@@ -305,10 +313,10 @@ class NxDModel:
         finally:
             self._running.release()
 
-    def _execute(self, tag: str, inputs: dict[str, Tensor]) -> Tensor:
+    def _execute(self, tag: str, inputs: dict[str, Tensor]) -> Any:
         group = Group(self.world_size)
 
-        def rank_main(rank: int) -> Tensor:
+        def rank_main(rank: int) -> Any:
             module, states = self._loaded[tag, rank], self.states[rank]
             for name in self._graphs[tag].states:
                 owner, _, leaf = name.rpartition(".")
@@ -320,9 +328,7 @@ class NxDModel:
                     Operations(),
                     no_in_place(module) as changed,
                 ):
-                    out: Tensor = module(
-                        **{name: tensor.clone() for name, tensor in inputs.items()}
-                    )
+                    out = module(**{name: tensor.clone() for name, tensor in inputs.items()})
             except BaseException:
                 group.abort()
                 raise
@@ -333,9 +339,11 @@ class NxDModel:
             return rank_main(0)
         with ThreadPoolExecutor(self.world_size) as pool:
             outs = list(pool.map(rank_main, range(self.world_size)))
-        assert all(torch.equal(outs[0], out) for out in outs[1:]), (
-            "ranks disagree: only rank 0's output is returned"
-        )
+        first, *others = (tree_leaves(out) for out in outs)
+        for other in others:
+            assert all(map(torch.equal, first, other)), (
+                "ranks disagree: only rank 0's output is returned"
+            )
         return outs[0]
 
     __call__ = forward

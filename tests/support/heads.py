@@ -10,13 +10,18 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from inference.backends import FeatureModel
+from inference.backends.sequence import ModelSequence
 from inference.model.cache import KeysValues
 from inference.model.config import ModelConfig
 from inference.model.decoder import Decoder
+from inference.sampling import SamplingParams
+from inference.tree import TokenTree
 
 DRAFT_VOCABULARY = 40
 KEPT = (0, 1, 2)
@@ -46,12 +51,17 @@ def raw_config(target: ModelConfig, **overrides: Any) -> dict[str, Any]:
     } | overrides
 
 
-def tensors_of(target: ModelConfig, seed: int = 1, named: int = DRAFT_VOCABULARY) -> dict[str, Any]:
-    """Random tensors of a head by their published names. It names every seventh token."""
+def tensors_of(
+    target: ModelConfig, seed: int = 1, named: int = DRAFT_VOCABULARY, layers: int = 3
+) -> dict[str, Any]:
+    """Random tensors of a head by their published names. It names every seventh token.
+
+    layers: how many of the target it reads
+    """
     generator, hidden, inner = torch.Generator().manual_seed(seed), target.hidden_size, 48
     wide, narrow = HEADS * SIZE, SHARED * SIZE
     sizes = {
-        "fc.weight": (hidden, 3 * hidden),
+        "fc.weight": (hidden, layers * hidden),
         "midlayer.self_attn.q_proj.weight": (wide, 2 * hidden),
         "midlayer.self_attn.k_proj.weight": (narrow, 2 * hidden),
         "midlayer.self_attn.v_proj.weight": (narrow, 2 * hidden),
@@ -86,6 +96,24 @@ def write_head(
         directory / "model.safetensors",
     )
     return directory
+
+
+def kept_of_a_text(target: FeatureModel, layers: Sequence[int], row: int) -> Tensor:
+    """What a target keeps of a text on a row: of a prompt of 21 tokens, which needs several calls,
+    and of a root with two nodes of a tree that were accepted.
+
+    Returns [24, layers * hidden].
+    """
+    target.keep_features(layers)
+    sequence = ModelSequence(target, row, SamplingParams(0.8, seed=3))
+    sequence.extend(list(range(21)))
+    tree = TokenTree(
+        np.array([3, 7, 8, 9, 5, 6], dtype=np.int32),
+        np.array([-1, 0, 0, 1, 1, 2], dtype=np.int32),
+    )
+    sequence.choose(tree)
+    sequence.commit(tree, (1, 4))
+    return target.features(row, sequence.slots.at(np.arange(24, dtype=np.int32)))
 
 
 def states_of(target: Decoder, tokens: Sequence[int]) -> Tensor:  # [n, 3 * hidden]

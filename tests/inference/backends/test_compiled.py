@@ -28,26 +28,43 @@ from grpc_comm.server.server import BackgroundServer
 from inference.artifact import Bucket, read_manifest, write_manifest
 from inference.backends.compiled import CompiledModel, graph_path, load_compiled, read_compiled
 from inference.backends.eager import EagerModel
+from inference.backends.gguf_model import GgufModel
 from inference.backends.sequence import ModelSequence
+from inference.drafters.model_proposer import ModelProposer
 from inference.drafters.tree_policies import BestFirst, Chain
 from inference.engine.engine import Engine
 from inference.engine.local_session import LocalSession
-from inference.errors import BadArtifact, InvalidRequest, LimitExceeded
+from inference.errors import BadArtifact, InvalidRequest, LimitExceeded, UnsupportedModel
 from inference.model.cache import KeysValues
 from inference.model.checkpoint import load_decoder
 from inference.model.decoder import Decoder
+from inference.model.substitute import substitute_of
 from inference.model.verify_graph import VerifyGraph
+from inference.planner.prices import Prices
 from inference.proposer import Proposer
 from inference.sampling import SamplingParams
 from inference.text import Tokenizer
 from outrider.cli import main
+from outrider.draft_methods import eagle
 from outrider.models import EMBEDDED
-from outrider.options.roles import TargetRole
+from outrider.options.roles import FusedTargetRole, TargetRole
+from outrider.reduction import Reduction
 from outrider.spawn import role_environment
 from outrider.target import READY, load_target
+from tests.support import heads
 from tests.support.copied_rows import PROMPT, shares
-from tests.support.drafts import alone, growing, nudged, rounds, speculated
+from tests.support.drafts import (
+    alone,
+    blocks,
+    copying,
+    growing,
+    knowledge,
+    nudged,
+    rounds,
+    speculated,
+)
 from tests.support.equality import NearTies, assert_same_text
+from tests.support.fake_llama_cpp import Cells
 from tests.support.models import write_checkpoint_with_tokenizer
 from tests.support.row_independence import assert_rows_are_independent
 
@@ -66,12 +83,30 @@ DRAFTS: dict[str, Callable[[Decoder], Proposer]] = {
     "a chain deeper than the noise": lambda target: rounds(target, Chain(7)),
     "a bushy tree": lambda target: rounds(target, BestFirst(7, 2)),
     "a growing tree": lambda target: growing(nudged(target)),
+    "copies": lambda target: copying(),
+    "masks": lambda target: blocks(nudged(target)),
+    "8-bit matrices": lambda target: growing(Reduction("int8").apply(nudged(target))),
+    "the target's own layers in 4 bits": lambda target: growing(substitute_of(target)),
+    "a GGUF file": lambda target: ModelProposer(gguf(), 0, knowledge(), Prices(), room=128),
 }
+
+
+def gguf() -> GgufModel:
+    """A draft that llama.cpp computes, and that disagrees."""
+    return GgufModel(
+        Cells(), rows=1, capacity=JUNK + 128, max_nodes=32, batch=256, vocabulary=61,
+        kind="tiny F32", device=torch.device("cpu"),
+    )  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_checkpoint_with_tokenizer(tmp_path_factory.mktemp("model"), num_hidden_layers=1)
+    return write_checkpoint_with_tokenizer(
+        tmp_path_factory.mktemp("model"),
+        num_hidden_layers=1,
+        hidden_size=32,
+        intermediate_size=64,
+    )
 
 
 @pytest.fixture(scope="module")
@@ -83,8 +118,9 @@ def built(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pa
         replace(verify_bucket(2, NODES, JUNK, JUNK, sampled=True), levels=LEVELS),
     )
     spec = CompileSpec(
-        "tiny", "cpu", vocabulary, buckets, rows=2, sequence_length=LENGTH, max_tree_nodes=NODES
-    )
+        "tiny", "cpu", vocabulary, buckets, rows=2, sequence_length=LENGTH, max_tree_nodes=NODES,
+        features=(0, 1),
+    )  # fmt: skip
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path_factory.mktemp("inductor")))
         out = tmp_path_factory.mktemp("artifact")
@@ -210,6 +246,56 @@ def replace_graphs(model: CompiledModel, *, prefill: bool) -> CompiledModel:
     return CompiledModel(kept, model.cache)
 
 
+def test_compiled_graphs_return_the_features_that_the_eager_target_keeps(
+    model: CompiledModel, target: Decoder
+) -> None:
+    ours, theirs = (heads.kept_of_a_text(each, (0, 1), 1) for each in (model, eager_model(target)))
+    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+    last = heads.kept_of_a_text(model, (1,), 1)
+    assert last.equal(ours[:, target.config.hidden_size :])
+
+
+@pytest.fixture(scope="module")
+def head(target: Decoder, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A random head, which reads both features of the artefact."""
+    raw = heads.raw_config(target.config, eagle_aux_hidden_state_layer_ids=[0, 1])
+    tensors = heads.tensors_of(target.config, layers=2)
+    return str(heads.write_head(tmp_path_factory.mktemp("head"), raw, tensors))
+
+
+def test_a_head_beside_a_compiled_target_makes_the_targets_own_text(
+    built: Path, head: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = FusedTargetRole(port=0, artifact=str(built), draft="eagle", draft_model=head)
+    with BackgroundServer(load_target(options)) as server:
+        for temperature in ("0", "0.7", "1"):
+            port = str(server.address.port)
+            flags = ["--port", port, "--prompt", "def main(argv):", "--max_new_tokens", "24"]
+            sampled = ["--temperature", temperature, "--seed", "3", "--json", "--baseline"]
+            capsys.readouterr()
+            assert main(["--role", "fused_client", *flags, *sampled]) == 0
+            said = capsys.readouterr()
+            record = json.loads(said.out)
+            assert record["token_ids"] == record["baseline"]["token_ids"]
+            assert f"with {head} beside it" in said.err
+
+
+def test_a_head_that_reads_other_layers_is_told_how_to_build_for_it(
+    built: Path, head: str, model: CompiledModel, tmp_path: Path
+) -> None:
+    for path in built.glob("*.json*"):
+        shutil.copyfile(path, tmp_path / path.name)
+    manifest = read_manifest(built)
+    write_manifest(tmp_path, replace(manifest, features=(0,), command="python -m compile --rows 2"))
+    options = FusedTargetRole(artifact=str(tmp_path), draft="eagle", draft_model=head)
+    message = (
+        "its graphs return inputs of layers 0, and .* reads inputs of layers 0, 1: build it again "
+        "with python -m compile --rows 2 --features 0,1$"
+    )
+    with pytest.raises(UnsupportedModel, match=message):
+        eagle.find(options, model)
+
+
 def test_a_session_longer_than_the_artefact_is_refused_at_open_with_the_limit(
     model: CompiledModel, target: Decoder
 ) -> None:
@@ -252,9 +338,9 @@ def test_a_graph_whose_nodes_depend_on_their_siblings_is_not_written(
     check_row_independence(graph, bucket, target.vocabulary, sequence_length=LENGTH)
 
     def per_tensor(**inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        chosen, keys, values = graph(**inputs)
+        chosen, keys, *others = graph(**inputs)
         scale = keys.abs().max() / 127
-        return chosen, torch.round(keys / scale) * scale, values
+        return chosen, torch.round(keys / scale) * scale, *others
 
     with pytest.raises(BadArtifact, match="keys change"):
         check_row_independence(per_tensor, bucket, target.vocabulary, sequence_length=LENGTH)

@@ -5,7 +5,7 @@ what it computes eagerly.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
@@ -75,8 +75,9 @@ def check_report(case: Case, graph: VerifyGraph | StatefulGraph, proof: Proof) -
 def run_stateful(case: Case, graph: StatefulGraph, proof: Proof, call: int) -> None:
     inputs = case.inputs(call)
     with torch.no_grad():
-        expected = graph(**inputs)
-    check_chosen(case, proof(inputs)[0], expected)
+        outputs = graph(**inputs)
+    expected = outputs if case.kept else (outputs,)
+    check_outputs(case, proof(inputs), expected)
     for name in state_of(graph):
         assert_close(case, proof.state[name], graph.get_buffer(name))
 
@@ -84,13 +85,19 @@ def run_stateful(case: Case, graph: StatefulGraph, proof: Proof, call: int) -> N
 def run_verify(case: Case, graph: VerifyGraph, proof: Proof, call: int) -> None:
     inputs = case.inputs(call)
     with torch.no_grad():
-        chosen, keys, values = graph(**inputs)
-    found = proof(inputs)
-    check_chosen(case, found[0], chosen)
-    assert_close(case, found[1], keys)
-    assert_close(case, found[2], values)
+        outputs = graph(**inputs)
+    check_outputs(case, proof(inputs), outputs)
+    _, keys, values, *_ = outputs
     write_slots(graph.cache(), inputs["rows"], inputs["slots"], unstacked(keys, values))
     proof.hold(dict(zip(graph.names(), graph.cache().tensors, strict=True)))
+
+
+def check_outputs(case: Case, found: Sequence[Tensor], expected: Sequence[Tensor]) -> None:
+    """What was chosen, then states: new keys and values, and features where layers are kept."""
+    assert len(found) == len(expected)
+    check_chosen(case, found[0], expected[0])
+    for ours, theirs in zip(found[1:], expected[1:], strict=True):
+        assert_close(case, ours, theirs)
 
 
 def check_chosen(case: Case, found: Tensor, expected: Tensor) -> None:

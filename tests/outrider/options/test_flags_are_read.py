@@ -19,13 +19,16 @@ from outrider.options.roles import FusedTargetRole
 from outrider.target import load_target
 
 START = {"role", "config", "print_config", "debug", "target", "preset"}
-PRICED: dict[str, Any] = {"region": "eu-west-1", "pricing": "spot", "no_live": True}
+FEATURES = {"feature_bytes_per_second": 9}
+OF_CLIENTS: dict[str, Any] = {
+    "region": "eu-west-1", "pricing": "spot", "no_live": True, **FEATURES
+}  # fmt: skip
 WITH_ANOTHER: dict[str, dict[str, Any]] = {
-    "draft": PRICED,
-    "chat": PRICED,
-    "serve": PRICED,
-    "target": {"tensor_parallel": 4, "metrics_host": "0.0.0.0"},
-    "fused_target": {"metrics_host": "0.0.0.0"},
+    "draft": OF_CLIENTS,
+    "chat": OF_CLIENTS,
+    "serve": OF_CLIENTS,
+    "target": {"tensor_parallel": 4, "metrics_host": "0.0.0.0", **FEATURES},
+    "fused_target": {"metrics_host": "0.0.0.0", **FEATURES},
     "verify_target": {"tensor_parallel": 4, "batch": 8},
 }
 TEXT = {"prompt": "x", "max_new_tokens": 2}

@@ -1,0 +1,121 @@
+"""Which features a target is built with: named or read by a head, told, and part of the digest."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+
+from compile.compile_options import CompileOptions
+from compile.ops.pass_time import pass_time
+from compile.ops.rank_graph import record_bucket
+from compile.ops.rules import broken
+from compile.ops.torch_neuron_rules import rules_of
+from compile.plan.memory import footprint
+from compile.plan.plan_report import describe
+from compile.request import find_checkpoint, make_request
+from compile.spec import CompileSpec, prefill_bucket, verify_bucket
+from inference.artifact import read_manifest, write_manifest
+from inference.errors import BadArtifact, InvalidRequest
+from inference.model.config import read_config
+from tests.support import artifacts, heads
+from tests.support.models import write_checkpoint
+from tests.support.repository import ROOT
+
+EIGHT = ROOT / "docs/shapes/llama-3.1-8b"
+JUNK = 2112
+
+
+def asked(features: str, model: Path = EIGHT, **more: object) -> CompileSpec:
+    options = CompileOptions(model=str(model), features=features, dry_run=True, **more)  # type: ignore[arg-type]
+    return make_request(options, find_checkpoint(options)).spec
+
+
+@pytest.mark.parametrize(
+    ("given", "layers"), [("29,2,16", (2, 16, 29)), ("0,32", (0, 32)), ("eagle3", (2, 16, 29))]
+)
+def test_layers_are_named_by_numbers_or_as_those_of_eagle3(
+    given: str, layers: tuple[int, ...]
+) -> None:
+    assert asked(given).features == layers
+
+
+def test_a_head_names_the_layers_that_it_reads(tmp_path: Path) -> None:
+    target = write_checkpoint(tmp_path / "target")
+    config = read_config(target)
+    raw = heads.raw_config(config, eagle_aux_hidden_state_layer_ids=[0, 2])
+    head = heads.write_head(tmp_path / "head", raw, heads.tensors_of(config))
+    assert asked(str(head), target).features == (0, 2)
+
+
+def test_a_layer_that_the_target_lacks_is_refused() -> None:
+    with pytest.raises(InvalidRequest, match="--features 2,33: the target has layers up to 32"):
+        asked("2,33")
+
+
+def test_graphs_that_return_no_features_are_not_asked_for_them() -> None:
+    with pytest.raises(InvalidRequest, match="int8 decoder returns none"):
+        asked("2", target="cpu", dtype="int8")
+    with pytest.raises(InvalidRequest, match="leave one out"):
+        asked("2", target="cpu", fused=True, draft_model=str(EIGHT))
+
+
+def test_features_are_part_of_an_artefacts_digest_and_their_absence_is_not(tmp_path: Path) -> None:
+    plain = artifacts.build(tmp_path / "plain")
+    named = replace(plain, features=(0, 2))
+    assert named.digest() != plain.digest()
+    for manifest in (plain, named):
+        write_manifest(tmp_path, manifest)
+        assert read_manifest(tmp_path) == manifest
+        assert ("features" in (tmp_path / "manifest.json").read_text()) == bool(manifest.features)
+    write_manifest(tmp_path, replace(plain, features=(2, 0)))
+    with pytest.raises(BadArtifact, match="ascending"):
+        read_manifest(tmp_path)
+
+
+def test_a_spec_without_features_is_made_from_what_it_was_before_they_existed() -> None:
+    spec = artifacts.small_spec()
+    assert spec.plain() == {
+        name: value for name, value in asdict(spec).items() if name != "features"
+    }
+    assert replace(spec, features=(1,)).plain()["features"] == (1,)
+
+
+def test_graphs_with_another_list_of_features_are_built_anew(tmp_path: Path) -> None:
+    builder = artifacts.FakeBuilder()
+    first = artifacts.build(tmp_path / "out", builder)
+    made = len(builder.asked)
+    artifacts.build(tmp_path / "out", builder)
+    assert len(builder.asked) == made
+    second = artifacts.build(tmp_path / "out", builder, artifacts.small_spec(features=(0,)))
+    assert len(builder.asked) == 2 * made
+    assert (first.features, second.features) == ((), (0,))
+
+
+def neuron_spec(target: str, features: tuple[int, ...]) -> CompileSpec:
+    buckets = (prefill_bucket(1, 512, JUNK, JUNK), verify_bucket(4, 16, JUNK, JUNK, sampled=True))
+    return CompileSpec(
+        "shapes only", target, 128_256, buckets, 4, 2096, 16, "bfloat16", 4, features=features
+    )
+
+
+@pytest.mark.parametrize("target", ["trn1", "trn2"])
+def test_graphs_with_features_break_no_rule(target: str) -> None:
+    config = replace(read_config(EIGHT), layers=3)
+    spec = neuron_spec(target, (1, 2, 3))
+    for bucket in spec.buckets:
+        recording = record_bucket(config, spec, bucket)
+        assert broken(recording, rules_of(target)) == []
+
+
+def test_features_cost_a_pass_a_hundredth_of_a_millisecond_and_a_plan_tells_of_them() -> None:
+    config, (with_, without) = (
+        read_config(EIGHT),
+        (neuron_spec("trn1", layers) for layers in ((2, 16, 29), ())),
+    )
+    bucket = with_.buckets[1]
+    more = pass_time(config, with_, bucket).total - pass_time(config, without, bucket).total
+    assert 0 < more < 0.02
+    lines = list(describe(with_, config, footprint(config, with_)))
+    assert "inputs of layers 2, 16, 29 with each node: 24 KiB" in lines
