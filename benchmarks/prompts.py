@@ -112,7 +112,8 @@ def _agent_turn(row: dict[str, Any]) -> str:
 
 
 def _without_docstrings(row: dict[str, Any]) -> ast.Module:
-    tree = ast.parse(row["prompt"] + row["canonical_solution"])
+    source: str = row["prompt"] + row["canonical_solution"]
+    tree = ast.parse(source)
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef) and ast.get_docstring(node) is not None:
             node.body = node.body[1:]
