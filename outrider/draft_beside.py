@@ -14,6 +14,7 @@ from grpc_comm.translate import Description
 from inference.artifact import read_manifest
 from inference.backends import Model, RoundModel
 from inference.backends.fused import fused_part
+from inference.backends.pard import DependentModel, RenewedSequence
 from inference.backends.sequence import MakeSequence, ModelSequence
 from inference.backends.shared_cache import SharedCacheModel
 from inference.drafters.model_proposer import ROOM
@@ -71,10 +72,13 @@ def with_draft(options: FusedTargetRole, model: Model, description: Description)
 
 
 def _sequences(draft: Model) -> Callable[[Session], MakeSequence]:
-    """How texts lie on the draft's rows: in the target's cache, if the draft reads that."""
+    """How texts lie on the draft's rows: in the target's cache, if the draft reads that, and
+    computed again when they are committed, if it reads the target's states.
+    """
     if isinstance(draft, SharedCacheModel):
         return partial(on_target_row, ROOM)
-    return lambda session: ModelSequence
+    made = RenewedSequence if isinstance(draft, DependentModel) else ModelSequence
+    return lambda session: made
 
 
 def _knowledge(times: dict[int, float], description: Description) -> Knowledge:

@@ -116,14 +116,20 @@ class EagerModel:
 
         A position is that of the token to be chosen.
         """
-        batch = pad(segments, self._shape(segments), junk=self._junk)
+        shape = self._shape(segments)
+        batch = pad(segments, shape, junk=self._junk)
         logits, positions = self._write(
             **{
                 name: torch.from_numpy(array).to(self.device)
                 for name, array in batch.arrays().items()
-            }
+            },
+            added=self._added(segments, shape),
         )
         return logits, Sampling.of([segment.params for segment in segments], self.device), positions
+
+    def _added(self, segments: Sequence[Segment], shape: Shape) -> Tensor | None:  # [B, T, hidden]
+        """Return what is added to the embeddings of a call's nodes: nothing here."""
+        return None
 
     def _write(
         self,
@@ -134,6 +140,7 @@ class EagerModel:
         context_mask: Tensor,
         tree_mask: Tensor,
         pick: Tensor,
+        added: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Make one forward over a batch's arrays and write the new keys and values to the caches.
 
@@ -148,6 +155,7 @@ class EagerModel:
             pick,
             self.cache,
             kept=self._kept,
+            added=added,
         )
         write_slots(self.cache, rows, slots, out.new)
         if out.features is not None:
