@@ -40,8 +40,10 @@ from benchmarks.train_pair import (
     token_stream,
 )
 from inference.backends.eager import EagerModel
+from inference.backends.led_sequence import RowFeatures
 from inference.backends.pard import DependentModel, RenewedSequence
 from inference.backends.sequence import ModelSequence
+from inference.backends.shared_sequence import TargetRow
 from inference.command import run_command
 from inference.model.config import read_config
 from inference.model.pard import load_projection
@@ -135,7 +137,8 @@ def models(folder: Path, tokenizer: Tokenizer) -> tuple[EagerModel, DependentMod
     keeper = EagerModel(target, **sizes)
     projection = load_projection(folder / "warp_model.bin", draft, target)
     masks = read_masks(folder, draft.config.vocab_size)
-    return keeper, DependentModel(draft, projection, keeper, masks, **sizes)
+    keeper.keep_features(projection.kept)
+    return keeper, DependentModel(draft, projection, masks, **sizes)
 
 
 def read(
@@ -148,8 +151,13 @@ def read(
     follows: bool,
 ) -> Reading:
     """Rank each token of the text and the masks behind it, before the target has computed it."""
-    there, here = ModelSequence(target, 0, params), RenewedSequence(draft, 0, params)
-    draft.follow(0, (lambda: there) if follows else None)
+    there = ModelSequence(target, 0, params)
+    features = RowFeatures(target, lambda: TargetRow(0, there.slots))
+    here = (
+        RenewedSequence(draft, 0, params, features=features)
+        if follows
+        else ModelSequence(draft, 0, params)
+    )
     there.extend(prompt.ids[:-1])
     here.extend(prompt.ids[:-1])
     answers, masks = [], [draft.masks.token] * draft.masks.most

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,11 +25,14 @@ from benchmarks.train_pair import checked_listing, read_texts
 from inference.backends import Model, Ranked, Segment
 from inference.backends.eager import EagerModel
 from inference.backends.eagle import EagleModel
+from inference.backends.led_sequence import LedSequence, RowFeatures
 from inference.backends.sequence import ModelSequence
+from inference.backends.shared_sequence import TargetRow
 from inference.drafters.model_proposer import ROOM, WIDTH
 from inference.engine.engine import Engine
 from inference.engine.host import Host
 from inference.engine.session import Session
+from inference.engine.target_rows import led_by_row
 from inference.model.decoder import Decoder
 from inference.model.eagle import load_head
 from inference.order import Decode, End
@@ -96,22 +100,28 @@ class Beside(NamedTuple):
 def beside(target: Decoder, draft: Decoder | Path) -> Beside:
     """draft: its decoder, or the directory of a head"""
     model = Target(target, rows=1, capacity=LENGTH + NODES, max_nodes=CHUNK)
+    times, clock = {(1, nodes): FORWARD for nodes in (1, 2, 4, 8, 16, 32, 64)}, Clock()
     made: Draft | Head
+
+    def know() -> Knowledge:
+        return Knowledge(DraftTimes({1: CALL}), TargetTimes(times), LinkTimes(), read_acceptance())
+
     if isinstance(draft, Path):
         head = load_head(draft, target, LENGTH)
-        made = Head(head, model, rows=1, capacity=LENGTH + ROOM, max_nodes=CHUNK)
+        model.keep_features(head.config.kept)
+        made = Head(head, rows=1, capacity=LENGTH + ROOM, max_nodes=CHUNK)
+        host = Host(made, know, room=ROOM, sequence=partial(led_by_row, model), clock=clock)
     else:
         made = Draft(draft, rows=1, capacity=LENGTH + ROOM, max_nodes=CHUNK)
-    model.clock = made.clock = clock = Clock()
-    times = {(1, nodes): FORWARD for nodes in (1, 2, 4, 8, 16, 32, 64)}
-    known = Knowledge(DraftTimes({1: CALL}), TargetTimes(times), LinkTimes(), read_acceptance())
+        host = Host(made, know, room=ROOM, clock=clock)
+    model.clock = made.clock = clock
     engine = Engine(
         model,
         sequence_length=LENGTH,
         max_tree_nodes=NODES,
         vocabulary=target.vocabulary,
         times=times,
-        host=Host(made, lambda: known, room=ROOM, clock=clock),
+        host=host,
         clock=clock,
     )
     return Beside(engine, made, clock)
@@ -157,9 +167,11 @@ def ranking(pair: Beside, prompt: Sequence[int]) -> ModelSequence:
     """A row of the draft with a prompt, on which calls can be timed."""
     there = ModelSequence(pair.engine.model, 0, SamplingParams())
     there.extend(prompt[:-1])
-    if isinstance(pair.draft, EagleModel):
-        pair.draft.follow(0, lambda: there)
     here = ModelSequence(pair.draft, 0, SamplingParams())
+    if isinstance(pair.draft, Head):
+        assert isinstance(pair.engine.model, Target)
+        features = RowFeatures(pair.engine.model, lambda: TargetRow(0, there.slots))
+        here = LedSequence(pair.draft, 0, SamplingParams(), features=features)
     here.extend(prompt[:-1])
     return here
 

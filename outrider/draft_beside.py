@@ -13,15 +13,18 @@ from typing import NamedTuple
 from grpc_comm.translate import Description
 from inference.artifact import read_manifest
 from inference.backends import Model, RoundModel
+from inference.backends.eagle import EagleModel
 from inference.backends.fused import fused_part
+from inference.backends.led_sequence import LedSequence
 from inference.backends.pard import DependentModel, RenewedSequence
 from inference.backends.sequence import MakeSequence, ModelSequence
 from inference.backends.shared_cache import SharedCacheModel
+from inference.backends.timed import feature_model
 from inference.drafters.model_proposer import ROOM
 from inference.engine.graph_rounds import GraphRounds
 from inference.engine.host import Host
 from inference.engine.session import Session
-from inference.engine.target_rows import on_target_row
+from inference.engine.target_rows import led_by_row, on_target_row
 from inference.errors import InvalidRequest, Mismatch
 from inference.planner.acceptance import read_acceptance
 from inference.planner.knowledge import Knowledge
@@ -66,19 +69,21 @@ def with_draft(options: FusedTargetRole, model: Model, description: Description)
     )
     times = user_profiles(options).draft(found, draft, length)
     known = partial(_knowledge, times, description)
-    host = Host(draft, known, room=ROOM, copies=options.copies, sequence=_sequences(draft))
+    host = Host(draft, known, room=ROOM, copies=options.copies, sequence=_sequences(draft, model))
     told = replace(description, draft_model=found.name, draft_times=tuple(times.items()))
     return Drafts(told, host=host)
 
 
-def _sequences(draft: Model) -> Callable[[Session], MakeSequence]:
-    """How texts lie on the draft's rows: in the target's cache, if the draft reads that, and
-    computed again when they are committed, if it reads the target's states.
-    """
+def _sequences(draft: Model, target: Model) -> Callable[[Session], MakeSequence]:
+    """How texts lie on the draft's rows: what the draft reads of the target's."""
     if isinstance(draft, SharedCacheModel):
         return partial(on_target_row, ROOM)
-    made = RenewedSequence if isinstance(draft, DependentModel) else ModelSequence
-    return lambda session: made
+    if isinstance(draft, EagleModel | DependentModel):
+        keeper = feature_model(target)
+        assert keeper is not None, "such a draft is loaded beside a target that keeps features"
+        made = LedSequence if isinstance(draft, EagleModel) else RenewedSequence
+        return partial(led_by_row, keeper, made=made)
+    return lambda session: ModelSequence
 
 
 def _knowledge(times: dict[int, float], description: Description) -> Knowledge:

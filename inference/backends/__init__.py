@@ -5,7 +5,7 @@ host.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,12 +14,38 @@ from inference.sampling import SamplingParams
 from inference.tree import IntArray
 from inference.tree_shape import Branches
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 
 class Shared(NamedTuple):
     """What all nodes of a segment see in the cache of another model, a draft's target."""
 
     row: int
     context: NDArray[np.bool_]  # [S] slots, up to the highest in use
+
+
+class Features(Protocol):
+    """What a target has computed at committed positions of one text."""
+
+    @property
+    def known(self) -> range:
+        """The positions whose features are there."""
+        ...
+
+    def at(self, positions: IntArray) -> Tensor:
+        """Return the features at known positions [n]. The result is [n, layers * hidden]."""
+        ...
+
+
+class Led(NamedTuple):
+    """What the nodes of a segment of a head are computed from.
+
+    known: positions of committed tokens whose features are there
+    """
+
+    known: range
+    features: Features
 
 
 class Segment(NamedTuple):
@@ -39,6 +65,7 @@ class Segment(NamedTuple):
     params: SamplingParams
     draft: Segment | None = None  # the draft's share, in a round that one graph drafts and verifies
     shared: Shared | None = None  # for a model that reads another's cache, too
+    led: Led | None = None  # for a head, which reads its target's features
 
 
 class Ranked(NamedTuple):
@@ -78,6 +105,25 @@ class Model(Protocol):
         """Copy keys and values of the first `slots` slots from row `source` to row `target`.
 
         Slots of `target` behind these may change, too.
+        """
+        ...
+
+
+@runtime_checkable
+class FeatureModel(Model, Protocol):
+    """A target that can keep features, the inputs of some layers, for heads to draft from."""
+
+    def keep_features(self, layers: Sequence[int]) -> None:
+        """From now on keep the inputs of these layers, ascending, beside each node's keys.
+
+        The number of layers stands for the last layer's output.
+        """
+        ...
+
+    def features(self, row: int, slots: IntArray) -> Tensor:
+        """Return the features of the nodes in these slots [n] of a row.
+
+        The result is [n, kept layers * hidden].
         """
         ...
 

@@ -47,10 +47,6 @@ class EagerModel:
         self._features = torch.empty(0)  # [rows, slots, kept layers * hidden]
 
     def keep_features(self, layers: Sequence[int]) -> None:
-        """From now on keep the inputs of these layers, ascending, beside each node's keys.
-
-        The number of layers stands for the last layer's output. Draft heads read them.
-        """
         self._kept = tuple(layers)
         width = len(layers) * self.decoder.config.hidden_size
         self._features = torch.zeros(
@@ -58,7 +54,6 @@ class EagerModel:
         )
 
     def features(self, row: int, slots: IntArray) -> Tensor:  # [n, kept layers * hidden]
-        """Return the features of the nodes in these slots [n] of a row."""
         return self._features[row, torch.from_numpy(slots).to(self.device, torch.int64)]
 
     @torch.no_grad()

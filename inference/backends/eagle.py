@@ -1,9 +1,8 @@
-"""An EAGLE-3 head beside its target, as a Model.
+"""An EAGLE-3 head as a Model.
 
-The target keeps its features by slot, beside its keys. So a cached prefix, a copied row and a row
-that is filled again have theirs. A node up to the target's root is computed from the feature of the
-token before it, any other one from what the head returned for its parent. Nodes whose token was
-committed since are computed again from the target's feature, in the next call of their row.
+A node whose preceding token's feature is known is computed from that, any other one from what the
+head returned for its parent. When the feature comes to be known, the node is computed again from
+it, in the next call of its row. A segment says what is known (`Led`).
 
 The first token of a text has no feature before it: no node sees it.
 """
@@ -21,8 +20,6 @@ from torch import Tensor
 
 from inference.backends import Ranked, Segment
 from inference.backends.batch import Shape, check_rows, pad
-from inference.backends.eager import EagerModel
-from inference.backends.sequence import Followed, ModelSequence
 from inference.backends.slots import FREE
 from inference.model.cache import empty_cache, write_slots, write_states
 from inference.model.eagle import EagleHead
@@ -39,30 +36,24 @@ class _Wave(NamedTuple):
 
 
 class _Row:
-    """What is known of the slots of one row, and of the text that it follows."""
+    """What is known of the slots of one row."""
 
-    def __init__(self, capacity: int, followed: Followed | None = None) -> None:
-        self._followed = followed
+    def __init__(self, capacity: int) -> None:
         self._tokens = np.zeros(capacity, dtype=np.int32)  # [capacity]
         self._positions = np.zeros(capacity, dtype=np.int32)  # [capacity]
         self._led = np.zeros(capacity, dtype=np.bool_)  # [capacity]
 
-    @property
-    def sequence(self) -> ModelSequence | None:
-        """The text on the target's row."""
-        return None if self._followed is None else self._followed()
-
     def waves(self, segment: Segment) -> Iterator[_Wave]:
         """Yield the segment's nodes after their parents, with those that are computed again."""
-        new, root = segment.slots, -1 if self.sequence is None else self.sequence.cached
+        new, known = segment.slots, segment.led.known if segment.led else range(0)
         self._tokens[new], self._positions[new] = segment.tokens, segment.positions
         self._led[new] = False
-        again = self._unled(segment.context, root)
+        again = self._unled(segment.context, known)
         slots = np.concatenate([again, new])
         seen = self._seen(segment, again, max(segment.context.shape[1], int(slots.max()) + 1))
         positions = self._positions[slots]
         parents = self._parents(seen, positions)
-        led = positions <= root
+        led = _are_led(positions, known)
         self._led[slots] = led
         for nodes in _after_parents(slots, parents, positions, led):
             part = slots[nodes]
@@ -74,16 +65,16 @@ class _Row:
                     context=context, tree_mask=mask, pick=np.arange(len(part), dtype=np.int32),
                 ),
                 parents[nodes],
-                led[nodes] & (positions[nodes] > 0),
+                led[nodes],
             )  # fmt: skip
 
-    def _unled(self, context: NDArray[np.bool_], root: int) -> IntArray:  # [m]
-        """Return slots up to the target's root that were computed without its features, in order
-        of position. All nodes see them.
+    def _unled(self, context: NDArray[np.bool_], known: range) -> IntArray:  # [m]
+        """Return slots that were computed before their features were known, in order of position.
+        All nodes see them.
         """
         slots = context.all(0).nonzero()[0]
         positions = self._positions[slots]
-        behind = ~self._led[slots] & (positions <= root) & (positions > 0)
+        behind = ~self._led[slots] & _are_led(positions, known)
         return slots[behind][np.argsort(positions[behind])].astype(np.int32)
 
     def _seen(
@@ -107,6 +98,11 @@ class _Row:
         return np.where(before.any(1), before.argmax(1), FREE).astype(np.int32)
 
 
+def _are_led(positions: IntArray, known: range) -> NDArray[np.bool_]:  # [n]
+    """Return whether the token before each position has a known feature."""
+    return (positions > known.start) & (positions <= known.stop)
+
+
 def _after_parents(
     slots: IntArray, parents: IntArray, positions: IntArray, led: NDArray[np.bool_]
 ) -> list[NDArray[np.intp]]:
@@ -122,30 +118,20 @@ def _after_parents(
 
 
 class EagleModel:
-    """A head and its caches: `rows` rows of `capacity` slots, each of which follows a text of the
-    target.
-
-    target: keeps the features that the head reads, from now on
-    """
+    """A head and its caches: `rows` rows of `capacity` slots. Its sequences are LedSequence."""
 
     copies_rows = False
 
-    def __init__(
-        self, head: EagleHead, target: EagerModel, *, rows: int, capacity: int, max_nodes: int
-    ) -> None:
+    def __init__(self, head: EagleHead, *, rows: int, capacity: int, max_nodes: int) -> None:
         self.rows, self.capacity, self.max_nodes = rows, capacity, max_nodes
-        self.device, self.dtype = target.device, target.dtype
-        self._head, self._target = head, target
+        self.device, self.dtype = head.fc.weight.device, head.fc.weight.dtype
+        self._head = head
         layer = head.config.layer
         self._cache = empty_cache(layer, rows, capacity, self.dtype, self.device)
         self._states = torch.zeros(  # what the layer returned; the junk slot's are no parent's
             (rows, capacity + 1, layer.hidden_size), dtype=self.dtype, device=self.device
         )
         self._rows = [_Row(capacity) for _ in range(rows)]
-        target.keep_features(head.config.kept)
-
-    def follow(self, row: int, followed: Followed | None) -> None:
-        self._rows[row] = _Row(self.capacity, followed)
 
     @torch.no_grad()
     def rank(self, segments: Sequence[Segment], k: int) -> list[Ranked]:
@@ -208,11 +194,9 @@ class EagleModel:
             drafted = ~led & (parents != FREE)
             above = self._tensor(parents[drafted]).long()
             features[row, self._indices(drafted)] = self._states[segment.row, above]
-            sequence = self._rows[segment.row].sequence
-            if sequence is not None:
-                slots = sequence.slots_of(segment.positions[led] - 1)
-                given = self._head.fc(self._target.features(sequence.row, slots))
-                features[row, self._indices(led)] = given
+            if segment.led is not None and led.any():
+                given = segment.led.features.at(segment.positions[led] - 1)
+                features[row, self._indices(led)] = self._head.fc(given.to(features))
         return features
 
     def _indices(self, marked: NDArray[np.bool_]) -> Tensor:

@@ -9,7 +9,6 @@ expanded) are *pending*. The next call feeds them as a chain above the root.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -122,13 +121,6 @@ class ModelSequence:
             self.slots.commit(np.array([], dtype=np.int32))
             self._node_slots = {}
 
-    def slots_of(self, positions: IntArray) -> IntArray:
-        """Return the slots of the cached tokens at these positions [n]. The result is [n], too."""
-        held = self.slots.committed.nonzero()[0]
-        slots = np.empty(self.cached, dtype=np.int32)
-        slots[self.slots.positions[held]] = held
-        return slots[positions]
-
     def _feed(self, tokens: Sequence[int]) -> None:
         chain = TokenTree.chain(tokens)
         self.model.choose([self.prepare_chunk(chain)])
@@ -189,19 +181,6 @@ class ModelSequence:
                 slots.append(self._node_slots[node])
             node = tree.parents[node]
         return slots
-
-
-Followed: TypeAlias = Callable[[], ModelSequence | None]
-"""Returns the sequence of a text on the target's row, as it is now; None while it has no row."""
-
-
-@runtime_checkable
-class Follower(Model, Protocol):
-    """A Model that drafts from what the target has computed: each of its rows follows a text."""
-
-    def follow(self, row: int, followed: Followed | None) -> None:
-        """Begin another text on this row. None: nobody's, until the next call."""
-        ...
 
 
 def _under_chain(

@@ -66,6 +66,16 @@ class Slots:
         self.committed &= self.positions < length
         self._free_provisional()
 
+    def at(self, positions: IntArray) -> IntArray:
+        """Return the slots of the committed tokens at these positions [n]. The result is [n], too.
+
+        All positions below the highest committed one are committed.
+        """
+        held = self.committed.nonzero()[0]
+        slots = np.empty(len(held), dtype=np.int32)
+        slots[self.positions[held]] = held
+        return slots[positions]
+
     def committed_copy(self) -> Slots:
         """A copy with the committed slots; provisional slots are free in it."""
         copy = Slots(len(self.positions))

@@ -1,5 +1,5 @@
 """A draft beside the target: a proposer for each session that asks for one. It is a model of its
-own, or a head that follows what the target has computed.
+own, or a head that reads what the target has computed.
 
 A call of the draft occupies the target's device. So the draft works between forwards, on the
 engine's thread, and one call serves all of its sessions. A call is made while its expected tokens
@@ -22,7 +22,7 @@ from typing import Protocol
 from weakref import WeakSet
 
 from inference.backends import Model, Ranked, Segment
-from inference.backends.sequence import Follower, MakeSequence, ModelSequence
+from inference.backends.sequence import MakeSequence, ModelSequence
 from inference.candidates import Nodes
 from inference.cost.objective import Effort
 from inference.drafters.block_proposer import proposers_on
@@ -249,8 +249,6 @@ class Host:
         if session in self._guests or session in self._failed or not self._free:
             return
         row = self._free.pop()
-        if isinstance(self._model, Follower):
-            self._model.follow(row, lambda: session.sequence)
         proposer = proposers_on(self._model)(
             self._model,
             row,
@@ -321,8 +319,6 @@ class Host:
         self._sufficed[guest.session.tenant] = guest.others.silent
         del self._guests[guest.session]
         board.leave(guest.session, guest.stream)
-        if isinstance(self._model, Follower):
-            self._model.follow(guest.row, None)
         self._free.append(guest.row)
 
 

@@ -1,9 +1,13 @@
-"""Sequences of a draft that reads its target's cache: each on the row of its session."""
+"""Sequences of drafts that read what their target has of the text: each on the row of its
+session.
+"""
 
 from __future__ import annotations
 
 from functools import partial
 
+from inference.backends import FeatureModel
+from inference.backends.led_sequence import LedSequence, RowFeatures
 from inference.backends.sequence import MakeSequence
 from inference.backends.shared_sequence import SharedSequence, TargetRow
 from inference.engine.session import Session
@@ -15,6 +19,13 @@ def on_target_row(own: int, session: Session) -> MakeSequence:
     own: slots of the draft in a row of its own
     """
     return partial(SharedSequence, target=partial(_row_of, session), own=own)
+
+
+def led_by_row(
+    target: FeatureModel, session: Session, made: type[LedSequence] = LedSequence
+) -> MakeSequence:
+    """Make sequences that read the features of the session's row of the target, wherever it is."""
+    return partial(made, features=RowFeatures(target, partial(_row_of, session)))
 
 
 def _row_of(session: Session) -> TargetRow:

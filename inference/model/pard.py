@@ -67,11 +67,12 @@ class Projection:
         """Layers of the target whose inputs are its states, ascending, as a Decoder keeps them."""
         return tuple(sorted(set(self.states)))
 
-    def __call__(self, features: Tensor) -> Tensor:
-        """Return what is added [n, hidden], for features of kept layers [n, kept * hidden].
+    def no_features(self, count: int) -> Tensor:  # [count, kept * hidden]
+        """Return features of tokens that have none before them: 0."""
+        return self.norm.weight.new_zeros(count, len(self.kept) * self.norm.weight.shape[0])
 
-        Features of 0 stand for a token that has none before it.
-        """
+    def __call__(self, features: Tensor) -> Tensor:
+        """Return what is added [n, hidden], for features of kept layers [n, kept * hidden]."""
         by_layer = dict(zip(self.kept, features.chunk(len(self.kept), -1), strict=True))
         if self.depth in by_layer:
             by_layer[self.depth] = self.norm(by_layer[self.depth])

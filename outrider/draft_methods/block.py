@@ -17,7 +17,7 @@ import torch
 from inference.backends import Masks, Model, Ranked, Segment
 from inference.backends.eager import EagerModel
 from inference.backends.pard import DependentModel
-from inference.backends.timed import TimedModel
+from inference.backends.timed import feature_model
 from inference.command import say
 from inference.errors import UnsupportedModel
 from inference.json_file import read_json
@@ -115,10 +115,10 @@ class DependentCheckpoint(OfCheckpoint):
         projection = load_projection(self.projection, decoder, self.target.decoder)
         states = ", ".join(map(str, projection.states))
         say(f"{self.name}: reads states {states} of the {projection.depth} layers of its target")
+        self.target.keep_features(projection.kept)
         return DependentModel(
             decoder,
             projection,
-            self.target,
             self.masks,
             rows=rows,
             capacity=sequence_length + spare,
@@ -135,15 +135,15 @@ def find(options: DraftModelOptions, target: Model | None) -> BlockCheckpoint | 
     alone = BlockCheckpoint(checkpoint, masks)
     if not takes_states(checkpoint.directory):
         return alone
-    real = target.real if isinstance(target, TimedModel) else target
-    if not isinstance(real, EagerModel):
+    keeper = None if target is None else feature_model(target)
+    if not isinstance(keeper, EagerModel):
         say(f"{checkpoint.name}: drafts without its target's states, which are not kept here")
         return alone
     projection = _find_projection(options.draft_name, checkpoint.directory)
     if projection is None:
         say(f"{checkpoint.name}: drafts without its target's states: it has no {FILES[-1]}")
         return alone
-    return DependentCheckpoint(checkpoint, masks, projection, real)
+    return DependentCheckpoint(checkpoint, masks, projection, keeper)
 
 
 def _find_projection(name: str | None, directory: Path) -> Path | None:

@@ -58,7 +58,8 @@ class FoundHead(OfCheckpoint):
         begun = time.perf_counter()
         head = load_head(self.directory, self.target.decoder, sequence_length)
         capacity = sequence_length + spare
-        model = EagleModel(head, self.target, rows=rows, capacity=capacity, max_nodes=max_nodes)
+        self.target.keep_features(head.config.kept)
+        model = EagleModel(head, rows=rows, capacity=capacity, max_nodes=max_nodes)
         parameters = sum(parameter.numel() for parameter in head.parameters())
         layers = ", ".join(map(str, head.config.kept))
         say(

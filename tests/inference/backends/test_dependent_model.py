@@ -13,8 +13,10 @@ import torch
 
 from inference.backends import Masks, Ranked
 from inference.backends.eager import EagerModel
+from inference.backends.led_sequence import RowFeatures
 from inference.backends.pard import DependentModel, RenewedSequence
 from inference.backends.sequence import ModelSequence
+from inference.backends.shared_sequence import TargetRow
 from inference.model.checkpoint import load_decoder
 from inference.model.pard import load_projection
 from inference.sampling import SamplingParams
@@ -37,10 +39,11 @@ class Models:
             for directory in (pair.target, pair.draft)
         )
         self.target = EagerModel(target, rows=rows, capacity=CAPACITY, max_nodes=64)
+        projection = load_projection(pair.draft / "warp_model.bin", draft, target)
+        self.target.keep_features(projection.kept)
         self.draft = DependentModel(
             draft,
-            load_projection(pair.draft / "warp_model.bin", draft, target),
-            self.target,
+            projection,
             Masks(pair.mask, 3),
             rows=rows,
             capacity=CAPACITY,
@@ -57,9 +60,9 @@ class Text:
     def __init__(self, models: Models, row: int, prompt: Sequence[int]) -> None:
         self.tokens, self.models = list(prompt), models
         self.there = ModelSequence(models.target, row, SamplingParams())
-        self.here = RenewedSequence(models.draft, row, SamplingParams())
         self.there.extend(prompt[:-1])
-        models.draft.follow(row, lambda: self.there)
+        features = RowFeatures(models.target, lambda: TargetRow(row, self.there.slots))
+        self.here = RenewedSequence(models.draft, row, SamplingParams(), features=features)
         self.here.extend(prompt[:-1])
 
     def agrees(self, ranked: Ranked, node: int, below: Sequence[int] = ()) -> None:
@@ -160,8 +163,10 @@ def test_a_text_of_one_token_has_no_states_before_it(pair: Pair) -> None:
     text.agrees(ranked, 1, [pair.mask])
 
 
-def test_a_row_without_a_text_to_follow_is_computed_without_states(pair: Pair) -> None:
+def test_a_call_that_is_not_led_is_computed_without_states(pair: Pair) -> None:
     """As when calls are timed before anybody is served."""
     text = Models(pair).text(0, PROMPT[:1])
-    text.models.draft.follow(0, None)
-    text.agrees(text.rank_root(), 0)
+    segment = ModelSequence(text.models.draft, 0, SamplingParams()).prepare_nodes(
+        TokenTree.chain(PROMPT[:1]), [0]
+    )
+    text.agrees(text.models.draft.rank([segment], 8)[0], 0)

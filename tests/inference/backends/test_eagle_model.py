@@ -14,7 +14,9 @@ import torch
 from inference.backends import Ranked
 from inference.backends.eager import EagerModel
 from inference.backends.eagle import EagleModel
+from inference.backends.led_sequence import LedSequence, RowFeatures
 from inference.backends.sequence import ModelSequence
+from inference.backends.shared_sequence import TargetRow
 from inference.model.eagle import load_head
 from inference.model.sampler import Sampling, rank
 from inference.sampling import SamplingParams
@@ -34,9 +36,8 @@ class Pair:
         raw = heads.raw_config(TARGET.config, norm_before_residual=norms_residual)
         self.norms_residual, head = norms_residual, heads.write_head(directory, raw, TENSORS)
         self.target = EagerModel(TARGET, rows=rows, capacity=200, max_nodes=64)
-        self.model = EagleModel(
-            load_head(head, TARGET, 200), self.target, rows=rows, capacity=200, max_nodes=64
-        )
+        self.target.keep_features(heads.KEPT)
+        self.model = EagleModel(load_head(head, TARGET, 200), rows=rows, capacity=200, max_nodes=64)
 
     def text(self, row: int, prompt: Sequence[int]) -> Text:
         return Text(self, row, prompt)
@@ -48,9 +49,9 @@ class Text:
     def __init__(self, pair: Pair, row: int, prompt: Sequence[int]) -> None:
         self.tokens, self.pair = list(prompt), pair
         self.there = ModelSequence(pair.target, row, SamplingParams())
-        self.here = ModelSequence(pair.model, row, SamplingParams())
+        features = RowFeatures(pair.target, lambda: TargetRow(row, self.there.slots))
+        self.here = LedSequence(pair.model, row, SamplingParams(), features=features)
         self.there.extend(prompt[:-1])
-        pair.model.follow(row, lambda: self.there)
         self.here.extend(prompt[:-1])
 
     def expected(self, below: Sequence[int] = ()) -> torch.Tensor:  # [draft vocabulary]

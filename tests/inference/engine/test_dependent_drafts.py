@@ -19,6 +19,7 @@ from inference.engine.engine import Engine
 from inference.engine.host import Host
 from inference.engine.local_session import LocalSession
 from inference.engine.session import Session
+from inference.engine.target_rows import led_by_row
 from inference.model.decoder import Decoder, Layer
 from inference.model.pard import Projection
 from inference.order import Decode, End
@@ -62,19 +63,17 @@ class Calls(DependentModel):
 
     clock: Clock
 
-    def __init__(self, decoder: Decoder, projection: Projection, target: EagerModel) -> None:
-        sizes = {"rows": target.rows, "capacity": LENGTH + ROOM, "max_nodes": 128}
-        super().__init__(decoder, projection, target, pairs.MASKS, **sizes)
+    def __init__(self, decoder: Decoder, projection: Projection) -> None:
+        sizes = {"rows": 2, "capacity": LENGTH + ROOM, "max_nodes": 128}
+        super().__init__(decoder, projection, pairs.MASKS, **sizes)
         self.said = list[Answer]()
 
     def rank(self, segments: Sequence[Segment], k: int) -> list[Ranked]:
         self.clock.now += CALL
         ranked = super().rank(segments, k)
         for segment, answer in zip(segments, ranked, strict=True):
-            followed = self._followed[segment.row]
-            sequence = None if followed is None else followed()
-            assert sequence is not None
-            self.said.append(Answer(segment.row, sequence.cached, answer.ids[:, 0].tolist()))
+            assert segment.led is not None
+            self.said.append(Answer(segment.row, segment.led.known.stop, answer.ids[:, 0].tolist()))
         return ranked
 
 
@@ -84,7 +83,8 @@ class Beside:
     def __init__(self, draft: Decoder, projection: Projection) -> None:
         clock = Clock()
         target = Forwards(TARGET, rows=2, capacity=LENGTH + 64, max_nodes=64)
-        self.draft = Calls(draft, projection, target)
+        target.keep_features(projection.kept)
+        self.draft = Calls(draft, projection)
         target.clock = self.draft.clock = clock
         times = {(row, nodes): FORWARD for row in (1, 2) for nodes in (1, 2, 4, 8, 16, 32, 64)}
         known = partial(
@@ -100,7 +100,7 @@ class Beside:
                 self.draft,
                 known,
                 room=ROOM,
-                sequence=lambda session: RenewedSequence,
+                sequence=partial(led_by_row, target, made=RenewedSequence),
                 clock=clock,
             ),
             clock=clock,

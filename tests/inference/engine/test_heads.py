@@ -21,6 +21,7 @@ from inference.engine.engine import Engine
 from inference.engine.host import Host
 from inference.engine.local_session import LocalSession
 from inference.engine.session import Session
+from inference.engine.target_rows import led_by_row
 from inference.model.eagle import EagleHead, load_head
 from inference.order import Decode, End
 from inference.planner.acceptance import read_acceptance
@@ -56,8 +57,8 @@ class Calls(EagleModel):
 
     clock: Clock
 
-    def __init__(self, head: EagleHead, target: EagerModel, rows: int) -> None:
-        super().__init__(head, target, rows=rows, capacity=LENGTH + ROOM, max_nodes=128)
+    def __init__(self, head: EagleHead, rows: int) -> None:
+        super().__init__(head, rows=rows, capacity=LENGTH + ROOM, max_nodes=128)
         self.together = list[int]()
 
     def rank(self, segments: Sequence[Segment], k: int) -> list[Ranked]:
@@ -73,7 +74,8 @@ class Beside:
     def __init__(self, head: Path, rows: int = 2) -> None:
         clock = Clock()
         target = Forwards(TARGET, rows=rows, capacity=LENGTH + 64, max_nodes=64)
-        self.head = Calls(load_head(head, TARGET, LENGTH), target, rows)
+        self.head = Calls(load_head(head, TARGET, LENGTH), rows)
+        target.keep_features(heads.KEPT)
         target.clock = self.head.clock = clock
         times = {(row, nodes): FORWARD for row in (1, 2, 4) for nodes in (1, 2, 4, 8, 16, 32, 64)}
         self.engine = Engine(
@@ -82,7 +84,13 @@ class Beside:
             max_tree_nodes=64,
             vocabulary=pairs.VOCABULARY,
             times=times,
-            host=Host(self.head, partial(_knowledge, times), room=ROOM, clock=clock),
+            host=Host(
+                self.head,
+                partial(_knowledge, times),
+                room=ROOM,
+                sequence=partial(led_by_row, target),
+                clock=clock,
+            ),
             clock=clock,
         )
 
