@@ -1,7 +1,7 @@
 """Show what a target's states are worth to a block draft: PARD-2's target-dependent mode, with the
 embedded pair.
 
-    python -m benchmarks.dependent_block --out DIR [--steps 120] [--texts 6] [--new 64]
+    python -m benchmarks.dependent_block --out DIR [--steps 60] [--texts 4] [--new 64]
 
 Only a projection of the target's states is trained, on the text that the pair was trained on; the
 embedded block draft stays as it is. DIR gets a checkpoint in PARD-2's published format. Then the
@@ -27,6 +27,7 @@ from torch import Tensor, nn
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from benchmarks.agreement import TEMPERATURES, Prompt, held_out_prompts, load_one, write_texts
+from benchmarks.corpus import checked_listing, read_texts
 from benchmarks.guesses import K, Reading, shares
 from benchmarks.harness import command, cpu_decoder, table_lines
 from benchmarks.train_block import ANCHORS, POSITIONS, losses, masked
@@ -34,9 +35,7 @@ from benchmarks.train_pair import (
     CONTEXT,
     amend_json,
     ask_teacher,
-    checked_listing,
     draft_batches,
-    read_texts,
     token_stream,
 )
 from inference.backends.eager import EagerModel
@@ -56,7 +55,10 @@ from outrider.models import EMBEDDED
 STATES = (-1, -3, -5)
 """Of the target's 7; published checkpoints read four of their targets'."""
 
-RATE = 1e-3
+SCALE, RATE = 0.02, 1e-3
+SHARE = 8
+"""One in so many files of the training text is learnt from."""
+
 _SLOTS = 1024
 
 
@@ -100,14 +102,14 @@ def train(
         window = masked(inputs, draft.config.vocab_size - 1, anchors)
         states = states_before(target, inputs)
         states = torch.cat([states, states[:, anchors.repeat(POSITIONS - 1)]], 1)
-        with added_to(draft, projection(states)):
+        with added_to(draft, SCALE * projection(states)):
             loss = losses(draft, window, ask_teacher(target, inputs))
         mean = loss[:, :length].mean() + loss[:, length:].mean()
         torch.autograd.backward(mean)
         optimizer.step()
         optimizer.zero_grad()
         falling.step()
-        if step % 20 == 0:
+        if step == 1 or step % 20 == 0:
             print(f"step {step}/{len(sources)} loss {mean.item():.3f}", flush=True)
     return projection.weight.detach()
 
@@ -119,7 +121,7 @@ def write(weight: Tensor, folder: Path) -> None:
         folder / "config.json",
         spd_type="pard2",
         pard2=True,
-        pard2_scale=1.0,
+        pard2_scale=SCALE,
         pard2_target_dim=weight.shape[1],
         pard2_target_layers=list(STATES),
         pard2_proj_bias=False,
@@ -195,8 +197,8 @@ def table(folder: Path, texts: int, new: int) -> Iterator[list[str]]:
 def main() -> int:
     parser = command(__doc__)
     parser.add_argument("--out", type=Path, required=True, help="folder of the checkpoint")
-    parser.add_argument("--steps", type=int, default=120)
-    parser.add_argument("--texts", type=int, default=6, help="prompts")
+    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--texts", type=int, default=4, help="prompts")
     parser.add_argument("--new", type=int, default=64, help="tokens of a text")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--allow-different-files", action="store_true")
@@ -204,9 +206,9 @@ def main() -> int:
     torch.set_num_threads(1)
     listing = checked_listing(EMBEDDED / "training_files.json", given.allow_different_files)
     tokenizer = PreTrainedTokenizerFast.from_pretrained(EMBEDDED / "draft")
-    stream = token_stream(tokenizer, read_texts(listing, "train"))
+    stream = token_stream(tokenizer, read_texts(listing, "train")[::SHARE])
     target, draft = (
-        LlamaForCausalLM.from_pretrained(EMBEDDED / name, dtype=torch.float32).eval()
+        LlamaForCausalLM.from_pretrained(EMBEDDED / name, dtype=torch.float32).train(False)
         for name in ("target", "block_draft")
     )
     began = time.process_time()
