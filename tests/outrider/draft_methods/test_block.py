@@ -72,12 +72,13 @@ def test_a_checkpoint_may_say_how_many_tokens_a_call_names(tmp_path: Path) -> No
     assert found(tmp_path, para_num=4).masks == Masks(515, 3)
 
 
+@pytest.mark.parametrize("config", [PARD, PARD2], ids=["PARD", "PARD-2"])
 @pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
 def test_a_published_checkpoint_drafts_and_the_text_is_the_targets_own(
-    tmp_path: Path, temperature: float
+    tmp_path: Path, config: dict[str, Any], temperature: float
 ) -> None:
     role = DraftRole(draft="block", draft_model=str(tmp_path / "pard"), device="cpu")
-    model = found(tmp_path / "pard").load(
+    model = found(tmp_path / "pard", **config).load(
         role, rows=1, sequence_length=128, spare=300, max_nodes=256
     )
     assert isinstance(model, BlockModel)
