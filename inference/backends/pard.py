@@ -1,8 +1,8 @@
 """A PARD-2 draft in target-dependent mode, as a Model: it reads what its target has computed.
 
 A token is computed with the target's states at the token before it. Those before a candidate or a
-mask are mostly not known yet: it is computed with the last that are, those before the root. A
-segment says what is known (`Led`).
+mask are not known yet: it is computed with the last that are, those before the root. A segment says
+what is known (`Led`).
 """
 
 from __future__ import annotations

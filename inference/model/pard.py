@@ -153,6 +153,7 @@ def _read(path: Path) -> dict[str, Tensor]:
             f"{path} cannot be read as a file of tensors ({type(error).__name__}): download it "
             f"again, or store its tensors as {FILES[0]}"
         ) from error
-    if not isinstance(held, dict) or not all(isinstance(one, Tensor) for one in held.values()):
+    named = isinstance(held, dict) and all(isinstance(name, str) for name in held)
+    if not named or not all(isinstance(one, Tensor) for one in held.values()):
         raise UnsupportedModel(f"{path} holds something else than tensors by name")
-    return held
+    return dict(held)

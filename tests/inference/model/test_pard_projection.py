@@ -136,7 +136,8 @@ def test_a_file_that_is_none_of_tensors_is_refused(tmp_path: Path, content: byte
         loaded(tmp_path)
 
 
-def test_tensors_without_names_are_refused(tmp_path: Path) -> None:
-    torch.save([WEIGHT], written(tmp_path) / "warp_model.bin")
+@pytest.mark.parametrize("held", [[WEIGHT], {1: WEIGHT}, {"target_proj.weight": 1}])
+def test_a_file_of_anything_but_named_tensors_is_refused(tmp_path: Path, held: object) -> None:
+    torch.save(held, written(tmp_path) / "warp_model.bin")
     with pytest.raises(UnsupportedModel, match="something else than tensors by name"):
         loaded(tmp_path)

@@ -8,6 +8,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import huggingface_hub
 import pytest
 import torch
 
@@ -23,7 +24,11 @@ from inference.planner.prices import Prices
 from inference.sampling import SamplingParams
 from outrider.cli import main
 from outrider.draft_methods import block, find_draft
-from outrider.draft_methods.block import PUBLISHED_POSITIONS, BlockCheckpoint
+from outrider.draft_methods.block import (
+    PUBLISHED_POSITIONS,
+    BlockCheckpoint,
+    DependentCheckpoint,
+)
 from outrider.models import EMBEDDED, find_checkpoint
 from outrider.options.roles import DraftRole, FusedTargetRole
 from outrider.target import load_target
@@ -170,6 +175,24 @@ def test_a_checkpoint_whose_projection_is_absent_drafts_without(
     (tmp_path / "warp_model.bin").unlink()
     assert isinstance(block.find(role, tiny_model()), BlockCheckpoint)
     assert "without its target's states: it has no warp_model.bin" in capsys.readouterr().err
+
+
+def test_a_projection_is_taken_from_the_hub_for_a_draft_beside_its_target_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pard2(tmp_path)
+    asked = list[bool]()
+
+    def download(name: str, **options: Any) -> str:
+        asked.append("warp_model.bin" in options["allow_patterns"])
+        return str(tmp_path)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    role = FusedTargetRole(draft="block", draft_model="amd/a-draft")
+    block.find(role, None)
+    assert asked == [False]
+    assert isinstance(block.find(role, tiny_model()), DependentCheckpoint)
+    assert asked == [False, False, True]
 
 
 def test_a_dependent_draft_has_profiles_of_its_own(tmp_path: Path) -> None:
