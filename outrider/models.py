@@ -198,7 +198,15 @@ def load_eager(
     spare: int,
     max_nodes: int,
 ) -> EagerModel:
-    """Load a checkpoint's decoder on the chosen device. See FoundModel.load()."""
+    """Load a checkpoint's decoder as a model on the chosen device. See FoundModel.load()."""
+    decoder = decoder_on_device(options, checkpoint, load, sequence_length)
+    return _on_device(decoder, rows=rows, capacity=sequence_length + spare, max_nodes=max_nodes)
+
+
+def decoder_on_device(
+    options: DeviceOptions, checkpoint: Checkpoint, load: LoadDecoder, sequence_length: int
+) -> Decoder:
+    """Load a checkpoint's decoder on the chosen device. Prints what was chosen on stderr."""
     from inference.model.checkpoint import DTYPES
 
     device = pick_device(options.device)
@@ -216,15 +224,13 @@ def load_eager(
     parameters = _parameters(decoder)
     if device.type == "cpu":
         set_threads(options.threads, parameters)
-    model = _on_device(
-        decoder, device, rows=rows, capacity=sequence_length + spare, max_nodes=max_nodes
-    )
-    precision = str(model.dtype).removeprefix("torch.") + str(checkpoint.reduction)
+    kept = decoder.model.embed_tokens.weight.dtype
+    precision = str(kept).removeprefix("torch.") + str(checkpoint.reduction)
     say(
         f"{checkpoint.name}: {parameters / 1e6:.1f} M parameters, {precision} on "
         f"{describe(device)}, loaded in {time.perf_counter() - begun:.1f} s"
     )
-    return model
+    return decoder
 
 
 def _parameters(decoder: Decoder) -> int:
@@ -315,14 +321,13 @@ def _load_legacy(
     )
 
 
-def _on_device(
-    decoder: Decoder, device: torch.device, *, rows: int, capacity: int, max_nodes: int
-) -> EagerModel:
+def _on_device(decoder: Decoder, *, rows: int, capacity: int, max_nodes: int) -> EagerModel:
     """A model with this decoder. On CUDA its calls are recorded and replayed, unless layers come
     and go; not yet run on a GPU.
     """
     from inference.model.layer_offload import OffloadedLayers
 
+    device = decoder.model.embed_tokens.weight.device
     if device.type == "cuda" and not isinstance(decoder.model.layers, OffloadedLayers):
         from inference.backends.cuda import CudaGraphs, CudaModel
 

@@ -7,7 +7,7 @@ half fits is refused.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -42,10 +42,11 @@ class Loading(NamedTuple):
     size: int  # bytes of all files
 
 
-def find_model(name: str, *, weights: bool = True) -> Path:
+def find_model(name: str, *, weights: bool = True, also: Sequence[str] = ()) -> Path:
     """Return the directory of a model that is given as a path or a hub name.
 
     weights: False where its weights may be absent
+    also: names of further files that are taken from the hub, if they are there
 
     Raises InvalidRequest with the remedy.
     """
@@ -66,7 +67,7 @@ def find_model(name: str, *, weights: bool = True) -> Path:
         return Path(
             snapshot_download(
                 name,
-                allow_patterns=_FILES,
+                allow_patterns=[*_FILES, *also],
                 ignore_patterns=_OTHER_FORMATS if weights else ["*.safetensors"],
             )
         )

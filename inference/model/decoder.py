@@ -190,15 +190,11 @@ def attend_in_turn(
     and values, one of several rows needs them copied.
     """
     whole, rows = (q, past_keys, past_values, k, v), []
-    for row, seen in enumerate(_sights(sight)):
+    for row in range(len(sight.cos)):
+        seen = Sight(*(part[row : row + 1] for part in sight))
         mine = [part[row : row + 1] for part in whole]
         rows.append(attend(mine[0], mine[1], mine[2], mine[3], mine[4], seen))
     return rows[0] if len(rows) == 1 else torch.cat(rows)
-
-
-def _sights(sight: Sight) -> list[Sight]:
-    """Return what the nodes of each row see."""
-    return [Sight(*(part[row : row + 1] for part in sight)) for row in range(len(sight.cos))]
 
 
 class MLP(nn.Module):
@@ -284,6 +280,7 @@ class Decoder(nn.Module):
         cache: KeysValues,
         earlier: KeysValues | None = None,
         kept: Sequence[int] = (),
+        added: Tensor | None = None,
     ) -> Hidden:
         """Make one forward over new nodes. The caches are only read.
 
@@ -294,10 +291,12 @@ class Decoder(nn.Module):
         pick: [B, P] int32, the nodes whose states are wanted; None for all in their order
         cache: each layer's [cache rows, slots, width]
         earlier: each layer's [B, E, width], of nodes that are not in the cache yet
-        kept: layers whose inputs are the features; the number of layers stands for the last's
-            output
+        kept: layers whose inputs are features; config.layers stands for the last's output
+        added: [B, T, hidden], to the tokens' embeddings
         """
         x = self.model.embed_tokens(tokens)
+        if added is not None:
+            x = x + added
         cos, sin = (
             F.embedding(positions, table)[:, :, None].to(x.dtype) for table in (self.cos, self.sin)
         )
@@ -318,11 +317,10 @@ class Decoder(nn.Module):
             new_values.append(v)
         if self.config.layers in kept:
             features.append(x)
-        picked = (
-            x if pick is None else torch.gather(x, 1, pick[:, :, None].expand(-1, -1, x.shape[-1]))
-        )
+        if pick is not None:
+            x = torch.gather(x, 1, pick[:, :, None].expand(-1, -1, x.shape[-1]))
         return Hidden(
-            self.model.norm(picked),
+            self.model.norm(x),
             KeysValues(tuple(new_keys), tuple(new_values)),
             torch.cat(features, -1) if features else None,
         )
