@@ -131,10 +131,18 @@ class _Followed:
     The estimate is the median of the shape's latest samples. Without enough samples it is the
     profile times its drift, and without a profile it is a line through all measured shapes. Load or
     a long context slows down every shape, so the drift is one factor for the whole profile.
+
+    covers: whether the profile says what a shape takes. Other shapes, whose seconds it can only
+    bound, say nothing of the drift.
     """
 
-    def __init__(self, profile: Callable[[Shape], float] | None) -> None:
+    def __init__(
+        self,
+        profile: Callable[[Shape], float] | None,
+        covers: Callable[[Shape], bool] = lambda shape: True,
+    ) -> None:
         self._profile, self._line = profile and cache(profile), ForwardTimes()
+        self._covers = covers
         self._latest: deque[tuple[Shape, float]] = deque(maxlen=REMEMBERED)
         self._drift = Estimate(1.0, 0.0)
         self._estimates: dict[Shape, Estimate] = {}
@@ -149,7 +157,7 @@ class _Followed:
         if self._profile is None:
             self._line.record(*shape, seconds)
         else:
-            latest = list(self._latest)[-KEPT:]
+            latest = [sample for sample in self._latest if self._covers(sample[0])][-KEPT:]
             if len(latest) < TRUSTED:
                 return  # one delayed call would make all shapes look expensive
             self._drift = middle([seconds / self._profile(shape) for shape, seconds in latest])
@@ -220,7 +228,9 @@ class TargetTimes:
 
     def __init__(self, profile: Mapping[Shape, float] | None = None) -> None:
         self._profile = dict(profile or {})
-        self._times = _Followed(self._profiled if self._profile else None)
+        self._times = _Followed(
+            self._profiled if self._profile else None, self._profile.__contains__
+        )
         self._computed: dict[Shape, Shape] = {}
 
     @property

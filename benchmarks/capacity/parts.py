@@ -208,9 +208,7 @@ def arrivals(
     temperature: float, users: int, rounds: int, slower: float, rows: int
 ) -> Iterator[Visits]:
     """Users who come by chance, ask for a few tokens and go; both arms at the same moments."""
-    profile, context = CURVES["neuron"], ARRIVING_CONTEXT
-    share = profile.seconds(rows, 1, context + ARRIVING_TOKENS) / rows
-    each = profile.seconds(1, CHUNK, context) + ARRIVING_TOKENS * share
+    each, context = arriving_seconds(rows), ARRIVING_CONTEXT
     came: dict[str, list[Came]] = {ALONE: [], GROWING: []}
     with fleet("neuron", slower, rows, 2 * context) as place:
         for turn in range(rounds):
@@ -218,7 +216,14 @@ def arrivals(
                 played = _visit(place, arm, temperature, users, each * slower / LOAD, turn, slower)
                 came[arm] += played.came
     for arm, seen in came.items():
-        yield _visits(temperature, arm, seen, slower)
+        yield visits_of(temperature, arm, seen, slower)
+
+
+def arriving_seconds(rows: int) -> float:
+    """What a user who comes and goes takes of the Neuron-like target, in seconds."""
+    profile, context = CURVES["neuron"], ARRIVING_CONTEXT
+    share = profile.seconds(rows, 1, context + ARRIVING_TOKENS) / rows
+    return profile.seconds(1, CHUNK, context) + ARRIVING_TOKENS * share
 
 
 def _visit(
@@ -251,7 +256,8 @@ def _visit(
     return place.play(coming, (coming[0].starts, coming[-1].starts))
 
 
-def _visits(temperature: float, arm: str, came: Sequence[Came], slower: float) -> Visits:
+def visits_of(temperature: float, arm: str, came: Sequence[Came], slower: float) -> Visits:
+    """What users who came and went saw, in times that are `slower` times as long."""
     heard = [one for one in came if len(one.events) > 1]
     first = [1e3 * (one.events[0][0] - one.starts) / slower for one in heard]
     gaps = [

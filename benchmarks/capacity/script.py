@@ -38,6 +38,7 @@ DECOY_CHANCE = 0.9
 _FACTORS = (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 _WORD = 2**64
 _GUESS_SALT, _SURE_SALT = 0x5851F42D4C957F2D, 0x14057B7EF767814F
+_BOAST_SALT = 0x2545F4914F6CDD1D
 
 
 def mixed(seed: int, position: int, token: int) -> int:
@@ -294,3 +295,18 @@ class WideDraft(GrowingDraft):
         more = range(len(honest.tokens), WIDE_GUESSES)
         tokens = [*honest.tokens, *((honest.tokens[0] + 100 + one) % VOCABULARY for one in more)]
         return Guesses(tokens, [1.0] * WIDE_GUESSES, honest.right)
+
+
+class BoastingDraft(GrowingDraft):
+    """A draft that misses at a share of all positions more than others, and claims as they do."""
+
+    def __init__(self, skill: Skill, misses: float) -> None:
+        super().__init__(skill, 0.0)
+        self._misses = misses
+
+    def guess(self, position: int) -> Guesses:
+        honest, right = super().guess(position), self._text.at(position)
+        if mixed(self._text.seed ^ _BOAST_SALT, position, right) >= self._misses * _WORD:
+            return honest
+        wrong = [(right + 1 + index) % VOCABULARY for index in range(len(honest.tokens))]
+        return Guesses(wrong, honest.chances, None)

@@ -209,7 +209,7 @@ class Engine(Reception):
             if ask == self.model.choose and not any(isinstance(one, Exception) for one in results):
                 self._turns.record(padded, ended - begun)
             parts = took.parts(self._turns.seconds)
-            owed = self._turns.owed(padded, len(shares), took.seconds)
+            owed = self._turns.owed(padded, len(shares), ended - begun)
             for share, result, part in zip(shares, results, parts, strict=True):
                 tell += self._settle(share, result, took, part, owed)
             listeners = [wake for share in shares for wake in share.session.streams.listeners]

@@ -168,7 +168,7 @@ class Turns:
         forward that is root-only itself owes LEAST_RATE. Nothing is owed for the time by which a
         forward was held up beyond STALLED times what it usually takes.
 
-        seconds: time of the forward.
+        seconds: time of the forward, as `record` is told it.
         """
         if padded == self._padded(rows, 1):
             return LEAST_RATE

@@ -10,11 +10,12 @@ import pytest
 
 from benchmarks.capacity import __main__ as command
 from benchmarks.capacity import parts, processes, virtual
-from benchmarks.capacity.client import ALONE, Came
+from benchmarks.capacity.client import ALONE, GROWING, ROUNDS, Came
 from benchmarks.capacity.parts import Cell, rate, tenancy
 from benchmarks.capacity.script import (
     ROUND_NODES,
     SKILLS,
+    BoastingDraft,
     GrowingDraft,
     RoundDraft,
     ScriptedTarget,
@@ -23,6 +24,7 @@ from benchmarks.capacity.script import (
     next_token,
     next_tokens,
 )
+from benchmarks.capacity.world import Delays
 from inference.decode import decode
 from inference.engine.engine import Engine
 from inference.engine.local_session import LocalSession
@@ -100,9 +102,33 @@ def test_a_tiny_run_of_every_part_prints_its_rows_and_finds_every_text_right(
     ]
 
 
-def test_a_crowd_on_a_virtual_clock_gains_and_is_the_same_every_time() -> None:
-    cell, delays = Cell("neuron", 16, 0.0, 4), virtual.Delays(0.0, 0.002)
-    seen = virtual.crowd(cell, 0.1, 0.5, 1, delays)
-    assert seen.total > 1.5
-    assert seen.least <= seen.total
-    assert seen == virtual.crowd(cell, 0.1, 0.5, 1, delays)
+DELAYS = Delays(forward=0.0, link=0.002, work=0.001, every=0.2, pause=0.01)
+
+
+@pytest.mark.parametrize("arm", [GROWING, ROUNDS])
+def test_a_crowd_on_a_virtual_clock_gains_and_is_the_same_every_time(arm: str) -> None:
+    cell, window = Cell("neuron", 16, 0.0, 4), virtual.Window(0.1, 0.5)
+    alone, seen, again = (
+        virtual.crowd(cell, name, window, 1, DELAYS, virtual.Boasters())
+        for name in (ALONE, arm, arm)
+    )
+    assert sum(seen.rates) > 1.3 * sum(alone.rates)
+    assert seen == again
+
+
+def test_visitors_of_a_virtual_target_get_their_texts_sooner_with_drafts() -> None:
+    alone, growing = (virtual.arrivals(arm, 0.0, 4, 0.7, 1, DELAYS) for arm in (ALONE, GROWING))
+    assert growing.users == alone.users == 4
+    assert growing.tpot_p50 < alone.tpot_p50
+
+
+def test_a_boasting_draft_misses_more_often_than_it_says() -> None:
+    honest, boasting = GrowingDraft(SKILLS[0.0], 0.0), BoastingDraft(SKILLS[0.0], 0.5)
+    for one in (honest, boasting):
+        one.open(PROMPT, SamplingParams(seed=11))
+    both = [(honest.guess(place), boasting.guess(place)) for place in range(3, 2003)]
+    assert all(one.chances == other.chances for one, other in both)
+    hits, fewer = (
+        sum(guess.right is not None for guess in guesses) for guesses in zip(*both, strict=True)
+    )
+    assert abs(fewer / hits - 0.5) < 0.05

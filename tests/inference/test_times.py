@@ -144,6 +144,16 @@ def test_what_was_observed_at_a_shape_long_ago_gives_way_to_what_is_observed_els
     assert times.seconds(1, 32) == pytest.approx(0.040)
 
 
+def test_chunks_beyond_the_profile_make_no_profiled_shape_look_cheap() -> None:
+    """The profile bounds what they take, by 0.640 seconds here."""
+    times = TargetTimes(PROFILE)
+    for _ in range(10):
+        times.observe(1, 256, 0.050)
+        times.observe(1, 256, 0.050)
+        times.observe(1, 8, 0.030)
+    assert times.seconds(1, 32) == pytest.approx(0.040)
+
+
 def test_one_disturbed_forward_is_not_believed() -> None:
     times = TargetTimes(PROFILE)
     for seconds in (0.031, 0.030, 0.900, 0.030):

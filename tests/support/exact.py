@@ -156,11 +156,12 @@ def exact_engine(
     max_tree_nodes: int = 32,
     waiting: int = 64,
     times: Cost | None = None,
+    clock: Clock | None = None,
 ) -> tuple[Engine, Exact, Clock]:
     """An engine whose time is a Clock. times: what it believes that forwards take, to begin with;
     None where it measures them.
     """
-    clock = Clock()
+    clock = clock or Clock()
     model = Exact(rows, clock, kinds=kinds, cost=cost, sizes=sizes)
     shapes = [(row, node) for row in range(1, rows + 1) for node in sizes or (1, 2, 4, 8, 16, 32)]
     engine = Engine(

@@ -24,7 +24,7 @@ from inference.errors import Busy, InvalidRequest, LimitExceeded, Unavailable
 from inference.order import LEAST_CREDIT, MOST_CREDIT, Decode, End, Pace
 from inference.proposer import NOBODY
 from inference.sampling import SamplingParams
-from tests.support.clock import Clock
+from tests.support.clock import Clock, WorkingClock
 from tests.support.exact import (
     FAULTY,
     GREEDY,
@@ -473,6 +473,30 @@ def test_one_with_good_candidates_does_not_hold_up_three_without(device: dict[st
     alone = (clock.now - began) / cost(4, 1)
     for session, _, _ in everybody[1:]:
         assert len(text_of(session)) >= LEAST_RATE * alone - MOST_LOAN
+
+
+def test_the_engines_own_work_slows_down_nobody_who_drafts_nothing() -> None:
+    """Beside one with good candidates, where that work takes twice as long as the forwards."""
+
+    def alone_and_beside(proposing: bool) -> tuple[float, int]:
+        clock = WorkingClock(0.020)
+        engine, _, _ = exact_engine(rows=4, clock=clock, **NEURON)  # type: ignore[arg-type]
+        everybody, began, number = ready(engine, ["wide", "a", "b", "c"]), clock.now, 0
+        wide, stream, text = everybody[0]
+        for _ in range(300):
+            if proposing:
+                ahead = text[len(text_of(wide)) : len(text_of(wide)) + 15]
+                engine.append(wide, stream, chain(wide.length - 1, ahead, 0.9, first=number))
+                number += len(ahead)
+            engine.step()
+            for session, _, _ in everybody:
+                engine.acknowledge(session, session.length)
+        return clock.now - began, min(len(text_of(session)) for session, _, _ in everybody[1:])
+
+    alone, tokens = alone_and_beside(False)
+    seconds, beside = alone_and_beside(True)
+    assert seconds > alone, "some forwards were wide"
+    assert beside >= LEAST_RATE * tokens * seconds / alone - MOST_LOAN
 
 
 def test_good_candidates_pay_on_a_device_whose_wide_forwards_are_dear() -> None:
