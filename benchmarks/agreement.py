@@ -23,8 +23,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from benchmarks.corpus import read_texts
 from benchmarks.harness import command, cpu_decoder
-from benchmarks.train_pair import read_texts
 from inference.backends.eager import EagerModel
 from inference.backends.sequence import ModelSequence
 from inference.model.config import read_config

@@ -19,8 +19,8 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from benchmarks.corpus import checked_listing, read_texts
 from benchmarks.harness import command, cpu_decoder, medians, table_lines
-from benchmarks.train_pair import checked_listing, read_texts
 from inference.backends import Model, Ranked, Segment
 from inference.backends.eager import EagerModel
 from inference.backends.eagle import EagleModel

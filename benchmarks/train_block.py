@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
+from benchmarks.corpus import checked_listing, read_texts
 from benchmarks.harness import command
 from benchmarks.train_pair import (
     BATCH_TOKENS,
@@ -27,10 +28,8 @@ from benchmarks.train_pair import (
     Trainer,
     amend_json,
     ask_teacher,
-    checked_listing,
     cut_windows,
     draft_batches,
-    read_texts,
     save_model,
     token_stream,
 )

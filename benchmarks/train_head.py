@@ -20,8 +20,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from benchmarks.corpus import checked_listing, read_texts
 from benchmarks.harness import command, cpu_decoder
-from benchmarks.train_pair import checked_listing, read_texts
 from inference.model.cache import KeysValues
 from inference.model.config import ModelConfig
 from inference.model.decoder import Decoder, Past, RMSNorm, Sight

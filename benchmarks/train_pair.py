@@ -9,11 +9,7 @@ The text is the Python standard library's own source, so nothing is downloaded:
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
-import platform
-import random
-import sysconfig
 import tempfile
 import time
 from collections.abc import Iterator
@@ -25,6 +21,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, 
 from torch.nn import functional
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from benchmarks.corpus import checked_listing, make_file_list, read_texts
 from benchmarks.harness import command
 from benchmarks.pair_metrics import measure_pair, write_card
 
@@ -35,7 +32,6 @@ VOCABULARY = 512
 CONTEXT = 1024
 BATCH_TOKENS = 2048
 TEACHER_TOP = 48
-HELD_OUT_SHARE = 0.05
 # (share of the target's steps, window length): short windows are cheap, the last ones teach the
 # whole context.
 STAGES = ((0.70, 256), (0.18, 512), (0.12, 1024))
@@ -43,70 +39,6 @@ ROPE_BASE = 10000.0
 MUON_RATE, ADAM_RATE = 0.02, 4e-3
 TARGET_SHAPE = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 6, "heads": 4}
 DRAFT_SHAPE = {"hidden_size": 160, "intermediate_size": 352, "num_hidden_layers": 2, "heads": 4}
-# Tests are not on every installation; the others are generated tables, build leftovers or grammar
-# dumps.
-SKIPPED_NAMES = {
-    "test",
-    "tests",
-    "idle_test",
-    "site-packages",
-    "dist-packages",
-    "encodings",
-    "entities.py",
-}
-SKIPPED_PREFIXES = ("_sysconfigdata", "config-", "lib2to3", "pydoc_data")
-
-
-def standard_library() -> Path:
-    """Folder of the running interpreter's standard library."""
-    return Path(sysconfig.get_paths()["stdlib"])
-
-
-def is_training_file(relative: Path) -> bool:
-    """Whether a library file is hand-written source that belongs to the corpus."""
-    skipped = SKIPPED_NAMES & set(relative.parts)
-    return not skipped and not any(part.startswith(SKIPPED_PREFIXES) for part in relative.parts)
-
-
-def digest(path: Path) -> str:
-    """SHA-256 of a file, or an empty string where there is none."""
-    return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else ""
-
-
-def make_file_list(seed: int) -> dict[str, Any]:
-    """List the corpus with digests; a seeded shuffle of the sorted paths picks the held-out
-    files.
-    """
-    root = standard_library()
-    paths = sorted(path.relative_to(root) for path in root.rglob("*.py"))
-    names = [path.as_posix() for path in paths if is_training_file(path)]
-    shuffled = names[:]
-    random.Random(seed).shuffle(shuffled)  # noqa: S311
-    held_out = set(shuffled[: round(len(names) * HELD_OUT_SHARE)])
-    splits = {name: "held-out" if name in held_out else "train" for name in names}
-    files = [
-        {"path": name, "sha256": digest(root / name), "split": split}
-        for name, split in splits.items()
-    ]
-    return {"python": platform.python_version(), "seed": seed, "files": files}
-
-
-def different_files(listing: dict[str, Any]) -> list[str]:
-    """Listed files that are missing from, or differ in, the local standard library."""
-    root = standard_library()
-    return [
-        entry["path"]
-        for entry in listing["files"]
-        if digest(root / entry["path"]) != entry["sha256"]
-    ]
-
-
-def read_texts(listing: dict[str, Any], split: str) -> list[str]:
-    """Contents of the listed files of one split that exist locally."""
-    paths = [
-        standard_library() / entry["path"] for entry in listing["files"] if entry["split"] == split
-    ]
-    return [path.read_bytes().decode("utf-8", errors="replace") for path in paths if path.is_file()]
 
 
 def make_tokenizer(texts: list[str]) -> PreTrainedTokenizerFast:
@@ -347,21 +279,6 @@ def save_model(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, fold
         for path in sorted(new.iterdir()):
             path.chmod(0o644)
             path.replace(folder / path.name)
-
-
-def checked_listing(path: Path, allow_different: bool) -> dict[str, Any]:
-    """Read the file list and compare the local standard library with it."""
-    listing: dict[str, Any] = json.loads(path.read_text())
-    different = different_files(listing)
-    if different:
-        print(
-            f"{len(different)} of {len(listing['files'])} files differ from {path} (Python "
-            f"{listing['python']}):"
-        )
-        print("\n".join(f"  {name}" for name in different))
-        if not allow_different:
-            raise SystemExit("stopped; --allow-different-files trains on what is here")
-    return listing
 
 
 def train_pair(options: argparse.Namespace, listing: dict[str, Any]) -> dict[str, Any]:

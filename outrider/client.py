@@ -12,6 +12,7 @@ from dataclasses import replace
 from threading import Event, Lock
 
 from grpc_comm.client.connection import Connection
+from inference.command import say
 from inference.decode import TargetSession
 from inference.errors import InvalidRequest
 from inference.order import Pace
@@ -51,9 +52,12 @@ class Client:
         unused = options.no_beside or found is not None
         # the draft beside the target that texts ask for; empty for none
         self._beside = "" if unused else target.description.draft_model
-        self.length = target.description.sequence_length
+        asked, self.length = options.sequence_length, target.description.sequence_length
+        self._drafted = self.length  # the longest text that a draft here drafts for
         if found is not None:
-            self.length = min(self.length, found.sequence_length(options.sequence_length))
+            self._drafted = min(self.length, found.sequence_length(asked))
+        if asked is not None:
+            self.length = min(self.length, asked)
         stated = stated or read_prices(options, target.description.usd_per_hour)
         self.purse = open_purse(options, stated)
         self._rates = stated.rates if stated is not None else None
@@ -102,7 +106,12 @@ class Client:
         with self._loading:
             if self._options.target_only or self._rows is not None:
                 return
-            sides = Sides(self._found, self.target, rows, self.length)
+            if self._found is not None and self._drafted < self.length:
+                say(
+                    f"{self._found.name} drafts the first {self._drafted:,} tokens of a text, of "
+                    f"{self.length:,} that the target serves: --sequence_length says how many"
+                )
+            sides = Sides(self._found, self.target, rows, self._drafted)
             self._rows = self._stack.enter_context(draft_rows(self._options, sides, self.aims))
 
     def complete(

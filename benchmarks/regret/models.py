@@ -3,29 +3,32 @@ arms on the same texts.
 
     python -m benchmarks.regret.models TARGET DRAFT [--dtype bfloat16] [--round_trips 20,180]
     [--prompts DIR --each 4] [--arms target-only,growing] [--busy 1]
+    [--draft substitute] [--draft_quantization int8]
 
 The arms take turns on every text, in an order that changes; what one has learnt in a text serves
 its next, within a cell. The target has the prompt's keys before every turn, and a text counts from
 its first round's tokens on, as on the virtual clock. Each is compared with what the target says
 alone. In bfloat16 a near-tie may fall otherwise in a pass of another shape: such texts are counted,
-and their times kept. With --prompts texts are of three kinds (benchmarks/prompts.py), each prompt
-the first turn of a chat; without, they go on after pieces of Python.
+and their times kept. With --prompts texts are of several kinds (benchmarks/prompts.py), each
+prompt the first turn of a chat; without, they go on after pieces of Python.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import closing
+from hashlib import sha256
 from itertools import product
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
 import numpy as np
 
-from benchmarks.harness import command
+from benchmarks.harness import command, write_json
 from benchmarks.prompts import read_prompts
 from benchmarks.regret.arms import ALONE, ARMS, Arm
 from benchmarks.regret.dial import GUESSES, Agreement, Text
@@ -44,6 +47,7 @@ from inference.sampling import SamplingParams
 from inference.text import Tokenizer
 from inference.tree import TokenTree
 from outrider.options import PRECISIONS
+from outrider.options.values import Quantization
 
 LEVEL = "pair"
 """The agreement of every cell: that of the two models."""
@@ -79,19 +83,53 @@ class Said(NamedTuple):
     agreement: Agreement
 
 
+class KeptTexts:
+    """What a target said by itself, in a JSON file, so that a second run need not ask again. The
+    file is of one target and one list of prompts; without a path nothing is kept.
+    """
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+        there = path is not None and path.is_file()
+        self._texts: dict[str, list[int]] = json.loads(path.read_text()) if path and there else {}
+
+    def get(self, key: str) -> tuple[int, ...] | None:
+        """The text's tokens, None where it was never made."""
+        return tuple(self._texts[key]) if key in self._texts else None
+
+    def add(self, key: str, tokens: Sequence[int]) -> None:
+        """Keep a text at once: a run may be stopped."""
+        self._texts[key] = [int(token) for token in tokens]
+        if self._path:
+            write_json(self._path, self._texts)
+
+
+def text_key(temperature: float, tokens: int, index: int, prompt: Sequence[int]) -> str:
+    """The name of a kept text: all that it depends on, but the target."""
+    digest = sha256(str(tuple(prompt)).encode()).hexdigest()[:16]
+    return f"T={temperature} tokens={tokens} text={index} prompt={digest}"
+
+
 class ModelStudy:
     """Arms on the models of a bench. tokens: of each text, fewer where the target ends it. Texts
-    are made once for each temperature. Raises InvalidRequest where there is nothing to say.
+    are made once for each temperature, and kept in a file where one is given. Raises
+    InvalidRequest where there is nothing to say.
     """
 
     def __init__(
-        self, bench: Bench, arms: Sequence[Arm], asked: Sequence[Asked], tokens: int
+        self,
+        bench: Bench,
+        arms: Sequence[Arm],
+        asked: Sequence[Asked],
+        tokens: int,
+        kept: KeptTexts,
     ) -> None:
         if not asked or tokens < 1:
             raise InvalidRequest(
                 f"a text and a token are needed at least: got {len(asked)} texts of {tokens} tokens"
             )
         self._bench, self._arms, self._asked, self._tokens = bench, arms, asked, tokens
+        self._kept = kept
         self._said: dict[float, Said] = {}
 
     def play(self, among: Sequence[Cell]) -> Iterator[PlayedTruly]:
@@ -133,7 +171,12 @@ class ModelStudy:
         texts, stop_ids = [], self._bench.description.stop_ids
         for index, (_, ids) in enumerate(self._asked):
             params = SamplingParams(temperature, seed=11 + index).on_the_wire()
-            texts.append(Text(ids, params, alone(stage, ids, params, self._tokens, stop_ids)))
+            key = text_key(temperature, self._tokens, index, ids)
+            made = self._kept.get(key)
+            if made is None:
+                made = alone(stage, ids, params, self._tokens, stop_ids)
+                self._kept.add(key, made)
+            texts.append(Text(ids, params, made))
         return Said(tuple(texts), agreement(stage.draft, texts))
 
 
@@ -194,6 +237,8 @@ def _parser() -> argparse.ArgumentParser:
     parser = command(__doc__)
     parser.add_argument("models", nargs=2, metavar="MODEL", help="the target and the draft")
     parser.add_argument("--dtype", choices=PRECISIONS, default=Chosen._field_defaults["dtype"])
+    parser.add_argument("--draft", default="model", metavar="KIND", help="default: %(default)s")
+    parser.add_argument("--draft_quantization", choices=get_args(Quantization))
     parser.add_argument(
         "--round_trips", default="0,20,80,300", metavar="MS,...", help="default: %(default)s"
     )
@@ -204,6 +249,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--tokens", type=int, default=TOKENS, help="of each text")
     parser.add_argument(
         "--busy", type=int, default=0, metavar="N", help="processes that compute beside, all along"
+    )
+    parser.add_argument(
+        "--texts", type=Path, metavar="FILE", help="the target's own texts: made if not there"
     )
     parser.add_argument("--out", type=Path, metavar="DIR", help="models.json and models.md")
     return parser
@@ -217,11 +265,12 @@ def main() -> int:
         Cell(int(trip), LEVEL, float(temperature))
         for temperature, trip in product(temperatures, trips)
     ]
-    target, draft = given.models
-    with bench(Chosen(target, draft, given.dtype)) as ready, busy(given.busy) as beside:
+    chosen = Chosen(*given.models, given.dtype, given.draft, given.draft_quantization)
+    with bench(chosen) as ready, busy(given.busy) as beside:
         asked = ask(ready.tokenizer, given.prompts, given.each)
         studied = list[PlayedTruly]()
-        for played in ModelStudy(ready, arms, asked, given.tokens).play(among):
+        study = ModelStudy(ready, arms, asked, given.tokens, KeptTexts(given.texts))
+        for played in study.play(among):
             studied.append(played)
             shown = f"{markdown(ready, studied)}\n{beside}\n"
             print(shown, file=sys.stderr, flush=True)

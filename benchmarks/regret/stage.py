@@ -195,26 +195,46 @@ def hosted(draft: Model, times: CallTimes, clock: Callable[[], float] = time.per
 
 
 def virtual_stage(pair: Pair, round_trip: float, profiles: Profiles = PROFILES) -> Stage:
-    """A stage on a clock of its own.
+    """A stage on a clock of its own, with the pair's draft on both ends.
 
     round_trip: seconds
     """
-    clock, times, link = VirtualClock(), profiles.times, Link(round_trip, BYTE_TIME)
-    draft, target, beside = (
-        MeteredModel(model, profile, clock.advance)
-        for model, profile in (
-            (pair.draft(), profiles.here),
-            (pair.target(), profiles.target),
-            (pair.draft(), profiles.beside),
-        )
+    return stage_of(
+        pair.draft(), pair.target(), pair.vocabulary, round_trip, profiles, beside=pair.draft()
     )
-    host = hosted(beside, times, clock.now)
-    engine = serve(target, pair.vocabulary, times=times.target, host=host, clock=clock.now)
+
+
+def stage_of(
+    draft: Model,
+    target: Model,
+    vocabulary: int,
+    round_trip: float,
+    profiles: Profiles = PROFILES,
+    beside: Model | None = None,
+) -> Stage:
+    """A stage on a clock of its own, whose calls take what the profiles say.
+
+    round_trip: seconds
+    beside: a draft beside the target
+    """
+    clock, times, link = VirtualClock(), profiles.times, Link(round_trip, BYTE_TIME)
+    here = MeteredModel(draft, profiles.here, clock.advance)
+    host = None
+    if beside is not None:
+        metered = MeteredModel(beside, profiles.beside, clock.advance)
+        host = hosted(metered, times, clock.now)
+    engine = serve(
+        MeteredModel(target, profiles.target, clock.advance),
+        vocabulary,
+        times=times.target,
+        host=host,
+        clock=clock.now,
+    )
     session = VirtualSession(clock, engine, link)
     return Stage(
         now=clock.now,
-        draft=draft,
-        drafting=lambda: Drafting(draft.seconds, draft.calls),
+        draft=here,
+        drafting=lambda: Drafting(here.seconds, here.calls),
         session=session,
         proposed=lambda: session.proposed,
         round_trips=[link.crossing(0) + link.crossing(_DESCRIPTION_BYTES)] * PROBES,

@@ -29,6 +29,7 @@ from outrider.link import LinkShape, shaped_link
 from outrider.models import PREFILL_NODES
 from outrider.options.groups import MeasureOptions
 from outrider.options.roles import DraftRole
+from outrider.options.values import Quantization
 from outrider.profiles import user_profiles
 from outrider.spawn import started
 
@@ -40,11 +41,17 @@ _ROOM = 4096
 
 
 class Chosen(NamedTuple):
-    """Directories or names of the two models, and the precision of both."""
+    """Directories or names of the two models, and the precision of both.
+
+    method: the draft's kind, of --draft.  quantization: the draft's, of --draft_quantization; the
+    one beside the target has none
+    """
 
     target: str
     draft: str
     dtype: str = "bfloat16"
+    method: str = "model"
+    quantization: Quantization | None = None
 
 
 @dataclass(frozen=True)
@@ -105,7 +112,13 @@ def bench(chosen: Chosen) -> Iterator[Bench]:
     if len(allowed) < 2:
         raise InvalidRequest("target and draft need a core each: this process may use one only")
     ours, theirs = sorted(allowed)[:2]
-    options = DraftRole(draft_model=chosen.draft, device="cpu", threads=1).but(dtype=chosen.dtype)
+    options = DraftRole(
+        draft=chosen.method,
+        draft_model=chosen.draft,
+        draft_quantization=chosen.quantization,
+        device="cpu",
+        threads=1,
+    ).but(dtype=chosen.dtype)
     checkpoint = find_draft(options)
     with ExitStack() as stack:
         stack.callback(_move, allowed)
@@ -132,7 +145,7 @@ def bench(chosen: Chosen) -> Iterator[Bench]:
             f"Target {Path(description.model).name} on core {theirs}, with "
             f"{Path(description.draft_model).name} beside it; draft "
             f"{Path(checkpoint.name).name} on core {ours}, where the process of the link runs, "
-            f"too; {description.dtype}, one thread each. "
+            f"too; {description.dtype}, one thread each{_rounded(chosen)}. "
             f"Emulated link of {8e-6 / BYTE_TIME:g} Mbit/s; the round trip is beyond this "
             "machine's own."
         )
@@ -157,6 +170,10 @@ def busy(processes: int) -> Iterator[str]:
             stack.callback(process.kill)
             os.sched_setaffinity(process.pid, range(os.cpu_count() or 1))
         yield f"Foreign busy processes beside: {processes}. Niceness: {os.nice(0)}."
+
+
+def _rounded(chosen: Chosen) -> str:
+    return f", the draft rounded to {chosen.quantization}" if chosen.quantization else ""
 
 
 def _move(cores: Collection[int]) -> None:

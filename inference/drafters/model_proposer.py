@@ -86,7 +86,8 @@ class Places:
 class ModelProposer(CopyProposer):
     """A Proposer on one row of a draft model.
 
-    room: nodes that may be ranked at a time; the row has so many slots beyond its longest text
+    room: nodes that may be ranked at a time. The row's slots beyond them are for the text: where
+        it goes on behind them, the model is no longer called and copies go on
     clock: returns seconds; asked around a call only
     sequence: makes the sequence of each text on the row
     source: names children, too, before the model has ranked a node and beside it
@@ -127,9 +128,8 @@ class ModelProposer(CopyProposer):
 
     def begin(self, prompt: Sequence[int], params: SamplingParams, end: int | None = None) -> None:
         """Open a text without a model call. feed() makes the calls, before anything else."""
-        longest = self._model.capacity - self._room
-        self._begin(prompt, params, longest if end is None else min(end, longest))
-        self._prompt = prompt[:-1]
+        self._begin(prompt, params, 2**31 if end is None else end)
+        self._prompt = prompt[:-1] if len(prompt) <= self._longest else []
 
     def feed(self) -> bool:
         """Compute the keys of the next part of the prompt in one call; False when all are there."""
@@ -159,6 +159,7 @@ class ModelProposer(CopyProposer):
         """
         self._list_children()
         nodes = self._list.unranked.first(min(WIDEST, self._model.max_nodes, self._free))
+        nodes = [node for node in nodes if node.position < self._longest]
         while nodes and self._whole_seconds(len(nodes)) > most_seconds:
             nodes = nodes[: len(nodes) // 2]
         again = self._silent >= TRIES_AGAIN and nodes[:1] == [self._list.root]
@@ -211,7 +212,7 @@ class ModelProposer(CopyProposer):
         node, said = self._list.root, list[int]()
         while len(said) < most and node.position < self._list.end - 2:
             if node.place is None:
-                if self._free < 1 or self._calling:
+                if self._free < 1 or self._calling or node.position >= self._longest:
                     break
                 self._chosen = [node]
                 self._call()
@@ -231,6 +232,11 @@ class ModelProposer(CopyProposer):
         """Read prices and times again. They change slowly."""
         super()._look()
         self._call_seconds.clear()
+
+    @property
+    def _longest(self) -> int:
+        """Length of the longest text that the model drafts for."""
+        return self._model.capacity - self._room
 
     @property
     def _free(self) -> int:

@@ -42,7 +42,8 @@ class RoundProposer:
     def open(self, prompt: Sequence[int], params: SamplingParams, end: int | None = None) -> None:
         longest = self._model.capacity - self._policy.most_ranked
         self._begin(prompt, params, longest if end is None else min(end, longest))
-        self._sequence.extend(prompt[:-1])
+        if len(prompt) <= longest:
+            self._sequence.extend(prompt[:-1])
 
     def hear(self, position: int, tokens: Sequence[int], now: float, notice: Notice) -> None:
         expected = self._position + 1

@@ -13,7 +13,9 @@ from inference.errors import InvalidRequest
 
 SOLVED = {
     "prompt": 'def twice(x):\n    """Double x."""\n',
-    "canonical_solution": "    return 2 * x\n",
+    "canonical_solution": "    return 2 * x if x > 0 else x\n",
+    "entry_point": "twice",
+    "test": "def check(candidate):\n    assert candidate(2) == 4\n",
 }
 
 
@@ -32,24 +34,26 @@ def collections(tmp_path: Path) -> Path:
 
 def test_the_list_has_twenty_of_each_kind_and_no_function_twice() -> None:
     listed = json.loads(LIST.read_text(encoding="utf-8"))
-    functions = [*listed["code"], *(edit["function"] for edit in listed["edits"])]
-    assert len(set(functions)) == 40
+    edited = [edit["function"] for edit in listed["edits"]]
+    assert len({*listed["code"], *edited, *listed["agent"]}) == 60
     assert len(set(listed["chat"])) == 20
 
 
 def test_kinds_take_turns(collections: Path) -> None:
     kinds = [prompt.kind for prompt in read_prompts(collections, 2)]
-    assert kinds == ["code", "chat", "edits"] * 2
+    assert kinds == ["code", "chat", "edits", "agent"] * 2
 
 
 def test_texts_are_those_of_the_collections(collections: Path) -> None:
     listed = json.loads(LIST.read_text(encoding="utf-8"))
-    code, chat, edit = read_prompts(collections, 1)
+    code, chat, edit, agent = read_prompts(collections, 1)
     assert (code.name, code.text) == (listed["code"][0], SOLVED["prompt"])
     assert chat.text == f"Question {listed['chat'][0]}?"
     assert listed["edits"][0]["with"] in edit.text
-    assert "def twice(x):\n    return 2 * x" in edit.text
-    assert "Double" not in edit.text
+    assert "def twice(x):\n    return 2 * x if x > 0 else x" in edit.text
+    assert "return 2 * x if x <= 0 else x" in agent.text
+    assert "FAILED: assert twice(2) == 4" in agent.text
+    assert "Double" not in edit.text + agent.text
 
 
 @pytest.mark.parametrize("each", [0, 21])

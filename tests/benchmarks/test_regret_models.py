@@ -14,8 +14,16 @@ import pytest
 from benchmarks.regret import models
 from benchmarks.regret.arms import ALONE, ARMS, GROWING, Player
 from benchmarks.regret.dial import Agreement, Text
-from benchmarks.regret.models import Asked, ModelStudy, agreement, alone, ask, chosen_arms
-from benchmarks.regret.models_report import PlayedTruly, markdown, record, write
+from benchmarks.regret.models import (
+    Asked,
+    KeptTexts,
+    ModelStudy,
+    agreement,
+    alone,
+    ask,
+    chosen_arms,
+)
+from benchmarks.regret.models_report import PlayedTruly, geometric_interval, markdown, record, write
 from benchmarks.regret.stage import CallTimes, Drafting, Stage, serve
 from benchmarks.regret.study import Cell, Reading, Result, read
 from benchmarks.regret.two_cores import Bench, Chosen, bench, busy
@@ -132,7 +140,7 @@ def embedded() -> Iterator[Bench]:
 def played(embedded: Bench) -> PlayedTruly:
     arms = [arm for arm in ARMS if arm.name in FEW]
     asked = ask(embedded.tokenizer, None, 2)[1:]
-    return next(ModelStudy(embedded, arms, asked, TOKENS).play([CELL]))
+    return next(ModelStudy(embedded, arms, asked, TOKENS, KeptTexts(None)).play([CELL]))
 
 
 @needs_two_cores
@@ -176,9 +184,22 @@ def test_what_was_played_is_told_and_written(
     assert said["columns"][0] == "seconds"
 
 
+def test_kept_texts_serve_the_next_run(tmp_path: Path) -> None:
+    KeptTexts(tmp_path / "texts.json").add("one", (3, 4))
+    again = KeptTexts(tmp_path / "texts.json")
+    assert again.get("one") == (3, 4)
+    assert again.get("two") is None
+
+
+def test_the_interval_of_a_geometric_mean_holds_it() -> None:
+    low, high = geometric_interval([1.0, 2.0, 4.0, 8.0])
+    assert 1.0 < low < 8**0.5 < high < 8.0
+    assert geometric_interval([3.0]) == pytest.approx((3.0, 3.0))
+
+
 @needs_two_cores
 def test_texts_of_one_round_are_too_short_for_the_study(embedded: Bench) -> None:
-    study = ModelStudy(embedded, [ALONE], [Asked("python", (1, 2, 3))], 1)
+    study = ModelStudy(embedded, [ALONE], [Asked("python", (1, 2, 3))], 1, KeptTexts(None))
     with pytest.raises(InvalidRequest, match="one round"):
         next(study.play([CELL]))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 
 from grpc_comm.server.server import BackgroundServer
 from outrider.cli import main
+from outrider.models import EMBEDDED
 from outrider.options.roles import TargetRole
 from outrider.target import load_target
 
@@ -57,6 +59,21 @@ def test_whatever_drafts_the_text_is_the_targets_own(
     assert set(record["accepted_by"]) <= {*draft.replace("none", "copy").split(",")}
     if draft == "none":
         assert record["draft_calls"] == 0
+
+
+@pytest.mark.parametrize("prompt", ["def add(a, b):", PROMPT])
+@pytest.mark.parametrize("rounds", [[], ["--gamma", "3"]])
+def test_a_text_may_be_longer_than_the_drafts_context(
+    port: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], prompt: str, rounds: list[str]
+) -> None:
+    """Of the second prompt the draft sees nothing, of the first text less than a half."""
+    short = shutil.copytree(EMBEDDED / "draft", tmp_path / "short")
+    config = json.loads((short / "config.json").read_text())
+    (short / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 24}))
+    flags = ["--prompt", prompt, "--draft_model", str(short), "--baseline", *rounds]
+    (record,) = texts(port, capsys, *flags)
+    assert len(record["token_ids"]) == 32
+    assert record["token_ids"] == record["baseline"]["token_ids"]
 
 
 def test_copies_alone_make_a_text_that_repeats_itself_in_fewer_forwards(
