@@ -35,7 +35,7 @@ class Forward(NamedTuple):
     padded_rows: int
     padded_nodes: int  # nodes of each row, with padding
     model_seconds: float  # time of the call
-    engine_seconds: float  # time of the engine's own work around the call
+    engine_seconds: float  # time of the engine's own work around the call: the device waits
 
 
 class Prefilled(NamedTuple):
