@@ -6,10 +6,11 @@ a message of candidates on its way in, and a proposer's call.
 
 The target chooses at once: token + 1 after every token. All sessions have full candidate trees
 (900 nodes and more), which messages of 32 nodes keep full, and 600 or more committed tokens. The
-right token is the likeliest candidate in 7 of 10 places. "forward" is all that the engine's thread
-does for one: planning, nodes, walks, commits; "padding" is what a backend adds on the host. Medians
-of the thread's own time, since other processes share the processor. A proposer's call is measured
-by benchmarks/proposer.py.
+right token is the likeliest candidate in 7 of 10 places. "forward" is all that the engine does for
+one: planning, nodes, walks, commits, and what is told of it. "device waits" is the part of it
+between two calls of the model, where an engine has a thread of its own; the rest is done while the
+device computes. "padding" is what a backend adds on the host. Medians of the threads' own time,
+since other processes share the processor. A proposer's call is measured by benchmarks/proposer.py.
 """
 
 from __future__ import annotations
@@ -17,8 +18,9 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -26,6 +28,8 @@ import numpy as np
 
 from benchmarks.proposer import measure as measure_proposer
 from benchmarks.proposer import outside_the_model
+from grpc_comm.observability.events import OfModel
+from grpc_comm.observability.statistics import ModelTotals, Statistics
 from inference.backends import Ranked, Segment
 from inference.backends.batch import Shape, check_rows, pad
 from inference.candidates import BASE, Nodes, Proposal
@@ -47,19 +51,31 @@ SURE, UNSURE = 0.75, 0.08
 
 
 class NextToken:
-    """A Model that chooses token + 1 after every token, in no time but that of padding its call."""
+    """A Model that chooses token + 1 after every token, in no time but that of padding its call.
+
+    meanwhile: what others do while the device computes.
+    padding, inside: [calls] processor seconds of padding, and of all that happens during the call.
+    between: [calls] processor seconds of the calling thread since the end of the call before.
+    """
 
     capacity, max_nodes, copies_rows = CAPACITY, 256, True
 
     def __init__(self, rows: int) -> None:
-        self.rows, self.cpu_seconds = rows, 0.0
+        self.rows = rows
+        self.meanwhile: Callable[[], None] = lambda: None
+        self.padding, self.inside, self.between = list[float](), list[float](), list[float]()
+        self._ended = time.thread_time()
 
     def choose(self, segments: Sequence[Segment]) -> list[IntArray]:
-        start = time.thread_time()
+        began = time.thread_time()
+        self.between.append(began - self._ended)
         check_rows(segments)
         pad(segments, Shape.least(segments), CAPACITY)
         chosen = [(segment.tokens[segment.pick] + 1) % VOCABULARY for segment in segments]
-        self.cpu_seconds += time.thread_time() - start
+        self.padding.append(time.thread_time() - began)
+        self.meanwhile()
+        self._ended = time.thread_time()
+        self.inside.append(self._ended - began)
         return chosen
 
     def rank(self, segments: Sequence[Segment], k: int) -> list[Ranked]:
@@ -123,9 +139,9 @@ class Client:
 
 
 class Cost(NamedTuple):
-    """Milliseconds of the engine's thread, by forward and by message. quick_ms: a tenth of the
-    forwards took no longer. slowest_ms: none took longer. nodes, candidates, tokens: of a session
-    in a forward, on average.
+    """Milliseconds of processors, by forward and by message. quick_ms: a tenth of the forwards took
+    no longer. slowest_ms: none took longer. wait_ms: the part of it in which the device waits.
+    nodes, candidates, tokens: of a session in a forward, on average.
     """
 
     sessions: int
@@ -133,6 +149,8 @@ class Cost(NamedTuple):
     quick_ms: float
     mean_ms: float
     slowest_ms: float
+    wait_ms: float
+    quick_wait_ms: float
     padding_ms: float
     message_ms: float
     nodes: float
@@ -152,9 +170,13 @@ class Load:
             vocabulary=VOCABULARY,
             times={(sessions, width): 0.03 for width in (1, nodes)},
         )
+        counted = Statistics()  # which every server keeps
+        counted.models["target"] = ModelTotals()
+        self.engine.on_event = lambda event: counted(OfModel("target", event))
         self.clients = [self._client(number) for number in range(sessions)]
         self.appending = list[float]()
         self._send()
+        self.model.meanwhile = self.refill
         self.appending.clear()
 
     @property
@@ -162,14 +184,26 @@ class Load:
         """Of a session, on average."""
         return statistics.mean(client.session.candidates.live for client in self.clients)
 
-    def forward(self) -> tuple[float, float]:
-        """Seconds of the next one, and of padding in it; then all trees are filled again."""
-        began, padding = time.thread_time(), self.model.cpu_seconds
+    def forward(self) -> float:
+        """Processor seconds of the next one, all that it leaves for later included."""
+        began = time.thread_time()
         assert self.engine.step(), "everybody can go on"
-        padding = self.model.cpu_seconds - padding
-        seconds = time.thread_time() - began - padding
-        self.refill()
-        return seconds, padding
+        return time.thread_time() - began - self.model.inside[-1]
+
+    def run(self, forwards: int) -> list[float]:
+        """Processor seconds of the engine's thread before each forward but the first, while the
+        device waits. What forwards leave for later is done on another thread.
+        """
+        stopped, made = threading.Event(), len(self.model.between)
+
+        def refill() -> None:
+            self.refill()
+            if len(self.model.between) - made == forwards:
+                stopped.set()
+
+        self.model.meanwhile = refill
+        self.engine.run(stopped)
+        return self.model.between[made + 1 :]
 
     def refill(self) -> None:
         """The clients acknowledge what came, and send candidates until their trees are full."""
@@ -199,23 +233,25 @@ def cost(sessions: int, nodes: int, forwards: int) -> Cost:
     load = Load(sessions, nodes)
     spent = [client.session.spent.nodes for client in load.clients]
     begun = sum(client.session.length for client in load.clients)
-    made, held = [], []
+    took, held = list[float](), list[float]()
     for _ in range(forwards):
         held.append(load.candidates)
-        made.append(load.forward())
+        took.append(load.forward())
     computed = sum(
         client.session.spent.nodes - before
         for client, before in zip(load.clients, spent, strict=True)
     )
     tokens = sum(client.session.length for client in load.clients) - begun
-    forwards_took, padding = zip(*made, strict=True)
+    waits = load.run(forwards)
     return Cost(
         sessions,
-        1e3 * statistics.median(forwards_took),
-        1e3 * statistics.quantiles(forwards_took, n=10)[0],
-        1e3 * statistics.mean(forwards_took),
-        1e3 * max(forwards_took),
-        1e3 * statistics.median(padding),
+        1e3 * statistics.median(took),
+        1e3 * statistics.quantiles(took, n=10)[0],
+        1e3 * statistics.mean(took),
+        1e3 * max(took),
+        1e3 * statistics.median(waits),
+        1e3 * statistics.quantiles(waits, n=10)[0],
+        1e3 * statistics.median(load.model.padding),
         1e3 * statistics.median(load.appending),
         computed / forwards / sessions,
         statistics.mean(held),
@@ -226,15 +262,16 @@ def cost(sessions: int, nodes: int, forwards: int) -> Cost:
 def say(costs: Sequence[Cost], proposer_ms: float) -> None:
     """A table in Markdown."""
     print(
-        "| sessions | forward, ms | quickest tenth | mean | slowest | padding, ms | message, ms | "
-        "nodes | candidates | tokens |"
+        "| sessions | forward, ms | quickest tenth | mean | slowest | device waits, ms | "
+        "quickest tenth | padding, ms | message, ms | nodes | candidates | tokens |"
     )
-    print("|---|---|---|---|---|---|---|---|---|---|")
+    print("|---" * 12 + "|")
     for one in costs:
-        forward = (
-            f"{one.forward_ms:.2f} | {one.quick_ms:.2f} | {one.mean_ms:.2f} | {one.slowest_ms:.1f}"
+        times = (
+            f"{one.forward_ms:.2f} | {one.quick_ms:.2f} | {one.mean_ms:.2f} | "
+            f"{one.slowest_ms:.1f} | {one.wait_ms:.2f} | {one.quick_wait_ms:.2f} | "
+            f"{one.padding_ms:.2f} | {one.message_ms:.3f}"
         )
-        times = f"{forward} | {one.padding_ms:.2f} | {one.message_ms:.3f}"
         print(
             f"| {one.sessions} | {times} | {one.nodes:.0f} | {one.candidates:.0f} | "
             f"{one.tokens:.1f} |"

@@ -6,7 +6,10 @@ any tree, proposer, policy or network: the target's token at a node never depend
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
+
+import numpy as np
 
 from inference.tree import IntArray, TokenTree
 
@@ -23,10 +26,31 @@ def accept_match(tree: TokenTree, chosen: IntArray) -> Verdict:
 
     chosen: [n] the target's token at each node of the tree.
     """
-    node, path, wanted = 0, list[int](), chosen.tolist()
-    nodes = zip(tree.parents.tolist(), tree.tokens.tolist(), strict=True)
-    for child, (parent, token) in enumerate(nodes):
-        if parent == node and token == wanted[node]:  # children stand after their parent
-            node = child
-            path.append(node)
-    return Verdict(tuple(path), wanted[node])
+    return accept_matches([tree], [chosen])[0]
+
+
+def accept_matches(trees: Sequence[TokenTree], chosen: Sequence[IntArray]) -> list[Verdict]:
+    """The verdict of each tree. All walks are made at once, since a forward has many sessions.
+
+    chosen: [trees] the target's token at each node of the tree, [n].
+    """
+    tokens, wanted = np.concatenate([tree.tokens for tree in trees]), np.concatenate(chosen)
+    sizes = np.array([len(tree.tokens) for tree in trees])
+    roots = sizes.cumsum() - sizes  # [trees] indices in the arrays of all nodes
+    above = np.concatenate([tree.parents for tree in trees]) + roots.repeat(sizes)
+    above[roots] = roots
+    met = tokens == wanted[above]  # the target chose the node, if it came to its parent
+    met[roots] = True
+    while True:  # `above` looks twice as far up in each turn
+        met &= met[above]
+        further = above[above]
+        if np.array_equal(further, above):
+            break
+        above = further
+    nodes = met.nonzero()[0]  # the walks one after another, since children stand after parents
+    begins = np.searchsorted(nodes, roots)
+    ends = np.append(begins[1:], len(nodes))
+    walked = (nodes - roots.repeat(ends - begins)).tolist()
+    last = wanted[nodes[ends - 1]].tolist()
+    bounds = zip(begins.tolist(), ends.tolist(), last, strict=True)
+    return [Verdict(tuple(walked[begin + 1 : end]), token) for begin, end, token in bounds]

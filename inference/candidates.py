@@ -118,7 +118,7 @@ class _Columns:
         self.tokens, self.above, self.positions = self.nodes
         self.ranks = np.full(64, NOBODY)
         self.marks: list[Mark] = []
-        self._free: list[int] = []
+        self._free: list[Mark] = []  # of nodes that are gone: their places are free
         self._added = 0
 
     def add(self, token: int, above: int, position: int, rank: float) -> Mark:
@@ -129,7 +129,7 @@ class _Columns:
             marks.append(NOWHERE)
             if len(marks) > len(self.ranks):
                 self._grow()
-        place = free.pop()
+        place = free.pop() & PLACE
         self.tokens[place] = token
         self.above[place] = above
         self.positions[place] = position
@@ -140,9 +140,8 @@ class _Columns:
 
     def drop(self, gone: Sequence[Mark]) -> None:
         """Remove nodes; their places become free."""
-        places = np.array(gone, dtype=np.int64) & PLACE
-        self.ranks[places] = NOBODY
-        self._free += places.tolist()
+        self.ranks[np.array(gone, dtype=np.int64) & PLACE] = NOBODY
+        self._free += gone
 
     def _grow(self) -> None:
         self.nodes = np.concatenate([self.nodes, np.zeros_like(self.nodes)], axis=1)
@@ -226,12 +225,17 @@ class CandidateTree:
         """Protect the nodes of the forward that starts now: none is shed before `advance`."""
         self._in_hand = places
 
-    def advance(self, tokens: Sequence[int]) -> None:
-        """Commit tokens: the last one is the new root, and nodes that are not below it go."""
-        columns, roots, beside = self.columns, list[Mark](), list[Mark]()
+    def advance(self, tokens: Sequence[int]) -> list[Family | None]:
+        """Commit tokens: the last one is the new root, and nodes that are not below it go.
+
+        Returns the families that the tokens were chosen in, [tokens]; None: nobody had named any.
+        """
+        columns, families = self.columns, list[Family | None]()
+        roots, beside = list[Mark](), list[Mark]()
         for token in tokens:
             before, after, family = self.root, None, self._families.pop(self.root, None)
             roots.append(before)
+            families.append(family)
             self.position += 1
             if family is not None:
                 after = family.children.pop(token, None)
@@ -250,6 +254,7 @@ class CandidateTree:
         while len(self._committed) > REMEMBERED_NUMBERS:
             self._committed.popitem(last=False)
         self._in_hand = None
+        return families
 
     def _family(self, above: Mark) -> Family | None:
         """The family whose parent a mark names; None when that parent takes no more children."""

@@ -133,7 +133,7 @@ class ForwardTotals:
 
 @dataclass
 class ModelTotals:
-    """What the sessions of one model did since the start. Written on its engine's thread."""
+    """What the sessions of one model did since the start. Its engine tells one event at a time."""
 
     prefill: ForwardTotals = field(default_factory=ForwardTotals)
     decode: ForwardTotals = field(default_factory=ForwardTotals)

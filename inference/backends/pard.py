@@ -67,3 +67,6 @@ class RenewedSequence(LedSequence):
     def advance(self, nodes: Sequence[int], tokens: Sequence[int], gone: Sequence[int]) -> None:
         """Commit a root and tokens below it: all of them become pending."""
         super().advance([], tokens, [*nodes, *gone])
+
+    def _leave_out(self, first: int) -> None:
+        """Leave no token out: before the first feature a token is computed with zeros."""

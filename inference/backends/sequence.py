@@ -97,7 +97,7 @@ class ModelSequence:
         kept = [0, *path]
         evaluated = [self._node_slots[node] for node in kept if node in self._node_slots]
         self._node_slots = {}
-        self.slots.commit(np.array(evaluated, dtype=np.int32))
+        self.slots.commit(evaluated)
         self.cached += len(evaluated)
         self._pending += [int(tree.tokens[node]) for node in kept[len(evaluated) :]]
 
@@ -110,7 +110,7 @@ class ModelSequence:
         gone: evaluated nodes whose slots are freed.
         """
         slots = [self._node_slots.pop(node) for node in nodes]
-        self.slots.committed[slots] = True
+        self.slots.keep(slots)
         self.slots.release([self._node_slots.pop(node) for node in gone])
         self.cached += len(slots)
         self._pending += tokens[len(nodes) :]
@@ -118,7 +118,7 @@ class ModelSequence:
     def abandon(self) -> None:
         """Free the slots of the current tree, as if it had never been evaluated."""
         if self._node_slots:
-            self.slots.commit(np.array([], dtype=np.int32))
+            self.slots.commit(())
             self._node_slots = {}
 
     def _feed(self, tokens: Sequence[int]) -> None:
@@ -148,7 +148,7 @@ class ModelSequence:
             tokens, depths, mask = _under_chain(self._pending, tokens, depths, mask)
         positions = self.cached + depths
         slots = self.slots.take(positions)
-        self.slots.committed[slots[:above]] = True
+        self.slots.keep(slots[:above].tolist())
         self.cached += above
         self._pending = []
         self._node_slots.update(zip(nodes, slots[above:].tolist(), strict=True))

@@ -7,7 +7,7 @@ the high-water mark stays at the live tokens plus the tree.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,50 +21,60 @@ FREE = -1
 class Slots:
     """`capacity` slots, each of which is free, provisional (a tree's node) or committed.
 
+    positions: [capacity] position that a slot holds or held last, or FREE.
+    committed: [capacity]
     high_water: one past the highest slot in use.
     """
 
     def __init__(self, capacity: int) -> None:
-        self.positions: IntArray = np.full(
-            capacity, FREE, dtype=np.int32
-        )  # [capacity] position held, or FREE
-        self.committed: NDArray[np.bool_] = np.zeros(capacity, dtype=np.bool_)  # [capacity]
+        self.positions: IntArray = np.full(capacity, FREE, dtype=np.int32)
+        self.committed: NDArray[np.bool_] = np.zeros(capacity, dtype=np.bool_)
         self.high_water = 0
+        self._holes: list[int] = []  # free slots below high_water, ascending
+        self._provisional: set[int] = set()
 
     def take(self, positions: IntArray) -> IntArray:
         """Take the lowest free slots for these positions, provisionally; returns the slots.
 
         positions: [n].  The result is [n], too. Raises LimitExceeded when too few are free.
         """
-        within = self.positions[
-            : self.high_water + len(positions)
-        ]  # this part has enough free slots, unless the row ends in it
-        free: NDArray[np.intp] = (within == FREE).nonzero()[0][: len(positions)]
-        if len(free) < len(positions):
+        needed, holes, high = len(positions), self._holes, self.high_water
+        fresh = max(needed - len(holes), 0)
+        if high + fresh > len(self.positions):
             raise LimitExceeded(
-                f"the row is full: {len(positions)} slots needed, {len(free)} of "
-                f"{len(self.positions)} free"
+                f"the row is full: {needed} slots needed, "
+                f"{len(holes) + len(self.positions) - high} of {len(self.positions)} free"
             )
-        self.positions[free] = positions
-        self.high_water = max(self.high_water, int(free[-1]) + 1 if free.size else 0)
-        return free.astype(np.int32)
+        taken = [*holes[:needed], *range(high, high + fresh)]
+        del holes[:needed]
+        self.high_water = high + fresh
+        self._provisional.update(taken)
+        slots = np.array(taken, dtype=np.int32)
+        self.positions[slots] = positions
+        return slots
 
-    def commit(self, slots: IntArray) -> None:
-        """Commit `slots`, and free every other provisional slot."""
-        self.committed[slots] = True
-        self._free_provisional()
+    def keep(self, slots: Iterable[int]) -> None:
+        """Commit provisional slots; the others stay provisional."""
+        committed, provisional = self.committed, self._provisional
+        for slot in slots:
+            committed[slot] = True
+            provisional.discard(slot)
+
+    def commit(self, slots: Iterable[int]) -> None:
+        """Commit provisional slots, and free every other provisional slot."""
+        self.keep(slots)
+        self._free(self._provisional)
+        self._provisional = set()
 
     def release(self, slots: Sequence[int]) -> None:
         """Free the given provisional slots."""
-        if slots:
-            self.positions[slots] = FREE
-            used = self.positions[: self.high_water] != FREE
-            self.high_water = _length(used)
+        self._provisional.difference_update(slots)
+        self._free(slots)
 
     def trim(self, length: int) -> None:
         """Free all slots with position `length` or later, and all provisional slots."""
         self.committed &= self.positions < length
-        self._free_provisional()
+        self._free_uncommitted()
 
     def at(self, positions: IntArray) -> IntArray:
         """Return the slots of the committed tokens at these positions [n]. The result is [n], too.
@@ -79,21 +89,20 @@ class Slots:
     def committed_copy(self) -> Slots:
         """A copy with the committed slots; provisional slots are free in it."""
         copy = Slots(len(self.positions))
-        copy.positions[:], copy.committed[:], copy.high_water = (
-            self.positions,
-            self.committed,
-            self.high_water,
-        )
-        copy._free_provisional()
+        copy.positions[:], copy.committed[:] = self.positions, self.committed
+        copy._free_uncommitted()
         return copy
 
-    def _free_provisional(self) -> None:
-        """Free all provisional slots."""
-        used = self.committed[: self.high_water]
-        np.putmask(self.positions[: self.high_water], ~used, FREE)
-        self.high_water = _length(used)
+    def _free(self, slots: Iterable[int]) -> None:
+        holes, high = self._holes, self.high_water
+        holes += slots
+        holes.sort()
+        while holes and holes[-1] == high - 1:
+            holes.pop()
+            high -= 1
+        self.high_water = high
 
-
-def _length(used: NDArray[np.bool_]) -> int:
-    """One past the last slot in use. A search in bytes is faster than one in the array."""
-    return used.tobytes().rfind(True) + 1
+    def _free_uncommitted(self) -> None:
+        self.high_water = self.committed.tobytes().rfind(True) + 1  # faster than in the array
+        self._holes = (~self.committed[: self.high_water]).nonzero()[0].tolist()
+        self._provisional = set()

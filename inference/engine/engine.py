@@ -3,6 +3,9 @@
 Whenever the model is free it makes a forward. Every decoding session takes part with its root and
 its best candidates. Clients may call from any thread; one thread at a time makes the forwards. A
 session's fault or end affects no other session.
+
+The device waits from the end of a forward to the beginning of the next. So only what the next
+forward depends on is done then. Calibration, events and readers have their turn while it computes.
 """
 
 from __future__ import annotations
@@ -11,7 +14,7 @@ import gc
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
@@ -28,6 +31,7 @@ from inference.engine.forward import (
     ask_each,
     ignore,
     prepare,
+    read,
 )
 from inference.engine.frontend import Reception, call_all
 from inference.engine.graph_rounds import GraphRounds
@@ -37,7 +41,6 @@ from inference.engine.session import Session
 from inference.errors import Unavailable
 from inference.order import Opened
 from inference.times import Shape, TargetTimes
-from inference.tree import IntArray
 
 LONGEST_WAIT = 60.0
 """Seconds that an idle engine waits at most: a tiny rate would overflow the lock's timeout."""
@@ -88,7 +91,7 @@ class Engine(Reception):
     ) -> None:
         super().__init__(Roster(model, waiting), sequence_length, vocabulary, clock)
         self.model, self.max_tree_nodes = model, max_tree_nodes
-        self.on_event: Callable[[EngineEvent], None] = ignore  # on the thread of the forwards
+        self.on_event: Callable[[EngineEvent], None] = ignore  # one at a time, in order
         # makes a short call of the model while nobody has a session; whether it made one
         self.when_idle: Callable[[], bool] = lambda: False
         self.profile = dict(times or {})
@@ -96,6 +99,8 @@ class Engine(Reception):
         self._turns = Turns(model, TargetTimes(times), max_tree_nodes, branches=branches)
         self._running = False
         self._step_began: float | None = None
+        self._left: list[Tell] = []  # calls that the last forward has left for the next
+        self._aside: ThreadPoolExecutor | None = None  # makes them while the next one computes
 
     def take_profile(self, times: Mapping[Shape, float]) -> None:
         """Expect these seconds of a forward from now on. On the thread of the forwards."""
@@ -112,12 +117,10 @@ class Engine(Reception):
         """Make forwards until `stopped` is set; stop() sets it and wakes this thread."""
         self._running = True
         try:
-            while not stopped.is_set():
-                if not self.step() and not (self._roster.empty and self.when_idle()):
-                    with self._lock:
-                        seconds = self._idle_seconds(self._clock())
-                        if not stopped.is_set() and (seconds is None or seconds > 0):
-                            self._lock.wait(seconds)
+            with ThreadPoolExecutor(1, "aside") as self._aside:
+                while not stopped.is_set():
+                    if not self._step() and not (self._roster.empty and self.when_idle()):
+                        self._wait(stopped)
         finally:
             self._stop()
 
@@ -149,6 +152,12 @@ class Engine(Reception):
 
     def step(self) -> bool:
         """Make at most one forward for the ready sessions; False when there was nothing to do."""
+        made = self._step()
+        self._tell()
+        return made
+
+    def _step(self) -> bool:
+        """As step(), but calls of a forward may be left for the next."""
         self._step_began = begun = self._clock()
         with self._lock:
             tell = self._bury()
@@ -158,7 +167,8 @@ class Engine(Reception):
             tell += [self._answer_opening(session, begun) for session in opened]
             tell += self._collect()
             ready = self._wanting(begun).decoding if self._host is not None else ()
-        call_all(tell)
+        if tell or self._host is not None:
+            self._tell(tell)
         if self._host is not None:
             self._host.work(ready, self._turns.seconds(max(len(ready), 1), 1), self)
         made = self._make_forward(self._clock())
@@ -191,16 +201,20 @@ class Engine(Reception):
             shares, failed = prepare(turn, self._graphs)
             tell = [call for session, error in failed for call in self._fail(session, error)]
             self._in_hand = bool(shares)
-        call_all(tell)
+        if tell or not shares:
+            self._tell(tell)
         if shares:
             ask = self._graphs.asked(turn) if self._graphs else self.model.choose
             self._forward(shares, ask, begun)
         return bool(shares or tell)
 
     def _forward(self, shares: Sequence[Share], ask: Ask, begun: float) -> None:
+        told = self._aside.submit(self._tell) if self._aside and self._left else None
         started = self._clock()
         results = ask_each(ask, [share.segment for share in shares])
         ended = self._clock()
+        if told is not None:
+            told.result()
         padded = self.model.padded(len(shares), max(share.nodes for share in shares))
         took = Took(shares, padded, started, ended)
         tell: list[Tell] = []
@@ -210,30 +224,43 @@ class Engine(Reception):
                 self._turns.record(padded, ended - begun)
             parts = took.parts(self._turns.seconds)
             owed = self._turns.owed(padded, len(shares), ended - begun)
-            for share, result, part in zip(shares, results, parts, strict=True):
-                tell += self._settle(share, result, took, part, owed)
+            for share, answer, part in zip(shares, read(shares, results), parts, strict=True):
+                tell += self._settle(share, answer, took, part, owed)
             listeners = [wake for share in shares for wake in share.session.streams.listeners]
-        call_all(tell)
-        self.on_event(took.told(self._clock() - begun - (ended - started)))
-        self._wake(listeners)
+        around = self._clock() - begun - (ended - started)
+        tell.append(lambda: self.on_event(took.told(around)))
+        self._left = [*tell, lambda: self._wake(listeners)]
+
+    def _tell(self, calls: Sequence[Tell] = ()) -> None:
+        """Make the calls that the last forward has left, and then these."""
+        left, self._left = self._left, []
+        call_all([*left, *calls])
+
+    def _wait(self, stopped: threading.Event) -> None:
+        """Sleep until a step may have work, or until stop()."""
+        with self._lock:
+            seconds = self._idle_seconds(self._clock())
+            if not stopped.is_set() and (seconds is None or seconds > 0):
+                self._lock.wait(seconds)
 
     def _settle(
-        self, share: Share, result: IntArray | Exception, took: Took, part: float, owed: float
+        self, share: Share, answer: Any, took: Took, part: float, owed: float
     ) -> list[Tell]:
         """Commit one session's result of a forward; returns the deferred callbacks.
 
+        answer: what the model's answer says, or the error that it ended with.
         part: seconds of the forward that the session is charged.
         owed: tokens that root-only forwards would have brought it in the same time.
         """
         session = share.session
-        if isinstance(result, Exception):
-            return self._fail(session, result)
-        commit = share.settle(result, took, part)
+        if isinstance(answer, Exception):
+            return self._fail(session, answer)
+        commit = share.settle(answer, took, part)
         session.stands_by(took.ended)
         if commit is None:
             return []
         session.bank(len(commit.tokens) - owed)
-        return [partial(self.on_event, commit)]
+        return [share.learn, partial(self.on_event, commit)]
 
     def _answer_opening(self, session: Session, now: float) -> Tell:
         opening = session.opening
@@ -265,4 +292,4 @@ class Engine(Reception):
             for session in self._roster.sessions:
                 session.closed = session.closed or Unavailable("the target has stopped")
             tell = self._bury()
-        call_all(tell)
+        self._tell(tell)

@@ -5,12 +5,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import ClassVar, NamedTuple, Protocol, TypeAlias, TypeVar
+from typing import Any, ClassVar, NamedTuple, Protocol, TypeAlias, TypeVar
 
+from inference.accept import Verdict, accept_matches
 from inference.backends import Segment
 from inference.engine.scheduler import Seconds, Turn
 from inference.engine.session import Session
 from inference.engine.snapshot import Snapshot
+from inference.engine.walk import Walk
 from inference.errors import OutriderError
 from inference.order import Opened
 from inference.tree import IntArray, TokenTree
@@ -33,7 +35,7 @@ class Forward(NamedTuple):
     padded_rows: int
     padded_nodes: int  # nodes of each row, with padding
     model_seconds: float  # time of the call
-    engine_seconds: float  # time of the engine's own work around the call
+    engine_seconds: float  # time of the engine's own work around the call: the device waits
 
 
 class Prefilled(NamedTuple):
@@ -84,12 +86,15 @@ class Share(ABC):
         self.nodes = len(tree)
 
     @abstractmethod
-    def settle(self, answer: IntArray, took: Took, part: float) -> Commit | None:
+    def settle(self, answer: Any, took: Took, part: float) -> Commit | None:
         """Apply the model's answer to the session; returns None when no token was committed.
 
-        answer: [n] the token chosen at each node, or a graph's answer.
+        answer: [n] the token chosen at each node, or a graph's answer, or what `read` made of it.
         part: seconds of the forward that the session is charged.
         """
+
+    def learn(self) -> None:  # noqa: B027, since most shares teach nothing
+        """Learn from what was settled. Called after that, without the engine lock."""
 
 
 class ChunkShare(Share):
@@ -109,13 +114,32 @@ class TreeShare(Share):
     """The share of a decoding session: its root and its best candidates."""
 
     def __init__(self, session: Session, snapshot: Snapshot) -> None:
-        self._snapshot = snapshot
+        self._snapshot, self._walk = snapshot, Walk((), ())
         super().__init__(session, snapshot.tree, session.begin(snapshot))
 
-    def settle(self, answer: IntArray, took: Took, part: float) -> Commit:
+    def settle(self, answer: Verdict, took: Took, part: float) -> Commit:
         queue = charge(self.session, self.nodes, took, part)
-        tokens = self.session.commits(self._snapshot, answer, took.ended)
-        return commit(self.session, tokens, self.nodes - 1, queue, took)
+        self._walk = self.session.commits(self._snapshot, answer, took.ended)
+        return commit(self.session, self._walk.tokens, self.nodes - 1, queue, took)
+
+    def learn(self) -> None:
+        for claims in self._walk.claims():
+            self.session.calibration.observe(claims)
+
+
+def read(shares: Sequence[Share], answers: Sequence[Any]) -> list[Any]:
+    """The answers of a forward, with verdicts in place of the tokens chosen in trees."""
+    found = list(answers)
+    trees = [
+        index
+        for index, share in enumerate(shares)
+        if isinstance(share, TreeShare) and not isinstance(answers[index], Exception)
+    ]
+    if trees:
+        walked = accept_matches([shares[i].tree for i in trees], [answers[i] for i in trees])
+        for index, verdict in zip(trees, walked, strict=True):
+            found[index] = verdict
+    return found
 
 
 def charge(session: Session, nodes: int, took: Took, part: float) -> float:

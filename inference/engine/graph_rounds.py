@@ -121,7 +121,7 @@ class RoundShare(DraftShare):
         tree, session = self.tree, self.session
         verdict = tree.filled(answer)
         queue = charge(session, self.nodes, took, part)
-        tokens = session.takes(tree, verdict, [HOST] * len(verdict.path), took.ended)
+        tokens = session.takes(tree, verdict, HOST, took.ended)
         self._record.brought(len(tokens))
         self._draft.commit(tree, verdict.path[: len(tokens) - 1])
         return commit(session, tokens, self.nodes - 1, queue, took)

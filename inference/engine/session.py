@@ -11,7 +11,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
-from inference.accept import Verdict, accept_match
+from inference.accept import Verdict
 from inference.backends import Model, Segment
 from inference.backends.sequence import ModelSequence
 from inference.candidates import CandidateTree, Dropped, Nodes
@@ -19,6 +19,7 @@ from inference.engine.calibration import Calibration, OwnRecord
 from inference.engine.prefix_cache import Row
 from inference.engine.proposal_streams import Streams
 from inference.engine.snapshot import Snapshot
+from inference.engine.walk import Walk
 from inference.errors import InvalidRequest, LimitExceeded
 from inference.order import (
     CREDIT_SECONDS,
@@ -33,7 +34,7 @@ from inference.order import (
 )
 from inference.proposer import NOBODY
 from inference.sampling import SamplingParams
-from inference.tree import IntArray, TokenTree
+from inference.tree import TokenTree
 
 MOST_AHEAD, MOST_BEHIND = 4.0, -4.0
 """Bounds of `banked`: tokens that a session is ahead of its root-only rate."""
@@ -260,35 +261,33 @@ class Session:
         self._in_forward = True
         return self.live.prepare(tree)
 
-    def commits(self, snapshot: Snapshot, chosen: IntArray, now: float) -> list[int]:
-        """Walk over the forward's own tree and commit the verdict; returns the new tokens.
-
-        chosen: [n] the target's token at each node.
-        """
-        verdict = accept_match(snapshot.tree, chosen)
-        for claims in snapshot.claims(verdict):
-            self.calibration.observe(claims)
+    def commits(self, snapshot: Snapshot, verdict: Verdict, now: float) -> Walk:
+        """Commit the verdict of a forward up to its first stop id."""
         self.record.observe(snapshot.expected, len(verdict.path))
-        return self.takes(snapshot.tree, verdict, snapshot.named(verdict.path), now)
+        walk = self._takes(snapshot.tree, verdict, now)
+        self.proposers += walk.named()
+        return walk
 
-    def takes(
-        self, tree: TokenTree, verdict: Verdict, named: Sequence[int], now: float
-    ) -> list[int]:
+    def takes(self, tree: TokenTree, verdict: Verdict, proposer: int, now: float) -> Sequence[int]:
         """Commit a verdict up to its first stop id; returns the new tokens.
 
-        The last token is the next root. named: [path] kind of the proposer that named each node.
+        proposer: kind of the proposer that named the nodes of the path.
         """
+        tokens = self._takes(tree, verdict, now).tokens
+        self.proposers += [*[proposer] * (len(tokens) - 1), NOBODY]
+        return tokens
+
+    def _takes(self, tree: TokenTree, verdict: Verdict, now: float) -> Walk:
         verdict = self._until_stop(tree, verdict)
         path = [tree.tokens.item(node) for node in verdict.path]
         self.live.commit(tree, verdict.path)
         self._remember([self.root, *path])
         tokens = [*path, verdict.next_token]
-        self.candidates.advance(tokens)
-        self.proposers += [*named[: len(path)], NOBODY]
+        families = self.candidates.advance(tokens)
         self._pace(len(tokens), now)
         self._in_forward = False
         self.end = self._ended()
-        return tokens
+        return Walk(tokens, families)
 
     def charge(self, nodes: int, queue: float, model: float, share: float, sessions: int) -> None:
         """Count a forward: the session's nodes in it, and seconds waited, computed and charged."""

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import TypeVar
+from collections.abc import Sequence
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from inference.accept import Verdict
 from inference.candidates import NOBODY, PLACE, CandidateTree
-from inference.engine.calibration import Claims
 from inference.tree import IntArray, TokenTree, trees_of
 
 T = TypeVar("T", bound=np.generic)
@@ -61,8 +59,8 @@ class Selection:
         parents[:, 0] = -1
         trees = trees_of(tokens, parents, positions - positions[:, :1], sizes.tolist())
         expected = self.values()[:, 1:width].sum(axis=1).tolist()
-        rows = zip(self._trees, places, trees, expected, strict=True)
-        return [Snapshot(tree, own[: len(nodes)], nodes, n) for tree, own, nodes, n in rows]
+        rows = zip(places, sizes.tolist(), trees, expected, strict=True)
+        return [Snapshot(own[:size], tree, takes) for own, size, tree, takes in rows]
 
 
 def best_of(
@@ -176,41 +174,9 @@ def _stacked(columns: Sequence[NDArray[T]], fill: float) -> NDArray[T]:  # [colu
     return stacked
 
 
-class Snapshot:
-    """A session's part of a forward.
+class Snapshot(NamedTuple):
+    """A session's part of a forward."""
 
-    tree: the nodes of the forward.
-    places: [n] place of each node in the candidate tree.
-    expected: candidates that the target's walk is expected to take, by their calibrated values.
-    """
-
-    def __init__(
-        self, candidates: CandidateTree, places: Places, tree: TokenTree, expected: float
-    ) -> None:
-        self._candidates, self.places, self.tree = candidates, places, tree
-        self.expected = expected
-
-    def named(self, path: Sequence[int]) -> list[int]:
-        """[path] kind of the proposer that claimed the greatest chance for each node."""
-        above = [0, *path[:-1]]
-        return [self._boldest(*edge) for edge in zip(above, path, strict=False)]
-
-    def _boldest(self, above: int, node: int) -> int:
-        family = self._candidates.family(self.places.item(above))
-        assert family is not None, "it has a child"
-        claims, token = family.claims, self.tree.tokens.item(node)
-        return max(claims, key=lambda proposer: claims[proposer].get(token, -1.0))
-
-    def claims(self, verdict: Verdict) -> Iterator[Claims]:
-        """Yield the claims that a verdict decides, to be read before the candidates advance.
-
-        At each node of the walk these are the claims for all its children. Children outside this
-        forward count, too, because the target has chosen among all of them.
-        """
-        path, tokens = verdict.path, self.tree.tokens
-        chosen = [*(tokens.item(node) for node in path), verdict.next_token]
-        for depth, (node, token) in enumerate(zip((0, *path), chosen, strict=True), 1):
-            family = self._candidates.family(self.places.item(node))
-            for proposer, claimed in family.claims.items() if family else ():
-                sum_claimed = sum(claimed.values())
-                yield Claims(proposer, depth, len(claimed), sum_claimed, token in claimed)
+    places: Places  # [n] place of each node in the candidate tree
+    tree: TokenTree  # the nodes of the forward
+    expected: float  # candidates that the target's walk is expected to take, by calibrated values

@@ -29,6 +29,7 @@ def collections_within(load: Load) -> int:
     def count(phase: str, info: dict[str, int]) -> None:
         begun.append(phase)
 
+    load.model.meanwhile = lambda: None
     gc.collect()
     for _ in range(FORWARDS):
         gc.callbacks.append(count)

@@ -15,7 +15,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inference.accept import accept_match
 from inference.candidates import (
     BASE,
     PLACE,
@@ -27,6 +26,8 @@ from inference.candidates import (
 )
 from inference.engine.calibration import HIGHEST
 from inference.engine.snapshot import Selection, Snapshot, best_of, lines_of
+from inference.engine.walk import Walk
+from inference.proposer import NOBODY
 from inference.tree import TokenTree
 
 ROOT = 2  # position of the last of PROMPT
@@ -361,15 +362,14 @@ def test_looking_at_a_few_of_many_costs_no_more_than_at_a_few() -> None:
     assert lines_run(lambda: snapshot_of(large, 8)) < 30 + lines_run(lambda: snapshot_of(small, 8))
 
 
-def test_a_verdict_says_who_named_what_and_what_came_of_their_claims() -> None:
+def test_a_walk_says_who_named_what_and_what_came_of_their_claims() -> None:
     tree = planted()
     say(tree, (0, BASE, 10, 0.5), (1, 0, 11, 0.5), (2, BASE, 20, 0.4), (3, 2, 21, 0.3))
     say(tree, (0, BASE, 10, 0.6), stream=2, proposer=1)
-    snapshot = snapshot_of(tree)
-    assert snapshot.tree.tokens.tolist() == [7, 10, 20, 11, 21]
-    verdict = accept_match(snapshot.tree, np.array([10, 12, 0, 0, 0]))
-    assert snapshot.named(verdict.path) == [1]
-    assert sorted(snapshot.claims(verdict)) == [
+    assert snapshot_of(tree).tree.tokens.tolist() == [7, 10, 20, 11, 21]
+    walk = Walk([10, 12], tree.advance([10, 12]))
+    assert walk.named() == [1, NOBODY]
+    assert sorted(walk.claims()) == [
         (0, 1, 2, pytest.approx(0.9), True),  # 10 of 10 and 20
         (0, 2, 1, 0.5, False),
         (1, 1, 1, 0.6, True),
@@ -380,9 +380,9 @@ def test_a_proposer_is_not_credited_with_what_another_one_named() -> None:
     tree = planted()
     say(tree, (0, BASE, 10, 0.5))
     say(tree, (0, BASE, 11, 0.5), stream=2, proposer=1)
-    snapshot = snapshot_of(tree)
-    verdict = accept_match(snapshot.tree, np.array([11, 0, 0]))
-    assert sorted(snapshot.claims(verdict)) == [(0, 1, 1, 0.5, False), (1, 1, 1, 0.5, True)]
+    walk = Walk([11], tree.advance([11]))
+    assert sorted(walk.claims()) == [(0, 1, 1, 0.5, False), (1, 1, 1, 0.5, True)]
+    assert walk.named() == [NOBODY]  # no forward had computed it
 
 
 def test_a_snapshot_keeps_what_was_there_when_it_was_taken() -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inference.accept import Verdict, accept_match
+from inference.accept import Verdict, accept_match, accept_matches
 from inference.errors import InvalidRequest
 from inference.tree import TokenTree
 
@@ -96,6 +96,16 @@ def test_acceptance_never_leaves_its_own_branch() -> None:
     """Token 7 stands below 5 and below 6: only the child of the accepted node counts."""
     drawn = tree([0, 5, 6, 7, 7], [-1, 0, 0, 1, 2])
     assert accept_match(drawn, np.array([6, 7, 7, 1, 2])) == Verdict((2, 4), 2)
+
+
+def test_each_of_many_trees_is_walked_as_if_alone() -> None:
+    trees = [tree([0], [-1]), tree([0, 5, 6, 7], [-1, 0, 1, 2]), tree([0, 5, 6], [-1, 0, 0])]
+    chosen = [np.array([5]), np.array([5, 6, 7, 8]), np.array([6, 6, 5])]
+    assert accept_matches(trees, chosen) == [
+        Verdict((), 5),
+        Verdict((1, 2, 3), 8),
+        Verdict((2,), 5),
+    ]
 
 
 def test_acceptance_finds_the_only_consistent_path_in_every_small_tree() -> None:

@@ -56,9 +56,21 @@ class SlotsAgainstADict(RuleBasedStateMachine):
             if self.provisional
             else []
         )
-        self.slots.commit(positions(*kept))
+        self.slots.commit(kept)
         self.committed |= {slot: self.provisional[slot] for slot in kept}
         self.provisional = {}
+
+    @rule(data=st.data())
+    def keep_and_release(self, data: st.DataObject) -> None:
+        if self.provisional:
+            some = st.lists(st.sampled_from(sorted(self.provisional)), unique=True)
+            kept, gone = data.draw(some), data.draw(some)
+            gone = [slot for slot in gone if slot not in kept]
+            self.slots.keep(kept)
+            self.slots.release(gone)
+            self.committed |= {slot: self.provisional.pop(slot) for slot in kept}
+            for slot in gone:
+                del self.provisional[slot]
 
     @rule(length=st.integers(0, CAPACITY))
     def trim(self, length: int) -> None:
@@ -71,7 +83,7 @@ class SlotsAgainstADict(RuleBasedStateMachine):
     @invariant()
     def it_holds_what_the_dicts_hold(self) -> None:
         held = self.provisional | self.committed
-        assert self.slots.positions.tolist() == [held.get(slot, -1) for slot in range(CAPACITY)]
+        assert {slot: self.slots.positions.item(slot) for slot in held} == held
         assert np.flatnonzero(self.slots.committed).tolist() == sorted(self.committed)
         assert self.slots.high_water == max(held, default=-1) + 1
 
@@ -87,7 +99,7 @@ TestSlotsAgainstADict.settings = settings(max_examples=60, stateful_step_count=2
 def test_a_freed_slot_is_taken_before_a_fresh_one() -> None:
     slots = Slots(10)
     assert slots.take(positions(0, 1, 2, 2, 3)).tolist() == [0, 1, 2, 3, 4]
-    slots.commit(positions(0, 1, 3))
+    slots.commit([0, 1, 3])
     assert slots.take(positions(3, 4, 5)).tolist() == [2, 4, 5]
     assert slots.high_water == 6
 
@@ -97,14 +109,15 @@ def test_a_row_that_is_too_full_takes_nothing() -> None:
     slots.take(positions(0, 1))
     with pytest.raises(LimitExceeded, match=r"2 slots.*1 of 3"):
         slots.take(positions(2, 3))
-    assert slots.positions.tolist() == [0, 1, -1]
+    assert slots.high_water == 2
+    assert slots.take(positions(2)).tolist() == [2]
 
 
 def test_trimming_to_a_prefix_frees_its_continuation_wherever_it_lies() -> None:
     slots = Slots(6)
     slots.take(positions(0, 1, 2, 3))
-    slots.commit(positions(0, 1, 2, 3))
+    slots.commit([0, 1, 2, 3])
     slots.trim(2)
-    slots.take(positions(2))
-    assert slots.positions.tolist() == [0, 1, 2, -1, -1, -1]
+    assert slots.take(positions(2)).tolist() == [2]
+    assert slots.positions[:3].tolist() == [0, 1, 2]
     assert slots.committed.tolist() == [True, True, False, False, False, False]

@@ -14,16 +14,19 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
+from inference.backends import Segment
 from inference.candidates import BASE, Nodes, Proposal
 from inference.engine import admission as roster
 from inference.engine.admission import SILENT_SECONDS, TURN_SECONDS
 from inference.engine.engine import Engine
+from inference.engine.forward import Commit
 from inference.engine.scheduler import LEAST_RATE, MOST_LOAN
 from inference.engine.session import Session
 from inference.errors import Busy, InvalidRequest, LimitExceeded, Unavailable
 from inference.order import LEAST_CREDIT, MOST_CREDIT, Decode, End, Pace
 from inference.proposer import NOBODY
 from inference.sampling import SamplingParams
+from inference.tree import IntArray
 from tests.support.clock import Clock, WorkingClock
 from tests.support.exact import (
     FAULTY,
@@ -812,6 +815,26 @@ def test_sessions_on_threads_of_their_own_get_the_texts_they_get_alone() -> None
         number: own_text(prompt_of(number), 60, SAMPLINGS[number % 3], kinds=8)
         for number in range(10)
     }
+
+
+def test_a_forward_is_told_of_while_the_next_one_computes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engine, model, _ = exact_engine()
+    session, choose = opened(engine, PROMPT), model.choose
+    told, heard = threading.Event(), list[bool]()
+
+    def choosing(segments: Sequence[Segment]) -> list[IntArray]:
+        if session.length > len(PROMPT):
+            heard.append(told.wait(WAIT))
+        return choose(segments)
+
+    monkeypatch.setattr(model, "choose", choosing)
+    engine.on_event = lambda event: told.set() if isinstance(event, Commit) else None
+    engine.decode(session, Decode(session.length + 3))
+    with running(engine):
+        waited(engine, session)
+    assert heard == [True, True]
 
 
 def test_a_listener_hears_of_tokens_and_ends_until_its_stream_leaves() -> None:

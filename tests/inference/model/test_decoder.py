@@ -28,7 +28,7 @@ from transformers import (
 from inference.backends import Segment, eager
 from inference.backends.eager import EagerModel
 from inference.backends.sequence import ModelSequence
-from inference.backends.slots import FREE, Slots
+from inference.backends.slots import Slots
 from inference.drafters.tree_policies import BestFirst, Budget
 from inference.errors import InvalidRequest, LimitExceeded
 from inference.model.checkpoint import load_decoder
@@ -447,9 +447,7 @@ def test_slots_in_any_order_give_the_same_scores() -> None:
     model, prompt = tiny_model(rows=2, max_nodes=32), TokenTree.chain(list(range(30)))
     slots = Slots(model.capacity)
     slots.take(np.zeros(60, dtype=np.int32))
-    slots.positions[1:60:2] = (
-        FREE  # the others are taken by nothing that is seen, until the commit below frees them
-    )
+    slots.release(list(range(1, 60, 2)))  # nobody sees the others, which the commit below frees
     scattered = ModelSequence(model, 1, SamplingParams(), slots)
     scores_at(scattered, prompt, range(30))
     scattered.commit(prompt, range(1, 30))
