@@ -2,12 +2,14 @@
 a call.
 
     python -m benchmarks.regret.block [--cells 20:misses:0.8,20:misses:0,...] [--held-out]
+    [--laptops int8-laptop-computed,int4-laptop-ratios,...]
 
 Texts, engine, link and virtual clock are the study's (benchmarks/regret). A node is ranked as the
 cell's draft ranks it. What masks say is the embedded block draft's own word at that place, which
 has nothing to do with the dial: it is a real draft of 0.6 M parameters. Where the cell's draft
 misses, the mask does not name the target's token either. A call takes what the laptop's profile
-says for its nodes, masks included. Every text is compared with the target's own.
+says for its nodes, masks included; --laptops names other ones (benchmarks/regret/profiles). Every
+text is compared with the target's own.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 
 import torch
@@ -26,8 +29,8 @@ from benchmarks.regret.dial import NAMED, Level
 from benchmarks.regret.pair import OUT_OF_REACH, MissingModel, PrefixModel
 from benchmarks.regret.prefixes import EMPTY, Prefixes
 from benchmarks.regret.settings import HELD_OUT_SERIES, MAIN, settings
-from benchmarks.regret.stage import SEQUENCE_LENGTH, Pair, Stage, virtual_stage
-from benchmarks.regret.study import embedded_study, play
+from benchmarks.regret.stage import SEQUENCE_LENGTH, Pair, Stage, laptop, virtual_stage
+from benchmarks.regret.study import Result, embedded_study, play
 from inference.backends import Masks
 from inference.command import run_command
 from inference.drafters.block_proposer import BlockProposer
@@ -40,6 +43,9 @@ from outrider.draft_methods.block import read_masks
 from outrider.models import EMBEDDED
 
 CELLS = "20:misses:0.8,20:misses:0,20:mid:0.8,20:mid:0"
+LAPTOP = "int8-laptop-computed"
+
+FIGURES = ("cell, draft, arm", "ms a token", "draft calls a token", "nodes sent a token")
 
 
 @dataclass(frozen=True)
@@ -93,15 +99,25 @@ class MaskedPrefixModel(PrefixModel):
             twin = self._twins[one] = self._words.prefixes.child(twin, self._prefixes.last(one)[0])
         return twin
 
+    def behind(self, prefix: int) -> tuple[int, int]:
+        """The node that a prefix ends in or has masks behind, and how many masks."""
+        masks = 0
+        while self._is_masked(prefix):
+            prefix, masks = self._prefixes.last(prefix)[1], masks + 1
+        return prefix, masks
+
+    def followed(self, prefix: int, tokens: int, params: SamplingParams) -> int:
+        """The prefix after so many more tokens of the target's own."""
+        for _ in range(tokens):
+            prefix = self._prefixes.child(prefix, self._target.choices([prefix], params).item())
+        return prefix
+
     def _miss(self, said: Tensor, prefix: int, params: SamplingParams) -> None:
         """Take the target's token out of reach where the cell's draft misses it."""
         if not isinstance(self._draft, MissingModel):
             return
-        ahead = 0
-        while self._is_masked(prefix):
-            prefix, ahead = self._prefixes.last(prefix)[1], ahead + 1
-        for _ in range(ahead):
-            prefix = self._prefixes.child(prefix, self._target.choices([prefix], params).item())
+        node, masks = self.behind(prefix)
+        prefix = self.followed(node, masks, params)
         if self._draft.misses(prefix):
             said[self._target.choices([prefix], params).item()] = said.min() - OUT_OF_REACH
 
@@ -132,28 +148,34 @@ def arms(masks: Masks) -> tuple[Arm, ...]:
     )
 
 
+def row(name: str, result: Result) -> list[str]:
+    """A line of the table of FIGURES."""
+    made = [result.token_ms, *(result.each(field) for field in ("calls", "proposed"))]
+    cells = [name, *(f"{figure:.2f}" for figure in made)]
+    print(cells, file=sys.stderr, flush=True)
+    return cells
+
+
 def main() -> int:
     parser = command(__doc__)
     parser.add_argument("--cells", default=CELLS, metavar="PATTERN,...")
     parser.add_argument("--draft", type=Path, default=EMBEDDED / "block_draft")
     parser.add_argument("--held-out", action="store_true", help="held-out texts instead")
+    parser.add_argument("--laptops", default=LAPTOP, metavar="NAME,...")
     given = parser.parse_args()
     torch.set_num_threads(1)
     series = HELD_OUT_SERIES[0] if given.held_out else MAIN
-    study = embedded_study(series.prompts, seed=series.seed)
-    rows = list[list[str]]()
+    study, rows = embedded_study(series.prompts, seed=series.seed), list[list[str]]()
+    laptops = {name: laptop(name) for name in given.laptops.split(",")}
     for setting in settings(given.cells.split(",")):
         plain, prefixes = study.pair(setting.cell), study.prefixes
         words = words_of(given.draft, prefixes.vocabulary)
         pair = BlockPair(prefixes, NAMED[setting.cell.level], plain, words)
-        for arm in arms(words.masks):
-            stage = virtual_stage(pair, setting.cell.round_trip / 1e3, setting.profiles)
-            made = play(arm, stage, pair.texts)
-            figures = [made.token_ms, made.each("calls"), made.each("proposed")]
-            rows.append([str(setting), arm.name, *(f"{figure:.2f}" for figure in figures)])
-            print(rows[-1], file=sys.stderr, flush=True)
-    heads = ("cell", "arm", "ms a token", "draft calls a token", "nodes sent a token")
-    print("\n".join(table_lines(heads, rows)))
+        for (name, profile), arm in product(laptops.items(), arms(words.masks)):
+            profiles = setting.profiles._replace(here=profile)
+            stage = virtual_stage(pair, setting.cell.round_trip / 1e3, profiles)
+            rows.append(row(f"{setting}, {name}, {arm.name}", play(arm, stage, pair.texts)))
+    print("\n".join(table_lines(FIGURES, rows)))
     return 0
 
 

@@ -209,7 +209,12 @@ class MissingModel(PrefixModel):
 
     def misses(self, prefix: int) -> bool:
         """Whether it has no idea after this prefix."""
-        return _mixed((self._prefixes.key(prefix) + _SALT) % _WORD) < self._share * _WORD
+        return drawn(self._prefixes.key(prefix) + _SALT) < self._share
+
+
+def drawn(key: int) -> float:
+    """A number from 0 to 1, evenly spread, that depends on the key alone."""
+    return _mixed(key % _WORD) / _WORD
 
 
 def _mixed(key: int) -> int:

@@ -82,11 +82,20 @@ class Profiles(NamedTuple):
         )
 
 
+def laptop(name: str) -> TimeProfile:
+    """A computed draft on the user's machine, such as int8-laptop-computed, the study's.
+
+    Raises InvalidRequest for an unknown name.
+    """
+    return find_profile(str(_OURS / f"llama-3.2-1b-{name}.json"))
+
+
 PROFILES = Profiles(
     find_profile("llama-3.1-8b-trn1.2xlarge-measured"),
-    find_profile(str(_OURS / "llama-3.2-1b-int8-laptop-computed.json")),
+    laptop("int8-laptop-computed"),
     find_profile(str(_OURS / "llama-3.2-1b-trn1.2xlarge-computed.json")),
 )
+
 
 CONTEXT = 256
 """Slots at which the profiles are read where one number is needed."""

@@ -185,6 +185,7 @@ class BlockProposer(ModelProposer):
     def _look(self) -> None:
         super()._look()
         self._reach: dict[tuple[int, int], float] = {}
+        self._unsent = WIDTH * self._floor / 2  # of what a mask finds, as for a ranked node
 
     def _fitting(self, node: Prospect, most: int) -> int:
         """How many masks behind the node name tokens that may still be wanted."""
@@ -205,38 +206,51 @@ class BlockProposer(ModelProposer):
     def _plans(
         self, nodes: Sequence[Prospect], gains: Sequence[float], room: int
     ) -> Iterator[tuple[_Plan, int, float]]:
-        """Calls that may be made, with their nodes, masks counted, and their expected tokens."""
+        """Calls that may be made, with their nodes, masks counted, and their expected tokens.
+
+        Their sizes are few, since a call is padded. Within a size masks replace the least likely
+        nodes.
+        """
+        if not nodes:
+            return
         for width in widths_of(len(nodes)):
             yield _Plan(width, [], 0), width, gains[width - 1]
-            free = self._unfollowed(nodes[:width])
-            for depth in widths_of(self._masks.most):
-                worth = sorted(
-                    ((self._gain(node, mass, depth), at) for at, (node, mass) in enumerate(free)),
-                    reverse=True,
-                )
-                size, gain, masked = width, gains[width - 1], list[Prospect]()
-                for more, at in worth:
-                    node = free[at][0]
-                    size += self._fitting(node, depth)
-                    if more <= 0 or size > room:
-                        break
-                    gain += more
-                    masked.append(node)
-                    yield _Plan(width, masked[:], depth), size, gain
+        free = self._unfollowed(nodes)
+        for depth in widths_of(self._masks.most):
+            each = [self._gain(node, depth) for node in nodes]
+            for most in widths_of(room):
+                for count in widths_of(most // (depth + 1)):
+                    width = min(most - depth * count, len(nodes))
+                    worth = [
+                        mass * more - depth * self._unsent
+                        for mass, more in zip(free[width - 1], each, strict=False)
+                    ]
+                    likeliest = sorted(range(width), key=worth.__getitem__, reverse=True)
+                    masked = [at for at in likeliest[:count] if worth[at] > 0]
+                    size = width + sum(self._fitting(nodes[at], depth) for at in masked)
+                    if masked and 2 * size > most:  # smaller ones were offered before
+                        gain = gains[width - 1] + sum(worth[at] for at in masked)
+                        yield _Plan(width, [nodes[at] for at in masked], depth), size, gain
 
-    def _unfollowed(self, nodes: Sequence[Prospect]) -> list[tuple[Prospect, float]]:
-        """Each node with the chance that the text comes to it and to none of its children among
-        these.
+    def _unfollowed(self, nodes: Sequence[Prospect]) -> list[list[float]]:
+        """For the first node, the first two, ...: each one's chance that the text comes to it and
+        to none of its children among these.
         """
-        root = self._list.root.log
-        mass = {node: math.exp(node.log - root) for node in nodes}
-        for node in nodes:
-            if node.parent in mass:
-                mass[node.parent] -= math.exp(node.log - root)
-        return [(node, max(left, 0.0)) for node, left in mass.items()]
+        root, place = self._list.root.log, dict[Prospect, int]()
+        mass, all_masses = list[float](), list[list[float]]()
+        for at, node in enumerate(nodes):
+            place[node] = at
+            mass.append(math.exp(node.log - root))
+            if node.parent in place:
+                above = place[node.parent]
+                mass[above] = max(mass[above] - mass[at], 0.0)
+            all_masses.append(mass[:])
+        return all_masses
 
-    def _gain(self, node: Prospect, mass: float, depth: int) -> float:
-        """Expected tokens that so many masks behind this node find and nothing else names."""
+    def _gain(self, node: Prospect, depth: int) -> float:
+        """Expected tokens that so many masks behind this node find and nothing else names, once
+        the text comes to it.
+        """
         if not self._fitting(node, depth):
             return 0.0
         block = node.block
@@ -245,7 +259,7 @@ class BlockProposer(ModelProposer):
         more = self._reached(0, depth) - (self._reached(held, min(left, depth)) if left > 0 else 0)
         if node.copied is not None:
             more *= 1 - min(sum(node.copied.chances), 1.0)
-        return mass * max(more, 0.0)
+        return max(more, 0.0)
 
     def _reached(self, offset: int, depth: int) -> float:
         """Expected tokens that the `depth` masks behind a place of this offset name.

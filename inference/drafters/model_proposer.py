@@ -190,7 +190,7 @@ class ModelProposer(CopyProposer):
     def take(self, ranked: Ranked, seconds: float) -> None:
         """Take the result of the call, which took `seconds`."""
         nodes, self._calling, self._chosen = self._calling, [], []
-        self._known.draft.observe(len(ranked.ids), seconds)
+        self._known.draft.observe(self._computed(len(ranked.ids)), seconds)
         self.calls, self.ranked = self.calls + 1, self.ranked + len(ranked.ids)
         self.drafting += seconds
         self._silent = 0
@@ -312,12 +312,16 @@ class ModelProposer(CopyProposer):
     # --- what is worth it
 
     def _seconds(self, width: int) -> float:
-        """Expected seconds of a call of this width. Committed tokens that were not fed are not
-        counted.
+        """Expected seconds of a call of this width, padding included. Committed tokens that were
+        not fed are not counted.
         """
         if width not in self._call_seconds:
-            self._call_seconds[width] = self._known.draft.seconds(width)
+            self._call_seconds[width] = self._known.draft.seconds(self._computed(width))
         return self._call_seconds[width]
+
+    def _computed(self, width: int) -> int:
+        """Nodes that the model computes in a call of this width."""
+        return self._model.padded(1, width)[1]
 
     def _whole_seconds(self, width: int) -> float:
         """Expected seconds with committed tokens that were not fed, in as many calls as the

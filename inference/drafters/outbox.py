@@ -49,13 +49,18 @@ class Outbox:
             self._line.append(node)
 
     def in_time(self, nodes: Sequence[Prospect], arrives: float) -> list[Prospect]:
-        """Return the nodes whose children would arrive before the target has passed them.
+        """Return the nodes whose children would arrive before the target has passed them, and the
+        nodes above these, whose keys they need.
 
+        nodes: each behind its parent
         arrives: seconds, when the children would arrive at the target
         """
-        return [
-            node for node in nodes if not self._times.step(self._walk(node, arrives), arrives)[1]
-        ]
+        kept, needed = list[Prospect](), set[Prospect | None]()
+        for node in reversed(nodes):
+            if node in needed or not self._times.step(self._walk(node, arrives), arrives)[1]:
+                kept.append(node)
+                needed.add(node.parent)
+        return kept[::-1]
 
     def take(
         self, now: float, least: float, most: int, next_number: Callable[[], int]

@@ -13,6 +13,7 @@ from inference.backends.sequence import ModelSequence
 from inference.drafters.block_proposer import BlockProposer, proposers_on
 from inference.drafters.copy_source import CopySource
 from inference.drafters.model_proposer import ModelProposer
+from inference.planner.guessing import guess_features
 from inference.planner.knowledge import Knowledge
 from inference.planner.prices import Prices
 from inference.proposer import COPY, MODEL, Notice
@@ -94,8 +95,11 @@ def sent(proposer: ModelProposer) -> list[tuple[int, list[int]]]:
 
 
 def test_one_call_names_tokens_of_as_many_levels_as_there_are_masks_and_one() -> None:
-    model = Watched(with_masks(perfect, perfect))
-    proposer = proposer_of(model)
+    model, known = Watched(with_masks(perfect, perfect)), knowledge()
+    for offset in (1, 2, 3) * 20:  # that masks are right was learnt before
+        sure = guess_features([[1.0, 8.0, 0.0, 0.0, 1.0, 0.0]], offset, 0.0, None)
+        known.acceptance.guessing.observe(sure, SAMPLING.greedy, offset, 0)
+    proposer = proposer_of(model, known)
     proposer.open(PROMPT, SAMPLING, end=200)
     assert proposer.work(0.0)
     assert model.fed == [[PROMPT[-1], MASK, MASK, MASK]]
@@ -135,6 +139,24 @@ def test_a_draft_whose_masks_are_right_is_called_less_often() -> None:
     assert block < plain
 
 
+class Slow(Watched):
+    """A Watched whose calls take longer than a forward."""
+
+    def rank(self, segments: Sequence[Segment], k: int) -> list[Ranked]:
+        self.now += 0.05
+        return super().rank(segments, k)
+
+
+def test_a_draft_that_the_target_overtakes_ranks_no_node_without_those_above_it() -> None:
+    """The scripted model finds a gap where the keys of a parent are missing."""
+    model = Slow(with_masks(disagreeing, disagreeing))
+    target = SteppedTarget(PROMPT, len(PROMPT) + 120, 64)
+    world = World([proposer_of(model)], [0], target)
+    while len(target.tokens) < target.end:
+        world.turn()
+    assert target.tokens[len(PROMPT) :] == TEXT[:120]
+
+
 def test_masks_that_are_never_right_are_given_up() -> None:
     model, masks, known = Watched(with_masks(perfect, useless)), list[int](), knowledge()
     known.draft = DraftTimes({1: 0.002, 33: 0.0052})
@@ -157,6 +179,31 @@ def test_no_mask_is_computed_where_a_wider_call_takes_longer_than_it_brings() ->
     proposer.open(PROMPT, SAMPLING, end=200)
     assert proposer.work(0.0)
     assert model.fed == [[PROMPT[-1]]]
+
+
+class Padded(Watched):
+    """A Watched that computes 16 nodes, or 32."""
+
+    def padded(self, rows: int, nodes: int) -> tuple[int, int]:
+        return rows, 16 if nodes <= 16 else 32
+
+
+def test_a_call_is_filled_up_to_its_padding_and_not_beyond_what_it_is_worth() -> None:
+    """By the line between 16 and 32, one node beyond 16 seems to cost next to nothing."""
+    model, known = Padded(with_masks(disagreeing, disagreeing)), knowledge()
+    known.draft = DraftTimes({16: 0.002, 32: 0.02})
+    proposer = proposer_of(model, known)
+    proposer.open(PROMPT, SAMPLING, end=200)
+    sizes, masks = list[int](), list[int]()
+    for _ in range(8):
+        assert proposer.work(0.0)
+        sizes.append(len(model.fed[0]))
+        masks.append(model.fed[0].count(MASK))
+    assert max(sizes) == 16
+    assert any(size == 16 and 0 < named < 8 for size, named in zip(sizes, masks, strict=True))
+    late = sizes[3:], masks[3:]  # many nodes are left, each of which the text hardly comes to
+    assert min(late[0]) > 8
+    assert sum(late[1]) <= 2, "what unlikely nodes' masks name would not be sent"
 
 
 def test_no_mask_stands_behind_the_last_token_that_is_wanted() -> None:
