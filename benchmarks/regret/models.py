@@ -265,7 +265,8 @@ def main() -> int:
         Cell(int(trip), LEVEL, float(temperature))
         for temperature, trip in product(temperatures, trips)
     ]
-    chosen = Chosen(*given.models, given.dtype, given.draft, given.draft_quantization)
+    target, draft = given.models
+    chosen = Chosen(target, draft, given.dtype, given.draft, given.draft_quantization)
     with bench(chosen) as ready, busy(given.busy) as beside:
         asked = ask(ready.tokenizer, given.prompts, given.each)
         studied = list[PlayedTruly]()
