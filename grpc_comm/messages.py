@@ -13,7 +13,7 @@ import numpy as np
 from grpc_comm.proto import verifier_pb2 as pb
 from inference.candidates import BASE, MOST_CANDIDATES, Nodes, Proposal
 from inference.errors import InvalidRequest, LimitExceeded, Mismatch
-from inference.features import LARGEST, FeatureBlock, FeatureForm, FeatureRequest
+from inference.features import LARGEST, MOST_LAYERS, FeatureBlock, FeatureForm, FeatureRequest
 from inference.order import Decode, End, Pace, Progress
 from inference.proposer import COPY, DEVICE, MODEL, NOBODY
 
@@ -116,6 +116,9 @@ def write_feature_request(request: FeatureRequest) -> pb.FeatureRequest:
 
 
 def read_feature_request(message: pb.FeatureRequest) -> FeatureRequest:
+    """Read what is asked for; raise LimitExceeded for too many layers."""
+    if len(message.layers) > MOST_LAYERS:
+        raise LimitExceeded(f"features of {len(message.layers)} layers: at most {MOST_LAYERS}")
     form = FeatureForm(tuple(message.layers), message.width)
     return FeatureRequest(form, message.first, message.bytes_per_second)
 

@@ -25,6 +25,7 @@ from inference.errors import (
     OutriderError,
     Unavailable,
 )
+from inference.features import MOST_LAYERS
 from inference.order import Opened
 from inference.sampling import SamplingParams
 from inference.times import Shape
@@ -105,6 +106,8 @@ def read_description(message: pb.Description) -> Description:
     fields = {name: _said(getattr(message, name)) for name in Description.__dataclass_fields__}
     fields["stop_ids"] = frozenset(message.stop_ids)
     fields["feature_layers"] = tuple(message.feature_layers)
+    if len(message.feature_layers) > MOST_LAYERS:
+        raise Mismatch(f"the target says that it gives {len(message.feature_layers)} layers")
     fields["times"] = tuple(_read_times(message.times))
     fields["draft_times"] = tuple(
         (width, seconds) for (_, width), seconds in _read_times(message.draft_times)

@@ -9,14 +9,15 @@ from annotated_types import Ge, Gt, Le
 from pydantic import AfterValidator
 
 from inference.cost.objective import read_knob
+from inference.features import MOST_LAYERS
 from outrider.options.draft_methods import COPY, METHODS
 from outrider.options.group import Shown
 
 DEVICES = ("auto", "cpu", "cuda", "neuron", "neuron-legacy")
 
 
-EAGLE3, MOST_LAYERS = "eagle3", 8
-"""The name of the layers that EAGLE-3 reads, and how many may be named."""
+EAGLE3 = "eagle3"
+"""The name of the layers that EAGLE-3 reads."""
 
 
 def is_device(name: str) -> bool:

@@ -63,7 +63,7 @@ def server() -> Iterator[BackgroundServer]:
 
 @pytest.fixture
 def connection(server: BackgroundServer) -> Iterator[Connection]:
-    with connect(str(server.address)) as connection:
+    with connect(str(server.address), timeout=WAIT) as connection:
         yield connection
 
 
@@ -248,7 +248,7 @@ def over_a_link(engine: Engine) -> Iterator[tuple[Connection, object]]:
     with (
         background(engine) as server,
         shaped_link(str(server.address)) as link,
-        connect(link.address, patience=Patience(WAIT)) as connection,
+        connect(link.address, timeout=WAIT, patience=Patience(WAIT)) as connection,
     ):
         yield connection, link.cut
 
@@ -293,7 +293,10 @@ def test_other_features_than_the_target_gives_are_refused(
 
 
 def test_a_target_that_gives_none_says_so() -> None:
-    with background(pairs.engine(TARGET)) as server, connect(str(server.address)) as connection:
+    with (
+        background(pairs.engine(TARGET)) as server,
+        connect(str(server.address), timeout=WAIT) as connection,
+    ):
         session = connection.session(features=received())
         session.open(PROMPT, SAMPLINGS[0])
         with pytest.raises(Mismatch, match=r"gives no features .* started with --features"):
