@@ -6,9 +6,8 @@ import re
 
 from compile.compile_options import CompileOptions
 from inference.model.config import ModelConfig
-from inference.model.eagle_config import EAGLE3, named_layers, read_head_config
 
-_NAMED = re.compile(rf"{EAGLE3}|[0-9]{{1,9}}(,[0-9]{{1,9}})*")
+_NUMBERS = re.compile(r"[0-9]{1,9}(,[0-9]{1,9})*")
 
 
 def feature_layers(options: CompileOptions, config: ModelConfig) -> tuple[int, ...]:
@@ -17,10 +16,13 @@ def feature_layers(options: CompileOptions, config: ModelConfig) -> tuple[int, .
     Raises InvalidRequest for a layer that the target does not have, and UnsupportedModel for a head
     that does not fit it.
     """
-    if options.features is None:
+    given = options.features
+    if given is None:
         return ()
-    if _NAMED.fullmatch(options.features):
-        return named_layers(options.features, config.layers)
+    from inference.model.eagle_config import EAGLE3, named_layers, read_head_config
+
+    if given == EAGLE3 or _NUMBERS.fullmatch(given):
+        return named_layers(given, config.layers)
     from inference.model.checkpoint import find_model
 
-    return read_head_config(find_model(options.features, weights=False), config).kept
+    return read_head_config(find_model(given, weights=False), config).kept

@@ -310,7 +310,7 @@ def test_a_graph_that_computes_something_else_is_not_written(
         (bucket, graph) for bucket, graph in model.graphs.items() if bucket.sampled
     )
     cache = KeysValues.of(torch.randn_like(part) for part in model.cache.tensors)
-    eager = VerifyGraph(target, cache, LEVELS)
+    eager = VerifyGraph(target, cache, LEVELS, (0, 1))
     with pytest.raises(BadArtifact, match="keys differ"):
         check_equivalence(
             eager,
