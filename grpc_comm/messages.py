@@ -13,8 +13,8 @@ import numpy as np
 from grpc_comm.proto import verifier_pb2 as pb
 from inference.candidates import BASE, MOST_CANDIDATES, Nodes, Proposal
 from inference.errors import InvalidRequest, LimitExceeded, Mismatch
-from inference.features import LARGEST, MOST_LAYERS, FeatureBlock, FeatureForm, FeatureRequest
-from inference.order import Decode, End, Pace, Progress
+from inference.features import LARGEST, FeatureBlock, FeatureForm, FeatureRequest
+from inference.order import MOST_LAYERS, Decode, End, Pace, Progress
 from inference.proposer import COPY, DEVICE, MODEL, NOBODY
 
 MOST_STOP_IDS = 1024

@@ -25,8 +25,7 @@ from inference.errors import (
     OutriderError,
     Unavailable,
 )
-from inference.features import MOST_LAYERS
-from inference.order import Opened
+from inference.order import MOST_LAYERS, Opened
 from inference.sampling import SamplingParams
 from inference.times import Shape
 

@@ -13,9 +13,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 SCALE_BYTES = 4
-MOST_LAYERS = 8
-"""Layers that may be asked for."""
-
 LARGEST = np.float32(1e30)
 """Greatest magnitude of a number, so that whatever is made of it stays finite."""
 

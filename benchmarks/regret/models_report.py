@@ -109,8 +109,8 @@ def markdown(bench: Bench, studied: Sequence[PlayedTruly]) -> str:
         loads = "{:.1f}, {:.1f}".format(*played.loads)
         rows.append([_short(played.cell), *each, differing, loads])
     heads = ("RTT ms:T", "kind", "arm", "texts", "of target-only (95 %)", "least, most")
-    by_kind = [row for played in studied for row in by_kind(played)]
-    lines += [*table_lines(names, rows), "", *table_lines([*heads, "forwards a token"], by_kind)]
+    kinds = [row for played in studied for row in by_kind(played)]
+    lines += [*table_lines(names, rows), "", *table_lines([*heads, "forwards a token"], kinds)]
     return "\n".join([*lines, ""])
 
 

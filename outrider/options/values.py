@@ -9,7 +9,7 @@ from annotated_types import Ge, Gt, Le
 from pydantic import AfterValidator
 
 from inference.cost.objective import read_knob
-from inference.features import MOST_LAYERS
+from inference.order import MOST_LAYERS
 from outrider.options.draft_methods import COPY, METHODS
 from outrider.options.group import Shown
 
