@@ -12,7 +12,6 @@ from functools import partial
 from typing import NamedTuple
 
 from grpc_comm.client.connection import Connection
-from inference.backends.eagle import EagleModel
 from inference.drafters.copy_source import CopySource, History
 from inference.drafters.model_proposer import ROOM, WIDEST
 from inference.drafters.tree_policies import BestFirst, Chain, Policy, Static
@@ -66,6 +65,8 @@ def _growing(options: ClientRole, sides: Sides, aims: Aims) -> Iterator[AnyRows]
 
 def _drafting(found: FoundModel, options: ClientRole, sides: Sides, aims: Aims) -> GrowingPool:
     """Rows of a draft model, which copy, too, where the options say so."""
+    from inference.backends.eagle import EagleModel  # a compiled target needs no decoder
+
     target = sides.target
     model = load_draft(options, found, sides.rows, sides.length, ROOM, WIDEST)
     times = user_profiles(options).draft(found, model, sides.length)
