@@ -37,6 +37,8 @@ NEEDED = {
     "--role fused_client": "a running fused target",
     "--role fused_target": "a client that tells when it serves, which tests of outrider/ are",
     "--cs 0,": "minutes of measuring",
+    "--draft eagle": "a head that was trained for its target",
+    "--features": "a checkpoint of the reader's own",
     "-m compile.ops": "minutes of counting, which tests of compile/ops do at smaller sizes",
     "-m benchmarks": "minutes of measuring",
     "meta-llama": "a gated model",
