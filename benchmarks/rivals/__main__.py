@@ -107,6 +107,14 @@ def opened(
         yield [arm for arm in arms if arm.name in wanted]
 
 
+def weights(given: argparse.Namespace) -> list[Path]:
+    """The files of all models."""
+    checkpoints = [
+        file for one in given.safetensors or () for file in sorted(Path(one).glob("*.safetensors"))
+    ]
+    return [*checkpoints, *map(Path, given.gguf or ())]
+
+
 def settings(
     given: argparse.Namespace, groups: Sequence[Group], cores: list[int]
 ) -> dict[str, Any]:
@@ -166,7 +174,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         tell(given.out, fixed, archive, groups)
         return 0
     with opened(given, groups, prompts[0].text, questions[0].ids) as arms:
-        for made in play(arms, questions, given.tokens, archive):
+        for made in play(arms, questions, given.tokens, archive, weights(given)):
             print(f"{made.kind} {made.name}: load {made.loads[1]:.1f}", file=sys.stderr)
             tell(given.out, fixed, archive, groups)
     return 0

@@ -22,6 +22,8 @@ from inference.errors import InvalidRequest
 WARM_UP_TOKENS = 12
 """Of the first prompt's text, made by every arm before anything is counted."""
 
+_PIECE_BYTES = 1 << 24
+
 
 class Question(NamedTuple):
     """A prompt by its kind and name, as ids."""
@@ -84,11 +86,26 @@ def _answers(line: dict[str, Any]) -> Answers:
     return Answers(**{**line, "made": made, "loads": tuple(line["loads"])})
 
 
+def read_through(files: Sequence[Path]) -> None:
+    """Read files, so that their pages are in memory."""
+    for file in files:
+        with file.open("rb", buffering=0) as read:
+            while read.read(_PIECE_BYTES):
+                pass
+
+
 def play(
-    arms: Sequence[Arm], questions: Sequence[Question], tokens: int, archive: Archive
+    arms: Sequence[Arm],
+    questions: Sequence[Question],
+    tokens: int,
+    archive: Archive,
+    weights: Sequence[Path] = (),
 ) -> Iterator[Answers]:
     """Let all arms answer the questions that the archive lacks. The order of the arms depends on
     the question alone.
+
+    weights: files that are read before every text, in case that the system dropped their pages
+    while their arm was idle
     """
     left = [question for question in questions if not archive.has(question)]
     if not left:
@@ -100,7 +117,10 @@ def play(
         load = os.getloadavg()[0]
         seed = zlib.crc32(f"{question.kind} {question.name}".encode())
         turns = [arms[turn] for turn in np.random.default_rng(seed).permutation(len(arms))]
-        made = {arm.name: make(arm, question.ids, tokens) for arm in turns}
+        made = dict[str, Made]()
+        for arm in turns:
+            read_through(weights)
+            made[arm.name] = make(arm, question.ids, tokens)
         answers = Answers(
             question.kind,
             question.name,
