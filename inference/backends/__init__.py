@@ -133,10 +133,12 @@ class Masks(NamedTuple):
 
     token: id of the mask
     most: masks that stand behind a node at most, each of which names one token more
+    roots_only: whether only the root of a text is ranked, for candidates tell the draft little
     """
 
     token: int
     most: int
+    roots_only: bool = False
 
 
 @runtime_checkable
