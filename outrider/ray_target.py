@@ -11,17 +11,12 @@ from __future__ import annotations
 
 import os
 import socket
-import time
 from collections.abc import AsyncIterator, Mapping
 from typing import Any, NamedTuple
 
-import grpc
-
-from grpc_comm.proto import verifier_pb2 as pb
-from grpc_comm.proto import verifier_pb2_grpc
-from grpc_comm.server.hosted import Carrier, HostedTarget
+from grpc_comm.server.hosted import Carrier, HostedTarget, await_routes
 from grpc_comm.transport import MAX_MESSAGE_BYTES, Address
-from inference.errors import InvalidRequest, MissingExtra, Unavailable
+from inference.errors import InvalidRequest, MissingExtra
 from outrider.options.roles import TargetRole
 from outrider.target import load_target
 
@@ -31,9 +26,6 @@ NAME = "outrider"
 _SERVICER = "grpc_comm.proto.verifier_pb2_grpc.add_TargetServicer_to_server"
 _DEREGISTERED_SECONDS = 5.0
 """Seconds in which the ingress learns that a replica ends, before that one refuses streams."""
-
-_ROUTED_SECONDS, _ROUTED_POLL_SECONDS = 60.0, 0.1
-_REFUSALS = (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.UNAUTHENTICATED)
 
 ENVIRONMENT = {
     "RAY_SERVE_ENABLE_HA_PROXY": "1",
@@ -121,26 +113,7 @@ def start(fleet: Fleet, options: TargetRole, cluster: str | None = None) -> None
     given = {name: getattr(options, name) for name in sorted(options.model_fields_set)}
     serve.run(_deployment(fleet).bind(given), name=NAME, route_prefix=f"/{NAME}")
     if cluster is None:
-        _await_routes(fleet.ingress)
-
-
-def _await_routes(ingress: Address) -> None:
-    """Return once the ingress carries streams to the replicas themselves.
-
-    Until then Ray's own proxy carries them, and a refusal in a stream without answers arrives
-    there as OK. Raises Unavailable after a limit.
-    """
-    deadline = time.monotonic() + _ROUTED_SECONDS
-    with grpc.insecure_channel(str(ingress)) as channel:
-        session = verifier_pb2_grpc.TargetStub(channel).Session
-        while (left := deadline - time.monotonic()) > 0:
-            asked = iter([pb.ClientMessage()])  # no way to begin: a replica refuses it
-            if session(asked, timeout=left, wait_for_ready=True).code() in _REFUSALS:
-                return
-            time.sleep(_ROUTED_POLL_SECONDS)
-    raise Unavailable(
-        f"the ingress at {ingress} still knew no replica {_ROUTED_SECONDS:g} s after they answered"
-    )
+        await_routes(fleet.ingress)
 
 
 def stop() -> None:

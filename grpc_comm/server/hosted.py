@@ -7,19 +7,24 @@ call, after it has looked at its key: nothing is served because the host let it 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Iterable, Sequence
 from typing import Any, NamedTuple, NoReturn, Protocol
 
 import grpc
 
 from grpc_comm.proto import verifier_pb2 as pb
+from grpc_comm.proto import verifier_pb2_grpc
 from grpc_comm.security import KeyInterceptor, SecurityOptions, read_keys
 from grpc_comm.server.sender import MOST_STEP_SECONDS
 from grpc_comm.server.server import Serving, Target
-from inference.errors import InvalidRequest
+from grpc_comm.transport import Address
+from inference.errors import InvalidRequest, Unavailable
 
 _SESSION = "/outrider.v1.Target/Session"
 _CANCEL_SECONDS = 0.05
+_ROUTED_SECONDS, _ROUTED_POLL_SECONDS = 60.0, 0.1
+_REFUSALS = (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.UNAUTHENTICATED)
 
 
 class Carrier(Protocol):
@@ -103,6 +108,25 @@ def check_hosted(security: SecurityOptions) -> None:
             "behind an ingress TLS ends before the target: leave out --tls_cert, --tls_key and "
             "--tls_ca, and let a load balancer or a tunnel in front of the ingress have them"
         )
+
+
+def await_routes(ingress: Address) -> None:
+    """Return once an ingress carries streams to the targets behind it. Blocks.
+
+    Ray's ingress first sends them through a proxy of its own, which drops the status of a stream
+    without answers: a refusal arrives as OK. Raises Unavailable after a limit.
+    """
+    deadline = time.monotonic() + _ROUTED_SECONDS
+    with grpc.insecure_channel(str(ingress)) as channel:
+        session = verifier_pb2_grpc.TargetStub(channel).Session
+        while (left := deadline - time.monotonic()) > 0:
+            asked = iter([pb.ClientMessage()])  # no way to begin: a target refuses it
+            if session(asked, timeout=left, wait_for_ready=True).code() in _REFUSALS:
+                return
+            time.sleep(_ROUTED_POLL_SECONDS)
+    raise Unavailable(
+        f"the ingress at {ingress} reached no target in {_ROUTED_SECONDS:g} s: see Ray's logs"
+    )
 
 
 async def _read(messages: AsyncIterator[pb.ClientMessage], read: Any) -> AsyncIterator[Any]:
