@@ -133,7 +133,7 @@ class Masks(NamedTuple):
 
     token: id of the mask
     most: masks that stand behind a node at most, each of which names one token more
-    roots_only: whether only the root of a text is ranked, for candidates tell the draft little
+    roots_only: whether the draft ranks the root of a text only, and no candidate
     """
 
     token: int

@@ -114,7 +114,8 @@ def _after_parents(
     """Return the nodes of each wave: those that need no parent of this call, then their children,
     and so on.
 
-    ready: [n] whether a node's feature is known. A mask's is, and what it sees is known or a root.
+    ready: [n] whether a node's feature is known, as that of a mask is. A mask sees a root, masks,
+        and nodes that are ready.
     """
     wave = dict[int, int]()  # slot -> its wave
     for node in np.argsort(positions, kind="stable").tolist():
@@ -142,7 +143,7 @@ class EagleModel:
             (rows, capacity + 1, layer.hidden_size), dtype=self.dtype, device=self.device
         )
         mask = FREE if head.config.parallel is None else head.config.parallel.mask
-        self._masked = head.masked_feature()
+        self._mask_feature = head.masked_feature()
         self._rows = [_Row(capacity, mask) for _ in range(rows)]
 
     @torch.no_grad()
@@ -203,8 +204,8 @@ class EagleModel:
         """Return each node's feature: 0 where there is none."""
         features = self._states.new_zeros((shape.rows, shape.nodes, self._states.shape[-1]))
         for row, (segment, parents, led, masked) in enumerate(waves):
-            if self._masked is not None:
-                features[row, self._indices(masked)] = self._masked
+            if self._mask_feature is not None:
+                features[row, self._indices(masked)] = self._mask_feature
             drafted = ~led & ~masked & (parents != FREE)
             above = self._tensor(parents[drafted]).long()
             features[row, self._indices(drafted)] = self._states[segment.row, above]
