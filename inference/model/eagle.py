@@ -1,8 +1,11 @@
-"""An EAGLE-3 head (Li et al. 2025): one layer that drafts from its target's features.
+"""An EAGLE-3 head (Li et al. 2025): one layer or few that draft from their target's features.
 
 A node of the head is a token with the feature of the token before it. The feature of a token that
 the target has computed is `fc` of the target's states. That of any other token is what the head's
-own layer returned for it, before the last norm.
+own layers returned for it, before the last norm.
+
+A head of P-EAGLE (Hui et al., arXiv 2602.01469) drafts several levels in one call. Below the last
+known token stand masks. A mask's feature is `fc` of `mask_hidden`, which was learnt.
 """
 
 from __future__ import annotations
@@ -26,11 +29,12 @@ from inference.model.decoder import (
     Attention,
     Decoder,
     Hidden,
+    Layer,
     Past,
     RMSNorm,
     Sight,
 )
-from inference.model.eagle_config import HeadConfig, read_head_config
+from inference.model.eagle_config import MASKS, HeadConfig, read_head_config
 from inference.model.rotary import rotary_tables
 from inference.model.sizes import check_shape
 
@@ -38,11 +42,12 @@ _BESIDE = WHOLE._replace(column=lambda size, out, bias: nn.Linear(2 * size, out,
 """Queries, keys and values are made of an embedding and a feature, side by side."""
 
 _IDS, _UNUSED = "d2t", ("t2d",)
+_MASK = "mask_hidden"
 _EMBEDDING = "embed_tokens.weight"
 
 
 class HeadLayer(nn.Module):
-    """The head's layer: attention over pairs of embedding and feature, and MLP."""
+    """The head's first layer: attention over pairs of embedding and feature, and MLP."""
 
     def __init__(self, config: ModelConfig, norms_residual: bool) -> None:
         super().__init__()
@@ -70,10 +75,13 @@ class HeadLayer(nn.Module):
 class EagleHead(nn.Module):
     """A head. Modules and parameters are named as in published checkpoints.
 
+    layers: those behind the first, by number
+    mask_hidden: [1, 1, features]; None for a head that drafts level by level
     positions: how many positions the rotary table covers
     vocabulary: ids of the tokenizer
     """
 
+    mask_hidden: nn.Parameter | None
     ids: Tensor  # [draft vocabulary] int64: the target's id of each token that the head can name
     cos: Tensor
     sin: Tensor
@@ -84,9 +92,15 @@ class EagleHead(nn.Module):
         self.config, self.vocabulary = config, vocabulary
         self.fc = nn.Linear(config.features, hidden, bias=False)
         self.midlayer = HeadLayer(layer, config.norms_residual)
+        self.layers = nn.ModuleDict(
+            {str(index): Layer(layer, WHOLE) for index in range(1, layer.layers)}
+        )
         self.norm = RMSNorm(hidden, layer.norm_eps)
         self.lm_head = nn.Linear(hidden, config.draft_vocabulary, bias=False)
         self.embed_tokens = nn.Embedding(layer.vocab_size, hidden)
+        self.mask_hidden = None
+        if config.parallel is not None:
+            self.mask_hidden = nn.Parameter(torch.empty(1, 1, config.features))
         self.register_buffer("ids", torch.arange(config.draft_vocabulary), persistent=False)
         cos, sin = rotary_tables(layer, positions)
         self.register_buffer("cos", cos, persistent=False)
@@ -111,16 +125,24 @@ class EagleHead(nn.Module):
             nn.functional.embedding(positions, table)[:, :, None].to(x.dtype)
             for table in (self.cos, self.sin)
         )
-        slots = context_mask.shape[-1]
-        past = Past(
-            read_rows(cache.keys[0], rows, slots),
-            read_rows(cache.values[0], rows, slots),
-            None,
-            None,
-        )
         sight = Sight(cos, sin, context_mask.to(torch.bool), tree_mask.to(torch.bool))
-        states, keys, values = self.midlayer(x, features, past, sight)
-        return Hidden(states, KeysValues((keys,), (values,)))
+
+        def past(layer: int) -> Past:
+            keys, values = cache.keys[layer], cache.values[layer]
+            slots = context_mask.shape[-1]
+            return Past(read_rows(keys, rows, slots), read_rows(values, rows, slots), None, None)
+
+        states, keys, values = self.midlayer(x, features, past(0), sight)
+        new_keys, new_values = [keys], [values]
+        for index, layer in enumerate(self.layers.values(), 1):
+            states, keys, values = layer(states, past(index), sight)
+            new_keys.append(keys)
+            new_values.append(values)
+        return Hidden(states, KeysValues(tuple(new_keys), tuple(new_values)))
+
+    def masked_feature(self) -> Tensor | None:  # [hidden]
+        """Return the feature of every mask; None for a head that drafts level by level."""
+        return None if self.mask_hidden is None else self.fc(self.mask_hidden)[0, 0]
 
     def logits(self, states: Tensor) -> Tensor:  # [B, P, hidden] -> [B, P, vocabulary] float32
         """Apply the head's own output layer. Tokens that it cannot name are masked."""
@@ -177,6 +199,11 @@ def read_head(directory: Path, target: OfTarget, positions: int) -> EagleHead:
             raise UnsupportedModel(f"{directory}: tensor {name} of an EAGLE-3 head is missing")
         check_shape(directory, name, shapes[name], parameter.shape)
     others = sorted(shapes.keys() - wanted.keys() - {_IDS, *_UNUSED})
+    if _MASK in others:
+        raise UnsupportedModel(
+            f"{directory}: tensor {_MASK} is of a P-EAGLE head, and config.json names no mask: "
+            f"{', '.join(MASKS[:-1])} or {MASKS[-1]} is needed"
+        )
     if others:
         raise UnsupportedModel(
             f"{directory}: tensor {others[0]} is not part of an EAGLE-3 head as computed here"

@@ -1,5 +1,5 @@
-"""--draft eagle: an EAGLE-3 head, from its published checkpoint, beside its target or on the
-client's machine, where the target's features come over the wire.
+"""--draft eagle: an EAGLE-3 or P-EAGLE head, from its published checkpoint, beside its target. One
+of EAGLE-3 may also be on the client's machine, where the target's features come over the wire.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class FoundHead(OfCheckpoint):
         max_nodes: int,
     ) -> EagleModel:
         """Load the head. Beside its target it is where that is, in its precision."""
-        from inference.backends.eagle import EagleModel
+        from inference.backends.eagle import eagle_model
         from inference.model.eagle import read_head
 
         begun = time.perf_counter()
@@ -78,12 +78,13 @@ class FoundHead(OfCheckpoint):
             head = read_head(self.directory, self.beside.given, sequence_length)
             self.beside.target.keep_features(head.config.kept)
         capacity = sequence_length + spare
-        model = EagleModel(head, rows=rows, capacity=capacity, max_nodes=max_nodes)
+        model = eagle_model(head, rows=rows, capacity=capacity, max_nodes=max_nodes)
         parameters = sum(parameter.numel() for parameter in head.parameters())
-        layers = ", ".join(map(str, head.config.kept))
+        layers, parallel = ", ".join(map(str, head.config.kept)), head.config.parallel
+        levels = "" if parallel is None else f" that drafts {parallel.levels} levels a call"
         say(
-            f"{self.name}: a head of {parameters / 1e6:.1f} M parameters on inputs of layers "
-            f"{layers} of {self.checkpoint.name}, on {describe(model.device)}, loaded in "
+            f"{self.name}: a head of {parameters / 1e6:.1f} M parameters{levels} on inputs of "
+            f"layers {layers} of {self.checkpoint.name}, on {describe(model.device)}, loaded in "
             f"{time.perf_counter() - begun:.1f} s"
         )
         return model
@@ -109,18 +110,21 @@ class FoundHead(OfCheckpoint):
 
 
 def find(options: DraftModelOptions, target: Model | None) -> FoundHead:
-    """The head of --draft_model. Raises UnsupportedModel for a target in this process that keeps no
-    features. On a client's machine --model is the target's checkpoint, of which its config and
-    tokenizer are read.
+    """The head of --draft_model. On a client's machine --model is the target's checkpoint, of which
+    its config and tokenizer are read.
+
+    Raises UnsupportedModel for a target in this process that keeps no features, and for a head of
+    P-EAGLE on a client's machine.
     """
     if options.draft_model is None:
         raise InvalidRequest(
-            "--draft eagle needs --draft_model: the directory or hub name of an EAGLE-3 head that "
+            "--draft eagle needs --draft_model: the directory or hub name of an EAGLE head that "
             "was made for the target"
         )
     directory = find_directory(options.draft_model, "draft")
     if target is None:
         checkpoint = find_checkpoint(options.model, "target", weights=False)
+        _check_alone(directory, checkpoint, options.draft_model)
         return FoundHead(checkpoint, options.draft_model, directory, None)
     return _beside(options, target, directory)
 
@@ -143,6 +147,17 @@ def _beside(options: DraftModelOptions, target: Model, directory: Path) -> Found
         "--draft eagle reads features of a target on cpu or cuda, or of an artefact that was "
         "built with --features"
     )
+
+
+def _check_alone(head: Path, target: Checkpoint, name: str) -> None:
+    """Raise UnsupportedModel for a head that cannot draft away from its target."""
+    from inference.model.eagle_config import read_head_config
+
+    if read_head_config(head, target.config).parallel is not None:
+        raise UnsupportedModel(
+            f"{name} drafts in parallel (P-EAGLE), which is not supported over the wire: start it "
+            f"beside its target, with --role fused_target --draft eagle --draft_model {name}"
+        )
 
 
 def _check_features(manifest: Manifest, target: Checkpoint, name: str, head: Path) -> None:

@@ -20,7 +20,8 @@ METHODS = {
     "block": DraftMethod("a draft that names several tokens in one call (PARD's format)"),
     "gguf": DraftMethod("the same as a GGUF file, computed by llama.cpp"),
     "eagle": DraftMethod(
-        "an EAGLE-3 head, which reads what its target has computed", reads_target=True
+        "an EAGLE-3 or P-EAGLE head, which reads what its target has computed",
+        reads_target=True,
     ),
     "substitute": DraftMethod("the target's own layers with 4-bit weights"),
 }

@@ -1,5 +1,5 @@
-"""EAGLE-3 heads: checkpoints with the published names and shapes, and what a head computes, without
-caches.
+"""EAGLE-3 and P-EAGLE heads: checkpoints with the published names and shapes, and what a head
+computes, without caches.
 """
 
 from __future__ import annotations
@@ -52,29 +52,31 @@ def raw_config(target: ModelConfig, **overrides: Any) -> dict[str, Any]:
 
 
 def tensors_of(
-    target: ModelConfig, seed: int = 1, named: int = DRAFT_VOCABULARY, layers: int = 3
+    target: ModelConfig,
+    seed: int = 1,
+    named: int = DRAFT_VOCABULARY,
+    layers: int = 3,
+    depth: int = 1,
+    masked: bool = False,
 ) -> dict[str, Any]:
     """Random tensors of a head by their published names. It names every seventh token.
 
     layers: how many of the target it reads
+    depth: its own layers
+    masked: whether it is one of P-EAGLE
     """
-    generator, hidden, inner = torch.Generator().manual_seed(seed), target.hidden_size, 48
-    wide, narrow = HEADS * SIZE, SHARED * SIZE
+    generator, hidden = torch.Generator().manual_seed(seed), target.hidden_size
     sizes = {
         "fc.weight": (hidden, layers * hidden),
-        "midlayer.self_attn.q_proj.weight": (wide, 2 * hidden),
-        "midlayer.self_attn.k_proj.weight": (narrow, 2 * hidden),
-        "midlayer.self_attn.v_proj.weight": (narrow, 2 * hidden),
-        "midlayer.self_attn.o_proj.weight": (hidden, wide),
-        "midlayer.mlp.gate_proj.weight": (inner, hidden),
-        "midlayer.mlp.up_proj.weight": (inner, hidden),
-        "midlayer.mlp.down_proj.weight": (hidden, inner),
+        **_layer_sizes("midlayer.", hidden, 2 * hidden),
         "midlayer.hidden_norm.weight": (hidden,),
-        "midlayer.input_layernorm.weight": (hidden,),
-        "midlayer.post_attention_layernorm.weight": (hidden,),
         "norm.weight": (hidden,),
         "lm_head.weight": (named, hidden),
     }
+    for index in range(1, depth):
+        sizes |= _layer_sizes(f"layers.{index}.", hidden, hidden)
+    if masked:
+        sizes["mask_hidden"] = (1, 1, layers * hidden)
     tensors = {
         name: ("norm" in name) + 0.3 * torch.randn(size, generator=generator)
         for name, size in sizes.items()
@@ -83,6 +85,23 @@ def tensors_of(
     known = torch.zeros(target.vocab_size, dtype=torch.bool)
     known[ids] = True
     return {**tensors, "d2t": ids - torch.arange(named), "t2d": known}
+
+
+def _layer_sizes(prefix: str, hidden: int, read: int) -> dict[str, tuple[int, ...]]:
+    """Sizes of a layer's tensors by name. read: what its attention reads of a node"""
+    inner, wide, narrow = 48, HEADS * SIZE, SHARED * SIZE
+    sizes = {
+        "self_attn.q_proj": (wide, read),
+        "self_attn.k_proj": (narrow, read),
+        "self_attn.v_proj": (narrow, read),
+        "self_attn.o_proj": (hidden, wide),
+        "mlp.gate_proj": (inner, hidden),
+        "mlp.up_proj": (inner, hidden),
+        "mlp.down_proj": (hidden, inner),
+        "input_layernorm": (hidden,),
+        "post_attention_layernorm": (hidden,),
+    }
+    return {f"{prefix}{name}.weight": size for name, size in sizes.items()}
 
 
 def write_head(
@@ -154,35 +173,74 @@ def drafted(
 
     states: [known, 3 * hidden]
     """
-    weights = {name.removeprefix("midlayer."): tensor for name, tensor in tensors.items()}
-    features = [weights["fc.weight"] @ state for state in states[:known]]
+    features = list(states[:known] @ tensors["fc.weight"].T)
     while True:
         count = min(len(features), len(tokens) - 1)
         embedded = embeddings[list(tokens[1 : count + 1])]
-        out = _layer(weights, embedded, torch.stack(features[:count]), norms_residual)
+        out = _layers(tensors, embedded, torch.stack(features[:count]), norms_residual)
         if count == len(tokens) - 1:
-            named = weights["lm_head.weight"] @ _norm(out[-1], weights["norm.weight"])
-            return torch.log_softmax(named, -1)
+            return _named(tensors, out[-1])
         features.append(out[-1])
 
 
-def _layer(
-    weights: dict[str, Tensor], embedded: Tensor, features: Tensor, norms_residual: bool
-) -> Tensor:
-    """The head's layer over pairs of a token's embedding and the feature before it: [n, hidden]."""
-    n, normed = len(embedded), _norm(features, weights["hidden_norm.weight"])
-    pairs = torch.cat((_norm(embedded, weights["input_layernorm.weight"]), normed), -1)
+def in_parallel(
+    tensors: dict[str, Tensor],
+    embeddings: Tensor,
+    states: Tensor,
+    tokens: Sequence[int],
+    masks: Sequence[int],
+    norms_residual: bool = False,
+) -> Tensor:  # [1 + m, draft vocabulary]
+    """Log-probabilities at the end of tokens [n] and at masks [m] behind them, by P-EAGLE's own
+    definition, in one forward of the whole text. The target has computed all tokens but the last.
+
+    states: [n - 1, 3 * hidden]
+    masks: the mask's id, m times
+    """
+    unknown = tensors["mask_hidden"][0].expand(len(masks), -1)
+    features = torch.cat((states, unknown)) @ tensors["fc.weight"].T
+    out = _layers(tensors, embeddings[[*tokens[1:], *masks]], features, norms_residual)
+    return _named(tensors, out[len(tokens) - 2 :])
+
+
+def _named(tensors: dict[str, Tensor], states: Tensor) -> Tensor:  # [..., draft vocabulary]
+    named = _norm(states, tensors["norm.weight"]) @ tensors["lm_head.weight"].T
+    return torch.log_softmax(named, -1)
+
+
+def _layers(
+    tensors: dict[str, Tensor], embedded: Tensor, features: Tensor, norms_residual: bool
+) -> Tensor:  # [n, hidden]
+    """All layers over a text: the first reads a token's embedding beside the feature before it."""
+    first = _of(tensors, "midlayer.")
+    normed = _norm(features, first["hidden_norm.weight"])
+    pairs = torch.cat((_norm(embedded, first["input_layernorm.weight"]), normed), -1)
+    x = _layer(first, pairs, normed if norms_residual else features)
+    index = 1
+    while layer := _of(tensors, f"layers.{index}."):
+        x, index = _layer(layer, _norm(x, layer["input_layernorm.weight"]), x), index + 1
+    return x
+
+
+def _of(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {
+        name.removeprefix(prefix): one for name, one in tensors.items() if name.startswith(prefix)
+    }
+
+
+def _layer(weights: dict[str, Tensor], read: Tensor, residual: Tensor) -> Tensor:  # [n, hidden]
+    """A Llama layer, by what its attention reads and what both its parts are added to."""
+    n = len(read)
     q, k, v = (
-        (pairs @ weights[f"self_attn.{part}_proj.weight"].T).view(n, -1, SIZE).transpose(0, 1)
+        (read @ weights[f"self_attn.{part}_proj.weight"].T).view(n, -1, SIZE).transpose(0, 1)
         for part in "qkv"
     )
     q, k = _turned(q), _turned(k).repeat_interleave(HEADS // SHARED, 0)
     scores = q @ k.transpose(1, 2) / math.sqrt(SIZE)
     scores = scores.masked_fill(torch.ones(n, n).tril() == 0, -math.inf)
     mixed = scores.softmax(-1) @ v.repeat_interleave(HEADS // SHARED, 0)
-    x = (normed if norms_residual else features) + mixed.transpose(0, 1).reshape(n, -1) @ weights[
-        "self_attn.o_proj.weight"
-    ].T
+    mixed = mixed.transpose(0, 1).reshape(n, -1) @ weights["self_attn.o_proj.weight"].T
+    x = residual + mixed
     inner = _norm(x, weights["post_attention_layernorm.weight"])
     gate = torch.nn.functional.silu(inner @ weights["mlp.gate_proj.weight"].T)
     inner = gate * (inner @ weights["mlp.up_proj.weight"].T)

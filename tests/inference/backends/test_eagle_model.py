@@ -1,5 +1,5 @@
-"""An EAGLE-3 head computes what its definition says: from the target's features where they are
-known, and from its own elsewhere.
+"""A head computes what its definition says: from the target's features where they are known. Those
+of other nodes are its own in EAGLE-3, and the learnt one at masks in P-EAGLE.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import torch
 
-from inference.backends import Ranked
+from inference.backends import Ranked, Segment
 from inference.backends.eager import EagerModel
-from inference.backends.eagle import EagleModel
+from inference.backends.eagle import eagle_model
 from inference.backends.led_sequence import LedSequence, RowFeatures
 from inference.backends.sequence import ModelSequence
 from inference.backends.shared_sequence import TargetRow
@@ -24,20 +24,43 @@ from inference.tree import TokenTree
 from tests.support import heads, pairs
 
 TARGET = pairs.decoder(1)
-TENSORS = heads.tensors_of(TARGET.config)
-IDS = (TENSORS["d2t"] + torch.arange(heads.DRAFT_VOCABULARY)).tolist()
+IDS = [7 * index % TARGET.config.vocab_size for index in range(heads.DRAFT_VOCABULARY)]
 PROMPT = pairs.prompt_of(20)
+MASK = 299
 
 
 class Pair:
-    """A target and its head, on rows that follow each other by number."""
+    """A target and its head, on rows that follow each other by number.
 
-    def __init__(self, directory: Path, rows: int = 1, norms_residual: bool = False) -> None:
-        raw = heads.raw_config(TARGET.config, norm_before_residual=norms_residual)
-        self.norms_residual, head = norms_residual, heads.write_head(directory, raw, TENSORS)
+    layers: of the head
+    parallel: whether it is one of P-EAGLE
+    forwards: of the head
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        rows: int = 1,
+        norms_residual: bool = False,
+        layers: int = 1,
+        parallel: bool = False,
+    ) -> None:
+        raw = heads.raw_config(
+            TARGET.config, norm_before_residual=norms_residual, num_hidden_layers=layers
+        )
+        if parallel:
+            raw["ptd_token_id"] = MASK
+        self.tensors = heads.tensors_of(TARGET.config, depth=layers, masked=parallel)
+        self.norms_residual = norms_residual
         self.target = EagerModel(TARGET, rows=rows, capacity=200, max_nodes=64)
         self.target.keep_features(heads.KEPT)
-        self.model = EagleModel(load_head(head, TARGET, 200), rows=rows, capacity=200, max_nodes=64)
+        head = load_head(heads.write_head(directory, raw, self.tensors), TARGET, 200)
+        self.forwards = 0
+        head.register_forward_hook(self._count)
+        self.model = eagle_model(head, rows=rows, capacity=200, max_nodes=64)
+
+    def _count(self, *_: object) -> None:
+        self.forwards += 1
 
     def text(self, row: int, prompt: Sequence[int]) -> Text:
         return Text(self, row, prompt)
@@ -59,13 +82,47 @@ class Text:
         known = len(self.tokens) - 1
         states = heads.states_of(TARGET, self.tokens[:known])
         return heads.drafted(
-            TENSORS,
+            self.pair.tensors,
             TARGET.model.embed_tokens.weight,
             states,
             [*self.tokens, *below],
             known,
             self.pair.norms_residual,
         )
+
+    def with_masks(self, masks: int) -> Segment:
+        """This text's share of a call that ranks the root and so many masks behind it."""
+        tree = TokenTree.chain([self.tokens[-1], *[MASK] * masks])
+        return self.here.prepare_nodes(tree, range(1 + masks))
+
+    def agrees_in_parallel(self, ranked: Ranked, masks: int) -> None:
+        """Compare what with_masks() was answered with the reference, and free the masks."""
+        expected = heads.in_parallel(
+            self.pair.tensors,
+            TARGET.model.embed_tokens.weight,
+            heads.states_of(TARGET, self.tokens[:-1]),
+            self.tokens,
+            [MASK] * masks,
+            self.pair.norms_residual,
+        )
+        for node in range(1 + masks):
+            agrees(ranked, node, expected[node])
+        self.here.advance([], [], range(1, 1 + masks))
+
+    def drafts_in_parallel(self, masks: int) -> None:
+        """Rank the root and so many masks in one forward, and compare the answer."""
+        before = self.pair.forwards
+        (ranked,) = self.pair.model.rank([self.with_masks(masks)], 8)
+        assert self.pair.forwards == before + 1
+        self.agrees_in_parallel(ranked, masks)
+
+    def accept(self, tokens: Sequence[int], then: int) -> None:
+        """The target takes these tokens behind the root, and says `then` behind them."""
+        chain = TokenTree.chain([self.tokens[-1], *tokens])
+        self.there.choose(chain)
+        self.there.commit(chain, range(1, len(chain)))
+        self.here.advance([0], chain.tokens.tolist(), [])
+        self.tokens += [*tokens, then]
 
     def commit(self, tree: TokenTree, path: Sequence[int], then: int) -> None:
         """The target takes a path of the tree, and says `then` behind it."""
@@ -82,9 +139,12 @@ def agrees(ranked: Ranked, node: int, expected: torch.Tensor) -> None:
     np.testing.assert_allclose(ranked.scores[node], scores, rtol=0, atol=2e-4)
 
 
+@pytest.mark.parametrize("layers", [1, 3])
 @pytest.mark.parametrize("norms_residual", [False, True])
-def test_a_root_is_ranked_from_the_targets_features(tmp_path: Path, norms_residual: bool) -> None:
-    text = Pair(tmp_path, norms_residual=norms_residual).text(0, PROMPT)
+def test_a_root_is_ranked_from_the_targets_features(
+    tmp_path: Path, norms_residual: bool, layers: int
+) -> None:
+    text = Pair(tmp_path, norms_residual=norms_residual, layers=layers).text(0, PROMPT)
     agrees(text.here.rank(TokenTree.chain(text.tokens[-1:]), [0], 8), 0, text.expected())
 
 
@@ -93,11 +153,12 @@ def test_a_prompt_that_is_fed_in_parts_has_the_same_features(tmp_path: Path) -> 
     agrees(text.here.rank(TokenTree.chain(text.tokens[-1:]), [0], 8), 0, text.expected())
 
 
+@pytest.mark.parametrize("layers", [1, 3])
 @pytest.mark.parametrize("calls", [[[0], [1, 2], [3]], [[0, 1, 2, 3]]], ids=["by level", "at once"])
 def test_candidates_are_ranked_from_what_the_head_returned_for_their_parents(
-    tmp_path: Path, calls: list[list[int]]
+    tmp_path: Path, calls: list[list[int]], layers: int
 ) -> None:
-    text = Pair(tmp_path).text(0, PROMPT)
+    text = Pair(tmp_path, layers=layers).text(0, PROMPT)
     tree = TokenTree([PROMPT[-1], 40, 50, 60], [-1, 0, 0, 2])
     ranked = {
         node: (answer, index)
@@ -202,3 +263,53 @@ def test_a_text_of_one_token_is_drafted_for_without_any_feature(tmp_path: Path) 
     assert np.isfinite(text.here.rank(tree, [0, 1], 8).scores).all()
     text.commit(tree, [1], 50)
     agrees(text.here.rank(TokenTree.chain([50]), [0], 8), 0, text.expected())
+
+
+# --- in parallel
+# --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("layers", [1, 3])
+@pytest.mark.parametrize("norms_residual", [False, True])
+def test_a_root_and_its_masks_are_ranked_in_one_forward(
+    tmp_path: Path, norms_residual: bool, layers: int
+) -> None:
+    pair = Pair(tmp_path, norms_residual=norms_residual, layers=layers, parallel=True)
+    pair.text(0, PROMPT).drafts_in_parallel(7)
+
+
+@pytest.mark.parametrize("layers", [1, 3])
+def test_keys_of_masks_do_not_stay_while_tokens_are_accepted(tmp_path: Path, layers: int) -> None:
+    text = Pair(tmp_path, layers=layers, parallel=True).text(0, PROMPT)
+    for masks, accepted in (7, [40, 50, 60]), (3, []), (7, [70]), (2, [80, 90]), (5, []):
+        text.drafts_in_parallel(masks)
+        text.accept(accepted, 30 + masks)
+    text.drafts_in_parallel(7)
+
+
+def test_a_token_of_the_text_that_has_the_masks_id_is_a_token(tmp_path: Path) -> None:
+    text = Pair(tmp_path, parallel=True).text(0, [*PROMPT[:9], MASK, *PROMPT[9:]])
+    text.drafts_in_parallel(3)
+    text.accept([MASK], MASK)
+    text.drafts_in_parallel(3)
+
+
+def test_rows_with_masks_are_ranked_in_one_forward(tmp_path: Path) -> None:
+    pair = Pair(tmp_path, rows=2, layers=3, parallel=True)
+    texts = [pair.text(row, pairs.prompt_of(length)) for row, length in enumerate((9, 33))]
+    before, masks = pair.forwards, (4, 1)
+    answers = pair.model.rank(
+        [text.with_masks(count) for text, count in zip(texts, masks, strict=True)], 8
+    )
+    assert pair.forwards == before + 1
+    for text, answer, count in zip(texts, answers, masks, strict=True):
+        text.agrees_in_parallel(answer, count)
+
+
+def test_a_text_of_one_token_is_drafted_for_with_masks(tmp_path: Path) -> None:
+    text = Pair(tmp_path, parallel=True).text(0, PROMPT[:1])
+    tree = TokenTree.chain([PROMPT[0], MASK, MASK])
+    assert np.isfinite(text.here.rank(tree, range(3), 8).scores).all()
+    text.here.advance([], [], [1, 2])
+    text.accept([40], 50)
+    text.drafts_in_parallel(3)

@@ -17,7 +17,7 @@ from outrider.cli import main
 from outrider.draft_methods import eagle
 from outrider.features import feature_offer
 from outrider.models import EMBEDDED, find_checkpoint
-from outrider.options.roles import FusedTargetRole, TargetRole
+from outrider.options.roles import DraftRole, FusedTargetRole, TargetRole
 from outrider.target import load_target
 from tests.support import heads
 from tests.support.models import tiny_model
@@ -32,11 +32,29 @@ def head(tmp_path: Path) -> str:
     return str(heads.write_head(tmp_path / "head", raw, heads.tensors_of(config)))
 
 
-@pytest.mark.parametrize("emulated", [False, True], ids=["plain", "emulated"])
+@pytest.fixture
+def parallel_head(tmp_path: Path) -> str:
+    """The same, of P-EAGLE with three layers."""
+    config = read_config(EMBEDDED / "target")
+    raw = heads.raw_config(
+        config,
+        eagle_aux_hidden_state_layer_ids=[2, 4, 6],
+        num_hidden_layers=3,
+        ptd_token_id=511,
+        num_depths=4,
+    )
+    tensors = heads.tensors_of(config, depth=3, masked=True)
+    return str(heads.write_head(tmp_path / "parallel_head", raw, tensors))
+
+
+@pytest.mark.parametrize(
+    ("named", "emulated"), [("head", False), ("head", True), ("parallel_head", False)]
+)
 def test_a_head_beside_the_target_makes_the_targets_own_text(
-    head: str, capsys: pytest.CaptureFixture[str], emulated: bool
+    named: str, emulated: bool, request: pytest.FixtureRequest, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Also one that guesses at random."""
+    head = request.getfixturevalue(named)
     more = {"emulate": "llama-3.1-8b-trn1.2xlarge-measured"} if emulated else {}
     options = FusedTargetRole(
         port=0, batch=1, sequence_length=256, draft="eagle", draft_model=head, **more
@@ -50,6 +68,7 @@ def test_a_head_beside_the_target_makes_the_targets_own_text(
     assert record["token_ids"] == record["baseline"]["token_ids"]
     assert f"with {head} beside it" in said.err
     assert "on inputs of layers 2, 4, 6 of outrider-embedded-target" in said.err
+    assert ("that drafts 4 levels a call" in said.err) == (named == "parallel_head")
 
 
 def serving(**changes: object) -> BackgroundServer:
@@ -106,6 +125,12 @@ def test_a_target_gives_only_what_it_has(wrong: str) -> None:
         model = ScriptedModel(useless, rows=1, capacity=100)
     with pytest.raises(OutriderError, match=words):
         feature_offer(TargetRole(**given), model, find_checkpoint(None, "target"))
+
+
+def test_a_parallel_head_on_the_clients_machine_is_refused(parallel_head: str) -> None:
+    options = DraftRole(draft="eagle", draft_model=parallel_head)
+    with pytest.raises(UnsupportedModel, match="start it beside its target, with --role fused_tar"):
+        eagle.find(options, None)
 
 
 def test_a_head_must_be_named() -> None:
