@@ -8,9 +8,6 @@ from typing import NamedTuple
 from inference.drafters.suffix_automaton import Match, SuffixAutomaton
 from inference.planner.copying import Following
 
-LEAST_MATCH = 2
-"""Tokens that a context must have in common with earlier text. One word says little."""
-
 MOST_NAMED = 3
 """Tokens that are named for a context at most."""
 
@@ -94,8 +91,8 @@ class CopySource:
         """
         own = context.own.length >= context.earlier.length
         match, automaton = (context.own, self._own) if own else (context.earlier, self._earlier)
-        if match.length < LEAST_MATCH:
-            return match.length, []
+        if not match.length:
+            return 0, []
         return match.length, _named(automaton, match.state)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from inference.drafters.copy_source import LEAST_MATCH, MOST_NAMED, CopySource, History
+from inference.drafters.copy_source import MOST_NAMED, CopySource, History
 from inference.planner.copying import Following
 
 
@@ -22,11 +22,16 @@ def test_the_most_frequent_comes_first_and_the_latest_is_marked() -> None:
     assert named(source) == [Following(3, 2, 1, False), Following(4, 1, 0, True)]
 
 
-def test_a_context_that_is_too_short_names_nothing() -> None:
+def test_one_word_names_what_followed_it() -> None:
     source = CopySource()
     source.open([5, 1, 6, 1])
-    assert source.end.own.length < LEAST_MATCH
-    assert named(source) == []
+    assert source.following(source.end) == (1, [Following(6, 1, 0, True)])
+
+
+def test_a_token_that_never_occurred_names_nothing() -> None:
+    source = CopySource()
+    source.open([5, 1, 6, 2])
+    assert source.following(source.end) == (0, [])
 
 
 def test_few_tokens_are_named_and_the_others_are_counted() -> None:

@@ -15,6 +15,7 @@ from tests.support.stepped import SAMPLING, knowledge
 
 QUIET = Notice(0.0, 0.03, 0, 0, 64)
 PHRASE = [11, 12, 13, 14, 15, 16]
+NUMBERS = count()
 
 
 def copier() -> CopyProposer:
@@ -23,8 +24,8 @@ def copier() -> CopyProposer:
 
 def sent(proposer: CopyProposer) -> list[tuple[int, list[int]]]:
     """What is sent now: by message, its kind and its tokens."""
-    numbers, messages = count(), []
-    while (nodes := proposer.flush(0.0, lambda: next(numbers))) is not None:
+    messages = []
+    while (nodes := proposer.flush(0.0, lambda: next(NUMBERS))) is not None:
         messages.append((nodes.proposer, [one.token for one in nodes.proposals]))
     return messages
 
