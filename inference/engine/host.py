@@ -48,6 +48,9 @@ RECORD_BOUND = 1.0
 USUAL_NODES = 16
 """Nodes of the forward that the cost of one candidate is estimated from."""
 
+CALL_NODES = 4
+"""Nodes that a call of the draft is taken to rank when it is compared with other proposers."""
+
 
 class Board(Protocol):
     """The part of an engine that takes candidates."""
@@ -223,7 +226,7 @@ class Host:
     def _adds_nothing(self, guest: _Guest) -> bool:
         """Whether other proposers alone make the text faster than this draft would."""
         known = self._known[guest.row]
-        forward, call = known.target.seconds(1, 1), known.draft.seconds(USUAL_NODES)
+        forward, call = known.target.seconds(1, 1), known.draft.seconds(CALL_NODES)
         level = float(known.acceptance.mean_edges(WIDTH).sum())
         token = token_seconds(forward, call, level)
         return guest.others.suffice(guest.session.length, forward, token)
