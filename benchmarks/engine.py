@@ -181,11 +181,11 @@ class Load:
 
     @property
     def candidates(self) -> float:
-        """Of a session, on average."""
+        """Candidates that a session has, on average."""
         return statistics.mean(client.session.candidates.live for client in self.clients)
 
     def forward(self) -> float:
-        """Processor seconds of the next one, all that it leaves for later included."""
+        """Processor seconds of the next forward, all that it leaves for later included."""
         began = time.thread_time()
         assert self.engine.step(), "everybody can go on"
         return time.thread_time() - began - self.model.inside[-1]

@@ -174,7 +174,7 @@ class _Reader:
 
 
 def share(made: Sequence[tuple[int, ...]], references: Sequence[tuple[int, ...]]) -> Share:
-    """Of texts that equal their references. Raises ValueError unless there are as many."""
+    """Count the texts that equal their references. Raises ValueError unless there are as many."""
     return Share(
         len(made),
         tuple(

@@ -109,7 +109,7 @@ def arms_of(directory: Path, manifest: Manifest) -> list[Arm]:
 
 
 def _unknown() -> Knowledge:
-    """Of a draft whose calls were not measured yet."""
+    """Return the knowledge of a draft whose calls were not measured yet."""
     return Knowledge(DraftTimes(), TargetTimes(), LinkTimes(), read_acceptance())
 
 

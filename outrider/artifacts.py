@@ -48,7 +48,7 @@ def open_artifact(options: TargetOptions) -> tuple[Manifest, Checkpoint]:
 
 
 def artifact_checkpoint(directory: Path) -> tuple[Manifest, Checkpoint]:
-    """The same of an artefact whose files were checked."""
+    """Read the manifest of an artefact whose files were checked, and the checkpoint in it."""
     manifest = read_manifest(directory)
     return manifest, _checkpoint(directory, manifest, Tokenizer(directory))
 

@@ -25,6 +25,7 @@ from grpc_comm.transport import Address, parse_address
 from inference.command import Parser, add_flag
 from inference.errors import OutriderError, Unavailable
 from outrider.link_proxy import LinkShape, run
+from outrider.processes import end
 
 __all__ = ["LinkShape", "ShapedLink", "shaped_link"]
 
@@ -32,7 +33,6 @@ READY = "listening on "
 """Start of the stdout line that names the bound address."""
 
 PERFECT = LinkShape()
-_STOP_SECONDS = 10.0
 
 
 class ShapedLink(NamedTuple):
@@ -68,12 +68,7 @@ def shaped_link(to: str, shape: LinkShape = PERFECT) -> Iterator[ShapedLink]:
             line.removeprefix(READY).split()[0], lambda: process.send_signal(signal.SIGUSR1)
         )
     finally:
-        process.terminate()
-        try:
-            process.wait(_STOP_SECONDS)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        end(process)
 
 
 def _flags(shape: LinkShape) -> list[str]:

@@ -16,9 +16,9 @@ from typing import NamedTuple
 
 from inference.backends.timed import EMULATED
 from inference.errors import Unavailable
+from outrider.processes import STOP_SECONDS, end
 from outrider.target import READY
 
-_STOP_SECONDS = 10
 _LINES = 50  # lines that are kept of what a target says
 
 
@@ -77,14 +77,9 @@ def started(role: str, arguments: Sequence[str] = ()) -> Iterator[StartedTarget]
         listener.start()
         yield StartedTarget(address, process.pid, said)
     finally:
-        process.terminate()
-        try:
-            process.wait(_STOP_SECONDS)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        end(process)
         if listener is not None:
-            listener.join(_STOP_SECONDS)
+            listener.join(STOP_SECONDS)
 
 
 def _address(process: subprocess.Popen[str], said: deque[str]) -> str:

@@ -57,12 +57,12 @@ Row: TypeAlias = "Crowd | Visits | Tenancy"
 
 
 def name(cell: Cell) -> str:
-    """As it is asked for."""
+    """Return the name of a cell, as --cells takes it."""
     return f"{cell.curve}:{cell.context}:{cell.temperature:g}:{cell.sessions}"
 
 
 def matching(among: Sequence[Cell], patterns: Sequence[str]) -> list[Cell]:
-    """Those whose names match a pattern, as `cpu:*`."""
+    """Return the cells whose names match one of the patterns, such as `cpu:*`."""
     return [cell for cell in among if any(fnmatch(name(cell), pattern) for pattern in patterns)]
 
 

@@ -55,7 +55,7 @@ def next_token(seed: int, position: int, token: int) -> int:
 
 
 def next_tokens(seeds: IntArray, positions: IntArray, tokens: IntArray) -> IntArray:
-    """The same for many nodes. All are [n]."""
+    """Return what the target chooses behind each of many nodes. All arrays are [n]."""
     word = seeds.astype(np.uint64) + positions.astype(np.uint64) * np.uint64(_FACTORS[0])
     word += tokens.astype(np.uint64) * np.uint64(_FACTORS[1])
     word = (word ^ (word >> np.uint64(30))) * np.uint64(_FACTORS[1])

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from benchmarks.rivals.arm import Hear, Told
 from inference.errors import Mismatch, Unavailable
+from outrider.processes import end
 
 PLAIN = "llama.cpp"
 LENGTH = 2048
@@ -23,7 +24,6 @@ START_SECONDS, ANSWER_SECONDS = 180.0, 900.0
 HOST = "127.0.0.1"
 
 _DATA = b"data: "
-_STOP_SECONDS = 10.0
 
 
 def arm_flags(draft: str) -> dict[str, list[str]]:
@@ -130,12 +130,7 @@ def llama_server(binary: Path, flags: Sequence[str]) -> Iterator[LlamaServer]:
                 raise Unavailable(f"{binary} did not start: {' / '.join(said)}")
             yield LlamaServer(port)
         finally:
-            process.terminate()
-            try:
-                process.wait(_STOP_SECONDS)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+            end(process)
 
 
 def _healthy(process: subprocess.Popen[bytes], port: int) -> bool:

@@ -157,7 +157,7 @@ class Engine(Reception):
         return made
 
     def _step(self) -> bool:
-        """As step(), but calls of a forward may be left for the next."""
+        """Make at most one forward, and leave what follows from it for _tell()."""
         self._step_began = begun = self._clock()
         with self._lock:
             tell = self._bury()

@@ -23,7 +23,7 @@ Oracles
     lowering: a graph against the allowed operations
 
 Stand-ins
-    clock
+    clock, timed_target: time, and a small real target that takes it
     fake_neuron, fake_nxd, fake_ranks, neuron_signatures: AWS's packages on the CPU
     fake_compiler: the neuronx-cc command
     strict_torch_neuron: the compiler of native PyTorch on trn2 and trn3

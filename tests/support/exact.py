@@ -17,7 +17,7 @@ from inference.candidates import BASE, Nodes, Proposal
 from inference.engine.engine import Engine
 from inference.engine.forward import Commit, EngineEvent, Evicted, Forward, Prefilled
 from inference.engine.session import Session
-from inference.order import Decode
+from inference.order import Decode, End
 from inference.sampling import SamplingParams
 from inference.tree import IntArray
 from tests.support.clock import Clock
@@ -184,6 +184,14 @@ def opened(
     engine.finish(future)
     future.result(0)
     return session
+
+
+def finish(engine: Engine, *sessions: Session) -> None:
+    """Make forwards until these texts have ended; their clients read at once."""
+    while any(one.end is End.NOT for one in sessions):
+        assert engine.step(), "somebody can go on"
+        for one in sessions:
+            engine.acknowledge(one, one.length)
 
 
 def asked(

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,11 @@ import pytest
 
 from grpc_comm import keys_file
 from grpc_comm.proto import verifier_pb2 as pb
+from grpc_comm.proto import verifier_pb2_grpc
 from grpc_comm.security import SecurityOptions
-from grpc_comm.server.hosted import HostedTarget
+from grpc_comm.server.hosted import HostedTarget, await_routes
 from grpc_comm.server.server import Target
+from grpc_comm.transport import Address
 from inference.errors import InvalidRequest
 from tests.support.wire_fixtures import (
     LOOPBACK,
@@ -199,3 +202,29 @@ def test_a_call_that_the_host_drops_leaves_its_session_to_be_resumed() -> None:
 def test_tls_behind_an_ingress_is_refused_with_what_to_do_instead() -> None:
     with pytest.raises(InvalidRequest, match="in front of the ingress"):
         hosted(security=SecurityOptions(tls_cert=Path("a"), tls_key=Path("b")))
+
+
+class LateIngress(verifier_pb2_grpc.TargetServicer):
+    """An ingress that drops the status of its first streams, and then reaches a target."""
+
+    def __init__(self, dropped: int) -> None:
+        self.left = dropped
+
+    def Session(self, messages: Any, context: grpc.ServicerContext) -> Any:
+        if self.left:
+            self.left -= 1
+        else:
+            context.abort(grpc.StatusCode.UNAUTHENTICATED, "no token")
+        yield from ()
+
+
+def test_an_ingress_is_waited_for_until_a_refusal_comes_through() -> None:
+    server, ingress = grpc.server(ThreadPoolExecutor(2)), LateIngress(2)
+    verifier_pb2_grpc.add_TargetServicer_to_server(ingress, server)
+    address = Address("127.0.0.1", server.add_insecure_port("127.0.0.1:0"))
+    server.start()
+    try:
+        await_routes(address)
+    finally:
+        server.stop(None).wait()
+    assert ingress.left == 0

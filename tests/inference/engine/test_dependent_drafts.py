@@ -12,7 +12,6 @@ import pytest
 import torch
 
 from inference.backends import Ranked, Segment
-from inference.backends.eager import EagerModel
 from inference.backends.pard import DependentModel, RenewedSequence
 from inference.drafters.model_proposer import ROOM
 from inference.engine.engine import Engine
@@ -22,32 +21,22 @@ from inference.engine.session import Session
 from inference.engine.target_rows import led_by_row
 from inference.model.decoder import Decoder, Layer
 from inference.model.pard import Projection
-from inference.order import Decode, End
+from inference.order import Decode
 from inference.planner.acceptance import read_acceptance
 from inference.planner.knowledge import Knowledge
 from inference.sampling import SamplingParams
 from inference.times import DraftTimes, LinkTimes, TargetTimes
-from inference.tree import IntArray
 from tests.support import pairs
 from tests.support.clock import Clock
 from tests.support.drafts import text_of
 from tests.support.equality import NearTies, assert_same_text
-from tests.support.exact import opened
+from tests.support.exact import finish, opened
 from tests.support.pard_files import random_weight
+from tests.support.timed_target import FORWARD, TimedTarget
 
 TARGET, LENGTH, TOKENS = pairs.decoder(1), pairs.SEQUENCE_LENGTH, 40
 HIDDEN = TARGET.config.hidden_size
-FORWARD, CALL = 0.010, 0.0002
-
-
-class Forwards(EagerModel):
-    """A target whose forwards take their time by the clock of the test."""
-
-    clock: Clock
-
-    def choose(self, segments: Sequence[Segment]) -> list[IntArray]:
-        self.clock.now += FORWARD
-        return super().choose(segments)
+CALL = 0.0002
 
 
 class Answer(NamedTuple):
@@ -82,7 +71,7 @@ class Beside:
 
     def __init__(self, draft: Decoder, projection: Projection) -> None:
         clock = Clock()
-        target = Forwards(TARGET, rows=2, capacity=LENGTH + 64, max_nodes=64)
+        target = TimedTarget(TARGET, rows=2, capacity=LENGTH + 64, max_nodes=64)
         target.keep_features(projection.kept)
         self.draft = Calls(draft, projection)
         target.clock = self.draft.clock = clock
@@ -110,12 +99,6 @@ class Beside:
         session = opened(self.engine, prompt)
         self.engine.decode(session, Decode(len(prompt) + TOKENS, credit=512, beside=True))
         return session
-
-    def finish(self, *sessions: Session) -> None:
-        while any(one.end is End.NOT for one in sessions):
-            assert self.engine.step(), "somebody can go on"
-            for one in sessions:
-                self.engine.acknowledge(one, one.length)
 
 
 def random_pair() -> Beside:
@@ -159,7 +142,7 @@ def test_every_call_reads_the_states_before_the_roots_of_its_texts() -> None:
     """So a draft that repeats what these states say names the root, everywhere."""
     beside, length = echo(), 20
     sessions = [beside.asked(pairs.prompt_of(seed)[-length:]) for seed in (20, 31)]
-    beside.finish(*sessions)
+    finish(beside.engine, *sessions)
     read = [one for one in beside.draft.said if one.root >= length]
     for row in (0, 1):
         mine = [one for one in read if one.row == row]

@@ -50,6 +50,7 @@ from inference.tree_shape import NONE, Branches
 from outrider.models import EMBEDDED
 from tests.support.drafts import growing
 from tests.support.equality import NearTies, assert_same_text
+from tests.support.exact import finish
 from tests.support.fused_models import eager_fused
 from tests.support.pairs import SEQUENCE_LENGTH, VOCABULARY, decoder, engine, perturbed
 from tests.support.wire_fixtures import connected
@@ -294,9 +295,7 @@ def test_nothing_is_committed_behind_a_stop_id(params: SamplingParams) -> None:
 
 def finished(served: Engine, session: Session) -> list[int]:
     """All tokens of a session whose reader acknowledges at once."""
-    while session.end is End.NOT:
-        assert served.step(), "it can go on"
-        served.acknowledge(session, session.length)
+    finish(served, session)
     return session.tokens[session.prompt_length :]
 
 

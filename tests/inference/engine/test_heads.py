@@ -14,7 +14,6 @@ import torch
 
 from benchmarks.train_head import new_head, save_head, teach
 from inference.backends import Ranked, Segment
-from inference.backends.eager import EagerModel
 from inference.backends.eagle import EagleModel
 from inference.drafters.model_proposer import ROOM
 from inference.engine.engine import Engine
@@ -23,33 +22,23 @@ from inference.engine.local_session import LocalSession
 from inference.engine.session import Session
 from inference.engine.target_rows import led_by_row
 from inference.model.eagle import EagleHead, load_head
-from inference.order import Decode, End
+from inference.order import Decode
 from inference.planner.acceptance import read_acceptance
 from inference.planner.knowledge import Knowledge
 from inference.proposer import HOST
 from inference.sampling import SamplingParams
 from inference.times import DraftTimes, LinkTimes, TargetTimes
-from inference.tree import IntArray
 from tests.support import heads, pairs
 from tests.support.clock import Clock
 from tests.support.drafts import text_of
 from tests.support.equality import NearTies, assert_same_text
-from tests.support.exact import opened
+from tests.support.exact import finish, opened
+from tests.support.timed_target import FORWARD, TimedTarget
 
 TARGET, LENGTH = pairs.decoder(1), pairs.SEQUENCE_LENGTH
-FORWARD, CALL = 0.010, 0.001
+CALL = 0.001
 PROMPTS = [pairs.prompt_of(length) for length in range(20, 24)]
 TOKENS = 40
-
-
-class Forwards(EagerModel):
-    """A target whose forwards take their time by the clock of the test."""
-
-    clock: Clock
-
-    def choose(self, segments: Sequence[Segment]) -> list[IntArray]:
-        self.clock.now += FORWARD
-        return super().choose(segments)
 
 
 class Calls(EagleModel):
@@ -73,7 +62,7 @@ class Beside:
 
     def __init__(self, head: Path, rows: int = 2) -> None:
         clock = Clock()
-        target = Forwards(TARGET, rows=rows, capacity=LENGTH + 64, max_nodes=64)
+        target = TimedTarget(TARGET, rows=rows, capacity=LENGTH + 64, max_nodes=64)
         self.head = Calls(load_head(head, TARGET, LENGTH), rows)
         target.keep_features(heads.KEPT)
         target.clock = self.head.clock = clock
@@ -98,12 +87,6 @@ class Beside:
         session = opened(self.engine, prompt)
         self.engine.decode(session, Decode(len(prompt) + tokens, credit=512, beside=True))
         return session
-
-    def finish(self, *sessions: Session) -> None:
-        while any(one.end is End.NOT for one in sessions):
-            assert self.engine.step(), "somebody can go on"
-            for one in sessions:
-                self.engine.acknowledge(one, one.length)
 
 
 def _knowledge(times: dict[tuple[int, int], float]) -> Knowledge:
@@ -161,7 +144,7 @@ def test_the_text_is_the_targets_own_seeded_decoding(
 def test_what_a_head_has_learned_is_accepted(taught: Path) -> None:
     beside = Beside(taught)
     session = beside.asked(PROMPTS[0][-20:])
-    beside.finish(session)
+    finish(beside.engine, session)
     assert session.spent.forwards < TOKENS / 2
     assert session.proposers.count(HOST) > TOKENS / 2
 
@@ -174,7 +157,7 @@ def test_one_call_serves_all_who_asked(taught: Path) -> None:
     beside = Beside(taught, rows=4)
     prompts = [prompt[-20:] for prompt in PROMPTS[:4]]
     sessions = [beside.asked(prompt) for prompt in prompts]
-    beside.finish(*sessions)
+    finish(beside.engine, *sessions)
     assert max(beside.head.together) == 4
     for prompt, session in zip(prompts, sessions, strict=True):
         assert session.tokens[20:] == own_text(prompt)
@@ -185,12 +168,12 @@ def test_a_cached_prefix_has_its_features(taught: Path) -> None:
     """A second session drafts as well as it would with a prompt that was computed."""
     prompt, beside, afresh = PROMPTS[0][-20:], Beside(taught), Beside(taught)
     first = beside.asked(prompt)
-    beside.finish(first)
+    finish(beside.engine, first)
     longer = first.tokens[:40]
     beside.engine.close(first)
     hit, computed = beside.asked(longer), afresh.asked(longer)
-    beside.finish(hit)
-    afresh.finish(computed)
+    finish(beside.engine, hit)
+    finish(afresh.engine, computed)
     assert hit.reused == 39 > computed.reused
     assert hit.tokens == computed.tokens
     assert abs(hit.spent.forwards - computed.spent.forwards) <= 2
@@ -199,16 +182,16 @@ def test_a_cached_prefix_has_its_features(taught: Path) -> None:
 def test_a_session_that_lost_its_row_is_drafted_for_on_another(taught: Path) -> None:
     beside = Beside(taught, rows=1)
     first = beside.asked(PROMPTS[0][-20:], 20)
-    beside.finish(first)
+    finish(beside.engine, first)
     beside.engine.detach(first)
     second = beside.asked(PROMPTS[1][-20:])
-    beside.finish(second)
+    finish(beside.engine, second)
     assert first.row is None
     beside.engine.detach(second)
     beside.engine.attach(first)
     beside.engine.decode(first, Decode(20 + TOKENS, credit=512, beside=True))
     forwards = first.spent.forwards
-    beside.finish(first)
+    finish(beside.engine, first)
     assert first.spent.forwards - forwards < 10
     for prompt, session in zip(PROMPTS, (first, second), strict=False):
         assert session.tokens[20:] == own_text(prompt[-20:])
@@ -222,6 +205,6 @@ def test_a_session_that_ends_midway_leaves_its_row_to_another_text(taught: Path)
             beside.engine.step()
         beside.engine.close(session)
     session = beside.asked(PROMPTS[3][-20:])
-    beside.finish(session)
+    finish(beside.engine, session)
     assert session.tokens[20:] == own_text(PROMPTS[3][-20:])
     assert session.spent.forwards < TOKENS / 2

@@ -18,7 +18,7 @@ from inference.engine.host import Host
 from inference.engine.local_session import LocalSession
 from inference.engine.session import MOST_AHEAD, Session
 from inference.model.decoder import Decoder
-from inference.order import Decode, End
+from inference.order import Decode
 from inference.planner.acceptance import read_acceptance
 from inference.planner.knowledge import Knowledge
 from inference.proposer import COPY, HOST, NOBODY
@@ -28,7 +28,7 @@ from tests.support import pairs
 from tests.support.clock import Clock
 from tests.support.drafts import growing, text_of
 from tests.support.equality import NearTies, assert_same_text
-from tests.support.exact import VOCABULARY, Exact, next_token, opened, own_text
+from tests.support.exact import VOCABULARY, Exact, finish, next_token, opened, own_text
 from tests.support.exact import text_of as made_by
 from tests.support.scripted_models import Prefix, Says, ScriptedModel
 
@@ -113,13 +113,6 @@ class Hosted:
         self.engine.decode(session, Decode(len(prompt) + tokens, credit=512, beside=beside))
         return session
 
-    def finish(self, *sessions: Session) -> None:
-        """Make forwards until these texts have ended; their clients read at once."""
-        while any(one.end is End.NOT for one in sessions):
-            assert self.engine.step(), "somebody can go on"
-            for one in sessions:
-                self.engine.acknowledge(one, one.length)
-
 
 def _knowledge(call: float) -> Knowledge:
     target = TargetTimes({(1, 1): FORWARD, (1, 32): FORWARD})
@@ -175,7 +168,7 @@ def test_a_client_that_proposes_too_shares_the_session_with_the_draft_beside_the
 def test_a_draft_that_is_right_makes_a_text_in_few_forwards() -> None:
     hosted = Hosted(right)
     session = hosted.asked([1, 2, 3], 200)
-    hosted.finish(session)
+    finish(hosted.engine, session)
     assert made_by(session) == own_text([1, 2, 3], 200, kinds=KINDS)
     assert session.spent.forwards < 100
     assert set(session.proposers) == {HOST, NOBODY}
@@ -185,7 +178,7 @@ def test_what_the_text_said_before_is_copied_for_who_asked() -> None:
     """The target chooses among three tokens: every context of two soon comes again."""
     hosted = Hosted(wrong, copies=True, kinds=3)
     session, other = hosted.asked([1, 2, 3], 300), hosted.asked([1, 2, 4], 300, beside=False)
-    hosted.finish(session, other)
+    finish(hosted.engine, session, other)
     assert made_by(session) == own_text([1, 2, 3], 300, kinds=3)
     assert session.proposers.count(COPY) > 30
     assert set(other.proposers) == {NOBODY}
@@ -196,7 +189,7 @@ def test_one_call_serves_all_who_asked() -> None:
     sessions = [opened(hosted.engine, [1, 2, number]) for number in range(4)]
     for session in sessions:
         hosted.engine.decode(session, Decode(103, credit=512, beside=True))
-    hosted.finish(*sessions)
+    finish(hosted.engine, *sessions)
     for number, session in enumerate(sessions):
         assert made_by(session) == own_text([1, 2, number], 100, kinds=KINDS)
         assert session.spent.forwards < 20
@@ -210,7 +203,7 @@ def test_a_draft_that_is_never_right_falls_silent_and_is_asked_now_and_then() ->
         hosted.engine.step()
         hosted.engine.acknowledge(session, session.length)
     began, before = hosted.clock.now, len(hosted.draft.together)
-    hosted.finish(session)
+    finish(hosted.engine, session)
     assert 703 // 64 - 1 <= len(hosted.draft.together) - before <= 703 // 64 + 1
     assert hosted.clock.now - began < 1.02 * 703 * FORWARD
 
@@ -223,7 +216,7 @@ def test_a_text_is_never_much_slower_than_without_the_draft(says: Says, call: fl
     session = opened(hosted.engine, [1, 2, 3])
     hosted.engine.decode(session, Decode(203, credit=512, beside=True))
     began = hosted.clock.now
-    hosted.finish(session)
+    finish(hosted.engine, session)
     fed = len(hosted.draft.fed) * call
     assert hosted.clock.now - began - fed <= 200 * FORWARD / 0.98
     if says is right and call < FORWARD / 4:
@@ -242,20 +235,20 @@ def test_a_draft_that_is_of_no_use_takes_a_fiftieth_of_a_text_at_most(
         hosted.engine.decode(session, Decode(3 + tokens, credit=512, beside=True))
         hosted.engine.step()  # feeds the prompt
         began, made = hosted.clock.now, session.length
-        hosted.finish(session)
+        finish(hosted.engine, session)
         assert hosted.clock.now - began <= (3 + tokens - made + 0.1) * FORWARD / 0.98
         hosted.engine.close(session)
 
 
 def test_a_key_whose_drafts_bring_nothing_pays_for_its_first_call_beforehand() -> None:
     hosted = Hosted(wrong, call=0.002)
-    hosted.finish(hosted.asked([1, 2, 3], 128))
+    finish(hosted.engine, hosted.asked([1, 2, 3], 128))
     first = len(hosted.draft.together)
     session = hosted.asked([1, 2, 4], 128)
     for _ in range(9):
         hosted.engine.step()  # a call takes a fifth of a token, and a forward earns a fiftieth
     assert len(hosted.draft.together) == first
-    hosted.finish(session)
+    finish(hosted.engine, session)
     assert len(hosted.draft.together) > first
 
 
@@ -271,11 +264,11 @@ def test_who_did_not_ask_keeps_its_root_only_rate(says: Says, prompt: int) -> No
     guests = [hosted.asked([number] * prompt, 600) for number in range(1, 3)]
     other = hosted.asked([9, 9, 9], 400, beside=False)
     began, forwards = hosted.clock.now, other.spent.forwards
-    hosted.finish(other)
+    finish(hosted.engine, other)
     assert other.spent.forwards - forwards == 400
     assert hosted.clock.now - began <= (400 + MOST_AHEAD) * FORWARD / 0.98
     assert hosted.draft.calls > 0, "what it is ahead is used"
-    hosted.finish(*guests)
+    finish(hosted.engine, *guests)
     for number, guest in enumerate(guests, 1):
         assert made_by(guest) == own_text([number] * prompt, 600, kinds=KINDS)
 
@@ -293,7 +286,7 @@ def test_a_long_text_is_fed_to_the_draft_in_parts_between_forwards() -> None:
         assert len(hosted.draft.fed) <= before + 1
     assert sum(hosted.draft.fed) == 499
     assert len(hosted.model.calls) >= forwards + 8
-    hosted.finish(session, neighbour)
+    finish(hosted.engine, session, neighbour)
     assert made_by(session) == own_text([7] * 500, 20, kinds=KINDS)
 
 
@@ -305,7 +298,7 @@ def test_a_closed_session_gives_its_row_back() -> None:
     hosted = Hosted(rows=2)
     for _ in range(3):
         sessions = [hosted.asked([1, number], 30) for number in range(2)]
-        hosted.finish(*sessions)
+        finish(hosted.engine, *sessions)
         assert hosted.host.free_rows == 0
         for session in sessions:
             hosted.engine.close(session)
@@ -316,16 +309,16 @@ def test_a_closed_session_gives_its_row_back() -> None:
 def test_a_session_that_lost_its_row_gives_that_of_the_draft_back_and_gets_another() -> None:
     hosted = Hosted(rows=1)
     first = hosted.asked([1, 2, 3], 30)
-    hosted.finish(first)
+    finish(hosted.engine, first)
     hosted.engine.detach(first)
     second = hosted.asked([4, 5, 6], 30)
     assert first.row is None
-    hosted.finish(second)
+    finish(hosted.engine, second)
     assert second.spent.forwards < 25
     hosted.engine.detach(second)
     hosted.engine.attach(first)
     hosted.engine.decode(first, Decode(63, credit=512, beside=True))
-    hosted.finish(first)
+    finish(hosted.engine, first)
     assert made_by(first) == own_text([1, 2, 3], 60, kinds=KINDS)
     assert made_by(second) == own_text([4, 5, 6], 30, kinds=KINDS)
 
@@ -337,7 +330,7 @@ def test_a_session_that_wants_no_draft_any_more_gives_its_row_back() -> None:
         hosted.engine.step()
     assert HOST not in second.proposers
     hosted.engine.decode(first, Decode(302, credit=512))
-    hosted.finish(first, second)
+    finish(hosted.engine, first, second)
     assert HOST in second.proposers
     for number, session in enumerate((first, second)):
         assert made_by(session) == own_text([1, number], 300, kinds=KINDS)
@@ -346,10 +339,10 @@ def test_a_session_that_wants_no_draft_any_more_gives_its_row_back() -> None:
 def test_a_text_that_is_asked_to_go_on_is_drafted_to_its_new_end() -> None:
     hosted = Hosted(right)
     session = hosted.asked([1, 2, 3], 20)
-    hosted.finish(session)
+    finish(hosted.engine, session)
     hosted.engine.decode(session, Decode(203, credit=512, beside=True))
     before = session.spent.forwards
-    hosted.finish(session)
+    finish(hosted.engine, session)
     assert session.spent.forwards - before < 90
     assert made_by(session) == own_text([1, 2, 3], 200, kinds=KINDS)
 
@@ -368,7 +361,7 @@ def test_when_the_draft_fails_texts_go_on_without_it(
     for _ in range(steps):
         hosted.engine.step()
     hosted.draft.broken = True
-    hosted.finish(*sessions)
+    finish(hosted.engine, *sessions)
     for number, session in enumerate(sessions):
         assert made_by(session) == own_text([1, 2, number], 400, kinds=KINDS)
     assert hosted.host.free_rows == 4

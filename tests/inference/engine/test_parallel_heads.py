@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from inference.backends import Ranked, Segment
-from inference.backends.eager import EagerModel
 from inference.backends.eagle import ParallelEagleModel
 from inference.drafters.model_proposer import ROOM
 from inference.engine.engine import Engine
@@ -22,33 +21,23 @@ from inference.engine.local_session import LocalSession
 from inference.engine.target_rows import led_by_row
 from inference.model.cache import empty_cache
 from inference.model.eagle import EagleHead, load_head
-from inference.order import Decode, End
+from inference.order import Decode
 from inference.planner.acceptance import read_acceptance
 from inference.planner.knowledge import Knowledge
 from inference.proposer import HOST
 from inference.sampling import SamplingParams
 from inference.times import DraftTimes, LinkTimes, TargetTimes
-from inference.tree import IntArray
 from tests.support import heads, pairs
 from tests.support.clock import Clock
 from tests.support.drafts import text_of
 from tests.support.equality import NearTies, assert_same_text
-from tests.support.exact import opened
+from tests.support.exact import finish, opened
+from tests.support.timed_target import FORWARD, TimedTarget
 
 TARGET, LENGTH, TOKENS = pairs.decoder(1), pairs.SEQUENCE_LENGTH, 40
-FORWARD, CALL = 0.010, 0.001
+CALL = 0.001
 PROMPT = pairs.prompt_of(20)[-20:]
 MASK, LEVELS = 299, 4
-
-
-class Forwards(EagerModel):
-    """A target whose forwards take their time by the clock of the test."""
-
-    clock: Clock
-
-    def choose(self, segments: Sequence[Segment]) -> list[IntArray]:
-        self.clock.now += FORWARD
-        return super().choose(segments)
 
 
 class Calls(ParallelEagleModel):
@@ -74,7 +63,7 @@ class Beside:
 
     def __init__(self, directory: Path) -> None:
         clock = Clock()
-        target = Forwards(TARGET, rows=1, capacity=LENGTH + 64, max_nodes=64)
+        target = TimedTarget(TARGET, rows=1, capacity=LENGTH + 64, max_nodes=64)
         self.head = Calls(load_head(directory, TARGET, LENGTH))
         target.keep_features(heads.KEPT)
         target.clock = self.head.clock = clock
@@ -195,9 +184,7 @@ def test_one_call_brings_several_tokens(taught: Path) -> None:
     beside = Beside(taught)
     session = opened(beside.engine, PROMPT)
     beside.engine.decode(session, Decode(len(PROMPT) + TOKENS, credit=512, beside=True))
-    while session.end is End.NOT:
-        assert beside.engine.step(), "it can go on"
-        beside.engine.acknowledge(session, session.length)
+    finish(beside.engine, session)
     assert session.tokens[len(PROMPT) :] == own_text(SamplingParams())
     assert session.proposers.count(HOST) > 2 * len(beside.head.behind)
     assert session.spent.forwards < TOKENS / 2
