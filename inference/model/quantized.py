@@ -9,6 +9,7 @@ yet run on a GPU.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Literal, NamedTuple, TypeVar, get_args
 
 import torch
@@ -65,8 +66,8 @@ def product(weight: Tensor, bias: Tensor | None, weights: Quantization) -> nn.Mo
     weight = weight.detach()
     if weights == "int4":
         return Int4Product(to_int4(weight), bias)
-    kind = Int8PackedProduct if weight.device.type == "cpu" else Int8Product
-    return kind(to_int8(weight), bias)
+    packed = weight.device.type == "cpu" and (is_exact(halves=False) or is_exact(halves=True))
+    return (Int8PackedProduct if packed else Int8Product)(to_int8(weight), bias)
 
 
 class Int8Matrix(NamedTuple):
@@ -128,11 +129,15 @@ def _grouped(weight: Tensor) -> Int4Matrix:
 class Int8PackedProduct(nn.Module):
     """The product on a CPU, by oneDNN's integer kernels.
 
-    On processors without VNNI these may cut off sums of two great products.
+    Some cut off sums of two great products at 16 bits, on processors without VNNI. There a state is
+    multiplied as its halves, in two rows, which no kernel cuts off: the numbers stay the same.
     """
 
-    def __init__(self, matrix: Int8Matrix, bias: Tensor | None) -> None:
+    def __init__(
+        self, matrix: Int8Matrix, bias: Tensor | None, *, halves: bool | None = None
+    ) -> None:
         super().__init__()
+        self._halves = not is_exact(halves=False) if halves is None else halves
         self._packed = torch.ops.onednn.qlinear_prepack(matrix.levels, [1, matrix.levels.shape[1]])
         self._scale, self._bias = matrix.scale, None if bias is None else bias.detach().float()
         self._zeros = torch.zeros(len(matrix.scale), dtype=torch.int64)
@@ -140,21 +145,45 @@ class Int8PackedProduct(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         scale = _scales(x)
         rounded = torch.round(x.float() / scale).add_(_MIDDLE).to(torch.uint8).flatten(0, -2)
+        nodes, middle = len(rounded), _MIDDLE
+        if self._halves:
+            half, middle = rounded >> 1, _MIDDLE // 2
+            rounded = torch.cat((half, rounded - half))
         sums = torch.ops.onednn.qlinear_pointwise(
-            rounded, 1.0, _MIDDLE, self._packed, self._scale, self._zeros, None, 1.0, 0,
+            rounded, 1.0, middle, self._packed, self._scale, self._zeros, None, 1.0, 0,
             torch.float32, "none", [], "",
         )  # fmt: skip
+        if self._halves:
+            sums = sums[:nodes] + sums[nodes:]
         return _finished(sums.view(*x.shape[:-1], -1) * scale, self._bias, x)
 
 
+@cache
+def is_exact(*, halves: bool) -> bool:
+    """Whether this CPU's integer kernels add up the greatest products without cutting them off.
+
+    halves: of states that are multiplied as their halves
+    """
+    signs = torch.tensor([1, -1]).repeat(32)
+    levels = (signs[:, None] * _LEVELS).to(torch.int8).expand(-1, 256).contiguous()
+    multiply = Int8PackedProduct(Int8Matrix(levels, torch.ones(64)), None, halves=halves)
+    sums = levels.sum(1).float()
+    return all(torch.allclose(multiply(torch.ones(nodes, 256)), sums) for nodes in (1, 40))
+
+
 class Int8Product(nn.Module):
-    """The product by torch._int_mm, CUDA's integer product."""
+    """The product by torch._int_mm, CUDA's integer product.
+
+    In float32 on a CPU that would cut off its sums.
+    """
 
     def __init__(self, matrix: Int8Matrix, bias: Tensor | None) -> None:
         super().__init__()
         self._outputs = len(matrix.levels)
         levels = F.pad(matrix.levels, (0, -matrix.levels.shape[1] % 8, 0, -self._outputs % 8))
         self._levels, self._scale = levels.t(), matrix.scale
+        exact = levels.device.type != "cpu" or is_exact(halves=False)
+        self._multiply: Callable[..., Tensor] = torch._int_mm if exact else _multiply_wide
         self._bias = None if bias is None else bias.detach().float()
 
     def forward(self, x: Tensor) -> Tensor:
@@ -162,7 +191,7 @@ class Int8Product(nn.Module):
         rounded = torch.round(x.float() / scale).to(torch.int8).flatten(0, -2)
         nodes = len(rounded)
         missing = (0, len(self._levels) - rounded.shape[1], 0, max(0, _LEAST_ROWS - nodes))
-        sums = torch._int_mm(F.pad(rounded, missing), self._levels)[:nodes, : self._outputs]
+        sums = self._multiply(F.pad(rounded, missing), self._levels)[:nodes, : self._outputs]
         wide = sums.float().view(*x.shape[:-1], -1)
         return _finished(wide * scale * self._scale, self._bias, x)
 
@@ -209,6 +238,10 @@ class CutHead(nn.Module):
 def _quantize_head(decoder: Decoder, weights: Quantization) -> None:
     cut = decoder.head_weight()[: decoder.vocabulary]
     decoder.lm_head = CutHead(product(cut, None, weights))
+
+
+def _multiply_wide(states: Tensor, levels: Tensor) -> Tensor:
+    return states.float() @ levels.float()
 
 
 def _scales(x: Tensor) -> Tensor:  # [..., inputs] -> [..., 1] float32

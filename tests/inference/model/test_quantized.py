@@ -88,6 +88,22 @@ def test_int8_on_a_cpu_and_as_cuda_computes_it_are_the_same_numbers() -> None:
     torch.testing.assert_close(Int8PackedProduct(matrix, None)(x), Int8Product(matrix, None)(x))
 
 
+@pytest.mark.parametrize("kind", [Int8PackedProduct, Int8Product])
+@pytest.mark.parametrize("nodes", [1, 7, 40])
+def test_the_greatest_operands_of_int8_are_summed_whole(
+    kind: type[Int8PackedProduct | Int8Product], nodes: int
+) -> None:
+    matrix = to_int8(torch.ones(16, 896) * torch.tensor([1, -1]).repeat(8)[:, None])
+    for x in (torch.ones(nodes, 896), -torch.ones(nodes, 896)):
+        torch.testing.assert_close(kind(matrix, None)(x), x @ matrix.dequantized().t())
+
+
+def test_states_multiplied_as_their_halves_give_the_same_numbers() -> None:
+    x, matrix, bias = noise(2, 7, 100), to_int8(noise(37, 100, seed=1)), noise(37, seed=2)
+    halves = Int8PackedProduct(matrix, bias, halves=True)
+    torch.testing.assert_close(halves(x), Int8Product(matrix, bias)(x))
+
+
 @pytest.mark.parametrize("inputs", [32, 96, 128])
 @pytest.mark.parametrize("outputs", [16, 37])
 def test_int4_multiplies_by_the_rounded_matrix(inputs: int, outputs: int) -> None:
