@@ -33,6 +33,7 @@ from inference.engine.engine import Engine
 from inference.engine.host import Host
 from inference.engine.session import Session
 from inference.engine.target_rows import led_by_row
+from inference.link_times import LinkTimes
 from inference.model.decoder import Decoder
 from inference.model.eagle import load_head
 from inference.order import Decode, End
@@ -40,7 +41,7 @@ from inference.planner.acceptance import read_acceptance
 from inference.planner.knowledge import Knowledge
 from inference.sampling import SamplingParams
 from inference.text import Tokenizer
-from inference.times import DraftTimes, LinkTimes, TargetTimes
+from inference.times import DraftTimes, LatencyModel
 from inference.tree import IntArray, TokenTree
 from outrider.models import EMBEDDED
 
@@ -104,7 +105,7 @@ def beside(target: Decoder, draft: Decoder | Path) -> Beside:
     made: Draft | Head
 
     def know() -> Knowledge:
-        return Knowledge(DraftTimes({1: CALL}), TargetTimes(times), LinkTimes(), read_acceptance())
+        return Knowledge(DraftTimes({1: CALL}), LatencyModel(times), LinkTimes(), read_acceptance())
 
     if isinstance(draft, Path):
         head = load_head(draft, target, LENGTH)
@@ -120,7 +121,7 @@ def beside(target: Decoder, draft: Decoder | Path) -> Beside:
         sequence_length=LENGTH,
         max_tree_nodes=NODES,
         vocabulary=target.vocabulary,
-        times=times,
+        times=LatencyModel(times, measured=True),
         host=host,
         clock=clock,
     )

@@ -37,6 +37,7 @@ from inference.engine.engine import Engine, collect_rarely
 from inference.engine.session import Session
 from inference.order import MOST_CREDIT, Decode
 from inference.sampling import SamplingParams
+from inference.times import LatencyModel
 from inference.tree import IntArray
 
 CAPACITY, PROMPT, VOCABULARY = 2048, 600, 100_000
@@ -168,7 +169,7 @@ class Load:
             sequence_length=CAPACITY - nodes,
             max_tree_nodes=nodes,
             vocabulary=VOCABULARY,
-            times={(sessions, width): 0.03 for width in (1, nodes)},
+            times=LatencyModel({(sessions, one): 0.03 for one in (1, nodes)}, measured=True),
         )
         counted = Statistics()  # which every server keeps
         counted.models["target"] = ModelTotals()

@@ -40,6 +40,7 @@ from inference.decode import TargetSession, decode
 from inference.drafters.model_proposer import ROOM, ModelProposer
 from inference.engine.engine import Engine
 from inference.engine.local_session import LocalSession
+from inference.link_times import LinkTimes
 from inference.model.checkpoint import DTYPES
 from inference.model.config import read_config
 from inference.order import Decode, End
@@ -49,7 +50,7 @@ from inference.planner.prices import Prices
 from inference.proposer import Proposer
 from inference.sampling import SamplingParams
 from inference.text import Tokenizer
-from inference.times import DraftTimes, LinkTimes, TargetTimes
+from inference.times import DraftTimes, LatencyModel
 from outrider.models import EMBEDDED, PREFILL_NODES
 
 LENGTH = 1024
@@ -115,7 +116,7 @@ def ahead(pair: Pair, job: Job, order: int) -> tuple[int, ...]:
     engine = serve(target, pair.vocabulary, times=times.target, clock=clock.now)
     trips = LinkTimes()
     trips.observe(link.round_trip, 0.0, 0)
-    known = Knowledge(DraftTimes(times.here), TargetTimes(times.target), trips, read_acceptance())
+    known = Knowledge(DraftTimes(times.here), LatencyModel(times.target), trips, read_acceptance())
     proposer = ModelProposer(draft, 0, known, Prices(battery=True), clock=clock.now)
     return _text(job, pair, VirtualSession(clock, engine, link), [proposer], clock)
 

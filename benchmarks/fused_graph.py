@@ -36,12 +36,13 @@ from inference.engine.graph_rounds import GraphRounds
 from inference.engine.graph_tree import Branching
 from inference.engine.host import Host
 from inference.engine.local_session import LocalSession
+from inference.link_times import LinkTimes
 from inference.order import Decode, Pace
 from inference.planner.acceptance import read_acceptance
 from inference.planner.knowledge import Knowledge
 from inference.sampling import SamplingParams
 from inference.text import Tokenizer
-from inference.times import DraftTimes, LinkTimes, TargetTimes
+from inference.times import DraftTimes, LatencyModel
 from outrider.models import EMBEDDED
 
 PROMPTS = (
@@ -110,7 +111,7 @@ def arms_of(directory: Path, manifest: Manifest) -> list[Arm]:
 
 def _unknown() -> Knowledge:
     """Return the knowledge of a draft whose calls were not measured yet."""
-    return Knowledge(DraftTimes(), TargetTimes(), LinkTimes(), read_acceptance())
+    return Knowledge(DraftTimes(), LatencyModel(), LinkTimes(), read_acceptance())
 
 
 def _eager(directory: Path, manifest: Manifest, capacity: int) -> EagerModel:

@@ -35,6 +35,7 @@ from inference.drafters.model_proposer import ROOM
 from inference.engine.engine import Engine
 from inference.engine.feature_feed import FeatureOffer
 from inference.features import FeatureForm
+from inference.link_times import LinkTimes
 from inference.model.decoder import Decoder
 from inference.model.eagle import EagleHead, load_head
 from inference.order import Decode, Pace
@@ -43,7 +44,7 @@ from inference.planner.knowledge import Knowledge
 from inference.planner.prices import Prices
 from inference.sampling import SamplingParams
 from inference.text import Tokenizer
-from inference.times import DraftTimes, LinkTimes, TargetTimes
+from inference.times import DraftTimes, LatencyModel
 from inference.tree import IntArray
 from outrider.models import EMBEDDED
 
@@ -100,7 +101,7 @@ def drafted(
     """The text with the head, which has all features that it is sent before it drafts."""
     model = EagleModel(wire.head, rows=1, capacity=LENGTH + ROOM, max_nodes=CHUNK)
     known = Knowledge(
-        DraftTimes({1: 0.001}), TargetTimes({(1, 1): 0.01}), LinkTimes(), read_acceptance()
+        DraftTimes({1: 0.001}), LatencyModel({(1, 1): 0.01}), LinkTimes(), read_acceptance()
     )
     proposer = LedProposer(model, 0, known, Prices(), features=features, clock=lambda: 0.0)
     session, made = wire.connection.session(features=features), list[int]()

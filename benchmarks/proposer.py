@@ -18,12 +18,13 @@ from inference.backends import Ranked, Segment
 from inference.candidates import CandidateTree, Nodes
 from inference.drafters.model_proposer import WIDTH, ModelProposer
 from inference.engine.snapshot import best_of
+from inference.link_times import LinkTimes
 from inference.planner.acceptance import read_acceptance
 from inference.planner.knowledge import Knowledge
 from inference.planner.prices import Prices
 from inference.proposer import Notice
 from inference.sampling import SamplingParams
-from inference.times import DraftTimes, LinkTimes, TargetTimes
+from inference.times import DraftTimes, LatencyModel
 from inference.tree import IntArray
 
 VOCABULARY, TOKENS, CALL, FORWARD, CALLS_A_FORWARD = 4096, 500, 0.01, 0.03, 3
@@ -82,7 +83,7 @@ class Stopwatch:
 def measure() -> tuple[Stopwatch, ModelProposer]:
     """One text."""
     known = Knowledge(
-        DraftTimes({1: CALL}), TargetTimes({(1, 1): FORWARD}), LinkTimes(), read_acceptance()
+        DraftTimes({1: CALL}), LatencyModel({(1, 1): FORWARD}), LinkTimes(), read_acceptance()
     )
     model, watch, text = HashModel(), Stopwatch(), [1, 2, 3]
     proposer = ModelProposer(model, 0, known, Prices())

@@ -55,7 +55,7 @@ class Description:
     draft_nodes: int = 0  # nodes that this draft has room for beyond a text
     times: tuple[
         tuple[Shape, float], ...
-        # seconds of a forward by rows and nodes of each: dict(times) is a profile for TargetTimes
+        # seconds of a forward by rows and nodes of each: dict(times) is a profile for LatencyModel
     ] = ()
     draft_times: tuple[
         tuple[int, float], ...

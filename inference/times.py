@@ -1,196 +1,290 @@
-"""Estimated seconds of forwards and of the link: profiles, corrected by measurements during use.
+"""Estimated seconds of a model's calls: profiles, corrected by measurements during use.
 
-The target's engine uses TargetTimes. A client has DraftTimes, TargetTimes and LinkTimes. All start
-from profiles where there are any, and follow measured times up and down. Pure: no clock is read.
+The target's engine has a LatencyModel of its forwards. A client has one, too, and DraftTimes. They
+start from profiles where there are any, and follow measured times up and down. Pure: no clock is
+read.
 """
 
 from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from functools import cache
+from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
-
-KEPT = 15
-"""Latest samples kept of one shape; their median forgets a disturbance after half as many."""
 
 TRUSTED = 3
-"""Samples from which a shape's own median is used. With fewer, one disturbed forward would make all
-other shapes look cheap.
+"""Samples from which a median is used. With fewer, one disturbed call could be all there is."""
+
+STALE, CHANGED = 16, 1.2
+"""Calls after which samples of a shape may tell of another machine, and the factor by which the
+next sample shows that they do.
 """
 
-REMEMBERED = 2 * KEPT
-"""Latest samples kept of all shapes together; it makes old samples of a rare shape go."""
+LATEST = 7
+"""Latest samples of one shape that count. A change of the machine is believed after four."""
 
-STEPS = 64
-"""Latest differences between exchanges that the seconds per byte are estimated from."""
+REMEMBERED = 2048
+"""Calls after which a shape that was not seen again counts as never measured."""
 
-PROFILE_ERROR = 0.1
-"""Relative spread of a profiled time, which was measured earlier and in another context."""
+STEP = 2.0
+"""Factor in nodes beyond what was measured within which a time can be bounded at all."""
 
-GUESS_ERROR = 0.5
-"""Relative spread of a time that was neither profiled nor measured often enough."""
+RIGHT = 0.25
+"""A profile is right about two shapes if it errs less in the logarithm of their ratio."""
 
-TELLING_STEPS, TELLING_ERRORS = 5, 4.0
-"""Conditions for using a slope as seconds per byte: this many differences of about one size,
-and a slope this many standard errors above 0.
-"""
+WIDEST = 64
+"""Nodes of the widest call of a draft whose time a profile tells."""
 
 Shape: TypeAlias = tuple[int, int]
 """Rows of a forward, and nodes of each row."""
 
 
-class Estimate(NamedTuple):
-    """An estimated time and its standard error.
+class LatencyModel:
+    """The law of a model's calls: seconds by shape, from measured calls and a profile.
 
-    Samples give the median and its standard error. The spread of a profile or of a guess is assumed
-    (PROFILE_ERROR, GUESS_ERROR).
-    """
+    A shape with TRUSTED samples takes their median. Fewer are believed upwards at once: a shape
+    takes at least what one of fewer nodes was seen to take, until it, or one of more nodes, is seen
+    quicker. Other shapes lie between the measured ones next to them by the nodes of all rows: as
+    the profile says while it is right about these two, else on a line. Beyond the widest that was
+    measured the profile goes on, or the slope of the widest two.
 
-    seconds: float
-    spread: float  # one standard error, in seconds
-
-
-UNKNOWN, NOTHING = Estimate(0.0, math.inf), Estimate(0.0, 0.0)
-
-
-def middle(samples: Sequence[float]) -> Estimate:
-    """The median of samples, with a standard error from their median absolute deviation.
-
-    Fewer than TRUSTED samples give a guess with GUESS_ERROR; none gives UNKNOWN.
-    """
-    if not samples:
-        return UNKNOWN
-    centre = median(samples)
-    if len(samples) < TRUSTED:
-        return Estimate(centre, GUESS_ERROR * abs(centre))
-    deviation = 1.4826 * median(
-        abs(sample - centre) for sample in samples
-    )  # equals the standard deviation for normal samples
-    return Estimate(centre, 1.2533 * deviation / math.sqrt(len(samples)))
-
-
-class ForwardTimes:
-    """Measured seconds of a forward by padded rows and nodes.
-
-    A shape with few samples is estimated by a line through all measured shapes.
-    """
-
-    def __init__(self) -> None:
-        self._samples: dict[tuple[int, int], deque[float]] = {}
-        self._medians: dict[tuple[int, int], float] = {}
-        self._line: tuple[float, float] | None = None  # fixed seconds, seconds per computed node
-
-    def record(self, rows: int, nodes: int, seconds: float) -> None:
-        """Add a sample: the seconds of a forward of this padded shape."""
-        shape = (rows, nodes)
-        samples = self._samples.setdefault(shape, deque(maxlen=KEPT))
-        samples.append(seconds)
-        self._medians[shape] = median(samples)
-        self._line = None
-
-    def seconds(self, rows: int, nodes: int) -> float:
-        """The shape's median in seconds, else the line's estimate; 0 before the first sample."""
-        if not self._medians:
-            return 0.0
-        if len(self._samples.get((rows, nodes), ())) >= TRUSTED:
-            return self._medians[rows, nodes]
-        if self._line is None:
-            self._line = self._fit()
-        fixed, each = self._line
-        return fixed + each * rows * nodes
-
-    def _fit(self) -> tuple[float, float]:
-        """Least squares over the medians, weighted by samples; both parts are 0 or more."""
-        computed = np.array([rows * nodes for rows, nodes in self._medians], dtype=np.float64)
-        seconds = np.array(list(self._medians.values()))
-        weights = np.array([len(samples) for samples in self._samples.values()], dtype=np.float64)
-        mean_computed, mean_seconds = (
-            np.average(computed, weights=weights),
-            np.average(seconds, weights=weights),
-        )
-        spread = np.average((computed - mean_computed) ** 2, weights=weights)
-        if spread == 0:
-            return float(mean_seconds), 0.0
-        slope = (
-            np.average((computed - mean_computed) * (seconds - mean_seconds), weights=weights)
-            / spread
-        )
-        slope = min(max(float(slope), 0.0), float(mean_seconds / mean_computed))
-        return float(mean_seconds - slope * mean_computed), slope
-
-
-class _Followed:
-    """Estimated seconds by shape, which follow the latest measurements.
-
-    The estimate is the median of the shape's latest samples. Without enough samples it is the
-    profile times its drift, and without a profile it is a line through all measured shapes. Load or
-    a long context slows down every shape, so the drift is one factor for the whole profile.
-
-    covers: whether the profile says what a shape takes. Other shapes, whose seconds it can only
-    bound, say nothing of the drift.
+    profile: seconds (above 0) by shape. A call is computed as the cheapest shape that it fits in,
+        or as several of the largest.
+    measured: whether these were measured in this process. Without it a profile is a guess.
     """
 
     def __init__(
-        self,
-        profile: Callable[[Shape], float] | None,
-        covers: Callable[[Shape], bool] = lambda shape: True,
+        self, profile: Mapping[Shape, float] | None = None, *, measured: bool = False
     ) -> None:
-        self._profile, self._line = profile and cache(profile), ForwardTimes()
-        self._covers = covers
-        self._latest: deque[tuple[Shape, float]] = deque(maxlen=REMEMBERED)
-        self._drift = Estimate(1.0, 0.0)
-        self._estimates: dict[Shape, Estimate] = {}
+        self.profile = dict(profile or {})
+        self._held = dict[Shape, float]()  # seconds by the profile of shapes that it does not name
+        self._seen: dict[Shape, _Seen] = {}  # the latest stands last
+        self._calls = 0  # observed so far
+        self._cache: dict[Shape, float] = {}
+        self._near_to: dict[Shape, _Near] = {}
+        self._table: _Table | None = None
+        if measured:
+            self.trust(self.profile)
 
     @property
     def known(self) -> bool:
-        return self._profile is not None or bool(self._latest)
+        """Whether there is a profile or a sample."""
+        return bool(self.profile or self._seen)
 
-    def observe(self, shape: Shape, seconds: float) -> None:
-        self._latest.append((shape, seconds))
-        self._estimates.clear()
-        if self._profile is None:
-            self._line.record(*shape, seconds)
+    def observe(self, rows: int, nodes: int, seconds: float) -> None:
+        """Record that a call of this padded shape took so many seconds."""
+        self._calls += 1
+        seen = self._seen.pop((rows, nodes), None) or _Seen()
+        seen.add(seconds, self._calls)
+        self._seen[rows, nodes] = seen
+        while self._calls - next(iter(self._seen.values())).at > REMEMBERED:
+            del self._seen[next(iter(self._seen))]
+        self._cache.clear()
+        self._near_to.clear()
+        self._table = None
+
+    def trust(self, measured: Mapping[Shape, float]) -> None:
+        """Record medians that were measured elsewhere in this process: seconds by shape."""
+        for shape, seconds in measured.items():
+            for _ in range(TRUSTED):
+                self.observe(*shape, seconds)
+
+    def samples(self, rows: int, nodes: int) -> int:
+        """Number of samples of a shape that count at present."""
+        seen = self._seen.get((rows, nodes))
+        return len(seen.latest) if seen else 0
+
+    def seconds(self, rows: int, nodes: int) -> float:
+        """Expected seconds of a call; 0 without a profile and samples."""
+        shape = rows, nodes
+        if shape not in self._cache:
+            self._cache[shape] = self._expected(shape)
+        return self._cache[shape]
+
+    def most(self, rows: int, nodes: int) -> float:
+        """Seconds that a call may take by what is known; infinite where nothing of at least half as
+        many nodes was measured.
+        """
+        expected, seen = self.seconds(rows, nodes), self._seen.get((rows, nodes))
+        if seen is not None:
+            return expected if seen.trusted else max(expected, *seen.latest)
+        near = self._near((rows, nodes))
+        if near.profiled and near.least < math.inf:
+            return max(expected, min(CHANGED * expected, near.least))
+        return max(expected, min(near.grown, near.least))
+
+    def hoped(self, rows: int, nodes: int) -> tuple[float, float]:
+        """Seconds of a call as a trial hopes and fears: as the dearest one of fewer nodes, and as
+        if its time grew with its nodes. A profile that is right leaves nothing to hope for.
+        """
+        near = self._near((rows, nodes))
+        if near.profiled:
+            return self.seconds(rows, nodes), self.most(rows, nodes)
+        return near.lower, min(near.grown, near.least)
+
+    def _expected(self, shape: Shape) -> float:
+        seen = self._seen.get(shape)
+        if seen is not None and seen.trusted:
+            stale = self._calls - seen.at > STALE
+            return max(seen.middle, self._measured.since(shape, seen.at)) if stale else seen.middle
+        near = self._near(shape)
+        if seen is not None:
+            return max(near.lower, min(seen.middle, near.least))
+        return near.expected
+
+    def _near(self, shape: Shape) -> _Near:
+        """What the measured shapes next to this one say of it."""
+        if shape not in self._near_to:
+            self._near_to[shape] = self._between(shape)
+        return self._near_to[shape]
+
+    def _between(self, shape: Shape) -> _Near:
+        table, nodes = self._measured, shape[0] * shape[1]
+        low, high = table.neighbours(shape)
+        if low is None and high is None:
+            return _Near(0.0, math.inf, math.inf, self._profiled(shape), bool(self.profile))
+        if low is None:
+            assert high is not None
+            _, least = table.bounds(shape)
+            share = self._profiled(shape) / self._profiled(table.shape(high)) if self.profile else 1
+            return _Near(0.0, least, math.inf, least * min(share, 1.0), False)
+        lower, least = table.bounds(shape)
+        at, seconds = table.nodes.item(low), table.seconds.item(low)
+        grown = seconds * nodes / at if nodes <= STEP * at else math.inf
+        other = table.before(low) if high is None else high
+        profiled = bool(self.profile) and (other is None or self._is_right(low, other))
+        if profiled:
+            expected = seconds * self._profiled(shape) / self._profiled(table.shape(low))
+        elif other is None or table.nodes.item(other) == at:
+            expected = seconds
         else:
-            latest = [sample for sample in self._latest if self._covers(sample[0])][-KEPT:]
-            if len(latest) < TRUSTED:
-                return  # one delayed call would make all shapes look expensive
-            self._drift = middle([seconds / self._profile(shape) for shape, seconds in latest])
+            slope = (table.seconds.item(other) - seconds) / (table.nodes.item(other) - at)
+            expected = seconds + max(slope, 0.0) * (nodes - at)
+        return _Near(lower, least, grown, max(min(expected, least), lower), profiled)
 
-    def estimate(self, shape: Shape) -> Estimate:
-        if shape not in self._estimates:
-            self._estimates[shape] = self._estimated(shape)
-        return self._estimates[shape]
+    def _is_right(self, one: int, other: int) -> bool:
+        """Whether the profile is right about how the times of two measured shapes compare."""
+        table = self._measured
+        said = self._profiled(table.shape(one)) / self._profiled(table.shape(other))
+        return abs(math.log(table.seconds.item(one) / table.seconds.item(other) / said)) < RIGHT
 
-    def _estimated(self, shape: Shape) -> Estimate:
-        own = [seconds for other, seconds in self._latest if other == shape][-KEPT:]
-        if len(own) >= TRUSTED:
-            return middle(own)
-        if self._profile is not None:
-            profiled = self._profile(shape)
-            seconds = profiled * self._drift.seconds
-            return Estimate(
-                seconds, math.hypot(profiled * self._drift.spread, PROFILE_ERROR * seconds)
+    def _profiled(self, shape: Shape) -> float:
+        """Seconds by the profile of the cheapest shape that holds this one; 0 without a profile."""
+        if shape in self.profile or not self.profile:
+            return self.profile.get(shape, 0.0)
+        if shape not in self._held:
+            rows, nodes = shape
+            holding = [one for one in self.profile if one[0] >= rows and one[1] >= nodes]
+            largest = max(self.profile, key=math.prod)
+            calls = math.ceil(rows / largest[0]) * math.ceil(nodes / largest[1])
+            self._held[shape] = min(
+                (self.profile[one] for one in holding), default=calls * self.profile[largest]
             )
-        seconds = self._line.seconds(*shape)
-        return Estimate(seconds, GUESS_ERROR * seconds) if self._latest else UNKNOWN
+        return self._held[shape]
+
+    @property
+    def _measured(self) -> _Table:
+        if self._table is None:
+            self._table = _Table(self._seen)
+        return self._table
+
+
+class _Near(NamedTuple):
+    """What measured shapes of fewer and of more nodes say of a shape, in seconds."""
+
+    lower: float  # the dearest of fewer nodes
+    least: float  # the cheapest of more nodes
+    grown: float  # if time grows with nodes from the next of fewer nodes; infinite beyond STEP
+    expected: float
+    profiled: bool  # whether the profile is believed here
+
+
+class _Seen:
+    """Latest samples of one shape.
+
+    at: the serial number of the last
+    trusted: whether there are enough
+    """
+
+    def __init__(self) -> None:
+        self.latest: deque[float] = deque(maxlen=LATEST)
+        self.middle, self.at, self.trusted = 0.0, 0, False
+
+    def add(self, seconds: float, at: int) -> None:
+        changed = self.latest and not 1 / CHANGED < seconds / self.middle < CHANGED
+        if changed and at - self.at > STALE:
+            self.latest.clear()  # they tell of the machine as it was
+        self.latest.append(seconds)
+        self.at, self.trusted = at, len(self.latest) >= TRUSTED
+        self.middle = median(self.latest) if self.trusted else min(self.latest)
+
+
+class _Table:
+    """The measured shapes as arrays [n], in the order of the nodes of all rows: these nodes,
+    seconds, whether there are enough samples, and when the last was taken.
+    """
+
+    def __init__(self, seen: Mapping[Shape, _Seen]) -> None:
+        self._shapes = sorted(seen, key=lambda shape: (math.prod(shape), shape))
+        latest = [seen[shape] for shape in self._shapes]
+        self.nodes = np.array([math.prod(shape) for shape in self._shapes], dtype=np.int64)
+        self.seconds = np.array([one.middle for one in latest], dtype=np.float64)
+        self._trusted = np.array([one.trusted for one in latest], dtype=np.bool_)
+        self._at = np.array([one.at for one in latest], dtype=np.int64)
+
+    def shape(self, index: int) -> Shape:
+        return self._shapes[index]
+
+    def neighbours(self, shape: Shape) -> tuple[int | None, int | None]:
+        """The indices of the widest shape of fewer or as many nodes, and of the narrowest of
+        more. The shape itself is left out.
+        """
+        nodes = math.prod(shape)
+        others = [index for index, one in enumerate(self._shapes) if one != shape]
+        low = [index for index in others if self.nodes[index] <= nodes]
+        high = [index for index in others if self.nodes[index] > nodes]
+        return (low[-1] if low else None), (high[0] if high else None)
+
+    def before(self, index: int) -> int | None:
+        """The index of the widest shape of fewer nodes than this one."""
+        narrower = np.flatnonzero(self.nodes < self.nodes[index])
+        return int(narrower[-1]) if len(narrower) else None
+
+    def bounds(self, shape: Shape) -> tuple[float, float]:
+        """Seconds of the dearest shape of fewer or as many nodes, and of the cheapest of more.
+
+        Few samples of the dearest count as long as nothing wider was seen quicker.
+        """
+        below = self.nodes <= math.prod(shape)
+        below &= [one != shape for one in self._shapes]
+        least = float(self.seconds[self.nodes > math.prod(shape)].min(initial=math.inf))
+        sure = float(self.seconds[below & self._trusted].max(initial=0.0))
+        return max(sure, min(float(self.seconds[below].max(initial=0.0)), least)), least
+
+    def since(self, shape: Shape, at: int) -> float:
+        """Seconds of the dearest shape of no more rows and no more nodes in each that was measured
+        enough since a call.
+        """
+        within = [one[0] <= shape[0] and one[1] <= shape[1] for one in self._shapes]
+        since = np.array(within, dtype=np.bool_) & self._trusted & (self._at > at)
+        return float(self.seconds[since].max(initial=0.0))
 
 
 class DraftTimes:
     """Seconds of one call of the draft by its width, which is the number of nodes that it ranks.
 
     profile: seconds (above 0) by width. Other widths are interpolated linearly, and extrapolated by
-    the line through the last two.
+        the line through the last two.
+    measured: whether these were measured in this process
     """
 
-    def __init__(self, profile: Mapping[int, float] | None = None) -> None:
-        self._points = sorted((profile or {}).items())
-        self._times = _Followed(self._profiled if self._points else None)
+    def __init__(
+        self, profile: Mapping[int, float] | None = None, *, measured: bool = False
+    ) -> None:
+        self._times = LatencyModel(_lined(sorted((profile or {}).items())), measured=measured)
 
     @property
     def known(self) -> bool:
@@ -199,149 +293,21 @@ class DraftTimes:
 
     def observe(self, width: int, seconds: float) -> None:
         """Record that a call of this width took so many seconds."""
-        self._times.observe((1, width), seconds)
+        self._times.observe(1, width, seconds)
 
     def seconds(self, width: int) -> float:
-        """Estimated seconds of a call; 0 without a profile and samples."""
-        return self.estimate(width).seconds
-
-    def estimate(self, width: int) -> Estimate:
-        """The estimate for a call; UNKNOWN without a profile and samples."""
-        return self._times.estimate((1, width))
-
-    def _profiled(self, shape: Shape) -> float:
-        width, (widths, seconds) = shape[1], zip(*self._points, strict=True)
-        if width <= widths[-1] or len(widths) == 1:
-            return float(np.interp(width, widths, seconds))
-        slope = max((seconds[-1] - seconds[-2]) / (widths[-1] - widths[-2]), 0.0)
-        return float(seconds[-1] + slope * (width - widths[-1]))
+        """Expected seconds of a call; 0 without a profile and samples."""
+        return self._times.seconds(1, width)
 
 
-class TargetTimes:
-    """Seconds of a forward of the target by its rows and the nodes of each row.
-
-    A forward is computed as the cheapest profiled shape that it fits in. A forward that fits in no
-    shape takes as many of the largest shape as cover it.
-
-    profile: seconds (above 0) by shape, as the target announces them.
-    """
-
-    def __init__(self, profile: Mapping[Shape, float] | None = None) -> None:
-        self._profile = dict(profile or {})
-        self._times = _Followed(
-            self._profiled if self._profile else None, self._profile.__contains__
-        )
-        self._computed: dict[Shape, Shape] = {}
-
-    @property
-    def known(self) -> bool:
-        """Whether there is a profile or a sample."""
-        return self._times.known
-
-    def observe(self, rows: int, nodes: int, seconds: float) -> None:
-        """Record a forward's time on the target (an answer's model_seconds).
-
-        nodes: the most nodes of a row.
-        """
-        self._times.observe(self._shape(rows, nodes), seconds)
-
-    def seconds(self, rows: int, nodes: int) -> float:
-        """Estimated seconds of a forward; 0 without a profile and samples."""
-        return self.estimate(rows, nodes).seconds
-
-    def estimate(self, rows: int, nodes: int) -> Estimate:
-        """The estimate for a forward; UNKNOWN without a profile and samples."""
-        return self._times.estimate(self._shape(rows, nodes))
-
-    def beyond(self, rows: int, nodes: int) -> bool:
-        """Whether such a forward fits in no profiled shape."""
-        return bool(self._profile) and self._shape(rows, nodes) not in self._profile
-
-    def _shape(self, rows: int, nodes: int) -> Shape:
-        """The shape that a forward is computed as; its own when no profiled shape holds it."""
-        asked = rows, nodes
-        if asked not in self._computed:
-            holding = [shape for shape in self._profile if shape[0] >= rows and shape[1] >= nodes]
-            self._computed[asked] = min(holding, key=self._profile.__getitem__, default=asked)
-        return self._computed[asked]
-
-    def _profiled(self, shape: Shape) -> float:
-        if shape in self._profile:
-            return self._profile[shape]
-        largest = max(self._profile, key=math.prod)
-        return (
-            self._profile[largest]
-            * math.ceil(shape[0] / largest[0])
-            * math.ceil(shape[1] / largest[1])
-        )
-
-
-class LinkTimes:
-    """Seconds of an exchange with the target without the target's own work.
-
-    They are a round trip plus seconds per byte, the same in both directions. A sample is the time
-    between request and answer at the client, less the time that the target reports for its work.
-    Both are durations, so the two clocks need not agree. Host work around the forward counts as
-    link. The round trip is the median of the last KEPT samples. The seconds per byte come from
-    successive exchanges of different size, and are 0 while jitter could explain the difference.
-    """
-
-    def __init__(self) -> None:
-        self._latest: deque[tuple[int, float]] = deque(maxlen=KEPT)  # bytes, seconds
-        self._steps: deque[tuple[int, float]] = deque(
-            maxlen=STEPS
-        )  # between two exchanges: bytes more (or less), seconds more
-        self.round_trip, self.byte_seconds = UNKNOWN, NOTHING
-
-    @property
-    def known(self) -> bool:
-        """Whether there is a sample."""
-        return bool(self._latest)
-
-    def observe(self, elapsed: float, at_target: float, transferred: int) -> None:
-        """Record an exchange.
-
-        elapsed: seconds between request and answer at the client.
-        at_target: seconds of these that the target spent on waiting and forwards.
-        transferred: bytes, up and down together.
-        """
-        seconds = max(elapsed - at_target, 0.0)
-        if self._latest and self._latest[-1][0] != transferred:
-            size, before = self._latest[-1]
-            self._steps.append((transferred - size, seconds - before))
-        self._latest.append((transferred, seconds))
-        self.byte_seconds = (
-            _slope(np.array(self._steps, dtype=np.float64)) if self._steps else NOTHING
-        )
-        each = self.byte_seconds.seconds
-        self.round_trip = middle(
-            [max(seconds - each * size, 0.0) for size, seconds in self._latest]
-        )
-
-    def seconds(self, transferred: int) -> float:
-        """Estimated seconds of an exchange of so many bytes; 0 without samples."""
-        return self.estimate(transferred).seconds
-
-    def estimate(self, transferred: int) -> Estimate:
-        """The estimate for an exchange of so many bytes; UNKNOWN without samples."""
-        fixed, each = self.round_trip, self.byte_seconds
-        return Estimate(
-            fixed.seconds + each.seconds * transferred,
-            math.hypot(fixed.spread, each.spread * transferred),
-        )
-
-
-def _slope(steps: NDArray[np.float64]) -> Estimate:  # [n, 2]
-    """Seconds per byte from differences between exchanges: the median slope, weighted by size.
-
-    steps: [n, 2] bytes and seconds.  The result is NOTHING unless the slope stands out from noise.
-    """
-    sizes, seconds = np.abs(steps[:, 0]), steps[:, 1] * np.sign(steps[:, 0])
-    if sizes.sum() ** 2 < TELLING_STEPS * (sizes**2).sum():
-        return NOTHING  # too few differences are large enough
-    slopes = seconds / sizes
-    order = np.argsort(slopes)
-    slope = float(slopes[order][np.searchsorted(np.cumsum(sizes[order]), sizes.sum() / 2)])
-    noise = 1.2533 * 1.4826 * np.median(np.abs(seconds - slope * sizes))
-    spread = float(noise / math.sqrt((sizes**2).sum()))
-    return Estimate(slope, spread) if slope > TELLING_ERRORS * spread else NOTHING
+def _lined(points: Sequence[tuple[int, float]]) -> dict[Shape, float]:
+    """Seconds of every width up to WIDEST, by lines through the points."""
+    if not points:
+        return {}
+    widths, seconds = zip(*points, strict=True)
+    last = points[-2:]
+    slope = max((last[-1][1] - last[0][1]) / max(last[-1][0] - last[0][0], 1), 0.0)
+    return {
+        (1, width): float(np.interp(width, widths, seconds) + slope * max(width - widths[-1], 0))
+        for width in range(1, WIDEST + 1)
+    }

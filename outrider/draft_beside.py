@@ -26,9 +26,10 @@ from inference.engine.host import Host
 from inference.engine.session import Session
 from inference.engine.target_rows import led_by_row, on_target_row
 from inference.errors import InvalidRequest, Mismatch
+from inference.link_times import LinkTimes
 from inference.planner.acceptance import read_acceptance
 from inference.planner.knowledge import Knowledge
-from inference.times import DraftTimes, LinkTimes, TargetTimes
+from inference.times import DraftTimes, LatencyModel
 from outrider.draft_methods import find_draft
 from outrider.models import PREFILL_NODES
 from outrider.options.groups import DraftModelOptions
@@ -88,7 +89,7 @@ def _sequences(draft: Model, target: Model) -> Callable[[Session], MakeSequence]
 
 def _knowledge(times: dict[int, float], description: Description) -> Knowledge:
     """Knowledge for a draft that has no link between itself and its target."""
-    target = TargetTimes(dict(description.times))
+    target = LatencyModel(dict(description.times))
     return Knowledge(DraftTimes(times), target, LinkTimes(), read_acceptance())
 
 

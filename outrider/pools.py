@@ -27,7 +27,7 @@ from inference.planner.acceptance import AcceptanceModel, read_acceptance, write
 from inference.planner.knowledge import Knowledge
 from inference.planner.prices import Prices
 from inference.proposer import Proposer
-from inference.times import DraftTimes, TargetTimes
+from inference.times import DraftTimes, LatencyModel
 from outrider.probing import link_times, probe_link
 from outrider.wishes import Aims
 
@@ -179,7 +179,7 @@ class GrowingPool(Rows[CopyProposer]):
             say(f"note: what was learned was not kept: {error}")
 
     def _knowledge(self, profile: dict[int, float], target: Connection) -> Knowledge:
-        times = TargetTimes(dict(target.description.times))
+        times = LatencyModel(dict(target.description.times))
         link = link_times(probe_link(target.probe, say))
         return Knowledge(DraftTimes(profile), times, link, self._acceptance())
 

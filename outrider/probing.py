@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from grpc_comm.client.call import Probe
+from inference.link_times import LinkTimes
 from inference.planner.profiling import Tell
-from inference.times import TRUSTED, LinkTimes
+from inference.times import TRUSTED
 
 PROBES, PROBE_SECONDS = 9, 1.0
 """Empty exchanges with the target: fewer than LinkTimes keeps. On a slow link as many as fit into

@@ -13,17 +13,9 @@ import torch
 
 from inference.cache_directory import cache_directory
 from inference.command import say
-from inference.planner.profiling import (
-    CONTEXT,
-    Subject,
-    Survey,
-    Tell,
-    keep_profile,
-    load_profile,
-    survey_draft,
-    survey_target,
-)
-from inference.times import Shape
+from inference.planner.kept_times import Subject, keep_profile, load_profile
+from inference.planner.profiling import CONTEXT, Survey, Tell, survey_draft, survey_target
+from inference.times import LatencyModel, Shape
 from outrider.devices import describe
 from outrider.models import FoundModel, LoadedModel
 from outrider.options.groups import CalibrateOptions, MeasureOptions
@@ -37,14 +29,14 @@ WIDEST = 64
 
 
 QUICK_SECONDS = 0.5
-"""Seconds of measuring before the first text. A first call of this length is all that is made."""
+"""Seconds of measuring before the first text, where nothing was kept and to check what was."""
 
 IDLE_SECONDS = 20.0
 """Seconds of measuring while nobody has a session."""
 
-IDLE_CALL_SECONDS = 1.0
-"""Seconds that a call takes at most which is made while nobody has a session: a client that comes
-then waits for its end.
+IDLE_CALL_SECONDS, IDLE_CALL_NODES = 1.0, 4.0
+"""Seconds that a call may take at most which is made while nobody has a session, or that many calls
+of one node where these are slow: a client that comes then waits for its end.
 """
 
 
@@ -73,15 +65,17 @@ class Unfinished(NamedTuple):
         """Let the engine measure the rest while nobody has a session, and take the result."""
         survey, rows = self.survey, range(engine.model.rows)
         survey.first_free = engine.first_free
-        survey.most, survey.longest = IDLE_SECONDS, IDLE_CALL_SECONDS
+        survey.most = IDLE_SECONDS
 
         def advance() -> bool:
             if max(map(engine.first_free, rows)) + self.nodes > engine.model.capacity:
                 return False
+            one = survey.measured[survey.smallest]
+            survey.longest = max(IDLE_CALL_SECONDS, IDLE_CALL_NODES * one)
             survey.advance()
             if survey.done:
                 engine.when_idle = lambda: False
-                engine.take_profile(survey.times())
+                engine.take_times(LatencyModel(survey.times(), measured=True))
                 if survey.telling:  # else another start, on a quieter machine, tells more
                     self.place.keep(survey)
             return True
@@ -107,39 +101,46 @@ class Profiles:
         subject = _subject("draft", model, length, made_from, rows=1, nodes=width)
         place = self._place(subject, f"the draft {draft.name}")
         survey = survey_draft(model, length, width)
-        times = self._times(place, survey)
-        if not survey.done:
-            self.tell(f"some times of {place.what} are estimated; --calibrate measures all")
+        times = self._kept(place)
+        if times is None:
+            times = self._measured(place, survey)
+            if not survey.done:
+                self.tell(f"some times of {place.what} are estimated; --calibrate measures all")
         return {nodes: seconds for (_, nodes), seconds in times.items()}
 
     def target(
         self, name: str, made_from: str, model: LoadedModel, length: int, nodes: int
-    ) -> tuple[dict[Shape, float], Unfinished | None]:
-        """Seconds of a forward by rows and by nodes of each row, for TargetTimes, and what is left
-        to measure.
+    ) -> tuple[LatencyModel, Unfinished | None]:
+        """Seconds of a forward by rows and by nodes of each row, and what is left to measure.
 
         made_from: fingerprint of its weights, and of its artefact
         """
         subject = _subject("target", model, length, made_from, rows=model.rows, nodes=nodes)
         place = self._place(subject, f"the target {name}")
         survey = survey_target(model, length, model.rows, nodes)
-        times = self._times(place, survey)
-        return times, None if survey.done else Unfinished(survey, place, nodes)
+        kept = self._kept(place)
+        if kept is None:
+            measured = LatencyModel(self._measured(place, survey), measured=True)
+            return measured, None if survey.done else Unfinished(survey, place, nodes)
+        survey.run(lambda progress: None, QUICK_SECONDS, wide=2 * QUICK_SECONDS)
+        times = LatencyModel(kept)
+        times.trust(survey.measured)
+        return times, None
 
     def _place(self, subject: Subject, what: str) -> _Place:
         return _Place(self.directory, subject, what, self.tell)
 
-    def _times(self, place: _Place, survey: Survey) -> dict[Shape, float]:
-        """The times that are kept, else what can be measured before anything else is done."""
-        kept = None if self.afresh else load_profile(self.directory, place.subject, self.tell)
-        if kept is not None:
-            survey.done = True
-            return kept
-        if self.afresh or self.whole:
+    def _kept(self, place: _Place) -> dict[Shape, float] | None:
+        """The times of an earlier start."""
+        return None if self.afresh else load_profile(self.directory, place.subject, self.tell)
+
+    def _measured(self, place: _Place, survey: Survey) -> dict[Shape, float]:
+        """What can be measured before anything else is done."""
+        if not (self.afresh or self.whole):
+            times = survey.run(lambda progress: None, QUICK_SECONDS)
+        else:
             self.tell(f"measuring {place.what} on {place.subject.device}")
             times = survey.run(self.tell)
-        else:
-            times = survey.run(lambda progress: None, QUICK_SECONDS)
         if survey.done:
             place.keep(survey)
         return times
@@ -168,8 +169,11 @@ def _subject(
 
 
 def _device(device: torch.device) -> str:
-    """The device in words, with the processor's name."""
-    return f"{describe(device)}, {_processor()}" if device.type == "cpu" else describe(device)
+    """The device in words; of a CPU its name, its instructions and the library that uses them."""
+    if device.type != "cpu":
+        return describe(device)
+    instructions = torch.backends.cpu.get_cpu_capability()
+    return f"{describe(device)}, {_processor()}, {instructions}, torch {torch.__version__}"
 
 
 @cache

@@ -26,7 +26,7 @@ from inference.command import say
 from inference.engine.engine import Engine, collect_rarely
 from inference.errors import InvalidRequest
 from inference.planner.profiling import emulated_target
-from inference.times import Shape
+from inference.times import LatencyModel
 from outrider.artifacts import artifact_length, load_artifact, open_artifact, with_neuron_artifact
 from outrider.devices import describe
 from outrider.features import feature_offer, with_offer
@@ -153,7 +153,7 @@ def load_served(options: ServingRole, beside: Beside | None = None) -> Served:
         dtype=loaded.dtype,
         device=profile.label(f"{found.name} on {where}") if profile else where,
         stop_ids=found.stop_ids,
-        times=tuple(times.items()),
+        times=tuple(times.profile.items()),
         usd_per_hour=options.usd_per_hour or 0.0,
     )
     served = TimedModel(model, profile) if profile else model
@@ -223,12 +223,13 @@ def _load_artifact(options: ServingRole) -> _Loaded:
 
 def _times(
     options: ServingRole, loaded: _Loaded, emulated: TimeProfile | None
-) -> tuple[dict[Shape, float], Unfinished | None]:
+) -> tuple[LatencyModel, Unfinished | None]:
     """Seconds of a forward by shape, and what is left to measure of them. They are the profile of
     an emulated device, else what an earlier start kept, else measured.
     """
     if emulated is not None:
-        return emulated_target(emulated, loaded.model.rows, loaded.max_tree_nodes), None
+        shapes = emulated_target(emulated, loaded.model.rows, loaded.max_tree_nodes)
+        return LatencyModel(shapes, measured=True), None
     if options.device == "neuron-legacy" or isinstance(loaded.model, RoundModel | GgufModel):
         options = options.but(measure_first=not options.calibrate)  # it keeps more than slots
     profiles = user_profiles(options)

@@ -19,6 +19,7 @@ from inference.drafters.model_proposer import ROOM, ModelProposer
 from inference.drafters.round_proposer import RoundProposer
 from inference.drafters.tree_policies import BestFirst, Chain, Policy, Static
 from inference.engine.local_session import LocalSession
+from inference.link_times import LinkTimes
 from inference.model.checkpoint import load_decoder
 from inference.model.decoder import Decoder
 from inference.order import Pace
@@ -28,7 +29,7 @@ from inference.planner.prices import Prices
 from inference.proposer import Proposer
 from inference.sampling import SamplingParams
 from inference.text import Tokenizer
-from inference.times import DraftTimes, LinkTimes, TargetTimes
+from inference.times import DraftTimes, LatencyModel
 from outrider.completion import Completion, Request, complete
 from outrider.live_text import silent
 from outrider.models import EMBEDDED
@@ -93,7 +94,7 @@ def prompts(tokenizer: Tokenizer) -> list[list[int]]:
 
 def growing(model: EagerModel, *, here: bool) -> ModelProposer:
     """here: the target's forwards are made in this thread, so that each call holds them up."""
-    target = TargetTimes({(1, 1): 0.01, (1, 64): 0.02})
+    target = LatencyModel({(1, 1): 0.01, (1, 64): 0.02})
     known = Knowledge(DraftTimes({1: 0.002}), target, LinkTimes(), read_acceptance())
     return ModelProposer(model, 0, known, Prices(holds_target=here))
 

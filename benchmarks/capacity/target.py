@@ -27,6 +27,7 @@ from inference.backends.timed import TimedModel, TimeProfile, find_profile
 from inference.command import run_command
 from inference.engine.engine import Engine
 from inference.planner.profiling import emulated_target
+from inference.times import LatencyModel
 from inference.tree import IntArray
 
 NODES = 64
@@ -109,7 +110,7 @@ def main() -> int:
         max_tree_nodes=NODES,
         vocabulary=VOCABULARY,
         waiting=256,
-        times=times,
+        times=LatencyModel(times, measured=True),
     )
     description = Description(
         server_version="",

@@ -22,6 +22,7 @@ from inference.order import MOST_CREDIT, Decode, End, Pace
 from inference.planner.profiling import emulated_target
 from inference.proposer import Notice
 from inference.sampling import SamplingParams
+from inference.times import LatencyModel
 from inference.tree import IntArray
 
 NOTICE = Notice(0.0, 0.0, 0, 0, 0)
@@ -194,7 +195,7 @@ class World:
             max_tree_nodes=NODES,
             vocabulary=VOCABULARY,
             waiting=256,
-            times=emulated_target(profile, rows, NODES),
+            times=LatencyModel(emulated_target(profile, rows, NODES), measured=True),
             clock=self.clock,
         )
         self.link = delays.link

@@ -11,7 +11,7 @@ from collections.abc import Collection, Sequence
 
 from benchmarks.regret.betting import LATEST, Rule
 from inference.drafters.growth import Growth
-from inference.times import DraftTimes, TargetTimes
+from inference.times import DraftTimes, LatencyModel
 
 LONGEST = 16
 """Longest chain that a StoppingRule chooses, in tokens."""
@@ -75,7 +75,7 @@ class StoppingRule(Chains):
     round_trip: seconds, before the first round; what is measured moves it
     """
 
-    def __init__(self, draft: DraftTimes, target: TargetTimes, round_trip: float) -> None:
+    def __init__(self, draft: DraftTimes, target: LatencyModel, round_trip: float) -> None:
         self._draft, self._target, self._round_trip = draft, target, round_trip
         self._tries, self._hits = [0] * LONGEST, [0] * LONGEST
         self._nodes = self._rounds = 0

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from benchmarks.regret.betting import LATEST, Rule, under
 from inference.drafters.growth import Growth
-from inference.times import DraftTimes, TargetTimes
+from inference.times import DraftTimes, LatencyModel
 
 
 class OneBet(Rule):
@@ -149,7 +149,7 @@ class ObjectiveTree(OneBet):
     multiples of ten up to 150. Levels are added as long as the objective rises.
     """
 
-    def __init__(self, draft: DraftTimes, target: TargetTimes, transfer: Transfer) -> None:
+    def __init__(self, draft: DraftTimes, target: LatencyModel, transfer: Transfer) -> None:
         super().__init__()
         self._draft, self._target, self._transfer = draft, target, transfer
         self._scale, self._away = 1.0, 0.0

@@ -21,10 +21,11 @@ from inference.decode import TargetSession
 from inference.drafters.model_proposer import ROOM
 from inference.engine.engine import Engine
 from inference.engine.host import Host
+from inference.link_times import LinkTimes
 from inference.planner.acceptance import read_acceptance
 from inference.planner.knowledge import Knowledge
 from inference.stats import Traffic
-from inference.times import DraftTimes, LinkTimes, Shape, TargetTimes
+from inference.times import DraftTimes, LatencyModel, Shape
 
 _OURS = Path(__file__).parent / "profiles"
 
@@ -148,7 +149,7 @@ class Stage:
         link = LinkTimes()
         for seconds in self.round_trips:
             link.observe(seconds, 0.0, 0)
-        draft, target = DraftTimes(self.times.here), TargetTimes(self.times.target)
+        draft, target = DraftTimes(self.times.here), LatencyModel(self.times.target)
         return Knowledge(draft, target, link, read_acceptance())
 
     def spent(self) -> Spent:
@@ -187,7 +188,7 @@ def serve(
         sequence_length=SEQUENCE_LENGTH,
         max_tree_nodes=1 + MOST_NODES,
         vocabulary=vocabulary,
-        times=times,
+        times=LatencyModel(times, measured=True),
         host=host,
         clock=clock,
     )
@@ -197,7 +198,7 @@ def hosted(draft: Model, times: CallTimes, clock: Callable[[], float] = time.per
     """The draft beside a target of these times."""
 
     def knowledge() -> Knowledge:
-        draft, target = DraftTimes(times.beside), TargetTimes(times.target)
+        draft, target = DraftTimes(times.beside), LatencyModel(times.target)
         return Knowledge(draft, target, LinkTimes(), read_acceptance())
 
     return Host(draft, knowledge, room=ROOM, clock=clock)

@@ -23,7 +23,7 @@ from grpc_comm.client.connection import connect
 from grpc_comm.translate import Description
 from inference.errors import InvalidRequest
 from inference.text import Tokenizer
-from inference.times import TargetTimes
+from inference.times import LatencyModel
 from outrider.draft_methods import find_draft
 from outrider.link import LinkShape, shaped_link
 from outrider.models import PREFILL_NODES
@@ -78,7 +78,7 @@ class Bench:
     @property
     def verify(self) -> float:
         """Seconds that the target takes for a token by itself, as it says."""
-        return TargetTimes(self.times.target).seconds(1, 1)
+        return LatencyModel(self.times.target).seconds(1, 1)
 
     @contextmanager
     def stage(self, round_trip: float) -> Iterator[Stage]:

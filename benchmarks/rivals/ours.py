@@ -16,13 +16,14 @@ from inference.drafters.copy_proposer import CopyProposer
 from inference.drafters.copy_source import CopySource
 from inference.drafters.model_proposer import ROOM, WIDEST
 from inference.engine.local_session import LocalSession
+from inference.link_times import LinkTimes
 from inference.order import Decode
 from inference.planner.acceptance import read_acceptance
 from inference.planner.knowledge import Knowledge
 from inference.planner.prices import Prices
 from inference.proposer import Proposer
 from inference.sampling import SamplingParams
-from inference.times import DraftTimes, LinkTimes, TargetTimes
+from inference.times import DraftTimes, LatencyModel
 from outrider.connecting import connect_target
 from outrider.draft_beside import with_draft
 from outrider.draft_methods import find_draft
@@ -107,7 +108,7 @@ def arms_here(models: Models, threads: int) -> Iterator[list[Arm]]:
     )
     served = load_served(role, partial(with_draft, role))
     engine, stop_ids = served.engine, served.description.stop_ids
-    times = TargetTimes(dict(served.description.times))
+    times = LatencyModel(dict(served.description.times))
     known = Knowledge(DraftTimes({}), times, LinkTimes(), read_acceptance())
     copying = CopyProposer(known, Prices(holds_target=True), CopySource())
 

@@ -43,7 +43,7 @@ class TargetService(verifier_pb2_grpc.TargetServicer):
         now = replace(
             self._state.limited(served.description, key),
             sessions=len(served.engine.sessions),
-            times=tuple(served.engine.profile.items()) or served.description.times,
+            times=tuple(served.engine.times.profile.items()) or served.description.times,
         )
         return translate.write_description(now, self._state.catalogue.names)
 

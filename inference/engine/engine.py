@@ -13,7 +13,7 @@ from __future__ import annotations
 import gc
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any
@@ -40,7 +40,7 @@ from inference.engine.scheduler import Turns, Wanting
 from inference.engine.session import Session
 from inference.errors import Unavailable
 from inference.order import Opened
-from inference.times import Shape, TargetTimes
+from inference.times import LatencyModel
 
 LONGEST_WAIT = 60.0
 """Seconds that an idle engine waits at most: a tiny rate would overflow the lock's timeout."""
@@ -68,7 +68,7 @@ class Engine(Reception):
     max_tree_nodes: nodes of one session in one forward, the root included.
     vocabulary: ids that the tokenizer knows; valid ids are below it.
     waiting: sessions that may wait in line for a row.
-    times: profiled seconds of a forward, by rows and nodes.
+    times: what forwards take, as far as it is known.
     branches: whether a forward may hold trees; else it holds each session's likeliest chain.
     host: the draft beside the target.
     graphs: the draft within the target's graphs.
@@ -83,7 +83,7 @@ class Engine(Reception):
         max_tree_nodes: int,
         vocabulary: int,
         waiting: int = 64,
-        times: Mapping[Shape, float] | None = None,
+        times: LatencyModel | None = None,
         branches: bool = True,
         host: Host | None = None,
         graphs: GraphRounds | None = None,
@@ -94,18 +94,21 @@ class Engine(Reception):
         self.on_event: Callable[[EngineEvent], None] = ignore  # one at a time, in order
         # makes a short call of the model while nobody has a session; whether it made one
         self.when_idle: Callable[[], bool] = lambda: False
-        self.profile = dict(times or {})
         self._host, self._graphs = host, graphs
-        self._turns = Turns(model, TargetTimes(times), max_tree_nodes, branches=branches)
+        self._turns = Turns(model, times or LatencyModel(), max_tree_nodes, branches=branches)
         self._running = False
         self._step_began: float | None = None
         self._left: list[Tell] = []  # calls that the last forward has left for the next
         self._aside: ThreadPoolExecutor | None = None  # makes them while the next one computes
 
-    def take_profile(self, times: Mapping[Shape, float]) -> None:
+    @property
+    def times(self) -> LatencyModel:
+        """What forwards take."""
+        return self._turns.times
+
+    def take_times(self, times: LatencyModel) -> None:
         """Expect these seconds of a forward from now on. On the thread of the forwards."""
-        self.profile = dict(times)
-        self._turns.times = TargetTimes(times)
+        self._turns.times = times
 
     def first_free(self, row: int) -> int:
         """The slot of a row from which on it holds nothing. On the thread of the forwards."""

@@ -23,8 +23,8 @@ from inference.engine.forward import Ask, Commit, Share, Took, charge, commit
 from inference.engine.graph_tree import GraphTree, inner_tree
 from inference.engine.scheduler import LEAST_GAIN, LEAST_RATE, Seconds, Turn
 from inference.engine.session import Session
+from inference.link_times import KEPT
 from inference.proposer import HOST
-from inference.times import KEPT
 from inference.tree import IntArray, TokenTree
 
 _RECENT = 0.1

@@ -7,9 +7,8 @@ as long as each session keeps its root-only rate.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Sequence
-from statistics import median
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -18,10 +17,12 @@ from inference.backends import Model
 from inference.engine.session import Session
 from inference.engine.snapshot import FloatArray, Selection, Snapshot, best_of, lines_of
 from inference.order import Pace
-from inference.times import KEPT, TRUSTED, Shape, TargetTimes
+from inference.times import CHANGED, TRUSTED, LatencyModel, Shape
 
-LEAST_RATE = 0.98
-"""Part of its root-only rate that every session keeps at least."""
+LEAST_RATE = 0.985
+"""Part of its root-only rate that every session keeps at least. The promise is 0.98: the rest is
+for what a text owes when it ends.
+"""
 
 MOST_LOAN = 1.0
 """Tokens that a wide forward may leave a session behind its root-only rate."""
@@ -45,36 +46,61 @@ FIRST_EXPLORE, EXPLORE = 4, 64
 The number starts at the first value and doubles each time, up to the second.
 """
 
+REPAYS = 1.1
+"""Factor by which a session's expected tokens must exceed what a forward of measured time owes it,
+for it to be made while the session is behind its root-only rate.
+"""
+
+PREMIUM, YOUNG = 1.25, 256
+"""Factor in tokens a second by which a width must win whose time was not measured, in so many first
+forwards. A step that gains little is not worth the risk before the rest is known.
+"""
+
+RICH, RICH_PREMIUM = 3.0, 1.1
+"""Banked tokens of the poorest session from which on a lower premium will do."""
+
 Seconds = Callable[[int, int], float]
 """Seconds(rows, nodes of each) -> seconds of a forward, padding included."""
 
 
-def plan_width(values: FloatArray, banked: FloatArray, seconds: Seconds, most: int) -> int:
+class Cost(NamedTuple):
+    """Seconds of a forward: expected, and at most by what is known. Equal where it was measured."""
+
+    expected: float
+    most: float
+
+
+def plan_width(
+    values: FloatArray, banked: FloatArray, cost: Callable[[int], Cost], most: int, premium: float
+) -> int:
     """Nodes of each row in the next forward, the root included.
 
     It maximises the expected tokens a second over powers of two and `most`. A width is allowed if
-    every session keeps LEAST_RATE of its root-only rate. Its expected and its banked tokens count
-    towards that.
+    every session keeps LEAST_RATE of its root-only rate, whatever the forward may take. Its
+    expected and its banked tokens count towards that.
 
     values: [rows, longest] tokens that each node is expected to bring. The root's is 1, the others
     fall, and padding is 0.
     banked: [rows] tokens that each session is ahead of its root-only rate.
-    seconds: time of a forward by rows and nodes.
+    cost: of a forward by the nodes of each row.
     most: the greatest width.
+    premium: factor in tokens a second by which a width must win whose time was not measured.
     """
     expected = values.cumsum(axis=1)  # [rows, longest] by a row's first 1, 2, ... nodes
     rows, longest = expected.shape
-    root_only = seconds(rows, 1)
-    best, best_rate = 1, rows / max(root_only, 1e-9)
-    width = 1
-    while width < min(most, longest):
-        width = min(2 * width, most)
-        cost = seconds(rows, width)
-        tokens = expected[:, min(width, longest) - 1]
-        if (tokens + banked).min() < LEAST_RATE * cost / max(root_only, 1e-9):
+    root_only = max(cost(1).expected, 1e-9)
+    best, best_rate = 1, rows / root_only
+    width, last = 1, min(most, longest)
+    while width < last:
+        width = min(2 * width, last)
+        one, tokens = cost(width), expected[:, width - 1]
+        needed = LEAST_RATE * one.most / root_only
+        measured = one.most <= one.expected
+        pays = measured & (tokens >= REPAYS * needed)
+        if not (pays | (tokens + banked >= needed)).all():
             continue
-        rate = float(tokens.sum()) / max(cost, 1e-9)
-        if rate > LEAST_GAIN * best_rate:
+        rate = float(tokens.sum()) / max(one.expected, 1e-9)
+        if rate > (LEAST_GAIN if measured else premium) * best_rate:
             best, best_rate = width, rate
     return best
 
@@ -112,21 +138,21 @@ class Wanting(NamedTuple):
 class Turns:
     """Decides what each forward holds, by measured times. Kinds of forwards take turns.
 
-    times: expected seconds of a forward by rows and nodes.
+    times: seconds of a forward by rows and nodes.
     most_nodes: nodes of one session in one forward, the root included.
     branches: whether a forward may hold trees; else it holds each session's likeliest chain.
     """
 
     def __init__(
-        self, model: Model, times: TargetTimes, most_nodes: int, *, branches: bool
+        self, model: Model, times: LatencyModel, most_nodes: int, *, branches: bool
     ) -> None:
         self.times = times
         self._model, self._most, self._branches = model, most_nodes, branches
         self._last_made = [0, 0, 0, 0]  # [kind] serial number of its last forward
         self._forwards = 0
-        self._samples: dict[Shape, deque[float]] = {}  # latest seconds, of any age
-        self._medians: dict[Shape, float] = {}
         self._explore: dict[int, tuple[int, int]] = {}  # rows -> forwards since, and their bound
+        self._roots = {model.padded(rows, 1) for rows in range(1, model.rows + 1)}
+        self._trials: dict[int, tuple[int, int]] = {}  # rows -> forwards since one, and their bound
         self._last_width = 1  # width of the last forward with trees
 
     def next(self, wanting: Wanting) -> Turn:
@@ -145,41 +171,40 @@ class Turns:
         return Turn(rounds=wanting.in_graph) if kind == 2 else Turn(feeds=wanting.unfed)
 
     def record(self, padded: Shape, seconds: float) -> None:
-        """Record a forward's seconds, the engine's own work included.
-
-        A chunk of a prompt may be wider than every profiled shape. Its first time is used at once:
-        otherwise a chunk that only seems too long would never be made again.
-        """
-        self.times.observe(*padded, seconds)
-        samples = self._samples.setdefault(padded, deque(maxlen=KEPT))
-        samples.append(seconds)
-        if len(samples) >= TRUSTED or self.times.beyond(*padded):
-            self._medians[padded] = median(samples)
-        since, most = self._explore.get(padded[0], (0, FIRST_EXPLORE))
-        if padded[1] == self._padded(1, 1)[1]:
-            self._explore[padded[0]] = 0, min(2 * most, EXPLORE)
+        """Record a forward's seconds, the engine's own work included."""
+        rows, nodes = padded
+        since, most = self._explore.get(rows, (0, FIRST_EXPLORE))
+        if nodes == self._padded(1, 1)[1]:
+            self._explore[rows] = 0, min(2 * most, EXPLORE)
         else:
-            self._explore[padded[0]] = since + 1, most
+            changed = self._has_changed(padded, seconds)
+            self._explore[rows] = (most if changed and since >= FIRST_EXPLORE else since + 1), most
+        self.times.observe(*padded, seconds)
+
+    def _has_changed(self, padded: Shape, seconds: float) -> bool:
+        """Whether a measured shape takes another time than before: then root-only forwards may."""
+        if self.times.samples(*padded) < TRUSTED:
+            return False
+        return not 1 / CHANGED < seconds / self.times.seconds(*padded) < CHANGED
 
     def owed(self, padded: Shape, rows: int, seconds: float) -> float:
-        """Tokens that each session was promised in the time of a forward.
+        """Tokens that each session was promised in the time of a forward that was recorded.
 
         That is LEAST_RATE of what root-only forwards of as many rows would bring in this time. A
         forward that is root-only itself owes LEAST_RATE. Nothing is owed for the time by which a
-        forward was held up beyond STALLED times what it usually takes.
+        forward was held up beyond STALLED times what it was measured to take.
 
         seconds: time of the forward, as `record` is told it.
         """
         if padded == self._padded(rows, 1):
             return LEAST_RATE
-        seconds = min(seconds, STALLED * self.seconds(*padded))
+        if self.times.samples(*padded) >= TRUSTED:
+            seconds = min(seconds, STALLED * self.seconds(rows, padded[1]))
         return LEAST_RATE * seconds / max(self.seconds(rows, 1), 1e-9)
 
     def seconds(self, rows: int, nodes: int) -> float:
-        """Seconds of a forward: measured, or expected while there are too few samples."""
-        padded = self._padded(rows, nodes)
-        known = self._medians.get(padded)
-        return self.times.seconds(*padded) if known is None else known
+        """Expected seconds of a forward."""
+        return self.times.seconds(*self._padded(rows, nodes))
 
     def _trees(self, ready: Sequence[Session]) -> Turn:
         selection = (best_of if self._branches else lines_of)(
@@ -198,13 +223,56 @@ class Turns:
     def _width(self, ready: Sequence[Session], selection: Selection) -> int:
         if all(session.order and session.order.pace is Pace.WAIT for session in ready):
             return selection.longest  # synchronous rounds verify all candidates
-        since, most = self._explore.get(self._padded(len(ready), 1)[0], (0, FIRST_EXPLORE))
-        if since >= most:
+        rows = len(ready)
+        since, most = self._explore.get(self._padded(rows, 1)[0], (0, FIRST_EXPLORE))
+        if since >= most or not self._knows_root(rows):
             return 1
         banked = np.array([session.banked + loan(session) for session in ready])
         values = selection.values()
         values[:, 1:] *= np.array([session.record.factor for session in ready])[:, None]
-        return plan_width(values, banked, self.seconds, self._most)
+        plan = partial(plan_width, values, banked, most=self._most)
+        premium = self._premium(float(banked.min()))
+        width = plan(cost=partial(self._cost, rows), premium=premium)
+        waited, wait = self._trials.get(rows, (0, FIRST_EXPLORE))
+        if waited >= wait:
+            trial = plan(
+                cost=partial(self._hope, rows),
+                premium=PREMIUM if self._forwards < YOUNG else LEAST_GAIN,
+            )
+            if trial > width:
+                self._trials[rows] = 0, min(2 * wait, EXPLORE)
+                return trial
+        self._trials[rows] = waited + 1, wait
+        return width
+
+    def _premium(self, banked: float) -> float:
+        """Factor by which a width must win that was not measured."""
+        if self._forwards >= YOUNG:
+            return LEAST_GAIN
+        return RICH_PREMIUM if banked >= RICH else PREMIUM
+
+    def _knows_root(self, rows: int) -> bool:
+        """Whether it was measured what root-only forwards take: all promises are relative to it.
+
+        Those of a few rows more and a few less will do where they take about as long.
+        """
+        known = [one for one in self._roots if self.times.samples(*one) >= TRUSTED]
+        fewer = max((one for one in known if one[0] <= rows), default=None)
+        more = min((one for one in known if one[0] >= rows), default=None)
+        if fewer is None or more is None:
+            return False
+        return self.times.seconds(*more) <= CHANGED * self.times.seconds(*fewer)
+
+    def _cost(self, rows: int, nodes: int) -> Cost:
+        padded = self._padded(rows, nodes)
+        return Cost(self.times.seconds(*padded), self.times.most(*padded))
+
+    def _hope(self, rows: int, nodes: int) -> Cost:
+        """The cost of a forward as a trial hopes where it was never measured."""
+        padded = self._padded(rows, nodes)
+        if self.times.samples(*padded):
+            return self._cost(rows, nodes)
+        return Cost(*self.times.hoped(*padded))
 
     def _useful_width(self, rows: int) -> int:
         """The widest forward that would pay if all candidates were accepted."""

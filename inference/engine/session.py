@@ -36,7 +36,7 @@ from inference.proposer import NOBODY
 from inference.sampling import SamplingParams
 from inference.tree import TokenTree
 
-MOST_AHEAD, MOST_BEHIND = 4.0, -4.0
+MOST_AHEAD, MOST_BEHIND = 4.0, -16.0
 """Bounds of `banked`: tokens that a session is ahead of its root-only rate."""
 
 _RATE_WEIGHT = 0.1

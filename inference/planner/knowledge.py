@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from inference.link_times import LinkTimes
 from inference.planner.acceptance import AcceptanceModel
-from inference.times import DraftTimes, LinkTimes, TargetTimes
+from inference.times import DraftTimes, LatencyModel
 
 
 @dataclass
@@ -13,6 +14,6 @@ class Knowledge:
     """What the proposers of one pair of models know."""
 
     draft: DraftTimes
-    target: TargetTimes
+    target: LatencyModel
     link: LinkTimes
     acceptance: AcceptanceModel

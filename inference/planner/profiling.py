@@ -1,7 +1,6 @@
-"""Measures a model's calls on this machine: tables of seconds for planning. They
-are kept on disk, one file for each subject, so that nothing is measured twice on a machine.
+"""Measures a model's calls on this machine: tables of seconds for planning.
 
-DraftTimes and TargetTimes take these tables. A call of more nodes in as many rows never takes less
+DraftTimes and LatencyModel take these tables. A call of more nodes in as many rows never takes less
 time. Where a busy machine made it look so, the nearest monotone table is taken.
 
 Nothing is prefilled and no sequence is touched. Calls read whatever keys lie in the first CONTEXT
@@ -11,31 +10,21 @@ overwrites these before reading them. All calls are greedy. Not yet run on CUDA 
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
-import os
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterator, Sequence
 from itertools import groupby
-from pathlib import Path
 from statistics import median, median_low
-from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
 
 from inference.backends import Model, Segment
 from inference.backends.timed import TimeProfile
-from inference.errors import InvalidRequest
-from inference.file_model import Count, Positive, Record, read_record
-from inference.json_file import read_json
 from inference.sampling import SamplingParams
-from inference.times import TRUSTED, ForwardTimes, Shape
+from inference.times import TRUSTED, LatencyModel, Shape
 from inference.tree import IntArray
-from inference.whole_file import write_whole
 
 CONTEXT = 256
 """Slots of context that a profiled call reads, where the model has so many."""
@@ -51,20 +40,28 @@ CALLS, ENOUGH_SECONDS = 5, 0.02
 call may be slow: medians ignore it.
 """
 
+WIDE, WIDE_SECONDS = 16, 8.0
+"""Nodes of the call that says most beside that of one node: it is measured second. And seconds that
+it may take before anything else is done.
+"""
+
 RANKED = 8
 """Children that a profiled call of the draft ranks at each node."""
 
-PROGRESS_SECONDS, SCHEMA = 1.0, 1  # between two lines of progress; of a kept profile
+PROGRESS_SECONDS = 1.0  # between two lines of progress
 
 Tell = Callable[[str], None]
 
 
 class Survey:
-    """Measures a model's calls by shape, a call at a time, the smallest shape first.
+    """Measures a model's calls by shape, a call at a time: one node first, then WIDE nodes, then
+    the others, the smallest first.
 
-    shapes: what the calls are called in the result, in the order in which they are measured
+    shapes: what the calls are called in the result, the smallest first
     call: makes the call of a shape
     between: shapes that are interpolated
+
+    most: seconds to spend in all; longest: seconds that one call may take, as far as one can tell.
     """
 
     def __init__(
@@ -73,76 +70,99 @@ class Survey:
         call: Callable[[Shape], object],
         between: Collection[Shape] = (),
     ) -> None:
-        self.spent, self._first = 0.0, -1.0  # seconds without the first call, and of it
-        self.most, self.longest = MOST_SECONDS, math.inf  # seconds in all, and of one call
+        self.most, self.longest = MOST_SECONDS, math.inf
         self.first_free: Callable[[int], int] = lambda row: 0  # slot from which on a row is empty
-        self.done = False
-        self._shapes, self._call, self._between = shapes, call, between
-        self._measured: dict[Shape, float] = {}
-        self._calls = self._made()
+        self.spent, self.measured = 0.0, dict[Shape, float]()  # the first call does not count
+        self.smallest = shapes[0]
+        self._wide = min(shapes, key=lambda shape: (shape[0], abs(shape[1] - WIDE)))
+        self._shapes = list(dict.fromkeys([self.smallest, self._wide, *shapes]))
+        self._call, self._between = call, between
+        self._left, self._samples = list(self._shapes), defaultdict[Shape, list[float]](list)
+        self._began = False
 
-    def advance(self) -> None:
-        """Make one call, or find that all is measured that there is time for."""
-        if next(self._calls, self) is self:
-            self.done = True
-
-    def run(self, tell: Tell, seconds: float = math.inf) -> dict[Shape, float]:
-        """Make calls until all is measured, or so many seconds are spent; return the times.
-
-        tell: hears of progress
-        """
-        told = time.perf_counter()
-        while not (
-            self.done or self._first >= seconds or (self._measured and self.spent >= seconds)
-        ):
-            self.advance()
-            if time.perf_counter() - told > PROGRESS_SECONDS:
-                told = time.perf_counter()
-                tell(f"measured {len(self._measured)} of {len(self._shapes)} shapes")
-        return self.times()
+    @property
+    def done(self) -> bool:
+        """Whether all is measured that there is time for."""
+        return self._next() is None
 
     @property
     def telling(self) -> bool:
         """Whether half of the shapes were measured, so that the rest can be estimated."""
-        return 2 * len(self._measured) >= len(self._shapes)
+        return 2 * len(self.measured) >= len(self._shapes)
+
+    def advance(self) -> None:
+        """Make one call, if there is time for one."""
+        shape = self._next()
+        if shape is None:
+            return
+        if not self._began:
+            self._began = True
+            self._call(shape)  # brings the weights in
+            return
+        seconds, samples = self._seconds(shape), self._samples[shape]
+        self.spent += seconds
+        samples.append(seconds)
+        trusted = len(samples) >= TRUSTED  # else the last one counts
+        self.measured[shape] = median(samples) if trusted else seconds
+        if self._is_enough(samples):
+            self._left.remove(shape)
+
+    def run(
+        self, tell: Tell, seconds: float = math.inf, wide: float = WIDE_SECONDS
+    ) -> dict[Shape, float]:
+        """Make calls until all is measured, or so many seconds are spent; return the times.
+
+        The calls of one node and of WIDE nodes are made in any case. The others may take twice the
+        seconds each.
+
+        tell: hears of progress
+        wide: seconds that the call of WIDE nodes may take
+        """
+        told, most, longest = time.perf_counter(), self.most, self.longest
+        while not self.done and (self.spent < seconds or len(self.measured) < 2):
+            telling = len(self.measured) < 2
+            self.most, self.longest = (wide + most, wide) if telling else (most, 2 * seconds)
+            self.advance()
+            if time.perf_counter() - told > PROGRESS_SECONDS:
+                told = time.perf_counter()
+                tell(f"measured {len(self.measured)} of {len(self._shapes)} shapes")
+        self.most, self.longest = most, longest
+        return self.times()
 
     def times(self) -> dict[Shape, float]:
-        """Return the seconds by shape: medians, or a fitted line where nothing was measured."""
-        line = ForwardTimes()
-        for shape, seconds in (self._measured or {self._shapes[0]: self._first}).items():
-            line.record(*shape, seconds)
-        times = _smooth(
-            {one: self._measured.get(one) or line.seconds(*one) for one in self._shapes}
-        )
-        times |= {shape: _middle(times, shape) for shape in self._between if shape not in times}
+        """Return the seconds by shape: medians, and what lies between these. Shapes beyond all
+        that was measured are left out.
+        """
+        times, most = _smooth(self.measured), max(map(math.prod, self.measured), default=0)
+        law = LatencyModel()
+        law.trust(times)
+        for shape in (*self._shapes, *self._between):
+            if shape not in times and math.prod(shape) <= most:
+                times[shape] = law.seconds(*shape)
         return dict(sorted(times.items()))
 
-    def _made(self) -> Iterator[None]:
-        """Make the calls; a median needs TRUSTED of them, with fewer the last one counts."""
-        self._first = self._seconds(self._shapes[0])  # brings the weights in
-        self.spent = 0.0
-        yield
-        for index, shape in enumerate(self._shapes):
-            left = self.most - self.spent
-            if self._measured and _dearest(self._measured, shape) > min(left, self.longest):
-                continue
-            share, samples = left / (len(self._shapes) - index), list[float]()
-            while not samples or (
-                len(samples) < CALLS
-                and sum(samples) + samples[-1] < share
-                and not (len(samples) >= TRUSTED and sum(samples) > ENOUGH_SECONDS)
-            ):
-                samples.append(self._seconds(shape))
-                trusted = len(samples) >= TRUSTED
-                self._measured[shape] = median(samples) if trusted else samples[-1]
-                yield
+    def _next(self) -> Shape | None:
+        """The next shape that there is time for."""
+        longest = min(self.most - self.spent, self.longest)
+        return next(
+            (
+                shape
+                for shape in self._left
+                if not self.measured or _dearest(self.measured, shape) <= longest
+            ),
+            None,
+        )
+
+    def _is_enough(self, samples: Sequence[float]) -> bool:
+        """Whether these samples of a shape are enough, or all that its share of the time allows."""
+        share = (self.most - self.spent + sum(samples)) / len(self._left)
+        enough = len(samples) >= TRUSTED and sum(samples) > ENOUGH_SECONDS
+        return enough or len(samples) >= CALLS or sum(samples) + samples[-1] >= share
 
     def _seconds(self, shape: Shape) -> float:
         start = time.perf_counter()
         self._call(shape)
-        seconds = time.perf_counter() - start
-        self.spent += seconds
-        return seconds
+        return time.perf_counter() - start
 
 
 def survey_draft(model: Model, length: int, width: int) -> Survey:
@@ -225,18 +245,9 @@ def ascending(values: Sequence[float]) -> list[float]:
 
 
 def _dearest(measured: dict[Shape, float], shape: Shape) -> float:
-    """Upper estimate of a call's seconds: the largest measured one's, scaled up by nodes."""
-    largest = max(measured, key=np.prod)
-    return float(measured[largest] * max(1.0, np.prod(shape) / np.prod(largest)))
-
-
-def _middle(measured: dict[Shape, float], shape: Shape) -> float:
-    """Interpolate linearly between the next smaller and the next larger number of nodes."""
-    points = sorted(
-        (nodes, seconds) for (rows, nodes), seconds in measured.items() if rows == shape[0]
-    )
-    nodes, seconds = zip(*points, strict=True)
-    return float(np.interp(shape[1], nodes, seconds))
+    """Estimate a call's seconds as if they grew with its nodes from those of a measured one."""
+    nodes = math.prod(shape)
+    return min(seconds * max(1.0, nodes / math.prod(other)) for other, seconds in measured.items())
 
 
 def _chains(
@@ -279,69 +290,3 @@ def _segment(
         np.ones((contexts, context), dtype=np.bool_), mask,
         np.arange(nodes, dtype=np.int32), SamplingParams(),
     )  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Subject(Record):
-    """All that a profile's seconds depend on."""
-
-    part: str  # draft or target
-    device: str
-    model: str  # fingerprint of the weights, and of the artefact where there is one
-    dtype: str
-    threads: int
-    context: int  # cache slots that each call reads
-    rows: int  # largest that was measured
-    nodes: int  # largest that was measured
-    version: str  # Outrider's
-
-    def path(self, directory: Path) -> Path:
-        """Return the subject's file in `directory`."""
-        digest = hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()
-        return directory / f"{self.part}-{digest[:16]}.json"
-
-
-@dataclass(frozen=True)
-class _Kept(Record):
-    """The contents of a file."""
-
-    schema: int
-    subject: Subject
-    seconds: Annotated[tuple[tuple[Count, Count, Positive], ...], Field(min_length=1)]
-
-
-def load_profile(directory: Path, subject: Subject, tell: Tell) -> dict[Shape, float] | None:
-    """Return the seconds kept for the subject, by shape; None where there are none.
-
-    A file that cannot be understood is reported to `tell`, and counts as none.
-    """
-    path = subject.path(directory)
-    if not os.path.exists(path):  # a path that may not be looked at is none
-        return None
-    try:
-        return read_profile(path)[1]
-    except InvalidRequest as error:
-        tell(f"a kept profile is not used ({error}): it is measured again")
-        return None
-
-
-def read_profile(path: Path) -> tuple[Subject, dict[Shape, float]]:
-    """Return a kept file's subject and seconds; raise InvalidRequest where it is spoilt."""
-    kept = read_record(read_json(path, InvalidRequest), _Kept)
-    if kept.schema != SCHEMA or path.name != kept.subject.path(path.parent).name:
-        raise InvalidRequest(f"{path} is not this model's profile")
-    return kept.subject, {(rows, nodes): seconds for rows, nodes, seconds in kept.seconds}
-
-
-def keep_profile(directory: Path, subject: Subject, times: Mapping[Shape, float]) -> Path | None:
-    """Write the seconds, by shape, to the subject's file; return its path.
-
-    Returns None where the directory cannot be written to: the caller has the times anyway.
-    """
-    kept = _Kept(SCHEMA, subject, tuple((*shape, seconds) for shape, seconds in times.items()))
-    path = subject.path(directory)
-    try:
-        write_whole(path, json.dumps(asdict(kept)))
-    except OSError:
-        return None
-    return path

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from inference.drafters.tree_policies import Chain
 from inference.errors import MissingExtra
-from inference.times import ForwardTimes
+from inference.times import LatencyModel
 from outrider.compare.arms import ARCHITECTURES, BASELINE, Arm
 from outrider.compare.intervals import FigureInterval
 from outrider.compare.measure import Comparison, network
@@ -231,7 +231,7 @@ class RegimeMap:
     """Times in seconds that the closed forms need."""
 
     alone: float  # a token of the target by itself
-    passes: ForwardTimes  # passes of the target
+    passes: LatencyModel  # passes of the target
     level: float  # drafting one more token
     host: float  # a round's time outside both models
 
@@ -265,9 +265,9 @@ def regime_map(comparison: Comparison) -> RegimeMap | None:
     ]
     if alone is None or not chains:
         return None
-    passes = ForwardTimes()
+    passes = LatencyModel()
     for known in (alone, *(known for _, known in chains)):
-        passes.record(1, round(known.nodes), known.made.verify)
+        passes.observe(1, round(known.nodes), known.made.verify)
     return RegimeMap(
         alone=made_at_the_target(alone, Network(0.0)),
         passes=passes,

@@ -13,7 +13,7 @@ from grpc_comm.client.connection import Connection
 from inference.command import say
 from inference.errors import OutriderError
 from inference.planner.profiling import survey_draft
-from inference.times import TargetTimes
+from inference.times import LatencyModel
 from outrider.connecting import connect_target
 from outrider.doctor.findings import Finding, refused, warning
 from outrider.draft_methods import find_draft
@@ -68,7 +68,7 @@ def _of_target(target: Connection, call: float) -> Iterator[Finding]:
     yield Finding("target", where)
     spread = f"give or take {_ms(trip.spread)}"
     yield Finding("link", f"round trip {_ms(trip.seconds)} ms, {spread}")
-    forward = TargetTimes(dict(description.times)).seconds(1, 1)
+    forward = LatencyModel(dict(description.times)).seconds(1, 1)
     if not forward:
         yield Finding("plan", "the target does not say what its forwards take yet")
         return

@@ -50,7 +50,7 @@ from inference.engine.local_session import LocalSession
 from inference.errors import InvalidRequest
 from inference.order import Decode
 from inference.sampling import SamplingParams
-from inference.times import DraftTimes, TargetTimes
+from inference.times import DraftTimes, LatencyModel
 from tests.support import pairs
 from tests.support.growths import below, grown
 
@@ -347,7 +347,7 @@ def test_more_outcomes_prepared_for_are_more_nodes_in_a_call(studies: dict[float
 
 
 def test_a_stopping_rule_drafts_longer_chains_over_longer_links() -> None:
-    draft, target = DraftTimes({1: 0.01}), TargetTimes({(1, 1): 0.03, (1, 64): 0.03})
+    draft, target = DraftTimes({1: 0.01}), LatencyModel({(1, 1): 0.03, (1, 64): 0.03})
     lengths = list[int]()
     for round_trip in (0.0, 0.08, 0.3):
         rule = StoppingRule(draft, target, round_trip)

@@ -4,10 +4,13 @@ from what the target does.
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 
-from inference.times import NOTHING, UNKNOWN, DraftTimes, Estimate, LinkTimes, TargetTimes, middle
+from inference.link_times import NOTHING, UNKNOWN, Estimate, LinkTimes, middle
+from inference.times import REMEMBERED, DraftTimes, LatencyModel
 
 PROFILE = {(1, 8): 0.030, (1, 32): 0.040, (4, 8): 0.050, (4, 32): 0.080}
 
@@ -31,9 +34,9 @@ def exchange(
 
 
 def test_nothing_is_known_before_the_first_sample() -> None:
-    link, draft, target = LinkTimes(), DraftTimes(), TargetTimes()
+    link, draft, target = LinkTimes(), DraftTimes(), LatencyModel()
     assert [link.known, draft.known, target.known] == [False] * 3
-    assert link.estimate(100) == draft.estimate(4) == target.estimate(1, 4) == UNKNOWN
+    assert link.estimate(100) == UNKNOWN
     assert link.seconds(100) == draft.seconds(4) == target.seconds(1, 4) == 0.0
 
 
@@ -111,23 +114,23 @@ def test_while_a_link_changes_it_is_uncertain() -> None:
 
 
 def test_a_forward_costs_what_the_cheapest_profiled_shape_that_holds_it_costs() -> None:
-    times = TargetTimes(PROFILE)
+    times = LatencyModel(PROFILE)
     assert times.known
     assert [times.seconds(1, nodes) for nodes in (1, 8, 9, 32)] == [0.030, 0.030, 0.040, 0.040]
     assert [times.seconds(rows, 8) for rows in (1, 2, 4)] == [0.030, 0.050, 0.050]
 
 
 def test_a_larger_shape_that_was_measured_as_cheaper_holds_the_smaller_one_too() -> None:
-    assert TargetTimes({(1, 8): 0.031, (1, 16): 0.030}).seconds(1, 4) == 0.030
+    assert LatencyModel({(1, 8): 0.031, (1, 16): 0.030}).seconds(1, 4) == 0.030
 
 
 def test_a_forward_beyond_the_profile_takes_several_of_the_largest() -> None:
-    times = TargetTimes(PROFILE)
+    times = LatencyModel(PROFILE)
     assert times.seconds(4, 64) == times.seconds(8, 32) == pytest.approx(0.160)
 
 
 def test_a_target_slower_than_its_profile_is_so_at_every_shape_and_is_believed_to_recover() -> None:
-    times = TargetTimes(PROFILE)
+    times = LatencyModel(PROFILE)
     for factor in (2.0, 1.0, 0.5):
         for _ in range(10):
             times.observe(1, 5, factor * 0.030)
@@ -135,27 +138,67 @@ def test_a_target_slower_than_its_profile_is_so_at_every_shape_and_is_believed_t
         assert times.seconds(1, 32) == pytest.approx(factor * 0.040)
 
 
-def test_what_was_observed_at_a_shape_long_ago_gives_way_to_what_is_observed_elsewhere() -> None:
-    times = TargetTimes(PROFILE)
-    for _ in range(20):
-        times.observe(1, 32, 0.400)
-    for _ in range(30):
-        times.observe(1, 8, 0.030)
-    assert times.seconds(1, 32) == pytest.approx(0.040)
+def test_one_sample_is_believed_upwards_at_once_by_all_wider_shapes() -> None:
+    times = LatencyModel()
+    times.observe(1, 1, 0.1)
+    times.observe(1, 4, 0.9)
+    assert times.seconds(1, 4) == 0.9 < times.seconds(1, 8)
+    assert times.most(1, 4) == 0.9
 
 
-def test_chunks_beyond_the_profile_make_no_profiled_shape_look_cheap() -> None:
-    """The profile bounds what they take, by 0.640 seconds here."""
-    times = TargetTimes(PROFILE)
-    for _ in range(10):
-        times.observe(1, 256, 0.050)
-        times.observe(1, 256, 0.050)
-        times.observe(1, 8, 0.030)
-    assert times.seconds(1, 32) == pytest.approx(0.040)
+@pytest.mark.parametrize("seen", [4, 8], ids=["the shape itself", "a wider one"])
+def test_a_hiccup_is_forgotten_once_the_shape_or_a_wider_one_is_seen_quicker(seen: int) -> None:
+    times = LatencyModel()
+    for _ in range(3):
+        times.observe(1, 1, 0.10)
+    times.observe(1, 4, 5.0)
+    times.observe(1, seen, 0.12)
+    assert times.seconds(1, 4) <= 0.12
+
+
+def test_nothing_bounds_what_more_than_twice_the_measured_nodes_take() -> None:
+    times = LatencyModel({(1, 1): 0.1, (1, 4): 0.1}, measured=True)
+    assert times.most(1, 4) == times.seconds(1, 4) == 0.1
+    assert times.most(1, 8) == pytest.approx(0.2)
+    assert times.most(1, 9) == math.inf
+
+
+def test_a_wide_call_that_was_measured_bounds_all_narrower_ones() -> None:
+    times = LatencyModel()
+    times.trust({(1, 1): 0.1, (1, 16): 0.3})
+    assert all(0.1 <= times.seconds(1, nodes) <= 0.3 for nodes in range(2, 16))
+    assert times.most(1, 12) == 0.3
+
+
+def test_time_never_falls_with_more_nodes_whatever_was_measured() -> None:
+    rng = np.random.default_rng(8)
+    for _ in range(50):
+        times = LatencyModel()
+        for _ in range(rng.integers(3, 30)):
+            times.observe(1, int(rng.integers(1, 65)), float(rng.exponential(0.1)))
+        unmeasured = [nodes for nodes in range(1, 65) if times.samples(1, nodes) < 3]
+        seconds = [times.seconds(1, nodes) for nodes in unmeasured]
+        assert seconds == sorted(seconds)
+
+
+def test_what_was_not_seen_for_two_thousand_calls_counts_as_never_measured() -> None:
+    times = LatencyModel()
+    times.trust({(1, 1): 0.03, (1, 32): 0.4})
+    for _ in range(REMEMBERED + 4):
+        times.observe(1, 1, 0.03)
+    assert times.samples(1, 32) == 0
+    assert times.most(1, 32) == math.inf
+
+
+def test_a_profile_that_is_wrong_about_wide_calls_gives_way_to_two_measured_ones() -> None:
+    times = LatencyModel({(1, 1): 0.1, (1, 2): 0.1, (1, 16): 0.1, (1, 32): 0.1})
+    times.trust({(1, 1): 0.1, (1, 16): 1.6})
+    assert times.seconds(1, 8) == pytest.approx(0.8)
+    assert times.seconds(1, 32) > 1.6
 
 
 def test_one_disturbed_forward_is_not_believed() -> None:
-    times = TargetTimes(PROFILE)
+    times = LatencyModel(PROFILE)
     for seconds in (0.031, 0.030, 0.900, 0.030):
         times.observe(1, 8, seconds)
     assert times.seconds(1, 8) == pytest.approx(0.0305, abs=0.001)
@@ -163,12 +206,12 @@ def test_one_disturbed_forward_is_not_believed() -> None:
 
 
 def test_an_undescribed_target_is_learned_from_its_answers() -> None:
-    times = TargetTimes()
+    times = LatencyModel()
     for nodes in (4, 8, 4, 8, 4, 8):
         times.observe(1, nodes, 0.020 + 0.001 * nodes)
     assert times.seconds(1, 4) == pytest.approx(0.024)
     assert times.seconds(1, 16) == pytest.approx(0.036)
-    assert times.estimate(1, 16).spread > times.estimate(1, 4).spread
+    assert times.most(1, 32) > times.seconds(1, 32)
 
 
 def test_a_draft_call_lies_between_the_profiled_widths_next_to_it() -> None:

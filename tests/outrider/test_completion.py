@@ -19,6 +19,7 @@ from inference.drafters.tree_policies import BestFirst
 from inference.engine.engine import Engine
 from inference.engine.local_session import LocalSession
 from inference.errors import Mismatch, OutriderError, Unavailable
+from inference.link_times import LinkTimes
 from inference.model.decoder import Decoder
 from inference.order import Pace, Progress
 from inference.planner.acceptance import read_acceptance
@@ -27,7 +28,7 @@ from inference.planner.prices import Prices
 from inference.proposer import Proposer
 from inference.sampling import SamplingParams
 from inference.text import Tokenizer
-from inference.times import DraftTimes, LinkTimes, TargetTimes
+from inference.times import DraftTimes, LatencyModel
 from outrider.completion import Broken, Completion, Piece, Request, complete
 from outrider.live_text import silent
 from outrider.models import EMBEDDED
@@ -47,7 +48,7 @@ def request(params: SamplingParams = SamplingParams(), tokens: int = TOKENS) -> 
 def growing() -> Proposer:
     """It stands still once a call brings less than what it takes: the target is in this thread."""
     model = EagerModel(perturbed(1, 0.02), rows=1, capacity=SEQUENCE_LENGTH + ROOM, max_nodes=128)
-    times = TargetTimes({(1, 1): 0.02, (1, 64): 0.03})
+    times = LatencyModel({(1, 1): 0.02, (1, 64): 0.03})
     known = Knowledge(DraftTimes({1: 0.002}), times, LinkTimes(), read_acceptance())
     return ModelProposer(model, 0, known, Prices(holds_target=True))
 

@@ -27,7 +27,7 @@ from inference.errors import Mismatch
 from inference.order import Decode
 from inference.planner.acceptance import read_acceptance
 from inference.sampling import SamplingParams
-from inference.times import TRUSTED, DraftTimes, TargetTimes
+from inference.times import TRUSTED, DraftTimes, LatencyModel
 from outrider.cli import main
 from outrider.completion import Request, complete
 from outrider.draft_methods import find_draft
@@ -84,7 +84,7 @@ def test_times_price_and_open_sessions_come_over_the_wire() -> None:
 def test_a_served_model_says_what_it_takes(port: str) -> None:
     with connect(f"127.0.0.1:{port}") as connection:
         said = connection.description
-    target, draft = TargetTimes(dict(said.times)), DraftTimes(dict(said.draft_times))
+    target, draft = LatencyModel(dict(said.times)), DraftTimes(dict(said.draft_times))
     assert sorted({shape[0] for shape, _ in said.times}) == [1, 2]
     assert max(shape[1] for shape, _ in said.times) == 16
     assert 0 < target.seconds(1, 1) <= target.seconds(2, 16)
@@ -103,7 +103,7 @@ def test_an_emulated_target_says_what_its_profile_says_and_measures_nothing(
             sequence_length=128,
         )
     )
-    times = TargetTimes(dict(target.description.times))
+    times = LatencyModel(dict(target.description.times))
     assert times.seconds(1, 1) == pytest.approx(0.0368, abs=0.0002)
     assert "measuring" not in capsys.readouterr().err
 
@@ -229,22 +229,22 @@ def test_what_takes_long_is_measured_while_nobody_asks_and_changes_no_text(
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr("outrider.profiles.QUICK_SECONDS", 0.0)
-    target = load_target(TargetRole(port=0, batch=1, max_tree_nodes=4, sequence_length=512))
+    target = load_target(TargetRole(port=0, batch=1, max_tree_nodes=16, sequence_length=512))
     engine = target.engine
-    early, prompt = engine.profile, list(range(3, 300))
+    early, prompt = engine.times.profile, list(range(3, 300))
     texts = [_text(engine, prompt)]
     while engine.when_idle():
         texts.append(_text(engine, prompt))  # from the prefix that the row has kept
     assert len(texts) > 3
     assert texts == texts[:1] * len(texts)
-    assert not any(seconds == 0 for seconds in engine.profile.values())
-    assert engine.profile.keys() == early.keys()
-    assert engine.profile != early
+    assert not any(seconds == 0 for seconds in engine.times.profile.values())
+    assert engine.times.profile.keys() == early.keys()
+    assert engine.times.profile != early
     with BackgroundServer(target) as server, connect(str(server.address)) as connection:
-        assert dict(connection.description.times) == pytest.approx(engine.profile)
+        assert dict(connection.description.times) == pytest.approx(engine.times.profile)
     (kept,) = (tmp_path / "outrider" / "profiles").iterdir()
     seconds = {(rows, nodes): each for rows, nodes, each in json.loads(kept.read_text())["seconds"]}
-    assert seconds == engine.profile
+    assert seconds == engine.times.profile
 
 
 def _text(engine: Engine, prompt: list[int]) -> list[int]:

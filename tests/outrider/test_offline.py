@@ -16,6 +16,7 @@ from grpc_comm.transport import Address
 from inference.backends.eager import EagerModel
 from inference.drafters.model_proposer import ROOM, ModelProposer
 from inference.engine.local_session import LocalSession
+from inference.link_times import LinkTimes
 from inference.model.decoder import Decoder
 from inference.planner.acceptance import read_acceptance
 from inference.planner.knowledge import Knowledge
@@ -23,7 +24,7 @@ from inference.planner.prices import Prices
 from inference.proposer import Proposer
 from inference.sampling import SamplingParams
 from inference.text import Tokenizer
-from inference.times import DraftTimes, LinkTimes, TargetTimes
+from inference.times import DraftTimes, LatencyModel
 from outrider.completion import Broken, Completion, Piece, Request, complete
 from outrider.live_text import silent
 from outrider.models import EMBEDDED
@@ -45,7 +46,7 @@ def expected(params: SamplingParams) -> list[int]:
 
 def proposer(draft: Decoder) -> Proposer:
     model = EagerModel(draft, rows=1, capacity=SEQUENCE_LENGTH + ROOM, max_nodes=128)
-    times = TargetTimes({(1, 1): 0.01})
+    times = LatencyModel({(1, 1): 0.01})
     known = Knowledge(DraftTimes({1: 0.002}), times, LinkTimes(), read_acceptance())
     return ModelProposer(model, 0, known, Prices())
 

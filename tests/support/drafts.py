@@ -19,6 +19,7 @@ from inference.drafters.copy_source import CopySource
 from inference.drafters.model_proposer import ModelProposer
 from inference.drafters.round_proposer import RoundProposer
 from inference.drafters.tree_policies import BestFirst, Policy
+from inference.link_times import LinkTimes
 from inference.model.decoder import Decoder
 from inference.order import Decode, Pace
 from inference.planner.acceptance import read_acceptance
@@ -26,7 +27,7 @@ from inference.planner.knowledge import Knowledge
 from inference.planner.prices import Prices
 from inference.proposer import Proposer
 from inference.sampling import SamplingParams
-from inference.times import DraftTimes, LinkTimes, TargetTimes
+from inference.times import DraftTimes, LatencyModel
 from tests.support import pairs
 
 BUSHY = BestFirst(nodes=12, depth=4)
@@ -68,7 +69,7 @@ def growing_and_copying(draft: Decoder) -> ModelProposer:
 def knowledge() -> Knowledge:
     """Of a draft that is five times as fast as its target, beside it."""
     return Knowledge(
-        DraftTimes({1: 0.002}), TargetTimes({(1, 1): 0.01}), LinkTimes(), read_acceptance()
+        DraftTimes({1: 0.002}), LatencyModel({(1, 1): 0.01}), LinkTimes(), read_acceptance()
     )
 
 

@@ -19,6 +19,7 @@ from inference.engine.forward import Commit, EngineEvent, Evicted, Forward, Pref
 from inference.engine.session import Session
 from inference.order import Decode, End
 from inference.sampling import SamplingParams
+from inference.times import LatencyModel
 from inference.tree import IntArray
 from tests.support.clock import Clock
 
@@ -170,7 +171,7 @@ def exact_engine(
         max_tree_nodes=max_tree_nodes,
         vocabulary=VOCABULARY,
         waiting=waiting,
-        times=times and {shape: times(*shape) for shape in shapes},
+        times=times and LatencyModel({one: times(*one) for one in shapes}, measured=True),
         clock=clock,
     )
     return engine, model, clock

@@ -14,12 +14,13 @@ from inference.accept import accept_match
 from inference.candidates import BASE, CandidateTree, Nodes, Proposal
 from inference.drafters.model_proposer import ModelProposer
 from inference.engine.snapshot import best_of
+from inference.link_times import LinkTimes
 from inference.planner.acceptance import read_acceptance
 from inference.planner.knowledge import Knowledge
 from inference.planner.prices import Prices
 from inference.proposer import Notice, Proposer
 from inference.sampling import SamplingParams
-from inference.times import DraftTimes, LinkTimes, TargetTimes
+from inference.times import DraftTimes, LatencyModel
 from tests.support.scripted_models import Says, ScriptedModel, target_token
 
 SAMPLING = SamplingParams()
@@ -31,7 +32,7 @@ def knowledge(times: float = 1.0) -> Knowledge:
     """times: how far all that is believed is off."""
     known = Knowledge(
         DraftTimes({1: CALL * times}),
-        TargetTimes({(1, 1): FORWARD * times, (1, 64): FORWARD * times}),
+        LatencyModel({(1, 1): FORWARD * times, (1, 64): FORWARD * times}),
         LinkTimes(),
         read_acceptance(),
     )

@@ -31,6 +31,7 @@ from inference.engine.local_session import LocalSession
 from inference.engine.target_rows import led_by_row
 from inference.errors import UnsupportedModel
 from inference.features import FeatureForm
+from inference.link_times import LinkTimes
 from inference.model.cache import empty_cache
 from inference.model.eagle import OfTarget, read_head
 from inference.model.verify_graph import example_inputs
@@ -38,7 +39,7 @@ from inference.order import Decode
 from inference.planner.acceptance import read_acceptance
 from inference.planner.knowledge import Knowledge
 from inference.sampling import SamplingParams
-from inference.times import DraftTimes, LinkTimes, TargetTimes
+from inference.times import DraftTimes, LatencyModel
 from inference.tree import IntArray
 from tests.support import heads
 from tests.support.clock import Clock
@@ -156,12 +157,13 @@ def beside(served: Served, directory: Path) -> Counted:
 def engine_with(model: NeuronModel, head: Counted) -> Engine:
     """A target and a head that takes a tenth of its time, on a clock of the test."""
     times = {(row, nodes): FORWARD for row in (1, 2) for nodes in (1, 2, 4, 8)}
-    known = Knowledge(DraftTimes({1: CALL}), TargetTimes(times), LinkTimes(), read_acceptance())
+    known = Knowledge(DraftTimes({1: CALL}), LatencyModel(times), LinkTimes(), read_acceptance())
     host = Host(
         head, lambda: known, room=ROOM, clock=head.clock, sequence=partial(led_by_row, model)
     )
     return Engine(
-        model, sequence_length=LENGTH, max_tree_nodes=TREE, vocabulary=VOCABULARY, times=times,
+        model, sequence_length=LENGTH, max_tree_nodes=TREE, vocabulary=VOCABULARY,
+        times=LatencyModel(times, measured=True),
         host=host, clock=head.clock,
     )  # fmt: skip
 

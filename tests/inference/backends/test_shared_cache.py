@@ -19,13 +19,14 @@ from inference.engine.host import Host
 from inference.engine.local_session import LocalSession
 from inference.engine.session import Session
 from inference.engine.target_rows import on_target_row
+from inference.link_times import LinkTimes
 from inference.model.decoder import Decoder
 from inference.order import Decode, End
 from inference.planner.acceptance import read_acceptance
 from inference.planner.knowledge import Knowledge
 from inference.proposer import HOST
 from inference.sampling import SamplingParams
-from inference.times import DraftTimes, LinkTimes, TargetTimes
+from inference.times import DraftTimes, LatencyModel
 from inference.tree import IntArray
 from tests.support import pairs
 from tests.support.clock import Clock
@@ -73,7 +74,7 @@ class Watched(SharedCacheModel):
 
 
 def known() -> Knowledge:
-    target = TargetTimes({(1, 1): 0.01, (1, 64): 0.01})
+    target = LatencyModel({(1, 1): 0.01, (1, 64): 0.01})
     return Knowledge(DraftTimes({1: 0.001}), target, LinkTimes(), read_acceptance())
 
 
@@ -87,7 +88,7 @@ def beside(draft: Decoder) -> tuple[Engine, Watched]:
         sequence_length=LENGTH,
         max_tree_nodes=64,
         vocabulary=pairs.VOCABULARY,
-        times={(rows, nodes): 0.01 for rows in (1, 2) for nodes in (1, 64)},
+        times=LatencyModel({(1, 1): 0.01, (1, 64): 0.01, (2, 64): 0.01}, measured=True),
         host=Host(shared, known, room=OWN, sequence=partial(on_target_row, OWN), clock=clock),
         clock=clock,
     )

@@ -19,13 +19,14 @@ from inference.engine.host import Host
 from inference.engine.local_session import LocalSession
 from inference.engine.session import Session
 from inference.engine.target_rows import led_by_row
+from inference.link_times import LinkTimes
 from inference.model.decoder import Decoder, Layer
 from inference.model.pard import Projection
 from inference.order import Decode
 from inference.planner.acceptance import read_acceptance
 from inference.planner.knowledge import Knowledge
 from inference.sampling import SamplingParams
-from inference.times import DraftTimes, LinkTimes, TargetTimes
+from inference.times import DraftTimes, LatencyModel
 from tests.support import pairs
 from tests.support.clock import Clock
 from tests.support.drafts import text_of
@@ -77,14 +78,14 @@ class Beside:
         target.clock = self.draft.clock = clock
         times = {(row, nodes): FORWARD for row in (1, 2) for nodes in (1, 2, 4, 8, 16, 32, 64)}
         known = partial(
-            Knowledge, DraftTimes({1: CALL}), TargetTimes(times), LinkTimes(), read_acceptance()
+            Knowledge, DraftTimes({1: CALL}), LatencyModel(times), LinkTimes(), read_acceptance()
         )
         self.engine = Engine(
             target,
             sequence_length=LENGTH,
             max_tree_nodes=64,
             vocabulary=pairs.VOCABULARY,
-            times=times,
+            times=LatencyModel(times, measured=True),
             host=Host(
                 self.draft,
                 known,

@@ -482,8 +482,8 @@ def test_the_engines_own_work_slows_down_nobody_who_drafts_nothing() -> None:
     """Beside one with good candidates, where that work takes twice as long as the forwards."""
 
     def alone_and_beside(proposing: bool) -> tuple[float, int]:
-        clock = WorkingClock(0.020)
-        engine, _, _ = exact_engine(rows=4, clock=clock, **NEURON)  # type: ignore[arg-type]
+        clock, cost = WorkingClock(0.020), NEURON["cost"]
+        engine, _, _ = exact_engine(rows=4, clock=clock, times=cost, **NEURON)  # type: ignore[arg-type]
         everybody, began, number = ready(engine, ["wide", "a", "b", "c"]), clock.now, 0
         wide, stream, text = everybody[0]
         for _ in range(300):

@@ -18,6 +18,7 @@ from inference.engine.session import Session
 from inference.model.decoder import Decoder
 from inference.order import Decode, End
 from inference.sampling import SamplingParams
+from inference.times import LatencyModel
 from inference.tree import IntArray
 from inference.tree_shape import Branches
 from tests.support.clock import Clock
@@ -59,7 +60,7 @@ class Graph:
             sequence_length=LENGTH,
             max_tree_nodes=1 + DEPTH,
             vocabulary=VOCABULARY,
-            times={shape: cost(*shape) for shape in shapes},
+            times=LatencyModel({shape: cost(*shape) for shape in shapes}, measured=True),
             graphs=GraphRounds(model),
             clock=self.clock,
         )

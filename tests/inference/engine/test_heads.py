@@ -21,13 +21,14 @@ from inference.engine.host import Host
 from inference.engine.local_session import LocalSession
 from inference.engine.session import Session
 from inference.engine.target_rows import led_by_row
+from inference.link_times import LinkTimes
 from inference.model.eagle import EagleHead, load_head
 from inference.order import Decode
 from inference.planner.acceptance import read_acceptance
 from inference.planner.knowledge import Knowledge
 from inference.proposer import HOST
 from inference.sampling import SamplingParams
-from inference.times import DraftTimes, LinkTimes, TargetTimes
+from inference.times import DraftTimes, LatencyModel
 from tests.support import heads, pairs
 from tests.support.clock import Clock
 from tests.support.drafts import text_of
@@ -72,7 +73,7 @@ class Beside:
             sequence_length=LENGTH,
             max_tree_nodes=64,
             vocabulary=pairs.VOCABULARY,
-            times=times,
+            times=LatencyModel(times, measured=True),
             host=Host(
                 self.head,
                 partial(_knowledge, times),
@@ -90,7 +91,7 @@ class Beside:
 
 
 def _knowledge(times: dict[tuple[int, int], float]) -> Knowledge:
-    return Knowledge(DraftTimes({1: CALL}), TargetTimes(times), LinkTimes(), read_acceptance())
+    return Knowledge(DraftTimes({1: CALL}), LatencyModel(times), LinkTimes(), read_acceptance())
 
 
 @pytest.fixture(scope="module")

@@ -17,13 +17,14 @@ from inference.engine.engine import Engine
 from inference.engine.host import Host
 from inference.engine.local_session import LocalSession
 from inference.engine.session import MOST_AHEAD, Session
+from inference.link_times import LinkTimes
 from inference.model.decoder import Decoder
 from inference.order import Decode
 from inference.planner.acceptance import read_acceptance
 from inference.planner.knowledge import Knowledge
 from inference.proposer import COPY, HOST, NOBODY
 from inference.sampling import SamplingParams
-from inference.times import DraftTimes, LinkTimes, TargetTimes
+from inference.times import DraftTimes, LatencyModel
 from tests.support import pairs
 from tests.support.clock import Clock
 from tests.support.drafts import growing, text_of
@@ -103,7 +104,7 @@ class Hosted:
             sequence_length=1500,
             max_tree_nodes=32,
             vocabulary=VOCABULARY,
-            times=dict.fromkeys(shapes, FORWARD),
+            times=LatencyModel(dict.fromkeys(shapes, FORWARD), measured=True),
             host=self.host,
             clock=self.clock,
         )
@@ -115,7 +116,7 @@ class Hosted:
 
 
 def _knowledge(call: float) -> Knowledge:
-    target = TargetTimes({(1, 1): FORWARD, (1, 32): FORWARD})
+    target = LatencyModel({(1, 1): FORWARD, (1, 32): FORWARD})
     return Knowledge(DraftTimes({1: call}), target, LinkTimes(), read_acceptance())
 
 
@@ -199,13 +200,13 @@ def test_one_call_serves_all_who_asked() -> None:
 def test_a_draft_that_is_never_right_falls_silent_and_is_asked_now_and_then() -> None:
     hosted = Hosted(wrong)
     session = hosted.asked([1, 2, 3], 1000)
-    while session.length < 300:
+    while session.length < 400:
         hosted.engine.step()
         hosted.engine.acknowledge(session, session.length)
     began, before = hosted.clock.now, len(hosted.draft.together)
     finish(hosted.engine, session)
-    assert 703 // 64 - 1 <= len(hosted.draft.together) - before <= 703 // 64 + 1
-    assert hosted.clock.now - began < 1.02 * 703 * FORWARD
+    assert 603 // 64 - 1 <= len(hosted.draft.together) - before <= 603 // 64 + 1
+    assert hosted.clock.now - began < 1.02 * 603 * FORWARD
 
 
 @pytest.mark.parametrize("call", [0.0005, 0.002, 0.008, 0.020])

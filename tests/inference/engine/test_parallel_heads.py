@@ -19,6 +19,7 @@ from inference.engine.engine import Engine
 from inference.engine.host import Host
 from inference.engine.local_session import LocalSession
 from inference.engine.target_rows import led_by_row
+from inference.link_times import LinkTimes
 from inference.model.cache import empty_cache
 from inference.model.eagle import EagleHead, load_head
 from inference.order import Decode
@@ -26,7 +27,7 @@ from inference.planner.acceptance import read_acceptance
 from inference.planner.knowledge import Knowledge
 from inference.proposer import HOST
 from inference.sampling import SamplingParams
-from inference.times import DraftTimes, LinkTimes, TargetTimes
+from inference.times import DraftTimes, LatencyModel
 from tests.support import heads, pairs
 from tests.support.clock import Clock
 from tests.support.drafts import text_of
@@ -69,14 +70,14 @@ class Beside:
         target.clock = self.head.clock = clock
         times = {(1, nodes): FORWARD for nodes in (1, 2, 4, 8, 16, 32, 64)}
         known = partial(
-            Knowledge, DraftTimes({1: CALL}), TargetTimes(times), LinkTimes(), read_acceptance()
+            Knowledge, DraftTimes({1: CALL}), LatencyModel(times), LinkTimes(), read_acceptance()
         )
         self.engine = Engine(
             target,
             sequence_length=LENGTH,
             max_tree_nodes=64,
             vocabulary=pairs.VOCABULARY,
-            times=times,
+            times=LatencyModel(times, measured=True),
             host=Host(
                 self.head,
                 known,

@@ -1,0 +1,1 @@
+"""The promise on laws of time that nobody measured beforehand: see __main__.py."""
