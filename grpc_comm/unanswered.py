@@ -19,8 +19,8 @@ _REFUSED = {
 
 
 def refuses(address: Address) -> bool:
-    """Whether nobody listens at `address`. That is final on this machine alone: a host elsewhere may
-    be starting, or may answer for another.
+    """Whether nobody listens at `address`, which is final on this machine alone: a host elsewhere
+    may be starting.
     """
     if not address.loopback:
         return False

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from queue import SimpleQueue
 from threading import Event, Thread
 from typing import TypeAlias
@@ -93,6 +93,27 @@ def make_request(client: Client, prompt: Prompt, parameters: Parameters, index: 
         client.target.description.stop_ids,
         cache_key=parameters.prompt_cache_key,
     )
+
+
+def going_on(client: Client, request: Request, made: Sequence[int]) -> tuple[Request, str, int]:
+    """The rest of a text that broke off: its request, the text so far, and how many tokens that has.
+
+    With the same seed the rest is what it would have been. Tokens at the end that are no whole
+    character are made again.
+
+    made: tokens that came; raises InvalidRequest where they leave no room or are out of range
+    """
+    stream, text, kept = client.tokenizer.stream(request.ids), "", 0
+    for count, token in enumerate(read_prompt(client, made), start=1):
+        piece = stream.push(token)
+        if piece:
+            text, kept = text + piece, count
+    if kept >= request.max_new_tokens:
+        raise InvalidRequest(
+            f"{kept} tokens were made, and {request.max_new_tokens} were asked for"
+        )
+    ids, left = [*request.ids, *made[:kept]], request.max_new_tokens - kept
+    return replace(request, ids=ids, max_new_tokens=left), text, kept
 
 
 def read_prompt(client: Client, prompt: Prompt) -> Sequence[int]:

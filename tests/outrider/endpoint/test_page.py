@@ -37,8 +37,9 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture(scope="module")
 def priced(target: str) -> Iterator[str]:
-    """A server whose target has a price, so that there is something to steer."""
-    desk = Desk(ServeRole(target_host=target, batch=2, usd_per_hour=1.34))
+    """A server for which more than the target's hours has a price: there is something to steer."""
+    prices = dict.fromkeys(("usd_per_kwh", "usd_per_gb_up", "usd_per_gb_down", "draft_watts"), 1.0)
+    desk = Desk(ServeRole(target_host=target, batch=2, usd_per_hour=1.34, **prices))
     desk.open()
     with closing(desk), http_server(desk) as address:
         yield address
