@@ -96,12 +96,12 @@ def make_request(client: Client, prompt: Prompt, parameters: Parameters, index: 
 
 
 def going_on(client: Client, request: Request, made: Sequence[int]) -> tuple[Request, str, int]:
-    """The rest of a text that broke off: its request, the text so far, and how many tokens that has.
+    """The rest of a text that broke off: its request, the text so far, and the tokens of that.
 
     With the same seed the rest is what it would have been. Tokens at the end that are no whole
-    character are made again.
+    character are made again. Raises InvalidRequest for ids out of range, and for a whole text.
 
-    made: tokens that came; raises InvalidRequest where they leave no room or are out of range
+    made: tokens that came
     """
     stream, text, kept = client.tokenizer.stream(request.ids), "", 0
     for count, token in enumerate(read_prompt(client, made), start=1):
@@ -109,9 +109,7 @@ def going_on(client: Client, request: Request, made: Sequence[int]) -> tuple[Req
         if piece:
             text, kept = text + piece, count
     if kept >= request.max_new_tokens:
-        raise InvalidRequest(
-            f"{kept} tokens were made, and {request.max_new_tokens} were asked for"
-        )
+        raise InvalidRequest(f"the text is whole: it has its {request.max_new_tokens} tokens")
     ids, left = [*request.ids, *made[:kept]], request.max_new_tokens - kept
     return replace(request, ids=ids, max_new_tokens=left), text, kept
 
