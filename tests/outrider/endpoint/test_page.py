@@ -46,8 +46,16 @@ def browser() -> Iterator[Browser]:
 @pytest.fixture(scope="module")
 def priced(target: str) -> Iterator[str]:
     """A server for which more than the target's hours has a price: there is something to steer."""
-    prices = dict.fromkeys(("usd_per_kwh", "usd_per_gb_up", "usd_per_gb_down", "draft_watts"), 1.0)
-    desk = Desk(ServeRole(target_host=target, batch=2, usd_per_hour=1.34, **prices))
+    options = ServeRole(
+        target_host=target,
+        batch=2,
+        usd_per_hour=1.34,
+        usd_per_kwh=0.3,
+        usd_per_gb_up=0.0,
+        usd_per_gb_down=0.09,
+        draft_watts=30.0,
+    )
+    desk = Desk(options)
     desk.open()
     with closing(desk), http_server(desk) as address:
         yield address
