@@ -79,8 +79,9 @@ function drawAll() {
   ], one === current ? { class: "current" } : {})));
   $("messages").replaceChildren(...(current?.messages ?? []).map(drawn));
   const last = current?.messages.at(-1);
-  if (!running && (last?.going || last?.role === "user")) {
-    $("messages").append(button(last.going ? "Go on" : "Ask again", answer));
+  if (!running && last?.going) $("messages").append(button("Go on", answer));
+  if (!running && last?.role === "user") {
+    $("messages").append(button("Ask again", answer), " ", button("Edit", takeBack));
   }
   follow(true);
 }
@@ -90,7 +91,7 @@ function drawn(message) {
   if (message.role === "user") text.textContent = message.content;
   else render(message.content, message.runs ?? [], text);
   const who = { user: "You", system: "System", assistant: "Target" }[message.role];
-  const words = message.note ?? (message.going && "broken off");
+  const words = message.note ?? (message.going && !running && "broken off");
   const note = words ? [el("p", [words], { class: "note" })] : [];
   return el("article", [el("h4", [who]), text, ...note], { class: `message ${message.role}` });
 }
@@ -113,14 +114,21 @@ function send() {
   answer();
 }
 
+function takeBack() {
+  $("message").value = conversations.current.messages.pop().content;
+  conversations.keep();
+  drawAll();
+  $("message").focus();
+}
+
 // Answers the last message, or goes on with an answer that broke off.
 async function answer() {
   if (running) return;
-  const { messages } = conversations.current, broken = messages.at(-1).going ? messages.pop() : null;
-  if (broken && broken.going.model !== servers.state?.model) {
-    messages.push(broken);
-    return fail(new Error(`${broken.going.model} began this text: only it can go on`));
+  const { messages } = conversations.current, begun = messages.at(-1).going?.model;
+  if (begun && (servers.state?.model ?? begun) !== begun) {
+    return fail(new Error(`${begun} began this text: only it can go on`));
   }
+  const broken = messages.at(-1).going ? messages.pop() : null;
   $("error").hidden = true;
   begin(true);
   drawAll();
@@ -174,6 +182,7 @@ async function make(messages, place, message, alone) {
     tree.reset();
     on.nodes = (sent) => tree.sent(sent);
   }
+  live.draw();
   try {
     await listen("page/texts", { messages, ...asked, target_only: alone }, on, running.signal);
     if (!ended) failed ??= new Error("the server ended it");
@@ -275,6 +284,6 @@ $("cs").addEventListener("input", async () => {
   try { await call("page/steer", { cs: Number($("cs").value) }); } catch (error) { fail(error); }
 });
 if (window.innerWidth < 1000) $("toggle-live").click(); // on a small screen the text comes first
-window.addEventListener("pagehide", () => conversations.keep());
+window.addEventListener("pagehide", () => { if (running) conversations.keep(); });
 drawAll();
 servers.watch();

@@ -21,6 +21,7 @@ from outrider.live_text import silent
 from outrider.options.roles import ServeRole, TargetRole
 from outrider.target import load_target
 from tests.outrider.endpoint.conftest import http_server
+from tests.support.wire_fixtures import free_port
 
 CHROMIUM = shutil.which("chromium")
 QUIET = ("--no-sandbox", "--disable-background-networking", "--disable-component-update",
@@ -189,11 +190,13 @@ def mortal(context: BrowserContext) -> Iterator[Callable[[float], Mortal]]:
     with ExitStack() as stack:
 
         def begin(patience: float) -> Mortal:
-            target = stack.enter_context(BackgroundServer(load_target(TargetRole(port=0))))
+            one, again = (load_target(TargetRole(port=port)) for port in [free_port()] * 2)
+            target = stack.enter_context(BackgroundServer(one))
             desk = Desk(ServeRole(target_host=str(target.address), patience=patience))
             client = desk.open().client
             stack.callback(desk.close)
             page = context.new_page()
+            page.add_init_script("Math.random = () => 0.5")  # a seed whose text is long
             page.goto(stack.enter_context(http_server(desk)))
             page.fill("#temperature", "0.8")
             page.fill("#tokens", "400")
@@ -201,7 +204,6 @@ def mortal(context: BrowserContext) -> Iterator[Callable[[float], Mortal]]:
             page.press("#message", "Enter")
             text = page.locator(".message.assistant .text span").first
             expect(text).to_be_visible(timeout=PATIENCE)
-            again = load_target(TargetRole(port=target.address.port))
             return Mortal(page, client, target, again)
 
         yield begin
@@ -244,6 +246,19 @@ def test_a_text_that_broke_off_is_kept_and_goes_on_as_it_would_have(
     assert "going" not in made
 
 
+def test_a_page_that_is_left_keeps_what_came(mortal: Callable[[float], Mortal]) -> None:
+    page = mortal(0.0).page
+    page.reload()
+    expect(page.locator(".message.assistant .note")).to_contain_text("broken off")
+    kept = texts_of(page)[1]
+    page.get_by_role("button", name="Go on").click()
+    expect(page.locator("#messages")).to_have_attribute("aria-busy", "true")
+    expect(page.locator("#messages")).to_have_attribute("aria-busy", "false", timeout=PATIENCE)
+    whole = texts_of(page)[1]
+    assert whole["content"].startswith(kept["content"])
+    assert "tokens a forward" in whole["note"]
+
+
 def test_a_message_that_nobody_answered_stays_and_can_be_asked_again(
     mortal: Callable[[float], Mortal],
 ) -> None:
@@ -254,6 +269,10 @@ def test_a_message_that_nobody_answered_stays_and_can_be_asked_again(
     say(page, "import os")
     expect(page.locator("#error")).to_contain_text("127.0.0.1")
     assert texts_of(page) == [{"role": "user", "content": "import os"}]
+    page.get_by_role("button", name="Edit").click()
+    expect(page.locator("#message")).to_have_value("import os")
+    say(page, "import sys")
+    assert texts_of(page) == [{"role": "user", "content": "import sys"}]
     with BackgroundServer(again):
         expect(page.locator("#status")).to_contain_text("drafted by", timeout=PATIENCE)
         page.get_by_role("button", name="Ask again").click()
