@@ -121,7 +121,8 @@ def test_where_all_positions_ask_for_the_same_the_page_has_no_knob_and_no_curve(
     with closing(desk), http_server(desk) as address:
         page = context.new_page()
         page.goto(address)
-        expect(page.locator("#cs-note")).to_contain_text("api_cost is proportional to time")
+        note = page.locator("#cs-note")
+        expect(note).to_contain_text("api_cost is proportional to time", timeout=PATIENCE)
         expect(page.locator("#cs")).to_be_hidden()
         expect(page.locator("#curve")).to_be_hidden()
 
@@ -229,13 +230,13 @@ def test_a_text_that_broke_off_is_kept_and_goes_on_as_it_would_have(
     target.stop()
     expect(page.locator("#messages")).to_have_attribute("aria-busy", "false", timeout=PATIENCE)
     page.reload()
-    expect(page.locator(".message.assistant .note")).to_contain_text("broken off: the target at")
+    note = page.locator(".message.assistant .note")
+    expect(note).to_contain_text("broken off: the target at", timeout=PATIENCE)
     asked, broken = texts_of(page)
     assert asked == {"role": "user", "content": "def main():"}
     with BackgroundServer(again):
         expect(page.locator("#status")).to_contain_text("drafted by", timeout=PATIENCE)
         page.get_by_role("button", name="Go on").click()
-        note = page.locator(".message.assistant .note")
         expect(note).to_contain_text("tokens a forward", timeout=PATIENCE)
         expect(page.locator("#messages")).to_have_attribute("aria-busy", "false", timeout=PATIENCE)
         given = Parameters(400, 0.8, seed=broken["going"]["seed"])
@@ -267,7 +268,7 @@ def test_a_message_that_nobody_answered_stays_and_can_be_asked_again(
     expect(page.locator("#messages")).to_have_attribute("aria-busy", "false", timeout=PATIENCE)
     page.click("#new")
     say(page, "import os")
-    expect(page.locator("#error")).to_contain_text("127.0.0.1")
+    expect(page.locator("#error")).to_contain_text("127.0.0.1", timeout=PATIENCE)
     assert texts_of(page) == [{"role": "user", "content": "import os"}]
     page.get_by_role("button", name="Edit").click()
     expect(page.locator("#message")).to_have_value("import os")
@@ -276,7 +277,8 @@ def test_a_message_that_nobody_answered_stays_and_can_be_asked_again(
     with BackgroundServer(again):
         expect(page.locator("#status")).to_contain_text("drafted by", timeout=PATIENCE)
         page.get_by_role("button", name="Ask again").click()
-        expect(page.locator(".message.assistant .note")).to_contain_text("24 tokens")
+        note = page.locator(".message.assistant .note")
+        expect(note).to_contain_text("24 tokens", timeout=PATIENCE)
 
 
 HOSTILE = (
