@@ -7,6 +7,7 @@ Only this module and messages.py touch message fields.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -263,6 +264,10 @@ def status_code(error: OutriderError) -> grpc.StatusCode:
     return next(code for kind, code in _ERRORS if isinstance(error, kind))
 
 
+_WHERE = re.compile(r"^UNKNOWN: ipv[46]:\S+: ")
+"""Begins gRPC's words about a connection; ours name the address already."""
+
+
 def status_error(error: grpc.RpcError, unreachable: str) -> OutriderError:
     """Return our error for a failed call.
 
@@ -273,7 +278,7 @@ def status_error(error: grpc.RpcError, unreachable: str) -> OutriderError:
         return InvalidRequest(f"the target refuses this client: {details}")
     kind = {code: kind for kind, code in _ERRORS}.get(code, Unavailable)
     if kind is Unavailable or (kind is OutriderError and not details.startswith(FAULT)):
-        reason = details.rpartition("last error: ")[2] or code.name
+        reason = _WHERE.sub("", details.rpartition("last error: ")[2]) or code.name
         return Unavailable(f"{unreachable} ({reason})")
     if kind is Busy:
         return Busy(details, _retry_after(error))

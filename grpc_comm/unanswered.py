@@ -1,4 +1,6 @@
-"""Tells why a target did not answer: whether one side speaks TLS and the other does not."""
+"""Tells why a target did not answer: whether anybody listens there, and whether one side speaks TLS
+and the other does not.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +16,19 @@ _REFUSED = {
     True: "it demands a certificate of its clients: give --tls_cert and --tls_key",
     False: "it refuses the certificate in --tls_cert",
 }
+
+
+def refuses(address: Address) -> bool:
+    """Whether nobody listens at `address`, which is final on this machine alone: a host elsewhere
+    may be starting.
+    """
+    if not address.loopback:
+        return False
+    try:
+        socket.create_connection(address, _SECONDS).close()
+    except OSError as error:
+        return isinstance(error, ConnectionRefusedError)
+    return False
 
 
 def advice(address: Address, security: SecurityOptions) -> str | None:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from inference.command import run_command
 from outrider.options import parse
 from outrider.options.groups import GeneralOptions, TextOptions
+from outrider.options.network import ConnectionOptions
 from outrider.options.roles import (
     OTHER_VERBS,
     ChatRole,
@@ -56,10 +57,6 @@ def run_role(options: GeneralOptions) -> int:
         from outrider.endpoint.run import serve_http
 
         return serve_http(options)
-    if isinstance(options, ChatRole):
-        from outrider.chat import chat
-
-        return chat(options)
     if isinstance(options, DoctorRole):
         from outrider.doctor.command import doctor
 
@@ -92,6 +89,14 @@ def run_role(options: GeneralOptions) -> int:
         from outrider.calibrate import calibrate
 
         return calibrate(options)
+    if isinstance(options, ConnectionOptions):
+        from outrider.connecting import check_listening
+
+        check_listening(options)  # before torch is loaded
+    if isinstance(options, ChatRole):
+        from outrider.chat import chat
+
+        return chat(options)
     from outrider.generate import make_texts
 
     assert isinstance(options, TextOptions)

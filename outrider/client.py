@@ -87,18 +87,23 @@ class Client:
         """Seconds of the link; None before the draft was loaded, and for synchronous rounds."""
         return self._rows.round_trip if isinstance(self._rows, GrowingPool) else None
 
+    @property
+    def unsteered(self) -> str:
+        """Why steer() changes nothing here; empty where it does."""
+        if not isinstance(self._rows, GrowingPool):
+            return "--cs steers a draft on this machine that never waits: here is none"
+        return self.aims.unsteered
+
     def steer(self, knob: str) -> None:
         """Weigh cost against speed as --cs does, also in texts that are being made.
 
         Raises InvalidRequest for no such position, without a price of the target, and where nothing
-        can be steered.
+        can be steered or all positions ask for the same.
         """
         aims = read_aims(self._options.but(cs=knob), self._rates)
         self.load()
         if not isinstance(self._rows, GrowingPool):
-            raise InvalidRequest(
-                "--cs steers a draft on this machine that never waits: here is none"
-            )
+            raise InvalidRequest(self.unsteered)
         self.aims = aims
         self._rows.steer(aims)
 

@@ -7,6 +7,7 @@ from contextlib import ExitStack, contextmanager
 
 from grpc_comm.client.connection import CONNECT_SECONDS, Connection, connect, list_models
 from grpc_comm.client.remote_session import Patience
+from grpc_comm.unanswered import refuses
 from inference.command import say
 from inference.errors import Mismatch, Unavailable
 from inference.text import Tokenizer
@@ -26,21 +27,17 @@ def connect_target(
     name: the model whose tokenizer this is
     """
     seconds = max(CONNECT_SECONDS, options.patience) if options.model_name else CONNECT_SECONDS
+    check_listening(options)
     with ExitStack() as stack:
-        try:
-            target = stack.enter_context(
-                connect(
-                    _addresses(options),
-                    security=client_security(options),
-                    model=options.model_name or "",
-                    timeout=seconds,
-                    patience=Patience(options.patience, say),
-                )
+        target = stack.enter_context(
+            connect(
+                _addresses(options),
+                security=client_security(options),
+                model=options.model_name or "",
+                timeout=seconds,
+                patience=Patience(options.patience, say),
             )
-        except Unavailable:
-            if options.target and all(one.address.loopback for one in options.endpoints):
-                say(f"a tunnel leads there: `outrider deploy tunnel {options.target}`")
-            raise
+        )
         there = target.description
         if tokenizer.fingerprint() != there.tokenizer_fingerprint:
             raise Mismatch(
@@ -48,6 +45,21 @@ def connect_target(
                 f"on the target {there.vocabulary}; take a draft of the target's own family"
             )
         yield target
+
+
+def check_listening(options: ConnectionOptions) -> None:
+    """Raise Unavailable, with the command that helps, where the target would be on this machine and
+    nobody listens.
+    """
+    places = [endpoint.address for endpoint in options.endpoints]
+    if not all(refuses(place) for place in places):
+        return
+    start = f"target --port {places[0].port}"
+    command = f"deploy tunnel {options.target}" if options.target else start
+    raise Unavailable(
+        f"no Outrider target answers at {_addresses(options)}: nobody listens there; "
+        f"start it with `outrider {command}`"
+    )
 
 
 def print_models(options: ConnectionOptions) -> None:

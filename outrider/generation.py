@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from queue import SimpleQueue
 from threading import Event, Thread
 from typing import TypeAlias
@@ -93,6 +93,25 @@ def make_request(client: Client, prompt: Prompt, parameters: Parameters, index: 
         client.target.description.stop_ids,
         cache_key=parameters.prompt_cache_key,
     )
+
+
+def going_on(client: Client, request: Request, made: Sequence[int]) -> tuple[Request, str, int]:
+    """The rest of a text that broke off: its request, the text so far, and the tokens of that.
+
+    With the same seed the rest is what it would have been. Tokens at the end that are no whole
+    character are made again. Raises InvalidRequest for ids out of range, and for a whole text.
+
+    made: tokens that came
+    """
+    stream, text, kept = client.tokenizer.stream(request.ids), "", 0
+    for count, token in enumerate(read_prompt(client, made), start=1):
+        piece = stream.push(token)
+        if piece:
+            text, kept = text + piece, count
+    if kept >= request.max_new_tokens:
+        raise InvalidRequest(f"the text is whole: it has its {request.max_new_tokens} tokens")
+    ids, left = [*request.ids, *made[:kept]], request.max_new_tokens - kept
+    return replace(request, ids=ids, max_new_tokens=left), text, kept
 
 
 def read_prompt(client: Client, prompt: Prompt) -> Sequence[int]:

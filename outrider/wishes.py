@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from inference.command import say
 from inference.cost.accounting import ENERGIES, Rates
-from inference.cost.objective import PER_MILLION, Effort, Terms, Wish, read_knob
+from inference.cost.objective import PER_MILLION, SPEED, Effort, Terms, Wish, read_knob
 from inference.errors import InvalidRequest, Unavailable
 from inference.planner.knowledge import Knowledge
 from inference.planner.prices import MESSAGE_BYTES, Prices
@@ -154,6 +154,22 @@ class Aims:
     # drafting has a small price of its own, since nobody says what its energy costs
     battery: bool = True
 
+    @property
+    def unsteered(self) -> str:
+        """Why all positions of the knob --cs ask for the same; empty where they differ."""
+        if self.terms is None:
+            return f"without a price of the target there is only speed: {UNPRICED}"
+        try:
+            tariff = self.terms.tariff(self.wish.objective)
+        except InvalidRequest as error:
+            return str(error)
+        if tariff != SPEED.times(tariff.wall):
+            return ""
+        return (
+            f"{self.wish.objective} is proportional to time here, so every position of --cs asks "
+            "for the same: prices of electricity and traffic would tell them apart"
+        )
+
     def prices(self, known: Knowledge) -> Prices:
         """Prices for one row of the draft."""
         if self.terms is None or self.wish.speed_alone:
@@ -170,7 +186,7 @@ SPEED_ALONE = Aims(Wish(), None)
 
 def read_aims(options: GoalOptions, rates: Rates | None) -> Aims:
     """The aims of these options. Raises InvalidRequest where the wish needs a price that nobody has
-    stated.
+    stated, and for a position of --cs where all ask for the same.
     """
     wish = read_wish(options, rates)
     note = fallback_note(options, rates, wish)
@@ -179,4 +195,7 @@ def read_aims(options: GoalOptions, rates: Rates | None) -> Aims:
     terms = read_terms(options, rates, wish)
     if terms is not None and not wish.speed_alone:
         terms.tariff(wish.objective)  # before anything is loaded: whether it can be computed
-    return Aims(wish, terms, battery=options.draft_watts is None)
+    aims = Aims(wish, terms, battery=options.draft_watts is None)
+    if wish.weight and aims.unsteered:
+        raise InvalidRequest(aims.unsteered)
+    return aims

@@ -97,6 +97,10 @@ class Connection:
         """
         return self._replicas.met.probe(timeout)
 
+    def check(self, timeout: float) -> None:
+        """Raise Unavailable unless a replica says within `timeout` seconds that it serves."""
+        self._replicas.order("")[0].check_health(timeout)
+
     def session(self, key: str = "", features: FeatureSink | None = None) -> RemoteSession:
         """Return a session. It takes no row before open().
 

@@ -11,7 +11,6 @@ from datetime import date
 from typing import NamedTuple
 
 from inference.cost.energy_readers import find_readers
-from inference.cost.objective import SPEED
 from inference.errors import OutriderError
 from outrider.compare.arms import ARCHITECTURES, BASELINE, FUSED, Arm, groups_of
 from outrider.compare.compare_options import CompareOptions
@@ -266,12 +265,5 @@ def _remarks(ready: Testbed, profile: str | None, cells: Sequence[Cell]) -> list
         )
     weighed = [one.wish.objective for one in ready.positions if one.wish.weight]
     if weighed:
-        objective = weighed[0]
-        remarks.append(f"--cs weighs speed against {objective}.")
-        tariff = ready.account.terms.tariff(objective)
-        if tariff == SPEED.times(tariff.wall):
-            remarks.append(
-                f"{objective} is proportional to time here: every position of the knob asks for "
-                "the same."
-            )
+        remarks.append(f"--cs weighs speed against {weighed[0]}.")
     return remarks

@@ -34,10 +34,20 @@ from outrider.endpoint.published import TargetState, answers
 from outrider.endpoint.requests import ChatMessage
 from outrider.endpoint.texts import Job, Texts
 from outrider.endpoint.watched import WatchedSession
-from outrider.generation import Generation, Parameters, energy_of, generate, make_request
+from outrider.generation import (
+    Generation,
+    Parameters,
+    energy_of,
+    generate,
+    going_on,
+    make_request,
+)
 
 MOST_DRAWN = 24
 """Candidates of one message that the page is told of: the first, which are the likeliest."""
+
+STATE_SECONDS = 1.0
+"""Seconds that the target has to answer before the page is told that it does not."""
 
 HEADERS = {
     "Content-Security-Policy": "default-src 'self'; base-uri 'none'; form-action 'none'; "
@@ -94,6 +104,7 @@ class PageText(BaseModel):
     top_p: Annotated[float, Ge(0), Le(1)] = 1.0
     seed: Annotated[int, Ge(0), Lt(2**SEED_BITS)] | None = None
     target_only: bool = False
+    made: list[int] = []  # token ids of a text that broke off, which goes on behind them
 
 
 class Knob(BaseModel):
@@ -108,7 +119,8 @@ def page_routes(desk: Desk) -> APIRouter:
 
     @router.get("/state", responses=answers(TargetState))
     async def state() -> dict[str, Any]:
-        return _state(desk)
+        trouble = await asyncio.to_thread(_trouble, desk.texts)
+        return _state(desk) | {"trouble": trouble}
 
     @router.post("/start", responses=answers(TargetState))
     async def start(settings: TargetSettings) -> dict[str, Any]:
@@ -163,8 +175,19 @@ def _state(desk: Desk) -> dict[str, Any]:
         "length": client.length,
         "priced": client.purse.source,
         "weight": client.aims.wish.weight,
+        "unsteered": client.unsteered,
         "texts": texts.running,
     }
+
+
+def _trouble(texts: Texts | None) -> str | None:
+    """Why the target in use does not answer now; None where it does."""
+    try:
+        if texts is not None:
+            texts.client.target.check(STATE_SECONDS)
+    except OutriderError as error:
+        return str(error)
+    return None
 
 
 async def _events(texts: Texts, asked: PageText) -> AsyncGenerator[dict[str, str], None]:
@@ -187,8 +210,14 @@ def _job(texts: Texts, asked: PageText) -> Job[Told]:
     seed = random_seed() if asked.seed is None else asked.seed
     given = Parameters(asked.max_tokens, asked.temperature, 0, asked.top_p or 1.0, seed)
     request = make_request(client, [message.plain for message in asked.messages], given)
+    before: tuple[Told, ...] = ()
+    if asked.made:
+        request, text, tokens = going_on(client, request, asked.made)
+        before = (("made", {"text": text, "tokens": tokens}),)
 
     def work(put: Callable[[Told], None], end: Event) -> Generation:
+        for told in before:
+            put(told)
         watch = partial(
             WatchedSession,
             on_nodes=lambda nodes: put(("nodes", _nodes(client, nodes))),
@@ -219,6 +248,7 @@ def _tokens(client: Client, progress: Progress) -> dict[str, Any]:
     """Tokens that the target has committed, and who had named each."""
     return {
         "position": progress.position,
+        "ids": list(progress.tokens),
         "texts": [client.tokenizer.decode([token]) for token in progress.tokens],
         "by": [_name(kind) for kind in progress.proposers],
     }

@@ -121,6 +121,8 @@ class TargetState(BaseModel):
     length: int | None = None
     priced: str | None = None
     weight: float | None = None
+    unsteered: str | None = None
+    trouble: str | None = None
     texts: int | None = None
 
 

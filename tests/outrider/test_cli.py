@@ -311,10 +311,21 @@ def test_bad_input_gets_one_clear_line_and_a_non_zero_exit(
     assert "indexing errors" not in err
 
 
-def test_where_no_target_listens_the_address_is_named(capsys: pytest.CaptureFixture[str]) -> None:
-    code, _, err = draft(capsys, "1", "--prompt", "x")
-    assert code == 1
-    assert "127.0.0.1:1" in err
+@pytest.mark.parametrize("verb", ["run", "chat"])
+def test_where_no_target_listens_here_it_is_said_before_torch_is_loaded(verb: str) -> None:
+    words = [verb, "--port", "1", *(["--prompt", "x"] if verb == "run" else [])]
+    script = (
+        "import sys; from outrider.cli import main; code = main(sys.argv[1:]); "
+        "assert 'torch' not in sys.modules; sys.exit(code)"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", script, *words], capture_output=True, text=True, check=False
+    )
+    assert ended.returncode == 1
+    assert ended.stderr == (
+        "error: no Outrider target answers at 127.0.0.1:1: nobody listens there; "
+        "start it with `outrider target --port 1`\n"
+    )
 
 
 def test_another_tokenizer_is_refused_before_anything_is_sent(

@@ -5,16 +5,19 @@ contradicts itself.
 from __future__ import annotations
 
 from dataclasses import replace
+from random import Random
 from typing import Any
 
 import pytest
 
 from inference.cost.accounting import Rates
-from inference.cost.objective import Wish
+from inference.cost.objective import Effort, Terms, Wish
 from inference.errors import InvalidRequest, OutriderError
+from inference.planner.prices import Prices
 from outrider.options import parse
 from outrider.options.groups import GoalOptions
-from outrider.wishes import fallback_note, read_prices, read_terms, read_wish
+from outrider.steering import SteeredPrices
+from outrider.wishes import fallback_note, read_aims, read_prices, read_terms, read_wish
 
 PRICED = Rates(1.34375, usd_per_kwh=0.36, usd_per_gb_to_target=0.0, usd_per_gb_from_target=0.09)
 
@@ -129,6 +132,53 @@ def test_wishes_are_read_from_the_flags() -> None:
 def test_a_cost_without_a_price_says_how_to_give_one(options: GoalOptions) -> None:
     with pytest.raises(InvalidRequest, match=r"--usd_per_hour or --instance"):
         read_terms(options, None, read_wish(options, None))
+
+
+HOURS = Rates(1.34)
+ALL = replace(PRICED, usd_per_gb_from_target=0.0)
+
+
+@pytest.mark.parametrize(
+    ("options", "rates", "said"),
+    [
+        (GoalOptions(), None, "without a price"),
+        (GoalOptions(), HOURS, "api_cost is proportional to time"),
+        (GoalOptions(objective="latency"), HOURS, "latency is proportional to time"),
+        (GoalOptions(draft_watts=0.0), ALL, "total_cost is proportional to time"),
+        (GoalOptions(objective="draft_energy"), HOURS, "watts of the draft"),
+        (GoalOptions(draft_watts=9.0), ALL, ""),
+        (GoalOptions(draft_watts=0.0), replace(ALL, usd_per_gb_to_target=0.1), ""),
+        (GoalOptions(draft_watts=9.0, objective="draft_energy"), HOURS, ""),
+    ],
+)
+def test_where_every_position_of_the_knob_asks_for_the_same_none_is_offered(
+    options: GoalOptions, rates: Rates | None, said: str
+) -> None:
+    unsteered = read_aims(options, rates).unsteered
+    assert said in unsteered
+    assert bool(said) == bool(unsteered)
+    half = options.but(cs="50")
+    if said:
+        with pytest.raises(InvalidRequest):
+            read_aims(half, rates)
+    else:
+        assert read_aims(half, rates).wish.weight == 0.5
+
+
+@pytest.mark.parametrize("weight", [0.25, 0.5, 1.0])
+def test_where_cost_is_time_every_weight_decides_as_speed_alone(weight: float) -> None:
+    random, cost = Random(7), Terms(HOURS).tariff("api_cost")
+    fast = Prices(battery=True)
+    steered = SteeredPrices(battery=True, wish=Wish("api_cost", weight), cost=cost)
+    for _ in range(500):
+        tokens = random.randint(1, 6)
+        effort = Effort(*(random.expovariate(1 / unit) for unit in (0.02, 0.03, 300.0, 50.0)))
+        offers = [(random.uniform(0, 2), random.expovariate(1 / 0.3)) for _ in range(6)]
+        for prices in (fast, steered):
+            prices.committed(tokens, effort)
+        assert steered.best(offers) == fast.best(offers)
+        assert steered.least_value() == fast.least_value()
+        assert steered.repays(effort, effort.wall * 1.1) == fast.repays(effort, effort.wall * 1.1)
 
 
 def test_speed_alone_needs_no_price_and_energy_needs_watts_instead() -> None:

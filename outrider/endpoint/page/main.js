@@ -17,21 +17,29 @@ const servers = new Servers(showState, fail);
 const tree = new Tree($("tree"));
 const curve = new Curve($("curve"));
 let running = null; // the AbortController of the texts that are being made
+let steered = ""; // the target whose knob is shown
 
-// A text on its way: what came so far, and the element that shows it.
+// A text on its way: the message that it becomes, and the element that shows it.
 class LiveText {
-  constructor(place) {
+  constructor(place, message) {
     this.place = place;
-    this.text = "";
-    this.runs = [];
+    this.message = message;
     this.waiting = false;
   }
 
+  // What stands there before it goes on
+  cut({ text, tokens }) {
+    const { runs, going } = this.message, by = runs.find(({ end }) => end >= text.length)?.by ?? "target";
+    going.made.length = tokens;
+    this.message.runs = runs.filter(({ end }) => end < text.length);
+    this.message.content = "";
+    this.push({ text, by });
+  }
+
   push({ text, by }) {
-    this.text += text;
-    const last = this.runs.at(-1);
-    if (last?.by === by) last.end = this.text.length;
-    else this.runs.push({ end: this.text.length, by });
+    const { runs } = this.message, last = runs.at(-1), end = (this.message.content += text).length;
+    if (last?.by === by) last.end = end;
+    else runs.push({ end, by });
     if (this.waiting) return;
     this.waiting = true;
     requestAnimationFrame(() => this.draw());
@@ -39,19 +47,23 @@ class LiveText {
 
   draw() {
     this.waiting = false;
-    render(this.text, this.runs, this.place);
+    render(this.message.content, this.message.runs, this.place);
     follow();
   }
 }
 
 function showState(state) {
-  $("status").textContent = state.running
-    ? `${state.model} at ${state.address}, drafted by ${state.draft ?? "nobody"}, on ${state.device}`
-    : `no target: ${state.reason}`;
-  $("cs").disabled = !state.running || !state.priced || !state.draft;
-  $("cs-note").textContent = state.priced ? `prices: ${state.priced}`
-    : "Without a price of the target there is only speed: start it with --usd_per_hour.";
-  if (state.running) $("cs-value").textContent = $("cs").value = Math.round(state.weight * 100);
+  const words = !state.running ? `no target: ${state.reason}`
+    : state.trouble ? `${state.model} is away: ${state.trouble}`
+      : `${state.model} at ${state.address}, drafted by ${state.draft ?? "nobody"}, on ${state.device}`;
+  if ($("status").textContent !== words) $("status").textContent = words; // or it is read out again
+  $("status").classList.toggle("away", !state.running || Boolean(state.trouble));
+  $("knob").hidden = !state.running || state.unsteered !== "";
+  $("cs-note").textContent = state.unsteered || (state.priced ? `prices: ${state.priced}` : "");
+  const target = `${state.model} at ${state.address}`;
+  if (!state.running || target === steered) return; // a user may be moving the knob
+  steered = target;
+  $("cs-value").textContent = $("cs").value = Math.round(state.weight * 100);
 }
 
 function fail(error) {
@@ -66,6 +78,11 @@ function drawAll() {
     button("\u00d7", () => { conversations.remove(one.id); drawAll(); }, `Remove ${title(one)}`),
   ], one === current ? { class: "current" } : {})));
   $("messages").replaceChildren(...(current?.messages ?? []).map(drawn));
+  const last = current?.messages.at(-1);
+  if (!running && last?.going) $("messages").append(button("Go on", answer));
+  if (!running && last?.role === "user") {
+    $("messages").append(button("Ask again", answer), " ", button("Edit", takeBack));
+  }
   follow(true);
 }
 
@@ -74,7 +91,8 @@ function drawn(message) {
   if (message.role === "user") text.textContent = message.content;
   else render(message.content, message.runs ?? [], text);
   const who = { user: "You", system: "System", assistant: "Target" }[message.role];
-  const note = message.note ? [el("p", [message.note], { class: "note" })] : [];
+  const words = message.note ?? (message.going && !running && "broken off");
+  const note = words ? [el("p", [words], { class: "note" })] : [];
   return el("article", [el("h4", [who]), text, ...note], { class: `message ${message.role}` });
 }
 
@@ -85,37 +103,61 @@ function follow(always = false) {
   }
 }
 
-async function send() {
+function send() {
   const content = $("message").value;
   if (!content.trim() || running) return;
   if (!conversations.current) conversations.begin();
-  const conversation = conversations.current;
-  conversation.messages.push({ role: "user", content });
-  conversations.keep();
+  const { messages } = conversations.current, last = messages.at(-1);
+  if (last?.role === "user") last.content += `\n\n${content}`; // which nobody answered
+  else messages.push({ role: "user", content });
   $("message").value = "";
-  $("error").hidden = true;
+  answer();
+}
+
+function takeBack() {
+  $("message").value = conversations.current.messages.pop().content;
+  conversations.keep();
   drawAll();
-  const both = $("beside").checked;
-  const places = both ? [pane("Outrider"), pane("target-only")] : [pane("")];
-  const article = el("article", [el("h4", ["Target"]),
-    el("div", places.map((place) => place.box), { class: both ? "pair" : "" }),
-  ], { class: "message assistant" });
-  $("messages").append(article);
-  begin(true);
-  try {
-    const seed = Math.floor(Math.random() * 2 ** 31);
-    const texts = places.map((place, index) => make(conversation, place, seed, index === 1));
-    const [made] = await Promise.all(texts);
-    conversation.messages.push(made);
-  } catch (error) {
-    conversation.messages.pop();
-    $("message").value = content;
-    fail(error);
-  } finally {
-    begin(false);
-    conversations.keep();
-    if (!both) drawAll();
+  $("message").focus();
+}
+
+// Answers the last message, or goes on with an answer that broke off.
+async function answer() {
+  if (running) return;
+  const { messages } = conversations.current, begun = messages.at(-1).going?.model;
+  if (begun && (servers.state?.model ?? begun) !== begun) {
+    return fail(new Error(`${begun} began this text: only it can go on`));
   }
+  const broken = messages.at(-1).going ? messages.pop() : null;
+  $("error").hidden = true;
+  begin(true);
+  drawAll();
+  const asked = messages.map(({ role, content }) => ({ role, content })), message = broken ?? empty();
+  const both = !broken && $("beside").checked, alone = structuredClone(message);
+  const places = both ? [pane("Outrider"), pane("target-only")] : [pane("")];
+  $("messages").append(el("article", [el("h4", ["Target"]),
+    el("div", places.map((place) => place.box), { class: both ? "pair" : "" }),
+  ], { class: "message assistant" }));
+  messages.push(message); // a page that is left keeps what came
+  conversations.keep();
+  const failures = await Promise.all(places.map((place, index) =>
+    make(asked, place, index ? alone : message, index === 1)));
+  if (!message.content && message.going) {
+    messages.splice(messages.indexOf(message), 1);
+    failures.filter(Boolean).forEach(fail);
+  }
+  begin(false);
+  conversations.keep();
+  if (!both || message.going) drawAll();
+}
+
+// An answer of which nothing has come; going: what is needed to go on with it
+function empty() {
+  const going = {
+    model: servers.state?.model, max_tokens: Number($("tokens").value), made: [],
+    temperature: Number($("temperature").value), seed: Math.floor(Math.random() * 2 ** 31),
+  };
+  return { role: "assistant", content: "", runs: [], going };
 }
 
 function pane(name) {
@@ -124,36 +166,37 @@ function pane(name) {
   return { box: el("div", [...head, text, note]), text, note };
 }
 
-async function make(conversation, place, seed, alone) {
-  const live = new LiveText(place.text), body = {
-    messages: conversation.messages.map(({ role, content }) => ({ role, content })),
-    max_tokens: Number($("tokens").value), temperature: Number($("temperature").value),
-    seed, target_only: alone,
-  };
+// Returns the error that broke the text off, where one did.
+async function make(messages, place, message, alone) {
+  const live = new LiveText(place.text, message), { model, ...asked } = message.going;
   let ended = null, failed = null;
   const on = {
+    made: (sent) => live.cut(sent),
     piece: (piece) => live.push(piece),
+    tokens: (sent) => { asked.made.push(...sent.ids); if (!alone) tree.committed(sent); },
     figures: (figures) => { place.note.textContent = brief(figures); if (!alone) show(figures); },
     end: (figures) => { ended = figures; },
-    error: (error) => { failed = new Error(error.message); },
+    error: (error) => { failed = error; },
   };
   if (!alone) {
     tree.reset();
-    Object.assign(on, { nodes: (sent) => tree.sent(sent), tokens: (sent) => tree.committed(sent) });
+    on.nodes = (sent) => tree.sent(sent);
   }
-  try {
-    await listen("page/texts", body, on, running.signal);
-  } catch (error) {
-    if (!running.signal.aborted) throw error;
-  }
-  if (failed) throw failed;
   live.draw();
+  try {
+    await listen("page/texts", { messages, ...asked, target_only: alone }, on, running.signal);
+    if (!ended) failed ??= new Error("the server ended it");
+  } catch (error) {
+    if (!running.signal.aborted) failed = error;
+  }
   if (ended) {
-    place.note.textContent = brief(ended);
+    delete message.going;
     if (!alone) { show(ended); point(ended); }
   }
-  const note = ended ? brief(ended) : "stopped";
-  return { role: "assistant", content: live.text, runs: live.runs, note };
+  live.draw();
+  message.note = ended ? brief(ended) : failed ? `broken off: ${failed.message}` : "stopped";
+  place.note.textContent = message.note;
+  return failed;
 }
 
 function begin(yes) {
@@ -241,5 +284,6 @@ $("cs").addEventListener("input", async () => {
   try { await call("page/steer", { cs: Number($("cs").value) }); } catch (error) { fail(error); }
 });
 if (window.innerWidth < 1000) $("toggle-live").click(); // on a small screen the text comes first
+window.addEventListener("pagehide", () => { if (running) conversations.keep(); });
 drawAll();
-servers.refresh();
+servers.watch();

@@ -4,7 +4,7 @@ import { $, button, el } from "./elements.js";
 import { read } from "./conversations.js";
 import { call, useKey } from "./server.js";
 
-const KEPT = "outrider.servers";
+const KEPT = "outrider.servers", POLL_MS = 500;
 
 export class Servers {
   // changed(state): is called with the state of the target in use; failed(error)
@@ -21,7 +21,15 @@ export class Servers {
   }
 
   async refresh() {
-    try { this.changed(this.state = await call("page/state")); } catch (error) { this.failed(error); }
+    let state;
+    try { state = await call("page/state"); } catch (error) { state = { running: false, reason: error.message }; }
+    if (!this.changing) this.changed(this.state = state);
+  }
+
+  // Asks again and again while the page is seen.
+  async watch() {
+    if (!document.hidden) await this.refresh();
+    setTimeout(() => this.watch(), POLL_MS);
   }
 
   add() {
@@ -50,12 +58,14 @@ export class Servers {
   }
 
   async change(path, body) {
+    this.changing = true;
     try {
       this.changed(this.state = await call(path, body));
     } catch (error) {
-      await this.refresh();
       this.failed(error);
     }
+    this.changing = false;
+    await this.refresh();
     this.draw();
   }
 

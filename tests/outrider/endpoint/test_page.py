@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import json
 import shutil
-from collections.abc import Iterator
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
 from pathlib import Path
+from threading import Event
+from typing import Any, NamedTuple
 
 import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
 
+from grpc_comm.server.server import BackgroundServer, Target
+from outrider.client import Client
 from outrider.endpoint.desk import Desk
-from outrider.options.roles import ServeRole
+from outrider.generation import Parameters, make_request
+from outrider.live_text import silent
+from outrider.options.roles import ServeRole, TargetRole
+from outrider.target import load_target
 from tests.outrider.endpoint.conftest import http_server
+from tests.support.wire_fixtures import free_port
 
 CHROMIUM = shutil.which("chromium")
 QUIET = ("--no-sandbox", "--disable-background-networking", "--disable-component-update",
@@ -37,8 +46,17 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture(scope="module")
 def priced(target: str) -> Iterator[str]:
-    """A server whose target has a price, so that there is something to steer."""
-    desk = Desk(ServeRole(target_host=target, batch=2, usd_per_hour=1.34))
+    """A server for which more than the target's hours has a price: there is something to steer."""
+    options = ServeRole(
+        target_host=target,
+        batch=2,
+        usd_per_hour=1.34,
+        usd_per_kwh=0.3,
+        usd_per_gb_up=0.0,
+        usd_per_gb_down=0.09,
+        draft_watts=30.0,
+    )
+    desk = Desk(options)
     desk.open()
     with closing(desk), http_server(desk) as address:
         yield address
@@ -58,6 +76,15 @@ def page(context: BrowserContext, priced: str) -> Page:
     opened.goto(priced)
     expect(opened.locator("#status")).to_contain_text("drafted by", timeout=PATIENCE)
     return opened
+
+
+class Mortal(NamedTuple):
+    """A page with a text on its way, the target that makes it, and another for the same port."""
+
+    page: Page
+    client: Client
+    target: BackgroundServer
+    again: Target
 
 
 def say(page: Page, text: str, tokens: int = 24) -> None:
@@ -84,6 +111,20 @@ def test_the_slider_steers_the_target_in_use(page: Page) -> None:
     assert steered.value.json()["weight"] == 0.5
     expect(page.locator("#cs-value")).to_have_text("50")
     page.locator("#cs").fill("0")
+
+
+def test_where_all_positions_ask_for_the_same_the_page_has_no_knob_and_no_curve(
+    context: BrowserContext, target: str
+) -> None:
+    desk = Desk(ServeRole(target_host=target, usd_per_hour=1.34))
+    desk.open()
+    with closing(desk), http_server(desk) as address:
+        page = context.new_page()
+        page.goto(address)
+        note = page.locator("#cs-note")
+        expect(note).to_contain_text("api_cost is proportional to time", timeout=PATIENCE)
+        expect(page.locator("#cs")).to_be_hidden()
+        expect(page.locator("#curve")).to_be_hidden()
 
 
 def test_beside_target_only_shows_the_same_text_twice(page: Page) -> None:
@@ -135,6 +176,109 @@ def test_a_server_can_be_added_started_and_stopped(page: Page, target: str) -> N
     expect(page.locator("#status")).to_contain_text("no target", timeout=PATIENCE)
     page.get_by_role("button", name="Start here").click()
     expect(page.locator("#status")).to_contain_text("drafted by", timeout=PATIENCE)
+
+
+def texts_of(page: Page) -> list[dict[str, Any]]:
+    """The messages of the newest conversation, as the browser keeps them."""
+    kept = page.evaluate("localStorage.getItem('outrider.conversations')")
+    messages: list[dict[str, Any]] = json.loads(kept)[0]["messages"]
+    return messages
+
+
+@pytest.fixture
+def mortal(context: BrowserContext) -> Iterator[Callable[[float], Mortal]]:
+    """Begins a text with a target of its own. Its argument is the client's patience in seconds."""
+    with ExitStack() as stack:
+
+        def begin(patience: float) -> Mortal:
+            one, again = (load_target(TargetRole(port=port)) for port in [free_port()] * 2)
+            target = stack.enter_context(BackgroundServer(one))
+            desk = Desk(ServeRole(target_host=str(target.address), patience=patience))
+            client = desk.open().client
+            stack.callback(desk.close)
+            page = context.new_page()
+            page.add_init_script("Math.random = () => 0.5")  # a seed whose text is long
+            page.goto(stack.enter_context(http_server(desk)))
+            page.fill("#temperature", "0.8")
+            page.fill("#tokens", "400")
+            page.fill("#message", "def main():")
+            page.press("#message", "Enter")
+            text = page.locator(".message.assistant .text span").first
+            expect(text).to_be_visible(timeout=PATIENCE)
+            return Mortal(page, client, target, again)
+
+        yield begin
+
+
+def test_a_target_that_is_away_is_told_while_the_text_waits_for_it(
+    mortal: Callable[[float], Mortal],
+) -> None:
+    page, _, target, again = mortal(120.0)
+    target.stop()
+    expect(page.locator("#status")).to_contain_text("is away", timeout=PATIENCE)
+    expect(page.locator("#messages")).to_have_attribute("aria-busy", "true")
+    with BackgroundServer(again):
+        expect(page.locator("#status")).to_contain_text("drafted by", timeout=PATIENCE)
+        expect(page.locator("#messages")).to_have_attribute("aria-busy", "false", timeout=PATIENCE)
+    assert "400 tokens" in texts_of(page)[-1]["note"]
+
+
+def test_a_text_that_broke_off_is_kept_and_goes_on_as_it_would_have(
+    mortal: Callable[[float], Mortal],
+) -> None:
+    page, client, target, again = mortal(0.0)
+    target.stop()
+    expect(page.locator("#messages")).to_have_attribute("aria-busy", "false", timeout=PATIENCE)
+    page.reload()
+    note = page.locator(".message.assistant .note")
+    expect(note).to_contain_text("broken off: the target at", timeout=PATIENCE)
+    asked, broken = texts_of(page)
+    assert asked == {"role": "user", "content": "def main():"}
+    with BackgroundServer(again):
+        expect(page.locator("#status")).to_contain_text("drafted by", timeout=PATIENCE)
+        page.get_by_role("button", name="Go on").click()
+        expect(note).to_contain_text("tokens a forward", timeout=PATIENCE)
+        expect(page.locator("#messages")).to_have_attribute("aria-busy", "false", timeout=PATIENCE)
+        given = Parameters(400, 0.8, seed=broken["going"]["seed"])
+        own = client.complete(make_request(client, [asked], given), silent, Event(), alone=True)
+    made = texts_of(page)[1]
+    assert 0 < len(broken["content"]) < len(made["content"])
+    assert made["content"] == own.text
+    assert "going" not in made
+
+
+def test_a_page_that_is_left_keeps_what_came(mortal: Callable[[float], Mortal]) -> None:
+    page = mortal(0.0).page
+    page.reload()
+    expect(page.locator(".message.assistant .note")).to_contain_text("broken off")
+    kept = texts_of(page)[1]
+    page.get_by_role("button", name="Go on").click()
+    expect(page.locator("#messages")).to_have_attribute("aria-busy", "true")
+    expect(page.locator("#messages")).to_have_attribute("aria-busy", "false", timeout=PATIENCE)
+    whole = texts_of(page)[1]
+    assert whole["content"].startswith(kept["content"])
+    assert "tokens a forward" in whole["note"]
+
+
+def test_a_message_that_nobody_answered_stays_and_can_be_asked_again(
+    mortal: Callable[[float], Mortal],
+) -> None:
+    page, _, target, again = mortal(0.0)
+    target.stop()
+    expect(page.locator("#messages")).to_have_attribute("aria-busy", "false", timeout=PATIENCE)
+    page.click("#new")
+    say(page, "import os")
+    expect(page.locator("#error")).to_contain_text("127.0.0.1", timeout=PATIENCE)
+    assert texts_of(page) == [{"role": "user", "content": "import os"}]
+    page.get_by_role("button", name="Edit").click()
+    expect(page.locator("#message")).to_have_value("import os")
+    say(page, "import sys")
+    assert texts_of(page) == [{"role": "user", "content": "import sys"}]
+    with BackgroundServer(again):
+        expect(page.locator("#status")).to_contain_text("drafted by", timeout=PATIENCE)
+        page.get_by_role("button", name="Ask again").click()
+        note = page.locator(".message.assistant .note")
+        expect(note).to_contain_text("24 tokens", timeout=PATIENCE)
 
 
 HOSTILE = (

@@ -11,17 +11,26 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 from threading import Barrier, Event, Thread
+from typing import Any
 
 import httpx
 import pytest
 
+from grpc_comm.server.server import BackgroundServer
 from inference.errors import InvalidRequest, OutriderError, Unavailable
 from outrider.completion import Piece
 from outrider.endpoint.desk import Desk
 from outrider.endpoint.failures import ApiError
 from outrider.endpoint.texts import Texts
-from outrider.generation import Generation, GenerationStream
-from outrider.options.roles import ServeRole
+from outrider.generation import (
+    Generation,
+    GenerationStream,
+    Parameters,
+    going_on,
+    make_request,
+)
+from outrider.options.roles import ServeRole, TargetRole
+from outrider.target import load_target
 from tests.outrider.endpoint.conftest import http_server
 from tests.support.wire_fixtures import eventually
 
@@ -202,3 +211,71 @@ def test_requests_without_a_target_look_for_it_together() -> None:
     answers = asyncio.run(ask())
     assert len(tried) == 1
     assert {answer.status for answer in answers if isinstance(answer, ApiError)} == {503}
+
+
+def _events(address: str, asked: dict[str, object]) -> list[tuple[str, dict[str, Any]]]:
+    """What the page hears of a text."""
+    lines = httpx.post(f"{address}/page/texts", json=asked, timeout=60).text.splitlines()
+    names = [line.removeprefix("event: ") for line in lines if line.startswith("event: ")]
+    data = [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: ")]
+    return list(zip(names, data, strict=True))
+
+
+def test_a_text_goes_on_behind_any_of_its_tokens_as_it_would_have(server: str) -> None:
+    asked = {
+        "messages": [{"role": "user", "content": PROMPT}],
+        "max_tokens": 30,
+        "temperature": 0.8,
+        "seed": 5,
+    }
+    whole = _events(server, asked)
+    ids = [token for name, data in whole if name == "tokens" for token in data["ids"]]
+    text = "".join(data["text"] for name, data in whole if name == "piece")
+    for cut in (1, 2, 17, 29):
+        (first, before), *rest = _events(server, asked | {"made": ids[:cut]})
+        assert (first, before["tokens"]) == ("made", cut)
+        made = [before["text"], *(one["text"] for name, one in rest if name == "piece")]
+        assert "".join(made) == text
+        assert rest[-1][1]["tokens"] == 30 - cut
+    for wrong in (ids[:30], [10**6]):
+        ((name, error),) = _events(server, asked | {"made": wrong})
+        assert (name, error["type"]) == ("error", "invalid_request_error")
+
+
+def test_a_text_that_broke_off_within_a_character_goes_on_with_that_character(desk: Desk) -> None:
+    client = _opened(desk).client
+    request = make_request(client, PROMPT, Parameters(100))
+    written = "x = 'é漢字🙂 ü'"
+    made = client.tokenizer.encode(written)
+    assert len(made) > len(written)  # characters of several tokens
+    for cut in range(1, len(made)):
+        rest, text, kept = going_on(client, request, made[:cut])
+        stream = client.tokenizer.stream(rest.ids)
+        text += "".join(map(stream.push, made[kept:])) + stream.finish()
+        assert text == written
+        assert rest.max_new_tokens == 100 - kept
+
+
+def test_the_page_is_told_whether_the_target_answers() -> None:
+    with BackgroundServer(load_target(TargetRole(port=0, batch=1))) as served:
+        desk = Desk(ServeRole(target_host=str(served.address), target_only=True))
+        desk.open()
+        with closing(desk), http_server(desk) as address:
+            state = httpx.get(f"{address}/page/state", timeout=60).json()
+            assert (state["running"], state["trouble"]) == (True, None)
+            served.stop()
+            state = httpx.get(f"{address}/page/state", timeout=60).json()
+            assert str(served.address) in state["trouble"]
+            assert "UNKNOWN" not in state["trouble"]
+
+
+def test_a_knob_whose_positions_ask_for_the_same_cannot_be_turned(target: str) -> None:
+    desk = Desk(ServeRole(target_host=target, usd_per_hour=1.34))
+    desk.open()
+    with closing(desk), http_server(desk) as address:
+        refused = httpx.post(f"{address}/page/steer", json={"cs": 50}, timeout=60)
+        assert refused.status_code == 400
+        message = refused.json()["error"]["message"]
+        assert httpx.get(f"{address}/page/state", timeout=60).json()["unsteered"] == message
+        assert "api_cost is proportional to time" in message
+        assert httpx.post(f"{address}/page/steer", json={"cs": 0}, timeout=60).is_success
