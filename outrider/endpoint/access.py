@@ -14,12 +14,10 @@ from grpc_comm.permissions import read_secret
 from grpc_comm.transport import Address
 from inference.errors import InvalidRequest
 from outrider.endpoint.failures import ApiError
+from outrider.endpoint.requests import MOST_BYTES
 
 LEAST_KEY = 16
 """Characters of a key at least."""
-
-MOST_BYTES = 8 * 2**20
-"""Bytes of a request's body at most."""
 
 _LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 

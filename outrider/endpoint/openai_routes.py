@@ -7,6 +7,8 @@ import json
 from collections.abc import AsyncGenerator, Awaitable
 from contextlib import aclosing
 from dataclasses import replace
+from functools import partial
+from threading import Event
 from typing import Any, TypeVar
 
 from fastapi import APIRouter, Request
@@ -83,7 +85,7 @@ def _described(texts: Texts) -> dict[str, Any]:
     return {
         "id": texts.client.model,
         "object": "model",
-        "created": 0,
+        "created": texts.created,
         "owned_by": "outrider",
         "max_model_len": texts.client.length,
     }
@@ -93,7 +95,10 @@ async def _answer(
     texts: Texts, asked: ChatRequest | CompletionRequest, http: Request, *, chat: bool
 ) -> Response:
     _check_model(texts, asked.model)
-    orders = await asyncio.to_thread(_orders, texts, asked)  # long prompts take their time
+    texts.check_room(len(asked.prompts) * asked.choices)
+    orders = await _unless_gone(http, texts.read(partial(_orders, texts, asked)))
+    if orders is None:
+        return Response(status_code=LEFT)
     answer = Answer(chat, texts.client.model, asked.choices)
     if asked.stream:
         events = _events(texts, asked, orders, answer)
@@ -117,12 +122,19 @@ def _check_model(texts: Texts, name: str | None) -> None:
         )
 
 
-def _orders(texts: Texts, asked: ChatRequest | CompletionRequest) -> list[TextOrder]:
-    """The texts of a request: n of each prompt, with seeds s, s + 1 and so on."""
+def _orders(
+    texts: Texts, asked: ChatRequest | CompletionRequest, left: Event
+) -> list[TextOrder] | None:
+    """The texts of a request: n of each prompt, with seeds s, s + 1 and so on.
+
+    left: set when nobody wants them any more; then none is returned
+    """
     given = asked.parameters()
     seed = random_seed() // 2 if given.seed is None else given.seed
     orders = list[TextOrder]()
     for prompt in asked.prompts:
+        if left.is_set():
+            return None
         order = make_request(texts.client, prompt, replace(given, seed=seed))
         for more in range(asked.choices):
             params = replace(order.params, seed=seed + more)

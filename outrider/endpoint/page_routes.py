@@ -14,7 +14,7 @@ from functools import partial
 from threading import Event
 from typing import Annotated, Any, Literal, TypeAlias
 
-from annotated_types import Ge, Le, Lt
+from annotated_types import Ge, Le, Len, Lt
 from fastapi import APIRouter, FastAPI
 from fastapi.responses import Response
 from pydantic import BaseModel, ConfigDict
@@ -31,7 +31,7 @@ from outrider.endpoint.desk import Desk
 from outrider.endpoint.failures import api_error
 from outrider.endpoint.openai_routes import STREAM, event_stream
 from outrider.endpoint.published import TargetState, answers
-from outrider.endpoint.requests import ChatMessage
+from outrider.endpoint.requests import MOST_MESSAGES, ChatMessage, Text
 from outrider.endpoint.texts import Job, Texts
 from outrider.endpoint.watched import WatchedSession
 from outrider.generation import Generation, Parameters, energy_of, generate, make_request
@@ -58,13 +58,13 @@ class TargetSettings(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    address: str
-    model_name: str = ""
-    draft: str = ""  # directory or hub name
+    address: Text
+    model_name: Text = ""
+    draft: Text = ""  # directory or hub name
     target_only: bool = False
     tls: bool = False
-    ca: str = ""  # the authority's certificate, as PEM text
-    token: str = ""
+    ca: Text = ""  # the authority's certificate, as PEM text
+    token: Text = ""
 
     def options(self) -> dict[str, Any]:
         """The options of ServeRole that these settings change."""
@@ -88,7 +88,7 @@ class PageText(BaseModel):
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
-    messages: list[ChatMessage]
+    messages: Annotated[list[ChatMessage], Len(max_length=MOST_MESSAGES)]
     max_tokens: Annotated[int, Ge(1)] = 512
     temperature: Annotated[float, Ge(0), Le(1000)] = 0.0
     top_p: Annotated[float, Ge(0), Le(1)] = 1.0
@@ -170,7 +170,7 @@ def _state(desk: Desk) -> dict[str, Any]:
 async def _events(texts: Texts, asked: PageText) -> AsyncGenerator[dict[str, str], None]:
     """The events of a text: its name, and its data as JSON."""
     try:
-        job = await asyncio.to_thread(_job, texts, asked)
+        job = await texts.read(partial(_job, texts, asked))
         async with aclosing(texts.run([job])) as parts:
             async for _, part in parts:
                 if isinstance(part, Generation):
@@ -181,7 +181,7 @@ async def _events(texts: Texts, asked: PageText) -> AsyncGenerator[dict[str, str
         yield _event("error", api_error(error).body["error"])
 
 
-def _job(texts: Texts, asked: PageText) -> Job[Told]:
+def _job(texts: Texts, asked: PageText, _left: Event) -> Job[Told]:
     """Makes the text of a page, and tells everything that can be watched."""
     client = texts.client
     seed = random_seed() if asked.seed is None else asked.seed

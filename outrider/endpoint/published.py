@@ -25,12 +25,19 @@ class Refusal(BaseModel):
     error: Failure
 
 
+class PromptDetails(BaseModel):
+    """Tokens of the prompts that the target had computed before."""
+
+    cached_tokens: int
+
+
 class Usage(BaseModel):
     """Tokens of the prompts, each counted once, and of all texts."""
 
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
+    prompt_tokens_details: PromptDetails
 
 
 class TextCounts(BaseModel):

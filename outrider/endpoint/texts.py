@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
@@ -19,6 +20,11 @@ from outrider.generation import Generation, generate
 RETRY_SECONDS = 1.0
 """When a client may ask again after all threads were taken."""
 
+READERS = 2
+"""Prompts that are cut into tokens at the same time. Others wait, so that memory is bounded."""
+
+Read = TypeVar("Read")
+"""What is made of prompts."""
 
 Part = TypeVar("Part")
 """What a job hands over while it makes a text, such as a piece of it."""
@@ -36,10 +42,38 @@ class Texts:
     def __init__(self, client: Client, most: int) -> None:
         self.client, self.most, self.running = client, most, 0
         self.metrics = TextMetrics(client.model)
+        self.created = int(time.time())
         self._threads = ThreadPoolExecutor(most, "text")
+        self._readers = ThreadPoolExecutor(READERS, "prompt")
         self._ends = set[Event]()
         self._over = ""  # why no text is made any more
         self._beginning = Lock()  # of texts, and of the end of all
+
+    def check_room(self, count: int) -> None:
+        """Raise LimitExceeded for more texts than are ever made at once, and Busy where there is
+        no room for so many more at present.
+        """
+        if count > self.most:
+            raise LimitExceeded(
+                f"{count} texts were asked for in one request: at most {self.most} are made at "
+                "the same time"
+            )
+        if self.running + count > self.most:
+            raise Busy(
+                f"{self.running} of {self.most} texts are being made, {count} more were asked "
+                "for: ask again later",
+                RETRY_SECONDS,
+            )
+
+    async def read(self, work: Callable[[Event], Read]) -> Read:
+        """Run work on prompts on a thread. Its event is set, and work that has not begun is
+        dropped, when the caller is cancelled.
+        """
+        left = Event()
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._readers, work, left)
+        finally:
+            left.set()
 
     async def run(self, jobs: Sequence[Job[Part]]) -> Parts[Part]:
         """Run jobs on threads. Yield what they hand over, each with the index of its job.
@@ -48,17 +82,7 @@ class Texts:
         LimitExceeded and Busy before anything begins, the error that ended a job, Unavailable for
         a text that end_all() cut, and LimitExceeded for one that there was no money for.
         """
-        if len(jobs) > self.most:
-            raise LimitExceeded(
-                f"{len(jobs)} texts were asked for in one request: at most {self.most} are made at "
-                "the same time"
-            )
-        if self.running + len(jobs) > self.most:
-            raise Busy(
-                f"{self.running} of {self.most} texts are being made, {len(jobs)} more were "
-                "asked for: ask again later",
-                RETRY_SECONDS,
-            )
+        self.check_room(len(jobs))
         loop, ends = asyncio.get_running_loop(), [Event() for _ in jobs]
         queue = asyncio.Queue[tuple[int, Part | Generation | OutriderError]]()
 
@@ -118,6 +142,7 @@ class Texts:
 
     def close(self) -> None:
         """Wait for the texts that were ended."""
+        self._readers.shutdown(cancel_futures=True)
         self._threads.shutdown()
 
     def _ended(
