@@ -17,13 +17,14 @@ from sse_starlette import EventSourceResponse
 
 from inference.errors import OutriderError
 from inference.sampling import random_seed
+from outrider.completion import Piece
 from outrider.completion import Request as TextOrder
 from outrider.endpoint.answers import FINISHED, Answer
 from outrider.endpoint.desk import Desk
 from outrider.endpoint.failures import ApiError, api_error
 from outrider.endpoint.published import ChatAnswer, ModelCard, ModelCards, TextAnswer, answers
 from outrider.endpoint.requests import ChatRequest, CompletionRequest, TextRequest
-from outrider.endpoint.texts import Texts
+from outrider.endpoint.texts import Parts, Texts
 from outrider.generation import Generation, make_request
 
 Result = TypeVar("Result")
@@ -95,18 +96,20 @@ async def _answer(
     texts: Texts, asked: ChatRequest | CompletionRequest, http: Request, *, chat: bool
 ) -> Response:
     _check_model(texts, asked.model)
-    texts.check_room(len(asked.prompts) * asked.choices)
+    caller = http.state.caller
+    texts.check_room(len(asked.prompts) * asked.choices, caller)
     orders = await _unless_gone(http, texts.read(partial(_orders, texts, asked)))
     if orders is None:
         return Response(status_code=LEFT)
     answer = Answer(chat, texts.client.model, asked.choices)
     if asked.stream:
-        events = _events(texts, asked, orders, answer)
+        pieces = texts.pieces(orders, asked.parameters().stop, caller)
+        events = _events(pieces, len(orders), answer, asked)
         first = await _unless_gone(http, _begun(events))
         if first is None:
             return Response(status_code=LEFT)
         return event_stream(_after(first, events))
-    made = await _unless_gone(http, texts.whole(orders, asked.parameters().stop))
+    made = await _unless_gone(http, texts.whole(orders, asked.parameters().stop, caller))
     if made is None:
         return Response(status_code=LEFT)
     return Response(json.dumps(answer.whole(made)), media_type="application/json")
@@ -143,24 +146,24 @@ def _orders(
 
 
 async def _events(
-    texts: Texts, asked: TextRequest, orders: list[TextOrder], answer: Answer
+    parts: Parts[Piece], count: int, answer: Answer, asked: TextRequest
 ) -> AsyncGenerator[str, None]:
     """The stream's events: chunks as JSON, then [DONE]."""
     made = dict[int, Generation]()
-    async with aclosing(texts.pieces(orders, asked.parameters().stop)) as pieces:
+    async with aclosing(parts) as pieces:
         begun = False
         async for index, item in pieces:
             if not begun:
                 begun = True
-                for order in orders if answer.chat else ():
-                    yield json.dumps(answer.chunk(order.index, "", first=True))
+                for choice in range(count) if answer.chat else ():
+                    yield json.dumps(answer.chunk(choice, "", first=True))
             if isinstance(item, Generation):
                 made[index] = item
                 yield json.dumps(answer.chunk(index, "", FINISHED[item.finish_reason]))
             else:
                 yield json.dumps(answer.chunk(index, item.text))
     if asked.include_usage:
-        yield json.dumps(answer.last([made[index] for index in range(len(orders))]))
+        yield json.dumps(answer.last([made[index] for index in range(count)]))
     yield DONE
 
 

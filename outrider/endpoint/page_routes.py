@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from functools import partial
 from threading import Event
 from typing import Annotated, Any, Literal, TypeAlias
 
 from annotated_types import Ge, Le, Len, Lt
-from fastapi import APIRouter, FastAPI
+from fastapi import APIRouter, FastAPI, Request
+from fastapi.params import Depends
 from fastapi.responses import Response
 from pydantic import BaseModel, ConfigDict
 from starlette.staticfiles import StaticFiles
@@ -102,34 +103,37 @@ class Knob(BaseModel):
     cs: Annotated[int, Ge(0), Le(100)] | Literal["tps", "balanced", "cost"]
 
 
-def page_routes(desk: Desk) -> APIRouter:
-    """Routes below /page that the page calls."""
+def page_routes(desk: Desk, admin: Sequence[Depends]) -> APIRouter:
+    """Routes below /page that the page calls.
+
+    admin: checks who may change the target in use
+    """
     router = APIRouter(prefix="/page")
 
     @router.get("/state", responses=answers(TargetState))
     async def state() -> dict[str, Any]:
         return _state(desk)
 
-    @router.post("/start", responses=answers(TargetState))
+    @router.post("/start", dependencies=admin, responses=answers(TargetState))
     async def start(settings: TargetSettings) -> dict[str, Any]:
         await asyncio.to_thread(desk.open, settings.options())
         return _state(desk)
 
-    @router.post("/stop", responses=answers(TargetState))
+    @router.post("/stop", dependencies=admin, responses=answers(TargetState))
     async def stop() -> dict[str, Any]:
         await asyncio.to_thread(desk.close)
         return _state(desk)
 
-    @router.post("/steer", responses=answers(TargetState))
+    @router.post("/steer", dependencies=admin, responses=answers(TargetState))
     async def steer(knob: Knob) -> dict[str, Any]:
         texts = await desk.get()
         await asyncio.to_thread(texts.client.steer, str(knob.cs))
         return _state(desk)
 
     @router.post("/texts", responses=answers(None, STREAM))
-    async def text(asked: PageText) -> Response:
+    async def text(asked: PageText, http: Request) -> Response:
         texts = await desk.get()
-        return event_stream(_events(texts, asked))
+        return event_stream(_events(texts, asked, http.state.caller))
 
     return router
 
@@ -167,11 +171,13 @@ def _state(desk: Desk) -> dict[str, Any]:
     }
 
 
-async def _events(texts: Texts, asked: PageText) -> AsyncGenerator[dict[str, str], None]:
+async def _events(
+    texts: Texts, asked: PageText, caller: str
+) -> AsyncGenerator[dict[str, str], None]:
     """The events of a text: its name, and its data as JSON."""
     try:
         job = await texts.read(partial(_job, texts, asked))
-        async with aclosing(texts.run([job])) as parts:
+        async with aclosing(texts.run([job], caller)) as parts:
             async for _, part in parts:
                 if isinstance(part, Generation):
                     yield _event("end", _ended(texts.client, part))

@@ -134,7 +134,7 @@ class TargetState(BaseModel):
 REFUSED: dict[int | str, str] = {
     400: "a value is wrong, or not served",
     401: "a key is needed",
-    403: "a page of another origin asks",
+    403: "a page of another origin asks, or an administrator's key is needed",
     404: "no such model",
     413: "the body is too large",
     429: "too many texts at once: come again after Retry-After seconds",

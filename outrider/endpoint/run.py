@@ -29,7 +29,10 @@ def serve_http(options: ServeRole) -> int:
     if options.list_models:
         print_models(options)
         return 0
-    keys = read_keys(Path(options.api_keys) if options.api_keys else None)
+    keys, admin_keys = (
+        read_keys(Path(path) if path else None, flag)
+        for flag, path in (("--api_keys", options.api_keys), ("--admin_keys", options.admin_keys))
+    )
     desk = Desk(options)
     with listening(Address(options.http_host, options.http_port)) as bound:
         try:
@@ -39,14 +42,19 @@ def serve_http(options: ServeRole) -> int:
         app = create_app(
             desk,
             keys,
-            hosts=allowed_hosts(options.http_host),
-            origins=options.origins.split(",") if options.origins else (),
+            admin_keys=admin_keys,
+            hosts=allowed_hosts(options.http_host, _listed(options.http_names)),
+            origins=_listed(options.origins),
         )
         config = http_config(app, ssl_certfile=options.http_cert, ssl_keyfile=options.http_key)
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, _ended)
         _Server(config, _said(desk, bound)).run([bound])
     return 0
+
+
+def _listed(text: str | None) -> list[str]:
+    return [part.strip() for part in text.split(",")] if text else []
 
 
 def http_config(app: FastAPI, **more: Any) -> uvicorn.Config:

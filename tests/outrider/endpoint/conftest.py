@@ -23,12 +23,17 @@ from outrider.target import load_target
 
 
 @contextmanager
-def http_server(desk: Desk, keys: tuple[str, ...] = ()) -> Iterator[str]:
+def http_server(
+    desk: Desk,
+    keys: tuple[str, ...] = (),
+    admin_keys: tuple[str, ...] = (),
+    names: tuple[str, ...] = (),
+) -> Iterator[str]:
     """Serve a desk on a free port of this machine; yields the address as http://HOST:PORT.
 
     The desk stays open.
     """
-    app = create_app(desk, keys, hosts=allowed_hosts("127.0.0.1"))
+    app = create_app(desk, keys, admin_keys=admin_keys, hosts=allowed_hosts("127.0.0.1", names))
     bound = listening(Address("127.0.0.1", 0))
     bound.listen()  # a request may come before the thread runs
     server = uvicorn.Server(http_config(app, lifespan="off"))
