@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from threading import Event, Thread
@@ -17,7 +16,7 @@ from outrider.endpoint.desk import Desk
 from outrider.endpoint.texts import Texts
 from outrider.generation import Generation
 from outrider.options.roles import ServeRole
-from tests.outrider.endpoint.conftest import http_server
+from tests.outrider.endpoint.conftest import http_server, sent, until_closed
 from tests.support.wire_fixtures import WAIT, eventually
 
 ALICE, BOB, ROOT = "alice-0123456789abcdef", "bob-0123456789abcdef", "root-0123456789abcdef"
@@ -81,24 +80,6 @@ def test_another_name_for_this_machine_is_refused(named: str, host: str) -> None
     if not HOSTS[host]:
         assert answer.status_code == 400
         assert "--http_names" in answer.json()["error"]["message"]
-
-
-@contextmanager
-def sent(server: str, *parts: bytes) -> Iterator[socket.socket]:
-    """A connection over which these bytes were sent."""
-    host, port = server.removeprefix("http://").split(":")
-    with socket.create_connection((host, int(port)), timeout=WAIT) as connection:
-        for part in parts:
-            connection.sendall(part)
-        yield connection
-
-
-def until_closed(connection: socket.socket) -> bytes:
-    """What comes until the server closes the connection."""
-    came = b""
-    while chunk := connection.recv(65536):
-        came += chunk
-    return came
 
 
 def test_a_length_said_in_two_ways_ends_the_connection(server: str) -> None:
