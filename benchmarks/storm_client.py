@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from grpc_comm.client.connection import Connection, connect
-from grpc_comm.client.remote_session import Patience, RemoteSession
+from grpc_comm.client.patience import Patience
+from grpc_comm.client.remote_session import RemoteSession
 from inference.candidates import BASE, Nodes, Proposal
 from inference.decode import decode
 from inference.errors import OutriderError

@@ -106,6 +106,7 @@ class Completion:
     share_seconds: float = 0.0  # the text's share of the forwards, which others may share, too
     queue_seconds: float = 0.0
     prefill_seconds: float = 0.0
+    reused_tokens: int = 0  # prompt tokens whose keys were in the target's prefix cache
     # [chunk] from the request to the tokens that came together
     arrivals: list[float] = field(default_factory=list)
     chunk_tokens: list[int] = field(default_factory=list)  # [chunk] how many tokens came together
@@ -270,6 +271,7 @@ def _drafted(proposers: Sequence[Proposer]) -> tuple[int, float]:
 
 
 _COUNTED = (
+    "reused_tokens",
     "forwards", "nodes", "bytes_up", "bytes_down", "messages_up", "messages_down",
     "resumes", "reopenings", "share_seconds", "queue_seconds", "prefill_seconds",
 )  # fmt: skip

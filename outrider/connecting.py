@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
 from grpc_comm.client.connection import CONNECT_SECONDS, Connection, connect, list_models
-from grpc_comm.client.remote_session import Patience
+from grpc_comm.client.patience import Patience
 from grpc_comm.unanswered import refuses
 from inference.command import say
 from inference.errors import Mismatch, Unavailable

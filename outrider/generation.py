@@ -9,7 +9,7 @@ from threading import Event, Thread
 from typing import TypeAlias
 
 from inference.cost.quantity import Figure, Quality
-from inference.errors import InvalidRequest, OutriderError
+from inference.errors import InvalidRequest, LimitExceeded, OutriderError
 from inference.sampling import SEED_BITS, SamplingParams, random_seed
 from outrider.client import Client, Watch
 from outrider.completion import Broken, Completion, Piece, Request, Show, Tell
@@ -20,6 +20,22 @@ Message: TypeAlias = Mapping[str, str]
 
 Prompt: TypeAlias = "str | Sequence[Message] | Sequence[int]"
 """Text to go on with, the messages of a chat, or token ids."""
+
+
+SLICE = 2**16
+"""Characters of a long prompt that are counted at a time."""
+
+
+class PromptTooLong(LimitExceeded):
+    """A prompt leaves no room for a text. `param` is the field of a request that holds it."""
+
+    def __init__(self, prompt: Prompt, tokens: str, length: int) -> None:
+        super().__init__(
+            f"the prompt has {tokens} tokens: the sequence length is {length}, prompt and output "
+            "together"
+        )
+        chat = not isinstance(prompt, str) and isinstance(prompt[0], Mapping)
+        self.param = "messages" if chat else "prompt"
 
 
 @dataclass(frozen=True)
@@ -75,13 +91,15 @@ class Generation:
 
 
 def make_request(client: Client, prompt: Prompt, parameters: Parameters, index: int = 0) -> Request:
-    """The request for a text. Raises InvalidRequest for a prompt that does not fit."""
+    """The request for a text. Raises PromptTooLong for a prompt that does not fit.
+
+    The work on any prompt is bounded by the sequence length. Raises InvalidRequest for a prompt
+    that is empty or out of range.
+    """
+    _check_size(client, prompt)
     ids = read_prompt(client, prompt)
     if len(ids) >= client.length:
-        raise InvalidRequest(
-            f"the prompt has {len(ids)} tokens: the sequence length is {client.length}, prompt "
-            "and output together"
-        )
+        raise PromptTooLong(prompt, str(len(ids)), client.length)
     room = client.length - len(ids)
     seed = random_seed() if parameters.seed is None else parameters.seed
     return Request(
@@ -112,6 +130,27 @@ def going_on(client: Client, request: Request, made: Sequence[int]) -> tuple[Req
         raise InvalidRequest(f"the text is whole: it has its {request.max_new_tokens} tokens")
     ids, left = [*request.ids, *made[:kept]], request.max_new_tokens - kept
     return replace(request, ids=ids, max_new_tokens=left), text, kept
+
+
+def _check_size(client: Client, prompt: Prompt) -> None:
+    """Raise PromptTooLong where a prompt far beyond the sequence length shows this.
+
+    Long text is counted slice by slice, up to a quarter more tokens than fit: a cut makes a few
+    more tokens than the whole has.
+    """
+    tokens, most = 0, client.length * 5 // 4
+    if isinstance(prompt, str):
+        texts = [prompt]
+    else:
+        texts = [one.get("content", "") for one in prompt if isinstance(one, Mapping)]
+        tokens = len(prompt)  # each id, or message, is one at least
+    if sum(map(len, texts)) > 8 * client.length:
+        for part in (text[at : at + SLICE] for text in texts for at in range(0, len(text), SLICE)):
+            if tokens > most:
+                break
+            tokens += len(client.tokenizer.encode(part))
+    if tokens > most:
+        raise PromptTooLong(prompt, f"more than {client.length}", client.length)
 
 
 def read_prompt(client: Client, prompt: Prompt) -> Sequence[int]:

@@ -11,7 +11,7 @@ from contextlib import ExitStack
 import pytest
 
 from grpc_comm.client.connection import connect
-from grpc_comm.client.remote_session import Patience
+from grpc_comm.client.patience import Patience
 from grpc_comm.server.server import BackgroundServer
 from inference.backends import Segment
 from inference.backends.eager import EagerModel

@@ -30,7 +30,7 @@ from benchmarks.fuzz.honest import (
 from benchmarks.fuzz.recorder import Conversation, recording
 from benchmarks.harness import run_plan
 from grpc_comm.client.connection import connect
-from grpc_comm.client.remote_session import Patience
+from grpc_comm.client.patience import Patience
 from grpc_comm.proto import verifier_pb2
 from inference.command import say
 from inference.errors import InvalidRequest, OutriderError, Unavailable

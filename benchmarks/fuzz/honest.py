@@ -8,7 +8,8 @@ from typing import NamedTuple
 
 from benchmarks.storm_client import BEYOND, Job, pieces
 from grpc_comm.client.connection import Connection, connect
-from grpc_comm.client.remote_session import Patience, RemoteSession
+from grpc_comm.client.patience import Patience
+from grpc_comm.client.remote_session import RemoteSession
 from inference.candidates import BASE, Nodes, Proposal
 from inference.decode import decode
 from inference.errors import OutriderError

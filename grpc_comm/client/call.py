@@ -165,8 +165,8 @@ class Call:
     """A bidirectional stream.
 
     failure: why the stream ended, None while it is alive
-    heard_at: time.monotonic() of the target's latest message
-    silent: whether the stream ended because the target said nothing
+    heard_at: time.monotonic() of the target's latest sign of life
+    silent: whether the stream ended because the target said nothing, or made nothing
     """
 
     def __init__(self, channel: Channel, listener: Listener, traffic: Traffic) -> None:
@@ -223,9 +223,13 @@ class Call:
     def give_up_after(self, seconds: float) -> None:
         """End the call if the target has said nothing for so many seconds."""
         if self.failure is None and time.monotonic() - self.heard_at > seconds:
-            words = f"the target at {self.address} has said nothing for {seconds:.0f} s"
-            self.silent, self._left = True, self._left or Unavailable(words)
-            self.cancel()
+            self.give_up(f"has said nothing for {seconds:.0f} s")
+
+    def give_up(self, words: str) -> None:
+        """End the call for what the target does, in words that follow its address."""
+        failure = Unavailable(f"the target at {self.address} {words}")
+        self.silent, self._left = True, self._left or failure
+        self.cancel()
 
     def _settle(self) -> None:
         """Wait for the reader to record how the call ended."""
@@ -237,7 +241,8 @@ class Call:
         failure: OutriderError = Unavailable(f"the target at {self.address} ended the session")
         try:
             for message in self._call:
-                self.heard_at = time.monotonic()
+                if not message.HasField("go_away"):  # who drains speaks besides
+                    self.heard_at = time.monotonic()
                 self._traffic.messages_down += 1
                 self._traffic.bytes_down += message.ByteSize() + FRAMING_BYTES
                 self._listener.heard(self, message)

@@ -12,7 +12,8 @@ import weakref
 
 from grpc_comm import translate
 from grpc_comm.client.call import Channel, Probe, Ticket
-from grpc_comm.client.remote_session import Patience, RemoteSession
+from grpc_comm.client.patience import Patience
+from grpc_comm.client.remote_session import RemoteSession
 from grpc_comm.client.replicas import Replicas, Route
 from grpc_comm.client.wire_session import AttachedSession
 from grpc_comm.security import PLAINTEXT, SecurityOptions

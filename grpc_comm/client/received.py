@@ -18,6 +18,10 @@ SUMS = ("nodes", "forwards", "lone", "queue_seconds", "model_seconds", "share_se
 """Counters of Progress that only grow within a session."""
 
 
+MOST_UNREAD = 512
+"""Tokens that nobody has read. Beyond them none is acknowledged, and the target stops."""
+
+
 class Received:
     """A text as it comes, over any number of sessions one after another.
 
@@ -39,6 +43,11 @@ class Received:
     @property
     def unread(self) -> int:
         return len(self.tokens) - self._read
+
+    @property
+    def behind(self) -> bool:
+        """Whether its reader is so far behind that nothing more is acknowledged."""
+        return self.unread > MOST_UNREAD
 
     @property
     def session(self) -> Progress:
@@ -139,10 +148,12 @@ class Spending:
 
     A lost target may have gone on as far as its credit goes. All of that counts as spent, unless
     the session is found again.
+
+    asked: with pace WAIT, the length below which a forward was asked for last
     """
 
     def __init__(self, received: Received, order: Decode | None = None) -> None:
-        self._received = received
+        self._received, self.asked = received, 0
         self._unseen = self._in_doubt = 0
         if order is not None and order.most_nodes and not order.credit:
             order = replace(order, credit=LEAST_CREDIT)  # little credit: little can be spent unseen
@@ -156,6 +167,16 @@ class Spending:
     def spent(self) -> bool:
         """Whether nothing is left for another session."""
         return self.limited and self._left <= 0
+
+    @property
+    def owed(self) -> bool:
+        """Whether an open session has what it needs to make a token soon."""
+        received, order = self._received, self.order
+        if order is None or received.end is not End.NOT or received.behind:
+            return False
+        length = len(received.tokens)
+        free = order.pace is Pace.GO_ON or self.asked >= length
+        return free and length < order.end and not 0 < order.tokens_per_second < 1
 
     @property
     def here(self) -> Decode | None:

@@ -11,15 +11,15 @@ import random
 import threading
 import time
 import uuid
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
 from grpc_comm import messages, translate
 from grpc_comm.client.call import Call, Channel, Ticket
+from grpc_comm.client.patience import Patience, ProgressClock
 from grpc_comm.client.received import Received, Spending
 from grpc_comm.client.replicas import Route
-from grpc_comm.client.wire_session import LONGEST_SILENCE, ListeningSession
+from grpc_comm.client.wire_session import ListeningSession
 from grpc_comm.proto import verifier_pb2 as pb
 from grpc_comm.translate import Description
 from inference.errors import Busy, Gone, Mismatch, OutriderError, Unavailable
@@ -35,9 +35,6 @@ RESUME_SECONDS = 5.0
 REACH_SECONDS = 3.0
 """Seconds for TCP, TLS and HTTP/2 over a slow link, after gRPC's own back-off of a second."""
 
-SHORTEST_SILENCE = 3.0
-"""Seconds of silence after which a target counts as lost, at the least patience."""
-
 LEAST_LEASE = 3.0
 """Seconds that any target holds a silent session that waits for a row. Its answer tells the real
 lease.
@@ -47,26 +44,6 @@ ACKNOWLEDGED_AT_ONCE = LEAST_CREDIT // 4
 """Tokens that are acknowledged together: few enough that a distant target does not use up its
 credit.
 """
-
-MOST_UNREAD = 512
-"""Tokens that nobody has read. Beyond them none is acknowledged, and the target stops."""
-
-
-@dataclass(frozen=True)
-class Patience:
-    """How long a lost target is looked for."""
-
-    seconds: float = 0.0  # 0: it is not looked for
-    notice: Callable[[str], None] = lambda line: None  # is told what happens meanwhile
-
-    @property
-    def silence(self) -> float:
-        """Seconds of silence after which a target is lost: half of all, to leave half for the
-        search.
-        """
-        if not self.seconds:
-            return LONGEST_SILENCE
-        return min(max(self.seconds / 2, SHORTEST_SILENCE), LONGEST_SILENCE)
 
 
 class RemoteSession(ListeningSession):
@@ -87,6 +64,7 @@ class RemoteSession(ListeningSession):
         self._epoch = self._acknowledged = 0
         self._mending: threading.Thread | None = None
         self._deadline: float | None = None  # when the search ends, while the target is lost
+        self._progress = ProgressClock(patience)
 
     @property
     def lost(self) -> bool:
@@ -117,6 +95,7 @@ class RemoteSession(ListeningSession):
                 self.features.begin(len(prompt))
             self._held = self._failure = self._mending = self._deadline = None
             self._closed = threading.Event()
+            self._progress = ProgressClock(self._patience)
             self.stream += 1
             self._at = self._route.order()[0]
             self._begin(self._at, open=self._opening())
@@ -134,6 +113,7 @@ class RemoteSession(ListeningSession):
             call = self._open_call()
             if call is not None and not self.lost:
                 call.send(go=pb.Go(base=base))
+                self._spending.asked = base + 1
 
     def close(self) -> None:
         """End the session, waiting a moment for the target's confirmation. Idempotent."""
@@ -149,11 +129,19 @@ class RemoteSession(ListeningSession):
             self._changed.notify_all()
 
     def tick(self) -> None:
-        """Keep a quiet session alive, and notice a silent target. Called periodically."""
+        """Keep a quiet session alive, and leave a target that is silent or makes no token.
+
+        Called periodically.
+        """
         call, held = self._open_call(), self._held
         if call is not None and not self._closed.is_set():
             call.heartbeat((LEAST_LEASE if held is None else held.lease_seconds) / 3)
             call.give_up_after(self._patience.silence)
+            with self._changed:
+                owed = self._spending.owed or not self._opened_there
+                seconds = self._progress.advance(owed=owed, opened=self._opened_there)
+            if seconds:
+                call.give_up(f"has made no token for {seconds:.0f} s")
 
     # Handling messages, on the reader's thread and with the lock held.
 
@@ -161,6 +149,8 @@ class RemoteSession(ListeningSession):
         length, resumed = len(self._received.tokens), self._resuming
         if opened.length < length or (opened.length > length and not resumed):
             raise Mismatch(f"counts {opened.length} tokens at the start, and there are {length}")
+        if not self._opened_there:
+            self._progress.opened()
         super()._opened(call, opened)
         if self._held is not None:
             self.traffic.resumes += resumed
@@ -180,10 +170,17 @@ class RemoteSession(ListeningSession):
         if not self._opened_there:
             if message.ids:
                 raise Mismatch("sent tokens before the session was open")
-            self._deadline = None
+            if not self._progress.stalled:
+                self._deadline = None
             return self._received.is_alive()
+        length, owed = len(self._received.tokens), self._spending.owed
+        self._progress.evicted = message.end == End.EVICTED.value
         super()._take(call, message)
-        self._deadline = None
+        came = len(self._received.tokens) > length
+        if came:
+            self._progress.came()
+        if came or not owed:
+            self._deadline = None
         self._acknowledge(call)
         if self._received.end is End.DRAINED and self._patience.seconds > 0:
             self._received.goes_on()
@@ -200,7 +197,7 @@ class RemoteSession(ListeningSession):
         at_once = ACKNOWLEDGED_AT_ONCE
         if order is not None and order.credit:
             at_once = max(1, min(at_once, order.credit // 4))
-        if self._received.unread <= MOST_UNREAD and length - self._acknowledged >= at_once:
+        if not self._received.behind and length - self._acknowledged >= at_once:
             self._acknowledged = length
             call.send(ack=pb.Ack(length=length))
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import hmac
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from fastapi import Request
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -14,17 +16,19 @@ from grpc_comm.permissions import read_secret
 from grpc_comm.transport import Address
 from inference.errors import InvalidRequest
 from outrider.endpoint.failures import ApiError
+from outrider.endpoint.requests import MOST_BYTES
 
 LEAST_KEY = 16
 """Characters of a key at least."""
 
-MOST_BYTES = 8 * 2**20
-"""Bytes of a request's body at most."""
+MOST_HEAD = 64 * 2**10
+"""Bytes of a request's head at most."""
 
 _LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
+_HOST = re.compile(r"(\[[0-9a-f:.]+\]|[^:@/\[\]]+)(:[0-9]*)?", re.IGNORECASE)
 
 
-def read_keys(path: Path | None) -> tuple[str, ...]:
+def read_keys(path: Path | None, flag: str = "--api_keys") -> tuple[str, ...]:
     """The keys in a file, one a line; lines that begin with # are comments. Empty without a file.
 
     Raises InvalidRequest for a file without keys, for a key that is easily guessed, and for a file
@@ -35,37 +39,62 @@ def read_keys(path: Path | None) -> tuple[str, ...]:
     try:
         lines = [line.strip() for line in read_secret(path).decode().splitlines()]
     except InvalidRequest as error:
-        raise InvalidRequest(f"--api_keys {error}") from error
+        raise InvalidRequest(f"{flag} {error}") from error
     except (OSError, UnicodeDecodeError) as error:
-        raise InvalidRequest(f"--api_keys {path} cannot be read: {error}") from error
+        raise InvalidRequest(f"{flag} {path} cannot be read: {error}") from error
     keys = tuple(line for line in lines if line and not line.startswith("#"))
     short = [key for key in keys if len(key) < LEAST_KEY]
     if not keys or short:
         raise InvalidRequest(
-            f"--api_keys {path}: one key a line of {LEAST_KEY} characters or more is needed, got "
+            f"{flag} {path}: one key a line of {LEAST_KEY} characters or more is needed, got "
             + (f"one of {len(short[0])}" if short else "none")
         )
     return keys
 
 
-def allowed_hosts(host: str) -> list[str]:
-    """Names by which the server may be called. Others are refused on a loopback address, because a
-    page elsewhere could let its own name point here.
+def allowed_hosts(host: str, names: Sequence[str] = ()) -> list[str]:
+    """Names by which the server may be called; empty for any. Others are refused on a loopback
+    address, because a page elsewhere could let its own name point here.
+
+    names: further ones; given any, others are refused on every address
     """
-    return [*_LOOPBACK, host] if Address(host, 0).loopback else ["*"]
+    bound = names or Address(host, 0).loopback
+    return [name.lower() for name in (*_LOOPBACK, host, *names)] if bound else []
 
 
 class KeyCheck:
-    """Lets requests pass that carry one of the keys; all of them where there are no keys."""
+    """Lets requests pass that carry one of the keys; all of them where there are no keys.
 
-    def __init__(self, keys: Sequence[str]) -> None:
-        self._keys = [key.encode() for key in keys]
+    admin_keys: are keys, too, and the only ones that admin() lets pass where there are any keys
 
-    async def __call__(self, request: Request) -> None:
+    `request.state.caller` tells callers apart: the key where there are several, else empty.
+    """
+
+    def __init__(self, keys: Sequence[str], admin_keys: Sequence[str] = ()) -> None:
+        self._keys, self._admins = list(dict.fromkeys((*keys, *admin_keys))), set(admin_keys)
+        self._closed = bool(keys)
+
+    def _key(self, request: Request) -> str:
+        """The key that a request carries; empty for none that is known."""
         scheme, _, given = request.headers.get("authorization", "").partition(" ")
         sent = given.strip().encode() if scheme.lower() == "bearer" else b""
-        matches = [hmac.compare_digest(sent, key) for key in self._keys]  # all, for an even time
-        if self._keys and not any(matches):
+        known = [hmac.compare_digest(sent, key.encode()) for key in self._keys]  # all: even time
+        return self._keys[known.index(True)] if any(known) else ""
+
+    async def admin(self, request: Request) -> None:
+        """Let administrators pass: who may change what everybody uses."""
+        if self._keys and self._key(request) not in self._admins:
+            raise ApiError(
+                403,
+                "an administrator's key is needed for this: see --admin_keys",
+                "permission_error",
+                code="admin_key_needed",
+            )
+
+    async def __call__(self, request: Request) -> None:
+        key = self._key(request)
+        request.state.caller = key if len(self._keys) > 1 else ""
+        if self._closed and not key:
             raise ApiError(
                 401,
                 "a key is needed: send it as `Authorization: Bearer KEY`",
@@ -88,6 +117,44 @@ class OriginCheck:
         own = f"{request.url.scheme}://{request.headers.get('host')}"
         if origin is not None and origin != own and origin not in self._origins:
             raise ApiError(403, f"pages of {origin} may not call this server: see --origins")
+
+
+class HeadCheck:
+    """Middleware that refuses a request for its head, and closes the connection: a foreign name
+    of the server, a length said in two ways (request smuggling), too many bytes.
+
+    names: by which the server may be called, in lower case; empty for any
+    """
+
+    def __init__(self, app: ASGIApp, names: Iterable[str]) -> None:
+        self._app, self._names = app, frozenset(names)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        refused = self._refusal(scope) if scope["type"] == "http" else None
+        if refused is None:
+            return await self._app(scope, receive, send)
+        response = refused.response()
+        response.headers["Connection"] = "close"
+        await response(scope, receive, send)
+
+    def _refusal(self, scope: Scope) -> ApiError | None:
+        headers = Headers(scope=scope)
+        host = headers.get("host", "")
+        named = _HOST.fullmatch(host)
+        if self._names and (named is None or named[1].lower() not in self._names):
+            return ApiError(
+                400, f"this server is not called {host!r}: --http_names allows further names"
+            )
+        if "content-length" in headers and "transfer-encoding" in headers:
+            return ApiError(400, "Content-Length and Transfer-Encoding exclude each other")
+        lines = [
+            scope["raw_path"],
+            scope["query_string"],
+            *(b": ".join(one) for one in headers.raw),
+        ]
+        if sum(map(len, lines)) > MOST_HEAD:
+            return ApiError(431, f"a request's head has {MOST_HEAD} bytes at most")
+        return None
 
 
 class BodyBound:

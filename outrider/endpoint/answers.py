@@ -78,14 +78,23 @@ class Answer:
         }
 
 
-def usage(texts: Sequence[Generation], of_each: int = 1) -> dict[str, int]:
-    """Tokens of the prompts, each counted once, and of all texts. of_each: texts of a prompt."""
-    prompt = sum(text.prompt_tokens for text in texts[::of_each])
+def usage(texts: Sequence[Generation], of_each: int = 1) -> dict[str, Any]:
+    """Tokens of the prompts, each counted once, and of all texts. of_each: texts of a prompt.
+
+    Cached are tokens that the target had computed before.
+    """
+    firsts = texts[::of_each]
+    prompt = sum(text.prompt_tokens for text in firsts)
     made = sum(len(text.token_ids) for text in texts)
     return {
         "prompt_tokens": prompt,
         "completion_tokens": made,
         "total_tokens": prompt + made,
+        "prompt_tokens_details": {
+            "cached_tokens": sum(
+                min(text.statistics.reused_tokens, text.prompt_tokens) for text in firsts
+            )
+        },
     }
 
 

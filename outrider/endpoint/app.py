@@ -9,13 +9,12 @@ from typing import Any
 
 from fastapi import Depends, FastAPI
 from fastapi.middleware.cors import CORSMiddleware
-from fastapi.middleware.trustedhost import TrustedHostMiddleware
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.responses import JSONResponse, Response
 
 from grpc_comm.client.connection import CONNECT_SECONDS
 from inference.errors import OutriderError
-from outrider.endpoint.access import BodyBound, KeyCheck, OriginCheck
+from outrider.endpoint.access import BodyBound, HeadCheck, KeyCheck, OriginCheck
 from outrider.endpoint.desk import Desk
 from outrider.endpoint.failures import ApiError, add_failures
 from outrider.endpoint.openai_routes import openai_routes
@@ -28,13 +27,15 @@ def create_app(
     desk: Desk,
     keys: Sequence[str] = (),
     *,
-    hosts: Sequence[str] = ("*",),
+    admin_keys: Sequence[str] = (),
+    hosts: Sequence[str] = (),
     origins: Sequence[str] = (),
 ) -> FastAPI:
     """The application that answers with texts of the target in use.
 
     keys: one of them is needed for every route but /health; none: open
-    hosts: names by which the server may be called
+    admin_keys: keys, too; where there are any keys, one of these is needed to change the target
+    hosts: names by which the server may be called, in lower case; empty for any
     origins: origins of pages elsewhere that may call it
     """
 
@@ -51,9 +52,10 @@ def create_app(
         redoc_url=None,
     )
     add_failures(app)
-    checked = [Depends(OriginCheck(origins)), Depends(KeyCheck(keys))]
+    known = KeyCheck(keys, admin_keys)
+    checked = [Depends(OriginCheck(origins)), Depends(known)]
     app.include_router(openai_routes(desk), dependencies=checked)
-    app.include_router(page_routes(desk), dependencies=checked)
+    app.include_router(page_routes(desk, [Depends(known.admin)]), dependencies=checked)
     _add_health(app, desk)
 
     @app.get("/version", dependencies=checked, responses=answers(Release))
@@ -72,7 +74,7 @@ def create_app(
 
     add_page(app)
     app.add_middleware(BodyBound)
-    app.add_middleware(TrustedHostMiddleware, allowed_hosts=list(hosts))
+    app.add_middleware(HeadCheck, names=hosts)
     if origins:
         app.add_middleware(
             CORSMiddleware, allow_origins=list(origins), allow_methods=["*"], allow_headers=["*"]

@@ -12,10 +12,15 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
 from inference.errors import Busy, InvalidRequest, Mismatch, OutriderError, Unavailable
-from outrider.endpoint.requests import UnservedField
+from outrider.endpoint.unserved import UnservedField
+from outrider.generation import PromptTooLong
 
 _TYPE = re.compile(r"body|str|list\[.*\]")
 """Parts of an error's place that name no field: pydantic tells which type of a union it tried."""
+
+
+MOST_SIGNS = 1000
+"""Characters of a message. What a request has sent is not sent back without a bound."""
 
 
 class ApiError(Exception):
@@ -36,8 +41,8 @@ class ApiError(Exception):
         retry_after: float | None = None,
     ) -> None:
         super().__init__(message)
-        self.status, self.message, self.kind = status, message, kind
-        self.param, self.code, self.retry_after = param, code, retry_after
+        self.status, self.message, self.kind = status, _sayable(message), kind
+        self.param, self.code, self.retry_after = param and _sayable(param), code, retry_after
 
     @property
     def body(self) -> dict[str, Any]:
@@ -58,6 +63,11 @@ class ApiError(Exception):
         return JSONResponse(self.body, self.status, headers)
 
 
+def _sayable(text: str) -> str:
+    """The text as UTF-8 can carry it, cut to MOST_SIGNS."""
+    return text[:MOST_SIGNS].encode(errors="replace").decode()
+
+
 def api_error(error: OutriderError) -> ApiError:
     """The error of a text as a client is told it."""
     message = str(error)
@@ -65,6 +75,8 @@ def api_error(error: OutriderError) -> ApiError:
         return ApiError(
             429, message, "rate_limit_error", code="busy", retry_after=error.retry_after
         )
+    if isinstance(error, PromptTooLong):
+        return ApiError(400, message, param=error.param, code="context_length_exceeded")
     if isinstance(error, InvalidRequest):
         return ApiError(400, message)
     if isinstance(error, Unavailable | Mismatch):
@@ -84,7 +96,11 @@ def add_failures(app: FastAPI) -> None:
         return api_error(error).response()
 
     @app.exception_handler(RequestValidationError)
-    async def invalid(_request: Request, error: RequestValidationError) -> JSONResponse:
+    async def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
+        if "json" not in request.headers.get("content-type", ""):
+            return ApiError(
+                400, "a JSON body needs the header Content-Type: application/json"
+            ).response()
         return _invalid(error).response()
 
     @app.exception_handler(HTTPException)
@@ -97,7 +113,8 @@ def add_failures(app: FastAPI) -> None:
 
 
 def _invalid(error: RequestValidationError) -> ApiError:
-    first = max(error.errors(), key=lambda one: len(one["loc"]))  # of a union, what came nearest
+    # of a union, what came nearest
+    first = max(error.errors(), key=lambda one: (one["type"] == "too_long", len(one["loc"])))
     raised = first.get("ctx", {}).get("error")
     if isinstance(raised, UnservedField):
         return ApiError(400, str(raised), param=raised.param, code="unsupported_parameter")

@@ -7,6 +7,8 @@ import json
 from collections.abc import AsyncGenerator, Awaitable
 from contextlib import aclosing
 from dataclasses import replace
+from functools import partial
+from threading import Event
 from typing import Any, TypeVar
 
 from fastapi import APIRouter, Request
@@ -15,13 +17,14 @@ from sse_starlette import EventSourceResponse
 
 from inference.errors import OutriderError
 from inference.sampling import random_seed
+from outrider.completion import Piece
 from outrider.completion import Request as TextOrder
 from outrider.endpoint.answers import FINISHED, Answer
 from outrider.endpoint.desk import Desk
 from outrider.endpoint.failures import ApiError, api_error
 from outrider.endpoint.published import ChatAnswer, ModelCard, ModelCards, TextAnswer, answers
 from outrider.endpoint.requests import ChatRequest, CompletionRequest, TextRequest
-from outrider.endpoint.texts import Texts
+from outrider.endpoint.texts import Parts, Texts
 from outrider.generation import Generation, make_request
 
 Result = TypeVar("Result")
@@ -83,7 +86,7 @@ def _described(texts: Texts) -> dict[str, Any]:
     return {
         "id": texts.client.model,
         "object": "model",
-        "created": 0,
+        "created": texts.created,
         "owned_by": "outrider",
         "max_model_len": texts.client.length,
     }
@@ -93,15 +96,20 @@ async def _answer(
     texts: Texts, asked: ChatRequest | CompletionRequest, http: Request, *, chat: bool
 ) -> Response:
     _check_model(texts, asked.model)
-    orders = await asyncio.to_thread(_orders, texts, asked)  # long prompts take their time
+    caller = http.state.caller
+    texts.check_room(len(asked.prompts) * asked.choices, caller)
+    orders = await _unless_gone(http, texts.read(partial(_orders, texts, asked)))
+    if orders is None:
+        return Response(status_code=LEFT)
     answer = Answer(chat, texts.client.model, asked.choices)
     if asked.stream:
-        events = _events(texts, asked, orders, answer)
+        pieces = texts.pieces(orders, asked.parameters().stop, caller)
+        events = _events(pieces, len(orders), answer, asked)
         first = await _unless_gone(http, _begun(events))
         if first is None:
             return Response(status_code=LEFT)
         return event_stream(_after(first, events))
-    made = await _unless_gone(http, texts.whole(orders, asked.parameters().stop))
+    made = await _unless_gone(http, texts.whole(orders, asked.parameters().stop, caller))
     if made is None:
         return Response(status_code=LEFT)
     return Response(json.dumps(answer.whole(made)), media_type="application/json")
@@ -117,12 +125,19 @@ def _check_model(texts: Texts, name: str | None) -> None:
         )
 
 
-def _orders(texts: Texts, asked: ChatRequest | CompletionRequest) -> list[TextOrder]:
-    """The texts of a request: n of each prompt, with seeds s, s + 1 and so on."""
+def _orders(
+    texts: Texts, asked: ChatRequest | CompletionRequest, left: Event
+) -> list[TextOrder] | None:
+    """The texts of a request: n of each prompt, with seeds s, s + 1 and so on.
+
+    left: set when nobody wants them any more; then none is returned
+    """
     given = asked.parameters()
     seed = random_seed() // 2 if given.seed is None else given.seed
     orders = list[TextOrder]()
     for prompt in asked.prompts:
+        if left.is_set():
+            return None
         order = make_request(texts.client, prompt, replace(given, seed=seed))
         for more in range(asked.choices):
             params = replace(order.params, seed=seed + more)
@@ -131,24 +146,24 @@ def _orders(texts: Texts, asked: ChatRequest | CompletionRequest) -> list[TextOr
 
 
 async def _events(
-    texts: Texts, asked: TextRequest, orders: list[TextOrder], answer: Answer
+    parts: Parts[Piece], count: int, answer: Answer, asked: TextRequest
 ) -> AsyncGenerator[str, None]:
     """The stream's events: chunks as JSON, then [DONE]."""
     made = dict[int, Generation]()
-    async with aclosing(texts.pieces(orders, asked.parameters().stop)) as pieces:
+    async with aclosing(parts) as pieces:
         begun = False
         async for index, item in pieces:
             if not begun:
                 begun = True
-                for order in orders if answer.chat else ():
-                    yield json.dumps(answer.chunk(order.index, "", first=True))
+                for choice in range(count) if answer.chat else ():
+                    yield json.dumps(answer.chunk(choice, "", first=True))
             if isinstance(item, Generation):
                 made[index] = item
                 yield json.dumps(answer.chunk(index, "", FINISHED[item.finish_reason]))
             else:
                 yield json.dumps(answer.chunk(index, item.text))
     if asked.include_usage:
-        yield json.dumps(answer.last([made[index] for index in range(len(orders))]))
+        yield json.dumps(answer.last([made[index] for index in range(count)]))
     yield DONE
 
 

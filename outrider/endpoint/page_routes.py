@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from functools import partial
 from threading import Event
 from typing import Annotated, Any, Literal, TypeAlias
 
-from annotated_types import Ge, Le, Lt
-from fastapi import APIRouter, FastAPI
+from annotated_types import Ge, Le, Len, Lt
+from fastapi import APIRouter, FastAPI, Request
+from fastapi.params import Depends
 from fastapi.responses import Response
 from pydantic import BaseModel, ConfigDict
 from starlette.staticfiles import StaticFiles
@@ -31,7 +32,7 @@ from outrider.endpoint.desk import Desk
 from outrider.endpoint.failures import api_error
 from outrider.endpoint.openai_routes import STREAM, event_stream
 from outrider.endpoint.published import TargetState, answers
-from outrider.endpoint.requests import ChatMessage
+from outrider.endpoint.requests import MOST_MESSAGES, ChatMessage, Text
 from outrider.endpoint.texts import Job, Texts
 from outrider.endpoint.watched import WatchedSession
 from outrider.generation import (
@@ -68,13 +69,13 @@ class TargetSettings(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    address: str
-    model_name: str = ""
-    draft: str = ""  # directory or hub name
+    address: Text
+    model_name: Text = ""
+    draft: Text = ""  # directory or hub name
     target_only: bool = False
     tls: bool = False
-    ca: str = ""  # the authority's certificate, as PEM text
-    token: str = ""
+    ca: Text = ""  # the authority's certificate, as PEM text
+    token: Text = ""
 
     def options(self) -> dict[str, Any]:
         """The options of ServeRole that these settings change."""
@@ -98,13 +99,13 @@ class PageText(BaseModel):
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
-    messages: list[ChatMessage]
+    messages: Annotated[list[ChatMessage], Len(max_length=MOST_MESSAGES)]
     max_tokens: Annotated[int, Ge(1)] = 512
     temperature: Annotated[float, Ge(0), Le(1000)] = 0.0
     top_p: Annotated[float, Ge(0), Le(1)] = 1.0
     seed: Annotated[int, Ge(0), Lt(2**SEED_BITS)] | None = None
     target_only: bool = False
-    made: list[int] = []  # token ids of a text that broke off, which goes on behind them
+    made: Annotated[list[int], Len(max_length=1 << 17)] = []  # ids of a text that broke off
 
 
 class Knob(BaseModel):
@@ -113,8 +114,11 @@ class Knob(BaseModel):
     cs: Annotated[int, Ge(0), Le(100)] | Literal["tps", "balanced", "cost"]
 
 
-def page_routes(desk: Desk) -> APIRouter:
-    """Routes below /page that the page calls."""
+def page_routes(desk: Desk, admin: Sequence[Depends]) -> APIRouter:
+    """Routes below /page that the page calls.
+
+    admin: checks who may change the target in use
+    """
     router = APIRouter(prefix="/page")
 
     @router.get("/state", responses=answers(TargetState))
@@ -122,26 +126,26 @@ def page_routes(desk: Desk) -> APIRouter:
         trouble = await asyncio.to_thread(_trouble, desk.texts)
         return _state(desk) | {"trouble": trouble}
 
-    @router.post("/start", responses=answers(TargetState))
+    @router.post("/start", dependencies=admin, responses=answers(TargetState))
     async def start(settings: TargetSettings) -> dict[str, Any]:
         await asyncio.to_thread(desk.open, settings.options())
         return _state(desk)
 
-    @router.post("/stop", responses=answers(TargetState))
+    @router.post("/stop", dependencies=admin, responses=answers(TargetState))
     async def stop() -> dict[str, Any]:
         await asyncio.to_thread(desk.close)
         return _state(desk)
 
-    @router.post("/steer", responses=answers(TargetState))
+    @router.post("/steer", dependencies=admin, responses=answers(TargetState))
     async def steer(knob: Knob) -> dict[str, Any]:
         texts = await desk.get()
         await asyncio.to_thread(texts.client.steer, str(knob.cs))
         return _state(desk)
 
     @router.post("/texts", responses=answers(None, STREAM))
-    async def text(asked: PageText) -> Response:
+    async def text(asked: PageText, http: Request) -> Response:
         texts = await desk.get()
-        return event_stream(_events(texts, asked))
+        return event_stream(_events(texts, asked, http.state.caller))
 
     return router
 
@@ -190,11 +194,13 @@ def _trouble(texts: Texts | None) -> str | None:
     return None
 
 
-async def _events(texts: Texts, asked: PageText) -> AsyncGenerator[dict[str, str], None]:
+async def _events(
+    texts: Texts, asked: PageText, caller: str
+) -> AsyncGenerator[dict[str, str], None]:
     """The events of a text: its name, and its data as JSON."""
     try:
-        job = await asyncio.to_thread(_job, texts, asked)
-        async with aclosing(texts.run([job])) as parts:
+        job = await texts.read(partial(_job, texts, asked))
+        async with aclosing(texts.run([job], caller)) as parts:
             async for _, part in parts:
                 if isinstance(part, Generation):
                     yield _event("end", _ended(texts.client, part))
@@ -204,7 +210,7 @@ async def _events(texts: Texts, asked: PageText) -> AsyncGenerator[dict[str, str
         yield _event("error", api_error(error).body["error"])
 
 
-def _job(texts: Texts, asked: PageText) -> Job[Told]:
+def _job(texts: Texts, asked: PageText, _left: Event) -> Job[Told]:
     """Makes the text of a page, and tells everything that can be watched."""
     client = texts.client
     seed = random_seed() if asked.seed is None else asked.seed

@@ -25,12 +25,19 @@ class Refusal(BaseModel):
     error: Failure
 
 
+class PromptDetails(BaseModel):
+    """Tokens of the prompts that the target had computed before."""
+
+    cached_tokens: int
+
+
 class Usage(BaseModel):
     """Tokens of the prompts, each counted once, and of all texts."""
 
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
+    prompt_tokens_details: PromptDetails
 
 
 class TextCounts(BaseModel):
@@ -129,7 +136,7 @@ class TargetState(BaseModel):
 REFUSED: dict[int | str, str] = {
     400: "a value is wrong, or not served",
     401: "a key is needed",
-    403: "a page of another origin asks",
+    403: "a page of another origin asks, or an administrator's key is needed",
     404: "no such model",
     413: "the body is too large",
     429: "too many texts at once: come again after Retry-After seconds",

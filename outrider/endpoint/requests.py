@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal, TypeAlias
 
 from annotated_types import Ge, Le, Len, Lt
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import BaseModel, Field, model_validator
 from typing_extensions import Self
 
 from inference.sampling import CANDIDATES, SEED_BITS
+from outrider.endpoint.unserved import ServedFields
 from outrider.generation import Message, Parameters, Prompt
 
 MOST_CHOICES = 8
@@ -21,35 +22,17 @@ COMPLETION_TOKENS = 16
 MOST_KEY = 256
 """Characters of a prompt_cache_key."""
 
-UNSERVED = {
-    "tools": "tool calls are not served",
-    "functions": "function calls are not served",
-    "response_format": "only the response_format text is served",
-    "logprobs": "log-probabilities are not served: only token ids leave the target",
-    "top_logprobs": "log-probabilities are not served: only token ids leave the target",
-    "logit_bias": "logit_bias is not served: it would change the target's own choice",
-    "presence_penalty": "penalties are not served: they would change the target's own choice",
-    "frequency_penalty": "penalties are not served: they would change the target's own choice",
-    "echo": "echo is not served: send the prompt before the text yourself",
-    "suffix": "suffix is not served: texts go on at the end of the prompt",
-    "best_of": "best_of is not served: ask for n texts and choose yourself",
-    "audio": "audio is not served",
-}
-"""Fields that would change the answer and that nobody serves here, with the reason."""
+MOST_BYTES = 8 * 2**20
+"""Bytes of a request's body at most."""
 
-_HARMLESS: dict[str, tuple[Any, ...]] = {
-    "response_format": ({"type": "text"},),
-    "best_of": (1,),
-}
-"""Values of unserved fields that ask for nothing."""
+MOST_PROMPTS, MOST_MESSAGES = 1024, 4096
+"""Prompts, and messages of a chat, that a request may list. --most_texts bounds its texts."""
 
+Text: TypeAlias = Annotated[str, Len(max_length=MOST_BYTES)]
+"""A string that is Unicode: without a bound half of a surrogate pair would pass."""
 
-class UnservedField(ValueError):
-    """A request has a field that is not served. `param` is its name."""
-
-    def __init__(self, param: str) -> None:
-        super().__init__(UNSERVED[param])
-        self.param = param
+_First = Field(fail_fast=True)  # of a long list only the first error is told
+Ids: TypeAlias = Annotated[list[int], _First]
 
 
 class StreamOptions(BaseModel):
@@ -62,14 +45,14 @@ class TextPart(BaseModel):
     """A part of a message's content. Only text is read."""
 
     type: Literal["text"]
-    text: str
+    text: Text
 
 
-class ChatMessage(BaseModel):
+class ChatMessage(ServedFields):
     """A message of a chat."""
 
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[TextPart] | None = None
+    content: Text | Annotated[list[TextPart], _First] | None = None
 
     @model_validator(mode="after")
     def _has_content(self) -> Self:
@@ -85,32 +68,23 @@ class ChatMessage(BaseModel):
         return {"role": "system" if self.role == "developer" else self.role, "content": content}
 
 
-class TextRequest(BaseModel):
-    """What both kinds of request have. Unknown fields are ignored, since every client sends some.
+class TextRequest(ServedFields):
+    """What both kinds of request have.
 
     top_k and stream are as in other servers of this interface; top_k -1 is off, too.
     """
 
-    model_config = ConfigDict(extra="allow", allow_inf_nan=False)
-
-    model: str | None = None
+    model: Text | None = None
     max_tokens: Annotated[int, Ge(1)] | None = None
     temperature: Annotated[float, Ge(0), Le(1000)] | None = None
     top_p: Annotated[float, Ge(0), Le(1)] | None = None
     top_k: Annotated[int, Ge(-1), Le(CANDIDATES)] | None = None
     seed: Annotated[int, Ge(0), Lt(2**SEED_BITS - MOST_CHOICES)] | None = None
-    stop: str | list[str] | None = None
+    stop: Text | Annotated[list[Text], _First] | None = None
     n: Annotated[int, Ge(1), Le(MOST_CHOICES)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     prompt_cache_key: Annotated[str, Len(max_length=MOST_KEY)] | None = None
-
-    @model_validator(mode="after")
-    def _is_served(self) -> Self:
-        for name, value in (self.model_extra or {}).items():
-            if name in UNSERVED and value and value not in _HARMLESS.get(name, ()):
-                raise UnservedField(name)
-        return self
 
     @property
     def choices(self) -> int:
@@ -143,7 +117,7 @@ class TextRequest(BaseModel):
 class ChatRequest(TextRequest):
     """A request for the next message of a chat."""
 
-    messages: list[ChatMessage]
+    messages: Annotated[list[ChatMessage], _First, Len(max_length=MOST_MESSAGES)]
     max_completion_tokens: Annotated[int, Ge(1)] | None = None
 
     @property
@@ -159,7 +133,12 @@ class ChatRequest(TextRequest):
 class CompletionRequest(TextRequest):
     """A request for texts that go on after prompts: text or token ids, one or several."""
 
-    prompt: str | list[int] | list[str] | list[list[int]]
+    prompt: (
+        Text
+        | Ids
+        | Annotated[list[Text], _First, Len(max_length=MOST_PROMPTS)]
+        | Annotated[list[Ids], _First, Len(max_length=MOST_PROMPTS)]
+    )
 
     @property
     def most_tokens(self) -> int | None:

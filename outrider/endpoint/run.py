@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import socket
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from inference.errors import InvalidRequest, Unavailable
 from outrider.connecting import print_models
 from outrider.endpoint.access import allowed_hosts, read_keys
 from outrider.endpoint.app import create_app
+from outrider.endpoint.connections import BoundedConnection
 from outrider.endpoint.desk import Desk
 from outrider.endpoint.openai_routes import GRACE_SECONDS
 from outrider.options.roles import ServeRole
@@ -29,7 +31,10 @@ def serve_http(options: ServeRole) -> int:
     if options.list_models:
         print_models(options)
         return 0
-    keys = read_keys(Path(options.api_keys) if options.api_keys else None)
+    keys, admin_keys = (
+        read_keys(Path(path) if path else None, flag)
+        for flag, path in (("--api_keys", options.api_keys), ("--admin_keys", options.admin_keys))
+    )
     desk = Desk(options)
     with listening(Address(options.http_host, options.http_port)) as bound:
         try:
@@ -39,21 +44,31 @@ def serve_http(options: ServeRole) -> int:
         app = create_app(
             desk,
             keys,
-            hosts=allowed_hosts(options.http_host),
-            origins=options.origins.split(",") if options.origins else (),
+            admin_keys=admin_keys,
+            hosts=allowed_hosts(options.http_host, _listed(options.http_names)),
+            origins=_listed(options.origins),
         )
-        config = http_config(app, ssl_certfile=options.http_cert, ssl_keyfile=options.http_key)
+        config = http_config(
+            app,
+            options.http_connections,
+            ssl_certfile=options.http_cert,
+            ssl_keyfile=options.http_key,
+        )
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, _ended)
         _Server(config, _said(desk, bound)).run([bound])
     return 0
 
 
-def http_config(app: FastAPI, **more: Any) -> uvicorn.Config:
-    """How the application is served. A request's head has 64 KiB at most: that is h11's bound."""
+def _listed(text: str | None) -> list[str]:
+    return [part.strip() for part in text.split(",")] if text else []
+
+
+def http_config(app: FastAPI, connections: int, **more: Any) -> uvicorn.Config:
+    """How the application is served, over so many connections at the same time."""
     return uvicorn.Config(
         app,
-        http="h11",
+        http=partial(BoundedConnection, connections),  # type: ignore[arg-type]
         ws="none",
         log_level="warning",
         access_log=False,

@@ -109,6 +109,13 @@ class HttpOptions(TlsOptions, title="network"):
     """private key of --http_cert"""
     api_keys: File | None = None
     """file with the keys of HTTP clients, one a line; needed beyond this machine"""
+    admin_keys: File | None = None
+    """file with the keys of administrators, one a line: with keys, nobody else changes, stops or
+    steers the target in use"""
+    http_names: str | None = None
+    """further names by which this server may be called, as by a reverse proxy: A,B"""
+    http_connections: Count = 512
+    """connections of HTTP clients at the same time"""
     origins: str | None = None
     """origins of pages elsewhere that may call this server: A,B (CORS)"""
     most_texts: Count = 64

@@ -10,7 +10,7 @@ from threading import Event
 import pytest
 
 from grpc_comm.client.connection import connect
-from grpc_comm.client.remote_session import Patience
+from grpc_comm.client.patience import Patience
 from grpc_comm.server.server import BackgroundServer
 from grpc_comm.transport import Address
 from inference.backends.eager import EagerModel

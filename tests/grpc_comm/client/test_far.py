@@ -4,25 +4,18 @@ back, and what it must not say is not believed.
 
 from __future__ import annotations
 
-import asyncio
 import math
 import struct
-import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Sequence
 
-import grpc.aio
 import pytest
 
-from grpc_comm import translate
 from grpc_comm.client.connection import connect
-from grpc_comm.client.remote_session import MOST_UNREAD, Patience
+from grpc_comm.client.patience import Patience
+from grpc_comm.client.received import MOST_UNREAD
 from grpc_comm.observability.statistics import Statistics
 from grpc_comm.proto import verifier_pb2 as pb
-from grpc_comm.proto import verifier_pb2_grpc
-from grpc_comm.transport import Address
 from inference.backends import Segment
 from inference.backends.received_features import ReceivedFeatures
 from inference.engine.engine import Engine
@@ -32,13 +25,13 @@ from inference.order import MOST_CREDIT, Decode
 from inference.sampling import SamplingParams
 from inference.tree import IntArray
 from outrider.link import LinkShape, shaped_link
+from tests.support.rogue_target import OPENED, rogue, tokens
 from tests.support.wire_fixtures import (
     VOCABULARY,
     WAIT,
     Successor,
     background,
     candidates,
-    describe,
     eventually,
     news,
     opened,
@@ -102,53 +95,6 @@ def test_candidates_that_the_link_does_not_take_are_dropped() -> None:
         link.cut()
 
 
-class Rogue(verifier_pb2_grpc.TargetServicer):
-    """A target that describes itself as it should and then says what a test wants it to."""
-
-    def __init__(self, answers: Sequence[pb.ServerMessage]) -> None:
-        self.answers = answers
-
-    async def Describe(self, request: pb.DescribeRequest, context: Any) -> pb.Description:
-        return translate.write_description(describe(successor_engine()), ["successor"])
-
-    async def Session(self, requests: Any, context: Any) -> None:
-        async for message in requests:
-            if message.HasField("decode"):
-                break
-        for answer in self.answers:
-            await context.write(answer)
-        await asyncio.sleep(WAIT)
-
-
-@contextmanager
-def rogue(answers: Sequence[pb.ServerMessage]) -> Iterator[Address]:
-    bound, stop = threading.Event(), threading.Event()
-    port = [0]
-
-    async def serve() -> None:
-        server = grpc.aio.server()
-        verifier_pb2_grpc.add_TargetServicer_to_server(Rogue(answers), server)
-        port[0] = server.add_insecure_port("127.0.0.1:0")
-        await server.start()
-        bound.set()
-        await asyncio.to_thread(stop.wait, WAIT)
-        await server.stop(None)
-
-    thread = threading.Thread(target=lambda: asyncio.run(serve()))
-    thread.start()
-    assert bound.wait(WAIT)
-    try:
-        yield Address("127.0.0.1", port[0])
-    finally:
-        stop.set()
-        thread.join(WAIT)
-
-
-def tokens(position: int, *ids: int, **fields: Any) -> pb.ServerMessage:
-    return pb.ServerMessage(tokens=pb.Tokens(position=position, ids=ids, **fields))
-
-
-OPENED = pb.ServerMessage(opened=pb.Opened(session_id="s", length=3, tree_nodes=32))
 ROGUES: dict[str, list[pb.ServerMessage]] = {
     "a gap": [OPENED, tokens(5, 6)],
     "another token than before": [OPENED, tokens(3, 4, 5), tokens(4, 9)],

@@ -16,7 +16,8 @@ import torch
 
 from benchmarks.train_head import new_head, save_head, teach
 from grpc_comm.client.connection import Connection, connect
-from grpc_comm.client.remote_session import Patience, RemoteSession
+from grpc_comm.client.patience import Patience
+from grpc_comm.client.remote_session import RemoteSession
 from grpc_comm.server.server import BackgroundServer
 from inference.backends.eager import EagerModel
 from inference.backends.eagle import EagleModel

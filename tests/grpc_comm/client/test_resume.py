@@ -15,9 +15,11 @@ from typing import NamedTuple
 import pytest
 
 from grpc_comm.client import connection as client
+from grpc_comm.client import patience
 from grpc_comm.client import remote_session as remote
 from grpc_comm.client.connection import Connection, connect
-from grpc_comm.client.remote_session import Patience, RemoteSession
+from grpc_comm.client.patience import Patience
+from grpc_comm.client.remote_session import RemoteSession
 from grpc_comm.server import sender
 from grpc_comm.server.server import BackgroundServer
 from inference.backends import Segment
@@ -431,7 +433,7 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sender, "HEARTBEAT_SECONDS", 0.02)
     monkeypatch.setattr(client, "HEARTBEAT_SECONDS", 0.02)
     for name in ("LONGEST_SILENCE", "SHORTEST_SILENCE"):
-        monkeypatch.setattr(remote, name, 1.0)
+        monkeypatch.setattr(patience, name, 1.0)
 
 
 @pytest.fixture

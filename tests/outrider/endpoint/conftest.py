@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -20,18 +21,25 @@ from outrider.endpoint.run import http_config, listening
 from outrider.live_text import silent
 from outrider.options.roles import ServeRole, TargetRole
 from outrider.target import load_target
+from tests.support.wire_fixtures import WAIT
 
 
 @contextmanager
-def http_server(desk: Desk, keys: tuple[str, ...] = ()) -> Iterator[str]:
+def http_server(
+    desk: Desk,
+    keys: tuple[str, ...] = (),
+    admin_keys: tuple[str, ...] = (),
+    names: tuple[str, ...] = (),
+    connections: int = 512,
+) -> Iterator[str]:
     """Serve a desk on a free port of this machine; yields the address as http://HOST:PORT.
 
     The desk stays open.
     """
-    app = create_app(desk, keys, hosts=allowed_hosts("127.0.0.1"))
+    app = create_app(desk, keys, admin_keys=admin_keys, hosts=allowed_hosts("127.0.0.1", names))
     bound = listening(Address("127.0.0.1", 0))
     bound.listen()  # a request may come before the thread runs
-    server = uvicorn.Server(http_config(app, lifespan="off"))
+    server = uvicorn.Server(http_config(app, connections, lifespan="off"))
     thread = threading.Thread(target=server.run, args=([bound],), daemon=True)
     thread.start()
     try:
@@ -40,6 +48,25 @@ def http_server(desk: Desk, keys: tuple[str, ...] = ()) -> Iterator[str]:
         server.should_exit = True
         thread.join()
         bound.close()
+
+
+@contextmanager
+def sent(server: str, *parts: bytes) -> Iterator[socket.socket]:
+    """A connection over which these bytes were sent."""
+    host, port = server.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=WAIT) as connection:
+        for part in parts:
+            connection.sendall(part)
+        yield connection
+
+
+def until_closed(connection: socket.socket) -> bytes:
+    """What comes until the server closes the connection."""
+    came = b""
+    with suppress(ConnectionResetError):
+        while chunk := connection.recv(65536):
+            came += chunk
+    return came
 
 
 @pytest.fixture(scope="module")

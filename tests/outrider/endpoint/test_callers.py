@@ -1,0 +1,152 @@
+"""Who may call the endpoint, by which name, and for what; callers leave room for each other."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
+from threading import Event, Thread
+
+import httpx
+import pytest
+
+from inference.errors import Busy, LimitExceeded, Unavailable
+from outrider.endpoint.access import MOST_HEAD
+from outrider.endpoint.desk import Desk
+from outrider.endpoint.texts import Texts
+from outrider.generation import Generation
+from outrider.options.roles import ServeRole
+from tests.outrider.endpoint.conftest import http_server, sent, until_closed
+from tests.support.wire_fixtures import WAIT, eventually
+
+ALICE, BOB, ROOT = "alice-0123456789abcdef", "bob-0123456789abcdef", "root-0123456789abcdef"
+TEXT = {"prompt": "def main():", "max_tokens": 2}
+
+
+def bearer(key: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {key}"}
+
+
+@pytest.mark.parametrize("keys", [(ALICE,), ()])
+@pytest.mark.parametrize("admin_keys", [(ROOT,), ()])
+def test_only_an_administrator_changes_what_everybody_uses(
+    target: str, keys: tuple[str, ...], admin_keys: tuple[str, ...]
+) -> None:
+    opened = Desk(ServeRole(target_host=target, target_only=True))
+    opened.open()
+    alice, root = bearer(ALICE), bearer(ROOT)
+    start = {"address": target, "target_only": True}
+    with closing(opened), http_server(opened, keys, admin_keys) as address:
+        everybody = not keys and not admin_keys
+        for path, asked in (("steer", {"cs": 0}), ("start", start), ("stop", {})):
+            answer = httpx.post(f"{address}/page/{path}", json=asked, headers=alice, timeout=WAIT)
+            refused = answer.status_code == 403
+            assert refused is not everybody
+            if refused:
+                assert answer.json()["error"]["code"] == "admin_key_needed"
+                assert opened.texts is not None
+        asked = TEXT if not everybody else start
+        path = "v1/completions" if not everybody else "page/start"
+        assert httpx.post(f"{address}/{path}", json=asked, headers=alice, timeout=WAIT).is_success
+        if admin_keys:
+            assert httpx.post(f"{address}/v1/completions", json=TEXT, headers=root).is_success
+            assert httpx.post(f"{address}/page/stop", headers=root).json()["running"] is False
+
+
+@pytest.fixture(scope="module")
+def named(desk: Desk) -> Iterator[str]:
+    with http_server(desk, names=("Proxy.example",)) as address:
+        yield address
+
+
+HOSTS = {
+    "127.0.0.1": True,
+    "LOCALHOST:8000": True,
+    "[::1]:8000": True,
+    "proxy.example:443": True,
+    "evil.example": False,
+    "localhost.": False,
+    "x@localhost": False,
+    "localhost@evil": False,
+    "localhost:80:80": False,
+    "": False,
+}
+
+
+@pytest.mark.parametrize("host", HOSTS)
+def test_another_name_for_this_machine_is_refused(named: str, host: str) -> None:
+    answer = httpx.get(f"{named}/v1/models", headers={"Host": host})
+    assert answer.is_success is HOSTS[host]
+    if not HOSTS[host]:
+        assert answer.status_code == 400
+        assert "--http_names" in answer.json()["error"]["message"]
+
+
+def test_a_length_said_in_two_ways_ends_the_connection(server: str) -> None:
+    smuggled = (
+        b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 4\r\n"
+        b"Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n"
+        b"GET /version HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    )
+    with sent(server, smuggled) as connection:
+        answers = until_closed(connection)
+    assert answers.count(b"HTTP/1.1 ") == 1
+    assert answers.startswith(b"HTTP/1.1 400")
+
+
+def test_a_whole_head_has_the_same_bound_as_one_in_pieces(server: str) -> None:
+    answer = httpx.get(f"{server}/version", headers={"x": "y" * MOST_HEAD})
+    assert answer.status_code in (400, 431)
+
+
+@contextmanager
+def holding(texts: Texts, caller: str, count: int) -> Iterator[None]:
+    """So many texts of a caller are in the making."""
+    gate, running = Event(), texts.running + count
+
+    def wait(_put: Callable[[object], None], _end: Event) -> Generation:
+        assert gate.wait(WAIT)
+        raise Unavailable("the test ends")
+
+    async def hold() -> None:
+        with suppress(Unavailable):
+            async for _ in texts.run([wait] * count, caller):
+                pass
+
+    thread = Thread(target=lambda: asyncio.run(hold()))
+    thread.start()
+    eventually(lambda: texts.running == running)
+    yield
+    gate.set()
+    thread.join()
+
+
+def test_a_caller_among_several_leaves_room_for_others(target: str) -> None:
+    opened = Desk(ServeRole(target_host=target, target_only=True, most_texts=8))
+    texts = opened.open()
+    with closing(opened), holding(texts, "alice", 6):
+        with pytest.raises(Busy, match="6 of them for this caller"):
+            texts.check_room(1, "alice")
+        texts.check_room(1, "bob")
+        texts.check_room(2)
+        with pytest.raises(LimitExceeded, match="at most 6"):
+            texts.check_room(7, "bob")
+        with holding(texts, "bob", 1), holding(texts, "carol", 1), pytest.raises(Busy):
+            texts.check_room(1, "dave")
+
+
+def test_each_key_is_a_caller_of_its_own(target: str) -> None:
+    opened = Desk(ServeRole(target_host=target, target_only=True, most_texts=2))
+    texts = opened.open()
+    with closing(opened), http_server(opened, (ALICE, BOB)) as address:
+        for path in ("v1/completions", "page/texts"):
+            chat = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 2}
+            asked = TEXT if path.startswith("v1") else chat
+            with holding(texts, ALICE, 1):
+                again, other = (
+                    httpx.post(f"{address}/{path}", json=asked, headers=bearer(key), timeout=WAIT)
+                    for key in (ALICE, BOB)
+                )
+            assert "of them for this caller" in again.text
+            assert other.is_success
+            assert "of them for this caller" not in other.text

@@ -1,0 +1,79 @@
+"""Connections that never finish a request are closed, and there are only so many of them."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from contextlib import ExitStack
+
+import httpx
+import pytest
+
+from grpc_comm.client.connection import Connection
+from outrider.endpoint import connections
+from outrider.endpoint.desk import Desk
+from tests.outrider.endpoint.conftest import http_server, sent, until_closed
+from tests.support.wire_fixtures import WAIT
+
+HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99\r\n\r\n"
+WHOLE = b"GET /version HTTP/1.1\r\nHost: localhost\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    "part",
+    [b"", HEAD[:20], HEAD, HEAD + b"{", WHOLE + HEAD[:20]],
+    ids=["nothing", "half a head", "a head", "half a body", "half a second head"],
+)
+def test_a_request_that_does_not_come_ends_its_connection(
+    server: str, part: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("HEAD_SECONDS", "BODY_SECONDS"):
+        monkeypatch.setattr(connections, name, 0.2)
+    with sent(server, part) as connection:
+        came = until_closed(connection)
+    assert came.startswith(b"HTTP/1.1 200") is (part[:3] == b"GET")
+
+
+def test_an_answer_may_take_longer_than_its_request(
+    server: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seconds, gate = 2.0, threading.Event()
+
+    monkeypatch.setattr(Connection, "probe", lambda *_given: gate.wait(WAIT))
+    monkeypatch.setattr(connections, "HEAD_SECONDS", seconds)
+    with sent(server, WHOLE.replace(b"version", b"health")) as connection:
+        time.sleep(seconds + 0.5)
+        gate.set()
+        assert connection.recv(16).startswith(b"HTTP/1.1 200")
+
+
+def test_half_open_connections_make_room_for_who_asks(desk: Desk) -> None:
+    with http_server(desk, connections=4) as address, ExitStack() as stack:
+        idle = [stack.enter_context(sent(address, HEAD[:20])) for _ in range(12)]
+        assert httpx.get(f"{address}/version", timeout=WAIT).is_success
+        for connection in idle[:8]:
+            assert until_closed(connection) == b""
+
+
+def test_when_all_connections_are_answered_a_further_one_is_told_to_come_again(
+    desk: Desk,
+) -> None:
+    body = b'{"prompt": "def main():", "max_tokens": 900, "stream": true}'
+    whole = HEAD.replace(b"99", b"%d\r\nContent-Type: application/json" % len(body)) + body
+    with http_server(desk, connections=2) as address, ExitStack() as stack:
+        for _ in range(2):
+            busy = stack.enter_context(sent(address, whole))
+            assert busy.recv(16).startswith(b"HTTP/1.1 200")
+        answer = httpx.get(f"{address}/version", timeout=WAIT)
+    assert answer.status_code == 503
+    assert answer.json()["error"]["code"] == "too_many_connections"
+
+
+def test_a_connection_serves_one_request_after_another(server: str) -> None:
+    with httpx.Client(base_url=server, timeout=WAIT) as client:
+        for _ in range(3):
+            assert client.get("/version").is_success
+    with sent(server, WHOLE * 3) as connection:
+        connection.shutdown(socket.SHUT_WR)
+        assert until_closed(connection).count(b"HTTP/1.1 200") == 3
