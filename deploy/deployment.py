@@ -124,6 +124,11 @@ def secret_parameters(target: str) -> tuple[str, str, str]:
     )
 
 
+def hub_token_parameter(target: str) -> str:
+    """The parameter that carries this machine's token of the hub to a host whose model needs it."""
+    return f"/outrider/{target}/hub_token"
+
+
 def _check_cidr(cidr: str | None) -> None:
     """Raises InvalidRequest for a network that cannot be opened to, or that is the whole world."""
     if cidr is None:

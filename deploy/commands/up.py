@@ -13,8 +13,8 @@ from compile.store import open_store, push
 from deploy.aws import Aws
 from deploy.bucket import HostBucket
 from deploy.commands.options import DeploymentOptions
-from deploy.deployment import Deployment, secret_parameters
-from deploy.handover import Handover, withdraw_secrets
+from deploy.deployment import Deployment, hub_token_parameter, secret_parameters
+from deploy.handover import Handover, put_hub_token, withdraw_secrets
 from deploy.host.user_data import HostSecrets, HostSettings, user_data
 from deploy.host_commands import progress
 from deploy.hourly import HourlyQuote
@@ -22,12 +22,13 @@ from deploy.launch import Launch
 from deploy.plan_lines import ask_account, find_cost, plan_lines
 from deploy.pricing import Unpriced
 from deploy.running_instance import RunningInstance, living_instance
-from deploy.served import computed_speed, read_served
+from deploy.served import computed_speed, pinned_model, read_served
 from deploy.stack import StackState
 from deploy.tunnel import NO_PLUGIN, PLUGIN
 from deploy.wheel import build_wheel, put_wheel
 from inference.command import FAILED, glance, say
 from inference.errors import InvalidRequest, Unavailable
+from inference.model.hub import PinnedModel
 from outrider.named_targets import (
     NamedTarget,
     find_target,
@@ -121,6 +122,7 @@ def _start(
 ) -> StackState | None:
     """The stack, started; None where the user wants none."""
     manifest, account = read_served(deployment), ask_account(aws, deployment)
+    model = pinned_model(deployment)
     cost = find_cost(deployment, live=True)
     speed = computed_speed(manifest) if manifest else None
     print(*plan_lines(deployment, manifest, account, cost, speed), sep="\n", flush=True)
@@ -128,7 +130,7 @@ def _start(
         return None
     bucket = HostBucket(aws, deployment.bucket_name(account.number))
     bucket.make()
-    settings = _settings(options, deployment, bucket, cost)
+    settings = _settings(options, deployment, bucket, cost, model)
     _remember(deployment)
     return launch.start(account.places, user_data(settings), bucket.name)
 
@@ -143,7 +145,11 @@ def _agreed() -> bool:
 
 
 def _settings(
-    options: UpOptions, deployment: Deployment, bucket: HostBucket, cost: HourlyQuote | Unpriced
+    options: UpOptions,
+    deployment: Deployment,
+    bucket: HostBucket,
+    cost: HourlyQuote | Unpriced,
+    model: PinnedModel | None,
 ) -> HostSettings:
     """What the host is told. Outrider's wheel and an artefact that lies here are uploaded."""
     with tempfile.TemporaryDirectory(prefix="outrider-") as directory:
@@ -165,7 +171,8 @@ def _settings(
         secrets=HostSecrets(*secret_parameters(deployment.name)),
         artifact_store=store,
         artifact_digest=digest,
-        model=deployment.model,
+        model=model.name if model else deployment.model,
+        hub_token=hub_token_parameter(deployment.name) if model and model.needs_token else None,
         flags=flags,
         host="127.0.0.1" if deployment.allow_cidr is None else "0.0.0.0",  # noqa: S104
         port=deployment.port,
@@ -193,6 +200,9 @@ def _hand_over(
         hosts.append(instance.address)
         target = replace(target, address=f"{instance.address}:{deployment.port}")
     credentials = handover.begin(hosts)
+    model = pinned_model(deployment)
+    if model and model.needs_token:
+        put_hub_token(aws, deployment.name)
     handover.put(aws)
     target.write()
     target.write_secret("ca.pem", credentials.ca)

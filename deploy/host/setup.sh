@@ -67,7 +67,7 @@ fetch_model() {
     elif [ "${model#s3://}" != "$model" ]; then
         as_outrider aws s3 cp --only-show-errors --recursive "$model" /var/lib/outrider/model
     elif [ -n "$model" ]; then
-        as_outrider outrider pull "$model"
+        HF_TOKEN=$hub_token as_outrider outrider pull "$model"
     fi
 }
 
@@ -85,6 +85,7 @@ fetch_secret "$key_parameter" /etc/outrider/key.pem
 fetch_secret "$keys_file_parameter" /etc/outrider/keys.json
 aws ssm delete-parameters --names "$certificate_parameter" "$key_parameter" "$keys_file_parameter" \
     > /dev/null
+take_hub_token
 target_options > /etc/outrider/target.yaml
 begin 'model'
 fetch_model

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from deploy.host.installation import S3_PREFIX, SHA256, Installation, need, script
+from deploy.host.installation import PARAMETER, S3_PREFIX, SHA256, Installation, need, script
 from inference.errors import InvalidRequest
 
 MOST_BYTES = 16_384
@@ -21,7 +21,6 @@ MOST_BYTES = 16_384
 
 _UNITS = Path(__file__).parents[1] / "systemd"
 
-_PARAMETER = re.compile(r"/?[A-Za-z0-9_.-]+(/[A-Za-z0-9_.-]+)*")
 _FLAG = re.compile(r"[a-z][a-z0-9_]*")
 
 FlagValue = str | int | float | bool
@@ -37,7 +36,7 @@ class HostSecrets:
 
     def __post_init__(self) -> None:
         for name in (self.certificate, self.key, self.keys_file):
-            need(name, _PARAMETER, "the name of a parameter, such as /outrider/NAME/key")
+            need(name, PARAMETER, "the name of a parameter, such as /outrider/NAME/key")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +49,7 @@ class HostSettings(Installation):
     secrets: HostSecrets
     artifact_store: str | None = None  # s3://BUCKET/PREFIX that the artefact was pushed to
     artifact_digest: str | None = None  # of its manifest
-    model: str | None = None  # a checkpoint: hub name, or s3://BUCKET/PREFIX of its files
+    model: str | None = None  # NAME@COMMIT of the hub, or s3://BUCKET/PREFIX
     flags: Mapping[str, FlagValue] = field(default_factory=dict)  # of the target, by name
     host: str = "127.0.0.1"  # address to listen on; a tunnel needs no other
     port: int = 50051

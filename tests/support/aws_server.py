@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs
 
+from deploy.instance_kind import NEURON_IMAGE
 from tests.support.repository import ROOT
 
 ACCOUNT, REGION = "123456789012", "us-east-1"
@@ -225,6 +226,8 @@ def serve() -> None:
         name=IMAGE, description="", value=image, parameter_type="String", allowed_pattern="",
         keyid="", overwrite=False, tags=[], data_type="text", tier=None, policies=None,
     )  # fmt: skip
+    known = ssm_backends[ACCOUNT][REGION]._parameters
+    known[NEURON_IMAGE] = known[IMAGE]
     moto = DomainDispatcherApplication(create_backend_app)
     server = make_server("127.0.0.1", 0, FaultyAws(moto), threaded=True)
     print(server.port, flush=True)

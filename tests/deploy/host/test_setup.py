@@ -27,6 +27,7 @@ from grpc_comm.security import make_certificate
 from inference.artifact import check_files, read_manifest
 from outrider.models import EMBEDDED
 from tests.support.artifacts import build
+from tests.support.hub_server import COMMIT, TOKEN, hub_server
 from tests.support.repository import ROOT
 from tests.support.scratch_host import IMAGE_VENV, ScratchHost, scratch_host
 from tests.support.units import read_unit
@@ -197,6 +198,26 @@ def test_what_the_unit_starts_serves_only_who_has_the_key_and_drains_on_sigterm(
     process.send_signal(signal.SIGTERM)
     assert manager.recv(1000).decode().startswith("STOPPING=1\n")
     assert process.wait(30) == 0
+
+
+def test_a_gated_model_is_fetched_with_a_token_and_then_served_without_one(
+    wheel: Path, credentials: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "token").write_text(TOKEN)
+    name = f"acme/gated@{COMMIT}"
+    with scratch_host() as host:
+        prepare(host, wheel, credentials)
+        host.put_object("ssm/outrider/hub_token", tmp_path / "token")
+        with hub_server({"acme/gated": EMBEDDED / "target"}, gated="acme/gated") as address:
+            of = settings(wheel, model=name, hub_token="/outrider/hub_token")
+            done = set_up(host, of, HF_ENDPOINT=address)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert TOKEN not in done.stdout + done.stderr
+        assert "ssm delete-parameters --names /outrider/hub_token" in host.calls("aws")
+        unit = read_unit(host.root / "etc/systemd/system/outrider-target.service")
+        find = f"from inference.model.hub import find_model; print(find_model({name!r}).name)"
+        found = host.run(f"{IMAGE_VENV}/bin/python", "-c", find, **unit.environment)
+        assert found.stdout == f"{COMMIT}\n", found.stderr
 
 
 def test_a_changed_wheel_is_not_installed_and_the_host_ends(wheel: Path, credentials: Path) -> None:
