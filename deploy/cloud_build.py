@@ -29,7 +29,7 @@ from deploy.deployment import Deployment, hub_token_parameter
 from deploy.handover import put_hub_token, withdraw_secrets
 from deploy.host.build_script import ARTEFACT, LOAD, BuildSettings, build_script
 from deploy.hourly import hourly_quote
-from deploy.instance_kind import NEURON_IMAGE, NEURON_VENV, InstanceKind
+from deploy.instance_kind import NEURON_IMAGE, NEURON_VENV, InstanceKind, check_image
 from deploy.instance_types import find_type
 from deploy.launch import Launch
 from deploy.places import SubnetInZone, find_image, places_for
@@ -106,6 +106,7 @@ def check(options: CompileOptions) -> None:
         raise InvalidRequest("--on builds: it needs --target, and no --pull")
     if options.push is not None and not options.push.startswith("s3://"):
         raise InvalidRequest(f"--push {options.push}: with --on it is s3://BUCKET/PREFIX")
+    check_image(options.device, options.where.image)
 
 
 def pinned(options: CompileOptions) -> tuple[CompileOptions, bool]:

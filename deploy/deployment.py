@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from compile.plan.device import device_of
-from deploy.instance_kind import InstanceKind, Market
+from deploy.instance_kind import InstanceKind, Market, check_image
 from inference.artifact import read_manifest
 from inference.errors import InvalidRequest
 
@@ -32,6 +32,7 @@ class Deployment:
     disk_gib: int | None = None  # None: what the instance's kind needs
     image: str | None = None  # public SSM parameter; None: that of the instance's kind
     subnet: str | None = None
+    private: bool = False  # without a public address
     bucket: str | None = None
     allow_cidr: str | None = None  # network that may call the port; None: a tunnel leads there
     port: int = 50051
@@ -49,6 +50,8 @@ class Deployment:
             raise InvalidRequest("--digest is of an --artifact s3://BUCKET/PREFIX: give both")
         if self.artifact is not None and self.model is not None:
             raise InvalidRequest("--artifact and --model are both what is served: give one")
+        if self.purpose == "target":
+            check_image(self.instance.compile_target, self.image)
         compiled_only = self.instance.kind == "neuron" and self.purpose == "target"
         if compiled_only and self.artifact is None:
             raise InvalidRequest(
@@ -59,6 +62,11 @@ class Deployment:
             )
         if (self.market == "capacity-block") != (self.capacity_block is not None):
             raise InvalidRequest("--capacity_block names the block that was bought (cr-...)")
+        if self.private and self.subnet is None:
+            raise InvalidRequest(
+                "--private needs --subnet: one with a NAT gateway, through which the host fetches "
+                "its packages. Default subnets have none"
+            )
         _check_cidr(self.allow_cidr)
 
     @property

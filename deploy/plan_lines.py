@@ -108,7 +108,8 @@ def _served(deployment: Deployment, manifest: Manifest | None) -> str:
 
 def _ports(deployment: Deployment) -> str:
     if deployment.allow_cidr is None:
-        return f"none; `outrider deploy tunnel` leads to {deployment.port} on the host"
+        address = ", which has no public address" if deployment.private else ""
+        return f"none; `outrider deploy tunnel` leads to {deployment.port} on the host{address}"
     return f"{deployment.port} for {deployment.allow_cidr}, with TLS and a key; no SSH"
 
 
@@ -118,8 +119,8 @@ def _costs(
     if isinstance(cost, Unpriced):
         yield _line("$/h", str(cost))
         return
-    usd = cost.hour.usd
-    yield _line("$/h", f"{usd:.4f} with volume and address; {cost.price}")
+    usd, address = cost.hour.usd, "" if deployment.private else " and address"
+    yield _line("$/h", f"{usd:.4f} with volume{address}; {cost.price}")
     for unknown in cost.hour.unknown:
         yield _line("", f"not in the sum: {unknown}")
     yield _line("at most", f"${usd * deployment.lifetime_hours:.2f} until its lifetime ends")

@@ -46,6 +46,7 @@ def stack_parameters(
         "DiskGiB": str(deployment.volume_gib),
         "Port": str(deployment.port),
         "AllowCidr": deployment.allow_cidr or "",
+        "Private": str(deployment.private).lower(),
         "Market": deployment.market,
         "CapacityReservation": deployment.capacity_block or "",
         "Served": deployment.served,

@@ -67,6 +67,8 @@ class DeploymentOptions(NamedOptions, title="instance"):
     """start in this capacity block, which you bought; Outrider quotes blocks and never buys one"""
     subnet: Annotated[str, Shown("SUBNET")] | None = None
     """start here (default: the default subnets of all zones, one after the other)"""
+    private: bool = False
+    """without a public address: in a --subnet with a NAT gateway"""
     bucket: Annotated[str, Shown("BUCKET")] | None = None
     """bucket for Outrider's wheel and artefacts (default: the artefact's, else
     outrider-ACCOUNT-REGION)"""
@@ -109,6 +111,7 @@ class DeploymentOptions(NamedOptions, title="instance"):
             disk_gib=self.disk_gib,
             image=self.image,
             subnet=self.subnet,
+            private=self.private,
             bucket=self.bucket,
             allow_cidr=self.allow_cidr,
             port=self.port,

@@ -21,13 +21,13 @@ from deploy.hourly import HourlyQuote
 from deploy.launch import Launch
 from deploy.plan_lines import ask_account, find_cost, plan_lines
 from deploy.pricing import Unpriced
-from deploy.running_instance import RunningInstance, living_instance
+from deploy.running_instance import InstanceEnded, RunningInstance, living_instance
 from deploy.served import computed_speed, pinned_model, read_served
 from deploy.stack import StackState
 from deploy.tunnel import NO_PLUGIN, PLUGIN
 from deploy.wheel import build_wheel, put_wheel
 from inference.command import FAILED, glance, say
-from inference.errors import InvalidRequest, Unavailable
+from inference.errors import InvalidRequest, OutriderError, Unavailable
 from inference.model.hub import PinnedModel
 from outrider.named_targets import (
     NamedTarget,
@@ -76,7 +76,7 @@ def run(options: UpOptions) -> int:
     except KeyboardInterrupt:
         say(
             "interrupted: the same command goes on from here, and "
-            f"`outrider deploy down {options.name}` removes what was made"
+            f"`outrider deploy down {options.name}` removes what was made, which is paid for"
         )
         raise
 
@@ -90,11 +90,31 @@ def _up(options: UpOptions) -> int:
         state = _start(options, aws, deployment, launch)
         if state is None:
             return FAILED
-    elif find_target(deployment.name) is None:
+    try:
+        instance = _serve(options, aws, deployment, state)
+    except OutriderError as error:
+        if not isinstance(error, InstanceEnded):
+            _say_that_it_is_paid(deployment.name)
+        raise
+    print(*_words(deployment, instance), sep="\n")
+    return 0
+
+
+def _say_that_it_is_paid(name: str) -> None:
+    say(
+        f"an instance of {name} may be running, and it is paid for: `outrider deploy down {name}` "
+        "ends it and removes all; the same command goes on with it"
+    )
+
+
+def _serve(
+    options: UpOptions, aws: Aws, deployment: Deployment, state: StackState
+) -> RunningInstance:
+    """The stack's instance, which has its credentials and, unless nobody waits, serves."""
+    if find_target(deployment.name) is None:
         raise InvalidRequest(
             f"{deployment.stack} was started from another machine, which has its credentials: "
-            f"copy {targets_directory() / deployment.name} from there, or `outrider deploy down "
-            f"{deployment.name}`"
+            f"copy {targets_directory() / deployment.name} from there"
         )
     instance = living_instance(aws, state.instance_id or "")
     target = read_target(deployment.name)
@@ -105,8 +125,7 @@ def _up(options: UpOptions) -> int:
         _wait_until_serving(aws, instance, options.patience_minutes)
         withdraw_secrets(aws, deployment.name)
         handover.end()
-    print(*_words(deployment, instance), sep="\n")
-    return 0
+    return instance
 
 
 def _remember(deployment: Deployment) -> None:
@@ -130,9 +149,21 @@ def _start(
         return None
     bucket = HostBucket(aws, deployment.bucket_name(account.number))
     bucket.make()
-    settings = _settings(options, deployment, bucket, cost, model)
     _remember(deployment)
-    return launch.start(account.places, user_data(settings), bucket.name)
+    try:
+        settings = _settings(options, deployment, bucket, cost, model)
+        return launch.start(account.places, user_data(settings), bucket.name)
+    except OutriderError:
+        if launch.may_stand():
+            _say_that_it_is_paid(deployment.name)
+        else:
+            forget_target(deployment.name)
+            say(
+                f"nothing of {deployment.name} runs. s3://{bucket.name} keeps what was uploaded; "
+                f"`outrider deploy down {deployment.name} --with_bucket --region {aws.region}` "
+                "removes Outrider's own bucket"
+            )
+        raise
 
 
 def _agreed() -> bool:
@@ -192,11 +223,6 @@ def _hand_over(
     """Give the host its credentials, and this machine what reaches it."""
     hosts = ["localhost", "127.0.0.1"]
     if deployment.allow_cidr is not None:
-        if instance.address is None:
-            raise InvalidRequest(
-                f"{instance.instance_id} has no public address, which --allow_cidr needs: its "
-                "subnet gives none"
-            )
         hosts.append(instance.address)
         target = replace(target, address=f"{instance.address}:{deployment.port}")
     credentials = handover.begin(hosts)
@@ -224,8 +250,7 @@ def _wait_until_serving(aws: Aws, instance: RunningInstance, minutes: int) -> No
                 return
             if there.failed:
                 raise Unavailable(
-                    f"the host failed ({there.words}): `outrider deploy logs` shows why; "
-                    "`outrider deploy down` removes it, and it is paid for until then"
+                    f"the host failed ({there.words}): `outrider deploy logs` shows why"
                 )
             words = there.words
         living_instance(aws, instance.instance_id)
@@ -233,7 +258,7 @@ def _wait_until_serving(aws: Aws, instance: RunningInstance, minutes: int) -> No
         time.sleep(_POLL_SECONDS)
     raise Unavailable(
         f"the target does not serve after {minutes} min: `outrider deploy status` says how far it "
-        "is, the same command waits on, `outrider deploy down` removes it"
+        "is, the same command waits on"
     )
 
 

@@ -84,6 +84,7 @@ def test_what_the_instance_runs_is_understood_there() -> None:
     ("words", "says"),
     [
         (["--target", "cpu", "--push", "/store"], "--push /store: with --on it is s3://"),
+        (["--target", "trn2"], "trn2 runs by native PyTorch"),
         (["--pull", "s3://b/a", "--digest", "0" * 64, "--out", "d"], "it needs --target"),
     ],
 )

@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from botocore.parsers import create_parser
 
 from compile.compile_options import parse as parse_compile
+from deploy.aws import AwsDown, aws_refusals
 from deploy.deployment import Deployment
 from deploy.host.user_data import MOST_BYTES
 from deploy.instance_kind import NEURON_IMAGE, InstanceKind
@@ -72,6 +74,27 @@ def test_accelerators_of_aws_need_an_artefact_and_one_on_s3_its_digest() -> None
         Deployment("demo", "us-east-1", InstanceKind("trn1.2xlarge"), artifact="s3://b/p")
 
 
+def test_an_artefact_for_trn2_is_refused_until_an_image_is_named_that_can_run_it() -> None:
+    served: dict[str, Any] = {"artifact": "s3://b/p", "digest": "0" * 64}
+    trn2 = InstanceKind("trn2.3xlarge")
+    with pytest.raises(InvalidRequest, match=r"trn2 runs by native PyTorch.*--image names one"):
+        Deployment("demo", "us-east-1", trn2, **served)
+    named = Deployment("demo", "us-east-1", trn2, **served, image="/own/image")
+    assert named.image_parameter == "/own/image"
+
+
+def test_a_private_target_names_the_subnet_that_leads_out() -> None:
+    with pytest.raises(InvalidRequest, match="--private needs --subnet"):
+        Deployment("demo", "us-east-1", InstanceKind("c7i.large"), private=True)
+
+
+def test_an_answer_that_is_no_xml_is_told_in_one_line() -> None:
+    answer = {"status_code": 200, "headers": {}, "body": b"<html>\nlog in<br>\n"}
+    told = r"^AWS cannot be asked: Unable to parse[^\n]*$"
+    with pytest.raises(AwsDown, match=told), aws_refusals():
+        create_parser("ec2").parse(answer, None)
+
+
 @pytest.mark.parametrize("cidr", ["0.0.0.0/0", "here", "203.0.113.7/24"])
 def test_the_port_is_opened_to_a_network_and_never_to_the_world(cidr: str) -> None:
     with pytest.raises(InvalidRequest, match="--allow_cidr"):
@@ -105,6 +128,8 @@ def test_the_host_is_closed_encrypted_and_leaves_nothing_when_it_ends() -> None:
     opened, closed = resource("Firewall")["SecurityGroupIngress"]["Fn::If"][1:]
     assert closed == []
     assert [rule["FromPort"] for rule in opened] == [{"Ref": "Port"}]
+    (network,) = resource("Instance")["NetworkInterfaces"]
+    assert network["AssociatePublicIpAddress"] == {"Fn::If": ["HasNoAddress", False, True]}
     assert "KeyName" not in json.dumps(read_template())
 
 

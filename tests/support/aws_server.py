@@ -53,9 +53,10 @@ class AwsServer:
 
     def control(self, **settings: Any) -> dict[str, Any]:
         """Set faults (each {action, code, message} for a refused call, {action, seconds} for one
-        that hangs and comes to nothing, or {action: CreateStack, zone, reason} for a stack that
-        fails), what hosts answer, or whether they take secrets. Returns the actions that were
-        called since.
+        that hangs and comes to nothing, {action, page} for a proxy's answer, or {action:
+        CreateStack, zone, reason} for a stack that fails; `after` is an action that must have been
+        called before), what hosts answer, or whether they take
+        secrets. Returns the actions that were called since.
         """
         request = urllib.request.Request(
             self.address + _CONTROL, data=json.dumps(settings).encode(), method="POST"
@@ -138,11 +139,13 @@ class FaultyAws:
 
     def _refused(self, action: str, query: dict[str, str], as_json: bool) -> Reply | None:
         for fault in self._faults:
-            if fault["action"] != action:
+            if fault["action"] != action or fault.get("after", action) not in self._calls:
                 continue
             if "seconds" in fault:
                 time.sleep(fault["seconds"])
                 return _error("RequestTimeout", "it hung", as_json)
+            if "page" in fault:
+                return 200, "text/html", fault["page"]
             if "code" in fault:
                 return _error(fault["code"], fault["message"], as_json)
             given = {
