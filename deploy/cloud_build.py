@@ -61,6 +61,11 @@ class CloudBuild:
     needs_token: bool = False  # of the hub, for one of its models
 
     @property
+    def graphs(self) -> str:
+        """The store of compiled graphs, in the same bucket."""
+        return self.options.graph_store or f"s3://{self.bucket}/graphs"
+
+    @property
     def reports(self) -> str:
         return f"builds-of/{self.deployment.name}"
 
@@ -150,7 +155,17 @@ def plan(aws: Aws, options: CompileOptions) -> CloudBuild:
     if options.push is not None:
         bucket = options.push.removeprefix("s3://").partition("/")[0]
     store = options.push or f"s3://{bucket}/artefacts"
-    return CloudBuild(options, deployment, bucket, store, need, needs_token)
+    build = CloudBuild(options, deployment, bucket, store, need, needs_token)
+    writes = replace(deployment, store=_prefix(build, store), graphs=_prefix(build, build.graphs))
+    return replace(build, deployment=writes)
+
+
+def _prefix(build: CloudBuild, store: str) -> str:
+    """The prefix of a store in the build's bucket, which is all that its instance may write to."""
+    bucket, _, key = store.removeprefix("s3://").partition("/")
+    if bucket != build.bucket or not store.startswith("s3://"):
+        raise InvalidRequest(f"--graph_store {store}: with --on it is s3://{build.bucket}/PREFIX")
+    return f"{key.rstrip('/')}/" if key else ""
 
 
 def plan_lines(build: CloudBuild, places: list[SubnetInZone]) -> Iterator[str]:
@@ -187,7 +202,7 @@ def host_arguments(build: CloudBuild) -> tuple[str, ...]:
     if options.load is not None:
         words.append(f"--load={LOAD}")
     if options.device != "cpu":
-        words.append(f"--graph_store={options.graph_store or f's3://{build.bucket}/graphs'}")
+        words.append(f"--graph_store={build.graphs}")
     return (*words, f"--out={ARTEFACT}", f"--push={build.store}")
 
 

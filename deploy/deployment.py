@@ -27,8 +27,10 @@ class Deployment:
     market: Market = "on-demand"
     capacity_block: str | None = None  # id of the reservation that was bought
     artifact: str | None = None  # s3://BUCKET/PREFIX, or a directory here
-    digest: str | None = None  # of the artefact on S3
-    model: str | None = None  # hub name, in place of an artefact
+    digest: str | None = None  # of the artefact or model on S3
+    model: str | None = None  # NAME or NAME@REVISION of the hub, or s3://BUCKET/PREFIX
+    store: str = "artefacts/"  # prefixes of the bucket that a build's host may write to
+    graphs: str = "graphs/"
     disk_gib: int | None = None  # None: what the instance's kind needs
     image: str | None = None  # public SSM parameter; None: that of the instance's kind
     subnet: str | None = None
@@ -40,14 +42,13 @@ class Deployment:
     lifetime_hours: float = 8.0
 
     def __post_init__(self) -> None:
-        on_s3 = self.artifact is not None and self.artifact.startswith("s3://")
-        if on_s3 and self.digest is None:
+        if self.on_s3 is not None and self.digest is None:
             raise InvalidRequest(
-                "--artifact on S3 needs --digest, the one that --push printed: an artefact is "
-                "executable code, nothing is taken on trust"
+                f"{self.on_s3} needs --digest: of an artefact, the one that --push printed; of a "
+                "model, what the command of docs/deploy.md prints. Nothing is taken on trust"
             )
-        if self.digest is not None and not on_s3:
-            raise InvalidRequest("--digest is of an --artifact s3://BUCKET/PREFIX: give both")
+        if self.digest is not None and self.on_s3 is None:
+            raise InvalidRequest("--digest is of an --artifact or --model s3://BUCKET/PREFIX")
         if self.artifact is not None and self.model is not None:
             raise InvalidRequest("--artifact and --model are both what is served: give one")
         if self.purpose == "target":
@@ -82,6 +83,12 @@ class Deployment:
         return self.disk_gib or self.instance.disk_gib
 
     @property
+    def on_s3(self) -> str | None:
+        """The artefact or model on S3 that is served."""
+        named = (self.artifact, self.model)
+        return next((one for one in named if one is not None and one.startswith("s3://")), None)
+
+    @property
     def own_artifact(self) -> Path | None:
         """The directory of an artefact that lies here and is to be pushed."""
         if self.artifact is None or self.artifact.startswith("s3://"):
@@ -98,9 +105,11 @@ class Deployment:
         return self.digest or self.model or "embedded target"
 
     def bucket_name(self, account: str) -> str:
-        """The bucket that the host may read: the given one, the artefact's, or the account's."""
-        if self.bucket is None and self.artifact is not None and self.own_artifact is None:
-            return self.artifact.removeprefix("s3://").partition("/")[0]
+        """The bucket that the host may read: the given one, that of what it serves, or the
+        account's.
+        """
+        if self.bucket is None and self.on_s3 is not None:
+            return self.on_s3.removeprefix("s3://").partition("/")[0]
         return self.bucket or own_bucket(account, self.region)
 
 

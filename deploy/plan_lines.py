@@ -18,6 +18,8 @@ from inference.artifact import Manifest
 from inference.cost.accounting import hire_usd
 from inference.errors import InvalidRequest
 
+_ROLE = "what AWS's AmazonSSMManagedInstanceCore allows (Session Manager)"
+
 
 class AccountView(NamedTuple):
     """What the account says of a deployment."""
@@ -65,7 +67,7 @@ def plan_lines(
     yield _line("artefact", _served(deployment, manifest))
     bucket = deployment.bucket_name(account.number if account else "ACCOUNT")
     yield _line("bucket", f"s3://{bucket} for Outrider's wheel and artefacts; it is kept at `down`")
-    yield _line("role", f"Session Manager; reads s3://{bucket} and its own secrets, nothing else")
+    yield _line("role", f"{_ROLE}; reads s3://{bucket} and its own secrets")
     yield _line("ports", _ports(deployment))
     yield _line(
         "secrets",

@@ -43,6 +43,8 @@ def stack_parameters(
         "VpcId": place.vpc,
         "SubnetId": place.subnet,
         "Bucket": bucket,
+        "Store": deployment.store,
+        "Graphs": deployment.graphs,
         "DiskGiB": str(deployment.volume_gib),
         "Port": str(deployment.port),
         "AllowCidr": deployment.allow_cidr or "",

@@ -58,9 +58,10 @@ class DeploymentOptions(NamedOptions, title="instance"):
     """compiled target: s3://BUCKET/PREFIX with --digest, or a directory, which is pushed to
     --bucket"""
     digest: Annotated[str, Shown("HEX")] | None = None
-    """of the artefact on S3, as --push printed it"""
+    """of the artefact on S3, as --push printed it; of a model on S3: docs/deploy.md"""
     model: ModelName | None = None
-    """hub name of what a CPU or CUDA instance serves (default: the embedded target)"""
+    """what a CPU or CUDA instance serves: NAME or NAME@REVISION of the hub, or s3://BUCKET/PREFIX
+    with --digest (default: the embedded target)"""
     spot: bool = False
     """cheaper, and AWS may end it at any time"""
     capacity_block: Annotated[str, Shown("CR_ID")] | None = None

@@ -201,7 +201,7 @@ def _settings(
         wheel_sha256=sha256,
         secrets=HostSecrets(*secret_parameters(deployment.name)),
         artifact_store=store,
-        artifact_digest=digest,
+        digest=digest,
         model=model.name if model else deployment.model,
         hub_token=hub_token_parameter(deployment.name) if model and model.needs_token else None,
         flags=flags,

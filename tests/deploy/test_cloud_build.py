@@ -328,6 +328,25 @@ def test_an_instance_with_too_little_memory_is_refused_and_another_named(aws: Aw
 
 
 @pytest.mark.extended
+@pytest.mark.parametrize(
+    ("flags", "store", "graphs"),
+    [
+        ([], "artefacts/", "graphs/"),
+        (["--push", "s3://own/a/b", "--graph_store", "s3://own/c"], "a/b/", "c/"),
+        (["--push", "s3://own"], "", "graphs/"),
+    ],
+)
+def test_the_host_may_write_to_the_stores_of_its_build(
+    flags: list[str], store: str, graphs: str, aws: AwsServer
+) -> None:
+    words = ["--on", "r7i.2xlarge", "--target", "trn1", "--dry_run", *flags]
+    build = plan(Aws(REGION), parse(words))
+    assert (build.deployment.store, build.deployment.graphs) == (store, graphs)
+    with pytest.raises(InvalidRequest, match="--graph_store s3://other/g: with --on it is"):
+        plan(Aws(REGION), parse([*words, "--graph_store", "s3://other/g"]))
+
+
+@pytest.mark.extended
 def test_a_build_for_neuron_runs_on_its_image_whatever_the_instance(aws: AwsServer) -> None:
     options = replace(parse(["--on", "r7i.2xlarge", "--target", "trn1", "--dry_run"]))
     deployment = plan(Aws(REGION), options).deployment

@@ -121,6 +121,7 @@ def test_a_failed_launch_is_told_by_awss_words(reason: str, cause: Cause) -> Non
 def test_the_host_is_closed_encrypted_and_leaves_nothing_when_it_ends() -> None:
     launch = resource("Launch")["LaunchTemplateData"]
     assert launch["MetadataOptions"]["HttpTokens"] == "required"
+    assert launch["MetadataOptions"]["HttpPutResponseHopLimit"] == 1
     assert launch["InstanceInitiatedShutdownBehavior"] == "terminate"
     (disk,) = launch["BlockDeviceMappings"]
     assert disk["Ebs"]["Encrypted"] is True
@@ -131,6 +132,36 @@ def test_the_host_is_closed_encrypted_and_leaves_nothing_when_it_ends() -> None:
     (network,) = resource("Instance")["NetworkInterfaces"]
     assert network["AssociatePublicIpAddress"] == {"Fn::If": ["HasNoAddress", False, True]}
     assert "KeyName" not in json.dumps(read_template())
+
+
+def test_a_builds_host_writes_to_its_own_prefixes_and_a_targets_nowhere() -> None:
+    statements = resource("Role")["Policies"][0]["PolicyDocument"]["Statement"]
+    (writing,) = [one["Fn::If"] for one in statements if "Fn::If" in one]
+    assert writing[0] == "Builds"
+    assert writing[2] == {"Ref": "AWS::NoValue"}
+    names = [place["Fn::Sub"].partition("${Bucket}")[2] for place in writing[1]["Resource"]]
+    assert names == ["/${Store}*", "/${Graphs}*", "/builds-of/${TargetName}/*"]
+    assert "s3:Put" not in json.dumps([one for one in statements if "Fn::If" not in one])
+
+
+def test_a_host_calls_out_for_packages_and_names_alone() -> None:
+    rules = resource("Firewall")["SecurityGroupEgress"]
+    assert [(rule["IpProtocol"], rule["FromPort"], rule["ToPort"]) for rule in rules] == [
+        ("tcp", 443, 443),
+        ("tcp", 80, 80),
+        ("udp", 53, 53),
+    ]
+
+
+def test_a_model_on_s3_needs_its_digest_and_its_bucket_is_read() -> None:
+    instance, model = InstanceKind("c7i.large"), "s3://models/qwen"
+    with pytest.raises(InvalidRequest, match="s3://models/qwen needs --digest"):
+        Deployment("demo", "us-east-1", instance, model=model)
+    with pytest.raises(InvalidRequest, match="--digest is of an"):
+        Deployment("demo", "us-east-1", instance, model="some/model", digest="0" * 64)
+    deployment = Deployment("demo", "us-east-1", instance, model=model, digest="0" * 64)
+    assert deployment.bucket_name("1") == "models"
+    assert deployment.served == "0" * 64
 
 
 def test_a_role_reads_no_secrets_but_its_own() -> None:
