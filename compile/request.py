@@ -28,6 +28,7 @@ from compile.spec import CompileSpec, least_nodes
 from inference.artifact import Bucket
 from inference.errors import InvalidRequest
 from inference.model.config import ModelConfig, read_config
+from inference.model.hub import find_model, split_revision
 
 _EMBEDDED = Path(inference.__file__).parent / "data" / "target"
 _DEFAULT_SEQUENCE_LENGTH = 2048
@@ -71,7 +72,7 @@ def find_checkpoint(options: CompileOptions) -> BuildCheckpoint:
     directory = _directory(options)
     config = read_config(directory)
     return BuildCheckpoint(
-        options.model or "outrider-embedded-target",
+        split_revision(options.model or "outrider-embedded-target")[0],
         directory,
         config,
         config.vocab_size if options.dry_run else _vocabulary(directory),
@@ -168,8 +169,6 @@ def _directory(options: CompileOptions) -> Path:
         return _EMBEDDED
     if Path(options.model).is_dir():
         return Path(options.model)
-    from inference.model.checkpoint import find_model
-
     return find_model(options.model, weights=not options.dry_run)
 
 

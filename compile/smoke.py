@@ -47,6 +47,7 @@ from inference.errors import InvalidRequest, OutriderError
 from inference.model import checkpoint as checkpoints
 from inference.model.decoder import Decoder
 from inference.model.float8 import in_float8, states_of
+from inference.model.hub import find_model
 from inference.sampling import SamplingParams
 from inference.tree import TokenTree
 
@@ -127,7 +128,7 @@ def _smoke(options: argparse.Namespace) -> int:
         f"instance {instance_family() or 'unknown'}; "
         + ", ".join(f"{name} {number}" for name, number in sdk_versions().items())
     )
-    directory = checkpoints.find_model(options.model)
+    directory = find_model(options.model)
     source = read_source(directory)
     spec = _spec(options, directory)
     out = Path(options.out or tempfile.mkdtemp(prefix="outrider-smoke-"))

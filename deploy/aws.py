@@ -91,6 +91,7 @@ def all_rows(client: Any, operation: str, key: str, **asked: Any) -> list[Any]:
 def aws_refusals() -> Iterator[None]:
     """Within this context an error of boto3 is one of ours, which says what is needed."""
     from botocore.exceptions import BotoCoreError, ClientError
+    from botocore.parsers import ResponseParserError
 
     try:
         yield
@@ -111,8 +112,9 @@ def aws_refusals() -> Iterator[None]:
                 retry_after=60,
             ) from error
         raise Unavailable(f"AWS refuses {call} ({code}): {said}") from error
-    except BotoCoreError as error:
-        raise AwsDown(f"AWS cannot be asked: {error}") from error
+    except (BotoCoreError, ResponseParserError) as error:  # the latter: a proxy's page, such as
+        first = next(iter(str(error).splitlines()), type(error).__name__)
+        raise AwsDown(f"AWS cannot be asked: {first}") from error
 
 
 def error_code(error: Exception) -> str:

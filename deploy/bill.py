@@ -117,8 +117,8 @@ def make_bill(instances: Sequence[Line], usage: RunUsage, services: Services) ->
     return RunBill(tuple(lines), tuple(unknown))
 
 
-def hourly(price: Price, services: Services, volume_gb: float) -> RunBill:
-    """What an hour of a running target costs, with its public address and without traffic."""
-    usage = RunUsage(volume_gb_hours=volume_gb, address_hours=1.0)
+def hourly(price: Price, services: Services, volume_gb: float, addresses: int = 1) -> RunBill:
+    """What an hour of a running target costs, with its public addresses and without traffic."""
+    usage = RunUsage(volume_gb_hours=volume_gb, address_hours=addresses)
     bill = make_bill([hire(price, SECONDS_PER_HOUR)], usage, services)
     return RunBill(tuple(line for line in bill.lines if line.amount), bill.unknown)

@@ -15,18 +15,21 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from compile.compile_options import CompileOptions
 from compile.plan.build_memory import build_memory
 from compile.plan.device import GIB, device_of
+from compile.plan.feature_layers import names_layers
 from compile.request import find_checkpoint, make_request
 from compile.store import open_store, pull
 from deploy.aws import Aws
 from deploy.bucket import HostBucket
-from deploy.deployment import Deployment
+from deploy.deployment import Deployment, hub_token_parameter
+from deploy.handover import put_hub_token, withdraw_secrets
 from deploy.host.build_script import ARTEFACT, LOAD, BuildSettings, build_script
 from deploy.hourly import hourly_quote
-from deploy.instance_kind import NEURON_IMAGE, NEURON_VENV, InstanceKind
+from deploy.instance_kind import NEURON_IMAGE, NEURON_VENV, InstanceKind, check_image
 from deploy.instance_types import find_type
 from deploy.launch import Launch
 from deploy.places import SubnetInZone, find_image, places_for
@@ -37,6 +40,7 @@ from deploy.stack import StackState, TargetStack
 from deploy.wheel import build_wheel, put_wheel
 from inference.command import glance, say
 from inference.errors import InvalidRequest, OutriderError, Unavailable
+from inference.model.hub import pin_model
 
 POLL_SECONDS = 5.0
 _NOT_FOR_THE_HOST = {"out", "push", "pull", "digest", "graph_store", "load", "dry_run", "debug"}
@@ -54,6 +58,12 @@ class CloudBuild:
     bucket: str
     store: str  # s3://BUCKET/PREFIX of artefacts
     need: int  # bytes of memory
+    needs_token: bool = False  # of the hub, for one of its models
+
+    @property
+    def graphs(self) -> str:
+        """The store of compiled graphs, in the same bucket."""
+        return self.options.graph_store or f"s3://{self.bucket}/graphs"
 
     @property
     def reports(self) -> str:
@@ -73,6 +83,8 @@ def build_on(options: CompileOptions) -> int:
     user_data = build_script(prepare(aws, build))
     launch = Launch(aws, build.deployment, say, glance)
     with removed_afterwards(aws, build):
+        if build.needs_token:
+            put_hub_token(aws, build.deployment.name)
         state = launch.start(places, user_data, build.bucket)
         digest = wait(aws, build, state)
     print(f"built and pushed: {build.store}, digest {digest}")
@@ -99,17 +111,26 @@ def check(options: CompileOptions) -> None:
         raise InvalidRequest("--on builds: it needs --target, and no --pull")
     if options.push is not None and not options.push.startswith("s3://"):
         raise InvalidRequest(f"--push {options.push}: with --on it is s3://BUCKET/PREFIX")
-    for name in ("model", "draft_model"):
-        given = getattr(options, name)
-        if given is not None and Path(given).is_dir():
-            raise InvalidRequest(
-                f"--{name} {given} lies on this machine: an instance takes a hub name"
-            )
+    check_image(options.device, options.where.image)
+
+
+def pinned(options: CompileOptions) -> tuple[CompileOptions, bool]:
+    """The options with each model of the hub at its commit, and whether one needs a token.
+
+    Raises InvalidRequest for a model that an instance could not read.
+    """
+    named = {name: getattr(options, name) for name in ("model", "draft_model", "features")}
+    if options.features is not None and names_layers(options.features):
+        del named["features"]
+    models = {name: pin_model(given) for name, given in named.items() if given is not None}
+    names: dict[str, Any] = {name: model.name for name, model in models.items()}
+    return replace(options, **names), any(model.needs_token for model in models.values())
 
 
 def plan(aws: Aws, options: CompileOptions) -> CloudBuild:
     """The build. Raises InvalidRequest where the instance has too little memory for it."""
     on = options.where.on or ""
+    options, needs_token = pinned(options)
     checkpoint = find_checkpoint(replace(options, dry_run=True))
     need = build_memory(checkpoint.config, make_request(options, checkpoint).spec)
     has = find_type(aws, on).memory_gib * GIB
@@ -134,7 +155,17 @@ def plan(aws: Aws, options: CompileOptions) -> CloudBuild:
     if options.push is not None:
         bucket = options.push.removeprefix("s3://").partition("/")[0]
     store = options.push or f"s3://{bucket}/artefacts"
-    return CloudBuild(options, deployment, bucket, store, need)
+    build = CloudBuild(options, deployment, bucket, store, need, needs_token)
+    writes = replace(deployment, store=_prefix(build, store), graphs=_prefix(build, build.graphs))
+    return replace(build, deployment=writes)
+
+
+def _prefix(build: CloudBuild, store: str) -> str:
+    """The prefix of a store in the build's bucket, which is all that its instance may write to."""
+    bucket, _, key = store.removeprefix("s3://").partition("/")
+    if bucket != build.bucket or not store.startswith("s3://"):
+        raise InvalidRequest(f"--graph_store {store}: with --on it is s3://{build.bucket}/PREFIX")
+    return f"{key.rstrip('/')}/" if key else ""
 
 
 def plan_lines(build: CloudBuild, places: list[SubnetInZone]) -> Iterator[str]:
@@ -145,6 +176,8 @@ def plan_lines(build: CloudBuild, places: list[SubnetInZone]) -> Iterator[str]:
     yield f"image       {deployment.image_parameter}"
     yield f"volume      {deployment.volume_gib} GiB gp3, encrypted, deleted with the instance"
     yield f"builds      python -m compile {' '.join(host_arguments(build))}"
+    if build.needs_token:
+        yield "token       yours of the hub: a SecureString, which the instance reads and deletes"
     yield f"store       {build.store}; it is kept"
     yield f"stack       {deployment.stack}: removed after the build, whatever comes of it"
     yield f"ends        itself after {deployment.lifetime_hours:g} h at most (--most_hours)"
@@ -169,7 +202,7 @@ def host_arguments(build: CloudBuild) -> tuple[str, ...]:
     if options.load is not None:
         words.append(f"--load={LOAD}")
     if options.device != "cpu":
-        words.append(f"--graph_store={options.graph_store or f's3://{build.bucket}/graphs'}")
+        words.append(f"--graph_store={build.graphs}")
     return (*words, f"--out={ARTEFACT}", f"--push={build.store}")
 
 
@@ -191,6 +224,7 @@ def prepare(aws: Aws, build: CloudBuild) -> BuildSettings:
         arguments=host_arguments(build),
         reports=f"s3://{build.bucket}/{build.reports}",
         load=load,
+        hub_token=hub_token_parameter(build.deployment.name) if build.needs_token else None,
         venv=None if options.device == "cpu" else NEURON_VENV,
         lifetime_hours=build.deployment.lifetime_hours,
     )
@@ -210,6 +244,7 @@ def removed_afterwards(aws: Aws, build: CloudBuild) -> Iterator[None]:
             if state is not None:
                 say(f"removing {stack.name}")
                 stack.remove(state, glance)
+            withdraw_secrets(aws, build.deployment.name)
         except (OutriderError, KeyboardInterrupt):
             say(
                 f"{stack.name} was not removed: `outrider deploy down {build.deployment.name}` "

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from compile.plan.device import device_of
-from deploy.instance_kind import InstanceKind, Market
+from deploy.instance_kind import InstanceKind, Market, check_image
 from inference.artifact import read_manifest
 from inference.errors import InvalidRequest
 
@@ -27,11 +27,14 @@ class Deployment:
     market: Market = "on-demand"
     capacity_block: str | None = None  # id of the reservation that was bought
     artifact: str | None = None  # s3://BUCKET/PREFIX, or a directory here
-    digest: str | None = None  # of the artefact on S3
-    model: str | None = None  # hub name, in place of an artefact
+    digest: str | None = None  # of the artefact or model on S3
+    model: str | None = None  # NAME or NAME@REVISION of the hub, or s3://BUCKET/PREFIX
+    store: str = "artefacts/"  # prefixes of the bucket that a build's host may write to
+    graphs: str = "graphs/"
     disk_gib: int | None = None  # None: what the instance's kind needs
     image: str | None = None  # public SSM parameter; None: that of the instance's kind
     subnet: str | None = None
+    private: bool = False  # without a public address
     bucket: str | None = None
     allow_cidr: str | None = None  # network that may call the port; None: a tunnel leads there
     port: int = 50051
@@ -39,16 +42,17 @@ class Deployment:
     lifetime_hours: float = 8.0
 
     def __post_init__(self) -> None:
-        on_s3 = self.artifact is not None and self.artifact.startswith("s3://")
-        if on_s3 and self.digest is None:
+        if self.on_s3 is not None and self.digest is None:
             raise InvalidRequest(
-                "--artifact on S3 needs --digest, the one that --push printed: an artefact is "
-                "executable code, nothing is taken on trust"
+                f"{self.on_s3} needs --digest: of an artefact, the one that --push printed; of a "
+                "model, what the command of docs/deploy.md prints. Nothing is taken on trust"
             )
-        if self.digest is not None and not on_s3:
-            raise InvalidRequest("--digest is of an --artifact s3://BUCKET/PREFIX: give both")
+        if self.digest is not None and self.on_s3 is None:
+            raise InvalidRequest("--digest is of an --artifact or --model s3://BUCKET/PREFIX")
         if self.artifact is not None and self.model is not None:
             raise InvalidRequest("--artifact and --model are both what is served: give one")
+        if self.purpose == "target":
+            check_image(self.instance.compile_target, self.image)
         compiled_only = self.instance.kind == "neuron" and self.purpose == "target"
         if compiled_only and self.artifact is None:
             raise InvalidRequest(
@@ -59,6 +63,11 @@ class Deployment:
             )
         if (self.market == "capacity-block") != (self.capacity_block is not None):
             raise InvalidRequest("--capacity_block names the block that was bought (cr-...)")
+        if self.private and self.subnet is None:
+            raise InvalidRequest(
+                "--private needs --subnet: one with a NAT gateway, through which the host fetches "
+                "its packages. Default subnets have none"
+            )
         _check_cidr(self.allow_cidr)
 
     @property
@@ -72,6 +81,12 @@ class Deployment:
     @property
     def volume_gib(self) -> int:
         return self.disk_gib or self.instance.disk_gib
+
+    @property
+    def on_s3(self) -> str | None:
+        """The artefact or model on S3 that is served."""
+        named = (self.artifact, self.model)
+        return next((one for one in named if one is not None and one.startswith("s3://")), None)
 
     @property
     def own_artifact(self) -> Path | None:
@@ -90,9 +105,11 @@ class Deployment:
         return self.digest or self.model or "embedded target"
 
     def bucket_name(self, account: str) -> str:
-        """The bucket that the host may read: the given one, the artefact's, or the account's."""
-        if self.bucket is None and self.artifact is not None and self.own_artifact is None:
-            return self.artifact.removeprefix("s3://").partition("/")[0]
+        """The bucket that the host may read: the given one, that of what it serves, or the
+        account's.
+        """
+        if self.bucket is None and self.on_s3 is not None:
+            return self.on_s3.removeprefix("s3://").partition("/")[0]
         return self.bucket or own_bucket(account, self.region)
 
 
@@ -122,6 +139,11 @@ def secret_parameters(target: str) -> tuple[str, str, str]:
         f"/outrider/{target}/key",
         f"/outrider/{target}/keys",
     )
+
+
+def hub_token_parameter(target: str) -> str:
+    """The parameter that carries this machine's token of the hub to a host whose model needs it."""
+    return f"/outrider/{target}/hub_token"
 
 
 def _check_cidr(cidr: str | None) -> None:

@@ -2,7 +2,7 @@
 
 All three are made here. They go through SecureString parameters that the host's role alone may read
 besides this account's administrators; the host deletes them when it has them. Of the client's token
-the host gets the SHA-256.
+the host gets the SHA-256. A token of the hub goes the same way, where a model needs one.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from deploy.aws import Aws, aws_refusals
-from deploy.deployment import secret_parameters
+from deploy.deployment import hub_token_parameter, secret_parameters
 from grpc_comm.keys_file import make_key
 from grpc_comm.security import make_certificate
 from inference.errors import InvalidRequest
@@ -57,27 +57,39 @@ class Handover:
         """Put the host's part where the host reads it."""
         files = ("cert.pem", "key.pem", "keys.json")
         for name, file in zip(secret_parameters(self._target), files, strict=True):
-            with aws_refusals():
-                aws.client("ssm").put_parameter(
-                    Name=name,
-                    Value=(self._directory / file).read_text(encoding="utf-8"),
-                    Type="SecureString",
-                    Overwrite=True,
-                )
+            _put(aws, name, (self._directory / file).read_text(encoding="utf-8"))
 
     def end(self) -> None:
         """Forget the host's part here."""
         shutil.rmtree(self._directory, ignore_errors=True)
 
 
+def put_hub_token(aws: Aws, target: str) -> None:
+    """Put this machine's token of the hub where the host reads it."""
+    from huggingface_hub import get_token
+
+    _put(aws, hub_token_parameter(target), get_token() or "")
+
+
+def _put(aws: Aws, name: str, secret: str) -> None:
+    with aws_refusals():
+        aws.client("ssm").put_parameter(
+            Name=name, Value=secret, Type="SecureString", Overwrite=True
+        )
+
+
+def _all_parameters(target: str) -> list[str]:
+    return [*secret_parameters(target), hub_token_parameter(target)]
+
+
 def secrets_waiting(aws: Aws, target: str) -> list[str]:
     """Parameters with secrets that the target's host has not taken."""
     with aws_refusals():
-        found = aws.client("ssm").get_parameters(Names=list(secret_parameters(target)))
+        found = aws.client("ssm").get_parameters(Names=_all_parameters(target))
     return sorted(row["Name"] for row in found["Parameters"])
 
 
 def withdraw_secrets(aws: Aws, target: str) -> None:
     """Delete the parameters, where they are still there."""
     with aws_refusals():
-        aws.client("ssm").delete_parameters(Names=list(secret_parameters(target)))
+        aws.client("ssm").delete_parameters(Names=_all_parameters(target))

@@ -1,4 +1,4 @@
-"""What an hour of a deployment costs: the instance, its volume and its public address."""
+"""What an hour of a deployment costs: the instance, its volume and a public address."""
 
 from __future__ import annotations
 
@@ -25,6 +25,5 @@ def hourly_quote(deployment: Deployment, *, live: bool) -> HourlyQuote:
     prices = open_prices(live=live)
     offer = InstanceOffer(deployment.instance.name, deployment.region, Pricing(deployment.market))
     price = prices.quote(offer).price
-    return HourlyQuote(
-        price, hourly(price, prices.services(deployment.region), deployment.volume_gib)
-    )
+    services, addresses = prices.services(deployment.region), 0 if deployment.private else 1
+    return HourlyQuote(price, hourly(price, services, deployment.volume_gib, addresses))

@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
+from inference.artifact import NATIVE
 from inference.errors import InvalidRequest
 
 Kind = Literal["neuron", "cuda", "cpu"]
@@ -16,6 +17,7 @@ NEURON_IMAGE = "/aws/service/neuron/dlami/pytorch-2.9/ubuntu-24.04/latest/image_
 newest image is compatible; the families of later SDKs are not.
 """
 NEURON_VENV = "/opt/aws_neuronx_venv_pytorch_2_9"
+"""The Python environment of that image. One that --image names has the device's packages there."""
 _CUDA_IMAGE = (
     "/aws/service/deeplearning/ami/{}/base-oss-nvidia-driver-gpu-ubuntu-24.04/latest/ami-id"
 )
@@ -32,6 +34,18 @@ _QUOTAS = {
 """By family: what EC2 calls its quota, and the codes of that on demand and on spot."""
 _NEURON = ("trn1", "trn1n", "trn2", "inf2")
 _CUDA_FAMILIES = ("g", "gr", "p")
+
+
+def check_image(compile_target: str, image: str | None) -> None:
+    """Raise InvalidRequest for a device that the image known here cannot run, unless another one is
+    named.
+    """
+    if compile_target in NATIVE and image is None:
+        raise InvalidRequest(
+            f"{compile_target} runs by native PyTorch, and no machine image that has it is known "
+            f"here: {NEURON_IMAGE} has PyTorch/XLA. --image names one with the packages of "
+            f"docs/neuron-native.md in {NEURON_VENV}"
+        )
 
 
 class Quota(NamedTuple):

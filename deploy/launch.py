@@ -15,7 +15,7 @@ from deploy.places import SubnetInZone
 from deploy.running_instance import describe_instance
 from deploy.stack import Glance, StackState, TargetStack
 from deploy.stack_template import stack_parameters, template_body
-from inference.errors import InvalidRequest, Unavailable
+from inference.errors import InvalidRequest, OutriderError, Unavailable
 
 Say = Callable[[str], None]
 
@@ -48,6 +48,13 @@ class Launch:
         self._say(f"{self._stack.name} is {state.status} without a running instance: removing it")
         self._stack.remove(state, self._glance)
         return None
+
+    def may_stand(self) -> bool:
+        """Whether a stack of this deployment may be there; true where AWS does not say."""
+        try:
+            return self._stack.state() is not None
+        except OutriderError:
+            return True
 
     def start(self, places: Sequence[SubnetInZone], user_data: str, bucket: str) -> StackState:
         """Start the stack in the first of these places that takes it."""
@@ -95,6 +102,7 @@ class Launch:
             "InstanceType": self._deployment.instance.name,
             "Port": str(self._deployment.port),
             "AllowCidr": self._deployment.allow_cidr or "",
+            "Private": str(self._deployment.private).lower(),
             "Market": self._deployment.market,
             "Served": self._deployment.served,
         }

@@ -18,6 +18,8 @@ from inference.artifact import Manifest
 from inference.cost.accounting import hire_usd
 from inference.errors import InvalidRequest
 
+_ROLE = "what AWS's AmazonSSMManagedInstanceCore allows (Session Manager)"
+
 
 class AccountView(NamedTuple):
     """What the account says of a deployment."""
@@ -65,7 +67,7 @@ def plan_lines(
     yield _line("artefact", _served(deployment, manifest))
     bucket = deployment.bucket_name(account.number if account else "ACCOUNT")
     yield _line("bucket", f"s3://{bucket} for Outrider's wheel and artefacts; it is kept at `down`")
-    yield _line("role", f"Session Manager; reads s3://{bucket} and its own secrets, nothing else")
+    yield _line("role", f"{_ROLE}; reads s3://{bucket} and its own secrets")
     yield _line("ports", _ports(deployment))
     yield _line(
         "secrets",
@@ -108,7 +110,8 @@ def _served(deployment: Deployment, manifest: Manifest | None) -> str:
 
 def _ports(deployment: Deployment) -> str:
     if deployment.allow_cidr is None:
-        return f"none; `outrider deploy tunnel` leads to {deployment.port} on the host"
+        address = ", which has no public address" if deployment.private else ""
+        return f"none; `outrider deploy tunnel` leads to {deployment.port} on the host{address}"
     return f"{deployment.port} for {deployment.allow_cidr}, with TLS and a key; no SSH"
 
 
@@ -118,8 +121,8 @@ def _costs(
     if isinstance(cost, Unpriced):
         yield _line("$/h", str(cost))
         return
-    usd = cost.hour.usd
-    yield _line("$/h", f"{usd:.4f} with volume and address; {cost.price}")
+    usd, address = cost.hour.usd, "" if deployment.private else " and address"
+    yield _line("$/h", f"{usd:.4f} with volume{address}; {cost.price}")
     for unknown in cost.hour.unknown:
         yield _line("", f"not in the sum: {unknown}")
     yield _line("at most", f"${usd * deployment.lifetime_hours:.2f} until its lifetime ends")

@@ -38,6 +38,7 @@ class Run:
     volume_gib: float
     bucket: str
     now: datetime
+    addresses: int = 1  # public ones
 
     @property
     def until(self) -> datetime:
@@ -51,7 +52,9 @@ class Run:
 def run_of(state: StackState, instance: RunningInstance) -> Run:
     """The run of a stack's instance until now."""
     given = state.parameters
-    return Run(instance, float(given["DiskGiB"]), given["Bucket"], datetime.now(timezone.utc))
+    addresses = 0 if given.get("Private") == "true" else 1
+    now = datetime.now(timezone.utc)
+    return Run(instance, float(given["DiskGiB"]), given["Bucket"], now, addresses)
 
 
 def read_usage(aws: Aws, run: Run) -> RunUsage:
@@ -59,7 +62,7 @@ def read_usage(aws: Aws, run: Run) -> RunUsage:
     hours = run.seconds / SECONDS_PER_HOUR
     return RunUsage(
         volume_gb_hours=run.volume_gib * charged_seconds(run.seconds) / SECONDS_PER_HOUR,
-        address_hours=hours,
+        address_hours=run.addresses * hours,
         bytes_out=_bytes_out(aws, run),
         stored_gb_hours=_stored_gb_hours(aws, run.bucket, hours),
     )

@@ -24,7 +24,7 @@ class RunningInstance:
     type: str
     state: str
     zone: str
-    address: str | None  # public, IPv4
+    address: str  # IPv4: the public one, else that of its network; empty once it has ended
     launched: datetime
     tags: Mapping[str, str]
     ended_by: str  # why it ended, in EC2's words; empty while it runs
@@ -61,7 +61,7 @@ def describe_instance(aws: Aws, instance_id: str) -> RunningInstance | None:
         row["InstanceType"],
         row["State"]["Name"],
         row["Placement"]["AvailabilityZone"],
-        row.get("PublicIpAddress"),
+        row.get("PublicIpAddress") or row.get("PrivateIpAddress", ""),
         row["LaunchTime"],
         {tag["Key"]: tag["Value"] for tag in row.get("Tags", ())},
         row.get("StateReason", {}).get("Message", ""),
@@ -69,12 +69,16 @@ def describe_instance(aws: Aws, instance_id: str) -> RunningInstance | None:
     )
 
 
+class InstanceEnded(Unavailable):
+    """An instance runs no more."""
+
+
 def living_instance(aws: Aws, instance_id: str) -> RunningInstance:
-    """The instance, which must not have ended. Raises Unavailable, which says why it did."""
+    """The instance, which must not have ended. Raises InstanceEnded, which says why it did."""
     instance = describe_instance(aws, instance_id)
     if instance is None or not instance.alive:
         why = instance.ended_by if instance else "EC2 has forgotten it"
-        raise Unavailable(f"the instance {instance_id} ended: {why}")
+        raise InstanceEnded(f"the instance {instance_id} ended: {why}")
     return instance
 
 

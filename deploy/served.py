@@ -16,6 +16,7 @@ from deploy.deployment import Deployment
 from inference.artifact import Manifest, read_manifest, read_manifest_file
 from inference.errors import BadArtifact, InvalidRequest
 from inference.model.config import parse_config
+from inference.model.hub import PinnedModel, pin_model
 
 
 class Speed(NamedTuple):
@@ -50,6 +51,16 @@ def read_served(deployment: Deployment) -> Manifest | None:
             f"{instance.name} has {ranks}"
         )
     return manifest
+
+
+def pinned_model(deployment: Deployment) -> PinnedModel | None:
+    """The commit of the hub's model that is to be served; None where it serves no such model.
+
+    Raises InvalidRequest for one that nobody here may read.
+    """
+    if deployment.model is None or deployment.model.startswith("s3://"):
+        return None
+    return pin_model(deployment.model)
 
 
 def computed_speed(manifest: Manifest) -> Speed | None:

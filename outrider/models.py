@@ -16,6 +16,7 @@ from inference.backends.gguf_library import is_gguf
 from inference.command import say
 from inference.errors import InvalidRequest, UnsupportedModel
 from inference.model.config import ModelConfig, read_config
+from inference.model.hub import find_model, split_revision
 from inference.text import Tokenizer
 from outrider.devices import describe, pick_device, set_threads
 from outrider.gguf_file import GgufFile, gguf_tokenizer
@@ -266,7 +267,7 @@ def find_checkpoint(name: str | None, embedded: str, *, weights: bool = True) ->
     """
     directory = find_directory(name, embedded, weights=weights)
     return Checkpoint(
-        name or f"outrider-embedded-{embedded}",
+        split_revision(name or f"outrider-embedded-{embedded}")[0],
         directory,
         name is None,
         read_config(directory),
@@ -280,8 +281,6 @@ def find_directory(name: str | None, embedded: str, *, weights: bool = True) -> 
 
     weights: whether they are needed, too
     """
-    from inference.model.checkpoint import find_model
-
     if name is None:
         return EMBEDDED / embedded
     if is_gguf(name):

@@ -25,7 +25,7 @@ def draft_directory(options: CompileOptions) -> Path:
     """
     if options.draft_model is None:
         return _EMBEDDED
-    from inference.model.checkpoint import find_model
+    from inference.model.hub import find_model
 
     return find_model(options.draft_model, weights=not options.dry_run)
 

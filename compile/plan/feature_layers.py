@@ -6,8 +6,15 @@ import re
 
 from compile.compile_options import CompileOptions
 from inference.model.config import ModelConfig
+from inference.model.eagle_config import EAGLE3, named_layers, read_head_config
+from inference.model.hub import find_model
 
 _NUMBERS = re.compile(r"[0-9]{1,9}(,[0-9]{1,9})*")
+
+
+def names_layers(given: str) -> bool:
+    """Whether --features names layers itself, and no head that reads them."""
+    return given == EAGLE3 or _NUMBERS.fullmatch(given) is not None
 
 
 def feature_layers(options: CompileOptions, config: ModelConfig) -> tuple[int, ...]:
@@ -19,10 +26,6 @@ def feature_layers(options: CompileOptions, config: ModelConfig) -> tuple[int, .
     given = options.features
     if given is None:
         return ()
-    from inference.model.eagle_config import EAGLE3, named_layers, read_head_config
-
-    if given == EAGLE3 or _NUMBERS.fullmatch(given):
+    if names_layers(given):
         return named_layers(given, config.layers)
-    from inference.model.checkpoint import find_model
-
     return read_head_config(find_model(given, weights=False), config).kept

@@ -84,7 +84,8 @@ def _an_hour(aws: Aws, of_run: Run, prices: PriceChain) -> str:
         price = prices.quote(offer).price
     except NoPrice as error:
         return str(error)
-    return f"${hourly(price, prices.services(aws.region), of_run.volume_gib).usd:.4f}"
+    services = prices.services(aws.region)
+    return f"${hourly(price, services, of_run.volume_gib, of_run.addresses).usd:.4f}"
 
 
 def _plain(name: str, of_run: Run, bill: RunBill) -> dict[str, object]:

@@ -9,7 +9,7 @@ from typing import Annotated
 from pydantic import Field
 
 from deploy.aws import Aws, aws_refusals
-from deploy.instance_kind import InstanceKind, Market
+from deploy.instance_kind import InstanceKind, Market, check_image
 from deploy.instance_types import find_type
 from deploy.launch_failures import quota_request
 from deploy.places import find_image, offered_zones
@@ -80,6 +80,7 @@ def _zones(aws: Aws, instance: InstanceKind, _market: Market) -> Finding:
 
 
 def _image(aws: Aws, instance: InstanceKind, _market: Market) -> Finding:
+    check_image(instance.compile_target, None)
     return Finding("image", f"{instance.image} is {find_image(aws, instance.image)}")
 
 

@@ -14,7 +14,7 @@ from deploy.pricing import Unpriced, open_prices
 from deploy.stack import TargetStack, stack_names
 from inference.command import FAILED, glance, nearest
 from inference.errors import InvalidRequest
-from outrider.named_targets import forget_target, named_targets
+from outrider.named_targets import find_target, forget_target, named_targets
 
 EXAMPLES = """examples:
   outrider deploy down demo
@@ -33,8 +33,9 @@ OPTIONS = DownOptions
 
 
 def run(options: DownOptions) -> int:
-    """Remove the target. Returns 1 where something of it is left. Raises InvalidRequest where the
-    bucket is to go and other targets stand.
+    """Remove the target. Returns 1 where something of it is left, or nothing of it was there.
+    Raises InvalidRequest where it stands in another region, or the bucket is to go and other
+    targets stand.
     """
     aws = options.aws()
     stack = TargetStack(aws, stack_name(options.name))
@@ -45,7 +46,10 @@ def run(options: DownOptions) -> int:
             f"--with_bucket: {', '.join(sorted(others))} may need what the bucket holds: remove "
             "those first"
         )
+    known = find_target(options.name) is not None
     if state is None:
+        if not known:
+            _check_elsewhere(aws, options.name)
         meant = nearest(options.name, set(named_targets()) - {options.name})
         print(f"there is no stack {stack.name} in {aws.region}{meant}")
     else:
@@ -54,24 +58,37 @@ def run(options: DownOptions) -> int:
         print(f"removed {stack.name}: {', '.join(resources) or 'it had no resources'}")
     withdraw_secrets(aws, options.name)
     forget_target(options.name)
-    _bucket(aws, remove=options.with_bucket)
+    removed = _bucket(aws, remove=options.with_bucket)
     used = state.parameters.get("Bucket") if state else None
     if used not in (None, own_bucket(aws.account, aws.region)):
         print(f"s3://{used}, which you named, keeps what was put there: its wheels/ and artefacts")
     left = leftovers(aws, options.name)
     print(f"left of {options.name} in {aws.region}: {', '.join(left) or 'nothing'}")
-    return FAILED if left else 0
+    return FAILED if left or not (state or known or removed) else 0
 
 
-def _bucket(aws: Aws, *, remove: bool) -> None:
-    """Remove the account's bucket, or say what it holds."""
+def _check_elsewhere(aws: Aws, name: str) -> None:
+    """Raise InvalidRequest where the target stands in another region that has Outrider's bucket."""
+    prefix = own_bucket(aws.account, "")
+    for bucket in aws.rows("s3", "list_buckets", "Buckets"):
+        region = bucket["Name"].removeprefix(prefix)
+        if region in (bucket["Name"], aws.region):
+            continue
+        if TargetStack(Aws(region), stack_name(name)).state() is not None:
+            raise InvalidRequest(
+                f"{name} does not run in {aws.region}, it runs in {region}: --region {region}"
+            )
+
+
+def _bucket(aws: Aws, *, remove: bool) -> bool:
+    """Remove the account's bucket, or say what it holds. Returns whether it was removed."""
     bucket = HostBucket(aws, own_bucket(aws.account, aws.region))
     if not bucket.exists:
-        return
+        return False
     if remove:
         bucket.remove()
         print(f"removed s3://{bucket.name}")
-        return
+        return True
     objects, size = bucket.contents()
     held = f"{objects} objects, {size / 1e6:.1f} MB"
     try:
@@ -80,3 +97,4 @@ def _bucket(aws: Aws, *, remove: bool) -> None:
     except Unpriced:
         pass
     print(f"kept s3://{bucket.name} for the next target: {held}; --with_bucket removes it")
+    return False

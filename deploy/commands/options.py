@@ -58,15 +58,18 @@ class DeploymentOptions(NamedOptions, title="instance"):
     """compiled target: s3://BUCKET/PREFIX with --digest, or a directory, which is pushed to
     --bucket"""
     digest: Annotated[str, Shown("HEX")] | None = None
-    """of the artefact on S3, as --push printed it"""
+    """of the artefact on S3, as --push printed it; of a model on S3: docs/deploy.md"""
     model: ModelName | None = None
-    """hub name of what a CPU or CUDA instance serves (default: the embedded target)"""
+    """what a CPU or CUDA instance serves: NAME or NAME@REVISION of the hub, or s3://BUCKET/PREFIX
+    with --digest (default: the embedded target)"""
     spot: bool = False
     """cheaper, and AWS may end it at any time"""
     capacity_block: Annotated[str, Shown("CR_ID")] | None = None
     """start in this capacity block, which you bought; Outrider quotes blocks and never buys one"""
     subnet: Annotated[str, Shown("SUBNET")] | None = None
     """start here (default: the default subnets of all zones, one after the other)"""
+    private: bool = False
+    """without a public address: in a --subnet with a NAT gateway"""
     bucket: Annotated[str, Shown("BUCKET")] | None = None
     """bucket for Outrider's wheel and artefacts (default: the artefact's, else
     outrider-ACCOUNT-REGION)"""
@@ -109,6 +112,7 @@ class DeploymentOptions(NamedOptions, title="instance"):
             disk_gib=self.disk_gib,
             image=self.image,
             subnet=self.subnet,
+            private=self.private,
             bucket=self.bucket,
             allow_cidr=self.allow_cidr,
             port=self.port,

@@ -13,21 +13,22 @@ from compile.store import open_store, push
 from deploy.aws import Aws
 from deploy.bucket import HostBucket
 from deploy.commands.options import DeploymentOptions
-from deploy.deployment import Deployment, secret_parameters
-from deploy.handover import Handover, withdraw_secrets
+from deploy.deployment import Deployment, hub_token_parameter, secret_parameters
+from deploy.handover import Handover, put_hub_token, withdraw_secrets
 from deploy.host.user_data import HostSecrets, HostSettings, user_data
 from deploy.host_commands import progress
 from deploy.hourly import HourlyQuote
 from deploy.launch import Launch
 from deploy.plan_lines import ask_account, find_cost, plan_lines
 from deploy.pricing import Unpriced
-from deploy.running_instance import RunningInstance, living_instance
-from deploy.served import computed_speed, read_served
+from deploy.running_instance import InstanceEnded, RunningInstance, living_instance
+from deploy.served import computed_speed, pinned_model, read_served
 from deploy.stack import StackState
 from deploy.tunnel import NO_PLUGIN, PLUGIN
 from deploy.wheel import build_wheel, put_wheel
 from inference.command import FAILED, glance, say
-from inference.errors import InvalidRequest, Unavailable
+from inference.errors import InvalidRequest, OutriderError, Unavailable
+from inference.model.hub import PinnedModel
 from outrider.named_targets import (
     NamedTarget,
     find_target,
@@ -75,7 +76,7 @@ def run(options: UpOptions) -> int:
     except KeyboardInterrupt:
         say(
             "interrupted: the same command goes on from here, and "
-            f"`outrider deploy down {options.name}` removes what was made"
+            f"`outrider deploy down {options.name}` removes what was made, which is paid for"
         )
         raise
 
@@ -89,11 +90,31 @@ def _up(options: UpOptions) -> int:
         state = _start(options, aws, deployment, launch)
         if state is None:
             return FAILED
-    elif find_target(deployment.name) is None:
+    try:
+        instance = _serve(options, aws, deployment, state)
+    except OutriderError as error:
+        if not isinstance(error, InstanceEnded):
+            _say_that_it_is_paid(deployment.name)
+        raise
+    print(*_words(deployment, instance), sep="\n")
+    return 0
+
+
+def _say_that_it_is_paid(name: str) -> None:
+    say(
+        f"an instance of {name} may be running, and it is paid for: `outrider deploy down {name}` "
+        "ends it and removes all; the same command goes on with it"
+    )
+
+
+def _serve(
+    options: UpOptions, aws: Aws, deployment: Deployment, state: StackState
+) -> RunningInstance:
+    """The stack's instance, which has its credentials and, unless nobody waits, serves."""
+    if find_target(deployment.name) is None:
         raise InvalidRequest(
             f"{deployment.stack} was started from another machine, which has its credentials: "
-            f"copy {targets_directory() / deployment.name} from there, or `outrider deploy down "
-            f"{deployment.name}`"
+            f"copy {targets_directory() / deployment.name} from there"
         )
     instance = living_instance(aws, state.instance_id or "")
     target = read_target(deployment.name)
@@ -104,8 +125,7 @@ def _up(options: UpOptions) -> int:
         _wait_until_serving(aws, instance, options.patience_minutes)
         withdraw_secrets(aws, deployment.name)
         handover.end()
-    print(*_words(deployment, instance), sep="\n")
-    return 0
+    return instance
 
 
 def _remember(deployment: Deployment) -> None:
@@ -121,6 +141,7 @@ def _start(
 ) -> StackState | None:
     """The stack, started; None where the user wants none."""
     manifest, account = read_served(deployment), ask_account(aws, deployment)
+    model = pinned_model(deployment)
     cost = find_cost(deployment, live=True)
     speed = computed_speed(manifest) if manifest else None
     print(*plan_lines(deployment, manifest, account, cost, speed), sep="\n", flush=True)
@@ -128,9 +149,21 @@ def _start(
         return None
     bucket = HostBucket(aws, deployment.bucket_name(account.number))
     bucket.make()
-    settings = _settings(options, deployment, bucket, cost)
     _remember(deployment)
-    return launch.start(account.places, user_data(settings), bucket.name)
+    try:
+        settings = _settings(options, deployment, bucket, cost, model)
+        return launch.start(account.places, user_data(settings), bucket.name)
+    except OutriderError:
+        if launch.may_stand():
+            _say_that_it_is_paid(deployment.name)
+        else:
+            forget_target(deployment.name)
+            say(
+                f"nothing of {deployment.name} runs. s3://{bucket.name} keeps what was uploaded; "
+                f"`outrider deploy down {deployment.name} --with_bucket --region {aws.region}` "
+                "removes Outrider's own bucket"
+            )
+        raise
 
 
 def _agreed() -> bool:
@@ -143,7 +176,11 @@ def _agreed() -> bool:
 
 
 def _settings(
-    options: UpOptions, deployment: Deployment, bucket: HostBucket, cost: HourlyQuote | Unpriced
+    options: UpOptions,
+    deployment: Deployment,
+    bucket: HostBucket,
+    cost: HourlyQuote | Unpriced,
+    model: PinnedModel | None,
 ) -> HostSettings:
     """What the host is told. Outrider's wheel and an artefact that lies here are uploaded."""
     with tempfile.TemporaryDirectory(prefix="outrider-") as directory:
@@ -164,8 +201,9 @@ def _settings(
         wheel_sha256=sha256,
         secrets=HostSecrets(*secret_parameters(deployment.name)),
         artifact_store=store,
-        artifact_digest=digest,
-        model=deployment.model,
+        digest=digest,
+        model=model.name if model else deployment.model,
+        hub_token=hub_token_parameter(deployment.name) if model and model.needs_token else None,
         flags=flags,
         host="127.0.0.1" if deployment.allow_cidr is None else "0.0.0.0",  # noqa: S104
         port=deployment.port,
@@ -185,14 +223,12 @@ def _hand_over(
     """Give the host its credentials, and this machine what reaches it."""
     hosts = ["localhost", "127.0.0.1"]
     if deployment.allow_cidr is not None:
-        if instance.address is None:
-            raise InvalidRequest(
-                f"{instance.instance_id} has no public address, which --allow_cidr needs: its "
-                "subnet gives none"
-            )
         hosts.append(instance.address)
         target = replace(target, address=f"{instance.address}:{deployment.port}")
     credentials = handover.begin(hosts)
+    model = pinned_model(deployment)
+    if model and model.needs_token:
+        put_hub_token(aws, deployment.name)
     handover.put(aws)
     target.write()
     target.write_secret("ca.pem", credentials.ca)
@@ -214,8 +250,7 @@ def _wait_until_serving(aws: Aws, instance: RunningInstance, minutes: int) -> No
                 return
             if there.failed:
                 raise Unavailable(
-                    f"the host failed ({there.words}): `outrider deploy logs` shows why; "
-                    "`outrider deploy down` removes it, and it is paid for until then"
+                    f"the host failed ({there.words}): `outrider deploy logs` shows why"
                 )
             words = there.words
         living_instance(aws, instance.instance_id)
@@ -223,7 +258,7 @@ def _wait_until_serving(aws: Aws, instance: RunningInstance, minutes: int) -> No
         time.sleep(_POLL_SECONDS)
     raise Unavailable(
         f"the target does not serve after {minutes} min: `outrider deploy status` says how far it "
-        "is, the same command waits on, `outrider deploy down` removes it"
+        "is, the same command waits on"
     )
 
 

@@ -50,11 +50,12 @@ install_tools
 begin 'Outrider'
 install_outrider
 if [ -n "$load" ]; then aws s3 cp --only-show-errors "$load" "$work/load.json"; fi
+take_hub_token
 begin 'build'
 touch "$work/building"
 report_meanwhile > /dev/null 2>&1 &
 reporter=$!
 cd "$work"
-"$python" -m compile "${arguments[@]}"
+HF_TOKEN=$hub_token "$python" -m compile "${arguments[@]}"
 digest=$("$python" -m deploy.host.artifact_digest "$work/artefact")
 begin 'done'

@@ -18,6 +18,15 @@ install_outrider() {
     install_beside "$venv/bin/python" "${local_wheel}[$extras]"
 }
 
+# The hub's token for a model that needs one: kept in a variable, and deleted where it came from.
+take_hub_token() {
+    hub_token=''
+    if [ -z "$hub_token_parameter" ]; then return; fi
+    hub_token=$(aws ssm get-parameter --with-decryption --name "$hub_token_parameter" \
+        --query Parameter.Value --output text)
+    aws ssm delete-parameters --names "$hub_token_parameter" > /dev/null
+}
+
 # install_beside PYTHON WHEEL[EXTRAS] [PIP_FLAG ...]
 # pip is asked for the packages that the environment brings, in their very versions, beside Outrider.
 # It then keeps them and what they need, or fails. Dockerfile.neuron calls this from sh.

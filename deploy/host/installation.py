@@ -18,6 +18,7 @@ _BUCKET = r"s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]"
 _KEY = r"[A-Za-z0-9!_.*'()/-]"
 S3_PREFIX = re.compile(rf"{_BUCKET}(/{_KEY}*)?")
 S3_OBJECT = re.compile(rf"{_BUCKET}/{_KEY}+")
+PARAMETER = re.compile(r"/?[A-Za-z0-9_.-]+(/[A-Za-z0-9_.-]+)*")
 _WHEEL = re.compile(rf"{_BUCKET}/{_KEY}*\.whl")
 
 _HERE = Path(__file__).parent
@@ -30,6 +31,7 @@ class Installation:
     region: str
     wheel: str  # s3://BUCKET/.../outrider-VERSION-py3-none-any.whl
     wheel_sha256: str
+    hub_token: str | None = None  # SecureString with the token that the model's hub asks for
     venv: str | None = None  # of the machine image, such as AWS's for Neuron; None: a new one
     lifetime_hours: float  # since boot until the host is powered off
 
@@ -37,6 +39,8 @@ class Installation:
         check_region(self.region)
         need(self.wheel, _WHEEL, "s3://BUCKET/.../NAME.whl")
         need(self.wheel_sha256, SHA256, "64 hexadecimal digits")
+        if self.hub_token is not None:
+            need(self.hub_token, PARAMETER, "the name of a parameter")
         if not 0 < self.lifetime_hours < float("inf"):
             raise InvalidRequest(f"a lifetime of {self.lifetime_hours} h: more than 0 is needed")
 
@@ -49,6 +53,7 @@ class Installation:
             "region": self.region,
             "wheel": self.wheel,
             "wheel_sha256": self.wheel_sha256,
+            "hub_token_parameter": self.hub_token or "",
             "image_venv": self.venv or "",
             "extras": extras,
             "lifetime_minutes": str(max(1, round(self.lifetime_hours * 60))),

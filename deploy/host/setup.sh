@@ -62,12 +62,16 @@ as_outrider() {
 fetch_model() {
     cd /var/lib/outrider
     if [ -n "$artifact_store" ]; then
-        as_outrider python -m compile --pull "$artifact_store" --digest "$artifact_digest" \
+        as_outrider python -m compile --pull "$artifact_store" --digest "$digest" \
             --out /var/lib/outrider/artifact
     elif [ "${model#s3://}" != "$model" ]; then
         as_outrider aws s3 cp --only-show-errors --recursive "$model" /var/lib/outrider/model
+        echo "$digest  -" > /opt/outrider/model.sha256
+        cd /var/lib/outrider/model
+        find . -type f -print0 | LC_ALL=C sort -z | xargs -0 sha256sum \
+            | sha256sum --check --quiet /opt/outrider/model.sha256
     elif [ -n "$model" ]; then
-        as_outrider outrider pull "$model"
+        HF_TOKEN=$hub_token as_outrider outrider pull "$model"
     fi
 }
 
@@ -85,6 +89,7 @@ fetch_secret "$key_parameter" /etc/outrider/key.pem
 fetch_secret "$keys_file_parameter" /etc/outrider/keys.json
 aws ssm delete-parameters --names "$certificate_parameter" "$key_parameter" "$keys_file_parameter" \
     > /dev/null
+take_hub_token
 target_options > /etc/outrider/target.yaml
 begin 'model'
 fetch_model

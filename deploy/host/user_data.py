@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from deploy.host.installation import S3_PREFIX, SHA256, Installation, need, script
+from deploy.host.installation import PARAMETER, S3_PREFIX, SHA256, Installation, need, script
 from inference.errors import InvalidRequest
 
 MOST_BYTES = 16_384
@@ -21,7 +21,6 @@ MOST_BYTES = 16_384
 
 _UNITS = Path(__file__).parents[1] / "systemd"
 
-_PARAMETER = re.compile(r"/?[A-Za-z0-9_.-]+(/[A-Za-z0-9_.-]+)*")
 _FLAG = re.compile(r"[a-z][a-z0-9_]*")
 
 FlagValue = str | int | float | bool
@@ -37,7 +36,7 @@ class HostSecrets:
 
     def __post_init__(self) -> None:
         for name in (self.certificate, self.key, self.keys_file):
-            need(name, _PARAMETER, "the name of a parameter, such as /outrider/NAME/key")
+            need(name, PARAMETER, "the name of a parameter, such as /outrider/NAME/key")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,8 +48,8 @@ class HostSettings(Installation):
 
     secrets: HostSecrets
     artifact_store: str | None = None  # s3://BUCKET/PREFIX that the artefact was pushed to
-    artifact_digest: str | None = None  # of its manifest
-    model: str | None = None  # a checkpoint: hub name, or s3://BUCKET/PREFIX of its files
+    digest: str | None = None  # of the artefact's manifest, or of the model's files on S3
+    model: str | None = None  # NAME@COMMIT of the hub, or s3://BUCKET/PREFIX
     flags: Mapping[str, FlagValue] = field(default_factory=dict)  # of the target, by name
     host: str = "127.0.0.1"  # address to listen on; a tunnel needs no other
     port: int = 50051
@@ -59,15 +58,15 @@ class HostSettings(Installation):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if (self.artifact_store is None) != (self.artifact_digest is None):
-            raise InvalidRequest("an artefact's store and its digest belong together: give both")
+        on_s3 = self.artifact_store is not None or "://" in (self.model or "")
+        if on_s3 != (self.digest is not None):
+            raise InvalidRequest("what lies on S3 and its digest belong together: give both")
         if self.artifact_store is not None and self.model is not None:
             raise InvalidRequest("a host serves an artefact or a model: give one")
-        if self.artifact_store is not None and self.artifact_digest is not None:
-            need(self.artifact_store, S3_PREFIX, "s3://BUCKET/PREFIX")
-            need(self.artifact_digest, SHA256, "64 hexadecimal digits")
-        if self.model is not None and "://" in self.model:
-            need(self.model, S3_PREFIX, "a hub name or s3://BUCKET/PREFIX")
+        if on_s3:
+            place = self.artifact_store or self.model or ""
+            need(place, S3_PREFIX, "s3://BUCKET/PREFIX, or the hub name of a model,")
+            need(self.digest or "", SHA256, "64 hexadecimal digits")
         for name in self.flags:
             need(name, _FLAG, "the name of a flag, without its dashes")
             if name in _decided(self):
@@ -126,7 +125,7 @@ def _assignments(settings: HostSettings) -> dict[str, str]:
     """The script's variables."""
     return settings.assignments("aws,tls,metrics") | {
         "artifact_store": settings.artifact_store or "",
-        "artifact_digest": settings.artifact_digest or "",
+        "digest": settings.digest or "",
         "model": settings.model or "",
         "certificate_parameter": settings.secrets.certificate,
         "key_parameter": settings.secrets.key,

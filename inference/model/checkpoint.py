@@ -1,4 +1,4 @@
-"""Loads a Decoder with weights from a Hugging Face directory or hub name.
+"""Loads a Decoder with weights from a Hugging Face directory.
 
 Only safetensors are read. Every tensor must be used and every parameter filled: a checkpoint that
 half fits is refused.
@@ -7,7 +7,7 @@ half fits is refused.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -24,8 +24,6 @@ from inference.model.decoder import Decoder
 from inference.model.sizes import check_shape, check_sizes
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-_FILES = ["*.safetensors", "*.safetensors.index.json", "*.json", "tokenizer.model", "*.jinja"]
-_OTHER_FORMATS = ["consolidated*.safetensors"]
 _IGNORED = ("rotary_emb.inv_freq",)
 _SAMPLE = 1 << 16
 
@@ -40,52 +38,6 @@ class Loading(NamedTuple):
     files: int
     read: int  # bytes
     size: int  # bytes of all files
-
-
-def find_model(name: str, *, weights: bool = True, also: Sequence[str] = ()) -> Path:
-    """Return the directory of a model that is given as a path or a hub name.
-
-    weights: False where its weights may be absent
-    also: names of further files that are taken from the hub, if they are there
-
-    Raises InvalidRequest with the remedy.
-    """
-    if Path(name).is_dir():
-        return Path(name)
-    if name.startswith((".", "/", "~")) or name.count("/") > 1:
-        raise InvalidRequest(f"no such model directory: {name}")
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import (
-        GatedRepoError,
-        HfHubHTTPError,
-        HFValidationError,
-        LocalEntryNotFoundError,
-        RepositoryNotFoundError,
-    )
-
-    try:
-        return Path(
-            snapshot_download(
-                name,
-                allow_patterns=[*_FILES, *also],
-                ignore_patterns=_OTHER_FORMATS if weights else ["*.safetensors"],
-            )
-        )
-    except GatedRepoError as error:
-        raise InvalidRequest(
-            f"{name} is gated: accept its licence on its hub page, then set HF_TOKEN to a token of "
-            "that account"
-        ) from error
-    except (RepositoryNotFoundError, HFValidationError) as error:
-        raise InvalidRequest(
-            f"{name}: no such directory, and no such model on the hub (a private one needs "
-            "HF_TOKEN)"
-        ) from error
-    except (LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:
-        raise InvalidRequest(
-            f"{name}: no such directory, and the hub cannot be reached to download it "
-            f"({type(error).__name__})"
-        ) from error
 
 
 def load_decoder(

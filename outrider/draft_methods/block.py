@@ -21,7 +21,8 @@ from inference.backends.timed import feature_model
 from inference.command import say
 from inference.errors import UnsupportedModel
 from inference.json_file import read_json
-from inference.model.checkpoint import find_model, load_decoder
+from inference.model.checkpoint import load_decoder
+from inference.model.hub import find_model
 from inference.model.pard import FILES, load_projection, projection_file, takes_states
 from inference.tree import IntArray
 from outrider.models import LoadedModel, OfCheckpoint, decoder_on_device, find_checkpoint

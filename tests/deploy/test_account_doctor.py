@@ -86,6 +86,8 @@ def test_an_image_that_is_gone_is_a_fault(capsys: pytest.CaptureFixture[str]) ->
     found = doctor(capsys, "--instance", "trn1.2xlarge", "--region", "us-east-1")["image"]
     assert found["severity"] == "fault"
     assert "--image" in found["text"]
+    for_trn2 = doctor(capsys, "--instance", "trn2.48xlarge", "--region", "us-east-2")["image"]
+    assert "trn2 runs by native PyTorch" in for_trn2["text"]
 
 
 def test_without_credentials_nothing_else_is_asked(

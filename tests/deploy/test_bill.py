@@ -105,3 +105,5 @@ def test_an_hour_of_a_target_is_instance_volume_and_address() -> None:
         "public-ipv4",
     ]
     assert bill.usd == pytest.approx(1.34375 + 250 * 0.08 / 730 + 0.005)
+    private = hourly(TRN1, SERVICES, 250, addresses=0)
+    assert bill.usd - private.usd == pytest.approx(0.005)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -11,22 +13,44 @@ from collections.abc import Iterator
 from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
+from typing import Any
 
 import boto3
 import pytest
 from botocore.stub import Stubber
 
-from compile.compile_options import parse
+from compile.compile_options import CompileOptions, parse
 from compile.store import open_store, push
 from deploy.aws import Aws
-from deploy.cloud_build import CloudBuild, check, cost_lines, host_arguments, plan
+from deploy.cloud_build import CloudBuild, check, cost_lines, host_arguments, pinned, plan
 from deploy.deployment import Deployment
 from deploy.instance_kind import NEURON_IMAGE, InstanceKind
 from deploy.stack import StackState
+from inference.artifact import write_manifest
 from inference.errors import InvalidRequest
 from tests.support.artifacts import build
 from tests.support.aws_server import IMAGE, REGION, AwsServer, aws_server
+from tests.support.hub_server import COMMIT, TOKEN, hub_server
 from tests.support.repository import ROOT
+from tests.support.trn1_manifest import trn1_manifest
+
+QWEN = {
+    "architectures": ["Qwen2ForCausalLM"],
+    "model_type": "qwen2",
+    "hidden_act": "silu",
+    "hidden_size": 3584,
+    "intermediate_size": 18944,
+    "max_position_embeddings": 32768,
+    "num_attention_heads": 28,
+    "num_hidden_layers": 28,
+    "num_key_value_heads": 4,
+    "rms_norm_eps": 1e-06,
+    "rope_theta": 1000000.0,
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+    "vocab_size": 152064,
+}
+"""A config.json of the size of Qwen2.5-7B."""
 
 
 def of(*words: str) -> CloudBuild:
@@ -60,13 +84,19 @@ def test_what_the_instance_runs_is_understood_there() -> None:
     ("words", "says"),
     [
         (["--target", "cpu", "--push", "/store"], "--push /store: with --on it is s3://"),
-        (["--target", "cpu", "--model", "."], "--model . lies on this machine"),
+        (["--target", "trn2"], "trn2 runs by native PyTorch"),
         (["--pull", "s3://b/a", "--digest", "0" * 64, "--out", "d"], "it needs --target"),
     ],
 )
 def test_what_an_instance_cannot_be_asked_for_is_refused(words: list[str], says: str) -> None:
     with pytest.raises(InvalidRequest, match=says):
         check(parse(["--on", "c7i.2xlarge", *words]))
+
+
+@pytest.mark.parametrize("flags", [{"model": "."}, {"features": "."}])
+def test_a_model_that_lies_here_is_refused(flags: dict[str, Any]) -> None:
+    with pytest.raises(InvalidRequest, match=r"\. lies on this machine"):
+        pinned(CompileOptions(target="cpu", **flags))
 
 
 def test_a_cost_that_aws_does_not_tell_hides_no_result(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -177,6 +207,102 @@ def test_an_artefact_that_was_built_there_is_brought_here_and_the_instance_is_go
     assert left() == []
 
 
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The hub as commands see it: Qwen's models for everybody, acme/gated for who has TOKEN. Yields
+    the directory that all of them have.
+    """
+    shape = tmp_path / "shape"
+    shape.mkdir()
+    (shape / "config.json").write_text(json.dumps(QWEN))
+    names = ["Qwen/Qwen2.5-7B-Instruct", "Qwen/Qwen2.5-1.5B-Instruct", "acme/gated"]
+    with hub_server(dict.fromkeys(names, shape), gated="acme/gated") as address:
+        monkeypatch.setenv("HF_ENDPOINT", address)
+        monkeypatch.setenv("HF_HOME", str(tmp_path / "huggingface"))
+        monkeypatch.delenv("HF_TOKEN", raising=False)
+        yield shape
+
+
+def cloud_commands(page: str) -> list[list[str]]:
+    """The words after `outrider` of a page's block that builds on an instance, in order."""
+    text = (ROOT / page).read_text()
+    (block,) = [
+        block
+        for block in re.findall(r"(?ms)^```\w*\n(.*?)^```", text)
+        if "outrider compile --on" in block
+    ]
+    lines = [line for line in block.splitlines() if line.startswith("outrider ")]
+    return [shlex.split(line, comments=True)[1:] for line in lines]
+
+
+@pytest.mark.extended
+@pytest.mark.usefixtures("hub")
+@pytest.mark.parametrize("page", ["README.md", "docs/deploy.md"])
+def test_the_commands_of_a_page_build_start_and_remove_a_target(
+    page: str, aws: AwsServer, words: list[str], tmp_path: Path
+) -> None:
+    wheel = words[words.index("--wheel") :][:2]
+    write_manifest(tmp_path, trn1_manifest())
+    digest, bucket = trn1_manifest().digest(), ""
+    commands = cloud_commands(page)
+    assert {command[0] for command in commands} >= {"compile", "deploy"}
+    for command in commands:
+        command = [{"HEX": digest}.get(word, word).replace("BUCKET", bucket) for word in command]
+        if command[0] == "compile":
+            process = begin(aws, [*command, *wheel])
+            if "--dry_run" not in command:
+                stack, bucket = started(process)
+                key = f"artefacts/manifests/{digest}.json"
+                s3 = boto3.client("s3", region_name=REGION)
+                s3.upload_file(str(tmp_path / "manifest.json"), bucket, key)
+                report(stack, bucket, "built", digest)
+        elif command[:2] == ["deploy", "up"]:
+            process = begin(aws, [*command, *wheel, "--yes"])
+        elif command[0] == "deploy" and command[1] != "tunnel":
+            process = begin(aws, command)
+        else:
+            continue  # a target that does not run here is not talked to
+        told = process.communicate(timeout=200)[0]
+        assert process.returncode == 0, told
+    assert begin(aws, ["deploy", "down", "demo", "--with_bucket"]).wait(200) in (0, 1)
+    assert left() == []
+
+
+@pytest.mark.extended
+@pytest.mark.usefixtures("hub")
+def test_a_gated_model_without_a_token_is_refused_before_anything_starts(
+    aws: AwsServer, words: list[str]
+) -> None:
+    process = begin(aws, [*words, "--model", "acme/gated"])
+    told = process.communicate(timeout=200)[0]
+    assert process.returncode == 1, told
+    assert "acme/gated is gated" in told
+    assert not {"CreateStack", "PutParameter"} & set(aws.control()["called"])
+
+
+@pytest.mark.extended
+@pytest.mark.usefixtures("hub")
+def test_a_gated_model_gets_the_token_as_a_secret_which_the_end_of_the_build_withdraws(
+    aws: AwsServer, words: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    words[words.index("--dtype") : words.index("--dtype") + 2] = ["--sequence_length", "256"]
+    process = begin(aws, [*words, "--model", "acme/gated", "--on", "r7i.8xlarge"])
+    stack, bucket = started(process)
+    cloud, ssm = boto3.client("cloudformation"), boto3.client("ssm")
+    name = f"/outrider/{stack.removeprefix('outrider-')}/hub_token"
+    secret = ssm.get_parameter(Name=name, WithDecryption=True)["Parameter"]
+    assert (secret["Type"], secret["Value"]) == ("SecureString", TOKEN)
+    template = str(cloud.get_template(StackName=stack)["TemplateBody"])
+    assert f"acme/gated@{COMMIT}" in template
+    assert TOKEN not in template
+    report(stack, bucket, "failed")
+    told = process.communicate(timeout=200)[0]
+    assert TOKEN not in told
+    assert not ssm.get_parameters(Names=[name])["Parameters"]
+    assert left() == []
+
+
 @pytest.mark.extended
 @pytest.mark.parametrize("how", ["failed", "interrupted"])
 def test_a_build_that_ends_badly_leaves_nothing_that_is_paid(
@@ -199,6 +325,25 @@ def test_an_instance_with_too_little_memory_is_refused_and_another_named(aws: Aw
     options = parse(["--on", "t3.small", "--target", "trn1", "--dry_run"])
     with pytest.raises(InvalidRequest, match=r"2 GiB of memory.*r7i.xlarge has enough"):
         plan(Aws(REGION), options)
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize(
+    ("flags", "store", "graphs"),
+    [
+        ([], "artefacts/", "graphs/"),
+        (["--push", "s3://own/a/b", "--graph_store", "s3://own/c"], "a/b/", "c/"),
+        (["--push", "s3://own"], "", "graphs/"),
+    ],
+)
+def test_the_host_may_write_to_the_stores_of_its_build(
+    flags: list[str], store: str, graphs: str, aws: AwsServer
+) -> None:
+    words = ["--on", "r7i.2xlarge", "--target", "trn1", "--dry_run", *flags]
+    build = plan(Aws(REGION), parse(words))
+    assert (build.deployment.store, build.deployment.graphs) == (store, graphs)
+    with pytest.raises(InvalidRequest, match="--graph_store s3://other/g: with --on it is"):
+        plan(Aws(REGION), parse([*words, "--graph_store", "s3://other/g"]))
 
 
 @pytest.mark.extended

@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from botocore.parsers import create_parser
 
 from compile.compile_options import parse as parse_compile
+from deploy.aws import AwsDown, aws_refusals
 from deploy.deployment import Deployment
 from deploy.host.user_data import MOST_BYTES
 from deploy.instance_kind import NEURON_IMAGE, InstanceKind
@@ -72,6 +74,27 @@ def test_accelerators_of_aws_need_an_artefact_and_one_on_s3_its_digest() -> None
         Deployment("demo", "us-east-1", InstanceKind("trn1.2xlarge"), artifact="s3://b/p")
 
 
+def test_an_artefact_for_trn2_is_refused_until_an_image_is_named_that_can_run_it() -> None:
+    served: dict[str, Any] = {"artifact": "s3://b/p", "digest": "0" * 64}
+    trn2 = InstanceKind("trn2.3xlarge")
+    with pytest.raises(InvalidRequest, match=r"trn2 runs by native PyTorch.*--image names one"):
+        Deployment("demo", "us-east-1", trn2, **served)
+    named = Deployment("demo", "us-east-1", trn2, **served, image="/own/image")
+    assert named.image_parameter == "/own/image"
+
+
+def test_a_private_target_names_the_subnet_that_leads_out() -> None:
+    with pytest.raises(InvalidRequest, match="--private needs --subnet"):
+        Deployment("demo", "us-east-1", InstanceKind("c7i.large"), private=True)
+
+
+def test_an_answer_that_is_no_xml_is_told_in_one_line() -> None:
+    answer = {"status_code": 200, "headers": {}, "body": b"<html>\nlog in<br>\n"}
+    told = r"^AWS cannot be asked: Unable to parse[^\n]*$"
+    with pytest.raises(AwsDown, match=told), aws_refusals():
+        create_parser("ec2").parse(answer, None)
+
+
 @pytest.mark.parametrize("cidr", ["0.0.0.0/0", "here", "203.0.113.7/24"])
 def test_the_port_is_opened_to_a_network_and_never_to_the_world(cidr: str) -> None:
     with pytest.raises(InvalidRequest, match="--allow_cidr"):
@@ -98,6 +121,7 @@ def test_a_failed_launch_is_told_by_awss_words(reason: str, cause: Cause) -> Non
 def test_the_host_is_closed_encrypted_and_leaves_nothing_when_it_ends() -> None:
     launch = resource("Launch")["LaunchTemplateData"]
     assert launch["MetadataOptions"]["HttpTokens"] == "required"
+    assert launch["MetadataOptions"]["HttpPutResponseHopLimit"] == 1
     assert launch["InstanceInitiatedShutdownBehavior"] == "terminate"
     (disk,) = launch["BlockDeviceMappings"]
     assert disk["Ebs"]["Encrypted"] is True
@@ -105,7 +129,39 @@ def test_the_host_is_closed_encrypted_and_leaves_nothing_when_it_ends() -> None:
     opened, closed = resource("Firewall")["SecurityGroupIngress"]["Fn::If"][1:]
     assert closed == []
     assert [rule["FromPort"] for rule in opened] == [{"Ref": "Port"}]
+    (network,) = resource("Instance")["NetworkInterfaces"]
+    assert network["AssociatePublicIpAddress"] == {"Fn::If": ["HasNoAddress", False, True]}
     assert "KeyName" not in json.dumps(read_template())
+
+
+def test_a_builds_host_writes_to_its_own_prefixes_and_a_targets_nowhere() -> None:
+    statements = resource("Role")["Policies"][0]["PolicyDocument"]["Statement"]
+    (writing,) = [one["Fn::If"] for one in statements if "Fn::If" in one]
+    assert writing[0] == "Builds"
+    assert writing[2] == {"Ref": "AWS::NoValue"}
+    names = [place["Fn::Sub"].partition("${Bucket}")[2] for place in writing[1]["Resource"]]
+    assert names == ["/${Store}*", "/${Graphs}*", "/builds-of/${TargetName}/*"]
+    assert "s3:Put" not in json.dumps([one for one in statements if "Fn::If" not in one])
+
+
+def test_a_host_calls_out_for_packages_and_names_alone() -> None:
+    rules = resource("Firewall")["SecurityGroupEgress"]
+    assert [(rule["IpProtocol"], rule["FromPort"], rule["ToPort"]) for rule in rules] == [
+        ("tcp", 443, 443),
+        ("tcp", 80, 80),
+        ("udp", 53, 53),
+    ]
+
+
+def test_a_model_on_s3_needs_its_digest_and_its_bucket_is_read() -> None:
+    instance, model = InstanceKind("c7i.large"), "s3://models/qwen"
+    with pytest.raises(InvalidRequest, match="s3://models/qwen needs --digest"):
+        Deployment("demo", "us-east-1", instance, model=model)
+    with pytest.raises(InvalidRequest, match="--digest is of an"):
+        Deployment("demo", "us-east-1", instance, model="some/model", digest="0" * 64)
+    deployment = Deployment("demo", "us-east-1", instance, model=model, digest="0" * 64)
+    assert deployment.bucket_name("1") == "models"
+    assert deployment.served == "0" * 64
 
 
 def test_a_role_reads_no_secrets_but_its_own() -> None:

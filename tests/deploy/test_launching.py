@@ -54,7 +54,9 @@ def aws(server: AwsServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[AwsServe
         monkeypatch.setenv(name, value)
     yield server
     server.control(faults=[])
-    assert main(["down", "demo", "--with_bucket"]) == 0
+    main(["down", "demo", "--with_bucket"])  # 1 where the test left nothing
+    assert instances() == []
+    assert boto3.client("s3", region_name=REGION).list_buckets()["Buckets"] == []
 
 
 @pytest.fixture
@@ -186,10 +188,96 @@ def test_a_refusal_of_aws_says_what_to_do_and_leaves_no_instance(
 ) -> None:
     aws.control(faults=[fault])
     assert main(up) == 1
-    error = capsys.readouterr().err.strip().splitlines()[-1]
+    *before, error = capsys.readouterr().err.strip().splitlines()
     assert error.startswith("error: ")
     assert says in error
     assert instances() == []
+    assert not kept(aws).exists()
+    made = fault["action"] == "CreateStack"
+    assert ("s3://outrider-123456789012-us-east-1 keeps what" in "".join(before)) == made
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        {"action": "PutParameter", "code": "AccessDenied", "message": "no"},
+        {"action": "PutParameter", "code": "ThrottlingException", "message": "slowly"},
+        {"action": "SendCommand", "code": "AccessDeniedException", "message": "no"},
+    ],
+)
+def test_a_refusal_after_the_start_says_that_an_instance_is_paid_for_and_how_to_end_it(
+    fault: dict[str, str], aws: AwsServer, up: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    aws.control(faults=[fault])
+    assert main(up) == 1
+    *_, told, error = capsys.readouterr().err.strip().splitlines()
+    assert "it is paid for: `outrider deploy down demo` ends it" in told
+    assert error.startswith("error: ")
+    (before,) = instances()
+    aws.control(faults=[])
+    assert main(up) == 0
+    assert instances() == [before]
+
+
+def test_a_stack_whose_state_is_not_told_any_more_may_be_paid_for(
+    aws: AwsServer, up: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    refused = {"action": "DescribeStacks", "code": "Throttling", "message": "slowly"}
+    aws.control(faults=[refused | {"after": "CreateStack"}])
+    assert main(up) == 1
+    assert "an instance of demo may be running, and it is paid for" in capsys.readouterr().err
+    (before,) = instances()
+    aws.control(faults=[])
+    assert main(up) == 0
+    assert instances() == [before]
+
+
+@pytest.mark.parametrize("action", ["DescribeSubnets", "GetCallerIdentity", "CreateStack"])
+def test_a_page_of_a_proxy_in_place_of_an_answer_is_one_line(
+    action: str, aws: AwsServer, up: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    aws.control(faults=[{"action": action, "page": "<html>\nlog in<br>\n"}])
+    assert main(up) == 1
+    error = capsys.readouterr().err.strip().splitlines()[-1]
+    assert error.startswith("error: AWS cannot be asked: Unable to parse response")
+
+
+def test_prices_behind_a_proxy_say_what_could_not_be_asked(
+    aws: AwsServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    aws.control(faults=[{"action": "DescribeSpotPriceHistory", "page": "<html>\nlog in<br>\n"}])
+    main(["prices", "--instance", "trn1.2xlarge", "--region", "eu-west-1"])
+    assert "Traceback" not in capsys.readouterr().err
+
+
+def test_a_target_in_another_region_is_found_and_a_missing_one_is_no_success(
+    aws: AwsServer,
+    up: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(up) == 0
+    (before,) = instances()
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setenv("XDG_CONFIG_HOME", str(tmp_path / "another machine"))
+        assert main(["down", "demo", "--region", "eu-west-1"]) == 1
+        assert "it runs in us-east-1: --region us-east-1" in capsys.readouterr().err
+        assert main(["down", "absent"]) == 1
+    assert instances() == [before]
+
+
+def test_a_private_instance_has_no_public_address_and_pays_for_none(
+    aws: AwsServer, up: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    subnet = boto3.client("ec2").describe_subnets()["Subnets"][0]["SubnetId"]
+    assert main([*up, "--private", "--subnet", subnet]) == 0
+    assert "which has no public address" in capsys.readouterr().out
+    (stack,) = boto3.client("cloudformation").describe_stacks()["Stacks"]
+    given = {one["ParameterKey"]: one["ParameterValue"] for one in stack["Parameters"]}
+    assert (given["Private"], given["SubnetId"]) == ("true", subnet)
+    assert main(["cost", "demo"]) == 0
+    assert "public-ipv4: 0 h" in capsys.readouterr().out
 
 
 def test_an_image_that_is_gone_is_said_before_anything_is_made(

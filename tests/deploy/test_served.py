@@ -4,12 +4,10 @@ speed that is computed from it.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 
-from compile.compile_options import CompileOptions
 from compile.plan.graph_time import graph_time
 from compile.request import find_checkpoint, make_request
 from deploy.deployment import Deployment
@@ -17,37 +15,12 @@ from deploy.instance_kind import InstanceKind
 from deploy.served import computed_speed, read_served
 from inference.artifact import Manifest, write_manifest
 from inference.errors import BadArtifact, InvalidRequest
-
-REQUEST = CompileOptions(target="trn1", tensor_parallel=2, dry_run=True)
+from tests.support.trn1_manifest import REQUEST, trn1_manifest
 
 
 @pytest.fixture(scope="module")
 def manifest() -> Manifest:
-    """That of the embedded target for trn1, without files."""
-    checkpoint = find_checkpoint(REQUEST)
-    spec = make_request(REQUEST, checkpoint).spec
-    return Manifest(
-        target="trn1",
-        model="embedded",
-        model_fingerprint="",
-        tokenizer_fingerprint="",
-        vocabulary=spec.vocabulary,
-        stop_ids=(),
-        config=json.loads((checkpoint.directory / "config.json").read_text()),
-        dtype=spec.dtype,
-        tensor_parallel=spec.tensor_parallel,
-        rows=spec.rows,
-        capacity=spec.cache_slots,
-        sequence_length=spec.sequence_length,
-        max_tree_nodes=spec.max_tree_nodes,
-        buckets=spec.buckets,
-        compiler_flags={},
-        versions={},
-        host={},
-        files={},
-        command="",
-        created="",
-    )
+    return trn1_manifest()
 
 
 def deployed(instance: str, artifact: str, digest: str | None = None) -> Deployment:

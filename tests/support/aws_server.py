@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs
 
+from deploy.instance_kind import NEURON_IMAGE
 from tests.support.repository import ROOT
 
 ACCOUNT, REGION = "123456789012", "us-east-1"
@@ -52,9 +53,10 @@ class AwsServer:
 
     def control(self, **settings: Any) -> dict[str, Any]:
         """Set faults (each {action, code, message} for a refused call, {action, seconds} for one
-        that hangs and comes to nothing, or {action: CreateStack, zone, reason} for a stack that
-        fails), what hosts answer, or whether they take secrets. Returns the actions that were
-        called since.
+        that hangs and comes to nothing, {action, page} for a proxy's answer, or {action:
+        CreateStack, zone, reason} for a stack that fails; `after` is an action that must have been
+        called before), what hosts answer, or whether they take
+        secrets. Returns the actions that were called since.
         """
         request = urllib.request.Request(
             self.address + _CONTROL, data=json.dumps(settings).encode(), method="POST"
@@ -137,11 +139,13 @@ class FaultyAws:
 
     def _refused(self, action: str, query: dict[str, str], as_json: bool) -> Reply | None:
         for fault in self._faults:
-            if fault["action"] != action:
+            if fault["action"] != action or fault.get("after", action) not in self._calls:
                 continue
             if "seconds" in fault:
                 time.sleep(fault["seconds"])
                 return _error("RequestTimeout", "it hung", as_json)
+            if "page" in fault:
+                return 200, "text/html", fault["page"]
             if "code" in fault:
                 return _error(fault["code"], fault["message"], as_json)
             given = {
@@ -225,6 +229,8 @@ def serve() -> None:
         name=IMAGE, description="", value=image, parameter_type="String", allowed_pattern="",
         keyid="", overwrite=False, tags=[], data_type="text", tier=None, policies=None,
     )  # fmt: skip
+    known = ssm_backends[ACCOUNT][REGION]._parameters
+    known[NEURON_IMAGE] = known[IMAGE]
     moto = DomainDispatcherApplication(create_backend_app)
     server = make_server("127.0.0.1", 0, FaultyAws(moto), threaded=True)
     print(server.port, flush=True)

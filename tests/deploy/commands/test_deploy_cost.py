@@ -115,6 +115,6 @@ def test_a_run_ends_when_ec2_says_that_its_instance_ended() -> None:
     began = NOW - timedelta(hours=5)
     ended = began + timedelta(hours=2)
     instance = RunningInstance(
-        "i-1", "trn1.2xlarge", "terminated", "us-east-1b", None, began, {}, "by its timer", ended
+        "i-1", "trn1.2xlarge", "terminated", "us-east-1b", "", began, {}, "by its timer", ended
     )
     assert Run(instance, 250, "outrider-x", NOW).seconds == 2 * 3600

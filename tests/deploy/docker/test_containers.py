@@ -5,6 +5,7 @@ No image is built here: there is no container daemon in tests.
 
 from __future__ import annotations
 
+import re
 import signal
 import subprocess
 import sys
@@ -42,6 +43,13 @@ def tool(name: str) -> str:
 @pytest.mark.parametrize("path", DOCKERFILES, ids=lambda path: path.name)
 def test_hadolint_finds_nothing(path: Path) -> None:
     assert subprocess.run([tool("hadolint"), path], capture_output=True).stdout == b""
+
+
+@pytest.mark.parametrize("path", DOCKERFILES, ids=lambda path: path.name)
+def test_base_images_of_the_hub_have_a_digest_and_awss_a_tag_that_can_be_named(path: Path) -> None:
+    bases = [line.split()[1] for line in path.read_text().splitlines() if line.startswith("FROM ")]
+    for base in bases:
+        assert base == "${NEURON_IMAGE}" or re.search(r"@sha256:[0-9a-f]{64}$", base)
 
 
 @pytest.mark.parametrize("path", DOCKERFILES, ids=lambda path: path.name)

@@ -16,6 +16,8 @@ import pytest
 from compile.store import open_store, pull
 from deploy.host.build_script import ARTEFACT, BuildSettings, build_script
 from inference.errors import InvalidRequest
+from outrider.models import EMBEDDED
+from tests.support.hub_server import COMMIT, TOKEN, hub_server
 from tests.support.scratch_host import IMAGE_VENV, ScratchHost, scratch_host
 
 SETTINGS = BuildSettings(
@@ -31,6 +33,10 @@ SMALL = ("--target=cpu", "--dtype=int8", "--rows=1", "--sequence_length=64", "--
 
 AWS = """#!/bin/sh
 echo "aws $*" >> /var/log/calls
+case "$2" in
+    get-parameter) cat "/srv/aws/ssm/$5"; exit ;;
+    delete-parameters) exit ;;
+esac
 shift 2
 while [ "${1#--}" != "$1" ]; do shift; done
 from=$1 to=$2
@@ -85,18 +91,24 @@ def host(wheel: Path) -> Iterator[ScratchHost]:
         yield made
 
 
-def run(host: ScratchHost, wheel: Path, *arguments: str) -> tuple[int, dict[str, str], str]:
-    """Run the script, as cloud-init does; its exit code, last report, and log in the bucket."""
+def run(
+    host: ScratchHost, wheel: Path, *arguments: str, hub: str = ""
+) -> tuple[int, dict[str, str], str]:
+    """Run the script, as cloud-init does; its exit code, last report, and log in the bucket.
+
+    hub: address of a stand-in whose token the script takes
+    """
     settings = replace(
         SETTINGS,
         wheel=f"s3://bucket/{wheel.name}",
         wheel_sha256=hashlib.sha256(wheel.read_bytes()).hexdigest(),
         arguments=(*arguments, f"--out={ARTEFACT}", "--push=/srv/store"),
         venv=IMAGE_VENV,
+        hub_token="/outrider/build-1/hub_token" if hub else None,
     )
     host.write("/var/lib/cloud/user-data", build_script(settings), 0o700)
     offline = {"PIP_NO_INDEX": "1", "PIP_CONFIG_FILE": "/dev/null"}
-    done = host.run("/var/lib/cloud/user-data", **offline)
+    done = host.run("/var/lib/cloud/user-data", **offline, HF_ENDPOINT=hub)
     reports = host.root / "srv/aws/s3:/bucket/builds-of/build-1"
     log = (reports / "log.txt").read_text()
     return done.returncode, json.loads((reports / "status.json").read_text()), log
@@ -114,6 +126,23 @@ def test_what_is_built_can_be_pulled_by_the_digest_that_is_reported(
     )
     assert (manifest.target, manifest.dtype, manifest.rows) == ("cpu", "int8", 1)
     assert host.calls("shutdown") == ["-P +360 the end of the lifetime of this build", "-P now"]
+
+
+@pytest.mark.extended
+def test_a_gated_model_is_read_with_the_token_that_no_log_shows(
+    host: ScratchHost, wheel: Path, tmp_path: Path
+) -> None:
+    pytest.importorskip("openvino")
+    (tmp_path / "token").write_text(TOKEN)
+    host.put_object("ssm//outrider/build-1/hub_token", tmp_path / "token")
+    with hub_server({"acme/gated": EMBEDDED / "target"}, gated="acme/gated") as address:
+        model = f"--model=acme/gated@{COMMIT}"
+        code, status, log = run(host, wheel, model, *SMALL, hub=address)
+    assert (code, status["state"]) == (0, "built"), log
+    assert TOKEN not in log
+    assert "ssm delete-parameters --names /outrider/build-1/hub_token" in host.calls("aws")
+    store = open_store(str(host.root / "srv/store"))
+    assert pull(store, status["digest"], tmp_path / "out", print).model == "acme/gated"
 
 
 @pytest.mark.extended

@@ -7,6 +7,7 @@ are real: the unit's command line serves a model over TLS to who has the key.
 from __future__ import annotations
 
 import hashlib
+import re
 import signal
 import socket
 import subprocess
@@ -27,6 +28,7 @@ from grpc_comm.security import make_certificate
 from inference.artifact import check_files, read_manifest
 from outrider.models import EMBEDDED
 from tests.support.artifacts import build
+from tests.support.hub_server import COMMIT, TOKEN, hub_server
 from tests.support.repository import ROOT
 from tests.support.scratch_host import IMAGE_VENV, ScratchHost, scratch_host
 from tests.support.units import read_unit
@@ -49,6 +51,14 @@ def credentials(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
+def digest_of(directory: Path) -> str:
+    """The digest of a model's files on S3, by the command that docs/deploy.md has."""
+    page = (ROOT / "docs/deploy.md").read_text()
+    (command,) = re.findall(r"`cd DIR && ([^`]*)`", page)
+    ran = subprocess.run(["bash", "-c", command], cwd=directory, capture_output=True, text=True)
+    return ran.stdout.split()[0]
+
+
 def settings(wheel: Path, **changes: Any) -> HostSettings:
     given: dict[str, Any] = {
         "region": "us-west-2",
@@ -56,6 +66,7 @@ def settings(wheel: Path, **changes: Any) -> HostSettings:
         "wheel_sha256": hashlib.sha256(wheel.read_bytes()).hexdigest(),
         "secrets": HostSecrets("/outrider/cert", "/outrider/key", "/outrider/keys"),
         "model": "s3://bucket/target",
+        "digest": digest_of(EMBEDDED / "target"),
         "flags": {"batch": 2, "grace": 2.0},
         "venv": IMAGE_VENV,
         "port": free_port(),
@@ -199,6 +210,26 @@ def test_what_the_unit_starts_serves_only_who_has_the_key_and_drains_on_sigterm(
     assert process.wait(30) == 0
 
 
+def test_a_gated_model_is_fetched_with_a_token_and_then_served_without_one(
+    wheel: Path, credentials: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "token").write_text(TOKEN)
+    name = f"acme/gated@{COMMIT}"
+    with scratch_host() as host:
+        prepare(host, wheel, credentials)
+        host.put_object("ssm/outrider/hub_token", tmp_path / "token")
+        with hub_server({"acme/gated": EMBEDDED / "target"}, gated="acme/gated") as address:
+            of = settings(wheel, model=name, digest=None, hub_token="/outrider/hub_token")
+            done = set_up(host, of, HF_ENDPOINT=address)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert TOKEN not in done.stdout + done.stderr
+        assert "ssm delete-parameters --names /outrider/hub_token" in host.calls("aws")
+        unit = read_unit(host.root / "etc/systemd/system/outrider-target.service")
+        find = f"from inference.model.hub import find_model; print(find_model({name!r}).name)"
+        found = host.run(f"{IMAGE_VENV}/bin/python", "-c", find, **unit.environment)
+        assert found.stdout == f"{COMMIT}\n", found.stderr
+
+
 def test_a_changed_wheel_is_not_installed_and_the_host_ends(wheel: Path, credentials: Path) -> None:
     with scratch_host() as host:
         prepare(host, wheel, credentials)
@@ -210,6 +241,16 @@ def test_a_changed_wheel_is_not_installed_and_the_host_ends(wheel: Path, credent
         assert host.calls("shutdown") == ["-P +30 Outrider was not set up"]
         timer = host.root / "etc/systemd/system/outrider-lifetime.timer.d/lifetime.conf"
         assert "OnBootSec=120min" in timer.read_text()
+
+
+def test_a_model_on_s3_that_was_changed_is_not_served(wheel: Path, credentials: Path) -> None:
+    with scratch_host() as host:
+        prepare(host, wheel, credentials)
+        changed = host.root / "srv/aws/s3:/bucket/target/config.json"
+        changed.write_text(changed.read_text() + " ")
+        done = set_up(host, settings(wheel))
+        assert "FAILED at: model" in done.stdout
+        assert "enable --now outrider-target.service" not in host.calls("systemctl")
 
 
 def test_an_image_that_is_too_old_is_left_as_it_was(wheel: Path, credentials: Path) -> None:
@@ -251,10 +292,10 @@ def test_an_artefact_is_pulled_by_its_digest_and_no_other_is_served(
         with scratch_host() as host:
             prepare(host, wheel, credentials)
             served = {"model": None, "artifact_store": url}
-            wrong = set_up(host, settings(wheel, **served, artifact_digest="0" * 64), **aws)
+            wrong = set_up(host, settings(wheel, **served, digest="0" * 64), **aws)
             assert "FAILED at: model" in wrong.stdout
             assert "enable --now outrider-target.service" not in host.calls("systemctl")
-            right = set_up(host, settings(wheel, **served, artifact_digest=digest), **aws)
+            right = set_up(host, settings(wheel, **served, digest=digest), **aws)
             assert right.returncode == 0, right.stdout + right.stderr
             place = host.root / "var/lib/outrider/artifact"
             check_files(place, read_manifest(place))

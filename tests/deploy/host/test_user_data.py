@@ -37,7 +37,7 @@ def settings(**changes: Any) -> HostSettings:
     return HostSettings(**given | changes)
 
 
-ARTIFACT = {"artifact_store": "s3://bucket/artefacts", "artifact_digest": DIGEST}
+ARTIFACT = {"artifact_store": "s3://bucket/artefacts", "digest": DIGEST}
 EVERYTHING = settings(
     **ARTIFACT,
     flags={"batch": 8, "usd_per_hour": 1.34, "log": "json", "share_prefixes": True},
@@ -55,8 +55,10 @@ SMALLEST = settings()
         ({"wheel": "s3://bucket/$(reboot).whl"}, "s3://BUCKET"),
         ({"wheel_sha256": "12"}, "64 hexadecimal digits"),
         ({"artifact_store": "s3://bucket/artefacts"}, "digest belong together"),
+        ({"model": "s3://bucket/model"}, "digest belong together"),
+        ({"model": "some/model", "digest": DIGEST}, "digest belong together"),
         ({**ARTIFACT, "model": "some/model"}, "an artefact or a model"),
-        ({"model": "s3://Bucket/x y"}, "hub name or s3://"),
+        ({"model": "s3://Bucket/x y", "digest": DIGEST}, "hub name"),
         ({"flags": {"--batch": 4}}, "without its dashes"),
         ({"flags": {"tls_key": "k"}}, "--tls_key is decided"),
         ({"port": 0}, "1 to 65535"),

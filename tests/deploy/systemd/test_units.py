@@ -45,11 +45,12 @@ def test_systemd_would_say_something_of_a_fault(placed: Path) -> None:
     assert "sometimes" in complaints(unit)
 
 
-def test_the_service_has_longer_to_stop_than_sessions_have_to_leave() -> None:
+def test_the_service_outlasts_its_sessions_and_reaches_no_metadata_of_the_instance() -> None:
     from outrider.options.roles import TargetRole
 
     service = read_unit(ROOT / "deploy" / "systemd" / "outrider-target.service")
     assert float(service.one("TimeoutStopSec")) > 2 * TargetRole().grace
     assert service.one("Type") == "notify"
     assert service.one("User") != "root"
+    assert service.one("IPAddressDeny").split() == ["169.254.169.254", "fd00:ec2::254"]
     assert service.one("MemoryMax").endswith("%")

@@ -21,9 +21,10 @@ from huggingface_hub.errors import (
 from safetensors.torch import load_file, save_file
 
 from inference.errors import InvalidRequest, UnsupportedModel
-from inference.model.checkpoint import find_model, fingerprint, load_decoder, weight_files
+from inference.model.checkpoint import fingerprint, load_decoder, weight_files
 from inference.model.config import RopeScaling, parse_config, read_config
 from inference.model.decoder import Decoder
+from inference.model.hub import find_model
 from tests.support.models import TINY, write_checkpoint
 
 CPU = torch.device("cpu")
