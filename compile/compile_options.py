@@ -58,10 +58,7 @@ class CompileOptions:
         choices=DTYPES,
     )
     tensor_parallel: int | None = option(
-        None,
-        "NeuronCores that share the model (default: all of the smallest instance)",
-        _TARGET,
-        "tp_degree",
+        None, "NeuronCores that share it (default: the smallest instance's)", _TARGET, "tp_degree"
     )
     flag: tuple[str, ...] = option(
         (),
