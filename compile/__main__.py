@@ -145,7 +145,7 @@ def _request_of(options: CompileOptions) -> tuple[BuildRequest, BuildCheckpoint]
     plan.
     """
     from compile.plan.first_graphs import purposes
-    from compile.plan.memory import check_fits
+    from compile.plan.fit import check_fits
     from compile.plan.plan_report import describe
     from compile.request import find_checkpoint, make_request
 
@@ -155,7 +155,7 @@ def _request_of(options: CompileOptions) -> tuple[BuildRequest, BuildCheckpoint]
     need = check_fits(checkpoint.config, spec)
     lines = [
         *request.explanation,
-        *describe(spec, checkpoint.config, need),
+        *describe(spec, checkpoint.config, need, options.workers),
         "",
         "what each graph is for:",
         *purposes(spec, spec.graphs),

@@ -57,8 +57,8 @@ class CompileOptions:
         _TARGET,
         choices=DTYPES,
     )
-    tensor_parallel: int = option(
-        1, "NeuronCores that share the model (default: %(default)s)", _TARGET, "tp_degree"
+    tensor_parallel: int | None = option(
+        None, "NeuronCores that share it (default: the smallest instance's)", _TARGET, "tp_degree"
     )
     flag: tuple[str, ...] = option(
         (),
@@ -199,7 +199,7 @@ class CompileOptions:
                     f"--tree_sizes {size}: sizes lie between 1 and {self.max_tree_nodes} "
                     "(--max_tree_nodes)"
                 )
-        check_target(self.device, self.tensor_parallel, self.dtype)
+        check_target(self.device, self.tensor_parallel or 1, self.dtype)
 
     def _check_draft(self) -> None:
         """Check the flags of the draft beside the target."""

@@ -17,17 +17,16 @@ from compile.plan.buckets import (
     plan_graphs,
     samplings_of,
 )
-from compile.plan.device import device_of
 from compile.plan.draft import fused_part
 from compile.plan.feature_layers import feature_layers
 from compile.plan.first_graphs import first_graphs
-from compile.plan.memory import check_fits, footprint
+from compile.plan.fit import check_fits, fits, usual_ranks
 from compile.plan.search import BuildBudget
 from compile.plan.workload import Limits, read_load
 from compile.spec import CompileSpec, least_nodes
 from inference.artifact import Bucket
 from inference.errors import InvalidRequest
-from inference.model.config import ModelConfig, read_config
+from inference.model.config import ModelConfig, parse_config, read_config
 from inference.model.hub import find_model, split_revision
 
 _EMBEDDED = Path(inference.__file__).parent / "data" / "target"
@@ -40,10 +39,6 @@ _WINDOWS = 4
 """Parts of a Neuron target's cache that prompts read: a call takes long by the slots it reads."""
 _ROWS = (4, 2, 1)
 """Row counts that are tried where none is given. More sessions than that want --load."""
-_FILLED = 0.75
-"""Share of a rank's memory that weights, caches and the largest activation may fill where the rows
-are chosen. The rest is for the programs of all graphs and for what compilers keep besides.
-"""
 
 
 @dataclass(frozen=True)
@@ -105,7 +100,7 @@ def make_request(options: CompileOptions, checkpoint: BuildCheckpoint) -> BuildR
     for rows in _ROWS if options.rows is None else (options.rows,):
         limits = _limits(options, checkpoint, sizes, rows)
         spec = _spec(options, checkpoint, sizes, limits)
-        if _leaves_room(checkpoint.config, spec):
+        if options.rows is not None or fits(checkpoint.config, spec):
             break
     request = BuildRequest(spec, ())
     if options.load is not None:
@@ -126,6 +121,8 @@ def _spec(
     options: CompileOptions, checkpoint: BuildCheckpoint, sizes: Sizes, limits: Limits
 ) -> CompileSpec:
     """The spec with graphs of the given sizes, or the default ones."""
+    fused = fused_part(options, limits, sizes, checkpoint.directory)
+    models = [checkpoint.config, *([parse_config(fused.config)] if fused else [])]
     return CompileSpec(
         model=checkpoint.name,
         target=options.device,
@@ -135,16 +132,11 @@ def _spec(
         sequence_length=limits.sequence_length,
         max_tree_nodes=options.max_tree_nodes,
         dtype=options.precision,
-        tensor_parallel=options.tensor_parallel,
+        tensor_parallel=options.tensor_parallel or usual_ranks(models, options.device),
         compiler_flags=options.compiler_flags,
-        fused=fused_part(options, limits, sizes, checkpoint.directory),
+        fused=fused,
         features=feature_layers(options, checkpoint.config),
     )
-
-
-def _leaves_room(config: ModelConfig, spec: CompileSpec) -> bool:
-    """Whether the spec leaves the share of a rank's memory that programs and buffers need."""
-    return footprint(config, spec).total <= _FILLED * device_of(spec.target).memory
 
 
 def _planned(

@@ -129,8 +129,8 @@ def check_target(target: str, tensor_parallel: int, dtype: str | None) -> None:
     if dtype is not None and not takes(target, dtype):
         *most, last = (name for name in DTYPES if takes(target, name))
         raise InvalidRequest(
-            f"--dtype {dtype}: {target} takes {', '.join(most)} or {last}; {dtype} is for "
-            f"{' and '.join(_TARGETS_OF[dtype])}"
+            f"--dtype {dtype} is built for {' and '.join(_TARGETS_OF[dtype])} so far, not for "
+            f"{target}: take {', '.join(most)} or {last}"
         )
 
 

@@ -99,7 +99,7 @@ def up_command(build: CloudBuild, digest: str) -> str:
     """The command that serves what was built, on the smallest instance that can."""
     options, instance = build.options, "c7i.2xlarge"
     if options.device != "cpu":
-        instance = device_of(options.device).instance(options.tensor_parallel) or "TYPE"
+        instance = device_of(options.device).instance(options.tensor_parallel or 1) or "TYPE"
     return (
         f"outrider deploy up NAME --instance {instance} --artifact {build.store} --digest {digest}"
     )

@@ -14,8 +14,10 @@ Market = Literal["on-demand", "spot", "capacity-block"]
 
 NEURON_IMAGE = "/aws/service/neuron/dlami/pytorch-2.9/ubuntu-24.04/latest/image_id"
 """The family of AWS's images with torch 2.9 and torch_neuronx on XLA, which ends with SDK 2.31. Its
-newest image is compatible; the families of later SDKs are not.
+newest image is compatible; the families of later SDKs are not. AWS lists it no longer.
 """
+NEURON_BASE_IMAGE = "/aws/service/neuron/dlami/base/ubuntu-24.04/latest/image_id"
+"""Driver and tools alone: a host installs AWS's wheels in their pinned versions beside them."""
 NEURON_VENV = "/opt/aws_neuronx_venv_pytorch_2_9"
 """The Python environment of that image. One that --image names has the device's packages there."""
 _CUDA_IMAGE = (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from deploy.aws import Aws, aws_refusals
-from deploy.instance_kind import InstanceKind
+from deploy.instance_kind import NEURON_BASE_IMAGE, InstanceKind
 from inference.errors import InvalidRequest
 
 
@@ -84,7 +84,8 @@ def find_image(aws: Aws, parameter: str) -> str:
             )
             others = sorted(row["Name"] for row in rows)
             near = f"; below {family} there are: {', '.join(others[:6])}" if others else ""
+            other = f" (for Neuron {NEURON_BASE_IMAGE})" if "/neuron/" in parameter else ""
             raise InvalidRequest(
                 f"the machine image is gone: {aws.region} has no parameter {parameter}{near}. "
-                "--image names another one; it must hold the same packages (docs/deploy.md)"
+                f"--image names another one{other}; docs/deploy.md says what it must hold"
             ) from error

@@ -24,10 +24,6 @@ if TYPE_CHECKING:
 
 Served = TypeVar("Served", bound=TargetOptions)
 _DECIDED = ("model", "target_model", "dtype")
-_CORES = {"trn1": 2, "inf2": 2, "trn2": 4, "trn3": 4}
-"""Cores of the smallest instance of a family, or of one chip of trn3. They share the model unless
-an artefact says otherwise.
-"""
 
 
 def open_artifact(options: TargetOptions) -> tuple[Manifest, Checkpoint]:
@@ -139,11 +135,12 @@ def with_neuron_artifact(options: Served) -> Served:
         return options
     from compile.build.neuron_cache import neuron_artifact
     from compile.compile_options import CompileOptions
+    from compile.plan.device import neuron_targets
     from compile.request import find_checkpoint, make_request
     from inference.backends.neuron_sdk import has_device, instance_family
 
     target = instance_family() if has_device() else None
-    if target not in _CORES:
+    if target not in neuron_targets():
         raise InvalidRequest(
             "--device neuron: no trn1, inf2, trn2 or trn3 instance is recognised here; build with "
             "python -m compile, then --artifact DIR"
@@ -155,7 +152,6 @@ def with_neuron_artifact(options: Served) -> Served:
         sequence_length=options.sequence_length,
         max_tree_nodes=options.max_tree_nodes,
         dtype=options.dtype,
-        tensor_parallel=_CORES[target],
         features=_head_beside(options),
     )
     checkpoint = find_checkpoint(asked)

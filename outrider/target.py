@@ -21,6 +21,7 @@ from grpc_comm.translate import Description
 from grpc_comm.transport import Address, check_free
 from inference.backends import RoundModel
 from inference.backends.gguf_model import GgufModel
+from inference.backends.neuron_sdk import has_device
 from inference.backends.timed import TimedModel, TimeProfile, find_profile
 from inference.command import say
 from inference.engine.engine import Engine, collect_rarely
@@ -137,6 +138,8 @@ def load_served(options: ServingRole, beside: Beside | None = None) -> Served:
     profile = find_profile(options.emulate) if options.emulate else None
     options = with_neuron_artifact(options)
     loaded = _load_artifact(options) if options.artifact else _load_checkpoint(options)
+    if options.device == "auto" and loaded.model.device.type == "cpu" and has_device():
+        say("a Neuron device is here and is not used: --device neuron takes it")
     model, found = loaded.model, loaded.found
     times, unfinished = _times(options, loaded, profile)
     legacy = options.device == "neuron-legacy"

@@ -24,12 +24,11 @@ from torch import Tensor
 from compile.build.between import calls_between
 from compile.build.compiler_report import read_report
 from compile.build.float8_layers import layers_of
-from compile.build.free_memory import processors, workers_within
+from compile.build.free_memory import compilers_at_once
 from compile.build.neff_cache import NeffCache
 from compile.build.neuron_compiler import Toolchain, render
 from compile.build.neuron_graphs import CompiledCall, GraphCall, NeuronGraphs
 from compile.build.parallel import cast_weights, parallel_config, parallel_tensors
-from compile.plan.build_memory import worker_memory
 from compile.spec import CompileSpec
 from inference.artifact import Bucket
 from inference.backends.neuron import PACKAGE, SHARD
@@ -74,9 +73,7 @@ class NeuronBuilder:
         self._dealt = parallel_config(self._config, spec.tensor_parallel, vocabulary)
         self._dtype = states_of(spec.dtype)
         self._cache = cache or NeffCache(cache_directory("neuron_graphs"))
-        self.workers = workers or workers_within(
-            max(1, processors() // 2), worker_memory(spec.target, 0)
-        )
+        self.workers = workers or compilers_at_once(spec.target)
 
     def prepare(self, directory: Path) -> list[str]:
         """Write the weights, one file a rank."""

@@ -17,7 +17,8 @@ from compile.build.build import Builder, build_artifact, read_source
 from compile.build.neuron_builder import NeuronBuilder
 from compile.build.progress import JOINT, LineProgress, Say
 from compile.build.stages import STATE, read_stage
-from compile.plan.memory import check_fits, footprint, gib
+from compile.plan.fit import check_fits
+from compile.plan.memory import footprint, gib
 from compile.plan.plan_report import describe
 from compile.spec import CompileSpec
 from inference.artifact import MANIFEST, NATIVE, read_manifest

@@ -1,5 +1,5 @@
 """Counts what a spec needs of each rank: weights, KV cache, the largest activation and a call's
-work. It also says what would fit.
+work. What a device holds besides, and what fits, is in compile/plan/fit.py.
 
 Sharding is that of compile/build/parallel.py. Matrices, embeddings and head are cut into
 `tensor_parallel` parts. So are key-value heads, which are repeated where there are fewer heads than
@@ -8,42 +8,49 @@ ranks. On Neuron the head is a table of its own. Small vectors are counted whole
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import TypeVar
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
-from compile.plan.device import GIB, Device, device_of, neuron_targets
-from compile.spec import CompileSpec, takes
+from compile.plan.device import GIB
+from compile.spec import CompileSpec
 from inference.artifact import Bucket, DraftBucket, RoundBucket
-from inference.errors import InvalidRequest, LimitExceeded
 from inference.model.config import ModelConfig, parse_config
 from inference.model.noise_window import WINDOW
 
-AnyBucket = TypeVar("AnyBucket", bound=Bucket)
-
 ITEM = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 4, "fp8": 2}
 """Bytes of a number in states and caches. int8 and fp8 concern matrices only."""
-_STEP = 64  # sequence lengths that are advised are multiples of this
 _WIDE = 4  # scores, logits and noise are float32 whatever the weights are
 
 
 @dataclass(frozen=True)
 class Footprint:
-    """Bytes that one rank needs."""
+    """Bytes that one rank needs. Those beside the tensors are a Neuron device's."""
 
     weights: int
     cache: int
     noise: int  # windows of noise that sampled graphs read; a CPU's graphs make their own
     activation: int  # the largest single tensor of any graph
     largest: str  # which that is
+    programs: int = 0
+    rings: int = 0  # descriptors of what the programs move
+    reserve: int = 0  # left for what cannot be counted
 
     @property
     def total(self) -> int:
-        """The sum, a lower bound: compilers keep further buffers, and the program lies in the same
-        memory.
-        """
-        return self.weights + self.cache + self.noise + self.activation
+        return sum(self.parts.values())
+
+    @property
+    def parts(self) -> dict[str, int]:
+        """The parts of the sum, by name."""
+        return {
+            "weights": self.weights,
+            "KV cache": self.cache,
+            "noise made ahead": self.noise,
+            "largest activation": self.activation,
+            "programs": self.programs,
+            "rings": self.rings,
+            "reserve": self.reserve,
+        }
 
 
 @dataclass(frozen=True)
@@ -55,8 +62,8 @@ class Work:
 
 
 def footprint(config: ModelConfig, spec: CompileSpec) -> Footprint:
-    """The bytes that the spec needs of each rank, with the draft where it has one."""
-    models = _models(config, spec)
+    """The bytes of tensors that the spec needs of each rank, with the draft where it has one."""
+    models = models_of(config, spec)
     activation, largest = max(
         (size, f"{name} of {bucket.name}")
         for model, buckets in models
@@ -119,82 +126,7 @@ def graph_work(config: ModelConfig, spec: CompileSpec, bucket: Bucket) -> Work:
     return Work(sum(call.flops for call in calls), sum(call.moved for call in calls))
 
 
-def check_fits(config: ModelConfig, spec: CompileSpec) -> Footprint:
-    """The footprint. Raises LimitExceeded, saying what would fit, when a rank's memory cannot hold
-    it.
-    """
-    for model, _ in _models(config, spec):
-        check_sharding(model, spec)
-    need, device = footprint(config, spec), device_of(spec.target)
-    if need.total <= device.memory:
-        return need
-    parts = (
-        f"weights {gib(need.weights)}, KV cache {gib(need.cache)}, noise {gib(need.noise)}, "
-        f"largest activation {gib(need.activation)}"
-    )
-    advice = "; ".join(_what_fits(config, spec)) or "nothing in the table of devices would fit"
-    raise LimitExceeded(
-        f"{spec.model} needs {gib(need.total)} of each {spec.target} rank ({parts}), it has "
-        f"{gib(device.memory)}. Would fit: {advice}"
-    )
-
-
-def check_sharding(config: ModelConfig, spec: CompileSpec) -> None:
-    """Check that heads can be divided evenly among the ranks, and that an instance has so many."""
-    ranks, device = spec.tensor_parallel, device_of(spec.target)
-    if not shards_evenly(config, ranks):
-        possible = ", ".join(str(count) for count in _rank_counts(config, device))
-        heads = f"{config.heads} heads and {config.kv_heads} key-value heads"
-        raise InvalidRequest(
-            f"--tensor_parallel {ranks}: {spec.model} has {heads}, which {spec.target} can share "
-            f"among {possible}"
-        )
-    if device.instance(ranks) is None:
-        raise InvalidRequest(
-            f"--tensor_parallel {ranks}: the largest {spec.target} instance has {device.ranks} "
-            "ranks"
-        )
-
-
-def shards_evenly(config: ModelConfig, ranks: int) -> bool:
-    kv_heads = config.kv_heads
-    cut = (
-        config.heads % ranks == 0
-        and config.intermediate_size % ranks == 0
-        and config.hidden_size % ranks == 0
-    )
-    return cut and (kv_heads % ranks == 0 or ranks % kv_heads == 0)
-
-
-def resized(spec: CompileSpec, rows: int, sequence_length: int) -> CompileSpec:
-    """The spec with its graphs on a smaller cache. Graphs that become equal are merged."""
-    capacity, fused = sequence_length + spec.max_tree_nodes, spec.fused
-    if fused is not None:
-        fused = replace(
-            fused,
-            prefill=_on(fused.prefill, rows, capacity),
-            rounds=_on(fused.rounds, rows, capacity),
-        )
-    return replace(
-        spec,
-        rows=rows,
-        sequence_length=sequence_length,
-        buckets=_on(spec.buckets, rows, capacity),
-        fused=fused,
-    )
-
-
-def _on(buckets: Sequence[AnyBucket], rows: int, capacity: int) -> tuple[AnyBucket, ...]:
-    smaller = [
-        replace(
-            bucket, rows=min(rows, bucket.rows), slots=min(bucket.slots, capacity), junk=capacity
-        )
-        for bucket in buckets
-    ]
-    return tuple({bucket.name: bucket for bucket in smaller}.values())
-
-
-def _models(config: ModelConfig, spec: CompileSpec) -> list[tuple[ModelConfig, Sequence[Bucket]]]:
+def models_of(config: ModelConfig, spec: CompileSpec) -> list[tuple[ModelConfig, Sequence[Bucket]]]:
     """Each model of the spec, with the graphs whose largest tensors are its own. A round's largest
     tensors are the target's.
     """
@@ -209,56 +141,6 @@ def _models(config: ModelConfig, spec: CompileSpec) -> list[tuple[ModelConfig, S
 def gib(size: float) -> str:
     """Bytes as GiB, in words."""
     return f"{size / GIB:.2f} GiB" if size >= GIB / 10 else f"{size / (1 << 20):.2f} MiB"
-
-
-def _what_fits(config: ModelConfig, spec: CompileSpec) -> Iterator[str]:
-    """Changes that would make the spec fit, one at a time, each the smallest that is enough."""
-    length = _last(
-        range(_STEP, spec.sequence_length, _STEP),
-        lambda length: _fits(config, resized(spec, spec.rows, length)),
-    )
-    if length:
-        yield f"--sequence_length {length}"
-    rows = _last(
-        range(1, spec.rows), lambda rows: _fits(config, resized(spec, rows, spec.sequence_length))
-    )
-    if rows:
-        yield f"--rows {rows}"
-    if spec.dtype == "float32" and _fits(config, replace(spec, dtype="bfloat16")):
-        yield "--dtype bfloat16"
-    narrower = spec.fused is None and spec.dtype != "fp8" and takes(spec.target, "fp8")
-    if narrower and _fits(config, replace(spec, dtype="fp8")):
-        yield "--dtype fp8"
-    if spec.target != "cpu":
-        yield from _larger_devices(config, spec)
-
-
-def _larger_devices(config: ModelConfig, spec: CompileSpec) -> Iterator[str]:
-    """Larger devices that would do: more ranks of this target, or the fewest of another."""
-    for target in (spec.target, *(name for name in neuron_targets() if name != spec.target)):
-        device = device_of(target)
-        for ranks in _rank_counts(config, device):
-            more = target != spec.target or ranks > spec.tensor_parallel
-            more = more and takes(target, spec.dtype)
-            if more and _fits(config, replace(spec, target=target, tensor_parallel=ranks)):
-                yield f"--target {target} --tensor_parallel {ranks} ({device.instance(ranks)})"
-                break
-
-
-def _fits(config: ModelConfig, spec: CompileSpec) -> bool:
-    return footprint(config, spec).total <= device_of(spec.target).memory
-
-
-def _last(candidates: Sequence[int], fits: Callable[[int], bool]) -> int | None:
-    """The last candidate that fits, of candidates that get harder to fit."""
-    count = bisect_left(candidates, True, key=lambda candidate: not fits(candidate))
-    return candidates[count - 1] if count else None
-
-
-def _rank_counts(config: ModelConfig, device: Device) -> list[int]:
-    """Numbers of ranks that can share the model: powers of two, as NeuronCores are grouped."""
-    powers = (1 << exponent for exponent in range(device.ranks.bit_length()))
-    return [ranks for ranks in powers if ranks <= device.ranks and shards_evenly(config, ranks)]
 
 
 def _kv_heads(config: ModelConfig, ranks: int) -> int:

@@ -4,18 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
+from compile.build.free_memory import compilers_at_once
 from compile.ops.engines import rates_of
 from compile.plan.device import Device, device_of
 from compile.plan.graph_time import GraphTime, graph_time, times_between
 from compile.plan.memory import ITEM, Footprint, Work, gib, graph_work
-from compile.plan.programs import programs
+from compile.plan.programs import compiling
 from compile.spec import CompileSpec
 from inference.artifact import Bucket, features_of
 from inference.model.config import ModelConfig
 
+_ESTIMATED = {
+    "programs": "all taken to be as long as the longest of their kind, and microcode",
+    "rings": "descriptors of what the graphs move, 2 KiB at once",
+    "reserve": "a tenth, for scratchpad, collectives and constants",
+}
 
-def describe(spec: CompileSpec, config: ModelConfig, need: Footprint) -> Iterator[str]:
-    """The whole plan of the spec, line by line."""
+
+def describe(
+    spec: CompileSpec, config: ModelConfig, need: Footprint, workers: int | None = None
+) -> Iterator[str]:
+    """The whole plan of the spec, line by line.
+
+    workers: compilers at once (default: as many as a build takes here)
+    """
     device = device_of(spec.target)
     shared = f", {spec.tensor_parallel} ranks" if spec.tensor_parallel > 1 else ""
     yield (
@@ -39,7 +51,9 @@ def describe(spec: CompileSpec, config: ModelConfig, need: Footprint) -> Iterato
     yield ""
     yield from _memory(need, device)
     if spec.target != "cpu":
-        yield from programs(device, [time.instructions for time in (*times, *between.values())])
+        counts = [time.instructions for time in (*times, *between.values())]
+        yield ""
+        yield from compiling(counts, workers or compilers_at_once(spec.target))
 
 
 def _graphs(
@@ -83,11 +97,11 @@ def _milliseconds(time: GraphTime) -> str:
 
 def _memory(need: Footprint, device: Device) -> Iterator[str]:
     yield (
-        f"memory of a rank: {gib(need.total)} at least, of {gib(device.memory)} "
+        f"memory of a rank: {gib(need.total)} of {gib(device.memory)} "
         f"({need.total / device.memory:.1%})"
     )
-    yield f"  weights             {gib(need.weights)}"
-    yield f"  KV cache            {gib(need.cache)}"
-    if need.noise:
-        yield f"  noise made ahead    {gib(need.noise)}"
-    yield f"  largest activation  {gib(need.activation)} ({need.largest})"
+    known = {"largest activation": need.largest, **_ESTIMATED}
+    for name, size in need.parts.items():
+        if size:
+            what = f" ({known[name]})" if name in known else ""
+            yield f"  {name:<18}  {gib(size)}{what}"

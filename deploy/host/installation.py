@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from deploy.ec2_prices import check_region
+from inference.backends.neuron_sdk import INDEX, WHEELS
 from inference.errors import InvalidRequest
 
 SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -21,6 +22,8 @@ S3_OBJECT = re.compile(rf"{_BUCKET}/{_KEY}+")
 PARAMETER = re.compile(r"/?[A-Za-z0-9_.-]+(/[A-Za-z0-9_.-]+)*")
 _WHEEL = re.compile(rf"{_BUCKET}/{_KEY}*\.whl")
 
+_LIBRARIES = "aws-neuronx-runtime-lib aws-neuronx-collectives"
+"""apt's packages that AWS's base image lacks beside its driver and tools."""
 _HERE = Path(__file__).parent
 
 
@@ -32,7 +35,7 @@ class Installation:
     wheel: str  # s3://BUCKET/.../outrider-VERSION-py3-none-any.whl
     wheel_sha256: str
     hub_token: str | None = None  # SecureString with the token that the model's hub asks for
-    venv: str | None = None  # of the machine image, such as AWS's for Neuron; None: a new one
+    venv: str | None = None  # of AWS's machine image for Neuron; None: a new one
     lifetime_hours: float  # since boot until the host is powered off
 
     def __post_init__(self) -> None:
@@ -55,6 +58,10 @@ class Installation:
             "wheel_sha256": self.wheel_sha256,
             "hub_token_parameter": self.hub_token or "",
             "image_venv": self.venv or "",
+            "neuron_wheels": "\n".join((f"--extra-index-url {INDEX}", *WHEELS))
+            if self.venv
+            else "",
+            "neuron_libraries": _LIBRARIES if self.venv else "",
             "extras": extras,
             "lifetime_minutes": str(max(1, round(self.lifetime_hours * 60))),
         }

@@ -6,11 +6,12 @@ yet run on hardware: see docs/neuron.md.
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -50,8 +51,61 @@ SHARD = "weights/tp{}_sharded_checkpoint.safetensors"
 """Weights of one tensor-parallel rank, by NxD's file name."""
 
 Say = Callable[[str], None]
-_BUSY = ("not available", "nrt_allocate", "resource busy", "already in use")
-_NUMERICAL = ("1003", "numerical")
+
+
+class _Told(NamedTuple):
+    """A failure of the runtime in words. It is known by what the runtime printed."""
+
+    printed: re.Pattern[str]
+    what: str
+    remedy: str
+    kind: type[Unavailable] = Unavailable
+
+
+def _printed(words: str) -> re.Pattern[str]:
+    return re.compile(rf".*({words}).*", re.IGNORECASE)
+
+
+_TOLD = (
+    _Told(
+        _printed(r"nrt_allocate_neuron_cores|cores?\(s\) not available|resource busy|in use\b"),
+        "the NeuronCores cannot be had",
+        "another process has reserved them, and keeps them until it ends. "
+        "neuron-ls shows which; or share them out with NEURON_RT_VISIBLE_CORES",
+        Busy,
+    ),
+    _Told(
+        _printed(r"status\W{0,2}1003\b|numerical error|subtype_numerical"),
+        "the device met a NaN or an infinity and gave the call up",
+        "the row is lost, and this is a defect to report",
+    ),
+    _Told(
+        _printed("failed to alloc|allocation failure|nrt_resource|out of memory|mempool"),
+        "the memory of a core is full",
+        "build fewer graphs (--tree_sizes, --sampling), --rows 1, or a shorter --sequence_length",
+    ),
+    _Told(
+        _printed("driver version|aws-neuronx?-dkms"),
+        "the driver does not fit the runtime",
+        "apt-get install --only-upgrade aws-neuronx-dkms, then reboot",
+    ),
+    _Told(
+        _printed("libnccom"),
+        "the ranks cannot speak to each other",
+        "apt-get install aws-neuronx-collectives",
+    ),
+    _Told(
+        _printed("not (be )?initialized|failed to initialize"),
+        "the device did not start",
+        "dmesg says why; `sudo rmmod neuron && sudo modprobe neuron` starts it anew",
+    ),
+    _Told(
+        _printed("timed out|timeout"),
+        "a call or a load took too long",
+        "set NEURON_RT_EXEC_TIMEOUT=120, and look at neuron-top",
+    ),
+)
+"""The first that fits is taken. Words: aws-neuron-sdk, neuron-runtime/nrt-troubleshoot.rst."""
 
 
 class Program(Protocol):
@@ -153,16 +207,8 @@ def shape_of_cache(manifest: Manifest, config: Mapping[str, Any]) -> KeysValues:
 def runtime_error(error: Exception) -> OutriderError:
     """Return an error of ours that says what a Neuron runtime error means for the user."""
     text = str(error)
+    for told in _TOLD:
+        if met := told.printed.search(text):
+            return told.kind(f"{told.what} ({met[0].strip()}): {told.remedy}")
     line = next((line for line in text.splitlines() if line.strip()), type(error).__name__)
-    if any(word in text.lower() for word in _BUSY):
-        return Busy(
-            f"the NeuronCores cannot be had ({line}): another process has reserved them, and keeps "
-            "them until it ends. "
-            "neuron-ls shows which; or share them out with NEURON_RT_VISIBLE_CORES"
-        )
-    if any(word in text.lower() for word in _NUMERICAL):
-        return Unavailable(
-            f"the device met a NaN or an infinity and gave the call up ({line}): the row is lost, "
-            "and this is a defect to report"
-        )
     return Unavailable(f"the Neuron runtime failed: {line}")

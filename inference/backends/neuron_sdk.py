@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 from collections.abc import Mapping, MutableMapping
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
@@ -25,10 +26,15 @@ PRODUCT = Path("/sys/devices/virtual/dmi/id/product_name")
 
 _OLDEST, _NEWEST = 28, 31
 _TRANSFORMERS = "transformers>=4.51,<5"
-_INSTALL = (
-    f"pip install --extra-index-url {INDEX} 'torch-neuronx==2.9.0.2.15.*' "
-    "'neuronx-cc==2.26.*' 'neuronx_distributed==0.19.*'"
+WHEELS = (
+    "torch-neuronx==2.9.0.2.15.*",
+    "neuronx-cc==2.26.*",
+    "neuronx_distributed==0.19.*",
+    _TRANSFORMERS,
+    "protobuf<7",
 )
+"""What an environment without AWS's packages needs, for pip. Hosts and pages take it from here."""
+_INSTALL = f"pip install --extra-index-url {INDEX} {shlex.join(WHEELS)}"
 _PLACEHOLDERS = (
     "without that index pip finds placeholders of the same names, which install and do not work"
 )

@@ -84,7 +84,10 @@ DRY = ["--target", "cpu", "--dry_run"]
         ([*DRY, "--fused", "--model", "x"], "--fused needs --draft_model"),
         ([*DRY, "--fused", "--draft_tree", "2,x"], "--draft_tree 2,x"),
         ([*DRY, "--fused", "--dtype", "int8"], "leave out --dtype int8"),
-        (["--target", "trn1", "--dry_run", "--dtype", "int8"], "int8 is for cpu"),
+        (
+            ["--target", "trn1", "--dry_run", "--dtype", "int8"],
+            "int8 is built for cpu so far, not for trn1",
+        ),
         (["--pull", "somewhere", "--out", "x"], "--pull needs --digest"),
     ],
 )

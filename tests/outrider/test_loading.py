@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
+from inference.backends import neuron_sdk
 from inference.model.checkpoint import Loading
 from outrider.cli import main
 from outrider.draft_methods import find_draft
 from outrider.models import PREFILL_NODES
 from outrider.options.groups import DeviceOptions, DraftModelOptions
+from outrider.options.roles import TargetRole
 from outrider.status_lines import LoadingStatus
+from outrider.target import load_served
 from tests.support.terminal import Terminal
 
 
@@ -78,3 +82,17 @@ def test_kept_profiles_are_listed_and_removed(
     assert main(["--role", "profiles", "--clear"]) == 0
     assert capsys.readouterr().err == f"profiles removed from {directory}: 2\n"
     assert list(directory.iterdir()) == []
+
+
+@pytest.mark.parametrize(("device", "told"), [("auto", True), ("cpu", False)])
+def test_a_target_that_takes_the_cpu_unasked_beside_a_neuron_device_says_so(
+    device: Literal["auto", "cpu"],
+    told: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "neuron0").touch()
+    monkeypatch.setattr(neuron_sdk, "DEVICE", tmp_path / "neuron0")
+    load_served(TargetRole(port=0, batch=1, max_tree_nodes=8, sequence_length=64, device=device))
+    assert ("not used: --device neuron takes it" in capsys.readouterr().err) == told

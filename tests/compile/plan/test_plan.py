@@ -14,11 +14,13 @@ from hypothesis import strategies as st
 from benchmarks.buckets import IMITATED, LLAMA_8B, LOADS
 from compile.build.between import calls_between
 from compile.compile_options import CompileOptions
+from compile.ops.pass_time import pass_work
 from compile.plan import search
 from compile.plan.buckets import Sizes, graphs_of, plan_graphs
 from compile.plan.device import device_of
-from compile.plan.memory import check_fits, check_sharding, footprint, work
-from compile.plan.programs import programs
+from compile.plan.fit import check_fits, check_sharding, rank_memory, usual_ranks
+from compile.plan.memory import footprint, work
+from compile.plan.programs import compiling, program_bytes
 from compile.plan.search import BuildBudget, expected_cost, grid, plan, powers_of_two, serving
 from compile.plan.workload import Calls, CallShape, Limits, calls_of, read_load
 from compile.request import find_checkpoint, make_request
@@ -27,6 +29,7 @@ from inference.artifact import Bucket
 from inference.errors import InvalidRequest, LimitExceeded, MissingExtra
 from inference.model.config import parse_config
 from tests.support.models import TINY, tiny_decoder
+from tests.support.repository import ROOT
 
 LIMITS = Limits(rows=2, chunk=16, tree_nodes=8, least_nodes=1, sequence_length=120)
 
@@ -180,7 +183,7 @@ def test_a_pass_reads_every_matrix_once() -> None:
     [
         {"tensor_parallel": 1, "rows": 4},
         {"sequence_length": 131072},
-        {"target": "trn2", "tensor_parallel": 1, "rows": 64},
+        {"target": "trn2", "tensor_parallel": 1, "rows": 12},
     ],
 )
 def test_what_cannot_fit_is_refused_and_every_advice_would_fit(changes: dict[str, Any]) -> None:
@@ -322,10 +325,71 @@ def test_with_a_draft_in_the_graphs_there_are_twenty_at_most(rows: int) -> None:
     assert len(spec.graphs) + len(calls_between(spec)) <= options.graphs == 20
 
 
-def test_programs_take_64_bytes_an_instruction_and_a_seconds_work_is_stated() -> None:
-    lines = list(programs(device_of("trn2"), [3 << 20, 1 << 20]))
-    assert "0.44 GiB" in lines[0]  # 256 MiB of instructions, and microcode of two cores
-    assert lines[2].startswith("compiling: about 20 min in all, about 15 min for the longest")
+def test_a_seconds_work_of_a_compiler_and_how_many_run_at_once_are_stated() -> None:
+    line, _ = compiling([3 << 20, 1 << 20], at_once=2)
+    assert line == (
+        "compiling: about 20 min in all, about 15 min for the longest graph; here, 2 at once, "
+        "about 15 min"
+    )
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_programs_are_counted_as_no_fewer_than_their_instructions_and_a_third_more_at_most(
+    fused: bool,
+) -> None:
+    options = CompileOptions(
+        model="docs/shapes/llama-3.2-1b", target="trn1", tensor_parallel=2, rows=1, fused=fused,
+        draft_model="docs/shapes/llama-3.2-1b" if fused else None, quick=not fused, dry_run=True,
+    )  # fmt: skip
+    checkpoint = find_checkpoint(options)
+    spec = make_request(options, checkpoint).spec
+    works = [pass_work(checkpoint.config, spec, graph) for graph in spec.graphs]
+    exact = 64 * sum(work.instructions for work in works)
+    counted = program_bytes(checkpoint.config, spec) - (96 << 20)
+    assert exact < counted
+    assert fused or counted < 2 * exact
+
+
+def test_a_plan_adds_programs_rings_and_a_tenth_and_refuses_what_then_does_not_fit() -> None:
+    config, spec = parse_config(LLAMA_8B), spec_of(tensor_parallel=1)
+    tensors = footprint(config, spec).total
+    assert tensors < device_of("trn1").memory
+    with pytest.raises(LimitExceeded, match=r"programs 1\..* rings .* reserve 1\.60 GiB\)"):
+        check_fits(config, spec)
+    need = check_fits(config, spec_of())
+    assert need.reserve == device_of("trn1").memory // 10
+    assert need.total == sum(need.parts.values()) > need.programs + need.rings + need.reserve
+    options = CompileOptions(model="docs/shapes/llama-3.1-8b", target="trn1", dry_run=True)
+    planned = rank_memory(config, make_request(options, find_checkpoint(options)).spec)
+    page = (ROOT / "docs/neuron.md").read_text(encoding="utf-8")
+    assert f"Of 16 GiB they take {planned.total / (1 << 30):.2f}, a reserve" in page
+    cpu = spec_of(target="cpu", tensor_parallel=1)
+    assert rank_memory(config, cpu) == footprint(config, cpu)
+
+
+@pytest.mark.parametrize(
+    ("target", "model", "ranks"),
+    [
+        ("trn1", "docs/shapes/llama-3.1-8b", 2),
+        ("inf2", "docs/shapes/llama-3.1-8b", 2),
+        ("trn2", "docs/shapes/llama-3.1-8b", 4),
+        ("cpu", "docs/shapes/llama-3.2-1b", 1),
+    ],
+)
+def test_without_a_number_the_cores_of_the_smallest_instance_share_the_model(
+    target: str, model: str, ranks: int
+) -> None:
+    options = CompileOptions(model=model, target=target, rows=1, quick=True, dry_run=True)
+    assert make_request(options, find_checkpoint(options)).spec.tensor_parallel == ranks
+
+
+def test_without_a_number_as_many_cores_share_the_model_as_can() -> None:
+    """14 heads are shared by 2 ranks and not by 4, as those of Qwen2.5-0.5B."""
+    shape = {"num_attention_heads": 14, "num_key_value_heads": 2, "head_dim": 8}
+    odd = parse_config(TINY | shape | {"hidden_size": 112, "intermediate_size": 224})
+    assert usual_ranks([odd], "trn2") == 2
+    assert usual_ranks([parse_config(LLAMA_8B)], "trn2") == 4
+    assert usual_ranks([parse_config(LLAMA_8B), odd], "trn2") == 2
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from inference.backends import neuron_sdk
 from inference.backends.neuron import runtime_error
 from inference.backends.neuron_loading import load_neuron
 from inference.backends.neuron_sdk import reserve_cores
-from inference.errors import BadArtifact, Busy, InvalidRequest, OutriderError
+from inference.errors import BadArtifact, Busy, InvalidRequest, OutriderError, Unavailable
 from inference.model.noise import from_limbs, noise_in_limbs
 from inference.text import Tokenizer
 from tests.support.fake_neuron import VERSIONS, Neuron
@@ -233,14 +233,29 @@ def test_the_smoke_script_wants_a_device(
     assert "no Neuron device here" in capsys.readouterr().err
 
 
-def test_every_error_of_the_neuron_path_is_one_line_for_the_user() -> None:
-    for error in (
-        RuntimeError("NeuronCore(s) not available"),
-        RuntimeError("status 1003"),
-        OSError("x"),
-    ):
-        assert isinstance(runtime_error(error), OutriderError)
-        assert "\n" not in str(runtime_error(error))
+@pytest.mark.parametrize(
+    ("printed", "kind", "said"),
+    [
+        ("NeuronCore(s) not available - Requested:nc1-nc1", Busy, "another process has reserved"),
+        ("NRT:nrt_allocate_neuron_cores failed", Busy, "another process has reserved"),
+        ("nrt_execute failed with status 1003: Numerical Error", Unavailable, "NaN or an infinity"),
+        ("INFER_ERROR_SUBTYPE_NUMERICAL", Unavailable, "NaN or an infinity"),
+        ("nrt_execute timed out after 120 s, pid 31003", Unavailable, "NEURON_RT_EXEC_TIMEOUT=120"),
+        ("libnccom.so is not available", Unavailable, "apt-get install aws-neuronx-collectives"),
+        ("Failed to allocate 54.676MB (usage: dma rings) on ND 0", Unavailable, "--rows 1"),
+        ('nrt_load status=4 message="Allocation Failure"', Unavailable, "--tree_sizes"),
+        ("requires Neuron Driver version 2.0 or greater", Unavailable, "aws-neuronx-dkms, then"),
+        ("nd0 could not be initialized", Unavailable, "dmesg says why"),
+    ],
+)
+def test_a_failure_of_the_runtime_is_told_by_what_it_printed_in_one_line_with_a_remedy(
+    printed: str, kind: type[OutriderError], said: str
+) -> None:
+    told = runtime_error(RuntimeError(f"call of a graph\n{printed}\nat x"))
+    assert type(told) is kind
+    assert said in str(told)
+    assert f"({printed})" in str(told)
+    assert "\n" not in str(told)
 
 
 @pytest.mark.parametrize("lost", ["prefill", "copy_rows", "fill_noise"])

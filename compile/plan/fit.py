@@ -1,0 +1,181 @@
+"""Whether a spec fits a rank's memory, and what would: smaller caches, narrower numbers, larger
+devices. What a Neuron device holds beside the tensors is an estimate; none was measured here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import TypeVar
+
+from compile.plan.device import Device, device_of, neuron_targets
+from compile.plan.memory import Footprint, footprint, gib, models_of
+from compile.plan.programs import program_bytes, ring_bytes
+from compile.spec import CompileSpec, takes
+from inference.artifact import Bucket
+from inference.errors import InvalidRequest, LimitExceeded
+from inference.model.config import ModelConfig
+
+AnyBucket = TypeVar("AnyBucket", bound=Bucket)
+
+_STEP = 64  # sequence lengths that are advised are multiples of this
+_RESERVE = 0.1
+"""Share of a rank's memory for what AWS lists besides (neuron-runtime/explore/device-memory): the
+scratchpad in pages of 512 MiB, constants, and collectives (up to 518 MiB in the tables of
+transformers-neuronx, issues 49 and 92).
+"""
+
+
+def rank_memory(config: ModelConfig, spec: CompileSpec) -> Footprint:
+    """The bytes that a rank's memory has to hold: the tensors and, on a Neuron device, programs,
+    rings of descriptors and a reserve.
+    """
+    need = _without_programs(config, spec)
+    return need if spec.target == "cpu" else replace(need, programs=program_bytes(config, spec))
+
+
+def _without_programs(config: ModelConfig, spec: CompileSpec) -> Footprint:
+    """What is counted without recording a graph, which takes long."""
+    need = footprint(config, spec)
+    if spec.target == "cpu":
+        return need
+    reserve = int(_RESERVE * device_of(spec.target).memory)
+    return replace(need, rings=ring_bytes(config, spec), reserve=reserve)
+
+
+def fits(config: ModelConfig, spec: CompileSpec) -> bool:
+    """Whether a rank's memory holds the spec."""
+    most = device_of(spec.target).memory
+    counted = (count(config, spec).total for count in (_without_programs, rank_memory))
+    return all(total <= most for total in counted)
+
+
+def check_fits(config: ModelConfig, spec: CompileSpec) -> Footprint:
+    """The rank's memory. Raises LimitExceeded, saying what would fit, when it cannot hold the
+    spec.
+    """
+    for model, _ in models_of(config, spec):
+        check_sharding(model, spec)
+    need, device = rank_memory(config, spec), device_of(spec.target)
+    if need.total <= device.memory:
+        return need
+    parts = ", ".join(f"{name} {gib(size)}" for name, size in need.parts.items() if size)
+    advice = (
+        "; ".join(_what_fits(config, spec, need)) or "nothing in the table of devices would fit"
+    )
+    raise LimitExceeded(
+        f"{spec.model} needs {gib(need.total)} of each {spec.target} rank ({parts}), it has "
+        f"{gib(device.memory)}. Would fit: {advice}"
+    )
+
+
+def usual_ranks(models: Sequence[ModelConfig], target: str) -> int:
+    """The most ranks of a target's smallest instance that can share the models."""
+    device = device_of(target)
+    smallest = min(device.instances.values())
+    shared = [set(_rank_counts(model, device)) for model in models]
+    return max(ranks for ranks in set.intersection(*shared) if ranks <= smallest)
+
+
+def check_sharding(config: ModelConfig, spec: CompileSpec) -> None:
+    """Check that heads can be divided evenly among the ranks, and that an instance has so many."""
+    ranks, device = spec.tensor_parallel, device_of(spec.target)
+    if not shards_evenly(config, ranks):
+        possible = ", ".join(str(count) for count in _rank_counts(config, device))
+        heads = f"{config.heads} heads and {config.kv_heads} key-value heads"
+        raise InvalidRequest(
+            f"--tensor_parallel {ranks}: {spec.model} has {heads}, which {spec.target} can share "
+            f"among {possible}"
+        )
+    if device.instance(ranks) is None:
+        raise InvalidRequest(
+            f"--tensor_parallel {ranks}: the largest {spec.target} instance has {device.ranks} "
+            "ranks"
+        )
+
+
+def shards_evenly(config: ModelConfig, ranks: int) -> bool:
+    kv_heads = config.kv_heads
+    cut = (
+        config.heads % ranks == 0
+        and config.intermediate_size % ranks == 0
+        and config.hidden_size % ranks == 0
+    )
+    return cut and (kv_heads % ranks == 0 or ranks % kv_heads == 0)
+
+
+def resized(spec: CompileSpec, rows: int, sequence_length: int) -> CompileSpec:
+    """The spec with its graphs on a smaller cache, of which they read the same share. Graphs that
+    become equal are merged.
+    """
+    capacity, fused = sequence_length + spec.max_tree_nodes, spec.fused
+    if fused is not None:
+        fused = replace(
+            fused,
+            prefill=_on(fused.prefill, rows, capacity),
+            rounds=_on(fused.rounds, rows, capacity),
+        )
+    return replace(
+        spec,
+        rows=rows,
+        sequence_length=sequence_length,
+        buckets=_on(spec.buckets, rows, capacity),
+        fused=fused,
+    )
+
+
+def _on(buckets: Sequence[AnyBucket], rows: int, capacity: int) -> tuple[AnyBucket, ...]:
+    smaller = [
+        replace(
+            bucket,
+            rows=min(rows, bucket.rows),
+            slots=max(1, bucket.slots * capacity // bucket.junk),
+            junk=capacity,
+        )
+        for bucket in buckets
+    ]
+    return tuple({bucket.name: bucket for bucket in smaller}.values())
+
+
+def _what_fits(config: ModelConfig, spec: CompileSpec, need: Footprint) -> Iterator[str]:
+    """Changes that would make the spec fit, one at a time: the length is halved.
+
+    need: the spec's own; programs of fewer rows are taken to be as long
+    """
+    halves = (
+        spec.sequence_length >> times for times in range(1, spec.sequence_length.bit_length())
+    )
+    for length in (half // _STEP * _STEP for half in halves if half >= _STEP):
+        if fits(config, resized(spec, spec.rows, length)):
+            yield f"--sequence_length {length}"
+            break
+    room = device_of(spec.target).memory - need.programs - need.rings - need.reserve
+    for rows in range(spec.rows - 1, 0, -1):
+        if footprint(config, resized(spec, rows, spec.sequence_length)).total <= room:
+            yield f"--rows {rows}"
+            break
+    if spec.dtype == "float32" and fits(config, replace(spec, dtype="bfloat16")):
+        yield "--dtype bfloat16"
+    narrower = spec.fused is None and spec.dtype != "fp8" and takes(spec.target, "fp8")
+    if narrower and fits(config, replace(spec, dtype="fp8")):
+        yield "--dtype fp8"
+    if spec.target != "cpu":
+        yield from _larger_devices(config, spec)
+
+
+def _larger_devices(config: ModelConfig, spec: CompileSpec) -> Iterator[str]:
+    """Larger devices that would do: more ranks of this target, or the fewest of another."""
+    for target in (spec.target, *(name for name in neuron_targets() if name != spec.target)):
+        device = device_of(target)
+        for ranks in _rank_counts(config, device):
+            more = target != spec.target or ranks > spec.tensor_parallel
+            more = more and takes(target, spec.dtype)
+            if more and fits(config, replace(spec, target=target, tensor_parallel=ranks)):
+                yield f"--target {target} --tensor_parallel {ranks} ({device.instance(ranks)})"
+                break
+
+
+def _rank_counts(config: ModelConfig, device: Device) -> list[int]:
+    """Numbers of ranks that can share the model: powers of two, as NeuronCores are grouped."""
+    powers = (1 << exponent for exponent in range(device.ranks.bit_length()))
+    return [ranks for ranks in powers if ranks <= device.ranks and shards_evenly(config, ranks)]
