@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from inference.command import Parser, add_flag, add_gone, nearest
+from inference.command import Parser, add_flag, add_gone, called, nearest
 from inference.cost.objective import read_knob
 from inference.drafters.tree_policies import BestFirst, Chain, Policy
 from inference.errors import InvalidRequest
@@ -228,13 +228,14 @@ examples:
 
 def parse(arguments: Sequence[str] | None = None) -> CompareOptions:
     """The options of a command line; prints help or a usage error and exits as argparse does."""
+    prog = called("compare", "python compare_architectures.py")
     parser = Parser(
-        prog="compare_architectures.py",
+        prog=prog.removeprefix("python "),
         description=(
             "Ways of decoding side by side: same prompts, seeds and limits, interleaved, each\n"
             "against its own target-only run. With --cs, the curve of speed against cost."
         ),
-        epilog=_EPILOG,
+        epilog=_EPILOG.replace("python compare_architectures.py", prog),
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
