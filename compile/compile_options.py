@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, fields
 from compile.on_instance import OnInstance
 from compile.spec import DTYPES, SAMPLINGS, TARGETS, check_fused_dtype, check_positive, check_target
 from inference.artifact import NATIVE
-from inference.command import USAGE, Parser, add_flags, add_gone, option
+from inference.command import USAGE, Parser, add_flags, add_gone, called, option
 from inference.errors import InvalidRequest
 from inference.tree_shape import Branches
 
@@ -326,7 +326,7 @@ _EXAMPLES = """examples:
 def parse(arguments: Sequence[str] | None = None) -> CompileOptions:
     """Options from a command line, checked. A mistake gets one line, and exit code 2."""
     parser = Parser(
-        prog="python -m compile",
+        prog=called("compile", "python -m compile"),
         description=_DESCRIPTION,
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,

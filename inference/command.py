@@ -45,6 +45,11 @@ class Parser(argparse.ArgumentParser):
         self.exit(USAGE, f"{self.prog}: error: {message}{meant}\n")
 
 
+def called(verb: str, otherwise: str) -> str:
+    """The name of a command that is also a verb of `outrider`, as the user has called it."""
+    return f"outrider {verb}" if sys.argv[1:2] == [verb] else otherwise
+
+
 def nearest(name: str, names: Iterable[str], before: str = "") -> str:
     """The end of an error about an unknown name: a similar name, where there is one.
 

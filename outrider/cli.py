@@ -36,7 +36,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _command(verb: str) -> Callable[[Sequence[str]], int]:
     """The main function of a verb that is a command of its own."""
-    if verb == "compile":
+    if verb == "demo":
+        from outrider.demo import main as command
+    elif verb == "compile":
         from outrider.compiling import main as command
     elif verb == "compare":
         from outrider.compare.__main__ import main as command

@@ -1,13 +1,14 @@
-"""make demo: draft and target as two processes on this machine, and what that saves against the
-target alone.
+"""Runs `outrider demo`: draft and target as two processes on this machine, and what that saves
+against the target alone.
 """
 
 from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Sequence
 
-from inference.command import say
+from inference.command import Parser, run_command, say
 from outrider.spawn import role_command, role_environment, target_process
 
 PROMPT = '''import os
@@ -18,7 +19,17 @@ def read_lines(path, encoding="utf-8"):
     """Read a text file and return its lines as a list of strings."""'''
 
 
-def main() -> int:
+_LAST = 2  # lines of the draft's summary that compare it with target-only
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command. Returns 0 when the text was made."""
+    about = "A target and a draft as two processes on this machine, with the models that ship here."
+    Parser(prog="outrider demo", description=about).parse_args(arguments)
+    return run_command(_demonstrate, debug=False)
+
+
+def _demonstrate() -> int:
     """Start a target, draft against it, stop it."""
     say("starting a target process and a draft process on loopback, with the models that ship here")
     with target_process() as address:
@@ -37,7 +48,12 @@ def main() -> int:
             f"prompt:\n{PROMPT}\n\ncontinuation (coloured on a terminal: green was guessed by the "
             "draft, bold is the target's own):"
         )
-        return subprocess.run(command, check=False, env=role_environment()).returncode  # noqa: S603
+        done = subprocess.run(  # noqa: S603
+            command, check=False, env=role_environment(), stderr=subprocess.PIPE, text=True
+        )
+    said = done.stderr.splitlines()
+    say("\n".join(said if done.returncode else said[-_LAST:]))
+    return done.returncode
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
 """Shows a text on stdout while it is made, and what is said meanwhile below it.
 
-Where both streams are a terminal, a line on stderr would stand within the text. So it is shown in
-status lines below the text, and printed after it. Elsewhere it goes to stderr at once.
+Where both streams lead to one terminal, file or pipe, a line on stderr would stand within the text.
+So it is printed after the text, and on a terminal also shown in status lines below it. Elsewhere it
+goes to stderr at once.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ class LiveText:
     def __init__(self, coloured: bool) -> None:
         self._coloured, self._terminal = coloured, sys.stdout.isatty()
         self._status = StatusLines(coloured) if takes_status(sys.stdout) else None
-        self._below = self._terminal and sys.stderr.isatty()  # what is said would be in the text
+        # what is said would be in the text
+        self._below = (self._terminal and sys.stderr.isatty()) or _lead_to_one_place()
         self._said: list[str] = []  # to be printed after the text
         self._now = [_WAITING]
         self._guess, self._begun, self._column = "", False, 0
@@ -129,6 +131,14 @@ def _harmless(text: str) -> str:
     )
 
 
+def _lead_to_one_place() -> bool:
+    """Whether stdout and stderr are the same file or pipe."""
+    try:
+        return os.path.sameopenfile(sys.stdout.fileno(), sys.stderr.fileno())
+    except (AttributeError, OSError):  # streams of Python's own
+        return False
+
+
 def silent(piece: Piece) -> None:
     """Shows nothing."""
 
@@ -136,5 +146,6 @@ def silent(piece: Piece) -> None:
 def in_colour(asked: str) -> bool:
     """Whether text is coloured: as --color asks, which is auto, always or never."""
     if asked == "auto":
-        return sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+        plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
+        return sys.stdout.isatty() and not plain
     return asked == "always"

@@ -18,6 +18,7 @@ from inference.text import Tokenizer
 from outrider.gguf_file import GgufFile
 from outrider.models import EMBEDDED, find_directory
 from outrider.options.roles import ListRole, PullRole
+from outrider.status_lines import size_words
 
 
 class ModelHere(NamedTuple):
@@ -43,7 +44,7 @@ def pull(options: PullRole) -> int:
         found = _look(options.name or "", find_directory(options.name, "target"))
     if found.refusal:
         raise InvalidRequest(f"{options.name} is in {found.directory}, but: {found.refusal}")
-    say(f"{found.name}: {_bytes(found.size)} in {found.directory}")
+    say(f"{found.name}: {size_words(found.size)} in {found.directory}")
     return 0
 
 
@@ -58,8 +59,9 @@ def list_here(options: ListRole) -> int:
         print(json.dumps(record, default=list))
         return 0
     for one in found:
-        about = one.refusal or f"{one.parameters / 1e9:.2f} B parameters"
-        print(f"{one.name:44} {_bytes(one.size):>9}  {about}")
+        scale, unit = (1e9, "B") if one.parameters >= 1e9 else (1e6, "M")
+        about = one.refusal or f"{one.parameters / scale:.2f} {unit} parameters"
+        print(f"{one.name:44} {size_words(one.size):>9}  {about}")
     print("pairs, with equal tokenizers:" if pairs else "no pair fits: tokenizers differ")
     for draft, target in pairs:
         print(f"  {draft} drafts for {target}")
@@ -150,7 +152,3 @@ def _remove(name: str) -> int:
     strategy.execute()
     say(f"removed {name}: {strategy.expected_freed_size_str} freed")
     return 0
-
-
-def _bytes(size: int) -> str:
-    return f"{size / 1e9:.2f} GB" if size >= 1e9 else f"{size / 1e6:.1f} MB"

@@ -35,6 +35,11 @@ def takes_status(stream: TextIO) -> bool:
     return stream.isatty() and os.environ.get("TERM", "dumb") not in ("dumb", "unknown", "")
 
 
+def size_words(size: float) -> str:
+    """A number of bytes with its unit."""
+    return f"{size / 1e9:.2f} GB" if size >= 1e9 else f"{size / 1e6:.1f} MB"
+
+
 def columns() -> int:
     """Columns of the terminal at this moment."""
     return shutil.get_terminal_size().columns
@@ -91,7 +96,7 @@ class LoadingStatus:
         if self._lines is None:
             if first and loading.size > LARGE:
                 files = f"{loading.files} files, " * (loading.files > 1)
-                say(f"loading {self._name}: {files}{loading.size / 1e9:.1f} GB")
+                say(f"loading {self._name}: {files}{size_words(loading.size)}")
         elif now - self._shown >= _EVERY:
             self._write(self._words(loading, now))
         else:
@@ -101,7 +106,7 @@ class LoadingStatus:
     def _words(self, loading: Loading, seconds: float) -> str:
         file = f"file {loading.file} of {loading.files}, " * (loading.files > 1)
         left = seconds * (loading.size - loading.read) / loading.read if loading.read else None
-        done = f"{loading.read / 1e9:.2f} of {loading.size / 1e9:.2f} GB"
+        done = f"{size_words(loading.read)} of {size_words(loading.size)}"
         wait = "" if left is None else f", {left:.0f} s left"
         return f"loading {self._name}: {file}{done}{wait}"
 

@@ -42,7 +42,6 @@ SLOW = {
     "fused_neighbours",
     "fused_neuron",
     "fuzz",
-    "growing",
     "host",
     "hostile",
     "legacy_neuron",

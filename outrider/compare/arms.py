@@ -97,6 +97,13 @@ class Architecture:
         return self.time is made_across
 
     @property
+    def command(self) -> str:
+        """How a user decodes in this way."""
+        if self.name in (FUSED, FUSED_LOCAL):
+            return "`outrider run --target_only` with `outrider fused_target`"
+        return f"`outrider run --preset {self.presets[0]}`" if self.presets else self.name
+
+    @property
     def steered(self) -> bool:
         """Whether it can be run at positions of the knob --cs."""
         return self.settings is _positions

@@ -8,11 +8,12 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from inference.command import Parser, add_flag, add_gone, nearest
+from inference.command import Parser, add_flag, add_gone, called, nearest
 from inference.cost.objective import read_knob
 from inference.drafters.tree_policies import BestFirst, Chain, Policy
 from inference.errors import InvalidRequest
 from outrider.compare.arms import ARCHITECTURES, BASELINE, GROWING, read_setting
+from outrider.compare.intervals import FEWEST
 from outrider.drafting import read_policy
 from outrider.options import is_device, parse_as
 from outrider.options.draft_methods import METHODS
@@ -110,6 +111,18 @@ class CompareOptions:
             )
         if self.draft.objective and not self.cs:
             raise InvalidRequest("--objective is what --cs weighs speed against: give --cs, too")
+
+    def check_texts(self, prompts: int) -> None:
+        """Raise InvalidRequest for fewer texts than tell another architecture from target-only.
+
+        prompts: number of prompts, each of which is run num_runs times
+        """
+        texts = prompts * self.num_runs
+        if BASELINE in self.chosen and len(self.chosen) > 1 and texts < FEWEST:
+            raise InvalidRequest(
+                f"{texts} texts of each architecture are too few to tell, {FEWEST} are needed: "
+                f"give more prompts, or --num_runs {-(-FEWEST // prompts)}"
+            )
 
     @property
     def chosen(self) -> tuple[str, ...]:
@@ -215,13 +228,14 @@ examples:
 
 def parse(arguments: Sequence[str] | None = None) -> CompareOptions:
     """The options of a command line; prints help or a usage error and exits as argparse does."""
+    prog = called("compare", "python compare_architectures.py")
     parser = Parser(
-        prog="compare_architectures.py",
+        prog=prog.removeprefix("python "),
         description=(
             "Ways of decoding side by side: same prompts, seeds and limits, interleaved, each\n"
             "against its own target-only run. With --cs, the curve of speed against cost."
         ),
-        epilog=_EPILOG,
+        epilog=_EPILOG.replace("python compare_architectures.py", prog),
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )

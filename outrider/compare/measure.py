@@ -15,7 +15,6 @@ from inference.errors import OutriderError
 from outrider.compare.arms import ARCHITECTURES, BASELINE, FUSED, Arm, groups_of
 from outrider.compare.compare_options import CompareOptions
 from outrider.compare.divergence import Difference, Divergence, first_difference
-from outrider.compare.intervals import FEWEST
 from outrider.compare.prediction import Costs, Network, costs_of, host_of
 from outrider.compare.readings import Meters, Reading
 from outrider.compare.rows import ResultRow, marked, summarise
@@ -57,11 +56,6 @@ class Comparison:
     @property
     def has_baseline(self) -> bool:
         return any(_is_baseline(row.arm) for row in self.rows)
-
-    @property
-    def tells(self) -> bool:
-        """Whether there are enough texts to claim a difference."""
-        return all(row.texts >= FEWEST for row in self.rows)
 
     @property
     def alone(self) -> Costs | None:

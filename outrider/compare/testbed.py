@@ -85,8 +85,8 @@ class Testbed:
 
 @contextmanager
 def testbed(options: CompareOptions, profile: str | None) -> Iterator[Testbed]:
-    """Start what is needed, and stop it at the end. Raises InvalidRequest before anything starts,
-    where something is weighed that has no price.
+    """Start what is needed, and stop it at the end. Raises InvalidRequest before anything is
+    loaded, for too few texts and for a cost without a price.
 
     profile: the device whose times the started target takes
     """
@@ -94,10 +94,11 @@ def testbed(options: CompareOptions, profile: str | None) -> Iterator[Testbed]:
     common = options.draft.but(device=draft_device)
     if options.target_host is not None:
         common = common.but(target_host=options.target_host)
-    found = find_draft(common)
     prompts = PROMPTS if common.prompt is common.prompt_text is None else read_prompts(common)
+    options.check_texts(len(prompts))
     stated = read_prices(common, 0.0)
     positions = read_positions(options, stated) if options.target_host is None else []
+    found = find_draft(common)
     with ExitStack() as stack:
         target: StartedTarget | None = None
         if options.target_host is None:

@@ -7,8 +7,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import median
 
-from outrider.compare.arms import BASELINE, FUSED
-from outrider.compare.intervals import FEWEST
+from outrider.compare.arms import BASELINE, FUSED, HYBRID
 from outrider.compare.measure import Comparison, network
 from outrider.compare.prediction import (
     Network,
@@ -21,32 +20,22 @@ from outrider.compare.rows import ResultRow
 
 
 def verdict(comparison: Comparison) -> list[str]:
-    """The verdict, in three lines at most. It claims nothing within an interval or from too few
-    texts.
-    """
+    """The verdict, in three lines at most. It claims nothing within an interval."""
     if not comparison.has_baseline:
         return ["No speed-up is given: target-only was not run."]
-    if not comparison.tells:
-        texts = min(row.texts for row in comparison.rows)
-        return [
-            f"Too few to tell: {texts} texts of each arm, and {FEWEST} are needed. Give more "
-            "prompts or --num_runs."
-        ]
     trips = comparison.options.rtt
     lines = [
         "; ".join(_leader_words(trip, comparison.at(trip)) for trip in trips) + ".",
-        _advice(comparison),
+        " ".join(filter(None, (_advice(comparison), _instead(comparison)))),
         _cheapest(comparison) if comparison.options.cs else _break_even(comparison),
     ]
     return [line for line in lines if line]
 
 
 def details(comparison: Comparison) -> list[str]:
-    """Further conclusions for report.md. From too few texts it says only how far predictions were
-    off.
-    """
+    """Further conclusions for report.md."""
     words: list[str] = []
-    if comparison.has_baseline and comparison.tells:
+    if comparison.has_baseline:
         words = [*_bound(comparison), *_capacity(comparison)]
     return [*words, *_errors(comparison.rows)]
 
@@ -88,6 +77,21 @@ def _advice(comparison: Comparison) -> str:
     places = {"on this machine": here, "beside the target": beside}
     said = [f"{where} {_outcomes(rows)}" for where, rows in places.items() if rows]
     return f"Drafting {'; '.join(said)}." if said else ""
+
+
+def _instead(comparison: Comparison) -> str:
+    """What is faster where hybrid, which is what `outrider run` does, did not pay."""
+    ways = dict[str, list[str]]()
+    for row in comparison.rows:
+        first = leader(comparison.at(row.rtt_ms))
+        if row.arm.architecture.name == HYBRID and not row.faster and first is not None:
+            ways.setdefault(first.arm.architecture.command, []).append(f"{row.rtt_ms:g} ms")
+    if not ways:
+        return ""
+    said = "; ".join(f"{command} at {', '.join(trips)}" for command, trips in ways.items())
+    shared = not (comparison.options.target_host or comparison.options.emulate)
+    elsewhere = " For a target elsewhere give --emulate PROFILE or --target_host HOST:PORT."
+    return f"hybrid is what `outrider run` does; faster here: {said}." + elsewhere * shared
 
 
 def _outcomes(rows: Sequence[ResultRow]) -> str:

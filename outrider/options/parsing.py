@@ -110,7 +110,7 @@ def parse(arguments: Sequence[str] | None = None) -> GeneralOptions:
         ]
         model = _model(roles)
         for source in (given, *files):
-            _check_names(model, source)
+            _check_names(model, source, verb or "")
         _check_environment()
         sources = [given, environment(model), *files]
         options = resolve(model, sources)
@@ -165,7 +165,9 @@ def _read(parser: Parser, words: Sequence[str], also: Iterable[str] = ()) -> Val
     if unknown:
         word = unknown[0].partition("=")[0]
         if word.startswith("-"):
-            meant = nearest(word, parser.flags.union(also))
+            role = ROLES.get(vars(given).get("role", ""))
+            flags = {f"--{name}" for name in flags_of(role)} if role else parser.flags
+            meant = nearest(word, flags.union(also))
             raise InvalidRequest(f"there is no flag {word}{meant}")
         raise InvalidRequest(
             f"what is {word}? Every value follows a flag{nearest(word, ROLES, '--role ')}"
@@ -206,8 +208,11 @@ def _model(roles: Sequence[Any]) -> type[GeneralOptions]:
     return ROLES[roles[0]]
 
 
-def _check_names(model: type[GeneralOptions], source: ValueSource) -> None:
-    """Raise InvalidRequest for a flag that does not exist or does nothing in this role."""
+def _check_names(model: type[GeneralOptions], source: ValueSource, verb: str = "") -> None:
+    """Raise InvalidRequest for a flag that does not exist or does nothing in this role.
+
+    verb: what the user has called the role; empty for --role
+    """
     flags, role = all_flags(), model.model_fields["role"].default
     for name in source.values:
         if name in GONE:
@@ -215,8 +220,10 @@ def _check_names(model: type[GeneralOptions], source: ValueSource) -> None:
         if name not in flags:
             raise InvalidRequest(f"{source.call(name)} is no flag{nearest(name, flags)}")
         if name not in flags_of(model):
-            roles = ", ".join(roles_of(name))
-            raise InvalidRequest(f"{source.call(name)} is for --role {roles} (got --role {role})")
+            verbs = {one: known for known, one in VERBS.items()} if verb else {}
+            whose = ", ".join(verbs.get(one, one) for one in roles_of(name))
+            kind, got = ("", verb) if verb else ("--role ", f"--role {role}")
+            raise InvalidRequest(f"{source.call(name)} is for {kind}{whose} (got {got})")
 
 
 def _check_environment() -> None:
@@ -278,8 +285,8 @@ def _help(role: str | None) -> str:
     if role is not None:
         flags = {name: flags[name] for name in all_flags() if name in flags_of(_model([role]))}
     verbs = {verb: ROLES[name].__doc__ for verb, name in VERBS.items()} | OTHER_VERBS
-    roles = {name: model.__doc__ for name, model in ROLES.items()}
-    tables = f"{_table(verbs)}\nroles:\n{_table(roles)}"
+    roles = {name: model.__doc__ for name, model in ROLES.items() if name not in VERBS}
+    tables = f"{_table(verbs)}\nother roles, which are verbs, too:\n{_table(roles)}"
     return _parser(flags, _DESCRIPTION + tables).format_help()
 
 
@@ -308,9 +315,10 @@ def shell_completion(shell: str) -> str:
 def _short_help(verb: str, model: type[GeneralOptions]) -> str:
     """The help of a verb: its common flags. It fits a screen."""
     flags, command = flags_of(model), _command()
+    bare = f" {model.BARE.upper()}" if model.BARE else ""
     parser = Parser(
         prog=command,
-        usage=f"{command} {verb} [FLAG VALUE ...]",
+        usage=f"{command} {verb}{bare} [FLAG VALUE ...]",
         description=model.__doc__,
         epilog=f"`{command} {verb} --help-all` lists all {len(flags)} flags.",
         add_help=False,

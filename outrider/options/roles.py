@@ -321,6 +321,7 @@ VERBS = {
 """Verbs of the installed command, and their roles. A role's own name is a verb, too."""
 
 OTHER_VERBS = {
+    "demo": "a target and a draft here as two processes, and what drafting saves",
     "compile": "build a target for a device: CPU, OpenVINO, trn1, inf2, trn2, trn3",
     "compare": "measure architectures side by side",
     "runs": "make the runs and sweeps of a file, and keep what came of each",

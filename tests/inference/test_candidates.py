@@ -132,6 +132,15 @@ def test_children_of_a_node_that_was_committed_live_on() -> None:
     assert paths(tree) == pytest.approx({(12,): 0.5, (13,): 0.25})
 
 
+def test_a_committed_candidate_above_the_root_is_found_by_its_number() -> None:
+    """A late proposal below it that names the committed token stands for that token."""
+    tree = planted()
+    say(tree, (0, BASE, 10, 0.5), (1, 0, 99, 0.5))
+    tree.advance([10, 11])
+    assert say(tree, (2, 0, 11, 0.5), (3, 2, 12, 0.5)) == 1
+    assert paths(tree) == pytest.approx({(12,): 0.5})
+
+
 def test_what_hangs_on_nothing_is_dropped() -> None:
     tree = planted()
     assert say(tree, (7, 6, 10, 0.5)) == 0  # 6 was never said
@@ -404,6 +413,16 @@ def test_what_lies_below_a_node_is_worth_more_when_its_chance_is_raised() -> Non
     assert list(paths(tree)) == [(11,), *below]
 
 
+def test_a_raised_chance_goes_with_its_node() -> None:
+    """The place of a pruned node is taken by another one, which is worth what was said of it."""
+    tree = planted()
+    say(tree, (0, BASE, 10, 0.5), (1, BASE, 20, 0.1), (2, 1, 21, 0.1))
+    say(tree, (0, BASE, 20, 0.9), (1, 0, 21, 0.9), stream=2)  # ranks have not been asked for
+    tree.advance([10])
+    say(tree, *((number, BASE, 30 + number, 0.1) for number in range(3, 6)), base=ROOT + 1)
+    assert paths(tree) == pytest.approx({(33,): 0.1, (34,): 0.1, (35,): 0.1})
+
+
 def test_what_comes_late_and_what_a_full_tree_sheds_is_counted() -> None:
     tree = planted(most=8)
     nodes = [Proposal(number, BASE, 10 + number, 0.5) for number in range(9)]
@@ -430,3 +449,4 @@ def test_a_chance_that_is_raised_while_its_node_is_committed_moves_no_root() -> 
     tree.advance([8])
     (snapshot,) = best_of([tree], [4], [4]).snapshots(4)
     assert snapshot.tree.tokens.tolist() == [8, 10, 9]
+    assert paths(tree) == pytest.approx({(10,): 0.8, (9,): 0.5})

@@ -108,6 +108,21 @@ def test_each_of_many_trees_is_walked_as_if_alone() -> None:
     ]
 
 
+@given(st.lists(st.sets(st.integers(0, 59), max_size=3), min_size=1, max_size=4))
+def test_walks_down_chains_of_60_end_at_the_first_node_that_the_target_leaves(
+    left: list[set[int]],
+) -> None:
+    """Below that node the target's choices are nodes of the chain again."""
+    drawn, chosen, expected = TokenTree.chain(range(100, 160)), [], []
+    for nodes in left:
+        chosen.append(np.array([7 if node in nodes else 101 + node for node in range(60)]))
+        node = 0
+        while node < 59 and chosen[-1][node] == drawn.tokens[node + 1]:
+            node += 1
+        expected.append(Verdict(tuple(range(1, node + 1)), int(chosen[-1][node])))
+    assert accept_matches([drawn] * len(left), chosen) == expected
+
+
 def test_acceptance_finds_the_only_consistent_path_in_every_small_tree() -> None:
     for parents in itertools.product([0], [0, 1], [0, 1, 2]):
         drawn = tree([0, 1, 2, 3], [-1, *parents])

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import redirect_stderr, redirect_stdout
+from pathlib import Path
+
 import pytest
 
 from inference.command import glance, say
 from inference.proposer import MODEL
 from outrider.completion import Piece
-from outrider.live_text import LiveText
+from outrider.live_text import LiveText, in_colour
 from tests.support.terminal import Terminal
 
 
@@ -80,6 +83,31 @@ def test_a_terminal_that_cannot_move_its_cursor_is_told_after_the_text(
         say("it went away")
         show(Piece("xt", MODEL))
     assert terminal.everything == "a text\nit went away"
+
+
+def test_where_both_streams_are_one_file_what_is_said_stands_behind_the_text(
+    tmp_path: Path,
+) -> None:
+    with (
+        (tmp_path / "both").open("w") as both,
+        redirect_stdout(both),
+        redirect_stderr(both),
+        LiveText(coloured=False) as show,
+    ):
+        show(Piece("te", MODEL))
+        say("a token takes 116 ms")
+        show(Piece("xt", MODEL))
+    assert (tmp_path / "both").read_text() == "text\na token takes 116 ms\n"
+
+
+@pytest.mark.parametrize(("kind", "coloured"), [("xterm", True), ("dumb", False)])
+def test_a_terminal_that_knows_no_colours_gets_none(
+    monkeypatch: pytest.MonkeyPatch, kind: str, coloured: bool
+) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", kind)
+    with Terminal(20, 5):
+        assert in_colour("auto") == coloured
 
 
 def test_what_is_no_terminal_is_told_at_once_and_on_stderr_only(

@@ -38,10 +38,10 @@ def test_a_terminal_shows_file_bytes_and_time_left_while_it_loads(
     monkeypatch.setattr("outrider.status_lines.time.perf_counter", lambda: next(seconds))
     with terminal, LoadingStatus("a model") as tell:
         tell(Loading(1, 3, 0, 8_000_000_000))
-        assert terminal.shown[1] == "loading a model: file 1 of 3, 0.00 of 8.00 GB"
+        assert terminal.shown[1] == "loading a model: file 1 of 3, 0.0 MB of 8.00 GB"
         tell(Loading(1, 3, 1, 8_000_000_000))  # too soon
         tell(Loading(2, 3, 4_000_000_000, 8_000_000_000))
-        assert terminal.shown[1] == "loading a model: file 2 of 3, 4.00 of 8.00 GB, 4 s left"
+        assert terminal.shown[1] == "loading a model: file 2 of 3, 4.00 GB of 8.00 GB, 4 s left"
     assert terminal.everything == ""
 
 
@@ -60,7 +60,7 @@ def test_elsewhere_a_large_model_is_announced_and_a_small_one_is_not(
     with LoadingStatus("a model") as tell:
         for read in (0, 1, 2):
             tell(Loading(1, 3, read, 8_000_000_000))
-    assert capsys.readouterr().err == "loading a model: 3 files, 8.0 GB\n"
+    assert capsys.readouterr().err == "loading a model: 3 files, 8.00 GB\n"
 
 
 def test_kept_profiles_are_listed_and_removed(

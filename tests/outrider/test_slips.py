@@ -18,6 +18,8 @@ SLIPS: list[tuple[Command, str, str]] = [
     (main, "darft --prompt x", "did you mean draft?"),
     (main, "--role drafft", "did you mean draft?"),
     (main, "--role draft --pace wiat", "did you mean wait?"),
+    (main, "target --prompt hi", "--prompt is for run, fused_client, "),
+    (main, "serve --dtyp int8", "did you mean --dtype?"),
     (compile_main, "--targt cpu", "did you mean --target?"),
     (compile_main, "--target trm1", "did you mean trn1?"),
     (compile_main, "--target", "--target: expected one argument"),
@@ -32,6 +34,12 @@ SLIPS: list[tuple[Command, str, str]] = [
     (compare_main, "now", "what is now?"),
     (link_main, "--to 127.0.0.1:1 --delay 3", "did you mean --delay_ms?"),
 ]
+
+
+def test_a_flag_of_another_verb_is_not_suggested(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["serve", "--temprature", "1"])
+    assert "--temperature" not in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -45,6 +45,29 @@ def test_other_verbs_are_commands_with_a_help(
     assert "usage" in capsys.readouterr().out
 
 
+def test_the_help_of_a_verb_shows_what_may_follow_it(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["pull", "--help"])
+    assert "pull NAME [FLAG VALUE ...]" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("verb", ["compile", "compare", "demo"])
+def test_the_help_of_a_command_names_it_as_it_was_called(
+    verb: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.argv", ["outrider", verb, "--help"])
+    with pytest.raises(SystemExit):
+        main()
+    assert capsys.readouterr().out.startswith(f"usage: outrider {verb} ")
+
+
+def test_the_whole_help_names_no_verb_twice(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    said = capsys.readouterr().out
+    assert [verb for verb in VERBS if said.count(f"\n  {verb} ") != 1] == []
+
+
 def test_a_misspelt_verb_is_told_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         parse(["serv"])

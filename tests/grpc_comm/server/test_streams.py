@@ -243,6 +243,17 @@ def test_a_resumed_session_tells_what_its_client_lacks_and_goes_on(served: Serve
     newer.cut()
 
 
+def test_the_length_of_a_resume_counts_as_acknowledged(served: Served) -> None:
+    older = Raw(served.stub, opening(), decode_to(900, credit=20))
+    opened = older.answer().opened
+    older.until(pb.Tokens.CREDIT)
+    newer = Raw(served.stub, resume(opened, length=23))
+    newer.answer()
+    assert newer.tokens(20) == list(range(24, 44))
+    for stream in (older, newer):
+        stream.cut()
+
+
 def test_a_session_whose_stream_broke_stands_still(served: Served) -> None:
     stream = Raw(served.stub, opening(), decode_to(40_000))
     opened = stream.answer().opened

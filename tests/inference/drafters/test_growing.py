@@ -15,7 +15,7 @@ from inference.backends.eager import EagerModel
 from inference.backends.sequence import ModelSequence
 from inference.candidates import BASE, Nodes
 from inference.drafters.model_proposer import ROOM, TRIES_AGAIN, WIDTH, ModelProposer
-from inference.planner.acceptance import features
+from inference.planner.acceptance import features, read_acceptance
 from inference.planner.prices import Prices
 from inference.proposer import Notice
 from inference.sampling import SamplingParams
@@ -104,6 +104,7 @@ def happen(world: World, event: tuple[object, ...]) -> None:
 HOSTILE = 99
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     events=st.lists(EVENTS, min_size=10, max_size=60),
@@ -316,6 +317,23 @@ def test_what_is_heard_while_a_call_is_under_way_is_taken_up_after_it() -> None:
         assert proposer.work(0.03)  # the scripted model checks what it sees
         message = proposer.flush(0.0, lambda: next(numbers))
     assert message.base == len(PROMPT) + 1
+
+
+def test_what_is_heard_during_a_call_is_learned_from_as_if_it_came_after_the_call() -> None:
+    model, learned = ScriptedModel(disagreeing, rows=2), []
+    for row, early in enumerate((False, True)):
+        known = knowledge()
+        proposer = ModelProposer(model, row, known, Prices())
+        proposer.open(PROMPT, SAMPLING)
+        proposer.choose(0.0)
+        segment = proposer.segment()  # the root, whose child the target has chosen meanwhile
+        if early:
+            proposer.hear(len(PROMPT), TEXT[:1], 0.02, QUIET)
+        proposer.take(model.rank([segment], WIDTH)[0], 0.01)
+        if not early:
+            proposer.hear(len(PROMPT), TEXT[:1], 0.02, QUIET)
+        learned.append(known.acceptance.to_record())
+    assert learned[0] == learned[1] != read_acceptance().to_record()
 
 
 def test_one_call_of_a_model_serves_several_proposers() -> None:

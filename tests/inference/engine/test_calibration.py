@@ -10,7 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inference.engine.calibration import CAUTION, HIGHEST, MOST_TRUST, Calibration, Claims
+from inference.engine.calibration import (
+    CAUTION,
+    HIGHEST,
+    MOST_TRUST,
+    WORTH,
+    Calibration,
+    Claims,
+)
 
 
 def after(claimed: float, taken: float, times: int = 400, depth: int = 1) -> Calibration:
@@ -55,6 +62,14 @@ def test_a_record_fades() -> None:
     for _ in range(1200):
         record.observe(Claims(0, 1, 1, 1.0, True))
     assert record.factor(0, 1) > 0.95
+
+
+def test_a_record_fades_by_the_children_that_were_named_and_not_by_messages() -> None:
+    many, one = after(1.0, 0.0), after(1.0, 0.0)
+    many.observe(Claims(0, 1, 5000, 1.0, True))
+    one.observe(Claims(0, 1, 1, 1.0, True))
+    assert many.factor(0, 1) == pytest.approx((CAUTION * WORTH + 1) / (WORTH + 1), abs=0.01)
+    assert one.factor(0, 1) < 0.05
 
 
 @given(

@@ -399,6 +399,8 @@ def test_who_has_more_nodes_in_a_forward_has_the_greater_share() -> None:
     engine.step()
     assert wide.spent.nodes > narrow.spent.nodes == 1
     assert wide.spent.share_seconds > narrow.spent.share_seconds > 0.004
+    whole = wide.spent.share_seconds + narrow.spent.share_seconds
+    assert whole == pytest.approx(wide.spent.model_seconds)
 
 
 CPU = {"cost": lambda rows, nodes: 0.004 + 0.018 * rows * nodes}

@@ -325,6 +325,18 @@ def test_tokens_that_tie_with_the_last_kept_one_are_kept_whatever_their_order() 
             assert follows(draws(choose_truncated, logits, params, 5_000), kept / kept.sum())
 
 
+def test_top_p_ends_at_the_token_whose_mass_reaches_it() -> None:
+    """A token is left out if the mass before it equals top_p. Masses are as floats have them."""
+    scores = -math.log(2) * torch.arange(4.0)
+    mass = torch.exp(scores - torch.log(torch.exp(scores).sum()))
+    before = (torch.cumsum(mass, -1) - mass).tolist()
+    logits, positions = scores.expand(1, 500, 4), torch.arange(500, dtype=torch.int32)[None]
+    for kept in (1, 2, 3):
+        sampling = Sampling.of([SamplingParams(1.0, top_p=before[kept], seed=3)], CPU)
+        chosen = choose_truncated(logits, sampling, positions)[0].tolist()
+        assert set(chosen) == set(range(kept))
+
+
 def test_rows_of_a_batch_do_not_depend_on_each_other() -> None:
     rows = len(MIXTURE)
     logits, at = logits_for(rows, 300, seed=2), positions_for(rows)

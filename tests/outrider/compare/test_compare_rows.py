@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +18,9 @@ from outrider.compare.arms import (
     ARCHITECTURES,
     BASELINE,
     CHAIN,
+    FUSED,
     GROWING,
+    HYBRID,
     LOCAL,
     TREE,
     Arm,
@@ -26,7 +30,7 @@ from outrider.compare.arms import (
 from outrider.compare.compare_options import CompareOptions
 from outrider.compare.intervals import bootstrap_median, median_figure, pareto, percentiles
 from outrider.compare.measure import ArmCosts, Comparison
-from outrider.compare.plots import regime_map
+from outrider.compare.plots import draw, regime_map
 from outrider.compare.prediction import (
     Costs,
     Network,
@@ -270,9 +274,44 @@ def test_a_break_even_that_the_texts_contradict_says_so(rounds: float, agrees: b
     assert ("texts say otherwise" not in lines[2]) == agrees
 
 
-def test_few_texts_and_no_baseline_give_one_line() -> None:
-    assert len(verdict(comparison(rows_at(0, {CHAIN: 0.5}, texts=5)))) == 1
+def test_no_baseline_gives_one_line() -> None:
     assert len(verdict(comparison(rows_at(0, {CHAIN: 0.5})[1:]))) == 1
+
+
+def test_where_the_default_is_not_faster_the_verdict_says_what_to_do_instead() -> None:
+    rows = [
+        *rows_at(0, {HYBRID: 0.5, FUSED: 0.9}),
+        *rows_at(20, {HYBRID: 3.0, FUSED: 0.5}),
+        *rows_at(40, {HYBRID: 3.0, CHAIN: 0.5}),
+        *rows_at(80, {HYBRID: 3.0}),
+    ]
+    assert (
+        "hybrid is what `outrider run` does; faster here: `outrider run --target_only` with "
+        "`outrider fused_target` at 20 ms; `outrider run --preset classic_sd` at 40 ms; "
+        "`outrider run --preset vanilla` at 80 ms. For a target elsewhere give --emulate PROFILE"
+    ) in verdict(comparison(rows))[1]
+    assert "--emulate" not in verdict(comparison(rows, target_host="a:1"))[1]
+    assert "outrider run" not in verdict(comparison(rows_at(0, {HYBRID: 0.5})))[1]
+
+
+def test_titles_of_plots_are_whole_and_bars_stand_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    figure = pytest.importorskip("matplotlib.figure")
+    agg, drawn = pytest.importorskip("matplotlib.backends.backend_agg"), list[Any]()
+    monkeypatch.setattr(figure.Figure, "savefig", lambda self, *_, **__: drawn.append(self))
+    alone = [text(8, 1, 0.5, index) for index in range(6)]
+    knobs = [arm(GROWING, Setting(aims=Aims(Wish(weight=at), None))) for at in (0, 0.5, 1)]
+    rows = [row(alone, alone, PAYING, one) for one in (arm(BASELINE), *knobs)]
+    draw(tmp_path, replace(comparison(rows), title="a draft for a target on a device; " * 8))
+    assert len(drawn) == 3
+    for picture in drawn:
+        canvas = agg.FigureCanvasAgg(picture)
+        title = picture.texts[0].get_window_extent(canvas.get_renderer())
+        assert 0 <= title.x0 < title.x1 <= picture.bbox.width
+    bars = drawn[0].axes[0].patches
+    assert all(left.get_x() + left.get_width() < right.get_x() for left, right in pairwise(bars))
+    assert len({bar.get_facecolor() for bar in bars}) == 4
 
 
 def test_the_cheapest_position_is_named_only_where_it_can_be_told() -> None:

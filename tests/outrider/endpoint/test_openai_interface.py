@@ -86,15 +86,17 @@ def test_a_streamed_chat_ends_with_reason_counts_and_speculation(api: openai.Ope
 
 
 def test_texts_of_one_prompt_have_seeds_one_after_the_other(
-    api: openai.OpenAI, own_text: OwnText
+    api: openai.OpenAI, own_text: OwnText, desk: Desk
 ) -> None:
     answer = api.completions.create(
         model="", prompt=PROMPT, max_tokens=20, temperature=1, seed=7, n=3
     )
     texts = [choice.text for choice in answer.choices]
     assert texts == [own_text(PROMPT, 20, 1.0, seed) for seed in (7, 8, 9)]
+    assert desk.texts is not None
     assert answer.usage is not None
-    assert answer.usage.prompt_tokens * 3 < answer.usage.total_tokens
+    assert answer.usage.prompt_tokens == len(desk.texts.client.tokenizer.encode(PROMPT))
+    assert answer.usage.completion_tokens == 3 * 20
 
 
 def test_several_prompts_are_answered_in_their_order(api: openai.OpenAI, own_text: OwnText) -> None:
