@@ -101,9 +101,6 @@ class Scripted:
     def resend(self) -> None:
         self._due = True
 
-    def path(self, most: int) -> list[int]:
-        return []
-
     def close(self) -> None: ...
 
 

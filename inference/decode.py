@@ -24,19 +24,12 @@ from inference.stats import Traffic
 TICK_SECONDS = 0.1
 """Seconds after which a waiting loop yields an empty step, so that its caller can react."""
 
-AWAY_SECONDS = 10.0
-"""Seconds of silence after which a target counts as away, even if its link is up."""
-
-MOST_UNVERIFIED = 256
-"""Tokens that a draft makes alone at most while the target is away."""
-
 
 class TargetSession(Protocol):
     """The target's side of one text, in process or behind a network.
 
     stream: number of the current stream; it changes when the target has lost earlier proposals.
     room: candidates that a forward takes from this session at present.
-    lost: the connection is down and being restored.
     """
 
     @property
@@ -47,9 +40,6 @@ class TargetSession(Protocol):
 
     @property
     def room(self) -> int: ...
-
-    @property
-    def lost(self) -> bool: ...
 
     def open(self, prompt: Sequence[int], params: SamplingParams) -> None:
         """Begin a text. An error that refuses the session is raised here or by receive()."""
@@ -89,12 +79,6 @@ class Step(NamedTuple):
     end: End = End.NOT
 
 
-class Unverified(NamedTuple):
-    """A token of the draft alone, shown while the target is away. Later steps may replace it."""
-
-    token: int
-
-
 NOTHING = Step((), ())
 
 
@@ -116,35 +100,6 @@ def decode(
         yield loop.step(TICK_SECONDS)
 
 
-def decode_offline(
-    prompt: Sequence[int],
-    params: SamplingParams,
-    session: TargetSession,
-    order: Decode,
-    proposer: Proposer,
-    *,
-    clock: Callable[[], float] = time.perf_counter,
-) -> Iterator[Step | Unverified]:
-    """Yield steps as decode() does, and the draft's own tokens while the target is away.
-
-    Raises the error that refused or ended the session.
-    """
-    loop = Loop(prompt, params, session, order, [proposer], clock)
-    guess: list[int] = []
-    while not loop.ended:
-        step = loop.step(TICK_SECONDS)
-        if step.tokens:
-            right = guess[: len(step.tokens)] == list(step.tokens)
-            guess = guess[len(step.tokens) :] if right else []
-        yield step
-        if not loop.ended and loop.away:
-            most = min(MOST_UNVERIFIED, order.end - loop.length, len(guess) + 1)
-            path = proposer.path(most)
-            if len(path) > len(guess) and not order.stop_ids & set(guess):
-                guess.append(path[len(guess)])
-                yield Unverified(guess[-1])
-
-
 class Loop:
     """One text being decoded. length: tokens of the text so far, prompt included."""
 
@@ -164,13 +119,8 @@ class Loop:
         session.decode(order)
         for proposer in proposers:
             proposer.open(prompt, params, order.end)
-        self._stream, self._told, self._heard_at = session.stream, -1, clock()
+        self._stream, self._told = session.stream, -1
         self._before: Progress | None = None
-
-    @property
-    def away(self) -> bool:
-        """Whether the target is lost or silent for AWAY_SECONDS."""
-        return self._session.lost or self._clock() - self._heard_at > AWAY_SECONDS
 
     def step(self, timeout: float) -> Step:
         """Take new tokens; else make one proposer's call; else wait up to `timeout` seconds.
@@ -183,7 +133,7 @@ class Loop:
         return NOTHING if progress is None else self._take(progress)
 
     def _take(self, progress: Progress) -> Step:
-        self._heard_at = now = self._clock()
+        now = self._clock()
         self.length += len(progress.tokens)
         self.ended = progress.end is not End.NOT
         if progress.tokens and not self.ended:

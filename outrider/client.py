@@ -127,7 +127,6 @@ class Client:
         watch: Watch | None = None,
         *,
         alone: bool = False,
-        offline: bool = False,
     ) -> Completion:
         """Make the text of a request, paid from the purse. Raises Broken.
 
@@ -136,7 +135,6 @@ class Client:
 
         watch: wraps the session with the target, to see what passes
         alone: target-only; no draft proposes anything
-        offline: the draft goes on alone while the target is away
         """
         self.load()
         if self.purse.empty:
@@ -157,7 +155,6 @@ class Client:
                 order=request.order(
                     Pace.WAIT if options.waits and not alone else Pace.GO_ON, beside=beside
                 ),
-                offline=offline and bool(proposers),
                 tell=tell,
             )
         done.device = description.device

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from threading import Event
 from typing import Any, NamedTuple
 
 from inference.cost.objective import Effort
-from inference.decode import Step, TargetSession, Unverified, decode, decode_offline
+from inference.decode import Step, TargetSession, decode
 from inference.errors import OutriderError, Unavailable
 from inference.order import Decode, End, Pace
 from inference.proposer import NOBODY, Proposer
 from inference.sampling import SamplingParams
 from inference.stats import DecodeStatistics
-from inference.text import TextStream, Tokenizer
+from inference.text import Tokenizer
 from outrider.purse import Tab
 
 PROPOSERS = ("model", "copy", "host", "device")
@@ -31,11 +31,10 @@ ENDS = {
 
 
 class Piece(NamedTuple):
-    """A part of a text: verified by the target, or the draft's guess while the target is away."""
+    """A part of a text, as the target has committed it."""
 
     text: str
     proposer: int = NOBODY  # kind of the proposer that had named its last token
-    verified: bool = True
 
     @property
     def accepted(self) -> bool:
@@ -76,9 +75,7 @@ class Completion:
     prompt_tokens: int
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
-    unverified_text: str = ""  # what the draft made alone when the target went away for good
-    # stop, length, cancelled, spent (what the run may cost, perhaps before it began), unverified,
-    # or error
+    # stop, length, cancelled, spent (what the run may cost, perhaps before it began), or error
     finish_reason: str = "cancelled"
     error: str = ""  # what ended it before its end; what was verified until then stands above
     forwards: int = 0  # forwards of the target that the text took part in
@@ -173,9 +170,7 @@ class _Run:
         self._request, self._show = request, show
         self._session, self._proposers = session, proposers
         self._calls, self._drafting = _drafted(proposers)  # before this text
-        self._tokenizer = tokenizer
         self._text = tokenizer.stream(request.ids)
-        self._guess: TextStream | None = None
         self._start = time.perf_counter()
 
     def take(self, step: Step) -> bool:
@@ -191,16 +186,6 @@ class _Run:
             done.finish_reason = "spent"
         return done.finish_reason == "cancelled"
 
-    def guess(self, token: int) -> None:
-        """Take a token that nobody has verified. The next verified token takes all of these
-        back.
-        """
-        if self._guess is None:
-            self._guess = self._tokenizer.stream([*self._request.ids, *self.done.token_ids])
-        text = "" if token in self._request.stop_ids else self._guess.push(token)
-        self.done.unverified_text += text
-        self._show(Piece(text, verified=False))
-
     def finish(self) -> Completion:
         """The finished record, also of a text that was cut short."""
         done = self.done
@@ -208,14 +193,12 @@ class _Run:
         if self._request.tab is not None:
             self._request.tab.close()
             done.usd = self._request.tab.usd
-        if not done.unverified_text:  # which stands behind the verified one
-            self._put(self._text.finish(), NOBODY)
+        self._put(self._text.finish(), NOBODY)
         self._count()
         return done
 
     def _commit(self, step: Step) -> None:
         done, before = self.done, len(self.done.token_ids)
-        self._guess, done.unverified_text = None, ""
         done.seconds = time.perf_counter() - self._start
         done.time_to_first_token = done.time_to_first_token or done.seconds
         for token, proposer in zip(step.tokens, step.proposers, strict=True):
@@ -285,49 +268,30 @@ def complete(
     cancelled: Event,
     *,
     order: Decode | None = None,
-    offline: bool = False,
     tell: Tell | None = None,
 ) -> Completion:
     """Decode until the text ends or `cancelled` is set. Closes session and proposers. Raises
     Broken.
 
     order: what the target is asked for; request.order() if not given
-    offline: the first proposer goes on alone while the target is away; its text is marked
-    unverified
     tell: called whenever tokens came
     """
     run = _Run(request, session, proposers, tokenizer, show)
-    steps = _steps(request, session, proposers, order or request.order(), offline)
+    order = order or request.order()
+    steps = decode(request.ids, request.params, session, order, proposers)
     with ExitStack() as stack:
         for proposer in proposers:
             stack.callback(proposer.close)
         stack.callback(session.close)
         try:
             for step in steps:
-                if isinstance(step, Unverified):
-                    run.guess(step.token)
-                elif not run.take(step):
+                if not run.take(step):
                     break
-                elif step.tokens and tell is not None:
+                if step.tokens and tell is not None:
                     tell(run.done)
                 if cancelled.is_set():
                     break
         except OutriderError as error:
-            if isinstance(error, Unavailable) and run.done.unverified_text:
-                run.done.finish_reason = "unverified"
-                return run.finish()
             run.done.finish_reason, run.done.error = "error", str(error)
             raise Broken(error, run.finish()) from error
         return run.finish()
-
-
-def _steps(
-    request: Request,
-    session: TargetSession,
-    proposers: Sequence[Proposer],
-    order: Decode,
-    offline: bool,
-) -> Iterator[Step | Unverified]:
-    if offline:
-        return decode_offline(request.ids, request.params, session, order, proposers[0])
-    return decode(request.ids, request.params, session, order, proposers)

@@ -57,8 +57,8 @@ def draft(options: DraftRole) -> int:
 
         def make(request: Request, show: Show, cancelled: Event) -> Completion:
             explainer = _explainer(options, client, show)
-            tell, offline = explainer.tell if explainer else None, options.offline == "draft"
-            done = client.complete(request, show, cancelled, tell, offline=offline)
+            tell = explainer.tell if explainer else None
+            done = client.complete(request, show, cancelled, tell)
             if explainer is not None:
                 explainer.conclude(done)
             if options.baseline:

@@ -54,7 +54,6 @@ SLOW = {
     "neuron",
     "neuron_build",
     "neuron_load",
-    "offline",
     "openvino",
     "plan",
     "purse",

@@ -56,9 +56,6 @@ class LedProposer(ModelProposer):
         self._chosen = []
         return self._chosen
 
-    def path(self, most: int) -> list[int]:
-        return super().path(most) if self.features.ready else []
-
     def _advance(self, tokens: Sequence[int]) -> list[Passed]:
         passed = super()._advance(tokens)
         if self.features.ready:

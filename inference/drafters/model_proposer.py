@@ -204,23 +204,6 @@ class ModelProposer(CopyProposer):
     def flush(self, now: float, next_number: Callable[[], int]) -> Nodes | None:
         return None if self._calling else super().flush(now, next_number)
 
-    def path(self, most: int) -> list[int]:
-        """Return the draft's own continuation, ranking nodes as far as there is room.
-
-        A text goes on with it while the target is away. Its nodes are sent whatever their value.
-        """
-        node, said = self._list.root, list[int]()
-        while len(said) < most and node.position < self._list.end - 2:
-            if node.place is None:
-                if self._free < 1 or self._calling or node.position >= self._longest:
-                    break
-                self._chosen = [node]
-                self._call()
-            node = self._list.child(node, node.named[0])
-            said.append(node.token)
-            self._outbox.insist(node)
-        return said
-
     def _begin(self, prompt: Sequence[int], params: SamplingParams, end: int) -> None:
         self._sequence = self._make_sequence(self._model, self._row, params)
         self._places = Places()

@@ -93,16 +93,6 @@ class RoundProposer:
     def resend(self) -> None:
         self._sent = False
 
-    def path(self, most: int) -> list[int]:
-        """Return the likeliest path of the tree."""
-        if self._grown is None:
-            return []
-        tree, node, said = self._grown, 0, list[int]()
-        while len(said) < most and (below := _children(tree, node)):
-            node = max(below, key=tree.values.__getitem__)
-            said.append(int(tree.tokens[node]))
-        return said
-
     def close(self) -> None:
         self._begin([0], SamplingParams(), 1)
 
@@ -116,7 +106,3 @@ class RoundProposer:
         ranked = self._sequence.rank(tree, nodes, k)
         self.calls, self.drafting = self.calls + 1, self.drafting + time.perf_counter() - began
         return ranked
-
-
-def _children(tree: Growth, node: int) -> list[int]:
-    return [below for below in range(node + 1, len(tree)) if tree.parents[below] == node]

@@ -61,9 +61,6 @@ class Foreteller:
         self.resent += 1
         self.sent = self.base + 1
 
-    def path(self, most: int) -> list[int]:
-        return []
-
     def close(self) -> None: ...
 
 

@@ -345,7 +345,7 @@ def test_keys_of_what_lives_on_are_kept_and_all_others_are_free() -> None:
                 segment = proposer.segment()
                 fed += len(segment.tokens)
                 proposer.take(model.rank([segment], WIDTH)[0], CALL)
-        stayed += proposer.path(1) == TEXT[step : step + 1]
+        stayed += disagreeing((*PROMPT, *TEXT[:step]))[0][0] == TEXT[step]
         proposer.hear(len(PROMPT) + step, TEXT[step : step + 1], 0.0, QUIET)
     assert proposer.ranked > 5 * 40
     assert stayed > 50
@@ -373,7 +373,6 @@ def test_nothing_is_drafted_beyond_the_end_of_the_text() -> None:
     while proposer.work(0.0):
         if (message := proposer.flush(0.0, lambda: next(numbers))) is not None:
             sent.append(message)
-    assert proposer.path(100)[:3] == TEXT[:3]
     assert max(len(path) for path, _ in values(PROMPT, sent).values()) == len(PROMPT) + 3
 
 
@@ -383,16 +382,18 @@ def test_a_real_draft_ranks_as_if_each_path_was_fed_from_the_beginning(temperatu
     prompt = [7 * index % 290 for index in range(20)]
     proposer = ModelProposer(model_of(draft), 0, knowledge(), Prices())
     proposer.open(prompt, params, SEQUENCE_LENGTH)
-    text = list(prompt)
+    text, nodes = list(prompt), proposer._list
     for step in range(6):
         for _ in range(3):
             proposer.work(0.0)
-        said = proposer.path(2) if step % 2 else [*proposer.path(1), 3]
+        first = nodes.root.named[0]
+        below = nodes.root.children[first]
+        said = [first, below.named[0] if step % 2 and below.named else 3]
         proposer.hear(len(text), said, 0.0, QUIET)
         text += said
     for _ in range(4):
         proposer.work(0.0)
-    ranked, line = 0, [(proposer._list.root, text)]
+    ranked, line = 0, [(nodes.root, text)]
     while line:
         node, prefix = line.pop()
         if node.features is not None:
@@ -417,29 +418,6 @@ def test_the_targets_text_is_a_hash_that_every_token_changes() -> None:
     assert target_token([1, 2, 3]) == target_token((1, 2, 3))
     said = [target_token([0, first, *range(50)]) for first in range(40)]
     assert len(set(said)) > 15
-
-
-def test_a_text_goes_on_alone_and_what_it_came_to_is_sent_as_a_line() -> None:
-    """However little the end of the line is worth; 64 levels at a time."""
-    proposer = scripted_proposer(disagreeing)
-    proposer.open(PROMPT, SAMPLING)
-    alone = [token for most in range(1, 101) for token in proposer.path(most)[most - 1 :]]
-    assert proposer.path(100) == alone
-    said = list(PROMPT)
-    for token in alone:
-        assert token == disagreeing(tuple(said))[0][0]
-        said.append(token)
-    numbers = iter(range(10**4))
-    first = proposer.flush(0.0, lambda: next(numbers))
-    assert first is not None
-    proposer.hear(len(PROMPT), alone[:10], 0.0, QUIET)
-    second = proposer.flush(0.0, lambda: next(numbers))
-    assert second is not None
-    for sent, levels in ([first], 64), ([first, second], 74):
-        longest = max((path for path, _ in values(said, sent).values()), key=len)
-        assert longest == tuple(said[: len(PROMPT) + levels])
-    proposer.hear(len(PROMPT) + 10, [(alone[10] + 20) % 40], 0.0, QUIET)
-    assert proposer.flush(0.0, lambda: next(numbers)) is None
 
 
 def test_a_draft_that_is_slower_than_the_target_tries_now_and_then() -> None:
