@@ -20,6 +20,7 @@ from benchmarks.regret.rival_trees import (
 )
 from benchmarks.regret.stage import Stage
 from inference.decode import TICK_SECONDS, Loop, decode
+from inference.draft_thread import inline
 from inference.drafters.copy_proposer import CopyProposer
 from inference.drafters.copy_source import CopySource
 from inference.drafters.model_proposer import ModelProposer
@@ -146,7 +147,7 @@ def betting(rule: Callable[[Stage], Rule]) -> Callable[[Stage], Player]:
         def play(text: Text) -> Iterator[Sequence[int]]:
             order = Decode(len(text.prompt) + len(text.tokens), pace=Pace.WAIT)
             with closing(stage.session) as session:
-                loop = Loop(text.prompt, text.params, session, order, [proposer], stage.now)
+                loop = Loop(text.prompt, text.params, session, order, inline([proposer]), stage.now)
                 while not loop.ended:
                     step = loop.step(0.0 if proposer.drafts else TICK_SECONDS)
                     if step.tokens:

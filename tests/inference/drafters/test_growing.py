@@ -301,28 +301,12 @@ def test_tokens_that_are_heard_twice_count_once_and_a_gap_is_told() -> None:
         proposer.hear(start + 6, TEXT[6:7], 0.1, QUIET)
 
 
-def test_what_is_heard_while_a_call_is_under_way_is_taken_up_after_it() -> None:
-    model = ScriptedModel(disagreeing)
-    proposer = ModelProposer(model, 0, knowledge(), Prices())
-    proposer.open(PROMPT, SAMPLING)
-    proposer.work(0.0)
-    assert proposer.choose(0.01)
-    segment, numbers = proposer.segment(), iter(range(1000))
-    proposer.hear(len(PROMPT), TEXT[:2], 0.02, QUIET)
-    assert proposer.flush(0.02, lambda: next(numbers)) is None
-    proposer.take(model.rank([segment], WIDTH)[0], 0.01)
-    message = None
-    while message is None:
-        assert proposer.work(0.03)  # the scripted model checks what it sees
-        message = proposer.flush(0.0, lambda: next(numbers))
-    assert message.base == len(PROMPT) + 1
-
-
 def test_one_call_of_a_model_serves_several_proposers() -> None:
     model = ScriptedModel(disagreeing, rows=2)
     both = [ModelProposer(model, row, knowledge(), Prices()) for row in range(2)]
     for row, proposer in enumerate(both):
         proposer.open([*PROMPT, row], SAMPLING)
+        assert not proposer.feed()
     calls = model.calls
     for _ in range(5):
         assert all(proposer.choose(0.0) for proposer in both)
@@ -338,6 +322,7 @@ def test_keys_of_what_lives_on_are_kept_and_all_others_are_free() -> None:
     model = ScriptedModel(disagreeing, capacity=140)
     proposer = ModelProposer(model, 0, knowledge(), Prices(), room=40)
     proposer.open(PROMPT, SAMPLING)
+    assert not proposer.feed()
     fed, stayed = 0, 0
     for step in range(90):
         for _ in range(3):
