@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, field
+from itertools import pairwise
 from threading import Event
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from inference.cost.objective import Effort
-from inference.decode import Step, TargetSession, decode
+from inference.decode import Loop, Step, TargetSession
+from inference.draft_thread import Drafter, Drafting
 from inference.errors import OutriderError, Unavailable
 from inference.order import Decode, End, Pace
-from inference.proposer import NOBODY, Proposer
+from inference.proposer import NOBODY
 from inference.sampling import SamplingParams
 from inference.stats import DecodeStatistics
 from inference.text import Tokenizer
@@ -44,6 +48,14 @@ class Piece(NamedTuple):
 
 Show = Callable[[Piece], None]
 """Receives the text of a request, piece by piece."""
+
+
+class Gaps(NamedTuple):
+    """Seconds between the pieces of texts, as their reader sees them."""
+
+    p50: float
+    p99: float
+    largest: float
 
 
 @dataclass(frozen=True)
@@ -94,7 +106,10 @@ class Completion:
     resumes: int = 0  # streams that broke and were taken up again
     reopenings: int = 0  # sessions that went on elsewhere, or here with a prefill
     seconds: float = 0.0
-    time_to_first_token: float = 0.0
+    time_to_first_token: float = 0.0  # from the request to the first piece, as its reader sees it
+    gap_p50: float = 0.0  # gaps between pieces, as their reader sees them
+    gap_p99: float = 0.0
+    gap_max: float = 0.0
     tokens_per_second: float = 0.0
     draft_calls: int = 0  # calls of models on this machine
     draft_seconds: float = 0.0  # time in these calls
@@ -162,22 +177,20 @@ class _Run:
         self,
         request: Request,
         session: TargetSession,
-        proposers: Sequence[Proposer],
         tokenizer: Tokenizer,
         show: Show,
     ) -> None:
         self.done, self._statistics = new_completion(request), DecodeStatistics()
-        self._request, self._show = request, show
-        self._session, self._proposers = session, proposers
-        self._calls, self._drafting = _drafted(proposers)  # before this text
+        self._request, self._show, self._session = request, show, session
         self._text = tokenizer.stream(request.ids)
         self._start = time.perf_counter()
 
-    def take(self, step: Step) -> bool:
+    def take(self, step: Step, drafting: Drafting) -> bool:
         """Take a step, which may be empty. Returns false when the text is to end here."""
+        done = self.done
+        done.draft_calls, done.draft_seconds = drafting.calls, drafting.seconds
         if step.tokens:
             self._commit(step)
-        done = self.done
         if step.end is not End.NOT and done.finish_reason == "cancelled":
             if step.end not in ENDS:
                 raise Unavailable(f"the target does not go on with the text: {step.end.name}")
@@ -195,6 +208,7 @@ class _Run:
             done.usd = self._request.tab.usd
         self._put(self._text.finish(), NOBODY)
         self._count()
+        done.gap_p50, done.gap_p99, done.gap_max = gaps_of([done])
         return done
 
     def _commit(self, step: Step) -> None:
@@ -220,8 +234,6 @@ class _Run:
         for name in _COUNTED:
             setattr(done, name, getattr(traffic, name))
         done.lone_forwards, done.target_seconds = traffic.lone, traffic.model_seconds
-        calls, drafting = _drafted(self._proposers)
-        done.draft_calls, done.draft_seconds = calls - self._calls, drafting - self._drafting
         done.num_draft_tokens = candidates = max(traffic.nodes - traffic.forwards, 0)
         done.num_accepted_tokens, done.accepted_at_depth = accepted, statistics.accepted_at_depth
         named = statistics.by_proposer.items()
@@ -237,7 +249,7 @@ class _Run:
         tab = self._request.tab
         if tab is None:
             return False
-        tab.take(_drafted(self._proposers)[1] - self._drafting, self._session.traffic)
+        tab.take(self.done.draft_seconds, self._session.traffic)
         return tab.purse.empty
 
     def _put(self, text: str, proposer: int) -> None:
@@ -246,10 +258,10 @@ class _Run:
             self._show(Piece(text, proposer))
 
 
-def _drafted(proposers: Sequence[Proposer]) -> tuple[int, float]:
-    """Calls of these proposers' models so far, and the seconds they took."""
-    calls = sum(proposer.calls for proposer in proposers)
-    return calls, sum(proposer.drafting for proposer in proposers)
+def gaps_of(texts: Sequence[Completion]) -> Gaps:
+    """Gaps between the pieces of these texts, all together; 0 without any."""
+    gaps = [after - before for text in texts for before, after in pairwise(text.arrivals)]
+    return Gaps(*np.quantile(gaps or [0.0], [0.5, 0.99, 1.0]).tolist())
 
 
 _COUNTED = (
@@ -262,7 +274,7 @@ _COUNTED = (
 def complete(
     request: Request,
     session: TargetSession,
-    proposers: Sequence[Proposer],
+    drafter: Drafter,
     tokenizer: Tokenizer,
     show: Show,
     cancelled: Event,
@@ -270,22 +282,20 @@ def complete(
     order: Decode | None = None,
     tell: Tell | None = None,
 ) -> Completion:
-    """Decode until the text ends or `cancelled` is set. Closes session and proposers. Raises
-    Broken.
+    """Decode until the text ends or `cancelled` is set. Closes the session. Raises Broken.
 
     order: what the target is asked for; request.order() if not given
     tell: called whenever tokens came
     """
-    run = _Run(request, session, proposers, tokenizer, show)
+    run = _Run(request, session, tokenizer, show)
     order = order or request.order()
-    steps = decode(request.ids, request.params, session, order, proposers)
     with ExitStack() as stack:
-        for proposer in proposers:
-            stack.callback(proposer.close)
         stack.callback(session.close)
         try:
-            for step in steps:
-                if not run.take(step):
+            loop = Loop(request.ids, request.params, session, order, drafter)
+            stack.enter_context(closing(loop))
+            for step in loop.steps():
+                if not run.take(step, loop.drafting):
                     break
                 if step.tokens and tell is not None:
                     tell(run.done)
