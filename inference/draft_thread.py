@@ -46,8 +46,8 @@ class CandidateSink(Protocol):
 class Drafting:
     """The drafting of one text, from when its session is open.
 
-    The loop's thread calls hear(), check() and end(); the drafter's thread calls open(), turn() and
-    run(). Nothing is sent after end().
+    The loop's thread calls hear(), check(), end() and settle(); the drafter's thread calls open(),
+    turn() and run(). Nothing is sent after end().
 
     length: tokens of the text that have come, prompt included
     calls, seconds: of the proposers' models, in this text
@@ -72,7 +72,8 @@ class Drafting:
         self._proposers, self._last, self._came = None, None, deque()
         self._before = (0, 0.0)  # calls and seconds of other texts
         self._stream, self._told = session.stream, -1
-        self._news, self._sending = threading.Event(), threading.Lock()
+        self._news = threading.Event()
+        self._sending, self._running = threading.Lock(), threading.Lock()
         self._ended, self._error = False, None
 
     def is_wanted(self) -> bool:
@@ -99,6 +100,11 @@ class Drafting:
             self._ended = True
         self._news.set()
 
+    def settle(self) -> None:
+        """Wait for the call that was under way when the text ended."""
+        with self._running:
+            pass
+
     def fail(self, error: Exception) -> None:
         """Leave the error to check(). Raises it where the text has ended."""
         if self._ended:
@@ -114,10 +120,11 @@ class Drafting:
 
     def run(self) -> None:
         """Draft until the text ends."""
-        while self.is_wanted():
-            self._news.clear()
-            if not self.turn():
-                self._news.wait(LOOK_SECONDS)
+        with self._running:
+            while self.is_wanted():
+                self._news.clear()
+                if not self.turn():
+                    self._news.wait(LOOK_SECONDS)
 
     def turn(self) -> bool:
         """Send new candidates, then let one proposer make a call; False when none made one.
