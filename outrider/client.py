@@ -25,6 +25,7 @@ from inference.proposer import Proposer
 from inference.text import Tokenizer
 from outrider.completion import Completion, Request, Show, Tell, complete, new_completion
 from outrider.connecting import connect_target
+from outrider.devices import pick_device
 from outrider.draft_methods import find_draft
 from outrider.drafting import Sides, draft_rows
 from outrider.models import FoundModel, find_tokenizer
@@ -210,11 +211,13 @@ def open_client(options: ClientRole) -> Iterator[Client]:
     """Connect to the target that the options name. The draft is loaded by Client.load().
 
     Without a draft model only the tokenizer is read. Raises Mismatch where the tokenizers of both
-    sides differ.
+    sides differ, and InvalidRequest for a device that this machine does not have.
     """
     stated = read_prices(options, 0.0)  # what is wrong with them is told before anybody is asked
     drafted = options.method is not None and not options.target_only
     found = find_draft(options) if drafted else None
+    if found is not None:
+        pick_device(options.device)
     tokenizer = (
         found.tokenizer if found is not None else find_tokenizer(options.draft_name, "draft")
     )
