@@ -30,6 +30,7 @@ from inference.backends.eager import EagerModel
 from inference.backends.eagle import EagleModel
 from inference.backends.received_features import ReceivedFeatures
 from inference.decode import Loop
+from inference.draft_thread import inline
 from inference.drafters.led_proposer import LedProposer
 from inference.drafters.model_proposer import ROOM
 from inference.engine.engine import Engine
@@ -106,10 +107,10 @@ def drafted(
     proposer = LedProposer(model, 0, known, Prices(), features=features, clock=lambda: 0.0)
     session, made = wire.connection.session(features=features), list[int]()
     order = Decode(len(prompt) + tokens, pace=Pace.WAIT)
-    loop = Loop(prompt, params, session, order, [proposer], lambda: 0.0)
+    loop = Loop(prompt, params, session, order, inline([proposer]), lambda: 0.0)
     deadline = time.monotonic() + PATIENCE
     while not loop.ended:
-        while features.known.stop < loop.length - 1:
+        while features.known.stop < loop.drafting.length - 1:
             assert time.monotonic() < deadline, "the features do not come"
             time.sleep(0.001)
         made += loop.step(0.1).tokens
@@ -122,7 +123,7 @@ def alone(wire: Wire, prompt: Sequence[int], params: SamplingParams, tokens: int
     """The target's own text."""
     session, made = wire.connection.session(), list[int]()
     order = Decode(len(prompt) + tokens)
-    loop = Loop(prompt, params, session, order, [], lambda: 0.0)
+    loop = Loop(prompt, params, session, order, inline(), lambda: 0.0)
     while not loop.ended:
         made += loop.step(0.1).tokens
     session.close()

@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +19,8 @@ from grpc_comm.client.connection import Connection, connect
 from grpc_comm.client.patience import Patience
 from grpc_comm.client.remote_session import RemoteSession
 from inference.candidates import BASE, Nodes, Proposal
-from inference.decode import decode
+from inference.decode import Loop
+from inference.draft_thread import inline, threaded
 from inference.errors import OutriderError
 from inference.order import Decode, Pace
 from inference.proposer import MODEL, Notice
@@ -102,9 +104,6 @@ class Scripted:
     def resend(self) -> None:
         self._due = True
 
-    def path(self, most: int) -> list[int]:
-        return []
-
     def close(self) -> None: ...
 
 
@@ -125,12 +124,9 @@ def pieces(job: Job, connection: Connection, session: RemoteSession) -> Iterator
     pace = Pace.WAIT if job.waits else Pace.GO_ON
     order = Decode(len(job.prompt) + job.tokens, pace=pace)
     scripted = Scripted(job.text, connection.description.vocabulary, turn=job.session)
-    proposers = [] if job.alone else [scripted]
-    yield from (
-        list(step.tokens)
-        for step in decode(job.prompt, params, session, order, proposers)
-        if step.tokens
-    )
+    drafter = inline() if job.alone else threaded([scripted])
+    with closing(Loop(job.prompt, params, session, order, drafter)) as loop:
+        yield from (list(step.tokens) for step in loop.steps() if step.tokens)
 
 
 def attend(job: Job, connection: Connection, teller: Teller) -> None:

@@ -168,6 +168,11 @@ def glance(line: str) -> None:
     _hearers[-1](line, False)
 
 
+def is_heard() -> bool:
+    """Whether a display shows what is said, such as a text that is being made."""
+    return len(_hearers) > 1
+
+
 def _print(line: str, _lasting: bool) -> None:
     print(line, file=sys.stderr, flush=True)
 

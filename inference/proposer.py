@@ -47,7 +47,7 @@ class Proposer(Protocol):
         ...
 
     def open(self, prompt: Sequence[int], params: SamplingParams, end: int | None = None) -> None:
-        """A text begins. end: length in tokens, prompt included, at which it ends at the latest."""
+        """A text begins; no call is made. end: length in tokens at which it ends at the latest."""
         ...
 
     def hear(self, position: int, tokens: Sequence[int], now: float, notice: Notice) -> None:
@@ -55,7 +55,7 @@ class Proposer(Protocol):
         ...
 
     def work(self, now: float) -> bool:
-        """Make at most one call of the model; False when no call is worth it now."""
+        """Feed the model a part of the prompt, or make a call; False when no call is worth it."""
         ...
 
     def flush(self, now: float, next_number: Callable[[], int]) -> Nodes | None:
@@ -67,10 +67,6 @@ class Proposer(Protocol):
 
     def resend(self) -> None:
         """Mark all candidates as unsent, because the target has lost them."""
-        ...
-
-    def path(self, most: int) -> list[int]:
-        """The proposer's likeliest continuation of the committed text, `most` tokens at most."""
         ...
 
     def close(self) -> None: ...

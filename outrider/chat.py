@@ -42,7 +42,7 @@ def chat(options: ChatRole) -> int:
     if options.system is not None:
         conversation.say("system", options.system)
     with open_client(options) as client:
-        client.load()
+        client.wait()
         chatting = Chat(client, options, conversation)
         for line in _lines(f"{client.model}, drafted by {client.draft or 'nobody'}"):
             if not chatting.take(line):

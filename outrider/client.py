@@ -1,30 +1,36 @@
 """A client of a target: the connection, the draft that stays loaded, and what texts cost.
 
 Commands that make text with a target stand on `Client.complete`, which any number of threads may
-call. A text gets a row of the draft if one is free. Otherwise the target makes it alone.
+call. A text begins at once, and gets a row of the draft when it is loaded and one is free.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
 from threading import Event, Lock
 from typing import TypeAlias
 
 from grpc_comm.client.connection import Connection
-from inference.command import say
+from grpc_comm.client.remote_session import RemoteSession
+from inference.command import printable, say
 from inference.decode import TargetSession
-from inference.errors import InvalidRequest
+from inference.draft_thread import inline, on_thread
+from inference.errors import InvalidRequest, OutriderError
 from inference.order import Pace
+from inference.proposer import Proposer
 from inference.text import Tokenizer
 from outrider.completion import Completion, Request, Show, Tell, complete, new_completion
 from outrider.connecting import connect_target
+from outrider.devices import pick_device
 from outrider.draft_methods import find_draft
 from outrider.drafting import Sides, draft_rows
 from outrider.models import FoundModel, find_tokenizer
 from outrider.options.roles import ClientRole
-from outrider.pools import AnyRows, GrowingPool, Lent, features_of
+from outrider.pools import AnyRows, GrowingPool, features_of
 from outrider.purse import open_purse
 from outrider.wishes import Stated, read_aims, read_prices
 
@@ -66,8 +72,9 @@ class Client:
         self.purse = open_purse(options, stated)
         self._rates = stated.rates if stated is not None else None
         self.aims = read_aims(options, self._rates)
-        self._rows: AnyRows | None = None
-        self._loading, self._stack = Lock(), ExitStack()
+        self._rows: Future[AnyRows] | None = None
+        self._loader = ThreadPoolExecutor(1, "outrider load")
+        self._beginning, self._stack = Lock(), ExitStack()
 
     @property
     def model(self) -> str:
@@ -84,13 +91,18 @@ class Client:
 
     @property
     def round_trip(self) -> float | None:
-        """Seconds of the link; None before the draft was loaded, and for synchronous rounds."""
-        return self._rows.round_trip if isinstance(self._rows, GrowingPool) else None
+        """Seconds of the link; None without a draft, and for synchronous rounds. Waits for the
+        draft.
+        """
+        rows = self.wait()
+        return rows.round_trip if isinstance(rows, GrowingPool) else None
 
     @property
     def unsteered(self) -> str:
         """Why steer() changes nothing here; empty where it does."""
-        if not isinstance(self._rows, GrowingPool):
+        rows = self._rows
+        loaded = rows is not None and rows.done() and rows.exception() is None
+        if rows is None or not loaded or not isinstance(rows.result(), GrowingPool):
             return "--cs steers a draft on this machine that never waits: here is none"
         return self.aims.unsteered
 
@@ -101,27 +113,56 @@ class Client:
         can be steered or all positions ask for the same.
         """
         aims = read_aims(self._options.but(cs=knob), self._rates)
-        self.load()
-        if not isinstance(self._rows, GrowingPool):
+        rows = self.wait()
+        if not isinstance(rows, GrowingPool):
             raise InvalidRequest(self.unsteered)
         self.aims = aims
-        self._rows.steer(aims)
+        rows.steer(aims)
 
     def load(self, rows: int = 1) -> None:
-        """Load the draft, where there is one. Idempotent; without it the first text does this.
+        """Begin to load the draft, where there is one. Idempotent; the first text does it, too.
+
+        Texts go on meanwhile, and have the draft once it is there. An error is told, and raised by
+        wait().
 
         rows: texts that it drafts for at the same time
         """
-        with self._loading:
-            if self._options.target_only or self._rows is not None:
-                return
-            if self._found is not None and self._drafted < self.length:
-                say(
-                    f"{self._found.name} drafts the first {self._drafted:,} tokens of a text, of "
-                    f"{self.length:,} that the target serves: --sequence_length says how many"
-                )
-            sides = Sides(self._found, self.target, rows, self._drafted)
-            self._rows = self._stack.enter_context(draft_rows(self._options, sides, self.aims))
+        with self._beginning:
+            if self._rows is None and not self._options.target_only:
+                self._rows = self._loader.submit(self._load, rows)
+
+    def wait(self) -> AnyRows | None:
+        """Wait until the draft is loaded; None without one. Raises the error of loading."""
+        self.load()
+        return None if self._rows is None else self._rows.result()
+
+    def _load(self, rows: int) -> AnyRows:
+        if self._found is not None and self._drafted < self.length:
+            say(
+                f"{self._found.name} drafts the first {self._drafted:,} tokens of a text, of "
+                f"{self.length:,} that the target serves: --sequence_length says how many"
+            )
+        sides = Sides(self._found, self.target, rows, self._drafted)
+        try:
+            return self._stack.enter_context(draft_rows(self._options, sides, self.aims))
+        except OutriderError as error:
+            say(f"note: nothing drafts here: {printable(str(error))}")
+            raise
+
+    @contextmanager
+    def _lend(
+        self, session: RemoteSession, wanted: Callable[[], bool]
+    ) -> Iterator[Sequence[Proposer]]:
+        """Lend a row of the draft, once it is loaded; none where loading failed."""
+        try:
+            rows = self.wait()
+        except OutriderError:
+            rows = None
+        with nullcontext(()) if rows is None else rows.lent(wanted) as proposers:
+            features = features_of(proposers)
+            if features is not None:
+                session.want_features(features)
+            yield proposers
 
     def complete(
         self,
@@ -132,7 +173,6 @@ class Client:
         watch: Watch | None = None,
         *,
         alone: bool = False,
-        offline: bool = False,
     ) -> Completion:
         """Make the text of a request, paid from the purse. Raises Broken.
 
@@ -141,35 +181,35 @@ class Client:
 
         watch: wraps the session with the target, to see what passes
         alone: target-only; no draft proposes anything
-        offline: the draft goes on alone while the target is away
         """
-        self.load()
         if self.purse.empty:
             return replace(new_completion(request), finish_reason="spent", usd=0.0)
         options, description = self._options, self.target.description
-        here = self._rows if not alone else None
         beside = bool(self._beside) and not alone
-        lent: Lent = here.lent() if here is not None else nullcontext(())
-        with self.purse.text() as tab, lent as proposers:
-            session = self.target.session(request.cache_key, features_of(proposers))
+        session = self.target.session(request.cache_key)
+        here = not alone and not options.target_only
+        with self.purse.text() as tab:
             done = complete(
                 replace(request, tab=tab),
                 watch(session) if watch is not None else session,
-                proposers,
+                on_thread(partial(self._lend, session)) if here else inline(),
                 self.tokenizer,
                 show,
                 cancelled,
                 order=request.order(
                     Pace.WAIT if options.waits and not alone else Pace.GO_ON, beside=beside
                 ),
-                offline=offline and bool(proposers),
                 tell=tell,
             )
         done.device = description.device
         return done
 
     def close(self) -> None:
-        """Let the draft go, and keep what it learned. No text may be in the making."""
+        """Let the draft go, and keep what it learned. No text may be in the making.
+
+        Waits for what the draft does.
+        """
+        self._loader.shutdown()
         self._stack.close()
 
 
@@ -178,11 +218,13 @@ def open_client(options: ClientRole) -> Iterator[Client]:
     """Connect to the target that the options name. The draft is loaded by Client.load().
 
     Without a draft model only the tokenizer is read. Raises Mismatch where the tokenizers of both
-    sides differ.
+    sides differ, and InvalidRequest for a device that this machine does not have.
     """
     stated = read_prices(options, 0.0)  # what is wrong with them is told before anybody is asked
     drafted = options.method is not None and not options.target_only
     found = find_draft(options) if drafted else None
+    if found is not None:
+        pick_device(options.device)
     tokenizer = (
         found.tokenizer if found is not None else find_tokenizer(options.draft_name, "draft")
     )

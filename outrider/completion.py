@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, field
+from itertools import pairwise
 from threading import Event
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from inference.cost.objective import Effort
-from inference.decode import Step, TargetSession, Unverified, decode, decode_offline
+from inference.decode import Loop, Step, TargetSession
+from inference.draft_thread import Drafter, Drafting
 from inference.errors import OutriderError, Unavailable
 from inference.order import Decode, End, Pace
-from inference.proposer import NOBODY, Proposer
+from inference.proposer import NOBODY
 from inference.sampling import SamplingParams
 from inference.stats import DecodeStatistics
-from inference.text import TextStream, Tokenizer
+from inference.text import Tokenizer
 from outrider.purse import Tab
 
 PROPOSERS = ("model", "copy", "host", "device")
@@ -31,11 +35,10 @@ ENDS = {
 
 
 class Piece(NamedTuple):
-    """A part of a text: verified by the target, or the draft's guess while the target is away."""
+    """A part of a text, as the target has committed it."""
 
     text: str
     proposer: int = NOBODY  # kind of the proposer that had named its last token
-    verified: bool = True
 
     @property
     def accepted(self) -> bool:
@@ -45,6 +48,14 @@ class Piece(NamedTuple):
 
 Show = Callable[[Piece], None]
 """Receives the text of a request, piece by piece."""
+
+
+class Gaps(NamedTuple):
+    """Seconds between the pieces of texts, as their reader sees them."""
+
+    p50: float
+    p99: float
+    largest: float
 
 
 @dataclass(frozen=True)
@@ -76,9 +87,7 @@ class Completion:
     prompt_tokens: int
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
-    unverified_text: str = ""  # what the draft made alone when the target went away for good
-    # stop, length, cancelled, spent (what the run may cost, perhaps before it began), unverified,
-    # or error
+    # stop, length, cancelled, spent (what the run may cost, perhaps before it began), or error
     finish_reason: str = "cancelled"
     error: str = ""  # what ended it before its end; what was verified until then stands above
     forwards: int = 0  # forwards of the target that the text took part in
@@ -97,7 +106,10 @@ class Completion:
     resumes: int = 0  # streams that broke and were taken up again
     reopenings: int = 0  # sessions that went on elsewhere, or here with a prefill
     seconds: float = 0.0
-    time_to_first_token: float = 0.0
+    time_to_first_token: float = 0.0  # from the request to the first piece, as its reader sees it
+    gap_p50: float = 0.0  # gaps between pieces, as their reader sees them
+    gap_p99: float = 0.0
+    gap_max: float = 0.0
     tokens_per_second: float = 0.0
     draft_calls: int = 0  # calls of models on this machine
     draft_seconds: float = 0.0  # time in these calls
@@ -166,24 +178,20 @@ class _Run:
         self,
         request: Request,
         session: TargetSession,
-        proposers: Sequence[Proposer],
         tokenizer: Tokenizer,
         show: Show,
     ) -> None:
         self.done, self._statistics = new_completion(request), DecodeStatistics()
-        self._request, self._show = request, show
-        self._session, self._proposers = session, proposers
-        self._calls, self._drafting = _drafted(proposers)  # before this text
-        self._tokenizer = tokenizer
+        self._request, self._show, self._session = request, show, session
         self._text = tokenizer.stream(request.ids)
-        self._guess: TextStream | None = None
         self._start = time.perf_counter()
 
-    def take(self, step: Step) -> bool:
+    def take(self, step: Step, drafting: Drafting) -> bool:
         """Take a step, which may be empty. Returns false when the text is to end here."""
+        done = self.done
+        done.draft_calls, done.draft_seconds = drafting.calls, drafting.seconds
         if step.tokens:
             self._commit(step)
-        done = self.done
         if step.end is not End.NOT and done.finish_reason == "cancelled":
             if step.end not in ENDS:
                 raise Unavailable(f"the target does not go on with the text: {step.end.name}")
@@ -192,16 +200,6 @@ class _Run:
             done.finish_reason = "spent"
         return done.finish_reason == "cancelled"
 
-    def guess(self, token: int) -> None:
-        """Take a token that nobody has verified. The next verified token takes all of these
-        back.
-        """
-        if self._guess is None:
-            self._guess = self._tokenizer.stream([*self._request.ids, *self.done.token_ids])
-        text = "" if token in self._request.stop_ids else self._guess.push(token)
-        self.done.unverified_text += text
-        self._show(Piece(text, verified=False))
-
     def finish(self) -> Completion:
         """The finished record, also of a text that was cut short."""
         done = self.done
@@ -209,14 +207,13 @@ class _Run:
         if self._request.tab is not None:
             self._request.tab.close()
             done.usd = self._request.tab.usd
-        if not done.unverified_text:  # which stands behind the verified one
-            self._put(self._text.finish(), NOBODY)
+        self._put(self._text.finish(), NOBODY)
         self._count()
+        done.gap_p50, done.gap_p99, done.gap_max = gaps_of([done])
         return done
 
     def _commit(self, step: Step) -> None:
         done, before = self.done, len(self.done.token_ids)
-        self._guess, done.unverified_text = None, ""
         done.seconds = time.perf_counter() - self._start
         done.time_to_first_token = done.time_to_first_token or done.seconds
         for token, proposer in zip(step.tokens, step.proposers, strict=True):
@@ -238,8 +235,6 @@ class _Run:
         for name in _COUNTED:
             setattr(done, name, getattr(traffic, name))
         done.lone_forwards, done.target_seconds = traffic.lone, traffic.model_seconds
-        calls, drafting = _drafted(self._proposers)
-        done.draft_calls, done.draft_seconds = calls - self._calls, drafting - self._drafting
         done.num_draft_tokens = candidates = max(traffic.nodes - traffic.forwards, 0)
         done.num_accepted_tokens, done.accepted_at_depth = accepted, statistics.accepted_at_depth
         named = statistics.by_proposer.items()
@@ -255,7 +250,7 @@ class _Run:
         tab = self._request.tab
         if tab is None:
             return False
-        tab.take(_drafted(self._proposers)[1] - self._drafting, self._session.traffic)
+        tab.take(self.done.draft_seconds, self._session.traffic)
         return tab.purse.empty
 
     def _put(self, text: str, proposer: int) -> None:
@@ -264,10 +259,10 @@ class _Run:
             self._show(Piece(text, proposer))
 
 
-def _drafted(proposers: Sequence[Proposer]) -> tuple[int, float]:
-    """Calls of these proposers' models so far, and the seconds they took."""
-    calls = sum(proposer.calls for proposer in proposers)
-    return calls, sum(proposer.drafting for proposer in proposers)
+def gaps_of(texts: Sequence[Completion]) -> Gaps:
+    """Gaps between the pieces of these texts, all together; 0 without any."""
+    gaps = [after - before for text in texts for before, after in pairwise(text.arrivals)]
+    return Gaps(*np.quantile(gaps or [0.0], [0.5, 0.99, 1.0]).tolist())
 
 
 _COUNTED = (
@@ -281,55 +276,34 @@ _COUNTED = (
 def complete(
     request: Request,
     session: TargetSession,
-    proposers: Sequence[Proposer],
+    drafter: Drafter,
     tokenizer: Tokenizer,
     show: Show,
     cancelled: Event,
     *,
     order: Decode | None = None,
-    offline: bool = False,
     tell: Tell | None = None,
 ) -> Completion:
-    """Decode until the text ends or `cancelled` is set. Closes session and proposers. Raises
-    Broken.
+    """Decode until the text ends or `cancelled` is set. Closes the session. Raises Broken.
 
     order: what the target is asked for; request.order() if not given
-    offline: the first proposer goes on alone while the target is away; its text is marked
-    unverified
     tell: called whenever tokens came
     """
-    run = _Run(request, session, proposers, tokenizer, show)
-    steps = _steps(request, session, proposers, order or request.order(), offline)
+    run = _Run(request, session, tokenizer, show)
+    order = order or request.order()
     with ExitStack() as stack:
-        for proposer in proposers:
-            stack.callback(proposer.close)
         stack.callback(session.close)
         try:
-            for step in steps:
-                if isinstance(step, Unverified):
-                    run.guess(step.token)
-                elif not run.take(step):
+            loop = Loop(request.ids, request.params, session, order, drafter)
+            stack.enter_context(closing(loop))
+            for step in loop.steps():
+                if not run.take(step, loop.drafting):
                     break
-                elif step.tokens and tell is not None:
+                if step.tokens and tell is not None:
                     tell(run.done)
                 if cancelled.is_set():
                     break
         except OutriderError as error:
-            if isinstance(error, Unavailable) and run.done.unverified_text:
-                run.done.finish_reason = "unverified"
-                return run.finish()
             run.done.finish_reason, run.done.error = "error", str(error)
             raise Broken(error, run.finish()) from error
         return run.finish()
-
-
-def _steps(
-    request: Request,
-    session: TargetSession,
-    proposers: Sequence[Proposer],
-    order: Decode,
-    offline: bool,
-) -> Iterator[Step | Unverified]:
-    if offline:
-        return decode_offline(request.ids, request.params, session, order, proposers[0])
-    return decode(request.ids, request.params, session, order, proposers)

@@ -49,7 +49,11 @@ def _in_rounds(options: ClientRole, sides: Sides, found: FoundModel) -> Iterator
     policy = read_policy(options)
     ranked = policy.most_ranked
     model = load_draft(options, found, sides.rows, sides.length, ranked, ranked)
-    yield rounds(model, policy, sides.target.description.max_tree_nodes - 1)
+    pool = rounds(model, policy, sides.target.description.max_tree_nodes - 1)
+    try:
+        yield pool
+    finally:
+        pool.settle()
 
 
 @contextmanager
@@ -60,6 +64,7 @@ def _growing(options: ClientRole, sides: Sides, aims: Aims) -> Iterator[AnyRows]
     try:
         yield pool
     finally:
+        pool.settle()
         pool.keep()
 
 

@@ -38,6 +38,7 @@ class Engine:
         self._client = self._stack.enter_context(open_client(options))
         try:
             self._client.load(options.batch)
+            self._client.wait()
         except BaseException:
             self._stack.close()
             raise

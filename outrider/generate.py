@@ -14,6 +14,7 @@ from threading import Event
 from grpc_comm.client.connection import Connection
 from inference.backends import Model
 from inference.command import say
+from inference.draft_thread import inline
 from inference.engine.engine import Engine
 from inference.engine.local_session import LocalSession
 from inference.text import Tokenizer
@@ -53,19 +54,21 @@ def draft(options: DraftRole) -> int:
         requests = make_requests(options, prompts, client.tokenizer, client.length, stop_ids)
         told = partial(account, purse=client.purse, wish=client.aims.wish)
         rows = min(options.batch, len(requests))
-        client.load(rows)
 
         def make(request: Request, show: Show, cancelled: Event) -> Completion:
+            client.load(rows)
             explainer = _explainer(options, client, show)
-            tell, offline = explainer.tell if explainer else None, options.offline == "draft"
-            done = client.complete(request, show, cancelled, tell, offline=offline)
+            tell = explainer.tell if explainer else None
+            done = client.complete(request, show, cancelled, tell)
             if explainer is not None:
                 explainer.conclude(done)
             if options.baseline:
                 add_baseline(done, request, client.target, client.tokenizer, cancelled)
             return done
 
-        return run(options, requests, make, workers=rows, told=told)
+        code = run(options, requests, make, workers=rows, told=told)
+        client.wait()  # an error of the draft fails the command, not its texts
+        return code
 
 
 def _explainer(options: DraftRole, client: Client, show: Show) -> Explainer | None:
@@ -94,7 +97,9 @@ def fused_client(options: FusedClientRole) -> int:
 
         def make(request: Request, show: Show, cancelled: Event) -> Completion:
             order = request.order(beside=beside)
-            done = complete(request, target.session(), [], tokenizer, show, cancelled, order=order)
+            done = complete(
+                request, target.session(), inline(), tokenizer, show, cancelled, order=order
+            )
             done.device = f"{description.device}, {who}" if beside else description.device
             if options.baseline:
                 add_baseline(done, request, target, tokenizer, cancelled)
@@ -118,7 +123,7 @@ def verify(options: VerifyTargetRole | VerifyDraftRole) -> int:
     )
 
     def make(request: Request, show: Show, cancelled: Event) -> Completion:
-        return complete(request, LocalSession(engine), [], tokenizer, show, cancelled)
+        return complete(request, LocalSession(engine), inline(), tokenizer, show, cancelled)
 
     return run(options, requests, make, workers=1)
 
@@ -161,6 +166,6 @@ def add_baseline(
         return
     if not done.whole:
         request = replace(request, max_new_tokens=len(done.token_ids))
-    alone = complete(request, target.session(), [], tokenizer, silent, cancelled)
+    alone = complete(request, target.session(), inline(), tokenizer, silent, cancelled)
     alone.device = target.description.device
     done.baseline, done.speedup = alone, alone.seconds / done.seconds

@@ -191,8 +191,6 @@ def generate(
     strings, parts = StopStrings(stop), list[str]()
 
     def take(piece: Piece) -> None:
-        if not piece.verified:
-            return
         text = strings.push(piece.text)
         if strings.found:
             cancelled.set()

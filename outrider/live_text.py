@@ -16,11 +16,10 @@ from unicodedata import category
 
 from inference.command import say, told_to
 from outrider.completion import Piece
-from outrider.status_lines import MOST, StatusLines, columns, takes_status
+from outrider.status_lines import StatusLines, columns, takes_status
 
 _GREEN, _BOLD, _PLAIN = "\x1b[32m", "\x1b[1m", "\x1b[0m"
 _WAITING = "waiting for the first token"
-_UNVERIFIED = "the target is away; the draft goes on, unverified:"
 
 
 class LiveText:
@@ -28,7 +27,6 @@ class LiveText:
     replaced by a space.
 
     Where `coloured`, tokens that the draft guessed are green and the target's own are bold.
-    Unverified text is shown on a terminal only, below the text, until the target is back.
     """
 
     def __init__(self, coloured: bool) -> None:
@@ -38,18 +36,13 @@ class LiveText:
         self._below = (self._terminal and sys.stderr.isatty()) or _lead_to_one_place()
         self._said: list[str] = []  # to be printed after the text
         self._now = [_WAITING]
-        self._guess, self._begun, self._column = "", False, 0
+        self._begun, self._column = False, 0
         self._lock, self._stack = Lock(), ExitStack()
 
     def __call__(self, piece: Piece) -> None:
         with self._lock:
-            if not piece.verified:
-                self._guess += piece.text
-                self._write("")
-                return
             if not self._begun:
                 self._begun, self._now = True, []
-            self._guess = ""
             colour = _GREEN if piece.accepted else _BOLD
             text = _harmless(piece.text) if self._terminal else piece.text
             self._write(text, colour if self._coloured and text else "")
@@ -71,7 +64,7 @@ class LiveText:
         if kind is not None and issubclass(kind, BrokenPipeError):
             return
         with self._lock:
-            self._now, self._guess = [], ""
+            self._now = []
             self._write("\n" * self._begun)
         for said in self._said:
             say(said)
@@ -89,24 +82,12 @@ class LiveText:
         if self._status is None or not self._below:
             sys.stdout.write(shown)
         else:
-            lines = self._lines()
             self._advance(text)
             erased = self._status.erased()
             full = self._column == columns()  # at the edge some terminals forget to wrap
-            below = "" if full else self._status.drawn(lines)
+            below = "" if full else self._status.drawn(self._now)
             sys.stdout.write(f"{erased}{shown}{below}")
         sys.stdout.flush()
-
-    def _lines(self) -> list[str]:
-        if not self._guess:
-            return self._now
-        from rich.cells import chop_cells
-
-        width = columns() - 1
-        guess = [
-            part for line in _harmless(self._guess).split("\n") for part in chop_cells(line, width)
-        ]
-        return [_UNVERIFIED, *guess[1 - MOST :]]
 
     def _advance(self, text: str) -> None:
         """Follow the cursor's column."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from copy import deepcopy
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -33,8 +33,8 @@ from outrider.wishes import Aims
 
 One = TypeVar("One", bound=Proposer)
 
-Lent: TypeAlias = AbstractContextManager[Sequence[Proposer]]
-"""Proposers while they are lent to a text."""
+LOOK_SECONDS = 0.25
+"""Seconds between two looks whether a text that waits for a row still wants one."""
 
 
 class Rows(Generic[One]):
@@ -47,20 +47,33 @@ class Rows(Generic[One]):
             self._free.put(proposer)
 
     @contextmanager
-    def lent(self) -> Iterator[Sequence[Proposer]]:
-        """Lend a proposer: one, or none where all rows are lent.
+    def lent(self, wanted: Callable[[], bool]) -> Iterator[Sequence[Proposer]]:
+        """Lend a proposer once a row is free; none where the text ends before.
 
-        A text never waits for a draft. The target decodes it alone in that case.
+        To be called on the draft's thread, since the text waits for nobody.
         """
-        try:
-            proposer = self._free.get_nowait()
-        except Empty:
+        proposer = self._next(wanted)
+        if proposer is None:
             yield ()
             return
         try:
             yield (proposer,)
         finally:
+            proposer.close()
             self._free.put(proposer)
+
+    def settle(self) -> None:
+        """Wait until no text has a row: for calls that were under way when their texts ended."""
+        for proposer in [self._free.get() for _ in self.proposers]:
+            self._free.put(proposer)
+
+    def _next(self, wanted: Callable[[], bool]) -> One | None:
+        while wanted():
+            try:
+                return self._free.get(timeout=LOOK_SECONDS)
+            except Empty:
+                pass
+        return None
 
 
 def features_of(proposers: Sequence[Proposer]) -> FeatureSink | None:

@@ -100,11 +100,6 @@ def _show(options: TextOptions, done: Completion, texts: int) -> None:
         if texts > 1 and (done.text or not done.error):
             first = printable(done.prompt.strip().partition("\n")[0])
             print(f"--- {done.index + 1}/{texts}: {first[:60]}\n{done.text}", flush=True)
-        if done.finish_reason == "unverified":
-            say(
-                "the target did not come back; the draft alone went on, "
-                f"unverified:\n{done.unverified_text}"
-            )
     if done.error:
         say(f"error: prompt {done.index}: {printable(done.error)}")
 

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TextIO
 
-from inference.command import say
+from inference.command import glance, is_heard, say
 
 if TYPE_CHECKING:
     from inference.model.checkpoint import Loading
@@ -111,6 +111,9 @@ class LoadingStatus:
         return f"loading {self._name}: {file}{done}{wait}"
 
     def _write(self, *lines: str) -> None:
+        if is_heard():  # the terminal belongs to another display
+            glance("\n".join(lines))
+            return
         assert self._lines is not None
         sys.stderr.write(self._lines.erased() + self._lines.drawn(lines))
         sys.stderr.flush()

@@ -9,11 +9,12 @@ import json
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import median
 
 from inference.cost.accounting import COSTS
 from inference.cost.objective import PER_MILLION, Effort, Wish, price_words
 from inference.whole_file import write_whole
-from outrider.completion import Completion
+from outrider.completion import Completion, gaps_of
 from outrider.options.groups import TextOptions
 from outrider.purse import Purse
 
@@ -29,6 +30,7 @@ def summary(completions: Sequence[Completion], wall_seconds: float) -> str:
         *_forwards(completions, tokens),
         *_draft(completions, tokens),
         _time(completions, wall_seconds),
+        *_waits(completions),
         *_bytes(completions, tokens),
     ]
     spent = [done for done in completions if done.finish_reason == "spent"]
@@ -56,6 +58,21 @@ def _time(completions: Sequence[Completion], wall_seconds: float) -> str:
     )
     whole = f" of {wall_seconds:.2f} s with target-only runs" * beside
     return f"time {seconds:.2f} s{whole}, {tokens / seconds if seconds else 0:.1f} tokens/s"
+
+
+def _waits(completions: Sequence[Completion]) -> list[str]:
+    """The line about waiting, as readers of the texts see it: for the first piece, and between
+    pieces.
+    """
+    first = [done.time_to_first_token for done in completions if done.arrivals]
+    if not first:
+        return []
+    gaps = gaps_of(completions)
+    return [
+        f"first token after {median(first):.3f} s{' (median)' * (len(first) > 1)}; gaps between "
+        f"pieces {gaps.p50 * 1e3:.0f} ms (p50), {gaps.p99 * 1e3:.0f} ms (p99), "
+        f"{gaps.largest * 1e3:.0f} ms at most"
+    ]
 
 
 def account(completions: Sequence[Completion], purse: Purse, wish: Wish) -> str:

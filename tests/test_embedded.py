@@ -15,6 +15,7 @@ import torch
 from grpc_comm.client.connection import Connection, connect
 from grpc_comm.server.server import BackgroundServer, Target
 from inference.backends.eager import EagerModel
+from inference.draft_thread import inline
 from inference.drafters.model_proposer import ROOM, ModelProposer
 from inference.drafters.round_proposer import RoundProposer
 from inference.drafters.tree_policies import BestFirst, Chain, Policy, Static
@@ -123,7 +124,7 @@ def test_output_equals_the_targets_own_seeded_decoding(
         asked = Request(0, "", prompt, params, n, frozenset())
         order = asked.order(Pace.WAIT if proposers and policy else Pace.GO_ON)
         return complete(
-            asked, session, proposers, tokenizer, silent, Event(), order=order
+            asked, session, inline(proposers), tokenizer, silent, Event(), order=order
         ).token_ids
 
     for prompt in prompts(tokenizer):
@@ -145,7 +146,7 @@ def drafted(
 ) -> Completion:
     proposer, order = RoundProposer(model, policy, room=63), asked.order(Pace.WAIT)
     session = connection.session()
-    return complete(asked, session, [proposer], tokenizer, silent, Event(), order=order)
+    return complete(asked, session, inline([proposer]), tokenizer, silent, Event(), order=order)
 
 
 def test_generation_stops_at_a_stop_id_wherever_it_falls_in_a_forward(
@@ -156,7 +157,7 @@ def test_generation_stops_at_a_stop_id_wherever_it_falls_in_a_forward(
     """
 
     def alone(asked: Request) -> Completion:
-        return complete(asked, connection.session(), [], tokenizer, silent, Event())
+        return complete(asked, connection.session(), inline(), tokenizer, silent, Event())
 
     full = alone(request(tokenizer, frozenset()))
     assert full.finish_reason == "length"
@@ -168,7 +169,7 @@ def test_generation_stops_at_a_stop_id_wherever_it_falls_in_a_forward(
             alone(asked),
             drafted(asked, connection, draft, BestFirst(16, 6), tokenizer),
             complete(
-                asked, connection.session(), [growing(draft, here=False)],
+                asked, connection.session(), inline([growing(draft, here=False)]),
                 tokenizer, silent, Event(),
             ),
         ):  # fmt: skip
@@ -187,7 +188,7 @@ def test_eight_sessions_at_once_give_the_texts_of_one_by_one(
             return drafted(asked, connection, model, POLICIES[index % 3], tokenizer).token_ids
         proposers = [growing(model, here=False)]
         return complete(
-            asked, connection.session(), proposers, tokenizer, silent, Event()
+            asked, connection.session(), inline(proposers), tokenizer, silent, Event()
         ).token_ids
 
     one_by_one = [make(index) for index in range(8)]

@@ -199,9 +199,6 @@ class GrowingDraft:
     def resend(self) -> None:
         self._begin(self._root)
 
-    def path(self, most: int) -> list[int]:
-        return []
-
     def close(self) -> None: ...
 
     def _begin(self, root: int) -> None:

@@ -19,7 +19,8 @@ from benchmarks.regret.rival_trees import (
     TransferByRound,
 )
 from benchmarks.regret.stage import Stage
-from inference.decode import TICK_SECONDS, Loop, decode
+from inference.decode import TICK_SECONDS, Loop
+from inference.draft_thread import inline
 from inference.drafters.copy_proposer import CopyProposer
 from inference.drafters.copy_source import CopySource
 from inference.drafters.model_proposer import ModelProposer
@@ -62,15 +63,16 @@ class Arm(NamedTuple):
 
 
 def _playing(stage: Stage, proposers: Sequence[Proposer], pace: Pace, beside: bool) -> Player:
+    drafter = stage.drafter(proposers)
+
     def play(text: Text) -> Iterator[Sequence[int]]:
         end = len(text.prompt) + len(text.tokens)
         order, session = Decode(end, pace=pace, beside=beside), stage.session
         with closing(session):
-            for step in decode(
-                text.prompt, text.params, session, order, proposers, clock=stage.now
-            ):
-                if step.tokens:
-                    yield step.tokens
+            loop = Loop(text.prompt, text.params, session, order, drafter, stage.now)
+            with closing(loop):
+                yield from (step.tokens for step in loop.steps() if step.tokens)
+            loop.drafting.settle()  # arms share the draft's row
 
     return Player(play)
 
@@ -146,7 +148,7 @@ def betting(rule: Callable[[Stage], Rule]) -> Callable[[Stage], Player]:
         def play(text: Text) -> Iterator[Sequence[int]]:
             order = Decode(len(text.prompt) + len(text.tokens), pace=Pace.WAIT)
             with closing(stage.session) as session:
-                loop = Loop(text.prompt, text.params, session, order, [proposer], stage.now)
+                loop = Loop(text.prompt, text.params, session, order, inline([proposer]), stage.now)
                 while not loop.ended:
                     step = loop.step(0.0 if proposer.drafts else TICK_SECONDS)
                     if step.tokens:

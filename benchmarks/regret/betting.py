@@ -165,9 +165,6 @@ class BettingProposer:
     def resend(self) -> None:
         raise NotImplementedError("the study's target never loses anything")
 
-    def path(self, most: int) -> list[int]:
-        raise NotImplementedError("the study's target is never away")
-
     def close(self) -> None:
         self._sequence = _Row(self._model, 0, SamplingParams())
         self._begin(0, 0, 0)

@@ -36,6 +36,7 @@ from benchmarks.regret.texts import PROMPTS
 from grpc_comm.client.connection import connect
 from inference.backends.timed import TimedModel
 from inference.command import run_command
+from inference.draft_thread import threaded
 from inference.errors import Unavailable
 from outrider.link import LinkShape, shaped_link
 from outrider.spawn import role_environment
@@ -118,6 +119,7 @@ def real_stage(
             session=connection.session(),
             round_trips=[connection.probe().seconds for _ in range(PROBES)],
             times=profiles.times,
+            drafter=threaded,
         )
         yield stage, draft
 

@@ -18,12 +18,14 @@ from benchmarks.regret.virtual import Link, MeteredModel, VirtualSession
 from inference.backends import Model
 from inference.backends.timed import TimeProfile, find_profile
 from inference.decode import TargetSession
+from inference.draft_thread import Drafter, inline
 from inference.drafters.model_proposer import ROOM
 from inference.engine.engine import Engine
 from inference.engine.host import Host
 from inference.link_times import LinkTimes
 from inference.planner.acceptance import read_acceptance
 from inference.planner.knowledge import Knowledge
+from inference.proposer import Proposer
 from inference.stats import Traffic
 from inference.times import DraftTimes, LatencyModel, Shape
 
@@ -131,6 +133,7 @@ class Stage:
     session: with the target across the link, where a draft stands beside it
     round_trips: seconds of the link, as they were measured before the first text
     proposed: nodes sent so far, where somebody counts them
+    drafter: the thread on which proposers work: the loop's, by a virtual clock
     """
 
     now: Callable[[], float]
@@ -141,6 +144,7 @@ class Stage:
     times: CallTimes
     most_nodes: int = MOST_NODES
     proposed: Callable[[], int] = lambda: 0
+    drafter: Callable[[Sequence[Proposer]], Drafter] = inline
 
     def knowledge(self) -> Knowledge:
         """What a client knows before its first text: draft and link as measured, times as the

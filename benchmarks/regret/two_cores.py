@@ -21,6 +21,7 @@ from benchmarks.forward import StopwatchModel
 from benchmarks.regret.stage import BYTE_TIME, PROBES, SEQUENCE_LENGTH, CallTimes, Drafting, Stage
 from grpc_comm.client.connection import connect
 from grpc_comm.translate import Description
+from inference.draft_thread import threaded
 from inference.errors import InvalidRequest
 from inference.text import Tokenizer
 from inference.times import LatencyModel
@@ -98,6 +99,7 @@ class Bench:
                 round_trips=[connection.probe().seconds for _ in range(PROBES)],
                 times=self.times,
                 most_nodes=self.description.max_tree_nodes - 1,
+                drafter=threaded,
             )
 
 

@@ -95,7 +95,7 @@ class VirtualSession:
     proposed: nodes sent so far.
     """
 
-    stream, lost = 0, False
+    stream = 0
     _told: Progress | None  # what the loop has seen last
 
     def __init__(self, clock: VirtualClock, engine: Engine, link: Link) -> None:

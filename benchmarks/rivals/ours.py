@@ -11,7 +11,8 @@ from typing import NamedTuple
 
 from benchmarks.rivals.arm import Arm, Hear, Told
 from inference.backends.gguf_library import is_gguf
-from inference.decode import TargetSession, decode
+from inference.decode import Loop, TargetSession, decode
+from inference.draft_thread import Drafter, inline, threaded
 from inference.drafters.copy_proposer import CopyProposer
 from inference.drafters.copy_source import CopySource
 from inference.drafters.model_proposer import ROOM, WIDEST
@@ -42,6 +43,9 @@ GGUF = " GGUF"
 """Ends the names of arms on GGUF files."""
 
 
+ALONE = inline()
+
+
 class Models(NamedTuple):
     """A pair of models. dtype: of safetensors; GGUF files have their own.  length: tokens that a
     text may have, prompt included.
@@ -67,7 +71,7 @@ class Decoding(NamedTuple):
 
     session: Callable[[], TargetSession]
     stop_ids: frozenset[int]
-    proposers: Sequence[Proposer] = ()
+    drafter: Drafter = ALONE
     beside: bool = False
 
     def play(self, prompt: Sequence[int], tokens: int, hear: Hear) -> Told:
@@ -75,12 +79,13 @@ class Decoding(NamedTuple):
         made, forwards = 0, None
         order = Decode(len(prompt) + tokens, self.stop_ids, beside=self.beside)
         with closing(self.session()) as session:
-            for step in decode(prompt, SamplingParams(), session, order, self.proposers):
-                if not step.tokens:
-                    continue
-                hear(step.tokens)
-                made += len(step.tokens)
-                forwards = session.traffic.forwards if forwards is None else forwards
+            with closing(Loop(prompt, SamplingParams(), session, order, self.drafter)) as loop:
+                for step in loop.steps():
+                    if step.tokens:
+                        hear(step.tokens)
+                        made += len(step.tokens)
+                        forwards = session.traffic.forwards if forwards is None else forwards
+            loop.drafting.settle()
             return Told(made, session.traffic.forwards - (forwards or 0))
 
     def forget(self) -> None:
@@ -114,7 +119,7 @@ def arms_here(models: Models, threads: int) -> Iterator[list[Arm]]:
 
     def arm(what: str, proposers: Sequence[Proposer] = (), beside: bool = False) -> Arm:
         session = partial(LocalSession, engine, tenant=what)
-        way = Decoding(session, stop_ids, proposers, beside)
+        way = Decoding(session, stop_ids, threaded(proposers), beside)
         name = f"{PLAIN}{models.suffix} {what}".strip()
         return Arm(name, threads, way.play, way.forget)
 
@@ -154,6 +159,6 @@ def arms_over_grpc(models: Models) -> Iterator[list[Arm]]:
             pair = Pair(connection, times, None)
             pool = GrowingPool.of_model(draft, pair, SPEED_ALONE, [CopySource()])
             stop_ids = connection.description.stop_ids
-            way = Decoding(connection.session, stop_ids, pool.proposers)
+            way = Decoding(connection.session, stop_ids, threaded(pool.proposers))
             plain = PLAIN + models.suffix
             yield [Arm(f"{plain} hybrid gRPC", 1, way.play, way.forget)]

@@ -94,6 +94,15 @@ class ListeningSession:
                     return None
                 self._changed.wait(left)
 
+    def want_features(self, sink: FeatureSink) -> None:
+        """Ask for features of the text from here on, which go into `sink`."""
+        with self._changed:
+            self.features = sink
+            sink.begin(len(self._received.tokens))
+            call = self._open_call()
+            if call is not None:
+                self._ask_for_features(call)
+
     def heard(self, call: Call, message: pb.ServerMessage) -> None:
         """Take a message, on the reader's thread. Messages of an abandoned call are ignored."""
         with self._changed:

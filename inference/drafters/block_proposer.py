@@ -81,10 +81,6 @@ class BlockProposer(ModelProposer):
             sequence=sequence,
         )
 
-    def path(self, most: int) -> list[int]:
-        self._plan = _NO_CALL
-        return super().path(most)
-
     def _begin(self, prompt: Sequence[int], params: SamplingParams, end: int) -> None:
         self._plan, self._behind = _NO_CALL, []
         super()._begin(prompt, params, end)

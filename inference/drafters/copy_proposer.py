@@ -90,18 +90,6 @@ class CopyProposer:
         self._runs = []
         self._outbox.resend()
 
-    def path(self, most: int) -> list[int]:
-        """Return the likeliest copied continuation. Its nodes are sent whatever their value."""
-        node, said = self._list.root, list[int]()
-        while len(said) < most and node.position < self._list.end - 2:
-            self._copy(node)
-            if not node.ids:
-                break
-            node = self._list.child(node, node.ids[0])
-            said.append(node.token)
-            self._outbox.insist(node)
-        return said
-
     def close(self) -> None:
         if self._source is not None:
             self._source.close()

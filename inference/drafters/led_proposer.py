@@ -16,6 +16,7 @@ from inference.drafters.model_proposer import ModelProposer
 from inference.drafters.prospects import Prospect
 from inference.planner.knowledge import Knowledge
 from inference.planner.prices import Prices
+from inference.sampling import SamplingParams
 
 JUDGED_AFTER = 64
 """Committed tokens after which features are first held against their bytes."""
@@ -50,14 +51,15 @@ class LedProposer(ModelProposer):
             sequence=partial(LedSequence, features=features),
         )
 
+    def open(self, prompt: Sequence[int], params: SamplingParams, end: int | None = None) -> None:
+        super().open(prompt, params, end)
+        self._sequence.advance([], self._prompt, [])  # computed once features lead them
+
     def choose(self, now: float, most_seconds: float = float("inf")) -> Sequence[Prospect]:
         if self.features.ready:
             return super().choose(now, most_seconds)
         self._chosen = []
         return self._chosen
-
-    def path(self, most: int) -> list[int]:
-        return super().path(most) if self.features.ready else []
 
     def _advance(self, tokens: Sequence[int]) -> list[Passed]:
         passed = super()._advance(tokens)

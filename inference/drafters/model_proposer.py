@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 
 from inference.backends import Model, Ranked, Segment
 from inference.backends.sequence import MakeSequence, ModelSequence
-from inference.candidates import Nodes
 from inference.drafters.copy_proposer import CopyProposer, Passed
 from inference.drafters.copy_source import CopySource
 from inference.drafters.prospects import Prospect
@@ -26,7 +25,7 @@ from inference.planner.copying import joint_features
 from inference.planner.knowledge import Knowledge
 from inference.planner.law import FloatArray
 from inference.planner.prices import Prices
-from inference.proposer import MODEL, Notice
+from inference.proposer import MODEL
 from inference.sampling import SamplingParams
 from inference.times import TRUSTED
 
@@ -38,6 +37,9 @@ ROOM = 768
 
 WORTH_RANKING = 0.6
 """Children are listed for ranking from this part of the least value that is sent."""
+
+PART_SECONDS = 0.25
+"""Seconds of a call for a part of the prompt. Copies found meanwhile wait for it."""
 
 TRIES_AGAIN = 64
 """Committed tokens after which a draft that has fallen silent is asked once more."""
@@ -95,10 +97,9 @@ class ModelProposer(CopyProposer):
 
     listed = WORTH_RANKING
 
-    _prompt: Sequence[int]  # without its last token
+    _prompt: list[int]  # what is fed in parts: without its last token, with what came meanwhile
     _chosen: Sequence[Prospect]
-    _calling: Sequence[Prospect]  # under way: nothing moves meanwhile
-    _heard: list[tuple[int, Sequence[int], float, Notice]]  # while a call was under way
+    _calling: Sequence[Prospect]  # in the call that is under way
     _silent: int  # committed tokens since the last call
     _hits: float  # how often the draft named the target's token lately
 
@@ -122,31 +123,22 @@ class ModelProposer(CopyProposer):
         super().__init__(knowledge, prices, source)
 
     def open(self, prompt: Sequence[int], params: SamplingParams, end: int | None = None) -> None:
-        self.begin(prompt, params, end)
-        while self.feed():
-            pass
+        self._begin(prompt, params, 2**31 if end is None else end)
+        self._prompt = list(prompt[:-1]) if len(prompt) <= self._longest else []
 
     def begin(self, prompt: Sequence[int], params: SamplingParams, end: int | None = None) -> None:
-        """Open a text without a model call. feed() makes the calls, before anything else."""
-        self._begin(prompt, params, 2**31 if end is None else end)
-        self._prompt = prompt[:-1] if len(prompt) <= self._longest else []
+        self.open(prompt, params, end)
 
     def feed(self) -> bool:
         """Compute the keys of the next part of the prompt in one call; False when all are there."""
-        start, most = self._sequence.length, self._model.max_nodes
-        self._sequence.extend(self._prompt[start : start + most])
-        return self._sequence.length < len(self._prompt)
-
-    def hear(self, position: int, tokens: Sequence[int], now: float, notice: Notice) -> None:
-        """Take in committed tokens, after the call that is under way. Raises ValueError for a
-        gap.
-        """
-        if self._calling:
-            self._heard.append((position, tokens, now, notice))
-        else:
-            super().hear(position, tokens, now, notice)
+        if not self._is_fed:
+            start = self._sequence.length
+            self._sequence.extend(self._prompt[start : start + self._part])
+        return not self._is_fed
 
     def work(self, now: float) -> bool:
+        if self.feed():
+            return True
         if not self.choose(now):
             return False
         self._call()
@@ -197,34 +189,11 @@ class ModelProposer(CopyProposer):
         if self.calls % TIMES_KEPT == 0 or self.calls < TIMES_KEPT:
             self._look()
         self._name_ranked(nodes, ranked)
-        heard, self._heard = self._heard, []
-        for told in heard:
-            self.hear(*told)
-
-    def flush(self, now: float, next_number: Callable[[], int]) -> Nodes | None:
-        return None if self._calling else super().flush(now, next_number)
-
-    def path(self, most: int) -> list[int]:
-        """Return the draft's own continuation, ranking nodes as far as there is room.
-
-        A text goes on with it while the target is away. Its nodes are sent whatever their value.
-        """
-        node, said = self._list.root, list[int]()
-        while len(said) < most and node.position < self._list.end - 2:
-            if node.place is None:
-                if self._free < 1 or self._calling or node.position >= self._longest:
-                    break
-                self._chosen = [node]
-                self._call()
-            node = self._list.child(node, node.named[0])
-            said.append(node.token)
-            self._outbox.insist(node)
-        return said
 
     def _begin(self, prompt: Sequence[int], params: SamplingParams, end: int) -> None:
         self._sequence = self._make_sequence(self._model, self._row, params)
         self._places = Places()
-        self._chosen, self._calling, self._heard, self._prompt = [], [], [], []
+        self._chosen, self._calling, self._prompt = [], [], []
         self._silent, self._hits = 0, 1.0
         super()._begin(prompt, params, end)
 
@@ -232,6 +201,21 @@ class ModelProposer(CopyProposer):
         """Read prices and times again. They change slowly."""
         super()._look()
         self._call_seconds.clear()
+
+    @property
+    def _is_fed(self) -> bool:
+        """Whether the text's keys are there, or will never be: it has outgrown the row."""
+        return not self._sequence.length < len(self._prompt) <= self._longest
+
+    @property
+    def _part(self) -> int:
+        """Tokens of the prompt in one call: as many as it takes PART_SECONDS for, or the time of
+        two calls of one node.
+        """
+        part, most = self._model.max_nodes, max(PART_SECONDS, 2 * self._seconds(1))
+        while part > 1 and self._seconds(part) > most:
+            part //= 2
+        return part
 
     @property
     def _longest(self) -> int:
@@ -268,16 +252,20 @@ class ModelProposer(CopyProposer):
 
     # --- what the target says
 
-    def _advance(self, tokens: Sequence[int]) -> list[Passed]:
+    def _advance(self, fresh: Sequence[int]) -> list[Passed]:
         """Re-root: keep the keys of committed tokens, and free those of pruned nodes."""
-        passed = super()._advance(tokens)
+        passed = super()._advance(fresh)
         line = [root.place for root, _, _ in passed if root.place is not None]
         gone = [node.place for one in passed for node in one.pruned if node.place is not None]
-        self._sequence.advance(line, [root.token for root, _, _ in passed], gone)
+        tokens = [root.token for root, _, _ in passed]
+        if self._is_fed:
+            self._sequence.advance(line, tokens, gone)
+        else:
+            self._prompt += tokens
         self._places.free(line + gone)
         if self._list.root.place is not None:
             self._places.parents[self._list.root.place] = -1
-        self._silent += len(tokens)
+        self._silent += len(fresh)
         ranked = [(root, token) for root, token, _ in passed if root.features is not None]
         if ranked:
             self._learn_ranks(ranked)

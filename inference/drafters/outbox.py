@@ -7,15 +7,12 @@ arrive before the target has passed its position.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 from inference.candidates import BASE, Proposal
 from inference.drafters.prospects import Prospect, Prospects
 from inference.drafters.timetable import AT_ROOT, Timetable, Walk
 from inference.proposer import Notice
-
-WINDOW = 64
-"""A continuation made without the target is sent at most this many levels below the root."""
 
 _ROUNDING = 1e-9  # tolerance for logarithms
 
@@ -27,7 +24,6 @@ class Outbox:
         self._list, self._times = nodes, times
         self._epoch = 0  # version of the timetable
         self._late: list[Prospect] = []  # would arrive too late by the present timetable
-        self._line: list[Prospect] = []  # made without the target, the root's child first
 
     def heard(self, notice: Notice) -> None:
         """Look at late nodes again: the timetable has changed, so they may be in time."""
@@ -42,11 +38,6 @@ class Outbox:
         """Forget all numbers: everything that was sent is lost."""
         self._times.forget()
         self._list.recall()
-
-    def insist(self, node: Prospect) -> None:
-        """Send this node whatever its value, behind those that were insisted on before."""
-        if node.number is None and node not in self._line:
-            self._line.append(node)
 
     def in_time(self, nodes: Sequence[Prospect], arrives: float) -> list[Prospect]:
         """Return the nodes whose children would arrive before the target has passed them, and the
@@ -86,7 +77,6 @@ class Outbox:
                     self._list.unsent.add(one)
                 break
             proposals += [self._send(one, arrives, next_number()) for one in line]
-        proposals += self._take_line(arrives, most, next_number)
         if proposals:
             self._times.sent(proposals[-1].number, now)
         return proposals
@@ -107,18 +97,6 @@ class Outbox:
                 one.walk, one.epoch = walk, self._epoch
         return walk
 
-    def _take_line(
-        self, arrives: float, most: int, next_number: Callable[[], int]
-    ) -> Iterator[Proposal]:
-        """Send the next part of the continuation that was made without the target."""
-        self._line = [node for node in self._line if node.alive and node.parent is not None]
-        for node in self._line:
-            fits = len(self._list.sent) < most
-            if node.position > self._list.root.position + WINDOW or not fits:
-                return
-            if node.number is None and _can_follow(node.parent):
-                yield self._send(node, arrives, next_number())
-
     def _unsent_line(self, node: Prospect) -> list[Prospect]:
         """Return the node and its unsent ancestors, ancestors first."""
         line = [node]
@@ -135,8 +113,3 @@ class Outbox:
         self._list.send(node, number)
         parent = BASE if above is self._list.root or above.number is None else above.number
         return Proposal(number, parent, node.token, math.exp(node.log - above.log))
-
-
-def _can_follow(above: Prospect | None) -> bool:
-    """Whether the target knows this node: it is the root or was sent."""
-    return above is not None and (above.parent is None or above.number is not None)

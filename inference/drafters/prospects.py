@@ -256,10 +256,6 @@ class Prospects:
             node.number, node.arrives, node.epoch = None, math.inf, -1
             self.unsent.add(node)
 
-    def child(self, node: Prospect, token: int) -> Prospect:
-        """Return the node of a named child, made whatever its value."""
-        return node.children.get(token) or self._make(node, node.ids.index(token))
-
     def _list(self, node: Prospect) -> None:
         index, node.listed = node.listed, node.listed + 1
         if node.ids[index] not in node.children:

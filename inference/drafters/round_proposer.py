@@ -43,7 +43,7 @@ class RoundProposer:
         longest = self._model.capacity - self._policy.most_ranked
         self._begin(prompt, params, longest if end is None else min(end, longest))
         if len(prompt) <= longest:
-            self._sequence.extend(prompt[:-1])
+            self._prompt = list(prompt[:-1])
 
     def hear(self, position: int, tokens: Sequence[int], now: float, notice: Notice) -> None:
         expected = self._position + 1
@@ -53,6 +53,15 @@ class RoundProposer:
         fresh = tokens[expected - position :]
         if not fresh:
             return
+        if self._is_fed:
+            self._commit(fresh)
+        else:
+            self._prompt += [self._root, *fresh[:-1]]
+        self._root, self._position = fresh[-1], self._position + len(fresh)
+        self._grown, self._sent = None, False
+
+    def _commit(self, fresh: Sequence[int]) -> None:
+        """Keep the keys of these tokens that the tree has, and let the others be computed."""
         tree = TokenTree.chain([self._root]) if self._grown is None else self._grown.tree
         path, node = list[int](), 0
         for token in fresh[:-1]:
@@ -64,10 +73,13 @@ class RoundProposer:
         made_alone = fresh[len(path) : -1]
         if made_alone:
             self._sequence.commit(TokenTree.chain(made_alone), range(1, len(made_alone)))
-        self._root, self._position = fresh[-1], self._position + len(fresh)
-        self._grown, self._sent = None, False
 
     def work(self, now: float) -> bool:
+        if not self._is_fed:
+            start = self._sequence.length
+            self._sequence.extend(self._prompt[start : start + self._model.max_nodes])
+        if not self._is_fed:
+            return True
         if self._grown is not None:
             return False
         room = max(self._end - 2 - self._position, 0)  # the target adds a token of its own
@@ -93,30 +105,22 @@ class RoundProposer:
     def resend(self) -> None:
         self._sent = False
 
-    def path(self, most: int) -> list[int]:
-        """Return the likeliest path of the tree."""
-        if self._grown is None:
-            return []
-        tree, node, said = self._grown, 0, list[int]()
-        while len(said) < most and (below := _children(tree, node)):
-            node = max(below, key=tree.values.__getitem__)
-            said.append(int(tree.tokens[node]))
-        return said
-
     def close(self) -> None:
         self._begin([0], SamplingParams(), 1)
 
     def _begin(self, prompt: Sequence[int], params: SamplingParams, end: int) -> None:
         self._sequence = ModelSequence(self._model, self._row, params)
         self._root, self._position, self._end = prompt[-1], len(prompt) - 1, end
-        self._grown, self._order, self._sent = None, [], False
+        self._grown, self._order, self._sent, self._prompt = None, [], False, list[int]()
+
+    @property
+    def _is_fed(self) -> bool:
+        """Whether the prompt's keys are there, or will never be: the text has outgrown the row."""
+        longest = self._model.capacity - self._policy.most_ranked
+        return not self._sequence.length < len(self._prompt) < longest
 
     def _rank(self, tree: TokenTree, nodes: Sequence[int], k: int) -> Ranked:
         began = time.perf_counter()
         ranked = self._sequence.rank(tree, nodes, k)
         self.calls, self.drafting = self.calls + 1, self.drafting + time.perf_counter() - began
         return ranked
-
-
-def _children(tree: Growth, node: int) -> list[int]:
-    return [below for below in range(node + 1, len(tree)) if tree.parents[below] == node]

@@ -7,7 +7,6 @@ synchronous arms have a closed form that predicts their time.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from threading import Event
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from grpc_comm.client.connection import Connection
 from inference.decode import TargetSession
+from inference.draft_thread import inline, on_thread
 from inference.drafters.copy_source import CopySource
 from inference.drafters.tree_policies import BestFirst, Chain, Policy
 from inference.engine.local_session import LocalSession
@@ -24,7 +24,7 @@ from inference.text import Tokenizer
 from outrider.compare.prediction import Time, made_across, made_at_the_target
 from outrider.completion import Completion, Request, complete
 from outrider.live_text import silent
-from outrider.pools import AnyRows, GrowingPool, Lent, Pair, rounds
+from outrider.pools import AnyRows, GrowingPool, Pair, rounds
 from outrider.wishes import SPEED_ALONE, Aims
 
 if TYPE_CHECKING:
@@ -158,10 +158,10 @@ def _across(
 
     def complete_one(request: Request) -> Completion:
         order, session = request.order(pace, beside=beside), bench.target.session()
-        lent: Lent = rows.lent() if rows else nullcontext(())
-        with lent as proposers:
-            show, never = silent, Event()
-            done = complete(request, session, proposers, bench.tokenizer, show, never, order=order)
+        drafter = on_thread(rows.lent) if rows else inline()
+        done = complete(request, session, drafter, bench.tokenizer, silent, Event(), order=order)
+        if rows:
+            rows.settle()  # its last call is not to slow down the next arm
         return replace(done, device=device)
 
     return complete_one
@@ -174,7 +174,7 @@ def _here(bench: Bench, *, beside: bool) -> Complete:
         assert bench.local is not None
         session: TargetSession = LocalSession(bench.local)
         order = request.order(beside=beside)
-        return complete(request, session, [], bench.tokenizer, silent, Event(), order=order)
+        return complete(request, session, inline(), bench.tokenizer, silent, Event(), order=order)
 
     return complete_one
 

@@ -30,11 +30,12 @@ class Interval(NamedTuple):
 
 
 class Percentiles(NamedTuple):
-    """Percentiles: 50, 90 and 99 of a hundred values are at most these."""
+    """Percentiles: 50, 90, 99 and all of a hundred values are at most these."""
 
     p50: float
     p90: float
     p99: float
+    largest: float
 
 
 class FigureInterval(NamedTuple):
@@ -78,7 +79,7 @@ def percentiles(values: Sequence[float]) -> Percentiles | None:
     """
     if not values:
         return None
-    return Percentiles(*np.quantile(np.asarray(values, dtype=np.float64), [0.5, 0.9, 0.99]))
+    return Percentiles(*np.quantile(np.asarray(values, dtype=np.float64), [0.5, 0.9, 0.99, 1.0]))
 
 
 def pareto(costs: Sequence[Sequence[float]]) -> list[bool]:

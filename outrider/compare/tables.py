@@ -92,7 +92,7 @@ def tables(comparison: Comparison) -> list[Table]:
     rows = comparison.rows
     speed = (
         f"Medians with their {CONFIDENCE:.0%} bootstrap interval over texts; times are p50 / p90 / "
-        "p99. Prompts are warm: the target holds their keys."
+        "p99 / largest. Prompts are warm: the target holds their keys."
     )
     work = (
         "lone: forwards without candidates; length: tokens a forward; drafted: the same with "

@@ -38,10 +38,6 @@ class WatchedSession:
     def room(self) -> int:
         return self._session.room
 
-    @property
-    def lost(self) -> bool:
-        return self._session.lost
-
     def open(self, prompt: Sequence[int], params: SamplingParams) -> None:
         self._session.open(prompt, params)
 

@@ -249,20 +249,6 @@ class HistoryOptions(SourceOptions):
         return self
 
 
-class OfflineOptions(TreeOptions):
-    offline: Literal["wait", "draft"] = "wait"
-    """while the target is away: wait, or go on with the draft's own text, corrected later"""
-
-    @model_validator(mode="after")
-    def _never_waits(self) -> Self:
-        if self.waits and self.offline == "draft":
-            raise ValueError(
-                "--offline draft goes on with a draft that never waits, "
-                f"{self.rounds_flag} makes rounds: give one of them"
-            )
-        return self
-
-
 class HourlyOptions(Group, title="prices and limits"):
     usd_per_hour: Price | None = None
     """price of the target's machine; a target tells its clients, and --watch shows dollars per

@@ -120,7 +120,6 @@ class SharedClientRole(groups.BatchOptions, ClientRole):
 class DraftRole(
     groups.ExplainOptions,
     groups.HistoryOptions,
-    groups.OfflineOptions,
     groups.BaselineOptions,
     groups.TextOptions,
     groups.CalibrateOptions,

@@ -8,6 +8,7 @@ import pytest
 
 from inference.candidates import BASE, Nodes, Proposal
 from inference.decode import NOTHING, Loop, Step, decode
+from inference.draft_thread import inline
 from inference.engine.engine import Engine
 from inference.engine.local_session import LocalSession
 from inference.order import Decode, End, Pace
@@ -60,9 +61,6 @@ class Foreteller:
     def resend(self) -> None:
         self.resent += 1
         self.sent = self.base + 1
-
-    def path(self, most: int) -> list[int]:
-        return []
 
     def close(self) -> None: ...
 
@@ -170,7 +168,9 @@ def test_traffic_adds_up_what_the_session_cost() -> None:
 def test_what_was_found_is_sent_after_what_came_meanwhile_was_heard() -> None:
     engine, _, _ = exact_engine()
     session, proposer = Told(engine), Foreteller(TEXT[:40])
-    loop = Loop(PROMPT, SamplingParams(), session, Decode(len(PROMPT) + 40), [proposer], lambda: 0)
+    loop = Loop(
+        PROMPT, SamplingParams(), session, Decode(len(PROMPT) + 40), inline([proposer]), lambda: 0
+    )
     while not proposer.heard:
         loop.step(1.0)
     assert loop.step(0.0) == NOTHING  # a call is made
@@ -188,7 +188,9 @@ def test_what_was_found_is_sent_after_what_came_meanwhile_was_heard() -> None:
 def test_proposers_take_turns_and_what_one_finds_waits_for_no_other() -> None:
     engine, _, _ = exact_engine()
     session, both = Told(engine), [Foreteller(TEXT[:40], step=1) for _ in range(2)]
-    loop = Loop(PROMPT, SamplingParams(), session, Decode(len(PROMPT) + 40), both, lambda: 0)
+    loop = Loop(
+        PROMPT, SamplingParams(), session, Decode(len(PROMPT) + 40), inline(both), lambda: 0
+    )
     for _ in range(4):
         loop.step(0.0)
     assert [one.named - len(PROMPT) for one in both] == [2, 2]

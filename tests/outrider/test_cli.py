@@ -173,7 +173,6 @@ def test_a_random_seed_is_printed_and_reproduces_the_text(
         ["--gamma", "0"],
         ["--pace", "wait"],
         ["--pace", "go_on"],
-        ["--offline", "draft"],
     ],
 )
 def test_any_tree_gives_the_same_text(

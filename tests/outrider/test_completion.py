@@ -13,6 +13,7 @@ import pytest
 from inference.backends.eager import EagerModel
 from inference.cost.accounting import Rates
 from inference.cost.objective import Terms
+from inference.draft_thread import inline
 from inference.drafters.model_proposer import ROOM, ModelProposer
 from inference.drafters.round_proposer import RoundProposer
 from inference.drafters.tree_policies import BestFirst
@@ -66,7 +67,7 @@ def made(
     pace: Pace = Pace.GO_ON,
 ) -> Completion:
     order = asked.order(pace)
-    return complete(asked, session, proposers, TOKENIZER, show, Event(), order=order)
+    return complete(asked, session, inline(proposers), TOKENIZER, show, Event(), order=order)
 
 
 @pytest.mark.parametrize("pace", PACES, ids=lambda pace: pace.name)
@@ -199,7 +200,7 @@ def test_a_text_is_cancelled_while_nothing_comes(served: Engine) -> None:
                 cancelled.set()
             return progress
 
-    done = complete(request(), Cancelling(served), [], TOKENIZER, silent, cancelled)
+    done = complete(request(), Cancelling(served), inline(), TOKENIZER, silent, cancelled)
     assert done.finish_reason == "cancelled"
     assert len(done.token_ids) == 10
 
@@ -207,7 +208,7 @@ def test_a_text_is_cancelled_while_nothing_comes(served: Engine) -> None:
 def test_who_listens_hears_of_every_chunk_but_the_last(served: Engine) -> None:
     heard = list[int]()
     done = complete(
-        request(), LocalSession(served), [], TOKENIZER, silent, Event(),
+        request(), LocalSession(served), inline(), TOKENIZER, silent, Event(),
         tell=lambda so_far: heard.append(len(so_far.token_ids)),
     )  # fmt: skip
     assert heard == list(range(1, TOKENS))

@@ -20,6 +20,7 @@ from grpc_comm.proto import verifier_pb2 as pb
 from grpc_comm.server.server import BackgroundServer, Target
 from grpc_comm.translate import MOST_TIMES, PROTOCOL_VERSION
 from inference.decode import decode
+from inference.draft_thread import inline
 from inference.drafters.model_proposer import ROOM
 from inference.engine.engine import Engine
 from inference.engine.local_session import LocalSession
@@ -204,12 +205,12 @@ def test_what_is_kept_is_what_the_row_learned_that_learned_most(
         assert not path.exists()  # nothing was learned
         with ExitStack() as stack:
             for index, most in enumerate(tokens):
-                (proposer,) = stack.enter_context(pool.lent())
+                (proposer,) = stack.enter_context(pool.lent(lambda: True))
                 request = Request(
                     index, "", tokenizer.encode("def main():"), SamplingParams(), most, frozenset()
                 )
                 session = connection.session()
-                complete(request, session, [proposer], tokenizer, silent, Event())
+                complete(request, session, inline([proposer]), tokenizer, silent, Event())
                 learned.append(pool.known[index].acceptance.to_record())
         pool.keep()
     assert json.loads(path.read_text()) == learned[tokens.index(40)] != learned[tokens.index(2)]

@@ -61,19 +61,6 @@ def test_a_changed_width_is_followed(terminal: Terminal) -> None:
         assert terminal.shown[:2] == ["text", "longer than"]
 
 
-def test_what_the_draft_says_alone_stands_below_until_the_target_is_back(
-    terminal: Terminal,
-) -> None:
-    with terminal, LiveText(coloured=True) as show:
-        show(Piece("verified", MODEL))
-        show(Piece(" guess\nand more", verified=False))
-        assert [line.strip() for line in terminal.shown[:4]] == [
-            "verified", "the target is away;", "guess", "and more"
-        ]  # fmt: skip
-        show(Piece(" text", MODEL))
-        assert terminal.shown[:2] == ["verified text", ""]
-
-
 def test_a_terminal_that_cannot_move_its_cursor_is_told_after_the_text(
     terminal: Terminal, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -52,6 +52,8 @@ def test_the_report_counts_forwards_and_tells_those_without_candidates_apart() -
         bytes_down=700,
         messages_up=90,
         messages_down=40,
+        time_to_first_token=0.5,
+        arrivals=[0.5, 0.6, 0.8],
     )
     assert [numbers(line) for line in summary([done], 2.0).splitlines()] == [
         [3, 100],  # prompt tokens, generated
@@ -59,6 +61,14 @@ def test_the_report_counts_forwards_and_tells_those_without_candidates_apart() -
         [240, 60, 25.0, 45, 15],  # candidates, accepted, by the model, by copying
         [110, 1.1, 0.5],  # draft calls, a token, seconds
         [2.0, 50.0],  # seconds, tokens a second
+        [
+            0.5,
+            150,
+            50,
+            199,
+            99,
+            200,
+        ],  # first token; gaps p50, p99, most
         [80, 7, 0.9, 0.4],  # bytes and messages a token, up and down
     ]
     beside = replace(done, baseline=text(forwards=100, seconds=5.0))

@@ -27,7 +27,6 @@ AT_ONCE = {
     "explain and rates": (["--explain", "--tree_rates", "0.5"], ["--explain", "--tree_rates"]),
     "limit and waiting": (["--min_tps", "10", "--pace", "wait"], ["--min_tps", "--pace wait"]),
     "chain and going on": (["--gamma", "3", "--pace", "go_on"], ["--gamma", "--pace go_on"]),
-    "chain and offline": (["--gamma", "3", "--offline", "draft"], ["--gamma", "--offline draft"]),
     "two prices": (
         ["--instance", "trn1.2xlarge", "--usd_per_hour", "2"],
         ["--instance", "--usd_per_hour"],

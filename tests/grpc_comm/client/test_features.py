@@ -23,6 +23,7 @@ from inference.backends.eager import EagerModel
 from inference.backends.eagle import EagleModel
 from inference.backends.received_features import ReceivedFeatures
 from inference.decode import Loop
+from inference.draft_thread import inline
 from inference.drafters.led_proposer import LedProposer
 from inference.drafters.model_proposer import ROOM
 from inference.engine.engine import Engine
@@ -112,11 +113,11 @@ class Drafted:
         self.session, self.features, self.whole = session, proposer.features, whole
         self.tokens, clock = list[int](), Clock()
         order = Decode(len(PROMPT) + TOKENS, pace=Pace.WAIT)
-        self.loop = Loop(PROMPT, SAMPLINGS[0], session, order, [proposer], clock)
+        self.loop = Loop(PROMPT, SAMPLINGS[0], session, order, inline([proposer]), clock)
 
     def step(self) -> None:
         if self.whole:
-            eventually(lambda: self.features.known.stop == self.loop.length - 1)
+            eventually(lambda: self.features.known.stop == self.loop.drafting.length - 1)
         self.tokens += self.loop.step(0.1).tokens
 
     def finish(self) -> list[int]:

@@ -43,7 +43,6 @@ def test_nothing_is_sent_where_nothing_was_said_before() -> None:
     proposer = copier()
     proposer.open(list(range(50)), SAMPLING, end=100)
     assert sent(proposer) == []
-    assert proposer.path(5) == []
 
 
 def test_nothing_is_copied_beyond_the_end_of_the_text() -> None:

@@ -15,7 +15,7 @@ from inference.backends.eager import EagerModel
 from inference.backends.sequence import ModelSequence
 from inference.candidates import BASE, Nodes
 from inference.drafters.model_proposer import ROOM, TRIES_AGAIN, WIDTH, ModelProposer
-from inference.planner.acceptance import features, read_acceptance
+from inference.planner.acceptance import features
 from inference.planner.prices import Prices
 from inference.proposer import Notice
 from inference.sampling import SamplingParams
@@ -302,45 +302,12 @@ def test_tokens_that_are_heard_twice_count_once_and_a_gap_is_told() -> None:
         proposer.hear(start + 6, TEXT[6:7], 0.1, QUIET)
 
 
-def test_what_is_heard_while_a_call_is_under_way_is_taken_up_after_it() -> None:
-    model = ScriptedModel(disagreeing)
-    proposer = ModelProposer(model, 0, knowledge(), Prices())
-    proposer.open(PROMPT, SAMPLING)
-    proposer.work(0.0)
-    assert proposer.choose(0.01)
-    segment, numbers = proposer.segment(), iter(range(1000))
-    proposer.hear(len(PROMPT), TEXT[:2], 0.02, QUIET)
-    assert proposer.flush(0.02, lambda: next(numbers)) is None
-    proposer.take(model.rank([segment], WIDTH)[0], 0.01)
-    message = None
-    while message is None:
-        assert proposer.work(0.03)  # the scripted model checks what it sees
-        message = proposer.flush(0.0, lambda: next(numbers))
-    assert message.base == len(PROMPT) + 1
-
-
-def test_what_is_heard_during_a_call_is_learned_from_as_if_it_came_after_the_call() -> None:
-    model, learned = ScriptedModel(disagreeing, rows=2), []
-    for row, early in enumerate((False, True)):
-        known = knowledge()
-        proposer = ModelProposer(model, row, known, Prices())
-        proposer.open(PROMPT, SAMPLING)
-        proposer.choose(0.0)
-        segment = proposer.segment()  # the root, whose child the target has chosen meanwhile
-        if early:
-            proposer.hear(len(PROMPT), TEXT[:1], 0.02, QUIET)
-        proposer.take(model.rank([segment], WIDTH)[0], 0.01)
-        if not early:
-            proposer.hear(len(PROMPT), TEXT[:1], 0.02, QUIET)
-        learned.append(known.acceptance.to_record())
-    assert learned[0] == learned[1] != read_acceptance().to_record()
-
-
 def test_one_call_of_a_model_serves_several_proposers() -> None:
     model = ScriptedModel(disagreeing, rows=2)
     both = [ModelProposer(model, row, knowledge(), Prices()) for row in range(2)]
     for row, proposer in enumerate(both):
         proposer.open([*PROMPT, row], SAMPLING)
+        assert not proposer.feed()
     calls = model.calls
     for _ in range(5):
         assert all(proposer.choose(0.0) for proposer in both)
@@ -356,6 +323,7 @@ def test_keys_of_what_lives_on_are_kept_and_all_others_are_free() -> None:
     model = ScriptedModel(disagreeing, capacity=140)
     proposer = ModelProposer(model, 0, knowledge(), Prices(), room=40)
     proposer.open(PROMPT, SAMPLING)
+    assert not proposer.feed()
     fed, stayed = 0, 0
     for step in range(90):
         for _ in range(3):
@@ -363,7 +331,7 @@ def test_keys_of_what_lives_on_are_kept_and_all_others_are_free() -> None:
                 segment = proposer.segment()
                 fed += len(segment.tokens)
                 proposer.take(model.rank([segment], WIDTH)[0], CALL)
-        stayed += proposer.path(1) == TEXT[step : step + 1]
+        stayed += disagreeing((*PROMPT, *TEXT[:step]))[0][0] == TEXT[step]
         proposer.hear(len(PROMPT) + step, TEXT[step : step + 1], 0.0, QUIET)
     assert proposer.ranked > 5 * 40
     assert stayed > 50
@@ -391,7 +359,6 @@ def test_nothing_is_drafted_beyond_the_end_of_the_text() -> None:
     while proposer.work(0.0):
         if (message := proposer.flush(0.0, lambda: next(numbers))) is not None:
             sent.append(message)
-    assert proposer.path(100)[:3] == TEXT[:3]
     assert max(len(path) for path, _ in values(PROMPT, sent).values()) == len(PROMPT) + 3
 
 
@@ -401,16 +368,18 @@ def test_a_real_draft_ranks_as_if_each_path_was_fed_from_the_beginning(temperatu
     prompt = [7 * index % 290 for index in range(20)]
     proposer = ModelProposer(model_of(draft), 0, knowledge(), Prices())
     proposer.open(prompt, params, SEQUENCE_LENGTH)
-    text = list(prompt)
+    text, nodes = list(prompt), proposer._list
     for step in range(6):
         for _ in range(3):
             proposer.work(0.0)
-        said = proposer.path(2) if step % 2 else [*proposer.path(1), 3]
+        first = nodes.root.named[0]
+        below = nodes.root.children[first]
+        said = [first, below.named[0] if step % 2 and below.named else 3]
         proposer.hear(len(text), said, 0.0, QUIET)
         text += said
     for _ in range(4):
         proposer.work(0.0)
-    ranked, line = 0, [(proposer._list.root, text)]
+    ranked, line = 0, [(nodes.root, text)]
     while line:
         node, prefix = line.pop()
         if node.features is not None:
@@ -435,29 +404,6 @@ def test_the_targets_text_is_a_hash_that_every_token_changes() -> None:
     assert target_token([1, 2, 3]) == target_token((1, 2, 3))
     said = [target_token([0, first, *range(50)]) for first in range(40)]
     assert len(set(said)) > 15
-
-
-def test_a_text_goes_on_alone_and_what_it_came_to_is_sent_as_a_line() -> None:
-    """However little the end of the line is worth; 64 levels at a time."""
-    proposer = scripted_proposer(disagreeing)
-    proposer.open(PROMPT, SAMPLING)
-    alone = [token for most in range(1, 101) for token in proposer.path(most)[most - 1 :]]
-    assert proposer.path(100) == alone
-    said = list(PROMPT)
-    for token in alone:
-        assert token == disagreeing(tuple(said))[0][0]
-        said.append(token)
-    numbers = iter(range(10**4))
-    first = proposer.flush(0.0, lambda: next(numbers))
-    assert first is not None
-    proposer.hear(len(PROMPT), alone[:10], 0.0, QUIET)
-    second = proposer.flush(0.0, lambda: next(numbers))
-    assert second is not None
-    for sent, levels in ([first], 64), ([first, second], 74):
-        longest = max((path for path, _ in values(said, sent).values()), key=len)
-        assert longest == tuple(said[: len(PROMPT) + levels])
-    proposer.hear(len(PROMPT) + 10, [(alone[10] + 20) % 40], 0.0, QUIET)
-    assert proposer.flush(0.0, lambda: next(numbers)) is None
 
 
 def test_a_draft_that_is_slower_than_the_target_tries_now_and_then() -> None:

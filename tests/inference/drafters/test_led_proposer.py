@@ -82,7 +82,6 @@ def test_without_the_prompts_features_the_model_is_silent_and_copies_go_on() -> 
     text = Text(source=CopySource())
     assert not text.proposer.work(0.0)
     assert {one.proposer for one in text.sent()} == {COPY}
-    assert text.proposer.path(4) == []
     text.prompt_comes()
     assert text.proposer.work(0.0)
     assert text.model.seen.led is not None

@@ -131,7 +131,7 @@ def test_a_median_lies_in_its_interval_and_one_value_has_no_width() -> None:
     assert found.median == 3
     assert 1 <= found.low < 3 < found.high <= 100
     assert found == bootstrap_median([1.0, 2.0, 3.0, 4.0, 100.0])
-    assert percentiles(list(range(101))) == (50, 90, 99)
+    assert percentiles(list(range(101))) == (50, 90, 99, 100)
     assert percentiles([]) is None
 
 

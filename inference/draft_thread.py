@@ -1,0 +1,245 @@
+"""Drafting beside a text: proposers hear what was committed, make calls and send candidates.
+
+The loop (inference/decode.py) hands text on and waits for no proposer. A Drafter says where they
+work: on a thread of their own, or by a virtual clock on the loop's thread while nothing has come.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Protocol, TypeAlias
+
+from inference.candidates import Nodes
+from inference.order import Decode, Pace, Progress
+from inference.proposer import Notice, Proposer
+from inference.sampling import SamplingParams
+
+LOOK_SECONDS = 0.1
+"""Seconds after which idle proposers are asked again, since what a call is worth changes."""
+
+
+class CandidateSink(Protocol):
+    """The part of a target's session that takes candidates. Any thread may call it.
+
+    stream: number of the current stream; it changes when the target has lost earlier proposals.
+    """
+
+    @property
+    def stream(self) -> int: ...
+
+    def next_number(self) -> int:
+        """A number for a node of the current stream."""
+        ...
+
+    def propose(self, nodes: Nodes) -> None:
+        """Send candidates. The message is a hint and may be lost."""
+        ...
+
+    def go(self, base: int) -> None:
+        """With pace WAIT: ask for one forward whose root is the token at position `base`."""
+        ...
+
+
+class Drafting:
+    """The drafting of one text, from when its session is open.
+
+    The loop's thread calls hear(), check(), end() and settle(); the drafter's thread calls open(),
+    turn() and run(). Nothing is sent after end().
+
+    length: tokens of the text that have come, prompt included
+    calls, seconds: of the proposers' models, in this text
+    """
+
+    _proposers: list[Proposer] | None  # in the order in which they may make a call
+    _came: deque[tuple[float, Progress]]  # when it came, and what; not heard yet
+    _last: Progress | None  # heard
+    _error: Exception | None
+
+    def __init__(
+        self,
+        prompt: Sequence[int],
+        params: SamplingParams,
+        session: CandidateSink,
+        order: Decode,
+        clock: Callable[[], float],
+    ) -> None:
+        self.length, self.calls, self.seconds = len(prompt), 0, 0.0
+        self._prompt, self._params = prompt, params
+        self._session, self._order, self._clock = session, order, clock
+        self._proposers, self._last, self._came = None, None, deque()
+        self._before = (0, 0.0)  # calls and seconds of other texts
+        self._stream, self._told = session.stream, -1
+        self._news = threading.Event()
+        self._sending, self._running = threading.Lock(), threading.Lock()
+        self._ended, self._error = False, None
+
+    def is_wanted(self) -> bool:
+        """Whether the text goes on."""
+        return not self._ended
+
+    def hear(self, progress: Progress) -> None:
+        """Note what came; the proposers hear it before their next call."""
+        self.length += len(progress.tokens)
+        self._came.append((self._clock(), progress))
+        self._news.set()
+
+    def check(self) -> bool:
+        """Let a waiting target go on while no draft has joined. Raises what ended the drafting."""
+        if self._error is not None:
+            raise self._error
+        if self._proposers is None:
+            self._go()
+        return False
+
+    def end(self) -> None:
+        """End the drafting, after the call that is under way. Does not wait for it."""
+        with self._sending:
+            self._ended = True
+        self._news.set()
+
+    def settle(self) -> None:
+        """Wait for the call that was under way when the text ended."""
+        with self._running:
+            pass
+
+    def fail(self, error: Exception) -> None:
+        """Leave the error to check(). Raises it where the text has ended."""
+        if self._ended:
+            raise error
+        self._error = error
+
+    def open(self, proposers: Sequence[Proposer]) -> None:
+        """Let these proposers join the text. They hear everything from the prompt on."""
+        for proposer in proposers:
+            proposer.open(self._prompt, self._params, self._order.end)
+        self._before = _usage(proposers)
+        self._stream, self._proposers = self._session.stream, list(proposers)
+
+    def run(self) -> None:
+        """Draft until the text ends."""
+        with self._running:
+            while self.is_wanted():
+                self._news.clear()
+                if not self.turn():
+                    self._news.wait(LOOK_SECONDS)
+
+    def turn(self) -> bool:
+        """Send new candidates, then let one proposer make a call; False when none made one.
+
+        Candidates are sent only after all received tokens were heard. A new root makes some of
+        them worthless, and makes other nodes worth sending.
+        """
+        assert self._proposers is not None, "open() comes first"
+        while self._came:
+            self._hear(*self._came.popleft())
+        if self._session.stream != self._stream:
+            self._stream, self._told = self._session.stream, -1
+            for proposer in self._proposers:
+                proposer.resend()
+        self._flush(self._proposers)
+        for index, proposer in enumerate(self._proposers):
+            if proposer.work(self._clock()):
+                calls, seconds = _usage(self._proposers)
+                self.calls, self.seconds = calls - self._before[0], seconds - self._before[1]
+                self._proposers.append(self._proposers.pop(index))  # the others come first now
+                return True
+        self._flush(self._proposers)  # candidates that were found without a call
+        self._go()
+        return False
+
+    def _hear(self, at: float, progress: Progress) -> None:
+        if progress.tokens:
+            notice = notice_of(self._last, progress, at)
+            for proposer in self._proposers or ():
+                proposer.hear(progress.position, progress.tokens, at, notice)
+        self._last = progress
+
+    def _flush(self, proposers: Sequence[Proposer]) -> None:
+        for proposer in proposers:
+            next_number = self._session.next_number
+            while (nodes := proposer.flush(self._clock(), next_number)) is not None:
+                with self._sending:
+                    if not self._ended:
+                        self._session.propose(nodes)
+
+    def _go(self) -> None:
+        """With pace WAIT, ask for the forward below the latest token, once."""
+        if self._order.pace is not Pace.WAIT or self._told == self.length:
+            return
+        with self._sending:
+            if not self._ended:
+                self._told = self.length
+                self._session.go(self.length - 1)
+
+
+Drafter: TypeAlias = Callable[[Drafting], Callable[[], bool]]
+"""Begins the drafting of a text. Returns what the loop calls while nothing has come: whether it
+made a call.
+"""
+
+Lend: TypeAlias = Callable[[Callable[[], bool]], AbstractContextManager[Sequence[Proposer]]]
+"""Lends proposers, once they are loaded and free, while the text wants them. May wait."""
+
+
+def inline(proposers: Sequence[Proposer] = ()) -> Drafter:
+    """Let the proposers work on the loop's thread, between two looks at what has come.
+
+    A text is then the same every time by a virtual clock.
+    """
+
+    def begin(drafting: Drafting) -> Callable[[], bool]:
+        drafting.open(proposers)
+        return drafting.turn
+
+    return begin
+
+
+def on_thread(lend: Lend) -> Drafter:
+    """Let lent proposers work on a thread of their own, so that nothing they do delays a token.
+
+    The thread leaves after the call that is under way when the text ends, and nobody waits for it.
+    """
+
+    def begin(drafting: Drafting) -> Callable[[], bool]:
+        def draft() -> None:
+            try:
+                with lend(drafting.is_wanted) as proposers:
+                    drafting.open(proposers)
+                    drafting.run()
+            except Exception as error:  # raised again in the thread that reads the text
+                drafting.fail(error)
+
+        threading.Thread(target=draft, name="outrider draft", daemon=True).start()
+        return drafting.check
+
+    return begin
+
+
+def threaded(proposers: Sequence[Proposer]) -> Drafter:
+    """Let these proposers work on a thread of their own, for one text after the other."""
+    turn = threading.Lock()  # of the texts: a call of the last one may still be under way
+
+    @contextmanager
+    def lend(wanted: Callable[[], bool]) -> Iterator[Sequence[Proposer]]:
+        with turn:
+            yield proposers
+
+    return on_thread(lend)
+
+
+def notice_of(before: Progress | None, now: Progress, at: float) -> Notice:
+    """The notice for tokens that came at time `at` (seconds), from two progress reports."""
+    forwards, seconds = now.forwards, now.model_seconds + now.queue_seconds
+    if before is not None:
+        forwards -= before.forwards
+        seconds -= before.model_seconds + before.queue_seconds
+    return Notice(at, seconds / max(forwards, 1), now.known, now.held, now.room)
+
+
+def _usage(proposers: Sequence[Proposer]) -> tuple[int, float]:
+    """Calls of these proposers' models so far, and the seconds they took."""
+    calls = sum(proposer.calls for proposer in proposers)
+    return calls, sum(proposer.drafting for proposer in proposers)

@@ -1,0 +1,209 @@
+"""A draft on a thread of its own: nothing that it does delays a committed token."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
+
+import pytest
+
+from inference.candidates import BASE, Nodes, Proposal
+from inference.decode import Loop, TargetSession
+from inference.draft_thread import Drafter, Drafting, inline, on_thread, threaded
+from inference.engine.local_session import LocalSession
+from inference.order import Decode, Pace
+from inference.proposer import COPY, Notice, Proposer
+from inference.sampling import SamplingParams
+from tests.support.drafts import growing, rounds
+from tests.support.exact import exact_engine, own_text
+from tests.support.pairs import decoder, engine, perturbed, prompt_of
+
+PROMPT = [1, 2, 3]
+TEXT = own_text(PROMPT, 40)
+SECONDS = 60
+"""Longest wait for another thread: a test that waits so long has failed."""
+
+
+class Gated:
+    """A Proposer that stays in what a test holds until the gate is opened. It proposes a token of
+    each root.
+    """
+
+    kind, calls, drafting = COPY, 0, 0.0
+
+    def __init__(self, held_in: str = "") -> None:
+        self._held_in, self.gate = held_in, threading.Event()
+        self.heard, self.opened, self.closed, self._sent = list[int](), 0, 0, True
+
+    def _pass(self, what: str) -> None:
+        if what == self._held_in:
+            assert self.gate.wait(SECONDS)
+
+    def open(self, prompt: Sequence[int], params: SamplingParams, end: int | None = None) -> None:
+        self._pass("open")
+        self.opened, self.heard, self._base = self.opened + 1, [], len(prompt) - 1
+
+    def hear(self, position: int, tokens: Sequence[int], now: float, notice: Notice) -> None:
+        assert position == self._base + 1
+        self._pass("hear")
+        self.heard += tokens
+        self._base, self._sent = self._base + len(tokens), False
+
+    def work(self, now: float) -> bool:
+        self._pass("work")
+        return False
+
+    def flush(self, now: float, next_number: Callable[[], int]) -> Nodes | None:
+        if self._sent:
+            return None
+        self._pass("flush")
+        self._sent = True
+        return Nodes(self._base, [Proposal(next_number(), BASE, 7, 0.5)], self.kind)
+
+    def resend(self) -> None: ...
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+class Told(LocalSession):
+    """A session that counts what it is told."""
+
+    proposed = 0
+
+    def propose(self, nodes: Nodes) -> None:
+        self.proposed += 1
+        super().propose(nodes)
+
+
+def text_of(session: TargetSession, drafter: Drafter, pace: Pace = Pace.GO_ON) -> list[int]:
+    order = Decode(len(PROMPT) + len(TEXT), pace=pace)
+    with closing(session), closing(Loop(PROMPT, SamplingParams(), session, order, drafter)) as loop:
+        return [token for step in loop.steps() for token in step.tokens]
+
+
+def drafting_thread() -> threading.Thread | None:
+    return next((one for one in threading.enumerate() if one.name == "outrider draft"), None)
+
+
+def left() -> None:
+    """Wait until no thread drafts any more."""
+    while (thread := drafting_thread()) is not None:
+        thread.join(SECONDS)
+        assert not thread.is_alive()
+
+
+@pytest.mark.parametrize("held_in", ["open", "hear", "work", "flush"])
+def test_a_text_ends_while_its_draft_is_held_up(held_in: str) -> None:
+    session, proposer = Told(exact_engine()[0]), Gated(held_in)
+    assert text_of(session, threaded([proposer])) == TEXT
+    thread = drafting_thread()
+    assert thread is not None
+    assert thread.is_alive()
+    proposed = session.proposed
+    proposer.gate.set()
+    left()
+    assert session.proposed == proposed  # nothing is sent behind the end
+
+
+def test_a_text_begins_while_its_draft_still_loads() -> None:
+    loaded = threading.Event()
+
+    @contextmanager
+    def lend(wanted: Callable[[], bool]) -> Iterator[Sequence[Proposer]]:
+        assert loaded.wait(SECONDS)
+        assert not wanted()
+        yield ()
+
+    assert text_of(LocalSession(exact_engine()[0]), on_thread(lend)) == TEXT
+    loaded.set()
+    left()
+
+
+def test_a_waiting_target_goes_on_while_no_draft_has_joined() -> None:
+    proposer = Gated("open")
+    session = LocalSession(exact_engine()[0])
+    assert text_of(session, threaded([proposer]), Pace.WAIT) == TEXT
+    proposer.gate.set()
+    left()
+
+
+def test_a_proposer_that_joins_late_hears_all_tokens_in_order() -> None:
+    proposer, session = Gated("open"), Told(exact_engine()[0])
+    order = Decode(len(PROMPT) + len(TEXT))
+    loop = Loop(PROMPT, SamplingParams(), session, order, threaded([proposer]))
+    made = list[int]()
+    while len(made) < 10:
+        made += loop.step(1.0).tokens
+    assert session.proposed == 0
+    proposer.gate.set()
+    while not session.proposed:
+        made += loop.step(0.01).tokens
+    assert proposer.heard == made[: len(proposer.heard)]
+    assert len(proposer.heard) >= 10
+    loop.close()
+    left()
+    session.close()
+
+
+def test_an_error_of_the_draft_is_raised_where_the_text_is_read() -> None:
+    class Faulty(Gated):
+        def work(self, now: float) -> bool:
+            raise RuntimeError("the draft's model fails")
+
+    session, order = LocalSession(exact_engine()[0]), Decode(len(PROMPT) + len(TEXT))
+    loop = Loop(PROMPT, SamplingParams(), session, order, threaded([Faulty()]))
+    left()
+    with pytest.raises(RuntimeError, match="the draft's model fails"):
+        list(loop.steps())
+    loop.close()
+    session.close()
+
+
+def test_the_next_text_has_the_draft_once_its_last_call_is_over() -> None:
+    proposer = Gated("work")
+    drafter, session = threaded([proposer]), Told(exact_engine()[0])
+    assert text_of(session, drafter) == TEXT
+    order = Decode(len(PROMPT) + len(TEXT))
+    loop = Loop(PROMPT, SamplingParams(), session, order, drafter)
+    assert loop.step(1.0).tokens
+    assert proposer.opened == 1
+    proposer.gate.set()
+    while proposer.opened == 1:
+        loop.step(0.01)
+    loop.close()
+    left()
+    session.close()
+
+
+@pytest.mark.parametrize("pace", Pace, ids=lambda pace: pace.name)
+@pytest.mark.parametrize("params", [SamplingParams(), SamplingParams(0.8, seed=5)], ids=str)
+def test_a_text_is_the_targets_own_with_a_draft_on_a_thread(
+    params: SamplingParams, pace: Pace
+) -> None:
+    target, prompt = decoder(1), prompt_of(200)
+    order = Decode(len(prompt) + 30, pace=pace)
+
+    def made(drafter: Drafter) -> list[int]:
+        session = LocalSession(engine(target))
+        with closing(session), closing(Loop(prompt, params, session, order, drafter)) as loop:
+            return [token for step in loop.steps() for token in step.tokens]
+
+    draft = perturbed(1, 0.02)
+    proposer: Proposer = rounds(draft) if pace is Pace.WAIT else growing(draft)
+    assert made(threaded([proposer])) == made(inline())
+    left()
+
+
+def test_calls_are_counted_for_the_text_that_they_were_made_for() -> None:
+    proposer, session = growing(perturbed(1, 0.02)), LocalSession(engine(decoder(1)))
+    usage = list[Drafting]()
+    for _ in range(2):
+        order = Decode(len(PROMPT) + 20)
+        with closing(Loop(PROMPT, SamplingParams(), session, order, inline([proposer]))) as loop:
+            assert sum(len(step.tokens) for step in loop.steps()) == 20
+        usage.append(loop.drafting)
+    session.close()
+    assert sum(one.calls for one in usage) == proposer.calls
+    assert sum(one.seconds for one in usage) == pytest.approx(proposer.drafting)
