@@ -55,8 +55,8 @@ def test_a_dry_run_prints_the_plan_and_builds_nothing(
     ):
         assert part in shown
     assert not (tmp_path / "out").exists()
-    assert main([*arguments, "--rows", "4"]) == 1
-    assert "Would fit: --sequence_length" in capsys.readouterr().err
+    assert main([*arguments, "--tensor_parallel", "1"]) == 1
+    assert "--target trn1 --tensor_parallel 2 (trn1.2xlarge)" in capsys.readouterr().err
 
 
 DRY = ["--target", "cpu", "--dry_run"]

@@ -280,11 +280,17 @@ def test_a_private_instance_has_no_public_address_and_pays_for_none(
     assert "public-ipv4: 0 h" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("family", "said"),
+    [("none", "--image names another one;"), ("neuron/none", "(for Neuron /aws/service/neuron/")],
+)
 def test_an_image_that_is_gone_is_said_before_anything_is_made(
-    aws: AwsServer, up: list[str], capsys: pytest.CaptureFixture[str]
+    aws: AwsServer, up: list[str], capsys: pytest.CaptureFixture[str], family: str, said: str
 ) -> None:
-    assert main([*up[:4], "--image", "/aws/service/none/latest/image_id", *up[6:]]) == 1
-    assert "the machine image is gone" in capsys.readouterr().err
+    assert main([*up[:4], "--image", f"/aws/service/{family}/latest/image_id", *up[6:]]) == 1
+    error = capsys.readouterr().err
+    assert "the machine image is gone" in error
+    assert said in error
     assert "CreateStack" not in aws.control()["called"]
 
 
