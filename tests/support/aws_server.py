@@ -12,6 +12,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import time
 import urllib.request
 from collections.abc import Callable, Iterable, Iterator
@@ -114,6 +115,7 @@ class FaultyAws:
         self._takes_secrets = True
         self._calls: list[str] = []
         self._secrets: set[str] = set()
+        self._turn = threading.Lock()
 
     def __call__(self, environ: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
         size = int(environ.get("CONTENT_LENGTH") or 0)
@@ -128,7 +130,10 @@ class FaultyAws:
         if action == "PutParameter":
             self._secrets.add(json.loads(body)["Name"])
         reply = self._refused(action, query, bool(target)) or self._answered(action)
-        return self._moto(environ, start) if reply is None else _send(start, reply)
+        if reply is not None:
+            return _send(start, reply)
+        with self._turn:  # two calls at once would make the resources of a new stack twice
+            return self._moto(environ, start)
 
     def _set(self, settings: dict[str, Any]) -> dict[str, Any]:
         self._faults = settings.get("faults", self._faults)
