@@ -40,6 +40,9 @@ TOKENIZER_FILES = (
 )
 
 
+_LONGEST_PART, _LONGEST_NAME = 255, 1024  # bytes that every file system takes
+
+
 def _checked_files(files: Mapping[str, str]) -> Mapping[str, str]:
     """The files, unchanged. Raises BadArtifact for a path or a hash that is not allowed.
 
@@ -55,6 +58,8 @@ def _checked_files(files: Mapping[str, str]) -> Mapping[str, str]:
             and ".." not in path.parts
             and "\\" not in name
             and name.isprintable()
+            and max(map(len, map(str.encode, path.parts)), default=0) <= _LONGEST_PART
+            and len(name.encode()) <= _LONGEST_NAME
         )
         own = {".", MANIFEST} & {part.casefold() for part in name.split("/")[:1]}
         if own or not plain or name in above or not re.fullmatch(r"[0-9a-f]{64}", sha256):

@@ -18,7 +18,7 @@ from grpc_comm.transport import Address, parse_address
 from inference.command import nearest
 from inference.errors import InvalidRequest
 from inference.file_model import Record, Text, read_record
-from inference.json_file import read_json
+from inference.json_file import read_json, shown
 from inference.whole_file import replacing
 
 _NAME = re.compile(r"[a-z](-?[a-z0-9]){0,30}")
@@ -81,12 +81,12 @@ def targets_directory() -> Path:
     return config / "outrider" / "targets"
 
 
-def check_name(name: str) -> str:
+def check_name(name: object) -> str:
     """The name. Raises InvalidRequest where a target cannot have it."""
-    if not _NAME.fullmatch(name):
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise InvalidRequest(
             f"a target's name has up to 31 small letters, digits and single dashes, a letter "
-            f"first: got {name[:40]!r}"
+            f"first: got {shown(name)[:42]}"
         )
     return name
 

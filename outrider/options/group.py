@@ -19,6 +19,7 @@ from pydantic.fields import FieldInfo
 
 from inference.command import nearest
 from inference.errors import InvalidRequest
+from inference.json_file import shown
 
 Same = TypeVar("Same", bound="Group")
 
@@ -148,6 +149,11 @@ def flags_of(model: type[Group]) -> dict[str, Flag]:
     return flags
 
 
+def brief(value: object) -> str:
+    """The beginning of a value from a file, whose aliases may repeat its parts without end."""
+    return (value if isinstance(value, str) else shown(value))[:40]
+
+
 def refusal(
     model: type[Group],
     error: ValidationError,
@@ -161,7 +167,7 @@ def refusal(
     raised = first.get("ctx", {}).get("error")
     if not first["loc"]:
         return str(raised)
-    name, got, flags = str(first["loc"][0]), str(first["input"])[:40], flags_of(model)
+    name, got, flags = str(first["loc"][0]), brief(first["input"]), flags_of(model)
     if name not in flags:
         return f"there is no option {name}{nearest(name, flags)}"
     reason = f"{flags[name].allowed} is needed{nearest(got, flags[name].choices)}"

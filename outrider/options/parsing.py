@@ -13,7 +13,7 @@ from typing import Annotated, Any, NoReturn, TypeVar
 
 from inference.command import USAGE, Parser, add_gone, nearest
 from inference.errors import InvalidRequest
-from outrider.options.group import Flag, Group, Shown, flags_of
+from outrider.options.group import Flag, Group, Shown, brief, flags_of
 from outrider.options.groups import GeneralOptions
 from outrider.options.presets import PresetOptions
 from outrider.options.roles import GONE, OTHER_VERBS, ROLES, VERBS
@@ -202,9 +202,9 @@ def _model(roles: Sequence[Any]) -> type[GeneralOptions]:
     """The model of the first of these roles."""
     if not roles:
         raise InvalidRequest(f"--role is needed: one of {', '.join(ROLES)}")
-    if roles[0] not in ROLES:
-        near = nearest(str(roles[0]), ROLES)
-        raise InvalidRequest(f"--role {roles[0]}: one of {', '.join(ROLES)} is needed{near}")
+    if roles[0] not in tuple(ROLES):
+        asked, known = brief(roles[0]), ", ".join(ROLES)
+        raise InvalidRequest(f"--role {asked}: one of {known} is needed{nearest(asked, ROLES)}")
     return ROLES[roles[0]]
 
 

@@ -74,7 +74,7 @@ class PresetOptions(SourceOptions, TreeOptions, title="drafting"):
 
     @staticmethod
     def _flags_of(preset: object) -> dict[str, Any]:
-        return PRESETS.get(str(preset), {})
+        return PRESETS.get(preset, {}) if isinstance(preset, str) else {}
 
     @classmethod
     def _allowed(cls, given: dict[str, Any]) -> bool:

@@ -103,7 +103,7 @@ def _tags(path: Path) -> dict[str, str]:
         raise InvalidRequest(
             "a DTD or an entity is defined: text and tags alone are read"
         ) from error
-    except (OSError, ValueError, ParseError) as error:
+    except (OSError, ValueError, LookupError, ParseError) as error:
         raise InvalidRequest(f"cannot be read as XML: {error}") from error
     known = {*FLAGS, *OF_RUNS, *IGNORED, *ALGORITHMS}
     for name, text in found.items():

@@ -8,6 +8,7 @@ from typing import Annotated, Any, TypeAlias
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from inference.errors import InvalidRequest
+from outrider.options.group import brief
 from outrider.options.sources import read_yaml
 
 Value: TypeAlias = bool | int | float | str | None
@@ -57,7 +58,7 @@ def _problem(error: ValidationError) -> str:
     """What is wrong first, and where: runs[1].gamma."""
     first = error.errors(include_url=False)[0]
     place = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"])
-    place, got = place.lstrip("."), str(first["input"])[:40]
+    place, got = place.lstrip("."), brief(first["input"])
     needed = {
         "missing": "is missing: a list of runs is needed",
         "extra_forbidden": "is no part of a file of runs: these are flags and runs",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from itertools import product
 from pathlib import Path
@@ -24,6 +25,10 @@ NOT_IN_RUNS = ("config", "print_config", "profile", "calibrate", "list_models", 
 """Flags of these roles that have no meaning in a run."""
 
 
+MOST_RUNS = 1000
+"""Runs that one file may ask for."""
+
+
 class NamedRun(NamedTuple):
     """A run of a file."""
 
@@ -42,6 +47,10 @@ def read_runs(path: Path) -> list[NamedRun]:
     Raises InvalidRequest in one line, which names the file and the place in it.
     """
     file = read_autodraft(path) if path.suffix == ".xml" else read_run_file(path)
+    if sum(_choices({**file.flags, **run}) for run in file.runs) > MOST_RUNS:
+        raise InvalidRequest(
+            f"{path}: its lists make more than {MOST_RUNS} runs: give fewer values"
+        )
     runs = [run for index in range(len(file.runs)) for run in _swept(path, file, index)]
     names = [run.directory for run in runs]
     for run in runs:
@@ -67,6 +76,11 @@ def _swept(path: Path, file: RunFile, index: int) -> list[NamedRun]:
         words = [name, *(f"{flag}={_short(value)}" for flag, value in chosen.items())]
         runs.append(NamedRun(" ".join(words), _options(f"{path}: runs[{index}]", given | chosen)))
     return runs
+
+
+def _choices(flags: Flags) -> int:
+    """Choices of one value of every list."""
+    return math.prod(len(one) for one in flags.values() if isinstance(one, list))
 
 
 def _short(value: Value) -> str:

@@ -112,7 +112,12 @@ def test_a_manifest_that_was_changed_in_the_store_is_not_taken(
 
 
 @pytest.mark.parametrize(
-    "name", ["../escaped", "/tmp/escaped", "graphs/../../escaped", "manifest.json", "a\\b", ""]
+    "name",
+    [
+        *("../escaped", "/tmp/escaped", "graphs/../../escaped", "manifest.json", "a\\b", ""),
+        *("x" * 5000, "x" * 256, "x/" * 600 + "y"),
+    ],
+    ids=str.__len__,
 )
 def test_a_manifest_cannot_name_files_outside_its_directory(tmp_path: Path, name: str) -> None:
     store = DiskObjects(tmp_path / "store")

@@ -28,7 +28,7 @@ export class Curve {
     const most = (name) => Math.max(...shown.map((point) => point[name]), 1e-9) * 1.1;
     if (shown.length) {
       const cost = most("cost"), speed = most("speed");
-      picture.push(label(speed.toPrecision(2), 2, 26), label(cost.toPrecision(2), WIDTH - 44, HEIGHT - 18));
+      picture.push(label(`${+speed.toPrecision(2)}`, 2, 26), label(`${+cost.toPrecision(2)}`, WIDTH - 44, HEIGHT - 18));
       shown.forEach((point, index) => {
         const x = LEFT + (point.cost / cost) * (WIDTH - LEFT - 16);
         const y = HEIGHT - BOTTOM - (point.speed / speed) * (HEIGHT - BOTTOM - 14);

@@ -97,6 +97,7 @@ def test_a_drafts_quantization_is_that_of_the_file(
         (OUTSIDE, ["a DTD or an entity"]),
         (EXPERIMENT[:-20], ["cannot be read as XML", "line"]),
         (EXPERIMENT.replace("UTF-8", "UTF-32"), ["cannot be read as XML"]),
+        (EXPERIMENT.replace("UTF-8", "x"), ["cannot be read as XML", "unknown encoding"]),
         ("<x/>", ["runs", "one run at least"]),
         (EXPERIMENT.replace("0 0.5", "fast"), ["AUTODRAFT_CS_LIST fast", "0 to 1"]),
         (EXPERIMENT.replace("0 0.5", "2"), ["cs 200", "0 to 100"]),

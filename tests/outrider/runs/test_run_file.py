@@ -8,6 +8,7 @@ import pytest
 
 from inference.errors import InvalidRequest
 from outrider.options import parse
+from outrider.options.group import flags_of
 from outrider.options.roles import DraftRole, VerifyTargetRole
 from outrider.runs.sweeps import read_runs
 from tests.support.refusals import assert_refused
@@ -93,3 +94,36 @@ def test_what_is_wrong_is_told_in_one_line_with_its_place(
 ) -> None:
     path = file_of(tmp_path, text)
     assert_refused(lambda: read_runs(path), ["runs.yaml", *needed])
+
+
+def test_a_sweep_of_too_many_runs_is_refused_before_any_is_made(tmp_path: Path) -> None:
+    lists = "".join(f"  {flag}: {list(range(10))}\n" for flag in ("seed", "gamma", "tree_nodes"))
+    path = file_of(tmp_path, f"flags:\n{lists}runs: [{{}}, {{}}]\n")
+    assert_refused(lambda: read_runs(path), ["more than 1000 runs"])
+    endless = "".join(f"  flag{index}: [1, 2, 3]\n" for index in range(20_000))
+    path = file_of(tmp_path, f"flags:\n{endless}runs: [{{}}]\n")
+    assert_refused(lambda: read_runs(path), ["more than 1000 runs"])
+
+
+def nested(levels: int) -> str:
+    """A list of nine, so many times nested by aliases: 9**levels values, if it is written out."""
+    lines = [f"&a0 {[1] * 9}"]
+    lines += [f"&a{one} [{', '.join([f'*a{one - 1}'] * 9)}]" for one in range(1, levels)]
+    return f"[{', '.join(lines)}]"
+
+
+@pytest.mark.parametrize("text", ["runs: [{{name: {0}}}]", "runs: {0}", "runs: [{{gamma: {0}}}]"])
+def test_what_aliases_nest_is_not_written_out(tmp_path: Path, text: str) -> None:
+    path = file_of(tmp_path, text.format(nested(30)))
+    assert_refused(lambda: read_runs(path), ["runs"])
+
+
+@pytest.mark.parametrize("flag", sorted({"role", *flags_of(DraftRole)} - {"config"}))
+def test_no_flag_of_a_file_writes_out_what_aliases_nest(
+    tmp_path: Path, flag: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "config.yaml").write_text(f"{flag}: {nested(30)}\n")
+    with pytest.raises(SystemExit):
+        parse([*(["run"] if flag != "role" else []), "--config", str(tmp_path / "config.yaml")])
+    (line,) = capsys.readouterr().err.splitlines()
+    assert flag in line
