@@ -4,13 +4,14 @@
 # make test-all   the slower tiers; CI runs them after make test; the first run builds llama.cpp
 # They make .venv first; PYTHON chooses the interpreter (3.10 to 3.13).
 # make test-nxd   Neuron's builder on the real neuronx-distributed of a checkout: NXD=path; see CONTRIBUTING.md
+# make test-isa   arithmetic as a CPU with AVX2 only computes it, and one without; see CONTRIBUTING.md
 # make test-xla   the graphs and their arithmetic on torch 2.9 and torch_xla 2.9, as on trn1; makes .venv-xla, of 7 GB
 
 PYTHON ?= python3
 BIN := .venv/bin
 PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile
 
-.PHONY: demo lint check test test-all test-xla test-nxd proto clean
+.PHONY: demo lint check test test-all test-isa test-xla test-nxd proto clean
 
 demo: .venv/installed
 	@$(BIN)/python -m outrider.demo
@@ -27,7 +28,13 @@ test: lint
 	$(PYTEST) -m "not extended"
 
 test-all: .venv/ray .venv/gguf
-	$(PYTEST) -rs -m extended
+	$(PYTEST) -m extended
+
+# OpenVINO takes no part: held to fewer instructions than the CPU has, it fails in itself
+ISA := tests/inference/model tests/inference/test_features_in_int8.py tests/test_lossless.py
+test-isa: .venv/ready
+	ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 $(PYTEST) -m "not extended" $(ISA)
+	ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=SSE41 $(PYTEST) -m "not extended" $(ISA)
 
 test-xla: .venv-xla/ready
 	PJRT_DEVICE=CPU .venv-xla/bin/python -m pytest tests/xla tests/inference/test_tree.py tests/inference/model/test_noise.py tests/inference/model/test_choice.py tests/inference/model/test_decoder.py tests/test_lossless.py

@@ -36,6 +36,7 @@ from inference.tree import IntArray
 
 WEIGHTS = "weights/model.safetensors"
 REBUILD = "build it again here with python -m compile --target cpu"
+_INSTRUCTIONS = ("avx2", "avx512", "avx512_bf16", "vnni", "amx_tile")  # a package may hold them
 
 Graph = Callable[..., tuple[Tensor, ...]]
 """Takes inputs by name; returns chosen [B, P], then new keys and new values, each [layers, B, T,
@@ -254,6 +255,9 @@ def host() -> dict[str, str]:
     """
     return {
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+        "cpu_instructions": " ".join(
+            name for name in _INSTRUCTIONS if getattr(torch.cpu, f"_is_{name}_supported")()
+        ),
         "machine": platform.machine(),
         "system": platform.system(),
     }
