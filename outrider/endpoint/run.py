@@ -12,6 +12,7 @@ from fastapi import FastAPI
 
 from grpc_comm.transport import Address
 from inference.command import say
+from inference.draft_thread import take_short_turns
 from inference.errors import InvalidRequest, Unavailable
 from outrider.connecting import print_models
 from outrider.endpoint.access import allowed_hosts, read_keys
@@ -31,6 +32,7 @@ def serve_http(options: ServeRole) -> int:
         return 0
     keys = read_keys(Path(options.api_keys) if options.api_keys else None)
     desk = Desk(options)
+    take_short_turns()
     with listening(Address(options.http_host, options.http_port)) as bound:
         try:
             desk.open()
