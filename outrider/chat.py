@@ -15,6 +15,7 @@ from threading import Event
 
 from inference.cache_directory import cache_directory
 from inference.command import glance, printable, say
+from inference.draft_thread import take_short_turns
 from inference.errors import InvalidRequest, OutriderError
 from outrider.client import Client, open_client
 from outrider.completion import Completion, Show
@@ -41,6 +42,7 @@ def chat(options: ChatRole) -> int:
     conversation = Conversation.read(Path(options.load)) if options.load else Conversation()
     if options.system is not None:
         conversation.say("system", options.system)
+    take_short_turns()
     with open_client(options) as client:
         client.wait()
         chatting = Chat(client, options, conversation)

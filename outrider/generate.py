@@ -14,7 +14,7 @@ from threading import Event
 from grpc_comm.client.connection import Connection
 from inference.backends import Model
 from inference.command import say
-from inference.draft_thread import inline
+from inference.draft_thread import inline, take_short_turns
 from inference.engine.engine import Engine
 from inference.engine.local_session import LocalSession
 from inference.text import Tokenizer
@@ -49,6 +49,7 @@ def draft(options: DraftRole) -> int:
         print_models(options)
         return 0
     prompts = read_prompts(options)
+    take_short_turns()
     with open_client(options) as client:
         stop_ids = client.target.description.stop_ids
         requests = make_requests(options, prompts, client.tokenizer, client.length, stop_ids)

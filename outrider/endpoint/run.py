@@ -13,6 +13,7 @@ from fastapi import FastAPI
 
 from grpc_comm.transport import Address
 from inference.command import say
+from inference.draft_thread import take_short_turns
 from inference.errors import InvalidRequest, Unavailable
 from outrider.connecting import print_models
 from outrider.endpoint.access import allowed_hosts, read_keys
@@ -36,6 +37,7 @@ def serve_http(options: ServeRole) -> int:
         for flag, path in (("--api_keys", options.api_keys), ("--admin_keys", options.admin_keys))
     )
     desk = Desk(options)
+    take_short_turns()
     with listening(Address(options.http_host, options.http_port)) as bound:
         try:
             desk.open()

@@ -76,6 +76,25 @@ def test_a_text_may_be_longer_than_the_drafts_context(
     assert record["token_ids"] == record["baseline"]["token_ids"]
 
 
+def test_a_draft_that_cannot_be_loaded_ends_no_text_and_fails_the_command(
+    port: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spoilt = shutil.copytree(EMBEDDED / "draft", tmp_path / "spoilt")
+    weights = spoilt / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1000])
+    command = ["--role", "draft", "--port", port, "--max_new_tokens", "32", "--json"]
+    flags = ["--prompt", PROMPT, "--draft_model", str(spoilt), "--baseline"]
+    assert main([*command, *flags]) == 1
+    said = capsys.readouterr()
+    record = json.loads(said.out)
+    assert (record["finish_reason"], record["draft_calls"]) == ("length", 0)
+    assert record["token_ids"] == record["baseline"]["token_ids"]
+    assert [line.split(":")[0] for line in said.err.splitlines() if "safetensors" in line] == [
+        "note",
+        "error",
+    ]
+
+
 def test_copies_alone_make_a_text_that_repeats_itself_in_fewer_forwards(
     slow: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
