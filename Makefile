@@ -14,7 +14,7 @@ PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile
 .PHONY: demo lint check test test-all test-isa test-xla test-nxd proto clean
 
 demo: .venv/installed
-	@$(BIN)/python -m outrider.demo
+	@$(BIN)/python -m outrider demo
 
 lint: .venv/ready
 	$(BIN)/ruff check .

@@ -5,14 +5,12 @@ against the target alone.
 from __future__ import annotations
 
 import subprocess
-import sys
 from collections.abc import Sequence
 
 from inference.command import Parser, run_command, say
 from outrider.spawn import role_command, role_environment, target_process
 
 PROMPT = '''import os
-import sys
 
 
 def read_lines(path, encoding="utf-8"):
@@ -54,7 +52,3 @@ def _demonstrate() -> int:
     said = done.stderr.splitlines()
     say("\n".join(said if done.returncode else said[-_LAST:]))
     return done.returncode
-
-
-if __name__ == "__main__":
-    sys.exit(main())
