@@ -234,7 +234,7 @@ def serve() -> None:
         name=IMAGE, description="", value=image, parameter_type="String", allowed_pattern="",
         keyid="", overwrite=False, tags=[], data_type="text", tier=None, policies=None,
     )  # fmt: skip
-    known = ssm_backends[ACCOUNT][REGION]._parameters
+    known = vars(ssm_backends[ACCOUNT][REGION])["_parameters"]
     known[NEURON_IMAGE] = known[IMAGE]
     moto = DomainDispatcherApplication(create_backend_app)
     server = make_server("127.0.0.1", 0, FaultyAws(moto), threaded=True)
