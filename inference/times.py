@@ -15,6 +15,9 @@ from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
+LEAST = 1e-9
+"""Seconds that a call takes at least: a clock may not have moved meanwhile."""
+
 TRUSTED = 3
 """Samples from which a median is used. With fewer, one disturbed call could be all there is."""
 
@@ -76,6 +79,7 @@ class LatencyModel:
 
     def observe(self, rows: int, nodes: int, seconds: float) -> None:
         """Record that a call of this padded shape took so many seconds."""
+        seconds = max(seconds, LEAST)
         self._calls += 1
         seen = self._seen.pop((rows, nodes), None) or _Seen()
         seen.add(seconds, self._calls)
