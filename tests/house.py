@@ -34,7 +34,7 @@ BOUNDS = {
     "deploy": Room(4_906, 43),
     "outrider": Room(14_791, 112),
     "benchmarks": Room(15_175, 79),
-    "tests": Room(49_940, 276),
+    "tests": Room(49_960, 277),
 }
 """Bounds of each room."""
 

@@ -19,23 +19,8 @@ from deploy.host.user_data import (
 )
 from inference.errors import InvalidRequest
 from outrider.options import ROLES
+from tests.support.host_settings import DIGEST, settings
 from tests.support.refusals import assert_refused
-
-SECRETS = HostSecrets("/outrider/t1/cert", "/outrider/t1/key", "/outrider/t1/keys")
-DIGEST = "0123456789abcdef" * 4
-
-
-def settings(**changes: Any) -> HostSettings:
-    given: dict[str, Any] = {
-        "region": "us-west-2",
-        "wheel": "s3://bucket/t1/outrider-0.1.0-py3-none-any.whl",
-        "wheel_sha256": DIGEST,
-        "secrets": SECRETS,
-        "idle_minutes": 30,
-        "lifetime_hours": 8.0,
-    }
-    return HostSettings(**given | changes)
-
 
 ARTIFACT = {"artifact_store": "s3://bucket/artefacts", "digest": DIGEST}
 EVERYTHING = settings(

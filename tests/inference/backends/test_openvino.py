@@ -325,7 +325,7 @@ def test_int8_is_for_cpu_and_takes_no_compiler_flags(source: Path) -> None:
         max_tree_nodes=NODES,
         dtype="int8",
     )
-    with pytest.raises(InvalidRequest, match="int8 is for cpu"):
+    with pytest.raises(InvalidRequest, match="int8 is built for cpu"):
         replace(spec, target="trn1")
     with pytest.raises(InvalidRequest, match="max_autotune"):
         OpenVinoBuilder(replace(spec, compiler_flags={"max_autotune": "1"}), source, 10)
