@@ -337,6 +337,7 @@ def test_a_patient_client_gets_into_a_full_target_later_and_is_told_why_it_waits
         eventually(lambda: bool(notices))
         held.close()
         assert_serves(session)
+        eventually(lambda: len(notices) == 2)  # the second follows from the thread that searched
         assert [notices[0].startswith("the target is full"), notices[1]] == [
             True,
             f"connected to {server.address} again",
