@@ -260,12 +260,9 @@ def find_named(name: str | None, embedded: str) -> Checkpoint | GgufFile:
     return find_checkpoint(name, embedded)
 
 
-def find_checkpoint(name: str | None, embedded: str, *, weights: bool = True) -> Checkpoint:
-    """The checkpoint of this name, or the embedded model of this kind.
-
-    weights: whether they are needed, too
-    """
-    directory = find_directory(name, embedded, weights=weights)
+def find_checkpoint(name: str | None, embedded: str) -> Checkpoint:
+    """The checkpoint of this name, or the embedded model of this kind."""
+    directory = find_directory(name, embedded)
     return Checkpoint(
         split_revision(name or f"outrider-embedded-{embedded}")[0],
         directory,

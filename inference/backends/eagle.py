@@ -126,17 +126,14 @@ def _after_parents(
 
 
 class EagleModel:
-    """A head and its caches: `rows` rows of `capacity` slots. Its sequences are LedSequence.
-
-    form: the features that it reads
-    """
+    """A head and its caches: `rows` rows of `capacity` slots. Its sequences are LedSequence."""
 
     copies_rows = False
 
     def __init__(self, head: EagleHead, *, rows: int, capacity: int, max_nodes: int) -> None:
         self.rows, self.capacity, self.max_nodes = rows, capacity, max_nodes
         self.device, self.dtype = head.fc.weight.device, head.fc.weight.dtype
-        self.form, self._head = head.config.form, head
+        self._head = head
         layer = head.config.layer
         self._cache = empty_cache(layer, rows, capacity, self.dtype, self.device)
         self._states = torch.zeros(  # what the last layer returned; the junk slot's are no parent's

@@ -25,26 +25,12 @@ class LedSequence(ModelSequence):
         super().__init__(model, row, params)
         self._features = features
 
-    def extend(self, tokens: Sequence[int]) -> None:
-        """Commit tokens. Before any feature is known they are not computed."""
-        if self._features.known:
-            super().extend(tokens)
-        else:
-            self._pending += tokens
-
     def prepare_chunk(self, chain: TokenTree) -> Segment:
         return self._led(super().prepare_chunk(chain), self.cached + len(chain))
 
     def prepare_nodes(self, tree: TreeNodes, nodes: Sequence[int]) -> Segment:
-        if self.cached == 0:
-            self._leave_out(self._features.known.start + 1)
         segment = super().prepare_nodes(tree, nodes)  # which feeds what was committed
         return self._led(segment, self.cached)
-
-    def _leave_out(self, first: int) -> None:
-        """Never compute the tokens before position `first`: no feature leads them."""
-        left_out = min(first, len(self._pending))
-        self.cached, self._pending = left_out, self._pending[left_out:]
 
     def _led(self, segment: Segment, below: int) -> Segment:
         """The segment with the features of tokens that are committed here: of positions `below`."""

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from inference.errors import UnsupportedModel
 from inference.model.cache import KeysValues, read_rows
-from inference.model.checkpoint import read_tensors, tensor_shapes, weight_files
+from inference.model.checkpoint import tensor_shapes, weight_files
 from inference.model.config import ModelConfig
 from inference.model.decoder import (
     MASKED,
@@ -172,12 +172,6 @@ class OfTarget(NamedTuple):
 def load_head(directory: Path, target: Decoder, positions: int) -> EagleHead:
     """Load a head with the precision and on the device of its target, as read_head() does."""
     return read_head(directory, OfTarget.of(target), positions)
-
-
-def head_dtype(directory: Path) -> torch.dtype:
-    """Return the precision in which a head's weights are kept."""
-    dtypes = {tensor.dtype for _, tensor in read_tensors(directory, lambda name: "norm" in name)}
-    return next(iter(dtypes), torch.float32)
 
 
 def read_head(directory: Path, target: OfTarget, positions: int) -> EagleHead:

@@ -24,7 +24,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from inference.errors import InvalidRequest, UnsupportedModel
-from inference.features import FeatureForm
 from inference.json_file import Json, read_json
 from inference.model.config import ModelConfig, parse_config
 
@@ -74,11 +73,6 @@ class HeadConfig:
     features: int
     norms_residual: bool
     parallel: Parallel | None = None
-
-    @property
-    def form(self) -> FeatureForm:
-        """The features that it reads."""
-        return FeatureForm(self.kept, self.features // len(self.kept))
 
 
 def named_layers(named: str, layers: int) -> tuple[int, ...]:
