@@ -200,14 +200,6 @@ def load_eager(
     max_nodes: int,
 ) -> EagerModel:
     """Load a checkpoint's decoder as a model on the chosen device. See FoundModel.load()."""
-    decoder = decoder_on_device(options, checkpoint, load, sequence_length)
-    return _on_device(decoder, rows=rows, capacity=sequence_length + spare, max_nodes=max_nodes)
-
-
-def decoder_on_device(
-    options: DeviceOptions, checkpoint: Checkpoint, load: LoadDecoder, sequence_length: int
-) -> Decoder:
-    """Load a checkpoint's decoder on the chosen device. Prints what was chosen on stderr."""
     from inference.model.checkpoint import DTYPES
 
     device = pick_device(options.device)
@@ -231,7 +223,7 @@ def decoder_on_device(
         f"{checkpoint.name}: {parameters / 1e6:.1f} M parameters, {precision} on "
         f"{describe(device)}, loaded in {time.perf_counter() - begun:.1f} s"
     )
-    return decoder
+    return _on_device(decoder, rows=rows, capacity=sequence_length + spare, max_nodes=max_nodes)
 
 
 def _parameters(decoder: Decoder) -> int:

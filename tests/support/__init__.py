@@ -11,7 +11,6 @@ Tiny real models
     gguf_files: the same weights for llama.cpp
     pairs, drafts: random targets, and drafts that nearly agree
     heads: EAGLE-3 and P-EAGLE heads, and what such a head computes
-    pard_files: PARD-2 checkpoints, and what such a draft computes beside its target
     fused_models, fused_cases, buckets: graphs, and inputs for them
     artifacts, neuron_artifacts, native_targets: built ones
 
