@@ -133,12 +133,10 @@ class Masks(NamedTuple):
 
     token: id of the mask
     most: masks that stand behind a node at most, each of which names one token more
-    roots_only: whether the draft ranks the root of a text only, and no candidate
     """
 
     token: int
     most: int
-    roots_only: bool = False
 
 
 @runtime_checkable

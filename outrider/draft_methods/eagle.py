@@ -63,19 +63,18 @@ class FoundHead(OfCheckpoint):
         max_nodes: int,
     ) -> EagleModel:
         """Load the head where its target is, in its precision."""
-        from inference.backends.eagle import eagle_model
+        from inference.backends.eagle import EagleModel
         from inference.model.eagle import read_head
 
         begun = time.perf_counter()
         head = read_head(self.directory, self.beside.given, sequence_length)
         self.beside.target.keep_features(head.config.kept)
         capacity = sequence_length + spare
-        model = eagle_model(head, rows=rows, capacity=capacity, max_nodes=max_nodes)
+        model = EagleModel(head, rows=rows, capacity=capacity, max_nodes=max_nodes)
         parameters = sum(parameter.numel() for parameter in head.parameters())
-        layers, parallel = ", ".join(map(str, head.config.kept)), head.config.parallel
-        levels = "" if parallel is None else f" that drafts {parallel.levels} levels a call"
+        layers = ", ".join(map(str, head.config.kept))
         say(
-            f"{self.name}: a head of {parameters / 1e6:.1f} M parameters{levels} on inputs of "
+            f"{self.name}: a head of {parameters / 1e6:.1f} M parameters on inputs of "
             f"layers {layers} of {self.checkpoint.name}, on {describe(model.device)}, loaded in "
             f"{time.perf_counter() - begun:.1f} s"
         )

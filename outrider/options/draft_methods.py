@@ -18,10 +18,7 @@ METHODS = {
     "model": DraftMethod("a smaller model of the target's family"),
     "block": DraftMethod("a draft that names several tokens in one call (PARD's format)"),
     "gguf": DraftMethod("the same as a GGUF file, computed by llama.cpp"),
-    "eagle": DraftMethod(
-        "an EAGLE-3 or P-EAGLE head, which reads what its target has computed",
-        here=False,
-    ),
+    "eagle": DraftMethod("an EAGLE-3 head, which reads what its target has computed", here=False),
     "substitute": DraftMethod("the target's own layers with 4-bit weights"),
 }
 """Every method that loads a model. A client has one of them at most."""
