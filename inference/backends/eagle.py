@@ -45,7 +45,7 @@ class _Row:
 
     def waves(self, segment: Segment) -> Iterator[_Wave]:
         """Yield the segment's nodes after their parents, with those that are computed again."""
-        new, known = segment.slots, segment.led.known if segment.led else range(0)
+        new, known = segment.slots, segment.led.known if segment.led else 0
         self._tokens[new], self._positions[new] = segment.tokens, segment.positions
         self._led[new] = False
         again = self._unled(segment.context, known)
@@ -68,7 +68,7 @@ class _Row:
                 led[nodes],
             )  # fmt: skip
 
-    def _unled(self, context: NDArray[np.bool_], known: range) -> IntArray:  # [m]
+    def _unled(self, context: NDArray[np.bool_], known: int) -> IntArray:  # [m]
         """Return slots that were computed before their features were known, in order of position.
         All nodes see them.
         """
@@ -98,9 +98,9 @@ class _Row:
         return np.where(before.any(1), before.argmax(1), FREE).astype(np.int32)
 
 
-def _are_led(positions: IntArray, known: range) -> NDArray[np.bool_]:  # [n]
+def _are_led(positions: IntArray, known: int) -> NDArray[np.bool_]:  # [n]
     """Return whether the token before each position has a known feature."""
-    return (positions > known.start) & (positions <= known.stop)
+    return (positions > 0) & (positions <= known)
 
 
 def _after_parents(
@@ -195,7 +195,7 @@ class EagleModel:
             above = self._tensor(parents[drafted]).long()
             features[row, self._indices(drafted)] = self._states[segment.row, above]
             if segment.led is not None and led.any():
-                given = segment.led.features.at(segment.positions[led] - 1)
+                given = segment.led.at(segment.positions[led] - 1)
                 features[row, self._indices(led)] = self._head.fc(given.to(features))
         return features
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
-from inference.backends import FeatureModel, Features, Led, Model, Segment
+from inference.backends import FeatureModel, Led, Model, Segment
 from inference.backends.sequence import ModelSequence
 from inference.backends.shared_sequence import TargetRow
 from inference.sampling import SamplingParams
@@ -20,7 +20,7 @@ class LedSequence(ModelSequence):
     """
 
     def __init__(
-        self, model: Model, row: int, params: SamplingParams, *, features: Features
+        self, model: Model, row: int, params: SamplingParams, *, features: RowFeatures
     ) -> None:
         super().__init__(model, row, params)
         self._features = features
@@ -34,8 +34,7 @@ class LedSequence(ModelSequence):
 
     def _led(self, segment: Segment, below: int) -> Segment:
         """The segment with the features of tokens that are committed here: of positions `below`."""
-        known = self._features.known
-        return segment._replace(led=Led(range(known.start, min(known.stop, below)), self._features))
+        return segment._replace(led=Led(min(self._features.known, below), self._features.at))
 
 
 class RowFeatures:
@@ -51,9 +50,11 @@ class RowFeatures:
         self._target, self._where = target, where
 
     @property
-    def known(self) -> range:
-        return range(int(self._where().slots.committed.sum()))
+    def known(self) -> int:
+        """How many tokens have features: all that the row has, the first ones of the text."""
+        return int(self._where().slots.committed.sum())
 
     def at(self, positions: IntArray) -> Tensor:
+        """Return the features at known positions [n], as [n, layers * hidden]."""
         row, slots = self._where()
         return self._target.features(row, slots.at(positions))
