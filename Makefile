@@ -31,7 +31,7 @@ test-all: .venv/ray .venv/gguf
 	$(PYTEST) -m extended
 
 # OpenVINO takes no part: held to fewer instructions than the CPU has, it fails in itself
-ISA := tests/inference/model tests/inference/test_features_in_int8.py tests/test_lossless.py
+ISA := tests/inference/model tests/test_lossless.py
 test-isa: .venv/ready
 	ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 $(PYTEST) -m "not extended" $(ISA)
 	ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=SSE41 $(PYTEST) -m "not extended" $(ISA)

@@ -8,13 +8,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-import numpy as np
-
 from grpc_comm.proto import verifier_pb2 as pb
 from inference.candidates import BASE, MOST_CANDIDATES, Nodes, Proposal
 from inference.errors import InvalidRequest, LimitExceeded, Mismatch
-from inference.features import LARGEST, FeatureBlock, FeatureForm, FeatureRequest
-from inference.order import MOST_LAYERS, Decode, End, Pace, Progress
+from inference.order import Decode, End, Pace, Progress
 from inference.proposer import COPY, DEVICE, MODEL, NOBODY
 
 MOST_STOP_IDS = 1024
@@ -106,43 +103,6 @@ def read_decode(message: pb.Decode) -> Decode:
         message.credit,
         message.beside,
     )
-
-
-def write_feature_request(request: FeatureRequest) -> pb.FeatureRequest:
-    form, first, rate = request
-    return pb.FeatureRequest(
-        layers=form.layers, width=form.hidden, first=first, bytes_per_second=rate
-    )
-
-
-def read_feature_request(message: pb.FeatureRequest) -> FeatureRequest:
-    """Read what is asked for; raise LimitExceeded for too many layers."""
-    if len(message.layers) > MOST_LAYERS:
-        raise LimitExceeded(f"features of {len(message.layers)} layers: at most {MOST_LAYERS}")
-    form = FeatureForm(tuple(message.layers), message.width)
-    return FeatureRequest(form, message.first, message.bytes_per_second)
-
-
-def write_features(block: FeatureBlock) -> pb.Features:
-    scales = block.scales.astype("<f4").tobytes()
-    return pb.Features(position=block.position, scales=scales, values=block.values.tobytes())
-
-
-def read_features(message: pb.Features, form: FeatureForm) -> FeatureBlock:
-    """Read features of this form; raise Mismatch for what is none of them."""
-    layers, hidden = len(form.layers), form.hidden
-    count = len(message.values) // (layers * hidden)
-    sizes = len(message.scales), len(message.values)
-    if not count or sizes != (4 * count * layers, count * layers * hidden):
-        raise Mismatch(
-            f"sent features of {sizes[1]} bytes with scales of {sizes[0]}: {layers} layers of "
-            f"{hidden} numbers were asked for"
-        )
-    scales = np.frombuffer(message.scales, dtype="<f4").reshape(count, layers)
-    if not ((scales >= 0) & (scales <= LARGEST)).all():
-        raise Mismatch("sent features that are no numbers")
-    values = np.frombuffer(message.values, dtype=np.int8).reshape(count, layers, hidden)
-    return FeatureBlock(message.position, scales, values)
 
 
 def write_tokens(progress: Progress, end: End) -> pb.Tokens:

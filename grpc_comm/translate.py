@@ -26,7 +26,7 @@ from inference.errors import (
     OutriderError,
     Unavailable,
 )
-from inference.order import MOST_LAYERS, Opened
+from inference.order import Opened
 from inference.sampling import SamplingParams
 from inference.times import Shape
 
@@ -63,9 +63,6 @@ class Description:
     ] = ()  # seconds of a call of that draft by width, for DraftTimes
     usd_per_hour: float = 0.0  # price of its machine; 0: not stated
     sessions: int = 0  # open now
-    feature_layers: tuple[int, ...] = ()  # whose inputs clients may ask for
-    feature_width: int = 0  # numbers of each
-    feature_bytes_per_second: int = 0  # that a session may have of them
 
 
 class SessionTerms(NamedTuple):
@@ -105,9 +102,6 @@ def read_description(message: pb.Description) -> Description:
     check_protocol(message.protocol_version)
     fields = {name: _said(getattr(message, name)) for name in Description.__dataclass_fields__}
     fields["stop_ids"] = frozenset(message.stop_ids)
-    fields["feature_layers"] = tuple(message.feature_layers)
-    if len(message.feature_layers) > MOST_LAYERS:
-        raise Mismatch(f"the target says that it gives {len(message.feature_layers)} layers")
     fields["times"] = tuple(_read_times(message.times))
     fields["draft_times"] = tuple(
         (width, seconds) for (_, width), seconds in _read_times(message.draft_times)

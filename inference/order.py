@@ -8,9 +8,6 @@ from typing import NamedTuple
 
 from inference.errors import InvalidRequest
 
-MOST_LAYERS = 8
-"""Layers of the target whose features a client may ask for."""
-
 LEAST_CREDIT, MOST_CREDIT, CREDIT_SECONDS = 64, 512, 2.0
 """The default credit: the tokens that the target makes in CREDIT_SECONDS, within the two bounds.
 

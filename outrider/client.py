@@ -9,14 +9,12 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import replace
-from functools import partial
 from threading import Event, Lock
 from typing import TypeAlias
 
 from grpc_comm.client.connection import Connection
-from grpc_comm.client.remote_session import RemoteSession
 from inference.command import printable, say
 from inference.decode import TargetSession
 from inference.draft_thread import inline, on_thread
@@ -31,7 +29,7 @@ from outrider.draft_methods import find_draft
 from outrider.drafting import Sides, draft_rows
 from outrider.models import FoundModel, find_tokenizer
 from outrider.options.roles import ClientRole
-from outrider.pools import AnyRows, GrowingPool, features_of
+from outrider.pools import AnyRows, GrowingPool
 from outrider.purse import open_purse
 from outrider.wishes import Stated, read_aims, read_prices
 
@@ -153,20 +151,13 @@ class Client:
         gc.freeze()
         return loaded
 
-    @contextmanager
-    def _lend(
-        self, session: RemoteSession, wanted: Callable[[], bool]
-    ) -> Iterator[Sequence[Proposer]]:
+    def _lend(self, wanted: Callable[[], bool]) -> AbstractContextManager[Sequence[Proposer]]:
         """Lend a row of the draft, once it is loaded; none where loading failed."""
         try:
             rows = self.wait()
         except OutriderError:
             rows = None
-        with nullcontext(()) if rows is None else rows.lent(wanted) as proposers:
-            features = features_of(proposers)
-            if features is not None:
-                session.want_features(features)
-            yield proposers
+        return nullcontext(()) if rows is None else rows.lent(wanted)
 
     def complete(
         self,
@@ -196,7 +187,7 @@ class Client:
             done = complete(
                 replace(request, tab=tab),
                 watch(session) if watch is not None else session,
-                on_thread(partial(self._lend, session)) if here else inline(),
+                on_thread(self._lend) if here else inline(),
                 self.tokenizer,
                 show,
                 cancelled,

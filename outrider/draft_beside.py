@@ -15,8 +15,6 @@ from inference.artifact import read_manifest
 from inference.backends import Model, RoundModel
 from inference.backends.eagle import EagleModel
 from inference.backends.fused import fused_part
-from inference.backends.led_sequence import LedSequence
-from inference.backends.pard import DependentModel, RenewedSequence
 from inference.backends.sequence import MakeSequence, ModelSequence
 from inference.backends.shared_cache import SharedCacheModel
 from inference.backends.timed import feature_model
@@ -79,11 +77,10 @@ def _sequences(draft: Model, target: Model) -> Callable[[Session], MakeSequence]
     """How texts lie on the draft's rows: what the draft reads of the target's."""
     if isinstance(draft, SharedCacheModel):
         return partial(on_target_row, ROOM)
-    if isinstance(draft, EagleModel | DependentModel):
+    if isinstance(draft, EagleModel):
         keeper = feature_model(target)
-        assert keeper is not None, "such a draft is loaded beside a target that keeps features"
-        made = LedSequence if isinstance(draft, EagleModel) else RenewedSequence
-        return partial(led_by_row, keeper, made=made)
+        assert keeper is not None, "a head is loaded beside a target that keeps features"
+        return partial(led_by_row, keeper)
     return lambda session: ModelSequence
 
 

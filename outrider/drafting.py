@@ -15,7 +15,6 @@ from grpc_comm.client.connection import Connection
 from inference.drafters.copy_source import CopySource, History
 from inference.drafters.model_proposer import ROOM, WIDEST
 from inference.drafters.tree_policies import BestFirst, Chain, Policy, Static
-from outrider.features import received_features
 from outrider.models import PREFILL_NODES, FoundModel, LoadedModel
 from outrider.options.groups import DeviceOptions, HistoryOptions, TreeOptions
 from outrider.options.roles import ClientRole
@@ -70,16 +69,11 @@ def _growing(options: ClientRole, sides: Sides, aims: Aims) -> Iterator[AnyRows]
 
 def _drafting(found: FoundModel, options: ClientRole, sides: Sides, aims: Aims) -> GrowingPool:
     """Rows of a draft model, which copy, too, where the options say so."""
-    from inference.backends.eagle import EagleModel  # a compiled target needs no decoder
-
     target = sides.target
     model = load_draft(options, found, sides.rows, sides.length, ROOM, WIDEST)
     times = user_profiles(options).draft(found, model, sides.length)
     learned = learned_file(found.fingerprint(), target.description.model_fingerprint)
     pair, sources = Pair(target, times, learned), _sources(options, sides.rows)
-    if isinstance(model, EagleModel):
-        features = received_features(options, model.form, target, sides.rows, sides.length)
-        return GrowingPool.of_head(model, pair, aims, sources, features)
     return GrowingPool.of_model(model, pair, aims, sources)
 
 

@@ -200,14 +200,6 @@ def load_eager(
     max_nodes: int,
 ) -> EagerModel:
     """Load a checkpoint's decoder as a model on the chosen device. See FoundModel.load()."""
-    decoder = decoder_on_device(options, checkpoint, load, sequence_length)
-    return _on_device(decoder, rows=rows, capacity=sequence_length + spare, max_nodes=max_nodes)
-
-
-def decoder_on_device(
-    options: DeviceOptions, checkpoint: Checkpoint, load: LoadDecoder, sequence_length: int
-) -> Decoder:
-    """Load a checkpoint's decoder on the chosen device. Prints what was chosen on stderr."""
     from inference.model.checkpoint import DTYPES
 
     device = pick_device(options.device)
@@ -231,7 +223,7 @@ def decoder_on_device(
         f"{checkpoint.name}: {parameters / 1e6:.1f} M parameters, {precision} on "
         f"{describe(device)}, loaded in {time.perf_counter() - begun:.1f} s"
     )
-    return decoder
+    return _on_device(decoder, rows=rows, capacity=sequence_length + spare, max_nodes=max_nodes)
 
 
 def _parameters(decoder: Decoder) -> int:
@@ -260,12 +252,9 @@ def find_named(name: str | None, embedded: str) -> Checkpoint | GgufFile:
     return find_checkpoint(name, embedded)
 
 
-def find_checkpoint(name: str | None, embedded: str, *, weights: bool = True) -> Checkpoint:
-    """The checkpoint of this name, or the embedded model of this kind.
-
-    weights: whether they are needed, too
-    """
-    directory = find_directory(name, embedded, weights=weights)
+def find_checkpoint(name: str | None, embedded: str) -> Checkpoint:
+    """The checkpoint of this name, or the embedded model of this kind."""
+    directory = find_directory(name, embedded)
     return Checkpoint(
         split_revision(name or f"outrider-embedded-{embedded}")[0],
         directory,

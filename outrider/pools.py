@@ -11,18 +11,15 @@ from typing import Generic, NamedTuple, TypeAlias, TypeVar
 
 from grpc_comm.client.connection import Connection
 from inference.backends import Model
-from inference.backends.received_features import ReceivedFeatures
 from inference.backends.together import Together
 from inference.cache_directory import cache_directory
 from inference.command import say
 from inference.drafters.block_proposer import proposers_on
 from inference.drafters.copy_proposer import CopyProposer
 from inference.drafters.copy_source import CopySource
-from inference.drafters.led_proposer import LedProposer
 from inference.drafters.round_proposer import RoundProposer
 from inference.drafters.tree_policies import Policy
 from inference.errors import InvalidRequest
-from inference.features import FeatureSink
 from inference.planner.acceptance import AcceptanceModel, read_acceptance, write_acceptance
 from inference.planner.knowledge import Knowledge
 from inference.planner.prices import Prices
@@ -74,11 +71,6 @@ class Rows(Generic[One]):
             except Empty:
                 pass
         return None
-
-
-def features_of(proposers: Sequence[Proposer]) -> FeatureSink | None:
-    """Where a session puts the features that one of these proposers reads; None for none."""
-    return next((one.features for one in proposers if isinstance(one, LedProposer)), None)
 
 
 def rounds(model: Model, policy: Policy, room: int) -> Rows[RoundProposer]:
@@ -140,26 +132,6 @@ class GrowingPool(Rows[CopyProposer]):
         return cls(
             model.rows,
             lambda row, known, prices: make(shared, row, known, prices, source=every[row]),
-            pair,
-            aims,
-        )
-
-    @classmethod
-    def of_head(
-        cls,
-        model: Model,
-        pair: Pair,
-        aims: Aims,
-        sources: Sequence[CopySource | None],
-        features: Sequence[ReceivedFeatures],
-    ) -> GrowingPool:
-        """A proposer on each row of a head, which reads that row's features."""
-        shared = Together(model)
-        return cls(
-            model.rows,
-            lambda row, known, prices: LedProposer(
-                shared, row, known, prices, features=features[row], source=sources[row]
-            ),
             pair,
             aims,
         )

@@ -30,7 +30,6 @@ from inference.planner.profiling import emulated_target
 from inference.times import LatencyModel
 from outrider.artifacts import artifact_length, load_artifact, open_artifact, with_neuron_artifact
 from outrider.devices import describe
-from outrider.features import feature_offer, with_offer
 from outrider.listed import lazily, load_listed, read_listed
 from outrider.models import PREFILL_NODES, FoundModel, LoadedModel, find_target
 from outrider.observing import observed
@@ -174,8 +173,7 @@ def load_served(options: ServingRole, beside: Beside | None = None) -> Served:
     )
     if unfinished is not None:
         unfinished.go_on(engine)
-    engine.offer = feature_offer(options, served, found)
-    return Served(engine, with_offer(drafts.description if drafts else description, engine.offer))
+    return Served(engine, drafts.description if drafts else description)
 
 
 class _Loaded(NamedTuple):

@@ -18,7 +18,6 @@ from grpc_comm.client.replicas import Replicas, Route
 from grpc_comm.client.wire_session import AttachedSession
 from grpc_comm.security import PLAINTEXT, SecurityOptions
 from grpc_comm.transport import parse_endpoint
-from inference.features import FeatureSink
 
 CONNECT_SECONDS = 5.0
 HEARTBEAT_SECONDS = 1.0
@@ -102,16 +101,14 @@ class Connection:
         """Raise Unavailable unless a replica says within `timeout` seconds that it serves."""
         self._replicas.order("")[0].check_health(timeout)
 
-    def session(self, key: str = "", features: FeatureSink | None = None) -> RemoteSession:
+    def session(self, key: str = "") -> RemoteSession:
         """Return a session. It takes no row before open().
 
         key: sessions of one key go to the same replica, where prefixes of their prompts are kept;
         empty for any
-        features: where features of its texts go; None asks for none
         """
         route = Route(self._replicas, key or uuid.uuid4().hex)
         session = RemoteSession(route, self.description, self._patience)
-        session.features = features
         self._sessions.add(session)
         return session
 

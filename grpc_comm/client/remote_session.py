@@ -91,8 +91,6 @@ class RemoteSession(ListeningSession):
         with self._changed:
             self._received = Received(prompt, self._description.vocabulary, self.traffic)
             self._params, self._spending = params, Spending(self._received)
-            if self.features is not None:
-                self.features.begin(len(prompt))
             self._held = self._failure = self._mending = self._deadline = None
             self._closed = threading.Event()
             self._progress = ProgressClock(self._patience)
@@ -325,7 +323,6 @@ class RemoteSession(ListeningSession):
         self._leaving, self._acknowledged = "", len(self._received.tokens)
         call.send(**first)
         self._send_order()
-        self._ask_for_features(call)
         call.begin()
         return call
 

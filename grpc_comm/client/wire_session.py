@@ -15,7 +15,6 @@ from grpc_comm.proto import verifier_pb2 as pb
 from grpc_comm.translate import Description, plain
 from inference.candidates import MOST_CANDIDATES, Nodes
 from inference.errors import LimitExceeded, Mismatch, OutriderError
-from inference.features import FeatureSink
 from inference.order import Progress
 from inference.stats import Traffic
 
@@ -35,7 +34,6 @@ class ListeningSession:
 
     stream: id of the stream of proposals; a new stream knows nothing of earlier proposals
     candidates: the most that the target keeps for this session
-    features: where the target's features go; None asks for none
     """
 
     def __init__(self, description: Description) -> None:
@@ -47,7 +45,6 @@ class ListeningSession:
         self._received = Received((), description.vocabulary, self.traffic)
         self._leaving = ""  # why the target goes away, in its own words
         self._numbers, self._tree_nodes = 0, description.max_tree_nodes
-        self.features: FeatureSink | None = None
 
     @property
     def lost(self) -> bool:
@@ -94,15 +91,6 @@ class ListeningSession:
                     return None
                 self._changed.wait(left)
 
-    def want_features(self, sink: FeatureSink) -> None:
-        """Ask for features of the text from here on, which go into `sink`."""
-        with self._changed:
-            self.features = sink
-            sink.begin(len(self._received.tokens))
-            call = self._open_call()
-            if call is not None:
-                self._ask_for_features(call)
-
     def heard(self, call: Call, message: pb.ServerMessage) -> None:
         """Take a message, on the reader's thread. Messages of an abandoned call are ignored."""
         with self._changed:
@@ -113,8 +101,6 @@ class ListeningSession:
                 self._take(call, message.tokens)
             elif kind == "opened":
                 self._opened(call, message.opened)
-            elif kind == "features":
-                self._take_features(call, message.features)
             elif kind == "go_away":
                 self._leaving = plain(message.go_away.reason)
             else:
@@ -143,22 +129,6 @@ class ListeningSession:
     def _take(self, call: Call, message: pb.Tokens) -> None:
         """Take tokens, or the target's sign of life."""
         self._received.take(messages.read_tokens(message))
-
-    def _take_features(self, call: Call, message: pb.Features) -> None:
-        """Take features, and tell the target when no more are wanted."""
-        if self.features is None:
-            raise Mismatch("sent features that nobody asked for")
-        block, tokens = messages.read_features(message, self.features.form), self._received.tokens
-        if block.position + len(block.values) > len(tokens):
-            raise Mismatch(f"sent features of tokens that it did not send, beyond {len(tokens)}")
-        if not self.features.take(block):
-            self._ask_for_features(call)
-
-    def _ask_for_features(self, call: Call) -> None:
-        """Ask for those that are lacking now."""
-        request = self.features.request if self.features is not None else None
-        if request is not None:
-            call.send(features=messages.write_feature_request(request))
 
     def _was_read(self) -> None:
         """Called when nothing is unread any more."""

@@ -14,7 +14,7 @@ class DescribeRequest(_message.Message):
     def __init__(self, model: _Optional[str] = ...) -> None: ...
 
 class Description(_message.Message):
-    __slots__ = ("server_version", "protocol_version", "model", "model_fingerprint", "tokenizer_fingerprint", "vocabulary", "sequence_length", "max_tree_nodes", "rows", "dtype", "device", "stop_ids", "models", "draft_model", "times", "draft_times", "draft_nodes", "usd_per_hour", "sessions", "feature_layers", "feature_width", "feature_bytes_per_second")
+    __slots__ = ("server_version", "protocol_version", "model", "model_fingerprint", "tokenizer_fingerprint", "vocabulary", "sequence_length", "max_tree_nodes", "rows", "dtype", "device", "stop_ids", "models", "draft_model", "times", "draft_times", "draft_nodes", "usd_per_hour", "sessions")
     SERVER_VERSION_FIELD_NUMBER: _ClassVar[int]
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
@@ -34,9 +34,6 @@ class Description(_message.Message):
     DRAFT_NODES_FIELD_NUMBER: _ClassVar[int]
     USD_PER_HOUR_FIELD_NUMBER: _ClassVar[int]
     SESSIONS_FIELD_NUMBER: _ClassVar[int]
-    FEATURE_LAYERS_FIELD_NUMBER: _ClassVar[int]
-    FEATURE_WIDTH_FIELD_NUMBER: _ClassVar[int]
-    FEATURE_BYTES_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
     server_version: str
     protocol_version: int
     model: str
@@ -56,10 +53,7 @@ class Description(_message.Message):
     draft_nodes: int
     usd_per_hour: float
     sessions: int
-    feature_layers: _containers.RepeatedScalarFieldContainer[int]
-    feature_width: int
-    feature_bytes_per_second: int
-    def __init__(self, server_version: _Optional[str] = ..., protocol_version: _Optional[int] = ..., model: _Optional[str] = ..., model_fingerprint: _Optional[str] = ..., tokenizer_fingerprint: _Optional[str] = ..., vocabulary: _Optional[int] = ..., sequence_length: _Optional[int] = ..., max_tree_nodes: _Optional[int] = ..., rows: _Optional[int] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., stop_ids: _Optional[_Iterable[int]] = ..., models: _Optional[_Iterable[str]] = ..., draft_model: _Optional[str] = ..., times: _Optional[_Iterable[_Union[ForwardTime, _Mapping]]] = ..., draft_times: _Optional[_Iterable[_Union[ForwardTime, _Mapping]]] = ..., draft_nodes: _Optional[int] = ..., usd_per_hour: _Optional[float] = ..., sessions: _Optional[int] = ..., feature_layers: _Optional[_Iterable[int]] = ..., feature_width: _Optional[int] = ..., feature_bytes_per_second: _Optional[int] = ...) -> None: ...
+    def __init__(self, server_version: _Optional[str] = ..., protocol_version: _Optional[int] = ..., model: _Optional[str] = ..., model_fingerprint: _Optional[str] = ..., tokenizer_fingerprint: _Optional[str] = ..., vocabulary: _Optional[int] = ..., sequence_length: _Optional[int] = ..., max_tree_nodes: _Optional[int] = ..., rows: _Optional[int] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., stop_ids: _Optional[_Iterable[int]] = ..., models: _Optional[_Iterable[str]] = ..., draft_model: _Optional[str] = ..., times: _Optional[_Iterable[_Union[ForwardTime, _Mapping]]] = ..., draft_times: _Optional[_Iterable[_Union[ForwardTime, _Mapping]]] = ..., draft_nodes: _Optional[int] = ..., usd_per_hour: _Optional[float] = ..., sessions: _Optional[int] = ...) -> None: ...
 
 class ForwardTime(_message.Message):
     __slots__ = ("rows", "nodes", "seconds")
@@ -72,7 +66,7 @@ class ForwardTime(_message.Message):
     def __init__(self, rows: _Optional[int] = ..., nodes: _Optional[int] = ..., seconds: _Optional[float] = ...) -> None: ...
 
 class ClientMessage(_message.Message):
-    __slots__ = ("open", "close", "resume", "heartbeat", "attach", "decode", "nodes", "ack", "go", "features")
+    __slots__ = ("open", "close", "resume", "heartbeat", "attach", "decode", "nodes", "ack", "go")
     OPEN_FIELD_NUMBER: _ClassVar[int]
     CLOSE_FIELD_NUMBER: _ClassVar[int]
     RESUME_FIELD_NUMBER: _ClassVar[int]
@@ -82,7 +76,6 @@ class ClientMessage(_message.Message):
     NODES_FIELD_NUMBER: _ClassVar[int]
     ACK_FIELD_NUMBER: _ClassVar[int]
     GO_FIELD_NUMBER: _ClassVar[int]
-    FEATURES_FIELD_NUMBER: _ClassVar[int]
     open: Open
     close: Close
     resume: Resume
@@ -92,20 +85,17 @@ class ClientMessage(_message.Message):
     nodes: Nodes
     ack: Ack
     go: Go
-    features: FeatureRequest
-    def __init__(self, open: _Optional[_Union[Open, _Mapping]] = ..., close: _Optional[_Union[Close, _Mapping]] = ..., resume: _Optional[_Union[Resume, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., attach: _Optional[_Union[Attach, _Mapping]] = ..., decode: _Optional[_Union[Decode, _Mapping]] = ..., nodes: _Optional[_Union[Nodes, _Mapping]] = ..., ack: _Optional[_Union[Ack, _Mapping]] = ..., go: _Optional[_Union[Go, _Mapping]] = ..., features: _Optional[_Union[FeatureRequest, _Mapping]] = ...) -> None: ...
+    def __init__(self, open: _Optional[_Union[Open, _Mapping]] = ..., close: _Optional[_Union[Close, _Mapping]] = ..., resume: _Optional[_Union[Resume, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., attach: _Optional[_Union[Attach, _Mapping]] = ..., decode: _Optional[_Union[Decode, _Mapping]] = ..., nodes: _Optional[_Union[Nodes, _Mapping]] = ..., ack: _Optional[_Union[Ack, _Mapping]] = ..., go: _Optional[_Union[Go, _Mapping]] = ...) -> None: ...
 
 class ServerMessage(_message.Message):
-    __slots__ = ("opened", "go_away", "tokens", "features")
+    __slots__ = ("opened", "go_away", "tokens")
     OPENED_FIELD_NUMBER: _ClassVar[int]
     GO_AWAY_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
-    FEATURES_FIELD_NUMBER: _ClassVar[int]
     opened: Opened
     go_away: GoAway
     tokens: Tokens
-    features: Features
-    def __init__(self, opened: _Optional[_Union[Opened, _Mapping]] = ..., go_away: _Optional[_Union[GoAway, _Mapping]] = ..., tokens: _Optional[_Union[Tokens, _Mapping]] = ..., features: _Optional[_Union[Features, _Mapping]] = ...) -> None: ...
+    def __init__(self, opened: _Optional[_Union[Opened, _Mapping]] = ..., go_away: _Optional[_Union[GoAway, _Mapping]] = ..., tokens: _Optional[_Union[Tokens, _Mapping]] = ...) -> None: ...
 
 class Open(_message.Message):
     __slots__ = ("session_id", "protocol_version", "model_fingerprint", "tokenizer_fingerprint", "prompt", "temperature", "top_k", "top_p", "seed", "model")
@@ -284,28 +274,6 @@ class Tokens(_message.Message):
     room: int
     end: Tokens.End
     def __init__(self, position: _Optional[int] = ..., ids: _Optional[_Iterable[int]] = ..., proposers: _Optional[bytes] = ..., known: _Optional[int] = ..., held: _Optional[int] = ..., acknowledged: _Optional[int] = ..., nodes: _Optional[int] = ..., forwards: _Optional[int] = ..., lone: _Optional[int] = ..., queue_microseconds: _Optional[int] = ..., model_microseconds: _Optional[int] = ..., share_microseconds: _Optional[int] = ..., sessions: _Optional[int] = ..., room: _Optional[int] = ..., end: _Optional[_Union[Tokens.End, str]] = ...) -> None: ...
-
-class FeatureRequest(_message.Message):
-    __slots__ = ("layers", "width", "first", "bytes_per_second")
-    LAYERS_FIELD_NUMBER: _ClassVar[int]
-    WIDTH_FIELD_NUMBER: _ClassVar[int]
-    FIRST_FIELD_NUMBER: _ClassVar[int]
-    BYTES_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
-    layers: _containers.RepeatedScalarFieldContainer[int]
-    width: int
-    first: int
-    bytes_per_second: int
-    def __init__(self, layers: _Optional[_Iterable[int]] = ..., width: _Optional[int] = ..., first: _Optional[int] = ..., bytes_per_second: _Optional[int] = ...) -> None: ...
-
-class Features(_message.Message):
-    __slots__ = ("position", "scales", "values")
-    POSITION_FIELD_NUMBER: _ClassVar[int]
-    SCALES_FIELD_NUMBER: _ClassVar[int]
-    VALUES_FIELD_NUMBER: _ClassVar[int]
-    position: int
-    scales: bytes
-    values: bytes
-    def __init__(self, position: _Optional[int] = ..., scales: _Optional[bytes] = ..., values: _Optional[bytes] = ...) -> None: ...
 
 class Close(_message.Message):
     __slots__ = ()

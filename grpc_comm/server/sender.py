@@ -30,7 +30,6 @@ class Sender:
     stream: id of the client's stream of proposals
     cursor: number of tokens that the client has
     owner: whether the session ends with this stream when the target goes away
-    gives_features: the client has asked for features on this stream
     """
 
     _reminder: asyncio.TimerHandle  # wakes run() when a sign of life may be due
@@ -43,7 +42,7 @@ class Sender:
         self._loop, self._woken = asyncio.get_running_loop(), asyncio.Event()
         self._said, self._spoke_at = End.NOT, self._loop.time()
         self._leaving: pb.GoAway | None = None
-        self.drained = self.gives_features = False
+        self.drained = False
 
     def wake(self) -> None:
         """Say that there may be something to write. Called on the event loop."""
@@ -66,7 +65,6 @@ class Sender:
                 if self._leaving is not None:
                     await self._go_away(self._leaving)
                 await self._tell()
-                await self._give()
         finally:
             self._reminder.cancel()
 
@@ -110,17 +108,6 @@ class Sender:
         self._cursor += len(progress.tokens)
         self._said = progress.end
         self.drained = self.drained or progress.end is End.DRAINED
-
-    async def _give(self) -> None:
-        """Write the features that are due, of tokens that the client has; newer tokens come
-        first.
-        """
-        while self.gives_features and not self.drained:
-            block = self._engine.next_features(self._session, self._cursor)
-            if block is None:
-                return
-            await self._send(pb.ServerMessage(features=messages.write_features(block)))
-            await self._tell()
 
     def _standing(self, progress: Progress) -> End:
         """Return the end of the text, or why no tokens come at present."""

@@ -228,9 +228,6 @@ class Stream:
             engine.acknowledge(session, message.ack.length)
         elif kind == "decode":
             engine.decode(session, messages.read_decode(message.decode))
-        elif kind == "features":
-            engine.give_features(session, messages.read_feature_request(message.features))
-            self._give_features()
         elif kind == "go":
             engine.go(session, message.go.base)
         elif kind in ("open", "resume", "attach"):
@@ -241,10 +238,6 @@ class Stream:
             raise InvalidRequest(
                 "an empty message, or one of a kind that this target does not know"
             )
-
-    def _give_features(self) -> None:
-        assert self._sender is not None, "what the client says is read beside a sender"
-        self._sender.gives_features = True
 
     def _heed(self, held: Held) -> None:
         """Apply the key's present limits if they have changed. Raises LimitExceeded where they

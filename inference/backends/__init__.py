@@ -4,7 +4,7 @@ host.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
@@ -25,27 +25,15 @@ class Shared(NamedTuple):
     context: NDArray[np.bool_]  # [S] slots, up to the highest in use
 
 
-class Features(Protocol):
-    """What a target has computed at committed positions of one text."""
-
-    @property
-    def known(self) -> range:
-        """The positions whose features are there."""
-        ...
-
-    def at(self, positions: IntArray) -> Tensor:
-        """Return the features at known positions [n]. The result is [n, layers * hidden]."""
-        ...
-
-
 class Led(NamedTuple):
     """What the nodes of a segment of a head are computed from.
 
-    known: positions of committed tokens whose features are there
+    known: how many tokens of the text have features, the first ones
+    at: returns the features at known positions [n], as [n, layers * hidden]
     """
 
-    known: range
-    features: Features
+    known: int
+    at: Callable[[IntArray], Tensor]
 
 
 class Segment(NamedTuple):
@@ -133,12 +121,10 @@ class Masks(NamedTuple):
 
     token: id of the mask
     most: masks that stand behind a node at most, each of which names one token more
-    roots_only: whether the draft ranks the root of a text only, and no candidate
     """
 
     token: int
     most: int
-    roots_only: bool = False
 
 
 @runtime_checkable

@@ -20,6 +20,7 @@ from inference.backends import Ranked, Segment
 from inference.backends.batch import check_rows
 from inference.backends.feature_store import (
     NOTHING,
+    FeatureForm,
     FeatureStore,
     check_given,
     form_of,
@@ -27,7 +28,6 @@ from inference.backends.feature_store import (
 )
 from inference.backends.graph_calls import cost, fits, holds, inputs_of, picked, unstacked
 from inference.errors import BadArtifact, InvalidRequest, LimitExceeded
-from inference.features import FeatureForm
 from inference.model.cache import KeysValues, cache_names, copy_slots, empty_cache, write_slots
 from inference.model.config import ModelConfig, parse_config
 from inference.model.sizes import check_sizes

@@ -109,20 +109,14 @@ class EagerModel:
 
         A position is that of the token to be chosen.
         """
-        shape = self._shape(segments)
-        batch = pad(segments, shape, junk=self._junk)
+        batch = pad(segments, self._shape(segments), junk=self._junk)
         logits, positions = self._write(
             **{
                 name: torch.from_numpy(array).to(self.device)
                 for name, array in batch.arrays().items()
-            },
-            added=self._added(segments, shape),
+            }
         )
         return logits, Sampling.of([segment.params for segment in segments], self.device), positions
-
-    def _added(self, segments: Sequence[Segment], shape: Shape) -> Tensor | None:  # [B, T, hidden]
-        """Return what is added to the embeddings of a call's nodes: nothing here."""
-        return None
 
     def _write(
         self,
@@ -133,7 +127,6 @@ class EagerModel:
         context_mask: Tensor,
         tree_mask: Tensor,
         pick: Tensor,
-        added: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Make one forward over a batch's arrays and write the new keys and values to the caches.
 
@@ -148,7 +141,6 @@ class EagerModel:
             pick,
             self.cache,
             kept=() if self._kept is None else self._kept.layers,
-            added=added,
         )
         write_slots(self.cache, rows, slots, out.new)
         if self._kept is not None and out.features is not None:

@@ -2,8 +2,7 @@
 
 A node whose preceding token's feature is known is computed from that, any other one from what the
 head returned for its parent. When the feature comes to be known, the node is computed again from
-it, in the next call of its row. A segment says what is known (`Led`). Masks, which a head of
-P-EAGLE takes for tokens that are not known yet, share one feature.
+it, in the next call of its row. A segment says what is known (`Led`).
 
 The first token of a text has no feature before it: no node sees it.
 """
@@ -19,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from inference.backends import Masks, Ranked, Segment
+from inference.backends import Ranked, Segment
 from inference.backends.batch import Shape, check_rows, pad
 from inference.backends.slots import FREE
 from inference.model.cache import empty_cache, write_slots, write_states
@@ -34,21 +33,19 @@ class _Wave(NamedTuple):
     segment: Segment
     parents: IntArray  # [n] slot of the parent, or FREE
     led: NDArray[np.bool_]  # [n] whether the feature is the target's, not that of the parent
-    masked: NDArray[np.bool_]  # [n] whether it is that of every mask
 
 
 class _Row:
-    """What is known of the slots of one row. mask: id of the head's mask; FREE without one"""
+    """What is known of the slots of one row."""
 
-    def __init__(self, capacity: int, mask: int) -> None:
-        self._mask = mask
+    def __init__(self, capacity: int) -> None:
         self._tokens = np.zeros(capacity, dtype=np.int32)  # [capacity]
         self._positions = np.zeros(capacity, dtype=np.int32)  # [capacity]
         self._led = np.zeros(capacity, dtype=np.bool_)  # [capacity]
 
     def waves(self, segment: Segment) -> Iterator[_Wave]:
         """Yield the segment's nodes after their parents, with those that are computed again."""
-        new, known = segment.slots, segment.led.known if segment.led else range(0)
+        new, known = segment.slots, segment.led.known if segment.led else 0
         self._tokens[new], self._positions[new] = segment.tokens, segment.positions
         self._led[new] = False
         again = self._unled(segment.context, known)
@@ -57,9 +54,8 @@ class _Row:
         positions = self._positions[slots]
         parents = self._parents(seen, positions)
         led = _are_led(positions, known)
-        masked = ~led & (self._tokens[slots] == self._mask)
         self._led[slots] = led
-        for nodes in _after_parents(slots, parents, positions, led | masked):
+        for nodes in _after_parents(slots, parents, positions, led):
             part = slots[nodes]
             context, mask = seen[nodes].copy(), seen[np.ix_(nodes, part)]
             context[:, part] = False
@@ -70,10 +66,9 @@ class _Row:
                 ),
                 parents[nodes],
                 led[nodes],
-                masked[nodes],
             )  # fmt: skip
 
-    def _unled(self, context: NDArray[np.bool_], known: range) -> IntArray:  # [m]
+    def _unled(self, context: NDArray[np.bool_], known: int) -> IntArray:  # [m]
         """Return slots that were computed before their features were known, in order of position.
         All nodes see them.
         """
@@ -103,48 +98,40 @@ class _Row:
         return np.where(before.any(1), before.argmax(1), FREE).astype(np.int32)
 
 
-def _are_led(positions: IntArray, known: range) -> NDArray[np.bool_]:  # [n]
+def _are_led(positions: IntArray, known: int) -> NDArray[np.bool_]:  # [n]
     """Return whether the token before each position has a known feature."""
-    return (positions > known.start) & (positions <= known.stop)
+    return (positions > 0) & (positions <= known)
 
 
 def _after_parents(
-    slots: IntArray, parents: IntArray, positions: IntArray, ready: NDArray[np.bool_]
+    slots: IntArray, parents: IntArray, positions: IntArray, led: NDArray[np.bool_]
 ) -> list[NDArray[np.intp]]:
     """Return the nodes of each wave: those that need no parent of this call, then their children,
     and so on.
-
-    ready: [n] whether a node's feature is known, as that of a mask is. A mask sees a root, masks,
-        and nodes that are ready.
     """
     wave = dict[int, int]()  # slot -> its wave
     for node in np.argsort(positions, kind="stable").tolist():
         above = wave.get(int(parents[node]), -1)
-        wave[int(slots[node])] = 0 if ready[node] else above + 1
+        wave[int(slots[node])] = 0 if led[node] else above + 1
     order = np.array([wave[slot] for slot in slots.tolist()])
     return [(order == level).nonzero()[0] for level in range(int(order.max()) + 1)]
 
 
 class EagleModel:
-    """A head and its caches: `rows` rows of `capacity` slots. Its sequences are LedSequence.
-
-    form: the features that it reads
-    """
+    """A head and its caches: `rows` rows of `capacity` slots. Its sequences are LedSequence."""
 
     copies_rows = False
 
     def __init__(self, head: EagleHead, *, rows: int, capacity: int, max_nodes: int) -> None:
         self.rows, self.capacity, self.max_nodes = rows, capacity, max_nodes
         self.device, self.dtype = head.fc.weight.device, head.fc.weight.dtype
-        self.form, self._head = head.config.form, head
+        self._head = head
         layer = head.config.layer
         self._cache = empty_cache(layer, rows, capacity, self.dtype, self.device)
         self._states = torch.zeros(  # what the last layer returned; the junk slot's are no parent's
             (rows, capacity + 1, layer.hidden_size), dtype=self.dtype, device=self.device
         )
-        mask = FREE if head.config.parallel is None else head.config.parallel.mask
-        self._mask_feature = head.masked_feature()
-        self._rows = [_Row(capacity, mask) for _ in range(rows)]
+        self._rows = [_Row(capacity) for _ in range(rows)]
 
     @torch.no_grad()
     def rank(self, segments: Sequence[Segment], k: int) -> list[Ranked]:
@@ -203,14 +190,12 @@ class EagleModel:
     def _features(self, waves: Sequence[_Wave], shape: Shape) -> Tensor:  # [B, T, hidden]
         """Return each node's feature: 0 where there is none."""
         features = self._states.new_zeros((shape.rows, shape.nodes, self._states.shape[-1]))
-        for row, (segment, parents, led, masked) in enumerate(waves):
-            if self._mask_feature is not None:
-                features[row, self._indices(masked)] = self._mask_feature
-            drafted = ~led & ~masked & (parents != FREE)
+        for row, (segment, parents, led) in enumerate(waves):
+            drafted = ~led & (parents != FREE)
             above = self._tensor(parents[drafted]).long()
             features[row, self._indices(drafted)] = self._states[segment.row, above]
             if segment.led is not None and led.any():
-                given = segment.led.features.at(segment.positions[led] - 1)
+                given = segment.led.at(segment.positions[led] - 1)
                 features[row, self._indices(led)] = self._head.fc(given.to(features))
         return features
 
@@ -219,21 +204,3 @@ class EagleModel:
 
     def _tensor(self, array: np.ndarray) -> Tensor:
         return torch.from_numpy(array).to(self.device)
-
-
-class ParallelEagleModel(EagleModel):
-    """A BlockModel: a head of P-EAGLE. It was trained on known tokens and masks only, so masks
-    stand behind roots, and candidates are not ranked.
-    """
-
-    def __init__(self, head: EagleHead, *, rows: int, capacity: int, max_nodes: int) -> None:
-        parallel = head.config.parallel
-        assert parallel is not None, "the head has a mask"
-        super().__init__(head, rows=rows, capacity=capacity, max_nodes=max_nodes)
-        self.masks = Masks(parallel.mask, parallel.levels - 1, roots_only=True)
-
-
-def eagle_model(head: EagleHead, *, rows: int, capacity: int, max_nodes: int) -> EagleModel:
-    """Return the Model of a head, which drafts in parallel if it was trained to."""
-    kind = EagleModel if head.config.parallel is None else ParallelEagleModel
-    return kind(head, rows=rows, capacity=capacity, max_nodes=max_nodes)

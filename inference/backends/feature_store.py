@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from inference.artifact import Manifest, features_of
 from inference.errors import UnsupportedModel
-from inference.features import FeatureForm
 from inference.model.cache import write_states
 from inference.model.config import parse_config
 from inference.tree import IntArray
+
+
+class FeatureForm(NamedTuple):
+    """Which features: the inputs of these layers of the target, ascending, each so wide.
+
+    The number of layers stands for the last layer's output.
+    """
+
+    layers: tuple[int, ...]
+    hidden: int
+
 
 NOTHING = FeatureForm((), 0)
 """Of graphs that return no features."""

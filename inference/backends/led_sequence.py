@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
-from inference.backends import FeatureModel, Features, Led, Model, Segment
+from inference.backends import FeatureModel, Led, Model, Segment
 from inference.backends.sequence import ModelSequence
 from inference.backends.shared_sequence import TargetRow
 from inference.sampling import SamplingParams
@@ -20,36 +20,21 @@ class LedSequence(ModelSequence):
     """
 
     def __init__(
-        self, model: Model, row: int, params: SamplingParams, *, features: Features
+        self, model: Model, row: int, params: SamplingParams, *, features: RowFeatures
     ) -> None:
         super().__init__(model, row, params)
         self._features = features
-
-    def extend(self, tokens: Sequence[int]) -> None:
-        """Commit tokens. Before any feature is known they are not computed."""
-        if self._features.known:
-            super().extend(tokens)
-        else:
-            self._pending += tokens
 
     def prepare_chunk(self, chain: TokenTree) -> Segment:
         return self._led(super().prepare_chunk(chain), self.cached + len(chain))
 
     def prepare_nodes(self, tree: TreeNodes, nodes: Sequence[int]) -> Segment:
-        if self.cached == 0:
-            self._leave_out(self._features.known.start + 1)
         segment = super().prepare_nodes(tree, nodes)  # which feeds what was committed
         return self._led(segment, self.cached)
 
-    def _leave_out(self, first: int) -> None:
-        """Never compute the tokens before position `first`: no feature leads them."""
-        left_out = min(first, len(self._pending))
-        self.cached, self._pending = left_out, self._pending[left_out:]
-
     def _led(self, segment: Segment, below: int) -> Segment:
         """The segment with the features of tokens that are committed here: of positions `below`."""
-        known = self._features.known
-        return segment._replace(led=Led(range(known.start, min(known.stop, below)), self._features))
+        return segment._replace(led=Led(min(self._features.known, below), self._features.at))
 
 
 class RowFeatures:
@@ -65,9 +50,11 @@ class RowFeatures:
         self._target, self._where = target, where
 
     @property
-    def known(self) -> range:
-        return range(int(self._where().slots.committed.sum()))
+    def known(self) -> int:
+        """How many tokens have features: all that the row has, the first ones of the text."""
+        return int(self._where().slots.committed.sum())
 
     def at(self, positions: IntArray) -> Tensor:
+        """Return the features at known positions [n], as [n, layers * hidden]."""
         row, slots = self._where()
         return self._target.features(row, slots.at(positions))

@@ -190,8 +190,6 @@ class BlockProposer(ModelProposer):
     def _width(self, nodes: Sequence[Prospect], gains: Sequence[float], most_seconds: float) -> int:
         """Plan the next call: nodes and masks with most expected tokens for their seconds."""
         room = min(WIDEST, self._model.max_nodes, self._free)
-        if self._masks.roots_only:
-            nodes = [node for node in nodes if node is self._list.root]
         plans = [
             one
             for one in self._plans(nodes, gains, room)

@@ -168,7 +168,6 @@ class Engine(Reception):
             tell += [partial(self.on_event, Evicted(session)) for session in evicted]
             opened = [one for one in self._roster.on_rows if one.opening and not one.missing]
             tell += [self._answer_opening(session, begun) for session in opened]
-            tell += self._collect()
             ready = self._wanting(begun).decoding if self._host is not None else ()
         if tell or self._host is not None:
             self._tell(tell)

@@ -11,16 +11,13 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
-from weakref import WeakKeyDictionary
 
 from inference.candidates import Dropped, Nodes
 from inference.engine.admission import Roster
 from inference.engine.calibration import Calibration
-from inference.engine.feature_feed import FeatureFeed, FeatureOffer
 from inference.engine.forward import Tell
 from inference.engine.session import Opening, Session
-from inference.errors import InvalidRequest, LimitExceeded, Mismatch, Unavailable
-from inference.features import FeatureBlock, FeatureRequest
+from inference.errors import InvalidRequest, LimitExceeded, Unavailable
 from inference.order import Decode, Opened, Progress
 from inference.sampling import SamplingParams
 
@@ -41,7 +38,6 @@ class Reception:
     vocabulary: ids that the tokenizer knows; valid ids are below it.
     clock: returns seconds.
     hand_over: makes the calls of listeners, those of one forward together. Not under the lock.
-    offer: the features that clients may ask for; None for none.
     """
 
     def __init__(
@@ -51,8 +47,6 @@ class Reception:
         self._roster, self._clock = roster, clock
         self._lock = threading.Condition()  # guards the roster, its rows and its sessions
         self._calibrations: defaultdict[str, Calibration] = defaultdict(Calibration)  # by tenant
-        self.offer: FeatureOffer | None = None
-        self._feeds: WeakKeyDictionary[Session, FeatureFeed] = WeakKeyDictionary()
         self._in_hand = False  # a forward is running: closed sessions keep their rows
         self.hand_over: Callable[[Sequence[Tell]], object] = (
             call_all  # calls listeners, all at once
@@ -150,31 +144,6 @@ class Reception:
                 raise session.closed
             return session.progress(cursor, stream)
 
-    def give_features(self, session: Session, asked: FeatureRequest) -> None:
-        """Give the session's client features from now on; replaces an earlier request.
-
-        Raises Mismatch for features that this target does not give.
-        """
-        if not asked.bytes_per_second:
-            with self._lock:
-                self._feeds.pop(session, None)
-            return
-        if self.offer is None:
-            raise Mismatch(
-                "this target gives no features of its layers: --draft eagle needs one that was "
-                "started with --features"
-            )
-        feed = self.offer.feed(asked, self._clock())
-        with self._lock:
-            self._feeds[session] = feed
-            self._lock.notify_all()
-
-    def next_features(self, session: Session, below: int) -> FeatureBlock | None:
-        """Return features that may be sent now, of positions `below`; None for none."""
-        with self._lock:
-            feed = self._feeds.get(session)
-            return None if feed is None else feed.take(below, self._clock())
-
     def drain(self, session: Session) -> None:
         """End the text with End.DRAINED, after the running forward if there is one."""
         self._change(session, session.drain)
@@ -236,16 +205,6 @@ class Reception:
         """Sessions that wait for a row."""
         with self._lock:
             return len(self._roster.line)
-
-    def _collect(self) -> list[Tell]:
-        """Read the features that clients asked for, as far as forwards have computed them; returns
-        the deferred callbacks. On the thread of the forwards.
-        """
-        return [
-            partial(self._wake, session.streams.listeners)
-            for session, feed in list(self._feeds.items())
-            if session.sequence is not None and feed.collect(session.sequence)
-        ]
 
     def _apply(self, session: Session, change: Tell) -> list[Tell]:
         """Apply a client's change to its session and wake the engine; returns the listeners.

@@ -21,11 +21,9 @@ def on_target_row(own: int, session: Session) -> MakeSequence:
     return partial(SharedSequence, target=partial(_row_of, session), own=own)
 
 
-def led_by_row(
-    target: FeatureModel, session: Session, made: type[LedSequence] = LedSequence
-) -> MakeSequence:
+def led_by_row(target: FeatureModel, session: Session) -> MakeSequence:
     """Make sequences that read the features of the session's row of the target, wherever it is."""
-    return partial(made, features=RowFeatures(target, partial(_row_of, session)))
+    return partial(LedSequence, features=RowFeatures(target, partial(_row_of, session)))
 
 
 def _row_of(session: Session) -> TargetRow:

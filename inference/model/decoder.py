@@ -280,7 +280,6 @@ class Decoder(nn.Module):
         cache: KeysValues,
         earlier: KeysValues | None = None,
         kept: Sequence[int] = (),
-        added: Tensor | None = None,
     ) -> Hidden:
         """Make one forward over new nodes. The caches are only read.
 
@@ -292,11 +291,8 @@ class Decoder(nn.Module):
         cache: each layer's [cache rows, slots, width]
         earlier: each layer's [B, E, width], of nodes that are not in the cache yet
         kept: layers whose inputs are features; config.layers stands for the last's output
-        added: [B, T, hidden], to the tokens' embeddings
         """
         x = self.model.embed_tokens(tokens)
-        if added is not None:
-            x = x + added
         cos, sin = (
             F.embedding(positions, table)[:, :, None].to(x.dtype) for table in (self.cos, self.sin)
         )

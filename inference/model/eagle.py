@@ -3,9 +3,6 @@
 A node of the head is a token with the feature of the token before it. The feature of a token that
 the target has computed is `fc` of the target's states. That of any other token is what the head's
 own layers returned for it, before the last norm.
-
-A head of P-EAGLE (Hui et al., arXiv 2602.01469) drafts several levels in one call. Below the last
-known token stand masks. A mask's feature is `fc` of `mask_hidden`, which was learnt.
 """
 
 from __future__ import annotations
@@ -20,7 +17,7 @@ from torch import Tensor, nn
 
 from inference.errors import UnsupportedModel
 from inference.model.cache import KeysValues, read_rows
-from inference.model.checkpoint import read_tensors, tensor_shapes, weight_files
+from inference.model.checkpoint import tensor_shapes, weight_files
 from inference.model.config import ModelConfig
 from inference.model.decoder import (
     MASKED,
@@ -34,7 +31,7 @@ from inference.model.decoder import (
     RMSNorm,
     Sight,
 )
-from inference.model.eagle_config import MASKS, HeadConfig, read_head_config
+from inference.model.eagle_config import HeadConfig, read_head_config
 from inference.model.rotary import rotary_tables
 from inference.model.sizes import check_shape
 
@@ -42,7 +39,6 @@ _BESIDE = WHOLE._replace(column=lambda size, out, bias: nn.Linear(2 * size, out,
 """Queries, keys and values are made of an embedding and a feature, side by side."""
 
 _IDS, _UNUSED = "d2t", ("t2d",)
-_MASK = "mask_hidden"
 _EMBEDDING = "embed_tokens.weight"
 
 
@@ -76,12 +72,10 @@ class EagleHead(nn.Module):
     """A head. Modules and parameters are named as in published checkpoints.
 
     layers: those behind the first, by number
-    mask_hidden: [1, 1, features]; None for a head that drafts level by level
     positions: how many positions the rotary table covers
     vocabulary: ids of the tokenizer
     """
 
-    mask_hidden: nn.Parameter | None
     ids: Tensor  # [draft vocabulary] int64: the target's id of each token that the head can name
     cos: Tensor
     sin: Tensor
@@ -98,9 +92,6 @@ class EagleHead(nn.Module):
         self.norm = RMSNorm(hidden, layer.norm_eps)
         self.lm_head = nn.Linear(hidden, config.draft_vocabulary, bias=False)
         self.embed_tokens = nn.Embedding(layer.vocab_size, hidden)
-        self.mask_hidden = None
-        if config.parallel is not None:
-            self.mask_hidden = nn.Parameter(torch.empty(1, 1, config.features))
         self.register_buffer("ids", torch.arange(config.draft_vocabulary), persistent=False)
         cos, sin = rotary_tables(layer, positions)
         self.register_buffer("cos", cos, persistent=False)
@@ -140,10 +131,6 @@ class EagleHead(nn.Module):
             new_values.append(values)
         return Hidden(states, KeysValues(tuple(new_keys), tuple(new_values)))
 
-    def masked_feature(self) -> Tensor | None:  # [hidden]
-        """Return the feature of every mask; None for a head that drafts level by level."""
-        return None if self.mask_hidden is None else self.fc(self.mask_hidden)[0, 0]
-
     def logits(self, states: Tensor) -> Tensor:  # [B, P, hidden] -> [B, P, vocabulary] float32
         """Apply the head's own output layer. Tokens that it cannot name are masked."""
         named = self.lm_head(self.norm(states)).float()
@@ -174,12 +161,6 @@ def load_head(directory: Path, target: Decoder, positions: int) -> EagleHead:
     return read_head(directory, OfTarget.of(target), positions)
 
 
-def head_dtype(directory: Path) -> torch.dtype:
-    """Return the precision in which a head's weights are kept."""
-    dtypes = {tensor.dtype for _, tensor in read_tensors(directory, lambda name: "norm" in name)}
-    return next(iter(dtypes), torch.float32)
-
-
 def read_head(directory: Path, target: OfTarget, positions: int) -> EagleHead:
     """Load a head, wherever its target is.
 
@@ -199,11 +180,6 @@ def read_head(directory: Path, target: OfTarget, positions: int) -> EagleHead:
             raise UnsupportedModel(f"{directory}: tensor {name} of an EAGLE-3 head is missing")
         check_shape(directory, name, shapes[name], parameter.shape)
     others = sorted(shapes.keys() - wanted.keys() - {_IDS, *_UNUSED})
-    if _MASK in others:
-        raise UnsupportedModel(
-            f"{directory}: tensor {_MASK} is of a P-EAGLE head, and config.json names no mask: "
-            f"{', '.join(MASKS[:-1])} or {MASKS[-1]} is needed"
-        )
     if others:
         raise UnsupportedModel(
             f"{directory}: tensor {others[0]} is not part of an EAGLE-3 head as computed here"

@@ -11,20 +11,14 @@ Heads are published in three forms, all of which are read:
 
 Without ids, the features are the inputs of layers 2, n / 2 and n - 3 of a target of n layers
 (Li et al. 2025, "EAGLE-3", and the code published with it).
-
-A head of P-EAGLE (arXiv 2602.01469) also names its mask: `ptd_token_id` in AWS's files,
-`pard_token` in those made for vLLM, `mask_token_id` in those of `speculators` and NeMo. How many
-levels it was trained for is `num_depths`, or `speculative_tokens` of the first proposal method.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 from inference.errors import InvalidRequest, UnsupportedModel
-from inference.features import FeatureForm
 from inference.json_file import Json, read_json
 from inference.model.config import ModelConfig, parse_config
 
@@ -36,24 +30,7 @@ EAGLE3 = "eagle3"
 LEAST_LAYERS = 7
 MOST_HEAD_LAYERS = 16
 
-MASKS = ("ptd_token_id", "pard_token", "mask_token_id")
-"""Fields that name the mask of a P-EAGLE head."""
-
-PUBLISHED_LEVELS, MOST_LEVELS = 8, 16
-"""Levels of a P-EAGLE head whose config.json tells of none, and most of any."""
-
 _NO_WINDOW = {"sliding_window": None, "use_sliding_window": False}
-
-
-class Parallel(NamedTuple):
-    """How a P-EAGLE head drafts several levels in one call.
-
-    mask: id of the token that stands for one that is not known yet
-    levels: that it was trained for, the first without a mask
-    """
-
-    mask: int
-    levels: int
 
 
 @dataclass(frozen=True)
@@ -65,7 +42,6 @@ class HeadConfig:
     kept: layers of the target whose inputs are its features, ascending
     features: numbers that the target gives it for a token
     norms_residual: its residual is the normalised feature, not the feature
-    parallel: None for a head that drafts level by level
     """
 
     layer: ModelConfig
@@ -73,12 +49,6 @@ class HeadConfig:
     kept: tuple[int, ...]
     features: int
     norms_residual: bool
-    parallel: Parallel | None = None
-
-    @property
-    def form(self) -> FeatureForm:
-        """The features that it reads."""
-        return FeatureForm(self.kept, self.features // len(self.kept))
 
 
 def named_layers(named: str, layers: int) -> tuple[int, ...]:
@@ -143,21 +113,7 @@ def read_head_config(directory: Path, target: ModelConfig) -> HeadConfig:
         kept=kept,
         features=len(kept) * target.hidden_size,
         norms_residual=not residual.absent and residual.flag(),
-        parallel=_parallel(raw, sizes.vocab_size),
     )
-
-
-def _parallel(raw: Json, vocabulary: int) -> Parallel | None:
-    """Return how the head drafts in parallel; None where no mask is named."""
-    named = [raw.field(name) for name in MASKS if not raw.field(name).absent]
-    if not named:
-        return None
-    levels, told = raw.field("num_depths"), raw.field("speculators_config")
-    if levels.absent and not told.absent:
-        methods = told.field("proposal_methods").items()
-        levels = methods[0].field("speculative_tokens") if methods else levels
-    trained = PUBLISHED_LEVELS if levels.absent else levels.integer(2, MOST_LEVELS)
-    return Parallel(named[0].integer(0, vocabulary - 1), trained)
 
 
 def _kept(raw: Json, layers: int) -> tuple[int, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -21,12 +21,11 @@ class PinnedModel(NamedTuple):
     needs_token: bool  # whether the hub shows it to accounts only
 
 
-def find_model(name: str, *, weights: bool = True, also: Sequence[str] = ()) -> Path:
+def find_model(name: str, *, weights: bool = True) -> Path:
     """Return the directory of a model that is given as a path or a hub name.
 
     name: a hub name may end with a revision, NAME@REVISION
     weights: False where its weights may be absent
-    also: names of further files that are taken from the hub, if they are there
 
     Raises InvalidRequest with the remedy.
     """
@@ -42,7 +41,7 @@ def find_model(name: str, *, weights: bool = True, also: Sequence[str] = ()) -> 
             snapshot_download(
                 repository,
                 revision=revision,
-                allow_patterns=[*_FILES, *also],
+                allow_patterns=_FILES,
                 ignore_patterns=_OTHER_FORMATS if weights else ["*.safetensors"],
             )
         )

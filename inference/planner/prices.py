@@ -96,10 +96,6 @@ class Prices:
                 best, most = index, rate
         return best
 
-    def repays(self, cost: Effort, saved: float) -> bool:
-        """Whether so many saved seconds are worth this cost."""
-        return self.tariff.of(cost) <= self.tariff.of(Effort(saved))
-
     def least_value(self) -> float:
         """Least value of a node that is worth sending.
 

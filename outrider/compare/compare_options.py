@@ -16,7 +16,6 @@ from outrider.compare.arms import ARCHITECTURES, BASELINE, GROWING, read_setting
 from outrider.compare.intervals import FEWEST
 from outrider.drafting import read_policy
 from outrider.options import is_device, parse_as
-from outrider.options.draft_methods import METHODS
 from outrider.options.groups import TargetOptions
 from outrider.options.roles import DraftRole
 
@@ -91,11 +90,6 @@ class CompareOptions:
             raise InvalidRequest(
                 f"--draft {self.draft.draft}: a comparison needs a model that drafts; its "
                 "architectures say who copies"
-            )
-        if METHODS[self.draft.method].reads_target:
-            raise InvalidRequest(
-                f"--draft {self.draft.draft}: a comparison takes a head beside its target, by "
-                "--presets eagle_sd and --target_host"
             )
 
     def _check_knob(self) -> None:

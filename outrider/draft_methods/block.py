@@ -2,8 +2,7 @@
 
 config.json names the mask's id, `pard_token`, as AMD publishes PARD and PARD-2. `para_num`, how
 many tokens a call was trained to name, is a setting of PARD's training that published files leave
-out. A PARD-2 checkpoint is trained for both of its modes: beside a target that keeps its states it
-reads them, elsewhere it drafts without.
+out. A PARD-2 checkpoint drafts here without its target's states.
 """
 
 from __future__ import annotations
@@ -15,17 +14,10 @@ from pathlib import Path
 import torch
 
 from inference.backends import Masks, Model, Ranked, Segment
-from inference.backends.eager import EagerModel
-from inference.backends.pard import DependentModel
-from inference.backends.timed import feature_model
-from inference.command import say
 from inference.errors import UnsupportedModel
 from inference.json_file import read_json
-from inference.model.checkpoint import load_decoder
-from inference.model.hub import find_model
-from inference.model.pard import FILES, load_projection, projection_file, takes_states
 from inference.tree import IntArray
-from outrider.models import LoadedModel, OfCheckpoint, decoder_on_device, find_checkpoint
+from outrider.models import LoadedModel, OfCheckpoint, find_checkpoint
 from outrider.options.groups import DeviceOptions, DraftModelOptions
 
 PUBLISHED_POSITIONS = 8
@@ -89,67 +81,14 @@ class BlockCheckpoint(OfCheckpoint):
         return MaskedModel(model, self.masks)
 
 
-@dataclass(frozen=True)
-class DependentCheckpoint(OfCheckpoint):
-    """A FoundModel with masks that reads the states of `target`.
-
-    projection: the file that says how
-    """
-
-    masks: Masks
-    projection: Path
-    target: EagerModel
-
-    def fingerprint(self) -> str:
-        return f"{super().fingerprint()}-states"
-
-    def load(
-        self,
-        options: DeviceOptions,
-        *,
-        rows: int,
-        sequence_length: int,
-        spare: int,
-        max_nodes: int,
-    ) -> DependentModel:
-        decoder = decoder_on_device(options, self.checkpoint, load_decoder, sequence_length)
-        projection = load_projection(self.projection, decoder, self.target.decoder)
-        states = ", ".join(map(str, projection.states))
-        say(f"{self.name}: reads states {states} of the {projection.depth} layers of its target")
-        self.target.keep_features(projection.kept)
-        return DependentModel(
-            decoder,
-            projection,
-            self.masks,
-            rows=rows,
-            capacity=sequence_length + spare,
-            max_nodes=max_nodes,
-        )
-
-
-def find(options: DraftModelOptions, target: Model | None) -> BlockCheckpoint | DependentCheckpoint:
+def find(options: DraftModelOptions, target: Model | None) -> BlockCheckpoint:
     """The checkpoint of --draft_model or --model, or the embedded one. Raises UnsupportedModel for
     one that names no mask.
     """
     checkpoint = find_checkpoint(options.draft_name, "block_draft")
-    masks = read_masks(checkpoint.directory, checkpoint.config.vocab_size)
-    alone = BlockCheckpoint(checkpoint, masks)
-    if not takes_states(checkpoint.directory):
-        return alone
-    keeper = None if target is None else feature_model(target)
-    if not isinstance(keeper, EagerModel):
-        say(f"{checkpoint.name}: drafts without its target's states, which are not kept here")
-        return alone
-    projection = _find_projection(options.draft_name, checkpoint.directory)
-    if projection is None:
-        say(f"{checkpoint.name}: drafts without its target's states: it has no {FILES[-1]}")
-        return alone
-    return DependentCheckpoint(checkpoint, masks, projection, keeper)
-
-
-def _find_projection(name: str | None, directory: Path) -> Path | None:
-    """The file with a draft's projection, from the hub if the draft is from there."""
-    return projection_file(directory if name is None else find_model(name, also=FILES))
+    return BlockCheckpoint(
+        checkpoint, read_masks(checkpoint.directory, checkpoint.config.vocab_size)
+    )
 
 
 def read_masks(directory: Path, vocabulary: int) -> Masks:

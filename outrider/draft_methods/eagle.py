@@ -1,6 +1,4 @@
-"""--draft eagle: an EAGLE-3 or P-EAGLE head, from its published checkpoint, beside its target. One
-of EAGLE-3 may also be on the client's machine, where the target's features come over the wire.
-"""
+"""--draft eagle: an EAGLE-3 head, from its published checkpoint, beside its target."""
 
 from __future__ import annotations
 
@@ -16,17 +14,15 @@ from inference.backends.timed import feature_model
 from inference.command import say
 from inference.errors import InvalidRequest, UnsupportedModel
 from outrider.artifacts import artifact_checkpoint
-from outrider.devices import describe, pick_device, set_threads
+from outrider.devices import describe
 from outrider.models import Checkpoint, OfCheckpoint, find_checkpoint, find_directory
 from outrider.options.groups import DeviceOptions, DraftModelOptions
 from outrider.options.roles import FusedTargetRole
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from inference.artifact import Manifest
     from inference.backends.eagle import EagleModel
-    from inference.model.eagle import EagleHead, OfTarget
+    from inference.model.eagle import OfTarget
 
 
 class Beside(NamedTuple):
@@ -42,12 +38,11 @@ class FoundHead(OfCheckpoint):
 
     called: the head's name
     directory: where the head's files are
-    beside: None on a client's machine
     """
 
     called: str
     directory: Path
-    beside: Beside | None
+    beside: Beside
 
     @property
     def name(self) -> str:
@@ -67,75 +62,40 @@ class FoundHead(OfCheckpoint):
         spare: int,
         max_nodes: int,
     ) -> EagleModel:
-        """Load the head. Beside its target it is where that is, in its precision."""
-        from inference.backends.eagle import eagle_model
+        """Load the head where its target is, in its precision."""
+        from inference.backends.eagle import EagleModel
         from inference.model.eagle import read_head
 
         begun = time.perf_counter()
-        if self.beside is None:
-            head = self._load_here(options, sequence_length)
-        else:
-            head = read_head(self.directory, self.beside.given, sequence_length)
-            self.beside.target.keep_features(head.config.kept)
+        head = read_head(self.directory, self.beside.given, sequence_length)
+        self.beside.target.keep_features(head.config.kept)
         capacity = sequence_length + spare
-        model = eagle_model(head, rows=rows, capacity=capacity, max_nodes=max_nodes)
+        model = EagleModel(head, rows=rows, capacity=capacity, max_nodes=max_nodes)
         parameters = sum(parameter.numel() for parameter in head.parameters())
-        layers, parallel = ", ".join(map(str, head.config.kept)), head.config.parallel
-        levels = "" if parallel is None else f" that drafts {parallel.levels} levels a call"
+        layers = ", ".join(map(str, head.config.kept))
         say(
-            f"{self.name}: a head of {parameters / 1e6:.1f} M parameters{levels} on inputs of "
+            f"{self.name}: a head of {parameters / 1e6:.1f} M parameters on inputs of "
             f"layers {layers} of {self.checkpoint.name}, on {describe(model.device)}, loaded in "
             f"{time.perf_counter() - begun:.1f} s"
         )
         return model
 
-    def _load_here(self, options: DeviceOptions, positions: int) -> EagleHead:
-        """Load the head on this machine, in its own precision unless the options say one."""
-        from inference.model.checkpoint import DTYPES
-        from inference.model.eagle import OfTarget, head_dtype, read_head
-
-        device, checkpoint = pick_device(options.device), self.checkpoint
-        dtype = DTYPES[options.dtype] if options.dtype else head_dtype(self.directory)
-        given = OfTarget(
-            checkpoint.config,
-            checkpoint.tokenizer.vocabulary,
-            dtype,
-            device,
-            partial(_embeddings, None if checkpoint.embedded else checkpoint.name),
-        )
-        head = read_head(self.directory, given, positions)
-        if device.type == "cpu":
-            set_threads(options.threads, sum(one.numel() for one in head.parameters()))
-        return head
-
 
 def find(options: DraftModelOptions, target: Model | None) -> FoundHead:
-    """The head of --draft_model. On a client's machine --model is the target's checkpoint, of which
-    its config and tokenizer are read.
+    """The head of --draft_model. Raises UnsupportedModel for a target that keeps no features."""
+    from inference.backends.compiled import CompiledModel
+    from inference.backends.eager import EagerModel
+    from inference.model.eagle import OfTarget
 
-    Raises UnsupportedModel for a target in this process that keeps no features, and for a head of
-    P-EAGLE on a client's machine.
-    """
+    assert isinstance(options, FusedTargetRole), "no other role has a draft beside its target"
+    assert target is not None, "a head drafts beside its target"
     if options.draft_model is None:
         raise InvalidRequest(
             "--draft eagle needs --draft_model: the directory or hub name of an EAGLE head that "
             "was made for the target"
         )
     directory = find_directory(options.draft_model, "draft")
-    if target is None:
-        checkpoint = find_checkpoint(options.model, "target", weights=False)
-        _check_alone(directory, checkpoint, options.draft_model)
-        return FoundHead(checkpoint, options.draft_model, directory, None)
-    return _beside(options, target, directory)
-
-
-def _beside(options: DraftModelOptions, target: Model, directory: Path) -> FoundHead:
-    from inference.backends.compiled import CompiledModel
-    from inference.backends.eager import EagerModel
-    from inference.model.eagle import OfTarget
-
-    real, name = feature_model(target), str(options.draft_model)
-    assert isinstance(options, FusedTargetRole), "no other role has a draft beside its target"
+    real, name = feature_model(target), options.draft_model
     if isinstance(real, CompiledModel) and options.artifact:
         manifest, checkpoint = artifact_checkpoint(Path(options.artifact))
         _check_features(manifest, checkpoint, name, directory)
@@ -147,17 +107,6 @@ def _beside(options: DraftModelOptions, target: Model, directory: Path) -> Found
         "--draft eagle reads features of a target on cpu or cuda, or of an artefact that was "
         "built with --features"
     )
-
-
-def _check_alone(head: Path, target: Checkpoint, name: str) -> None:
-    """Raise UnsupportedModel for a head that cannot draft away from its target."""
-    from inference.model.eagle_config import read_head_config
-
-    if read_head_config(head, target.config).parallel is not None:
-        raise UnsupportedModel(
-            f"{name} drafts in parallel (P-EAGLE), which is not supported over the wire: start it "
-            f"beside its target, with --role fused_target --draft eagle --draft_model {name}"
-        )
 
 
 def _check_features(manifest: Manifest, target: Checkpoint, name: str, head: Path) -> None:
@@ -199,14 +148,3 @@ def _given(manifest: Manifest, target: Checkpoint) -> OfTarget:
         torch.device("cpu"),
         partial(read_embeddings, target.directory, manifest),
     )
-
-
-def _embeddings(name: str | None) -> Tensor:
-    """The embeddings of a target's checkpoint, for a head that has none of its own."""
-    from inference.model.checkpoint import read_tensors
-
-    directory = find_directory(name, "target")
-    found = read_tensors(directory, lambda tensor: tensor == "model.embed_tokens.weight")
-    for _, tensor in found:
-        return tensor
-    raise UnsupportedModel(f"{directory} has no model.embed_tokens.weight, which the head needs")

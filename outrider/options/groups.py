@@ -221,8 +221,8 @@ class SourceOptions(Group, title="drafting"):
     """Where candidates come from."""
 
     draft: Sources = "model,copy"
-    """where candidates come from: a kind of model (model, block, gguf, eagle, substitute;
-    docs/runs.md), and copy (what followed the same words before); none copies
+    """where candidates come from: a kind of model (model, block, gguf, substitute; beside the
+    target eagle; docs/runs.md), and copy (what followed the same words before); none copies
     alone"""
 
     @property

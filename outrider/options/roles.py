@@ -10,7 +10,7 @@ from typing import ClassVar, Literal
 from pydantic import Field, model_validator
 from typing_extensions import Self
 
-from outrider.options import features, groups, network, offload, presets, reduction
+from outrider.options import groups, network, offload, presets, reduction
 from outrider.options.draft_methods import METHODS
 from outrider.options.values import Directory, File, ModelName, Name
 
@@ -21,7 +21,6 @@ class ServingRole(
     groups.HourlyOptions,
     network.ListeningOptions,
     groups.CalibrateOptions,
-    features.FeatureServingOptions,
     offload.OffloadOptions,
     title="models and devices",
 ):
@@ -64,15 +63,10 @@ class FusedTargetRole(groups.SourceOptions, reduction.ReductionOptions, ServingR
 
     @model_validator(mode="after")
     def _a_model_drafts(self) -> Self:
-        beside = [name for name, method in METHODS.items() if method.beside]
-        if self.method not in beside:
+        if self.method is None:
             raise ValueError(
-                f"a draft beside the target is a model: --draft {', '.join(beside)} is needed, "
+                f"a draft beside the target is a model: --draft {', '.join(METHODS)} is needed, "
                 f"with copy or without, got {self.draft}"
-            )
-        if METHODS[str(self.method)].reads_target and self.features is not None:
-            raise ValueError(
-                f"--draft {self.draft} reads the target, --features gives others that: give one"
             )
         return self
 
@@ -87,11 +81,21 @@ class ClientRole(
     groups.GoalOptions,
     presets.PresetOptions,
     groups.MeasureOptions,
-    features.HeadOptions,
+    groups.SourceOptions,
+    groups.TreeOptions,
     groups.DeviceOptions,
     reduction.ReductionOptions,
 ):
     """Options of the roles that draft here and verify at a target."""
+
+    @model_validator(mode="after")
+    def _drafts_here(self) -> Self:
+        if self.method is not None and not METHODS[self.method].here:
+            raise ValueError(
+                f"--draft {self.draft}: {self.method} drafts beside the target, in role "
+                "fused_target"
+            )
+        return self
 
     @model_validator(mode="after")
     def _rounds_need_a_model(self) -> Self:

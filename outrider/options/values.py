@@ -9,15 +9,10 @@ from annotated_types import Ge, Gt, Le
 from pydantic import AfterValidator
 
 from inference.cost.objective import read_knob
-from inference.order import MOST_LAYERS
 from outrider.options.draft_methods import COPY, METHODS
 from outrider.options.group import Shown
 
 DEVICES = ("auto", "cpu", "cuda", "neuron", "neuron-legacy")
-
-
-EAGLE3 = "eagle3"
-"""The name of the layers that EAGLE-3 reads."""
 
 
 def is_device(name: str) -> bool:
@@ -46,17 +41,6 @@ def _rates(text: str) -> str:
     return text
 
 
-def _layers(text: str) -> str:
-    named = text.split(",")
-    if text == EAGLE3 or (
-        all(re.fullmatch(r"\d{1,4}", part) for part in named)
-        and [int(part) for part in named] == sorted({int(part) for part in named})
-        and len(named) <= MOST_LAYERS
-    ):
-        return text
-    raise ValueError(f"{EAGLE3} or at most {MOST_LAYERS} ascending layers are needed: 2,16,29")
-
-
 def _sources(text: str) -> str:
     if text == "none":
         return COPY
@@ -75,7 +59,6 @@ Host: TypeAlias = Annotated[str, Shown("HOST")]
 Device: TypeAlias = Annotated[str, AfterValidator(_device), Shown("DEVICE")]
 Knob: TypeAlias = Annotated[str, AfterValidator(_knob), Shown("KNOB")]
 Sources: TypeAlias = Annotated[str, AfterValidator(_sources), Shown("SOURCE,...")]
-Layers: TypeAlias = Annotated[str, AfterValidator(_layers), Shown("L,L,...")]
 Rates: TypeAlias = Annotated[str, AfterValidator(_rates), Shown("R,R,...")]
 Count: TypeAlias = Annotated[int, Ge(1)]
 Natural: TypeAlias = Annotated[int, Ge(0)]

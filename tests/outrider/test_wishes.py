@@ -177,7 +177,6 @@ def test_where_cost_is_time_every_weight_decides_as_speed_alone(weight: float) -
             prices.committed(tokens, effort)
         assert steered.best(offers) == fast.best(offers)
         assert steered.least_value() == fast.least_value()
-        assert steered.repays(effort, effort.wall * 1.1) == fast.repays(effort, effort.wall * 1.1)
 
 
 def test_speed_alone_needs_no_price_and_energy_needs_watts_instead() -> None:

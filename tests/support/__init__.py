@@ -10,8 +10,7 @@ Tiny real models
     models: checkpoints of each family
     gguf_files: the same weights for llama.cpp
     pairs, drafts: random targets, and drafts that nearly agree
-    heads: EAGLE-3 and P-EAGLE heads, and what such a head computes
-    pard_files: PARD-2 checkpoints, and what such a draft computes beside its target
+    heads: EAGLE-3 heads, and what such a head computes
     fused_models, fused_cases, buckets: graphs, and inputs for them
     artifacts, neuron_artifacts, native_targets: built ones
 

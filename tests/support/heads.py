@@ -1,5 +1,5 @@
-"""EAGLE-3 and P-EAGLE heads: checkpoints with the published names and shapes, and what a head
-computes, without caches.
+"""EAGLE-3 heads: checkpoints with the published names and shapes, and what a head computes, without
+caches.
 """
 
 from __future__ import annotations
@@ -57,13 +57,11 @@ def tensors_of(
     named: int = DRAFT_VOCABULARY,
     layers: int = 3,
     depth: int = 1,
-    masked: bool = False,
 ) -> dict[str, Any]:
     """Random tensors of a head by their published names. It names every seventh token.
 
     layers: how many of the target it reads
     depth: its own layers
-    masked: whether it is one of P-EAGLE
     """
     generator, hidden = torch.Generator().manual_seed(seed), target.hidden_size
     sizes = {
@@ -75,8 +73,6 @@ def tensors_of(
     }
     for index in range(1, depth):
         sizes |= _layer_sizes(f"layers.{index}.", hidden, hidden)
-    if masked:
-        sizes["mask_hidden"] = (1, 1, layers * hidden)
     tensors = {
         name: ("norm" in name) + 0.3 * torch.randn(size, generator=generator)
         for name, size in sizes.items()
@@ -181,26 +177,6 @@ def drafted(
         if count == len(tokens) - 1:
             return _named(tensors, out[-1])
         features.append(out[-1])
-
-
-def in_parallel(
-    tensors: dict[str, Tensor],
-    embeddings: Tensor,
-    states: Tensor,
-    tokens: Sequence[int],
-    masks: Sequence[int],
-    norms_residual: bool = False,
-) -> Tensor:  # [1 + m, draft vocabulary]
-    """Log-probabilities at the end of tokens [n] and at masks [m] behind them, by P-EAGLE's own
-    definition, in one forward of the whole text. The target has computed all tokens but the last.
-
-    states: [n - 1, 3 * hidden]
-    masks: the mask's id, m times
-    """
-    unknown = tensors["mask_hidden"][0].expand(len(masks), -1)
-    features = torch.cat((states, unknown)) @ tensors["fc.weight"].T
-    out = _layers(tensors, embeddings[[*tokens[1:], *masks]], features, norms_residual)
-    return _named(tensors, out[len(tokens) - 2 :])
 
 
 def _named(tensors: dict[str, Tensor], states: Tensor) -> Tensor:  # [..., draft vocabulary]

@@ -119,7 +119,6 @@ FORBIDDEN = {
     "decode": decode_to(9),
     "acknowledge": pb.ClientMessage(ack=pb.Ack(length=3)),
     "go": pb.ClientMessage(go=pb.Go(base=2)),
-    "features": pb.ClientMessage(features=pb.FeatureRequest(layers=[1], bytes_per_second=9)),
     "open": pb.ClientMessage(open=pb.Open()),
     "an empty message": pb.ClientMessage(),
     "an unknown token": chain_of([10**6]),

@@ -4,8 +4,6 @@ back, and what it must not say is not believed.
 
 from __future__ import annotations
 
-import math
-import struct
 import time
 from collections.abc import Sequence
 
@@ -17,10 +15,8 @@ from grpc_comm.client.received import MOST_UNREAD
 from grpc_comm.observability.statistics import Statistics
 from grpc_comm.proto import verifier_pb2 as pb
 from inference.backends import Segment
-from inference.backends.received_features import ReceivedFeatures
 from inference.engine.engine import Engine
 from inference.errors import Mismatch, OutriderError
-from inference.features import FeatureForm
 from inference.order import MOST_CREDIT, Decode
 from inference.sampling import SamplingParams
 from inference.tree import IntArray
@@ -33,7 +29,6 @@ from tests.support.wire_fixtures import (
     background,
     candidates,
     eventually,
-    news,
     opened,
     rest,
     successor_engine,
@@ -124,55 +119,6 @@ def test_a_target_that_says_what_cannot_be_is_named_and_not_believed(
         session.open([1, 2, 3], SamplingParams())
         session.decode(Decode(60, most_nodes=0))
         with pytest.raises(Mismatch, match=f"the target at {address} "):
-            until_it_fails(session)
-
-
-FORM = FeatureForm((1, 2), 3)
-SCALES = struct.pack("<2f", 0.5, 0.25)
-SENT: dict[str, tuple[pb.Features, str]] = {
-    "another shape": (pb.Features(scales=SCALES, values=bytes(5)), "features of 5 bytes"),
-    "too few scales": (pb.Features(scales=SCALES[:4], values=bytes(6)), "scales of 4"),
-    "nothing": (pb.Features(), "features of 0 bytes"),
-    "more than the text has": (
-        pb.Features(scales=SCALES * 5, values=bytes(30)), "tokens that it did not send",
-    ),
-    "what is far ahead": (
-        pb.Features(position=10**9, scales=SCALES, values=bytes(6)), "tokens that it did not send",
-    ),
-    "the same twice": (pb.Features(scales=SCALES, values=bytes(6)), "position 0 twice"),
-    "scales that are no numbers": (
-        pb.Features(scales=struct.pack("<2f", 1, math.nan), values=bytes(6)), "no numbers",
-    ),
-    "endless scales": (
-        pb.Features(scales=struct.pack("<2f", 1, math.inf), values=bytes(6)), "no numbers",
-    ),
-    "scales below 0": (
-        pb.Features(scales=struct.pack("<2f", 1, -1), values=bytes(6)), "no numbers",
-    ),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("said", SENT)
-def test_features_that_cannot_be_are_a_mismatch_and_the_verified_text_survives(said: str) -> None:
-    features, words = SENT[said]
-    right = pb.ServerMessage(features=pb.Features(scales=SCALES, values=bytes(6)))
-    answers = [OPENED, tokens(3, 4), right, pb.ServerMessage(features=features)]
-    with rogue(answers) as address, connect(str(address)) as connection:
-        session = connection.session(features=ReceivedFeatures(FORM, 100, 10**6))
-        session.open([1, 2, 3], SamplingParams())
-        session.decode(Decode(60))
-        assert news(session).tokens == (4,)
-        with pytest.raises(Mismatch, match=f"the target at {address} .*{words}"):
-            until_it_fails(session)
-
-
-def test_features_that_nobody_asked_for_are_a_mismatch() -> None:
-    right = pb.ServerMessage(features=pb.Features(scales=SCALES, values=bytes(6)))
-    with rogue([OPENED, right]) as address, connect(str(address)) as connection:
-        session = connection.session()
-        session.open([1, 2, 3], SamplingParams())
-        session.decode(Decode(60))
-        with pytest.raises(Mismatch, match=f"the target at {address} .*nobody asked for"):
             until_it_fails(session)
 
 

@@ -1,5 +1,5 @@
-"""A head computes what its definition says: from the target's features where they are known. Those
-of other nodes are its own in EAGLE-3, and the learnt one at masks in P-EAGLE.
+"""A head computes what its definition says: from the target's features where they are known, from
+its own at other nodes.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import torch
 
-from inference.backends import Ranked, Segment
+from inference.backends import Ranked
 from inference.backends.eager import EagerModel
-from inference.backends.eagle import eagle_model
+from inference.backends.eagle import EagleModel
 from inference.backends.led_sequence import LedSequence, RowFeatures
 from inference.backends.sequence import ModelSequence
 from inference.backends.shared_sequence import TargetRow
@@ -26,15 +26,12 @@ from tests.support import heads, pairs
 TARGET = pairs.decoder(1)
 IDS = [7 * index % TARGET.config.vocab_size for index in range(heads.DRAFT_VOCABULARY)]
 PROMPT = pairs.prompt_of(20)
-MASK = 299
 
 
 class Pair:
     """A target and its head, on rows that follow each other by number.
 
     layers: of the head
-    parallel: whether it is one of P-EAGLE
-    forwards: of the head
     """
 
     def __init__(
@@ -43,24 +40,16 @@ class Pair:
         rows: int = 1,
         norms_residual: bool = False,
         layers: int = 1,
-        parallel: bool = False,
     ) -> None:
         raw = heads.raw_config(
             TARGET.config, norm_before_residual=norms_residual, num_hidden_layers=layers
         )
-        if parallel:
-            raw["ptd_token_id"] = MASK
-        self.tensors = heads.tensors_of(TARGET.config, depth=layers, masked=parallel)
+        self.tensors = heads.tensors_of(TARGET.config, depth=layers)
         self.norms_residual = norms_residual
         self.target = EagerModel(TARGET, rows=rows, capacity=200, max_nodes=64)
         self.target.keep_features(heads.KEPT)
         head = load_head(heads.write_head(directory, raw, self.tensors), TARGET, 200)
-        self.forwards = 0
-        head.register_forward_hook(self._count)
-        self.model = eagle_model(head, rows=rows, capacity=200, max_nodes=64)
-
-    def _count(self, *_: object) -> None:
-        self.forwards += 1
+        self.model = EagleModel(head, rows=rows, capacity=200, max_nodes=64)
 
     def text(self, row: int, prompt: Sequence[int]) -> Text:
         return Text(self, row, prompt)
@@ -89,40 +78,6 @@ class Text:
             known,
             self.pair.norms_residual,
         )
-
-    def with_masks(self, masks: int) -> Segment:
-        """This text's share of a call that ranks the root and so many masks behind it."""
-        tree = TokenTree.chain([self.tokens[-1], *[MASK] * masks])
-        return self.here.prepare_nodes(tree, range(1 + masks))
-
-    def agrees_in_parallel(self, ranked: Ranked, masks: int) -> None:
-        """Compare what with_masks() was answered with the reference, and free the masks."""
-        expected = heads.in_parallel(
-            self.pair.tensors,
-            TARGET.model.embed_tokens.weight,
-            heads.states_of(TARGET, self.tokens[:-1]),
-            self.tokens,
-            [MASK] * masks,
-            self.pair.norms_residual,
-        )
-        for node in range(1 + masks):
-            agrees(ranked, node, expected[node])
-        self.here.advance([], [], range(1, 1 + masks))
-
-    def drafts_in_parallel(self, masks: int) -> None:
-        """Rank the root and so many masks in one forward, and compare the answer."""
-        before = self.pair.forwards
-        (ranked,) = self.pair.model.rank([self.with_masks(masks)], 8)
-        assert self.pair.forwards == before + 1
-        self.agrees_in_parallel(ranked, masks)
-
-    def accept(self, tokens: Sequence[int], then: int) -> None:
-        """The target takes these tokens behind the root, and says `then` behind them."""
-        chain = TokenTree.chain([self.tokens[-1], *tokens])
-        self.there.choose(chain)
-        self.there.commit(chain, range(1, len(chain)))
-        self.here.advance([0], chain.tokens.tolist(), [])
-        self.tokens += [*tokens, then]
 
     def commit(self, tree: TokenTree, path: Sequence[int], then: int) -> None:
         """The target takes a path of the tree, and says `then` behind it."""
@@ -263,53 +218,3 @@ def test_a_text_of_one_token_is_drafted_for_without_any_feature(tmp_path: Path) 
     assert np.isfinite(text.here.rank(tree, [0, 1], 8).scores).all()
     text.commit(tree, [1], 50)
     agrees(text.here.rank(TokenTree.chain([50]), [0], 8), 0, text.expected())
-
-
-# --- in parallel
-# --------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("layers", [1, 3])
-@pytest.mark.parametrize("norms_residual", [False, True])
-def test_a_root_and_its_masks_are_ranked_in_one_forward(
-    tmp_path: Path, norms_residual: bool, layers: int
-) -> None:
-    pair = Pair(tmp_path, norms_residual=norms_residual, layers=layers, parallel=True)
-    pair.text(0, PROMPT).drafts_in_parallel(7)
-
-
-@pytest.mark.parametrize("layers", [1, 3])
-def test_keys_of_masks_do_not_stay_while_tokens_are_accepted(tmp_path: Path, layers: int) -> None:
-    text = Pair(tmp_path, layers=layers, parallel=True).text(0, PROMPT)
-    for masks, accepted in (7, [40, 50, 60]), (3, []), (7, [70]), (2, [80, 90]), (5, []):
-        text.drafts_in_parallel(masks)
-        text.accept(accepted, 30 + masks)
-    text.drafts_in_parallel(7)
-
-
-def test_a_token_of_the_text_that_has_the_masks_id_is_a_token(tmp_path: Path) -> None:
-    text = Pair(tmp_path, parallel=True).text(0, [*PROMPT[:9], MASK, *PROMPT[9:]])
-    text.drafts_in_parallel(3)
-    text.accept([MASK], MASK)
-    text.drafts_in_parallel(3)
-
-
-def test_rows_with_masks_are_ranked_in_one_forward(tmp_path: Path) -> None:
-    pair = Pair(tmp_path, rows=2, layers=3, parallel=True)
-    texts = [pair.text(row, pairs.prompt_of(length)) for row, length in enumerate((9, 33))]
-    before, masks = pair.forwards, (4, 1)
-    answers = pair.model.rank(
-        [text.with_masks(count) for text, count in zip(texts, masks, strict=True)], 8
-    )
-    assert pair.forwards == before + 1
-    for text, answer, count in zip(texts, answers, masks, strict=True):
-        text.agrees_in_parallel(answer, count)
-
-
-def test_a_text_of_one_token_is_drafted_for_with_masks(tmp_path: Path) -> None:
-    text = Pair(tmp_path, parallel=True).text(0, PROMPT[:1])
-    tree = TokenTree.chain([PROMPT[0], MASK, MASK])
-    assert np.isfinite(text.here.rank(tree, range(3), 8).scores).all()
-    text.here.advance([], [], [1, 2])
-    text.accept([40], 50)
-    text.drafts_in_parallel(3)

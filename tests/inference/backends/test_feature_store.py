@@ -19,7 +19,7 @@ from inference.backends import Ranked, Segment
 from inference.backends.artifact_embeddings import read_embeddings
 from inference.backends.eager import EagerModel
 from inference.backends.eagle import EagleModel
-from inference.backends.feature_store import NOTHING, check_given
+from inference.backends.feature_store import NOTHING, FeatureForm, check_given
 from inference.backends.neuron import NeuronModel
 from inference.backends.neuron_loading import load_neuron
 from inference.backends.torch_neuron import GRAPHS, RankPlan, RankProgram, compiled_graphs
@@ -30,7 +30,6 @@ from inference.engine.host import Host
 from inference.engine.local_session import LocalSession
 from inference.engine.target_rows import led_by_row
 from inference.errors import UnsupportedModel
-from inference.features import FeatureForm
 from inference.link_times import LinkTimes
 from inference.model.cache import empty_cache
 from inference.model.eagle import OfTarget, read_head

@@ -76,14 +76,13 @@ def proposer_of(
     known: Knowledge | None = None,
     room: int = 200,
     copies: bool = False,
-    masks: Masks = MASKS,
 ) -> BlockProposer:
     return BlockProposer(
         model,
         0,
         known or knowledge(),
         Prices(),
-        masks=masks,
+        masks=MASKS,
         room=room,
         clock=lambda: model.now,
         source=CopySource() if copies else None,
@@ -111,19 +110,6 @@ def test_one_call_names_tokens_of_as_many_levels_as_there_are_masks_and_one() ->
     assert kind == MODEL
     assert tokens[:4] == TEXT[:4]
     assert MASK not in tokens
-
-
-@pytest.mark.parametrize("roots_only", [False, True])
-def test_candidates_are_ranked_unless_the_draft_ranks_roots_only(roots_only: bool) -> None:
-    model = Watched(with_masks(disagreeing, disagreeing))
-    proposer = proposer_of(model, masks=MASKS._replace(roots_only=roots_only))
-    proposer.open(PROMPT, SAMPLING)
-    assert proposer.work(0.0)
-    assert model.fed[0][0] == PROMPT[-1]
-    assert proposer.work(0.0) != roots_only
-    proposer.hear(len(PROMPT), TEXT[:2], 0.0, QUIET)
-    assert proposer.work(0.0)
-    assert not roots_only or model.fed[0][:2] == TEXT[:2]
 
 
 def test_a_mask_leaves_no_key_behind() -> None:

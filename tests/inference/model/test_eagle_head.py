@@ -12,7 +12,7 @@ import torch
 
 from inference.errors import UnsupportedModel
 from inference.model.eagle import load_head
-from inference.model.eagle_config import PUBLISHED_LEVELS, Parallel, read_head_config
+from inference.model.eagle_config import read_head_config
 from tests.support import heads, pairs
 
 TARGET = pairs.decoder(1)
@@ -92,61 +92,20 @@ def test_a_config_with_the_layer_in_a_field_of_its_own_is_read(tmp_path: Path) -
     assert config.draft_vocabulary == heads.DRAFT_VOCABULARY
 
 
-# --- several layers, several levels
+# --- several layers
 # --------------------------------------------------------------------------------------------------
 
-DEEPER = heads.tensors_of(TARGET.config, depth=3, masked=True)
+DEEPER = heads.tensors_of(TARGET.config, depth=3)
 
 
 @pytest.mark.parametrize("spelt", ["midlayer.", "layers.0."])
-def test_layers_behind_the_first_and_the_feature_of_masks_are_read(
-    tmp_path: Path, spelt: str
-) -> None:
-    written(tmp_path, DEEPER, spelt, num_hidden_layers=3, ptd_token_id=7)
+def test_layers_behind_the_first_are_read(tmp_path: Path, spelt: str) -> None:
+    written(tmp_path, DEEPER, spelt, num_hidden_layers=3)
     head = load_head(tmp_path, TARGET, 64)
     read = dict(head.named_parameters())
     assert len(head.layers) == 2
     for name in DEEPER.keys() - {"d2t", "t2d"}:
         assert torch.equal(read[name], DEEPER[name]), name
-
-
-@pytest.mark.parametrize(
-    ("fields", "wanted"),
-    [
-        ({}, None),
-        ({"ptd_token_id": 7}, Parallel(7, PUBLISHED_LEVELS)),
-        ({"pard_token": 7}, Parallel(7, PUBLISHED_LEVELS)),
-        ({"mask_token_id": 7, "num_depths": 5}, Parallel(7, 5)),
-        (
-            {
-                "mask_token_id": 0,
-                "speculators_config": {"proposal_methods": [{"speculative_tokens": 4}]},
-            },
-            Parallel(0, 4),
-        ),
-    ],
-    ids=["none", "AWS", "vLLM", "NeMo", "speculators"],
-)
-def test_the_mask_and_the_levels_are_read_as_each_project_names_them(
-    tmp_path: Path, fields: dict[str, Any], wanted: Parallel | None
-) -> None:
-    config = read_head_config(written(tmp_path, **fields), TARGET.config)
-    assert config.parallel == wanted
-
-
-@pytest.mark.parametrize(
-    ("fields", "says"),
-    [
-        ({"ptd_token_id": 300}, "from 0 to 299"),
-        ({"ptd_token_id": 7, "num_depths": 1}, "from 2 to 16"),
-        ({"ptd_token_id": 7}, "tensor mask_hidden of an EAGLE-3 head is missing"),
-    ],
-)
-def test_a_mask_that_cannot_be_used_is_refused(
-    tmp_path: Path, fields: dict[str, Any], says: str
-) -> None:
-    with pytest.raises(UnsupportedModel, match=says):
-        load_head(written(tmp_path, **fields), TARGET, 64)
 
 
 # --- refusals
@@ -185,7 +144,7 @@ def test_a_head_that_does_not_fit_is_refused(
         ({"norm.weight": None}, "tensor norm.weight of an EAGLE-3 head is missing"),
         ({"midlayer.extra.weight": torch.zeros(1)}, "midlayer.extra.weight is not part"),
         ({"layers.1.mlp.up_proj.weight": torch.zeros(48, 32)}, "layers.1.* is not part"),
-        ({"mask_hidden": torch.zeros(1, 1, 96)}, "names no mask: ptd_token_id, pard_token or mask"),
+        ({"mask_hidden": torch.zeros(1, 1, 96)}, "mask_hidden is not part of an EAGLE-3 head"),
         ({"d2t": None}, "has no tensor d2t"),
         ({"d2t": torch.full((40,), 300)}, "40 different ids from 0 to 299"),
         ({"d2t": -torch.arange(40)}, "40 different ids from 0 to 299"),

@@ -10,14 +10,12 @@ from pathlib import Path
 import pytest
 
 from grpc_comm.server.server import BackgroundServer
-from inference.backends import Model
-from inference.errors import InvalidRequest, OutriderError, UnsupportedModel
+from inference.errors import InvalidRequest, UnsupportedModel
 from inference.model.config import read_config
 from outrider.cli import main
 from outrider.draft_methods import eagle
-from outrider.features import feature_offer
-from outrider.models import EMBEDDED, find_checkpoint
-from outrider.options.roles import DraftRole, FusedTargetRole, TargetRole
+from outrider.models import EMBEDDED
+from outrider.options.roles import FusedTargetRole
 from outrider.target import load_target
 from tests.support import heads
 from tests.support.models import tiny_model
@@ -32,29 +30,11 @@ def head(tmp_path: Path) -> str:
     return str(heads.write_head(tmp_path / "head", raw, heads.tensors_of(config)))
 
 
-@pytest.fixture
-def parallel_head(tmp_path: Path) -> str:
-    """The same, of P-EAGLE with three layers."""
-    config = read_config(EMBEDDED / "target")
-    raw = heads.raw_config(
-        config,
-        eagle_aux_hidden_state_layer_ids=[2, 4, 6],
-        num_hidden_layers=3,
-        ptd_token_id=511,
-        num_depths=4,
-    )
-    tensors = heads.tensors_of(config, depth=3, masked=True)
-    return str(heads.write_head(tmp_path / "parallel_head", raw, tensors))
-
-
-@pytest.mark.parametrize(
-    ("named", "emulated"), [("head", False), ("head", True), ("parallel_head", False)]
-)
+@pytest.mark.parametrize("emulated", [False, True])
 def test_a_head_beside_the_target_makes_the_targets_own_text(
-    named: str, emulated: bool, request: pytest.FixtureRequest, capsys: pytest.CaptureFixture[str]
+    head: str, emulated: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Also one that guesses at random."""
-    head = request.getfixturevalue(named)
     more = {"emulate": "llama-3.1-8b-trn1.2xlarge-measured"} if emulated else {}
     options = FusedTargetRole(
         port=0, batch=1, sequence_length=256, draft="eagle", draft_model=head, **more
@@ -68,69 +48,6 @@ def test_a_head_beside_the_target_makes_the_targets_own_text(
     assert record["token_ids"] == record["baseline"]["token_ids"]
     assert f"with {head} beside it" in said.err
     assert "on inputs of layers 2, 4, 6 of outrider-embedded-target" in said.err
-    assert ("that drafts 4 levels a call" in said.err) == (named == "parallel_head")
-
-
-def serving(**changes: object) -> BackgroundServer:
-    return BackgroundServer(
-        load_target(TargetRole(port=0, batch=1, sequence_length=256, **changes))
-    )
-
-
-DRAFT = ("--role", "draft", "--draft", "eagle,copy", "--json", "--max_new_tokens", "24")
-
-
-@pytest.mark.parametrize("temperature", ["0", "0.8"])
-def test_a_head_on_the_clients_machine_makes_the_targets_own_text(
-    head: str, capsys: pytest.CaptureFixture[str], temperature: str
-) -> None:
-    with serving(features="2,4,6") as server:
-        flags = ["--port", str(server.address.port), "--prompt", "def main(argv):", "--seed", "3"]
-        flags += ["--draft_model", head, "--temperature", temperature, "--baseline"]
-        assert main([*DRAFT, *flags]) == 0
-    said = capsys.readouterr()
-    record = json.loads(said.out)
-    assert record["token_ids"] == record["baseline"]["token_ids"]
-    more = record["bytes_down"] - record["baseline"]["bytes_down"]
-    assert more > record["prompt_tokens"] * 3 * 256
-    assert "on inputs of layers 2, 4, 6 of outrider-embedded-target" in said.err
-
-
-@pytest.mark.parametrize(
-    ("given", "words"),
-    [({}, "gives none: start it with --features 2,4,6"), ({"features": "1,2"}, "layers 1, 2, 256")],
-)
-def test_a_client_says_what_its_target_must_give(
-    head: str, given: dict[str, str], words: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with serving(**given) as server:
-        port = ["--port", str(server.address.port)]
-        assert main([*DRAFT, *port, "--prompt", "a", "--draft_model", head]) != 0
-    said = capsys.readouterr().err.splitlines()[-1]
-    assert words in said
-    assert f"outrider-embedded-target at 127.0.0.1:{server.address.port}" in said
-
-
-OFFERS = {
-    "layers that are not there": ({"features": "2,99"}, "has layers up to"),
-    "an artefact's graphs": ({"features": "eagle3"}, "keeps none as it is served here"),
-}
-
-
-@pytest.mark.parametrize("wrong", OFFERS)
-def test_a_target_gives_only_what_it_has(wrong: str) -> None:
-    given, words = OFFERS[wrong]
-    model: Model = tiny_model()
-    if "graphs" in wrong:
-        model = ScriptedModel(useless, rows=1, capacity=100)
-    with pytest.raises(OutriderError, match=words):
-        feature_offer(TargetRole(**given), model, find_checkpoint(None, "target"))
-
-
-def test_a_parallel_head_on_the_clients_machine_is_refused(parallel_head: str) -> None:
-    options = DraftRole(draft="eagle", draft_model=parallel_head)
-    with pytest.raises(UnsupportedModel, match="start it beside its target, with --role fused_tar"):
-        eagle.find(options, None)
 
 
 def test_a_head_must_be_named() -> None:

@@ -39,7 +39,7 @@ def test_sources_that_are_none_or_said_twice_are_refused(named: str) -> None:
 
 @pytest.mark.parametrize("name", METHODS)
 def test_a_model_drafts_only_where_its_row_says(name: str) -> None:
-    for role, may in ((DraftRole, True), (FusedTargetRole, METHODS[name].beside)):
+    for role, may in ((DraftRole, METHODS[name].here), (FusedTargetRole, True)):
         if may:
             assert role(draft=f"{name},copy").method == name
         else:

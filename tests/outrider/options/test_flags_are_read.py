@@ -19,16 +19,13 @@ from outrider.options.roles import FusedTargetRole
 from outrider.target import load_target
 
 START = {"role", "config", "print_config", "debug", "target", "preset"}
-FEATURES = {"feature_bytes_per_second": 9}
-OF_CLIENTS: dict[str, Any] = {
-    "region": "eu-west-1", "pricing": "spot", "no_live": True, **FEATURES
-}  # fmt: skip
+OF_CLIENTS: dict[str, Any] = {"region": "eu-west-1", "pricing": "spot", "no_live": True}
 WITH_ANOTHER: dict[str, dict[str, Any]] = {
     "draft": OF_CLIENTS,
     "chat": OF_CLIENTS,
     "serve": OF_CLIENTS,
-    "target": {"tensor_parallel": 4, "metrics_host": "0.0.0.0", **FEATURES},
-    "fused_target": {"metrics_host": "0.0.0.0", **FEATURES},
+    "target": {"tensor_parallel": 4, "metrics_host": "0.0.0.0"},
+    "fused_target": {"metrics_host": "0.0.0.0"},
     "verify_target": {"tensor_parallel": 4, "batch": 8},
 }
 TEXT = {"prompt": "x", "max_new_tokens": 2}

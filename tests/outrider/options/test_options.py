@@ -25,7 +25,7 @@ WITH_ANOTHER = {
     "http_cert",
     "http_key",
     "metrics_host", "tls_cert", "tls_key", "region", "pricing", "no_live", "tensor_parallel",
-    "batch", "feature_bytes_per_second",
+    "batch",
 }  # fmt: skip
 
 
