@@ -26,7 +26,7 @@ from outrider.compare.rows import ResultRow
 from outrider.compare.tables import markdown
 from outrider.compare.verdict import details, verdict
 
-_LIBRARIES = ("outrider", "torch", "numpy", "grpcio", "transformers", "openvino")
+_LIBRARIES = ("outrider", "torch", "numpy", "grpcio", "transformers")
 
 
 def write_results(directory: Path, comparison: Comparison) -> list[Path]:
