@@ -242,16 +242,6 @@ class PullRole(groups.GeneralOptions, title="models and devices"):
         return self
 
 
-class SubstituteRole(groups.ModelOptions, groups.GeneralOptions, title="models and devices"):
-    """write a 4-bit copy of a target, for --draft substitute; goes on where it was broken off"""
-
-    COMMON: ClassVar = ("model", "copy_to")
-    BARE: ClassVar = "model"
-    role: Literal["substitute"] = "substitute"
-    copy_to: Directory = "substitute"
-    """directory of the 4-bit copy"""
-
-
 class ListRole(groups.GeneralOptions, title="models and devices"):
     """list the models here, how large they are, and which pairs fit"""
 
@@ -297,7 +287,6 @@ ROLES: dict[str, type[groups.GeneralOptions]] = {
     "verify_draft": VerifyDraftRole,
     "pull": PullRole,
     "list": ListRole,
-    "substitute": SubstituteRole,
     "doctor": DoctorRole,
     "make-cert": MakeCertRole,
     "make-key": MakeKeyRole,
@@ -312,7 +301,6 @@ VERBS = {
     "run": "draft",
     "pull": "pull",
     "list": "list",
-    "substitute": "substitute",
     "doctor": "doctor",
     "cert": "make-cert",
     "keys": "make-key",
