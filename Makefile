@@ -30,7 +30,6 @@ test: lint
 test-all: .venv/ray .venv/gguf
 	$(PYTEST) -m extended
 
-# OpenVINO takes no part: held to fewer instructions than the CPU has, it fails in itself
 ISA := tests/inference/model tests/test_lossless.py
 test-isa: .venv/ready
 	ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 $(PYTEST) -m "not extended" $(ISA)

@@ -1,14 +1,15 @@
 """What compiling for the CPU brings: a forward by nodes, compiled against eager, and whether the
 cache's length costs.
 
-    python -m benchmarks.compiled [--model DIR] [--dtype bfloat16] [--int8] [--nodes 1,8,16,32,64]
-    [--context 256] [--sampled] [--json FILE] python -m benchmarks.compiled --cache 2,268          a
-    call that reads 256 slots, in caches of 2 and 268 MB
+    python -m benchmarks.compiled [--model DIR] [--dtype bfloat16] [--nodes 1,8,16,32,64]
+    [--context 256] [--sampled] [--json FILE]
+    python -m benchmarks.compiled --cache 2,268
+
+The second reads 256 slots in caches of 2 and 268 MB.
 
 Median milliseconds and process CPU milliseconds of one row; shapes are visited in turn, so that a
 busy machine slows all alike. The graphs are compiled first, which takes minutes for a large model;
---keep DIR goes on from what an earlier run built there. --int8 adds the same model with 8-bit
-matrices, by OpenVINO.
+--keep DIR goes on from what an earlier run built there.
 """
 
 from __future__ import annotations
@@ -25,7 +26,6 @@ import torch
 from benchmarks.harness import command, cpu_decoder, heap, show, with_cpu
 from compile.build.build import build_artifact, read_source
 from compile.build.cpu import CpuBuilder, Loaded, compile_graph
-from compile.build.openvino_builder import OpenVinoBuilder
 from compile.build.progress import LineProgress
 from compile.spec import CompileSpec, least_nodes, verify_bucket
 from inference.artifact import Bucket
@@ -37,7 +37,6 @@ from inference.backends.compiled import (
     read_compiled,
 )
 from inference.backends.eager import EagerModel
-from inference.backends.openvino import load_openvino
 from inference.model.cache import empty_cache
 from inference.model.checkpoint import DTYPES
 from inference.model.config import read_config
@@ -65,56 +64,39 @@ def compiled_model(
         dtype=dtype,
     )
     start = time.perf_counter()
-    builder = (
-        OpenVinoBuilder(spec, model, vocabulary)
-        if dtype == "int8"
-        else CpuBuilder(spec, model, vocabulary)
-    )
     build_artifact(
         spec,
         read_source(model),
-        builder,
+        CpuBuilder(spec, model, vocabulary),
         directory,
         command="python -m benchmarks.compiled",
         progress=LineProgress(lambda line: print(line, flush=True)),
     )
     seconds = time.perf_counter() - start
-    del builder  # and its copy of the model
-    manifest = read_compiled(directory)
-    return load_openvino(directory, manifest) if dtype == "int8" else load_compiled(
-        directory, manifest
-    ), seconds
+    return load_compiled(directory, read_compiled(directory)), seconds
 
 
 def by_nodes(
     model: Path,
-    dtypes: list[str],
+    dtype: str,
     nodes: list[int],
     context: int,
     sampled: bool,
     repetitions: int,
     directory: Path,
 ) -> dict[str, Any]:
-    """Forward time by nodes, eager in the first precision and compiled in each; artefacts are
-    built in the directory.
-    """
+    """Forward time by nodes, eager and compiled; the artefact is built in the directory."""
     slots, most = -(-context // 64) * 64, max(nodes)
     capacity = slots + 2 * most
-    models, figures = dict[str, Model](), dict[str, Any]()
-    for dtype in dtypes:
-        sizes = sorted({max(size, least_nodes(dtype)) for size in nodes})
-        buckets = tuple(verify_bucket(1, size, slots, capacity, sampled=sampled) for size in sizes)
-        # What every artefact must have:
-        whole = verify_bucket(1, most, capacity, capacity, sampled=sampled)
-        models[f"compiled {dtype}"], seconds = compiled_model(
-            model, dtype, capacity, (*buckets, whole), directory / dtype
-        )
-        figures[f"build_seconds {dtype}"] = round(seconds, 1)
-    vocabulary, eager = Tokenizer(model).vocabulary, DTYPES[dtypes[0]]
-    decoder = cpu_decoder(model, capacity - most, vocabulary, eager)
-    models = {
-        f"eager {dtypes[0]}": EagerModel(decoder, rows=1, capacity=capacity, max_nodes=most),
-        **models,
+    sizes = sorted({max(size, least_nodes(dtype)) for size in nodes})
+    buckets = tuple(verify_bucket(1, size, slots, capacity, sampled=sampled) for size in sizes)
+    # What every artefact must have:
+    whole = verify_bucket(1, most, capacity, capacity, sampled=sampled)
+    compiled, seconds = compiled_model(model, dtype, capacity, (*buckets, whole), directory)
+    decoder = cpu_decoder(model, capacity - most, Tokenizer(model).vocabulary, DTYPES[dtype])
+    models: dict[str, Model] = {
+        f"eager {dtype}": EagerModel(decoder, rows=1, capacity=capacity, max_nodes=most),
+        f"compiled {dtype}": compiled,
     }
     params = SamplingParams(1.0, seed=1) if sampled else SamplingParams()
     calls = {
@@ -122,7 +104,7 @@ def by_nodes(
         for size in nodes
         for name, served in models.items()
     }
-    return figures | with_cpu(calls, repetitions)
+    return {f"build_seconds {dtype}": round(seconds, 1)} | with_cpu(calls, repetitions)
 
 
 def by_cache(model: Path, dtype: str, megabytes: list[int], repetitions: int) -> dict[str, Any]:
@@ -161,7 +143,6 @@ def main() -> None:
     parser = command(__doc__)
     parser.add_argument("--model", type=Path, default=EMBEDDED / "target", metavar="DIR")
     parser.add_argument("--dtype", default="float32", choices=sorted(DTYPES))
-    parser.add_argument("--int8", action="store_true", help="8-bit matrices, too")
     parser.add_argument("--nodes", default="1,8,16,32,64")
     parser.add_argument("--context", type=int, default=256)
     parser.add_argument("--sampled", action="store_true", help="at temperature 1 instead of greedy")
@@ -178,11 +159,10 @@ def main() -> None:
     if given.cache:
         figures = by_cache(given.model, given.dtype, numbers, given.repetitions)
     else:
-        dtypes = [given.dtype, *(["int8"] if given.int8 else [])]
         with tempfile.TemporaryDirectory() as scratch:
             figures = by_nodes(
                 given.model,
-                dtypes,
+                given.dtype,
                 numbers,
                 given.context,
                 given.sampled,

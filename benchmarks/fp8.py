@@ -18,14 +18,52 @@ import torch
 
 import inference
 from benchmarks.harness import command, cpu_decoder, show
-from benchmarks.int8 import agreement, own_text
+from inference.backends import Model, Segment
 from inference.backends.eager import EagerModel
 from inference.model.decoder import Decoder, Head
 from inference.model.float8 import in_float8
+from inference.sampling import SamplingParams
 from inference.text import Tokenizer
+from inference.tree import TokenTree
 
 _TARGET = Path(inference.__file__).parent / "data" / "target"
 _CAPACITY, _PROMPT = 512, 128  # tokens
+TEXT, CALL = 48, 16  # tokens that agreement is counted on, and fed at once
+
+
+def chain(tokens: Sequence[int], start: int) -> Segment:
+    """Tokens from position `start` on, in slots of the same numbers, chosen at all."""
+    tree, every = TokenTree.chain(list(tokens)), np.arange(len(tokens), dtype=np.int32)
+    return Segment(
+        0,
+        tree.tokens,
+        start + every,
+        start + every,
+        np.ones((1, start), dtype=np.bool_),
+        tree.mask,
+        every,
+        SamplingParams(),
+    )
+
+
+def choices(model: Model, tokens: Sequence[int], start: int = 0) -> list[int]:
+    """What is chosen after each token, fed CALL tokens a call."""
+    calls = [chain(tokens[at : at + CALL], start + at) for at in range(0, len(tokens), CALL)]
+    return [int(token) for call in calls for token in model.choose([call])[0]]
+
+
+def own_text(model: Model, prompt: list[int]) -> list[int]:
+    """TEXT tokens of greedy decoding, one token a call."""
+    made = choices(model, prompt)[-1:]
+    while len(made) < TEXT:
+        made += choices(model, made[-1:], len(prompt) + len(made) - 1)
+    return made
+
+
+def agreement(model: Model, prompt: list[int], text: list[int]) -> float:
+    """Share of the text's tokens that the model chooses, too, given those before."""
+    chosen = choices(model, [*prompt, *text])[len(prompt) - 1 : -1]
+    return round(float(np.mean(np.array(chosen) == np.array(text))), 3)
 
 
 def with_plain_head(rounded: Decoder, plain: Decoder) -> Decoder:

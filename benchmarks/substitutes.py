@@ -1,13 +1,12 @@
 """A target's substitute beside a smaller draft: how far each runs ahead, and what its calls take.
 
-    python -m benchmarks.substitutes --target DIR --draft DIR --copy DIR [--texts 2] [--new 48]
+    python -m benchmarks.substitutes --target DIR --draft DIR [--texts 2] [--new 48]
     python -m benchmarks.substitutes --target DIR --memory
 
---copy is the target's 4-bit copy (`python main.py substitute`). The target writes texts at
-temperature 0, 0.7 and 1; each draft reads them under the same noise. `ahead` is the acceptance
-length of a chain of 8 guesses, the target's own token included. Calls take turns. With --memory,
-the target makes forwards in a process of its own, once resident and once with its layers read from
-its files: seconds of a forward, and the memory of the process by kind.
+The target writes texts at temperature 0, 0.7 and 1; each draft reads them under the same noise.
+`ahead` is the acceptance length of a chain of 8 guesses, the target's own token included. Calls
+take turns. With --memory, the target makes forwards in a process of its own, once resident and once
+with its layers read from its files: seconds of a forward, and the memory of the process by kind.
 """
 
 from __future__ import annotations
@@ -123,7 +122,6 @@ def main() -> None:
     parser = command(__doc__)
     parser.add_argument("--target", type=Path, required=True)
     parser.add_argument("--draft", type=Path)
-    parser.add_argument("--copy", type=Path)
     parser.add_argument("--memory", action="store_true")
     parser.add_argument("--texts", type=int, default=2)
     parser.add_argument("--new", type=int, default=48)
@@ -142,7 +140,7 @@ def main() -> None:
     print(f"{len(texts)} texts written", flush=True)
     drafts = {
         "draft": loaded(load_decoder, given.draft, tokenizer.vocabulary),
-        "substitute": loaded(load_substitute, given.copy, tokenizer.vocabulary),
+        "substitute": loaded(load_substitute, given.target, tokenizer.vocabulary),
     }
     figures: dict[str, object] = {name: agreement(one, texts) for name, one in drafts.items()}
     show(figures, None)

@@ -52,8 +52,8 @@ class CompileOptions:
     )
     dtype: str | None = option(
         None,
-        "default: float32 for cpu, bfloat16 else; int8 (cpu only, by OpenVINO): 8-bit matrices, "
-        "the rest float32; fp8 (trn1 and inf2): matrices of 8-bit floats, the rest bfloat16",
+        "default: float32 for cpu, bfloat16 else; fp8 (trn1 and inf2): matrices of 8-bit floats, "
+        "the rest bfloat16",
         _TARGET,
         choices=DTYPES,
     )

@@ -13,9 +13,9 @@ from inference.errors import InvalidRequest
 from inference.sampling import CANDIDATES
 
 TARGETS = ("cpu", "trn1", "inf2", "trn2", "trn3")
-DTYPES = ("float32", "bfloat16", "float16", "int8", "fp8")
-_TARGETS_OF = {"int8": ("cpu",), "fp8": ("trn1", "inf2")}
-"""Targets of dtypes that not all have: matrices of 8 bits, the rest float32 or bfloat16."""
+DTYPES = ("float32", "bfloat16", "float16", "fp8")
+_FP8_TARGETS = ("trn1", "inf2")
+"""Targets of fp8: matrices of 8-bit floats, the rest bfloat16."""
 SAMPLINGS = ("both", "greedy", "sampled")
 """Which graphs for trees are built."""
 
@@ -99,10 +99,10 @@ class CompileSpec:
 
 
 def least_nodes(dtype: str) -> int:
-    """The fewest nodes of a graph. In float32 and int8 one node runs as two, because kernels for a
-    single row round differently from those for several.
+    """The fewest nodes of a graph. In float32 one node runs as two, because kernels for a single
+    row round differently from those for several.
     """
-    return 2 if dtype in ("float32", "int8") else 1
+    return 2 if dtype == "float32" else 1
 
 
 def verify_bucket(rows: int, nodes: int, slots: int, junk: int, *, sampled: bool) -> Bucket:
@@ -129,22 +129,20 @@ def check_target(target: str, tensor_parallel: int, dtype: str | None) -> None:
     if dtype is not None and not takes(target, dtype):
         *most, last = (name for name in DTYPES if takes(target, name))
         raise InvalidRequest(
-            f"--dtype {dtype} is built for {' and '.join(_TARGETS_OF[dtype])} so far, not for "
+            f"--dtype {dtype} is built for {' and '.join(_FP8_TARGETS)} so far, not for "
             f"{target}: take {', '.join(most)} or {last}"
         )
 
 
 def takes(target: str, dtype: str) -> bool:
     """Whether a target can be built in this dtype."""
-    return target in _TARGETS_OF.get(dtype, TARGETS)
+    return dtype != "fp8" or target in _FP8_TARGETS
 
 
 def check_fused_dtype(dtype: str | None) -> None:
     """Raise InvalidRequest for a precision in which no draft is built beside a target."""
-    if dtype in _TARGETS_OF:
-        raise InvalidRequest(
-            f"--fused is for float32, bfloat16 or float16: leave out --dtype {dtype}"
-        )
+    if dtype == "fp8":
+        raise InvalidRequest("--fused is for float32, bfloat16 or float16: leave out --dtype fp8")
 
 
 def check_positive(name: str, value: int) -> None:
@@ -195,11 +193,6 @@ def _check_features(spec: CompileSpec) -> None:
         raise InvalidRequest(
             "--features is for heads beside the target, and --fused puts a draft into its graphs: "
             "leave one out"
-        )
-    if spec.dtype == "int8":
-        raise InvalidRequest(
-            "--features: OpenVINO's int8 decoder returns none; take --dtype float32, bfloat16 or "
-            "float16"
         )
 
 

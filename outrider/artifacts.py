@@ -100,18 +100,10 @@ def _load(options: TargetOptions, manifest: Manifest) -> CompiledModel:
         from inference.backends.neuron_loading import load_neuron
 
         return load_neuron(directory, manifest, say)
-    if manifest.dtype == "int8":
-        from inference.backends.openvino import DECODER_WEIGHTS, load_openvino
-
-        set_threads(options.threads, (directory / DECODER_WEIGHTS).stat().st_size)
-        model = load_openvino(directory, manifest)
-    else:
-        model = (
-            _load_fused(directory, manifest)
-            if manifest.fused
-            else load_compiled(directory, manifest)
-        )
-        set_threads(options.threads, (directory / WEIGHTS).stat().st_size // model.dtype.itemsize)
+    model = (
+        _load_fused(directory, manifest) if manifest.fused else load_compiled(directory, manifest)
+    )
+    set_threads(options.threads, (directory / WEIGHTS).stat().st_size // model.dtype.itemsize)
     beside = f", with {manifest.fused.model} in them" if manifest.fused else ""
     say(
         f"{manifest.model}: compiled for cpu, {manifest.dtype}, {len(manifest.graphs)} graphs, "

@@ -21,7 +21,6 @@ from outrider.options.roles import (
     PullRole,
     ServeRole,
     ServingRole,
-    SubstituteRole,
 )
 
 
@@ -71,10 +70,6 @@ def run_role(options: GeneralOptions) -> int:
         from outrider.models_here import list_here
 
         return list_here(options)
-    if isinstance(options, SubstituteRole):
-        from outrider.substitutes import make_substitute
-
-        return make_substitute(options)
     if isinstance(options, MakeCertRole):
         from outrider.credentials import make_cert
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from grpc_comm.client.connection import Connection
 from inference.drafters.copy_source import CopySource, History
 from inference.drafters.model_proposer import ROOM, WIDEST
-from inference.drafters.tree_policies import BestFirst, Chain, Policy, Static
+from inference.drafters.tree_policies import BestFirst, Chain, Policy
 from outrider.models import PREFILL_NODES, FoundModel, LoadedModel
 from outrider.options.groups import DeviceOptions, HistoryOptions, TreeOptions
 from outrider.options.roles import ClientRole
@@ -111,12 +111,9 @@ def load_draft(
 
 
 def read_policy(options: TreeOptions) -> Policy:
-    """The tree that --gamma, --tree_rates or --tree_nodes and --tree_depth ask for."""
+    """The tree that --gamma, or --tree_nodes and --tree_depth ask for."""
     if options.gamma is not None:
         return Chain(options.gamma)
     nodes = options.tree_nodes or DEFAULT_TREE.nodes
     depth = options.tree_depth or DEFAULT_TREE.depth
-    if options.tree_rates is not None:
-        rates = tuple(float(rate) for rate in options.tree_rates.split(","))
-        return Static(rates, nodes, depth)
     return BestFirst(nodes, depth)

@@ -25,7 +25,6 @@ from outrider.models import Checkpoint, find_directory
 from outrider.options.roles import ServingRole
 
 LONGEST_NAME = 80
-_INT8 = "; list the artifact that python -m compile --target cpu --dtype int8 makes"
 
 log = logging.getLogger(__name__)
 
@@ -144,7 +143,7 @@ def _options(entry: Mapping[str, Json], options: ServingRole, where: str) -> Ser
     try:
         return options.but(**given)
     except InvalidRequest as error:
-        raise InvalidRequest(f"{where}: {error}{_INT8 * (given.get('dtype') == 'int8')}") from error
+        raise InvalidRequest(f"{where}: {error}") from error
 
 
 def _check(options: ServingRole, entry: Mapping[str, Any]) -> None:

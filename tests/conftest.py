@@ -53,7 +53,6 @@ SLOW = {
     "neuron",
     "neuron_build",
     "neuron_load",
-    "openvino",
     "plan",
     "purse",
     "regret",

@@ -33,7 +33,7 @@ PARSERS: dict[str, Callable[[list[str]], object]] = {
     "-m compile.smoke": smoke.parse,
     "-m deploy": deploying.parse,
 }
-PLACEHOLDERS = {"D": "int8", "T": "trn1", "N": "2", "NAME": "demo"}
+PLACEHOLDERS = {"D": "bfloat16", "T": "trn1", "N": "2", "NAME": "demo"}
 """What a page has the reader put in where not any text will do."""
 
 EXITS = {"main.py --help"}

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from inference.decode import Step, decode
-from inference.drafters.tree_policies import BestFirst, Chain, Static
+from inference.drafters.tree_policies import BestFirst, Chain
 from inference.engine.engine import Engine
 from inference.engine.local_session import LocalSession
 from inference.model.decoder import Decoder
@@ -36,7 +36,6 @@ SAMPLINGS = [
 ]
 PROPOSERS: dict[str, Callable[[Decoder], Proposer]] = {
     "chain": lambda draft: rounds(draft, Chain(4)),
-    "static tree": lambda draft: rounds(draft, Static((0.5, 0.2, 0.1), 12, 4)),
     "best-first tree": lambda draft: rounds(draft, BestFirst(16, 5)),
     "growing": growing,
     "blocks": blocks,

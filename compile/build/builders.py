@@ -30,10 +30,6 @@ def builder_of(options: CompileOptions, spec: CompileSpec, checkpoint: BuildChec
     if spec.target != "cpu":
         return _neuron_builder(options, spec, checkpoint)
     made_of = (spec, checkpoint.directory, checkpoint.vocabulary)
-    if spec.dtype == "int8":
-        from compile.build.openvino_builder import OpenVinoBuilder
-
-        return OpenVinoBuilder(*made_of)
     from compile.build.graph_processes import InProcesses
 
     quiet = not options.verbose

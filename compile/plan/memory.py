@@ -17,8 +17,8 @@ from inference.artifact import Bucket, DraftBucket, RoundBucket
 from inference.model.config import ModelConfig, parse_config
 from inference.model.noise_window import WINDOW
 
-ITEM = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 4, "fp8": 2}
-"""Bytes of a number in states and caches. int8 and fp8 concern matrices only."""
+ITEM = {"float32": 4, "bfloat16": 2, "float16": 2, "fp8": 2}
+"""Bytes of a number in states and caches. fp8 concerns matrices only."""
 _WIDE = 4  # scores, logits and noise are float32 whatever the weights are
 
 
@@ -172,7 +172,7 @@ def _layer_matrices(config: ModelConfig, ranks: int) -> int:
 
 def _matrix_item(spec: CompileSpec) -> int:
     """Bytes of a number in a matrix."""
-    return 1 if spec.dtype in ("int8", "fp8") else ITEM[spec.dtype]
+    return 1 if spec.dtype == "fp8" else ITEM[spec.dtype]
 
 
 def _weight_bytes(config: ModelConfig, spec: CompileSpec) -> int:
@@ -190,7 +190,7 @@ def _weight_bytes(config: ModelConfig, spec: CompileSpec) -> int:
 def _weight_count(config: ModelConfig, spec: CompileSpec) -> int:
     """Number of one rank's parameters."""
     hidden, size, ranks = config.hidden_size, config.head_dim, spec.tensor_parallel
-    shared = config.tied and spec.target == "cpu" and spec.dtype != "int8"
+    shared = config.tied and spec.target == "cpu"
     tables = config.vocab_size * hidden // ranks * (1 if shared else 2)
     vectors = 2 * hidden + (2 * size if config.qk_norm else 0)
     vectors += (config.heads + 2 * config.kv_heads) * size if config.qkv_bias else 0

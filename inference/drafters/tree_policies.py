@@ -7,10 +7,8 @@ target reaches it. Pure: `rank` hides the model.
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -64,92 +62,6 @@ class Chain:
         for leaf in range(min(growth.limit, budget.depth)):
             growth.add(leaf, rank(growth.tree, [leaf], 1).ids[0, 0], 1.0)
         return growth
-
-
-@dataclass(frozen=True)
-class Static:
-    """The best tree of one fixed shape, given how often the target takes the child of each rank.
-
-    rates: probability that the target's token is the draft's child of rank 0, 1, ...;
-        non-increasing, with a sum of at most 1
-    """
-
-    rates: tuple[float, ...]
-    nodes: int
-    depth: int
-
-    def __post_init__(self) -> None:
-        rates = np.array(self.rates)
-        if (
-            not len(rates)
-            or rates.min() <= 0
-            or rates.sum() > 1 + 1e-9
-            or (np.diff(rates) > 0).any()
-        ):
-            raise InvalidRequest(
-                "rank rates must be positive, non-increasing and add up to at most 1: got "
-                f"{self.rates}"
-            )
-
-    @property
-    def most_ranked(self) -> int:
-        return self.nodes
-
-    def grow(self, root: int, budget: Budget, rank: Rank) -> Growth:
-        growth = Growth(root, min(self.nodes, budget.nodes))
-        shape = best_static_tree(self.rates, growth.limit, min(self.depth, budget.depth))
-        place = {0: 0}  # node of the shape -> node of the growth
-        for level in _levels(shape):
-            parents = sorted({edge.parent for edge in level})
-            ranked = rank(
-                growth.tree,
-                [place[parent] for parent in parents],
-                1 + max(edge.rank for edge in level),
-            )
-            row = {parent: index for index, parent in enumerate(parents)}
-            for edge in level:
-                place[edge.node] = growth.add(
-                    place[edge.parent],
-                    ranked.ids[row[edge.parent], edge.rank],
-                    self.rates[edge.rank],
-                )
-        return growth
-
-
-class Edge(NamedTuple):
-    """A node of a static shape: the child of rank `rank` below node `parent`."""
-
-    node: int
-    parent: int
-    rank: int
-    depth: int
-
-
-@lru_cache(maxsize=256)
-def best_static_tree(rates: tuple[float, ...], nodes: int, depth: int) -> tuple[Edge, ...]:
-    """Return the `nodes` nodes that the target reaches most probably, numbered from 1, likeliest
-    first.
-
-    A node's worth is the product of the rates on its path; a tree's worth is the sum over its
-    nodes. With non-increasing rates a parent and an elder sibling are worth at least as much as the
-    node. So taking the best next node each time is optimal.
-    """
-    shape: list[Edge] = []
-    heap = [(-rates[0], 0, 0, 1)] if depth > 0 else []  # (-worth, parent, rank, depth)
-    while heap and len(shape) < nodes:
-        worth, parent, rank, level = heapq.heappop(heap)
-        node = len(shape) + 1
-        shape.append(Edge(node, parent, rank, level))
-        if rank + 1 < len(rates):
-            heapq.heappush(heap, (worth / rates[rank] * rates[rank + 1], parent, rank + 1, level))
-        if level < depth:
-            heapq.heappush(heap, (worth * rates[0], node, 0, level + 1))
-    return tuple(shape)
-
-
-def _levels(shape: tuple[Edge, ...]) -> list[list[Edge]]:
-    deepest = max((edge.depth for edge in shape), default=0)
-    return [[edge for edge in shape if edge.depth == depth] for depth in range(1, deepest + 1)]
 
 
 @dataclass(frozen=True)

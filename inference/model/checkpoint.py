@@ -27,9 +27,6 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 _IGNORED = ("rotary_emb.inv_freq",)
 _SAMPLE = 1 << 16
 
-LOW_BIT = "substitute.json"
-"""The file that tells a 4-bit copy (inference/model/low_bit_files.py) from a checkpoint."""
-
 
 class Loading(NamedTuple):
     """How far the weights of a checkpoint are read."""
@@ -172,10 +169,6 @@ def opened(path: Path) -> Iterator[Any]:
 
 def weight_files(directory: Path) -> list[Path]:
     """Return the directory's safetensors files: those that its index names, else the one file."""
-    if (directory / LOW_BIT).is_file():
-        raise UnsupportedModel(
-            f"{directory} holds a 4-bit copy, which drafts only: give it to --draft substitute"
-        )
     index = directory / "model.safetensors.index.json"
     names = _indexed(index) if index.is_file() else {"model.safetensors"}
     paths = [directory / name for name in sorted(names)]

@@ -18,7 +18,6 @@ from torch import nn
 from inference.model.checkpoint import Loading
 from inference.model.decoder import Decoder
 from inference.model.layer_offload import load_offloaded
-from inference.model.low_bit_files import is_low_bit, load_low_bit
 from inference.model.quantized import quantize
 
 
@@ -47,18 +46,9 @@ def load_substitute(
     device: torch.device,
     tell: Callable[[Loading], None] = lambda loading: None,
 ) -> Decoder:
-    """Load a model's substitute with a 4-bit head: from its 4-bit copy, else from its checkpoint,
-    whose layers are rounded as they are read. Arguments and errors are those of load_decoder().
+    """Load a checkpoint's substitute with a 4-bit head. Layers are rounded as they are read.
+    Arguments and errors are those of load_decoder().
     """
-    if is_low_bit(directory):
-        return load_low_bit(
-            directory,
-            positions=positions,
-            vocabulary=vocabulary,
-            dtype=dtype,
-            device=device,
-            tell=tell,
-        )
     decoder = load_offloaded(
         directory,
         positions=positions,

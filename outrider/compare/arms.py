@@ -1,7 +1,6 @@
 """The architectures that are compared, one row each in ARCHITECTURES. To add one, add its row.
 
-An architecture in one setting is an Arm, which makes a Completion of a request. Target-only and
-synchronous arms have a closed form that predicts their time.
+An architecture in one setting is an Arm, which makes a Completion of a request.
 """
 
 from __future__ import annotations
@@ -21,7 +20,6 @@ from inference.engine.local_session import LocalSession
 from inference.errors import InvalidRequest
 from inference.order import Pace
 from inference.text import Tokenizer
-from outrider.compare.prediction import Time, made_across, made_at_the_target
 from outrider.completion import Completion, Request, complete
 from outrider.live_text import silent
 from outrider.pools import AnyRows, GrowingPool, Pair, rounds
@@ -85,16 +83,10 @@ class Architecture:
     name: str
     settings: Callable[[Bench], Sequence[Setting]]  # none where this bench cannot run it
     complete: Callable[[Bench, Setting], Complete]
-    time: Time | None = None  # the closed form
     swept: bool = False  # the best setting alone is measured; else all are
     drafts_here: bool = False  # on the client's machine
     on_this_machine: bool = False  # the target runs on the client's machine, too
     presets: tuple[str, ...] = ()  # rows of outrider/options/presets.py that it measures
-
-    @property
-    def crosses(self) -> bool:
-        """Whether each round waits for the network."""
-        return self.time is made_across
 
     @property
     def command(self) -> str:
@@ -219,14 +211,12 @@ ARCHITECTURES: tuple[Architecture, ...] = (
         BASELINE,
         _once,
         lambda bench, _: _across(bench),
-        made_at_the_target,
         presets=("vanilla",),
     ),
     Architecture(
         LOCAL,
         _once,
         lambda bench, _: _here(bench, beside=False),
-        made_at_the_target,
         on_this_machine=True,
     ),
     Architecture(
@@ -245,7 +235,6 @@ ARCHITECTURES: tuple[Architecture, ...] = (
         CHAIN,
         lambda bench: [Setting(policy) for policy in bench.chains],
         _in_rounds,
-        made_across,
         swept=True,
         drafts_here=True,
         presets=("classic_sd",),
@@ -254,7 +243,6 @@ ARCHITECTURES: tuple[Architecture, ...] = (
         TREE,
         lambda bench: [Setting(policy) for policy in bench.trees],
         _in_rounds,
-        made_across,
         swept=True,
         drafts_here=True,
         presets=("tree_sd",),

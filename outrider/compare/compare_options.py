@@ -26,7 +26,7 @@ BY_PRESET = {preset: one.name for one in ARCHITECTURES for preset in one.presets
 STEERED = tuple(one.name for one in ARCHITECTURES if one.steered)
 UNUSED = (
     "preset", "copy_history", "target_only", "no_beside",
-    "gamma", "tree_nodes", "tree_depth", "tree_rates", "pace", "baseline", "as_json",
+    "gamma", "tree_nodes", "tree_depth", "pace", "baseline", "as_json",
     "profile", "calibrate", "measure_first", "list_models", "max_usd", "min_tps", "max_usd_per_1m",
     "max_joules_per_token", "explain", "target",
 )  # fmt: skip

@@ -5,7 +5,7 @@ interleaved.
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import date
 from typing import NamedTuple
@@ -15,12 +15,11 @@ from inference.errors import OutriderError
 from outrider.compare.arms import ARCHITECTURES, BASELINE, FUSED, Arm, groups_of
 from outrider.compare.compare_options import CompareOptions
 from outrider.compare.divergence import Difference, Divergence, first_difference
-from outrider.compare.prediction import Costs, Network, costs_of, host_of
 from outrider.compare.readings import Meters, Reading
 from outrider.compare.rows import ResultRow, marked, summarise
 from outrider.compare.sweep import Trial, sweep
 from outrider.compare.testbed import Testbed, testbed
-from outrider.completion import Completion, Request
+from outrider.completion import Request
 from outrider.models import Checkpoint, find_target
 from outrider.options.groups import TargetModelOptions
 
@@ -33,13 +32,6 @@ class Cell(NamedTuple):
     readings: list[Reading]
 
 
-class ArmCosts(NamedTuple):
-    """Costs of an arm's round by its sweep runs. Every closed form starts from these."""
-
-    arm: Arm
-    costs: Costs
-
-
 @dataclass(frozen=True)
 class Comparison:
     """What one comparison found."""
@@ -48,7 +40,6 @@ class Comparison:
     options: CompareOptions
     rows: list[ResultRow]
     trials: list[Trial]
-    costs: list[ArmCosts]
     texts: list[dict[str, object]]
     account: str
     remarks: list[str]  # what a reader must know of how this came about
@@ -56,17 +47,6 @@ class Comparison:
     @property
     def has_baseline(self) -> bool:
         return any(_is_baseline(row.arm) for row in self.rows)
-
-    @property
-    def alone(self) -> Costs | None:
-        """Costs of target-only."""
-        return next((one.costs for one in self.costs if _is_baseline(one.arm)), None)
-
-    @property
-    def rounds(self) -> list[Costs]:
-        """Costs of the synchronous arms that were measured."""
-        run = {row.arm.name for row in self.rows if row.arm.architecture.crosses}
-        return [one.costs for one in self.costs if one.arm.name in run]
 
     def at(self, rtt_ms: float) -> list[ResultRow]:
         return [row for row in self.rows if row.rtt_ms == rtt_ms]
@@ -120,27 +100,21 @@ def _say(rtt_ms: float, words: str) -> None:
 def _sum_up(
     ready: Testbed, profile: str | None, cells: Sequence[Cell], trials: Sequence[Trial]
 ) -> Comparison:
-    """The rows, each with its prediction and the differences of its texts."""
+    """The rows, each with the differences of its texts."""
     options = ready.options
-    costs = _costs(trials, options.rtt[0] / 1e3)
-    known = {one.arm.name: one.costs for one in costs}
     divergence = Divergence(_target_checkpoint(options))
     alone = {cell.round_trip: cell.readings for cell in cells if _is_baseline(cell.arm)}
     rows = []
     for cell in cells:
         baseline = alone.get(cell.round_trip)
-        predicted = _predicted(cell.arm, known, network(options, cell.round_trip))
         differences = _differences(cell.readings, baseline or [], ready.requests, divergence)
         rtt_ms, account = cell.round_trip * 1e3, ready.account
-        rows.append(
-            summarise(cell.arm, rtt_ms, cell.readings, baseline, account, differences, predicted)
-        )
+        rows.append(summarise(cell.arm, rtt_ms, cell.readings, baseline, account, differences))
     return Comparison(
         _title(ready),
         options,
         marked(rows),
         list(trials),
-        costs,
         [
             {**cell.arm.record(), "rtt_ms": cell.round_trip * 1e3, **reading.done.record()}
             for cell in cells
@@ -149,11 +123,6 @@ def _sum_up(
         ready.account.words,
         _remarks(ready, profile, cells),
     )
-
-
-def _predicted(arm: Arm, known: Mapping[str, Costs], link: Network) -> float | None:
-    time = arm.architecture.time
-    return None if time is None or arm.name not in known else time(known[arm.name], link)
 
 
 def _is_baseline(arm: Arm) -> bool:
@@ -167,36 +136,6 @@ def _title(ready: Testbed) -> str:
         f"{date.today().isoformat()}; temperature {draft.temperature:g}; "
         f"{prompts * runs} texts each ({prompts} prompts, {runs} runs)"
     )
-
-
-def network(options: CompareOptions, round_trip: float) -> Network:
-    """The emulated link. Jitter counts with its mean, once each way."""
-    byte_time = 8e-6 / options.bandwidth if options.bandwidth else 0.0  # bandwidth is in Mbit/s
-    return Network(round_trip + options.jitter / 1e3, byte_time)
-
-
-def _costs(trials: Sequence[Trial], first: float) -> list[ArmCosts]:
-    """Costs of every arm with a closed form, from all its sweep runs.
-
-    What the programs add comes from the runs at the first round trip. An arm whose rounds cross no
-    network uses its own runs; the others use all runs of arms that cross it.
-    """
-    by_arm: dict[str, list[Completion]] = {}
-    for trial in trials:
-        by_arm.setdefault(trial.arm.name, []).extend(trial.texts)
-    crossing = [
-        done
-        for trial in trials
-        if trial.arm.architecture.crosses and trial.round_trip == first
-        for done in trial.texts
-    ]
-    costs: list[ArmCosts] = []
-    for arm in {trial.arm.name: trial.arm for trial in trials}.values():
-        crosses, texts = arm.architecture.crosses, by_arm[arm.name]
-        if arm.architecture.time is not None:
-            known = costs_of(texts, host_of(crossing, first) if crosses else host_of(texts, 0.0))
-            costs += [] if known is None else [ArmCosts(arm, known)]
-    return costs
 
 
 def _differences(
@@ -251,12 +190,6 @@ def _remarks(ready: Testbed, profile: str | None, cells: Sequence[Cell]) -> list
         remarks.append("Round trips are emulated by a proxy on this machine, beyond its own.")
     if FUSED in options.chosen and FUSED not in run:
         remarks.append("fused was not run: the target has no draft beside it (--role fused_target)")
-    open_ended = [one.name for one in ARCHITECTURES if one.name in run and one.time is None]
-    if open_ended:
-        remarks.append(
-            f"Not predicted, since the closed forms are of rounds and of the target alone: "
-            f"{', '.join(open_ended)}."
-        )
     weighed = [one.wish.objective for one in ready.positions if one.wish.weight]
     if weighed:
         remarks.append(f"--cs weighs speed against {weighed[0]}.")

@@ -1,5 +1,4 @@
-"""The pictures of a comparison: speeds with intervals, time a token by round trip, the regime map,
-and speed against cost.
+"""Pictures of a comparison: speeds with intervals, time a token by round trip, speed against cost.
 
 matplotlib is the optional extra `plots`.
 """
@@ -7,33 +6,23 @@ matplotlib is the optional extra `plots`.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from itertools import cycle
 from pathlib import Path
 from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from inference.drafters.tree_policies import Chain
 from inference.errors import MissingExtra
-from inference.times import LatencyModel
-from outrider.compare.arms import ARCHITECTURES, BASELINE, Arm
+from outrider.compare.arms import ARCHITECTURES, Arm
 from outrider.compare.intervals import FigureInterval
-from outrider.compare.measure import Comparison, network
-from outrider.compare.prediction import Network, best_chain, least_time, made_at_the_target
+from outrider.compare.measure import Comparison
 from outrider.compare.rows import ResultRow
-from outrider.compare.verdict import break_even_ms, leader, least_miss
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure as Picture
 
-_STEPS = 60  # points of a curve, and of each side of the map
-_LEAST_SPAN_MS = 100.0
 _LETTERS_AN_INCH = 14  # of a title
-_STYLES = ("-", "--", "-.", ":")  # lines of an architecture's settings
 _COLOURS = {
     one.name: f"tab:{colour}"
     for one, colour in zip(
@@ -42,7 +31,6 @@ _COLOURS = {
         strict=True,
     )
 }
-_ROUNDS = "tab:cyan"
 AXES: dict[str, Callable[[ResultRow], FigureInterval]] = {
     "$ per million tokens": lambda row: row.usd_per_million,
     "J per million tokens": lambda row: row.joules_per_million,
@@ -61,7 +49,6 @@ def draw(directory: Path, comparison: Comparison) -> list[Path]:
     pictures: dict[str, Callable[[Any, Comparison], bool]] = {
         "speeds": _speeds,
         "round_trip": _round_trip,
-        "regime_map": _regime_map,
         "tradeoff": _tradeoff,
     }
     paths = []
@@ -101,10 +88,8 @@ def _speeds(picture: Picture, comparison: Comparison) -> bool:
 
 
 def _round_trip(picture: Picture, comparison: Comparison) -> bool:
-    """Measured time a token as points, the closed forms as lines, and the bound of rounds."""
+    """Measured time a token."""
     axes: Axes = picture.subplots()
-    trips = np.linspace(0, _span(comparison), _STEPS)
-    links = [network(comparison.options, trip / 1e3) for trip in trips]
     labels = set[str]()
     for row in comparison.rows:
         if row.seconds_per_token is not None:
@@ -112,73 +97,10 @@ def _round_trip(picture: Picture, comparison: Comparison) -> bool:
             labels.add(label)
             time = row.seconds_per_token * 1e3
             axes.plot(row.rtt_ms, time, "o", color=_colour(row.arm), label=label)
-    styles = {one.name: cycle(_STYLES) for one in ARCHITECTURES}
-    measured = {row.arm.name for row in comparison.rows}
-    for arm, costs in comparison.costs:
-        closed_form = arm.architecture.time
-        if closed_form is not None and arm.name in measured:
-            times = [closed_form(costs, link) * 1e3 for link in links]
-            style, label = next(styles[arm.architecture.name]), f"{arm.name}, predicted"
-            axes.plot(trips, times, style, color=_colour(arm), label=label)
-    if comparison.rounds:
-        miss, verify = least_miss(comparison), min(one.made.verify for one in comparison.rounds)
-        least = [least_time(miss, link.round_trip, verify) * 1e3 for link in links]
-        axes.plot(trips, least, ":", color="black", label="no rounds with these guesses are faster")
-    words = "ms a token after the first chunk (points: measured)"
+    words = "ms a token after the first chunk"
     axes.set(xlabel="added round trip, ms", ylabel=words, ylim=(0, None))
     axes.legend(fontsize=8)
     return True
-
-
-def _regime_map(picture: Picture, comparison: Comparison) -> bool:
-    """Which is faster by the closed forms, the target alone or synchronous rounds. Points show what
-    was fastest here.
-    """
-    known, end = regime_map(comparison), break_even_ms(comparison)
-    if known is None or end is None:
-        return False
-    from matplotlib.colors import ListedColormap
-    from matplotlib.patches import Patch
-
-    trips = np.linspace(0, 2 * _span(comparison), _STEPS)
-    acceptances = np.linspace(0.3, 0.98, _STEPS)
-    axes: Axes = picture.subplots()
-    regimes = {"target-only": _COLOURS[BASELINE], "synchronous rounds": _ROUNDS}
-    axes.imshow(
-        known.rounds_win(acceptances.tolist(), (trips / 1e3).tolist()),
-        origin="lower",
-        aspect="auto",
-        extent=(0.0, float(trips[-1]), 0.3, 0.98),
-        cmap=ListedColormap(list(regimes.values())),
-        vmin=0,
-        vmax=1,
-        alpha=0.5,
-    )
-    shown: list[Any] = [
-        Patch(color=colour, alpha=0.5, label=f"computed, best chain: {name}")
-        for name, colour in regimes.items()
-    ]
-    if end > 0:
-        words = "computed break-even of the rounds that were measured"
-        shown.append(axes.axvline(end, color="black", linestyle="--", label=words))
-    for trip in comparison.options.rtt:
-        shown += _measured_winner(axes, trip, comparison.at(trip))
-    axes.set(xlabel="added round trip, ms", ylabel="acceptance of a guess", ylim=(0.3, 0.98))
-    axes.legend(handles=shown, loc="lower right", fontsize=8)
-    return True
-
-
-def _measured_winner(axes: Axes, rtt_ms: float, rows: Sequence[ResultRow]) -> list[Any]:
-    """A point for the fastest arm, at the acceptance of the chain that was measured there."""
-    chain = next((row for row in rows if row.arm.architecture.crosses), None)
-    if chain is None or chain.acceptance is None:
-        return []
-    first = leader(rows)
-    name = "cannot be told" if first is None else first.arm.name
-    colour = "white" if first is None else _colour(first.arm)
-    axes.plot(rtt_ms, chain.acceptance, "o", color=colour, markeredgecolor="black", clip_on=False)
-    label = f"measured fastest at {rtt_ms:g} ms: {name}"
-    return axes.plot([], [], "o", color=colour, markeredgecolor="black", label=label)
 
 
 def _tradeoff(picture: Picture, comparison: Comparison) -> bool:
@@ -229,56 +151,6 @@ def _panel(
         panel.legend(fontsize=8)
 
 
-@dataclass(frozen=True)
-class RegimeMap:
-    """Times in seconds that the closed forms need."""
-
-    alone: float  # a token of the target by itself
-    passes: LatencyModel  # passes of the target
-    level: float  # drafting one more token
-    host: float  # a round's time outside both models
-
-    def rounds(self, acceptance: float, round_trip: float) -> float:
-        """Seconds a token of synchronous rounds, with the best chain for this acceptance of a
-        guess.
-        """
-
-        def seconds(length: int) -> float:
-            passing = self.passes.seconds(1, length + 1)
-            return length * self.level + passing + self.host + round_trip
-
-        return best_chain(acceptance, seconds).time
-
-    def rounds_win(
-        self, acceptances: Sequence[float], round_trips: Sequence[float]
-    ) -> NDArray[np.bool_]:
-        """Whether rounds are faster than the target alone: [acceptance, round trip]."""
-        return np.array(
-            [[self.rounds(one, trip) < self.alone for trip in round_trips] for one in acceptances]
-        )
-
-
-def regime_map(comparison: Comparison) -> RegimeMap | None:
-    """The map, from the costs of chains and target-only; None where either is not known."""
-    alone = comparison.alone
-    chains = [
-        (one.arm.setting.policy.length, one.costs)
-        for one in comparison.costs
-        if isinstance(one.arm.setting.policy, Chain)
-    ]
-    if alone is None or not chains:
-        return None
-    passes = LatencyModel()
-    for known in (alone, *(known for _, known in chains)):
-        passes.observe(1, round(known.nodes), known.made.verify)
-    return RegimeMap(
-        alone=made_at_the_target(alone, Network(0.0)),
-        passes=passes,
-        level=min(known.made.drafting / length for length, known in chains if length),
-        host=min(known.host + known.queue for _, known in chains),
-    )
-
-
 def _lane(arm: Arm) -> str:
     """The label of an arm's bars, one for each round trip: its architecture, or a position of the
     knob.
@@ -289,10 +161,6 @@ def _lane(arm: Arm) -> str:
 def _reach(middle: float, low: float, high: float) -> Any:
     """Lengths of an error bar below and above the middle."""
     return np.array([[middle - low], [high - middle]])
-
-
-def _span(comparison: Comparison) -> float:
-    return max(1.2 * max(comparison.options.rtt), _LEAST_SPAN_MS)
 
 
 def _colour(arm: Arm) -> str:

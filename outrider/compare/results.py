@@ -24,9 +24,9 @@ from outrider.compare.measure import Comparison
 from outrider.compare.plots import draw
 from outrider.compare.rows import ResultRow
 from outrider.compare.tables import markdown
-from outrider.compare.verdict import details, verdict
+from outrider.compare.verdict import verdict
 
-_LIBRARIES = ("outrider", "torch", "numpy", "grpcio", "transformers", "openvino")
+_LIBRARIES = ("outrider", "torch", "numpy", "grpcio", "transformers")
 
 
 def write_results(directory: Path, comparison: Comparison) -> list[Path]:
@@ -40,12 +40,10 @@ def write_results(directory: Path, comparison: Comparison) -> list[Path]:
         **made_with,
         "title": comparison.title,
         "verdict": verdict(comparison),
-        "details": details(comparison),
         "remarks": comparison.remarks,
         "accounting": comparison.account,
         "rows": records,
         "sweep": [trial.record() for trial in comparison.trials],
-        "costs_of_a_round": {one.arm.name: plain(one.costs) for one in comparison.costs},
         "texts": comparison.texts,
     }
     paths = [directory / name for name in ("results.json", "results.csv", "report.md")]
@@ -83,7 +81,7 @@ def environment() -> dict[str, Any]:
 def record(row: ResultRow) -> dict[str, Any]:
     """A row as plain data for JSON."""
     values = {field.name: plain(getattr(row, field.name)) for field in fields(row)[1:]}
-    return {**row.arm.record(), **values, "prediction_error": row.error}
+    return {**row.arm.record(), **values}
 
 
 def plain(value: Any) -> Any:

@@ -20,8 +20,8 @@ from outrider.compare.intervals import (
     pareto,
     percentiles,
 )
-from outrider.compare.prediction import acceptance, decoding
 from outrider.compare.readings import Account, Reading
+from outrider.completion import Completion
 
 _COUNTS = (
     "forwards", "lone_forwards", "num_draft_tokens", "num_accepted_tokens", "draft_calls",
@@ -73,16 +73,8 @@ class ResultRow:
     identical_texts: int | None  # equal to target-only; None without target-only runs
     differences: list[Difference]
     seconds_per_token: float | None  # over all texts, after their first chunks
-    predicted: float | None  # seconds_per_token by the closed form
     device: str  # the target's, in its own words: an emulated one says so
     pareto: bool = False  # no row at this round trip is nowhere worse and somewhere better
-
-    @property
-    def error(self) -> float | None:
-        """The prediction's relative error: 0.1 is a tenth too slow."""
-        if self.predicted is None or not self.seconds_per_token:
-            return None
-        return self.predicted / self.seconds_per_token - 1
 
     @property
     def faster(self) -> bool:
@@ -101,7 +93,6 @@ def summarise(
     baseline: Sequence[Reading] | None,
     account: Account,
     differences: Sequence[Difference],
-    predicted: float | None,
 ) -> ResultRow:
     """The row of one arm's readings.
 
@@ -113,7 +104,7 @@ def summarise(
     forwards, tokens = sums["forwards"], sum(len(text.token_ids) for text in done)
     drafted, accepted = forwards - sums["lone_forwards"], sums["num_accepted_tokens"]
     there = sum(sums[name] for name in ("queue_seconds", "target_seconds", "prefill_seconds"))
-    each = [decoding([text]).seconds_per_token for text in done]
+    each = [seconds_per_token([text]) for text in done]
     pairs = zip(done, baseline or [], strict=baseline is not None)
     ratios = [ours.tokens_per_second / alone.done.tokens_per_second for ours, alone in pairs]
     at_depth = zip_longest(*(text.accepted_at_depth for text in done), fillvalue=0)
@@ -137,8 +128,7 @@ def summarise(
         memory_target=_most([reading.memory_target for reading in readings]),
         identical_texts=None if baseline is None else len(done) - len(differences),
         differences=list(differences),
-        seconds_per_token=decoding(done).seconds_per_token,
-        predicted=predicted,
+        seconds_per_token=seconds_per_token(done),
         device=done[0].device,
         usd_per_million=usd,
         usd_per_million_by_forwards=usd_by_forwards,
@@ -166,6 +156,32 @@ def marked(rows: Sequence[ResultRow]) -> list[ResultRow]:
         for index, best in zip(places, pareto(costs), strict=True):
             found[index] = replace(rows[index], pareto=best)
     return found
+
+
+def seconds_per_token(texts: Sequence[Completion]) -> float | None:
+    """Seconds a token over these texts after their first chunks, without prefill and the opening of
+    sessions; None where no text has more than one chunk.
+    """
+    begun = [done for done in texts if done.arrivals]
+    tokens = sum(sum(done.chunk_tokens[1:]) for done in begun)
+    return sum(done.arrivals[-1] - done.arrivals[0] for done in begun) / tokens if tokens else None
+
+
+def acceptance(texts: Sequence[Completion]) -> float:
+    """Chance that the target's next token is among the guesses for its position, if there are any.
+
+    A round whose path is as long as the longest of all is counted as without a miss. Forwards
+    without candidates have nothing to miss.
+    """
+    accepted = sum(done.num_accepted_tokens for done in texts)
+    deepest = max((len(done.accepted_at_depth) for done in texts), default=0)
+    whole = sum(
+        done.accepted_at_depth[-1]
+        for done in texts
+        if deepest and len(done.accepted_at_depth) == deepest
+    )
+    missed = sum(done.forwards - done.lone_forwards for done in texts) - whole
+    return accepted / (accepted + missed) if accepted + missed else 0.0
 
 
 def _charged(readings: Sequence[Reading], account: Account) -> list[FigureInterval]:

@@ -15,7 +15,7 @@ from outrider.compare.intervals import CONFIDENCE, FigureInterval, Interval, Per
 from outrider.compare.measure import Comparison
 from outrider.compare.rows import ResultRow
 from outrider.compare.sweep import Trial
-from outrider.compare.verdict import details, verdict
+from outrider.compare.verdict import verdict
 
 UNKNOWN = "unavailable"
 WIDTH = 100
@@ -62,8 +62,6 @@ _WORK: list[Column] = [
 ]
 _COST: list[Column] = [
     ("ms a token", lambda row: _time(row.seconds_per_token)),
-    ("predicted", lambda row: _time(row.predicted)),
-    ("error", lambda row: "-" if row.error is None else f"{row.error:+.0%}"),
     ("$ per million", lambda row: _cost(row.usd_per_million, 3)),
     ("by forwards", lambda row: _cost(row.usd_per_million_by_forwards, 3)),
     ("J per million", lambda row: _cost(row.joules_per_million, 0)),
@@ -108,7 +106,7 @@ def tables(comparison: Comparison) -> list[Table]:
     return [
         _of_rows("Speed", _SPEED, rows, speed),
         _of_rows("Work", _WORK, rows, work),
-        _of_rows("Prediction and cost", _COST, rows, cost),
+        _of_rows("Cost", _COST, rows, cost),
         _of_trials(comparison.trials),
     ]
 
@@ -154,7 +152,7 @@ def print_comparison(comparison: Comparison) -> None:
     for line in (comparison.account, *comparison.remarks):
         console.print(line)
     if comparison.options.out is None:
-        console.print("--out DIR: all tables, what else follows, differing texts and plots.")
+        console.print("--out DIR: all tables, differing texts and plots.")
 
 
 def markdown(comparison: Comparison) -> str:
@@ -163,7 +161,7 @@ def markdown(comparison: Comparison) -> str:
         f"# Architectures compared\n\n{comparison.title}",
         "## Verdict",
         "\n".join(f"{number}. {line}" for number, line in enumerate(verdict(comparison), 1)),
-        "\n".join(f"- {line}" for line in (*details(comparison), *comparison.remarks)),
+        "\n".join(f"- {line}" for line in comparison.remarks),
     ]
     for table in tables(comparison):
         lines = [_line(table.heads), _line(["---"] * len(table.heads)), *map(_line, table.cells)]
@@ -219,7 +217,7 @@ def _of_trials(trials: Sequence[Trial]) -> Table:
     heads = ["added RTT ms", "architecture", "setting", "texts", "ms a token", ""]
     note = (
         "Whole texts, by halving: all settings try one text, the better half two more. Not in "
-        "the rows above; predictions start here."
+        "the rows above."
     )
     return Table("Sweep", heads, cells, note)
 

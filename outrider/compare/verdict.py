@@ -1,21 +1,11 @@
-"""The comparison in words: three lines about what was measured and, for report.md, what follows
-from the closed forms. Pure.
-"""
+"""The comparison in words: three lines at most about what was measured. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from statistics import median
 
 from outrider.compare.arms import BASELINE, FUSED, HYBRID
-from outrider.compare.measure import Comparison, network
-from outrider.compare.prediction import (
-    Network,
-    break_even_round_trip,
-    capacity_over_alone,
-    least_time,
-    made_at_the_target,
-)
+from outrider.compare.measure import Comparison
 from outrider.compare.rows import ResultRow
 
 
@@ -27,17 +17,9 @@ def verdict(comparison: Comparison) -> list[str]:
     lines = [
         "; ".join(_leader_words(trip, comparison.at(trip)) for trip in trips) + ".",
         " ".join(filter(None, (_advice(comparison), _instead(comparison)))),
-        _cheapest(comparison) if comparison.options.cs else _break_even(comparison),
+        _cheapest(comparison) if comparison.options.cs else "",
     ]
     return [line for line in lines if line]
-
-
-def details(comparison: Comparison) -> list[str]:
-    """Further conclusions for report.md."""
-    words: list[str] = []
-    if comparison.has_baseline:
-        words = [*_bound(comparison), *_capacity(comparison)]
-    return [*words, *_errors(comparison.rows)]
 
 
 def leader(rows: Sequence[ResultRow]) -> ResultRow | None:
@@ -108,42 +90,6 @@ def _outcomes(rows: Sequence[ResultRow]) -> str:
     return ", ".join(f"{outcome} at {', '.join(where)} ms" for outcome, where in trips.items())
 
 
-def break_even_ms(comparison: Comparison) -> float | None:
-    """The added round trip below which the best measured rounds are faster than target-only, by the
-    closed forms.
-    """
-    if comparison.alone is None or not comparison.rounds:
-        return None
-    alone = made_at_the_target(comparison.alone, Network(0.0))
-    ends = [
-        break_even_round_trip(alone, one.made, one.host + one.queue) for one in comparison.rounds
-    ]
-    return max(ends) * 1e3
-
-
-def _break_even(comparison: Comparison) -> str:
-    """The break-even round trip in words, by the closed forms. Where measured texts contradict it,
-    it says so.
-    """
-    end = break_even_ms(comparison)
-    if end is None:
-        return ""
-    words = f"Computed for one user: synchronous rounds pay below {end:.0f} ms of added round trip"
-    if end <= 0:
-        words = "Computed for one user: the target is too fast for synchronous rounds to pay"
-    if any(_contradicts(comparison.at(trip), trip < end) for trip in comparison.options.rtt):
-        return f"{words}; the texts say otherwise, so trust the first line."
-    return f"{words}."
-
-
-def _contradicts(rows: Sequence[ResultRow], pays: bool) -> bool:
-    """Whether rounds at this round trip were measured to do the opposite."""
-    rounds = [row for row in rows if row.arm.architecture.crosses]
-    if pays:
-        return bool(rounds) and all(row.slower for row in rounds)
-    return any(row.faster for row in rounds)
-
-
 def _cheapest(comparison: Comparison) -> str:
     """The cheapest position of the knob at the first round trip, in the first unit that is known of
     all.
@@ -164,49 +110,3 @@ def _cheapest(comparison: Comparison) -> str:
             + (", but it cannot be told from the others." * (not told) or ".")
         )
     return "Nothing is known of the cost: no price and no joules."
-
-
-def _bound(comparison: Comparison) -> list[str]:
-    """The bound that no synchronous rounds can beat, at the longest round trip."""
-    longest, miss = max(comparison.options.rtt), least_miss(comparison)
-    if not miss or not comparison.rounds:
-        return []
-    link = network(comparison.options, longest / 1e3)
-    verify = min(one.made.verify for one in comparison.rounds)
-    return [
-        f"At {longest:g} ms no synchronous rounds with these guesses (a miss at {miss:.0%} of "
-        f"positions) take less than {least_time(miss, link.round_trip, verify) * 1e3:.1f} ms a "
-        "token."
-    ]
-
-
-def least_miss(comparison: Comparison) -> float:
-    """Share of positions at which the best guesses of all synchronous arms miss."""
-    crossing = [row for row in comparison.rows if row.arm.architecture.crosses]
-    return 1 - max((row.acceptance or 0.0 for row in crossing), default=0.0)
-
-
-def _capacity(comparison: Comparison) -> list[str]:
-    """What rounds gain in capacity, where they save no time."""
-    alone = comparison.alone
-    if alone is None or not comparison.rounds:
-        return []
-    gain = max(
-        capacity_over_alone(one.made.tokens, alone.made.verify, one.made.verify)
-        for one in comparison.rounds
-    )
-    return [
-        f"Computed for a saturated target: {gain:.1f} times as many clients in synchronous rounds "
-        "as in target-only, if passes of many sessions keep the proportion that passes of one "
-        "have here."
-    ]
-
-
-def _errors(rows: Sequence[ResultRow]) -> list[str]:
-    errors = [abs(row.error) for row in rows if row.error is not None]
-    if not errors:
-        return ["No prediction was made: the texts of the sweep were too short."]
-    return [
-        f"Predictions of the time per token were off by {median(errors):.0%} (median of "
-        f"{len(errors)} cells), at worst {max(errors):.0%}."
-    ]

@@ -8,7 +8,7 @@ from inference.backends import Model
 from inference.backends.eager import EagerModel
 from inference.backends.shared_cache import SharedCacheModel
 from inference.errors import InvalidRequest
-from outrider.models import OfCheckpoint, find_checkpoint, load_eager
+from outrider.models import Checkpoint, OfCheckpoint, find_checkpoint, load_eager
 from outrider.options.groups import DeviceOptions, DraftModelOptions, TargetModelOptions
 from outrider.reduction import Reduction
 
@@ -17,18 +17,13 @@ _INT4 = Reduction("int4")
 
 @dataclass(frozen=True)
 class Substitute(OfCheckpoint):
-    """A FoundModel: the substitute of a checkpoint, or of the one that a 4-bit copy was made of. It
-    computes what --draft model computes with --draft_quantization int4.
+    """A FoundModel: the substitute of a checkpoint. It computes what --draft model computes with
+    --draft_quantization int4.
     """
 
     @property
     def name(self) -> str:
         return f"{self.checkpoint.name}, 4-bit"
-
-    def fingerprint(self) -> str:
-        from inference.model.low_bit_files import source_fingerprint
-
-        return _INT4.fingerprint(source_fingerprint(self.checkpoint.directory))
 
     def load(
         self,
@@ -43,7 +38,7 @@ class Substitute(OfCheckpoint):
 
         return load_eager(
             options,
-            replace(self.checkpoint, reduction=_INT4),
+            self.checkpoint,
             load_substitute,
             rows=rows,
             sequence_length=sequence_length,
@@ -77,15 +72,19 @@ class BesideItsTarget(Substitute):
 
 
 def find(options: DraftModelOptions, target: Model | None) -> Substitute:
-    """The substitute of --draft_model or --model, a checkpoint or a 4-bit copy; beside a target
-    without --draft_model that of the target itself.
+    """The substitute of --draft_model or --model; beside a target without --draft_model that of the
+    target itself.
     """
     if target is None or options.draft_model is not None:
-        return Substitute(find_checkpoint(options.draft_name, "target"))
+        return Substitute(_rounded(options.draft_name))
     if not isinstance(target, EagerModel):
         raise InvalidRequest(
             "--draft substitute rounds the layers of a target on cpu or cuda in this process: with "
-            "--artifact or --emulate name a checkpoint or its 4-bit copy by --draft_model"
+            "--artifact or --emulate name a checkpoint by --draft_model"
         )
     assert isinstance(options, TargetModelOptions)
-    return BesideItsTarget(find_checkpoint(options.target_name, "target"), target)
+    return BesideItsTarget(_rounded(options.target_name), target)
+
+
+def _rounded(name: str | None) -> Checkpoint:
+    return replace(find_checkpoint(name, "target"), reduction=_INT4)

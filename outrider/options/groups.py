@@ -26,7 +26,6 @@ from outrider.options.values import (
     Objective,
     Precision,
     Price,
-    Rates,
     Share,
     Sources,
     Usd,
@@ -185,8 +184,6 @@ class TreeOptions(Group, title="drafting"):
     """rounds with trees of this many nodes (default of --pace wait and beside --tree_depth: 16)"""
     tree_depth: Count | None = None
     """rounds with trees of this depth (default: 6)"""
-    tree_rates: Rates | None = None
-    """a tree of fixed shape, the best for these acceptance rates by rank, such as 0.6,0.15,0.05"""
     pace: Literal["go_on", "wait"] | None = None
     """go_on: the target waits for nobody (the default); wait: for whole trees, which takes fewer of
     its forwards"""

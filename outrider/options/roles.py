@@ -246,16 +246,6 @@ class PullRole(groups.GeneralOptions, title="models and devices"):
         return self
 
 
-class SubstituteRole(groups.ModelOptions, groups.GeneralOptions, title="models and devices"):
-    """write a 4-bit copy of a target, for --draft substitute; goes on where it was broken off"""
-
-    COMMON: ClassVar = ("model", "copy_to")
-    BARE: ClassVar = "model"
-    role: Literal["substitute"] = "substitute"
-    copy_to: Directory = "substitute"
-    """directory of the 4-bit copy"""
-
-
 class ListRole(groups.GeneralOptions, title="models and devices"):
     """list the models here, how large they are, and which pairs fit"""
 
@@ -301,7 +291,6 @@ ROLES: dict[str, type[groups.GeneralOptions]] = {
     "verify_draft": VerifyDraftRole,
     "pull": PullRole,
     "list": ListRole,
-    "substitute": SubstituteRole,
     "doctor": DoctorRole,
     "make-cert": MakeCertRole,
     "make-key": MakeKeyRole,
@@ -316,7 +305,6 @@ VERBS = {
     "run": "draft",
     "pull": "pull",
     "list": "list",
-    "substitute": "substitute",
     "doctor": "doctor",
     "cert": "make-cert",
     "keys": "make-key",
@@ -325,7 +313,7 @@ VERBS = {
 
 OTHER_VERBS = {
     "demo": "a target and a draft here as two processes, and what drafting saves",
-    "compile": "build a target for a device: CPU, OpenVINO, trn1, inf2, trn2, trn3",
+    "compile": "build a target for a device: CPU, trn1, inf2, trn2, trn3",
     "compare": "measure architectures side by side",
     "runs": "make the runs and sweeps of a file, and keep what came of each",
     "deploy": "targets on AWS: plan, up, status, logs, tunnel, down, and what they cost",

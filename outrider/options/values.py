@@ -32,15 +32,6 @@ def _knob(position: str) -> str:
     return position
 
 
-def _rates(text: str) -> str:
-    parts = [part.strip() for part in text.split(",")]
-    rates = [float(part) for part in parts if re.fullmatch(r"\d*\.?\d+", part)]
-    falling = rates == sorted(rates, reverse=True) and sum(rates) <= 1 + 1e-9
-    if len(rates) < len(parts) or not falling or rates[-1] == 0:
-        raise ValueError("falling rates that add up to at most 1 are needed, such as 0.6,0.15")
-    return text
-
-
 def _sources(text: str) -> str:
     if text == "none":
         return COPY
@@ -59,7 +50,6 @@ Host: TypeAlias = Annotated[str, Shown("HOST")]
 Device: TypeAlias = Annotated[str, AfterValidator(_device), Shown("DEVICE")]
 Knob: TypeAlias = Annotated[str, AfterValidator(_knob), Shown("KNOB")]
 Sources: TypeAlias = Annotated[str, AfterValidator(_sources), Shown("SOURCE,...")]
-Rates: TypeAlias = Annotated[str, AfterValidator(_rates), Shown("R,R,...")]
 Count: TypeAlias = Annotated[int, Ge(1)]
 Natural: TypeAlias = Annotated[int, Ge(0)]
 Port: TypeAlias = Annotated[int, Ge(0), Le(65535), Shown("PORT")]

@@ -83,10 +83,10 @@ DRY = ["--target", "cpu", "--dry_run"]
         ([*DRY, "--fused", "--gamma", "0"], "a round drafts one token at least"),
         ([*DRY, "--fused", "--model", "x"], "--fused needs --draft_model"),
         ([*DRY, "--fused", "--draft_tree", "2,x"], "--draft_tree 2,x"),
-        ([*DRY, "--fused", "--dtype", "int8"], "leave out --dtype int8"),
+        (["--target", "trn1", "--dry_run", "--fused", "--dtype", "fp8"], "leave out --dtype fp8"),
         (
-            ["--target", "trn1", "--dry_run", "--dtype", "int8"],
-            "int8 is built for cpu so far, not for trn1",
+            ["--target", "trn2", "--dry_run", "--dtype", "fp8"],
+            "fp8 is built for trn1 and inf2 so far, not for trn2",
         ),
         (["--pull", "somewhere", "--out", "x"], "--pull needs --digest"),
     ],

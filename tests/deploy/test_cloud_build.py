@@ -75,9 +75,9 @@ def test_the_instance_runs_the_users_own_command_and_pushes() -> None:
 
 
 def test_what_the_instance_runs_is_understood_there() -> None:
-    words = host_arguments(of("--target", "cpu", "--dtype", "int8", "--rows", "2"))
+    words = host_arguments(of("--target", "cpu", "--dtype", "bfloat16", "--rows", "2"))
     there = parse(list(words))
-    assert (there.target, there.dtype, there.rows, there.where.on) == ("cpu", "int8", 2, None)
+    assert (there.target, there.dtype, there.rows, there.where.on) == ("cpu", "bfloat16", 2, None)
 
 
 @pytest.mark.parametrize(
@@ -131,7 +131,7 @@ def words(tmp_path: Path) -> list[str]:
     wheel = tmp_path / "outrider-0.1.0-py3-none-any.whl"
     wheel.write_bytes(b"a wheel")
     on = ["compile", "--on", "c7i.2xlarge", "--image", IMAGE, "--wheel", str(wheel)]
-    return [*on, "--target", "cpu", "--dtype", "int8"]
+    return [*on, "--target", "cpu", "--dtype", "bfloat16"]
 
 
 def begin(aws: AwsServer, words: list[str]) -> subprocess.Popen[str]:
@@ -184,7 +184,7 @@ def test_a_dry_run_says_price_and_memory_and_starts_nothing(
     aws: AwsServer, words: list[str]
 ) -> None:
     told = begin(aws, [*words, "--dry_run"]).communicate(timeout=200)[0]
-    for part in ("c7i.2xlarge, on-demand", "GiB", "--dtype=int8", "removed after the build"):
+    for part in ("c7i.2xlarge, on-demand", "GiB", "--dtype=bfloat16", "removed after the build"):
         assert part in told
     assert left() == []
 

@@ -169,7 +169,6 @@ def test_a_random_seed_is_printed_and_reproduces_the_text(
     [
         ["--gamma", "3"],
         ["--tree_nodes", "6", "--tree_depth", "2"],
-        ["--tree_rates", "0.6,0.1"],
         ["--gamma", "0"],
         ["--pace", "wait"],
         ["--pace", "go_on"],
@@ -260,8 +259,6 @@ BAD_VALUES = {
     "no tokens": (["--max_new_tokens", "0"], "--max_new_tokens 0"),
     "half a token": (["--max_new_tokens", "1.5"], "--max_new_tokens 1.5"),
     "chain and tree": (["--gamma", "3", "--tree_nodes", "5"], "--gamma"),
-    "rates that are none": (["--tree_rates", "a,b"], "--tree_rates"),
-    "rates that rise": (["--tree_rates", "0.1,0.6"], "--tree_rates"),
     "no rows": (["--batch", "0"], "--batch 0"),
     "half a pair": (["--tls_cert", "x"], "--tls_key"),
     "address without a host": (["--target_host", "a:1,"], "--target_host a:1,"),

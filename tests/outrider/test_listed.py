@@ -353,7 +353,6 @@ def test_an_entry_takes_from_the_command_line_what_it_leaves_out(folder: Path) -
         ({"device": "cuda:99"}, "a: --device cuda:99: torch finds"),
         ({"device": "neuron"}, "listed as an artifact"),
         ({"dtype": "int4"}, "--dtype int4: one of float32"),
-        ({"dtype": "int8"}, "--dtype int8 makes"),
         ({"sequence_length": 100_000}, "takes 2 to 256"),
         ({"model": "/nowhere"}, "no such model directory: /nowhere"),
         ({"artifact": "/nowhere"}, 'one of "model" and "artifact"'),
@@ -413,7 +412,7 @@ def test_an_artifact_is_what_it_was_built_as(folder: Path, tmp_path: Path) -> No
     ]
     assert (listed.artifact, listed.dtype, listed.model) == (entry["artifact"], None, None)
     for changes, words in (
-        ({"dtype": "int8"}, '"dtype" is int8, the artefact was built in float32'),
+        ({"dtype": "fp8"}, '"dtype" is fp8, the artefact was built in float32'),
         ({"device": "neuron"}, "was built for cpu"),
         ({"rows": 2}, "decided when the artefact was built"),
         ({"sequence_length": 121}, "built for 2 to 120"),

@@ -24,7 +24,7 @@ PRICED = Rates(1.34375, usd_per_kwh=0.36, usd_per_gb_to_target=0.0, usd_per_gb_f
 AT_ONCE = {
     "knob and chain": (["--cs", "50", "--gamma", "3"], ["--cs", "--gamma"]),
     "limit and tree": (["--min_tps", "10", "--tree_nodes", "8"], ["--min_tps", "--tree_nodes"]),
-    "explain and rates": (["--explain", "--tree_rates", "0.5"], ["--explain", "--tree_rates"]),
+    "explain and tree": (["--explain", "--tree_depth", "5"], ["--explain", "--tree_depth"]),
     "limit and waiting": (["--min_tps", "10", "--pace", "wait"], ["--min_tps", "--pace wait"]),
     "chain and going on": (["--gamma", "3", "--pace", "go_on"], ["--gamma", "--pace go_on"]),
     "two prices": (

@@ -220,7 +220,7 @@ def test_ranks_that_cannot_share_the_heads_are_refused(ranks: int, said: str) ->
         ({"target": "tpu"}, "--target tpu: one of cpu, trn1"),
         ({"rows": 0}, "--rows 0: at least 1"),
         ({"sequence_length": 1}, "--sequence_length 1"),
-        ({"dtype": "int8"}, "--dtype int8"),
+        ({"dtype": "fp8", "target": "trn2"}, "--dtype fp8"),
         ({"target": "cpu"}, "--tensor_parallel 2: the cpu target is not sharded"),
         (
             {"buckets": (Bucket(1, 8, 100, 8, 8, False, 2112),)},

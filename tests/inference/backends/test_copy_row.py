@@ -11,25 +11,19 @@ from pathlib import Path
 import pytest
 import torch
 
-from compile.build.build import Source, build_artifact
 from compile.build.neuron_builder import NeuronBuilder
-from compile.build.progress import LineProgress
-from compile.spec import verify_bucket
 from inference.backends import Model
 from inference.backends.cuda import CudaModel
 from inference.backends.timed import TimedModel, TimeProfile
 from inference.engine.prefix_cache import WORTH_COPYING
-from inference.model.checkpoint import fingerprint
 from inference.sampling import SamplingParams
 from tests.support.copied_rows import PROMPT, shares
 from tests.support.fake_neuron import Neuron
 from tests.support.fake_recorder import Reruns
-from tests.support.models import TINY, write_checkpoint
+from tests.support.models import write_checkpoint
 from tests.support.neuron_artifacts import (
     JUNK,
     ROWS,
-    TREE,
-    VOCABULARY,
     built_model,
     eager_of,
     engine_of,
@@ -54,29 +48,6 @@ def timed(checkpoint: Path, folder: Path) -> Model:
     return TimedModel(eager_of(checkpoint), INSTANT)
 
 
-def openvino(checkpoint: Path, folder: Path) -> Model:
-    pytest.importorskip("openvino", reason="outrider[openvino] is not installed")
-    from compile.build.openvino_builder import OpenVinoBuilder
-    from inference.backends.openvino import load_openvino
-
-    checkpoint = write_checkpoint(folder / "wide", hidden_size=64, intermediate_size=96)
-    spec = spec_of(
-        1, [verify_bucket(ROWS, TREE, JUNK, JUNK, sampled=True)], target="cpu", dtype="int8"
-    )
-    source = Source(
-        checkpoint,
-        fingerprint(checkpoint),
-        "tokenizer",
-        {**TINY, "hidden_size": 64, "intermediate_size": 96},
-        (2,),
-    )
-    builder = OpenVinoBuilder(spec, checkpoint, VOCABULARY)
-    return load_openvino(
-        folder,
-        build_artifact(spec, source, builder, folder, command="test", progress=LineProgress(print)),
-    )
-
-
 def neuron(checkpoint: Path, folder: Path) -> Model:
     """Two ranks, through the stand-in for AWS's packages."""
     return built_model(folder, checkpoint, spec_of(2), NeuronBuilder)
@@ -90,7 +61,7 @@ def uncopied(checkpoint: Path, folder: Path) -> Model:
 
 
 Make = Callable[[Path, Path], Model]
-COPYING: list[Make] = [eager, cuda, timed, openvino, neuron]
+COPYING: list[Make] = [eager, cuda, timed, neuron]
 """And what is compiled for this CPU, in tests/inference/backends/test_compiled.py."""
 
 

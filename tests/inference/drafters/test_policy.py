@@ -1,10 +1,7 @@
-"""How trees grow: static shapes against brute force, dynamic trees against their definition,
-budgets always.
-"""
+"""How trees grow: dynamic trees against their definition, budgets always."""
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 
 import numpy as np
@@ -16,8 +13,6 @@ from inference.drafters.tree_policies import (
     Budget,
     Chain,
     Policy,
-    Static,
-    best_static_tree,
     edge_values,
 )
 from inference.errors import InvalidRequest
@@ -46,42 +41,7 @@ class Ranker:
         return {node for call in self.calls for node in call}
 
 
-POLICIES = [Chain(4), Static((0.5, 0.3, 0.1), 12, 4), BestFirst(12, 4)]
-
-
-def all_shapes(nodes: int, ranks: int, depth: int) -> list[list[tuple[int, int]]]:
-    """Every tree of `nodes` nodes as (parent, rank) lists in which an elder sibling always
-    exists: by brute force.
-    """
-    shapes = []
-    for parents in itertools.product(*[range(n) for n in range(1, nodes + 1)]):
-        levels, taken, shape = [0], [0] * (nodes + 1), []
-        for parent in parents:
-            shape.append((parent, taken[parent]))
-            taken[parent] += 1
-            levels.append(levels[parent] + 1)
-        if max(levels) <= depth and max(taken) <= ranks:
-            shapes.append(shape)
-    return shapes
-
-
-def worth(shape: Sequence[tuple[int, int]], rates: Sequence[float]) -> float:
-    values = [1.0]
-    for parent, rank in shape:
-        values.append(values[parent] * rates[rank])
-    return sum(values)
-
-
-@pytest.mark.parametrize("rates", [(0.6, 0.2, 0.1), (0.35, 0.33, 0.31), (0.9, 0.05, 0.01)])
-@pytest.mark.parametrize("depth", [2, 6])
-def test_the_static_tree_is_worth_as_much_as_the_best_of_all_trees(
-    rates: tuple[float, ...], depth: int
-) -> None:
-    for nodes in range(1, 7):
-        edges = best_static_tree(rates, nodes, depth)
-        best = max(worth(shape, rates) for shape in all_shapes(nodes, len(rates), depth))
-        assert worth([(edge.parent, edge.rank) for edge in edges], rates) == pytest.approx(best)
-        assert all(edge.depth <= depth for edge in edges)
+POLICIES = [Chain(4), BestFirst(12, 4)]
 
 
 @pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: type(policy).__name__)
@@ -104,21 +64,6 @@ def test_a_chain_is_the_likeliest_token_again_and_again() -> None:
     growth = Chain(3).grow(1, Budget(9, 9), Ranker())
     assert growth.tokens == [1, 10, 100, 1000]
     assert growth.parents == [-1, 0, 1, 2]
-
-
-def test_a_static_tree_has_the_shape_of_its_rates_whatever_the_scores() -> None:
-    policy, ranker = Static((0.6, 0.2), 4, 3), Ranker()
-    growth = policy.grow(1, Budget(9, 9), ranker)
-    assert sorted(growth.tokens[1:]) == sorted([10, 100, 1000, 11])
-    assert growth.depths[growth.tokens.index(1000)] == 3
-    assert len(ranker.calls) == 3
-
-
-def test_a_static_tree_asks_for_a_level_once_and_only_for_nodes_with_children() -> None:
-    ranker = Ranker()
-    growth = Static((0.5, 0.3, 0.1), 12, 4).grow(1, Budget(12, 4), ranker)
-    assert len(growth) == 13
-    assert ranker.ranked == {parent for parent in growth.parents if parent >= 0}
 
 
 def test_a_dynamic_tree_holds_the_most_probable_nodes() -> None:
@@ -169,8 +114,6 @@ def test_edge_values_are_a_distribution_that_keeps_the_order() -> None:
     [
         lambda: Chain(-1),
         lambda: BestFirst(0, 3),
-        lambda: Static((0.5, 0.6), 4, 4),
-        lambda: Static((0.2, 0.3), 4, 4),
     ],
 )
 def test_a_senseless_policy_is_refused(build: object) -> None:

@@ -6,12 +6,12 @@ import pytest
 
 from inference.candidates import CandidateTree
 from inference.drafters.round_proposer import RoundProposer
-from inference.drafters.tree_policies import BestFirst, Chain, Policy, Static
+from inference.drafters.tree_policies import BestFirst, Chain, Policy
 from inference.proposer import Notice
 from tests.support.scripted_models import ScriptedModel, disagreeing, own_text
 from tests.support.stepped import PROMPT, SAMPLING, SteppedTarget
 
-POLICIES = [Chain(4), Static((0.6, 0.2), 8, 4), BestFirst(8, 4)]
+POLICIES = [Chain(4), BestFirst(8, 4)]
 
 
 @pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: type(policy).__name__)

@@ -93,12 +93,8 @@ def test_the_settings_are_those_that_a_reported_sweep_found(
     assert len(chosen) == 1
 
 
-def test_each_cell_has_its_prediction_and_environment_and_options_are_kept(results: Path) -> None:
+def test_environment_and_options_are_kept(results: Path) -> None:
     found = read(results)
-    forms = {one.name: one.time is not None for one in ARCHITECTURES}
-    for row in found["rows"]:
-        assert (row["predicted"] is not None) == forms[row["architecture"]]
-        assert (row["prediction_error"] is not None) == forms[row["architecture"]]
     assert found["environment"]["python"]
     assert found["options"]["chains"] == ["2", "4"]
     assert found["options"]["draft"]["max_new_tokens"] == 8
@@ -114,7 +110,6 @@ def test_plots_are_made_where_matplotlib_is(results: Path) -> None:
     assert {path.stem for path in results.glob("*.png")} == {
         "speeds",
         "round_trip",
-        "regime_map",
         "tradeoff",
     }
 

@@ -1,4 +1,4 @@
-"""Rows, statistics, charges, predictions and the verdict of a comparison, by hand."""
+"""Rows, statistics, charges and the verdict of a comparison, by hand."""
 
 from __future__ import annotations
 
@@ -29,20 +29,10 @@ from outrider.compare.arms import (
 )
 from outrider.compare.compare_options import CompareOptions
 from outrider.compare.intervals import bootstrap_median, median_figure, pareto, percentiles
-from outrider.compare.measure import ArmCosts, Comparison
-from outrider.compare.plots import draw, regime_map
-from outrider.compare.prediction import (
-    Costs,
-    Network,
-    Round,
-    acceptance,
-    costs_of,
-    host_of,
-    made_across,
-    made_at_the_target,
-)
+from outrider.compare.measure import Comparison
+from outrider.compare.plots import draw
 from outrider.compare.readings import Account, Reading
-from outrider.compare.rows import ResultRow, marked, summarise
+from outrider.compare.rows import ResultRow, acceptance, marked, summarise
 from outrider.compare.sweep import sweep
 from outrider.compare.tables import WIDTH, brief, figure_words, print_comparison, tables
 from outrider.compare.verdict import leader, verdict
@@ -97,7 +87,7 @@ def row(
     before = None if alone is None else [Reading(done, UNREAD, None, None) for done in alone]
     mine = [Reading(done, UNREAD, None, None) for done in ours]
     by = made_by or arm(CHAIN, Setting(Chain(2)))
-    return summarise(by, rtt_ms, mine, before, account, [], 0.02)
+    return summarise(by, rtt_ms, mine, before, account, [])
 
 
 def rows_at(rtt_ms: float, seconds: dict[str, float], texts: int = 6) -> list[ResultRow]:
@@ -111,11 +101,9 @@ def rows_at(rtt_ms: float, seconds: dict[str, float], texts: int = 6) -> list[Re
     return found
 
 
-def comparison(rows: list[ResultRow], *costs: Costs, **options: Any) -> Comparison:
-    """Costs are of the rows, in their order."""
+def comparison(rows: list[ResultRow], **options: Any) -> Comparison:
     trips = tuple(dict.fromkeys(one.rtt_ms for one in rows))
-    known = [ArmCosts(one.arm, each) for one, each in zip(rows, costs, strict=False)]
-    return Comparison("", CompareOptions(rtt=trips, **options), rows, [], known, [], "", [])
+    return Comparison("", CompareOptions(rtt=trips, **options), rows, [], [], "", [])
 
 
 def test_settings_are_written_as_they_are_read() -> None:
@@ -186,41 +174,11 @@ def test_a_sweep_keeps_the_faster_half_and_chooses_one_of_each_group() -> None:
     assert found == [("2", 1, False), ("4", 3, True), ("8", 3, False), ("", 3, True)]
 
 
-def test_costs_of_a_round_come_from_texts_and_predict_another_round_trip() -> None:
-    """Rounds of 50 ms at 20 ms of round trip, of which 10 are drafted and 12 are the target's: 8
-    are the programs'.
-    """
-    parts = {"draft_seconds": 0.05, "target_seconds": 0.06, "num_draft_tokens": 20}
-    done = [text(5, 4, 0.05, **parts) for _ in range(3)]
-    host = host_of(done, 0.02)
-    costs = costs_of(done, host)
-    assert host == pytest.approx(0.008)
-    assert costs is not None
-    assert (costs.made.drafting, costs.made.verify) == pytest.approx((0.01, 0.012))
-    assert (costs.made.tokens, costs.nodes) == pytest.approx((4, 5))
-    assert made_across(costs, Network(0.02)) == pytest.approx(0.05 / 4)
-    assert made_across(costs, Network(0.1)) == pytest.approx(0.13 / 4)
-    loaded = replace(costs, bytes_up=140, bytes_down=60, queue=0.001)
-    assert made_across(loaded, Network(0.1, 8 / 1e6)) == pytest.approx((0.13 + 0.0026) / 4)
-    assert made_at_the_target(costs, Network(0.1)) == pytest.approx(0.03 / 4)
-    assert costs_of([text(1, 4, 0.05)], 0.0) is None
-
-
 def test_a_round_that_went_to_the_end_and_a_forward_without_candidates_are_no_misses() -> None:
     done = text(10, 1, 0.1, num_accepted_tokens=18, accepted_at_depth=[8, 6, 4])
     assert acceptance([done]) == pytest.approx(18 / (18 + 6))
     assert acceptance([replace(done, lone_forwards=2)]) == pytest.approx(18 / (18 + 4))
     assert row([done]).acceptance == acceptance([done])
-
-
-def test_the_map_gives_a_fast_network_to_the_draft_and_a_slow_one_to_the_target() -> None:
-    alone = Costs(Round(0, 0.09, 1), 1, 0, 0, 0, 0.001)
-    chain = Costs(Round(0.02, 0.1, 3), 5, 20, 10, 0, 0.002)
-    found = regime_map(comparison(rows_at(0, {CHAIN: 0.5}), alone, chain))
-    assert found is not None
-    assert found.rounds_win([0.9], [0.0, 5.0]).tolist() == [[True, False]]
-    assert found.rounds_win([0.9, 0.05], [0.0]).tolist() == [[True], [False]]
-    assert regime_map(comparison(rows_at(0, {}), alone)) is None
 
 
 def test_a_ratio_is_taken_text_by_text_and_a_difference_is_only_claimed_beyond_its_interval() -> (
@@ -231,7 +189,6 @@ def test_a_ratio_is_taken_text_by_text_and_a_difference_is_only_claimed_beyond_i
     assert faster.ratio is not None
     assert faster.ratio.median == pytest.approx(4.5 / 2.5)
     assert faster.seconds_per_token == pytest.approx(0.25)
-    assert faster.error == pytest.approx(0.02 / 0.25 - 1)
     mixed = row([text(4, 2, 0.5 if index % 2 else 2.0, index) for index in range(6)], alone)
     few = row([text(4, 2, 0.5, index) for index in range(5)], alone[:5])
     assert [(one.faster, one.slower) for one in (faster, mixed, few)] == [
@@ -251,27 +208,14 @@ def test_the_leader_is_faster_than_target_only_or_target_only_itself_or_nobody()
     assert name({CHAIN: 0.5, TREE: 0.4}, texts=5) is None
 
 
-def test_the_verdict_is_three_lines_that_agree() -> None:
+def test_the_verdict_is_two_lines_that_agree() -> None:
     rows = [*rows_at(0, {CHAIN: 0.5, GROWING: 0.6}), *rows_at(40, {CHAIN: 3.0, GROWING: 3.0})]
-    alone = Costs(Round(0, 0.5, 1), 1, 0, 0, 0, 0)
-    chain = Costs(Round(0.49, 0.5, 2), 3, 0, 0, 0, 0)
-    lines = verdict(comparison(rows, alone, chain))
-    assert len(lines) == 3
-    assert "below 10 ms" in lines[2]
+    lines = verdict(comparison(rows))
+    assert len(lines) == 2
     assert f"0 ms: {CHAIN} 2 is fastest, 1.80x" in lines[0]
     assert "40 ms: target-only is fastest" in lines[0]
     assert "pays at 0 ms" in lines[1]
     assert "slower than target-only at 40 ms" in lines[1]
-
-
-@pytest.mark.parametrize(("rounds", "agrees"), [(0.5, True), (3.0, False)])
-def test_a_break_even_that_the_texts_contradict_says_so(rounds: float, agrees: bool) -> None:
-    """The closed form says that rounds pay below 0.4 s."""
-    alone = Costs(Round(0, 0.5, 1), 1, 0, 0, 0, 0)
-    chain = Costs(Round(0.1, 0.5, 2), 3, 0, 0, 0, 0)
-    lines = verdict(comparison(rows_at(0, {CHAIN: rounds}), alone, chain))
-    assert "below 400 ms" in lines[2]
-    assert ("texts say otherwise" not in lines[2]) == agrees
 
 
 def test_no_baseline_gives_one_line() -> None:

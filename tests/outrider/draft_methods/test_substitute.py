@@ -1,5 +1,5 @@
-"""--draft substitute by the command line: a copy made by one command drafts for a target elsewhere,
-and a target's own layers draft beside it. The text is the target's own.
+"""--draft substitute by the command line: a rounded checkpoint drafts for a target elsewhere, and a
+target's own layers draft beside it. The text is the target's own.
 """
 
 from __future__ import annotations
@@ -15,18 +15,10 @@ from inference.backends.timed import PROFILES
 from outrider.cli import main
 from outrider.draft_methods import find_draft
 from outrider.models import find_target
-from outrider.options.roles import DraftRole, FusedTargetRole
+from outrider.options.roles import FusedTargetRole
 from outrider.target import load_target
 
 TEXT = ["--prompt", "def main(argv):", "--max_new_tokens", "24", "--json"]
-
-
-@pytest.fixture(scope="module")
-def copy(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A 4-bit copy of the embedded target."""
-    out = str(tmp_path_factory.mktemp("copies") / "copy")
-    assert main(["substitute", "--copy_to", out]) == 0
-    return out
 
 
 @pytest.fixture(scope="module")
@@ -42,33 +34,14 @@ def port() -> Iterator[str]:
 @pytest.mark.parametrize("temperature", ["0", "0.7", "1"])
 @pytest.mark.parametrize("role", ["draft", "fused_client"])
 def test_the_text_is_the_targets_own(
-    role: str, temperature: str, port: str, copy: str, capsys: pytest.CaptureFixture[str]
+    role: str, temperature: str, port: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    drafts = ["--draft", "substitute", "--draft_model", copy] if role == "draft" else []
+    drafts = ["--draft", "substitute"] if role == "draft" else []
     command = ["--role", role, "--port", port, *drafts, *TEXT]
     assert main([*command, "--temperature", temperature, "--seed", "3", "--baseline"]) == 0
     record = json.loads(capsys.readouterr().out)
     assert record["token_ids"] == record["baseline"]["token_ids"]
     assert len(record["token_ids"]) == 24
-
-
-def test_the_copy_names_most_of_the_targets_tokens(
-    port: str, copy: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """In rounds, in which every candidate is asked for."""
-    drafts = ["--draft", "substitute", "--draft_model", copy, "--gamma", "3"]
-    assert main(["--role", "draft", "--port", port, *drafts, *TEXT]) == 0
-    record = json.loads(capsys.readouterr().out)
-    assert record["num_accepted_tokens"] >= 14, "of 24 tokens"
-
-
-def test_a_copy_and_its_checkpoint_are_the_same_draft(copy: str) -> None:
-    """So what was learned and measured of one holds for the other."""
-    ours, theirs = (
-        find_draft(DraftRole(draft="substitute", **named)) for named in ({"draft_model": copy}, {})
-    )
-    assert ours.fingerprint() == theirs.fingerprint()
-    assert ours.tokenizer.fingerprint() == theirs.tokenizer.fingerprint()
 
 
 def test_beside_its_target_it_keeps_keys_of_candidates_only() -> None:
@@ -85,16 +58,12 @@ def test_beside_its_target_it_keeps_keys_of_candidates_only() -> None:
 def test_an_emulated_target_has_no_layers_to_round(capsys: pytest.CaptureFixture[str]) -> None:
     profile = next(PROFILES.glob("*.json")).stem
     assert main(["fused_target", "--draft", "substitute", "--emulate", profile, "--port", "0"]) == 1
-    assert "name a checkpoint or its 4-bit copy by --draft_model" in capsys.readouterr().err
+    assert "name a checkpoint by --draft_model" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        (
-            ["substitute", "--model", "/no/such", "--copy_to", "x"],
-            "no such model directory: /no/such",
-        ),
         (["target", "--layer_offload", "disk", "--artifact", "x"], "leave it out with --artifact"),
         (["target", "--layer_offload", "host", "--device", "cpu"], "--layer_offload disk"),
         (["target", "--layer_offload", "tape"], "one of host, disk is needed"),

@@ -62,7 +62,6 @@ def test_a_role_reads_its_flags(
         "serve": [serving, {**serving, "pace": "wait"}],
         "pull": [{"name": str(EMBEDDED / "draft")}],
         "list": [{}],
-        "substitute": [{"copy_to": str(tmp_path / "copy")}],
         "doctor": [
             {"port": port},
             {"port": port, "list_models": True},

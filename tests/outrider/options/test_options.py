@@ -50,7 +50,7 @@ def a_value(flag: Flag) -> list[str]:
         return [f"--{flag.name}"]
     if flag.choices:
         return [f"--{flag.name}", flag.choices[0]]
-    known = {"device": "cpu", "cs": "50", "tree_rates": "0.5,0.2", "draft": "model"}
+    known = {"device": "cpu", "cs": "50", "draft": "model"}
     known["draft_head_tokens"] = "64"
     known["preset"] = "adaptive"
     return [f"--{flag.name}", known.get(flag.name, "1")]

@@ -1,0 +1,89 @@
+"""A substitute rounds the layers of its checkpoint, and shares the rest with a target beside it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from inference.backends import Ranked
+from inference.backends.eager import EagerModel
+from inference.backends.sequence import ModelSequence
+from inference.errors import UnsupportedModel
+from inference.model.checkpoint import load_decoder
+from inference.model.decoder import Decoder
+from inference.model.quantized import quantize
+from inference.model.substitute import load_substitute, substitute_of
+from inference.sampling import SamplingParams
+from inference.text import Tokenizer
+from inference.tree import TokenTree
+from outrider.models import EMBEDDED
+from tests.support.equality import full_logits
+from tests.support.models import write_checkpoint
+
+CPU, TOKENS = torch.device("cpu"), [5, 17, 3, 60]
+SIZES = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3}
+FAMILIES = {
+    "llama": {},
+    "qwen2, with biases, tied": {"model_type": "qwen2", "tie_word_embeddings": True},
+    "qwen3, with norms of heads": {"model_type": "qwen3", "head_dim": 16},
+}
+
+
+def ranked(decoder: Decoder) -> Ranked:
+    """The likeliest children after each of TOKENS."""
+    model = EagerModel(decoder, rows=1, capacity=64, max_nodes=8)
+    chain = TokenTree.chain(TOKENS)
+    return ModelSequence(model, 0, SamplingParams()).rank(chain, range(len(chain)), 8)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_what_is_rounded_as_it_is_read_is_what_a_loaded_checkpoint_rounds_to(
+    family: str, tmp_path: Path
+) -> None:
+    checkpoint = write_checkpoint(tmp_path, **SIZES | FAMILIES[family])
+    for vocabulary in (61, 50):
+        how = {"positions": 64, "vocabulary": vocabulary, "dtype": None, "device": CPU}
+        ours = ranked(load_substitute(checkpoint, **how))
+        theirs = ranked(quantize(load_decoder(checkpoint, **how), "int4"))
+        assert np.array_equal(ours.ids, theirs.ids)
+        assert np.array_equal(ours.scores, theirs.scores)
+
+
+def test_it_is_near_its_checkpoint_and_not_equal_to_it(tmp_path: Path) -> None:
+    checkpoint = write_checkpoint(tmp_path, **SIZES)
+    whole = load_decoder(checkpoint, positions=64, vocabulary=61, dtype=None, device=CPU)
+    ours, theirs = full_logits(substitute_of(whole), TOKENS), full_logits(whole, TOKENS)
+    likeness = torch.nn.functional.cosine_similarity(ours, theirs, dim=-1)
+    assert 0.5 < float(likeness.mean()) < 0.9999
+
+
+def test_it_names_most_of_the_embedded_targets_tokens() -> None:
+    directory = EMBEDDED / "target"
+    tokenizer = Tokenizer(directory)
+    whole = load_decoder(
+        directory, positions=64, vocabulary=tokenizer.vocabulary, dtype=torch.float32, device=CPU
+    )
+    text = tokenizer.encode("def main(argv):\n    for name in argv:\n        print(name)\n")
+    ours, theirs = (full_logits(one, text).argmax(-1) for one in (substitute_of(whole), whole))
+    assert float((ours == theirs).float().mean()) > 0.7
+
+
+def test_in_one_process_it_shares_embeddings_final_norm_and_head(tmp_path: Path) -> None:
+    target = load_decoder(
+        write_checkpoint(tmp_path, **SIZES), positions=64, vocabulary=61, dtype=None, device=CPU
+    )
+    before = full_logits(target, TOKENS)
+    draft = substitute_of(target)
+    assert draft.model.embed_tokens is target.model.embed_tokens
+    assert draft.model.norm is target.model.norm
+    assert draft.lm_head is target.lm_head
+    assert torch.equal(full_logits(target, TOKENS), before)
+
+
+def test_a_model_that_cannot_be_rounded_is_refused(tmp_path: Path) -> None:
+    checkpoint = write_checkpoint(tmp_path)  # inputs of 16 and 24
+    with pytest.raises(UnsupportedModel, match="a multiple of 32"):
+        load_substitute(checkpoint, positions=64, vocabulary=61, dtype=None, device=CPU)
