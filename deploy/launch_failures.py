@@ -86,6 +86,5 @@ def capacity_remedy(instance: InstanceKind, market: Market, zones: list[str]) ->
     }[market]
     return (
         f"AWS has no {instance.name} free ({market}) in {', '.join(zones)}. Try again later, "
-        f"another --region, or {other}; `outrider deploy plan --instance {instance.name} "
-        "--capacity_blocks` quotes what can be reserved"
+        f"another --region, or {other}"
     )
