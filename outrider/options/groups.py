@@ -118,18 +118,6 @@ class MeasureOptions(Group, title="models and devices"):
     draft only for a moment"""
 
 
-class CalibrateOptions(MeasureOptions):
-    calibrate: bool = False
-    """measure the models of this role afresh (a draft: and the link, if a target answers), print
-    and keep what was found, and end"""
-
-    @model_validator(mode="after")
-    def _measured_once(self) -> Self:
-        if self.calibrate and self.measure_first:
-            raise ValueError("--calibrate measures all times, as --measure_first does: give one")
-        return self
-
-
 class SamplingOptions(Group, title="text"):
     """How texts are made, and how they are shown."""
 

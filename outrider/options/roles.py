@@ -20,7 +20,7 @@ class ServingRole(
     network.ObservingOptions,
     groups.HourlyOptions,
     network.ListeningOptions,
-    groups.CalibrateOptions,
+    groups.MeasureOptions,
     features.FeatureServingOptions,
     offload.OffloadOptions,
     title="models and devices",
@@ -37,13 +37,6 @@ class ServingRole(
     def _what_is_measured(self) -> Self:
         if self.measure_first and self.emulate:
             raise ValueError("--emulate states the times that --measure_first measures: give one")
-        if self.calibrate and self.emulate:
-            raise ValueError("--calibrate measures a target, --emulate states its times: give one")
-        if self.calibrate and self.models:
-            raise ValueError(
-                "--calibrate measures one model, --models lists several: name it with --model or "
-                "--artifact"
-            )
         return self
 
 
@@ -122,7 +115,6 @@ class DraftRole(
     groups.HistoryOptions,
     groups.BaselineOptions,
     groups.TextOptions,
-    groups.CalibrateOptions,
     SharedClientRole,
 ):
     """make text: draft here, verify at a target"""
