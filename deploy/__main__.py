@@ -17,7 +17,6 @@ VERBS = {
     "logs": "what a target's host logged",
     "tunnel": "lead a port of this machine to a target",
     "down": "remove a target with all that was made for it",
-    "doctor": "whether the account can run a target, and this machine can reach it",
     "prices": "what an hour of an instance costs, with source and day",
     "k8s": "print the manifests of a target on Kubernetes",
     "ray": "serve from several replicas behind one address, with Ray Serve",

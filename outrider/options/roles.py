@@ -263,14 +263,10 @@ class DoctorRole(
     groups.DeviceOptions,
     reduction.ReductionOptions,
 ):
-    """say what this machine can do, how far the target is, and what that means; on a target's host:
-    whether all that a target needs is there"""
+    """check this machine: its draft, the target, the link, and the credentials of AWS"""
 
-    COMMON: ClassVar = (*TO_A_TARGET, "device", "target_config", "json")
+    COMMON: ClassVar = (*TO_A_TARGET, "device", "json")
     role: Literal["doctor"] = "doctor"
-    target_config: File | None = None
-    """check this machine as the host of the target whose options stand in this YAML file (default:
-    /etc/outrider/target.yaml where it is, unless --target_host or --draft_model is given)"""
     health: bool = False
     """only ask the target at --target_host whether it takes sessions; --tls_cert alone trusts that
     very certificate"""
