@@ -103,7 +103,8 @@ def _costs(deployment: Deployment, price: Price | NoPrice, speed: Speed | None) 
         return
     usd = price.usd_per_hour
     yield _line("$/h", f"{price}; volume, address and traffic are not in it")
-    yield _line("at most", f"${usd * deployment.lifetime_hours:.2f} for the instance until its lifetime ends")
+    most = usd * deployment.lifetime_hours
+    yield _line("at most", f"${most:.2f} for the instance until its lifetime ends")
     if speed is None:
         yield _line("$/M tokens", "--tokens_per_second N states a speed; none is computed here")
         return
