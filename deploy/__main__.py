@@ -16,10 +16,8 @@ VERBS = {
     "status": "a target's stack, instance and health, and what it has cost",
     "logs": "what a target's host logged",
     "tunnel": "lead a port of this machine to a target",
-    "cost": "what a target has cost so far, line by line",
     "down": "remove a target with all that was made for it",
-    "doctor": "whether the account can run a target, and this machine can reach it",
-    "prices": "what targets cost, with source and date",
+    "prices": "what an hour of an instance costs, with source and day",
     "k8s": "print the manifests of a target on Kubernetes",
     "ray": "serve from several replicas behind one address, with Ray Serve",
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -115,6 +116,12 @@ def aws_refusals() -> Iterator[None]:
     except (BotoCoreError, ResponseParserError) as error:  # the latter: a proxy's page, such as
         first = next(iter(str(error).splitlines()), type(error).__name__)
         raise AwsDown(f"AWS cannot be asked: {first}") from error
+
+
+def check_region(region: str) -> None:
+    """Raises InvalidRequest for what cannot be the name of a region."""
+    if not re.fullmatch(r"[a-z]{2}(-[a-z]+)+-[0-9]+", region):
+        raise InvalidRequest(f"{region!r} is no region, such as us-east-1")
 
 
 def error_code(error: Exception) -> str:

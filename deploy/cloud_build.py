@@ -28,13 +28,11 @@ from deploy.bucket import HostBucket
 from deploy.deployment import Deployment, hub_token_parameter
 from deploy.handover import put_hub_token, withdraw_secrets
 from deploy.host.build_script import ARTEFACT, LOAD, BuildSettings, build_script
-from deploy.hourly import hourly_quote
 from deploy.instance_kind import NEURON_IMAGE, NEURON_VENV, InstanceKind, check_image
+from deploy.instance_price import InstancePrices, NoPrice, cost_so_far
 from deploy.instance_types import find_type
 from deploy.launch import Launch
 from deploy.places import SubnetInZone, find_image, places_for
-from deploy.pricing import Unpriced, open_prices
-from deploy.run_bill import bill_of, run_of
 from deploy.running_instance import describe_instance, living_instance
 from deploy.stack import StackState, TargetStack
 from deploy.wheel import build_wheel, put_wheel
@@ -182,12 +180,14 @@ def plan_lines(build: CloudBuild, places: list[SubnetInZone]) -> Iterator[str]:
     yield f"stack       {deployment.stack}: removed after the build, whatever comes of it"
     yield f"ends        itself after {deployment.lifetime_hours:g} h at most (--most_hours)"
     try:
-        quote = hourly_quote(deployment, live=True)
-    except Unpriced as error:
-        yield f"$/h         no price of the instance: {'; '.join(error.reasons)}"
+        price = InstancePrices().find(
+            deployment.instance.name, deployment.region, deployment.market
+        )
+    except NoPrice as error:
+        yield f"$/h         {error}"
         return
-    most = quote.hour.usd * deployment.lifetime_hours
-    yield f"$/h         {quote.hour.usd:.4f}: {quote.price}; at most ${most:.2f} in all"
+    most = price.usd_per_hour * deployment.lifetime_hours
+    yield f"$/h         {price}; at most ${most:.2f} in all, for the instance alone"
 
 
 def host_arguments(build: CloudBuild) -> tuple[str, ...]:
@@ -253,20 +253,16 @@ def removed_afterwards(aws: Aws, build: CloudBuild) -> Iterator[None]:
             raise
         if state is not None:
             say(f"{stack.name} is removed; its log is s3://{build.bucket}/{build.reports}/log.txt")
-            for line in cost_lines(aws, state):
-                say(line)
+            say(f"cost of the build: {cost(aws, state)}")
 
 
-def cost_lines(aws: Aws, state: StackState) -> list[str]:
-    """What the build has cost until now, or why that is not known."""
+def cost(aws: Aws, state: StackState) -> str:
+    """What the build has cost, or why that is not known."""
     try:
         instance = describe_instance(aws, state.instance_id) if state.instance_id else None
-        if instance is None:
-            return ["the build had no instance, so it cost nothing"]
-        bill = bill_of(aws, run_of(state, instance), open_prices())
     except OutriderError as error:  # it must not hide what came of the build
-        return [f"what the build has cost is not known: {error}"]
-    return [*(f"  {line}" for line in bill.lines), f"the build cost about ${bill.usd:.4f}"]
+        return f"not known: {error}"
+    return cost_so_far(instance, aws.region) if instance else "nothing, it had no instance"
 
 
 def wait(aws: Aws, build: CloudBuild, state: StackState) -> str:

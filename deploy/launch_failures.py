@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import Enum
 from typing import NamedTuple
 
-from deploy.instance_kind import InstanceKind, Market, Quota
+from deploy.instance_kind import InstanceKind, Market
 
 
 class Cause(Enum):
@@ -65,15 +65,9 @@ def quota_remedy(
     return (
         f"the account may not run {instance.name} in {region}: its quota {quota.name!r} is too "
         f"small, {virtual_cpus} vCPU more are needed. Ask AWS for them: "
-        f"{quota_request(quota, region, virtual_cpus)} (AWS said: {reason})"
-    )
-
-
-def quota_request(quota: Quota, region: str, virtual_cpus: int) -> str:
-    """The command that asks AWS for a quota of so many virtual CPUs."""
-    return (
         "aws service-quotas request-service-quota-increase --service-code ec2 "
-        f"--quota-code {quota.code} --desired-value {virtual_cpus} --region {region}"
+        f"--quota-code {quota.code} --desired-value {virtual_cpus} --region {region} "
+        f"(AWS said: {reason})"
     )
 
 
@@ -86,6 +80,5 @@ def capacity_remedy(instance: InstanceKind, market: Market, zones: list[str]) ->
     }[market]
     return (
         f"AWS has no {instance.name} free ({market}) in {', '.join(zones)}. Try again later, "
-        f"another --region, or {other}; `outrider deploy plan --instance {instance.name} "
-        "--capacity_blocks` quotes what can be reserved"
+        f"another --region, or {other}"
     )

@@ -24,7 +24,7 @@ def places_for(aws: Aws, instance: InstanceKind, subnet: str | None) -> list[Sub
 
     Raises InvalidRequest where there is none.
     """
-    offered = offered_zones(aws, instance)
+    offered = _offered_zones(aws, instance)
     asked: dict[str, object] = {"Filters": [{"Name": "default-for-az", "Values": ["true"]}]}
     if subnet is not None:
         asked = {"SubnetIds": [subnet]}
@@ -47,7 +47,7 @@ def places_for(aws: Aws, instance: InstanceKind, subnet: str | None) -> list[Sub
     return found
 
 
-def offered_zones(aws: Aws, instance: InstanceKind) -> list[str]:
+def _offered_zones(aws: Aws, instance: InstanceKind) -> list[str]:
     """The zones that offer the instance, by name. Raises InvalidRequest where none does, or EC2
     does not know it.
     """

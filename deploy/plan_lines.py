@@ -7,16 +7,13 @@ from typing import NamedTuple
 
 from deploy.aws import Aws
 from deploy.deployment import Deployment, secret_parameters
-from deploy.ec2_prices import InstanceOffer, Pricing
-from deploy.hourly import HourlyQuote, hourly_quote
+from deploy.instance_price import InstancePrices, NoPrice, Price
 from deploy.instance_types import bundled_types
 from deploy.places import SubnetInZone, find_image, places_for
-from deploy.pricing import Unpriced, open_prices
 from deploy.served import Speed
 from deploy.stack_template import created_resources
 from inference.artifact import Manifest
 from inference.cost.accounting import hire_usd
-from inference.errors import InvalidRequest
 
 _ROLE = "what AWS's AmazonSSMManagedInstanceCore allows (Session Manager)"
 
@@ -35,11 +32,12 @@ def ask_account(aws: Aws, deployment: Deployment) -> AccountView:
     return AccountView(aws.account, places, find_image(aws, deployment.image_parameter))
 
 
-def find_cost(deployment: Deployment, *, live: bool) -> HourlyQuote | Unpriced:
-    """What an hour costs, or why that is not known."""
+def find_price(deployment: Deployment, *, live: bool) -> Price | NoPrice:
+    """What an hour of the instance costs, or why that is not known."""
     try:
-        return hourly_quote(deployment, live=live)
-    except Unpriced as error:
+        prices = InstancePrices(live=live)
+        return prices.find(deployment.instance.name, deployment.region, deployment.market)
+    except NoPrice as error:
         return error
 
 
@@ -47,7 +45,7 @@ def plan_lines(
     deployment: Deployment,
     manifest: Manifest | None,
     account: AccountView | None,
-    cost: HourlyQuote | Unpriced,
+    price: Price | NoPrice,
     speed: Speed | None,
 ) -> Iterator[str]:
     """The plan, line by line.
@@ -79,25 +77,9 @@ def plan_lines(
         f"after {deployment.lifetime_hours:g} h in any case (--lifetime_hours)",
     )
     yield _line("creates", ", ".join(created_resources()))
-    yield from _costs(deployment, cost, speed)
+    yield from _costs(deployment, price, speed)
     if account is None:
         yield "AWS was not asked: zones, image, artefact on S3 and prices of today are not checked"
-
-
-def quote_lines(deployment: Deployment) -> Iterator[str]:
-    """What AWS asks for a capacity block of such an instance. Raises InvalidRequest where none is
-    on offer.
-    """
-    offer = InstanceOffer(deployment.instance.name, deployment.region, Pricing.CAPACITY_BLOCK)
-    try:
-        price = open_prices().quote(offer).price
-    except Unpriced as error:
-        raise InvalidRequest(f"no capacity block is quoted: {'; '.join(error.reasons)}") from error
-    yield _line("block", str(price))
-    yield (
-        "Outrider buys none: buy it in the EC2 console (Capacity Reservations), and start in it "
-        "with --capacity_block cr-..."
-    )
 
 
 def _served(deployment: Deployment, manifest: Manifest | None) -> str:
@@ -115,17 +97,14 @@ def _ports(deployment: Deployment) -> str:
     return f"{deployment.port} for {deployment.allow_cidr}, with TLS and a key; no SSH"
 
 
-def _costs(
-    deployment: Deployment, cost: HourlyQuote | Unpriced, speed: Speed | None
-) -> Iterator[str]:
-    if isinstance(cost, Unpriced):
-        yield _line("$/h", str(cost))
+def _costs(deployment: Deployment, price: Price | NoPrice, speed: Speed | None) -> Iterator[str]:
+    if isinstance(price, NoPrice):
+        yield _line("$/h", str(price))
         return
-    usd, address = cost.hour.usd, "" if deployment.private else " and address"
-    yield _line("$/h", f"{usd:.4f} with volume{address}; {cost.price}")
-    for unknown in cost.hour.unknown:
-        yield _line("", f"not in the sum: {unknown}")
-    yield _line("at most", f"${usd * deployment.lifetime_hours:.2f} until its lifetime ends")
+    usd = price.usd_per_hour
+    yield _line("$/h", f"{price}; volume, address and traffic are not in it")
+    most = usd * deployment.lifetime_hours
+    yield _line("at most", f"${most:.2f} for the instance until its lifetime ends")
     if speed is None:
         yield _line("$/M tokens", "--tokens_per_second N states a speed; none is computed here")
         return

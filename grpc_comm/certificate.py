@@ -1,6 +1,6 @@
 """Makes a certificate for a target without a public name, and the authority that signs it.
 
-Only this module and certificate_facts use `cryptography`.
+Only this module and certificate_hosts use `cryptography`.
 """
 
 from __future__ import annotations

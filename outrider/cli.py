@@ -13,7 +13,6 @@ from outrider.options.roles import (
     OTHER_VERBS,
     ChatRole,
     DoctorRole,
-    DraftRole,
     ListRole,
     MakeCertRole,
     MakeKeyRole,
@@ -82,10 +81,6 @@ def run_role(options: GeneralOptions) -> int:
         from outrider.kept_profiles import profiles
 
         return profiles(options)
-    if isinstance(options, DraftRole) and options.calibrate:
-        from outrider.calibrate import calibrate
-
-        return calibrate(options)
     if isinstance(options, ConnectionOptions):
         from outrider.connecting import check_listening
 

@@ -30,8 +30,8 @@ def _described(path: Path) -> str:
         subject, times = read_profile(path)
     except InvalidRequest as error:
         return f"{path.name}: spoilt, will be measured again ({error})"
-    first = min(times)
+    each = (f"{rows} x {nodes}: {times[rows, nodes] * 1e3:.3g}" for rows, nodes in sorted(times))
     return (
         f"{path.name}: model {subject.model[:8]}, {subject.dtype} on {subject.device}; "
-        f"{times[first] * 1e3:.3g} ms for {first[0]} row of {first[1]} nodes, {len(times)} times"
+        f"ms by rows x nodes: {', '.join(each)}"
     )

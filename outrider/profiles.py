@@ -18,7 +18,7 @@ from inference.planner.profiling import CONTEXT, Survey, Tell, survey_draft, sur
 from inference.times import LatencyModel, Shape
 from outrider.devices import describe
 from outrider.models import FoundModel, LoadedModel
-from outrider.options.groups import CalibrateOptions, MeasureOptions
+from outrider.options.groups import MeasureOptions
 from outrider.version import outrider_version
 
 if TYPE_CHECKING:
@@ -89,7 +89,6 @@ class Profiles:
 
     directory: Path
     tell: Tell  # hears of progress, a line at a time
-    afresh: bool = False  # measure, whatever is kept
     whole: bool = False  # measure all before anything else is done
 
     def draft(self, draft: FoundModel, model: LoadedModel, length: int) -> dict[int, float]:
@@ -105,7 +104,7 @@ class Profiles:
         if times is None:
             times = self._measured(place, survey)
             if not survey.done:
-                self.tell(f"some times of {place.what} are estimated; --calibrate measures all")
+                self.tell(f"some times of {place.what} are estimated; --measure_first measures all")
         return {nodes: seconds for (_, nodes), seconds in times.items()}
 
     def target(
@@ -132,11 +131,11 @@ class Profiles:
 
     def _kept(self, place: _Place) -> dict[Shape, float] | None:
         """The times of an earlier start."""
-        return None if self.afresh else load_profile(self.directory, place.subject, self.tell)
+        return load_profile(self.directory, place.subject, self.tell)
 
     def _measured(self, place: _Place, survey: Survey) -> dict[Shape, float]:
         """What can be measured before anything else is done."""
-        if not (self.afresh or self.whole):
+        if not self.whole:
             times = survey.run(lambda progress: None, QUICK_SECONDS)
         else:
             self.tell(f"measuring {place.what} on {place.subject.device}")
@@ -148,8 +147,7 @@ class Profiles:
 
 def user_profiles(options: MeasureOptions) -> Profiles:
     """The profiles in this user's cache. Progress is printed on stderr."""
-    afresh = isinstance(options, CalibrateOptions) and options.calibrate
-    return Profiles(cache_directory("profiles"), say, afresh, options.measure_first)
+    return Profiles(cache_directory("profiles"), say, options.measure_first)
 
 
 def _subject(

@@ -50,11 +50,7 @@ READY = "listening on "
 
 
 def serve(options: ServingRole) -> int:
-    """Serve a target until a signal. With --calibrate, measure it afresh, print and keep the
-    result, and end.
-    """
-    if options.calibrate:
-        return _calibrate(options)
+    """Serve a target until a signal."""
     security = server_security(options)  # checked before minutes are spent on loading
     check_security(security, Address(options.host, options.port))
     check_tls_files(security)
@@ -69,13 +65,6 @@ def serve(options: ServingRole) -> int:
         serve_target(replace(target, listener=statistics), ready, options.grace)
     if isinstance(target.engine.model, TimedModel):
         say(target.engine.model.account())
-    return 0
-
-
-def _calibrate(options: ServingRole) -> int:
-    from outrider.calibrate import described
-
-    print(*described(load_target(options).description), sep="\n")
     return 0
 
 
@@ -232,7 +221,7 @@ def _times(
         shapes = emulated_target(emulated, loaded.model.rows, loaded.max_tree_nodes)
         return LatencyModel(shapes, measured=True), None
     if options.device == "neuron-legacy" or isinstance(loaded.model, RoundModel | GgufModel):
-        options = options.but(measure_first=not options.calibrate)  # it keeps more than slots
+        options = options.but(measure_first=True)  # it keeps more than slots
     profiles = user_profiles(options)
     name, length, nodes = loaded.found.name, loaded.sequence_length, loaded.max_tree_nodes
     return profiles.target(name, loaded.made_from, loaded.model, length, nodes)

@@ -4,8 +4,6 @@ cost is made of.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -99,47 +97,32 @@ def _unstated(options: PriceOptions, rates: Rates) -> list[str]:
     return [flag for flag, value in parts.items() if value is None]
 
 
-@contextmanager
-def _or_stated_by(flags: str) -> Iterator[None]:
-    """Within this context the error of a missing price names the flags that state one."""
-    try:
-        yield
-    except Unavailable as error:
-        raise Unavailable(f"{error}; {flags} states one") from error
-
-
 def read_prices(options: PriceOptions, described_usd_per_hour: float) -> Stated | None:
     """The prices of --usd_per_hour, of --instance, or as the target states them. None where nobody
     has stated one.
 
     Raises Unavailable where no source has that instance.
     """
-    up, down = options.usd_per_gb_up, options.usd_per_gb_down
     hourly = options.usd_per_hour or described_usd_per_hour
     source = f"${hourly:g} an hour, as {'given' if options.usd_per_hour else 'the target says'}"
     if options.instance is not None:
-        from deploy.ec2_prices import InstanceOffer, Pricing, Service, ServiceOffer
-        from deploy.pricing import open_prices
+        from deploy.instance_price import InstancePrices
 
-        prices = open_prices(live=not options.no_live)
-        offer = InstanceOffer(options.instance, options.region, Pricing(options.pricing))
-        with _or_stated_by("--usd_per_hour, in place of --instance,"):
-            price = prices.quote(offer).price
+        try:
+            prices = InstancePrices(live=not options.no_live)
+            price = prices.find(options.instance, options.region, options.pricing)
+        except Unavailable as error:
+            flag = "--usd_per_hour, in place of --instance,"
+            raise Unavailable(f"{error}; {flag} states one") from error
         hourly, source = price.usd_per_hour, str(price)
-        if up is None:
-            up, source = 0.0, f"{source}; traffic to it is free"
-        if down is None:
-            with _or_stated_by("--usd_per_gb_down"):
-                listed = prices.service(ServiceOffer(Service.TRAFFIC_OUT, options.region))
-            down, source = listed.rate, f"{source}; ${listed.rate:g} a GB from it ({listed.said})"
     if not hourly:
         return None
     return Stated(
         Rates(
             hourly,
             usd_per_kwh=options.usd_per_kwh,
-            usd_per_gb_to_target=up,
-            usd_per_gb_from_target=down,
+            usd_per_gb_to_target=options.usd_per_gb_up,
+            usd_per_gb_from_target=options.usd_per_gb_down,
         ),
         source,
     )

@@ -7,7 +7,6 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from datetime import date
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,16 +17,6 @@ from compile.build.build import build_artifact
 from compile.build.neuron_cache import cost_of_building
 from compile.build.progress import LineProgress
 from compile.plan.workload import read_load
-from deploy.ec2_prices import (
-    InstanceOffer,
-    NoPrice,
-    PriceFile,
-    Service,
-    ServicePrice,
-    Tier,
-    read_table,
-)
-from deploy.pricing import PriceCache
 from grpc_comm.server.server import BackgroundServer
 from inference.artifact import (
     MANIFEST,
@@ -62,11 +51,6 @@ LLAMA_3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
-OFFER = InstanceOffer("trn1.2xlarge", "us-east-1")
-PRICE = OFFER.at(1.34, date(2026, 9, 24), "a test")
-TRAFFIC = ServicePrice(
-    Service.TRAFFIC_OUT, "us-east-1", tiers=(Tier(0, 0.09),), as_of=date(2026, 9, 24), source="test"
-)
 RECORD = {
     "prompt_tokens": 30,
     "token_ids": [1] * 12,
@@ -136,10 +120,6 @@ def _listed() -> Any:
     return {"models": [entry | {"max_tree_nodes": 8}, {"name": "b", "artifact": "/nowhere"}]}
 
 
-def _prices() -> Any:
-    return PriceFile(prices=(PRICE,), services=(TRAFFIC,)).plain()
-
-
 KINDS = {
     "config": lambda: Kind(
         "config.json",
@@ -156,7 +136,6 @@ KINDS = {
         {"models": _listed()["models"][1:]},
         lambda path: read_listed(path, TargetRole()),
     ),
-    "prices": lambda: Kind("prices.json", _prices(), lambda path: read_table(path, "file")),
     "time profile": lambda: Kind(
         "own.json", _sound(next(PROFILES.glob("*.json"))), lambda path: find_profile(str(path))
     ),
@@ -372,24 +351,6 @@ def test_a_spoilt_profile_is_told_of_once_and_measured_again(tmp_path: Path) -> 
         assert times is not None or (
             path.name in told[0] and told[0].endswith("it is measured again")
         )
-
-
-def test_a_spoilt_price_is_told_of_once_and_passed_over(tmp_path: Path) -> None:
-    told: list[str] = []
-    prices = PriceCache(tmp_path, told.append)
-    prices.keep(PRICE)
-    (path,) = tmp_path.rglob("*.json")
-    sound = _sound(path)
-    for content in [
-        *WHOLE.values(),
-        *(content for value in VALUES.values() for _, content in spoilt(sound, value)),
-    ]:
-        path.write_bytes(content)
-        told.clear()
-        try:
-            prices.answer(OFFER)
-        except NoPrice:
-            assert [len(line.splitlines()) for line in told] in ([], [1])
 
 
 @pytest.mark.parametrize("content", WHOLE.values(), ids=WHOLE)

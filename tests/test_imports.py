@@ -110,7 +110,7 @@ def test_a_heavy_library_is_imported_at_home_only(library: str) -> None:
 LIGHT = {
     "outrider.cli": {"torch", "transformers", "grpc", "numpy"},
     "compile.__main__, compile.compile_options": {"torch", "transformers", "numpy", "boto3"},
-    "deploy.__main__, deploy.pricing": {"torch", "numpy", "boto3"},
+    "deploy.__main__, deploy.instance_price": {"torch", "numpy", "boto3"},
     "grpc_comm.client.connection, inference.decode, inference.drafters.tree_policies": {"torch"},
 }
 """What starts fast, or on a machine that has little installed: modules, and what they must not

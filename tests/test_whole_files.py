@@ -6,14 +6,11 @@ import hashlib
 import resource
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from datetime import date
 from pathlib import Path
 
 import pytest
 
 from compile.store import DiskObjects, pull, push
-from deploy.ec2_prices import InstanceOffer
-from deploy.pricing import PriceCache
 from inference.artifact import read_manifest, write_manifest
 from inference.command import FAILED, run_command
 from inference.planner.acceptance import read_acceptance, write_acceptance
@@ -44,11 +41,6 @@ def contents(directory: Path) -> dict[str, bytes]:
     }
 
 
-def keep_price(directory: Path) -> None:
-    price = InstanceOffer("trn1.2xlarge", "us-east-1").at(1.34, date(2026, 9, 24), "a test")
-    PriceCache(directory, lambda line: None).keep(price)
-
-
 def keep_times(directory: Path) -> None:
     keep_profile(
         directory, Subject("draft", "cpu", "f0", "float32", 1, 256, 1, 64, "1"), {(1, 1): 0.5}
@@ -70,7 +62,7 @@ def keep_name(directory: Path) -> None:
     DiskObjects(directory).put_once("builds/x", b"x" * 200)
 
 
-@pytest.mark.parametrize("keep", [keep_price, keep_times, keep_learned, keep_object, keep_name])
+@pytest.mark.parametrize("keep", [keep_times, keep_learned, keep_object, keep_name])
 def test_a_full_disk_leaves_no_temporary_file(keep: Callable[[Path], None], tmp_path: Path) -> None:
     directory = tmp_path / "kept"
     directory.mkdir()

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from deploy.aws import Aws
-from deploy.bill import BYTES_PER_GB
 from deploy.bucket import HostBucket
 from deploy.commands.options import NamedOptions
 from deploy.deployment import own_bucket, stack_name
-from deploy.ec2_prices import Service, ServiceOffer
 from deploy.handover import withdraw_secrets
 from deploy.leftovers import leftovers
-from deploy.pricing import Unpriced, open_prices
 from deploy.stack import TargetStack, stack_names
 from inference.command import FAILED, glance, nearest
 from inference.errors import InvalidRequest
@@ -91,10 +88,5 @@ def _bucket(aws: Aws, *, remove: bool) -> bool:
         return True
     objects, size = bucket.contents()
     held = f"{objects} objects, {size / 1e6:.1f} MB"
-    try:
-        price = open_prices().service(ServiceOffer(Service.STORAGE, aws.region))
-        held += f", ${price.usd(size / BYTES_PER_GB):.4f} a month"
-    except Unpriced:
-        pass
     print(f"kept s3://{bucket.name} for the next target: {held}; --with_bucket removes it")
     return False

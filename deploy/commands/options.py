@@ -65,7 +65,7 @@ class DeploymentOptions(NamedOptions, title="instance"):
     spot: bool = False
     """cheaper, and AWS may end it at any time"""
     capacity_block: Annotated[str, Shown("CR_ID")] | None = None
-    """start in this capacity block, which you bought; Outrider quotes blocks and never buys one"""
+    """start in this capacity block, which you bought"""
     subnet: Annotated[str, Shown("SUBNET")] | None = None
     """start here (default: the default subnets of all zones, one after the other)"""
     private: bool = False

@@ -8,7 +8,7 @@ from annotated_types import Gt
 
 from deploy.aws import DEFAULT_REGION, Aws
 from deploy.commands.options import DeploymentOptions
-from deploy.plan_lines import ask_account, find_cost, plan_lines, quote_lines
+from deploy.plan_lines import ask_account, find_price, plan_lines
 from deploy.served import Speed, computed_speed, read_served
 from inference.command import say
 from inference.errors import MissingExtra, Unavailable
@@ -25,10 +25,8 @@ class PlanOptions(DeploymentOptions, title="plan"):
 
     tokens_per_second: Annotated[float, Gt(0)] | None = None
     """speed for dollars per million tokens (default: computed for Neuron artefacts)"""
-    capacity_blocks: bool = False
-    """also quote a capacity block"""
     no_live: bool = False
-    """ask nobody: prices of the bundled snapshot"""
+    """ask nobody: the bundled price"""
 
 
 OPTIONS = PlanOptions
@@ -44,10 +42,8 @@ def run(options: PlanOptions) -> int:
     if options.tokens_per_second is not None:
         speed = Speed(options.tokens_per_second, "as given")
     asked = None if aws is None else ask_account(aws, deployment)
-    cost = find_cost(deployment, live=aws is not None)
-    print(*plan_lines(deployment, manifest, asked, cost, speed), sep="\n")
-    if options.capacity_blocks:
-        print(*quote_lines(deployment), sep="\n")
+    price = find_price(deployment, live=aws is not None)
+    print(*plan_lines(deployment, manifest, asked, price, speed), sep="\n")
     return 0
 
 

@@ -9,9 +9,8 @@ from deploy.commands.options import NamedOptions
 from deploy.deployment import stack_name
 from deploy.handover import secrets_waiting
 from deploy.host_commands import progress
-from deploy.pricing import open_prices
-from deploy.run_bill import Run, bill_of, run_of
-from deploy.running_instance import describe_instance
+from deploy.instance_price import cost_so_far
+from deploy.running_instance import RunningInstance, describe_instance
 from deploy.stack import TargetStack
 from inference.command import FAILED
 from inference.errors import OutriderError, Unavailable
@@ -41,12 +40,11 @@ def run(options: StatusOptions) -> int:
     if instance is None:
         print("instance    none: `outrider deploy up` goes on, `outrider deploy down` removes all")
         return FAILED
-    print(*_instance_lines(aws, options.name, run_of(state, instance)), sep="\n")
+    print(*_instance_lines(aws, options.name, instance), sep="\n")
     return 0 if instance.alive else FAILED
 
 
-def _instance_lines(aws: Aws, name: str, run: Run) -> Iterator[str]:
-    instance = run.instance
+def _instance_lines(aws: Aws, name: str, instance: RunningInstance) -> Iterator[str]:
     where = f"{instance.type} in {instance.zone}, {instance.market}"
     yield f"instance    {instance.instance_id}: {instance.state}, {where}"
     if not instance.alive:
@@ -61,7 +59,7 @@ def _instance_lines(aws: Aws, name: str, run: Run) -> Iterator[str]:
     if waiting:
         yield f"secrets     the host has not taken {', '.join(waiting)}"
     yield f"reached     {_reached(name)}"
-    yield f"cost        {_cost(aws, name, run)}"
+    yield f"cost        {cost_so_far(instance, aws.region)}"
 
 
 def _reached(name: str) -> str:
@@ -81,11 +79,3 @@ def _reached(name: str) -> str:
         )
         return f"not from here{tunnel}: {error}"
     return f"at {target.address}, serving {', '.join(models)}"
-
-
-def _cost(aws: Aws, name: str, run: Run) -> str:
-    """What the target's run has cost so far."""
-    so_far = bill_of(aws, run, open_prices())
-    unknown = "".join(f"; not in the sum: {reason}" for reason in so_far.unknown)
-    least = "at least " if so_far.unknown else ""
-    return f"{least}${so_far.usd:.2f} so far{unknown} (`outrider deploy cost {name}` has the lines)"

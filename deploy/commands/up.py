@@ -17,10 +17,9 @@ from deploy.deployment import Deployment, hub_token_parameter, secret_parameters
 from deploy.handover import Handover, put_hub_token, withdraw_secrets
 from deploy.host.user_data import HostSecrets, HostSettings, user_data
 from deploy.host_commands import progress
-from deploy.hourly import HourlyQuote
+from deploy.instance_price import NoPrice, Price
 from deploy.launch import Launch
-from deploy.plan_lines import ask_account, find_cost, plan_lines
-from deploy.pricing import Unpriced
+from deploy.plan_lines import ask_account, find_price, plan_lines
 from deploy.running_instance import InstanceEnded, RunningInstance, living_instance
 from deploy.served import computed_speed, pinned_model, read_served
 from deploy.stack import StackState
@@ -142,16 +141,16 @@ def _start(
     """The stack, started; None where the user wants none."""
     manifest, account = read_served(deployment), ask_account(aws, deployment)
     model = pinned_model(deployment)
-    cost = find_cost(deployment, live=True)
+    price = find_price(deployment, live=True)
     speed = computed_speed(manifest) if manifest else None
-    print(*plan_lines(deployment, manifest, account, cost, speed), sep="\n", flush=True)
+    print(*plan_lines(deployment, manifest, account, price, speed), sep="\n", flush=True)
     if not (options.yes or _agreed()):
         return None
     bucket = HostBucket(aws, deployment.bucket_name(account.number))
     bucket.make()
     _remember(deployment)
     try:
-        settings = _settings(options, deployment, bucket, cost, model)
+        settings = _settings(options, deployment, bucket, price, model)
         return launch.start(account.places, user_data(settings), bucket.name)
     except OutriderError:
         if launch.may_stand():
@@ -179,7 +178,7 @@ def _settings(
     options: UpOptions,
     deployment: Deployment,
     bucket: HostBucket,
-    cost: HourlyQuote | Unpriced,
+    price: Price | NoPrice,
     model: PinnedModel | None,
 ) -> HostSettings:
     """What the host is told. Outrider's wheel and an artefact that lies here are uploaded."""
@@ -193,8 +192,8 @@ def _settings(
     flags: dict[str, str | int | float | bool] = {}
     if deployment.instance.kind != "cpu":
         flags["device"] = deployment.instance.kind
-    if not isinstance(cost, Unpriced):
-        flags["usd_per_hour"] = cost.hour.usd
+    if isinstance(price, Price):
+        flags["usd_per_hour"] = price.usd_per_hour
     return HostSettings(
         region=deployment.region,
         wheel=url,

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from deploy.ec2_prices import check_region
+from deploy.aws import check_region
 from inference.backends.neuron_sdk import INDEX, WHEELS
 from inference.errors import InvalidRequest
 

@@ -27,7 +27,7 @@ STEERED = tuple(one.name for one in ARCHITECTURES if one.steered)
 UNUSED = (
     "preset", "copy_history", "target_only", "no_beside",
     "gamma", "tree_nodes", "tree_depth", "pace", "baseline", "as_json",
-    "profile", "calibrate", "measure_first", "list_models", "max_usd", "min_tps", "max_usd_per_1m",
+    "profile", "measure_first", "list_models", "max_usd", "min_tps", "max_usd_per_1m",
     "max_joules_per_token", "explain", "target",
 )  # fmt: skip
 """Flags of role draft that have no meaning in a comparison."""

@@ -1,20 +1,9 @@
-"""Runs the verb: a target's health, a target's host, or the draft here and the way to a target."""
+"""Runs the verb: all checks, a target's health alone, or the names of its models."""
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import cast
-
-from inference.backends.neuron_sdk import has_device
 from outrider.doctor.findings import show
-from outrider.options import parse
-from outrider.options.roles import DoctorRole, ServingRole
-
-HOST_CONFIG = Path("/etc/outrider/target.yaml")
-"""Where a host that `deploy up` made has its target's options."""
-
-_OF_A_CLIENT = {"target", "target_host", "draft_model"}
-"""Fields that only a client's machine gives."""
+from outrider.options.roles import DoctorRole
 
 
 def doctor(options: DoctorRole) -> int:
@@ -28,24 +17,6 @@ def doctor(options: DoctorRole) -> int:
 
         print_models(options)
         return 0
-    served = _served_here(options)
-    if served is not None:
-        from outrider.doctor.target_host import check_host
+    from outrider.doctor.checks import check_all
 
-        return show(check_host(served), as_json=options.as_json)
-    from outrider.doctor.draft_and_link import check_draft_and_link
-
-    return show(check_draft_and_link(options), as_json=options.as_json)
-
-
-def _served_here(options: DoctorRole) -> ServingRole | None:
-    """Options of the target that this machine serves or is to serve. None for a client's machine:
-    it has neither a target's file nor a Neuron device, or a client's flags are given.
-    """
-    if options.target_config:
-        return cast(ServingRole, parse(["--config", options.target_config]))
-    if options.model_fields_set & _OF_A_CLIENT:
-        return None
-    if HOST_CONFIG.exists():
-        return cast(ServingRole, parse(["--config", str(HOST_CONFIG)]))
-    return cast(ServingRole, parse(["--role", "target"])) if has_device() else None
+    return show(check_all(options), as_json=options.as_json)

@@ -45,7 +45,10 @@ def ask_health(address: Address, options: DoctorRole) -> int:
     security = channel_security(SecurityOptions(tls_ca=trusted, tls=options.tls), address)
     settings: list[tuple[str, int | str]] = list(channel_options(address))
     if trusted is own and own is not None:
-        settings.append(("grpc.ssl_target_name_override", _name_in(own)))
+        from grpc_comm.certificate_hosts import certificate_hosts
+
+        # whoever trusts this very certificate accepts any of its names
+        settings.append(("grpc.ssl_target_name_override", certificate_hosts(own)[0]))
     if security.credentials is None:
         channel = grpc.insecure_channel(str(address), settings)
     else:
@@ -53,10 +56,3 @@ def ask_health(address: Address, options: DoctorRole) -> int:
     with channel:
         stub = health_pb2_grpc.HealthStub(channel)
         return int(stub.Check(health_pb2.HealthCheckRequest(), timeout=_SECONDS).status)
-
-
-def _name_in(certificate: Path) -> str:
-    """A host that the certificate is for. Whoever trusts this very certificate accepts any."""
-    from grpc_comm.certificate_facts import read_certificate
-
-    return read_certificate(certificate).hosts[0]

@@ -117,18 +117,6 @@ class MeasureOptions(Group, title="models and devices"):
     draft only for a moment"""
 
 
-class CalibrateOptions(MeasureOptions):
-    calibrate: bool = False
-    """measure the models of this role afresh (a draft: and the link, if a target answers), print
-    and keep what was found, and end"""
-
-    @model_validator(mode="after")
-    def _measured_once(self) -> Self:
-        if self.calibrate and self.measure_first:
-            raise ValueError("--calibrate measures all times, as --measure_first does: give one")
-        return self
-
-
 class SamplingOptions(Group, title="text"):
     """How texts are made, and how they are shown."""
 
@@ -262,18 +250,18 @@ class PriceOptions(HourlyOptions):
     """price the target by EC2 type, such as trn1.2xlarge"""
     region: str = "us-east-1"
     """AWS region of --instance"""
-    pricing: Literal["on-demand", "spot", "capacity-block"] = "on-demand"
+    pricing: Literal["on-demand", "spot"] = "on-demand"
     """how --instance is paid"""
     no_live: bool = False
-    """price from the bundled snapshot: ask nobody"""
+    """the bundled price: ask nobody"""
     target_share: Share = 1.0
     """part of the target's hour that is charged: 1/n where n such sessions share it"""
     usd_per_kwh: Usd | None = None
     """price of this machine's electricity"""
     usd_per_gb_up: Usd | None = None
-    """price of traffic to the target (default: that of --instance)"""
+    """price of traffic to the target"""
     usd_per_gb_down: Usd | None = None
-    """price of traffic from the target (default: that of --instance)"""
+    """price of traffic from the target"""
     draft_watts: Watts | None = None
     """what this machine draws while it drafts"""
     target_watts: Watts | None = None

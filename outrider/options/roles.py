@@ -20,7 +20,7 @@ class ServingRole(
     network.ObservingOptions,
     groups.HourlyOptions,
     network.ListeningOptions,
-    groups.CalibrateOptions,
+    groups.MeasureOptions,
     offload.OffloadOptions,
     title="models and devices",
 ):
@@ -36,13 +36,6 @@ class ServingRole(
     def _what_is_measured(self) -> Self:
         if self.measure_first and self.emulate:
             raise ValueError("--emulate states the times that --measure_first measures: give one")
-        if self.calibrate and self.emulate:
-            raise ValueError("--calibrate measures a target, --emulate states its times: give one")
-        if self.calibrate and self.models:
-            raise ValueError(
-                "--calibrate measures one model, --models lists several: name it with --model or "
-                "--artifact"
-            )
         return self
 
 
@@ -126,7 +119,6 @@ class DraftRole(
     groups.HistoryOptions,
     groups.BaselineOptions,
     groups.TextOptions,
-    groups.CalibrateOptions,
     SharedClientRole,
 ):
     """make text: draft here, verify at a target"""
@@ -265,14 +257,10 @@ class DoctorRole(
     groups.DeviceOptions,
     reduction.ReductionOptions,
 ):
-    """say what this machine can do, how far the target is, and what that means; on a target's host:
-    whether all that a target needs is there"""
+    """check this machine: its draft, the target, the link, and the credentials of AWS"""
 
-    COMMON: ClassVar = (*TO_A_TARGET, "device", "target_config", "json")
+    COMMON: ClassVar = (*TO_A_TARGET, "device", "json")
     role: Literal["doctor"] = "doctor"
-    target_config: File | None = None
-    """check this machine as the host of the target whose options stand in this YAML file (default:
-    /etc/outrider/target.yaml where it is, unless --target_host or --draft_model is given)"""
     health: bool = False
     """only ask the target at --target_host whether it takes sessions; --tls_cert alone trusts that
     very certificate"""

@@ -21,7 +21,7 @@ from outrider.runs.run_file import Flags, RunFile, Value, read_run_file
 TEXT_ROLES = {name: model for name, model in ROLES.items() if issubclass(model, TextOptions)}
 """Roles that make text, which runs may have."""
 
-NOT_IN_RUNS = ("config", "print_config", "profile", "calibrate", "list_models", "debug")
+NOT_IN_RUNS = ("config", "print_config", "profile", "list_models", "debug")
 """Flags of these roles that have no meaning in a run."""
 
 

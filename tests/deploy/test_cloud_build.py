@@ -22,7 +22,7 @@ from botocore.stub import Stubber
 from compile.compile_options import CompileOptions, parse
 from compile.store import open_store, push
 from deploy.aws import Aws
-from deploy.cloud_build import CloudBuild, check, cost_lines, host_arguments, pinned, plan
+from deploy.cloud_build import CloudBuild, check, cost, host_arguments, pinned, plan
 from deploy.deployment import Deployment
 from deploy.instance_kind import NEURON_IMAGE, InstanceKind
 from deploy.stack import StackState
@@ -106,9 +106,9 @@ def test_a_cost_that_aws_does_not_tell_hides_no_result(monkeypatch: pytest.Monke
     state = StackState("arn", "DELETE_COMPLETE", now, {}, {"InstanceId": "i-1"})
     with Stubber(aws.client("ec2")) as refusing:
         refusing.add_client_error("describe_instances", "InternalError", "try again")
-        (line,) = cost_lines(aws, state)
-    assert line.startswith("what the build has cost is not known")
-    assert "try again" in line
+        said = cost(aws, state)
+    assert said.startswith("not known")
+    assert "try again" in said
 
 
 @pytest.fixture(scope="module")
@@ -202,7 +202,7 @@ def test_an_artefact_that_was_built_there_is_brought_here_and_the_instance_is_go
     told = process.communicate(timeout=200)[0]
     assert process.returncode == 0, told
     assert f"digest {digest}" in told
-    assert "the build cost about $" in told
+    assert "cost of the build: not known: no price for c7i.2xlarge" in told
     assert (tmp_path / "out/manifest.json").read_bytes() == (built / "manifest.json").read_bytes()
     assert left() == []
 

@@ -267,7 +267,7 @@ def test_a_target_in_another_region_is_found_and_a_missing_one_is_no_success(
     assert instances() == [before]
 
 
-def test_a_private_instance_has_no_public_address_and_pays_for_none(
+def test_a_private_instance_has_no_public_address(
     aws: AwsServer, up: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     subnet = boto3.client("ec2").describe_subnets()["Subnets"][0]["SubnetId"]
@@ -276,8 +276,6 @@ def test_a_private_instance_has_no_public_address_and_pays_for_none(
     (stack,) = boto3.client("cloudformation").describe_stacks()["Stacks"]
     given = {one["ParameterKey"]: one["ParameterValue"] for one in stack["Parameters"]}
     assert (given["Private"], given["SubnetId"]) == ("true", subnet)
-    assert main(["cost", "demo"]) == 0
-    assert "public-ipv4: 0 h" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

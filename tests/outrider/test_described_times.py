@@ -1,6 +1,4 @@
-"""What a target says about its times reaches its clients, and what a user measures with
---calibrate serves the next run.
-"""
+"""What a target says about its times reaches its clients; what is measured serves the next run."""
 
 from __future__ import annotations
 
@@ -29,12 +27,10 @@ from inference.order import Decode
 from inference.planner.acceptance import read_acceptance
 from inference.sampling import SamplingParams
 from inference.times import TRUSTED, DraftTimes, LatencyModel
-from outrider.cli import main
 from outrider.completion import Request, complete
 from outrider.draft_methods import find_draft
 from outrider.live_text import silent
 from outrider.models import PREFILL_NODES
-from outrider.options import parse
 from outrider.options.groups import DeviceOptions, DraftModelOptions
 from outrider.options.roles import DraftRole, FusedTargetRole, TargetRole
 from outrider.pools import GrowingPool, Pair
@@ -263,108 +259,6 @@ def test_an_idle_target_measures_by_itself(monkeypatch: pytest.MonkeyPatch, tmp_
     target = load_target(TargetRole(port=0, batch=1, max_tree_nodes=4))
     with BackgroundServer(target):
         eventually(lambda: (tmp_path / "outrider" / "profiles").exists())
-
-
-def test_calibrate_prints_and_keeps_what_it_measured(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, port: str
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert main(["--role", "draft", "--calibrate", "--port", port]) == 0
-    said = capsys.readouterr()
-    for line in (
-        "draft outrider-embedded-draft on cpu",
-        "target outrider-embedded-target on cpu",
-        f"({PROBES} exchanges",
-        "$1.34375 an hour",
-    ):
-        assert line in said.out
-    (path,) = (tmp_path / "outrider" / "profiles").iterdir()
-    assert [nodes for _, nodes, _ in json.loads(path.read_text())["seconds"]] == [
-        1,
-        2,
-        4,
-        8,
-        16,
-        32,
-        64,
-    ]
-
-
-def test_calibrate_measures_the_draft_afresh_and_alone_where_no_target_answers(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    command = ["--role", "draft", "--calibrate", "--port", "1"]
-    assert main(command) == main(command) == 0
-    said = capsys.readouterr()
-    assert said.err.count("measuring the draft") == 2
-    assert (
-        said.err.count(
-            "the target and the link were not measured: no Outrider target answers at 127.0.0.1:1"
-        )
-        == 2
-    )
-    assert "link to" not in said.out
-
-
-@pytest.mark.parametrize(
-    ("role", "measured"), [("target", ["target"]), ("fused_target", ["draft", "target"])]
-)
-def test_a_target_that_calibrates_measures_afresh_says_and_keeps_it_and_ends(
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-    role: str,
-    measured: list[str],
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    command = [
-        "--role",
-        role,
-        "--calibrate",
-        "--batch",
-        "1",
-        "--max_tree_nodes",
-        "4",
-        "--usd_per_hour",
-        "1.5",
-    ]
-    assert main(command) == main(command) == 0
-    said = capsys.readouterr()
-    assert "target outrider-embedded-target on cpu (1 threads), 1 rows, $1.5 an hour\n" in said.out
-    assert ("outrider-embedded-draft" in said.out) == ("draft" in measured)
-    assert [said.err.count(f"measuring the {part}") for part in measured] == [2] * len(measured)
-    assert (
-        sorted(
-            path.name.partition("-")[0] for path in (tmp_path / "outrider" / "profiles").iterdir()
-        )
-        == measured
-    )
-    kept = load_target(TargetRole(port=0, batch=1, max_tree_nodes=4)).description.times
-    assert "measuring" not in capsys.readouterr().err
-    assert all(f"{seconds * 1e3:.3g}" in said.out for _, seconds in kept)
-
-
-REFUSED = {
-    "nothing to measure": (
-        ["fused_client"],
-        "--calibrate is for --role target, draft, fused_target",
-    ),
-    "a stated time": (
-        ["target", "--emulate", "llama-3.1-8b-trn1.2xlarge-measured"],
-        "--emulate states its times",
-    ),
-    "several models": (["target", "--models", "list.json"], "--calibrate measures one model"),
-}
-
-
-@pytest.mark.parametrize(("role", "reason"), REFUSED.values(), ids=REFUSED)
-def test_calibrate_is_refused_where_it_would_measure_nothing_or_not_all(
-    capsys: pytest.CaptureFixture[str], role: list[str], reason: str
-) -> None:
-    with pytest.raises(SystemExit):
-        parse(["--calibrate", "--role", *role])
-    assert reason in capsys.readouterr().err
 
 
 def test_a_profile_that_cannot_be_kept_is_used_all_the_same(tmp_path: Path) -> None:

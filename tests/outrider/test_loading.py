@@ -16,7 +16,7 @@ from outrider.models import PREFILL_NODES
 from outrider.options.groups import DeviceOptions, DraftModelOptions
 from outrider.options.roles import TargetRole
 from outrider.status_lines import LoadingStatus
-from outrider.target import load_served
+from outrider.target import load_served, load_target
 from tests.support.terminal import Terminal
 
 
@@ -68,15 +68,15 @@ def test_kept_profiles_are_listed_and_removed(
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     directory = tmp_path / "outrider" / "profiles"
-    assert main(["--role", "draft", "--calibrate", "--port", "1"]) == 0
+    load_target(TargetRole(port=0, batch=1, max_tree_nodes=4, measure_first=True))
+    (kept,) = directory.iterdir()
     (directory / "spoilt.json").write_text("{")
     capsys.readouterr()
     assert main(["--role", "profiles"]) == 0
     said = capsys.readouterr()
-    draft, spoilt = said.out.splitlines()
-    assert re.search(
-        r"draft-\w+.json: .* float32 on cpu .* ms for 1 row of 1 nodes, 7 times", draft
-    )
+    spoilt, target = said.out.splitlines()
+    times = r"ms by rows x nodes: 1 x \d: [\d.]+, 1 x \d: [\d.]+"
+    assert re.search(rf"{kept.name}: .* float32 on cpu .*{times}", target)
     assert spoilt.startswith("spoilt.json: spoilt")
     assert said.err == f"profiles kept in {directory}: 2\n"
     assert main(["--role", "profiles", "--clear"]) == 0

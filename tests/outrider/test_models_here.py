@@ -54,7 +54,7 @@ def test_doctor_says_what_draft_and_target_can_do(capsys: pytest.CaptureFixture[
     with outrider.serve(port=0, batch=1) as target:
         assert main(["doctor", "--target_host", target.address]) == 0
     told = capsys.readouterr().out
-    for word in ("cores", "tokens/s alone", "round trip", "of a forward"):
+    for word in ("cores", "tokens/s alone", "round trip", "of a forward", "AWS"):
         assert word in told
 
 

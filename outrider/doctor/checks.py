@@ -1,4 +1,4 @@
-"""What a client's machine can do, how far the target is, and what that means together."""
+"""Checks of this machine: its draft, the target, the link, and the credentials of AWS."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import torch
 
 from grpc_comm.client.connection import Connection
-from inference.command import say
+from inference.command import printable, say
 from inference.errors import OutriderError
 from inference.planner.profiling import survey_draft
 from inference.times import LatencyModel
@@ -23,10 +23,15 @@ from outrider.probing import link_times, probe_link
 from outrider.version import outrider_version
 
 
-def check_draft_and_link(options: DoctorRole) -> Iterator[Finding]:
-    """Findings of the draft here, the target, the link, and whether drafting ahead pays."""
+def check_all(options: DoctorRole) -> Iterator[Finding]:
+    """Findings of the draft here, the target, the link, whether drafting ahead pays, and AWS."""
     yield Finding("outrider", f"{outrider_version()}, Python {platform.python_version()}")
     yield Finding("machine", machine())
+    yield from _check_draft_and_link(options)
+    yield check_credentials()
+
+
+def _check_draft_and_link(options: DoctorRole) -> Iterator[Finding]:
     try:
         draft = find_draft(options)
         call = _draft_call(options, draft)
@@ -40,6 +45,18 @@ def check_draft_and_link(options: DoctorRole) -> Iterator[Finding]:
             yield from _of_target(target, call)
     except OutriderError as error:
         yield refused("target", error)
+
+
+def check_credentials() -> Finding:
+    """The account of AWS. Only `outrider deploy` needs one, so that none is no fault."""
+    from deploy.aws import Aws
+
+    try:
+        aws = Aws()
+        return Finding("cloud", f"AWS account {aws.account}, region {aws.region}")
+    except OutriderError as error:
+        remedy = "only `outrider deploy` needs them: docs/deploy.md"
+        return warning("cloud", printable(str(error)), remedy)
 
 
 def machine() -> str:

@@ -1,0 +1,215 @@
+"""The hourly price of an EC2 instance with its source and day: AWS's by boto3, else the bundled
+one. Nothing here can buy, start or change anything.
+
+Written against botocore's models and public replies; not yet run against AWS.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import date, datetime, timezone
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from deploy.aws import Aws, AwsDown, all_rows, check_region
+from deploy.instance_kind import Market
+from deploy.instance_types import WITHOUT_ON_DEMAND
+from deploy.running_instance import RunningInstance
+from inference.command import say
+from inference.cost.accounting import hire_usd
+from inference.errors import InvalidRequest, MissingExtra, OutriderError, Unavailable
+from inference.file_model import Positive, Record, Text, read_record
+from inference.json_file import read_json
+
+PRICE_LIST_REGION = "us-east-1"
+"""Region whose price list is asked. Three regions serve it, whatever region it is asked about."""
+
+ON_DEMAND_TERMS = {
+    "operatingSystem": "Linux",
+    "tenancy": "Shared",
+    "capacitystatus": "Used",
+    "preInstalledSw": "NA",
+    "marketoption": "OnDemand",
+    "licenseModel": "No License required",
+    "operation": "RunInstances",
+}
+"""Attributes that select one row of the list. Without marketoption, an instance that is sold as
+capacity blocks also has a row at $0.00.
+"""
+
+_LINUX = "Linux/UNIX"
+_SPOT_PRODUCTS = (_LINUX, "Linux/UNIX (Amazon VPC)")
+_BUNDLED = Path(__file__).parent / "data" / "ec2_prices.json"
+
+
+class NoPrice(Unavailable):
+    """Nobody says this price. The message says why."""
+
+
+@dataclass(frozen=True)
+class Price:
+    """What an hour of an instance costs. It runs Linux in shared tenancy."""
+
+    instance_type: str
+    region: str
+    market: Market
+    usd_per_hour: float
+    as_of: date  # the day on which it held
+    source: str  # who says so, in words
+
+    def __str__(self) -> str:
+        of = f"{self.instance_type} in {self.region}, {self.market}"
+        return f"${self.usd_per_hour:g} an hour for {of} ({self.source}, {self.as_of})"
+
+
+@dataclass(frozen=True)
+class PriceTable(Record):
+    """On-demand prices of one region on one day."""
+
+    region: Text
+    as_of: date
+    source: Text
+    usd_per_hour: dict[Text, Positive]  # by instance type
+
+
+def bundled_prices() -> PriceTable:
+    """The price table that ships here."""
+    return read_record(read_json(_BUNDLED, InvalidRequest), PriceTable)
+
+
+def make_client(service: str, region: str) -> Any:
+    """boto3's client of a service. Raises MissingExtra without boto3, AwsDown without
+    credentials.
+    """
+    return Aws(region).client(service)
+
+
+class InstancePrices:
+    """Prices of AWS, else of the bundled table. Without credentials or network AWS is asked once.
+
+    live: false asks nobody
+    client: makes a boto3 client for (service, region)
+    """
+
+    def __init__(
+        self, *, live: bool = True, client: Callable[[str, str], Any] = make_client
+    ) -> None:
+        self._client = functools.cache(client)
+        self._silent = "" if live else "AWS was not asked"  # why AWS is not asked
+        self._bundled = bundled_prices()
+
+    def find(self, instance_type: str, region: str, market: Market = "on-demand") -> Price:
+        """The price of an instance. A price of the bundled table in place of AWS's is noted.
+
+        Raises NoPrice, and InvalidRequest for what can be no type or region.
+        """
+        check_region(region)
+        if not re.fullmatch(r"[a-z][a-z0-9-]*\.[a-z0-9-]+", instance_type):
+            raise InvalidRequest(f"{instance_type!r} is no instance type, such as trn1.2xlarge")
+        if market == "capacity-block":
+            raise NoPrice(f"{instance_type}: a capacity block was paid beforehand")
+        if market == "on-demand" and instance_type in WITHOUT_ON_DEMAND:
+            raise NoPrice(f"{instance_type} is sold as capacity blocks and spot only")
+        if why := self._silent:
+            return self._find_bundled(instance_type, region, market, why)
+        try:
+            ask = self._spot if market == "spot" else self._on_demand
+            usd, source = ask(instance_type, region)
+        except OutriderError as error:
+            if isinstance(error, MissingExtra | AwsDown):
+                self._silent = str(error)
+            found = self._find_bundled(instance_type, region, market, str(error))
+            say(f"note: the bundled price of {found.as_of} holds: {error}")
+            return found
+        return Price(instance_type, region, market, usd, _now().date(), source)
+
+    def _find_bundled(self, instance_type: str, region: str, market: Market, why: str) -> Price:
+        table = self._bundled
+        usd = table.usd_per_hour.get(instance_type)
+        if usd is None or (region, market) != (table.region, "on-demand"):
+            raise NoPrice(
+                f"no price for {instance_type} in {region}, {market}: {why}; the bundled table "
+                f"has on-demand prices of {table.region} only, of {len(table.usd_per_hour)} types"
+            )
+        return Price(instance_type, region, market, usd, table.as_of, table.source)
+
+    def _on_demand(self, instance_type: str, region: str) -> tuple[float, str]:
+        """The one price among the rows. Raises NoPrice where there are several, since it cannot
+        be known which is paid. Rows at $0, for other systems or in other units are passed over.
+        """
+        terms = on_demand_terms(instance_type, region)
+        rows = all_rows(
+            self._client("pricing", PRICE_LIST_REGION),
+            "get_products",
+            "PriceList",
+            ServiceCode="AmazonEC2",
+            FormatVersion="aws_v1",
+            Filters=filters(terms),
+        )
+        found = {
+            float(rate["pricePerUnit"].get("USD", 0))
+            for row in map(json.loads, rows)
+            if row["product"]["attributes"].items() >= terms.items()
+            for term in row["terms"].get("OnDemand", {}).values()
+            for rate in term["priceDimensions"].values()
+            if rate["unit"] == "Hrs"
+        } - {0.0}
+        if len(found) != 1:
+            several = ", ".join(f"${usd:g}" for usd in sorted(found))
+            said = f"several on-demand prices ({several})" if found else "no on-demand price"
+            raise NoPrice(f"the price list has {said} for {instance_type} in {region}")
+        return found.pop(), "AWS price list"
+
+    def _spot(self, instance_type: str, region: str) -> tuple[float, str]:
+        """The cheapest zone's current price; its note names the zone and the others' median."""
+        rows = all_rows(
+            self._client("ec2", region),
+            "describe_spot_price_history",
+            "SpotPriceHistory",
+            InstanceTypes=[instance_type],
+            ProductDescriptions=[_LINUX],
+            StartTime=_now(),
+        )
+        zones = {
+            row["AvailabilityZone"]: float(row["SpotPrice"])
+            for row in sorted(rows, key=lambda row: row["Timestamp"])
+            if row["ProductDescription"] in _SPOT_PRODUCTS and float(row["SpotPrice"]) > 0
+        }
+        if not zones:
+            raise NoPrice(f"EC2 has no spot price of {instance_type} in any zone of {region}")
+        usd, zone = min((usd, zone) for zone, usd in zones.items())
+        middle = median(zones.values())
+        note = f"{zone}, the cheapest of {len(zones)} zones, median ${middle:g}"
+        return usd, f"EC2 spot history, {note}"
+
+
+def on_demand_terms(instance_type: str, region: str) -> dict[str, str]:
+    """The attributes of an instance's row in the price list."""
+    return {"instanceType": instance_type, "regionCode": region} | ON_DEMAND_TERMS
+
+
+def filters(terms: Mapping[str, str]) -> list[dict[str, str]]:
+    """Terms in the form that GetProducts takes."""
+    return [
+        {"Type": "TERM_MATCH", "Field": field, "Value": value} for field, value in terms.items()
+    ]
+
+
+def cost_so_far(instance: RunningInstance, region: str) -> str:
+    """What the hours of an instance cost at the price of today, or why that is not known."""
+    seconds = ((None if instance.alive else instance.ended) or _now()) - instance.launched
+    try:
+        price = InstancePrices().find(instance.type, region, instance.market)
+    except NoPrice as error:
+        return f"not known: {error}"
+    usd = hire_usd(seconds.total_seconds(), price.usd_per_hour)
+    return f"${usd:.4f} so far for the instance alone, at {price}"
+
+
+def _now() -> datetime:
+    return datetime.now(timezone.utc)

@@ -1,0 +1,374 @@
+"""The price of an instance: which row of AWS's replies is taken, and that nothing is made up."""
+
+from __future__ import annotations
+
+import json
+import os
+import warnings
+from collections.abc import Callable
+from datetime import date, datetime, timedelta, timezone
+from pathlib import Path
+from typing import Any
+
+import boto3
+import pytest
+from botocore.awsrequest import AWSResponse
+from botocore.stub import ANY, Stubber
+
+from deploy.__main__ import main
+from deploy.instance_price import (
+    ON_DEMAND_TERMS,
+    InstancePrices,
+    NoPrice,
+    Price,
+    bundled_prices,
+    cost_so_far,
+    filters,
+    make_client,
+    on_demand_terms,
+)
+from deploy.running_instance import RunningInstance
+
+TRN1 = ("trn1.2xlarge", "us-east-1")
+P5 = ("p5.48xlarge", "us-east-1")
+FAR = ("trn1.2xlarge", "us-west-2")  # the bundled table has no such row
+NOW = datetime.now(timezone.utc)
+
+
+@pytest.fixture(autouse=True)
+def nobodys_account(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """No credentials, no instance metadata, no cache of this machine's user."""
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def credentials(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "testing")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "testing")
+
+
+def hourly(instance: tuple[str, str], usd: str, **attributes: str) -> str:
+    """A row of the price list."""
+    named = {"instanceType": instance[0], "regionCode": instance[1]}
+    rate = {"unit": "Hrs", "pricePerUnit": {"USD": usd}, "beginRange": "0", "endRange": "Inf"}
+    row = {
+        "product": {"sku": "SKU", "attributes": named | ON_DEMAND_TERMS | attributes},
+        "terms": {"OnDemand": {"SKU.OFFER": {"priceDimensions": {"SKU.OFFER.0": rate}}}},
+    }
+    return json.dumps(row)
+
+
+def live(service: str, script: Callable[[Stubber], object]) -> InstancePrices:
+    """Prices of a client of this service that answers by the script."""
+    client = boto3.client(
+        service,
+        region_name="us-east-1",
+        aws_access_key_id="testing",
+        aws_secret_access_key="testing",
+    )
+    stubber = Stubber(client)
+    script(stubber)
+    stubber.activate()
+
+    def make(asked: str, region: str) -> Any:
+        assert asked == service
+        return client
+
+    return InstancePrices(client=make)
+
+
+def price_list(*rows: str, instance: tuple[str, str] = TRN1) -> InstancePrices:
+    asked = {
+        "ServiceCode": "AmazonEC2",
+        "FormatVersion": "aws_v1",
+        "Filters": filters(on_demand_terms(*instance)),
+    }
+    return live(
+        "pricing", lambda stub: stub.add_response("get_products", {"PriceList": list(rows)}, asked)
+    )
+
+
+def test_a_capacity_block_row_at_no_dollars_does_not_make_an_instance_free() -> None:
+    prices = price_list(
+        hourly(P5, "0.0000000000", marketoption="CapacityBlock"),
+        hourly(P5, "55.0500000000"),
+        instance=P5,
+    )
+    assert prices.find(*P5).usd_per_hour == 55.05
+
+
+def test_a_row_at_no_dollars_alone_is_no_price() -> None:
+    with pytest.raises(NoPrice, match="has no on-demand price"):
+        price_list(hourly(FAR, "0.0000000000"), instance=FAR).find(*FAR)
+
+
+def test_a_row_for_windows_is_passed_over() -> None:
+    prices = price_list(
+        hourly(FAR, "1.9000000000", operatingSystem="Windows"),
+        hourly(FAR, "1.3437500000"),
+        instance=FAR,
+    )
+    assert prices.find(*FAR).usd_per_hour == 1.34375
+
+
+def test_two_different_prices_are_refused() -> None:
+    with pytest.raises(NoPrice, match=r"\$1.3, \$1.4"):
+        price_list(hourly(FAR, "1.3"), hourly(FAR, "1.4"), instance=FAR).find(*FAR)
+
+
+def test_a_price_on_the_second_page_is_found() -> None:
+    asked = {
+        "ServiceCode": "AmazonEC2",
+        "FormatVersion": "aws_v1",
+        "Filters": filters(on_demand_terms(*TRN1)),
+    }
+
+    def pages(stub: Stubber) -> None:
+        first = {"PriceList": [hourly(TRN1, "1.9", operatingSystem="Windows")], "NextToken": "more"}
+        stub.add_response("get_products", first, asked)
+        stub.add_response(
+            "get_products", {"PriceList": [hourly(TRN1, "1.34375")]}, asked | {"NextToken": "more"}
+        )
+
+    before = datetime.now(timezone.utc).date()
+    price = live("pricing", pages).find(*TRN1)
+    after = datetime.now(timezone.utc).date()
+    assert (price.usd_per_hour, price.source) == (1.34375, "AWS price list")
+    assert before <= price.as_of <= after  # the same day, except over midnight
+
+
+def test_every_filter_that_pins_the_row_is_sent() -> None:
+    sent = {entry["Field"]: entry["Value"] for entry in filters(on_demand_terms(*TRN1))}
+    assert sent["marketoption"] == "OnDemand"
+    assert sent["operatingSystem"] == "Linux"
+    assert sent["regionCode"] == "us-east-1"
+    assert {entry["Type"] for entry in filters(on_demand_terms(*TRN1))} == {"TERM_MATCH"}
+
+
+def test_a_throttled_call_is_made_again(credentials: None) -> None:
+    client = make_client("pricing", "us-east-1")
+    replies = [
+        (400, {"__type": "ThrottlingException", "message": "Rate exceeded"}),
+        (200, {"FormatVersion": "aws_v1", "PriceList": [hourly(TRN1, "1.34375")]}),
+    ]
+
+    def answer(request: Any, **_: object) -> AWSResponse:
+        status, body = replies.pop(0)
+        return AWSResponse(
+            request.url,
+            status,
+            {"content-type": "application/x-amz-json-1.1"},
+            _Body(json.dumps(body).encode()),
+        )
+
+    client.meta.events.register("before-send.pricing.GetProducts", answer)
+    assert InstancePrices(client=lambda *_: client).find(*TRN1).source == "AWS price list"
+    assert not replies
+
+
+class _Body:
+    """What botocore reads a reply from."""
+
+    def __init__(self, content: bytes) -> None:
+        self._content = content
+
+    def stream(self) -> list[bytes]:
+        return [self._content]
+
+
+def test_a_call_that_stays_throttled_leaves_the_bundled_price(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    prices = live(
+        "pricing",
+        lambda stub: stub.add_client_error(
+            "get_products", "ThrottlingException", "Rate exceeded", 400
+        ),
+    )
+    price = prices.find(*TRN1)
+    assert (price.usd_per_hour, price.as_of) == (1.34375, date(2026, 9, 24))
+    assert "takes no more calls of GetProducts" in capsys.readouterr().err
+
+
+def test_a_denied_call_names_the_permission_and_the_next_is_made() -> None:
+    def script(stub: Stubber) -> None:
+        stub.add_client_error("get_products", "AccessDeniedException", "not authorized", 400)
+        stub.add_response("get_products", {"PriceList": [hourly(FAR, "1.4")]})
+
+    prices = live("pricing", script)
+    with pytest.raises(NoPrice, match="denies GetProducts"):
+        prices.find(*FAR)
+    assert prices.find(*FAR).usd_per_hour == 1.4
+
+
+def test_refused_credentials_end_all_asking() -> None:
+    prices = live(
+        "pricing",
+        lambda stub: stub.add_client_error(
+            "get_products", "UnrecognizedClientException", "invalid", 400
+        ),
+    )
+    for _ in range(2):
+        with pytest.raises(NoPrice, match="credentials"):
+            prices.find(*FAR)
+
+
+def test_without_credentials_the_bundled_price_holds_and_a_note_says_why_once(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    prices = InstancePrices()
+    for _ in range(2):
+        assert prices.find(*TRN1).as_of == date(2026, 9, 24)
+    assert capsys.readouterr().err.count("there are no AWS credentials here") == 1
+
+
+@pytest.mark.parametrize("market", ["on-demand", "spot"])
+def test_prices_of_other_regions_and_of_spot_are_not_guessed(market: Any) -> None:
+    instance = FAR if market == "on-demand" else TRN1
+    with pytest.raises(NoPrice, match="on-demand prices of us-east-1 only"):
+        InstancePrices(live=False).find(*instance, market)
+
+
+def test_spot_is_the_cheapest_zone_now_and_names_it() -> None:
+    def row(zone: str, usd: str, hours: int, product: str = "Linux/UNIX") -> dict[str, Any]:
+        at = NOW - timedelta(hours=hours)
+        return {
+            "AvailabilityZone": zone,
+            "SpotPrice": usd,
+            "Timestamp": at,
+            "ProductDescription": product,
+            "InstanceType": "trn1.2xlarge",
+        }
+
+    history = [
+        row("us-east-1b", "0.4000", 1),
+        row("us-east-1b", "0.1000", 9),
+        row("us-east-1c", "0.3000", 2, "Linux/UNIX (Amazon VPC)"),
+    ]
+    history += [row("us-east-1f", "0.4813", 1), row("us-east-1f", "0.0100", 1, "Windows")]
+    asked = {
+        "InstanceTypes": ["trn1.2xlarge"],
+        "ProductDescriptions": ["Linux/UNIX"],
+        "StartTime": ANY,
+    }
+    prices = live(
+        "ec2",
+        lambda stub: stub.add_response(
+            "describe_spot_price_history", {"SpotPriceHistory": history}, asked
+        ),
+    )
+    price = prices.find(*TRN1, "spot")
+    assert price.usd_per_hour == 0.3
+    assert price.source == "EC2 spot history, us-east-1c, the cheapest of 3 zones, median $0.4"
+
+
+@pytest.mark.parametrize(
+    ("instance", "market", "says"),
+    [
+        ("trn2.48xlarge", "on-demand", "capacity blocks and spot only"),
+        ("trn2.3xlarge", "capacity-block", "paid beforehand"),
+    ],
+)
+def test_a_capacity_block_has_no_price_whatever_the_price_list_says(
+    instance: str, market: Any, says: str
+) -> None:
+    with pytest.raises(NoPrice, match=says):
+        live("pricing", lambda stub: None).find(instance, "us-east-2", market)
+
+
+def test_the_bundled_prices_are_not_too_old() -> None:
+    age = (NOW.date() - bundled_prices().as_of).days
+    assert age <= 400, f"deploy/data/ec2_prices.json is {age} days old: take the prices of today"
+    if age > 180:
+        warnings.warn(f"deploy/data/ec2_prices.json is {age} days old", stacklevel=1)
+
+
+def test_an_instance_costs_its_hours_until_it_ended() -> None:
+    began = NOW - timedelta(hours=5)
+    ended = began + timedelta(hours=2)
+    instance = RunningInstance(
+        "i-1", TRN1[0], "terminated", "us-east-1b", "", began, {}, "by its timer", ended
+    )
+    assert cost_so_far(instance, TRN1[1]).startswith("$2.6875 so far for the instance alone, at $1")
+    assert cost_so_far(instance, FAR[1]).startswith("not known: no price for trn1.2xlarge")
+
+
+def test_the_command_prints_a_table_with_source_and_day(capsys: pytest.CaptureFixture[str]) -> None:
+    assert (
+        main(
+            [
+                "prices",
+                "--instance",
+                "trn1.2xlarge",
+                "--region",
+                "us-east-1",
+                "--no_live",
+                "--tokens-per-second",
+                "40",
+            ]
+        )
+        == 0
+    )
+    printed = capsys.readouterr()
+    for part in (
+        "trn1.2xlarge",
+        "on-demand",
+        "1.34375",
+        "9.3316",
+        "2026-09-24",
+        "20260924211011",
+    ):
+        assert part in printed.out
+
+
+def test_the_commands_json_has_every_price_that_is_known(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["prices", "--no_live", "--json", "--tokens_per_second", "40"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert {row["instance_type"] for row in rows} == set(bundled_prices().usd_per_hour)
+    first = next(row for row in rows if row["instance_type"] == "trn1.2xlarge")
+    assert round(first.pop("usd_per_million_tokens"), 4) == 9.3316
+    first["as_of"] = date.fromisoformat(first["as_of"])
+    assert Price(**first) == InstancePrices(live=False).find(*TRN1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--instance", "trn1", "--no_live"], "is no instance type"),
+        (["--region", "Oregon", "--no_live"], "is no region"),
+        (["--instance", "trn2.48xlarge", "--no_live"], "trn2.48xlarge is sold as capacity blocks"),
+    ],
+)
+def test_the_command_refuses_in_one_line(
+    arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["prices", *arguments]) == 1
+    assert says in capsys.readouterr().err
+
+
+def test_a_speed_of_zero_is_refused_before_anybody_is_asked(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit):
+        main(["prices", "--tokens_per_second", "0"])
+    assert "above 0" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(
+    "LIVE_AWS" not in os.environ,
+    reason="asks AWS: set LIVE_AWS=1, with credentials in ~/.aws",
+)
+def test_the_bundled_price_is_near_what_aws_says_now(monkeypatch: pytest.MonkeyPatch) -> None:
+    import pwd
+
+    monkeypatch.setenv("HOME", pwd.getpwuid(os.getuid()).pw_dir)
+    bundled = InstancePrices(live=False).find(*TRN1).usd_per_hour
+    said = InstancePrices().find(*TRN1)
+    assert said.source == "AWS price list"
+    assert said.usd_per_hour == pytest.approx(bundled, rel=0.2)
