@@ -17,6 +17,7 @@ from outrider.devices import describe
 from outrider.draft_methods import find_draft
 from outrider.models import PREFILL_NODES
 from outrider.options.roles import DraftRole
+from outrider.precision import settled
 from outrider.probing import link_times, probe_link
 from outrider.profiles import WIDEST, user_profiles
 
@@ -27,6 +28,7 @@ def calibrate(options: DraftRole) -> int:
     """
     draft = find_draft(options)
     length = draft.sequence_length(options.sequence_length)
+    draft = settled(draft, options, drafts=True)
     model = draft.load(
         options, rows=1, sequence_length=length, spare=WIDEST, max_nodes=PREFILL_NODES
     )

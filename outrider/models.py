@@ -22,6 +22,7 @@ from outrider.devices import describe, pick_device, set_threads
 from outrider.gguf_file import GgufFile, gguf_tokenizer
 from outrider.options.groups import DeviceOptions, LegacyOptions, TargetModelOptions
 from outrider.options.offload import OffloadOptions
+from outrider.options.values import Precision
 from outrider.reduction import WHOLE, Reduction
 from outrider.sequence_length import allowed_length
 from outrider.status_lines import LoadingStatus
@@ -98,6 +99,7 @@ class Checkpoint:
     tokenizer: Tokenizer
     reduction: Reduction = WHOLE
     offload: Offload | None = None  # where the layers' weights stay, if not on the device
+    precision: Precision | None = None  # what it is computed in without --dtype; None: its own
 
     @property
     def stop_ids(self) -> frozenset[int]:
@@ -211,7 +213,7 @@ def decoder_on_device(
     from inference.model.checkpoint import DTYPES
 
     device = pick_device(options.device)
-    dtype = options.dtype or ("float32" if checkpoint.embedded else None)
+    dtype = options.dtype or ("float32" if checkpoint.embedded else checkpoint.precision)
     begun = time.perf_counter()
     with LoadingStatus(checkpoint.name) as tell:
         decoder = load(

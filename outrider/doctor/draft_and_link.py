@@ -15,10 +15,12 @@ from inference.errors import OutriderError
 from inference.planner.profiling import survey_draft
 from inference.times import LatencyModel
 from outrider.connecting import connect_target
+from outrider.devices import memory_size
 from outrider.doctor.findings import Finding, refused, warning
 from outrider.draft_methods import find_draft
 from outrider.models import PREFILL_NODES, FoundModel
 from outrider.options.roles import DoctorRole
+from outrider.precision import settled
 from outrider.probing import link_times, probe_link
 from outrider.version import outrider_version
 
@@ -46,8 +48,7 @@ def machine() -> str:
     """Cores, memory and accelerators of this machine."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     parts = [platform.platform(terse=True), f"{cores} cores"]
-    if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
-        size = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if size := memory_size():
         parts.append(f"{size / 2**30:.0f} GiB of memory")
     gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
     return ", ".join([*parts, *(gpus or ["no CUDA GPU"])])
@@ -56,6 +57,7 @@ def machine() -> str:
 def _draft_call(options: DoctorRole, draft: FoundModel) -> float:
     """Seconds of a call of the draft that ranks one node, measured now."""
     length = draft.sequence_length(options.sequence_length)
+    draft = settled(draft, options, drafts=True)
     model = draft.load(options, rows=1, sequence_length=length, spare=1, max_nodes=PREFILL_NODES)
     return survey_draft(model, length, 1).run(say)[1, 1]
 
