@@ -18,12 +18,13 @@ from inference.draft_thread import inline, take_short_turns
 from inference.engine.engine import Engine
 from inference.engine.local_session import LocalSession
 from inference.text import Tokenizer
+from inference.times import LatencyModel
 from outrider.artifacts import artifact_length, load_artifact, open_artifact, with_neuron_artifact
 from outrider.client import Client, open_client
 from outrider.completion import Completion, Request, Show, complete
 from outrider.connecting import connect_target, print_models
 from outrider.draft_methods import find_draft
-from outrider.explain import Explainer
+from outrider.explain import Explainer, dear_law
 from outrider.live_text import silent
 from outrider.models import FoundModel, find_target, find_tokenizer
 from outrider.options.groups import DeviceOptions, TextOptions
@@ -77,8 +78,8 @@ def _explainer(options: DraftRole, client: Client, show: Show) -> Explainer | No
     """What explains a text, with --explain and a draft that never waits."""
     if not options.explain or client.round_trip is None:
         return None
-    aims = client.aims
-    return Explainer(client.round_trip, aims.terms, aims.wish.objective, named=show is silent)
+    aims, law = client.aims, dear_law(LatencyModel(dict(client.target.description.times)))
+    return Explainer(client.round_trip, aims.terms, aims.wish.objective, show is silent, law)
 
 
 def fused_client(options: FusedClientRole) -> int:

@@ -18,6 +18,7 @@ from outrider.connecting import connect_target
 from outrider.devices import memory_size
 from outrider.doctor.findings import Finding, refused, warning
 from outrider.draft_methods import find_draft
+from outrider.explain import dear_law
 from outrider.models import PREFILL_NODES, FoundModel
 from outrider.options.roles import DoctorRole
 from outrider.precision import settled
@@ -70,14 +71,26 @@ def _of_target(target: Connection, call: float) -> Iterator[Finding]:
     yield Finding("target", where)
     spread = f"give or take {_ms(trip.spread)}"
     yield Finding("link", f"round trip {_ms(trip.seconds)} ms, {spread}")
-    forward = LatencyModel(dict(description.times)).seconds(1, 1)
+    yield from plan(LatencyModel(dict(description.times)), call, trip.seconds)
+
+
+def plan(times: LatencyModel, call: float, round_trip: float) -> Iterator[Finding]:
+    """Findings on whether drafting pays on a target with these times.
+
+    call: seconds of a call of the draft
+    round_trip: seconds of the link
+    """
+    forward = times.seconds(1, 1)
     if not forward:
         yield Finding("plan", "the target does not say what its forwards take yet")
         return
     share = f"a draft call takes {call / forward:.2f} of a forward"
     yield Finding("plan", f"target-only makes {1 / forward:.1f} tokens/s; {share}")
-    if call < forward:
-        ahead = math.ceil(trip.seconds / forward) + 1
+    if law := dear_law(times):
+        dear = f"hardly any draft pays: {law}"
+        yield warning("plan", dear, "at the target: more --threads, another --dtype or a GPU")
+    elif call < forward:
+        ahead = math.ceil(round_trip / forward) + 1
         yield Finding("plan", f"the draft runs ahead: {ahead} tokens hide the round trip")
     else:
         slow = "the draft cannot run ahead: its calls take longer than a forward"
