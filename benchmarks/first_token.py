@@ -20,6 +20,7 @@ from typing import NamedTuple
 
 from benchmarks.harness import command, table_lines, write_json
 from inference.command import run_command
+from inference.draft_thread import take_short_turns
 from inference.errors import InvalidRequest
 from inference.sampling import SamplingParams
 from outrider.client import Client, open_client
@@ -108,6 +109,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     flags = {"target_model": given.target_model, "dtype": given.dtype, "emulate": given.emulate}
     told = [part for name, value in flags.items() if value for part in (f"--{name}", value)]
     own = {"dtype": given.dtype, "draft_model": given.draft_model, "draft": given.draft}
+    take_short_turns()  # as the commands do
     with started("target", ["--device", "cpu", "--threads", "1", "--batch", "1", *told]) as there:
         options = SharedClientRole(target_host=there.address, device="cpu", threads=1, **own)
         with open_client(options) as client:

@@ -126,9 +126,6 @@ class ModelProposer(CopyProposer):
         self._begin(prompt, params, 2**31 if end is None else end)
         self._prompt = list(prompt[:-1]) if len(prompt) <= self._longest else []
 
-    def begin(self, prompt: Sequence[int], params: SamplingParams, end: int | None = None) -> None:
-        self.open(prompt, params, end)
-
     def feed(self) -> bool:
         """Compute the keys of the next part of the prompt in one call; False when all are there."""
         if not self._is_fed:

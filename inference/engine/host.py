@@ -268,7 +268,7 @@ class Host:
             source=CopySource() if self._copies else None,
             sequence=self._sequence(session),
         )
-        proposer.begin(list(session.tokens), session.params, order.end)
+        proposer.open(list(session.tokens), session.params, order.end)
         stream = board.join(session)
         spent = session.spent  # forwards before now are none of the draft's
         guest = _Guest(
