@@ -22,7 +22,6 @@ from outrider.devices import describe, pick_device, set_threads
 from outrider.gguf_file import GgufFile, gguf_tokenizer
 from outrider.options.groups import DeviceOptions, LegacyOptions, TargetModelOptions
 from outrider.options.offload import OffloadOptions
-from outrider.options.values import Precision
 from outrider.reduction import WHOLE, Reduction
 from outrider.sequence_length import allowed_length
 from outrider.status_lines import LoadingStatus
@@ -99,7 +98,7 @@ class Checkpoint:
     tokenizer: Tokenizer
     reduction: Reduction = WHOLE
     offload: Offload | None = None  # where the layers' weights stay, if not on the device
-    precision: Precision | None = None  # what it is computed in without --dtype; None: its own
+    precision: torch.dtype | None = None  # computed in this without --dtype; None: in its own
 
     @property
     def stop_ids(self) -> frozenset[int]:
@@ -213,14 +212,14 @@ def decoder_on_device(
     from inference.model.checkpoint import DTYPES
 
     device = pick_device(options.device)
-    dtype = options.dtype or ("float32" if checkpoint.embedded else checkpoint.precision)
+    asked = options.dtype or ("float32" if checkpoint.embedded else None)
     begun = time.perf_counter()
     with LoadingStatus(checkpoint.name) as tell:
         decoder = load(
             checkpoint.directory,
             positions=sequence_length,
             vocabulary=checkpoint.reduction.vocabulary(checkpoint.tokenizer.vocabulary),
-            dtype=DTYPES[dtype] if dtype else None,
+            dtype=DTYPES[asked] if asked else checkpoint.precision,
             device=device,
             tell=tell,
         )

@@ -17,12 +17,15 @@ from outrider.models import EMBEDDED, Checkpoint, find_checkpoint
 from outrider.options import parse
 from outrider.options.groups import CalibrateOptions, DeviceOptions
 from outrider.options.reduction import ReductionOptions
-from outrider.options.values import Precision
 from outrider.precision import MARGIN, NODES, ComputeType, candidates, pick, settled, told
 from outrider.reduction import Reduction
 from tests.support.models import write_checkpoint_with_tokenizer
 
-BF16, F32, INT8 = ComputeType("bfloat16"), ComputeType("float32"), ComputeType("bfloat16", "int8")
+BF16, F32, INT8 = (
+    ComputeType(torch.bfloat16),
+    ComputeType(torch.float32),
+    ComputeType(torch.bfloat16, "int8"),
+)
 ROOMY = 1e3
 AVX2 = {
     BF16: {1: 0.107, 4: 0.64, 16: 2.35},
@@ -69,21 +72,23 @@ def keep(cache: Path, quick: str) -> dict[Path, bytes]:
     return {path: path.read_bytes() for path in cache.iterdir()}
 
 
-def test_a_target_keeps_its_weights_exactly_and_a_draft_may_round_them() -> None:
-    assert candidates("bfloat16", ROOMY, drafts=False, int8=False) == (BF16, F32)
-    assert candidates("float32", ROOMY, drafts=False, int8=False) == (F32,)
-    assert candidates("float16", ROOMY, drafts=False, int8=False) == (ComputeType("float16"), F32)
-    assert candidates("float32", ROOMY, drafts=True, int8=True) == (
-        F32,
-        BF16,
-        ComputeType("float32", "int8"),
-    )
-    assert candidates("bfloat16", ROOMY, drafts=True, int8=False) == (BF16, F32)
-
-
-def test_weights_that_would_fill_the_machines_memory_are_not_widened() -> None:
-    assert candidates("bfloat16", 7.9, drafts=False, int8=False) == (BF16,)
-    assert candidates("bfloat16", 8.0, drafts=False, int8=False) == (BF16, F32)
+@pytest.mark.parametrize(
+    ("own", "room", "drafts", "possible"),
+    [
+        (torch.bfloat16, ROOMY, False, [BF16, F32]),
+        (torch.float32, ROOMY, False, [F32]),
+        (torch.float16, ROOMY, False, [ComputeType(torch.float16), F32]),
+        (torch.float64, ROOMY, True, [ComputeType(torch.float64)]),
+        (torch.bfloat16, ROOMY, True, [BF16, F32, INT8]),
+        (torch.float32, ROOMY, True, [F32, BF16, ComputeType(torch.float32, "int8")]),
+        (torch.bfloat16, 7.9, False, [BF16]),  # it would take over half of the memory
+        (torch.bfloat16, 8.0, False, [BF16, F32]),
+    ],
+)
+def test_a_target_keeps_its_weights_exactly_and_a_draft_may_round_them(
+    own: torch.dtype, room: float, drafts: bool, possible: list[ComputeType]
+) -> None:
+    assert candidates(own, room, drafts=drafts, int8=drafts) == possible
 
 
 def test_the_quickest_is_taken_for_the_nodes_that_count() -> None:
@@ -111,7 +116,7 @@ def test_the_line_names_the_choice_the_reason_and_what_was_measured() -> None:
 
 @pytest.mark.parametrize("quick", ["bfloat16", "float32"])
 def test_a_target_is_measured_once_and_computed_in_the_kept_choice(
-    large: Checkpoint, cache: Path, capsys: pytest.CaptureFixture[str], quick: Precision
+    large: Checkpoint, cache: Path, capsys: pytest.CaptureFixture[str], quick: str
 ) -> None:
     options = DeviceOptions(device="cpu", threads=1)
     settled(large, options, drafts=False)
