@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+from functools import cache
+from pathlib import Path
+
 import torch
 
 from inference.errors import InvalidRequest
@@ -42,6 +46,13 @@ def pick_device(name: str) -> torch.device:
     return device
 
 
+def memory_size() -> int:
+    """Bytes of this machine's memory; 0 where the system does not say."""
+    if not hasattr(os, "sysconf") or "SC_PHYS_PAGES" not in os.sysconf_names:
+        return 0
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
 def describe(device: torch.device) -> str:
     """The device in words."""
     if device.type == "cuda":
@@ -49,3 +60,26 @@ def describe(device: torch.device) -> str:
     if device.type == "xla":
         return "neuron"
     return f"cpu ({torch.get_num_threads()} threads)"
+
+
+def subject_device(device: torch.device) -> str:
+    """What measured times depend on, in words: the device; of a CPU its name, its instructions and
+    the library that uses them, too.
+    """
+    if device.type != "cpu":
+        return describe(device)
+    instructions = torch.backends.cpu.get_cpu_capability()
+    return f"{describe(device)}, {_processor()}, {instructions}, torch {torch.__version__}"
+
+
+@cache
+def _processor() -> str:
+    """The processor's name where Linux tells it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return "unknown processor"
+    return next(
+        (line.partition(":")[2].strip() for line in lines if line.startswith("model name")),
+        "unknown processor",
+    )

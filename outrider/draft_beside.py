@@ -33,6 +33,7 @@ from outrider.models import PREFILL_NODES
 from outrider.options.groups import DraftModelOptions
 from outrider.options.reduction import ReductionOptions
 from outrider.options.roles import FusedTargetRole
+from outrider.precision import settled
 from outrider.profiles import user_profiles
 
 
@@ -59,6 +60,7 @@ def with_draft(options: FusedTargetRole, model: Model, description: Description)
             f"{description.vocabulary}; take a draft of the target's own family"
         )
     length = description.sequence_length
+    found = settled(found, options, drafts=True)
     draft = found.load(
         options,
         rows=model.rows,

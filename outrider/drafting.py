@@ -19,6 +19,7 @@ from outrider.models import PREFILL_NODES, FoundModel, LoadedModel
 from outrider.options.groups import DeviceOptions, HistoryOptions, TreeOptions
 from outrider.options.roles import ClientRole
 from outrider.pools import AnyRows, GrowingPool, Pair, learned_file, rounds
+from outrider.precision import settled
 from outrider.profiles import user_profiles
 from outrider.wishes import Aims
 
@@ -46,7 +47,7 @@ def draft_rows(options: ClientRole, sides: Sides, aims: Aims) -> AbstractContext
 def _in_rounds(options: ClientRole, sides: Sides, found: FoundModel) -> Iterator[AnyRows]:
     """Rows for synchronous rounds: the target waits for a whole tree of a fixed policy."""
     policy = read_policy(options)
-    ranked = policy.most_ranked
+    ranked, found = policy.most_ranked, settled(found, options, drafts=True)
     model = load_draft(options, found, sides.rows, sides.length, ranked, ranked)
     pool = rounds(model, policy, sides.target.description.max_tree_nodes - 1)
     try:
@@ -69,7 +70,7 @@ def _growing(options: ClientRole, sides: Sides, aims: Aims) -> Iterator[AnyRows]
 
 def _drafting(found: FoundModel, options: ClientRole, sides: Sides, aims: Aims) -> GrowingPool:
     """Rows of a draft model, which copy, too, where the options say so."""
-    target = sides.target
+    target, found = sides.target, settled(found, options, drafts=True)
     model = load_draft(options, found, sides.rows, sides.length, ROOM, WIDEST)
     times = user_profiles(options).draft(found, model, sides.length)
     learned = learned_file(found.fingerprint(), target.description.model_fingerprint)

@@ -9,6 +9,7 @@ from enum import Enum
 
 from inference.command import glance, say
 from inference.cost.objective import Terms, price_words
+from inference.times import LatencyModel
 from outrider.completion import Completion
 
 AGAIN = 16
@@ -18,6 +19,11 @@ BUSY, OFTEN_ALONE = 0.8, 0.25
 """Share above which something is the limit: of the time that the draft is busy, or of the forwards
 that have no candidates.
 """
+
+GOOD = 0.75
+"""Share of its tokens that a target takes of a good draft."""
+
+_CHAINS = (2, 4, 8, 16)  # nodes of forwards, their roots included
 
 
 class Limit(Enum):
@@ -30,6 +36,10 @@ class Limit(Enum):
     USELESS = (
         "limited by the target: it takes hardly any token of the draft; another draft would "
         "change that"
+    )
+    ARITHMETIC = (
+        "limited by the target's arithmetic: {law}, which a draft hardly makes up for; more "
+        "threads, another --dtype or an accelerator at the target would change that"
     )
     DRAFT = (
         "limited by the draft: its calls do not keep up with the target; a quicker one, or a "
@@ -45,11 +55,33 @@ class Limit(Enum):
     )
 
 
-def limit_of(done: Completion, round_trip: float) -> Limit:
-    """The limit of a text with this record."""
+def dear_law(times: LatencyModel) -> str:
+    """What keeps a good draft from paying on a target with these times, in words; empty where
+    nothing in them does.
+    """
+    one = times.seconds(1, 1)
+    if not one:
+        return ""
+    ratio = {nodes: times.seconds(1, nodes) / one for nodes in _CHAINS}
+    # tokens that a forward makes on average, by what it takes
+    gain = {nodes: (1 - GOOD**nodes) / (1 - GOOD) / ratio[nodes] for nodes in _CHAINS}
+    best = max(_CHAINS, key=gain.__getitem__)
+    if gain[best] > 1:
+        return ""
+    return f"a forward of {best} nodes takes {ratio[best]:.2g} times as long as one of one node"
+
+
+def limit_of(done: Completion, round_trip: float, law: str = "") -> Limit:
+    """The limit of a text with this record.
+
+    law: dear_law() of its target
+    """
+    useless = done.num_accepted_tokens < 0.05 * len(done.token_ids)
+    if law and useless:
+        return Limit.ARITHMETIC
     if not done.draft_calls:
         return Limit.NO_DRAFT
-    if done.num_accepted_tokens < 0.05 * len(done.token_ids):
+    if useless:
         return Limit.USELESS
     call = done.draft_seconds / done.draft_calls
     if done.lone_forwards >= OFTEN_ALONE * done.forwards:
@@ -58,10 +90,13 @@ def limit_of(done: Completion, round_trip: float) -> Limit:
     return Limit.DRAFT if busy else Limit.TARGET
 
 
-def explained(done: Completion, round_trip: float, terms: Terms | None, objective: str) -> str:
+def explained(
+    done: Completion, round_trip: float, terms: Terms | None, objective: str, law: str = ""
+) -> str:
     """The explanation, a few lines long.
 
     round_trip: seconds of the link
+    law: dear_law() of the target
     """
     tokens, forwards = len(done.token_ids), max(done.forwards, 1)
     lines = [f"a token takes {_ms(done.seconds / tokens)} ms{_price(done, terms, objective)}"]
@@ -77,7 +112,7 @@ def explained(done: Completion, round_trip: float, terms: Terms | None, objectiv
         "without candidates"
     )
     lines.append(f"  link: a round trip of {_ms(round_trip)} ms")
-    return "\n".join([*lines, f"  {limit_of(done, round_trip).value}"])
+    return "\n".join([*lines, f"  {limit_of(done, round_trip, law).value.format(law=law)}"])
 
 
 @dataclass
@@ -88,6 +123,7 @@ class Explainer:
     terms: Terms | None
     objective: str
     named: bool = False  # say which text it is about, beside others
+    law: str = ""  # dear_law() of the target
     _limit: Limit | None = None
     _looked: int = field(default=0)
 
@@ -96,7 +132,7 @@ class Explainer:
         if len(done.token_ids) < self._looked + AGAIN:
             return
         self._looked = len(done.token_ids)
-        if limit_of(done, self.round_trip) is not self._limit:
+        if limit_of(done, self.round_trip, self.law) is not self._limit:
             glance(self._explained(done))
 
     def conclude(self, done: Completion) -> None:
@@ -105,8 +141,8 @@ class Explainer:
             say(self._explained(done))
 
     def _explained(self, done: Completion) -> str:
-        self._limit = limit_of(done, self.round_trip)
-        said = explained(done, self.round_trip, self.terms, self.objective)
+        self._limit = limit_of(done, self.round_trip, self.law)
+        said = explained(done, self.round_trip, self.terms, self.objective, self.law)
         return f"prompt {done.index}: {said}" if self.named else said
 
 

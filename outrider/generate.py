@@ -18,16 +18,18 @@ from inference.draft_thread import inline, take_short_turns
 from inference.engine.engine import Engine
 from inference.engine.local_session import LocalSession
 from inference.text import Tokenizer
+from inference.times import LatencyModel
 from outrider.artifacts import artifact_length, load_artifact, open_artifact, with_neuron_artifact
 from outrider.client import Client, open_client
 from outrider.completion import Completion, Request, Show, complete
 from outrider.connecting import connect_target, print_models
 from outrider.draft_methods import find_draft
-from outrider.explain import Explainer
+from outrider.explain import Explainer, dear_law
 from outrider.live_text import silent
 from outrider.models import FoundModel, find_target, find_tokenizer
-from outrider.options.groups import TextOptions
+from outrider.options.groups import DeviceOptions, TextOptions
 from outrider.options.roles import DraftRole, FusedClientRole, VerifyDraftRole, VerifyTargetRole
+from outrider.precision import settled
 from outrider.prompts import make_requests, read_prompts
 from outrider.running import run
 from outrider.summary import account
@@ -76,8 +78,8 @@ def _explainer(options: DraftRole, client: Client, show: Show) -> Explainer | No
     """What explains a text, with --explain and a draft that never waits."""
     if not options.explain or client.round_trip is None:
         return None
-    aims = client.aims
-    return Explainer(client.round_trip, aims.terms, aims.wish.objective, named=show is silent)
+    aims, law = client.aims, dear_law(LatencyModel(dict(client.target.description.times)))
+    return Explainer(client.round_trip, aims.terms, aims.wish.objective, show is silent, law)
 
 
 def fused_client(options: FusedClientRole) -> int:
@@ -138,8 +140,7 @@ prompts are known to fit.
 def _draft_alone(options: VerifyDraftRole) -> Alone:
     found = find_draft(options)
     length = found.sequence_length(options.sequence_length)
-    load = partial(found.load, options, rows=1, sequence_length=length, spare=1)
-    return found, length, partial(load, max_nodes=1)
+    return found, length, partial(_load_alone, found, options, length, 1)
 
 
 def _target_alone(options: VerifyTargetRole) -> Alone:
@@ -150,8 +151,13 @@ def _target_alone(options: VerifyTargetRole) -> Alone:
         return checkpoint, length, partial(load_artifact, options, manifest)
     found = find_target(options)
     length = found.sequence_length(options.sequence_length)
-    load = partial(found.load, options, rows=1, sequence_length=length, spare=1)
-    return found, length, partial(load, max_nodes=options.max_tree_nodes)
+    return found, length, partial(_load_alone, found, options, length, options.max_tree_nodes)
+
+
+def _load_alone(found: FoundModel, options: DeviceOptions, length: int, nodes: int) -> Model:
+    """Load a model whose text is its own: it keeps its weights exactly."""
+    chosen = settled(found, options, drafts=False)
+    return chosen.load(options, rows=1, sequence_length=length, spare=1, max_nodes=nodes)
 
 
 def session_length(asked: int | None, draft: FoundModel, target: Connection) -> int:

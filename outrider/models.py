@@ -98,6 +98,7 @@ class Checkpoint:
     tokenizer: Tokenizer
     reduction: Reduction = WHOLE
     offload: Offload | None = None  # where the layers' weights stay, if not on the device
+    precision: torch.dtype | None = None  # computed in this without --dtype; None: in its own
 
     @property
     def stop_ids(self) -> frozenset[int]:
@@ -203,14 +204,14 @@ def load_eager(
     from inference.model.checkpoint import DTYPES
 
     device = pick_device(options.device)
-    dtype = options.dtype or ("float32" if checkpoint.embedded else None)
+    asked = options.dtype or ("float32" if checkpoint.embedded else None)
     begun = time.perf_counter()
     with LoadingStatus(checkpoint.name) as tell:
         decoder = load(
             checkpoint.directory,
             positions=sequence_length,
             vocabulary=checkpoint.reduction.vocabulary(checkpoint.tokenizer.vocabulary),
-            dtype=DTYPES[dtype] if dtype else None,
+            dtype=DTYPES[asked] if asked else checkpoint.precision,
             device=device,
             tell=tell,
         )

@@ -5,7 +5,6 @@ first use and kept.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -16,7 +15,7 @@ from inference.command import say
 from inference.planner.kept_times import Subject, keep_profile, load_profile
 from inference.planner.profiling import CONTEXT, Survey, Tell, survey_draft, survey_target
 from inference.times import LatencyModel, Shape
-from outrider.devices import describe
+from outrider.devices import subject_device
 from outrider.models import FoundModel, LoadedModel
 from outrider.options.groups import MeasureOptions
 from outrider.version import outrider_version
@@ -155,7 +154,7 @@ def _subject(
 ) -> Subject:
     return Subject(
         part=part,
-        device=_device(model.device),
+        device=subject_device(model.device),
         model=made_from,
         dtype=str(model.dtype).removeprefix("torch."),
         threads=torch.get_num_threads(),
@@ -163,25 +162,4 @@ def _subject(
         rows=rows,
         nodes=nodes,
         version=outrider_version(),
-    )
-
-
-def _device(device: torch.device) -> str:
-    """The device in words; of a CPU its name, its instructions and the library that uses them."""
-    if device.type != "cpu":
-        return describe(device)
-    instructions = torch.backends.cpu.get_cpu_capability()
-    return f"{describe(device)}, {_processor()}, {instructions}, torch {torch.__version__}"
-
-
-@cache
-def _processor() -> str:
-    """The processor's name where Linux tells it."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return "unknown processor"
-    return next(
-        (line.partition(":")[2].strip() for line in lines if line.startswith("model name")),
-        "unknown processor",
     )

@@ -35,6 +35,7 @@ from outrider.models import PREFILL_NODES, FoundModel, LoadedModel, find_target
 from outrider.observing import observed
 from outrider.options.roles import FusedTargetRole, ServingRole
 from outrider.peer_security import server_security
+from outrider.precision import settled
 from outrider.profiles import Unfinished, user_profiles
 from outrider.service_manager import notify
 from outrider.version import outrider_version
@@ -178,8 +179,10 @@ class _Loaded(NamedTuple):
 
 
 def _load_checkpoint(options: ServingRole) -> _Loaded:
-    found, nodes = find_target(options), options.max_tree_nodes
+    found: FoundModel = find_target(options)
+    nodes = options.max_tree_nodes
     length = found.sequence_length(options.sequence_length)
+    found = settled(found, options, drafts=False)
     model = found.load(
         options,
         rows=options.batch,

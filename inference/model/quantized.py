@@ -66,8 +66,17 @@ def product(weight: Tensor, bias: Tensor | None, weights: Quantization) -> nn.Mo
     weight = weight.detach()
     if weights == "int4":
         return Int4Product(to_int4(weight), bias)
-    packed = weight.device.type == "cpu" and (is_exact(halves=False) or is_exact(halves=True))
-    return (Int8PackedProduct if packed else Int8Product)(to_int8(weight), bias)
+    return int8_product(to_int8(weight), bias)
+
+
+def int8_product(matrix: Int8Matrix, bias: Tensor | None) -> nn.Module:
+    """Return product() of a matrix that is rounded already, by the device's quickest exact kernel.
+
+    bias: [outputs]
+    """
+    here = matrix.levels.device.type == "cpu"
+    packed = here and (is_exact(halves=False) or is_exact(halves=True))
+    return (Int8PackedProduct if packed else Int8Product)(matrix, bias)
 
 
 class Int8Matrix(NamedTuple):

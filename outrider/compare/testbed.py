@@ -26,6 +26,7 @@ from outrider.link import LinkShape, shaped_link
 from outrider.models import FoundModel
 from outrider.options.groups import MeasureOptions
 from outrider.options.roles import FusedTargetRole
+from outrider.precision import settled
 from outrider.profiles import user_profiles
 from outrider.prompts import make_requests, read_prompts
 from outrider.spawn import StartedTarget, started
@@ -112,6 +113,7 @@ def testbed(options: CompareOptions, profile: str | None) -> Iterator[Testbed]:
             positions = read_positions(options, stated)
         requests = make_requests(common, prompts, found.tokenizer, length, description.stop_ids)
         room = max(ROOM, *(one.most_ranked for one in (*options.chains, *options.trees)))
+        found = settled(found, common, drafts=True)
         draft = load_draft(common, found, 1, length, room, room)
         times = user_profiles(MeasureOptions(measure_first=True)).draft(found, draft, length)
         account = open_account(common, stated, whole=target is not None, emulated=bool(profile))

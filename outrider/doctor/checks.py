@@ -15,10 +15,13 @@ from inference.errors import OutriderError
 from inference.planner.profiling import survey_draft
 from inference.times import LatencyModel
 from outrider.connecting import connect_target
+from outrider.devices import memory_size
 from outrider.doctor.findings import Finding, refused, warning
 from outrider.draft_methods import find_draft
+from outrider.explain import dear_law
 from outrider.models import PREFILL_NODES, FoundModel
 from outrider.options.roles import DoctorRole
+from outrider.precision import settled
 from outrider.probing import link_times, probe_link
 from outrider.version import outrider_version
 
@@ -63,8 +66,7 @@ def machine() -> str:
     """Cores, memory and accelerators of this machine."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     parts = [platform.platform(terse=True), f"{cores} cores"]
-    if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
-        size = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if size := memory_size():
         parts.append(f"{size / 2**30:.0f} GiB of memory")
     gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
     return ", ".join([*parts, *(gpus or ["no CUDA GPU"])])
@@ -73,6 +75,7 @@ def machine() -> str:
 def _draft_call(options: DoctorRole, draft: FoundModel) -> float:
     """Seconds of a call of the draft that ranks one node, measured now."""
     length = draft.sequence_length(options.sequence_length)
+    draft = settled(draft, options, drafts=True)
     model = draft.load(options, rows=1, sequence_length=length, spare=1, max_nodes=PREFILL_NODES)
     return survey_draft(model, length, 1).run(say)[1, 1]
 
@@ -85,14 +88,26 @@ def _of_target(target: Connection, call: float) -> Iterator[Finding]:
     yield Finding("target", where)
     spread = f"give or take {_ms(trip.spread)}"
     yield Finding("link", f"round trip {_ms(trip.seconds)} ms, {spread}")
-    forward = LatencyModel(dict(description.times)).seconds(1, 1)
+    yield from plan(LatencyModel(dict(description.times)), call, trip.seconds)
+
+
+def plan(times: LatencyModel, call: float, round_trip: float) -> Iterator[Finding]:
+    """Findings on whether drafting pays on a target with these times.
+
+    call: seconds of a call of the draft
+    round_trip: seconds of the link
+    """
+    forward = times.seconds(1, 1)
     if not forward:
         yield Finding("plan", "the target does not say what its forwards take yet")
         return
     share = f"a draft call takes {call / forward:.2f} of a forward"
     yield Finding("plan", f"target-only makes {1 / forward:.1f} tokens/s; {share}")
-    if call < forward:
-        ahead = math.ceil(trip.seconds / forward) + 1
+    if law := dear_law(times):
+        dear = f"hardly any draft pays: {law}"
+        yield warning("plan", dear, "at the target: more --threads, another --dtype or a GPU")
+    elif call < forward:
+        ahead = math.ceil(round_trip / forward) + 1
         yield Finding("plan", f"the draft runs ahead: {ahead} tokens hide the round trip")
     else:
         slow = "the draft cannot run ahead: its calls take longer than a forward"

@@ -24,7 +24,7 @@ from outrider.options.values import (
     ModelName,
     Natural,
     Objective,
-    Precision,
+    PrecisionChoice,
     Price,
     Share,
     Sources,
@@ -76,8 +76,9 @@ class DeviceOptions(Group, title="models and devices"):
 
     device: Device = "auto"
     """auto, cpu, cuda, cuda:N, neuron or neuron-legacy; auto takes CUDA where there is one"""
-    dtype: Precision | None = None
-    """precision (default: float32 for the embedded pair, else the checkpoint's)"""
+    dtype: PrecisionChoice = None
+    """precision (default: auto, which is float32 for the embedded pair, else the checkpoint's own,
+    or what was measured to be quicker on this CPU, as docs/drafts.md says)"""
     threads: Count | None = None
     """CPU threads (default: one for small models, else torch's choice)"""
     sequence_length: Count | None = None

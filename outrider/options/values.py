@@ -59,6 +59,13 @@ Watts: TypeAlias = Annotated[float, Ge(0), Shown("WATTS")]
 Price: TypeAlias = Annotated[float, Gt(0), Shown("USD")]
 Share: TypeAlias = Annotated[float, Gt(0), Le(1)]
 Precision = Literal["float32", "bfloat16", "float16"]
+
+PrecisionChoice: TypeAlias = Annotated[
+    Literal["float32", "bfloat16", "float16", "auto"] | None,
+    AfterValidator(lambda given: None if given == "auto" else given),
+]
+"""A Precision; None, which is also what auto reads as, where outrider/precision.py picks one."""
+
 Quantization = Literal["int8", "int4"]
 PRECISIONS: tuple[str, ...] = get_args(Precision)
 Objective = Literal[

@@ -8,8 +8,10 @@ import pytest
 
 from inference.cost.accounting import Rates
 from inference.cost.objective import Terms, price_words
+from inference.times import LatencyModel
 from outrider.completion import Completion
-from outrider.explain import AGAIN, Explainer, Limit, explained, limit_of
+from outrider.doctor.draft_and_link import plan
+from outrider.explain import AGAIN, Explainer, Limit, dear_law, explained, limit_of
 
 TERMS = Terms(Rates(3.6), target_watts=100.0, draft_watts=10.0)
 TRIP = 0.02
@@ -61,6 +63,35 @@ def test_what_limits_a_text_is_told_from_what_was_measured(
     made: Completion, round_trip: float, limit: Limit
 ) -> None:
     assert limit_of(made, round_trip) is limit
+
+
+@pytest.mark.parametrize(
+    ("law", "words"),
+    [
+        ((1, 1, 1, 1, 1), ""),
+        ((1, 2, 4, 8, 16), "a forward of 2 nodes takes 2 times as long as one of one node"),
+        (
+            (72, 127, 237, 457, 897),
+            "a forward of 2 nodes takes 1.8 times as long as one of one node",
+        ),
+        ((1, 3, 6, 11, 20), "a forward of 2 nodes takes 3 times as long as one of one node"),
+        ((1, 1.2, 2, 4, 8), ""),
+    ],
+)
+def test_where_nodes_cost_nearly_as_much_as_forwards_no_good_draft_pays(
+    law: tuple[float, ...], words: str
+) -> None:
+    times = LatencyModel({(1, 2**power): seconds for power, seconds in enumerate(law)})
+    assert dear_law(times) == words
+    assert dear_law(LatencyModel()) == ""
+    useless, dear = replace(MADE, num_accepted_tokens=2), Limit.ARITHMETIC
+    assert limit_of(useless, TRIP, words) is (dear if words else Limit.USELESS)
+    silent = replace(useless, draft_calls=0)
+    assert limit_of(silent, TRIP, words) is (dear if words else Limit.NO_DRAFT)
+    assert limit_of(MADE, TRIP, words) is Limit.TARGET
+    assert words in explained(useless, TRIP, None, "latency", words).splitlines()[-1]
+    found = [finding.text for finding in plan(times, 1e-3, TRIP) if finding.severity == "warning"]
+    assert found == [f"hardly any draft pays: {words}"] * bool(words)
 
 
 def test_the_block_has_the_times_of_draft_target_and_link_and_the_price() -> None:
