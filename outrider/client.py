@@ -19,11 +19,12 @@ from grpc_comm.client.connection import Connection
 from grpc_comm.client.remote_session import RemoteSession
 from inference.command import printable, say
 from inference.decode import TargetSession
-from inference.draft_thread import inline, on_thread
+from inference.draft_thread import Drafter, inline, on_thread
 from inference.errors import InvalidRequest, OutriderError
 from inference.order import Pace
 from inference.proposer import Proposer
 from inference.text import Tokenizer
+from inference.throttle import Throttle, silence
 from outrider.completion import Completion, Request, Show, Tell, complete, new_completion
 from outrider.connecting import connect_target
 from outrider.devices import pick_device
@@ -76,7 +77,7 @@ class Client:
         gc.freeze()  # what is loaded is not searched for garbage in the middle of a text: 0.2 s
         self._rows: Future[AnyRows] | None = None
         self._loader = ThreadPoolExecutor(1, "outrider load")
-        self._beginning, self._stack = Lock(), ExitStack()
+        self._beginning, self._stack, self._quiet = Lock(), ExitStack(), silence()
 
     @property
     def model(self) -> str:
@@ -153,6 +154,11 @@ class Client:
         gc.freeze()
         return loaded
 
+    def _drafter(self, session: RemoteSession) -> Drafter:
+        """The draft's thread; throttled where the target is on this machine."""
+        throttle = Throttle(self._quiet) if self.target.is_local else None
+        return on_thread(partial(self._lend, session), throttle)
+
     @contextmanager
     def _lend(
         self, session: RemoteSession, wanted: Callable[[], bool]
@@ -196,7 +202,7 @@ class Client:
             done = complete(
                 replace(request, tab=tab),
                 watch(session) if watch is not None else session,
-                on_thread(partial(self._lend, session)) if here else inline(),
+                self._drafter(session) if here else inline(),
                 self.tokenizer,
                 show,
                 cancelled,

@@ -166,7 +166,7 @@ def test_traffic_adds_up_what_the_session_cost() -> None:
 
 
 def test_what_was_found_is_sent_after_what_came_meanwhile_was_heard() -> None:
-    engine, _, _ = exact_engine()
+    engine, _, _ = exact_engine(times=free)
     session, proposer = Told(engine), Foreteller(TEXT[:40])
     loop = Loop(
         PROMPT, SamplingParams(), session, Decode(len(PROMPT) + 40), inline([proposer]), lambda: 0
