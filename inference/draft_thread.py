@@ -6,6 +6,7 @@ work: on a thread of their own, or by a virtual clock on the loop's thread while
 
 from __future__ import annotations
 
+import math
 import sys
 import threading
 from collections import deque
@@ -17,6 +18,7 @@ from inference.candidates import Nodes
 from inference.order import Decode, Pace, Progress
 from inference.proposer import Notice, Proposer
 from inference.sampling import SamplingParams
+from inference.throttle import Throttle
 
 LOOK_SECONDS = 0.1
 """Seconds after which idle proposers are asked again, since what a call is worth changes."""
@@ -87,6 +89,8 @@ class Drafting:
         self._news = threading.Event()
         self._sending, self._running = threading.Lock(), threading.Lock()
         self._ended, self._error = False, None
+        self._heard_at = self._busy_until = -math.inf  # what came then was heard; calls since ended
+        self._busy_from = -math.inf
 
     def is_wanted(self) -> bool:
         """Whether the text goes on."""
@@ -123,11 +127,15 @@ class Drafting:
             raise error
         self._error = error
 
-    def open(self, proposers: Sequence[Proposer]) -> None:
-        """Let these proposers join the text. They hear everything from the prompt on."""
+    def open(self, proposers: Sequence[Proposer], throttle: Throttle | None = None) -> None:
+        """Let these proposers join the text. They hear everything from the prompt on.
+
+        throttle: of calls on the target's own machine
+        """
         for proposer in proposers:
             proposer.open(self._prompt, self._params, self._order.end)
-        self._before = _usage(proposers)
+        self._before, self._throttle = _usage(proposers), throttle
+        self._busy_until = self._clock()  # loading took the machine, too
         self._stream, self._proposers = self._session.stream, list(proposers)
 
     def run(self) -> None:
@@ -152,8 +160,10 @@ class Drafting:
             for proposer in self._proposers:
                 proposer.resend()
         self._flush(self._proposers)
-        for index, proposer in enumerate(self._proposers):
-            if proposer.work(self._clock()):
+        for index, proposer in enumerate(self._proposers if self._may_call() else ()):
+            self._busy_from = self._clock()
+            if proposer.work(self._busy_from):
+                self._busy_until = self._clock()
                 calls, seconds = _usage(self._proposers)
                 self.calls, self.seconds = calls - self._before[0], seconds - self._before[1]
                 self._proposers.append(self._proposers.pop(index))  # the others come first now
@@ -162,7 +172,17 @@ class Drafting:
         self._go()
         return False
 
+    def _may_call(self) -> bool:
+        return self._throttle is None or self._order.pace is Pace.WAIT or self._throttle.allows
+
     def _hear(self, at: float, progress: Progress) -> None:
+        if progress.tokens and self._throttle is not None and self._last is not None:
+            forwards = progress.forwards - self._last.forwards
+            silent = self._heard_at >= self._busy_until or at <= self._busy_from
+            lone = progress.lone - self._last.lone == forwards
+            seconds, tokens = at - self._heard_at, len(progress.tokens)
+            self._throttle.hear(seconds, tokens, forwards, quiet=silent and lone)
+        self._heard_at = at
         if progress.tokens:
             notice = notice_of(self._last, progress, at)
             for proposer in self._proposers or ():
@@ -209,17 +229,19 @@ def inline(proposers: Sequence[Proposer] = ()) -> Drafter:
     return begin
 
 
-def on_thread(lend: Lend) -> Drafter:
+def on_thread(lend: Lend, throttle: Throttle | None = None) -> Drafter:
     """Let lent proposers work on a thread of their own, so that nothing they do delays a token.
 
     The thread leaves after the call that is under way when the text ends, and nobody waits for it.
+
+    throttle: of calls on the target's own machine; None elsewhere
     """
 
     def begin(drafting: Drafting) -> Callable[[], bool]:
         def draft() -> None:
             try:
                 with lend(drafting.is_wanted) as proposers:
-                    drafting.open(proposers)
+                    drafting.open(proposers, throttle)
                     drafting.run()
             except Exception as error:  # raised again in the thread that reads the text
                 drafting.fail(error)

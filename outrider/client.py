@@ -17,11 +17,12 @@ from typing import TypeAlias
 from grpc_comm.client.connection import Connection
 from inference.command import printable, say
 from inference.decode import TargetSession
-from inference.draft_thread import inline, on_thread
+from inference.draft_thread import Drafter, inline, on_thread
 from inference.errors import InvalidRequest, OutriderError
 from inference.order import Pace
 from inference.proposer import Proposer
 from inference.text import Tokenizer
+from inference.throttle import Throttle, silence
 from outrider.completion import Completion, Request, Show, Tell, complete, new_completion
 from outrider.connecting import connect_target
 from outrider.devices import pick_device
@@ -74,7 +75,7 @@ class Client:
         gc.freeze()  # what is loaded is not searched for garbage in the middle of a text: 0.2 s
         self._rows: Future[AnyRows] | None = None
         self._loader = ThreadPoolExecutor(1, "outrider load")
-        self._beginning, self._stack = Lock(), ExitStack()
+        self._beginning, self._stack, self._quiet = Lock(), ExitStack(), silence()
 
     @property
     def model(self) -> str:
@@ -151,6 +152,10 @@ class Client:
         gc.freeze()
         return loaded
 
+    def _drafter(self) -> Drafter:
+        """The draft's thread; throttled where the target is on this machine."""
+        return on_thread(self._lend, Throttle(self._quiet) if self.target.is_local else None)
+
     def _lend(self, wanted: Callable[[], bool]) -> AbstractContextManager[Sequence[Proposer]]:
         """Lend a row of the draft, once it is loaded; none where loading failed."""
         try:
@@ -187,7 +192,7 @@ class Client:
             done = complete(
                 replace(request, tab=tab),
                 watch(session) if watch is not None else session,
-                on_thread(self._lend) if here else inline(),
+                self._drafter() if here else inline(),
                 self.tokenizer,
                 show,
                 cancelled,

@@ -1,0 +1,73 @@
+"""Beside a target on its own machine, a draft makes calls only while its text loses little."""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+
+import pytest
+
+from inference.throttle import FRESH, LOAN, LOSS, Throttle, silence
+
+
+class Text:
+    """A text of forwards that take 1 second in silence.
+
+    slower: factor while the draft works
+    tokens: of a forward while the draft works
+    """
+
+    def __init__(self, slower: float, tokens: float, quiet: deque[float] | None = None) -> None:
+        self.throttle = Throttle(silence() if quiet is None else quiet)
+        self.slower, self.tokens, self.pace = slower, tokens, 1.0
+        self.seconds, self.made, self.silent = 0.0, 0, 0
+        self._chance = random.Random(1)
+
+    def forward(self) -> None:
+        allowed = self.throttle.allows
+        whole = int(self.tokens)
+        drafted = whole + (self._chance.random() < self.tokens - whole)
+        took, tokens = (self.pace * self.slower, drafted) if allowed else (self.pace, 1)
+        self.throttle.hear(took, tokens, 1, quiet=not allowed)
+        self.seconds, self.made = self.seconds + took, self.made + tokens
+        self.silent += not allowed
+
+
+@pytest.mark.parametrize("slower", [1.05, 1.3, 2.0, 10.0])
+def test_a_useless_draft_on_the_targets_machine_costs_a_text_two_percent_and_a_few_tokens(
+    slower: float,
+) -> None:
+    text = Text(slower, 1.0)
+    for _ in range(1000):
+        text.forward()
+        lost = text.seconds - text.made
+        assert lost <= LOAN + LOSS * text.made + slower
+
+
+def test_a_draft_that_pays_is_silent_only_to_time_the_target() -> None:
+    text = Text(1.3, 2.5)
+    while text.made < 4 * FRESH:
+        text.forward()
+    assert text.silent == 3 * 4
+    assert text.made / text.seconds > 1.85
+
+
+def test_what_one_text_has_timed_serves_the_next() -> None:
+    quiet = silence()
+    for _ in range(3):
+        Text(1.0, 1.0, quiet).forward()
+    assert not Text(1.0, 1.0).throttle.allows
+    assert Text(1.0, 1.0, quiet).throttle.allows
+
+
+def test_a_machine_that_has_slowed_down_is_no_fault_of_the_draft() -> None:
+    text = Text(1.1, 2.0)
+    for _ in range(100):
+        text.forward()
+    text.pace = 3.0
+    for _ in range(60):
+        text.forward()
+    silent = text.silent
+    for _ in range(200):
+        text.forward()
+    assert text.silent - silent <= 3
