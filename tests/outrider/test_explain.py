@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from outrider.doctor.draft_and_link import plan
 
 from inference.cost.accounting import Rates
 from inference.cost.objective import Terms, price_words
 from inference.times import LatencyModel
 from outrider.completion import Completion
+from outrider.doctor.checks import plan
 from outrider.explain import AGAIN, Explainer, Limit, dear_law, explained, limit_of
 
 TERMS = Terms(Rates(3.6), target_watts=100.0, draft_watts=10.0)
