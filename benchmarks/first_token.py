@@ -23,12 +23,12 @@ from inference.command import run_command
 from inference.draft_thread import take_short_turns
 from inference.errors import InvalidRequest
 from inference.sampling import SamplingParams
-from outrider.client import Client, open_client
-from outrider.completion import Completion, Request, gaps_of
-from outrider.live_text import silent
+from outrider.client.client import Client, open_client
 from outrider.options import PRECISIONS
 from outrider.options.roles import SharedClientRole
-from outrider.spawn import started
+from outrider.target.spawn import started
+from outrider.terminal.live_text import silent
+from outrider.text.completion import Completion, Request, gaps_of
 
 SOURCE = Path(__file__).parent / "harness.py"
 """The text whose beginnings are the prompts."""
