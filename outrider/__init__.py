@@ -29,15 +29,14 @@ from outrider.version import outrider_version
 if TYPE_CHECKING:
     from outrider.api import Engine, RunningTarget
     from outrider.text.completion import Completion, Piece
-    from outrider.text.generation import Generation, GenerationStream, Parameters
+    from outrider.text.prompts import Parameters
+    from outrider.text.runner import TextStream
 
 __all__ = [
     "BadArtifact",
     "Busy",
     "Completion",
     "Engine",
-    "Generation",
-    "GenerationStream",
     "Gone",
     "InvalidRequest",
     "LimitExceeded",
@@ -47,6 +46,7 @@ __all__ = [
     "Parameters",
     "Piece",
     "RunningTarget",
+    "TextStream",
     "Unavailable",
     "UnsupportedModel",
     "connect",
@@ -60,9 +60,8 @@ _HOMES = {
     "Piece": "outrider.text.completion",
     "Engine": "outrider.api",
     "RunningTarget": "outrider.api",
-    "Generation": "outrider.text.generation",
-    "GenerationStream": "outrider.text.generation",
-    "Parameters": "outrider.text.generation",
+    "Parameters": "outrider.text.prompts",
+    "TextStream": "outrider.text.runner",
 }
 """Where the public types are. They are imported on first use, since they need torch."""
 

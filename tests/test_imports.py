@@ -25,9 +25,9 @@ ALLOWED = {
 PURE = [
     "accept",
     "candidates",
-    "cost/accounting",
+    "cost/billing",
     "cost/energy",
-    "cost/objective",
+    "cost/billing",
     "cost/quantity",
     "decode",
     "drafters/growth",

@@ -15,16 +15,16 @@ from starlette.responses import JSONResponse, Response
 from grpc_comm.client.connection import CONNECT_SECONDS
 from inference.errors import OutriderError
 from outrider.endpoint.access import BodyBound, HeadCheck, KeyCheck, OriginCheck
-from outrider.endpoint.desk import Desk
+from outrider.endpoint.answers import Health, Release, responses
 from outrider.endpoint.failures import ApiError, add_failures
 from outrider.endpoint.openai_routes import openai_routes
 from outrider.endpoint.page_routes import add_page, page_routes
-from outrider.endpoint.published import Health, Release, answers
+from outrider.endpoint.target_manager import TargetManager
 from outrider.version import outrider_version
 
 
 def create_app(
-    desk: Desk,
+    manager: TargetManager,
     keys: Sequence[str] = (),
     *,
     admin_keys: Sequence[str] = (),
@@ -42,7 +42,7 @@ def create_app(
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
         yield
-        await asyncio.to_thread(desk.close, "the server ends")
+        await asyncio.to_thread(manager.close, "the server ends")
 
     app = FastAPI(
         title="Outrider",
@@ -54,22 +54,22 @@ def create_app(
     add_failures(app)
     known = KeyCheck(keys, admin_keys)
     checked = [Depends(OriginCheck(origins)), Depends(known)]
-    app.include_router(openai_routes(desk), dependencies=checked)
-    app.include_router(page_routes(desk, [Depends(known.admin)]), dependencies=checked)
-    _add_health(app, desk)
+    app.include_router(openai_routes(manager), dependencies=checked)
+    app.include_router(page_routes(manager, [Depends(known.admin)]), dependencies=checked)
+    _add_health(app, manager)
 
-    @app.get("/version", dependencies=checked, responses=answers(Release))
+    @app.get("/version", dependencies=checked, responses=responses(Release))
     async def version() -> dict[str, str]:
         return {"version": outrider_version()}
 
     @app.get(
         "/metrics",
         dependencies=checked,
-        responses=answers(None, "text/plain"),
+        responses=responses(None, "text/plain"),
         response_class=Response,
     )
     async def metrics() -> Response:
-        texts = await desk.get()
+        texts = await manager.get()
         return Response(texts.metrics.page(), media_type=CONTENT_TYPE_LATEST)
 
     add_page(app)
@@ -82,7 +82,7 @@ def create_app(
     return app
 
 
-def _add_health(app: FastAPI, desk: Desk) -> None:
+def _add_health(app: FastAPI, manager: TargetManager) -> None:
     """/health: 200 while the target answers, else 503 with the reason."""
 
     @app.get(
@@ -94,7 +94,7 @@ def _add_health(app: FastAPI, desk: Desk) -> None:
     )
     async def health() -> Response:
         try:
-            texts = await desk.get()
+            texts = await manager.get()
             await asyncio.to_thread(texts.client.target.probe, CONNECT_SECONDS)
         except (ApiError, OutriderError) as error:
             content: dict[str, Any] = {"status": "target unavailable", "reason": str(error)}

@@ -19,8 +19,8 @@ from outrider.client.connecting import print_models
 from outrider.endpoint.access import allowed_hosts, read_keys
 from outrider.endpoint.app import create_app
 from outrider.endpoint.connections import BoundedConnection
-from outrider.endpoint.desk import Desk
 from outrider.endpoint.openai_routes import GRACE_SECONDS
+from outrider.endpoint.target_manager import TargetManager
 from outrider.options.roles import ServeRole
 
 SERVING = "serving "
@@ -36,15 +36,15 @@ def serve_http(options: ServeRole) -> int:
         read_keys(Path(path) if path else None, flag)
         for flag, path in (("--api_keys", options.api_keys), ("--admin_keys", options.admin_keys))
     )
-    desk = Desk(options)
+    manager = TargetManager(options)
     take_short_turns()
     with listening(Address(options.http_host, options.http_port)) as bound:
         try:
-            desk.open()
+            manager.open()
         except Unavailable as error:  # it may come later, or be named on the page
             say(f"note: {error}; it is looked for at every request")
         app = create_app(
-            desk,
+            manager,
             keys,
             admin_keys=admin_keys,
             hosts=allowed_hosts(options.http_host, _listed(options.http_names)),
@@ -58,7 +58,7 @@ def serve_http(options: ServeRole) -> int:
         )
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, _ended)
-        _Server(config, _said(desk, bound)).run([bound])
+        _Server(config, _said(manager, bound)).run([bound])
     return 0
 
 
@@ -96,11 +96,11 @@ def listening(address: Address) -> socket.socket:
     return bound
 
 
-def _said(desk: Desk, bound: socket.socket) -> str:
+def _said(manager: TargetManager, bound: socket.socket) -> str:
     """The line that names the address, for people and for programs that start this one."""
-    scheme = "https" if desk.options.http_cert else "http"
-    address = Address(desk.options.http_host, bound.getsockname()[1])
-    client = desk.texts.client if desk.texts is not None else None
+    scheme = "https" if manager.options.http_cert else "http"
+    address = Address(manager.options.http_host, bound.getsockname()[1])
+    client = manager.texts.client if manager.texts is not None else None
     who = f"{client.model}, drafted by {client.draft or 'nobody'}" if client else "no target yet"
     return f"{SERVING}{scheme}://{address}/v1 ({who}); Ctrl-C ends"
 

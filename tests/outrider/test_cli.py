@@ -23,8 +23,8 @@ from outrider.options import ROLES
 from outrider.options.roles import DraftRole, TargetRole
 from outrider.target.spawn import target_process
 from outrider.target.target import load_target
-from outrider.terminal import running
-from outrider.text.completion import Broken, Completion, Piece, Request, Show, new_completion
+from outrider.terminal import generate
+from outrider.text.completion import Completion, Piece, Request, Show, new_completion
 from outrider.text.prompts import make_requests
 from tests.support.repository import ROOT
 
@@ -194,11 +194,10 @@ def test_a_text_that_fails_is_printed_as_far_as_it_was_verified(
 
     def fail(request: Request, show: Show, cancelled: Event) -> Completion:
         show(Piece("verified"))
-        done = replace(new_completion(request), text="verified", token_ids=[7, 8])
-        done.finish_reason = done.error = "the target\x1b[2J went away"
-        raise Broken(Unavailable(done.error), done)
+        done = new_completion(request, Unavailable("the target\x1b[2J went away"))
+        return replace(done, text="verified", token_ids=[7, 8])
 
-    code = running.run(options, [request], fail, workers=1)
+    code = generate.run(options, [request], fail, workers=1)
     out, err = capsys.readouterr()
     assert code == 1
     assert "verified" in out

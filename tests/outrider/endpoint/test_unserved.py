@@ -7,8 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
-from outrider.endpoint.requests import ChatRequest
-from outrider.endpoint.unserved import NEUTRAL, UNSERVED
+from outrider.endpoint.requests import NEUTRAL, UNSERVED, ChatRequest
 
 CHAT = [{"role": "user", "content": "def main():"}]
 

@@ -32,7 +32,7 @@ from outrider.client.probing import PROBES, link_times, probe_link
 from outrider.draft_methods import find_draft
 from outrider.models.loading import PREFILL_NODES
 from outrider.models.profiles import Profiles
-from outrider.money.goals import SPEED_ALONE
+from outrider.money.goal import Goal
 from outrider.options.groups import DeviceOptions, DraftModelOptions
 from outrider.options.roles import DraftRole, FusedTargetRole, TargetRole
 from outrider.target.target import load_target
@@ -165,7 +165,7 @@ def pool_of(connection: Connection, rows: int, learned: Path | None) -> GrowingP
         max_nodes=PREFILL_NODES,
     )
     pair = Pair(connection, {1: 0.002, 64: 0.008}, learned)
-    return GrowingPool.of_model(model, pair, SPEED_ALONE)
+    return GrowingPool.of_model(model, pair, Goal())
 
 
 def test_the_link_is_measured_once_for_all_rows_and_each_then_follows_it_alone(

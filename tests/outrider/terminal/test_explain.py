@@ -6,14 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from inference.cost.accounting import Rates
-from inference.cost.objective import Terms, price_words
+from inference.cost.billing import Billing, price_words
 from inference.times import LatencyModel
 from outrider.doctor.checks import plan
+from outrider.money.goal import Goal
 from outrider.terminal.explain import AGAIN, Explainer, Limit, dear_law, explained, limit_of
 from outrider.text.completion import Completion
 
-TERMS = Terms(Rates(3.6), target_watts=100.0, draft_watts=10.0)
+GOAL = Goal("api_cost", billing=Billing(3.6, target_watts=100.0, draft_watts=10.0))
 TRIP = 0.02
 MADE = Completion(
     0,
@@ -89,13 +89,13 @@ def test_where_nodes_cost_nearly_as_much_as_forwards_no_good_draft_pays(
     silent = replace(useless, draft_calls=0)
     assert limit_of(silent, TRIP, words) is (dear if words else Limit.NO_DRAFT)
     assert limit_of(MADE, TRIP, words) is Limit.TARGET
-    assert words in explained(useless, TRIP, None, "latency", words).splitlines()[-1]
+    assert words in explained(useless, TRIP, Goal("api_cost"), words).splitlines()[-1]
     found = [finding.text for finding in plan(times, 1e-3, TRIP) if finding.severity == "warning"]
     assert found == [f"hardly any draft pays: {words}"] * bool(words)
 
 
 def test_the_block_has_the_times_of_draft_target_and_link_and_the_price() -> None:
-    assert explained(MADE, TRIP, TERMS, "api_cost").splitlines() == [
+    assert explained(MADE, TRIP, GOAL).splitlines() == [
         "a token takes 14 ms, $14 a million tokens",
         "  draft: 1.10 calls a token of 4.55 ms, 36% of the time",
         "  target: 0.40 forwards a token of 30 ms, 10% of them without candidates",
@@ -104,15 +104,14 @@ def test_the_block_has_the_times_of_draft_target_and_link_and_the_price() -> Non
     ]
 
 
-@pytest.mark.parametrize("terms", [None, Terms(Rates(0.0))])
-def test_no_price_is_told_that_is_not_known(terms: Terms | None) -> None:
-    assert explained(MADE, TRIP, terms, "energy_total").splitlines()[0] == "a token takes 14 ms"
+def test_no_price_is_told_that_is_not_known() -> None:
+    assert explained(MADE, TRIP, Goal("energy_total")).splitlines()[0] == "a token takes 14 ms"
 
 
 def test_it_speaks_again_only_where_something_else_limits_the_text(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    explainer = Explainer(TRIP, None, "latency")
+    explainer = Explainer(TRIP, Goal("api_cost"))
     far = replace(MADE, lone_forwards=30)
     explainer.tell(MADE)
     explainer.tell(replace(MADE, token_ids=list(range(100 + AGAIN))))
@@ -127,5 +126,5 @@ def test_it_speaks_again_only_where_something_else_limits_the_text(
 def test_beside_others_the_text_is_named(
     capsys: pytest.CaptureFixture[str], named: bool, begins: str
 ) -> None:
-    Explainer(TRIP, None, "latency", named).conclude(MADE)
+    Explainer(TRIP, Goal("api_cost"), named).conclude(MADE)
     assert capsys.readouterr().err.startswith(begins)

@@ -10,15 +10,14 @@ from dataclasses import replace
 
 import pytest
 
-from inference.cost.accounting import Rates
-from inference.cost.objective import Terms, Wish
-from outrider.money.purse import Purse
+from inference.cost.billing import Billing
+from outrider.money.budget import Budget
+from outrider.money.goal import Goal
 from outrider.terminal.summary import account, summary
 from outrider.text.completion import Completion
 from tests.support.clock import Clock
 
-RATES = Rates(3.6, usd_per_kwh=0.36, usd_per_gb_to_target=0.0, usd_per_gb_from_target=0.0)
-TERMS = Terms(RATES, draft_watts=10.0, target_watts=100.0)
+PRICED = Billing(3.6, 0.36, 0.0, 0.0, draft_watts=10.0, target_watts=100.0, source="as given")
 
 
 def numbers(line: str) -> list[float]:
@@ -81,23 +80,24 @@ def test_seconds_of_target_only_runs_are_not_the_texts_own() -> None:
     assert [2.0, 7.0, 50.0] in map(numbers, beside)
 
 
-def spent(
-    seconds: float, terms: Terms = TERMS, source: str | None = "$3.6 an hour, as given"
-) -> Purse:
+def spent(seconds: float, billing: Billing = PRICED) -> Budget:
     clock = Clock(0.0)
-    paying = Purse(terms, source=source, clock=clock)
-    with paying.text():
+    paying = Budget(billing, clock=clock)
+    with paying.charge():
         clock.now = seconds
     return paying
 
 
-def said(purse: Purse, wish: Wish = Wish(), texts: Sequence[Completion] = (text(),)) -> list[str]:  # noqa: B008  # both are frozen or read only
-    return account(texts, purse, wish).splitlines()
+SPEED = Goal()
+
+
+def said(budget: Budget, goal: Goal = SPEED, texts: Sequence[Completion] = (text(),)) -> list[str]:
+    return account(texts, budget, goal).splitlines()
 
 
 def test_cost_and_energy_are_told_by_the_token_with_their_sources() -> None:
     told = said(spent(2.0))
-    assert [numbers(line) for line in told] == [[0.002, 20], [3.6], [2, 100]]
+    assert [numbers(line) for line in told] == [[0.002, 20], [], [2, 100]]
     assert "as given" in told[1]
 
 
@@ -107,40 +107,37 @@ def test_where_the_forwards_alone_are_paid_a_token_has_another_price() -> None:
 
 
 def test_a_cost_that_leaves_something_out_says_what() -> None:
-    bare = spent(
-        2.0,
-        Terms(Rates(3.6, usd_per_gb_to_target=0.0, usd_per_gb_from_target=0.0), target_share=0.5),
-    )
-    told = said(bare)
-    assert [numbers(line) for line in told] == [[0.001, 10], [3.6, 0.5]]
+    bare = Billing(3.6, None, 0.0, 0.0, target_share=0.5, source="as given")
+    told = said(spent(2.0, bare))
+    assert [numbers(line) for line in told] == [[0.001, 10], [0.5]]
     assert "no price of electricity" in told[0]
 
 
 def test_without_prices_and_watts_nothing_is_said() -> None:
-    assert said(spent(2.0, Terms(Rates(0.0)), source=None)) == []
-    assert said(spent(2.0, source=None), texts=[text(0)]) == []
+    assert said(spent(2.0, Billing())) == []
+    assert said(spent(2.0, Billing(draft_watts=10.0)), texts=[text(0)]) == []
     assert [numbers(line) for line in said(spent(2.0), texts=[text(0)])] == [[0.002]]
 
 
 @pytest.mark.parametrize(
-    ("wish", "flag", "kept", "figures"),
+    ("goal", "flag", "kept", "figures"),
     [
-        (Wish(min_tps=40.0), "--min_tps", True, [50, 40]),
-        (Wish(min_tps=60.0), "--min_tps", False, [50, 60]),
-        (Wish("api_cost", max_per_token=25e-6), "--max_usd_per_1m", True, [20, 25]),
-        (Wish("total_cost", max_per_token=5e-6), "--max_usd_per_1m", False, [20, 5]),
-        (Wish("energy_total", max_per_token=1.5), "--max_joules_per_token", False, [2, 1.5]),
+        (Goal(min_tps=40.0), "--min_tps", True, [50, 40]),
+        (Goal(min_tps=60.0), "--min_tps", False, [50, 60]),
+        (Goal("api_cost", max_per_token=25e-6), "--max_usd_per_1m", True, [20, 25]),
+        (Goal("total_cost", max_per_token=5e-6), "--max_usd_per_1m", False, [20, 5]),
+        (Goal("energy_total", max_per_token=1.5), "--max_joules_per_token", False, [2, 1.5]),
     ],
 )
 def test_a_limit_is_followed_by_what_was_measured(
-    wish: Wish, flag: str, kept: bool, figures: list[float]
+    goal: Goal, flag: str, kept: bool, figures: list[float]
 ) -> None:
-    name, outcome, *rest = said(spent(2.0), wish)[-1].split()
+    name, outcome, *rest = said(spent(2.0), goal)[-1].split()
     assert (name, outcome) == (flag, "kept:" if kept else "missed:")
     assert numbers(" ".join(rest)) == figures
 
 
-def test_texts_that_the_purse_ended_are_counted_apart_from_those_that_never_began() -> None:
+def test_texts_that_the_budget_ended_are_counted_apart_from_those_that_never_began() -> None:
     cut, never = text(finish_reason="spent"), text(0, 0.0, finish_reason="spent")
 
     def ended(*texts: Completion) -> list[float]:

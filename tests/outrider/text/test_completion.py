@@ -11,8 +11,7 @@ from threading import Event
 import pytest
 
 from inference.backends.eager import EagerModel
-from inference.cost.accounting import Rates
-from inference.cost.objective import Terms
+from inference.cost.billing import Billing
 from inference.draft_thread import inline
 from inference.drafters.model_proposer import ROOM, ModelProposer
 from inference.drafters.round_proposer import RoundProposer
@@ -31,9 +30,9 @@ from inference.sampling import SamplingParams
 from inference.text import Tokenizer
 from inference.times import DraftTimes, LatencyModel
 from outrider.models.loading import EMBEDDED
-from outrider.money.purse import Purse
+from outrider.money.budget import Budget
 from outrider.terminal.live_text import silent
-from outrider.text.completion import Broken, Completion, Piece, Request, complete
+from outrider.text.completion import Completion, Piece, Request, complete
 from tests.support.equality import NearTies, assert_same_text
 from tests.support.pairs import SEQUENCE_LENGTH, perturbed
 
@@ -141,9 +140,9 @@ class Failing(LocalSession):
 @pytest.mark.parametrize("error", [Unavailable("it went away"), Mismatch("it contradicts itself")])
 def test_what_was_verified_survives_an_error(served: Engine, error: OutriderError) -> None:
     whole = made(LocalSession(served), [], request())
-    with pytest.raises(Broken, match=str(error)) as broken:
-        made(Failing(served, error, after=20), [rounds()], request(), pace=Pace.WAIT)
-    done = broken.value.done
+    done = made(Failing(served, error, after=20), [rounds()], request(), pace=Pace.WAIT)
+    with pytest.raises(type(error), match=str(error)):
+        done.raise_failure()
     assert 20 <= len(done.token_ids) < TOKENS
     assert done.token_ids == whole.token_ids[: len(done.token_ids)]
     assert whole.text.startswith(done.text.rstrip("\ufffd"))
@@ -154,8 +153,7 @@ def test_what_was_verified_survives_an_error(served: Engine, error: OutriderErro
 
 
 def test_after_an_error_the_targets_row_is_free(served: Engine) -> None:
-    with pytest.raises(Broken):
-        made(Failing(served, Unavailable("gone"), after=5), [], request())
+    assert made(Failing(served, Unavailable("gone"), after=5), [], request()).failure is not None
     assert served.free_rows == served.model.rows
 
 
@@ -182,9 +180,8 @@ class Ticking:
 
 def test_a_target_that_stalls_spends_no_more_than_was_allowed(served: Engine) -> None:
     """A dollar a second: the text ends, with what was made, although nothing comes."""
-    purse = Purse(Terms(Rates(3600.0)), 50.0, source="by hand", clock=Ticking())
-    with purse.text() as tab:
-        done = made(Stalled(served), [], replace(request(), tab=tab))
+    with Budget(Billing(3600.0), 50.0, clock=Ticking()).charge() as charge:
+        done = made(Stalled(served), [], replace(request(), charge=charge))
     assert done.finish_reason == "spent"
     assert len(done.token_ids) == 10
     assert done.usd == pytest.approx(50.0, abs=2.0)
