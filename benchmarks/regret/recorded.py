@@ -34,6 +34,7 @@ from inference.errors import InvalidRequest
 from inference.sampling import SamplingParams
 from inference.tree import IntArray
 from outrider.draft_methods import find_draft
+from outrider.models.capacity import Capacity
 from outrider.models.loading import PREFILL_NODES
 from outrider.options.roles import DraftRole
 from outrider.options.values import Quantization
@@ -156,7 +157,8 @@ def main() -> int:
     asked = ask(checkpoint.tokenizer, given.prompts, given.each)
     texts = recorded_texts(asked, given.tokens, KeptTexts(given.texts))
     draft = checkpoint.load(
-        options, rows=1, sequence_length=SEQUENCE_LENGTH, spare=_ROOM, max_nodes=PREFILL_NODES
+        options,
+        Capacity(rows=1, sequence_length=SEQUENCE_LENGTH, spare=_ROOM, max_nodes=PREFILL_NODES),
     )
     kinds = [one.kind for one in asked]
     vocabulary = checkpoint.tokenizer.vocabulary

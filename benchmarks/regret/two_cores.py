@@ -27,6 +27,7 @@ from inference.text import Tokenizer
 from inference.times import LatencyModel
 from outrider.draft_methods import find_draft
 from outrider.link.emulated_link import LinkShape, shaped_link
+from outrider.models.capacity import Capacity
 from outrider.models.loading import PREFILL_NODES
 from outrider.models.profiles import user_profiles
 from outrider.options.groups import MeasureOptions
@@ -135,10 +136,7 @@ def bench(chosen: Chosen) -> Iterator[Bench]:
             description = connection.description
         draft = checkpoint.load(
             options,
-            rows=1,
-            sequence_length=SEQUENCE_LENGTH,
-            spare=_ROOM,
-            max_nodes=PREFILL_NODES,
+            Capacity(rows=1, sequence_length=SEQUENCE_LENGTH, spare=_ROOM, max_nodes=PREFILL_NODES),
         )
         here = user_profiles(MeasureOptions(measure_first=True)).draft(
             checkpoint, draft, SEQUENCE_LENGTH

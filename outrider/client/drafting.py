@@ -16,6 +16,7 @@ from inference.drafters.copy_source import CopySource, History
 from inference.drafters.model_proposer import ROOM, WIDEST
 from inference.drafters.tree_policies import BestFirst, Chain, Policy
 from outrider.client.pools import AnyRows, GrowingPool, Pair, learned_file, rounds
+from outrider.models.capacity import Capacity
 from outrider.models.loading import PREFILL_NODES, FoundModel, LoadedModel
 from outrider.models.precision import settled
 from outrider.models.profiles import user_profiles
@@ -104,10 +105,9 @@ def load_draft(
     """
     return found.load(
         options,
-        rows=rows,
-        sequence_length=length,
-        spare=room,
-        max_nodes=max(PREFILL_NODES, widest),
+        Capacity(
+            rows=rows, sequence_length=length, spare=room, max_nodes=max(PREFILL_NODES, widest)
+        ),
     )
 
 

@@ -34,6 +34,7 @@ from outrider.models.artifacts import (
     open_artifact,
     with_neuron_artifact,
 )
+from outrider.models.capacity import Capacity
 from outrider.models.devices import describe
 from outrider.models.loading import PREFILL_NODES, FoundModel, LoadedModel, find_target
 from outrider.models.precision import settled
@@ -190,10 +191,12 @@ def _load_checkpoint(options: ServingRole) -> _Loaded:
     found = settled(found, options, drafts=False)
     model = found.load(
         options,
-        rows=options.batch,
-        sequence_length=length,
-        spare=nodes,
-        max_nodes=max(nodes, PREFILL_NODES),
+        Capacity(
+            rows=options.batch,
+            sequence_length=length,
+            spare=nodes,
+            max_nodes=max(nodes, PREFILL_NODES),
+        ),
     )
     weights, offload = found.fingerprint(), options.layer_offload
     made_from = f"{weights}, layers on {offload}" if offload else weights

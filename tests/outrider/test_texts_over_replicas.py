@@ -49,7 +49,7 @@ def test_texts_are_spread_over_replicas_and_those_of_one_key_stay_together(
         assert sorted(sessions()) == [0, 4]
         for number in range(12):
             own = engine.generate(PROMPT, max_tokens=8, prompt_cache_key=str(number))
-            texts.add(own.token_ids)
+            texts.add(own.text)
         assert min(sessions()) > 0
         assert len(texts) == 1
 
