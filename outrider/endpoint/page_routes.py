@@ -22,10 +22,12 @@ from pydantic import BaseModel, ConfigDict
 from starlette.staticfiles import StaticFiles
 
 from inference.candidates import Nodes
+from inference.decode import TargetSession
 from inference.errors import OutriderError
-from inference.order import Progress
+from inference.order import Decode, Progress
 from inference.proposer import NOBODY
-from inference.sampling import SEED_BITS, random_seed
+from inference.sampling import SEED_BITS, SamplingParams, random_seed
+from inference.stats import Traffic
 from outrider.client.client import Client
 from outrider.endpoint.answers import TargetState, responses
 from outrider.endpoint.failures import api_error
@@ -33,7 +35,6 @@ from outrider.endpoint.openai_routes import STREAM, event_stream
 from outrider.endpoint.requests import MOST_MESSAGES, ChatMessage, Text
 from outrider.endpoint.target_manager import TargetManager
 from outrider.endpoint.text_runner import TextRunner
-from outrider.endpoint.watched import WatchedSession
 from outrider.text.completion import PROPOSERS, Completion, Piece
 from outrider.text.prompts import Parameters, going_on, make_request
 from outrider.text.runner import Task
@@ -291,3 +292,56 @@ def _name(kind: int) -> str:
 
 def _event(name: str, data: dict[str, Any]) -> dict[str, str]:
     return {"event": name, "data": json.dumps(data)}
+
+
+class WatchedSession:
+    """A TargetSession (inference/decode.py) that hands everything on to another.
+
+    on_nodes: hears of candidates when they are sent
+    on_progress: hears of committed tokens when they are received
+    """
+
+    def __init__(
+        self,
+        session: TargetSession,
+        on_nodes: Callable[[Nodes], None],
+        on_progress: Callable[[Progress], None],
+    ) -> None:
+        self._session, self._on_nodes, self._on_progress = session, on_nodes, on_progress
+
+    @property
+    def traffic(self) -> Traffic:
+        return self._session.traffic
+
+    @property
+    def stream(self) -> int:
+        return self._session.stream
+
+    @property
+    def room(self) -> int:
+        return self._session.room
+
+    def open(self, prompt: Sequence[int], params: SamplingParams) -> None:
+        self._session.open(prompt, params)
+
+    def decode(self, order: Decode) -> None:
+        self._session.decode(order)
+
+    def next_number(self) -> int:
+        return self._session.next_number()
+
+    def propose(self, nodes: Nodes) -> None:
+        self._on_nodes(nodes)
+        self._session.propose(nodes)
+
+    def go(self, base: int) -> None:
+        self._session.go(base)
+
+    def receive(self, timeout: float) -> Progress | None:
+        progress = self._session.receive(timeout)
+        if progress is not None:
+            self._on_progress(progress)
+        return progress
+
+    def close(self) -> None:
+        self._session.close()

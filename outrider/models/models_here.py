@@ -1,4 +1,6 @@
-"""Verbs pull and list: models on this machine, their size, and which draft fits which target."""
+"""Verbs pull, list and profiles: models on this machine, their size, which draft fits which target,
+and the times that are kept of them.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +13,15 @@ from typing import NamedTuple
 from safetensors import SafetensorError, safe_open
 
 from inference.backends.gguf_library import is_gguf
+from inference.cache_directory import cache_directory
 from inference.command import say
 from inference.errors import InvalidRequest, OutriderError
 from inference.model.config import read_config
+from inference.planner.kept_times import read_profile
 from inference.text import Tokenizer
 from outrider.models.gguf_file import GgufFile
 from outrider.models.loading import EMBEDDED, find_directory
-from outrider.options.roles import ListRole, PullRole
+from outrider.options.roles import ListRole, ProfilesRole, PullRole
 from outrider.terminal.status_lines import size_words
 
 
@@ -152,3 +156,29 @@ def _remove(name: str) -> int:
     strategy.execute()
     say(f"removed {name}: {strategy.expected_freed_size_str} freed")
     return 0
+
+
+def profiles(options: ProfilesRole) -> int:
+    """Print a line for each kept profile; with --clear, remove them all."""
+    directory = cache_directory("profiles")
+    paths = sorted(directory.glob("*.json"))
+    for path in paths:
+        if options.clear:
+            path.unlink(missing_ok=True)
+        else:
+            print(_described(path))
+    done = f"profiles {'removed from' if options.clear else 'kept in'} {directory}: {len(paths)}"
+    say(done)
+    return 0
+
+
+def _described(path: Path) -> str:
+    try:
+        subject, times = read_profile(path)
+    except InvalidRequest as error:
+        return f"{path.name}: spoilt, will be measured again ({error})"
+    each = (f"{rows} x {nodes}: {times[rows, nodes] * 1e3:.3g}" for rows, nodes in sorted(times))
+    return (
+        f"{path.name}: model {subject.model[:8]}, {subject.dtype} on {subject.device}; "
+        f"ms by rows x nodes: {', '.join(each)}"
+    )

@@ -42,8 +42,7 @@ from outrider.models.profiles import Unfinished, user_profiles
 from outrider.options.peer_security import server_security
 from outrider.options.roles import FusedTargetRole, ServingRole
 from outrider.target.model_list import lazily, load_listed, read_listed
-from outrider.target.observing import observed
-from outrider.target.service_manager import notify
+from outrider.target.observing import notify, observed
 from outrider.version import outrider_version
 
 if TYPE_CHECKING:

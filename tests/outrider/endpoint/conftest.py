@@ -14,8 +14,7 @@ import uvicorn
 from grpc_comm.server.server import BackgroundServer
 from grpc_comm.transport import Address
 from outrider.endpoint.access import allowed_hosts
-from outrider.endpoint.app import create_app
-from outrider.endpoint.run import http_config, listening
+from outrider.endpoint.run import create_app, http_config, listening
 from outrider.endpoint.target_manager import TargetManager
 from outrider.options.roles import ServeRole, TargetRole
 from outrider.target.target import load_target

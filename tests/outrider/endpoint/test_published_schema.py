@@ -17,7 +17,7 @@ from schemathesis.specs.openapi.checks import (
 )
 
 from grpc_comm.server.server import BackgroundServer
-from outrider.endpoint.app import create_app
+from outrider.endpoint.run import create_app
 from outrider.endpoint.target_manager import TargetManager
 from outrider.options.roles import ServeRole, TargetRole
 from outrider.target.target import load_target
