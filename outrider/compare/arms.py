@@ -207,23 +207,12 @@ def _once(bench: Bench) -> list[Setting]:
 
 
 ARCHITECTURES: tuple[Architecture, ...] = (
+    Architecture(BASELINE, _once, lambda bench, _: _across(bench), presets=("vanilla",)),
     Architecture(
-        BASELINE,
-        _once,
-        lambda bench, _: _across(bench),
-        presets=("vanilla",),
+        LOCAL, _once, lambda bench, _: _here(bench, colocated=False), on_this_machine=True
     ),
     Architecture(
-        LOCAL,
-        _once,
-        lambda bench, _: _here(bench, colocated=False),
-        on_this_machine=True,
-    ),
-    Architecture(
-        FUSED_LOCAL,
-        _once,
-        lambda bench, _: _here(bench, colocated=True),
-        on_this_machine=True,
+        FUSED_LOCAL, _once, lambda bench, _: _here(bench, colocated=True), on_this_machine=True
     ),
     Architecture(
         FUSED,
@@ -256,10 +245,6 @@ ARCHITECTURES: tuple[Architecture, ...] = (
     ),
     Architecture(SUFFIX, _positions, _copying, drafts_here=True, presets=("suffix",)),
     Architecture(
-        HYBRID,
-        _positions,
-        partial(_growing, copies=True),
-        drafts_here=True,
-        presets=("hybrid",),
+        HYBRID, _positions, partial(_growing, copies=True), drafts_here=True, presets=("hybrid",)
     ),
 )

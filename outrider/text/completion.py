@@ -29,12 +29,7 @@ from outrider.text.stop_strings import StopStrings
 PROPOSERS = ("model", "copy", "host", "device")
 """Names of the kinds of proposers in a record."""
 
-ENDS = {
-    End.STOP_ID: "stop",
-    End.MAX_TOKENS: "length",
-    End.LIMIT: "length",
-    End.SPENT: "spent",
-}
+ENDS = {End.STOP_ID: "stop", End.MAX_TOKENS: "length", End.LIMIT: "length", End.SPENT: "spent"}
 
 
 class Piece(NamedTuple):
@@ -199,11 +194,7 @@ class _Run:
     """A text while it is made: its clock, counts and end condition."""
 
     def __init__(
-        self,
-        request: Request,
-        session: TargetSession,
-        tokenizer: Tokenizer,
-        show: Show,
+        self, request: Request, session: TargetSession, tokenizer: Tokenizer, show: Show
     ) -> None:
         self.done, self._statistics = new_completion(request), DecodeStatistics()
         self._request, self._show, self._session = request, show, session

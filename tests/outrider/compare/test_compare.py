@@ -108,11 +108,7 @@ def test_environment_and_options_are_kept(results: Path) -> None:
 
 def test_plots_are_made_where_matplotlib_is(results: Path) -> None:
     pytest.importorskip("matplotlib")
-    assert {path.stem for path in results.glob("*.png")} == {
-        "speeds",
-        "round_trip",
-        "tradeoff",
-    }
+    assert {path.stem for path in results.glob("*.png")} == {"speeds", "round_trip", "tradeoff"}
 
 
 def test_a_draft_beside_a_target_that_runs_is_compared_in_three_lines_and_a_narrow_table(

@@ -49,10 +49,7 @@ def test_a_chat_has_the_models_template_and_right_counts(
     api: openai.OpenAI, manager: TargetManager
 ) -> None:
     answer = api.chat.completions.create(
-        model="outrider-embedded-target",
-        messages=CHAT,
-        temperature=0,
-        max_completion_tokens=12,
+        model="outrider-embedded-target", messages=CHAT, temperature=0, max_completion_tokens=12
     )
     assert manager.texts is not None
     tokenizer = manager.texts.client.tokenizer

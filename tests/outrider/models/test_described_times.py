@@ -95,10 +95,7 @@ def test_an_emulated_target_says_what_its_profile_says_and_measures_nothing(
 ) -> None:
     target = load_target(
         TargetRole(
-            port=0,
-            batch=4,
-            emulate="llama-3.1-8b-trn1.2xlarge-measured",
-            sequence_length=128,
+            port=0, batch=4, emulate="llama-3.1-8b-trn1.2xlarge-measured", sequence_length=128
         )
     )
     times = LatencyModel(dict(target.description.times))

@@ -13,14 +13,7 @@ import pytest
 from inference.cost.billing import SPEED, Billing, UnitPrices, Usage
 from inference.errors import InvalidRequest, OutriderError
 from inference.planner.prices import Prices
-from outrider.money.goal import (
-    EVERY,
-    Goal,
-    SteeredPrices,
-    fallback_note,
-    read_billing,
-    read_goal,
-)
+from outrider.money.goal import EVERY, Goal, SteeredPrices, fallback_note, read_billing, read_goal
 from outrider.options import parse
 from outrider.options.groups import GoalOptions
 

@@ -334,10 +334,7 @@ def test_an_entry_takes_from_the_command_line_what_it_leaves_out(folder: Path) -
     assert [
         (each.model, each.batch, each.sequence_length, each.dtype, each.threads)
         for each in listed.values()
-    ] == [
-        (model, 3, 77, "float32", 1),
-        (model, 7, 99, "bfloat16", 1),
-    ]
+    ] == [(model, 3, 77, "float32", 1), (model, 7, 99, "bfloat16", 1)]
     assert listed["b"].max_tree_nodes == 9
 
 

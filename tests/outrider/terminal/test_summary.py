@@ -27,13 +27,7 @@ def numbers(line: str) -> list[float]:
 
 def text(tokens: int = 100, seconds: float = 2.0, **more: object) -> Completion:
     done = Completion(
-        0,
-        "p",
-        0,
-        3,
-        token_ids=list(range(tokens)),
-        seconds=seconds,
-        finish_reason="length",
+        0, "p", 0, 3, token_ids=list(range(tokens)), seconds=seconds, finish_reason="length"
     )
     return replace(done, **more)  # type: ignore[arg-type]
 
@@ -60,14 +54,7 @@ def test_the_report_counts_forwards_and_tells_those_without_candidates_apart() -
         [240, 60, 25.0, 45, 15],  # candidates, accepted, by the model, by copying
         [110, 1.1, 0.5],  # draft calls, a token, seconds
         [2.0, 50.0],  # seconds, tokens a second
-        [
-            0.5,
-            150,
-            50,
-            199,
-            99,
-            200,
-        ],  # first token; gaps p50, p99, most
+        [0.5, 150, 50, 199, 99, 200],  # first token; gaps p50, p99, most
         [80, 7, 0.9, 0.4],  # bytes and messages a token, up and down
     ]
     beside = replace(done, baseline=text(forwards=100, seconds=5.0))
