@@ -63,7 +63,7 @@ _HOMES = {
     "Parameters": "outrider.text.prompts",
     "TextStream": "outrider.text.runner",
 }
-"""Where the public types are. They are imported on first use, since they need torch."""
+"""Modules of the public types. They are imported on first use, since they need torch."""
 
 
 def __getattr__(name: str) -> Any:

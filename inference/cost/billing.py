@@ -30,7 +30,7 @@ ENERGIES = ("energy_total", "draft_energy", "target_energy")
 """Objectives in joules."""
 
 OBJECTIVES = (*COSTS, *ENERGIES, "latency")
-"""What a plan may be asked to minimise, by the user's name for it. Values are per token."""
+"""Objectives that a plan may minimise, by the user's names. Values are per token."""
 
 KNOB = {"tps": 0.0, "balanced": 0.5, "cost": 1.0}
 """Names of a weight: how much cost counts against speed."""

@@ -1,4 +1,4 @@
-"""A client of a target: the connection, the draft that stays loaded, and what texts cost.
+"""A client of a target: the connection, the draft that stays loaded, and the budget of texts.
 
 Commands that make text with a target stand on `Client.complete`, which any number of threads may
 call. A text begins at once, and gets a row of the draft when it is loaded and one is free.
@@ -101,7 +101,7 @@ class Client:
 
     @property
     def unsteered(self) -> str:
-        """Why steer() changes nothing here; empty where it does."""
+        """Reason why steer() changes nothing here; empty where it does."""
         rows = self._rows
         loaded = rows is not None and rows.done() and rows.exception() is None
         if rows is None or not loaded or not isinstance(rows.result(), GrowingPool):

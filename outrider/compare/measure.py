@@ -204,7 +204,7 @@ def _differences(
     requests: Sequence[Request],
     divergence: Divergence,
 ) -> list[Difference]:
-    """Where texts diverge from the target-only ones, and how near the two tokens were."""
+    """Divergences of texts from the target-only ones, and how near the two tokens were."""
     found = []
     for ours, theirs in zip(readings, alone, strict=bool(alone)):
         mine, other = ours.done.token_ids, theirs.done.token_ids

@@ -278,7 +278,7 @@ def _advice(comparison: Comparison) -> str:
 
 
 def _instead(comparison: Comparison) -> str:
-    """What is faster where hybrid, which is what `outrider run` does, did not pay."""
+    """Advice where hybrid, which `outrider run` does by default, did not pay."""
     ways = dict[str, list[str]]()
     for row in comparison.rows:
         first = leader(comparison.at(row.rtt_ms))

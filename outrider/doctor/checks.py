@@ -84,7 +84,7 @@ def _draft_call(options: DoctorRole, draft: FoundModel) -> float:
 
 
 def _of_target(target: Connection, call: float) -> Iterator[Finding]:
-    """What the target is, how far it is, and whether a draft with such calls runs ahead of it."""
+    """Findings of the target, of the link, and of a draft with such calls running ahead."""
     description = target.description
     trip = link_times(probe_link(target.probe, say)).round_trip
     where = f"{description.model} on {description.device}, {description.rows} rows"

@@ -1,4 +1,4 @@
-"""The chat page, and what it asks for: the target in use, texts with everything to watch, steering.
+"""The chat page, and its routes: the target in use, texts with everything to watch, steering.
 
 Its events have more than those of the OpenAI interface: who named each token, the candidates as
 they are sent, and where time goes.
@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from functools import partial
 from threading import Event
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias, cast
 
 from annotated_types import Ge, Le, Len, Lt
 from fastapi import APIRouter, FastAPI, Request
@@ -24,10 +24,9 @@ from starlette.staticfiles import StaticFiles
 from inference.candidates import Nodes
 from inference.decode import TargetSession
 from inference.errors import OutriderError
-from inference.order import Decode, Progress
+from inference.order import Progress
 from inference.proposer import NOBODY
-from inference.sampling import SEED_BITS, SamplingParams, random_seed
-from inference.stats import Traffic
+from inference.sampling import SEED_BITS, random_seed
 from outrider.client.client import Client
 from outrider.endpoint.answers import TargetState, responses
 from outrider.endpoint.failures import api_error
@@ -180,7 +179,7 @@ def _state(manager: TargetManager) -> dict[str, Any]:
 
 
 def _trouble(texts: TextRunner | None) -> str | None:
-    """Why the target in use does not answer now; None where it does."""
+    """Reason why the target in use does not answer now; None where it does."""
     try:
         if texts is not None:
             texts.client.target.check(STATE_SECONDS)
@@ -219,11 +218,14 @@ def _task(texts: TextRunner, asked: PageText, _left: Event) -> Task[Told]:
     def work(put: Callable[[Told], None], end: Event) -> Completion:
         for told in before:
             put(told)
-        watch = partial(
-            WatchedSession,
-            on_nodes=lambda nodes: put(("nodes", _nodes(client, nodes))),
-            on_progress=lambda progress: put(("tokens", _tokens(client, progress))),
-        )
+
+        def watch(session: TargetSession) -> TargetSession:
+            watched = WatchedSession(
+                session,
+                lambda nodes: put(("nodes", _nodes(client, nodes))),
+                lambda progress: put(("tokens", _tokens(client, progress))),
+            )
+            return cast(TargetSession, watched)
 
         def show(piece: Piece) -> None:
             put(("piece", {"text": piece.text, "by": _name(piece.proposer)}))
@@ -309,39 +311,15 @@ class WatchedSession:
     ) -> None:
         self._session, self._on_nodes, self._on_progress = session, on_nodes, on_progress
 
-    @property
-    def traffic(self) -> Traffic:
-        return self._session.traffic
-
-    @property
-    def stream(self) -> int:
-        return self._session.stream
-
-    @property
-    def room(self) -> int:
-        return self._session.room
-
-    def open(self, prompt: Sequence[int], params: SamplingParams) -> None:
-        self._session.open(prompt, params)
-
-    def decode(self, order: Decode) -> None:
-        self._session.decode(order)
-
-    def next_number(self) -> int:
-        return self._session.next_number()
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._session, name)
 
     def propose(self, nodes: Nodes) -> None:
         self._on_nodes(nodes)
         self._session.propose(nodes)
-
-    def go(self, base: int) -> None:
-        self._session.go(base)
 
     def receive(self, timeout: float) -> Progress | None:
         progress = self._session.receive(timeout)
         if progress is not None:
             self._on_progress(progress)
         return progress
-
-    def close(self) -> None:
-        self._session.close()

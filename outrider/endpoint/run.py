@@ -88,7 +88,7 @@ def _listed(text: str | None) -> list[str]:
 
 
 def http_config(app: FastAPI, connections: int, **more: Any) -> uvicorn.Config:
-    """How the application is served, over so many connections at the same time."""
+    """Configuration of the server, with so many connections at the same time."""
     return uvicorn.Config(
         app,
         http=partial(BoundedConnection, connections),  # type: ignore[arg-type]

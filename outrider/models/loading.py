@@ -125,7 +125,7 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class OfCheckpoint:
-    """What a FoundModel has of the checkpoint that its tokenizer and limits come from."""
+    """Base of a FoundModel that has the tokenizer and limits of a checkpoint."""
 
     checkpoint: Checkpoint
 
@@ -214,9 +214,9 @@ def find_named(name: str | None, embedded: str) -> Checkpoint | GgufFile:
     return find_checkpoint(name, embedded)
 
 
-def find_checkpoint(name: str | None, embedded: str) -> Checkpoint:
-    """The checkpoint of this name, or the embedded model of this kind."""
-    directory = find_directory(name, embedded)
+def find_checkpoint(name: str | None, embedded: str, *, weights: bool = True) -> Checkpoint:
+    """The checkpoint of this name, or the embedded model of this kind. See find_directory()."""
+    directory = find_directory(name, embedded, weights=weights)
     return Checkpoint(
         split_revision(name or f"outrider-embedded-{embedded}")[0],
         directory,

@@ -117,7 +117,12 @@ def _look(name: str, directory: Path) -> ModelHere:
         if not weights:
             raise InvalidRequest("it has no weights as safetensors")
         family = Tokenizer(directory).fingerprint()
-        return ModelHere(name, directory, size, sum(map(_parameters, weights)), family)
+        parameters = 0
+        for path in weights:
+            with safe_open(path, "numpy") as file:  # only headers are read
+                shapes = [file.get_slice(name).get_shape() for name in file.keys()]  # noqa: SIM118
+                parameters += sum(map(math.prod, shapes))
+        return ModelHere(name, directory, size, parameters, family)
     except (OutriderError, SafetensorError, OSError) as error:
         return ModelHere(name, directory, size, 0, "", str(error))
 
@@ -131,12 +136,6 @@ def _look_into(path: Path) -> ModelHere:
         return ModelHere(str(path), path, size, found.facts.parameters, family)
     except OutriderError as error:
         return ModelHere(str(path), path, size, 0, "", str(error))
-
-
-def _parameters(path: Path) -> int:
-    """How many numbers a file of weights holds. Only its header is read."""
-    with safe_open(path, "numpy") as file:
-        return sum(math.prod(file.get_slice(name).get_shape()) for name in file.keys())  # noqa: SIM118
 
 
 def _remove(name: str) -> int:

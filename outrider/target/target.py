@@ -64,21 +64,21 @@ def serve(options: ServingRole) -> int:
     if options.metrics_port is not None:
         check_free(Address(options.metrics_host, options.metrics_port))
     begun, target = time.perf_counter(), load_target(options)
-    ready = partial(_say_ready, target.description, time.perf_counter() - begun)
+    description, seconds = target.description, time.perf_counter() - begun
+
+    def say_ready(bound: Address) -> None:
+        length = description.sequence_length
+        limits = f"rows {description.rows}, sequence length {length}, {description.device}"
+        say(f"{READY}{bound} ({limits}); ready in {seconds:.1f} s, Ctrl-C ends")
+        notify("READY=1", f"STATUS={description.model} on {bound}")
+
     collect_rarely()
     with observed(options, options.usd_per_hour) as statistics:
         statistics.listeners.append(_tell_of_end)
-        serve_target(replace(target, listener=statistics), ready, options.grace)
+        serve_target(replace(target, listener=statistics), say_ready, options.grace)
     if isinstance(target.engine.model, TimedModel):
         say(target.engine.model.account())
     return 0
-
-
-def _say_ready(description: Description, seconds: float, bound: Address) -> None:
-    length = description.sequence_length
-    limits = f"rows {description.rows}, sequence length {length}, {description.device}"
-    say(f"{READY}{bound} ({limits}); ready in {seconds:.1f} s, Ctrl-C ends")
-    notify("READY=1", f"STATUS={description.model} on {bound}")
 
 
 def _tell_of_end(event: Event) -> None:
@@ -87,7 +87,7 @@ def _tell_of_end(event: Event) -> None:
 
 
 def load_target(options: ServingRole) -> Target:
-    """What a target serves: its first model, loaded, and those of --models, loaded on first use.
+    """The target with its first model, loaded, and those of --models, loaded on first use.
 
     Without a model on the command line, the first of the list is the first. With role fused_target
     the first has a draft beside it.

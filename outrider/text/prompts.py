@@ -44,7 +44,7 @@ class PromptTooLong(LimitExceeded):
 
 @dataclass(frozen=True)
 class Parameters:
-    """How a text is made. Raises InvalidRequest for values out of bounds.
+    """Parameters of a text. Raises InvalidRequest for values out of bounds.
 
     max_tokens: tokens at most; None for as many as fit
     temperature: 0 is greedy

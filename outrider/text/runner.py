@@ -63,7 +63,8 @@ class TextRun(Generic[Part]):
     def __init__(self, tasks: Sequence[Task[Part]], workers: int = 1) -> None:
         self._left, self._end = len(tasks), Event()
         self._queue = SimpleQueue[tuple[int, Part | Completion | OutriderError]]()
-        self._threads = start_tasks(tasks, self._put, self._end, workers)
+        put = self._queue.put
+        self._threads = start_tasks(tasks, lambda *item: put(item), self._end, workers)
 
     def __iter__(self) -> Iterator[tuple[int, Part | Completion]]:
         while self._left:
@@ -81,9 +82,6 @@ class TextRun(Generic[Part]):
         """Wait until no task runs any more."""
         for thread in self._threads:
             thread.join()
-
-    def _put(self, index: int, item: Part | Completion | OutriderError) -> None:
-        self._queue.put((index, item))
 
 
 class TextStream(Iterator[Piece]):
