@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from outrider.api import Engine, RunningTarget
     from outrider.text.completion import Completion, Piece
     from outrider.text.prompts import Parameters
-    from outrider.text.runner import TextStream
+    from outrider.text.runner import CompletionStream
 
 __all__ = [
     "BadArtifact",
@@ -46,7 +46,7 @@ __all__ = [
     "Parameters",
     "Piece",
     "RunningTarget",
-    "TextStream",
+    "CompletionStream",
     "Unavailable",
     "UnsupportedModel",
     "connect",
@@ -61,7 +61,7 @@ _HOMES = {
     "Engine": "outrider.api",
     "RunningTarget": "outrider.api",
     "Parameters": "outrider.text.prompts",
-    "TextStream": "outrider.text.runner",
+    "CompletionStream": "outrider.text.runner",
 }
 """Modules of the public types. They are imported on first use, since they need torch."""
 

@@ -18,7 +18,7 @@ from outrider.target.target import load_target
 from outrider.terminal.live_text import silent
 from outrider.text.completion import Completion
 from outrider.text.prompts import Message, Parameters, Prompt, make_request
-from outrider.text.runner import TextStream
+from outrider.text.runner import CompletionStream
 
 
 class Engine:
@@ -59,14 +59,14 @@ class Engine:
         request = make_request(self._client, prompt, Parameters(**parameters))
         return self._client.complete(request, silent, Event()).raise_failure()
 
-    def stream(self, prompt: Prompt, **parameters: Any) -> TextStream:
+    def stream(self, prompt: Prompt, **parameters: Any) -> CompletionStream:
         """Make a text, and iterate over its pieces while it is made.
 
         Arguments and errors are those of generate(). Leave the iteration early with close(), or by
         leaving the stream's context: the text ends at once.
         """
         request = make_request(self._client, prompt, Parameters(**parameters))
-        return TextStream(partial(self._client.complete, request))
+        return CompletionStream(partial(self._client.complete, request))
 
     def chat(self, messages: Sequence[Message], **parameters: Any) -> Completion:
         """Answer a chat with the model's own template. Otherwise like generate()."""

@@ -30,7 +30,7 @@ from outrider.client.pools import AnyRows, GrowingPool
 from outrider.draft_methods import find_draft
 from outrider.models.devices import pick_device
 from outrider.models.loading import FoundModel, find_tokenizer
-from outrider.money.budget import Budget
+from outrider.money.budget import RunBudget
 from outrider.money.goal import read_billing, read_goal
 from outrider.options.roles import ClientRole
 from outrider.text.completion import Completion, Request, Show, Tell, complete, new_completion
@@ -71,7 +71,7 @@ class Client:
             self.length = min(self.length, asked)
         if not billing.priced:
             billing = read_billing(options, target.description.usd_per_hour)
-        self.budget = Budget(billing, options.max_usd)
+        self.budget = RunBudget(billing, options.max_usd)
         self.goal = read_goal(options, billing)
         gc.freeze()  # what is loaded is not searched for garbage in the middle of a text: 0.2 s
         self._rows: Future[AnyRows] | None = None

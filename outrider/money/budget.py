@@ -41,7 +41,7 @@ class _Meter:
 class Charge:
     """Usage of one text, counted from now until the charge is closed."""
 
-    def __init__(self, budget: Budget, meter: _Meter) -> None:
+    def __init__(self, budget: RunBudget, meter: _Meter) -> None:
         self.budget, self._meter = budget, meter
         self._began, self._taken = meter.read(1)[1], Usage()
         self._ended: float | None = None
@@ -69,7 +69,7 @@ class Charge:
         return self.budget.price(self.usage)
 
 
-class Budget:
+class RunBudget:
     """Counts the usage of all texts of a run. One user holds one target: seconds in which several
     texts are made are paid once.
 

@@ -24,7 +24,7 @@ from outrider.terminal.live_text import LiveText, in_colour
 from outrider.text.completion import Completion, Show
 from outrider.text.conversation import Conversation
 from outrider.text.prompts import Parameters, make_request
-from outrider.text.runner import TextStream
+from outrider.text.runner import CompletionStream
 
 HELP = """/stats          what the texts so far took
 /cs POSITION    cost against speed from now on: tps, balanced, cost or 0 to 100
@@ -119,7 +119,7 @@ class Chat:
             def make(put: Show, end: Event) -> Completion:
                 return self._client.complete(request, put, end, glancing)
 
-            stream = TextStream(make)
+            stream = CompletionStream(make)
             while True:
                 try:
                     for piece in stream:

@@ -12,7 +12,7 @@ from statistics import median
 from inference.cost.billing import COSTS, PER_MILLION, Usage, price_words
 from inference.cost.quantity import Figure
 from inference.whole_file import write_whole
-from outrider.money.budget import Budget
+from outrider.money.budget import RunBudget
 from outrider.money.goal import Goal
 from outrider.options.groups import TextOptions
 from outrider.text.completion import Completion, gaps_of
@@ -74,7 +74,7 @@ def _waits(completions: Sequence[Completion]) -> list[str]:
     ]
 
 
-def account(completions: Sequence[Completion], budget: Budget, goal: Goal) -> str:
+def account(completions: Sequence[Completion], budget: RunBudget, goal: Goal) -> str:
     """The account of a run in words: its cost by the token with the source of the prices, energy,
     and whether the user's limit was kept. Target-only runs for comparison are left out.
     """

@@ -84,7 +84,7 @@ class TextRun(Generic[Part]):
             thread.join()
 
 
-class TextStream(Iterator[Piece]):
+class CompletionStream(Iterator[Piece]):
     """The pieces of one text while it is made.
 
     Iterate to the end, or leave the context: that ends the text at once. `result` has the whole
@@ -126,7 +126,7 @@ class TextStream(Iterator[Piece]):
         self._ended.raise_failure()
         raise StopIteration
 
-    def __enter__(self) -> TextStream:
+    def __enter__(self) -> CompletionStream:
         return self
 
     def __exit__(self, *_error: object) -> None:

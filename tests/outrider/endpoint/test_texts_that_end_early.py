@@ -25,7 +25,7 @@ from outrider.options.roles import ServeRole, TargetRole
 from outrider.target.target import load_target
 from outrider.text.completion import Completion, Piece
 from outrider.text.prompts import Parameters, going_on, make_request
-from outrider.text.runner import TextStream
+from outrider.text.runner import CompletionStream
 from tests.outrider.endpoint.conftest import http_server
 from tests.support.wire_fixtures import eventually
 
@@ -82,7 +82,7 @@ def test_a_defect_in_a_texts_thread_ends_its_request(manager: TargetManager) -> 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_defect_in_a_streams_thread_ends_its_iteration() -> None:
-    stream = TextStream(_breaks)
+    stream = CompletionStream(_breaks)
     with pytest.raises(OutriderError, match="error of this program"):
         next(stream)
     stream.close()

@@ -17,7 +17,7 @@ from inference.cost.billing import Billing, Usage
 from inference.errors import InvalidRequest
 from inference.stats import Traffic
 from outrider.cli import main
-from outrider.money.budget import Budget
+from outrider.money.budget import RunBudget
 from outrider.options.groups import GoalOptions
 from outrider.options.roles import TargetRole
 from outrider.target.target import load_target
@@ -28,7 +28,7 @@ DOLLAR_A_SECOND = Billing(3600.0)
 
 def test_a_text_alone_pays_all_of_its_seconds() -> None:
     clock = Clock(0.0)
-    paying = Budget(Billing(3600.0, target_share=0.5), clock=clock)
+    paying = RunBudget(Billing(3600.0, target_share=0.5), clock=clock)
     with paying.charge() as charge:
         clock.now = 3.0
         assert (charge.usd, paying.spent) == (1.5, 1.5)
@@ -38,7 +38,7 @@ def test_a_text_alone_pays_all_of_its_seconds() -> None:
 
 def test_seconds_in_which_several_texts_are_made_are_paid_once_and_shared() -> None:
     clock = Clock(0.0)
-    paying = Budget(DOLLAR_A_SECOND, clock=clock)
+    paying = RunBudget(DOLLAR_A_SECOND, clock=clock)
     with ExitStack() as stack:
         first, second = (stack.enter_context(paying.charge()) for _ in range(2))
         clock.now = 4.0
@@ -51,7 +51,7 @@ def test_seconds_in_which_several_texts_are_made_are_paid_once_and_shared() -> N
 
 def test_nothing_is_paid_between_texts() -> None:
     clock = Clock(0.0)
-    paying = Budget(DOLLAR_A_SECOND, clock=clock)
+    paying = RunBudget(DOLLAR_A_SECOND, clock=clock)
     with paying.charge():
         clock.now = 1.0
     clock.now = 10.0
@@ -63,7 +63,7 @@ def test_nothing_is_paid_between_texts() -> None:
 
 def test_a_text_that_fails_is_paid_until_then() -> None:
     clock = Clock(0.0)
-    paying = Budget(DOLLAR_A_SECOND, clock=clock)
+    paying = RunBudget(DOLLAR_A_SECOND, clock=clock)
 
     def fail() -> None:
         with paying.charge():
@@ -78,7 +78,7 @@ def test_a_text_that_fails_is_paid_until_then() -> None:
 
 def test_drafting_and_bytes_of_all_texts_add_up() -> None:
     clock = Clock(0.0)
-    paying = Budget(Billing(0.0, 3.6, 1.0, 2.0, draft_watts=10.0), clock=clock)
+    paying = RunBudget(Billing(0.0, 3.6, 1.0, 2.0, draft_watts=10.0), clock=clock)
     for _ in range(2):
         with paying.charge() as charge:
             charge.take(1.0, Traffic(bytes_up=500, bytes_down=50))
@@ -90,7 +90,7 @@ def test_drafting_and_bytes_of_all_texts_add_up() -> None:
 
 def test_it_is_empty_when_all_texts_together_have_spent_the_limit() -> None:
     clock = Clock(0.0)
-    paying = Budget(DOLLAR_A_SECOND, 2.0, clock)
+    paying = RunBudget(DOLLAR_A_SECOND, 2.0, clock)
     with paying.charge(), paying.charge():
         clock.now = 1.9
         assert not paying.empty
@@ -100,7 +100,10 @@ def test_it_is_empty_when_all_texts_together_have_spent_the_limit() -> None:
 
 def test_without_a_limit_it_is_never_empty_and_without_a_price_nothing_has_one() -> None:
     clock = Clock(0.0)
-    for paying, usd in ((Budget(DOLLAR_A_SECOND, clock=clock), 1e9), (Budget(Billing()), None)):
+    for paying, usd in (
+        (RunBudget(DOLLAR_A_SECOND, clock=clock), 1e9),
+        (RunBudget(Billing()), None),
+    ):
         with paying.charge() as charge:
             clock.now += 1e9
         assert not paying.empty
@@ -110,7 +113,7 @@ def test_without_a_limit_it_is_never_empty_and_without_a_price_nothing_has_one()
 
 def test_a_limit_that_could_not_be_counted_is_refused() -> None:
     with pytest.raises(InvalidRequest, match=r"--max_usd.*--usd_per_hour"):
-        Budget(Billing(), 1.0)
+        RunBudget(Billing(), 1.0)
     for limit in (0.0, -1.0, float("nan")):
         with pytest.raises(InvalidRequest, match="--max_usd"):
             GoalOptions(max_usd=limit)

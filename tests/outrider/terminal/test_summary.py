@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 
 from inference.cost.billing import Billing
-from outrider.money.budget import Budget
+from outrider.money.budget import RunBudget
 from outrider.money.goal import Goal
 from outrider.terminal.summary import account, summary
 from outrider.text.completion import Completion
@@ -67,9 +67,9 @@ def test_seconds_of_target_only_runs_are_not_the_texts_own() -> None:
     assert [2.0, 7.0, 50.0] in map(numbers, beside)
 
 
-def spent(seconds: float, billing: Billing = PRICED) -> Budget:
+def spent(seconds: float, billing: Billing = PRICED) -> RunBudget:
     clock = Clock(0.0)
-    paying = Budget(billing, clock=clock)
+    paying = RunBudget(billing, clock=clock)
     with paying.charge():
         clock.now = seconds
     return paying
@@ -78,7 +78,9 @@ def spent(seconds: float, billing: Billing = PRICED) -> Budget:
 SPEED = Goal()
 
 
-def said(budget: Budget, goal: Goal = SPEED, texts: Sequence[Completion] = (text(),)) -> list[str]:
+def said(
+    budget: RunBudget, goal: Goal = SPEED, texts: Sequence[Completion] = (text(),)
+) -> list[str]:
     return account(texts, budget, goal).splitlines()
 
 

@@ -30,7 +30,7 @@ from inference.sampling import SamplingParams
 from inference.text import Tokenizer
 from inference.times import DraftTimes, LatencyModel
 from outrider.models.loading import EMBEDDED
-from outrider.money.budget import Budget
+from outrider.money.budget import RunBudget
 from outrider.terminal.live_text import silent
 from outrider.text.completion import Completion, Piece, Request, complete
 from tests.support.equality import NearTies, assert_same_text
@@ -180,7 +180,7 @@ class Ticking:
 
 def test_a_target_that_stalls_spends_no_more_than_was_allowed(served: Engine) -> None:
     """A dollar a second: the text ends, with what was made, although nothing comes."""
-    with Budget(Billing(3600.0), 50.0, clock=Ticking()).charge() as charge:
+    with RunBudget(Billing(3600.0), 50.0, clock=Ticking()).charge() as charge:
         done = made(Stalled(served), [], replace(request(), charge=charge))
     assert done.finish_reason == "spent"
     assert len(done.token_ids) == 10
