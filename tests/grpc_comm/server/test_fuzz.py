@@ -23,7 +23,7 @@ from google.protobuf.message import DecodeError
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from benchmarks.fuzz.messages import Mutator
+from tests.fuzz.messages import Mutator
 from grpc_comm.keys import Keys
 from grpc_comm.proto import verifier_pb2 as pb
 from grpc_comm.server.server import BackgroundServer

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from benchmarks.storm_client import BEYOND, Job, pieces
+from tests.storm.client import BEYOND, Job, pieces
 from grpc_comm.client.connection import Connection, connect
 from grpc_comm.client.patience import Patience
 from grpc_comm.client.remote_session import RemoteSession

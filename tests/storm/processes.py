@@ -1,4 +1,4 @@
-"""The processes of benchmarks.storm: targets that can be killed and restarted, clients that can
+"""The processes of a storm: targets that can be killed and restarted, clients that can
 be killed.
 """
 
@@ -12,15 +12,15 @@ import urllib.request
 from collections import defaultdict, deque
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from benchmarks.storm_client import GO, READY, Job
 from inference.errors import Unavailable
 from outrider.spawn import role_command, role_environment
 from outrider.target import READY as LISTENING
+from tests.storm.client import GO, READY, Job
+from tests.support.repository import ROOT
 
 _METRICS = "metrics on "
 
@@ -77,7 +77,7 @@ class TargetProcess:
 
     def held(self) -> dict[str, float]:
         """What it holds: rows, places in line, sessions by state."""
-        with urllib.request.urlopen(self._metrics, timeout=10) as answer:  # noqa: S310  # our own target
+        with urllib.request.urlopen(self._metrics, timeout=10) as answer:
             families = text_string_to_metric_families(answer.read().decode())
         held = {
             "vllm:num_requests_running": "rows",
@@ -112,11 +112,11 @@ class ClientProcess:
         self.told = Told(jobs)
         self.ready = threading.Event()
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.storm_client"],
+            [sys.executable, "-m", "tests.storm.client"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            cwd=Path(__file__).parents[1],
+            cwd=ROOT,
             env=role_environment(),
         )
         self._reader = threading.Thread(target=self._read, daemon=True)

@@ -17,8 +17,8 @@ from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
-from benchmarks.fuzz.messages import Mutator
-from benchmarks.fuzz.recorder import Conversation
+from tests.fuzz.messages import Mutator
+from tests.fuzz.recorder import Conversation
 
 CALL_SECONDS = 60.0
 """After which a call counts as hanging."""
@@ -62,7 +62,7 @@ class Author:
         near: Sequence[int],
         seed: int,
     ) -> None:
-        self._chance = random.Random(seed)  # noqa: S311
+        self._chance = random.Random(seed)
         self._mutator = Mutator(self._chance, near)
         self._heard = [one for one in heard if one.method in _methods(service)]
         methods = _methods(service)
@@ -164,7 +164,7 @@ def wage(
     at_once: int,
     progress: Callable[[Outcome], None],
 ) -> Outcome:
-    """Calls until so many messages are sent. progress: told of the outcome about once a second."""
+    """Calls until so many messages are sent. progress: told of the outcome every few seconds."""
     outcome = Outcome()
     writing = threading.Lock()
 

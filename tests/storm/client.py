@@ -1,4 +1,4 @@
-"""One client process of benchmarks.storm: its sessions, each on a thread. Imports no torch.
+"""One client process of a storm: its sessions, each on a thread. Imports no torch.
 
 Told on stdin: a line of jobs, then `go`. Tells on stdout, a JSON object a line: that it is ready,
 tokens as they come, how each session ended.

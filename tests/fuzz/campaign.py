@@ -1,25 +1,22 @@
-"""A million messages that no honest client sends, to a target with honest clients beside.
-
-    python -m benchmarks.fuzz [--messages 1000000] [--seed N] [--json FILE]
+"""A campaign of messages that no honest client sends, to a target with honest clients beside.
 
 The target is a process of its own with the embedded pair, the draft beside it. First honest
 clients call every method, and what they say is written down; then it is played again with changes:
 other values in any field of any message, damaged bytes, wrong orders, other methods, clients that
 leave. Every call has to end in time with a code that the protocol lists. A neighbour's texts, and
 afterwards every way to ask for a text, must bring what they brought before; the target must hold no
-session, log no error and need no more memory. Exits with 1 if anything is amiss.
+session, log no error and need no more memory.
 """
 
 from __future__ import annotations
 
 import subprocess
-import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from benchmarks.fuzz.campaign import Author, Outcome, wage
-from benchmarks.fuzz.honest import (
+from tests.fuzz.hostile_calls import Author, Outcome, wage
+from tests.fuzz.honest import (
     PATIENCE_SECONDS,
     TOKENS,
     Neighbour,
@@ -27,13 +24,11 @@ from benchmarks.fuzz.honest import (
     every_call,
     first_texts,
 )
-from benchmarks.fuzz.recorder import Conversation, recording
-from benchmarks.harness import run_plan
+from tests.fuzz.recorder import Conversation, recording
 from grpc_comm.client.connection import connect
 from grpc_comm.client.patience import Patience
 from grpc_comm.proto import verifier_pb2
-from inference.command import say
-from inference.errors import InvalidRequest, OutriderError, Unavailable
+from inference.errors import OutriderError, Unavailable
 from outrider.spawn import StartedTarget, started
 
 SERVICE = verifier_pb2.DESCRIPTOR.services_by_name["Target"]
@@ -57,19 +52,6 @@ FLAGS = {
 }
 
 
-@dataclass(frozen=True)
-class Plan:
-    """at_once: calls under way."""
-
-    messages: int = 1_000_000
-    seed: int = 0
-    at_once: int = 24
-
-    def __post_init__(self) -> None:
-        if self.messages < 1 or self.at_once < 1:
-            raise InvalidRequest("--messages and --at_once are whole numbers from 1")
-
-
 @dataclass
 class Report:
     """codes: how the calls ended.  texts: of the neighbour meanwhile.  problems: what is amiss."""
@@ -84,19 +66,19 @@ class Report:
     problems: list[str] = field(default_factory=list)
 
 
-def campaign(plan: Plan, tell: Callable[[str], None]) -> Report:
-    """Everything; `seconds` are those of the hostile calls."""
+def campaign(messages: int, at_once: int = 8, seed: int = 0) -> Report:
+    """So many hostile messages, some calls at once; `seconds` are those of the hostile calls."""
     flags = [part for name, value in FLAGS.items() for part in (f"--{name}", str(value))]
     flags.append("--measure_first")  # a target that measures while it is idle says so
     with started("fused_target", flags) as target:
         texts, heard = _listen(target.address)
-        author = Author(heard, SERVICE, _near(target.address), plan.seed)
+        author = Author(heard, SERVICE, _near(target.address), seed)
         report, begun = Report(), time.monotonic()
         neighbour = Neighbour(target.address, texts)
         target.said.clear()  # of its start
         neighbour.start()
         try:
-            outcome = _attack(target, author, plan, report, tell)
+            outcome = _attack(target, author, messages, at_once, report)
         finally:
             neighbour.stop()
         report.seconds = round(time.monotonic() - begun, 1)
@@ -130,21 +112,13 @@ def _near(address: str) -> list[int]:
 
 
 def _attack(
-    target: StartedTarget,
-    author: Author,
-    plan: Plan,
-    report: Report,
-    tell: Callable[[str], None],
+    target: StartedTarget, author: Author, messages: int, at_once: int, report: Report
 ) -> Outcome:
-    def progress(outcome: Outcome) -> None:
-        megabytes = memory(target.pid)
-        if not report.warm_megabytes and outcome.messages >= WARM * plan.messages:
-            report.warm_megabytes = megabytes
-        problems = sum(outcome.problems.values())
-        sent = f"{outcome.messages} messages in {outcome.calls} calls"
-        tell(f"{sent}, {problems} problems, {megabytes:.0f} MB")
+    def warm(outcome: Outcome) -> None:
+        if not report.warm_megabytes and outcome.messages >= WARM * messages:
+            report.warm_megabytes = memory(target.pid)
 
-    return wage(target.address, author, plan.messages, plan.at_once, progress)
+    return wage(target.address, author, messages, at_once, warm)
 
 
 def _look_after(target: StartedTarget, texts: Sequence[Text], report: Report) -> None:
@@ -183,18 +157,3 @@ def memory(pid: int) -> float:
     command = ["ps", "-o", "rss=", "-p", str(pid)]
     said = subprocess.run(command, capture_output=True, text=True, check=False).stdout
     return int(said) / 1024 if said.strip() else 0.0
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Wage a campaign and say what became of it."""
-    flags = {
-        "messages": "messages to send",
-        "seed": "of what is sent",
-        "at_once": "calls under way at once",
-    }
-    fine = "the target is what it was before"
-    return run_plan(__doc__, Plan, flags, lambda plan: campaign(plan, say), fine, arguments)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
