@@ -20,8 +20,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 
-from tests.storm.client import BEYOND, CANCELLED, FINISHED, Job
-from tests.storm.processes import ClientProcess, TargetProcess, Told
 from inference.decode import decode
 from inference.engine.local_session import LocalSession
 from inference.errors import Unavailable
@@ -30,6 +28,8 @@ from inference.sampling import SamplingParams
 from outrider.link import LinkShape, ShapedLink, shaped_link
 from outrider.options.roles import TargetRole
 from outrider.target import load_target
+from tests.storm.client import BEYOND, CANCELLED, FINISHED, Job
+from tests.storm.processes import ClientProcess, TargetProcess, Told
 
 TEMPERATURES = (0.0, 0.7, 1.0)
 SEQUENCE_LENGTH = 256

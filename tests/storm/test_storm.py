@@ -9,9 +9,9 @@ from dataclasses import replace
 
 import pytest
 
-from tests.storm.storm import Plan, Report, judge, storm
 from tests.storm.client import CANCELLED, FAILED, FINISHED, Job
 from tests.storm.processes import Told
+from tests.storm.storm import Plan, Report, judge, storm
 
 JOB = Job(
     0,

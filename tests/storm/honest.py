@@ -6,7 +6,6 @@ import threading
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from tests.storm.client import BEYOND, Job, pieces
 from grpc_comm.client.connection import Connection, connect
 from grpc_comm.client.patience import Patience
 from grpc_comm.client.remote_session import RemoteSession
@@ -16,6 +15,8 @@ from inference.errors import OutriderError
 from inference.order import Decode
 from inference.proposer import DEVICE
 from inference.sampling import SamplingParams
+from outrider.link import shaped_link
+from tests.storm.client import BEYOND, Job, pieces
 
 TOKENS, PROMPT_TOKENS = 12, 6
 TEMPERATURES = (0.0, 1.0)
@@ -114,22 +115,22 @@ def _attached(connection: Connection, text: Text, tokens: int) -> list[int]:
 
 
 def _resumed(connection: Connection, text: Text, tokens: int) -> list[int]:
-    """With a stream that breaks before anything was ordered. Needs patience."""
-    session = connection.session()
-    session.open(text.prompt, text.params)
-    while session.ticket is None:
-        session.receive(PATIENCE_SECONDS)
-    stream, call = session.stream, session._call
-    assert call is not None
-    call.cancel()
-    while session.stream == stream:
-        session.receive(PATIENCE_SECONDS)
-    made = list[int]()
-    session.decode(Decode(len(text.prompt) + tokens))
-    while len(made) < tokens:
-        progress = session.receive(PATIENCE_SECONDS)
-        made += [] if progress is None else progress.tokens
-    session.close()
+    """The text over a link that breaks before anything was ordered."""
+    patience, made = Patience(PATIENCE_SECONDS), list[int]()
+    with shaped_link(connection.address) as link, connect(link.address, patience=patience) as own:
+        session = own.session()
+        session.open(text.prompt, text.params)
+        while session.ticket is None:
+            session.receive(PATIENCE_SECONDS)
+        stream = session.stream
+        link.cut()
+        while session.stream == stream:
+            session.receive(PATIENCE_SECONDS)
+        session.decode(Decode(len(text.prompt) + tokens))
+        while len(made) < tokens:
+            progress = session.receive(PATIENCE_SECONDS)
+            made += [] if progress is None else progress.tokens
+        session.close()
     return made
 
 

@@ -14,11 +14,11 @@ import pytest
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
-from tests.fuzz.campaign import SERVICE, campaign
-from tests.fuzz.hostile_calls import Author, Call, Outcome
-from tests.fuzz.messages import Mutator
-from tests.fuzz.recorder import Conversation
 from grpc_comm.proto import verifier_pb2 as pb
+from tests.storm.campaign import SERVICE, campaign
+from tests.storm.hostile_calls import Author, Call, Outcome
+from tests.storm.recorder import Conversation
+from tests.support.mutator import Mutator
 from tests.support.wire_fixtures import chain_of, decode_to, opening
 
 KINDS = [GetMessageClass(method.input_type) for method in SERVICE.methods]

@@ -15,8 +15,12 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from tests.fuzz.hostile_calls import Author, Outcome, wage
-from tests.fuzz.honest import (
+from grpc_comm.client.connection import connect
+from grpc_comm.client.patience import Patience
+from grpc_comm.proto import verifier_pb2
+from inference.errors import OutriderError, Unavailable
+from outrider.spawn import StartedTarget, started
+from tests.storm.honest import (
     PATIENCE_SECONDS,
     TOKENS,
     Neighbour,
@@ -24,12 +28,8 @@ from tests.fuzz.honest import (
     every_call,
     first_texts,
 )
-from tests.fuzz.recorder import Conversation, recording
-from grpc_comm.client.connection import connect
-from grpc_comm.client.patience import Patience
-from grpc_comm.proto import verifier_pb2
-from inference.errors import OutriderError, Unavailable
-from outrider.spawn import StartedTarget, started
+from tests.storm.hostile_calls import Author, Outcome, wage
+from tests.storm.recorder import Conversation, recording
 
 SERVICE = verifier_pb2.DESCRIPTOR.services_by_name["Target"]
 SEQUENCE_LENGTH, ROWS, LEASE_SECONDS = 32, 16, 2.0

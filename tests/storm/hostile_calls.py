@@ -17,8 +17,8 @@ from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
-from tests.fuzz.messages import Mutator
-from tests.fuzz.recorder import Conversation
+from tests.storm.recorder import Conversation
+from tests.support.mutator import Mutator
 
 CALL_SECONDS = 60.0
 """After which a call counts as hanging."""
