@@ -24,6 +24,8 @@ from inference.tree import TokenTree
 WARM_UP = 2
 """Rounds of calls that are not counted."""
 
+_DRAWS, _SEED = 2000, 20261
+
 
 class Taken(NamedTuple):
     """Milliseconds of each repetition of a call: by the wall, and of this process's CPU."""
@@ -111,6 +113,16 @@ def table_lines(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str
     """The lines of a Markdown table."""
     lines = [f"| {' | '.join(cells)} |" for cells in (heads, *rows)]
     return [lines[0], "|" + "---|" * len(heads), *lines[1:]]
+
+
+def geometric_interval(values: Sequence[float]) -> tuple[float, float]:
+    """The interval that holds the geometric mean with a confidence of 0.95, by the percentile
+    bootstrap with a fixed seed.
+    """
+    logs = np.log(np.asarray(values, dtype=np.float64))
+    draws = np.random.default_rng(_SEED).choice(logs, (_DRAWS, len(logs)))
+    low, high = np.exp(np.percentile(draws.mean(1), [2.5, 97.5]))
+    return float(low), float(high)
 
 
 def commit() -> str:

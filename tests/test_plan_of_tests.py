@@ -16,7 +16,7 @@ TESTS = ROOT / "tests"
 FILES = sorted(TESTS.rglob("*.py"))
 OF_EVERY_ROOM = {"__init__.py", "conftest.py"}
 OF_THEIR_OWN = {"nxd", "storm", "support", "xla"}
-"""Directories of tests that are no room: hostile processes, what tests share, another torch, NxD."""
+"""Directories of tests that are no room: hostile processes, what tests share, other torch, NxD."""
 
 
 def test_every_room_of_tests_is_a_room_of_the_product() -> None:
