@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.train_head import new_head, save_head, teach
+from benchmarks.training.head import new_head, save_head, teach
 from inference.backends import Ranked, Segment
 from inference.backends.eagle import EagleModel
 from inference.drafters.model_proposer import ROOM

@@ -1,9 +1,9 @@
 """Fit the shipped prior of copied text, and show what copies are worth beside a model.
 
-    python -m benchmarks.copying --pair "NAME=DATA.npz" [--pair ...] [--write
+    python -m benchmarks.training.copying --pair "NAME=DATA.npz" [--pair ...] [--write
     inference/data/acceptance.json]
 
-DATA is what benchmarks/agreement.py collects. Every text is read again, and before each of its
+DATA is what benchmarks/training/agreement.py collects. Every text is read again, and before each of its
 tokens the copy source is asked what followed the same words before. Every fourth text is held out.
 The table shows how often the source names anything, how often the target then took the likeliest
 copied token and one of all, predicted over actual, and the log-loss in nats of what the target took
@@ -21,9 +21,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from benchmarks.acceptance import HELD_OUT, WORTH, K, fit_weights, named
-from benchmarks.agreement import Agreement, load
 from benchmarks.harness import command
+from benchmarks.training.acceptance import HELD_OUT, WORTH, K, fit_weights, named
+from benchmarks.training.agreement import Agreement, load
 from inference.drafters.copy_source import CopySource
 from inference.errors import InvalidRequest
 from inference.json_file import Json

@@ -1,6 +1,6 @@
 """Teach the embedded draft to name four tokens in one call: a checkpoint of its own.
 
-    python -m benchmarks.train_block --out inference/data/block_draft
+    python -m benchmarks.training.block --out inference/data/block_draft
 
 The draft gets one more embedding, the mask. A node's masks stand for tokens that are not known yet
 and say what may follow them, as PARD trains it (An et al., arXiv 2504.18583). The checkpoint has
@@ -20,9 +20,9 @@ import torch
 from torch import Tensor
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
-from benchmarks.corpus import checked_listing, read_texts
 from benchmarks.harness import command
-from benchmarks.train_pair import (
+from benchmarks.training.corpus import checked_listing, read_texts
+from benchmarks.training.pair import (
     BATCH_TOKENS,
     CONTEXT,
     Trainer,

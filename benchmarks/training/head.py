@@ -1,6 +1,6 @@
 """Train an EAGLE-3 head for the embedded target, on the text that the pair was trained on:
 
-    python -m benchmarks.train_head --out HEAD_DIR
+    python -m benchmarks.training.head --out HEAD_DIR
 
 The head learns what the target says of each position from the target's features, then from its own
 states for as many levels as it is asked for (the training-time test of Li et al. 2025, "EAGLE-3").
@@ -20,8 +20,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from benchmarks.corpus import checked_listing, read_texts
 from benchmarks.harness import command, cpu_decoder
+from benchmarks.training.corpus import checked_listing, read_texts
 from inference.model.cache import KeysValues
 from inference.model.config import ModelConfig
 from inference.model.decoder import Decoder, Past, RMSNorm, Sight

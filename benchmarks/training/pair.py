@@ -3,7 +3,7 @@ from it.
 
 The text is the Python standard library's own source, so nothing is downloaded:
 
-    python -m benchmarks.train_pair --out inference/data
+    python -m benchmarks.training.pair --out inference/data
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, 
 from torch.nn import functional
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from benchmarks.corpus import checked_listing, make_file_list, read_texts
 from benchmarks.harness import command
-from benchmarks.pair_metrics import measure_pair, write_card
+from benchmarks.training.corpus import checked_listing, make_file_list, read_texts
+from benchmarks.training.pair_metrics import measure_pair, write_card
 
 BEGIN, END = "<|begin|>", "<|end|>"
 BEGIN_ID, END_ID = 0, 1

@@ -1,10 +1,10 @@
 """Show what a block draft's masks are worth, and fit the shipped prior of their chances.
 
-    python -m benchmarks.guesses [--draft inference/data/block_draft] [--texts 12] [--new 96]
+    python -m benchmarks.training.guesses [--draft inference/data/block_draft] [--texts 12] [--new 96]
     [--write inference/data/acceptance.json]
 
 The target writes a text for every prompt and temperature under the shared noise (see
-benchmarks/agreement.py), on files that neither model was trained on. The draft then reads them, and
+benchmarks/training/agreement.py), on files that neither model was trained on. The draft then reads them, and
 at every token a node with its masks is ranked. The table shows, by temperature and offset, how
 often the target's token is the mask's first, and one of its first 2, 4 and 8; offset 0 is the node
 itself. Then the time of a call of one node, and of one with its masks, in turn. --write puts laws
@@ -25,15 +25,15 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from benchmarks.acceptance import WORTH, fit_weights
-from benchmarks.agreement import (
+from benchmarks.harness import command, cpu_decoder, medians, table_lines
+from benchmarks.training.acceptance import WORTH, fit_weights
+from benchmarks.training.agreement import (
     TEMPERATURES,
     Prompt,
     held_out_prompts,
     load_one,
     write_texts,
 )
-from benchmarks.harness import command, cpu_decoder, medians, table_lines
 from inference.backends import Masks
 from inference.backends.eager import EagerModel
 from inference.backends.sequence import ModelSequence

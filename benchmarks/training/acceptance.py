@@ -1,13 +1,13 @@
 """Fit the shipped acceptance prior from pairs of models, and show what it is worth on texts it was
 not fitted on.
 
-    python -m benchmarks.acceptance --pair "NAME=DATA.npz" [--pair ...] [--write
+    python -m benchmarks.training.acceptance --pair "NAME=DATA.npz" [--pair ...] [--write
     inference/data/acceptance.json]
 
-DATA is what benchmarks/agreement.py collects; the shipped record is from two such collections:
+DATA is what benchmarks/training/agreement.py collects; the shipped record is from two such collections:
 
-    python -m benchmarks.agreement --out embedded.npz --texts 24 --new 256 python -m
-    benchmarks.agreement --out qwen.npz --target QWEN2.5-CODER-1.5B --draft QWEN2.5-CODER-0.5B
+    python -m benchmarks.training.agreement --out embedded.npz --texts 24 --new 256 python -m
+    benchmarks.training.agreement --out qwen.npz --target QWEN2.5-CODER-1.5B --draft QWEN2.5-CODER-0.5B
     --prompts PROMPTS.jsonl \\
         --chat --texts 26 --new 96 --batch 26
 
@@ -33,8 +33,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.agreement import TEMPERATURES, Agreement, load
 from benchmarks.harness import command
+from benchmarks.training.agreement import TEMPERATURES, Agreement, load
 from inference.drafters.tree_policies import edge_values
 from inference.errors import InvalidRequest
 from inference.json_file import Json
@@ -187,8 +187,8 @@ def loss(chances: FloatArray, taken: NDArray[np.int32]) -> FloatArray:  # [n, K]
 
 
 def shipped_sources() -> dict[str, Any]:
-    """The laws of copied text and of masks as they are; benchmarks/copying.py and
-    benchmarks/guesses.py fit them.
+    """The laws of copied text and of masks as they are; benchmarks/training/copying.py and
+    benchmarks/training/guesses.py fit them.
     """
     shipped = read_acceptance().to_record()
     return {name: shipped[name] for name in ("copying", "guessing")}
@@ -260,7 +260,7 @@ def origin(pairs: Sequence[Pair]) -> dict[str, Any]:
     positions = {pair.name: sum(len(text.depths) for text in pair.texts) for pair in pairs}
     made = {name: {"positions": positions[name], "texts": dict(kinds[name])} for name in kinds}
     return {
-        "made_by": "benchmarks/agreement.py and benchmarks/acceptance.py",
+        "made_by": "benchmarks/training/agreement.py and benchmarks/training/acceptance.py",
         "temperatures": TEMPERATURES,
         "pairs": made,
     }

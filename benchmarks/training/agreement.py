@@ -1,7 +1,7 @@
 """Collect what an acceptance model learns from: the draft's scores at every token that the target
 wrote, and which rank it took.
 
-    python -m benchmarks.agreement --out DATA.npz [--prompts FILE.jsonl] [--target DIR --draft DIR
+    python -m benchmarks.training.agreement --out DATA.npz [--prompts FILE.jsonl] [--target DIR --draft DIR
     --chat] [--texts 16] [--new 128]
 
 The target writes a text for every prompt and temperature under the shared noise, all texts in one
@@ -23,8 +23,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from benchmarks.corpus import read_texts
 from benchmarks.harness import command, cpu_decoder
+from benchmarks.training.corpus import read_texts
 from inference.backends.eager import EagerModel
 from inference.backends.sequence import ModelSequence
 from inference.model.config import read_config
