@@ -1,24 +1,18 @@
-"""Fit the shipped acceptance prior from pairs of models, and show what it is worth on texts it was
-not fitted on.
+"""Fit the shipped priors of acceptance and of copied text from pairs of models.
 
     python -m benchmarks.training.acceptance --pair "NAME=DATA.npz" [--pair ...] [--write
     inference/data/acceptance.json]
 
-DATA is what benchmarks/training/agreement.py collects; the shipped record is from two such collections:
+DATA is what benchmarks/training/agreement.py collects; the shipped record is of two collections:
 
-    python -m benchmarks.training.agreement --out embedded.npz --texts 24 --new 256 python -m
-    benchmarks.training.agreement --out qwen.npz --target QWEN2.5-CODER-1.5B --draft QWEN2.5-CODER-0.5B
-    --prompts PROMPTS.jsonl \\
-        --chat --texts 26 --new 96 --batch 26
+    python -m benchmarks.training.agreement --out embedded.npz --texts 24 --new 256
+    python -m benchmarks.training.agreement --out qwen.npz --target QWEN2.5-CODER-1.5B \\
+        --draft QWEN2.5-CODER-0.5B --prompts PROMPTS.jsonl --chat --texts 26 --new 96 --batch 26
 
-where the prompts are 8 of HumanEval, 12 of MT-bench and 6 of GSM8K.
-
-Every fourth text is held out. The table shows, by pair and temperature, the log-loss in nats of
-what the target took (rank 0 to 7, or none of these) under: the softmax of the scores (1e-3 kept for
-none), the average rates of the ranks on the other texts, the prior of all pairs, that prior while
-it learns from text to text, and the prior of the other pairs alone while it learns: a pair that was
-never seen. Beside them, predicted over actual share of positions where the target's token is the
-draft's first, and one of its first 8, for the learning prior. Nothing is timed.
+where the prompts are 8 of HumanEval, 12 of MT-bench and 6 of GSM8K. The table shows, by pair and
+temperature, the log-loss in nats of what the target took (rank 0 to 7, or none of these) on every
+fourth text: under the softmax of the scores (1e-3 kept for none), under what ships, and under a fit
+of the other texts. --write fits all texts. Nothing is timed.
 """
 
 from __future__ import annotations
@@ -27,14 +21,17 @@ import argparse
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.harness import command
+from benchmarks.harness import command, table_lines
+from benchmarks.training import copying
 from benchmarks.training.agreement import TEMPERATURES, Agreement, load
+from benchmarks.training.logistic import WORTH, fit_weights
 from inference.drafters.tree_policies import edge_values
 from inference.errors import InvalidRequest
 from inference.json_file import Json
@@ -47,7 +44,7 @@ from inference.planner.acceptance import (
     features,
     read_acceptance,
 )
-from inference.planner.law import FloatArray, hazards
+from inference.planner.law import FloatArray
 
 K = 8
 """Children of a node in the table."""
@@ -56,9 +53,6 @@ WIDTHS = (1, 2, 4, 8, 16)
 """Children that the fit sees: a law must hold for any number of them."""
 
 HELD_OUT = 4
-WORTH = 30
-"""Verdicts that the fitted prior stands for: what a session of another pair must outweigh."""
-
 RATES_WORTH = 10
 
 _NONE = 1e-3  # probability that the softmax leaves for tokens that are not among the K
@@ -131,23 +125,6 @@ def fit_law(parts: Sequence[Sequence[Text]]) -> dict[str, Any]:
     return fit_weights(np.concatenate(tables), np.concatenate(answers), np.concatenate(weights))
 
 
-def fit_weights(
-    table: FloatArray, taken: NDArray[np.bool_], weight: FloatArray
-) -> dict[str, Any]:  # [n, F], [n], [n]
-    """The likeliest logistic law of these children, as a record. weight: of each; WORTH in sum."""
-    least = 0.1 * np.eye(table.shape[1])  # what no data speak of stays near 0
-    law = np.zeros(table.shape[1])
-    for _ in range(30):
-        chance = hazards(table, law)
-        precision = least + (table * (weight * chance * (1 - chance))[:, None]).T @ table
-        law -= np.linalg.solve(precision, least @ law + (weight * (chance - taken)) @ table)
-    return {
-        "weights": law.round(6).tolist(),
-        "precision": ((precision + precision.T) / 2).round(6).tolist(),
-        "worth": WORTH,
-    }
-
-
 def fit_rates(parts: Sequence[Sequence[Text]]) -> dict[str, Any]:
     """How often each rank was taken when it was come to, over all temperatures, worth
     RATES_WORTH verdicts.
@@ -165,19 +142,28 @@ def taken_shares(texts: Iterable[Text], k: int) -> FloatArray:  # [k]
 
 
 def fit_prior(parts: Sequence[Sequence[Text]]) -> dict[str, Any]:
-    """The record of a model that has seen these pairs."""
+    """The record of a model that has seen these pairs. Laws of masks are the shipped ones, which
+    benchmarks/training/guesses.py fits.
+    """
     kinds = tuple((kind, kind == "greedy") for kind in KINDS)
     laws = {
         name: fit_law([[text for text in texts if text.of.greedy == greedy] for texts in parts])
         for name, greedy in kinds
     }
-    return {
+    shipped = read_acceptance().to_record()
+    record = {
         "version": VERSION,
         "features": list(FEATURES),
         "laws": laws,
         "rates": fit_rates(parts),
-        **shipped_sources(),
+        **{name: shipped[name] for name in ("copying", "guessing")},
     }
+    texts = (text.of for part in parts for text in part)
+    return record | {"copying": copying.fit(texts, model_of(record))}
+
+
+def model_of(record: dict[str, Any]) -> AcceptanceModel:
+    return AcceptanceModel.read(Json(record, "this fit", InvalidRequest))
 
 
 def loss(chances: FloatArray, taken: NDArray[np.int32]) -> FloatArray:  # [n, K], [n] -> [n]
@@ -186,72 +172,26 @@ def loss(chances: FloatArray, taken: NDArray[np.int32]) -> FloatArray:  # [n, K]
     return np.asarray(-np.log(whole[np.arange(len(taken)), np.minimum(taken, K)]))
 
 
-def shipped_sources() -> dict[str, Any]:
-    """The laws of copied text and of masks as they are; benchmarks/training/copying.py and
-    benchmarks/training/guesses.py fit them.
-    """
-    shipped = read_acceptance().to_record()
-    return {name: shipped[name] for name in ("copying", "guessing")}
-
-
-def predict(record: dict[str, Any], texts: Iterable[Text], learning: bool) -> Iterator[FloatArray]:
-    """Chances of the first K children at every position of each text; a learning model sees the
-    texts one after the other.
-    """
-    model = AcceptanceModel.read(Json(record, "this fit", InvalidRequest))
+def chances_of(model: AcceptanceModel, texts: Sequence[Text]) -> FloatArray:  # [n, K]
+    """Chances of the first K children at every position."""
+    parts = []
     for text in texts:
-        chances = np.empty((len(text.depths), K))
-        for index, (row, depth, taken) in enumerate(
-            zip(text.of.scores[:, :K], text.depths, text.of.taken.tolist(), strict=True)
-        ):
-            tables = features(row[None], [depth], text.of.greedy)
-            chances[index] = model.edges_of(tables, row[None], text.of.greedy)[0]
-            if learning:
-                model.observe_path(tables, text.of.greedy, [taken if taken < K else None])
-        yield chances
+        scores = text.of.scores[:, :K]
+        tables = features(scores, text.depths, text.of.greedy)
+        parts.append(model.edges_of(tables, scores, text.of.greedy))
+    return np.concatenate(parts)
 
 
-def table(pairs: Sequence[Pair]) -> Iterator[str]:
-    """The comparison, a line for each pair and temperature."""
-    yield (
-        "| pair | T | positions | softmax | rates | prior | learning | learning, pair unseen | "
-        "first: predicted/actual | first 8 |"
-    )
-    yield "|---|---|---|---|---|---|---|---|---|---|"
-    prior = fit_prior([pair.part(held_out=False) for pair in pairs])
-    for pair in pairs:
-        others = [other.part(held_out=False) for other in pairs if other is not pair]
-        unseen = fit_prior(others) if others else None
-        for temperature in TEMPERATURES:
-            yield (
-                f"| {pair.name} | {temperature} | "
-                + " | ".join(_cells(pair, temperature, prior, unseen))
-                + " |"
-            )
-
-
-def _cells(
-    pair: Pair, temperature: float, prior: dict[str, Any], unseen: dict[str, Any] | None
-) -> Iterator[str]:
-    texts = [text for text in pair.part(held_out=True) if text.of.temperature == temperature]
-    taken = np.concatenate([text.of.taken for text in texts])
-    softmax = np.concatenate([edge_values(text.of.scores[:, :K]) for text in texts]) * (1 - _NONE)
-    rates = taken_shares(
-        (text for text in pair.part(held_out=False) if text.of.temperature == temperature), K
-    )
-    learnt = np.concatenate(list(predict(prior, texts, learning=True)))
-    yield str(len(taken))
-    yield f"{loss(softmax, taken).mean():.3f}"
-    yield f"{loss(np.tile(rates, (len(taken), 1)), taken).mean():.3f}"
-    yield f"{loss(np.concatenate(list(predict(prior, texts, learning=False))), taken).mean():.3f}"
-    yield f"{loss(learnt, taken).mean():.3f}"
-    if unseen is None:
-        yield ""
-    else:
-        others = np.concatenate(list(predict(unseen, texts, learning=True)))
-        yield f"{loss(others, taken).mean():.3f}"
-    yield f"{learnt[:, 0].sum() / (taken < 1).sum():.3f}"
-    yield f"{learnt.sum() / (taken < K).sum():.3f}"
+def rows(pairs: Sequence[Pair]) -> Iterator[list[str]]:
+    """Log-losses on held-out texts, by pair and temperature."""
+    models = read_acceptance(), model_of(fit_prior([pair.part(False) for pair in pairs]))
+    for pair, temperature in product(pairs, TEMPERATURES):
+        texts = [text for text in pair.part(True) if text.of.temperature == temperature]
+        taken = np.concatenate([text.of.taken for text in texts])
+        scores = np.concatenate([edge_values(text.of.scores[:, :K]) for text in texts])
+        chances = [scores * (1 - _NONE), *(chances_of(model, texts) for model in models)]
+        losses = [f"{loss(each, taken).mean():.3f}" for each in chances]
+        yield [pair.name, f"{temperature:g}", str(len(taken)), *losses]
 
 
 def origin(pairs: Sequence[Pair]) -> dict[str, Any]:
@@ -260,7 +200,7 @@ def origin(pairs: Sequence[Pair]) -> dict[str, Any]:
     positions = {pair.name: sum(len(text.depths) for text in pair.texts) for pair in pairs}
     made = {name: {"positions": positions[name], "texts": dict(kinds[name])} for name in kinds}
     return {
-        "made_by": "benchmarks/training/agreement.py and benchmarks/training/acceptance.py",
+        "made_by": "benchmarks/training",
         "temperatures": TEMPERATURES,
         "pairs": made,
     }
@@ -287,7 +227,8 @@ def main() -> None:
     pairs = [
         Pair(name, [rounds_of(text, random) for text in load(path)]) for name, path in given.pair
     ]
-    print("\n".join(table(pairs)))
+    heads = ("pair", "T", "positions", "softmax", "shipped", "fitted on the others")
+    print("\n".join(table_lines(heads, rows(pairs))))
     if given.write:
         fitted = fit_prior([pair.texts for pair in pairs])
         record = {"origin": origin(pairs), **fitted}

@@ -1,8 +1,8 @@
 """Collect what an acceptance model learns from: the draft's scores at every token that the target
 wrote, and which rank it took.
 
-    python -m benchmarks.training.agreement --out DATA.npz [--prompts FILE.jsonl] [--target DIR --draft DIR
-    --chat] [--texts 16] [--new 128]
+    python -m benchmarks.training.agreement --out DATA.npz [--prompts FILE.jsonl]
+    [--target DIR --draft DIR --chat] [--texts 16] [--new 128]
 
 The target writes a text for every prompt and temperature under the shared noise, all texts in one
 batch; then the draft reads them and ranks the next token everywhere. This is what a session
@@ -199,33 +199,32 @@ def load_one(directory: Path, tokenizer: Tokenizer, *, rows: int, length: int) -
     return EagerModel(decoder, rows=rows, capacity=length + CHUNK, max_nodes=256)
 
 
-def collect(
-    target: Path, draft: Path, prompts: Sequence[Prompt], tokenizer: Tokenizer, new: int, batch: int
-) -> list[Agreement]:
-    """Every prompt at every temperature; seeds differ from text to text."""
-    jobs = [
-        (prompt, SamplingParams(t, seed=index))
-        for t in TEMPERATURES
-        for index, prompt in enumerate(prompts)
+class Written(NamedTuple):
+    """What the target wrote after a prompt."""
+
+    prompt: Prompt
+    tokens: list[int]
+    params: SamplingParams
+
+
+def written(
+    target: Path, prompts: Sequence[Prompt], tokenizer: Tokenizer, new: int, batch: int
+) -> list[Written]:
+    """A text for every prompt at every temperature; seeds differ from text to text."""
+    asked = [one for _ in TEMPERATURES for one in prompts]
+    params = [
+        SamplingParams(temperature, seed=index)
+        for temperature in TEMPERATURES
+        for index in range(len(prompts))
     ]
     length = max(len(prompt.ids) for prompt in prompts) + new
-    writer, stop_ids = (
-        load_one(target, tokenizer, rows=batch, length=length),
-        read_config(target).stop_ids,
-    )
-    written: list[list[int]] = []
-    for start in range(0, len(jobs), batch):
-        part = jobs[start : start + batch]
-        written += write_texts(
-            writer, [job[0] for job in part], [job[1] for job in part], new, stop_ids
-        )
-        print(f"{len(written)} of {len(jobs)} texts written", flush=True)
-    del writer
-    reader = load_one(draft, tokenizer, rows=1, length=length)
-    return [
-        read_text(reader, prompt, tokens, params)
-        for (prompt, params), tokens in zip(jobs, written, strict=True)
-    ]
+    model = load_one(target, tokenizer, rows=batch, length=length)
+    stop_ids, texts = read_config(target).stop_ids, list[list[int]]()
+    for start in range(0, len(asked), batch):
+        part = slice(start, start + batch)
+        texts += write_texts(model, asked[part], params[part], new, stop_ids)
+        print(f"{len(texts)} of {len(asked)} texts written", flush=True)
+    return [Written(*one) for one in zip(asked, texts, params, strict=True)]
 
 
 def main() -> None:
@@ -253,7 +252,10 @@ def main() -> None:
         if given.prompts
         else held_out_prompts(tokenizer, given.texts)
     )
-    texts = collect(given.target, given.draft, prompts, tokenizer, given.new, given.batch)
+    said = written(given.target, prompts, tokenizer, given.new, given.batch)
+    length = max(len(prompt.ids) for prompt in prompts) + given.new
+    reader = load_one(given.draft, tokenizer, rows=1, length=length)
+    texts = [read_text(reader, one.prompt, one.tokens, one.params) for one in said]
     save(given.out, texts)
     for temperature in TEMPERATURES:
         taken = np.concatenate([text.taken for text in texts if text.temperature == temperature])

@@ -9,7 +9,6 @@ PARD's published format. All that a mask is taught is what the target says at it
 
 from __future__ import annotations
 
-import argparse
 import sys
 import time
 from collections.abc import Iterator
@@ -20,20 +19,11 @@ import torch
 from torch import Tensor
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
-from benchmarks.harness import command
-from benchmarks.training.corpus import checked_listing, read_texts
-from benchmarks.training.pair import (
-    BATCH_TOKENS,
-    CONTEXT,
-    Trainer,
-    amend_json,
-    ask_teacher,
-    cut_windows,
-    draft_batches,
-    save_model,
-    token_stream,
-)
+from benchmarks.training.corpus import parser_of, prepared, read_texts
+from benchmarks.training.pair import CONTEXT, amend_json, ask_teacher, draft_batches, save_model
+from benchmarks.training.trainer import BATCH_TOKENS, Trainer, cut_windows, token_stream
 from inference.command import run_command
+from outrider.models import EMBEDDED
 
 POSITIONS = 4
 """Tokens that a call names: one behind the node itself, and one behind each of its masks."""
@@ -156,7 +146,7 @@ def train(
     sources = sources_of(target, stream, steps, generator)
     answers = [ask_teacher(target, inputs) for inputs in sources]
     print(f"{len(sources)} batches asked", flush=True)
-    trainer = Trainer(model, "block draft", steps, RATE)
+    trainer = Trainer(model.named_parameters(), "block draft", steps, RATE)
     for _, index in zip(range(steps), _order(len(sources), generator), strict=False):
         inputs = sources[index]
         most = inputs.shape[1] - POSITIONS + 1
@@ -176,22 +166,13 @@ def write(model: LlamaForCausalLM, pair: Path, folder: Path) -> None:
     amend_json(folder / "config.json", pard_token=mask, para_num=POSITIONS, spd_type="pard")
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = command(__doc__)
-    parser.add_argument("--pair", type=Path, default=Path("inference/data"))
-    parser.add_argument("--out", type=Path, default=Path("inference/data/block_draft"))
-    parser.add_argument("--steps", type=int, default=500)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--allow-different-files", action="store_true")
-    return parser
-
-
 def main() -> int:
-    given = _parser().parse_args()
-    torch.set_num_threads(given.threads)
-    torch.use_deterministic_algorithms(True)
-    listing = checked_listing(given.pair / "training_files.json", given.allow_different_files)
+    parser = parser_of(__doc__)
+    parser.add_argument("--pair", type=Path, default=EMBEDDED)
+    parser.add_argument("--out", type=Path, default=EMBEDDED / "block_draft")
+    parser.add_argument("--steps", type=int, default=500)
+    given = parser.parse_args()
+    listing = prepared(given, given.pair)
     tokenizer = PreTrainedTokenizerFast.from_pretrained(given.pair / "draft")
     stream = token_stream(tokenizer, read_texts(listing, "train"))
     target, draft = (

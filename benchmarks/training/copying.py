@@ -1,29 +1,16 @@
-"""Fit the shipped prior of copied text, and show what copies are worth beside a model.
-
-    python -m benchmarks.training.copying --pair "NAME=DATA.npz" [--pair ...] [--write
-    inference/data/acceptance.json]
-
-DATA is what benchmarks/training/agreement.py collects. Every text is read again, and before each of its
-tokens the copy source is asked what followed the same words before. Every fourth text is held out.
-The table shows how often the source names anything, how often the target then took the likeliest
-copied token and one of all, predicted over actual, and the log-loss in nats of what the target took
-at these positions: by the model's chances alone, and by both together. --write puts laws fitted on
-all texts into the record. Nothing is timed.
+"""Fit the laws of copied text: each text is read again, and before each of its tokens the copy
+source is asked what followed the same words before.
 """
 
 from __future__ import annotations
 
-import json
-import math
 from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from benchmarks.harness import command
-from benchmarks.training.acceptance import HELD_OUT, WORTH, K, fit_weights, named
-from benchmarks.training.agreement import Agreement, load
+from benchmarks.training.agreement import Agreement
+from benchmarks.training.logistic import WORTH, fit_weights
 from inference.drafters.copy_source import CopySource
 from inference.errors import InvalidRequest
 from inference.json_file import Json
@@ -31,7 +18,7 @@ from inference.planner.acceptance import AcceptanceModel, features, read_accepta
 from inference.planner.copying import Copying, copy_features, joint_features
 from inference.planner.law import FloatArray
 
-_LEAST = 1e-4  # a token that neither names
+_K = 8  # children of a node
 
 
 class Position(NamedTuple):
@@ -49,12 +36,12 @@ class Position(NamedTuple):
 
 def positions(text: Agreement, model: AcceptanceModel) -> Iterator[Position]:
     """All positions of a text at which the source named something."""
-    source, scores = CopySource(), text.scores[:, :K]
+    source, scores = CopySource(), text.scores[:, :_K]
     source.open(text.prompt.tolist())
     tables = features(scores, np.zeros(len(scores), dtype=int), text.greedy)
     chances = model.edges_of(tables, scores, text.greedy)
     for ids, row, written in zip(
-        text.ids[:, :K].tolist(), chances.tolist(), text.written.tolist(), strict=True
+        text.ids[:, :_K].tolist(), chances.tolist(), text.written.tolist(), strict=True
     ):
         length, following = source.following(source.end)
         if following:
@@ -97,62 +84,8 @@ def _copying(copies: dict[str, Any], joint: dict[str, Any]) -> Copying:
     return Copying.read(Json({"copies": copies, "joint": joint}, "this fit", InvalidRequest))
 
 
-def cells(seen: Sequence[Position], judge: Copying) -> Iterator[str]:
-    """What the laws say of positions they were not fitted on."""
-    chances = [judge.chances(one.table.tolist()) for one in seen]
-    first = sum(one.taken == 0 for one in seen)
-    any_ = sum(one.taken is not None for one in seen)
-    alone = [-math.log(max(one.model.get(one.written, 0.0), _LEAST)) for one in seen]
-    together = []
-    for one in seen:
-        tokens, table = _joint(one, judge)
-        chance = dict(zip(tokens, judge.together(table).tolist(), strict=True))
-        together.append(-math.log(max(chance.get(one.written, 0.0), _LEAST)))
-    yield f"{first / len(seen):.3f}"
-    yield f"{any_ / len(seen):.3f}"
-    yield f"{sum(row[0] for row in chances) / max(first, 1):.3f}"
-    yield f"{sum(sum(row) for row in chances) / max(any_, 1):.3f}"
-    yield f"{np.mean(alone):.3f}"
-    yield f"{np.mean(together):.3f}"
-
-
-def every(texts: Iterable[Agreement], model: AcceptanceModel) -> list[Position]:
-    return [one for text in texts for one in positions(text, model)]
-
-
-def main() -> None:
-    parser = command(__doc__)
-    parser.add_argument(
-        "--pair", type=named, action="append", required=True, metavar="NAME=DATA.npz"
-    )
-    parser.add_argument("--write", type=Path, help="put laws fitted on all texts into this record")
-    given = parser.parse_args()
-    model = read_acceptance()
-    pairs = [(name, load(path)) for name, path in given.pair]
-    shown = every(
-        (text for _, texts in pairs for i, text in enumerate(texts) if i % HELD_OUT), model
-    )
-    copies = fit_copies(shown)
-    judge = _copying(copies, fit_joint(shown, copies))
-    print("| pair | T | positions | named | first taken | any taken | first: predicted/actual |")
-    print("| any: predicted/actual | loss, model | loss, both |")
-    for name, texts in pairs:
-        for temperature in sorted({text.temperature for text in texts}):
-            held = [
-                text
-                for i, text in enumerate(texts)
-                if not i % HELD_OUT and text.temperature == temperature
-            ]
-            seen, total = every(held, model), sum(len(text.written) for text in held)
-            front = [name, str(temperature), str(total), f"{len(seen) / total:.3f}"]
-            print("| " + " | ".join([*front, *cells(seen, judge)]) + " |")
-    if given.write:
-        whole = every((text for _, texts in pairs for text in texts), model)
-        record = json.loads(given.write.read_text(encoding="utf-8"))
-        copies = fit_copies(whole)
-        record["copying"] = {"copies": copies, "joint": fit_joint(whole, copies)}
-        given.write.write_text(json.dumps(record) + "\n", encoding="utf-8")
-
-
-if __name__ == "__main__":
-    main()
+def fit(texts: Iterable[Agreement], model: AcceptanceModel) -> dict[str, Any]:
+    """The laws of copied children, and of those that model and source name, as a record."""
+    seen = [one for text in texts for one in positions(text, model)]
+    copies = fit_copies(seen)
+    return {"copies": copies, "joint": fit_joint(seen, copies)}

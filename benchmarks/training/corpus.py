@@ -5,6 +5,7 @@ A list of its files with their digests, some of them held out, is kept beside th
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import json
 import platform
@@ -12,6 +13,10 @@ import random
 import sysconfig
 from pathlib import Path
 from typing import Any
+
+import torch
+
+from benchmarks.harness import command
 
 HELD_OUT_SHARE = 0.05
 # Tests are not on every installation; the others are generated tables, build leftovers or grammar
@@ -93,3 +98,22 @@ def checked_listing(path: Path, allow_different: bool) -> dict[str, Any]:
         if not allow_different:
             raise SystemExit("stopped; --allow-different-files trains on what is here")
     return listing
+
+
+def parser_of(text: str | None) -> argparse.ArgumentParser:
+    """A parser with the flags of every training. text: the help, a module's docstring"""
+    parser = command(text)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--threads", type=int, default=2, help="CPU threads")
+    parser.add_argument(
+        "--allow-different-files", action="store_true", help="go on where local files differ"
+    )
+    return parser
+
+
+def prepared(given: argparse.Namespace, pair: Path) -> dict[str, Any]:
+    """Prepare torch for a training with these flags, and return the list of the pair's files."""
+    torch.set_num_threads(given.threads)
+    torch.use_deterministic_algorithms(True)
+    torch.manual_seed(given.seed)
+    return checked_listing(pair / "training_files.json", given.allow_different_files)

@@ -1,14 +1,13 @@
 """Show what a block draft's masks are worth, and fit the shipped prior of their chances.
 
-    python -m benchmarks.training.guesses [--draft inference/data/block_draft] [--texts 12] [--new 96]
-    [--write inference/data/acceptance.json]
+    python -m benchmarks.training.guesses [--draft inference/data/block_draft] [--texts 12]
+    [--new 96] [--write inference/data/acceptance.json]
 
-The target writes a text for every prompt and temperature under the shared noise (see
-benchmarks/training/agreement.py), on files that neither model was trained on. The draft then reads them, and
-at every token a node with its masks is ranked. The table shows, by temperature and offset, how
-often the target's token is the mask's first, and one of its first 2, 4 and 8; offset 0 is the node
-itself. Then the time of a call of one node, and of one with its masks, in turn. --write puts laws
-fitted on these texts into the record.
+The target writes a text for every prompt and temperature under the shared noise, on files that
+neither model was trained on. The draft then reads them, and at every token a node with its masks is
+ranked. The table shows, by temperature and offset, how often the target's token is the mask's
+first, and one of its first 2, 4 and 8; offset 0 is the node itself. --write puts laws fitted on
+these texts into the record.
 """
 
 from __future__ import annotations
@@ -25,15 +24,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from benchmarks.harness import command, cpu_decoder, medians, table_lines
-from benchmarks.training.acceptance import WORTH, fit_weights
+from benchmarks.harness import command, cpu_decoder, table_lines
 from benchmarks.training.agreement import (
     TEMPERATURES,
     Prompt,
     held_out_prompts,
-    load_one,
-    write_texts,
+    written,
 )
+from benchmarks.training.logistic import WORTH, fit_weights
 from inference.backends import Masks
 from inference.backends.eager import EagerModel
 from inference.backends.sequence import ModelSequence
@@ -58,7 +56,6 @@ RATES_WORTH = 10.0
 
 _KINDS = ("sampled", "greedy")
 _SLOTS = 2048
-_CALLS = 40  # of each width that is timed
 
 
 class Reading(NamedTuple):
@@ -107,29 +104,13 @@ def read(
 
 
 def collect(draft: Path, masks: Masks, texts: int, new: int, batch: int) -> list[Reading]:
-    """Every prompt at every temperature; seeds differ from text to text."""
-    target, tokenizer = EMBEDDED / "target", Tokenizer(EMBEDDED / "target")
-    jobs = [
-        (prompt, SamplingParams(temperature, seed=index))
-        for temperature in TEMPERATURES
-        for index, prompt in enumerate(held_out_prompts(tokenizer, texts))
-    ]
-    length = max(len(prompt.ids) for prompt, _ in jobs) + new
-    writer = load_one(target, tokenizer, rows=batch, length=length)
-    stop_ids, written = read_config(target).stop_ids, list[list[int]]()
-    for start in range(0, len(jobs), batch):
-        prompts, params = zip(*jobs[start : start + batch], strict=True)
-        written += write_texts(writer, prompts, params, new, stop_ids)
-    model = block_model(draft, tokenizer)
-    return [
-        read(model, masks, prompt, said, params)
-        for (prompt, params), said in zip(jobs, written, strict=True)
-    ]
-
-
-def block_model(draft: Path, tokenizer: Tokenizer) -> EagerModel:
+    """Every prompt at every temperature."""
+    tokenizer = Tokenizer(EMBEDDED / "target")
+    prompts = held_out_prompts(tokenizer, texts)
+    said = written(EMBEDDED / "target", prompts, tokenizer, new, batch)
     decoder = cpu_decoder(draft, 1024, tokenizer.vocabulary, torch.float32)
-    return EagerModel(decoder, rows=1, capacity=_SLOTS, max_nodes=_SLOTS)
+    model = EagerModel(decoder, rows=1, capacity=_SLOTS, max_nodes=_SLOTS)
+    return [read(model, masks, one.prompt, one.tokens, one.params) for one in said]
 
 
 def positions(text: Reading, laws: dict[str, dict[str, Any]] | None) -> Iterator[Position]:
@@ -222,21 +203,6 @@ def shares(texts: Sequence[Reading]) -> Iterator[list[str]]:
             yield [f"{temperature:g}", str(offset), str(len(right)), *row]
 
 
-def call_times(model: EagerModel, masks: Masks) -> dict[str, float]:
-    """Median seconds of a call of one node, and of one with its masks, in turn."""
-    sequence = ModelSequence(model, 0, SamplingParams(0.8, seed=1))
-    sequence.extend(list(range(2, 258)))
-
-    def call(width: int) -> None:
-        tree = TokenTree.chain([7, *[masks.token] * (width - 1)])
-        sequence.rank(tree, range(width), K)
-        sequence.abandon()
-
-    return medians(
-        {"one node": lambda: call(1), "with masks": lambda: call(masks.most + 1)}, _CALLS
-    )
-
-
 def main() -> int:
     parser = command(__doc__)
     parser.add_argument("--draft", type=Path, default=EMBEDDED / "block_draft")
@@ -250,9 +216,6 @@ def main() -> int:
     texts = collect(given.draft, masks, given.texts, given.new, given.batch)
     heads = ("T", "offset", "positions", "first", "of 2", "of 4", "of 8")
     print("\n".join(table_lines(heads, shares(texts))))
-    times = call_times(block_model(given.draft, Tokenizer(EMBEDDED / "target")), masks)
-    ratio = times["with masks"] / times["one node"]
-    print(f"a call with {masks.most} masks takes {ratio:.2f} times as long as one of one node")
     if given.write:
         record = json.loads(given.write.read_text(encoding="utf-8"))
         record["guessing"] = fit(texts)

@@ -1,10 +1,12 @@
-"""Train an EAGLE-3 head for the embedded target, on the text that the pair was trained on:
+"""Train an EAGLE-3 head for a target, the embedded one by default, on the text that the pair was
+trained on or on texts of one's own:
 
-    python -m benchmarks.training.head --out HEAD_DIR
+    python -m benchmarks.training.head --out HEAD_DIR [--target DIR --ids FILE --layers 2,16,29]
 
 The head learns what the target says of each position from the target's features, then from its own
 states for as many levels as it is asked for (the training-time test of Li et al. 2025, "EAGLE-3").
-It is written as such heads are published. `python -m benchmarks.draft_beside` says what it brings.
+It is written as such heads are published. FILE holds texts as rows of token ids, in JSON and all of
+one length; each step learns all of them.
 """
 
 from __future__ import annotations
@@ -13,25 +15,25 @@ import argparse
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict
-from itertools import islice
+from itertools import islice, repeat
 from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
+from transformers import PreTrainedTokenizerFast
 
-from benchmarks.harness import command, cpu_decoder
-from benchmarks.training.corpus import checked_listing, read_texts
+from benchmarks.harness import cpu_decoder
+from benchmarks.training.corpus import parser_of, prepared, read_texts
+from benchmarks.training.trainer import Trainer, batches, token_stream
 from inference.model.cache import KeysValues
-from inference.model.config import ModelConfig
+from inference.model.config import ModelConfig, read_config
 from inference.model.decoder import Decoder, Past, RMSNorm, Sight
 from inference.model.eagle import EagleHead
 from inference.model.eagle_config import HeadConfig
-from inference.text import Tokenizer
 from outrider.models import EMBEDDED
 
-KEPT, INNER = (2, 4, 6), 512
-LENGTH, WINDOWS = 128, 8
+MOST_POSITIONS, LENGTH = 1024, 128
 FADING = 0.8
 
 
@@ -56,33 +58,18 @@ def new_head(target: Decoder, kept: tuple[int, ...], inner: int, positions: int)
 
 
 def teach(
-    head: EagleHead,
-    target: Decoder,
-    texts: Iterable[Tensor],
-    *,
-    steps: int,
-    levels: int,
-    rate: float,
-) -> Iterator[float]:
-    """Train the head, a step for each of the texts, [N, L] int64; yields each step's loss in nats.
-    Embeddings stay the target's.
+    head: EagleHead, target: Decoder, texts: Iterable[Tensor], *, steps: int, levels: int
+) -> None:
+    """Train the head, a step for each of the texts, [N, L] int64. Embeddings stay the target's.
 
     levels: depths of candidates that it learns for, each from its own states of the one before
-    rate: of AdamW at first; it falls over the steps
     """
-    learning = [one for name, one in head.named_parameters() if "embed" not in name]
-    for parameter in learning:
+    learning = [(name, one) for name, one in head.named_parameters() if "embed" not in name]
+    for _, parameter in learning:
         parameter.requires_grad_(True)
-    optimizer = torch.optim.AdamW(learning, lr=rate, betas=(0.9, 0.98), weight_decay=0.0)
-    falling = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.05, steps)
+    trainer = Trainer(learning, "head", steps)
     for tokens in islice(texts, steps):
-        loss = _loss(head, target, tokens, levels)
-        torch.autograd.backward(loss)
-        torch.nn.utils.clip_grad_norm_(learning, 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
-        falling.step()
-        yield loss.item()
+        trainer.update(_loss(head, target, tokens, levels))
     head.requires_grad_(False)
 
 
@@ -167,43 +154,35 @@ def save_head(head: EagleHead, directory: Path) -> None:
     save_file(tensors, directory / "model.safetensors")
 
 
-def windows(stream: Tensor, seed: int) -> Iterator[Tensor]:
-    """Endless batches [WINDOWS, LENGTH] of the stream, each window from a random place."""
-    generator = torch.Generator().manual_seed(seed)
-    while True:
-        starts = torch.randint(len(stream) - LENGTH, (WINDOWS,), generator=generator)
-        yield torch.stack([stream[start : start + LENGTH] for start in starts.tolist()])
+def texts_of(given: argparse.Namespace) -> Iterator[Tensor]:
+    """Endless batches [N, L] of what is learnt from."""
+    if given.ids is not None:
+        return repeat(torch.tensor(json.loads(given.ids.read_text(encoding="utf-8"))))
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(EMBEDDED / "target")
+    stream = token_stream(tokenizer, read_texts(prepared(given, EMBEDDED), "train"))
+    generator = torch.Generator().manual_seed(given.seed)
+    return (inputs for inputs, _ in batches(stream, LENGTH, generator))
 
 
 def main() -> None:
-    parser = command(__doc__)
+    parser = parser_of(__doc__)
     parser.add_argument("--out", type=Path, required=True, help="folder of the head")
+    parser.add_argument("--target", type=Path, default=EMBEDDED / "target", metavar="DIR")
+    parser.add_argument("--ids", type=Path, metavar="FILE", help="texts to learn from")
+    parser.add_argument("--layers", default="2,4,6", help="of the target, whose states it reads")
+    parser.add_argument("--inner", type=int, default=512, help="width of its MLP")
     parser.add_argument("--steps", type=int, default=2000, help="training steps")
     parser.add_argument("--levels", type=int, default=2, help="depths that it learns for")
-    parser.add_argument("--rate", type=float, default=3e-3, help="learning rate at first")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--threads", type=int, default=1, help="CPU threads")
-    parser.add_argument(
-        "--allow-different-files", action="store_true", help="go on where local files differ"
-    )
-    options: argparse.Namespace = parser.parse_args()
-    torch.set_num_threads(options.threads)
-    torch.manual_seed(options.seed)
-    listing = checked_listing(EMBEDDED / "training_files.json", options.allow_different_files)
-    tokenizer = Tokenizer(EMBEDDED / "target")
-    stream = torch.tensor([
-        token for text in read_texts(listing, "train") if text for token in tokenizer.encode(text)
-    ])  # fmt: skip
-    target = cpu_decoder(EMBEDDED / "target", 1024, tokenizer.vocabulary, torch.float32)
-    head = new_head(target, KEPT, INNER, 1024)
-    texts = windows(stream, options.seed)
-    losses = teach(
-        head, target, texts, steps=options.steps, levels=options.levels, rate=options.rate
-    )
-    for step, loss in enumerate(losses, 1):
-        if step % 20 == 0 or step == options.steps:
-            print(f"step {step}/{options.steps} loss {loss:.3f}", flush=True)
-            save_head(head, options.out)
+    given = parser.parse_args()
+    torch.manual_seed(given.seed)
+    texts = texts_of(given)
+    config = read_config(given.target)
+    positions = min(config.max_positions, MOST_POSITIONS)
+    target = cpu_decoder(given.target, positions, config.vocab_size, torch.float32)
+    kept = tuple(map(int, given.layers.split(",")))
+    head = new_head(target, kept, given.inner, positions)
+    teach(head, target, texts, steps=given.steps, levels=given.levels)
+    save_head(head, given.out)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ import argparse
 import json
 import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,22 +20,28 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, 
 from torch.nn import functional
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from benchmarks.harness import command
-from benchmarks.training.corpus import checked_listing, make_file_list, read_texts
+from benchmarks.training.corpus import make_file_list, parser_of, prepared, read_texts
 from benchmarks.training.pair_metrics import measure_pair, write_card
+from benchmarks.training.trainer import (
+    BATCH_TOKENS,
+    BEGIN_ID,
+    END_ID,
+    Trainer,
+    batches,
+    cut_windows,
+    token_stream,
+)
+from outrider.models import EMBEDDED
 
 BEGIN, END = "<|begin|>", "<|end|>"
-BEGIN_ID, END_ID = 0, 1
 # a draft agrees more often on short tokens: with 2048 of them it was 52 % on held-out files
 VOCABULARY = 512
 CONTEXT = 1024
-BATCH_TOKENS = 2048
 TEACHER_TOP = 48
 # (share of the target's steps, window length): short windows are cheap, the last ones teach the
 # whole context.
 STAGES = ((0.70, 256), (0.18, 512), (0.12, 1024))
 ROPE_BASE = 10000.0
-MUON_RATE, ADAM_RATE = 0.02, 4e-3
 TARGET_SHAPE = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 6, "heads": 4}
 DRAFT_SHAPE = {"hidden_size": 160, "intermediate_size": 352, "num_hidden_layers": 2, "heads": 4}
 
@@ -89,91 +94,11 @@ def make_model(shape: dict[str, int], seed: int) -> LlamaForCausalLM:
     return LlamaForCausalLM(config)
 
 
-class Trainer:
-    """Muon for the hidden matrices, AdamW for the rest, warm-up and then linear decay to zero.
-
-    rate: of the usual rates; less for a model that was trained before
-    """
-
-    def __init__(self, model: LlamaForCausalLM, name: str, steps: int, rate: float = 1.0) -> None:
-        named = list(model.named_parameters())
-        hidden = [value for key, value in named if value.ndim == 2 and "embed" not in key]
-        other = [value for key, value in named if value.ndim != 2 or "embed" in key]
-        self.model, self.name, self.steps, self.step = model, name, steps, 0
-        self._rate = rate
-        self.warm_up = max(1, min(50, steps // 10))
-        self.optimizers: list[tuple[torch.optim.Optimizer, float]] = [
-            (torch.optim.Muon(hidden, lr=MUON_RATE, weight_decay=0.05), MUON_RATE),
-            (
-                torch.optim.AdamW(other, lr=ADAM_RATE, betas=(0.9, 0.98), weight_decay=0.0),
-                ADAM_RATE,
-            ),
-        ]
-        self.started = time.monotonic()
-
-    def update(self, loss: torch.Tensor) -> None:
-        """One step of both optimizers down the gradient of the loss."""
-        scale = self._rate * min(
-            (self.step + 1) / self.warm_up,
-            (self.steps - self.step) / (self.steps - self.warm_up + 1),
-        )
-        torch.autograd.backward(loss)
-        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
-        for optimizer, rate in self.optimizers:
-            for group in optimizer.param_groups:
-                group["lr"] = rate * scale
-            optimizer.step()
-            optimizer.zero_grad()
-        self.step += 1
-        if self.step % 20 == 0 or self.step == self.steps:
-            seconds = time.monotonic() - self.started
-            print(
-                f"{self.name} step {self.step}/{self.steps} loss {loss.item():.3f} {seconds:.0f} s",
-                flush=True,
-            )
-
-
-def token_stream(tokenizer: PreTrainedTokenizerFast, texts: list[str]) -> torch.Tensor:
-    """All documents in one row: begin token, text, end token."""
-    return torch.tensor(
-        [
-            token
-            for text in texts
-            for token in [*tokenizer(text, verbose=False)["input_ids"], END_ID]
-        ]
-    )
-
-
-def cut_windows(
-    stream: torch.Tensor, offset: int, length: int
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Cut inputs (a begin token, then length - 1 tokens) and the tokens to predict, from an
-    offset on.
-    """
-    count = (len(stream) - offset) // length
-    labels = stream[offset : offset + count * length].view(count, length)
-    inputs = torch.cat([torch.full((count, 1), BEGIN_ID), labels[:, :-1]], dim=1)
-    return inputs, labels
-
-
-def batches(
-    stream: torch.Tensor, length: int, generator: torch.Generator
-) -> Iterator[tuple[torch.Tensor, ...]]:
-    """Endless shuffled batches of windows; every pass over the stream is cut at another offset."""
-    size = BATCH_TOKENS // length
-    while True:
-        offset = int(torch.randint(length, (1,), generator=generator))
-        inputs, labels = cut_windows(stream, offset, length)
-        order = torch.randperm(len(inputs), generator=generator)
-        for rows in order[: len(order) // size * size].view(-1, size):
-            yield inputs[rows], labels[rows]
-
-
 def train_target(stream: torch.Tensor, steps: int, seed: int) -> LlamaForCausalLM:
     """Train the target to predict the text."""
     model = make_model(TARGET_SHAPE, seed)
     lengths = [length for share, length in STAGES for _ in range(round(steps * share))]
-    trainer = Trainer(model, "target", len(lengths))
+    trainer = Trainer(model.named_parameters(), "target", len(lengths))
     generator = torch.Generator().manual_seed(seed)
     sources = {length: batches(stream, length, generator) for _, length in STAGES}
     for length in lengths:
@@ -226,7 +151,7 @@ def draft_round(
     pass.
     """
     answers = [ask_teacher(target, inputs) for inputs in sources]
-    trainer = Trainer(model, "draft", steps)
+    trainer = Trainer(model.named_parameters(), "draft", steps)
     order: list[int] = []
     for _ in range(steps):
         order = order or torch.randperm(len(sources), generator=generator).tolist()
@@ -309,10 +234,8 @@ def train_pair(options: argparse.Namespace, listing: dict[str, Any]) -> dict[str
 
 def main() -> None:
     """Train, measure and describe the embedded pair."""
-    parser = command(__doc__)
-    parser.add_argument(
-        "--out", type=Path, default=Path("inference/data"), help="folder of the pair"
-    )
+    parser = parser_of(__doc__)
+    parser.add_argument("--out", type=Path, default=EMBEDDED, help="folder of the pair")
     parser.add_argument("--steps", type=int, default=2200, help="training steps of the target")
     parser.add_argument(
         "--draft-steps",
@@ -321,26 +244,19 @@ def main() -> None:
         default=[2600, 2800],
         help="the draft's steps, by round",
     )
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--threads", type=int, default=2, help="CPU threads")
     parser.add_argument(
         "--write-file-list", action="store_true", help="list the local library's files, and stop"
     )
     parser.add_argument(
         "--measure-only", action="store_true", help="measure the pair that is there, and stop"
     )
-    parser.add_argument(
-        "--allow-different-files", action="store_true", help="go on where local files differ"
-    )
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
-    list_path = options.out / "training_files.json"
     if options.write_file_list:
-        list_path.write_text(json.dumps(make_file_list(options.seed), indent=1) + "\n")
+        listed = json.dumps(make_file_list(options.seed), indent=1) + "\n"
+        (options.out / "training_files.json").write_text(listed)
         return
-    listing = checked_listing(list_path, options.allow_different_files)
-    torch.set_num_threads(options.threads)
-    torch.use_deterministic_algorithms(True)
+    listing = prepared(options, options.out)
     metrics_path = options.out / "metrics.json"
     if options.measure_only:
         training = json.loads(metrics_path.read_text())["training"]
