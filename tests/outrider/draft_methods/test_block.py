@@ -41,7 +41,8 @@ PARD: dict[str, Any] = {
 def target(directory: Path) -> Engine:
     write_checkpoint_with_tokenizer(directory, seed=7)
     model = find_checkpoint(str(directory), "target").load(
-        DraftRole(device="cpu"), rows=1, sequence_length=128, spare=64, max_nodes=64
+        DraftRole(device="cpu"),
+        Capacity(rows=1, sequence_length=128, spare=64, max_nodes=64),
     )
     return Engine(model, sequence_length=128, max_tree_nodes=64, vocabulary=512)
 
