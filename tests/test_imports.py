@@ -27,7 +27,6 @@ PURE = [
     "candidates",
     "cost/billing",
     "cost/energy",
-    "cost/billing",
     "cost/quantity",
     "decode",
     "drafters/growth",

@@ -271,8 +271,8 @@ def _x(row: ResultRow) -> str:
 def _advice(comparison: Comparison) -> str:
     """At which round trips drafting here, or beside the target, is faster than target-only."""
     here = [row for row in comparison.rows if row.arm.architecture.drafts_here]
-    beside = [row for row in comparison.rows if row.arm.architecture.name == FUSED]
-    places = {"on this machine": here, "beside the target": beside}
+    colocated = [row for row in comparison.rows if row.arm.architecture.name == FUSED]
+    places = {"on this machine": here, "beside the target": colocated}
     said = [f"{where} {_outcomes(rows)}" for where, rows in places.items() if rows]
     return f"Drafting {'; '.join(said)}." if said else ""
 

@@ -104,10 +104,10 @@ def _load_for_cpu(options: TargetOptions, directory: Path, manifest: Manifest) -
 
     model = (load_fused if manifest.fused else load_compiled)(directory, manifest)
     set_threads(options.threads, (directory / WEIGHTS).stat().st_size // model.dtype.itemsize)
-    beside = f", with {manifest.fused.model} in them" if manifest.fused else ""
+    inside = f", with {manifest.fused.model} in them" if manifest.fused else ""
     say(
         f"{manifest.model}: compiled for cpu, {manifest.dtype}, {len(manifest.graphs)} graphs, "
-        f"{manifest.rows} rows{beside}"
+        f"{manifest.rows} rows{inside}"
     )
     return model
 

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from inference.backends import Model
     from outrider.target.colocated_draft import Drafts
 
-    Beside = Callable[[Model, Description], Drafts]
+    MakeDraft = Callable[[Model, Description], Drafts]
 
 READY = "listening on "
 """Start of the stderr line that names the bound address. It is printed once sessions are taken."""
@@ -124,10 +124,10 @@ def _load_with_draft(options: ServingRole) -> Served:
     return load_served(options, partial(with_draft, options))
 
 
-def load_served(options: ServingRole, beside: Beside | None = None) -> Served:
+def load_served(options: ServingRole, make_draft: MakeDraft | None = None) -> Served:
     """A target model in an engine, described for its clients.
 
-    beside: makes the draft beside it
+    make_draft: makes the colocated draft
     """
     profile = find_profile(options.emulate) if options.emulate else None
     options = with_neuron_artifact(options)
@@ -154,7 +154,7 @@ def load_served(options: ServingRole, beside: Beside | None = None) -> Served:
         usd_per_hour=options.usd_per_hour or 0.0,
     )
     served = TimedModel(model, profile) if profile else model
-    drafts = beside(served, description) if beside is not None else None
+    drafts = make_draft(served, description) if make_draft is not None else None
     engine = Engine(
         served,
         sequence_length=loaded.sequence_length,

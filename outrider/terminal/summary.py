@@ -50,12 +50,12 @@ def _time(completions: Sequence[Completion], wall_seconds: float) -> str:
     """The line about time: that of the run or, where target-only runs are part of it, the sum over
     texts.
     """
-    beside = any(done.baseline is not None for done in completions)
+    compared = any(done.baseline is not None for done in completions)
     tokens, seconds = (
         sum(len(done.token_ids) for done in completions),
-        sum(done.seconds for done in completions) if beside else wall_seconds,
+        sum(done.seconds for done in completions) if compared else wall_seconds,
     )
-    whole = f" of {wall_seconds:.2f} s with target-only runs" * beside
+    whole = f" of {wall_seconds:.2f} s with target-only runs" * compared
     return f"time {seconds:.2f} s{whole}, {tokens / seconds if seconds else 0:.1f} tokens/s"
 
 
