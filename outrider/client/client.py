@@ -203,10 +203,12 @@ class Client:
                 tell=tell,
             )
         tokens = len(done.token_ids)
-        done.cost = budget.cost(charge.usage, tokens)
-        done.energy = budget.energy(done.usage, tokens)
-        done.device = self.target.description.device
-        return done
+        return replace(
+            done,
+            cost=budget.cost(charge.usage, tokens),
+            energy=budget.energy(done.usage, tokens),
+            device=self.target.description.device,
+        )
 
     def close(self) -> None:
         """Let the draft go, and keep what it learned. No text may be in the making.

@@ -144,7 +144,7 @@ def _across(
     bench: Bench, rows: AnyRows | None = None, pace: Pace = Pace.GO_ON, *, colocated: bool = False
 ) -> Complete:
     """Complete over the link, with these rows' proposers drafting here. The record names the
-    target's device.
+    target's device. Raises the error that ended a text.
     """
     device = bench.target.description.device
 
@@ -154,7 +154,7 @@ def _across(
         done = complete(request, session, drafter, bench.tokenizer, silent, Event(), order=order)
         if rows:
             rows.settle()  # its last call is not to slow down the next arm
-        return replace(done, device=device)
+        return replace(done.raise_failure(), device=device)
 
     return complete_one
 
@@ -166,7 +166,8 @@ def _here(bench: Bench, *, colocated: bool) -> Complete:
         assert bench.local is not None
         session: TargetSession = LocalSession(bench.local)
         order = request.order(colocated=colocated)
-        return complete(request, session, inline(), bench.tokenizer, silent, Event(), order=order)
+        done = complete(request, session, inline(), bench.tokenizer, silent, Event(), order=order)
+        return done.raise_failure()
 
     return complete_one
 

@@ -81,10 +81,10 @@ def draft(options: DraftRole) -> int:
             explainer = _explainer(options, client, show)
             tell = explainer.tell if explainer else None
             done = client.complete(request, show, cancelled, tell)
-            if explainer is not None:
+            if explainer is not None and done.failure is None:
                 explainer.conclude(done)
             if options.baseline:
-                add_baseline(done, request, client.target, client.tokenizer, cancelled)
+                return with_baseline(done, request, client.target, client.tokenizer, cancelled)
             return done
 
         code = run(options, requests, make, workers=rows, told=told)
@@ -123,9 +123,10 @@ def fused_client(options: FusedClientRole) -> int:
             done = complete(
                 request, target.session(), inline(), tokenizer, show, cancelled, order=order
             )
-            done.device = f"{description.device}, {who}" if colocated else description.device
+            device = f"{description.device}, {who}" if colocated else description.device
+            done = replace(done, device=device)
             if options.baseline:
-                add_baseline(done, request, target, tokenizer, cancelled)
+                return with_baseline(done, request, target, tokenizer, cancelled)
             return done
 
         return run(options, requests, make, workers=min(options.batch, len(requests)))
@@ -185,17 +186,19 @@ def session_length(asked: int | None, draft: FoundModel, target: Connection) -> 
     return min(draft.sequence_length(asked), target.description.sequence_length)
 
 
-def add_baseline(
+def with_baseline(
     done: Completion, request: Request, target: Connection, tokenizer: Tokenizer, cancelled: Event
-) -> None:
-    """Add the target-only text of the same request, as long as this text."""
-    if not done.token_ids or cancelled.is_set():
-        return
+) -> Completion:
+    """The record with the target-only text of the same request, as long as this text."""
+    if done.failure is not None or not done.token_ids or cancelled.is_set():
+        return done
     if not done.whole:
         request = replace(request, max_new_tokens=len(done.token_ids))
     alone = complete(request, target.session(), inline(), tokenizer, silent, cancelled)
-    alone.device = target.description.device
-    done.baseline, done.speedup = alone, alone.seconds / done.seconds
+    if alone.failure is not None:
+        return replace(done, finish_reason="error", failure=alone.failure)
+    alone = replace(alone, device=target.description.device)
+    return replace(done, baseline=alone, speedup=alone.seconds / done.seconds)
 
 
 def run(
