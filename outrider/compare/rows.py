@@ -215,14 +215,15 @@ def summarise(
     differences: where texts are not equal
     """
     done = [reading.done for reading in readings]
-    sums = {name: sum(getattr(text, name) for text in done) for name in _COUNTS}
+    records = [text.record() for text in done]
+    sums = {name: sum(record[name] for record in records) for name in _COUNTS}
     forwards, tokens = sums["forwards"], sum(len(text.token_ids) for text in done)
     drafted, accepted = forwards - sums["lone_forwards"], sums["num_accepted_tokens"]
     there = sum(sums[name] for name in ("queue_seconds", "target_seconds", "prefill_seconds"))
     each = [seconds_per_token([text]) for text in done]
     pairs = zip(done, baseline or [], strict=baseline is not None)
     ratios = [ours.tokens_per_second / alone.done.tokens_per_second for ours, alone in pairs]
-    at_depth = zip_longest(*(text.accepted_at_depth for text in done), fillvalue=0)
+    at_depth = zip_longest(*(text.accepted.accepted_at_depth for text in done), fillvalue=0)
     usd, usd_by_forwards, joules, joules_here = _charged(readings, account.of(arm.architecture))
     return ResultRow(
         arm=arm,
@@ -289,13 +290,10 @@ def acceptance(texts: Sequence[Completion]) -> float:
     without candidates have nothing to miss.
     """
     accepted = sum(done.num_accepted_tokens for done in texts)
-    deepest = max((len(done.accepted_at_depth) for done in texts), default=0)
-    whole = sum(
-        done.accepted_at_depth[-1]
-        for done in texts
-        if deepest and len(done.accepted_at_depth) == deepest
-    )
-    missed = sum(done.forwards - done.lone_forwards for done in texts) - whole
+    at_depth = [done.accepted.accepted_at_depth for done in texts]
+    deepest = max(map(len, at_depth), default=0)
+    whole = sum(depths[-1] for depths in at_depth if deepest and len(depths) == deepest)
+    missed = sum(done.traffic.forwards - done.traffic.lone for done in texts) - whole
     return accepted / (accepted + missed) if accepted + missed else 0.0
 
 

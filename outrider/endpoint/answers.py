@@ -249,7 +249,9 @@ def usage(texts: Sequence[Completion], of_each: int = 1) -> dict[str, Any]:
         "completion_tokens": made,
         "total_tokens": prompt + made,
         "prompt_tokens_details": {
-            "cached_tokens": sum(min(text.reused_tokens, text.prompt_tokens) for text in firsts)
+            "cached_tokens": sum(
+                min(text.traffic.reused_tokens, text.prompt_tokens) for text in firsts
+            )
         },
     }
 
@@ -259,13 +261,13 @@ def speculation(done: Sequence[Completion]) -> dict[str, Any]:
 
     acceptance_histogram: [n] forwards in which n candidates were accepted
     """
-    forwards = sum(one.forwards for one in done)
+    forwards = sum(one.traffic.forwards for one in done)
     drafted = sum(one.num_draft_tokens for one in done)
     accepted = sum(one.num_accepted_tokens for one in done)
-    deepest = max((len(one.accepted_at_depth) for one in done), default=0)
+    at_depth = [one.accepted.accepted_at_depth for one in done]
+    deepest = max(map(len, at_depth), default=0)
     at_least = [forwards] + [
-        sum(one.accepted_at_depth[depth] for one in done if depth < len(one.accepted_at_depth))
-        for depth in range(deepest)
+        sum(depths[depth] for depths in at_depth if depth < len(depths)) for depth in range(deepest)
     ]
     histogram = [here - deeper for here, deeper in zip(at_least, [*at_least[1:], 0], strict=True)]
     return {

@@ -271,8 +271,8 @@ def _figures(client: Client, done: Completion) -> dict[str, Any]:
         "joules": energy.value,
         "where": {
             "draft": done.draft_seconds,
-            "target": done.target_seconds + done.prefill_seconds,
-            "queue": done.queue_seconds,
+            "target": done.traffic.model_seconds + done.traffic.prefill_seconds,
+            "queue": done.traffic.queue_seconds,
         },
     }
 

@@ -156,7 +156,7 @@ def told(made: Completion) -> str:
 def figures(texts: Sequence[Completion]) -> str:
     """Tokens, speed and acceptance length of these texts, as far as they are made."""
     tokens = sum(len(done.token_ids) for done in texts)
-    forwards = sum(done.forwards for done in texts)
+    forwards = sum(done.traffic.forwards for done in texts)
     seconds = sum(done.seconds for done in texts)
     speed = tokens / seconds if seconds else 0.0
     return (

@@ -85,7 +85,7 @@ def limit_of(done: Completion, round_trip: float, law: str = "") -> Limit:
     if useless:
         return Limit.USELESS
     call = done.draft_seconds / done.draft_calls
-    if done.lone_forwards >= OFTEN_ALONE * done.forwards:
+    if done.traffic.lone >= OFTEN_ALONE * done.traffic.forwards:
         return Limit.LINK if round_trip > call else Limit.DRAFT
     busy = done.draft_seconds >= BUSY * done.seconds
     return Limit.DRAFT if busy else Limit.TARGET
@@ -97,7 +97,7 @@ def explained(done: Completion, round_trip: float, goal: Goal, law: str = "") ->
     round_trip: seconds of the link
     law: dear_law() of the target
     """
-    tokens, forwards = len(done.token_ids), max(done.forwards, 1)
+    tokens, forwards = len(done.token_ids), max(done.traffic.forwards, 1)
     lines = [f"a token takes {_ms(done.seconds / tokens)} ms{_price(done, goal)}"]
     if done.draft_calls:
         lines.append(
@@ -107,8 +107,8 @@ def explained(done: Completion, round_trip: float, goal: Goal, law: str = "") ->
         )
     lines.append(
         f"  target: {forwards / tokens:.2f} forwards a token of "
-        f"{_ms(done.target_seconds / forwards)} ms, {done.lone_forwards / forwards:.0%} of them "
-        "without candidates"
+        f"{_ms(done.traffic.model_seconds / forwards)} ms, {done.traffic.lone / forwards:.0%} of "
+        "them without candidates"
     )
     lines.append(f"  link: a round trip of {_ms(round_trip)} ms")
     return "\n".join([*lines, f"  {limit_of(done, round_trip, law).value.format(law=law)}"])

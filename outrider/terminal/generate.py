@@ -198,7 +198,7 @@ def with_baseline(
     if alone.failure is not None:
         return replace(done, finish_reason="error", failure=alone.failure)
     alone = replace(alone, device=target.description.device)
-    return replace(done, baseline=alone, speedup=alone.seconds / done.seconds)
+    return replace(done, baseline=alone)
 
 
 def run(

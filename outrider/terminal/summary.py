@@ -132,7 +132,7 @@ def _limit(
 def _forwards(completions: Sequence[Completion], tokens: int) -> list[str]:
     """The lines about forwards of the target, and candidates."""
     forwards, lone, drafted, accepted = (
-        sum(getattr(done, name) for done in completions)
+        sum(done.record()[name] for done in completions)
         for name in ("forwards", "lone_forwards", "num_draft_tokens", "num_accepted_tokens")
     )
     if not forwards:
@@ -164,7 +164,7 @@ def _draft(completions: Sequence[Completion], tokens: int) -> list[str]:
 def _bytes(completions: Sequence[Completion], tokens: int) -> list[str]:
     """The line about traffic: messages, and their bytes with framing."""
     up, down, sent, got = (
-        sum(getattr(done, name) for done in completions)
+        sum(getattr(done.traffic, name) for done in completions)
         for name in ("bytes_up", "bytes_down", "messages_up", "messages_down")
     )
     if not up or not tokens:
@@ -187,7 +187,9 @@ def _against_baseline(completions: Sequence[Completion]) -> list[str]:
         sum(not done.whole for done, _ in pairs),
     )
     ours, theirs = (sum(run.seconds for run in side) for side in zip(*pairs, strict=True))
-    forwards, alone = (sum(run.forwards for run in side) for side in zip(*pairs, strict=True))
+    forwards, alone = (
+        sum(run.traffic.forwards for run in side) for side in zip(*pairs, strict=True)
+    )
     return [
         f"target-only, same prompts and seeds: {alone} forwards instead of {forwards}, "
         f"{theirs:.2f} s instead of {ours:.2f} s: speed-up {theirs / ours:.2f}",

@@ -21,7 +21,7 @@ from inference.errors import OutriderError, Unavailable
 from inference.order import Decode, End, Pace
 from inference.proposer import NOBODY
 from inference.sampling import SamplingParams
-from inference.stats import DecodeStatistics
+from inference.stats import DecodeStatistics, Traffic
 from inference.text import Tokenizer
 from outrider.money.budget import Charge
 from outrider.text.stop_strings import StopStrings
@@ -93,49 +93,58 @@ class Completion:
     finish_reason: str = "cancelled"
     # the error that ended it; what was verified until then stands above
     failure: OutriderError | None = None
-    forwards: int = 0  # forwards of the target that the text took part in
-    lone_forwards: int = 0  # forwards without candidates
-    nodes: int = 0  # computed for this text, roots included
-    num_draft_tokens: int = 0  # candidates among the nodes
-    num_accepted_tokens: int = 0
-    accepted_by: dict[str, int] = field(default_factory=dict)  # kind of proposer -> tokens
-    acceptance_length: float = 0.0  # tokens a forward
-    acceptance_length_drafted: float = 0.0  # tokens a forward with candidates
-    acceptance_rate: float = 0.0  # share of the computed candidates
-    bytes_up: int = 0
-    bytes_down: int = 0
-    messages_up: int = 0
-    messages_down: int = 0
-    resumes: int = 0  # streams that broke and were taken up again
-    reopenings: int = 0  # sessions that went on elsewhere, or here with a prefill
-    seconds: float = 0.0
-    time_to_first_token: float = 0.0  # from the request to the first piece, as its reader sees it
-    gap_p50: float = 0.0  # gaps between pieces, as their reader sees them
-    gap_p99: float = 0.0
-    gap_max: float = 0.0
-    tokens_per_second: float = 0.0
+    traffic: Traffic = field(default_factory=Traffic)  # counts and times of the session
+    accepted: DecodeStatistics = field(default_factory=DecodeStatistics)
     draft_calls: int = 0  # calls of models on this machine
     draft_seconds: float = 0.0  # time in these calls
+    seconds: float = 0.0
+    time_to_first_token: float = 0.0  # from the request to the first piece, as its reader sees it
+    # [chunk] from the request to the tokens that came together
+    arrivals: list[float] = field(default_factory=list)
+    chunk_tokens: list[int] = field(default_factory=list)  # [chunk] how many tokens came together
     usd: float | None = None  # where prices are known
     # US dollars: a lower bound where only some prices are known
     cost: Figure = field(default_factory=partial(Figure.unavailable, "no price is known"))
     # joules of this machine while it drafted, by the watts that the user states
     energy: Figure = field(default_factory=partial(Figure.unavailable, "no watts are known"))
-    target_seconds: float = 0.0  # duration of the forwards
-    share_seconds: float = 0.0  # the text's share of the forwards, which others may share, too
-    queue_seconds: float = 0.0
-    prefill_seconds: float = 0.0
-    reused_tokens: int = 0  # prompt tokens whose keys were in the target's prefix cache
-    # [chunk] from the request to the tokens that came together
-    arrivals: list[float] = field(default_factory=list)
-    chunk_tokens: list[int] = field(default_factory=list)  # [chunk] how many tokens came together
-    # [depth - 1] forwards that accepted a candidate of this depth
-    accepted_at_depth: list[int] = field(default_factory=list)
     # the target's device, as it describes it: an emulated one says so; empty for a model in this
     # process
     device: str = ""
     baseline: Completion | None = None
-    speedup: float | None = None
+
+    @property
+    def speedup(self) -> float | None:
+        """Speed over that of the target alone; None without that."""
+        return None if self.baseline is None else self.baseline.seconds / self.seconds
+
+    @property
+    def num_draft_tokens(self) -> int:
+        """Candidates among the nodes that were computed."""
+        return max(self.traffic.nodes - self.traffic.forwards, 0)
+
+    @property
+    def num_accepted_tokens(self) -> int:
+        return self.accepted.num_accepted_tokens
+
+    @property
+    def accepted_by(self) -> dict[str, int]:
+        """Accepted tokens by the kind of proposer."""
+        return {PROPOSERS[kind]: count for kind, count in self.accepted.by_proposer.items()}
+
+    @property
+    def acceptance_length(self) -> float:
+        """Tokens a forward."""
+        return _ratio(len(self.token_ids), self.traffic.forwards)
+
+    @property
+    def acceptance_length_drafted(self) -> float:
+        """Tokens a forward with candidates."""
+        drafted = self.traffic.forwards - self.traffic.lone
+        return 1 + self.num_accepted_tokens / drafted if drafted else 0.0
+
+    @property
+    def tokens_per_second(self) -> float:
+        return _ratio(len(self.token_ids), self.seconds)
 
     @property
     def whole(self) -> bool:
@@ -145,12 +154,14 @@ class Completion:
     @property
     def usage(self) -> Usage:
         """Time and traffic of the text, with the target held all the time."""
-        return Usage(self.seconds, self.draft_seconds, self.bytes_up, self.bytes_down)
+        traffic = self.traffic
+        return Usage(self.seconds, self.draft_seconds, traffic.bytes_up, traffic.bytes_down)
 
     @property
     def usage_of_forwards(self) -> Usage:
         """The usage where only the text's share of the target's forwards is paid."""
-        return self.usage._replace(wall=self.share_seconds + self.prefill_seconds)
+        wall = self.traffic.share_seconds + self.traffic.prefill_seconds
+        return self.usage._replace(wall=wall)
 
     @property
     def error(self) -> str:
@@ -165,13 +176,34 @@ class Completion:
 
     def record(self) -> dict[str, Any]:
         """The record as plain data for JSON. The field `error` is there only if there is one."""
-        values = {name: value for name, value in vars(self).items() if name not in _NOT_IN_JSON}
-        if self.baseline is not None:
-            values["baseline"] = self.baseline.record()
-        return values | ({"error": self.error} if self.error else {})
+        kept = {name: value for name, value in vars(self).items() if name not in _PARTS}
+        counts, gaps = dict(vars(self.traffic)), gaps_of([self])
+        return {
+            **kept,
+            **({"error": self.error} if self.error else {}),
+            "lone_forwards": counts.pop("lone"),
+            "target_seconds": counts.pop("model_seconds"),
+            **counts,
+            **{name: getattr(self, name) for name in _DERIVED},
+            "acceptance_rate": _ratio(self.num_accepted_tokens, self.num_draft_tokens),
+            "accepted_at_depth": self.accepted.accepted_at_depth,
+            "gap_p50": gaps.p50,
+            "gap_p99": gaps.p99,
+            "gap_max": gaps.largest,
+            "baseline": None if self.baseline is None else self.baseline.record(),
+        }
 
 
-_NOT_IN_JSON = ("failure", "cost", "energy")
+_PARTS = ("failure", "traffic", "accepted", "cost", "energy")
+_DERIVED = (
+    "num_draft_tokens", "num_accepted_tokens", "accepted_by", "acceptance_length",
+    "acceptance_length_drafted", "tokens_per_second", "speedup",
+)  # fmt: skip
+
+
+def _ratio(part: float, whole: float) -> float:
+    return part / whole if whole else 0.0
+
 
 Tell = Callable[[Completion], None]
 """Receives the record of a text whenever tokens came."""
@@ -196,7 +228,7 @@ class _Run:
     def __init__(
         self, request: Request, session: TargetSession, tokenizer: Tokenizer, show: Show
     ) -> None:
-        self.done, self._statistics = new_completion(request), DecodeStatistics()
+        self.done = new_completion(request)
         self._request, self._show, self._session = request, show, session
         self._text, self._stop = tokenizer.stream(request.ids), StopStrings(request.stop)
         self._start = time.perf_counter()
@@ -227,8 +259,7 @@ class _Run:
             done.usd = charge.usd
         self._put(self._text.finish(), NOBODY)
         self._show_text(self._stop.finish(), NOBODY)
-        self._count()
-        done.gap_p50, done.gap_p99, done.gap_max = gaps_of([done])
+        done.traffic = self._session.traffic.copy()
         if failure is not None:
             done.finish_reason, done.failure = "error", failure
         return done
@@ -246,37 +277,10 @@ class _Run:
         if self._stop.found:
             done.finish_reason = "stop"
         made = len(done.token_ids) - before
-        self._statistics.count(step.proposers[:made])
+        done.accepted.count(step.proposers[:made])
         done.arrivals.append(done.seconds)
         done.chunk_tokens.append(made)
-        self._count()
-
-    def _count(self) -> None:
-        """Copy the counts of session and proposers to the record."""
-        done, traffic, statistics = self.done, self._session.traffic, self._statistics
-        tokens, accepted = len(done.token_ids), statistics.num_accepted_tokens
-        done.reused_tokens = traffic.reused_tokens
-        done.forwards = traffic.forwards
-        done.nodes = traffic.nodes
-        done.bytes_up = traffic.bytes_up
-        done.bytes_down = traffic.bytes_down
-        done.messages_up = traffic.messages_up
-        done.messages_down = traffic.messages_down
-        done.resumes = traffic.resumes
-        done.reopenings = traffic.reopenings
-        done.share_seconds = traffic.share_seconds
-        done.queue_seconds = traffic.queue_seconds
-        done.prefill_seconds = traffic.prefill_seconds
-        done.lone_forwards, done.target_seconds = traffic.lone, traffic.model_seconds
-        done.num_draft_tokens = candidates = max(traffic.nodes - traffic.forwards, 0)
-        done.num_accepted_tokens, done.accepted_at_depth = accepted, statistics.accepted_at_depth
-        named = statistics.by_proposer.items()
-        done.accepted_by = {PROPOSERS[kind]: count for kind, count in named}
-        drafted = traffic.forwards - traffic.lone
-        done.acceptance_length = tokens / traffic.forwards if traffic.forwards else 0.0
-        done.acceptance_length_drafted = 1 + accepted / drafted if drafted else 0.0
-        done.acceptance_rate = accepted / candidates if candidates else 0.0
-        done.tokens_per_second = tokens / done.seconds if done.seconds else 0.0
+        done.traffic = self._session.traffic.copy()
 
     def _spent(self) -> bool:
         """Count the usage. Returns whether the budget is spent."""

@@ -42,6 +42,7 @@ from outrider.compare.report import (
 from outrider.compare.rows import Account, Reading, ResultRow, acceptance, marked, summarise
 from outrider.money.goal import Goal
 from outrider.text.completion import Completion, Request
+from tests.support.completions import changed, completion
 
 UNREAD = Figure.unavailable("no counter here")
 READ = Figure.measured(8.0, "counter")
@@ -63,23 +64,19 @@ def text(
     """A text whose rounds all bring the same, the first one after one second."""
     count, seconds = rounds * per_round, 1 + (rounds - 1) * round_seconds
     accepted = rounds * (per_round - 1)
-    made = Completion(
-        index,
-        "p",
-        0,
-        3,
-        token_ids=list(range(count)),
+    made = completion(
+        count,
+        index=index,
         forwards=rounds,
-        nodes=count,
+        candidates=count - rounds,
         seconds=seconds,
         time_to_first_token=1.0,
-        tokens_per_second=count / seconds,
         arrivals=[1 + number * round_seconds for number in range(rounds)],
         chunk_tokens=[per_round] * rounds,
         num_accepted_tokens=accepted,
         accepted_at_depth=[rounds] * (per_round - 1),
     )
-    return replace(made, **fields)
+    return changed(made, **fields)
 
 
 def row(
@@ -182,7 +179,7 @@ def test_a_sweep_keeps_the_faster_half_and_chooses_one_of_each_group() -> None:
 def test_a_round_that_went_to_the_end_and_a_forward_without_candidates_are_no_misses() -> None:
     done = text(10, 1, 0.1, num_accepted_tokens=18, accepted_at_depth=[8, 6, 4])
     assert acceptance([done]) == pytest.approx(18 / (18 + 6))
-    assert acceptance([replace(done, lone_forwards=2)]) == pytest.approx(18 / (18 + 4))
+    assert acceptance([changed(done, lone=2)]) == pytest.approx(18 / (18 + 4))
     assert row([done]).acceptance == acceptance([done])
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from inference.cost.billing import Billing, price_words
@@ -12,23 +10,20 @@ from outrider.doctor.checks import plan
 from outrider.money.goal import Goal
 from outrider.terminal.explain import AGAIN, Explainer, Limit, dear_law, explained, limit_of
 from outrider.text.completion import Completion
+from tests.support.completions import changed, completion
 
 GOAL = Goal("api_cost", billing=Billing(3.6, target_watts=100.0, draft_watts=10.0))
 TRIP = 0.02
-MADE = Completion(
-    0,
-    "p",
-    0,
-    3,
-    token_ids=list(range(100)),
+MADE = completion(
+    100,
     seconds=1.4,
     forwards=40,
-    lone_forwards=4,
-    num_draft_tokens=300,
+    lone=4,
+    candidates=300,
     num_accepted_tokens=60,
     draft_calls=110,
     draft_seconds=0.5,
-    target_seconds=1.2,
+    model_seconds=1.2,
 )
 
 
@@ -52,11 +47,11 @@ def test_prices_of_tokens_have_the_unit_of_what_is_weighed(
     ("made", "round_trip", "limit"),
     [
         (MADE, TRIP, Limit.TARGET),
-        (replace(MADE, draft_seconds=1.3), TRIP, Limit.DRAFT),
-        (replace(MADE, lone_forwards=30), TRIP, Limit.LINK),
-        (replace(MADE, lone_forwards=30), 0.001, Limit.DRAFT),
-        (replace(MADE, num_accepted_tokens=2), TRIP, Limit.USELESS),
-        (replace(MADE, draft_calls=0, draft_seconds=0.0), TRIP, Limit.NO_DRAFT),
+        (changed(MADE, draft_seconds=1.3), TRIP, Limit.DRAFT),
+        (changed(MADE, lone=30), TRIP, Limit.LINK),
+        (changed(MADE, lone=30), 0.001, Limit.DRAFT),
+        (changed(MADE, num_accepted_tokens=2), TRIP, Limit.USELESS),
+        (changed(MADE, draft_calls=0, draft_seconds=0.0), TRIP, Limit.NO_DRAFT),
     ],
 )
 def test_what_limits_a_text_is_told_from_what_was_measured(
@@ -84,9 +79,9 @@ def test_where_nodes_cost_nearly_as_much_as_forwards_no_good_draft_pays(
     times = LatencyModel({(1, 2**power): seconds for power, seconds in enumerate(law)})
     assert dear_law(times) == words
     assert dear_law(LatencyModel()) == ""
-    useless, dear = replace(MADE, num_accepted_tokens=2), Limit.ARITHMETIC
+    useless, dear = changed(MADE, num_accepted_tokens=2), Limit.ARITHMETIC
     assert limit_of(useless, TRIP, words) is (dear if words else Limit.USELESS)
-    silent = replace(useless, draft_calls=0)
+    silent = changed(useless, draft_calls=0)
     assert limit_of(silent, TRIP, words) is (dear if words else Limit.NO_DRAFT)
     assert limit_of(MADE, TRIP, words) is Limit.TARGET
     assert words in explained(useless, TRIP, Goal("api_cost"), words).splitlines()[-1]
@@ -112,13 +107,13 @@ def test_it_speaks_again_only_where_something_else_limits_the_text(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     explainer = Explainer(TRIP, Goal("api_cost"))
-    far = replace(MADE, lone_forwards=30)
+    far = changed(MADE, lone=30)
     explainer.tell(MADE)
-    explainer.tell(replace(MADE, token_ids=list(range(100 + AGAIN))))
+    explainer.tell(changed(MADE, token_ids=list(range(100 + AGAIN))))
     assert capsys.readouterr().err.count("limited by") == 1
-    explainer.tell(replace(far, token_ids=list(range(101 + AGAIN))))
+    explainer.tell(changed(far, token_ids=list(range(101 + AGAIN))))
     assert not capsys.readouterr().err  # not so soon
-    explainer.tell(replace(far, token_ids=list(range(100 + 2 * AGAIN))))
+    explainer.tell(changed(far, token_ids=list(range(100 + 2 * AGAIN))))
     assert Limit.LINK.value in capsys.readouterr().err
 
 

@@ -16,6 +16,7 @@ from outrider.money.goal import Goal
 from outrider.terminal.summary import account, summary
 from outrider.text.completion import Completion
 from tests.support.clock import Clock
+from tests.support.completions import completion
 
 PRICED = Billing(3.6, 0.36, 0.0, 0.0, draft_watts=10.0, target_watts=100.0, source="as given")
 
@@ -26,19 +27,16 @@ def numbers(line: str) -> list[float]:
 
 
 def text(tokens: int = 100, seconds: float = 2.0, **more: object) -> Completion:
-    done = Completion(
-        0, "p", 0, 3, token_ids=list(range(tokens)), seconds=seconds, finish_reason="length"
-    )
-    return replace(done, **more)  # type: ignore[arg-type]
+    return completion(tokens, **{"seconds": seconds, "finish_reason": "length"} | more)
 
 
 def test_the_report_counts_forwards_and_tells_those_without_candidates_apart() -> None:
     done = text(
         forwards=40,
-        lone_forwards=10,
-        num_draft_tokens=240,
+        lone=10,
+        candidates=240,
         num_accepted_tokens=60,
-        accepted_by={"model": 45, "copy": 15},
+        by_proposer={0: 45, 1: 15},
         draft_calls=110,
         draft_seconds=0.5,
         bytes_up=8000,

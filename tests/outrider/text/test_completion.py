@@ -95,16 +95,16 @@ def test_the_record_counts_what_session_and_proposer_did(served: Engine) -> None
     assert first.draft_calls == second.draft_calls > 0
     for done in (first, second):
         assert sum(done.chunk_tokens) == len(done.token_ids) == TOKENS
-        assert done.num_accepted_tokens + done.forwards == TOKENS
+        assert done.num_accepted_tokens + done.traffic.forwards == TOKENS
         assert done.accepted_by == {"model": done.num_accepted_tokens}
-        assert done.acceptance_length == TOKENS / done.forwards
-        assert done.num_draft_tokens == done.nodes - done.forwards
-        assert 0 < done.share_seconds <= done.target_seconds * (1 + 1e-9)
+        assert done.acceptance_length == TOKENS / done.traffic.forwards
+        assert done.num_draft_tokens == done.traffic.nodes - done.traffic.forwards
+        assert 0 < done.traffic.share_seconds <= done.traffic.model_seconds * (1 + 1e-9)
 
 
 def test_the_target_alone_makes_a_forward_a_token(served: Engine) -> None:
     alone = made(LocalSession(served), [], request())
-    assert (alone.forwards, alone.lone_forwards, alone.nodes) == (TOKENS, TOKENS, TOKENS)
+    assert alone.traffic.forwards == alone.traffic.lone == alone.traffic.nodes == TOKENS
     assert (alone.num_draft_tokens, alone.accepted_by, alone.draft_calls) == (0, {}, 0)
     assert alone.finish_reason == "length"
 
@@ -147,7 +147,7 @@ def test_what_was_verified_survives_an_error(served: Engine, error: OutriderErro
     assert done.token_ids == whole.token_ids[: len(done.token_ids)]
     assert whole.text.startswith(done.text.rstrip("\ufffd"))
     assert (done.finish_reason, done.error) == ("error", str(error))
-    assert done.forwards > 0
+    assert done.traffic.forwards > 0
     assert "error" in done.record()
     assert "error" not in whole.record()
 
