@@ -31,9 +31,9 @@ from inference.backends.fused import fused_part, load_fused
 from inference.decode import Step, decode
 from inference.drafters.model_proposer import ROOM
 from inference.drafters.round_proposer import RoundProposer
+from inference.drafters.tree_policies import Chain
 from inference.engine.engine import Engine
 from inference.engine.graph_rounds import GraphRounds
-from inference.engine.graph_tree import Branching
 from inference.engine.host import Host
 from inference.engine.local_session import LocalSession
 from inference.link_times import LinkTimes
@@ -79,12 +79,12 @@ class Result:
 
 
 def arms_of(directory: Path, manifest: Manifest) -> list[Arm]:
-    """The fused graph first. Two draft the same tree in calls of their own, and verify it eagerly
+    """The fused graph first. Two draft the same chain in calls of their own, and verify it eagerly
     or by the artefact's graphs; one lets the draft grow its trees freely beside the target.
     """
     fused, capacity = load_fused(directory, manifest), manifest.capacity
     target, draft = (_eager(EMBEDDED / which, manifest, capacity) for which in ("target", "draft"))
-    same_tree = RoundProposer(draft, Branching(fused.shape), room=fused.shape.nodes - 1)
+    same_chain = RoundProposer(draft, Chain(fused.shape.depth), room=fused.shape.depth)
     growing = Host(
         _eager(EMBEDDED / "draft", manifest, manifest.sequence_length + ROOM), _unknown, room=ROOM
     )
@@ -94,8 +94,8 @@ def arms_of(directory: Path, manifest: Manifest) -> list[Arm]:
 
     return [
         Arm("fused graph", _engine(fused, manifest, graphs=GraphRounds(fused)), beside=True),
-        Arm("separate calls, target compiled", _engine(compiled(), manifest), proposer=same_tree),
-        Arm("separate calls, both eager", _engine(target, manifest), proposer=same_tree),
+        Arm("separate calls, target compiled", _engine(compiled(), manifest), proposer=same_chain),
+        Arm("separate calls, both eager", _engine(target, manifest), proposer=same_chain),
         Arm(
             "growing tree beside, target compiled",
             _engine(compiled(), manifest, host=growing),

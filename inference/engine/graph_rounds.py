@@ -20,7 +20,7 @@ import numpy as np
 from inference.backends import RoundModel, Segment
 from inference.backends.sequence import ModelSequence
 from inference.engine.forward import Ask, Commit, Share, Took, charge, commit
-from inference.engine.graph_tree import GraphTree, inner_tree
+from inference.engine.graph_tree import blank_tree, read_answer
 from inference.engine.scheduler import LEAST_GAIN, LEAST_RATE, Seconds, Turn
 from inference.engine.session import Session
 from inference.link_times import KEPT
@@ -112,14 +112,28 @@ class DraftShare(Share):
 
 
 class RoundShare(DraftShare):
-    """One session's share of a graph round."""
+    """One session's share of a graph round.
 
-    tree: GraphTree
+    limit: candidates accepted at most.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        tree: TokenTree,
+        segment: Segment,
+        draft: ModelSequence,
+        record: CallRecord,
+        held_up: HeldUp,
+        limit: int,
+    ) -> None:
+        super().__init__(session, tree, segment, draft, record, held_up)
+        self._limit = limit
 
     def settle(self, answer: IntArray, took: Took, part: float) -> Commit:
         self.count(took)
-        tree, session = self.tree, self.session
-        verdict = tree.filled(answer)
+        session = self.session
+        tree, verdict = read_answer(self.tree, answer, self._limit)
         queue = charge(session, self.nodes, took, part)
         tokens = session.takes(tree, verdict, HOST, took.ended)
         self._record.brought(len(tokens))
@@ -191,11 +205,11 @@ class GraphRounds:
         """The session's share of the next round; the draft must lack no token of it."""
         draft, shape = self._draft(session), self._model.shape
         limit = min(max(session.allowed - 1, 0), shape.depth)
-        part = draft.prepare(inner_tree(shape, session.root))
-        part = part._replace(positions=np.minimum(part.positions, draft.length + limit))
-        tree = GraphTree(shape, session.root, limit, part)
-        segment = session.prepare(tree)._replace(draft=part)
-        return RoundShare(session, tree, segment, draft, self._rounds, self._held_up)
+        tree = blank_tree(shape, session.root)
+        part = _within(draft.prepare(tree.prefix(shape.inner)), draft.length + limit)
+        segment = _within(session.prepare(tree), session.live.length + limit)
+        segment = segment._replace(draft=part)
+        return RoundShare(session, tree, segment, draft, self._rounds, self._held_up, limit)
 
     def _serves(self, session: Session) -> bool:
         """Whether a session asked for rounds and may spend one round's nodes.
@@ -244,3 +258,8 @@ class GraphRounds:
             sequence = ModelSequence(self._model.draft, row, session.params)
             self._drafts[row] = session, sequence
         return sequence
+
+
+def _within(segment: Segment, last: int) -> Segment:
+    """The segment with no position beyond `last`, where the text ends. Nodes there are ignored."""
+    return segment._replace(positions=np.minimum(segment.positions, last))

@@ -25,7 +25,7 @@ from inference.backends.neuron_loading import load_neuron
 from inference.backends.sequence import ModelSequence
 from inference.engine.engine import Engine
 from inference.engine.graph_rounds import GraphRounds
-from inference.engine.graph_tree import GraphTree, inner_tree
+from inference.engine.graph_tree import blank_tree
 from inference.engine.local_session import LocalSession
 from inference.errors import InvalidRequest
 from inference.model.checkpoint import fingerprint
@@ -158,8 +158,9 @@ def both_rows(model: NeuronFusedModel, draft_rows: Sequence[int]) -> list[list[i
         draft = ModelSequence(model.draft, draft_row, SAMPLINGS[row])
         for sequence in (target, draft):
             sequence.extend([5, 17, 23 + row])
-        part = draft.prepare(inner_tree(FUSED_SHAPE, 9))
-        segments.append(target.prepare(GraphTree(FUSED_SHAPE, 9, 2, part))._replace(draft=part))
+        tree = blank_tree(FUSED_SHAPE, 9)
+        part = draft.prepare(tree.prefix(FUSED_SHAPE.inner))
+        segments.append(target.prepare(tree)._replace(draft=part))
     return [answer.tolist() for answer in model.rounds(segments)]
 
 
