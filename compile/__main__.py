@@ -6,8 +6,9 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,11 +24,22 @@ if TYPE_CHECKING:
     from compile.request import BuildCheckpoint, BuildRequest
     from inference.artifact import Manifest
 
+VERBS = {
+    "check": "compile.check",
+    "rules": "compile.predictions",
+    "times": "compile.predictions",
+    "try": "compile.try_compiler",
+}
+"""Modules of what `python -m compile VERB FLAGS` does beside building."""
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command. Returns 0 when what was asked was done."""
-    options = parse(arguments)
-    given = sys.argv[1:] if arguments is None else arguments
+    """Run the command, a verb or a build. Returns 0 when what was asked was done."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    if given and given[0] in VERBS:
+        run: Callable[[Sequence[str]], int] = import_module(VERBS[given[0]]).main
+        return run(given)
+    options = parse(given)
     return run_command(
         lambda: _run(options, given),
         debug=options.debug,
@@ -55,8 +67,8 @@ def _run(options: CompileOptions, arguments: Sequence[str]) -> int:
 
 def _build(options: CompileOptions, arguments: Sequence[str]) -> None:
     from compile.build.build import build_artifact, planned_manifest, read_source
-    from compile.build.builders import builder_of
     from compile.build.kept_times import KeptTimes
+    from compile.builders import builder_of
     from inference.artifact import MANIFEST
 
     out, (request, checkpoint) = _out(options), _request_of(options)
@@ -69,7 +81,7 @@ def _build(options: CompileOptions, arguments: Sequence[str]) -> None:
     with _progress(kept) as progress:
         manifest = build_artifact(spec, source, builder, out, command=command, progress=progress)
     if spec.fused is not None:
-        from compile.fused_smoke import smoke
+        from compile.agreement import smoke
 
         print(smoke(out, manifest, say))
     print(f"{out}: complete, digest {manifest.digest()}")

@@ -1,4 +1,4 @@
-"""Runs `python -m compile.try_compiler`: gives every graph of a Neuron target to neuronx-cc on an
+"""Runs `python -m compile try`: gives every graph of a Neuron target to neuronx-cc on an
 ordinary x86 machine, and holds what the compiler says against what compile/ops predicts.
 
 It needs AWS's packages, no device, and of the model its config.json alone. What it leaves in --out:
@@ -26,12 +26,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from compile.build.builders import builder_of
 from compile.build.compiler_report import METRICS, CompilerReport, first_error, read_report
 from compile.build.neff_cache import unit_key
 from compile.build.neuron_builder import NeuronBuilder
 from compile.build.neuron_compiler import PLATFORMS
 from compile.build.neuron_graphs import LOG
+from compile.builders import builder_of
 from compile.compile_options import CompileOptions, parse
 from compile.ops.engines import rates_of
 from compile.plan.graph_time import GraphTime, graph_time, times_between
@@ -59,7 +59,7 @@ class Tried:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command. Returns 1 where the compiler refused a graph, or the flags are wrong."""
-    options = parse([*(sys.argv[1:] if arguments is None else arguments), "--dry_run"])
+    options = parse([*(sys.argv[1:] if arguments is None else arguments)[1:], "--dry_run"])
     return run_command(
         lambda: _run(options),
         debug=options.debug,

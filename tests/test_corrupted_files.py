@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import pytest
 
 from compile.build.build import build_artifact
-from compile.build.neuron_cache import cost_of_building
 from compile.build.progress import LineProgress
+from compile.neuron_cache import cost_of_building
 from compile.plan.workload import read_load
 from grpc_comm.server.server import BackgroundServer
 from inference.artifact import (

@@ -9,8 +9,9 @@ from importlib.util import find_spec
 
 import pytest
 
+from compile import check
 from compile import compile_options as compiling
-from compile import smoke
+from compile.__main__ import VERBS
 from deploy import __main__ as deploying
 from outrider import options as running
 from outrider.compare import compare_options as comparing
@@ -26,11 +27,19 @@ HELP = [
     "outrider/options/parsing.py",
 ]
 
+
+def compiled(arguments: list[str]) -> object:
+    """Options of a build, or of a verb of `python -m compile`."""
+    if arguments[0] == "check":
+        return check.parse(arguments[1:])
+    return compiling.parse(arguments[arguments[0] in VERBS :])
+
+
 PARSERS: dict[str, Callable[[list[str]], object]] = {
     "main.py": running.parse,
     "compare_architectures.py": comparing.parse,
     "-m compile": compiling.parse,
-    "-m compile.smoke": smoke.parse,
+    "-m compile check": check.parse,
     "-m deploy": deploying.parse,
 }
 PLACEHOLDERS = {"D": "bfloat16", "T": "trn1", "N": "2", "NAME": "demo"}

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 
-from compile.build.equivalence import check_equivalence, check_row_independence
+from compile.build.equality import check_equivalence, check_row_independence
 from compile.spec import CompileSpec
 from inference.artifact import Bucket, RoundBucket
 from inference.backends.compiled import (

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from compile.build.parallel import leave, parallel_layers, summing_type
+from compile.parallel import leave, parallel_layers, summing_type
 from compile.spec import CompileSpec
 from inference.backends.neuron_sdk import Sdk
 from inference.model.decoder import Layers

@@ -1,7 +1,7 @@
 """Checks that a compiled round computes what the eager graph computes, and each row by itself.
 Otherwise it may not serve a target.
 
-Inputs are drawn at random, as in compile/build/equivalence.py. Rounding may decide a draft's
+Inputs are drawn at random, as in compile/build/equality.py. Rounding may decide a draft's
 near-tie otherwise, which changes the tree and everything after it in that row. So rows are compared
 as wholes. Keys and values are compared where the trees are equal.
 """
@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from compile.build.equivalence import ROUNDING, ROUNDS, SAMPLINGS, distances
+from compile.build.equality import ROUNDING, ROUNDS, SAMPLINGS, distances
 from inference.artifact import RoundBucket
 from inference.backends.compiled import Graph
 from inference.engine.graph_tree import blank_tree

@@ -21,14 +21,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from compile.build.between import calls_between
 from compile.build.compiler_report import read_report
 from compile.build.float8_layers import layers_of
 from compile.build.free_memory import compilers_at_once
 from compile.build.neff_cache import NeffCache
 from compile.build.neuron_compiler import Toolchain, render
 from compile.build.neuron_graphs import CompiledCall, GraphCall, NeuronGraphs
-from compile.build.parallel import cast_weights, parallel_config, parallel_tensors
+from compile.graphs import calls_between
+from compile.parallel import cast_weights, parallel_config, parallel_tensors
 from compile.spec import CompileSpec
 from inference.artifact import Bucket
 from inference.backends.neuron import PACKAGE, SHARD

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from compile.build.neff_cache import NeffCache
 from compile.build.neuron_builder import NeuronBuilder
-from compile.build.parallel import parallel_config
+from compile.parallel import parallel_config
 from compile.spec import CompileSpec
 from inference.artifact import Bucket, DraftBucket, RoundBucket
 from inference.errors import InvalidRequest

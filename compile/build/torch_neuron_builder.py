@@ -17,8 +17,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from compile.build.between import calls_between
-from compile.build.parallel import parallel_config, parallel_tensors
+from compile.graphs import calls_between
+from compile.parallel import parallel_config, parallel_tensors
 from compile.spec import CompileSpec
 from inference.artifact import Bucket
 from inference.backends.neuron import Program, runtime_error

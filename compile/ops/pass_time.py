@@ -17,7 +17,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from compile.build.between import calls_between
+from compile.graphs import calls_between
 from compile.ops.engines import FITTED, EngineRates, rates_of
 from compile.ops.op_work import KINDS, OpWork, op_work
 from compile.ops.rank_graph import record_between, record_bucket

@@ -11,11 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from compile.build.between import calls_between
 from compile.build.float8_layers import layers_of
-from compile.build.parallel import cast_weights, parallel_config
+from compile.graphs import calls_between
 from compile.ops.recording import Recording, record
 from compile.ops.torch_neuron_rules import native_graph
+from compile.parallel import cast_weights, parallel_config
 from compile.spec import CompileSpec
 from inference.artifact import NATIVE, Bucket, DraftBucket, RoundBucket
 from inference.backends.neuron_sdk import Sdk

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from compile.build.parallel import cast_weights, parallel_config
 from compile.ops.recording import WRITES, Op
 from compile.ops.rules import RULES, Graph, Rule
+from compile.parallel import cast_weights, parallel_config
 from compile.spec import CompileSpec
 from inference.artifact import NATIVE
 from inference.backends.torch_neuron import draws, own_config

@@ -1,7 +1,7 @@
 """Counts what a spec needs of each rank: weights, KV cache, the largest activation and a call's
 work. What a device holds besides, and what fits, is in compile/plan/fit.py.
 
-Sharding is that of compile/build/parallel.py. Matrices, embeddings and head are cut into
+Sharding is that of compile/parallel.py. Matrices, embeddings and head are cut into
 `tensor_parallel` parts. So are key-value heads, which are repeated where there are fewer heads than
 ranks. On Neuron the head is a table of its own. Small vectors are counted whole.
 """

@@ -160,7 +160,7 @@ def test_the_noise_of_the_probe_is_the_hosts(device: closed.Device, tmp_path: Pa
 def test_a_fused_target_built_by_nxd_drafts_and_accepts_as_its_own_choices_say(
     device: closed.Device, tmp_path: Path
 ) -> None:
-    from compile.fused_smoke import check_text
+    from compile.agreement import check_text
 
     target = write_checkpoint(tmp_path / "target")
     draft = write_checkpoint(tmp_path / "draft", seed=1, num_hidden_layers=1, num_key_value_heads=2)

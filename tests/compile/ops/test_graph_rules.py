@@ -9,13 +9,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from compile.ops.__main__ import main
 from compile.ops.op_work import instructions
 from compile.ops.ranges import ranges
 from compile.ops.rank_graph import record_between, record_bucket
 from compile.ops.recording import Op, Recording, record
 from compile.ops.rules import RULES, Violation, broken, live_bytes
 from compile.plan.device import device_of
+from compile.predictions import main
 from compile.spec import CompileSpec, prefill_bucket, verify_bucket
 from inference.artifact import Bucket, DraftBucket, FusedPart, RoundBucket
 from inference.backends.neuron import COPY, FILL

@@ -12,12 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.known_passes import KNOWN, Known, predicted
-from compile.ops.__main__ import main
 from compile.ops.engines import FITTED, digest, rates_of
 from compile.ops.op_work import OpWork, op_work
 from compile.ops.pass_time import COSTS, PassTime, pass_time, pass_work, work_of
 from compile.ops.rank_graph import record_bucket
 from compile.ops.recording import record
+from compile.predictions import main
 from compile.spec import CompileSpec, verify_bucket
 from inference.artifact import DraftBucket, FusedPart, RoundBucket
 from inference.model.config import read_config, read_raw_config

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.buckets import IMITATED, LLAMA_8B, LOADS
-from compile.build.between import calls_between
 from compile.compile_options import CompileOptions
+from compile.graphs import calls_between
 from compile.ops.pass_time import pass_work
 from compile.plan import search
 from compile.plan.buckets import Sizes, graphs_of, plan_graphs

@@ -20,7 +20,7 @@ import torch
 
 from compile.build.build import build_artifact, read_source
 from compile.build.cpu import CpuBuilder, check_compiler
-from compile.build.equivalence import check_equivalence, check_row_independence
+from compile.build.equality import check_equivalence, check_row_independence
 from compile.build.progress import LineProgress
 from compile.spec import CompileSpec, prefill_bucket, verify_bucket
 from grpc_comm.client.connection import connect

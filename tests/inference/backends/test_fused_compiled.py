@@ -14,11 +14,11 @@ import pytest
 import torch
 
 from compile.__main__ import main as compile_main
+from compile.agreement import smoke
 from compile.build.build import build_artifact, read_source
 from compile.build.cpu_fused import FusedCpuBuilder
 from compile.build.fused_equivalence import check_round, check_round_independence, random_round
 from compile.build.progress import LineProgress
-from compile.fused_smoke import smoke
 from compile.spec import CompileSpec, verify_bucket
 from grpc_comm.client.connection import connect
 from grpc_comm.server.server import BackgroundServer

@@ -13,10 +13,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from compile.agreement import smoke
 from compile.build.build import Source, build_artifact
 from compile.build.neuron_fused_builder import FusedNeuronBuilder
 from compile.build.progress import LineProgress
-from compile.fused_smoke import smoke
 from inference.artifact import read_manifest
 from inference.backends import RoundModel, Segment
 from inference.backends.neuron import COPY

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 import torch
 
-from compile import probe, smoke
-from compile.build.neuron_cache import neuron_artifact
+from compile import check, probe
 from compile.build.neuron_compiler import compiler_flags, render
+from compile.neuron_cache import neuron_artifact
 from inference.artifact import Manifest
 from inference.backends import neuron_sdk
 from inference.backends.neuron import runtime_error
@@ -196,7 +196,10 @@ def test_the_smoke_script_passes_on_a_device_that_works(
     Neuron().install(monkeypatch, packages)
     monkeypatch.setattr(probe, "TOKENS", 1000)
     model = ROOT / "inference" / "data" / "draft"
-    assert smoke.main(["--model", str(model), "--out", str(tmp_path / "a"), *SMOKE, *more]) == 0
+    assert (
+        check.main(["check", "--model", str(model), "--out", str(tmp_path / "a"), *SMOKE, *more])
+        == 0
+    )
     printed = capsys.readouterr().out
     assert "noise: all 16000 values as on the host" in printed
     assert "greedy: 12 of 12 choices equal" in printed
@@ -211,7 +214,7 @@ def test_the_smoke_script_fails_on_a_device_that_chooses_otherwise(
 ) -> None:
     Neuron().install(monkeypatch, packages)
     monkeypatch.setattr(probe, "TOKENS", 1000)
-    honest = smoke.load_neuron
+    honest = check.load_neuron
 
     def swapped(*arguments: Any) -> Any:
         model = honest(*arguments)
@@ -219,9 +222,9 @@ def test_the_smoke_script_fails_on_a_device_that_chooses_otherwise(
         model.choose = lambda segments: [chosen[::-1] for chosen in choose(segments)]  # type: ignore[method-assign]
         return model
 
-    monkeypatch.setattr(smoke, "load_neuron", swapped)
+    monkeypatch.setattr(check, "load_neuron", swapped)
     model = ROOT / "inference" / "data" / "draft"
-    assert smoke.main(["--model", str(model), "--out", str(tmp_path / "a"), *SMOKE]) == 1
+    assert check.main(["check", "--model", str(model), "--out", str(tmp_path / "a"), *SMOKE]) == 1
     assert "first difference: round 0" in capsys.readouterr().out
 
 
@@ -229,7 +232,7 @@ def test_the_smoke_script_wants_a_device(
     monkeypatch: pytest.MonkeyPatch, packages: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     Neuron(device=False).install(monkeypatch, packages)
-    assert smoke.main(["--model", "anything", *SMOKE]) == 1
+    assert check.main(["check", "--model", "anything", *SMOKE]) == 1
     assert "no Neuron device here" in capsys.readouterr().err
 
 

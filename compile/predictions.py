@@ -7,8 +7,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Sequence
 
-from compile.build.between import calls_between
 from compile.compile_options import CompileOptions, parse
+from compile.graphs import calls_between
 from compile.ops.engines import rates_of
 from compile.ops.op_work import instructions
 from compile.ops.pass_time import COSTS, pass_work, work_between
@@ -22,11 +22,11 @@ from inference.command import run_command
 from inference.errors import InvalidRequest
 from inference.model.config import ModelConfig
 
-USAGE = """usage: python -m compile.ops rules|times FLAGS
+USAGE = """usage: python -m compile rules|times FLAGS
   rules  what in the graphs the compiler refuses or the device computes wrongly, with source lines
   times  milliseconds of a pass by cost
 FLAGS are those of python -m compile, such as
-  python -m compile.ops times --model docs/shapes/llama-3.1-8b --target trn1 --tensor_parallel 2"""
+  python -m compile times --model docs/shapes/llama-3.1-8b --target trn1 --tensor_parallel 2"""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -3,7 +3,7 @@ time.
 
 Choices are compared with those of the eager model.
 
-    python -m compile.smoke --model DIR_OR_NAME --target trn1 --tensor_parallel 2
+    python -m compile check --model DIR_OR_NAME --target trn1 --tensor_parallel 2
 
 Run it on the instance; it needs no other machine and leaves its artefact in --out. Not yet run on
 hardware.
@@ -75,7 +75,7 @@ class Agreement:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    options = parse(arguments)
+    options = parse((sys.argv[1:] if arguments is None else arguments)[1:])
     try:
         return _smoke(options)
     except OutriderError as error:
@@ -85,7 +85,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="python -m compile.smoke", description="first contact with a Neuron instance"
+        prog="python -m compile check", description="first contact with a Neuron instance"
     )
     parser.add_argument(
         "--model", required=True, help="model directory or hub name", metavar="DIR_OR_NAME"
@@ -139,7 +139,7 @@ def _smoke(options: argparse.Namespace) -> int:
         source,
         NeuronBuilder(spec, directory, spec.vocabulary),
         out,
-        command="python -m compile.smoke",
+        command="python -m compile check",
         progress=LineProgress(_say),
     )
     print(f"built {spec.buckets[0].name} in {time.perf_counter() - start:.0f} s, artefact in {out}")
