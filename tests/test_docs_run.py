@@ -39,7 +39,8 @@ NEEDED = {
     "--cs 0,": "minutes of measuring",
     "--draft eagle": "a head that was trained for its target",
     "--features": "a checkpoint of the reader's own",
-    "-m compile.ops": "minutes of counting, which tests of compile/ops do at smaller sizes",
+    "-m compile rules": "minutes of counting, which tests of compile/ops do at smaller sizes",
+    "-m compile times": "minutes of counting, which tests of compile/ops do at smaller sizes",
     "-m benchmarks": "minutes of measuring",
     "meta-llama": "a gated model",
 }

@@ -38,8 +38,7 @@ def compiled(arguments: list[str]) -> object:
 PARSERS: dict[str, Callable[[list[str]], object]] = {
     "main.py": running.parse,
     "compare_architectures.py": comparing.parse,
-    "-m compile": compiling.parse,
-    "-m compile check": check.parse,
+    "-m compile": compiled,
     "-m deploy": deploying.parse,
 }
 PLACEHOLDERS = {"D": "bfloat16", "T": "trn1", "N": "2", "NAME": "demo"}
