@@ -32,7 +32,9 @@ def compiled(arguments: list[str]) -> object:
     """Options of a build, or of a verb of `python -m compile`."""
     if arguments[0] == "check":
         return check.parse(arguments[1:])
-    return compiling.parse(arguments[arguments[0] in VERBS :])
+    if arguments[0] in VERBS:
+        return compiling.parse([*arguments[1:], "--dry_run"])
+    return compiling.parse(arguments)
 
 
 PARSERS: dict[str, Callable[[list[str]], object]] = {
