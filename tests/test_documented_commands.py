@@ -30,6 +30,8 @@ HELP = [
 
 def compiled(arguments: list[str]) -> object:
     """Options of a build, or of a verb of `python -m compile`."""
+    if arguments in ([verb] for verb in VERBS):  # the text names a verb
+        return arguments
     if arguments[0] == "check":
         return check.parse(arguments[1:])
     if arguments[0] in VERBS:
