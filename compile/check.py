@@ -1,35 +1,32 @@
-"""First test on a Neuron instance: the noise on the device, then one graph, its choices and its
-time.
+"""Runs `python -m compile check`: the first test on a Neuron instance.
 
-Choices are compared with those of the eager model.
+    python -m compile check --model DIR_OR_NAME --target trn1 --tensor_parallel 2 --out DIR
 
-    python -m compile check --model DIR_OR_NAME --target trn1 --tensor_parallel 2
-
-Run it on the instance; it needs no other machine and leaves its artefact in --out. Not yet run on
-hardware.
+It compares the device's noise with the contract, builds one graph, compares its choices with those
+of the eager model, and takes the time of a call. It needs no other machine and leaves its artefact
+in --out. Not yet run on hardware.
 """
 
 from __future__ import annotations
 
-import argparse
 import statistics
-import sys
-import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
 
 from compile import probe
+from compile.agreement import agreements, random_tree
 from compile.build.build import build_artifact, read_source
 from compile.build.neuron_builder import NeuronBuilder
 from compile.build.neuron_compiler import PLATFORMS, aim, compiler_flags, render
-from compile.build.progress import LineProgress
-from compile.spec import DTYPES, CompileSpec, least_nodes, verify_bucket
-from inference.accept import accept_match
+from compile.build.progress import BuildProgress
+from compile.compile_options import CompileOptions, parse
+from compile.plan.fit import usual_ranks
+from compile.request import BuildCheckpoint, find_checkpoint
+from compile.spec import CompileSpec, least_nodes, verify_bucket
 from inference.artifact import check_files
 from inference.backends import Model
 from inference.backends.eager import EagerModel
@@ -43,156 +40,93 @@ from inference.backends.neuron_sdk import (
     sdk_versions,
 )
 from inference.backends.sequence import ModelSequence
-from inference.errors import InvalidRequest, OutriderError
-from inference.model import checkpoint as checkpoints
-from inference.model.decoder import Decoder
+from inference.command import run_command, say
+from inference.errors import InvalidRequest
+from inference.model.checkpoint import load_decoder
 from inference.model.float8 import in_float8, states_of
-from inference.model.hub import find_model
 from inference.sampling import SamplingParams
-from inference.tree import TokenTree
 
-_ENOUGH = 0.97
-"""The share of equal choices below which the device is called wrong. In bfloat16 about 1 in 100 is
-a near-tie that rounding decides.
-"""
+_SMALL = ("--sequence_length", "512", "--max_tree_nodes", "16")
+"""Sizes where the command line says nothing else."""
+_CALLS = 100
+"""Calls that are timed."""
 
 
-@dataclass(frozen=True)
-class Agreement:
-    """How many choices of the device equal those of the eager model, after the same committed
-    tokens.
+def main(arguments: Sequence[str]) -> int:
+    """Run the command, given with its verb. Returns 1 where the device computes something else, or
+    the flags are wrong.
     """
-
-    equal: int
-    total: int
-    first: str
-
-    def __str__(self) -> str:
-        return (
-            f"{self.equal} of {self.total} choices "
-            f"equal{f', first difference: {self.first}' if self.first else ''}"
-        )
+    options = parse([*_SMALL, *arguments[1:]])
+    return run_command(lambda: _check(options), debug=options.debug)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    options = parse((sys.argv[1:] if arguments is None else arguments)[1:])
-    try:
-        return _smoke(options)
-    except OutriderError as error:
-        print(f"smoke: {error}", file=sys.stderr)
-        return 1
-
-
-def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m compile check", description="first contact with a Neuron instance"
-    )
-    parser.add_argument(
-        "--model", required=True, help="model directory or hub name", metavar="DIR_OR_NAME"
-    )
-    parser.add_argument("--target", required=True, choices=tuple(PLATFORMS))
-    parser.add_argument(
-        "--tensor_parallel",
-        "--tensor-parallel",
-        type=int,
-        default=2,
-        help="cores (default: %(default)s)",
-    )
-    parser.add_argument("--dtype", choices=DTYPES, default="bfloat16", help="default: %(default)s")
-    parser.add_argument(
-        "--nodes", type=int, default=16, help="nodes of the tree (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--sequence_length", "--sequence-length", type=int, default=512, help="default: %(default)s"
-    )
-    parser.add_argument(
-        "--rounds",
-        type=int,
-        default=4,
-        help="trees compared at each temperature (default: %(default)s)",
-    )
-    parser.add_argument("--steps", type=int, default=100, help="calls timed (default: %(default)s)")
-    parser.add_argument(
-        "--out", help="directory of the artefact (default: a new one)", metavar="DIR"
-    )
-    return parser.parse_args(arguments)
-
-
-def _smoke(options: argparse.Namespace) -> int:
+def _check(options: CompileOptions) -> int:
+    if options.device not in PLATFORMS:
+        raise InvalidRequest("--target is needed: trn1 or inf2, which this test is for")
     if not has_device():
         raise InvalidRequest(
             "no Neuron device here: run this on the instance; to compile without a device use "
             "python -m compile"
         )
-    print(
-        f"instance {instance_family() or 'unknown'}; "
-        + ", ".join(f"{name} {number}" for name, number in sdk_versions().items())
-    )
-    directory = find_model(options.model)
-    source = read_source(directory)
-    spec = _spec(options, directory)
-    out = Path(options.out or tempfile.mkdtemp(prefix="outrider-smoke-"))
+    versions = ", ".join(f"{name} {number}" for name, number in sdk_versions().items())
+    print(f"instance {instance_family() or 'unknown'}; {versions}")
+    checkpoint, out = find_checkpoint(options), Path(options.out or "")
+    spec = _spec(options, checkpoint)
     _check_noise(spec, out)
     start = time.perf_counter()
     manifest = build_artifact(
         spec,
-        source,
-        NeuronBuilder(spec, directory, spec.vocabulary),
+        read_source(checkpoint.directory),
+        NeuronBuilder(spec, checkpoint.directory),
         out,
         command="python -m compile check",
-        progress=LineProgress(_say),
+        progress=BuildProgress(say),
     )
     print(f"built {spec.buckets[0].name} in {time.perf_counter() - start:.0f} s, artefact in {out}")
     check_files(out, manifest)
-    model = load_neuron(out, manifest, _say)
-    whole = _whole(spec, directory)
-    eager = EagerModel(whole, rows=1, capacity=spec.capacity, max_nodes=model.max_nodes)
-    found = [
-        compare(model, eager, spec.vocabulary, options, params)
-        for params in (SamplingParams(), SamplingParams(1.0, seed=7))
-    ]
-    for params, agreement in zip(("greedy", "temperature 1"), found, strict=True):
-        print(f"{params}: {agreement}")
-    taken = time_call(model, spec.vocabulary, options.nodes, options.steps)
-    print(f"{taken:.2f} ms a call (median of {options.steps}), {options.nodes} nodes")
-    enough = all(agreement.equal >= _ENOUGH * agreement.total for agreement in found)
-    print(
-        "smoke: passed"
-        if enough
-        else "smoke: FAILED, the device does not choose as the eager model does"
-    )
-    return 0 if enough else 1
+    model = load_neuron(out, manifest, say)
+    eager = _eager(spec, checkpoint.directory, model.max_nodes)
+    found = list(agreements(model, eager, manifest))
+    print(*found, sep="\n")
+    taken, nodes = time_call(model, spec.vocabulary, spec.max_tree_nodes), spec.max_tree_nodes
+    print(f"{taken:.2f} ms a call (median of {_CALLS}), {nodes} nodes")
+    if not all(agreement.is_enough for agreement in found):
+        print("check: FAILED, the device does not choose as the eager model does")
+        return 1
+    print("check: passed")
+    return 0
 
 
-def _spec(options: argparse.Namespace, directory: Path) -> CompileSpec:
+def _spec(options: CompileOptions, checkpoint: BuildCheckpoint) -> CompileSpec:
     """The spec of the test: one row and one sampled graph, which prompts go through as well."""
-    from inference.text import Tokenizer
-
-    nodes = max(options.nodes, least_nodes(options.dtype))
-    capacity = options.sequence_length + nodes
+    nodes = max(options.max_tree_nodes, least_nodes(options.precision))
+    length = min(options.sequence_length or 512, checkpoint.config.max_positions)
+    capacity = length + nodes
     return CompileSpec(
-        model=options.model,
-        target=options.target,
-        vocabulary=Tokenizer(directory).vocabulary,
+        model=checkpoint.name,
+        target=options.device,
+        vocabulary=checkpoint.vocabulary,
         buckets=(verify_bucket(1, nodes, capacity, capacity, sampled=True),),
         rows=1,
-        sequence_length=options.sequence_length,
+        sequence_length=length,
         max_tree_nodes=nodes,
-        dtype=options.dtype,
-        tensor_parallel=options.tensor_parallel,
+        dtype=options.precision,
+        tensor_parallel=options.tensor_parallel or usual_ranks([checkpoint.config], options.device),
+        compiler_flags=options.compiler_flags,
     )
 
 
-def _whole(spec: CompileSpec, directory: Path) -> Decoder:
+def _eager(spec: CompileSpec, directory: Path, most: int) -> EagerModel:
     """The model that the device's choices are compared with, on the CPU."""
-    decoder = checkpoints.load_decoder(
+    decoder = load_decoder(
         directory,
         positions=spec.sequence_length,
         vocabulary=spec.vocabulary,
         dtype=states_of(spec.dtype),
         device=torch.device("cpu"),
     )
-    return in_float8(decoder) if spec.dtype == "fp8" else decoder
+    whole = in_float8(decoder) if spec.dtype == "fp8" else decoder
+    return EagerModel(whole, rows=1, capacity=spec.capacity, max_nodes=most)
 
 
 def _check_noise(spec: CompileSpec, out: Path) -> None:
@@ -202,75 +136,19 @@ def _check_noise(spec: CompileSpec, out: Path) -> None:
     aim(spec.target)
     reserve_cores(spec.tensor_parallel)
     logical = logical_cores(spec.target)
-    probe.check_noise(
-        load_sdk(),
-        spec.tensor_parallel,
-        logical,
-        render(compiler_flags(spec, logical)),
-        str(out / "noise"),
-    )
+    flags = render(compiler_flags(spec, logical))
+    probe.check_noise(load_sdk(), spec.tensor_parallel, logical, flags, str(out / "noise"))
     print(f"noise: all {len(probe.ROWS) * probe.TOKENS} values as on the host")
 
 
-def compare(
-    model: Model, eager: Model, vocabulary: int, options: argparse.Namespace, params: SamplingParams
-) -> Agreement:
-    """Compare choices for random trees on a growing text. The eager model's verdicts decide what
-    both commit.
-    """
-    generator = np.random.default_rng(5)
-    prompt = generator.integers(0, vocabulary, options.sequence_length // 2).tolist()
-    sequences = [ModelSequence(each, 0, params) for each in (model, eager)]
-    for sequence in sequences:
-        sequence.extend(prompt)
-    root, equal, total, first = int(generator.integers(vocabulary)), 0, 0, ""
-    for number in range(options.rounds):
-        tree = random_tree(generator, root, options.nodes, vocabulary)
-        ours, theirs = (sequence.choose(tree) for sequence in sequences)
-        differing = np.flatnonzero(ours != theirs)
-        equal, total = equal + len(tree) - len(differing), total + len(tree)
-        if differing.size and not first:
-            node = int(differing[0])
-            first = f"round {number}, node {node}: token {ours[node]} for {theirs[node]}"
-        verdict = accept_match(tree, theirs)
-        for sequence in sequences:
-            sequence.commit(tree, verdict.path)
-        root = verdict.next_token
-    return Agreement(equal, total, first)
-
-
-def random_tree(
-    generator: np.random.Generator, root: int, nodes: int, vocabulary: int
-) -> TokenTree:
-    """A tree of distinct tokens and random shape, at most 8 deep."""
-    tokens = [
-        root,
-        *(int(token) for token in generator.choice(vocabulary, nodes - 1, replace=False)),
-    ]
-    parents, depths = [-1], [0]
-    for _ in range(nodes - 1):
-        parent = int(generator.choice([index for index, depth in enumerate(depths) if depth < 8]))
-        parents.append(parent)
-        depths.append(depths[parent] + 1)
-    return TokenTree(np.array(tokens, dtype=np.int32), np.array(parents, dtype=np.int32))
-
-
-def time_call(model: Model, vocabulary: int, nodes: int, steps: int) -> float:
+def time_call(model: Model, vocabulary: int, nodes: int) -> float:
     """Median milliseconds of a verification, padding and transfers included."""
-    generator, seconds = np.random.default_rng(6), []
+    generator, seconds = np.random.default_rng(6), list[float]()
     sequence = ModelSequence(model, 0, SamplingParams(1.0, seed=7))
     sequence.extend(generator.integers(0, vocabulary, 16).tolist())
-    for _ in range(steps):
+    for _ in range(_CALLS):
         tree = random_tree(generator, 1, nodes, vocabulary)
         start = time.perf_counter()
         sequence.choose(tree)
         seconds.append(time.perf_counter() - start)
     return statistics.median(seconds) * 1000
-
-
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

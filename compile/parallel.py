@@ -9,18 +9,21 @@ numbers the rank's ids, and embeddings are divided along their width. Norms are 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+import torch.nn.functional as F
+from torch import Tensor, nn
 
+from compile.spec import CompileSpec
 from inference.backends.neuron_sdk import Sdk
 from inference.errors import InvalidRequest
 from inference.model.config import ModelConfig
 from inference.model.decoder import Decoder, Layers, attend_in_turn
-from inference.model.float8 import stored_type
+from inference.model.float8 import scaled, states_of, stored_type
 from inference.model.vocabulary import VocabularyShare
 
 IDS = "ids.weight"
@@ -54,49 +57,78 @@ def parallel_config(config: ModelConfig, ranks: int, vocabulary: int) -> ModelCo
     )
 
 
-def parallel_layers(sdk: Sdk, dtype: torch.dtype, ranks: int) -> Layers:
-    """The SDK's layers for Decoder, to be used within its parallel state."""
+def layers_of(sdk: Sdk, spec: CompileSpec) -> Layers:
+    """The layers of one of the spec's ranks, to be used within the SDK's parallel state."""
+    dtype, ranks = states_of(spec.dtype), spec.tensor_parallel
+    columns: dict[str, Any] = {"gather_output": False, "init_method": leave}
+    rows: dict[str, Any] = {"input_is_parallel": True, "dtype": dtype, "init_method": leave}
+    rows["reduce_dtype"] = summing_type(dtype, ranks)
 
-    class ParallelHead(sdk.column):  # type: ignore[misc, name-defined]
+    class Head(sdk.column):  # type: ignore[misc, name-defined]
         """This rank's logits. Those of padding are left to the decoder."""
 
         def forward(self, states: Tensor, vocabulary: int) -> Tensor:
             logits: Tensor = super().forward(states)
             return logits
 
-    def column(inputs: int, outputs: int, bias: bool) -> Any:
-        return sdk.column(
-            inputs, outputs, bias=bias, gather_output=False, dtype=dtype, init_method=leave
-        )
-
-    def row(inputs: int, outputs: int, bias: bool) -> Any:
-        return sdk.row(
-            inputs,
-            outputs,
-            bias=bias,
-            input_is_parallel=True,
-            dtype=dtype,
-            reduce_dtype=summed,
-            init_method=leave,
-        )
-
-    def embedding(ids: int, size: int) -> Any:
-        return sdk.embedding(ids, size, init_method=leave, dtype=dtype, shard_across_embedding=True)
-
-    def head(inputs: int, outputs: int, bias: bool) -> Any:
-        return ParallelHead(
-            inputs, outputs, bias=bias, gather_output=False, dtype=dtype, init_method=leave
-        )
-
     def ids(outputs: int) -> Any:
-        return sdk.column(
-            1, outputs, bias=False, gather_output=False, dtype=torch.float32, init_method=leave
-        )
+        return sdk.column(1, outputs, bias=False, dtype=torch.float32, **columns)
 
-    summed = summing_type(dtype, ranks)
     group = sdk.group()  # of the state in force, as the layers keep theirs
-    share = VocabularyShare(ranks, lambda part: sdk.gather(part, 0, group))
-    return Layers(column, row, embedding, head, attend_in_turn, share, ids)
+    layers = Layers(
+        partial(sdk.column, dtype=dtype, **columns),
+        partial(sdk.row, **rows),
+        partial(sdk.embedding, dtype=dtype, init_method=leave, shard_across_embedding=True),
+        partial(Head, dtype=dtype, **columns),
+        attend_in_turn,
+        VocabularyShare(ranks, lambda part: sdk.gather(part, 0, group)),
+        ids,
+    )
+    if spec.dtype != "fp8":
+        return layers
+    column = _float8_column(sdk, dtype, columns, ids)
+    return layers._replace(column=column, row=_float8_row(sdk, rows, group), head=column)
+
+
+def _float8_column(
+    sdk: Sdk, dtype: torch.dtype, columns: Mapping[str, Any], ids: Callable[[int], Any]
+) -> Any:
+    """NxD's column-parallel layer with a matrix of 8-bit floats (inference/model/float8.py).
+
+    NxD's own quantized layers add a row-parallel layer's parts in the states' type. These are NxD's
+    plain layers, whose parameters are dealt out as ever, with a product of their own.
+    """
+
+    class Column(sdk.column):  # type: ignore[misc, name-defined]
+        """This rank's outputs; as a head, its logits, of which the decoder leaves padding out."""
+
+        def __init__(self, inputs: int, outputs: int, bias: bool) -> None:
+            super().__init__(inputs, outputs, bias=bias, dtype=dtype, **columns)
+            self.scale = ids(outputs)
+
+        def forward(self, x: Tensor, vocabulary: int | None = None) -> Tensor:
+            product = F.linear(x, self.weight.to(x.dtype))
+            return scaled(product, self.scale.weight, self.bias, x.dtype)
+
+    return Column
+
+
+def _float8_row(sdk: Sdk, rows: Mapping[str, Any], group: Any) -> Any:
+    """NxD's row-parallel layer with a matrix of 8-bit floats."""
+
+    class Row(sdk.row):  # type: ignore[misc, name-defined]
+        """All outputs. The ranks' parts are added before they are scaled: all have one scale."""
+
+        def __init__(self, inputs: int, outputs: int, bias: bool) -> None:
+            super().__init__(inputs, outputs, bias=bias, **rows)
+            self.scale = nn.Linear(1, outputs, bias=False)
+
+        def forward(self, x: Tensor) -> Tensor:
+            part: Any = F.linear(x, self.weight.to(x.dtype))
+            whole = sdk.reduce(part.to(rows["reduce_dtype"]), group)
+            return scaled(whole, self.scale.weight, self.bias, x.dtype)
+
+    return Row
 
 
 def summing_type(dtype: torch.dtype, ranks: int) -> torch.dtype:

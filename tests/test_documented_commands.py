@@ -9,7 +9,6 @@ from importlib.util import find_spec
 
 import pytest
 
-from compile import check
 from compile import compile_options as compiling
 from compile.__main__ import VERBS
 from deploy import __main__ as deploying
@@ -32,8 +31,6 @@ def compiled(arguments: list[str]) -> object:
     """Options of a build, or of a verb of `python -m compile`."""
     if arguments in ([verb] for verb in VERBS):  # the text names a verb
         return arguments
-    if arguments[0] == "check":
-        return check.parse(arguments[1:])
     if arguments[0] in VERBS:
         return compiling.parse([*arguments[1:], "--dry_run"])
     return compiling.parse(arguments)

@@ -41,9 +41,8 @@ _COPIED = ("config.json", "generation_config.json", *TOKENIZER_FILES)
 class Builder(Protocol):
     """Turns buckets into files of an artefact directory. Returned paths are relative to it.
 
-    Made as Builder(spec: CompileSpec, checkpoint_directory: Path, vocabulary: int). Weights go
-    under weights/, graphs under graphs/, named by bucket.name. A method is not called while its
-    earlier files are unchanged. If called again it writes them anew.
+    Weights go under weights/, graphs under graphs/, named by bucket.name. A method is not called
+    while its earlier files are unchanged. If called again it writes them anew.
     """
 
     target: str

@@ -27,7 +27,8 @@ from inference.model.cache import KeysValues, empty_cache
 from inference.model.config import parse_config
 from inference.model.float8 import states_of
 from inference.model.noise_window import Place, fill_inputs
-from inference.model.verify_graph import copy_inputs, example_inputs
+from inference.model.round_graph import idle_inputs
+from inference.model.verify_graph import copy_inputs
 from inference.tree import IntArray
 
 PACKAGE = "graphs/nxd_model.pt"
@@ -136,7 +137,7 @@ class NeuronModel(CompiledModel):
         self._noise = NoiseAhead(self._fill)
         self._program = program
         self._one_call = threading.Lock()
-        self._warm(say)
+        self._warm(manifest.graphs, say)
 
     def _copy_cache(self, source: int, target: int, slots: int) -> None:
         """Copy a whole row, junk slot included, by one call of the copying graph.
@@ -176,15 +177,11 @@ class NeuronModel(CompiledModel):
             except RuntimeError as error:
                 raise runtime_error(error) from error
 
-    def _idle_calls(self) -> dict[str, dict[str, Tensor]]:
-        """Return, for each graph by name, inputs that change nothing."""
-        idle = {bucket.name: example_inputs(bucket) for bucket in self.graphs}
-        idle |= {COPY: copy_inputs()} if self.copies_rows else {}
-        return idle | ({FILL: fill_inputs([Place(0, 0, 0)])} if self._fills else {})
-
-    def _warm(self, say: Say) -> None:
+    def _warm(self, buckets: Sequence[Bucket], say: Say) -> None:
         """Call every graph once with idle inputs: the first call of a graph initialises it."""
-        idle = self._idle_calls()
+        idle = {bucket.name: idle_inputs(bucket) for bucket in buckets}
+        idle |= {COPY: copy_inputs()} if self.copies_rows else {}
+        idle |= {FILL: fill_inputs([Place(0, 0, 0)])} if self._fills else {}
         for index, (graph, inputs) in enumerate(idle.items(), 1):
             start = time.perf_counter()
             self._run(graph, inputs)

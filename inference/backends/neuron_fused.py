@@ -12,14 +12,14 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from inference.artifact import Bucket, DraftBucket, Manifest, RoundBucket
+from inference.artifact import Bucket, Manifest, RoundBucket
 from inference.backends import Segment
 from inference.backends.compiled import CompiledModel
 from inference.backends.fused import fill_round, fused_part, in_rounds
 from inference.backends.graph_calls import inputs_of, picked
 from inference.backends.neuron import NeuronModel, Program, Say, shape_of_cache
 from inference.backends.noise_ahead import Draw
-from inference.model.round_graph import draft_inputs, round_inputs, under_draft_names
+from inference.model.round_graph import under_draft_names
 from inference.tree import IntArray
 
 
@@ -54,23 +54,14 @@ class NeuronFusedModel(NeuronModel):
         (answers,) = self._drawing(draws, bucket.name, fill_round(bucket, segments))
         return list(answers[: len(segments)].numpy().astype(np.int32))
 
-    def _idle_calls(self) -> dict[str, dict[str, Tensor]]:
-        alone = {bucket.name: draft_inputs(bucket) for bucket in self.draft.buckets}
-        return (
-            super()._idle_calls()
-            | alone
-            | {bucket.name: round_inputs(bucket) for bucket in self._round_buckets}
-        )
-
 
 class _NeuronDraft(CompiledModel):
     """The draft as a Model of its own, with its graphs in the target's package."""
 
     def __init__(self, beside: NeuronFusedModel, manifest: Manifest) -> None:
         part = fused_part(manifest)
-        self.buckets: tuple[DraftBucket, ...] = part.prefill
         graphs: dict[Bucket, Any] = {
-            bucket: partial(beside.call, bucket.name) for bucket in self.buckets
+            bucket: partial(beside.call, bucket.name) for bucket in part.prefill
         }
         super().__init__(graphs, shape_of_cache(manifest, part.config))
         self._beside = beside

@@ -406,7 +406,7 @@ def test_rows_by_default_are_as_many_as_fit(length: str, ranks: str, rows: int) 
 
 
 def test_a_planned_spec_explains_itself() -> None:
-    from compile.plan.buckets import explain
+    from compile.plan.plan_report import explain
 
     budget = BuildBudget(10)
     planned = plan_graphs(
