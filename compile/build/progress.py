@@ -136,7 +136,7 @@ class TimeLeft:
         return sum(graphs) / len(graphs) if graphs else None
 
 
-class Shown(NamedTuple):
+class BarState(NamedTuple):
     """The state of a build, for a bar."""
 
     stages: int
@@ -156,7 +156,7 @@ class BuildProgress:
         self,
         say: Say,
         times: BuildTimes | None = None,
-        show: Callable[[Shown], None] | None = None,
+        show: Callable[[BarState], None] | None = None,
     ) -> None:
         self._say, self._show, self._lock = say, show, threading.Lock()
         self._left = TimeLeft(times or BuildTimes())
@@ -201,7 +201,7 @@ class BuildProgress:
             running, left, passed = self._left.running(), self._left.seconds(), self._left.passed()
         more = f" and {len(running) - 1} more" if len(running) > 1 else ""
         what = f"{running[0]}{more}" if running else "planning"
-        self._show(Shown(len(self._labels), passed, what, _told(left).removeprefix(" ")))
+        self._show(BarState(len(self._labels), passed, what, _told(left).removeprefix(" ")))
 
 
 @contextmanager
@@ -223,7 +223,7 @@ def live_progress(times: BuildTimes) -> Iterator[BuildProgress]:
     def say(line: str) -> None:
         bar.console.print(line, highlight=False, markup=False)
 
-    def show(now: Shown) -> None:
+    def show(now: BarState) -> None:
         bar.update(
             task, total=now.stages, completed=now.passed, description=now.running, left=now.left
         )

@@ -40,16 +40,16 @@ def meta_module(
     config: ModelConfig, spec: CompileSpec, draft: ModelConfig | None = None
 ) -> nn.Module:
     """One rank's module on the meta device."""
+    ranks = spec.tensor_parallel
     with torch.device("meta"):
-        return rank_module(spec, config, draft, _layers(spec), "meta").to("meta")
+        native = spec.target in NATIVE
+        layers = _native_layers(ranks) if native else layers_of(_meta_sdk(ranks), spec)
+        return rank_module(spec, config, draft, layers, "meta").to("meta")
 
 
-def _layers(spec: CompileSpec) -> Layers:
-    ranks, named = spec.tensor_parallel, torch.ops.outrider
-    if spec.target not in NATIVE:
-        return layers_of(_meta_sdk(ranks), spec)
-    gather = named.all_gather
-    among = Collectives(ranks, named.all_reduce, lambda x: gather(x, ranks, 0))
+def _native_layers(ranks: int) -> Layers:
+    named = torch.ops.outrider
+    among = Collectives(ranks, named.all_reduce, lambda x: named.all_gather(x, ranks, 0))
     return rank_layers(ALONE if ranks == 1 else among)
 
 
