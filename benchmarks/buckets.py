@@ -16,6 +16,7 @@ import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +25,8 @@ import numpy as np
 from benchmarks.harness import command, write_json
 from compile.plan.buckets import Sizes, graphs_of, limits_of
 from compile.plan.graph_time import call_cost
-from compile.plan.search import BuildBudget, Cost, Plan, expected_cost, plan, powers_of_two
-from compile.plan.workload import Calls, Limits, Load, calls_of, read_load
+from compile.plan.search import BuildBudget, Cost, Plan, plan, serving
+from compile.plan.workload import Calls, CallShape, Limits, Load, calls_of, read_load
 from compile.spec import CompileSpec, least_nodes
 from inference.model.config import ModelConfig, parse_config
 
@@ -118,6 +119,28 @@ class Row:
     padding: float
     floor: float | None
     seconds: float  # that planning took
+
+
+def expected_cost(shapes: Sequence[CallShape], calls: Calls, cost: Cost) -> float:
+    """Cost of the mean session when every call runs on the cheapest of `shapes` that serves it."""
+    return sum(weight * cost(serving(shapes, call, cost)) for call, weight in calls.items())
+
+
+def powers_of_two(limits: Limits) -> list[CallShape]:
+    """The common choice: all powers of two up to the limits, and the limits."""
+    shapes: list[CallShape] = []
+    for largest in limits.required()[:2]:
+        axes = [
+            [
+                *(1 << exponent for exponent in range(most.bit_length()) if 1 << exponent < most),
+                most,
+            ]
+            for most in largest[1:]
+        ]
+        axes[2] = [slots for slots in axes[2] if slots >= min(64, largest.slots)]
+        axes[1] = [nodes for nodes in axes[1] if nodes >= limits.least_nodes]
+        shapes += [CallShape(largest.prefill, *sizes) for sizes in product(*axes)]
+    return shapes
 
 
 def imitate(name: str, seed: int = 0) -> Load:

@@ -70,13 +70,15 @@ def find_checkpoint(options: CompileOptions) -> BuildCheckpoint:
     """The checkpoints of --model and --draft_model. A dry run reads their config.json alone, so it
     counts ids that pad the vocabulary, too.
     """
+    from inference.text import Tokenizer
+
     directory = _directory(options.model, options, "target")
     config = read_config(directory)
     return BuildCheckpoint(
         split_revision(options.model or "outrider-embedded-target")[0],
         directory,
         config,
-        config.vocab_size if options.dry_run else _vocabulary(directory),
+        config.vocab_size if options.dry_run else Tokenizer(directory).vocabulary,
         _directory(options.draft_model, options, "draft") if options.fused else None,
     )
 
@@ -88,12 +90,6 @@ def _directory(model: str | None, options: CompileOptions, embedded: str) -> Pat
     if Path(model).is_dir():
         return Path(model)
     return find_model(model, weights=not options.dry_run)
-
-
-def _vocabulary(directory: Path) -> int:
-    from inference.text import Tokenizer
-
-    return Tokenizer(directory).vocabulary
 
 
 def make_request(options: CompileOptions, checkpoint: BuildCheckpoint) -> BuildRequest:

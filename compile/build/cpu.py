@@ -163,16 +163,18 @@ def write_package(
     program: ExportedProgram, name: str, path: Path, settings: Mapping[str, object]
 ) -> None:
     """Compile an exported graph. Raises BadArtifact with the compiler's last words."""
-    from torch._inductor import aoti_compile_and_package
+    from torch._inductor import aoti_compile_and_package, config
     from torch._inductor.exc import InductorError
 
-    with _one_compile_thread(), torch.no_grad():
+    # Inductor's pool of processes is for many small kernels; here it would only cost its start.
+    with config.patch(compile_threads=1), torch.no_grad():
         try:
             aoti_compile_and_package(
                 program, package_path=str(path), inductor_configs=dict(settings)
             )
         except (InductorError, RuntimeError) as error:
-            raise BadArtifact(f"graph {name} was not compiled: {_last_line(error)}") from error
+            *_, last = type(error).__name__, *filter(str.strip, str(error).splitlines())
+            raise BadArtifact(f"graph {name} was not compiled: {last}") from error
 
 
 def export_graph(graph: nn.Module, inputs: Mapping[str, Tensor]) -> ExportedProgram:
@@ -245,19 +247,3 @@ def _inductor_settings(flags: Mapping[str, str]) -> dict[str, object]:
         except ValueError as error:
             raise InvalidRequest(f"compiler flag {name}={text}: a number is needed") from error
     return settings
-
-
-@contextmanager
-def _one_compile_thread() -> Iterator[None]:
-    """Compile in this process. Inductor's pool of compile processes is for many small kernels; here
-    it would only cost its start.
-    """
-    from torch._inductor import config
-
-    with config.patch(compile_threads=1):
-        yield
-
-
-def _last_line(error: Exception) -> str:
-    lines = [line for line in str(error).splitlines() if line.strip()]
-    return lines[-1] if lines else type(error).__name__

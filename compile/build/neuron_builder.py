@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from compile.build.compiler_report import read_report
 from compile.build.neff_cache import NeffCache
 from compile.build.neuron_compiler import Toolchain, render
-from compile.build.neuron_graphs import CompiledCall, GraphCall, NeuronGraphs
+from compile.build.neuron_graphs import GraphCall, NeuronGraphs
 from compile.graphs import calls_between, rank_module
 from compile.parallel import layers_of, parallel_config, parallel_tensors
 from compile.plan.build_memory import compilers_at_once
@@ -99,7 +99,10 @@ class NeuronBuilder:
         if graph.log is not None:
             more["compiler"] = asdict(read_report(graph.log))
         files = [self._record(directory, f"graphs/{bucket.name}.json", call, more)]
-        return files + self._log(directory, bucket.name, graph)
+        if graph.log is not None:
+            files.append(f"graphs/{bucket.name}.log.txt")
+            shutil.copyfile(graph.log, directory / files[-1])
+        return files
 
     @property
     def names(self) -> list[str]:
@@ -148,13 +151,6 @@ class NeuronBuilder:
     def _call(self, bucket: Bucket) -> GraphCall:
         flags = graph_flags(self._tools.flags, self._spec, bucket)
         return GraphCall(bucket.name, idle_inputs(bucket), flags)
-
-    def _log(self, directory: Path, name: str, graph: CompiledCall) -> list[str]:
-        """Copy the compiler's log into the artefact. Returns its name there."""
-        if graph.log is None:
-            return []
-        shutil.copyfile(graph.log, directory / f"graphs/{name}.log.txt")
-        return [f"graphs/{name}.log.txt"]
 
     def _record(self, directory: Path, name: str, call: GraphCall, more: Mapping[str, Any]) -> str:
         """Write what a graph takes. Returns the file's name."""

@@ -72,14 +72,9 @@ def footprint(config: ModelConfig, spec: CompileSpec) -> Footprint:
     )
     cache = sum(_cache_bytes(model, spec, spec.rows, spec.cache_slots) for model, _ in models)
     weights = sum(_weight_bytes(model, spec) for model, _ in models)
-    return Footprint(weights, cache, _noise_bytes(spec), activation, largest)
-
-
-def _noise_bytes(spec: CompileSpec) -> int:
-    """One rank's windows of noise, of all rows."""
-    if spec.target == "cpu" or not any(bucket.sampled for bucket in spec.graphs):
-        return 0
-    return spec.rows * WINDOW * _ids(spec) * _WIDE
+    windows = spec.target != "cpu" and any(bucket.sampled for bucket in spec.graphs)
+    noise = spec.rows * WINDOW * _ids(spec) * _WIDE if windows else 0
+    return Footprint(weights, cache, noise, activation, largest)
 
 
 def _ids(spec: CompileSpec) -> int:
