@@ -27,7 +27,7 @@ from compile.build.progress import BuildProgress
 from compile.spec import verify_bucket
 from inference.artifact import Manifest
 from inference.backends.eager import EagerModel
-from inference.backends.neuron_fused import NeuronFusedModel
+from inference.backends.neuron import NeuronFusedModel
 from inference.backends.neuron_loading import load_neuron
 from inference.backends.neuron_sdk import load_sdk
 from inference.backends.sequence import ModelSequence

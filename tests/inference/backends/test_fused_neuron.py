@@ -18,8 +18,7 @@ from compile.build.neuron_builder import NeuronBuilder
 from compile.build.progress import BuildProgress
 from inference.artifact import read_manifest
 from inference.backends import RoundModel, Segment
-from inference.backends.neuron import COPY
-from inference.backends.neuron_fused import NeuronFusedModel
+from inference.backends.neuron import COPY, NeuronFusedModel
 from inference.backends.neuron_loading import load_neuron
 from inference.backends.sequence import ModelSequence
 from inference.engine.engine import Engine
