@@ -48,7 +48,7 @@ from inference.sampling import SamplingParams
 
 _SMALL = ("--sequence_length", "512", "--max_tree_nodes", "16")
 """Sizes where the command line says nothing else."""
-_CALLS = 100
+CALLS = 100
 """Calls that are timed."""
 
 
@@ -89,7 +89,7 @@ def _check(options: CompileOptions) -> int:
     found = list(agreements(model, eager, manifest))
     print(*found, sep="\n")
     taken, nodes = time_call(model, spec.vocabulary, spec.max_tree_nodes), spec.max_tree_nodes
-    print(f"{taken:.2f} ms a call (median of {_CALLS}), {nodes} nodes")
+    print(f"{taken:.2f} ms a call (median of {CALLS}), {nodes} nodes")
     if not all(agreement.is_enough for agreement in found):
         print("check: FAILED, the device does not choose as the eager model does")
         return 1
@@ -146,7 +146,7 @@ def time_call(model: Model, vocabulary: int, nodes: int) -> float:
     generator, seconds = np.random.default_rng(6), list[float]()
     sequence = ModelSequence(model, 0, SamplingParams(1.0, seed=7))
     sequence.extend(generator.integers(0, vocabulary, 16).tolist())
-    for _ in range(_CALLS):
+    for _ in range(CALLS):
         tree = random_tree(generator, 1, nodes, vocabulary)
         start = time.perf_counter()
         sequence.choose(tree)

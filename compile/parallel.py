@@ -1,4 +1,5 @@
-"""Divides a target among the ranks of a tensor-parallel group: its shapes, layers and weights.
+"""Divides a target among the ranks of a tensor-parallel group: its shapes, layers and weights, and
+the module of one rank, of which every graph is a call.
 
 Query heads go to ranks in order. Each rank needs the key-value head of its own queries, so
 key-value heads are repeated where there are fewer of them than ranks. The head is divided by ids.
@@ -19,11 +20,18 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from compile.spec import CompileSpec
+from inference.artifact import NATIVE
+from inference.backends.neuron import COPY, FILL
 from inference.backends.neuron_sdk import Sdk
 from inference.errors import InvalidRequest
+from inference.model.cache import empty_cache
 from inference.model.config import ModelConfig
 from inference.model.decoder import Decoder, Layers, attend_in_turn
 from inference.model.float8 import scaled, states_of, stored_type
+from inference.model.noise_window import Place, empty_window, fill_inputs
+from inference.model.round_graph import StatefulRoundGraph
+from inference.model.torch_neuron_graph import InPlaceGraph
+from inference.model.verify_graph import StatefulGraph, copy_inputs
 from inference.model.vocabulary import VocabularyShare
 
 IDS = "ids.weight"
@@ -129,6 +137,47 @@ def _float8_row(sdk: Sdk, rows: Mapping[str, Any], group: Any) -> Any:
             return scaled(whole, self.scale.weight, self.bias, x.dtype)
 
     return Row
+
+
+def calls_between(spec: CompileSpec) -> dict[str, dict[str, Tensor]]:
+    """The inputs of an idle call of each small graph that is called between those of the spec, by
+    name: one copies a row, where there are several, and one makes noise, where a graph is sampled.
+    """
+    calls = {COPY: copy_inputs()} if spec.rows > 1 else {}
+    if any(bucket.sampled for bucket in spec.graphs):
+        calls[FILL] = fill_inputs([Place(0, 0, 0)])
+    return calls
+
+
+def rank_module(
+    spec: CompileSpec, config: ModelConfig, draft: ModelConfig | None, layers: Layers, device: str
+) -> nn.Module:
+    """The module of which every graph of one rank is a call, its weights not filled in.
+
+    config, draft: of the whole models
+    """
+    ranks, dtype, models = spec.tensor_parallel, states_of(spec.dtype), list[Any]()
+    for whole in filter(None, (config, draft)):
+        dealt = parallel_config(whole, ranks, spec.vocabulary)
+        decoder = Decoder(dealt, spec.sequence_length, spec.vocabulary, layers)
+        cast_weights(decoder, spec.dtype)
+        for name in ("cos", "sin"):  # constants that travel with the weights: state changes
+            decoder.register_buffer(name, decoder.get_buffer(name), persistent=True)
+        own = replace(dealt, kv_heads=dealt.kv_heads // ranks)
+        models.append((decoder, empty_cache(own, spec.rows, spec.capacity, dtype, device)))
+    (decoder, cache), *beside = models
+    window = None
+    if any(bucket.sampled for bucket in spec.graphs):
+        window = empty_window(spec.rows, decoder.config.vocab_size // ranks, device)
+    if spec.target in NATIVE:
+        module: nn.Module = InPlaceGraph(decoder, cache, window, spec.features)
+    elif spec.fused is None or not beside:
+        module = StatefulGraph(decoder, cache, window, spec.features)
+    else:
+        ((drafts, draft_cache),) = beside
+        shape = spec.fused.shape
+        module = StatefulRoundGraph(decoder, drafts, cache, draft_cache, shape, window)
+    return module.requires_grad_(False).eval()
 
 
 def summing_type(dtype: torch.dtype, ranks: int) -> torch.dtype:

@@ -7,12 +7,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from compile.compile_options import CompileOptions, parse
-from compile.graphs import calls_between
 from compile.ops.engines import rates_of
 from compile.ops.op_work import instructions
 from compile.ops.pass_time import COSTS, pass_work, work_between
 from compile.ops.rank_graph import record_call
 from compile.ops.rules import broken, live_bytes, rules_of
+from compile.parallel import calls_between
 from compile.plan.memory import gib
 from compile.request import find_checkpoint, make_request
 from compile.spec import CompileSpec

@@ -151,7 +151,7 @@ class _Trees:
         return 1 + total // 50
 
     def changes(self, inputs: Inputs, other: Inputs) -> Iterator[_Change]:
-        """The same root, above another tree and beside other rows. Each row chooses at its root."""
+        """Put the root above another tree and beside other rows; each row chooses at its root."""
         for name, value in (("pick", 0), ("after", inputs["positions"][:, 0] + 1)):
             if name in inputs:
                 inputs[name][:, 0] = value

@@ -25,8 +25,13 @@ from compile.build.compiler_report import read_report
 from compile.build.neff_cache import NeffCache
 from compile.build.neuron_compiler import Toolchain, render
 from compile.build.neuron_graphs import GraphCall, NeuronGraphs
-from compile.graphs import calls_between, rank_module
-from compile.parallel import layers_of, parallel_config, parallel_tensors
+from compile.parallel import (
+    calls_between,
+    layers_of,
+    parallel_config,
+    parallel_tensors,
+    rank_module,
+)
 from compile.plan.build_memory import compilers_at_once
 from compile.spec import CompileSpec
 from inference.artifact import Bucket

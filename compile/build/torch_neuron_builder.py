@@ -17,8 +17,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from compile.graphs import calls_between
-from compile.parallel import parallel_config, parallel_tensors
+from compile.parallel import calls_between, parallel_config, parallel_tensors
 from compile.spec import CompileSpec
 from inference.artifact import Bucket
 from inference.backends.neuron import Program, runtime_error

@@ -16,11 +16,11 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from compile.graphs import calls_between
 from compile.ops.engines import FITTED, EngineRates, rates_of
 from compile.ops.op_work import KINDS, OpWork, op_work
 from compile.ops.rank_graph import record_call
 from compile.ops.recording import Op, Recording, record
+from compile.parallel import calls_between
 from compile.spec import CompileSpec
 from inference.artifact import Bucket
 from inference.model.config import ModelConfig, parse_config

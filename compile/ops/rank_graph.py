@@ -8,9 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from compile.graphs import rank_module
 from compile.ops.recording import Recording, record
-from compile.parallel import layers_of
+from compile.parallel import layers_of, rank_module
 from compile.spec import CompileSpec
 from inference.artifact import NATIVE
 from inference.backends.neuron_sdk import Sdk

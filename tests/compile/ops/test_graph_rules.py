@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from compile.graphs import calls_between
 from compile.ops.op_work import instructions
 from compile.ops.ranges import ranges
 from compile.ops.rank_graph import record_call
 from compile.ops.recording import Op, Recording, record
 from compile.ops.rules import RULES, Violation, broken, live_bytes
+from compile.parallel import calls_between
 from compile.plan.device import device_of
 from compile.predictions import main
 from compile.spec import CompileSpec, prefill_bucket, verify_bucket

@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from compile.graphs import calls_between
 from compile.ops.rank_graph import meta_module, record_call
 from compile.ops.recording import record
 from compile.ops.rules import broken, rules_of
+from compile.parallel import calls_between
 from compile.spec import CompileSpec, prefill_bucket, verify_bucket
 from inference.artifact import Bucket
 from inference.backends.neuron import COPY, FILL

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from benchmarks.buckets import LLAMA_8B, LOADS
 from compile.compile_options import CompileOptions
-from compile.graphs import calls_between
 from compile.ops.pass_time import pass_work
+from compile.parallel import calls_between
 from compile.plan import search
 from compile.plan.buckets import Sizes, graphs_of, plan_graphs
 from compile.plan.device import device_of

@@ -169,7 +169,7 @@ def test_a_device_with_other_noise_is_refused(
         probe.check_noise(neuron_sdk.load_sdk(), 1, 1, flags, str(tmp_path))
 
 
-CHECK = ["check", "--target", "trn1", "--dtype", "float32", "--max_tree_nodes", "6"]
+CHECK = ["check", "--target", "trn1", "--dtype", "float32", "--sequence_length", "64"]
 
 
 @pytest.mark.parametrize("more", [[], ["--dtype", "fp8"]], ids=["as it is", "8-bit matrices"])
@@ -182,11 +182,12 @@ def test_the_check_passes_on_a_device_that_works(
 ) -> None:
     Neuron().install(monkeypatch, packages)
     monkeypatch.setattr(probe, "TOKENS", 1000)
+    monkeypatch.setattr(check, "CALLS", 2)
     model = ROOT / "inference" / "data" / "draft"
     assert check.main([*CHECK, "--model", str(model), "--out", str(tmp_path / "a"), *more]) == 0
     printed = capsys.readouterr().out
     assert "noise: all 16000 values as on the host" in printed
-    assert "greedy: 24 of 24 choices equal" in printed
+    assert "greedy: 64 of 64 choices equal" in printed
     assert "ms a call" in printed
 
 
@@ -198,6 +199,7 @@ def test_the_check_fails_on_a_device_that_chooses_otherwise(
 ) -> None:
     Neuron().install(monkeypatch, packages)
     monkeypatch.setattr(probe, "TOKENS", 1000)
+    monkeypatch.setattr(check, "CALLS", 2)
     honest = check.load_neuron
 
     def swapped(*arguments: Any) -> Any:
