@@ -136,8 +136,7 @@ def compiled_graph(model: Path, dtype: str, capacity: int, bucket: Bucket) -> Co
         path = Path(directory) / "graph.pt2"
         graph = export_graph(VerifyGraph(*loaded, bucket.levels), example_inputs(bucket))
         write_package(graph, bucket.name, path, ALWAYS)
-        loaded_graph = load_graph(path, loaded.constants())
-    return CompiledModel({bucket: loaded_graph}, loaded.cache)
+        return CompiledModel({bucket: load_graph(path, loaded.constants())}, loaded.cache)
 
 
 def main() -> None:

@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.buckets import LLAMA_8B, LOADS
 from compile.compile_options import CompileOptions
 from compile.ops.pass_time import pass_work
 from compile.parallel import calls_between
@@ -31,6 +30,7 @@ from inference.errors import InvalidRequest, LimitExceeded, MissingExtra
 from inference.model.config import parse_config
 from tests.support.models import TINY, tiny_decoder
 from tests.support.repository import ROOT
+from tests.support.shapes import LLAMA_8B, LOADS
 
 LIMITS = Limits(rows=2, chunk=16, tree_nodes=8, least_nodes=1, sequence_length=120)
 
