@@ -43,19 +43,11 @@ def parallel_config(config: ModelConfig, ranks: int, vocabulary: int) -> ModelCo
     a head of its own, for the tokenizer's ids, which is padded. Raises InvalidRequest where
     something cannot be divided evenly.
     """
-    for what, size in (
-        ("attention heads", config.heads),
-        ("MLP columns", config.intermediate_size),
-        ("hidden columns", config.hidden_size),
-    ):
-        if size % ranks:
-            raise InvalidRequest(
-                f"--tensor_parallel {ranks}: {size} {what} cannot be dealt out evenly"
-            )
-    if config.kv_heads % ranks and ranks % config.kv_heads:
+    if not shards_evenly(config, ranks):
         raise InvalidRequest(
-            f"--tensor_parallel {ranks}: {config.kv_heads} key-value heads cannot be dealt out or "
-            "repeated evenly"
+            f"--tensor_parallel {ranks}: {config.heads} attention heads, {config.kv_heads} "
+            f"key-value heads, {config.hidden_size} hidden and {config.intermediate_size} MLP "
+            "columns cannot be dealt out evenly"
         )
     return replace(
         config,
@@ -63,6 +55,13 @@ def parallel_config(config: ModelConfig, ranks: int, vocabulary: int) -> ModelCo
         vocab_size=-(-vocabulary // ranks) * ranks,
         tied=False,
     )
+
+
+def shards_evenly(config: ModelConfig, ranks: int) -> bool:
+    """Whether so many ranks get equal shares; key-value heads may be repeated."""
+    sizes = config.heads, config.intermediate_size, config.hidden_size
+    kv_heads = config.kv_heads
+    return not any(size % ranks for size in sizes) and not (kv_heads % ranks and ranks % kv_heads)
 
 
 def layers_of(sdk: Sdk, spec: CompileSpec) -> Layers:

@@ -70,15 +70,18 @@ def find_checkpoint(options: CompileOptions) -> BuildCheckpoint:
     """The checkpoints of --model and --draft_model. A dry run reads their config.json alone, so it
     counts ids that pad the vocabulary, too.
     """
-    from inference.text import Tokenizer
-
     directory = _directory(options.model, options, "target")
     config = read_config(directory)
+    vocabulary = config.vocab_size
+    if not options.dry_run:
+        from inference.text import Tokenizer
+
+        vocabulary = Tokenizer(directory).vocabulary
     return BuildCheckpoint(
         split_revision(options.model or "outrider-embedded-target")[0],
         directory,
         config,
-        config.vocab_size if options.dry_run else Tokenizer(directory).vocabulary,
+        vocabulary,
         _directory(options.draft_model, options, "draft") if options.fused else None,
     )
 
@@ -165,7 +168,7 @@ def _planned(
     beside = len(spec.graphs) - len(spec.buckets) + _between(options)
     budget = _budget(options, sampling, options.graphs - beside)
     load = read_load(Path(options.load or ""))
-    planned = plan_graphs(load, checkpoint.config, spec, budget, limits.chunk)
+    planned = plan_graphs(load, checkpoint.config, spec, budget, limits)
     buckets = buckets_of(planned.plan.shapes, limits, sampling)
     explanation = (*explain(planned, budget, beside), "")
     return BuildRequest(replace(spec, buckets=buckets), checkpoint, explanation)
@@ -201,16 +204,11 @@ def _sequence_length(options: CompileOptions, checkpoint: BuildCheckpoint) -> in
 
 
 def _budget(options: CompileOptions, sampling: str, graphs: int) -> BuildBudget:
-    samplings = len(samplings_of(sampling))
+    budget = BuildBudget(graphs, samplings=len(samplings_of(sampling)))
     if options.compile_minutes is None or options.graph_minutes is None:
-        return BuildBudget(graphs, samplings=samplings)
+        return budget
     seconds = options.graph_minutes * 60
-    return BuildBudget(
-        graphs,
-        seconds=options.compile_minutes * 60,
-        of=lambda shape: seconds,
-        samplings=samplings,
-    )
+    return replace(budget, seconds=options.compile_minutes * 60, of=lambda shape: seconds)
 
 
 def _fused_part(

@@ -12,7 +12,7 @@ from typing import TypeVar
 from compile.plan.graph_time import call_cost
 from compile.plan.search import BuildBudget, Cost, Plan, plan
 from compile.plan.workload import Calls, CallShape, Limits, Load, calls_of
-from compile.spec import SAMPLINGS, CompileSpec, least_nodes, prefill_bucket, verify_bucket
+from compile.spec import SAMPLINGS, CompileSpec, prefill_bucket, verify_bucket
 from inference.artifact import Bucket
 from inference.errors import InvalidRequest
 from inference.model.config import ModelConfig
@@ -154,32 +154,19 @@ def tree_slots(sizes: Sizes, limits: Limits) -> tuple[int, ...]:
 
 
 def plan_graphs(
-    load: Load, config: ModelConfig, spec: CompileSpec, budget: BuildBudget, chunk: int
+    load: Load, config: ModelConfig, spec: CompileSpec, budget: BuildBudget, limits: Limits
 ) -> Planned:
     """The best graphs for a load by the times of compile/plan/graph_time.py. The spec's own graphs
     are ignored.
     """
-    limits, cost = limits_of(spec, chunk), call_cost(config, spec)
-    calls = calls_of(load, limits)
+    calls, cost = calls_of(load, limits), call_cost(config, spec)
     chosen = plan(calls, limits, cost, budget)
     fewer = len({*limits.required()}) < len(chosen.shapes)
     used = sum(budget.count(shape) for shape in chosen.shapes)
     smaller = plan(calls, limits, cost, replace(budget, graphs=used - 1)).padding if fewer else None
-    larger = plan(
-        calls, limits, cost, replace(budget, graphs=budget.graphs + budget.samplings)
-    ).padding
+    more = replace(budget, graphs=budget.graphs + budget.samplings)
+    larger = plan(calls, limits, cost, more).padding
     return Planned(load, calls, chosen, cost, smaller, larger)
-
-
-def limits_of(spec: CompileSpec, chunk: int) -> Limits:
-    """The limits that the spec promises to serve."""
-    return Limits(
-        rows=spec.rows,
-        chunk=chunk,
-        tree_nodes=spec.max_tree_nodes,
-        least_nodes=least_nodes(spec.dtype),
-        sequence_length=spec.sequence_length,
-    )
 
 
 def buckets_of(shapes: Sequence[CallShape], limits: Limits, sampling: str) -> tuple[Bucket, ...]:

@@ -402,10 +402,10 @@ def test_rows_by_default_are_as_many_as_fit(length: str, ranks: str, rows: int) 
 def test_a_planned_spec_explains_itself() -> None:
     from compile.plan.plan_report import explain
 
-    budget = BuildBudget(10)
-    planned = plan_graphs(
-        read_load(LOADS / "batch.json"), parse_config(LLAMA_8B), spec_of(rows=4), budget, 256
-    )
+    budget, spec = BuildBudget(10), spec_of(rows=4)
+    limits = Limits(spec.rows, 256, spec.max_tree_nodes, 1, spec.sequence_length)
+    load, config = read_load(LOADS / "batch.json"), parse_config(LLAMA_8B)
+    planned = plan_graphs(load, config, spec, budget, limits)
     text = "\n".join(explain(planned, budget, 2))
     assert "synthetic, imitates summaries" in text
     assert "12 graphs (2 for other calls) of 12 allowed" in text
