@@ -12,14 +12,14 @@ from grpc_comm.proto import verifier_pb2 as pb
 from inference.candidates import BASE, MOST_CANDIDATES, Nodes, Proposal
 from inference.errors import InvalidRequest, LimitExceeded, Mismatch
 from inference.order import Decode, End, Pace, Progress
-from inference.proposer import COPY, DEVICE, MODEL, NOBODY
+from inference.proposer import COPY, MODEL, NOBODY
 
 MOST_STOP_IDS = 1024
 
 LEAST_RATE = 0.01
 """Tokens a second. A slower target would look like one that hangs."""
 
-CLIENT_KINDS = frozenset({MODEL, COPY, DEVICE})
+CLIENT_KINDS = frozenset({MODEL, COPY})
 """Kinds of proposers that a client may have."""
 
 _STEPS = 16.0  # byte values for each halving of a chance

@@ -66,14 +66,11 @@ class Description:
 
 
 class SessionTerms(NamedTuple):
-    """What a client may do with its session. The keys are empty for a client that is only
-    attached.
-    """
+    """What a client may do with its session, and the secret with which it can resume it."""
 
     lease_seconds: float
     tree_nodes: int  # in one forward, the root included
-    resume_key: bytes = b""
-    append_key: bytes = b""
+    resume_key: bytes
 
 
 def write_description(description: Description, models: Sequence[str]) -> pb.Description:
@@ -172,15 +169,6 @@ def write_resume(session_id: str, resume_key: bytes, epoch: int, length: int) ->
         protocol_version=PROTOCOL_VERSION,
         resume_key=resume_key,
         epoch=epoch,
-        length=length,
-    )
-
-
-def write_attach(session_id: str, append_key: bytes, length: int) -> pb.Attach:
-    return pb.Attach(
-        session_id=session_id,
-        protocol_version=PROTOCOL_VERSION,
-        append_key=append_key,
         length=length,
     )
 

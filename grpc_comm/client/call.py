@@ -1,5 +1,4 @@
-"""The channel to a target and a stream over it, as the client sees them, and the ticket that lets a
-second device into a session.
+"""The channel to a target and a stream over it, as the client sees them.
 
 Senders wait for nobody. A reader thread hands on what comes.
 """
@@ -139,16 +138,6 @@ class Channel:
 
     def close(self) -> None:
         self._channel.close()
-
-
-class Ticket(NamedTuple):
-    """What a second device needs to append to a session, besides its text.
-
-    It is a secret, and void once the session was resumed.
-    """
-
-    session_id: str
-    append_key: bytes
 
 
 class Listener(Protocol):

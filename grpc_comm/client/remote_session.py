@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from grpc_comm import messages, translate
-from grpc_comm.client.call import Call, Channel, Ticket
+from grpc_comm.client.call import Call, Channel
 from grpc_comm.client.patience import Patience, ProgressClock
 from grpc_comm.client.received import Received, Spending
 from grpc_comm.client.replicas import Route
@@ -77,10 +77,9 @@ class RemoteSession(ListeningSession):
         return str(self._at.address)
 
     @property
-    def ticket(self) -> Ticket | None:
-        """The ticket for a second device; None before the session is open."""
-        held = self._held
-        return Ticket(held.session_id, held.append_key) if held is not None else None
+    def is_open(self) -> bool:
+        """Whether a target has opened the session."""
+        return self._held is not None
 
     def open(self, prompt: Sequence[int], params: SamplingParams) -> None:
         """Begin a session. An error that the target answers with is raised by receive()."""

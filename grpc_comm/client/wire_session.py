@@ -1,6 +1,4 @@
-"""What every session over a wire has: tokens arrive unasked, and candidates are sent at any time.
-A second device at a session has no more.
-"""
+"""A session over a wire: tokens arrive unasked, and candidates are sent at any time."""
 
 from __future__ import annotations
 
@@ -8,8 +6,8 @@ import threading
 import time
 from collections.abc import Sequence
 
-from grpc_comm import messages, translate
-from grpc_comm.client.call import Call, Channel, Ticket
+from grpc_comm import messages
+from grpc_comm.client.call import Call
 from grpc_comm.client.received import Received
 from grpc_comm.proto import verifier_pb2 as pb
 from grpc_comm.translate import Description, plain
@@ -24,9 +22,6 @@ MOST_BACKLOG = 16
 
 LONGEST_SILENCE = 30.0
 """Seconds of silence after which a target counts as lost. A live one speaks every second."""
-
-HEARTBEAT_SECONDS = 3.0
-"""Seconds between signs of life of a second device."""
 
 
 class ListeningSession:
@@ -146,45 +141,3 @@ class ListeningSession:
                 f"a prompt of {len(prompt)} tokens leaves no room: the sequence length is "
                 f"{length}, prompt and output together"
             )
-
-
-class AttachedSession(ListeningSession):
-    """A session that another connection owns.
-
-    It ends with the session, when its link breaks, or when the owner resumes the session; receive()
-    then raises. It does not look for the target again: the owner has another ticket then.
-    """
-
-    def __init__(self, channel: Channel, description: Description, ticket: Ticket) -> None:
-        super().__init__(description)
-        self._channel, self._ticket = channel, ticket
-
-    def open(self, tokens: Sequence[int]) -> None:
-        """Listen from here on.
-
-        tokens: the prompt and what was committed so far
-        """
-        self.close()
-        self._check_prompt(tokens)
-        with self._changed:
-            self._received = Received(tokens, self._description.vocabulary, self.traffic)
-            self._received.ask(self._description.sequence_length, frozenset())
-            self._failure, self.stream = None, self.stream + 1
-            call = self._call = Call(self._channel, self, self.traffic)
-            call.send(attach=translate.write_attach(*self._ticket, len(tokens)))
-            call.begin()
-
-    def close(self) -> None:
-        """Leave the session, which goes on. Idempotent."""
-        if self._call is not None:
-            self._call.close()
-
-    def abandon(self) -> None:
-        """Do nothing: this session never looks for a lost target, so there is no search to stop."""
-
-    def tick(self) -> None:
-        """Send a sign of life if due, and give up on a silent target. Called periodically."""
-        call = self._open_call()
-        if call is not None:
-            call.heartbeat(HEARTBEAT_SECONDS)
-            call.give_up_after(LONGEST_SILENCE)

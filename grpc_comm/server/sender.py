@@ -29,16 +29,15 @@ class Sender:
 
     stream: id of the client's stream of proposals
     cursor: number of tokens that the client has
-    owner: whether the session ends with this stream when the target goes away
     """
 
     _reminder: asyncio.TimerHandle  # wakes run() when a sign of life may be due
 
     def __init__(
-        self, engine: Engine, session: Session, stream: int, cursor: int, send: Send, *, owner: bool
+        self, engine: Engine, session: Session, stream: int, cursor: int, send: Send
     ) -> None:
         self._engine, self._session, self._stream = engine, session, stream
-        self._cursor, self._send, self._owner = cursor, send, owner
+        self._cursor, self._send = cursor, send
         self._loop, self._woken = asyncio.get_running_loop(), asyncio.Event()
         self._said, self._spoke_at = End.NOT, self._loop.time()
         self._leaving: pb.GoAway | None = None
@@ -91,10 +90,7 @@ class Sender:
     async def _go_away(self, message: pb.GoAway) -> None:
         self._leaving = None
         await self._send(pb.ServerMessage(go_away=message))
-        if self._owner:
-            self._engine.drain(self._session)
-        else:
-            self.drained = True
+        self._engine.drain(self._session)
 
     async def _tell(self) -> None:
         progress = self._engine.progress(self._session, self._cursor, self._stream)

@@ -9,8 +9,7 @@ import hmac
 import secrets
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 from grpc_comm.observability.events import (
     Ending,
@@ -29,10 +28,6 @@ long.
 """
 
 
-MOST_GUESTS = 4
-"""Streams that may be attached to one session at once."""
-
-
 class Held:
     """One session and the stream that speaks for it.
 
@@ -42,36 +37,19 @@ class Held:
     def __init__(self, session_id: str, tenant: str, engine: Engine, session: Session) -> None:
         self.session_id, self.tenant = session_id, tenant
         self.engine, self.session = engine, session
-        self.resume_key, self.append_key = secrets.token_bytes(16), secrets.token_bytes(16)
+        self.resume_key = secrets.token_bytes(16)
         self.epoch, self.stream = 0, engine.join(session)
         self.superseded = asyncio.Event()  # set when another stream takes the session over
         self.expires: float | None = None  # when it ends unless a stream comes; None: it has one
-        self._guests: set[asyncio.Event] = set()
 
     @property
     def name(self) -> tuple[str, str]:
         """Tenant and session id. Clients choose ids, so two tenants may have the same one."""
         return self.tenant, self.session_id
 
-    @contextmanager
-    def guest(self) -> Iterator[asyncio.Event]:
-        """Attach a stream; the yielded event is set when it has to leave.
-
-        Raises Busy when too many are attached.
-        """
-        if len(self._guests) >= MOST_GUESTS:
-            raise Busy(f"{MOST_GUESTS} streams are attached to this session: that is the most")
-        revoked = asyncio.Event()
-        self._guests.add(revoked)
-        try:
-            yield revoked
-        finally:
-            self._guests.discard(revoked)
-
     def resumed(self, epoch: int) -> None:
-        """Give the session to a new stream. Earlier and attached streams leave."""
-        self._revoke()
-        self.append_key = secrets.token_bytes(16)
+        """Give the session to a new stream. Earlier streams leave."""
+        self.superseded.set()
         self.epoch, self.superseded, self.expires = epoch, asyncio.Event(), None
         self.engine.leave(self.session, self.stream)
         self.stream = self.engine.join(self.session)
@@ -80,12 +58,7 @@ class Held:
     def ended(self) -> None:
         """Mark the session as over."""
         self.engine.close(self.session)
-        self._revoke()
-
-    def _revoke(self) -> None:
         self.superseded.set()
-        for revoked in self._guests:
-            revoked.set()
 
 
 class Leases:
@@ -156,13 +129,6 @@ class Leases:
     def count(self, tenant: str) -> int:
         """Return the number of this tenant's sessions."""
         return self._counts[tenant]
-
-    def held_for(self, session_id: str, append_key: bytes, tenant: str) -> Held:
-        """Return the session that this key may append to. Raises Gone when there is none."""
-        held = self._held.get((tenant, session_id))
-        if held is None or not hmac.compare_digest(held.append_key, append_key):
-            raise Gone("no session is held here that this key lets append to")
-        return held
 
     def resume(self, session_id: str, key: bytes, epoch: int, tenant: str) -> Held:
         """Give the session to a new stream; its earlier stream is no longer heard.

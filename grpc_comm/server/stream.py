@@ -73,24 +73,22 @@ class Stream:
 
     async def _admit(self, first: pb.ClientMessage) -> None:
         kind = first.WhichOneof("kind")
-        if kind not in ("open", "resume", "attach"):
-            raise InvalidRequest("Open, Resume or Attach must come first")
+        if kind not in ("open", "resume"):
+            raise InvalidRequest("Open or Resume must come first")
         if self._state.draining:
             raise Unavailable("this target is about to end")
         if kind == "open":
             held, opening = await self._open(first.open)
             await self._own(held, held.session.length, opening)
-        elif kind == "resume":
-            await self._own(self._resume(first.resume), first.resume.length, None)
         else:
-            await self._attach(first.attach)
+            await self._own(self._resume(first.resume), first.resume.length, None)
 
     def go_away(self, reason: str, retry_after: float) -> None:
         """Ask the client to leave once it has what the forward in hand brings."""
         if self._sender is not None:
             self._sender.leave(pb.GoAway(reason=reason, retry_after_seconds=retry_after))
 
-    # The three ways to begin: Open, Resume, Attach.
+    # The two ways to begin: Open and Resume.
 
     async def _open(self, message: pb.Open) -> tuple[Held, Future[Opened]]:
         served = await self._state.catalogue.served(message.model)
@@ -124,25 +122,7 @@ class Stream:
         self._keep_to_limits(held)
         return held
 
-    async def _attach(self, message: pb.Attach) -> None:
-        """Let the client hear and append to another stream's session, until either ends."""
-        translate.check_protocol(message.protocol_version)
-        held = self._leases.held_for(message.session_id, message.append_key, self.key.name)
-        engine, session = held.engine, held.session
-        _check_length(message.length, held)
-        with held.guest() as revoked:
-            stream = engine.join(session)
-            sender = self._start(held, stream, message.length, owner=False)
-            terms = self._terms(held)._replace(resume_key=b"", append_key=b"")
-            opened = translate.write_opened(held.session_id, session.length, _NOTHING_NEW, terms)
-            try:
-                await self._while_heard(
-                    self._read(held, stream, owner=False), sender.run(opened), _fence(revoked)
-                )
-            finally:
-                engine.leave(session, stream)
-
-    # Serving a session that the client owns.
+    # Serving a session.
 
     async def _own(self, held: Held, length: int, opening: Future[Opened] | None) -> None:
         """Serve the session until its client is done, or another stream takes it over."""
@@ -152,7 +132,7 @@ class Stream:
         try:
             _check_length(length, held)
             held.engine.acknowledge(held.session, length)
-            sender = self._start(held, held.stream, length, owner=True)
+            sender = self._start(held, length)
 
             async def speak() -> None:
                 nonlocal known
@@ -160,7 +140,7 @@ class Stream:
                 known = True
                 await sender.run(self._opened(held, opened))
 
-            read = self._read(held, held.stream, owner=True)
+            read = self._read(held, held.stream)
             await self._while_heard(read, speak(), _fence(held.superseded))
             ending = Ending.DRAINED if sender.drained else Ending.CLOSED
         except (asyncio.CancelledError, Gone):  # the call broke, or nobody is there
@@ -180,9 +160,9 @@ class Stream:
             else:
                 self._leases.end(held, ending)
 
-    def _start(self, held: Held, stream: int, length: int, *, owner: bool) -> Sender:
+    def _start(self, held: Held, length: int) -> Sender:
         self._held = held
-        self._sender = Sender(held.engine, held.session, stream, length, self._send, owner=owner)
+        self._sender = Sender(held.engine, held.session, held.stream, length, self._send)
         return self._sender
 
     def _opened(self, held: Held, opened: Opened) -> pb.Opened:
@@ -194,18 +174,16 @@ class Stream:
 
     def _terms(self, held: Held) -> SessionTerms:
         nodes = held.session.tree_nodes or held.engine.max_tree_nodes
-        return SessionTerms(self._leases.lease_seconds, nodes, held.resume_key, held.append_key)
+        return SessionTerms(self._leases.lease_seconds, nodes, held.resume_key)
 
     # Reading what the client says.
 
-    async def _read(self, held: Held, stream: int, *, owner: bool) -> None:
+    async def _read(self, held: Held, stream: int) -> None:
         """Follow the client's messages until there are no more."""
         while (message := await self._inbox.take()) is not None:
             kind = message.WhichOneof("kind")
             if kind == "close":
                 return
-            if not owner and kind not in ("nodes", "heartbeat"):
-                raise InvalidRequest("who is attached to a session may append to it, no more")
             self._heed(held)
             early = self._state.charge(self.key, message)
             if early == 0 or kind != "nodes":
@@ -230,7 +208,7 @@ class Stream:
             engine.decode(session, messages.read_decode(message.decode))
         elif kind == "go":
             engine.go(session, message.go.base)
-        elif kind in ("open", "resume", "attach"):
+        elif kind in ("open", "resume"):
             raise InvalidRequest(
                 "Open came twice: a session is opened once, another one has its own stream"
             )

@@ -166,7 +166,7 @@ def opened(connection: Connection, key: str = "") -> RemoteSession:
     """On [1, 2, 3], and the target knows it."""
     session = connection.session(key)
     session.open([1, 2, 3], SamplingParams())
-    eventually(lambda: session.ticket is not None)
+    eventually(lambda: session.is_open)
     return session
 
 

@@ -184,10 +184,6 @@ BAD_REQUESTS: dict[str, tuple[pb.ClientMessage, str]] = {
         pb.ClientMessage(resume=pb.Resume(session_id="12345678")),
         "twice",
     ),
-    "an attachment within a session": (
-        pb.ClientMessage(attach=pb.Attach(session_id="12345678")),
-        "twice",
-    ),
 }
 """What is wrong within a session, and what the refusal names."""
 
