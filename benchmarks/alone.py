@@ -34,7 +34,7 @@ from inference.sampling import SamplingParams
 from inference.tree import TokenTree
 from outrider.options import PRECISIONS
 from outrider.options.roles import TargetRole
-from outrider.target import load_target
+from outrider.target.target import load_target
 
 BARE = "bare loop"
 PROMPT = tuple(range(3, 67))

@@ -43,7 +43,7 @@ from inference.model.config import read_config
 from inference.model.verify_graph import VerifyGraph
 from inference.sampling import SamplingParams
 from inference.text import Tokenizer
-from outrider.models import EMBEDDED
+from outrider.models.loading import EMBEDDED
 
 CACHE_CONTEXT, CACHE_NODES = 256, 16
 

@@ -43,7 +43,7 @@ from inference.sampling import SamplingParams
 from inference.text import Tokenizer
 from inference.times import DraftTimes, LatencyModel
 from inference.tree import IntArray, TokenTree
-from outrider.models import EMBEDDED
+from outrider.models.loading import EMBEDDED
 
 LENGTH, NODES, CHUNK = 1024, 64, 256
 FORWARD, CALL = 0.010, 0.001

@@ -28,10 +28,10 @@ from inference.engine.local_session import LocalSession
 from inference.order import Decode, Pace
 from inference.sampling import SamplingParams
 from inference.tree import IntArray
+from outrider.client.drafting import DEFAULT_TREE
 from outrider.draft_methods import find_draft
-from outrider.drafting import DEFAULT_TREE
 from outrider.options.roles import FusedTargetRole
-from outrider.target import load_target
+from outrider.target.target import load_target
 
 NODES = (1, 2, 4, 8, 16, 32, 64)
 ROWS, TREE = (1, 2, 4, 8), 16

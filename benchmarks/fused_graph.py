@@ -43,7 +43,7 @@ from inference.planner.knowledge import Knowledge
 from inference.sampling import SamplingParams
 from inference.text import Tokenizer
 from inference.times import DraftTimes, LatencyModel
-from outrider.models import EMBEDDED
+from outrider.models.loading import EMBEDDED
 
 PROMPTS = (
     "def main():\n    parser = argparse.",

@@ -22,8 +22,8 @@ from inference.command import run_command
 from inference.order import Decode, End, Pace
 from inference.sampling import SamplingParams
 from outrider.options.roles import TargetRole
-from outrider.ray_target import Fleet, start, stop
-from outrider.spawn import target_process
+from outrider.target.ray_target import Fleet, start, stop
+from outrider.target.spawn import target_process
 
 PROMPT = list(range(3, 35))
 WARM_UP = 20

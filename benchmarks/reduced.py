@@ -27,8 +27,8 @@ from inference.drafters.model_proposer import WIDTH
 from inference.model.decoder import Decoder
 from inference.sampling import SamplingParams
 from inference.text import Tokenizer
+from outrider.models.reduction import WHOLE, Reduction
 from outrider.options.values import Quantization
-from outrider.reduction import WHOLE, Reduction
 
 LONGEST_TEXT = 1024
 

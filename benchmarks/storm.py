@@ -32,9 +32,9 @@ from inference.engine.local_session import LocalSession
 from inference.errors import InvalidRequest, Unavailable
 from inference.order import Decode
 from inference.sampling import SamplingParams
-from outrider.link import LinkShape, ShapedLink, shaped_link
+from outrider.link.emulated_link import LinkShape, ShapedLink, shaped_link
 from outrider.options.roles import TargetRole
-from outrider.target import load_target
+from outrider.target.target import load_target
 
 TEMPERATURES = (0.0, 0.7, 1.0)
 SEQUENCE_LENGTH = 256

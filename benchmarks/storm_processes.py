@@ -19,8 +19,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from benchmarks.storm_client import GO, READY, Job
 from inference.errors import Unavailable
-from outrider.spawn import role_command, role_environment
-from outrider.target import READY as LISTENING
+from outrider.target.spawn import role_command, role_environment
+from outrider.target.target import READY as LISTENING
 
 _METRICS = "metrics on "
 

@@ -28,7 +28,7 @@ from inference.model.decoder import Decoder, Past, RMSNorm, Sight
 from inference.model.eagle import EagleHead
 from inference.model.eagle_config import HeadConfig
 from inference.text import Tokenizer
-from outrider.models import EMBEDDED
+from outrider.models.loading import EMBEDDED
 
 KEPT, INNER = (2, 4, 6), 512
 LENGTH, WINDOWS = 128, 8

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from benchmarks.capacity.client import Came, User
 from inference.errors import Unavailable
-from outrider.spawn import role_environment
+from outrider.target.spawn import role_environment
 
 CLIENT_PROCESSES = 2
 _STOP_SECONDS = 10.0

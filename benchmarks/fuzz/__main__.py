@@ -34,7 +34,7 @@ from grpc_comm.client.patience import Patience
 from grpc_comm.proto import verifier_pb2
 from inference.command import say
 from inference.errors import InvalidRequest, OutriderError, Unavailable
-from outrider.spawn import StartedTarget, started
+from outrider.target.spawn import StartedTarget, started
 
 SERVICE = verifier_pb2.DESCRIPTOR.services_by_name["Target"]
 SEQUENCE_LENGTH, ROWS, LEASE_SECONDS = 32, 16, 2.0

@@ -40,7 +40,7 @@ from inference.planner.prices import Prices
 from inference.proposer import Proposer
 from inference.sampling import SamplingParams
 from outrider.draft_methods.block import read_masks
-from outrider.models import EMBEDDED
+from outrider.models.loading import EMBEDDED
 
 CELLS = "20:misses:0.8,20:misses:0,20:mid:0.8,20:mid:0"
 LAPTOP = "int8-laptop-computed"

@@ -28,7 +28,7 @@ from benchmarks.regret.stage import Pair, virtual_stage
 from benchmarks.regret.study import embedded_study, play
 from inference.command import run_command
 from inference.sampling import SamplingParams
-from outrider.models import EMBEDDED
+from outrider.models.loading import EMBEDDED
 
 SURE = Level("sure", 0.0, misses=0.045)
 """Right wherever it does not miss, and misses as often as the study's level does."""

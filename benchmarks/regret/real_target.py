@@ -25,7 +25,7 @@ from grpc_comm.transport import Address
 from inference.backends.timed import TimedModel
 from inference.command import run_command
 from inference.engine.engine import Engine
-from outrider.target import READY
+from outrider.target.target import READY
 
 
 def describe(engine: Engine, times: dict[tuple[int, int], float]) -> Description:

@@ -38,9 +38,9 @@ from inference.backends.timed import TimedModel
 from inference.command import run_command
 from inference.draft_thread import threaded
 from inference.errors import Unavailable
-from outrider.link import LinkShape, shaped_link
-from outrider.spawn import role_environment
-from outrider.target import READY
+from outrider.link.emulated_link import LinkShape, shaped_link
+from outrider.target.spawn import role_environment
+from outrider.target.target import READY
 
 COMPARED = (ALONE, GROWING, ANYWHERE, next(arm for arm in SYNCHRONOUS if arm.name == "tree 16x4"))
 """The arms that are repeated."""

@@ -34,7 +34,7 @@ from inference.errors import InvalidRequest
 from inference.sampling import SamplingParams
 from inference.tree import IntArray
 from outrider.draft_methods import find_draft
-from outrider.models import PREFILL_NODES
+from outrider.models.loading import PREFILL_NODES
 from outrider.options.roles import DraftRole
 from outrider.options.values import Quantization
 

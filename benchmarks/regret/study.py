@@ -16,7 +16,7 @@ from benchmarks.regret.prefixes import Prefixes
 from benchmarks.regret.stage import SEQUENCE_LENGTH, Pair, Stage
 from benchmarks.regret.texts import PROMPTS, SEED, TOKENS, texts_of
 from inference.text import Tokenizer
-from outrider.models import EMBEDDED
+from outrider.models.loading import EMBEDDED
 
 ROUND_TRIPS = (0, 5, 20, 40, 80, 160, 300)
 """Milliseconds."""

@@ -26,13 +26,13 @@ from inference.errors import InvalidRequest
 from inference.text import Tokenizer
 from inference.times import LatencyModel
 from outrider.draft_methods import find_draft
-from outrider.link import LinkShape, shaped_link
-from outrider.models import PREFILL_NODES
+from outrider.link.emulated_link import LinkShape, shaped_link
+from outrider.models.loading import PREFILL_NODES
+from outrider.models.profiles import user_profiles
 from outrider.options.groups import MeasureOptions
 from outrider.options.roles import DraftRole
 from outrider.options.values import Quantization
-from outrider.profiles import user_profiles
-from outrider.spawn import started
+from outrider.target.spawn import started
 
 MOST_NODES = 64
 """Of a tree below its root: as many as the largest fixed tree has."""

@@ -31,7 +31,7 @@ from inference.backends.eager import EagerModel
 from inference.engine.local_session import LocalSession
 from inference.errors import InvalidRequest
 from inference.sampling import SamplingParams
-from outrider.models import EMBEDDED
+from outrider.models.loading import EMBEDDED
 from tests.support import pairs
 from tests.support.wire_fixtures import eventually
 

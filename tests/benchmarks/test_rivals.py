@@ -36,7 +36,7 @@ from inference.engine.local_session import LocalSession
 from inference.errors import InvalidRequest, Unavailable
 from inference.sampling import SamplingParams
 from inference.text import Tokenizer
-from outrider.models import EMBEDDED
+from outrider.models.loading import EMBEDDED
 from tests.support import pairs
 
 TARGET, DRAFT = EMBEDDED / "target", EMBEDDED / "draft"

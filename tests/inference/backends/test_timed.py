@@ -32,7 +32,7 @@ from inference.tree import IntArray, TokenTree
 from outrider.cli import main
 from outrider.options import ROLES
 from outrider.options.roles import ServingRole
-from outrider.target import READY
+from outrider.target.target import READY
 from tests.support import pairs
 from tests.support.drafts import alone, growing, rounds, speculated
 from tests.support.repository import ROOT
