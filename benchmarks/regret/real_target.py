@@ -67,7 +67,7 @@ def main() -> int:
     times = profiles.times
     beside = TimedModel(pair.draft(), profiles.beside)
     target = TimedModel(pair.target(), profiles.target)
-    engine = serve(target, pair.vocabulary, times=times.target, host=hosted(beside, times))
+    engine = serve(target, pair.vocabulary, times=times.target, drafter=hosted(beside, times))
     serve_target(
         Target(engine, describe(engine, dict(times.target)), Address("127.0.0.1", 0)),
         lambda address: print(f"{READY}{address}", file=sys.stderr, flush=True),

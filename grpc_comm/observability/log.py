@@ -28,7 +28,7 @@ from grpc_comm.observability.events import (
     StreamLost,
 )
 from grpc_comm.observability.statistics import Entry, Statistics
-from inference.engine.forward import Evicted
+from inference.engine.events import Evicted
 
 log = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 
 from grpc_comm.observability.events import Drop, Ending, Event, ModelServed, OfModel, SessionEnded
 from grpc_comm.observability.statistics import Entry, ModelTotals, Statistics, occupancy
-from inference.engine.forward import Commit, EngineEvent, Forward, Prefilled
+from inference.engine.events import Commit, EngineEvent, Forward, Prefilled
 from inference.errors import MissingExtra
 from inference.proposer import COPY, HOST, MODEL
 

@@ -33,7 +33,7 @@ from grpc_comm.observability.events import (
     StreamLost,
 )
 from inference.engine.engine import Engine
-from inference.engine.forward import Commit, EngineEvent, Evicted, Forward, Prefilled
+from inference.engine.events import Commit, EngineEvent, Evicted, Forward, Prefilled
 from inference.engine.session import Session
 from inference.order import End
 

@@ -11,6 +11,7 @@ from concurrent.futures import Future
 from grpc_comm import messages
 from grpc_comm.proto import verifier_pb2 as pb
 from inference.engine.engine import Engine
+from inference.engine.events import Callback
 from inference.engine.session import Session
 from inference.errors import Unavailable
 from inference.order import End, Opened, Progress
@@ -29,15 +30,22 @@ class Sender:
 
     stream: id of the client's stream of proposals
     cursor: number of tokens that the client has
+    on_loop: makes a function that calls another one on the event loop
     """
 
     _reminder: asyncio.TimerHandle  # wakes run() when a sign of life may be due
 
     def __init__(
-        self, engine: Engine, session: Session, stream: int, cursor: int, send: Send
+        self,
+        engine: Engine,
+        session: Session,
+        stream: int,
+        cursor: int,
+        send: Send,
+        on_loop: Callable[[Callback], Callback],
     ) -> None:
         self._engine, self._session, self._stream = engine, session, stream
-        self._cursor, self._send = cursor, send
+        self._cursor, self._send, self._on_loop = cursor, send, on_loop
         self._loop, self._woken = asyncio.get_running_loop(), asyncio.Event()
         self._said, self._spoke_at = End.NOT, self._loop.time()
         self._leaving: pb.GoAway | None = None
@@ -55,7 +63,7 @@ class Sender:
     async def run(self, opened: pb.Opened) -> None:
         """Write until the session is drained; raise what ended it."""
         await self._send(pb.ServerMessage(opened=opened))
-        self._engine.listen(self._session, self._stream, self.wake)
+        self._engine.listen(self._session, self._stream, self._on_loop(self.wake))
         self._remind()
         try:
             while not self.drained:

@@ -18,7 +18,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from grpc_comm.keys import Keys
-from grpc_comm.observability.events import Listener
+from grpc_comm.observability.events import Listener, ignore
 from grpc_comm.proto import verifier_pb2, verifier_pb2_grpc
 from grpc_comm.security import (
     PLAINTEXT,
@@ -36,7 +36,6 @@ from grpc_comm.tls_files import check_tls_files
 from grpc_comm.translate import Description
 from grpc_comm.transport import Address, check_port, server_options
 from inference.engine.engine import Engine
-from inference.engine.forward import ignore
 from inference.errors import InvalidRequest
 
 GRACE_SECONDS = 5.0

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 from grpc_comm.keys import Key
 from grpc_comm.observability.events import Listener
@@ -13,6 +17,34 @@ from grpc_comm.server.rate_limit import NODES_PER_SECOND, Allowance
 from grpc_comm.server.session_table import Leases
 from grpc_comm.translate import Description
 from inference.errors import Unavailable
+
+
+class Wakeups:
+    """Wakes streams on the running event loop, from any thread.
+
+    The loop is interrupted once for all streams of a forward, not once for each.
+    """
+
+    def __init__(self) -> None:
+        self._loop, self._lock = asyncio.get_running_loop(), threading.Lock()
+        self._due: list[Callable[[], None]] = []
+
+    def on_loop(self, wake: Callable[[], None]) -> Callable[[], None]:
+        """Return a function that makes the loop call `wake` soon."""
+        return partial(self._add, wake)
+
+    def _add(self, wake: Callable[[], None]) -> None:
+        with self._lock:
+            self._due.append(wake)
+            first = len(self._due) == 1
+        if first:
+            self._loop.call_soon_threadsafe(self._wake_all)
+
+    def _wake_all(self) -> None:
+        with self._lock:
+            due, self._due = self._due, []
+        for wake in due:
+            wake()
 
 
 class ServerState:
@@ -25,7 +57,7 @@ class ServerState:
         self, catalogue: Catalogue, leases: Leases, emit: Listener, *, share_prefixes: bool
     ) -> None:
         self.catalogue, self.leases, self.emit = catalogue, leases, emit
-        self.draining = False
+        self.draining, self.wakeups = False, Wakeups()
         self._share_prefixes = share_prefixes
         self._allowances = defaultdict[str, Allowance](Allowance)  # by the names of keys
 

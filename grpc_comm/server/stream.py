@@ -162,7 +162,9 @@ class Stream:
 
     def _start(self, held: Held, length: int) -> Sender:
         self._held = held
-        self._sender = Sender(held.engine, held.session, held.stream, length, self._send)
+        on_loop = self._state.wakeups.on_loop
+        engine, session = held.engine, held.session
+        self._sender = Sender(engine, session, held.stream, length, self._send, on_loop)
         return self._sender
 
     def _opened(self, held: Held, opened: Opened) -> pb.Opened:

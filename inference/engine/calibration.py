@@ -8,25 +8,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-CAUTION = 0.8
-"""Factor on a claim of a proposer without a record."""
-
-WORTH = 8.0
-"""Weight of CAUTION in the record, in claimed acceptances."""
-
-FADING = 0.995
-"""Weight that an observation keeps after each later claim of its class."""
-
-MOST_TRUST = 1.25
-"""The greatest factor by which the claims of a modest proposer are raised."""
+from inference.engine.tuning import TUNING
 
 HIGHEST = 0.999
 """The greatest calibrated chance: no edge is certain before the target has verified it."""
-
-OWN_WORTH, OWN_FADING = 4.0, 0.95
-"""Candidates that a new session is believed to take as expected, and the weight that what a forward
-came to keeps after the next one.
-"""
 
 _LEVELS = (1, 2, 4, 8)
 """Least depth of each class of tree levels."""
@@ -49,14 +34,16 @@ class _Record:
 
     def __init__(self) -> None:
         self.claimed = self.taken = 0.0
-        self.factor = CAUTION
+        self.factor = TUNING.caution
 
     def observe(self, named: int, claimed: float, taken: bool) -> None:
-        fading = FADING**named
+        fading = TUNING.claim_fading**named
         self.claimed = fading * self.claimed + claimed
         self.taken = fading * self.taken + taken
-        factor = (CAUTION * WORTH + self.taken) / (WORTH + self.claimed)
-        self.factor = min(factor, MOST_TRUST)
+        factor = (TUNING.caution * TUNING.caution_weight + self.taken) / (
+            TUNING.caution_weight + self.claimed
+        )
+        self.factor = min(factor, TUNING.most_trust)
 
 
 class OwnRecord:
@@ -71,9 +58,11 @@ class OwnRecord:
 
     def observe(self, expected: float, taken: int) -> None:
         """Record how many candidates a forward was expected to take, and how many it took."""
-        self._expected = OWN_FADING * self._expected + expected
-        self._taken = OWN_FADING * self._taken + taken
-        self.factor = min((OWN_WORTH + self._taken) / (OWN_WORTH + self._expected), 1.0)
+        self._expected = TUNING.own_fading * self._expected + expected
+        self._taken = TUNING.own_fading * self._taken + taken
+        self.factor = min(
+            (TUNING.own_weight + self._taken) / (TUNING.own_weight + self._expected), 1.0
+        )
 
 
 class Calibration:
@@ -112,7 +101,7 @@ class Calibration:
         """The factor on claims of this kind of proposer at this depth."""
         records = self._records.get(proposer)
         if records is None:
-            return CAUTION
+            return TUNING.caution
         return records[depth if depth < _LEVELS[-1] else _LEVELS[-1]].factor
 
 

@@ -8,7 +8,7 @@ from itertools import count
 from inference.candidates import CandidateTree, Nodes
 
 
-class Streams:
+class ProposalStreams:
     """The streams of proposals of one session."""
 
     def __init__(self, candidates: CandidateTree) -> None:

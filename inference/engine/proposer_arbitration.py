@@ -29,7 +29,7 @@ DEEPEST = 32
 
 
 @dataclass
-class Others:
+class ProposerArbitration:
     """How fast a text goes by other proposers while the draft is silent."""
 
     until: int = 0  # length from which the draft falls silent when others name a token

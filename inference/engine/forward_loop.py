@@ -1,0 +1,261 @@
+"""The loop that makes an engine's forwards, one after the other, on one thread at a time.
+
+Whenever the model is free it makes a forward. Every decoding session takes part with its root and
+its best candidates.
+
+The device waits from the end of a forward to the beginning of the next. So only what the next
+forward depends on is done then. Calibration, events and readers have their turn while it computes.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from typing import Any
+
+from inference.backends import Model
+from inference.engine.admission import Admission
+from inference.engine.events import Callback, EngineEvents, Evicted, Prefilled, call_all
+from inference.engine.forward import (
+    BatchItem,
+    CompletedForward,
+    call_each,
+    prepare,
+    read,
+)
+from inference.engine.graph_rounds import GraphRounds
+from inference.engine.scheduler import TIMED, Kind, ReadySets, Scheduler
+from inference.engine.session import Session
+from inference.order import Opened
+
+LONGEST_WAIT = 60.0
+"""Seconds that an idle engine waits at most: a tiny rate would overflow the lock's timeout."""
+
+
+class ForwardLoop:
+    """Forwards of the sessions that admission has put on rows.
+
+    graphs: the draft within the target's graphs.
+    draft: lets the draft beside the target work for ready sessions; it is told the seconds of a
+    root-only forward of them.
+    use_idle_time: makes a short call of the model while nobody has a session; False: none is left.
+    clock: returns seconds.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        admission: Admission,
+        scheduler: Scheduler,
+        events: EngineEvents,
+        *,
+        graphs: GraphRounds | None,
+        draft: Callable[[Sequence[Session], float], None] | None,
+        use_idle_time: Callable[[], bool],
+        clock: Callable[[], float],
+    ) -> None:
+        self._model, self._graphs, self._draft = model, graphs, draft
+        self._admission, self._scheduler, self._events = admission, scheduler, events
+        self._use_idle_time, self._clock = use_idle_time, clock
+        self.running = False
+        self._step_began: float | None = None
+
+    def run(self, stopped: threading.Event) -> None:
+        """Make forwards until `stopped` is set; the lock's waiters are to be notified of it."""
+        self.running = True
+        last: list[Callback] | None = None
+        try:
+            with ThreadPoolExecutor(1, "aside") as aside:
+                while not stopped.is_set():
+                    last = self._step(last or [], aside)
+                    if last is None and not (self._admission.empty and self._use_idle_time()):
+                        self._wait(stopped)
+            call_all(last or [])
+        finally:
+            self.running = False
+            with self._admission.lock:
+                calls = self._admission.close_all("the target has stopped")
+            call_all(calls)
+
+    def step(self) -> bool:
+        """Make at most one forward for the ready sessions; False when there was nothing to do."""
+        left = self._step([])
+        call_all(left or [])
+        return left is not None
+
+    def finish(self, future: Future[Any]) -> None:
+        """Wait until a future is done. Makes the forwards here when no thread runs the loop."""
+        while not future.done():
+            if self.running:
+                future.exception()
+            elif not self.step():
+                with self._admission.lock:
+                    self._admission.lock.wait(self._idle_seconds(self._clock()))
+
+    @property
+    def step_seconds(self) -> float:
+        """Seconds that the current step has taken so far; 0 between steps."""
+        began = self._step_began
+        return 0.0 if began is None else self._clock() - began
+
+    def _step(
+        self, last: Sequence[Callback], aside: ThreadPoolExecutor | None = None
+    ) -> list[Callback] | None:
+        """Receive, schedule and forward, and finish the last forward meanwhile.
+
+        last: callbacks that the last forward has left. They are made before any other.
+        aside: makes them while this forward computes; None where there are none.
+
+        Returns the callbacks that this forward leaves; None when there was nothing to do.
+        """
+        self._step_began = self._clock()
+        received = self._receive(self._step_began)
+        if received or self._draft is not None:
+            call_all([*last, *received])
+            last = []
+        if self._draft is not None:
+            ready = self._ready_to_draft(self._step_began)
+            self._draft(ready, self._scheduler.seconds(max(len(ready), 1), 1))
+        begun = self._clock()
+        kind, items, failed = self._schedule(begun)
+        if failed or not items:
+            call_all([*last, *failed])
+            last = []
+        left = self._forward(kind, items, begun, last, aside) if items else []
+        self._step_began = None
+        return left if items or received or failed else None
+
+    def _receive(self, now: float) -> list[Callback]:
+        """Take note of closed and waiting sessions, and of prompts that are prefilled."""
+        admission = self._admission
+        with admission.lock:
+            calls = admission.remove_closed()
+            evicted = admission.hand_out_rows(now)
+            calls += [partial(self._events.emit, Evicted(session)) for session in evicted]
+            opened = [one for one in admission.on_rows if one.opening and not one.missing]
+            return calls + [self._answer_opening(session, now) for session in opened]
+
+    def _ready_to_draft(self, now: float) -> Sequence[Session]:
+        with self._admission.lock:
+            self._update_queue_clocks(now)
+            return self._ready_sets(now)[Kind.TREES]
+
+    def _schedule(self, now: float) -> tuple[Kind, list[BatchItem], list[Callback]]:
+        """Prepare the next forward: its kind, its items, and callbacks of sessions that failed."""
+        with self._admission.lock:
+            self._update_queue_clocks(now)
+            plan = self._scheduler.next(self._ready_sets(now))
+            items, failed = prepare(plan, self._graphs)
+            calls = [
+                call for session, error in failed for call in self._admission.fail(session, error)
+            ]
+            self._admission.forward_runs = bool(items)
+        return plan.kind, items, calls
+
+    def _forward(
+        self,
+        kind: Kind,
+        items: Sequence[BatchItem],
+        begun: float,
+        last: Sequence[Callback],
+        aside: ThreadPoolExecutor | None,
+    ) -> list[Callback]:
+        """Make a forward and settle it; returns the callbacks that it leaves.
+
+        begun: when the engine's own work on it began, in seconds.
+        """
+        telling = aside.submit(call_all, last) if aside is not None and last else None
+        call = self._graphs.call_of(kind) if self._graphs is not None else self._model.choose
+        started = self._clock()
+        answers = call_each(call, [item.segment for item in items])
+        ended = self._clock()
+        if telling is not None:
+            telling.result()
+        padded = self._model.padded(len(items), max(item.nodes for item in items))
+        forward = CompletedForward(items, padded, started, ended)
+        with self._admission.lock:
+            self._admission.forward_runs = False
+            if kind in TIMED and not any(isinstance(one, Exception) for one in answers):
+                self._scheduler.record(padded, ended - begun)
+            calls = self._settle(forward, answers, ended - begun)
+            wakes = [wake for item in items for wake in item.session.streams.listeners]
+        around = self._clock() - begun - forward.seconds
+        return [*calls, partial(self._events.emit, forward.event(around)), *wakes]
+
+    def _settle(
+        self, forward: CompletedForward, answers: Sequence[Any], seconds: float
+    ) -> list[Callback]:
+        """Commit each session's result of a forward; returns the callbacks that follow.
+
+        answers: [items] what the model answered, or the error that it ended with.
+        seconds: time of the forward, with the engine's own work before it.
+        """
+        calls: list[Callback] = []
+        charges = forward.charges(self._scheduler.seconds)
+        promised = self._scheduler.promised(forward.padded, len(forward.items), seconds)
+        read_answers = read(forward.items, answers)
+        for item, answer, charge in zip(forward.items, read_answers, charges, strict=True):
+            session = item.session
+            if isinstance(answer, Exception):
+                calls += self._admission.fail(session, answer)
+                continue
+            commit = item.settle(answer, forward, charge)
+            session.update_queue_clock(forward.ended)
+            if commit is not None:
+                session.add_service(len(commit.tokens) - promised)
+                calls += [item.learn, partial(self._events.emit, commit)]
+        return calls
+
+    def _answer_opening(self, session: Session, now: float) -> Callback:
+        opening = session.opening
+        assert opening is not None
+        queue = max(0.0, now - opening.asked - session.prefill_seconds)
+        opened = Opened(session.reused, queue, session.prefill_seconds)
+        session.opening = None
+
+        def answer() -> None:
+            self._events.emit(Prefilled(session, opened))
+            opening.future.set_result(opened)
+
+        return answer
+
+    def _update_queue_clocks(self, now: float) -> None:
+        for session in self._admission.on_rows:
+            if not session.missing:
+                session.update_queue_clock(now)
+
+    def _ready_sets(self, now: float) -> ReadySets:
+        """Sessions on rows that want a forward now, by kind of forward."""
+        filling, decoding = list[Session](), list[Session]()
+        for session in self._admission.on_rows:
+            if session.missing:
+                if session.wants_row:
+                    filling.append(session)
+            elif session.is_ready(now):
+                decoding.append(session)
+        ready: dict[Kind, list[Session]] = {Kind.PREFILL: filling, Kind.TREES: decoding}
+        if self._graphs is not None:
+            rounds, feeds = self._graphs.select(decoding, self._scheduler.seconds)
+            trees = [one for one in decoding if one not in rounds and one not in feeds]
+            ready |= {Kind.TREES: trees, Kind.ROUNDS: rounds, Kind.FEEDS: feeds}
+        return ready
+
+    def _wait(self, stopped: threading.Event) -> None:
+        """Sleep until a step may have work, or until `stopped` is set."""
+        with self._admission.lock:
+            seconds = self._idle_seconds(self._clock())
+            if not stopped.is_set() and (seconds is None or seconds > 0):
+                self._admission.lock.wait(seconds)
+
+    def _idle_seconds(self, now: float) -> float | None:
+        """Seconds until a step may have work; None when only a client's call can bring work."""
+        admission = self._admission
+        can_change = admission.closing or (admission.pool.free and admission.line)
+        if can_change or any(self._ready_sets(now).values()):
+            return 0.0
+        waits = [one.seconds_until_allowed(now) for one in admission.on_rows if one.may_decode]
+        change = admission.next_change(now)
+        seconds = [*waits, *([] if change is None else [change])]
+        return min([*seconds, LONGEST_WAIT]) if seconds else None
