@@ -33,7 +33,8 @@ from grpc_comm.observability.statistics import ModelTotals, Statistics
 from inference.backends import Ranked, Segment
 from inference.backends.batch import Shape, check_rows, pad
 from inference.candidates import BASE, Nodes, Proposal
-from inference.engine.engine import Engine, collect_rarely
+from inference.engine.batch_runner import collect_rarely
+from inference.engine.engine import Engine
 from inference.engine.session import Session
 from inference.order import MOST_CREDIT, Decode
 from inference.sampling import SamplingParams

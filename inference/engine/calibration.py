@@ -6,15 +6,23 @@ claim is corrected by the record of the same tenant, kind of proposer and tree l
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from inference.candidates import SiblingGroup
 from inference.engine.tuning import TUNING
+from inference.proposer import NOBODY
 
 HIGHEST = 0.999
 """The greatest calibrated chance: no edge is certain before the target has verified it."""
 
 _LEVELS = (1, 2, 4, 8)
 """Least depth of each class of tree levels."""
+
+
+def _class_of(depth: int) -> int:
+    """Index in _LEVELS of the class of a depth, which is 1 below the root."""
+    return (depth if depth < _LEVELS[-1] else _LEVELS[-1]).bit_length() - 1
 
 
 class Claims(NamedTuple):
@@ -72,16 +80,16 @@ class Calibration:
     """
 
     def __init__(self) -> None:
-        self._records: dict[int, list[_Record]] = {}  # kind -> [depth]
+        self._records: dict[int, list[_Record]] = {}  # kind -> [class of levels]
 
     @property
     def factors(self) -> dict[tuple[int, int], float]:
         """Factors of classes with a record, by kind of proposer and least depth of the class."""
         return {
-            (kind, depth): records[depth].factor
+            (kind, depth): records[_class_of(depth)].factor
             for kind, records in self._records.items()
             for depth in _LEVELS
-            if records[depth].claimed
+            if records[_class_of(depth)].claimed
         }
 
     def trusted(self, proposer: int, depth: int, claimed: float) -> float:
@@ -93,22 +101,43 @@ class Calibration:
         """Record claims whose outcome the target's walk has decided."""
         records = self._records.get(claims.proposer)
         if records is None:
-            records = self._records[claims.proposer] = _records()
-        depth = claims.depth if claims.depth < _LEVELS[-1] else _LEVELS[-1]
-        records[depth].observe(claims.named, claims.claimed, claims.taken)
+            records = self._records[claims.proposer] = [_Record() for _ in _LEVELS]
+        records[_class_of(claims.depth)].observe(claims.named, claims.claimed, claims.taken)
 
     def factor(self, proposer: int, depth: int) -> float:
         """The factor on claims of this kind of proposer at this depth."""
         records = self._records.get(proposer)
         if records is None:
             return TUNING.caution
-        return records[depth if depth < _LEVELS[-1] else _LEVELS[-1]].factor
+        return records[_class_of(depth)].factor
 
 
-def _records() -> list[_Record]:
-    """New records indexed by depth; depths of one class share a record."""
-    by_class = {level: _Record() for level in _LEVELS}
-    return [
-        by_class[max(level for level in _LEVELS if level <= max(depth, 1))]
-        for depth in range(_LEVELS[-1] + 1)
-    ]
+class CommittedStep(NamedTuple):
+    """The tokens of a verdict, and the groups in which the target chose them."""
+
+    tokens: Sequence[int]
+    groups: Sequence[SiblingGroup | None]  # [tokens] as CandidateTree.advance returns them
+
+    def named(self) -> list[int]:
+        """[tokens] the kind of the proposer that claimed the greatest chance for each.
+
+        The last token was in no forward, so it is nobody's.
+        """
+        met = zip(self.groups[:-1], self.tokens, strict=False)
+        return [*(_boldest(group, token) for group, token in met), NOBODY]
+
+    def claims(self) -> Iterator[Claims]:
+        """Yield the claims that the walk has decided.
+
+        At each of its nodes these are the claims for all children. Children outside the forward
+        count, too, because the target has chosen among all of them.
+        """
+        for depth, (token, group) in enumerate(zip(self.tokens, self.groups, strict=True), 1):
+            for proposer, claimed in group.claims.items() if group else ():
+                sum_claimed = sum(claimed.values())
+                yield Claims(proposer, depth, len(claimed), sum_claimed, token in claimed)
+
+
+def _boldest(group: SiblingGroup | None, token: int) -> int:
+    claims = group.claims if group else {}
+    return max(claims, key=lambda proposer: claims[proposer].get(token, -1.0), default=NOBODY)

@@ -9,22 +9,21 @@ after it is released.
 
 from __future__ import annotations
 
-import gc
 import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
 from inference.backends import Model
 from inference.candidates import Dropped, Nodes
 from inference.engine.admission import Admission
+from inference.engine.batch_runner import BatchRunner
 from inference.engine.calibration import Calibration
 from inference.engine.colocated_drafter import ColocatedDrafter
 from inference.engine.events import Callback, EngineEvents, call_all
-from inference.engine.forward_loop import ForwardLoop
 from inference.engine.graph_rounds import GraphRounds
 from inference.engine.scheduler import Scheduler
 from inference.engine.session import Opening, Session
@@ -32,21 +31,6 @@ from inference.errors import InvalidRequest, LimitExceeded, Unavailable
 from inference.order import Decode, Opened, Progress
 from inference.sampling import SamplingParams
 from inference.times import LatencyModel
-
-YOUNG_OBJECTS = 10_000
-"""Objects that a process with an engine makes before Python's garbage collector looks at them.
-Python's own number is 700. One forward of 64 sessions makes about as many, which are gone with it.
-"""
-
-
-def collect_rarely() -> None:
-    """Make the garbage collector of the whole process look at YOUNG_OBJECTS at a time.
-
-    What is looked at in the middle of a forward counts as old from then on, although it is gone
-    after the forward. So the collector would search all objects of the process every few dozen
-    forwards, and all sessions would wait for that.
-    """
-    gc.set_threshold(YOUNG_OBJECTS)
 
 
 def no_idle_work(engine: Engine) -> bool:
@@ -97,15 +81,15 @@ class Engine:
         self._lock = self._admission.lock
         self._calibrations: defaultdict[str, Calibration] = defaultdict(Calibration)  # by tenant
         times = times or LatencyModel()
+        self._running = False
         self._scheduler = Scheduler(model, times, max_tree_nodes, branches=branches)
-        self._loop = ForwardLoop(
+        self._runner = BatchRunner(
             model,
             self._admission,
             self._scheduler,
             self.events,
             graphs=graphs,
             draft=partial(drafter.work, board=self) if drafter is not None else None,
-            use_idle_time=self.use_idle_time,
             clock=clock,
         )
 
@@ -129,17 +113,6 @@ class Engine:
         limit: tokens that the session may have, if fewer than sequence_length.
         """
         limit = min(limit or self.sequence_length, self.sequence_length)
-        self.check(prompt, limit)
-        with self._lock:
-            calibration = self._calibrations[tenant]
-            session = Session(prompt, params, tenant, limit, calibration, sharing)
-            session.opening = opening = Opening(self._clock())
-            self._admission.add(session, opening.asked)
-            self._lock.notify_all()
-        return session, opening.future
-
-    def check(self, prompt: Sequence[int], limit: int) -> None:
-        """Raise InvalidRequest unless a session of `limit` tokens can start with this prompt."""
         if not len(prompt):
             raise InvalidRequest("the prompt is empty: at least one token is needed")
         if len(prompt) >= limit:
@@ -148,6 +121,13 @@ class Engine:
                 "prompt and output together"
             )
         self._check_ids(prompt)
+        with self._lock:
+            calibration = self._calibrations[tenant]
+            session = Session(prompt, params, tenant, limit, calibration, sharing)
+            session.opening = opening = Opening(self._clock())
+            self._admission.add(session, opening.asked)
+            self._lock.notify_all()
+        return session, opening.future
 
     def decode(self, session: Session, order: Decode) -> None:
         """Let the target decode as ordered; replaces an earlier order.
@@ -235,7 +215,20 @@ class Engine:
 
         All sessions are closed at the end, so that no client is left waiting.
         """
-        self._loop.run(stopped)
+        self._running = True
+        last: list[Callback] | None = None  # what the last forward has left to be done
+        try:
+            with ThreadPoolExecutor(1, "aside") as aside:
+                while not stopped.is_set():
+                    last = self._runner.step(last or [], aside)
+                    if last is None and not (self._admission.empty and self.use_idle_time()):
+                        self._wait(stopped)
+            call_all(last or [])
+        finally:
+            with self._lock:
+                self._running = False
+                calls = self._admission.close_all("the target has stopped")
+            call_all(calls)
 
     def stop(self, stopped: threading.Event) -> None:
         """Make run() return: set `stopped` and wake the thread of the forwards."""
@@ -245,11 +238,18 @@ class Engine:
 
     def step(self) -> bool:
         """Make at most one forward for the ready sessions; False when there was nothing to do."""
-        return self._loop.step()
+        left = self._runner.step([])
+        call_all(left or [])
+        return left is not None
 
     def finish(self, future: Future[Any]) -> None:
         """Wait until a future is done. Makes the forwards here when no thread runs the engine."""
-        self._loop.finish(future)
+        while not future.done():
+            if self._running:
+                future.exception()
+            elif not self.step():
+                with self._lock:
+                    self._lock.wait(self._runner.idle_seconds())
 
     def use_idle_time(self) -> bool:
         """Make a short call of the model; False when none is left. While nobody has a session."""
@@ -258,12 +258,12 @@ class Engine:
     @property
     def running(self) -> bool:
         """Whether a thread is in run() and makes the forwards."""
-        return self._loop.running
+        return self._running
 
     @property
     def step_seconds(self) -> float:
         """Seconds that the current step has taken so far; 0 between steps."""
-        return self._loop.step_seconds
+        return self._runner.step_seconds
 
     @property
     def times(self) -> LatencyModel:
@@ -327,6 +327,13 @@ class Engine:
             session.update_queue_clock(self._clock())
             self._lock.notify_all()
             return session.streams.listeners
+
+    def _wait(self, stopped: threading.Event) -> None:
+        """Sleep until a step may have work, or until `stopped` is set."""
+        with self._lock:
+            seconds = self._runner.idle_seconds()
+            if not stopped.is_set() and (seconds is None or seconds > 0):
+                self._lock.wait(seconds)
 
     def _check_ids(self, ids: Sequence[int]) -> None:
         if len(ids) and not 0 <= min(ids) <= max(ids) < self.vocabulary:

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from inference.accept import Verdict, accept_matches
 from inference.backends import Segment
-from inference.engine.committed_step import CommittedStep
+from inference.engine.calibration import CommittedStep
 from inference.engine.events import Commit, Forward
 from inference.engine.scheduler import BatchPlan, Kind, Seconds
 from inference.engine.session import Session

@@ -15,8 +15,7 @@ from inference.accept import Verdict
 from inference.backends import Model, Segment
 from inference.backends.sequence import ModelSequence
 from inference.candidates import CandidateTree, Dropped, Nodes
-from inference.engine.calibration import Calibration, OwnRecord
-from inference.engine.committed_step import CommittedStep
+from inference.engine.calibration import Calibration, CommittedStep, OwnRecord
 from inference.engine.prefix_cache import CacheRow
 from inference.engine.proposal_streams import ProposalStreams
 from inference.engine.snapshot import Snapshot

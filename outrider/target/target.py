@@ -24,7 +24,8 @@ from inference.backends.gguf_model import GgufModel
 from inference.backends.neuron_sdk import has_device
 from inference.backends.timed import TimedModel, TimeProfile, find_profile
 from inference.command import say
-from inference.engine.engine import Engine, collect_rarely, no_idle_work
+from inference.engine.batch_runner import collect_rarely
+from inference.engine.engine import Engine, no_idle_work
 from inference.errors import InvalidRequest
 from inference.planner.profiling import emulated_target
 from inference.times import LatencyModel

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from benchmarks.engine import Load
-from inference.engine.engine import collect_rarely
+from inference.engine.batch_runner import collect_rarely
 
 FORWARDS = 4
 

@@ -24,8 +24,7 @@ from inference.candidates import (
     Nodes,
     Proposal,
 )
-from inference.engine.calibration import HIGHEST
-from inference.engine.committed_step import CommittedStep
+from inference.engine.calibration import HIGHEST, CommittedStep
 from inference.engine.snapshot import Selection, Snapshot, best_of, lines_of
 from inference.proposer import NOBODY
 from inference.tree import TokenTree

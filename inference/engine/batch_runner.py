@@ -1,4 +1,4 @@
-"""The loop that makes an engine's forwards, one after the other, on one thread at a time.
+"""The steps of an engine: each makes one forward and finishes the one before.
 
 Whenever the model is free it makes a forward. Every decoding session takes part with its root and
 its best candidates.
@@ -9,9 +9,9 @@ forward depends on is done then. Calibration, events and readers have their turn
 
 from __future__ import annotations
 
-import threading
+import gc
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
@@ -33,14 +33,28 @@ from inference.order import Opened
 LONGEST_WAIT = 60.0
 """Seconds that an idle engine waits at most: a tiny rate would overflow the lock's timeout."""
 
+YOUNG_OBJECTS = 10_000
+"""Objects that a process with an engine makes before Python's garbage collector looks at them.
+Python's own number is 700. One forward of 64 sessions makes about as many, which are gone with it.
+"""
 
-class ForwardLoop:
-    """Forwards of the sessions that admission has put on rows.
+
+def collect_rarely() -> None:
+    """Make the garbage collector of the whole process look at YOUNG_OBJECTS at a time.
+
+    What is looked at in the middle of a forward counts as old from then on, although it is gone
+    after the forward. So the collector would search all objects of the process every few dozen
+    forwards, and all sessions would wait for that.
+    """
+    gc.set_threshold(YOUNG_OBJECTS)
+
+
+class BatchRunner:
+    """Makes forwards of the sessions that admission has put on rows. One thread at a time.
 
     graphs: the draft within the target's graphs.
     draft: lets the draft beside the target work for ready sessions; it is told the seconds of a
     root-only forward of them.
-    use_idle_time: makes a short call of the model while nobody has a session; False: none is left.
     clock: returns seconds.
     """
 
@@ -53,46 +67,12 @@ class ForwardLoop:
         *,
         graphs: GraphRounds | None,
         draft: Callable[[Sequence[Session], float], None] | None,
-        use_idle_time: Callable[[], bool],
         clock: Callable[[], float],
     ) -> None:
         self._model, self._graphs, self._draft = model, graphs, draft
         self._admission, self._scheduler, self._events = admission, scheduler, events
-        self._use_idle_time, self._clock = use_idle_time, clock
-        self.running = False
+        self._clock = clock
         self._step_began: float | None = None
-
-    def run(self, stopped: threading.Event) -> None:
-        """Make forwards until `stopped` is set; the lock's waiters are to be notified of it."""
-        self.running = True
-        last: list[Callback] | None = None
-        try:
-            with ThreadPoolExecutor(1, "aside") as aside:
-                while not stopped.is_set():
-                    last = self._step(last or [], aside)
-                    if last is None and not (self._admission.empty and self._use_idle_time()):
-                        self._wait(stopped)
-            call_all(last or [])
-        finally:
-            self.running = False
-            with self._admission.lock:
-                calls = self._admission.close_all("the target has stopped")
-            call_all(calls)
-
-    def step(self) -> bool:
-        """Make at most one forward for the ready sessions; False when there was nothing to do."""
-        left = self._step([])
-        call_all(left or [])
-        return left is not None
-
-    def finish(self, future: Future[Any]) -> None:
-        """Wait until a future is done. Makes the forwards here when no thread runs the loop."""
-        while not future.done():
-            if self.running:
-                future.exception()
-            elif not self.step():
-                with self._admission.lock:
-                    self._admission.lock.wait(self._idle_seconds(self._clock()))
 
     @property
     def step_seconds(self) -> float:
@@ -100,7 +80,7 @@ class ForwardLoop:
         began = self._step_began
         return 0.0 if began is None else self._clock() - began
 
-    def _step(
+    def step(
         self, last: Sequence[Callback], aside: ThreadPoolExecutor | None = None
     ) -> list[Callback] | None:
         """Receive, schedule and forward, and finish the last forward meanwhile.
@@ -242,16 +222,12 @@ class ForwardLoop:
             ready |= {Kind.TREES: trees, Kind.ROUNDS: rounds, Kind.FEEDS: feeds}
         return ready
 
-    def _wait(self, stopped: threading.Event) -> None:
-        """Sleep until a step may have work, or until `stopped` is set."""
-        with self._admission.lock:
-            seconds = self._idle_seconds(self._clock())
-            if not stopped.is_set() and (seconds is None or seconds > 0):
-                self._admission.lock.wait(seconds)
+    def idle_seconds(self) -> float | None:
+        """Seconds until a step may have work; None when only a client's call can bring work.
 
-    def _idle_seconds(self, now: float) -> float | None:
-        """Seconds until a step may have work; None when only a client's call can bring work."""
-        admission = self._admission
+        The lock is held by the caller.
+        """
+        admission, now = self._admission, self._clock()
         can_change = admission.closing or (admission.pool.free and admission.line)
         if can_change or any(self._ready_sets(now).values()):
             return 0.0
