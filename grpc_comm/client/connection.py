@@ -63,7 +63,7 @@ def list_models(
         name = endpoint.address.host if endpoint.resolved else ""
         channel = Channel(endpoint.address, security, name)
         try:
-            names |= dict.fromkeys(channel.listed(timeout))
+            names |= dict.fromkeys(channel.list_models(timeout))
         finally:
             channel.close()
     return list(names)

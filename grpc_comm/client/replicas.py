@@ -39,8 +39,8 @@ def check_same(expected: Description, there: Address, found: Description, here: 
     """Raise Mismatch unless both replicas are one target: weights, tokenizer and precision."""
     if _identity(expected) != _identity(found):
         raise Mismatch(
-            f"replicas must be one target: at {there} is {_told(expected)}, at {here} is "
-            f"{_told(found)}"
+            f"replicas must be one target: at {there} is {_in_words(expected)}, at {here} is "
+            f"{_in_words(found)}"
         )
 
 
@@ -48,7 +48,7 @@ def _identity(one: Description) -> tuple[str, str, str]:
     return one.model_fingerprint, one.tokenizer_fingerprint, one.dtype
 
 
-def _told(one: Description) -> str:
+def _in_words(one: Description) -> str:
     weights, tokenizer, dtype = _identity(one)
     return f"{one.model} (weights {weights[:12]}, tokenizer {tokenizer[:12]}, {dtype})"
 

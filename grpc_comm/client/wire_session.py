@@ -6,13 +6,13 @@ import threading
 import time
 from collections.abc import Sequence
 
-from grpc_comm import messages
+from grpc_comm import messages, translate
 from grpc_comm.client.call import Call
 from grpc_comm.client.received import Received
 from grpc_comm.proto import verifier_pb2 as pb
-from grpc_comm.translate import Description, plain
+from grpc_comm.translate import Description, SessionTerms
 from inference.candidates import MOST_CANDIDATES, Nodes
-from inference.errors import LimitExceeded, Mismatch, OutriderError
+from inference.errors import LimitExceeded, OutriderError
 from inference.order import Progress
 from inference.stats import Traffic
 
@@ -24,7 +24,7 @@ LONGEST_SILENCE = 30.0
 """Seconds of silence after which a target counts as lost. A live one speaks every second."""
 
 
-class ListeningSession:
+class WireSession:
     """A session whose tokens arrive on a call, on the call's reader thread.
 
     stream: id of the stream of proposals; a new stream knows nothing of earlier proposals
@@ -77,7 +77,7 @@ class ListeningSession:
             while True:
                 progress = self._received.read()
                 if progress is not None:
-                    self._was_read()
+                    self._on_read()
                     return progress
                 if self._failure is not None:
                     raise self._failure
@@ -86,46 +86,43 @@ class ListeningSession:
                     return None
                 self._changed.wait(left)
 
-    def heard(self, call: Call, message: pb.ServerMessage) -> None:
+    def on_message(self, call: Call, message: pb.ServerMessage) -> None:
         """Take a message, on the reader's thread. Messages of an abandoned call are ignored."""
         with self._changed:
             if call is not self._call:
                 return
-            kind = message.WhichOneof("kind")
-            if kind == "tokens":
-                self._take(call, message.tokens)
-            elif kind == "opened":
-                self._opened(call, message.opened)
-            elif kind == "go_away":
-                self._leaving = plain(message.go_away.reason)
+            answer = translate.read_answer(message)
+            if isinstance(answer, Progress):
+                self._handle_tokens(call, answer)
+            elif isinstance(answer, SessionTerms):
+                self._handle_opened(call, answer)
             else:
-                raise Mismatch("said what this version does not know")
+                self._leaving = answer
             self._changed.notify_all()
 
-    def ended(self, call: Call, failure: OutriderError) -> None:
+    def on_end(self, call: Call, failure: OutriderError) -> None:
         """Take note that the call has ended, on the reader's thread."""
         with self._changed:
             if call is self._call:
-                self._lost(call, failure)
+                self._handle_end(call, failure)
             self._changed.notify_all()
 
-    def _lost(self, call: Call, failure: OutriderError) -> None:
+    def _handle_end(self, call: Call, failure: OutriderError) -> None:
         self._failure = failure
 
-    def _opened(self, call: Call, opened: pb.Opened) -> None:
+    def _handle_opened(self, call: Call, terms: SessionTerms) -> None:
         """Take note that the target holds the session."""
-        self._tree_nodes = opened.tree_nodes or self._tree_nodes
-        self.candidates = min(opened.candidates or MOST_CANDIDATES, MOST_CANDIDATES)
-        traffic = self.traffic
-        traffic.queue_seconds += max(opened.queue_seconds, 0.0)
-        traffic.prefill_seconds += max(opened.prefill_seconds, 0.0)
-        traffic.reused_tokens += opened.reused_tokens
+        self._tree_nodes = terms.tree_nodes or self._tree_nodes
+        self.candidates = terms.candidates
+        self.traffic.queue_seconds += terms.queue_seconds
+        self.traffic.prefill_seconds += terms.prefill_seconds
+        self.traffic.reused_tokens += terms.reused_tokens
 
-    def _take(self, call: Call, message: pb.Tokens) -> None:
+    def _handle_tokens(self, call: Call, progress: Progress) -> None:
         """Take tokens, or the target's sign of life."""
-        self._received.take(messages.read_tokens(message))
+        self._received.take(progress)
 
-    def _was_read(self) -> None:
+    def _on_read(self) -> None:
         """Called when nothing is unread any more."""
 
     def _open_call(self) -> Call | None:

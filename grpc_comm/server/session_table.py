@@ -28,7 +28,7 @@ long.
 """
 
 
-class Held:
+class SessionRecord:
     """One session and the stream that speaks for it.
 
     stream: id of the owner's stream of proposals
@@ -47,7 +47,7 @@ class Held:
         """Tenant and session id. Clients choose ids, so two tenants may have the same one."""
         return self.tenant, self.session_id
 
-    def resumed(self, epoch: int) -> None:
+    def give_to_new_stream(self, epoch: int) -> None:
         """Give the session to a new stream. Earlier streams leave."""
         self.superseded.set()
         self.epoch, self.superseded, self.expires = epoch, asyncio.Event(), None
@@ -55,13 +55,13 @@ class Held:
         self.stream = self.engine.join(self.session)
         self.engine.attach(self.session)
 
-    def ended(self) -> None:
+    def close(self) -> None:
         """Mark the session as over."""
         self.engine.close(self.session)
         self.superseded.set()
 
 
-class Leases:
+class SessionTable:
     """All held sessions of a target, at most `most`. Used on its event loop."""
 
     def __init__(
@@ -77,11 +77,11 @@ class Leases:
             most,
             clock,
         )
-        self._held: dict[tuple[str, str], Held] = {}  # by tenant and session id
+        self._records: dict[tuple[str, str], SessionRecord] = {}  # by tenant and session id
         self._counts: Counter[str] = Counter()  # by tenant
 
     def __len__(self) -> int:
-        return len(self._held)
+        return len(self._records)
 
     def check_name(self, session_id: str, tenant: str) -> None:
         """Raise InvalidRequest or Mismatch unless the tenant can open a session of this id."""
@@ -89,21 +89,21 @@ class Leases:
             raise InvalidRequest(
                 f"a session id has 8 to 64 ASCII characters: got {len(session_id)}"
             )
-        if (tenant, session_id) in self._held:
+        if (tenant, session_id) in self._records:
             raise Mismatch("a session of this id is held: Resume it, or choose another id")
 
     def check_room(self, tenant: str, most: int | None) -> None:
         """Raise Busy unless a tenant that may have `most` sessions can open one."""
         self.expire()
-        if len(self._held) >= self._most:
+        if len(self._records) >= self._most:
             raise Busy(
-                f"the target holds {len(self._held)} sessions and takes no more; try again later",
+                f"the target holds {len(self)} sessions and takes no more; try again later",
                 retry_after=self.lease_seconds,
             )
-        mine = [held for held in self._held.values() if held.tenant == tenant]
+        mine = [record for record in self._records.values() if record.tenant == tenant]
         if most is None or len(mine) < most:
             return
-        leaving = [held for held in mine if held.expires is not None]
+        leaving = [record for record in mine if record.expires is not None]
         if not leaving:
             raise Busy(
                 f"this key may have {most} sessions, and has: close one, or try again later",
@@ -111,69 +111,71 @@ class Leases:
             )
         self.end(leaving[0], Ending.DISPLACED)
 
-    def check_place(self, held: Held, most: int | None) -> None:
+    def check_count(self, record: SessionRecord, most: int | None) -> None:
         """Raise Busy for a session beyond the `most` that its tenant may have. The oldest ones
         stay.
         """
         if most is None:
             return
-        mine = [other for other in self._held.values() if other.tenant == held.tenant]
-        if held in mine[most:]:
+        mine = [other for other in self._records.values() if other.tenant == record.tenant]
+        if record in mine[most:]:
             words = f"this key may have {most} sessions now, and others are older"
             raise Busy(f"{words}: close one, or try again later", retry_after=self.lease_seconds)
 
-    def add(self, held: Held) -> None:
-        self._held[held.name] = held
-        self._counts[held.tenant] += 1
+    def add(self, record: SessionRecord) -> None:
+        self._records[record.name] = record
+        self._counts[record.tenant] += 1
 
     def count(self, tenant: str) -> int:
         """Return the number of this tenant's sessions."""
         return self._counts[tenant]
 
-    def resume(self, session_id: str, key: bytes, epoch: int, tenant: str) -> Held:
+    def resume(self, session_id: str, key: bytes, epoch: int, tenant: str) -> SessionRecord:
         """Give the session to a new stream; its earlier stream is no longer heard.
 
         Raises Gone when it is not held, or not this caller's, and Mismatch for an old epoch.
         """
         self.expire()
-        held = self._held.get((tenant, session_id))
-        if held is None or not hmac.compare_digest(held.resume_key, key):
+        record = self._records.get((tenant, session_id))
+        if record is None or not hmac.compare_digest(record.resume_key, key):
             raise Gone("this session is not held here: open it anew")
-        if epoch <= held.epoch:
+        if epoch <= record.epoch:
             raise Mismatch(
                 f"epoch {epoch} is over: another stream resumed this session with epoch "
-                f"{held.epoch}"
+                f"{record.epoch}"
             )
-        held.resumed(epoch)
-        self._emit(SessionResumed(held.session))
-        return held
+        record.give_to_new_stream(epoch)
+        self._emit(SessionResumed(record.session))
+        return record
 
-    def leave(self, held: Held) -> None:
+    def detach(self, record: SessionRecord) -> None:
         """Note that the session's stream is gone. It waits for another, and lends its row
         meanwhile.
         """
-        if self._held.get(held.name) is held:
-            held.expires = self._clock() + self.lease_seconds
-            held.engine.detach(held.session)
-            self._emit(StreamLost(held.session))
+        if self._records.get(record.name) is record:
+            record.expires = self._clock() + self.lease_seconds
+            record.engine.detach(record.session)
+            self._emit(StreamLost(record.session))
 
-    def end(self, held: Held, reason: Ending) -> None:
+    def end(self, record: SessionRecord, reason: Ending) -> None:
         """End the session. Idempotent."""
-        if self._held.get(held.name) is not held:
+        if self._records.get(record.name) is not record:
             return
-        del self._held[held.name]
-        self._counts[held.tenant] -= 1
-        held.ended()
-        self._emit(SessionEnded(held.session, reason))
+        del self._records[record.name]
+        self._counts[record.tenant] -= 1
+        record.close()
+        self._emit(SessionEnded(record.session, reason))
 
     def end_all(self) -> None:
-        for held in list(self._held.values()):
-            self.end(held, Ending.DRAINED)
+        for record in list(self._records.values()):
+            self.end(record, Ending.DRAINED)
 
     def expire(self) -> None:
         """End sessions that have been without a stream for longer than their lease."""
         now = self._clock()
-        for held in [
-            held for held in self._held.values() if held.expires is not None and held.expires <= now
+        for record in [
+            record
+            for record in self._records.values()
+            if record.expires is not None and record.expires <= now
         ]:
-            self.end(held, Ending.EXPIRED)
+            self.end(record, Ending.EXPIRED)

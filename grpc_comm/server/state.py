@@ -9,12 +9,13 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
+from grpc_comm import messages
 from grpc_comm.keys import Key
 from grpc_comm.observability.events import Listener
 from grpc_comm.proto import verifier_pb2 as pb
 from grpc_comm.server.model_registry import Catalogue
 from grpc_comm.server.rate_limit import NODES_PER_SECOND, Allowance
-from grpc_comm.server.session_table import Leases
+from grpc_comm.server.session_table import SessionTable
 from grpc_comm.translate import Description
 from inference.errors import Unavailable
 
@@ -54,9 +55,9 @@ class ServerState:
     """
 
     def __init__(
-        self, catalogue: Catalogue, leases: Leases, emit: Listener, *, share_prefixes: bool
+        self, catalogue: Catalogue, sessions: SessionTable, emit: Listener, *, share_prefixes: bool
     ) -> None:
-        self.catalogue, self.leases, self.emit = catalogue, leases, emit
+        self.catalogue, self.sessions, self.emit = catalogue, sessions, emit
         self.draining, self.wakeups = False, Wakeups()
         self._share_prefixes = share_prefixes
         self._allowances = defaultdict[str, Allowance](Allowance)  # by the names of keys
@@ -65,9 +66,9 @@ class ServerState:
         """Return the seconds by which a message exceeds its key's rate; 0 where it may be worked
         on.
         """
-        share = max(self.leases.count(key.name), 1)
+        share = max(self.sessions.count(key.name), 1)
         most_nodes = key.nodes_per_second or NODES_PER_SECOND * share
-        nodes = len(message.nodes.tokens) * NODES_PER_SECOND * share / most_nodes
+        nodes = messages.count_nodes(message) * NODES_PER_SECOND * share / most_nodes
         return self._allowances[key.name].charge(nodes, message.ByteSize(), share)
 
     def limited(self, description: Description, key: Key) -> Description:
@@ -86,4 +87,4 @@ class ServerState:
         """Raise Busy or Unavailable unless the key may open another session."""
         if self.draining:
             raise Unavailable("this target is about to end")
-        self.leases.check_room(key.name, key.sessions)
+        self.sessions.check_room(key.name, key.sessions)

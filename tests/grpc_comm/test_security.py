@@ -228,14 +228,14 @@ def test_listening_to_other_machines_needs_tls_and_a_token(
             server_security(options, EVERYWHERE)
     protected = server_security(SecurityOptions(**tls, token_file=token), EVERYWHERE)
     assert protected.credentials is not None
-    assert protected.keys.demanded
-    assert not server_security(SecurityOptions(insecure=True), EVERYWHERE).keys.demanded
+    assert protected.keys.required
+    assert not server_security(SecurityOptions(insecure=True), EVERYWHERE).keys.required
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.9", "::1", "localhost"])
 def test_this_machine_may_be_served_in_plaintext(host: str) -> None:
     security = server_security(SecurityOptions(), Address(host, 0))
-    assert (security.credentials, security.keys.demanded) == (None, False)
+    assert (security.credentials, security.keys.required) == (None, False)
     assert channel_security(SecurityOptions(), Address(host, 1)) == (None, ())
 
 
@@ -314,7 +314,7 @@ def test_a_token_and_a_tls_key_may_be_read_by_owner_and_group(
     for secret in (token, key):
         secret.chmod(mode)  # 0440: a secret of Kubernetes whose defaultMode says so
     options = SecurityOptions(tls_cert=files.certificate, tls_key=key, token_file=token)
-    assert server_security(options, EVERYWHERE).keys.demanded
+    assert server_security(options, EVERYWHERE).keys.required
     assert channel_security(options, ELSEWHERE).metadata
 
 
