@@ -174,7 +174,7 @@ class Load:
         )
         counted = Statistics()  # which every server keeps
         counted.models["target"] = ModelTotals()
-        self.engine.events.subscribe(lambda event: counted(OfModel("target", event)))
+        self.engine.listeners.append(lambda event: counted(OfModel("target", event)))
         self.clients = [self._client(number) for number in range(sessions)]
         self.appending = list[float]()
         self._send()

@@ -120,15 +120,8 @@ def _as_byte(chance: float) -> int:
 
 
 def write_decode(order: Decode) -> pb.Decode:
-    return pb.Decode(
-        end=order.end,
-        stop_ids=sorted(order.stop_ids),
-        most_nodes=order.most_nodes,
-        tokens_per_second=order.tokens_per_second,
-        pace=pb.Decode.Pace.Name(order.pace.value),
-        credit=order.credit,
-        beside=order.beside,
-    )
+    pace = pb.Decode.Pace.Name(order.pace.value)
+    return pb.Decode(**{**vars(order), "stop_ids": sorted(order.stop_ids), "pace": pace})
 
 
 def read_decode(message: pb.Decode) -> Decode:

@@ -89,7 +89,7 @@ class Catalogue:
     def _start(self, name: str, served: Served) -> None:
         emit, model = self._emit, served.description.model
         emit(ModelServed(served.engine, served.description))
-        served.engine.events.subscribe(lambda event: emit(OfModel(model, event)))
+        served.engine.listeners.append(lambda event: emit(OfModel(model, event)))
         self._served[name] = served
         self._threads.append(EngineThread(served.engine))
 

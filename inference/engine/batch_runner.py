@@ -17,7 +17,14 @@ from typing import Any
 
 from inference.backends import Model
 from inference.engine.admission import Admission
-from inference.engine.events import Callback, EngineEvents, Evicted, Prefilled, call_all
+from inference.engine.events import (
+    Callback,
+    EngineEvent,
+    EventListener,
+    Evicted,
+    Prefilled,
+    call_all,
+)
 from inference.engine.forward import (
     BatchItem,
     CompletedForward,
@@ -52,6 +59,7 @@ def collect_rarely() -> None:
 class BatchRunner:
     """Makes forwards of the sessions that admission has put on rows. One thread at a time.
 
+    listeners: hear of one event at a time, in order, without the lock.
     graphs: the draft within the target's graphs.
     draft: lets the draft beside the target work for ready sessions; it is told the seconds of a
     root-only forward of them.
@@ -63,14 +71,14 @@ class BatchRunner:
         model: Model,
         admission: Admission,
         scheduler: Scheduler,
-        events: EngineEvents,
+        listeners: Sequence[EventListener],
         *,
         graphs: GraphRounds | None,
         draft: Callable[[Sequence[Session], float], None] | None,
         clock: Callable[[], float],
     ) -> None:
         self._model, self._graphs, self._draft = model, graphs, draft
-        self._admission, self._scheduler, self._events = admission, scheduler, events
+        self._admission, self._scheduler, self._listeners = admission, scheduler, listeners
         self._clock = clock
         self._step_began: float | None = None
 
@@ -113,7 +121,7 @@ class BatchRunner:
         with admission.lock:
             calls = admission.remove_closed()
             evicted = admission.hand_out_rows(now)
-            calls += [partial(self._events.emit, Evicted(session)) for session in evicted]
+            calls += [partial(self._tell, Evicted(session)) for session in evicted]
             opened = [one for one in admission.on_rows if one.opening and not one.missing]
             return calls + [self._answer_opening(session, now) for session in opened]
 
@@ -162,7 +170,7 @@ class BatchRunner:
             calls = self._settle(forward, answers, ended - begun)
             wakes = [wake for item in items for wake in item.session.streams.listeners]
         around = self._clock() - begun - forward.seconds
-        return [*calls, partial(self._events.emit, forward.event(around)), *wakes]
+        return [*calls, partial(self._tell, forward.event(around)), *wakes]
 
     def _settle(
         self, forward: CompletedForward, answers: Sequence[Any], seconds: float
@@ -185,7 +193,7 @@ class BatchRunner:
             session.update_queue_clock(forward.ended)
             if commit is not None:
                 session.add_service(len(commit.tokens) - promised)
-                calls += [item.learn, partial(self._events.emit, commit)]
+                calls += [item.learn, partial(self._tell, commit)]
         return calls
 
     def _answer_opening(self, session: Session, now: float) -> Callback:
@@ -196,10 +204,14 @@ class BatchRunner:
         session.opening = None
 
         def answer() -> None:
-            self._events.emit(Prefilled(session, opened))
+            self._tell(Prefilled(session, opened))
             opening.future.set_result(opened)
 
         return answer
+
+    def _tell(self, event: EngineEvent) -> None:
+        for listener in self._listeners:
+            listener(event)
 
     def _update_queue_clocks(self, now: float) -> None:
         for session in self._admission.on_rows:

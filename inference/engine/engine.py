@@ -23,7 +23,7 @@ from inference.engine.admission import Admission
 from inference.engine.batch_runner import BatchRunner
 from inference.engine.calibration import Calibration
 from inference.engine.colocated_drafter import ColocatedDrafter
-from inference.engine.events import Callback, EngineEvents, call_all
+from inference.engine.events import Callback, EventListener, call_all
 from inference.engine.graph_rounds import GraphRounds
 from inference.engine.scheduler import Scheduler
 from inference.engine.session import Opening, Session
@@ -31,11 +31,6 @@ from inference.errors import InvalidRequest, LimitExceeded, Unavailable
 from inference.order import Decode, Opened, Progress
 from inference.sampling import SamplingParams
 from inference.times import LatencyModel
-
-
-def no_idle_work(engine: Engine) -> bool:
-    """Do nothing while nobody has a session."""
-    return False
 
 
 class Engine:
@@ -55,7 +50,7 @@ class Engine:
     when_idle: makes a short call of the model while nobody has a session; whether it made one. It
     is called on the thread of the forwards.
     clock: returns seconds.
-    events: tells listeners what happens.
+    listeners: hear of one event at a time, in order, without the engine's lock.
     """
 
     def __init__(
@@ -70,12 +65,12 @@ class Engine:
         branches: bool = True,
         drafter: ColocatedDrafter | None = None,
         graphs: GraphRounds | None = None,
-        when_idle: Callable[[Engine], bool] = no_idle_work,
+        when_idle: Callable[[Engine], bool] | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.model, self.max_tree_nodes = model, max_tree_nodes
         self.sequence_length, self.vocabulary = sequence_length, vocabulary
-        self.events = EngineEvents()
+        self.listeners: list[EventListener] = []
         self._clock, self._when_idle = clock, when_idle
         self._admission = Admission(model, waiting)
         self._lock = self._admission.lock
@@ -87,7 +82,7 @@ class Engine:
             model,
             self._admission,
             self._scheduler,
-            self.events,
+            self.listeners,
             graphs=graphs,
             draft=partial(drafter.work, board=self) if drafter is not None else None,
             clock=clock,
@@ -253,7 +248,7 @@ class Engine:
 
     def use_idle_time(self) -> bool:
         """Make a short call of the model; False when none is left. While nobody has a session."""
-        return self._when_idle(self)
+        return self._when_idle is not None and self._when_idle(self)
 
     @property
     def running(self) -> bool:

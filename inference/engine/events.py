@@ -53,22 +53,6 @@ EngineEvent: TypeAlias = Forward | Prefilled | Commit | Evicted
 EventListener: TypeAlias = Callable[[EngineEvent], None]
 
 
-class EngineEvents:
-    """Listeners of an engine. They hear of one event at a time, in order, without its lock."""
-
-    def __init__(self) -> None:
-        self._listeners: list[EventListener] = []
-
-    def subscribe(self, listener: EventListener) -> None:
-        """Tell a listener of all events from now on."""
-        self._listeners.append(listener)
-
-    def emit(self, event: EngineEvent) -> None:
-        """Tell all listeners of an event."""
-        for listener in self._listeners:
-            listener(event)
-
-
 def call_all(calls: Sequence[Callback]) -> None:
     """Make each of the calls, on this thread."""
     for call in calls:

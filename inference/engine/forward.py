@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any, ClassVar, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from inference.accept import Verdict, accept_matches
@@ -157,13 +156,6 @@ class CompletedForward(NamedTuple):
         )
 
 
-class Failure(NamedTuple):
-    """A session that cannot take part in the forward, and the error."""
-
-    session: Session
-    error: OutriderError
-
-
 class GraphItems(Protocol):
     """Makes the items of sessions whose candidates the target's own graph drafts."""
 
@@ -172,29 +164,21 @@ class GraphItems(Protocol):
     def feed_item(self, session: Session) -> BatchItem: ...
 
 
-def prepare(plan: BatchPlan, graphs: GraphItems | None) -> tuple[list[BatchItem], list[Failure]]:
+def prepare(
+    plan: BatchPlan, graphs: GraphItems | None
+) -> tuple[list[BatchItem], list[tuple[Session, OutriderError]]]:
     """The items of all sessions of a plan, and the sessions that cannot take part."""
+    makers: dict[Kind, Callable[..., BatchItem]] = {Kind.PREFILL: ChunkItem, Kind.TREES: TreeItem}
+    if graphs is not None:
+        makers |= {Kind.ROUNDS: graphs.round_item, Kind.FEEDS: graphs.feed_item}
     items: list[BatchItem] = []
-    failed: list[Failure] = []
-    for session, make in zip(plan.sessions, _makers(plan, graphs), strict=True):
+    failed: list[tuple[Session, OutriderError]] = []
+    for part in plan.parts:
         try:
-            items.append(make())
+            items.append(makers[plan.kind](*part))
         except OutriderError as error:
-            failed.append(Failure(session, error))
+            failed.append((part[0], error))
     return items, failed
-
-
-def _makers(plan: BatchPlan, graphs: GraphItems | None) -> list[Callable[[], BatchItem]]:
-    """[sessions] makes the item of each session of a plan."""
-    if plan.kind is Kind.PREFILL:
-        pairs = zip(plan.sessions, plan.chunks, strict=True)
-        return [partial(ChunkItem, session, chunk) for session, chunk in pairs]
-    if plan.kind is Kind.TREES:
-        taking = zip(plan.sessions, plan.snapshots, strict=True)
-        return [partial(TreeItem, session, snapshot) for session, snapshot in taking]
-    assert graphs is not None, "only graphs plan their own kinds of forwards"
-    make = graphs.round_item if plan.kind is Kind.ROUNDS else graphs.feed_item
-    return [partial(make, session) for session in plan.sessions]
 
 
 def call_each(

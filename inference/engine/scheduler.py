@@ -95,13 +95,19 @@ ReadySets: TypeAlias = Mapping[Kind, Sequence[Session]]
 """Sessions on rows that want a forward, by its kind. In order of preference."""
 
 
+Part: TypeAlias = (
+    tuple[Session, Sequence[int]]  # and the chunk of its prompt, for PREFILL
+    | tuple[Session, Snapshot]  # and its candidates, for TREES
+    | tuple[Session]
+)
+"""A session's part of a forward."""
+
+
 class BatchPlan(NamedTuple):
     """The contents of one forward."""
 
     kind: Kind
-    sessions: Sequence[Session]
-    chunks: Sequence[Sequence[int]] = ()  # [sessions] of prompts, for PREFILL
-    snapshots: Sequence[Snapshot] = ()  # [sessions] candidates, for TREES
+    parts: Sequence[Part]
 
 
 class Scheduler:
@@ -134,7 +140,9 @@ class Scheduler:
         self._last_made[kind] = self._forwards
         if kind is Kind.PREFILL:
             return self._prefill(ready[kind], self._chunk_size(len(ready.get(Kind.TREES, ()))))
-        return self._trees(ready[kind]) if kind is Kind.TREES else BatchPlan(kind, ready[kind])
+        if kind is Kind.TREES:
+            return self._trees(ready[kind])
+        return BatchPlan(kind, [(session,) for session in ready[kind]])
 
     def record(self, padded: Shape, seconds: float) -> None:
         """Record a forward's seconds, the engine's own work included."""
@@ -185,7 +193,7 @@ class Scheduler:
             waits = session.order is not None and session.order.pace is Pace.WAIT
             most = self._most if waits else useful
             session.room = min(most, session.tree_nodes or most) - 1
-        return BatchPlan(Kind.TREES, ready, snapshots=selection.snapshots(width))
+        return BatchPlan(Kind.TREES, list(zip(ready, selection.snapshots(width), strict=True)))
 
     def _width(self, ready: Sequence[Session], selection: Selection) -> int:
         if all(session.order and session.order.pace is Pace.WAIT for session in ready):
@@ -269,14 +277,14 @@ class Scheduler:
 
         Rows times the longest chunk stay within `most` tokens.
         """
-        longest = rows = 0
+        chunks: list[tuple[Session, list[int]]] = []
+        longest = 0
         for session in filling:
             longest = max(longest, min(most, session.missing))
-            if rows and longest * (rows + 1) > most:
+            if chunks and longest * (len(chunks) + 1) > most:
                 break
-            rows += 1
-        chunks = [session.next_chunk(most) for session in filling[:rows]]
-        return BatchPlan(Kind.PREFILL, filling[:rows], chunks=chunks)
+            chunks.append((session, session.next_chunk(most)))
+        return BatchPlan(Kind.PREFILL, chunks)
 
     def _padded(self, rows: int, nodes: int) -> tuple[int, int]:
         return self._model.padded(rows, nodes)

@@ -203,24 +203,16 @@ class Session:
 
     def progress(self, cursor: int, stream: int) -> Progress:
         """The progress beyond the first `cursor` tokens, for the reader of a stream."""
-        proposers = tuple(self.proposers[max(cursor - self.prompt_length, 0) :])
-        spent = self.spent
         return Progress(
             cursor,
             tuple(self.tokens[cursor:]),
-            proposers,
-            self.streams.known(stream),
-            self.candidates.live,
-            self.acknowledged,
-            spent.nodes,
-            spent.forwards,
-            spent.lone,
-            spent.queue_seconds,
-            spent.model_seconds,
-            spent.share_seconds,
-            spent.sessions,
-            self.room,
-            self.end,
+            tuple(self.proposers[max(cursor - self.prompt_length, 0) :]),
+            known=self.streams.known(stream),
+            held=self.candidates.live,
+            acknowledged=self.acknowledged,
+            room=self.room,
+            end=self.end,
+            **vars(self.spent),
         )
 
     # Steps of forwards.

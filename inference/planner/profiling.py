@@ -57,11 +57,6 @@ FirstFree: TypeAlias = Callable[[int], int]
 """FirstFree(row) -> the slot from which on the row holds nothing that is kept."""
 
 
-def all_free(row: int) -> int:
-    """Say that a row holds nothing."""
-    return 0
-
-
 class Survey:
     """Measures a model's calls by shape, a call at a time: one node first, then WIDE nodes, then
     the others, the smallest first.
@@ -98,7 +93,7 @@ class Survey:
         """Whether half of the shapes were measured, so that the rest can be estimated."""
         return 2 * len(self.measured) >= len(self._shapes)
 
-    def advance(self, first_free: FirstFree = all_free) -> None:
+    def advance(self, first_free: FirstFree = lambda row: 0) -> None:
         """Make one call, if there is time for one.
 
         first_free: tells where in a row nothing is kept

@@ -25,7 +25,7 @@ from inference.backends.neuron_sdk import has_device
 from inference.backends.timed import TimedModel, TimeProfile, find_profile
 from inference.command import say
 from inference.engine.batch_runner import collect_rarely
-from inference.engine.engine import Engine, no_idle_work
+from inference.engine.engine import Engine
 from inference.errors import InvalidRequest
 from inference.planner.profiling import emulated_target
 from inference.times import LatencyModel
@@ -166,7 +166,7 @@ def load_served(options: ServingRole, beside: Beside | None = None) -> Served:
         branches=not legacy,
         drafter=drafts.drafter if drafts else None,
         graphs=drafts.graphs if drafts else None,
-        when_idle=unfinished.advance if unfinished is not None else no_idle_work,
+        when_idle=unfinished.advance if unfinished is not None else None,
     )
     return Served(engine, drafts.description if drafts else description)
 

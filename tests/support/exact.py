@@ -144,7 +144,7 @@ class Recorder:
 def recorded(engine: Engine) -> Recorder:
     """Whoever hears the engine from now on."""
     recorder = Recorder()
-    engine.events.subscribe(recorder)
+    engine.listeners.append(recorder)
     return recorder
 
 

@@ -831,7 +831,7 @@ def test_a_forward_is_told_of_while_the_next_one_computes(
         return choose(segments)
 
     monkeypatch.setattr(model, "choose", choosing)
-    engine.events.subscribe(lambda event: told.set() if isinstance(event, Commit) else None)
+    engine.listeners.append(lambda event: told.set() if isinstance(event, Commit) else None)
     engine.decode(session, Decode(session.length + 3))
     with running(engine):
         waited(engine, session)

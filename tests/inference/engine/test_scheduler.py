@@ -174,7 +174,12 @@ def trees(*ready: Session) -> ReadySets:
 
 def sizes_of(plan: BatchPlan) -> list[int]:
     """Nodes of each tree."""
-    return [len(snapshot.tree) for snapshot in plan.snapshots]
+    return [len(snapshot.tree) for _, snapshot in plan.parts]  # type: ignore[misc, union-attr]
+
+
+def chunks_of(plan: BatchPlan) -> list[int]:
+    """Tokens of each prompt's chunk."""
+    return [len(chunk) for _, chunk in plan.parts if plan.kind is Kind.PREFILL]  # type: ignore[misc, arg-type]
 
 
 def test_a_session_that_waits_gets_its_whole_tree_whatever_it_costs() -> None:
@@ -286,7 +291,7 @@ def test_kinds_of_forwards_take_turns() -> None:
     assert set(kinds) == {Kind.PREFILL, Kind.TREES, Kind.ROUNDS}
     assert kinds == kinds[:3] * 3
     assert all(first != second for first, second in pairwise(kinds))
-    assert not turns(flat).next({}).sessions
+    assert not turns(flat).next({}).parts
 
 
 def on_a_row(length: int) -> Session:
@@ -306,7 +311,7 @@ def filling_beside(decoding: Session) -> ReadySets:
 
 def test_a_prompt_alone_is_prefilled_in_chunks_as_long_as_the_model_takes() -> None:
     plan = turns(cpu).next({Kind.PREFILL: [on_a_row(500)]})
-    assert [len(chunk) for chunk in plan.chunks] == [Exact.max_nodes]
+    assert chunks_of(plan) == [Exact.max_nodes]
 
 
 def test_a_chunk_holds_up_who_decodes_by_a_bounded_time() -> None:
@@ -318,9 +323,9 @@ def test_a_chunk_holds_up_who_decodes_by_a_bounded_time() -> None:
     for chances, size in (((), TUNING.least_chunk), ([0.9] * 31, 64)):
         ready, busy = filling_beside(session(*chances)), turns(linear)
         made = [busy.next(ready) for _ in range(4)]
-        chunks = [len(chunk) for plan in made[1:] for chunk in plan.chunks]
+        chunks = [size for plan in made[1:] for size in chunks_of(plan)]
         assert set(chunks) == {size}
-        width = sizes_of(made[1] if made[1].snapshots else made[2])[0]
+        width = sizes_of(made[1] if made[1].kind is Kind.TREES else made[2])[0]
         assert linear(1, size) <= TUNING.prefill_share * linear(1, width)
 
 
@@ -336,13 +341,13 @@ def test_three_whole_chunks_tell_what_one_takes_where_no_profile_does() -> None:
             for _ in range(TRUSTED):
                 busy.record((1, Exact.max_nodes), seconds)
         made = [busy.next(ready) for _ in range(4)]
-        assert {len(chunk) for plan in made[1:] for chunk in plan.chunks} == {size}
+        assert {size for plan in made[1:] for size in chunks_of(plan)} == {size}
 
 
 def test_short_prompts_share_a_forward() -> None:
     short = [on_a_row(21) for _ in range(4)]
     plan = turns(flat).next({Kind.PREFILL: short})
-    assert [len(chunk) for chunk in plan.chunks] == [20, 20, 20]  # 60 of 64 tokens
+    assert chunks_of(plan) == [20, 20, 20]  # 60 of 64 tokens
 
 
 def test_what_is_promised_is_what_root_only_forwards_would_bring_in_the_same_time() -> None:
