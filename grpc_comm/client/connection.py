@@ -14,7 +14,7 @@ from grpc_comm import translate
 from grpc_comm.client.call import Channel, Probe
 from grpc_comm.client.patience import Patience
 from grpc_comm.client.remote_session import RemoteSession
-from grpc_comm.client.replicas import Replicas, Route
+from grpc_comm.client.replicas import Replicas
 from grpc_comm.security import PLAINTEXT, SecurityOptions
 from grpc_comm.transport import parse_endpoint
 
@@ -111,8 +111,8 @@ class Connection:
         key: sessions of one key go to the same replica, where prefixes of their prompts are kept;
         empty for any
         """
-        route = Route(self._replicas, key or uuid.uuid4().hex)
-        session = RemoteSession(route, self.description, self._patience)
+        key = key or uuid.uuid4().hex
+        session = RemoteSession(self._replicas, key, self.description, self._patience)
         self._sessions.add(session)
         return session
 

@@ -18,7 +18,7 @@ from grpc_comm import messages, translate
 from grpc_comm.client.call import Call, Channel
 from grpc_comm.client.patience import Patience, ProgressClock
 from grpc_comm.client.received import Received, Spending
-from grpc_comm.client.replicas import Route
+from grpc_comm.client.replicas import Replicas
 from grpc_comm.client.wire_session import WireSession
 from grpc_comm.proto import verifier_pb2 as pb
 from grpc_comm.translate import Description, ResumeRequest, SessionTerms
@@ -52,13 +52,17 @@ class RemoteSession(WireSession):
     The target computes with `params.on_the_wire()`.
     """
 
-    def __init__(self, route: Route, description: Description, patience: Patience) -> None:
-        """route: the target's replicas, as this session tries them"""
+    def __init__(
+        self, replicas: Replicas, key: str, description: Description, patience: Patience
+    ) -> None:
+        """key: sessions of one key try the replicas in the same order"""
         super().__init__(description)
-        self._route, self._patience = route, patience
+        self._replicas, self._key, self._patience = replicas, key, patience
         self._closed = threading.Event()
         self._params, self._spending = SamplingParams(), Spending(self._received)
-        self._at = self._candidate = route.order()[0]  # where the session is, and the call goes
+        self._at = self._candidate = replicas.order(key)[
+            0
+        ]  # where the session is, and the call goes
         self._resuming = self._is_opened = False  # the call is a Resume; it has been answered
         self._held: SessionTerms | None = None  # how the session can be resumed
         self._epoch = self._acknowledged = 0
@@ -94,7 +98,7 @@ class RemoteSession(WireSession):
             self._closed = threading.Event()
             self._progress = ProgressClock(self._patience)
             self.stream += 1
-            self._at = self._route.order()[0]
+            self._at = self._replicas.order(self._key)[0]
             self._begin(self._at, open=self._opening())
 
     def decode(self, order: Decode) -> None:
@@ -217,7 +221,7 @@ class RemoteSession(WireSession):
 
     def _start_search(self, reason: OutriderError, call: Call) -> None:
         away = call.silent or isinstance(reason, Busy)
-        leaving = bool(self._leaving) or (away and self._route.several)
+        leaving = bool(self._leaving) or (away and self._replicas.several)
         if self._deadline is None:
             soonest = time.monotonic() + REACH_SECONDS
             self._deadline = max(call.last_message_at + self._patience.seconds, soonest)
@@ -250,10 +254,10 @@ class RemoteSession(WireSession):
         """
         pause, known = FIRST_PAUSE, not leaving  # known: it was connected a moment ago
         while True:
-            for channel in self._route.round(self._at, leaving=leaving):
+            for channel in self._replicas.round(self._key, self._at, leaving=leaving):
                 try:
                     if not known:
-                        self._route.reach(channel, REACH_SECONDS, self._closed)
+                        self._replicas.reach(channel, REACH_SECONDS, self._closed)
                     resume = not leaving and channel is self._at
                     self._try_replica(channel, resume=resume, checked=not known)
                     return channel
@@ -288,7 +292,7 @@ class RemoteSession(WireSession):
         if self._spending.is_spent:
             return self._end_here()
         if not checked:  # another target may have taken its place
-            self._route.reach(channel, REACH_SECONDS, self._closed)
+            self._replicas.reach(channel, REACH_SECONDS, self._closed)
         self._try(channel, self._patience.silence, open=self._opening())
 
     def _end_here(self) -> None:

@@ -12,7 +12,6 @@ from grpc_comm import messages, translate
 from grpc_comm.proto import verifier_pb2 as pb
 from grpc_comm.translate import SessionTerms
 from inference.engine.engine import Engine
-from inference.engine.events import Callback
 from inference.engine.session import Session
 from inference.errors import Unavailable
 from inference.order import End, Opened, Progress
@@ -31,40 +30,33 @@ class Sender:
 
     stream: id of the client's stream of proposals
     cursor: number of tokens that the client has
-    on_loop: makes a function that calls another one on the event loop
     """
 
     _heartbeat: asyncio.TimerHandle  # wakes run() when a sign of life may be due
 
     def __init__(
-        self,
-        engine: Engine,
-        session: Session,
-        stream: int,
-        cursor: int,
-        send: Send,
-        on_loop: Callable[[Callback], Callback],
+        self, engine: Engine, session: Session, stream: int, cursor: int, send: Send
     ) -> None:
         self._engine, self._session, self._stream = engine, session, stream
-        self._cursor, self._send, self._on_loop = cursor, send, on_loop
+        self._cursor, self._send = cursor, send
         self._loop, self._woken = asyncio.get_running_loop(), asyncio.Event()
         self._sent_end, self._sent_at = End.NOT, self._loop.time()
         self._leaving: pb.GoAway | None = None
         self.drained = False
 
-    def wake(self) -> None:
-        """Say that there may be something to write. Called on the event loop."""
-        self._woken.set()
+    def _wake(self) -> None:
+        """Say, on any thread, that there may be something to write."""
+        self._loop.call_soon_threadsafe(self._woken.set)
 
     def ask_to_leave(self, message: pb.GoAway) -> None:
         """Tell the client to go elsewhere, once it has what the forward in hand brings."""
         self._leaving = message
-        self.wake()
+        self._woken.set()
 
     async def run(self, terms: SessionTerms) -> None:
         """Write until the session is drained; raise what ended it."""
         await self._send(pb.ServerMessage(opened=translate.write_opened(terms)))
-        self._engine.listen(self._session, self._stream, self._on_loop(self.wake))
+        self._engine.listen(self._session, self._stream, self._wake)
         self._plan_heartbeat()
         try:
             while not self.drained:
@@ -90,7 +82,7 @@ class Sender:
 
     def _plan_heartbeat(self) -> None:
         """Wake the writer now, and again whenever a sign of life may be due."""
-        self.wake()
+        self._woken.set()
         now, due = self._loop.time(), self._sent_at + HEARTBEAT_SECONDS
         self._heartbeat = self._loop.call_at(
             due if due > now else now + HEARTBEAT_SECONDS, self._plan_heartbeat

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
-import threading
 from collections import defaultdict
-from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 
 from grpc_comm import messages
 from grpc_comm.keys import Key
@@ -20,34 +16,6 @@ from grpc_comm.translate import Description
 from inference.errors import Unavailable
 
 
-class Wakeups:
-    """Wakes streams on the running event loop, from any thread.
-
-    The loop is interrupted once for all streams of a forward, not once for each.
-    """
-
-    def __init__(self) -> None:
-        self._loop, self._lock = asyncio.get_running_loop(), threading.Lock()
-        self._due: list[Callable[[], None]] = []
-
-    def on_loop(self, wake: Callable[[], None]) -> Callable[[], None]:
-        """Return a function that makes the loop call `wake` soon."""
-        return partial(self._add, wake)
-
-    def _add(self, wake: Callable[[], None]) -> None:
-        with self._lock:
-            self._due.append(wake)
-            first = len(self._due) == 1
-        if first:
-            self._loop.call_soon_threadsafe(self._wake_all)
-
-    def _wake_all(self) -> None:
-        with self._lock:
-            due, self._due = self._due, []
-        for wake in due:
-            wake()
-
-
 class ServerState:
     """The state that streams share. Used on the event loop only.
 
@@ -58,7 +26,7 @@ class ServerState:
         self, catalogue: Catalogue, sessions: SessionTable, emit: Listener, *, share_prefixes: bool
     ) -> None:
         self.catalogue, self.sessions, self.emit = catalogue, sessions, emit
-        self.draining, self.wakeups = False, Wakeups()
+        self.draining = False
         self._share_prefixes = share_prefixes
         self._allowances = defaultdict[str, Allowance](Allowance)  # by the names of keys
 

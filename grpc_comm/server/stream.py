@@ -161,9 +161,8 @@ class Stream:
 
     def _start(self, record: SessionRecord, length: int) -> Sender:
         self._record = record
-        on_loop = self._state.wakeups.on_loop
         engine, session = record.engine, record.session
-        self._sender = Sender(engine, session, record.stream, length, self._send, on_loop)
+        self._sender = Sender(engine, session, record.stream, length, self._send)
         return self._sender
 
     def _opened(self, record: SessionRecord, opened: Opened) -> SessionTerms:

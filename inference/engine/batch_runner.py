@@ -27,7 +27,10 @@ from inference.engine.events import (
 )
 from inference.engine.forward import (
     BatchItem,
+    ChunkItem,
     CompletedForward,
+    MakeItem,
+    TreeItem,
     call_each,
     prepare,
     read,
@@ -80,6 +83,9 @@ class BatchRunner:
         self._model, self._graphs, self._draft = model, graphs, draft
         self._admission, self._scheduler, self._listeners = admission, scheduler, listeners
         self._clock = clock
+        self._makers: dict[Kind, MakeItem] = {Kind.PREFILL: ChunkItem, Kind.TREES: TreeItem}
+        if graphs is not None:
+            self._makers |= {Kind.ROUNDS: graphs.round_item, Kind.FEEDS: graphs.feed_item}
         self._step_began: float | None = None
 
     @property
@@ -135,7 +141,7 @@ class BatchRunner:
         with self._admission.lock:
             self._update_queue_clocks(now)
             plan = self._scheduler.next(self._ready_sets(now))
-            items, failed = prepare(plan, self._graphs)
+            items, failed = prepare(plan, self._makers[plan.kind])
             calls = [
                 call for session, error in failed for call in self._admission.fail(session, error)
             ]

@@ -31,6 +31,7 @@ from inference.drafters.copy_source import CopySource
 from inference.drafters.model_proposer import WIDTH, ModelProposer
 from inference.engine.forward import call_each
 from inference.engine.proposer_arbitration import ProposerArbitration, token_seconds
+from inference.engine.scheduler import HeldUp
 from inference.engine.session import Session
 from inference.engine.tuning import TUNING
 from inference.order import End
@@ -136,17 +137,6 @@ class _DraftedSession:
         return self.numbers - 1
 
 
-def _count_delay(sessions: Sequence[Session], seconds: float, root_only: float) -> None:
-    """Subtract a delay of so many seconds from the sessions' service credit."""
-    for session in sessions:
-        session.add_service(-TUNING.least_rate * seconds / root_only)
-
-
-def _are_ahead(sessions: Sequence[Session]) -> bool:
-    """Whether every session has service credit."""
-    return all(session.service_credit > 0 for session in sessions)
-
-
 class ColocatedDrafter:
     """The draft beside the target, on the rows of its own model. Used on the engine's thread only.
 
@@ -191,29 +181,29 @@ class ColocatedDrafter:
         for drafted in list(self._drafted.values()):
             if _is_gone(drafted):
                 self._release(drafted, board)
-        others = [one for one in ready if not one.drafted_beside]
+        others = HeldUp([one for one in ready if not one.drafted_beside], root_only)
         if not root_only:
             return  # no forward has been timed yet
         for session in ready:
             self._admit(session, root_only, board)
         served = [self._drafted[one] for one in ready if one in self._drafted]
         for drafted in served:
-            if not drafted.fed and _are_ahead(others):
+            if not drafted.fed and others.are_ahead():
                 began = self._clock()
                 self._feed(drafted, board)
-                _count_delay(others, self._clock() - began, root_only)
+                others.count_delay(self._clock() - began)
             if drafted.fed:
                 if drafted.hear(self._clock(), root_only):
                     self._keep_record(drafted)
                 drafted.deliver(self._clock(), board)
-        while _are_ahead(others):
+        while others.are_ahead():
             began = self._clock()
             calling = [drafted for drafted in served if self._wants_call(drafted, began, root_only)]
             if not calling:
                 return
             self._call(calling, began, board)
             seconds = self._clock() - began
-            _count_delay(others, seconds, root_only)
+            others.count_delay(seconds)
             for drafted in calling:
                 drafted.charge_call(seconds / root_only)
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, NamedTuple, Protocol, TypeAlias, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeAlias, TypeVar
 
 from inference.accept import Verdict, accept_matches
 from inference.backends import Segment
 from inference.engine.calibration import CommittedStep
 from inference.engine.events import Commit, Forward
-from inference.engine.scheduler import BatchPlan, Kind, Seconds
+from inference.engine.scheduler import BatchPlan, Seconds
 from inference.engine.session import Session
 from inference.engine.snapshot import Snapshot
 from inference.errors import OutriderError
@@ -156,26 +156,19 @@ class CompletedForward(NamedTuple):
         )
 
 
-class GraphItems(Protocol):
-    """Makes the items of sessions whose candidates the target's own graph drafts."""
-
-    def round_item(self, session: Session) -> BatchItem: ...
-
-    def feed_item(self, session: Session) -> BatchItem: ...
+MakeItem: TypeAlias = Callable[..., BatchItem]
+"""MakeItem(*part): the item of a session's part of a plan. Raises OutriderError."""
 
 
 def prepare(
-    plan: BatchPlan, graphs: GraphItems | None
+    plan: BatchPlan, make: MakeItem
 ) -> tuple[list[BatchItem], list[tuple[Session, OutriderError]]]:
     """The items of all sessions of a plan, and the sessions that cannot take part."""
-    makers: dict[Kind, Callable[..., BatchItem]] = {Kind.PREFILL: ChunkItem, Kind.TREES: TreeItem}
-    if graphs is not None:
-        makers |= {Kind.ROUNDS: graphs.round_item, Kind.FEEDS: graphs.feed_item}
     items: list[BatchItem] = []
     failed: list[tuple[Session, OutriderError]] = []
     for part in plan.parts:
         try:
-            items.append(makers[plan.kind](*part))
+            items.append(make(*part))
         except OutriderError as error:
             failed.append((part[0], error))
     return items, failed

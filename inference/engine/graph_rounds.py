@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from statistics import median
-from typing import NamedTuple
 
 import numpy as np
 
@@ -22,7 +21,7 @@ from inference.backends.sequence import ModelSequence
 from inference.engine.events import Commit
 from inference.engine.forward import BatchItem, CompletedForward, ModelCall
 from inference.engine.graph_tree import GraphTree, inner_tree
-from inference.engine.scheduler import Kind, Seconds
+from inference.engine.scheduler import HeldUp, Kind, Seconds
 from inference.engine.session import Session
 from inference.engine.tuning import TUNING
 from inference.link_times import KEPT
@@ -31,27 +30,6 @@ from inference.tree import IntArray, TokenTree
 
 _RECENT = 0.1
 """Weight of the latest round in the moving average of tokens per round."""
-
-
-class HeldUp(NamedTuple):
-    """Sessions that are delayed while others draft. They are promised their root-only rate."""
-
-    sessions: Sequence[Session]
-    root_only: float  # seconds of a root-only forward of all ready sessions
-
-    def tokens(self, seconds: float) -> float:
-        """Tokens that each session is promised in so many seconds."""
-        return TUNING.least_rate * seconds / max(self.root_only, 1e-9)
-
-    def can_wait(self, seconds: float) -> bool:
-        """Whether each session has the service credit that a delay of so many seconds costs."""
-        needed = self.tokens(seconds)
-        return all(session.service_credit >= needed for session in self.sessions)
-
-    def count_delay(self, seconds: float) -> None:
-        """Subtract a delay of so many seconds from the sessions' service credit."""
-        for session in self.sessions:
-            session.add_service(-self.tokens(seconds))
 
 
 class CallRecord:

@@ -110,6 +110,31 @@ class BatchPlan(NamedTuple):
     parts: Sequence[Part]
 
 
+class HeldUp(NamedTuple):
+    """Sessions that are delayed while others draft. They are promised their root-only rate."""
+
+    sessions: Sequence[Session]
+    root_only: float  # seconds of a root-only forward of all ready sessions
+
+    def tokens(self, seconds: float) -> float:
+        """Tokens that each session is promised in so many seconds."""
+        return TUNING.least_rate * seconds / max(self.root_only, 1e-9)
+
+    def can_wait(self, seconds: float) -> bool:
+        """Whether each session has the service credit that a delay of so many seconds costs."""
+        needed = self.tokens(seconds)
+        return all(session.service_credit >= needed for session in self.sessions)
+
+    def are_ahead(self) -> bool:
+        """Whether each session has service credit."""
+        return all(session.service_credit > 0 for session in self.sessions)
+
+    def count_delay(self, seconds: float) -> None:
+        """Subtract a delay of so many seconds from the sessions' service credit."""
+        for session in self.sessions:
+            session.add_service(-self.tokens(seconds))
+
+
 class Scheduler:
     """Decides what each forward holds, by measured times. Kinds of forwards take turns.
 

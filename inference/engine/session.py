@@ -198,7 +198,7 @@ class Session:
 
     def append(self, stream: int, nodes: Nodes) -> Dropped:
         """Add candidates of a stream; returns how many were dropped."""
-        self.streams.arrived(stream, nodes)
+        self.streams.count_arrived(stream, nodes)
         return self.candidates.append(stream, nodes, self.calibration.trusted)
 
     def progress(self, cursor: int, stream: int) -> Progress:
@@ -250,7 +250,7 @@ class Session:
 
         Raises LimitExceeded when the row has too few free slots.
         """
-        self.streams.forward_begins()
+        self.streams.begin_forward()
         self._in_forward = True
         return self.live.prepare(tree)
 
