@@ -218,11 +218,6 @@ def test_two_keys_share_neither_name_nor_token(tmp_path: Path) -> None:
         Keys.read(write(tmp_path / "tokens", entry("alice", "one"), entry("bob", "one")))
 
 
-def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(InvalidRequest, match="missing"):
-        Keys.read(tmp_path / "missing")
-
-
 @pytest.mark.skipif(os.name != "posix", reason="modes are those of POSIX")
 def test_a_file_that_others_may_write_is_refused_and_one_that_they_may_read_is_not(
     file: Path,

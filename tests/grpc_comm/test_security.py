@@ -8,19 +8,15 @@ import os
 import shlex
 import stat
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-import grpc
 import pytest
-from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from grpc_comm import certificate
 from grpc_comm.client.connection import connect
-from grpc_comm.proto import verifier_pb2 as pb
 from grpc_comm.security import (
     CertificateFiles,
     SecurityOptions,
@@ -32,12 +28,9 @@ from grpc_comm.security import (
 from grpc_comm.transport import Address
 from inference.errors import InvalidRequest, MissingExtra, OutriderError, Unavailable
 from tests.support.wire_fixtures import (
-    WAIT,
     assert_serves,
     background,
     opened,
-    opening,
-    raw_stub,
     successor_engine,
 )
 
@@ -98,41 +91,6 @@ def test_a_wrong_or_missing_token_is_refused_in_words(
     demanding = background(successor_engine(), security=SecurityOptions(token_file=token))
     with demanding as server, pytest.raises(InvalidRequest, match="token"):
         connect(str(server.address), security=options)
-
-
-@pytest.mark.parametrize(
-    "metadata",
-    [
-        [],
-        [("authorization", "Bearer wrong")],
-        [("authorization", "open-sesame")],
-        [("authorization", "Bearer ")],
-    ],
-)
-def test_every_method_asks_for_the_token_except_health(
-    metadata: list[tuple[str, str]], token: Path
-) -> None:
-    with (
-        background(successor_engine(), security=SecurityOptions(token_file=token)) as server,
-        raw_stub(server.address) as stub,
-    ):
-        for call in (
-            lambda: stub.Describe(pb.DescribeRequest(), metadata=metadata),
-            lambda: next(stub.Session(iter([opening()]), metadata=metadata)),
-        ):
-            assert code_of(call) is grpc.StatusCode.UNAUTHENTICATED
-        with grpc.insecure_channel(str(server.address)) as channel:
-            reply = health_pb2_grpc.HealthStub(channel).Check(
-                health_pb2.HealthCheckRequest(), timeout=WAIT
-            )
-            assert reply.status == health_pb2.HealthCheckResponse.SERVING
-
-
-def code_of(call: Callable[[], Any]) -> grpc.StatusCode:
-    with pytest.raises(grpc.RpcError) as refusal:
-        call()
-    code: grpc.StatusCode = refusal.value.code()
-    return code
 
 
 def test_a_client_certificate_is_demanded_by_a_target_that_was_given_an_authority(
