@@ -1,4 +1,4 @@
-"""Who may call, and how much: bearer tokens, of which only SHA-256 digests are known.
+"""Keys of callers and their limits: bearer tokens, of which only SHA-256 digests are known.
 
 A changed keys file (keys_file.py) applies from the next call on, and to open streams within a
 second. A file that cannot be used, or is gone, is logged, and the earlier keys stay.
@@ -128,7 +128,7 @@ _EVERYONE = Key("")
 
 
 class Grant:
-    """What one call may do by the present keys."""
+    """Rights of one call by the present keys."""
 
     def __init__(self, keys: Keys, digest: bytes | None, key: Key) -> None:
         self._keys, self._digest, self._key = keys, digest, key

@@ -40,7 +40,7 @@ MOST_SIGNS = 400
 
 @dataclass(frozen=True)
 class Description:
-    """What a target serves."""
+    """A target as it describes itself to clients."""
 
     server_version: str
     model: str

@@ -27,7 +27,7 @@ MOST_CANDIDATES = 1024
 """Candidates that a session keeps at most; the least valuable are dropped first."""
 
 REMEMBERED_NUMBERS = 4096
-"""How many latest numbers of a stream may be named as parents. Also how many latest committed
+"""Number of latest numbers of a stream that may be named as parents. Also of latest committed
 candidates a number may resolve to.
 """
 
@@ -59,7 +59,7 @@ class Nodes(NamedTuple):
 
 
 class Dropped(NamedTuple):
-    """How many candidates were not kept."""
+    """Numbers of candidates that were not kept."""
 
     late: int = 0  # the parent was pruned, or the position was committed already
     shed: int = 0  # the least valuable candidates of a full tree
@@ -70,7 +70,7 @@ Trusted: TypeAlias = Callable[[int, int, float], float]
 
 
 Mark: TypeAlias = int
-"""What a node's number resolves to. Above 0: a candidate. Below 0: ~position of a committed token.
+"""Target of a node's number. Above 0: a candidate. Below 0: ~position of a committed token.
 NOWHERE: nothing. A candidate's mark is unique; its low bits are its place in the arrays.
 """
 

@@ -60,7 +60,7 @@ class Decode:
 
 
 class Progress(NamedTuple):
-    """What the target has committed beyond a reader's cursor. Sums are over the whole session."""
+    """Tokens committed beyond a reader's cursor, and counts. Sums are over the whole session."""
 
     position: int  # position of the first of `tokens` in the text
     tokens: tuple[int, ...]

@@ -91,7 +91,7 @@ class Connection:
 
     @property
     def address(self) -> str:
-        """Where the replica is that answered first."""
+        """Address of the replica that answered first."""
         return str(self._replicas.met.address)
 
     def probe(self, timeout: float = CONNECT_SECONDS) -> Probe:

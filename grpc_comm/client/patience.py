@@ -1,4 +1,4 @@
-"""How long a client bears a target that is lost, silent, or talks without making tokens."""
+"""Limits of a client's patience with a target that is lost, silent, or talks without making tokens."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LONGEST_LINE = 3600.0
 
 @dataclass(frozen=True)
 class Patience:
-    """How long a lost target is looked for."""
+    """Time for which a lost target is looked for."""
 
     seconds: float = 0.0  # 0: it is not looked for
     notice: Callable[[str], None] = lambda line: None  # is told what happens meanwhile

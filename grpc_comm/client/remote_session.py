@@ -77,7 +77,7 @@ class RemoteSession(WireSession):
 
     @property
     def address(self) -> str:
-        """Where the replica is that has the session."""
+        """Address of the replica that has the session."""
         return str(self._at.address)
 
     @property

@@ -35,7 +35,7 @@ _MOST_SESSIONS = 20  # shown
 
 
 class Totals(NamedTuple):
-    """What a target did since the start, over all of its models."""
+    """Sums since the start, over all models of a target."""
 
     forwards: float = 0
     rows: float = 0
@@ -66,7 +66,7 @@ class Totals(NamedTuple):
 
 
 class Recent(NamedTuple):
-    """What happened in a stretch of time."""
+    """Sums over a stretch of time."""
 
     seconds: float
     done: Totals

@@ -1,4 +1,4 @@
-"""What happens at a target, as typed events for whoever counts, logs or shows it.
+"""Typed events of a target, for whoever counts, logs or shows them.
 
 Events of an engine (inference/engine/forward.py) come on the thread that makes its forwards, all
 others on the event loop. A listener must be quick, and must not raise.

@@ -42,7 +42,7 @@ _SHORT = 8  # characters of a session's id that are shown
 
 @dataclass(kw_only=True)
 class CommitTotals:
-    """What forwards brought. tokens: made; rejected candidates are none."""
+    """Sums over forwards. tokens: made; rejected candidates are none."""
 
     forwards: int = 0
     tokens: int = 0
@@ -156,7 +156,7 @@ class ForwardTotals:
 
 @dataclass
 class ModelTotals(CommitTotals):
-    """What the sessions of one model did since the start. Its engine tells one event at a time."""
+    """Sums over the sessions of one model since the start. Its engine tells one event at a time."""
 
     prefill: ForwardTotals = field(default_factory=ForwardTotals)
     decode: ForwardTotals = field(default_factory=ForwardTotals)
@@ -266,7 +266,7 @@ class Statistics:
 
 
 class State(Enum):
-    """What a session is doing."""
+    """Activity of a session."""
 
     IN_LINE = "in_line"  # waits for a row
     PREFILL = "prefill"
@@ -292,7 +292,7 @@ def state_of(session: Session) -> State:
 
 
 class Occupancy(NamedTuple):
-    """What an engine's rows are used for."""
+    """Use of an engine's rows."""
 
     rows: int
     rows_held: int

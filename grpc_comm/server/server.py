@@ -51,7 +51,7 @@ _SERVICE = verifier_pb2.DESCRIPTOR.services_by_name["Target"].full_name
 
 @dataclass(frozen=True)
 class Target:
-    """What is served, where and to whom."""
+    """An engine to be served, with its address, its callers and its limits."""
 
     engine: Engine
     description: Description

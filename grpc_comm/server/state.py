@@ -1,4 +1,4 @@
-"""What all streams of a target share, and what a key may do there."""
+"""State that all streams of a target share, and the limits of keys there."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ class _Record:
 
 
 class OwnRecord:
-    """What the candidates of one session came to. Its draft may be worse than its tenant's others.
+    """Outcome of one session's candidates. Its draft may be worse than its tenant's others.
 
     factor: part of the expected candidates that the target took, 1 at most.
     """

@@ -262,7 +262,7 @@ class Engine:
 
     @property
     def times(self) -> LatencyModel:
-        """What forwards take."""
+        """Seconds of forwards, as far as they are known."""
         return self._scheduler.times
 
     def take_times(self, times: LatencyModel) -> None:

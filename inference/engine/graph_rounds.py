@@ -127,7 +127,6 @@ class GraphRounds:
         self._model = model
         self._drafts: dict[int, tuple[Session, ModelSequence]] = {}  # by row
         self._rounds, self._feeds = CallRecord(), CallRecord()
-        self._held_up = HeldUp((), 0.0)
 
     def call_of(self, kind: Kind) -> ModelCall:
         """The model's call for a kind of forward."""
@@ -145,37 +144,45 @@ class GraphRounds:
         ready: all sessions whose next forward can be made now.
         seconds: time of a forward by rows and nodes.
         """
-        drafted = self._drafted(ready, seconds)
-        unfed = [one for one in drafted if self._lacks_tokens(one)]
-        return [one for one in drafted if one not in unfed], unfed
-
-    def _drafted(self, ready: Sequence[Session], seconds: Seconds) -> list[Session]:
-        """The sessions that are drafted for now."""
         drafted = [one for one in ready if self._serves(one)]
         others = [one for one in ready if one not in drafted]
-        self._held_up = HeldUp(others, seconds(len(ready), 1)) if ready else HeldUp((), 0.0)
-        if not drafted or not others:
-            return drafted
         unfed = [one for one in drafted if self._lacks_tokens(one)]
+        fed = [one for one in drafted if one not in unfed]
+        if not others or self._may_delay(fed, unfed, others, seconds):
+            return fed, unfed
+        return [], []
+
+    def _may_delay(
+        self,
+        fed: Sequence[Session],
+        unfed: Sequence[Session],
+        others: Sequence[Session],
+        seconds: Seconds,
+    ) -> bool:
+        """Whether the next round pays, and the others have service credit for it."""
+        drafted = len(fed) + len(unfed)
+        if not drafted:
+            return False
+        held_up = HeldUp(others, seconds(drafted + len(others), 1))
         feeding = self._feeding(unfed, seconds)
-        drafting = self._rounds.seconds(len(drafted), self._model.shape.nodes, seconds)
-        if drafting is None or not self._pays(len(drafted), feeding + drafting):
-            return []
-        far = len(unfed) == len(drafted) and all(self._is_far(one) for one in unfed)
-        return drafted if self._held_up.can_wait(feeding if far else feeding + drafting) else []
+        drafting = self._rounds.seconds(drafted, self._model.shape.nodes, seconds)
+        if drafting is None or not self._pays(drafted, held_up, feeding + drafting):
+            return False
+        far = not fed and all(self._is_far(one) for one in unfed)
+        return held_up.can_wait(feeding if far else feeding + drafting)
 
     def _lacks_tokens(self, session: Session) -> bool:
         """Whether the draft must be fed tokens of the session before its next round."""
         return self._draft(session).length < session.length - 1
 
-    def feed_item(self, session: Session) -> FeedItem:
+    def feed_item(self, session: Session, held_up: HeldUp) -> FeedItem:
         """The item that feeds the draft the next chunk of the session."""
         draft, end = self._draft(session), session.length - 1
         tree = TokenTree.chain(session.tokens[draft.length : min(draft.length + self._chunk, end)])
         segment = draft.prepare_chunk(tree)
-        return FeedItem(session, tree, segment, draft, self._feeds, self._held_up)
+        return FeedItem(session, tree, segment, draft, self._feeds, held_up)
 
-    def round_item(self, session: Session) -> RoundItem:
+    def round_item(self, session: Session, held_up: HeldUp) -> RoundItem:
         """The session's part of the next round; the draft must lack no token of it."""
         draft, shape = self._draft(session), self._model.shape
         limit = min(max(session.allowed - 1, 0), shape.depth)
@@ -183,7 +190,7 @@ class GraphRounds:
         part = part._replace(positions=np.minimum(part.positions, draft.length + limit))
         tree = GraphTree(shape, session.root, limit, part)
         segment = session.prepare(tree)._replace(draft=part)
-        return RoundItem(session, tree, segment, draft, self._rounds, self._held_up)
+        return RoundItem(session, tree, segment, draft, self._rounds, held_up)
 
     def _serves(self, session: Session) -> bool:
         """Whether a session asked for rounds and may spend one round's nodes.
@@ -215,13 +222,13 @@ class GraphRounds:
         known = self._feeds.seconds(len(unfed), self._chunk, seconds)
         return seconds(len(unfed), self._chunk) if known is None else known
 
-    def _pays(self, drafted: int, seconds: float) -> bool:
+    def _pays(self, drafted: int, held_up: HeldUp, seconds: float) -> bool:
         """Whether a round brings more tokens a second than root-only forwards of all sessions.
 
         seconds: time of the round, its chunk included.
         """
-        everybody = drafted + len(self._held_up.sessions)
-        alone = everybody * seconds / max(self._held_up.root_only, 1e-9)
+        everybody = drafted + len(held_up.sessions)
+        alone = everybody * seconds / max(held_up.root_only, 1e-9)
         return drafted * self._rounds.tokens > TUNING.least_gain * alone
 
     def _draft(self, session: Session) -> ModelSequence:

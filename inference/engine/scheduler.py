@@ -95,21 +95,6 @@ ReadySets: TypeAlias = Mapping[Kind, Sequence[Session]]
 """Sessions on rows that want a forward, by its kind. In order of preference."""
 
 
-Part: TypeAlias = (
-    tuple[Session, Sequence[int]]  # and the chunk of its prompt, for PREFILL
-    | tuple[Session, Snapshot]  # and its candidates, for TREES
-    | tuple[Session]
-)
-"""A session's part of a forward."""
-
-
-class BatchPlan(NamedTuple):
-    """The contents of one forward."""
-
-    kind: Kind
-    parts: Sequence[Part]
-
-
 class HeldUp(NamedTuple):
     """Sessions that are delayed while others draft. They are promised their root-only rate."""
 
@@ -133,6 +118,21 @@ class HeldUp(NamedTuple):
         """Subtract a delay of so many seconds from the sessions' service credit."""
         for session in self.sessions:
             session.add_service(-self.tokens(seconds))
+
+
+Part: TypeAlias = (
+    tuple[Session, Sequence[int]]  # and the chunk of its prompt, for PREFILL
+    | tuple[Session, Snapshot]  # and its candidates, for TREES
+    | tuple[Session, HeldUp]  # and who is delayed, for ROUNDS and FEEDS
+)
+"""A session's part of a forward."""
+
+
+class BatchPlan(NamedTuple):
+    """The contents of one forward."""
+
+    kind: Kind
+    parts: Sequence[Part]
 
 
 class Scheduler:
@@ -167,7 +167,9 @@ class Scheduler:
             return self._prefill(ready[kind], self._chunk_size(len(ready.get(Kind.TREES, ()))))
         if kind is Kind.TREES:
             return self._trees(ready[kind])
-        return BatchPlan(kind, [(session,) for session in ready[kind]])
+        others, drafted = ready[Kind.TREES], [*ready[Kind.ROUNDS], *ready[Kind.FEEDS]]
+        held_up = HeldUp(others, self.seconds(len(others) + len(drafted), 1))
+        return BatchPlan(kind, [(session, held_up) for session in ready[kind]])
 
     def record(self, padded: Shape, seconds: float) -> None:
         """Record a forward's seconds, the engine's own work included."""

@@ -286,7 +286,8 @@ def test_kinds_of_forwards_take_turns() -> None:
     filling, ready, in_graph = on_a_row(500), session(), session()
     mixed, kinds = turns(flat), list[Kind]()
     for _ in range(9):
-        wanted = {Kind.PREFILL: [filling], Kind.TREES: [ready], Kind.ROUNDS: [in_graph]}
+        wanted = {kind: list[Session]() for kind in Kind}
+        wanted |= {Kind.PREFILL: [filling], Kind.TREES: [ready], Kind.ROUNDS: [in_graph]}
         kinds.append(mixed.next(wanted).kind)
     assert set(kinds) == {Kind.PREFILL, Kind.TREES, Kind.ROUNDS}
     assert kinds == kinds[:3] * 3
