@@ -1,4 +1,4 @@
-"""Rules of who may listen and call where, and the files that prove it: certificates and bearer tokens.
+"""Rules of who may listen and call where, and their proofs: certificates and bearer tokens.
 
 Loopback is allowed in plaintext. Any other host needs TLS and, to listen, a token, unless the user
 says `insecure`. A token never travels in plaintext to another machine.

@@ -1,4 +1,4 @@
-"""Limits of a client's patience with a target that is lost, silent, or talks without making tokens."""
+"""Patience of a client with a target that is lost, silent, or talks without making tokens."""
 
 from __future__ import annotations
 
