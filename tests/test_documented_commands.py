@@ -10,7 +10,7 @@ from importlib.util import find_spec
 import pytest
 
 from compile import compile_options as compiling
-from compile import smoke
+from compile.__main__ import VERBS
 from deploy import __main__ as deploying
 from outrider import options as running
 from outrider.compare import compare_options as comparing
@@ -26,11 +26,20 @@ HELP = [
     "outrider/options/parsing.py",
 ]
 
+
+def compiled(arguments: list[str]) -> object:
+    """Options of a build, or of a verb of `python -m compile`."""
+    if arguments in ([verb] for verb in VERBS):  # the text names a verb
+        return arguments
+    if arguments[0] in VERBS:
+        return compiling.parse([*arguments[1:], "--dry_run"])
+    return compiling.parse(arguments)
+
+
 PARSERS: dict[str, Callable[[list[str]], object]] = {
     "main.py": running.parse,
     "compare_architectures.py": comparing.parse,
-    "-m compile": compiling.parse,
-    "-m compile.smoke": smoke.parse,
+    "-m compile": compiled,
     "-m deploy": deploying.parse,
 }
 PLACEHOLDERS = {"D": "bfloat16", "T": "trn1", "N": "2", "NAME": "demo"}

@@ -24,7 +24,8 @@ from inference.backends.gguf_model import GgufModel
 from inference.backends.neuron_sdk import has_device
 from inference.backends.timed import TimedModel, TimeProfile, find_profile
 from inference.command import say
-from inference.engine.engine import Engine, collect_rarely
+from inference.engine.batch_runner import collect_rarely
+from inference.engine.engine import Engine
 from inference.errors import InvalidRequest
 from inference.planner.profiling import emulated_target
 from inference.times import LatencyModel
@@ -163,11 +164,10 @@ def load_served(options: ServingRole, make_draft: MakeDraft | None = None) -> Se
         waiting=options.waiting,
         times=times,
         branches=not legacy,
-        host=drafts.host if drafts else None,
+        drafter=drafts.drafter if drafts else None,
         graphs=drafts.graphs if drafts else None,
+        when_idle=unfinished.advance if unfinished is not None else None,
     )
-    if unfinished is not None:
-        unfinished.go_on(engine)
     return Served(engine, drafts.description if drafts else description)
 
 

@@ -225,7 +225,7 @@ def test_what_takes_long_is_measured_while_nobody_asks_and_changes_no_text(
     engine = target.engine
     early, prompt = engine.times.profile, list(range(3, 300))
     texts = [_text(engine, prompt)]
-    while engine.when_idle():
+    while engine.use_idle_time():
         texts.append(_text(engine, prompt))  # from the prefix that the row has kept
     assert len(texts) > 3
     assert texts == texts[:1] * len(texts)
