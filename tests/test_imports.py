@@ -28,6 +28,7 @@ PURE = [
     "cost/billing",
     "cost/energy",
     "cost/quantity",
+    "cost/usage",
     "decode",
     "drafters/growth",
     "drafters/outbox",

@@ -10,18 +10,9 @@ from typing import Any
 
 import pytest
 
-from inference.cost.billing import (
-    OBJECTIVES,
-    SPEED,
-    Billing,
-    UnitPrices,
-    Usage,
-    assumed_joules,
-    blend,
-    hire_usd,
-    read_knob,
-)
+from inference.cost.billing import OBJECTIVES, Billing, assumed_joules, blend, hire_usd, read_knob
 from inference.cost.quantity import Figure, Quality, at_least, total
+from inference.cost.usage import SPEED, UnitPrices, Usage
 from inference.errors import InvalidRequest
 
 UNKNOWN = Figure.unavailable("no counter")
