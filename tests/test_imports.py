@@ -25,9 +25,8 @@ ALLOWED = {
 PURE = [
     "accept",
     "candidates",
-    "cost/accounting",
+    "cost/billing",
     "cost/energy",
-    "cost/objective",
     "cost/quantity",
     "decode",
     "drafters/growth",
