@@ -37,7 +37,7 @@ PURE = [
     "drafters/tree_policies",
     "engine/calibration",
     "engine/graph_tree",
-    "engine/other_proposers",
+    "engine/proposer_arbitration",
     "engine/snapshot",
     "errors",
     "json_file",
