@@ -28,7 +28,6 @@ PURE = [
     "cost/billing",
     "cost/energy",
     "cost/quantity",
-    "cost/usage",
     "decode",
     "drafters/growth",
     "drafters/outbox",

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from inference.command import say
 from inference.cost.billing import ENERGIES, OBJECTIVES, PER_MILLION, Billing, blend, read_knob
-from inference.cost.usage import SPEED, UnitPrices, Usage
+from inference.cost.quantity import SPEED, UnitPrices, Usage
 from inference.errors import InvalidRequest, Unavailable
 from inference.planner.knowledge import Knowledge
 from inference.planner.prices import MESSAGE_BYTES, Prices

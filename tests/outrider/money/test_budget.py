@@ -14,7 +14,7 @@ import pytest
 
 from grpc_comm.server.server import BackgroundServer
 from inference.cost.billing import Billing
-from inference.cost.usage import Usage
+from inference.cost.quantity import Usage
 from inference.errors import InvalidRequest
 from inference.stats import Traffic
 from outrider.cli import main
