@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import platform
 import shutil
 import subprocess
 import time
@@ -133,3 +135,16 @@ def commit() -> str:
     asked = [git, "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"]
     said = subprocess.run(asked, capture_output=True, text=True, check=False)
     return said.stdout.strip() or "unknown"
+
+
+def machine() -> dict[str, str | int | None]:
+    """What the numbers were made on."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
+    models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return {
+        "cpu": models[0] if models else platform.processor(),
+        "cpus": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+    }

@@ -182,7 +182,7 @@ def test_the_bundled_profiles_are_the_computed_pass_and_the_measured_one() -> No
 
 
 def test_the_bundled_profiles_are_what_the_shipped_graphs_take(tmp_path: Path) -> None:
-    """Where a graph was changed: python -m benchmarks.time_profiles --out inference/data/profiles"""
+    """Where a graph changed: python -m benchmarks.time_profiles --out inference/data/profiles"""
     command = [sys.executable, "-m", "benchmarks.time_profiles", "--out", str(tmp_path)]
     subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
     for name in (COMPUTED, MEASURED):
