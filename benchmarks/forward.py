@@ -17,7 +17,7 @@ from benchmarks.harness import command, heap, medians, show
 from inference.sampling import SamplingParams
 from outrider.draft_methods import find_draft
 from outrider.options.roles import FusedTargetRole
-from outrider.target import load_target
+from outrider.target.target import load_target
 
 NODES = (1, 2, 4, 8, 16, 32, 64)
 ROWS, TREE = (1, 2, 4, 8), 16

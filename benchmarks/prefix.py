@@ -31,7 +31,7 @@ from inference.backends.sequence import ModelSequence
 from inference.order import Decode
 from inference.sampling import SamplingParams
 from outrider.options.roles import TargetRole
-from outrider.target import load_target
+from outrider.target.target import load_target
 
 LENGTHS = (8, 16, 32, 64, 128, 256, 512, 1000)
 OWN = 8

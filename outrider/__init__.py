@@ -27,9 +27,9 @@ from inference.errors import (
 from outrider.version import outrider_version
 
 if TYPE_CHECKING:
-    from outrider.completion import Completion, Piece
-    from outrider.engine import Engine, RunningTarget
-    from outrider.generation import Generation, GenerationStream, Parameters
+    from outrider.api import Engine, RunningTarget
+    from outrider.text.completion import Completion, Piece
+    from outrider.text.generation import Generation, GenerationStream, Parameters
 
 __all__ = [
     "BadArtifact",
@@ -56,13 +56,13 @@ __all__ = [
 __version__ = outrider_version()
 
 _HOMES = {
-    "Completion": "outrider.completion",
-    "Piece": "outrider.completion",
-    "Engine": "outrider.engine",
-    "RunningTarget": "outrider.engine",
-    "Generation": "outrider.generation",
-    "GenerationStream": "outrider.generation",
-    "Parameters": "outrider.generation",
+    "Completion": "outrider.text.completion",
+    "Piece": "outrider.text.completion",
+    "Engine": "outrider.api",
+    "RunningTarget": "outrider.api",
+    "Generation": "outrider.text.generation",
+    "GenerationStream": "outrider.text.generation",
+    "Parameters": "outrider.text.generation",
 }
 """Where the public types are. They are imported on first use, since they need torch."""
 
@@ -90,8 +90,8 @@ def connect(
     Raises InvalidRequest for an option that is not allowed, Unavailable when no target answers, and
     Mismatch when the two models' tokenizers differ.
     """
-    from outrider.engine import Engine
-    from outrider.named_targets import named_targets
+    from outrider.api import Engine
+    from outrider.client.named_targets import named_targets
     from outrider.options.roles import SharedClientRole
 
     where = "target" if target in named_targets() else "target_host"
@@ -110,7 +110,7 @@ def serve(model: str | None = None, **options: Any) -> RunningTarget:
     The result is a context manager with the bound `address`. Raises InvalidRequest for an option
     that is not allowed, and UnsupportedModel for a model that would be computed wrongly.
     """
-    from outrider.engine import RunningTarget
+    from outrider.api import RunningTarget
     from outrider.options.roles import TargetRole
 
     return RunningTarget(TargetRole(model=model, **options))

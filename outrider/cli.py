@@ -35,7 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _command(verb: str) -> Callable[[Sequence[str]], int]:
     """The main function of a verb that is a command of its own."""
     if verb == "demo":
-        from outrider.demo import main as command
+        from outrider.terminal.demo import main as command
     elif verb == "compile":
         from outrider.compiling import main as command
     elif verb == "compare":
@@ -50,7 +50,7 @@ def _command(verb: str) -> Callable[[Sequence[str]], int]:
 def run_role(options: GeneralOptions) -> int:
     """Run the options' role. Roles are imported here: help needs no torch, a client no server."""
     if isinstance(options, ServingRole):
-        from outrider.target import serve
+        from outrider.target.target import serve
 
         return serve(options)
     if isinstance(options, ServeRole):
@@ -62,11 +62,11 @@ def run_role(options: GeneralOptions) -> int:
 
         return doctor(options)
     if isinstance(options, PullRole):
-        from outrider.models_here import pull
+        from outrider.models.models_here import pull
 
         return pull(options)
     if isinstance(options, ListRole):
-        from outrider.models_here import list_here
+        from outrider.models.models_here import list_here
 
         return list_here(options)
     if isinstance(options, MakeCertRole):
@@ -78,18 +78,18 @@ def run_role(options: GeneralOptions) -> int:
 
         return make_key(options)
     if isinstance(options, ProfilesRole):
-        from outrider.kept_profiles import profiles
+        from outrider.models.kept_profiles import profiles
 
         return profiles(options)
     if isinstance(options, ConnectionOptions):
-        from outrider.connecting import check_listening
+        from outrider.client.connecting import check_listening
 
         check_listening(options)  # before torch is loaded
     if isinstance(options, ChatRole):
-        from outrider.chat import chat
+        from outrider.terminal.chat import chat
 
         return chat(options)
-    from outrider.generate import make_texts
+    from outrider.terminal.generate import make_texts
 
     assert isinstance(options, TextOptions)
     return make_texts(options)

@@ -28,13 +28,13 @@ class Room(NamedTuple):
 
 
 BOUNDS = {
-    "inference": Room(19_612, 121),
-    "grpc_comm": Room(6_012, 35),
-    "compile": Room(8_540, 55),
-    "deploy": Room(4_906, 43),
-    "outrider": Room(14_791, 112),
-    "benchmarks": Room(15_175, 79),
-    "tests": Room(49_960, 277),
+    "inference": Room(18_463, 114),
+    "grpc_comm": Room(5_904, 35),
+    "compile": Room(8_295, 54),
+    "deploy": Room(3_827, 36),
+    "outrider": Room(13_587, 102),
+    "benchmarks": Room(8_331, 44),
+    "tests": Room(47_085, 269),
 }
 """Bounds of each room."""
 
@@ -44,7 +44,7 @@ MOST_STEPS = 8
 MOST_NAMES = 3
 """Bound of the public type names with several meanings."""
 
-MOST_FILE_NAMES = 12
+MOST_FILE_NAMES = 8
 """Bound of the file names that stand for several files."""
 
 

@@ -36,10 +36,10 @@ from inference.planner.kept_times import Subject, keep_profile, load_profile
 from inference.text import Tokenizer
 from inference.tree_shape import Branches
 from outrider.cli import main
-from outrider.listed import read_listed
-from outrider.models import EMBEDDED
+from outrider.models.loading import EMBEDDED
 from outrider.options.roles import TargetRole
-from outrider.target import load_target
+from outrider.target.model_list import read_listed
+from outrider.target.target import load_target
 from tests.support.artifacts import FakeBuilder, build, checkpoint, small_spec
 from tests.support.corruption import VALUES, WHOLE, Steps, spoilt, stripped
 from tests.support.models import TINY

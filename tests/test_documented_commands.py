@@ -15,7 +15,7 @@ from deploy import __main__ as deploying
 from outrider import options as running
 from outrider.compare import compare_options as comparing
 from outrider.compare.testbed import read_positions
-from outrider.wishes import read_prices
+from outrider.money.goals import read_prices
 from tests.support.repository import ROOT
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]

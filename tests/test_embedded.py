@@ -31,11 +31,11 @@ from inference.proposer import Proposer
 from inference.sampling import SamplingParams
 from inference.text import Tokenizer
 from inference.times import DraftTimes, LatencyModel
-from outrider.completion import Completion, Request, complete
-from outrider.live_text import silent
-from outrider.models import EMBEDDED
+from outrider.models.loading import EMBEDDED
 from outrider.options.roles import TargetRole
-from outrider.target import load_target
+from outrider.target.target import load_target
+from outrider.terminal.live_text import silent
+from outrider.text.completion import Completion, Request, complete
 from tests.support.equality import NearTies, assert_same_text
 
 SAMPLINGS = [

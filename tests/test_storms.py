@@ -20,7 +20,7 @@ from inference.engine.local_session import LocalSession
 from inference.order import Decode, Pace
 from inference.sampling import SamplingParams
 from inference.tree import IntArray
-from outrider.link import ShapedLink, shaped_link
+from outrider.link.emulated_link import ShapedLink, shaped_link
 from tests.support import pairs
 from tests.support.drafts import proposers_of, text_of
 from tests.support.wire_fixtures import LOOPBACK, WAIT, background

@@ -36,7 +36,7 @@ from inference.command import run_command
 from inference.errors import InvalidRequest, Mismatch
 from inference.model.checkpoint import DTYPES
 from inference.text import Tokenizer
-from outrider.models import find_tokenizer
+from outrider.models.loading import find_tokenizer
 from outrider.options import PRECISIONS
 
 TOKENS = 64

@@ -25,17 +25,17 @@ from inference.planner.prices import Prices
 from inference.proposer import Proposer
 from inference.sampling import SamplingParams
 from inference.times import DraftTimes, LatencyModel
-from outrider.connecting import connect_target
-from outrider.draft_beside import with_draft
+from outrider.client.connecting import connect_target
+from outrider.client.drafting import load_draft
+from outrider.client.pools import GrowingPool, Pair
 from outrider.draft_methods import find_draft
-from outrider.drafting import load_draft
+from outrider.models.profiles import user_profiles
+from outrider.money.goals import SPEED_ALONE
 from outrider.options.roles import FusedTargetRole, SharedClientRole
 from outrider.options.values import Precision
-from outrider.pools import GrowingPool, Pair
-from outrider.profiles import user_profiles
-from outrider.spawn import started
-from outrider.target import load_served
-from outrider.wishes import SPEED_ALONE
+from outrider.target.colocated_draft import with_draft
+from outrider.target.spawn import started
+from outrider.target.target import load_served
 
 PLAIN = "outrider"
 HYBRID = f"{PLAIN} hybrid"

@@ -11,7 +11,7 @@ from deploy.leftovers import leftovers
 from deploy.stack import TargetStack, stack_names
 from inference.command import FAILED, glance, nearest
 from inference.errors import InvalidRequest
-from outrider.named_targets import find_target, forget_target, named_targets
+from outrider.client.named_targets import find_target, forget_target, named_targets
 
 EXAMPLES = """examples:
   outrider deploy down demo

@@ -12,7 +12,7 @@ from deploy.aws import DEFAULT_REGION, Aws
 from deploy.deployment import Deployment
 from deploy.instance_kind import InstanceKind, Market
 from inference.errors import InvalidRequest
-from outrider.named_targets import check_name, find_target
+from outrider.client.named_targets import check_name, find_target
 from outrider.options.group import Shown
 from outrider.options.values import Count, ModelName, Name
 from outrider.options.verb import VerbOptions

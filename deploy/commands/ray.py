@@ -90,8 +90,8 @@ OPTIONS = RayOptions
 
 def run(options: RayOptions) -> int:
     """Start the fleet; in a cluster of its own, serve until a signal."""
-    from outrider.ray_target import Fleet, start, stop
-    from outrider.target import READY
+    from outrider.target.ray_target import Fleet, start, stop
+    from outrider.target.target import READY
 
     fleet = Fleet(
         replicas=options.replicas,

@@ -14,7 +14,7 @@ from deploy.running_instance import RunningInstance, describe_instance
 from deploy.stack import TargetStack
 from inference.command import FAILED
 from inference.errors import OutriderError, Unavailable
-from outrider.named_targets import find_target
+from outrider.client.named_targets import find_target
 
 EXAMPLES = """examples:
   outrider deploy status demo

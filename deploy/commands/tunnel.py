@@ -8,7 +8,7 @@ from deploy.stack import TargetStack
 from deploy.tunnel import open_tunnel
 from inference.command import say
 from inference.errors import InvalidRequest
-from outrider.named_targets import read_target
+from outrider.client.named_targets import read_target
 
 EXAMPLES = """examples:
   outrider deploy tunnel demo        and in another shell: outrider chat --target demo

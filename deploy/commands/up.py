@@ -28,7 +28,7 @@ from deploy.wheel import build_wheel, put_wheel
 from inference.command import FAILED, glance, say
 from inference.errors import InvalidRequest, OutriderError, Unavailable
 from inference.model.hub import PinnedModel
-from outrider.named_targets import (
+from outrider.client.named_targets import (
     NamedTarget,
     find_target,
     forget_target,

@@ -20,10 +20,10 @@ from inference.engine.local_session import LocalSession
 from inference.errors import InvalidRequest
 from inference.order import Pace
 from inference.text import Tokenizer
-from outrider.completion import Completion, Request, complete
-from outrider.live_text import silent
-from outrider.pools import AnyRows, GrowingPool, Pair, rounds
-from outrider.wishes import SPEED_ALONE, Aims
+from outrider.client.pools import AnyRows, GrowingPool, Pair, rounds
+from outrider.money.goals import SPEED_ALONE, Aims
+from outrider.terminal.live_text import silent
+from outrider.text.completion import Completion, Request, complete
 
 if TYPE_CHECKING:
     from inference.backends import Model

@@ -12,9 +12,9 @@ from inference.command import Parser, add_flag, add_gone, called, nearest
 from inference.cost.objective import read_knob
 from inference.drafters.tree_policies import BestFirst, Chain, Policy
 from inference.errors import InvalidRequest
+from outrider.client.drafting import read_policy
 from outrider.compare.arms import ARCHITECTURES, BASELINE, GROWING, read_setting
 from outrider.compare.intervals import FEWEST
-from outrider.drafting import read_policy
 from outrider.options import is_device, parse_as
 from outrider.options.groups import TargetOptions
 from outrider.options.roles import DraftRole

@@ -14,7 +14,7 @@ from inference.sampling import SamplingParams
 
 if TYPE_CHECKING:
     from inference.model.decoder import Decoder
-    from outrider.models import Checkpoint
+    from outrider.models.loading import Checkpoint
 
 
 @dataclass(frozen=True)

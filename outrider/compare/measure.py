@@ -19,9 +19,9 @@ from outrider.compare.readings import Meters, Reading
 from outrider.compare.rows import ResultRow, marked, summarise
 from outrider.compare.sweep import Trial, sweep
 from outrider.compare.testbed import Testbed, testbed
-from outrider.completion import Request
-from outrider.models import Checkpoint, find_target
+from outrider.models.loading import Checkpoint, find_target
 from outrider.options.groups import TargetModelOptions
+from outrider.text.completion import Request
 
 
 class Cell(NamedTuple):

@@ -14,9 +14,9 @@ from inference.cost.energy import EnergyMeter, EnergyReader
 from inference.cost.objective import PER_MILLION, Effort, Terms
 from inference.cost.quantity import Figure
 from outrider.compare.arms import Architecture
-from outrider.completion import Completion, Request
+from outrider.money.goals import Stated, terms_of
 from outrider.options.groups import PriceOptions
-from outrider.wishes import Stated, terms_of
+from outrider.text.completion import Completion, Request
 
 
 @dataclass(frozen=True)

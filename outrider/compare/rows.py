@@ -21,7 +21,7 @@ from outrider.compare.intervals import (
     percentiles,
 )
 from outrider.compare.readings import Account, Reading
-from outrider.completion import Completion
+from outrider.text.completion import Completion
 
 _COUNTS = (
     "forwards", "lone_forwards", "num_draft_tokens", "num_accepted_tokens", "draft_calls",

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from outrider.compare.arms import Arm
-from outrider.completion import Completion, Request
+from outrider.text.completion import Completion, Request
 
 STAGES = (1, 2)
 """Texts of each stage. The last stage is repeated until one setting is left."""

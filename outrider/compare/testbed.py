@@ -13,25 +13,25 @@ from grpc_comm.translate import Description
 from inference.backends import Model
 from inference.drafters.model_proposer import ROOM
 from inference.engine.engine import Engine
+from outrider.client.connecting import connect_target
+from outrider.client.drafting import load_draft
 from outrider.compare.arms import FUSED, Bench
 from outrider.compare.compare_options import CompareOptions, TextsOptions
 from outrider.compare.readings import Account, open_account
-from outrider.completion import Request
-from outrider.connecting import connect_target
-from outrider.draft_beside import with_draft
 from outrider.draft_methods import find_draft
-from outrider.drafting import load_draft
-from outrider.generate import session_length
-from outrider.link import LinkShape, shaped_link
-from outrider.models import FoundModel
+from outrider.link.emulated_link import LinkShape, shaped_link
+from outrider.models.loading import FoundModel
+from outrider.models.precision import settled
+from outrider.models.profiles import user_profiles
+from outrider.money.goals import Aims, Stated, read_aims, read_prices
 from outrider.options.groups import MeasureOptions
 from outrider.options.roles import FusedTargetRole
-from outrider.precision import settled
-from outrider.profiles import user_profiles
-from outrider.prompts import make_requests, read_prompts
-from outrider.spawn import StartedTarget, started
-from outrider.target import load_served
-from outrider.wishes import Aims, Stated, read_aims, read_prices
+from outrider.target.colocated_draft import with_draft
+from outrider.target.spawn import StartedTarget, started
+from outrider.target.target import load_served
+from outrider.terminal.generate import session_length
+from outrider.text.completion import Request
+from outrider.text.prompts import make_requests, read_prompts
 
 PROMPTS = (
     "def read_lines(path, encoding='utf-8'):",

@@ -14,15 +14,15 @@ from inference.command import printable, say
 from inference.errors import OutriderError
 from inference.planner.profiling import survey_draft
 from inference.times import LatencyModel
-from outrider.connecting import connect_target
-from outrider.devices import memory_size
+from outrider.client.connecting import connect_target
+from outrider.client.probing import link_times, probe_link
 from outrider.doctor.findings import Finding, refused, warning
 from outrider.draft_methods import find_draft
-from outrider.explain import dear_law
-from outrider.models import PREFILL_NODES, FoundModel
+from outrider.models.devices import memory_size
+from outrider.models.loading import PREFILL_NODES, FoundModel
+from outrider.models.precision import settled
 from outrider.options.roles import DoctorRole
-from outrider.precision import settled
-from outrider.probing import link_times, probe_link
+from outrider.terminal.explain import dear_law
 from outrider.version import outrider_version
 
 

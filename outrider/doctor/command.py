@@ -13,7 +13,7 @@ def doctor(options: DoctorRole) -> int:
 
         return show(check_health(options), as_json=options.as_json)
     if options.list_models:
-        from outrider.connecting import print_models
+        from outrider.client.connecting import print_models
 
         print_models(options)
         return 0

@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import Protocol, cast
 
 from inference.backends import Model
-from outrider.models import FoundModel
+from outrider.models.loading import FoundModel
 from outrider.options.groups import DraftModelOptions, SourceOptions
 
 

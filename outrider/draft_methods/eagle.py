@@ -13,9 +13,9 @@ from inference.backends import FeatureModel, Model
 from inference.backends.timed import feature_model
 from inference.command import say
 from inference.errors import InvalidRequest, UnsupportedModel
-from outrider.artifacts import artifact_checkpoint
-from outrider.devices import describe
-from outrider.models import Checkpoint, OfCheckpoint, find_checkpoint, find_directory
+from outrider.models.artifacts import artifact_checkpoint
+from outrider.models.devices import describe
+from outrider.models.loading import Checkpoint, OfCheckpoint, find_checkpoint, find_directory
 from outrider.options.groups import DeviceOptions, DraftModelOptions
 from outrider.options.roles import FusedTargetRole
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from inference.backends import Model
 from inference.backends.gguf_library import is_gguf
 from inference.errors import InvalidRequest
-from outrider.gguf_file import GgufFile
+from outrider.models.gguf_file import GgufFile
 from outrider.options.groups import DraftModelOptions
 
 

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 from inference.backends import Model
 from inference.errors import InvalidRequest
-from outrider.gguf_file import GgufFile
-from outrider.models import Checkpoint, find_named
+from outrider.models.gguf_file import GgufFile
+from outrider.models.loading import Checkpoint, find_named
+from outrider.models.reduction import WHOLE, Reduction
 from outrider.options.groups import DraftModelOptions
 from outrider.options.reduction import ReductionOptions
-from outrider.reduction import WHOLE, Reduction
 
 
 def find(options: DraftModelOptions, target: Model | None) -> Checkpoint | GgufFile:

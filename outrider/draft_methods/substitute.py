@@ -8,9 +8,9 @@ from inference.backends import Model
 from inference.backends.eager import EagerModel
 from inference.backends.shared_cache import SharedCacheModel
 from inference.errors import InvalidRequest
-from outrider.models import Checkpoint, OfCheckpoint, find_checkpoint, load_eager
+from outrider.models.loading import Checkpoint, OfCheckpoint, find_checkpoint, load_eager
+from outrider.models.reduction import Reduction
 from outrider.options.groups import DeviceOptions, DraftModelOptions, TargetModelOptions
-from outrider.reduction import Reduction
 
 _INT4 = Reduction("int4")
 

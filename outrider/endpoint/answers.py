@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 from uuid import uuid4
 
-from outrider.completion import Completion
-from outrider.generation import Generation
+from outrider.text.completion import Completion
+from outrider.text.generation import Generation
 
 FINISHED = {"stop": "stop", "length": "length", "spent": "length"}
 """The interface's word for why a text ended."""

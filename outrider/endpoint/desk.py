@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from inference.errors import OutriderError, Unavailable
-from outrider.client import open_client
+from outrider.client.client import open_client
 from outrider.endpoint.failures import ApiError
 from outrider.endpoint.texts import Texts
 from outrider.options.roles import ServeRole

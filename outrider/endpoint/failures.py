@@ -13,7 +13,7 @@ from starlette.exceptions import HTTPException
 
 from inference.errors import Busy, InvalidRequest, Mismatch, OutriderError, Unavailable
 from outrider.endpoint.unserved import UnservedField
-from outrider.generation import PromptTooLong
+from outrider.text.generation import PromptTooLong
 
 _TYPE = re.compile(r"body|str|list\[.*\]")
 """Parts of an error's place that name no field: pydantic tells which type of a union it tried."""

@@ -17,15 +17,15 @@ from sse_starlette import EventSourceResponse
 
 from inference.errors import OutriderError
 from inference.sampling import random_seed
-from outrider.completion import Piece
-from outrider.completion import Request as TextOrder
 from outrider.endpoint.answers import FINISHED, Answer
 from outrider.endpoint.desk import Desk
 from outrider.endpoint.failures import ApiError, api_error
 from outrider.endpoint.published import ChatAnswer, ModelCard, ModelCards, TextAnswer, answers
 from outrider.endpoint.requests import ChatRequest, CompletionRequest, TextRequest
 from outrider.endpoint.texts import Parts, Texts
-from outrider.generation import Generation, make_request
+from outrider.text.completion import Piece
+from outrider.text.completion import Request as TextOrder
+from outrider.text.generation import Generation, make_request
 
 Result = TypeVar("Result")
 STREAM = "text/event-stream"

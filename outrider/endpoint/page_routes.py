@@ -26,8 +26,7 @@ from inference.errors import OutriderError
 from inference.order import Progress
 from inference.proposer import NOBODY
 from inference.sampling import SEED_BITS, random_seed
-from outrider.client import Client
-from outrider.completion import PROPOSERS, Completion, Piece
+from outrider.client.client import Client
 from outrider.endpoint.desk import Desk
 from outrider.endpoint.failures import api_error
 from outrider.endpoint.openai_routes import STREAM, event_stream
@@ -35,7 +34,8 @@ from outrider.endpoint.published import TargetState, answers
 from outrider.endpoint.requests import MOST_MESSAGES, ChatMessage, Text
 from outrider.endpoint.texts import Job, Texts
 from outrider.endpoint.watched import WatchedSession
-from outrider.generation import (
+from outrider.text.completion import PROPOSERS, Completion, Piece
+from outrider.text.generation import (
     Generation,
     Parameters,
     energy_of,

@@ -11,7 +11,7 @@ from typing_extensions import Self
 
 from inference.sampling import CANDIDATES, SEED_BITS
 from outrider.endpoint.unserved import ServedFields
-from outrider.generation import Message, Parameters, Prompt
+from outrider.text.generation import Message, Parameters, Prompt
 
 MOST_CHOICES = 8
 """Texts of one prompt in one request."""

@@ -15,7 +15,7 @@ from grpc_comm.transport import Address
 from inference.command import say
 from inference.draft_thread import take_short_turns
 from inference.errors import InvalidRequest, Unavailable
-from outrider.connecting import print_models
+from outrider.client.connecting import print_models
 from outrider.endpoint.access import allowed_hosts, read_keys
 from outrider.endpoint.app import create_app
 from outrider.endpoint.connections import BoundedConnection

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from outrider.generation import Generation
+from outrider.text.generation import Generation
 
 _SECONDS = tuple(step * 10.0**power for power in range(-3, 3) for step in (1, 2, 5))
 

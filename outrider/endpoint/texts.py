@@ -13,10 +13,10 @@ from threading import Event, Lock
 from typing import TypeAlias, TypeVar
 
 from inference.errors import Busy, LimitExceeded, OutriderError, Unavailable
-from outrider.client import Client
-from outrider.completion import Piece, Request
+from outrider.client.client import Client
 from outrider.endpoint.text_metrics import TextMetrics
-from outrider.generation import Generation, generate
+from outrider.text.completion import Piece, Request
+from outrider.text.generation import Generation, generate
 
 RETRY_SECONDS = 1.0
 """When a client may ask again after all threads were taken."""

@@ -10,7 +10,7 @@ from pydantic import model_validator
 from typing_extensions import Self
 
 from grpc_comm.transport import DNS, Address, Endpoint, parse_address
-from outrider.named_targets import read_target
+from outrider.client.named_targets import read_target
 from outrider.options.group import Group
 from outrider.options.values import Count, File, Host, Name, Natural, Port, Seconds
 

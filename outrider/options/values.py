@@ -64,7 +64,7 @@ PrecisionChoice: TypeAlias = Annotated[
     Literal["float32", "bfloat16", "float16", "auto"] | None,
     AfterValidator(lambda given: None if given == "auto" else given),
 ]
-"""A Precision; None, which is also what auto reads as, where outrider/precision.py picks one."""
+"""A Precision; None, also for auto, where outrider/models/precision.py picks one."""
 
 Quantization = Literal["int8", "int4"]
 PRECISIONS: tuple[str, ...] = get_args(Precision)

@@ -20,7 +20,7 @@ from inference.errors import OutriderError
 from outrider.options.values import Directory, File
 from outrider.options.verb import VerbOptions, parse_verb
 from outrider.runs.sweeps import NamedRun, read_runs
-from outrider.summary import PROFILE
+from outrider.terminal.summary import PROFILE
 
 EXAMPLES = """examples:
   outrider runs runs.yaml --check         the runs that the file asks for
@@ -73,7 +73,7 @@ def _runs(options: RunsOptions) -> int:
 
 def _make(run: NamedRun, directory: Path) -> int:
     """Make the texts of a run. Another run may succeed where this one cannot be made."""
-    from outrider.generate import make_texts  # needs torch, which a list of runs does not
+    from outrider.terminal.generate import make_texts  # needs torch, which a list of runs does not
 
     try:
         return make_texts(run.options.but(profile=str(directory)))

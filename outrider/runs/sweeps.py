@@ -14,9 +14,9 @@ from outrider.options import ROLES
 from outrider.options.groups import TextOptions
 from outrider.options.parsing import from_file
 from outrider.options.sources import ValueSource
-from outrider.prompts import read_prompts
 from outrider.runs.autodraft import read_autodraft
 from outrider.runs.run_file import Flags, RunFile, Value, read_run_file
+from outrider.text.prompts import read_prompts
 
 TEXT_ROLES = {name: model for name, model in ROLES.items() if issubclass(model, TextOptions)}
 """Roles that make text, which runs may have."""

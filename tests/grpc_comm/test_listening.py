@@ -16,9 +16,9 @@ from grpc_comm.security import SecurityOptions
 from grpc_comm.transport import Address
 from inference.errors import InvalidRequest
 from outrider.cli import main
-from outrider.link import main as link
+from outrider.link.emulated_link import main as link
 from outrider.options.parsing import roles_of
-from outrider.spawn import role_command, role_environment
+from outrider.target.spawn import role_command, role_environment
 from tests.support.wire_fixtures import WAIT, background, successor_engine
 
 NO_PORTS = ["70000", "65536", "-1", "4464.0", "x", "", "9" * 5000]

@@ -16,16 +16,16 @@ import pytest
 
 from grpc_comm.server.server import BackgroundServer
 from inference.errors import Unavailable
-from outrider import running
 from outrider.cli import main
-from outrider.completion import Broken, Completion, Piece, Request, Show, new_completion
 from outrider.draft_methods import find_draft
-from outrider.models import EMBEDDED
+from outrider.models.loading import EMBEDDED
 from outrider.options import ROLES
 from outrider.options.roles import DraftRole, TargetRole
-from outrider.prompts import make_requests
-from outrider.spawn import target_process
-from outrider.target import load_target
+from outrider.target.spawn import target_process
+from outrider.target.target import load_target
+from outrider.terminal import running
+from outrider.text.completion import Broken, Completion, Piece, Request, Show, new_completion
+from outrider.text.prompts import make_requests
 from tests.support.repository import ROOT
 
 MAIN = ROOT / "main.py"

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from outrider.endpoint.run import SERVING
-from outrider.spawn import role_command, role_environment, target_process
+from outrider.target.spawn import role_command, role_environment, target_process
 from tests.support.repository import ROOT
 
 pytestmark = pytest.mark.extended

@@ -14,7 +14,7 @@ from grpc_comm.server.server import BackgroundServer
 from outrider.cli import main
 from outrider.options import parse
 from outrider.options.roles import FusedTargetRole, TargetRole
-from outrider.target import load_target
+from outrider.target.target import load_target
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ from compile.__main__ import main as compile_main
 from deploy.__main__ import main as deploy_main
 from outrider.cli import main
 from outrider.compare.__main__ import main as compare_main
-from outrider.link import main as link_main
+from outrider.link.emulated_link import main as link_main
 
 Command = Callable[[Sequence[str]], int]
 SLIPS: list[tuple[Command, str, str]] = [

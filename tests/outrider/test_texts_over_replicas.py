@@ -14,7 +14,7 @@ from grpc_comm.server.server import BackgroundServer
 from grpc_comm.transport import Address, Endpoint
 from inference.errors import InvalidRequest
 from outrider.options.roles import ChatRole, TargetRole
-from outrider.target import load_target
+from outrider.target.target import load_target
 from tests.support.wire_fixtures import WAIT
 
 PROMPT = "def main():"

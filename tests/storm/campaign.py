@@ -19,7 +19,7 @@ from grpc_comm.client.connection import connect
 from grpc_comm.client.patience import Patience
 from grpc_comm.proto import verifier_pb2
 from inference.errors import OutriderError, Unavailable
-from outrider.spawn import StartedTarget, started
+from outrider.target.spawn import StartedTarget, started
 from tests.storm.honest import (
     PATIENCE_SECONDS,
     TOKENS,

@@ -15,7 +15,7 @@ from inference.errors import OutriderError
 from inference.order import Decode
 from inference.proposer import DEVICE
 from inference.sampling import SamplingParams
-from outrider.link import shaped_link
+from outrider.link.emulated_link import shaped_link
 from tests.storm.client import BEYOND, Job, pieces
 
 TOKENS, PROMPT_TOKENS = 12, 6

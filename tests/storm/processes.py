@@ -17,8 +17,8 @@ from typing import Any
 from prometheus_client.parser import text_string_to_metric_families
 
 from inference.errors import Unavailable
-from outrider.spawn import role_command, role_environment
-from outrider.target import READY as LISTENING
+from outrider.target.spawn import role_command, role_environment
+from outrider.target.target import READY as LISTENING
 from tests.storm.client import GO, READY, Job
 from tests.support.repository import ROOT
 

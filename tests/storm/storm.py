@@ -25,9 +25,9 @@ from inference.engine.local_session import LocalSession
 from inference.errors import Unavailable
 from inference.order import Decode
 from inference.sampling import SamplingParams
-from outrider.link import LinkShape, ShapedLink, shaped_link
+from outrider.link.emulated_link import LinkShape, ShapedLink, shaped_link
 from outrider.options.roles import TargetRole
-from outrider.target import load_target
+from outrider.target.target import load_target
 from tests.storm.client import BEYOND, CANCELLED, FINISHED, Job
 from tests.storm.processes import ClientProcess, TargetProcess, Told
 

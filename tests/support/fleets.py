@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from outrider.spawn import role_environment
+from outrider.target.spawn import role_environment
 from tests.support.repository import ROOT
 
 START_SECONDS, STOP_SECONDS = 300.0, 60.0

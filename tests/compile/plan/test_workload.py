@@ -11,7 +11,7 @@ import pytest
 
 from compile.plan.workload import CallShape, Limits, Load, calls_of, read_load
 from inference.errors import InvalidRequest
-from outrider.completion import Completion
+from outrider.text.completion import Completion
 
 LIMITS = Limits(rows=2, chunk=16, tree_nodes=8, least_nodes=1, sequence_length=120)
 

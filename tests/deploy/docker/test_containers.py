@@ -21,7 +21,7 @@ from grpc_comm.security import make_certificate
 from outrider.options import ROLES
 from outrider.options.group import flags_of
 from outrider.options.roles import VERBS
-from outrider.target import READY
+from outrider.target.target import READY
 from tests.house import ROOMS
 from tests.support.container_files import read_dockerfile
 from tests.support.repository import ROOT

@@ -16,7 +16,7 @@ import pytest
 from compile.store import open_store, pull
 from deploy.host.build_script import ARTEFACT, BuildSettings, build_script
 from inference.errors import InvalidRequest
-from outrider.models import EMBEDDED
+from outrider.models.loading import EMBEDDED
 from tests.support.hub_server import COMMIT, TOKEN, hub_server
 from tests.support.scratch_host import IMAGE_VENV, ScratchHost, scratch_host
 

@@ -20,7 +20,7 @@ from inference.errors import Mismatch, OutriderError
 from inference.order import MOST_CREDIT, Decode
 from inference.sampling import SamplingParams
 from inference.tree import IntArray
-from outrider.link import LinkShape, shaped_link
+from outrider.link.emulated_link import LinkShape, shaped_link
 from tests.support.rogue_target import OPENED, rogue, tokens
 from tests.support.wire_fixtures import (
     VOCABULARY,

@@ -31,7 +31,7 @@ from inference.errors import OutriderError, Unavailable
 from inference.order import Decode, End, Pace
 from inference.sampling import SamplingParams
 from inference.tree import IntArray
-from outrider.link import ShapedLink, shaped_link
+from outrider.link.emulated_link import ShapedLink, shaped_link
 from tests.support import pairs
 from tests.support.drafts import proposers_of, text_of
 from tests.support.hand_streams import draining

@@ -22,9 +22,9 @@ from grpc_comm.observability.dashboard import (
 )
 from grpc_comm.observability.statistics import Statistics
 from inference.engine.forward import Forward
-from outrider.observing import observed
 from outrider.options import parse
 from outrider.options.roles import TargetRole
+from outrider.target.observing import observed
 from tests.support.clock import Clock
 from tests.support.observed import MODEL, TENANT, Service, log_as_before
 

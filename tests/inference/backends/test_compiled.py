@@ -46,11 +46,11 @@ from inference.sampling import SamplingParams
 from inference.text import Tokenizer
 from outrider.cli import main
 from outrider.draft_methods import eagle
-from outrider.models import EMBEDDED
+from outrider.models.loading import EMBEDDED
+from outrider.models.reduction import Reduction
 from outrider.options.roles import FusedTargetRole, TargetRole
-from outrider.reduction import Reduction
-from outrider.spawn import role_environment
-from outrider.target import READY, load_target
+from outrider.target.spawn import role_environment
+from outrider.target.target import READY, load_target
 from tests.support import heads
 from tests.support.copied_rows import PROMPT, shares
 from tests.support.drafts import (

@@ -38,7 +38,7 @@ from inference.stats import DecodeStatistics
 from inference.text import Tokenizer
 from inference.tree_shape import Branches
 from outrider.options.roles import FusedTargetRole
-from outrider.target import load_target
+from outrider.target.target import load_target
 from tests.support.drafts import text_of
 from tests.support.equality import NearTies, assert_same_text
 from tests.support.models import write_checkpoint_with_tokenizer

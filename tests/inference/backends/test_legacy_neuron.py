@@ -33,7 +33,7 @@ from inference.model.decoder import Decoder
 from inference.proposer import NOBODY
 from inference.sampling import SamplingParams
 from inference.tree import TokenTree
-from outrider.models import EMBEDDED
+from outrider.models.loading import EMBEDDED
 from outrider.options.roles import DraftRole, TargetRole
 from tests.support.drafts import alone, nudged, rounds, speculated
 from tests.support.equality import NearTies, assert_same_text
@@ -367,7 +367,7 @@ def test_chains_that_no_call_could_hold_are_refused(
 
 
 def test_the_command_line_serves_it_and_says_chains_only(image: LegacyImage) -> None:
-    from outrider.target import load_target
+    from outrider.target.target import load_target
 
     target = load_target(
         TargetRole(device="neuron-legacy", max_tree_nodes=8, sequence_length=256, port=0)

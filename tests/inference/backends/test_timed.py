@@ -34,7 +34,7 @@ from inference.tree import IntArray, TokenTree
 from outrider.cli import main
 from outrider.options import ROLES
 from outrider.options.roles import ServingRole
-from outrider.target import READY
+from outrider.target.target import READY
 from tests.support import pairs
 from tests.support.drafts import alone, growing, rounds, speculated
 from tests.support.repository import ROOT
@@ -182,7 +182,7 @@ def test_the_bundled_profiles_are_the_computed_pass_and_the_measured_one() -> No
 
 
 def test_the_bundled_profiles_are_what_the_shipped_graphs_take(tmp_path: Path) -> None:
-    """Where a graph changed: python -m benchmarks.time_profiles --out inference/data/profiles"""
+    """Profiles made anew: python -m benchmarks.time_profiles --out inference/data/profiles"""
     command = [sys.executable, "-m", "benchmarks.time_profiles", "--out", str(tmp_path)]
     subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
     for name in (COMPUTED, MEASURED):

@@ -25,10 +25,10 @@ from outrider.compare.measure import compare
 from outrider.compare.readings import Meters
 from outrider.compare.tables import WIDTH
 from outrider.compare.testbed import read_positions
-from outrider.completion import Request, new_completion
-from outrider.models import EMBEDDED, find_target
+from outrider.models.loading import EMBEDDED, find_target
 from outrider.options.groups import TargetModelOptions
-from outrider.spawn import started
+from outrider.target.spawn import started
+from outrider.text.completion import Request, new_completion
 
 SHORT = ["--num-runs", "2", "--max_new_tokens", "8", "--rtt", "0"]
 ONE_SETTING = ["--chains", "4", "--trees", "8x3"]

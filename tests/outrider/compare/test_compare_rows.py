@@ -36,8 +36,8 @@ from outrider.compare.rows import ResultRow, acceptance, marked, summarise
 from outrider.compare.sweep import sweep
 from outrider.compare.tables import WIDTH, brief, figure_words, print_comparison, tables
 from outrider.compare.verdict import leader, verdict
-from outrider.completion import Completion, Request
-from outrider.wishes import Aims
+from outrider.money.goals import Aims
+from outrider.text.completion import Completion, Request
 
 UNREAD = Figure.unavailable("no counter here")
 READ = Figure.measured(8.0, "counter")

@@ -20,7 +20,7 @@ from inference.planner.prices import Prices
 from inference.sampling import SamplingParams
 from outrider.draft_methods import find_draft
 from outrider.draft_methods.block import PUBLISHED_POSITIONS, BlockCheckpoint
-from outrider.models import find_checkpoint
+from outrider.models.loading import find_checkpoint
 from outrider.options.roles import DraftRole
 from tests.support.drafts import alone, knowledge, text_of
 from tests.support.models import write_checkpoint_with_tokenizer

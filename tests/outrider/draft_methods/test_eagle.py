@@ -14,9 +14,9 @@ from inference.errors import InvalidRequest, UnsupportedModel
 from inference.model.config import read_config
 from outrider.cli import main
 from outrider.draft_methods import eagle
-from outrider.models import EMBEDDED
+from outrider.models.loading import EMBEDDED
 from outrider.options.roles import FusedTargetRole
-from outrider.target import load_target
+from outrider.target.target import load_target
 from tests.support import heads
 from tests.support.models import tiny_model
 from tests.support.scripted_models import ScriptedModel, useless

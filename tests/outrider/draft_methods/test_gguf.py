@@ -17,11 +17,11 @@ from inference.model.checkpoint import load_decoder
 from inference.text import Tokenizer
 from outrider.cli import main
 from outrider.draft_methods import find_draft
-from outrider.gguf_file import GgufFile
-from outrider.models import EMBEDDED
+from outrider.models.gguf_file import GgufFile
+from outrider.models.loading import EMBEDDED
 from outrider.options.groups import DeviceOptions
 from outrider.options.roles import DraftRole, TargetRole
-from outrider.target import load_target
+from outrider.target.target import load_target
 from tests.support.gguf_files import write_gguf
 
 PROMPT = "def read_lines(path):"

@@ -14,9 +14,9 @@ from inference.backends.shared_cache import SharedCacheModel
 from inference.backends.timed import PROFILES
 from outrider.cli import main
 from outrider.draft_methods import find_draft
-from outrider.models import find_target
+from outrider.models.loading import find_target
 from outrider.options.roles import FusedTargetRole
-from outrider.target import load_target
+from outrider.target.target import load_target
 
 TEXT = ["--prompt", "def main(argv):", "--max_new_tokens", "24", "--json"]
 

@@ -13,14 +13,14 @@ import uvicorn
 
 from grpc_comm.server.server import BackgroundServer
 from grpc_comm.transport import Address
-from outrider.completion import Request
 from outrider.endpoint.access import allowed_hosts
 from outrider.endpoint.app import create_app
 from outrider.endpoint.desk import Desk
 from outrider.endpoint.run import http_config, listening
-from outrider.live_text import silent
 from outrider.options.roles import ServeRole, TargetRole
-from outrider.target import load_target
+from outrider.target.target import load_target
+from outrider.terminal.live_text import silent
+from outrider.text.completion import Request
 from tests.support.wire_fixtures import WAIT
 
 
@@ -97,7 +97,7 @@ def own_text(desk: Desk) -> Callable[..., str]:
     client = desk.texts.client
 
     def make(prompt: str, tokens: int, temperature: float = 0.0, seed: int = 0) -> str:
-        from outrider.generation import Parameters, make_request
+        from outrider.text.generation import Parameters, make_request
 
         given = Parameters(tokens, temperature, seed=seed)
         request: Request = make_request(client, prompt, given)

@@ -15,7 +15,7 @@ from outrider.endpoint.desk import Desk
 from outrider.endpoint.failures import MOST_SIGNS
 from outrider.endpoint.requests import MOST_BYTES, MOST_MESSAGES, MOST_PROMPTS
 from outrider.endpoint.texts import READERS, Texts
-from outrider.generation import SLICE, Parameters, PromptTooLong, make_request
+from outrider.text.generation import SLICE, Parameters, PromptTooLong, make_request
 from tests.support.wire_fixtures import WAIT, eventually
 
 LONG = "def f(x): " * (MOST_BYTES // 20)

@@ -14,8 +14,8 @@ from inference.errors import Busy, LimitExceeded, Unavailable
 from outrider.endpoint.access import MOST_HEAD
 from outrider.endpoint.desk import Desk
 from outrider.endpoint.texts import Texts
-from outrider.generation import Generation
 from outrider.options.roles import ServeRole
+from outrider.text.generation import Generation
 from tests.outrider.endpoint.conftest import http_server, sent, until_closed
 from tests.support.wire_fixtures import WAIT, eventually
 

@@ -285,7 +285,7 @@ def test_without_a_target_requests_are_told_why_and_the_target_is_found_when_it_
     from grpc_comm.server.server import BackgroundServer
     from inference.errors import Unavailable
     from outrider.options.roles import ServeRole, TargetRole
-    from outrider.target import load_target
+    from outrider.target.target import load_target
 
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

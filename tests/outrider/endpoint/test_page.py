@@ -14,12 +14,12 @@ import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
 
 from grpc_comm.server.server import BackgroundServer, Target
-from outrider.client import Client
+from outrider.client.client import Client
 from outrider.endpoint.desk import Desk
-from outrider.generation import Parameters, make_request
-from outrider.live_text import silent
 from outrider.options.roles import ServeRole, TargetRole
-from outrider.target import load_target
+from outrider.target.target import load_target
+from outrider.terminal.live_text import silent
+from outrider.text.generation import Parameters, make_request
 from tests.outrider.endpoint.conftest import http_server
 from tests.support.wire_fixtures import free_port
 

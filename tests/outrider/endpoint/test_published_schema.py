@@ -20,7 +20,7 @@ from grpc_comm.server.server import BackgroundServer
 from outrider.endpoint.app import create_app
 from outrider.endpoint.desk import Desk
 from outrider.options.roles import ServeRole, TargetRole
-from outrider.target import load_target
+from outrider.target.target import load_target
 from tests.outrider.endpoint.conftest import http_server
 
 pytestmark = pytest.mark.extended

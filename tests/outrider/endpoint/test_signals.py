@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from outrider.endpoint.run import SERVING
-from outrider.spawn import role_command, role_environment
+from outrider.target.spawn import role_command, role_environment
 
 pytestmark = pytest.mark.extended
 

@@ -18,19 +18,19 @@ import pytest
 
 from grpc_comm.server.server import BackgroundServer
 from inference.errors import InvalidRequest, OutriderError, Unavailable
-from outrider.completion import Piece
 from outrider.endpoint.desk import Desk
 from outrider.endpoint.failures import ApiError
 from outrider.endpoint.texts import Texts
-from outrider.generation import (
+from outrider.options.roles import ServeRole, TargetRole
+from outrider.target.target import load_target
+from outrider.text.completion import Piece
+from outrider.text.generation import (
     Generation,
     GenerationStream,
     Parameters,
     going_on,
     make_request,
 )
-from outrider.options.roles import ServeRole, TargetRole
-from outrider.target import load_target
 from tests.outrider.endpoint.conftest import http_server
 from tests.support.wire_fixtures import eventually
 

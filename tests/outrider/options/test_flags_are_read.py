@@ -12,11 +12,11 @@ import pytest
 from grpc_comm.server.server import BackgroundServer
 from inference.errors import InvalidRequest
 from outrider.cli import run_role
-from outrider.models import EMBEDDED
+from outrider.models.loading import EMBEDDED
 from outrider.options import ROLES
 from outrider.options.group import Group, flags_of
 from outrider.options.roles import FusedTargetRole
-from outrider.target import load_target
+from outrider.target.target import load_target
 
 START = {"role", "config", "print_config", "debug", "target", "preset"}
 OF_CLIENTS: dict[str, Any] = {"region": "eu-west-1", "pricing": "spot", "no_live": True}
@@ -42,7 +42,7 @@ def port() -> Iterator[int]:
 def test_a_role_reads_its_flags(
     role: str, port: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("outrider.target.serve_target", lambda *_given: None)
+    monkeypatch.setattr("outrider.target.target.serve_target", lambda *_given: None)
     monkeypatch.setattr("uvicorn.Server.run", lambda *_given: None)
     monkeypatch.setattr("sys.stdin", io.StringIO("x\n"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))

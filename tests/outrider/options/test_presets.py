@@ -21,7 +21,7 @@ from outrider.endpoint.desk import Desk
 from outrider.options import parse
 from outrider.options.presets import PRESETS
 from outrider.options.roles import DraftRole, FusedTargetRole, ServeRole
-from outrider.target import load_target
+from outrider.target.target import load_target
 from tests.support.refusals import assert_refused
 from tests.support.repository import ROOT
 

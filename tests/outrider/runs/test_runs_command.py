@@ -12,7 +12,7 @@ import pytest
 from grpc_comm.server.server import BackgroundServer
 from outrider.cli import main
 from outrider.options.roles import TargetRole
-from outrider.target import load_target
+from outrider.target.target import load_target
 
 RUNS = """
 flags: {{prompt: "def f(", max_new_tokens: 6, port: {port}}}

@@ -1,0 +1,115 @@
+"""The Python interface: `outrider.connect()`, and what it returns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from functools import partial
+from threading import Event
+from typing import Any
+
+from grpc_comm.security import server_security as check_security
+from grpc_comm.server.server import BackgroundServer
+from grpc_comm.transport import Address
+from outrider.client.client import open_client
+from outrider.options.peer_security import server_security
+from outrider.options.roles import SharedClientRole, TargetRole
+from outrider.target.target import load_target
+from outrider.terminal.live_text import silent
+from outrider.text.generation import (
+    Generation,
+    GenerationStream,
+    Message,
+    Parameters,
+    Prompt,
+    generate,
+    make_request,
+)
+
+
+class Engine:
+    """A connection to a target, with a draft that stays loaded. A context manager.
+
+    Any number of threads may call it. Texts that are made at the same time share the draft.
+    """
+
+    def __init__(self, options: SharedClientRole) -> None:
+        self._stack = ExitStack()
+        self._client = self._stack.enter_context(open_client(options))
+        try:
+            self._client.load(options.batch)
+            self._client.wait()
+        except BaseException:
+            self._stack.close()
+            raise
+
+    @property
+    def model(self) -> str:
+        """The target's name."""
+        return self._client.model
+
+    @property
+    def draft(self) -> str | None:
+        """The draft's name; None without a draft."""
+        return self._client.draft
+
+    def generate(self, prompt: Prompt, **parameters: Any) -> Generation:
+        """Make a text.
+
+        prompt: text to go on with, messages of a chat, or token ids
+        parameters: fields of outrider.Parameters, such as max_tokens, temperature, seed, stop
+
+        Raises InvalidRequest for a prompt or a value that is not allowed, and Unavailable when the
+        target went away for good.
+        """
+        given = Parameters(**parameters)
+        request = make_request(self._client, prompt, given)
+        return generate(self._client, request, given.stop, silent, Event())
+
+    def stream(self, prompt: Prompt, **parameters: Any) -> GenerationStream:
+        """Make a text, and iterate over its pieces while it is made.
+
+        Arguments and errors are those of generate(). Leave the iteration early with close(), or by
+        leaving the stream's context: the text ends at once.
+        """
+        given = Parameters(**parameters)
+        request = make_request(self._client, prompt, given)
+        return GenerationStream(partial(generate, self._client, request, given.stop))
+
+    def chat(self, messages: Sequence[Message], **parameters: Any) -> Generation:
+        """Answer a chat with the model's own template. Otherwise like generate()."""
+        return self.generate(messages, **parameters)
+
+    def close(self) -> None:
+        """End the connection and let the draft go. Idempotent. No text may be in the making."""
+        self._stack.close()
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self.close()
+
+
+class RunningTarget:
+    """A target that is served on threads of this process. A context manager.
+
+    address: HOST:PORT, with the port that was bound
+    """
+
+    def __init__(self, options: TargetRole) -> None:
+        security = server_security(options)
+        check_security(security, Address(options.host, options.port))
+        self._server = BackgroundServer(load_target(options))
+        self._grace = options.grace
+        self.address = str(self._server.address)
+
+    def close(self) -> None:
+        """End the target. Open sessions may go on for `grace` seconds. Idempotent."""
+        self._server.stop(self._grace)
+
+    def __enter__(self) -> RunningTarget:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self.close()

@@ -1,0 +1,1 @@
+"""A client of a target: its connection, its draft, and the rows that texts borrow."""

@@ -1,0 +1,238 @@
+"""A client of a target: the connection, the draft that stays loaded, and what texts cost.
+
+Commands that make text with a target stand on `Client.complete`, which any number of threads may
+call. A text begins at once, and gets a row of the draft when it is loaded and one is free.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import replace
+from threading import Event, Lock
+from typing import TypeAlias
+
+from grpc_comm.client.connection import Connection
+from inference.command import printable, say
+from inference.decode import TargetSession
+from inference.draft_thread import Drafter, inline, on_thread
+from inference.errors import InvalidRequest, OutriderError
+from inference.order import Pace
+from inference.proposer import Proposer
+from inference.text import Tokenizer
+from inference.throttle import Throttle, silence
+from outrider.client.connecting import connect_target
+from outrider.client.drafting import Sides, draft_rows
+from outrider.client.pools import AnyRows, GrowingPool
+from outrider.draft_methods import find_draft
+from outrider.models.devices import pick_device
+from outrider.models.loading import FoundModel, find_tokenizer
+from outrider.money.goals import Stated, read_aims, read_prices
+from outrider.money.purse import open_purse
+from outrider.options.roles import ClientRole
+from outrider.text.completion import Completion, Request, Show, Tell, complete, new_completion
+
+Watch: TypeAlias = Callable[[TargetSession], TargetSession]
+"""Wraps a session with the target."""
+
+
+class Client:
+    """A target, and what drafts on this machine. See open_client().
+
+    checkpoint: of the draft model; None for none
+    tokenizer: the one of both models
+    length: longest text in tokens, prompt and output together
+    purse: counts what all texts took, and holds what they may cost
+    aims: what drafting is to keep small
+    stated: prices that the options state; None takes those of the target
+    """
+
+    def __init__(
+        self,
+        options: ClientRole,
+        target: Connection,
+        tokenizer: Tokenizer,
+        found: FoundModel | None,
+        stated: Stated | None,
+    ) -> None:
+        self.target, self.tokenizer = target, tokenizer
+        self._options, self._found = options, found
+        unused = options.no_beside or found is not None
+        # the draft beside the target that texts ask for; empty for none
+        self._beside = "" if unused else target.description.draft_model
+        asked, self.length = options.sequence_length, target.description.sequence_length
+        self._drafted = self.length  # the longest text that a draft here drafts for
+        if found is not None:
+            self._drafted = min(self.length, found.sequence_length(asked))
+        if asked is not None:
+            self.length = min(self.length, asked)
+        stated = stated or read_prices(options, target.description.usd_per_hour)
+        self.purse = open_purse(options, stated)
+        self._rates = stated.rates if stated is not None else None
+        self.aims = read_aims(options, self._rates)
+        gc.freeze()  # what is loaded is not searched for garbage in the middle of a text: 0.2 s
+        self._rows: Future[AnyRows] | None = None
+        self._loader = ThreadPoolExecutor(1, "outrider load")
+        self._beginning, self._stack, self._quiet = Lock(), ExitStack(), silence()
+
+    @property
+    def model(self) -> str:
+        """The target's name."""
+        return self.target.description.model
+
+    @property
+    def draft(self) -> str | None:
+        """The name of the draft here, else of the one beside the target; None without a draft."""
+        if self._found is not None:
+            return self._found.name
+        copied = None if self._options.target_only else "copied text"
+        return self._beside or copied
+
+    @property
+    def round_trip(self) -> float | None:
+        """Seconds of the link; None without a draft, and for synchronous rounds. Waits for the
+        draft.
+        """
+        rows = self.wait()
+        return rows.round_trip if isinstance(rows, GrowingPool) else None
+
+    @property
+    def unsteered(self) -> str:
+        """Why steer() changes nothing here; empty where it does."""
+        rows = self._rows
+        loaded = rows is not None and rows.done() and rows.exception() is None
+        if rows is None or not loaded or not isinstance(rows.result(), GrowingPool):
+            return "--cs steers a draft on this machine that never waits: here is none"
+        return self.aims.unsteered
+
+    def steer(self, knob: str) -> None:
+        """Weigh cost against speed as --cs does, also in texts that are being made.
+
+        Raises InvalidRequest for no such position, without a price of the target, and where nothing
+        can be steered or all positions ask for the same.
+        """
+        aims = read_aims(self._options.but(cs=knob), self._rates)
+        rows = self.wait()
+        if not isinstance(rows, GrowingPool):
+            raise InvalidRequest(self.unsteered)
+        self.aims = aims
+        rows.steer(aims)
+
+    def load(self, rows: int = 1) -> None:
+        """Begin to load the draft, where there is one. Idempotent; the first text does it, too.
+
+        Texts go on meanwhile, and have the draft once it is there. An error is told, and raised by
+        wait().
+
+        rows: texts that it drafts for at the same time
+        """
+        with self._beginning:
+            if self._rows is None and not self._options.target_only:
+                self._rows = self._loader.submit(self._load, rows)
+
+    def wait(self) -> AnyRows | None:
+        """Wait until the draft is loaded; None without one. Raises the error of loading."""
+        self.load()
+        return None if self._rows is None else self._rows.result()
+
+    def _load(self, rows: int) -> AnyRows:
+        if self._found is not None and self._drafted < self.length:
+            say(
+                f"{self._found.name} drafts the first {self._drafted:,} tokens of a text, of "
+                f"{self.length:,} that the target serves: --sequence_length says how many"
+            )
+        sides = Sides(self._found, self.target, rows, self._drafted)
+        try:
+            loaded = self._stack.enter_context(draft_rows(self._options, sides, self.aims))
+        except OutriderError as error:
+            say(f"note: nothing drafts here: {printable(str(error))}")
+            raise
+        gc.freeze()
+        return loaded
+
+    def _drafter(self) -> Drafter:
+        """The draft's thread; throttled where the target is on this machine."""
+        return on_thread(self._lend, Throttle(self._quiet) if self.target.is_local else None)
+
+    def _lend(self, wanted: Callable[[], bool]) -> AbstractContextManager[Sequence[Proposer]]:
+        """Lend a row of the draft, once it is loaded; none where loading failed."""
+        try:
+            rows = self.wait()
+        except OutriderError:
+            rows = None
+        return nullcontext(()) if rows is None else rows.lent(wanted)
+
+    def complete(
+        self,
+        request: Request,
+        show: Show,
+        cancelled: Event,
+        tell: Tell | None = None,
+        watch: Watch | None = None,
+        *,
+        alone: bool = False,
+    ) -> Completion:
+        """Make the text of a request, paid from the purse. Raises Broken.
+
+        No text begins once the purse is empty. Other arguments are those of
+        outrider.text.completion.complete().
+
+        watch: wraps the session with the target, to see what passes
+        alone: target-only; no draft proposes anything
+        """
+        if self.purse.empty:
+            return replace(new_completion(request), finish_reason="spent", usd=0.0)
+        options, description = self._options, self.target.description
+        beside = bool(self._beside) and not alone
+        session = self.target.session(request.cache_key)
+        here = not alone and not options.target_only
+        with self.purse.text() as tab:
+            done = complete(
+                replace(request, tab=tab),
+                watch(session) if watch is not None else session,
+                self._drafter() if here else inline(),
+                self.tokenizer,
+                show,
+                cancelled,
+                order=request.order(
+                    Pace.WAIT if options.waits and not alone else Pace.GO_ON, beside=beside
+                ),
+                tell=tell,
+            )
+        done.device = description.device
+        return done
+
+    def close(self) -> None:
+        """Let the draft go, and keep what it learned. No text may be in the making.
+
+        Waits for what the draft does.
+        """
+        self._loader.shutdown()
+        self._stack.close()
+        gc.unfreeze()
+
+
+@contextmanager
+def open_client(options: ClientRole) -> Iterator[Client]:
+    """Connect to the target that the options name. The draft is loaded by Client.load().
+
+    Without a draft model only the tokenizer is read. Raises Mismatch where the tokenizers of both
+    sides differ, and InvalidRequest for a device that this machine does not have.
+    """
+    stated = read_prices(options, 0.0)  # what is wrong with them is told before anybody is asked
+    drafted = options.method is not None and not options.target_only
+    found = find_draft(options) if drafted else None
+    if found is not None:
+        pick_device(options.device)
+    tokenizer = (
+        found.tokenizer if found is not None else find_tokenizer(options.draft_name, "draft")
+    )
+    name = found.name if found is not None else "the tokenizer here"
+    with connect_target(options, tokenizer, name) as target:
+        client = Client(options, target, tokenizer, found, stated)
+        try:
+            yield client
+        finally:
+            client.close()

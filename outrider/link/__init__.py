@@ -1,0 +1,1 @@
+"""A network link of chosen quality on this machine, for trials."""

@@ -1,0 +1,1 @@
+"""Models on this machine: how they are found, loaded, and timed."""

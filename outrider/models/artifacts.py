@@ -1,0 +1,177 @@
+"""Loads the model of --artifact DIR on this machine. The manifest decides what other flags would
+decide for a plain model.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from inference.artifact import NATIVE, check_files, features_of, read_manifest
+from inference.cache_directory import cache_directory
+from inference.command import say
+from inference.errors import BadArtifact, InvalidRequest
+from inference.model.config import parse_config
+from inference.text import Tokenizer
+from outrider.models.devices import set_threads
+from outrider.models.loading import Checkpoint
+from outrider.options.groups import TargetOptions
+from outrider.options.roles import FusedTargetRole
+
+if TYPE_CHECKING:
+    from inference.artifact import Manifest
+    from inference.backends.compiled import CompiledModel
+
+Served = TypeVar("Served", bound=TargetOptions)
+_DECIDED = ("model", "target_model", "dtype")
+
+
+def open_artifact(options: TargetOptions) -> tuple[Manifest, Checkpoint]:
+    """The manifest and the checkpoint of --artifact, after its files were checked. Raises
+    BadArtifact, which names the file that is not what was built.
+    """
+    for name in _DECIDED:
+        if getattr(options, name) is not None:
+            raise InvalidRequest(f"--artifact holds the model, compiled: leave out --{name}")
+    directory = Path(options.artifact or "")
+    manifest = _read(options.device, directory)
+    tokenizer = Tokenizer(directory)
+    if tokenizer.fingerprint() != manifest.tokenizer_fingerprint:
+        raise BadArtifact(
+            f"{directory / 'tokenizer.json'} is not the tokenizer that the model was compiled with"
+        )
+    return manifest, _checkpoint(directory, manifest, tokenizer)
+
+
+def artifact_checkpoint(directory: Path) -> tuple[Manifest, Checkpoint]:
+    """Read the manifest of an artefact whose files were checked, and the checkpoint in it."""
+    manifest = read_manifest(directory)
+    return manifest, _checkpoint(directory, manifest, Tokenizer(directory))
+
+
+def _checkpoint(directory: Path, manifest: Manifest, tokenizer: Tokenizer) -> Checkpoint:
+    config = parse_config(manifest.config, frozenset(manifest.stop_ids))
+    return Checkpoint(manifest.model, directory, False, config, tokenizer)
+
+
+def _read(device: str, directory: Path) -> Manifest:
+    """The manifest of an artefact that may run on this device. `auto` is the device it was built
+    for.
+    """
+    from inference.backends.compiled import read_compiled
+
+    if device not in ("auto", "cpu", "neuron"):
+        raise InvalidRequest(
+            f"--device {device}: artefacts are for cpu or neuron; leave --device out to take what "
+            "it was built for"
+        )
+    if device == "cpu" or (device == "auto" and read_manifest(directory).target == "cpu"):
+        return read_compiled(directory)
+    manifest = read_manifest(directory)
+    if manifest.target in NATIVE:
+        from inference.backends.torch_neuron_loading import check_native_machine
+
+        check_native_machine(manifest)
+    else:
+        from inference.backends.neuron_loading import check_machine
+
+        check_machine(manifest)
+    check_files(directory, manifest)
+    return manifest
+
+
+def load_artifact(options: TargetOptions, manifest: Manifest) -> CompiledModel:
+    """The artefact's model, loaded. Prints what was loaded on stderr."""
+    model = _load(options, manifest)
+    if manifest.features:
+        say(f"{manifest.model}: its graphs return {features_of(manifest.features)}")
+    return model
+
+
+def _load(options: TargetOptions, manifest: Manifest) -> CompiledModel:
+    from inference.backends.compiled import WEIGHTS, load_compiled
+
+    directory = Path(options.artifact or "")
+    if manifest.target in NATIVE:
+        from inference.backends.torch_neuron_loading import load_torch_neuron
+
+        return load_torch_neuron(directory, manifest, say)
+    if manifest.target != "cpu":
+        from inference.backends.neuron_loading import load_neuron
+
+        return load_neuron(directory, manifest, say)
+    model = (
+        _load_fused(directory, manifest) if manifest.fused else load_compiled(directory, manifest)
+    )
+    set_threads(options.threads, (directory / WEIGHTS).stat().st_size // model.dtype.itemsize)
+    beside = f", with {manifest.fused.model} in them" if manifest.fused else ""
+    say(
+        f"{manifest.model}: compiled for cpu, {manifest.dtype}, {len(manifest.graphs)} graphs, "
+        f"{manifest.rows} rows{beside}"
+    )
+    return model
+
+
+def _load_fused(directory: Path, manifest: Manifest) -> CompiledModel:
+    from inference.backends.fused import load_fused
+
+    return load_fused(directory, manifest)
+
+
+def with_neuron_artifact(options: Served) -> Served:
+    """The options with an artefact, for --device neuron without --artifact.
+
+    A matching artefact is taken from the cache. If there is none, one is announced and built.
+    """
+    if options.device != "neuron" or options.artifact:
+        return options
+    from compile.build.neuron_cache import neuron_artifact
+    from compile.compile_options import CompileOptions
+    from compile.plan.device import neuron_targets
+    from compile.request import find_checkpoint, make_request
+    from inference.backends.neuron_sdk import has_device, instance_family
+
+    target = instance_family() if has_device() else None
+    if target not in neuron_targets():
+        raise InvalidRequest(
+            "--device neuron: no trn1, inf2, trn2 or trn3 instance is recognised here; build with "
+            "python -m compile, then --artifact DIR"
+        )
+    asked = CompileOptions(
+        model=options.target_name,
+        target=target,
+        rows=options.batch,
+        sequence_length=options.sequence_length,
+        max_tree_nodes=options.max_tree_nodes,
+        dtype=options.dtype,
+        features=_head_beside(options),
+    )
+    checkpoint = find_checkpoint(asked)
+    directory = neuron_artifact(
+        make_request(asked, checkpoint).spec,
+        checkpoint.directory,
+        cache_directory("artifacts"),
+        command="main.py --device neuron",
+        say=say,
+    )
+    return options.but(artifact=str(directory), model=None, target_model=None, dtype=None)
+
+
+def _head_beside(options: TargetOptions) -> str | None:
+    """The head that is to read features of the target."""
+    if isinstance(options, FusedTargetRole) and options.method == "eagle":
+        return options.draft_model
+    return None
+
+
+def artifact_length(options: TargetOptions, manifest: Manifest) -> int:
+    """The sequence length, prompt and output together. Raises InvalidRequest beyond what was
+    built.
+    """
+    asked = options.sequence_length or manifest.sequence_length
+    if not 2 <= asked <= manifest.sequence_length:
+        raise InvalidRequest(
+            f"--sequence_length {asked}: the artefact was built for 2 to "
+            f"{manifest.sequence_length}; build one for more"
+        )
+    return asked

@@ -1,0 +1,123 @@
+"""Models in GGUF files, which llama.cpp computes: what is found, its tokenizer, and its device."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from inference.backends.gguf_library import GgufFacts, fingerprint, supports_gpu
+from inference.backends.gguf_model import GgufModel, load_gguf
+from inference.command import say
+from inference.errors import InvalidRequest, Mismatch, UnsupportedModel
+from inference.text import Tokenizer
+from outrider.models.sequence_length import allowed_length
+from outrider.options.groups import DeviceOptions
+
+
+@dataclass(frozen=True)
+class GgufFile:
+    """A FoundModel in a GGUF file."""
+
+    name: str
+    directory: Path  # the file
+    facts: GgufFacts
+    tokenizer: Tokenizer
+
+    @classmethod
+    def find(cls, name: str) -> GgufFile:
+        """Read the header and the tokenizer of a file. Raises an OutriderError with the remedy."""
+        path = Path(name)
+        facts = GgufFacts.read(path)
+        return cls(name, path, facts, _tokenizer(path, facts))
+
+    @property
+    def stop_ids(self) -> frozenset[int]:
+        return self.facts.stop_ids
+
+    def sequence_length(self, asked: int | None) -> int:
+        facts = self.facts
+        return allowed_length(asked, self.name, facts.max_positions, facts.limited_by)
+
+    def fingerprint(self) -> str:
+        return fingerprint(self.directory)
+
+    def load(
+        self,
+        options: DeviceOptions,
+        *,
+        rows: int,
+        sequence_length: int,
+        spare: int,
+        max_nodes: int,
+    ) -> GgufModel:
+        if options.dtype is not None:
+            raise InvalidRequest(
+                f"--dtype {options.dtype}: a GGUF file has its own precision ({self.facts.weights})"
+            )
+        gpu = _gpu(options.device)
+        if options.threads is not None:
+            torch.set_num_threads(options.threads)
+        begun = time.perf_counter()
+        model = load_gguf(
+            self.directory,
+            self.facts,
+            rows=rows,
+            capacity=sequence_length + spare,
+            max_nodes=max_nodes,
+            vocabulary=self.tokenizer.vocabulary,
+            threads=torch.get_num_threads(),
+            gpu=gpu,
+        )
+        where = f"cpu ({torch.get_num_threads()} threads)" if gpu is None else f"GPU {gpu}"
+        say(
+            f"{self.name}: {self.facts.parameters / 1e6:.1f} M parameters, {self.facts.weights} by "
+            f"llama.cpp on {where}, loaded in {time.perf_counter() - begun:.1f} s"
+        )
+        return model
+
+
+def gguf_tokenizer(path: Path) -> Tokenizer:
+    """The tokenizer of a GGUF file, without its weights."""
+    return _tokenizer(path, GgufFacts.read(path))
+
+
+def _tokenizer(path: Path, facts: GgufFacts) -> Tokenizer:
+    """The tokenizer.json beside the file, else the file's own. Raises Mismatch where an id names
+    another token than in the file.
+
+    A GGUF file names its rules for cutting text by a word, and leaves out the normaliser. So only
+    tokenizer.json is known to cut every text as a checkpoint in safetensors does.
+    """
+    beside = path.parent / "tokenizer.json"
+    tokenizer = Tokenizer(path.parent if beside.is_file() else path)
+    for token, number in sorted(tokenizer.ids().items(), key=lambda item: item[1]):
+        held = facts.tokens[number] if number < len(facts.tokens) else None
+        if held == token:
+            continue
+        if beside.is_file():
+            raise Mismatch(
+                f"{beside} is not of {path.name}: id {number} is {token!r} there and {held!r} in "
+                "the GGUF file; keep them in two directories"
+            )
+        raise Mismatch(
+            f"{path}: id {number} is {held!r}, and {token!r} in the tokenizer made from it; lay "
+            "the tokenizer.json of its checkpoint beside it"
+        )
+    return tokenizer
+
+
+def _gpu(device: str) -> int | None:
+    """The number of the GPU that computes, None for the CPU. `auto` takes a GPU where llama.cpp
+    was built for one: CUDA, Metal or another.
+    """
+    if device == "cpu" or (device == "auto" and not supports_gpu()):
+        return None
+    if device.startswith("neuron"):
+        raise UnsupportedModel(
+            f"--device {device}: llama.cpp computes a GGUF file on a CPU or a GPU; take --device "
+            "cpu, cuda or auto, or a checkpoint in safetensors"
+        )
+    return int(device.partition(":")[2] or 0)

@@ -1,0 +1,328 @@
+"""Finds models and loads them: device, precision and sequence length from the options."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+
+import inference
+from inference.backends import Model
+from inference.backends.gguf_library import is_gguf
+from inference.command import say
+from inference.errors import InvalidRequest, UnsupportedModel
+from inference.model.config import ModelConfig, read_config
+from inference.model.hub import find_model, split_revision
+from inference.text import Tokenizer
+from outrider.models.devices import describe, pick_device, set_threads
+from outrider.models.gguf_file import GgufFile, gguf_tokenizer
+from outrider.models.reduction import WHOLE, Reduction
+from outrider.models.sequence_length import allowed_length
+from outrider.options.groups import DeviceOptions, LegacyOptions, TargetModelOptions
+from outrider.options.offload import OffloadOptions
+from outrider.terminal.status_lines import LoadingStatus
+
+if TYPE_CHECKING:
+    from inference.backends.eager import EagerModel
+    from inference.backends.legacy_neuron import LegacyNeuronModel
+    from inference.model.checkpoint import Loading
+    from inference.model.decoder import Decoder
+    from inference.model.layer_offload import Offload
+
+EMBEDDED = Path(inference.__file__).parent / "data"
+PREFILL_NODES = 256  # prompt tokens in one call
+
+
+class LoadedModel(Model, Protocol):
+    """A model on its device."""
+
+    @property
+    def device(self) -> torch.device: ...
+
+    @property
+    def dtype(self) -> torch.dtype | str: ...
+
+
+class FoundModel(Protocol):
+    """A model that was found, and can be loaded."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def tokenizer(self) -> Tokenizer: ...
+
+    @property
+    def stop_ids(self) -> frozenset[int]:
+        """Ids that end a text."""
+        ...
+
+    def sequence_length(self, asked: int | None) -> int:
+        """The sequence length, prompt and output together. Raises InvalidRequest beyond the model's
+        limit.
+        """
+        ...
+
+    def fingerprint(self) -> str:
+        """Tell the model from every one that computes differently."""
+        ...
+
+    def load(
+        self,
+        options: DeviceOptions,
+        *,
+        rows: int,
+        sequence_length: int,
+        spare: int,
+        max_nodes: int,
+    ) -> LoadedModel:
+        """Load the model on the chosen device. Prints what was chosen on stderr.
+
+        spare: slots a row beyond the sequence, which hold trees
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A FoundModel whose weights are safetensors: its directory, and the name it is known by."""
+
+    name: str
+    directory: Path
+    embedded: bool
+    config: ModelConfig
+    tokenizer: Tokenizer
+    reduction: Reduction = WHOLE
+    offload: Offload | None = None  # where the layers' weights stay, if not on the device
+    precision: torch.dtype | None = None  # computed in this without --dtype; None: in its own
+
+    @property
+    def stop_ids(self) -> frozenset[int]:
+        return self.config.stop_ids
+
+    def sequence_length(self, asked: int | None) -> int:
+        config = self.config
+        where = f"config.json field {config.limited_by}"
+        return allowed_length(asked, self.name, config.max_positions, where)
+
+    def fingerprint(self) -> str:
+        from inference.model.checkpoint import fingerprint  # a compiled target needs no decoder
+
+        return self.reduction.fingerprint(fingerprint(self.directory))
+
+    def load(
+        self,
+        options: DeviceOptions,
+        *,
+        rows: int,
+        sequence_length: int,
+        spare: int,
+        max_nodes: int,
+    ) -> EagerModel | LegacyNeuronModel:
+        from inference.model.checkpoint import load_decoder
+        from inference.model.layer_offload import load_offloaded
+
+        if options.device == "neuron-legacy":
+            if not isinstance(options, LegacyOptions):
+                raise InvalidRequest(
+                    "--device neuron-legacy is for roles target and verify_target: draft on cpu or "
+                    "cuda"
+                )
+            return _load_legacy(options, self, sequence_length)
+
+        def load(directory: Path, **how: Any) -> Decoder:
+            if self.offload:
+                return load_offloaded(directory, offload=self.offload, **how)
+            return self.reduction.apply(load_decoder(directory, **how))
+
+        return load_eager(
+            options,
+            self,
+            load,
+            rows=rows,
+            sequence_length=sequence_length,
+            spare=spare,
+            max_nodes=max_nodes,
+        )
+
+
+@dataclass(frozen=True)
+class OfCheckpoint:
+    """What a FoundModel has of the checkpoint that its tokenizer and limits come from."""
+
+    checkpoint: Checkpoint
+
+    @property
+    def name(self) -> str:
+        return self.checkpoint.name
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return self.checkpoint.tokenizer
+
+    @property
+    def stop_ids(self) -> frozenset[int]:
+        return self.checkpoint.stop_ids
+
+    def sequence_length(self, asked: int | None) -> int:
+        return self.checkpoint.sequence_length(asked)
+
+    def fingerprint(self) -> str:
+        return self.checkpoint.fingerprint()
+
+
+class LoadDecoder(Protocol):
+    """Loads a decoder as inference.model.checkpoint.load_decoder() does."""
+
+    def __call__(
+        self,
+        directory: Path,
+        *,
+        positions: int,
+        vocabulary: int,
+        dtype: torch.dtype | None,
+        device: torch.device,
+        tell: Callable[[Loading], None],
+    ) -> Decoder: ...
+
+
+def load_eager(
+    options: DeviceOptions,
+    checkpoint: Checkpoint,
+    load: LoadDecoder,
+    *,
+    rows: int,
+    sequence_length: int,
+    spare: int,
+    max_nodes: int,
+) -> EagerModel:
+    """Load a checkpoint's decoder as a model on the chosen device. See FoundModel.load()."""
+    from inference.model.checkpoint import DTYPES
+
+    device = pick_device(options.device)
+    asked = options.dtype or ("float32" if checkpoint.embedded else None)
+    begun = time.perf_counter()
+    with LoadingStatus(checkpoint.name) as tell:
+        decoder = load(
+            checkpoint.directory,
+            positions=sequence_length,
+            vocabulary=checkpoint.reduction.vocabulary(checkpoint.tokenizer.vocabulary),
+            dtype=DTYPES[asked] if asked else checkpoint.precision,
+            device=device,
+            tell=tell,
+        )
+    parameters = _parameters(decoder)
+    if device.type == "cpu":
+        set_threads(options.threads, parameters)
+    kept = decoder.model.embed_tokens.weight.dtype
+    precision = str(kept).removeprefix("torch.") + str(checkpoint.reduction)
+    say(
+        f"{checkpoint.name}: {parameters / 1e6:.1f} M parameters, {precision} on "
+        f"{describe(device)}, loaded in {time.perf_counter() - begun:.1f} s"
+    )
+    return _on_device(decoder, rows=rows, capacity=sequence_length + spare, max_nodes=max_nodes)
+
+
+def _parameters(decoder: Decoder) -> int:
+    """Numbers that the decoder's checkpoint holds, wherever they are and however they are kept."""
+    with torch.device("meta"):
+        whole = type(decoder)(decoder.config, 1, decoder.vocabulary)
+    return sum(parameter.numel() for parameter in whole.parameters())
+
+
+def find_target(options: TargetModelOptions) -> Checkpoint | GgufFile:
+    """The target that --target_model or --model names, or the embedded one. Raises InvalidRequest
+    where layers of a GGUF file are to be offloaded.
+    """
+    found = find_named(options.target_name, "target")
+    if not isinstance(options, OffloadOptions) or options.layer_offload is None:
+        return found
+    if not isinstance(found, Checkpoint):
+        raise InvalidRequest(f"--layer_offload: {found.name} is a GGUF file, which stays whole")
+    return replace(found, offload=options.layer_offload)
+
+
+def find_named(name: str | None, embedded: str) -> Checkpoint | GgufFile:
+    """The checkpoint or GGUF file of this name, or the embedded model of this kind."""
+    if name is not None and is_gguf(name):
+        return GgufFile.find(name)
+    return find_checkpoint(name, embedded)
+
+
+def find_checkpoint(name: str | None, embedded: str) -> Checkpoint:
+    """The checkpoint of this name, or the embedded model of this kind."""
+    directory = find_directory(name, embedded)
+    return Checkpoint(
+        split_revision(name or f"outrider-embedded-{embedded}")[0],
+        directory,
+        name is None,
+        read_config(directory),
+        Tokenizer(directory),
+    )
+
+
+def find_directory(name: str | None, embedded: str, *, weights: bool = True) -> Path:
+    """The directory of a model that is given as a directory or a hub name. Without a name it is
+    that of the embedded model of this kind.
+
+    weights: whether they are needed, too
+    """
+    if name is None:
+        return EMBEDDED / embedded
+    if is_gguf(name):
+        raise UnsupportedModel(f"{name} is a GGUF file: a checkpoint in safetensors is needed here")
+    if Path(name).is_dir() and _only_gguf(Path(name)):
+        raise UnsupportedModel(f"{name} holds weights as GGUF only: name the file itself")
+    return find_model(name, weights=weights)
+
+
+def _only_gguf(directory: Path) -> bool:
+    return any(directory.glob("*.gguf")) and not any(directory.glob("*.safetensors"))
+
+
+def find_tokenizer(name: str | None, embedded: str) -> Tokenizer:
+    """The tokenizer of a model, for a client that loads none."""
+    if name is not None and is_gguf(name):
+        return gguf_tokenizer(Path(name))
+    return Tokenizer(find_directory(name, embedded, weights=False))
+
+
+def _load_legacy(
+    options: LegacyOptions, checkpoint: Checkpoint, sequence_length: int
+) -> LegacyNeuronModel:
+    """A target on transformers-neuronx: one row, chains of up to --max_tree_nodes tokens."""
+    from inference.backends.legacy_neuron import load_legacy_neuron
+    from inference.model.checkpoint import DTYPES
+
+    return load_legacy_neuron(
+        checkpoint.directory,
+        checkpoint.config,
+        sequence_length=sequence_length,
+        vocabulary=checkpoint.tokenizer.vocabulary,
+        chain=options.max_tree_nodes,
+        tensor_parallel=options.tensor_parallel,
+        dtype=DTYPES[options.dtype or ("float32" if checkpoint.embedded else "bfloat16")],
+        say=say,
+    )
+
+
+def _on_device(decoder: Decoder, *, rows: int, capacity: int, max_nodes: int) -> EagerModel:
+    """A model with this decoder. On CUDA its calls are recorded and replayed, unless layers come
+    and go; not yet run on a GPU.
+    """
+    from inference.model.layer_offload import OffloadedLayers
+
+    device = decoder.model.embed_tokens.weight.device
+    if device.type == "cuda" and not isinstance(decoder.model.layers, OffloadedLayers):
+        from inference.backends.cuda import CudaGraphs, CudaModel
+
+        return CudaModel(
+            decoder, rows=rows, capacity=capacity, max_nodes=max_nodes, recorder=CudaGraphs(device)
+        )
+    from inference.backends.eager import EagerModel
+
+    return EagerModel(decoder, rows=rows, capacity=capacity, max_nodes=max_nodes)

@@ -1,0 +1,154 @@
+"""Verbs pull and list: models on this machine, their size, and which draft fits which target."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from safetensors import SafetensorError, safe_open
+
+from inference.backends.gguf_library import is_gguf
+from inference.command import say
+from inference.errors import InvalidRequest, OutriderError
+from inference.model.config import read_config
+from inference.text import Tokenizer
+from outrider.models.gguf_file import GgufFile
+from outrider.models.loading import EMBEDDED, find_directory
+from outrider.options.roles import ListRole, PullRole
+from outrider.terminal.status_lines import size_words
+
+
+class ModelHere(NamedTuple):
+    """A model on this machine. family: hash of its tokenizer; empty for an unusable model."""
+
+    name: str
+    directory: Path  # for a GGUF file, the file itself
+    size: int  # bytes
+    parameters: int
+    family: str
+    refusal: str = ""  # why it cannot be used
+
+    def record(self) -> dict[str, object]:
+        """Plain data for JSON."""
+        return {**self._asdict(), "directory": str(self.directory)}
+
+
+def pull(options: PullRole) -> int:
+    """Download a model from the hub, or check a directory. An interrupted download is resumed."""
+    if options.name is not None and is_gguf(options.name):
+        found = _look_into(Path(options.name))
+    else:
+        found = _look(options.name or "", find_directory(options.name, "target"))
+    if found.refusal:
+        raise InvalidRequest(f"{options.name} is in {found.directory}, but: {found.refusal}")
+    say(f"{found.name}: {size_words(found.size)} in {found.directory}")
+    return 0
+
+
+def list_here(options: ListRole) -> int:
+    """Print the models here, and which pairs fit. With --remove, delete one of the hub's."""
+    if options.remove is not None:
+        return _remove(options.remove)
+    found = list(_found([Path(path) for path in (options.directory or "").split(",") if path]))
+    pairs = list(fitting(found))
+    if options.as_json:
+        record = {"models": [one.record() for one in found], "pairs": pairs}
+        print(json.dumps(record, default=list))
+        return 0
+    for one in found:
+        scale, unit = (1e9, "B") if one.parameters >= 1e9 else (1e6, "M")
+        about = one.refusal or f"{one.parameters / scale:.2f} {unit} parameters"
+        print(f"{one.name:44} {size_words(one.size):>9}  {about}")
+    print("pairs, with equal tokenizers:" if pairs else "no pair fits: tokenizers differ")
+    for draft, target in pairs:
+        print(f"  {draft} drafts for {target}")
+    return 0
+
+
+def fitting(found: Sequence[ModelHere]) -> Iterator[tuple[str, str]]:
+    """Names of a draft and of a larger target with the same tokenizer."""
+    usable = [one for one in found if one.family]
+    for target in usable:
+        for draft in usable:
+            if draft.family == target.family and draft.parameters < target.parameters:
+                yield draft.name, target.name
+
+
+def _found(directories: Sequence[Path]) -> Iterator[ModelHere]:
+    """The embedded pair, the hub's models in its cache, and those in directories."""
+    for part in ("draft", "target"):
+        yield _look(f"outrider-embedded-{part}", EMBEDDED / part)
+    yield from _cached()
+    for directory in directories:
+        if not directory.is_dir():
+            raise InvalidRequest(f"--directory {directory}: there is no such directory")
+        for config in sorted(directory.glob("**/config.json")):
+            yield _look(str(config.parent), config.parent)
+        for path in sorted(directory.glob("**/*.gguf")):
+            yield _look_into(path)
+
+
+def _cached() -> Iterator[ModelHere]:
+    from huggingface_hub import scan_cache_dir
+    from huggingface_hub.errors import CacheNotFound
+
+    try:
+        repositories = scan_cache_dir().repos
+    except CacheNotFound:
+        return
+    for repository in sorted(repositories, key=lambda one: one.repo_id):
+        revisions = sorted(repository.revisions, key=lambda one: one.last_modified)
+        if repository.repo_type == "model" and revisions:
+            yield _look(repository.repo_id, revisions[-1].snapshot_path)
+
+
+def _look(name: str, directory: Path) -> ModelHere:
+    weights = list(directory.glob("*.safetensors"))
+    size = sum(path.stat().st_size for path in directory.iterdir() if path.is_file())
+    try:
+        read_config(directory)
+        if not weights:
+            raise InvalidRequest("it has no weights as safetensors")
+        family = Tokenizer(directory).fingerprint()
+        return ModelHere(name, directory, size, sum(map(_parameters, weights)), family)
+    except (OutriderError, SafetensorError, OSError) as error:
+        return ModelHere(name, directory, size, 0, "", str(error))
+
+
+def _look_into(path: Path) -> ModelHere:
+    """A GGUF file."""
+    size = path.stat().st_size if path.is_file() else 0
+    try:
+        found = GgufFile.find(str(path))
+        family = found.tokenizer.fingerprint()
+        return ModelHere(str(path), path, size, found.facts.parameters, family)
+    except OutriderError as error:
+        return ModelHere(str(path), path, size, 0, "", str(error))
+
+
+def _parameters(path: Path) -> int:
+    """How many numbers a file of weights holds. Only its header is read."""
+    with safe_open(path, "numpy") as file:
+        return sum(math.prod(file.get_slice(name).get_shape()) for name in file.keys())  # noqa: SIM118
+
+
+def _remove(name: str) -> int:
+    """Delete all revisions of a model from the hub's cache."""
+    from huggingface_hub import scan_cache_dir
+    from huggingface_hub.errors import CacheNotFound
+
+    try:
+        cache = scan_cache_dir()
+    except CacheNotFound as error:
+        raise InvalidRequest(f"{name} is not here: the hub's cache is empty") from error
+    repository = next((one for one in cache.repos if one.repo_id == name), None)
+    if repository is None:
+        names = ", ".join(sorted(one.repo_id for one in cache.repos)) or "nothing"
+        raise InvalidRequest(f"{name} is not in the hub's cache, which holds {names}")
+    strategy = cache.delete_revisions(*(one.commit_hash for one in repository.revisions))
+    strategy.execute()
+    say(f"removed {name}: {strategy.expected_freed_size_str} freed")
+    return 0

@@ -1,0 +1,202 @@
+"""Picks what a checkpoint is computed in on a CPU, where --dtype leaves it open: products of its
+own sizes are measured in each compute type that its use allows, and kept.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from inference.cache_directory import cache_directory
+from inference.command import say
+from inference.planner.kept_times import Subject, keep_profile, load_profile
+from outrider.models.devices import memory_size, pick_device, set_threads, subject_device
+from outrider.models.loading import Checkpoint, FoundModel
+from outrider.options.groups import DeviceOptions
+from outrider.options.reduction import ReductionOptions
+from outrider.options.values import Quantization
+from outrider.version import outrider_version
+
+if TYPE_CHECKING:
+    from inference.model.decoder import Decoder
+
+NODES = (1, 4, 16)
+"""Nodes of the forwards that are measured."""
+
+COUNTED = {"target": (1, 16), "draft": (1, 4)}
+"""Nodes of the forwards that count, by the use of a model."""
+
+MARGIN = 1.15
+"""Factor by which another compute type has to be quicker than the checkpoint's own."""
+
+LEAST_BYTES = 64_000_000
+"""Size of a checkpoint below which nothing is measured: such a model is quick in anything."""
+
+MEMORY_SHARE = 0.5
+"""Share of the machine's memory that widened weights may take."""
+
+_MEASURED, _SECONDS = 32_000_000, 1.0  # weights, more than caches hold, and for how long
+
+
+class ComputeType(NamedTuple):
+    """What states and matrices are computed in."""
+
+    precision: torch.dtype
+    matrices: Quantization | None = None
+
+    def __str__(self) -> str:
+        precision = str(self.precision).removeprefix("torch.")
+        return f"{self.matrices} in {precision}" if self.matrices else precision
+
+
+Times = Mapping[ComputeType, Mapping[int, float]]
+"""Seconds of a forward's products by its nodes; the checkpoint's own compute type comes first."""
+
+
+def settled(found: FoundModel, options: DeviceOptions, *, drafts: bool) -> FoundModel:
+    """The model with its compute type picked, where it is a checkpoint in safetensors for a CPU and
+    the options leave that open. Prints on stderr what was picked, and why.
+
+    A target keeps its weights exactly. A draft may have them rounded, also to int8 unless
+    --draft_quantization says otherwise.
+    """
+    if not isinstance(found, Checkpoint) or found.embedded or found.offload:
+        return found
+    if options.dtype or found.reduction.matrices or options.device.startswith("neuron"):
+        return found
+    from inference.model.checkpoint import empty_decoder, is_used, read_tensors, weight_files
+
+    size = sum(path.stat().st_size for path in weight_files(found.directory))
+    if size < LEAST_BYTES or pick_device(options.device).type != "cpu":
+        return found
+    vocabulary = found.reduction.vocabulary(found.tokenizer.vocabulary)
+    model = empty_decoder(found.directory, 1, vocabulary)
+    parameters = sum(one.numel() for one in model.parameters())
+    own = next(read_tensors(found.directory, partial(is_used, found.config)))[1].dtype
+    int8 = drafts and isinstance(options, ReductionOptions)
+    possible = candidates(own, memory_size() / parameters, drafts=drafts, int8=int8)
+    if len(possible) == 1:
+        return found
+    set_threads(options.threads, parameters)
+    use = "draft" if drafts else "target"
+    times = _kept_or_measured(model, use, possible)
+    picked = pick(times, COUNTED[use])
+    say(f"{found.name}: {told(times, picked, COUNTED[use])}")
+    reduction = found.reduction._replace(matrices=picked.matrices)
+    return replace(found, precision=picked.precision, reduction=reduction)
+
+
+def candidates(own: torch.dtype, room: float, *, drafts: bool, int8: bool) -> list[ComputeType]:
+    """What a checkpoint may be computed in, its own precision first.
+
+    float16 is only for checkpoints of its own: others' states may go beyond its range.
+
+    room: the machine's memory in bytes a weight
+    int8: whether matrices may be rounded to it
+    """
+    others = [torch.float32, torch.bfloat16] if drafts else [torch.float32]
+    fit = [one for one in others if one.itemsize <= MEMORY_SHARE * room]
+    packs = int8 and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+    if own not in (torch.float16, torch.bfloat16, torch.float32):
+        return [ComputeType(own)]
+    wide = [ComputeType(one) for one in fit if one != own]
+    return [ComputeType(own), *wide, *[ComputeType(own, "int8")] * packs]
+
+
+def pick(times: Times, counted: Sequence[int]) -> ComputeType:
+    """The compute type whose forwards of `counted` nodes are the quickest, in the geometric mean.
+    The checkpoint's own stays unless another is quicker by MARGIN.
+    """
+    cost = {one: math.prod(by_nodes[nodes] for nodes in counted) for one, by_nodes in times.items()}
+    own, best = next(iter(times)), min(cost, key=cost.__getitem__)
+    return best if cost[own] > MARGIN ** len(counted) * cost[best] else own
+
+
+def told(times: Times, picked: ComputeType, counted: Sequence[int]) -> str:
+    """What was picked, in a line with the reason."""
+    own, all_nodes = next(iter(times)), ", ".join(map(str, NODES))
+    why = "nothing is clearly quicker" if picked == own else f"quicker than its own {own}"
+    figures = [
+        f"{one} {', '.join(f'{1e3 * by_nodes[nodes]:.4g}' for nodes in NODES)}"
+        for one, by_nodes in times.items()
+    ]
+    return (
+        f"--dtype auto takes {picked}: {why} for {' and '.join(map(str, counted))} nodes (ms of "
+        f"a forward's products at {all_nodes} nodes: {'; '.join(figures)})"
+    )
+
+
+def _kept_or_measured(model: Decoder, use: str, possible: Sequence[ComputeType]) -> Times:
+    """What an earlier start kept, else what is measured now and kept. Only the model's sizes count:
+    its weights may be anywhere. The candidates of a target and a draft differ, so each has its own.
+    """
+    layer = next(iter(model.model.layers))
+    sizes = [one.weight.shape for one in layer.modules() if isinstance(one, nn.Linear)]
+    head = model.head_weight()[: model.vocabulary].numel()
+    weights = sum(size.numel() for size in sizes) * model.config.layers + head
+    digest = hashlib.sha256(f"{weights} {[tuple(size) for size in sizes]}".encode()).hexdigest()
+    device, directory = subject_device(torch.device("cpu")), cache_directory("profiles")
+    threads, version = torch.get_num_threads(), outrider_version()
+    make = partial(Subject, f"{use}-arithmetic", device, digest[:32], context=0, rows=1)
+    subjects = {
+        one: make(dtype=str(one), threads=threads, nodes=NODES[-1], version=version)
+        for one in possible
+    }
+    kept = {one: load_profile(directory, subjects[one], say) or {} for one in possible}
+    if all((1, nodes) in found for found in kept.values() for nodes in NODES):
+        return {one: {nodes: found[1, nodes] for nodes in NODES} for one, found in kept.items()}
+    times = measured(sizes, weights, possible)  # all together: with the same neighbours
+    for one, found in times.items():
+        keep_profile(directory, subjects[one], {(1, nodes): found[nodes] for nodes in NODES})
+    return times
+
+
+def measured(
+    sizes: Sequence[torch.Size], weights: int, possible: Sequence[ComputeType]
+) -> dict[ComputeType, dict[int, float]]:
+    """Measure a layer's products in each compute type, for about a second, on random weights.
+    Layers are repeated, or their outputs cut, until the weights are as many as can be timed.
+
+    sizes: of a layer's matrices, [outputs, inputs]
+    weights: of the matrices of a whole forward, whose seconds are returned
+    """
+    layer = sum(size.numel() for size in sizes)
+    cut = [(math.ceil(min(1, _MEASURED / layer) * outs / 16) * 16, ins) for outs, ins in sizes]
+    cut *= max(1, min(_MEASURED, weights) // layer)
+    scale = weights / sum(map(math.prod, cut))
+    products = {one: [_product(one, *size) for size in cut] for one in possible}
+    best = {one: dict.fromkeys(NODES, math.inf) for one in possible}
+    begun = time.perf_counter()
+    while time.perf_counter() < begun + _SECONDS:
+        for one, layers in products.items():
+            for nodes in NODES:
+                states = [_random(nodes, inputs).to(one.precision) for _, inputs in cut]
+                start = time.perf_counter()
+                for product, state in zip(layers, states, strict=True):
+                    product(state)
+                best[one][nodes] = min(best[one][nodes], scale * (time.perf_counter() - start))
+    return best
+
+
+def _product(kind: ComputeType, outputs: int, inputs: int) -> Callable[[Tensor], Tensor]:
+    from inference.model.quantized import Int8Matrix, int8_product
+
+    weight = _random(outputs, inputs)
+    if kind.matrices is None:
+        return partial(F.linear, weight=weight.to(kind.precision))
+    return int8_product(Int8Matrix(weight.mul(30).to(torch.int8), torch.ones(outputs)), None)
+
+
+def _random(rows: int, columns: int) -> Tensor:  # [rows, columns] float32
+    """Random numbers: a few, which take no time to make, repeated."""
+    few = torch.rand(1 << 16) - 0.5
+    return few.repeat(rows * columns // len(few) + 1)[: rows * columns].view(rows, columns)

@@ -1,0 +1,165 @@
+"""Profiles of a draft and a target: what their calls take on this machine. They are measured on
+first use and kept.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+
+from inference.cache_directory import cache_directory
+from inference.command import say
+from inference.planner.kept_times import Subject, keep_profile, load_profile
+from inference.planner.profiling import CONTEXT, Survey, Tell, survey_draft, survey_target
+from inference.times import LatencyModel, Shape
+from outrider.models.devices import subject_device
+from outrider.models.loading import FoundModel, LoadedModel
+from outrider.options.groups import MeasureOptions
+from outrider.version import outrider_version
+
+if TYPE_CHECKING:
+    from inference.engine.engine import Engine
+
+WIDEST = 64
+"""Nodes of the widest call of a draft that is profiled."""
+
+
+QUICK_SECONDS = 0.5
+"""Seconds of measuring before the first text, where nothing was kept and to check what was."""
+
+IDLE_SECONDS = 20.0
+"""Seconds of measuring while nobody has a session."""
+
+IDLE_CALL_SECONDS, IDLE_CALL_NODES = 1.0, 4.0
+"""Seconds that a call may take at most which is made while nobody has a session, or that many calls
+of one node where these are slow: a client that comes then waits for its end.
+"""
+
+
+class _Place(NamedTuple):
+    """Where a profile is kept."""
+
+    directory: Path
+    subject: Subject
+    what: str  # the model, in words
+    tell: Tell
+
+    def keep(self, survey: Survey) -> None:
+        path = keep_profile(self.directory, self.subject, survey.times())
+        kept = f"kept in {path}" if path else f"not kept: {self.directory} cannot be written to"
+        self.tell(f"measured {self.what} in {survey.spent:.1f} s, {kept}")
+
+
+class Unfinished(NamedTuple):
+    """What is left to measure of a target, while it serves."""
+
+    survey: Survey
+    place: _Place
+    nodes: int  # of the widest call
+
+    def go_on(self, engine: Engine) -> None:
+        """Let the engine measure the rest while nobody has a session, and take the result."""
+        survey, rows = self.survey, range(engine.model.rows)
+        survey.first_free = engine.first_free
+        survey.most = IDLE_SECONDS
+
+        def advance() -> bool:
+            if max(map(engine.first_free, rows)) + self.nodes > engine.model.capacity:
+                return False
+            one = survey.measured[survey.smallest]
+            survey.longest = max(IDLE_CALL_SECONDS, IDLE_CALL_NODES * one)
+            survey.advance()
+            if survey.done:
+                engine.when_idle = lambda: False
+                engine.take_times(LatencyModel(survey.times(), measured=True))
+                if survey.telling:  # else another start, on a quieter machine, tells more
+                    self.place.keep(survey)
+            return True
+
+        engine.when_idle = advance
+
+
+@dataclass(frozen=True)
+class Profiles:
+    """The kept profiles, and how they are made."""
+
+    directory: Path
+    tell: Tell  # hears of progress, a line at a time
+    whole: bool = False  # measure all before anything else is done
+
+    def draft(self, draft: FoundModel, model: LoadedModel, length: int) -> dict[int, float]:
+        """Seconds of a draft call by width, for DraftTimes.
+
+        length: the longest sequence that the model was loaded for
+        """
+        width, made_from = min(WIDEST, model.max_nodes), draft.fingerprint()
+        subject = _subject("draft", model, length, made_from, rows=1, nodes=width)
+        place = self._place(subject, f"the draft {draft.name}")
+        survey = survey_draft(model, length, width)
+        times = self._kept(place)
+        if times is None:
+            times = self._measured(place, survey)
+            if not survey.done:
+                self.tell(f"some times of {place.what} are estimated; --measure_first measures all")
+        return {nodes: seconds for (_, nodes), seconds in times.items()}
+
+    def target(
+        self, name: str, made_from: str, model: LoadedModel, length: int, nodes: int
+    ) -> tuple[LatencyModel, Unfinished | None]:
+        """Seconds of a forward by rows and by nodes of each row, and what is left to measure.
+
+        made_from: fingerprint of its weights, and of its artefact
+        """
+        subject = _subject("target", model, length, made_from, rows=model.rows, nodes=nodes)
+        place = self._place(subject, f"the target {name}")
+        survey = survey_target(model, length, model.rows, nodes)
+        kept = self._kept(place)
+        if kept is None:
+            measured = LatencyModel(self._measured(place, survey), measured=True)
+            return measured, None if survey.done else Unfinished(survey, place, nodes)
+        survey.run(lambda progress: None, QUICK_SECONDS, wide=2 * QUICK_SECONDS)
+        times = LatencyModel(kept)
+        times.trust(survey.measured)
+        return times, None
+
+    def _place(self, subject: Subject, what: str) -> _Place:
+        return _Place(self.directory, subject, what, self.tell)
+
+    def _kept(self, place: _Place) -> dict[Shape, float] | None:
+        """The times of an earlier start."""
+        return load_profile(self.directory, place.subject, self.tell)
+
+    def _measured(self, place: _Place, survey: Survey) -> dict[Shape, float]:
+        """What can be measured before anything else is done."""
+        if not self.whole:
+            times = survey.run(lambda progress: None, QUICK_SECONDS)
+        else:
+            self.tell(f"measuring {place.what} on {place.subject.device}")
+            times = survey.run(self.tell)
+        if survey.done:
+            place.keep(survey)
+        return times
+
+
+def user_profiles(options: MeasureOptions) -> Profiles:
+    """The profiles in this user's cache. Progress is printed on stderr."""
+    return Profiles(cache_directory("profiles"), say, options.measure_first)
+
+
+def _subject(
+    part: str, model: LoadedModel, length: int, made_from: str, *, rows: int, nodes: int
+) -> Subject:
+    return Subject(
+        part=part,
+        device=subject_device(model.device),
+        model=made_from,
+        dtype=str(model.dtype).removeprefix("torch."),
+        threads=torch.get_num_threads(),
+        context=min(CONTEXT, length),
+        rows=rows,
+        nodes=nodes,
+        version=outrider_version(),
+    )

@@ -1,0 +1,1 @@
+"""Budgets, prices, and the goal that drafting is steered to."""

@@ -1,0 +1,1 @@
+"""A target: loads models, and serves them."""

@@ -1,0 +1,94 @@
+"""Runs a target as a process of its own on this machine, for the demo, the comparison and tests. It
+ends with its context.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+from inference.backends.timed import EMULATED
+from inference.errors import Unavailable
+from outrider.processes import STOP_SECONDS, end
+from outrider.target.target import READY
+
+_LINES = 50  # lines that are kept of what a target says
+
+
+def role_command(role: str, *arguments: str) -> list[str]:
+    """The command line of another role of this installation, or this checkout."""
+    return [sys.executable, "-m", "outrider", "--role", role, *arguments]
+
+
+def role_environment() -> dict[str, str]:
+    """The environment in which role_command finds the packages, also from a checkout that is not
+    installed.
+    """
+    paths = [str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+
+
+class StartedTarget(NamedTuple):
+    """A target that runs on this machine."""
+
+    address: str  # HOST:PORT
+    pid: int
+    said: deque[str]  # its latest lines; after the context also those of its end
+
+    @property
+    def emulation(self) -> str | None:
+        """How well the target kept emulated times. None before its end, and where it emulates
+        nothing.
+        """
+        return next((line.strip() for line in self.said if line.startswith(EMULATED)), None)
+
+
+@contextmanager
+def target_process(arguments: Sequence[str] = ()) -> Iterator[str]:
+    """Start `--role target` with these flags on a free port; yields HOST:PORT once it listens."""
+    with started("target", arguments) as target:
+        yield target.address
+
+
+@contextmanager
+def started(role: str, arguments: Sequence[str] = ()) -> Iterator[StartedTarget]:
+    """Start a role that serves on a free port, and stop it with this context. Raises Unavailable,
+    with the process's last lines, when it does not start.
+    """
+    command = role_command(role, "--port", "0", *arguments)
+    process = subprocess.Popen(  # noqa: S603
+        command, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=role_environment()
+    )
+    said: deque[str] = deque(maxlen=_LINES)
+    listener = None
+    try:
+        address = _address(process, said)
+        assert process.stderr is not None
+        listener = threading.Thread(
+            target=said.extend, args=(process.stderr,), daemon=True
+        )  # a full pipe would stop the target
+        listener.start()
+        yield StartedTarget(address, process.pid, said)
+    finally:
+        end(process)
+        if listener is not None:
+            listener.join(STOP_SECONDS)
+
+
+def _address(process: subprocess.Popen[str], said: deque[str]) -> str:
+    """The address on the line that says the target listens. Earlier lines are kept for the
+    error.
+    """
+    assert process.stderr is not None
+    for line in process.stderr:
+        if line.startswith(READY):
+            return line.removeprefix(READY).split()[0]
+        said.append(line)
+    raise Unavailable(f"the target did not start: {''.join(said).strip() or 'it said nothing'}")

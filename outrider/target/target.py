@@ -1,0 +1,235 @@
+"""Roles target and fused_target: load a model into an engine (`load_served`), describe it to its
+clients, and serve it until a signal.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from grpc_comm.observability.events import Draining, Event
+from grpc_comm.security import server_security as check_security
+from grpc_comm.server.model_registry import Served
+from grpc_comm.server.server import Target
+from grpc_comm.server.server import serve as serve_target
+from grpc_comm.tls_files import check_tls_files
+from grpc_comm.translate import Description
+from grpc_comm.transport import Address, check_free
+from inference.backends import RoundModel
+from inference.backends.gguf_model import GgufModel
+from inference.backends.neuron_sdk import has_device
+from inference.backends.timed import TimedModel, TimeProfile, find_profile
+from inference.command import say
+from inference.engine.engine import Engine, collect_rarely
+from inference.errors import InvalidRequest
+from inference.planner.profiling import emulated_target
+from inference.times import LatencyModel
+from outrider.models.artifacts import (
+    artifact_length,
+    load_artifact,
+    open_artifact,
+    with_neuron_artifact,
+)
+from outrider.models.devices import describe
+from outrider.models.loading import PREFILL_NODES, FoundModel, LoadedModel, find_target
+from outrider.models.precision import settled
+from outrider.models.profiles import Unfinished, user_profiles
+from outrider.options.peer_security import server_security
+from outrider.options.roles import FusedTargetRole, ServingRole
+from outrider.target.model_list import lazily, load_listed, read_listed
+from outrider.target.observing import observed
+from outrider.target.service_manager import notify
+from outrider.version import outrider_version
+
+if TYPE_CHECKING:
+    from inference.backends import Model
+    from outrider.target.colocated_draft import Drafts
+
+    Beside = Callable[[Model, Description], Drafts]
+
+READY = "listening on "
+"""Start of the stderr line that names the bound address. It is printed once sessions are taken."""
+
+
+def serve(options: ServingRole) -> int:
+    """Serve a target until a signal."""
+    security = server_security(options)  # checked before minutes are spent on loading
+    check_security(security, Address(options.host, options.port))
+    check_tls_files(security)
+    check_free(Address(options.host, options.port))
+    if options.metrics_port is not None:
+        check_free(Address(options.metrics_host, options.metrics_port))
+    begun, target = time.perf_counter(), load_target(options)
+    ready = partial(_say_ready, target.description, time.perf_counter() - begun)
+    collect_rarely()
+    with observed(options, options.usd_per_hour) as statistics:
+        statistics.listeners.append(_tell_of_end)
+        serve_target(replace(target, listener=statistics), ready, options.grace)
+    if isinstance(target.engine.model, TimedModel):
+        say(target.engine.model.account())
+    return 0
+
+
+def _say_ready(description: Description, seconds: float, bound: Address) -> None:
+    length = description.sequence_length
+    limits = f"rows {description.rows}, sequence length {length}, {description.device}"
+    say(f"{READY}{bound} ({limits}); ready in {seconds:.1f} s, Ctrl-C ends")
+    notify("READY=1", f"STATUS={description.model} on {bound}")
+
+
+def _tell_of_end(event: Event) -> None:
+    if isinstance(event, Draining):
+        notify("STOPPING=1", "STATUS=open sessions are asked to leave")
+
+
+def load_target(options: ServingRole) -> Target:
+    """What a target serves: its first model, loaded, and those of --models, loaded on first use.
+
+    Without a model on the command line, the first of the list is the first. With role fused_target
+    the first has a draft beside it.
+    """
+    load_first = _load_with_draft if isinstance(options, FusedTargetRole) else load_served
+    listed = read_listed(Path(options.models), options) if options.models else {}
+    if listed and not (options.model or options.target_model or options.artifact):
+        name = next(iter(listed))
+        first = load_listed(name, listed.pop(name), load_first)
+    else:
+        first = load_first(options)
+    if first.description.model in listed:
+        raise InvalidRequest(
+            f"--models lists {first.description.model}, which is the name of the model on the "
+            "command line: name it otherwise"
+        )
+    return Target(
+        first.engine,
+        first.description,
+        Address(options.host, options.port),
+        security=server_security(options),
+        listed={name: lazily(name, settings, load_served) for name, settings in listed.items()},
+        share_prefixes=options.share_prefixes,
+        reflection=options.reflection,
+        lease_seconds=options.lease,
+    )
+
+
+def _load_with_draft(options: ServingRole) -> Served:
+    from outrider.target.colocated_draft import with_draft
+
+    assert isinstance(options, FusedTargetRole)
+    options = with_neuron_artifact(options)
+    return load_served(options, partial(with_draft, options))
+
+
+def load_served(options: ServingRole, beside: Beside | None = None) -> Served:
+    """A target model in an engine, described for its clients.
+
+    beside: makes the draft beside it
+    """
+    profile = find_profile(options.emulate) if options.emulate else None
+    options = with_neuron_artifact(options)
+    loaded = _load_artifact(options) if options.artifact else _load_checkpoint(options)
+    if options.device == "auto" and loaded.model.device.type == "cpu" and has_device():
+        say("a Neuron device is here and is not used: --device neuron takes it")
+    model, found = loaded.model, loaded.found
+    times, unfinished = _times(options, loaded, profile)
+    legacy = options.device == "neuron-legacy"
+    where = describe(model.device) + ", chains only" * legacy
+    description = Description(
+        server_version=outrider_version(),
+        model=found.name,
+        model_fingerprint=loaded.fingerprint,
+        tokenizer_fingerprint=found.tokenizer.fingerprint(),
+        vocabulary=found.tokenizer.vocabulary,
+        sequence_length=loaded.sequence_length,
+        max_tree_nodes=loaded.max_tree_nodes,
+        rows=model.rows,
+        dtype=loaded.dtype,
+        device=profile.label(f"{found.name} on {where}") if profile else where,
+        stop_ids=found.stop_ids,
+        times=tuple(times.profile.items()),
+        usd_per_hour=options.usd_per_hour or 0.0,
+    )
+    served = TimedModel(model, profile) if profile else model
+    drafts = beside(served, description) if beside is not None else None
+    engine = Engine(
+        served,
+        sequence_length=loaded.sequence_length,
+        max_tree_nodes=loaded.max_tree_nodes,
+        vocabulary=description.vocabulary,
+        waiting=options.waiting,
+        times=times,
+        branches=not legacy,
+        host=drafts.host if drafts else None,
+        graphs=drafts.graphs if drafts else None,
+    )
+    if unfinished is not None:
+        unfinished.go_on(engine)
+    return Served(engine, drafts.description if drafts else description)
+
+
+class _Loaded(NamedTuple):
+    """A model on its device, and what its clients are told of it."""
+
+    model: LoadedModel
+    found: FoundModel
+    fingerprint: str
+    made_from: str  # tells it from what takes other times: weights, artefact where there is one
+    sequence_length: int
+    max_tree_nodes: int
+    dtype: str
+
+
+def _load_checkpoint(options: ServingRole) -> _Loaded:
+    found: FoundModel = find_target(options)
+    nodes = options.max_tree_nodes
+    length = found.sequence_length(options.sequence_length)
+    found = settled(found, options, drafts=False)
+    model = found.load(
+        options,
+        rows=options.batch,
+        sequence_length=length,
+        spare=nodes,
+        max_nodes=max(nodes, PREFILL_NODES),
+    )
+    weights, offload = found.fingerprint(), options.layer_offload
+    made_from = f"{weights}, layers on {offload}" if offload else weights
+    return _Loaded(
+        model, found, weights, made_from, length, nodes, str(model.dtype).removeprefix("torch.")
+    )
+
+
+def _load_artifact(options: ServingRole) -> _Loaded:
+    manifest, checkpoint = open_artifact(options)
+    length, nodes = (
+        artifact_length(options, manifest),
+        min(options.max_tree_nodes, manifest.max_tree_nodes),
+    )
+    return _Loaded(
+        load_artifact(options, manifest),
+        checkpoint,
+        manifest.model_fingerprint,
+        manifest.digest(),
+        length,
+        nodes,
+        manifest.dtype,
+    )
+
+
+def _times(
+    options: ServingRole, loaded: _Loaded, emulated: TimeProfile | None
+) -> tuple[LatencyModel, Unfinished | None]:
+    """Seconds of a forward by shape, and what is left to measure of them. They are the profile of
+    an emulated device, else what an earlier start kept, else measured.
+    """
+    if emulated is not None:
+        shapes = emulated_target(emulated, loaded.model.rows, loaded.max_tree_nodes)
+        return LatencyModel(shapes, measured=True), None
+    if options.device == "neuron-legacy" or isinstance(loaded.model, RoundModel | GgufModel):
+        options = options.but(measure_first=True)  # it keeps more than slots
+    profiles = user_profiles(options)
+    name, length, nodes = loaded.found.name, loaded.sequence_length, loaded.max_tree_nodes
+    return profiles.target(name, loaded.made_from, loaded.model, length, nodes)

@@ -1,0 +1,1 @@
+"""Commands that show texts in a terminal."""

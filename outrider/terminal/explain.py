@@ -1,0 +1,157 @@
+"""Implements --explain: what a token costs now, what limits the speed, and what would change it. It
+uses only what was measured while the text was made.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from inference.command import glance, say
+from inference.cost.objective import Terms, price_words
+from inference.times import LatencyModel
+from outrider.text.completion import Completion
+
+AGAIN = 16
+"""Tokens between two looks at what limits the text."""
+
+BUSY, OFTEN_ALONE = 0.8, 0.25
+"""Share above which something is the limit: of the time that the draft is busy, or of the forwards
+that have no candidates.
+"""
+
+GOOD = 0.75
+"""Share of its tokens that a target takes of a good draft."""
+
+_CHAINS = (2, 4, 8, 16)  # nodes of forwards, their roots included
+
+
+class Limit(Enum):
+    """What limits the speed of a text. The value says what would make it faster."""
+
+    NO_DRAFT = (
+        "limited by the target: nobody proposes anything, so that each token takes a forward; a "
+        "draft whose tokens it takes would change that"
+    )
+    USELESS = (
+        "limited by the target: it takes hardly any token of the draft; another draft would "
+        "change that"
+    )
+    ARITHMETIC = (
+        "limited by the target's arithmetic: {law}, which a draft hardly makes up for; more "
+        "threads, another --dtype or an accelerator at the target would change that"
+    )
+    DRAFT = (
+        "limited by the draft: its calls do not keep up with the target; a quicker one, or a "
+        "device of its own, would change that"
+    )
+    LINK = (
+        "limited by the link: candidates come too late for many forwards; a nearer target would "
+        "change that"
+    )
+    TARGET = (
+        "limited by the target: its forwards have candidates; a quicker target, or a draft that "
+        "agrees with it more often, would change that"
+    )
+
+
+def dear_law(times: LatencyModel) -> str:
+    """What keeps a good draft from paying on a target with these times, in words; empty where
+    nothing in them does.
+    """
+    one = times.seconds(1, 1)
+    if not one:
+        return ""
+    ratio = {nodes: times.seconds(1, nodes) / one for nodes in _CHAINS}
+    # tokens that a forward makes on average, by what it takes
+    gain = {nodes: (1 - GOOD**nodes) / (1 - GOOD) / ratio[nodes] for nodes in _CHAINS}
+    best = max(_CHAINS, key=gain.__getitem__)
+    if gain[best] > 1:
+        return ""
+    return f"a forward of {best} nodes takes {ratio[best]:.2g} times as long as one of one node"
+
+
+def limit_of(done: Completion, round_trip: float, law: str = "") -> Limit:
+    """The limit of a text with this record.
+
+    law: dear_law() of its target
+    """
+    useless = done.num_accepted_tokens < 0.05 * len(done.token_ids)
+    if law and useless:
+        return Limit.ARITHMETIC
+    if not done.draft_calls:
+        return Limit.NO_DRAFT
+    if useless:
+        return Limit.USELESS
+    call = done.draft_seconds / done.draft_calls
+    if done.lone_forwards >= OFTEN_ALONE * done.forwards:
+        return Limit.LINK if round_trip > call else Limit.DRAFT
+    busy = done.draft_seconds >= BUSY * done.seconds
+    return Limit.DRAFT if busy else Limit.TARGET
+
+
+def explained(
+    done: Completion, round_trip: float, terms: Terms | None, objective: str, law: str = ""
+) -> str:
+    """The explanation, a few lines long.
+
+    round_trip: seconds of the link
+    law: dear_law() of the target
+    """
+    tokens, forwards = len(done.token_ids), max(done.forwards, 1)
+    lines = [f"a token takes {_ms(done.seconds / tokens)} ms{_price(done, terms, objective)}"]
+    if done.draft_calls:
+        lines.append(
+            f"  draft: {done.draft_calls / tokens:.2f} calls a token of "
+            f"{_ms(done.draft_seconds / done.draft_calls)} ms, "
+            f"{done.draft_seconds / done.seconds:.0%} of the time"
+        )
+    lines.append(
+        f"  target: {forwards / tokens:.2f} forwards a token of "
+        f"{_ms(done.target_seconds / forwards)} ms, {done.lone_forwards / forwards:.0%} of them "
+        "without candidates"
+    )
+    lines.append(f"  link: a round trip of {_ms(round_trip)} ms")
+    return "\n".join([*lines, f"  {limit_of(done, round_trip, law).value.format(law=law)}"])
+
+
+@dataclass
+class Explainer:
+    """Tells the explanation: when the limit changes, and at the end of the text."""
+
+    round_trip: float
+    terms: Terms | None
+    objective: str
+    named: bool = False  # say which text it is about, beside others
+    law: str = ""  # dear_law() of the target
+    _limit: Limit | None = None
+    _looked: int = field(default=0)
+
+    def tell(self, done: Completion) -> None:
+        """Look at the record now and then. Print when the limit has changed."""
+        if len(done.token_ids) < self._looked + AGAIN:
+            return
+        self._looked = len(done.token_ids)
+        if limit_of(done, self.round_trip, self.law) is not self._limit:
+            glance(self._explained(done))
+
+    def conclude(self, done: Completion) -> None:
+        """Tell the explanation of the finished record."""
+        if done.token_ids:
+            say(self._explained(done))
+
+    def _explained(self, done: Completion) -> str:
+        self._limit = limit_of(done, self.round_trip, self.law)
+        said = explained(done, self.round_trip, self.terms, self.objective, self.law)
+        return f"prompt {done.index}: {said}" if self.named else said
+
+
+def _price(done: Completion, terms: Terms | None, objective: str) -> str:
+    if terms is None:
+        return ""
+    price = terms.price(objective, len(done.token_ids), done.effort)
+    return "" if price.value is None else f", {price_words(objective, price.value)}"
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:.3g}"

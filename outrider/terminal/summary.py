@@ -1,0 +1,262 @@
+"""What is told of a run at its end: counts, times and cost in words, and the profile as CSV and
+JSON.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+
+from inference.cost.accounting import COSTS
+from inference.cost.objective import PER_MILLION, Effort, Wish, price_words
+from inference.whole_file import write_whole
+from outrider.money.purse import Purse
+from outrider.options.groups import TextOptions
+from outrider.text.completion import Completion, gaps_of
+
+PROFILE = "outrider-profile.json"
+"""The file of a profile with the records of all texts."""
+
+
+def summary(completions: Sequence[Completion], wall_seconds: float) -> str:
+    """The final report of a run: counts add up over prompts, rates are ratios of sums."""
+    tokens = sum(len(done.token_ids) for done in completions)
+    lines = [
+        f"prompt tokens {sum(done.prompt_tokens for done in completions)}, generated {tokens}",
+        *_forwards(completions, tokens),
+        *_draft(completions, tokens),
+        _time(completions, wall_seconds),
+        *_waits(completions),
+        *_bytes(completions, tokens),
+    ]
+    spent = [done for done in completions if done.finish_reason == "spent"]
+    if spent:
+        never = sum(not done.token_ids for done in spent)
+        lines.append(
+            f"ended by --max_usd: {len(spent)} of {len(completions)} texts"
+            + f", {never} of them before they began" * bool(never)
+        )
+    lines += [
+        f"target on {device}"
+        for device in sorted({done.device for done in completions if done.device})
+    ]
+    return "\n".join([*lines, *_against_baseline(completions)])
+
+
+def _time(completions: Sequence[Completion], wall_seconds: float) -> str:
+    """The line about time: that of the run or, where target-only runs are part of it, the sum over
+    texts.
+    """
+    beside = any(done.baseline is not None for done in completions)
+    tokens, seconds = (
+        sum(len(done.token_ids) for done in completions),
+        sum(done.seconds for done in completions) if beside else wall_seconds,
+    )
+    whole = f" of {wall_seconds:.2f} s with target-only runs" * beside
+    return f"time {seconds:.2f} s{whole}, {tokens / seconds if seconds else 0:.1f} tokens/s"
+
+
+def _waits(completions: Sequence[Completion]) -> list[str]:
+    """The line about waiting, as readers of the texts see it: for the first piece, and between
+    pieces.
+    """
+    first = [done.time_to_first_token for done in completions if done.arrivals]
+    if not first:
+        return []
+    gaps = gaps_of(completions)
+    return [
+        f"first token after {median(first):.3f} s{' (median)' * (len(first) > 1)}; gaps between "
+        f"pieces {gaps.p50 * 1e3:.0f} ms (p50), {gaps.p99 * 1e3:.0f} ms (p99), "
+        f"{gaps.largest * 1e3:.0f} ms at most"
+    ]
+
+
+def account(completions: Sequence[Completion], purse: Purse, wish: Wish) -> str:
+    """What the run cost and took for each token, whose prices these are, and whether the user's
+    limit was kept. Target-only runs for comparison are left out.
+    """
+    tokens, effort = sum(len(done.token_ids) for done in completions), purse.effort
+    if not tokens:
+        return f"cost ${purse.spent:.6f}" if purse.source is not None else ""
+    lines = []
+    if purse.source is not None:
+        all_told = purse.terms.price("total_cost", tokens, effort)
+        least = "" if all_told.value is not None else f", at least ({all_told.source})"
+        lines.append(
+            f"cost ${purse.spent:.6f}, {price_words('total_cost', purse.spent / tokens)}{least}"
+        )
+        share = (
+            ""
+            if purse.terms.target_share == 1
+            else f"; {purse.terms.target_share:g} of the hour is charged"
+        )
+        lines += [*_by_forwards(completions, tokens, purse), f"prices: {purse.source}{share}"]
+    return "\n".join([*lines, *_energy(tokens, purse), *_limit(completions, purse, wish)])
+
+
+def _by_forwards(completions: Sequence[Completion], tokens: int, purse: Purse) -> list[str]:
+    """The price of a token where the target is paid by the forward, not for as long as it is held.
+    --pace wait makes fewer forwards.
+    """
+    effort = Effort()
+    for done in completions:
+        effort = effort.plus(done.effort_of_forwards)
+    usd = purse.price(effort)
+    if usd is None or not effort.wall:
+        return []
+    return [f"by the target's forwards alone {price_words('total_cost', usd / tokens)}"]
+
+
+def _energy(tokens: int, purse: Purse) -> list[str]:
+    """Energy of both machines, or of the one whose power is known."""
+    known = {
+        "draft_energy": purse.terms.draft_watts is not None,
+        "target_energy": purse.terms.target_watts is not None,
+    }
+    name = (
+        "energy_total"
+        if all(known.values())
+        else next((name for name, is_known in known.items() if is_known), None)
+    )
+    if name is None:
+        return []
+    joules, whose = (
+        purse.terms.price(name, tokens, purse.effort),
+        {"draft_energy": " of the draft", "target_energy": " of the target"},
+    )
+    assert joules.value is not None, "its power is known"
+    return [f"energy{whose.get(name, '')} {price_words(name, joules.value)} ({joules.source})"]
+
+
+def _limit(completions: Sequence[Completion], purse: Purse, wish: Wish) -> list[str]:
+    """Whether the user's limit was kept over the whole run, prefill included."""
+    tokens = sum(len(done.token_ids) for done in completions)
+    if wish.min_tps is not None:
+        speed = tokens / sum(done.seconds for done in completions)
+        return [
+            _verdict(
+                "--min_tps", speed >= wish.min_tps, f"{speed:.4g} tokens/s", f"{wish.min_tps:g}"
+            )
+        ]
+    if wish.max_per_token is None:
+        return []
+    figure = purse.terms.price(wish.objective, tokens, purse.effort)
+    of_money = wish.objective in COSTS
+    assert figure.value is not None, "a limit is of what can be computed"
+    flag, unit = ("--max_usd_per_1m", PER_MILLION) if of_money else ("--max_joules_per_token", 1.0)
+    kept, wanted = (
+        figure.value <= wish.max_per_token,
+        f"{'$' * of_money}{wish.max_per_token * unit:.4g}",
+    )
+    return [_verdict(flag, kept, price_words(wish.objective, figure.value), wanted)]
+
+
+def _verdict(flag: str, kept: bool, measured: str, wanted: str) -> str:
+    return f"{flag} {'kept' if kept else 'missed'}: measured {measured} of {wanted} wanted"
+
+
+def _forwards(completions: Sequence[Completion], tokens: int) -> list[str]:
+    """What the target did for these texts."""
+    forwards, lone, drafted, accepted = (
+        sum(getattr(done, name) for done in completions)
+        for name in ("forwards", "lone_forwards", "num_draft_tokens", "num_accepted_tokens")
+    )
+    if not forwards:
+        return []
+    said = f"forwards {forwards}, {tokens / forwards:.2f} tokens a forward (acceptance length)"
+    if not drafted:
+        return [said]
+    with_candidates = 1 + accepted / max(forwards - lone, 1)
+    named = Counter[str]()
+    for done in completions:
+        named.update(done.accepted_by)
+    by = ", ".join(f"{name} {count}" for name, count in named.most_common())
+    return [
+        f"{said}; {lone} of them without candidates, {with_candidates:.2f} tokens in the others",
+        f"candidates computed {drafted}, accepted {accepted} ({accepted / drafted:.1%})"
+        + f": by {by}" * (len(named) > 1),
+    ]
+
+
+def _draft(completions: Sequence[Completion], tokens: int) -> list[str]:
+    """What the draft on this machine did."""
+    calls = sum(done.draft_calls for done in completions)
+    seconds = sum(done.draft_seconds for done in completions)
+    if not calls or not tokens:
+        return []
+    return [f"draft calls {calls}, {calls / tokens:.2f} a token, {seconds:.2f} s"]
+
+
+def _bytes(completions: Sequence[Completion], tokens: int) -> list[str]:
+    """The line about traffic: messages, and their bytes with framing."""
+    up, down, sent, got = (
+        sum(getattr(done, name) for done in completions)
+        for name in ("bytes_up", "bytes_down", "messages_up", "messages_down")
+    )
+    if not up or not tokens:
+        return []
+    return [
+        f"bytes a token {up / tokens:.0f} up, {down / tokens:.0f} down; messages "
+        f"{sent / tokens:.2f} up, {got / tokens:.2f} down"
+    ]
+
+
+def _against_baseline(completions: Sequence[Completion]) -> list[str]:
+    """The speed-up over target-only. It is given only where a target-only run was part of this
+    run.
+    """
+    pairs = [(done, done.baseline) for done in completions if done.baseline is not None]
+    if not pairs:
+        return []
+    same, cut = (
+        sum(done.token_ids == baseline.token_ids for done, baseline in pairs),
+        sum(not done.whole for done, _ in pairs),
+    )
+    ours, theirs = (sum(run.seconds for run in side) for side in zip(*pairs, strict=True))
+    forwards, alone = (sum(run.forwards for run in side) for side in zip(*pairs, strict=True))
+    return [
+        f"target-only, same prompts and seeds: {alone} forwards instead of {forwards}, "
+        f"{theirs:.2f} s instead of {ours:.2f} s: speed-up {theirs / ours:.2f}",
+        f"identical texts: {same} of {len(pairs)}"
+        + f", {cut} of them as far as they were made" * bool(cut),
+    ]
+
+
+def write_options(directory: Path, options: TextOptions, completions: Sequence[Completion]) -> Path:
+    """Write outrider-options.json: every option as it was, a seed that was drawn included. It is a
+    file for --config, which makes the same texts again.
+    """
+    if completions:
+        options = options.but(seed=completions[0].seed - completions[0].index)
+    unset = {"config", "print_config", "profile"}
+    values = options.model_dump(mode="json", by_alias=True, exclude=unset, exclude_none=True)
+    path = directory / "outrider-options.json"
+    write_whole(path, json.dumps(values, indent=1) + "\n")
+    return path
+
+
+def write_profile(directory: Path, completions: Sequence[Completion]) -> list[Path]:
+    """Write outrider-profile.json with everything, and outrider-profile.csv with the numeric
+    columns and the target's device, one row a text.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    paths = [directory / PROFILE, directory / "outrider-profile.csv"]
+    records = [done.record() for done in completions]
+    write_whole(paths[0], json.dumps(records, indent=1) + "\n")
+    rows: list[dict[str, object]] = [
+        {key: value for key, value in record.items() if isinstance(value, int | float)}
+        for record in records
+    ]
+    for row, done in zip(rows, completions, strict=True):
+        row["baseline_seconds"] = done.baseline.seconds if done.baseline else ""
+        row["speedup"] = done.speedup or ""
+        row["device"] = done.device
+    with paths[1].open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, fieldnames=list(rows[0]) if rows else ["index"])
+        writer.writeheader()
+        writer.writerows(rows)
+    return paths

@@ -1,0 +1,91 @@
+"""A conversation: its messages, and the JSON file that keeps it. The chat page reads and writes the
+same format.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from inference.errors import InvalidRequest
+from inference.whole_file import write_whole
+from outrider.text.generation import Message
+
+FORMAT = "outrider-conversation-1"
+"""The value of a file's field `format`."""
+
+_ROLES = ("system", "user", "assistant")
+
+
+class _Line(BaseModel):
+    """A message in a file."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    role: str
+    content: str
+
+
+class _File(BaseModel):
+    """A conversation's file."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    format: str
+    messages: list[_Line]
+
+
+@dataclass
+class Conversation:
+    """Messages in order. A system message comes first, where there is one."""
+
+    messages: list[Message] = field(default_factory=list)
+
+    @property
+    def system(self) -> str:
+        """The system message; empty without one."""
+        first = self.messages[0] if self.messages else {"role": "user"}
+        return first["content"] if first["role"] == "system" else ""
+
+    def say(self, role: str, content: str) -> None:
+        """Add a message. Of the system it replaces the earlier one; empty removes that."""
+        if role != "system":
+            self.messages.append({"role": role, "content": content})
+            return
+        rest = [message for message in self.messages if message["role"] != "system"]
+        first: list[Message] = [{"role": role, "content": content}] if content else []
+        self.messages = [*first, *rest]
+
+    def take_back(self) -> None:
+        """Remove the last message."""
+        del self.messages[-1:]
+
+    def reset(self) -> None:
+        """Forget everything but the system message."""
+        del self.messages[1 if self.system else 0 :]
+
+    def write(self, path: Path) -> None:
+        """Write the file. Raises InvalidRequest where that fails."""
+        text = json.dumps({"format": FORMAT, "messages": self.messages}, indent=1)
+        try:
+            write_whole(path, text + "\n")
+        except OSError as error:
+            raise InvalidRequest(f"{path} cannot be written: {error}") from error
+
+    @classmethod
+    def read(cls, path: Path) -> Conversation:
+        """Read a file. Raises InvalidRequest for anything but a conversation."""
+        try:
+            found = _File.model_validate_json(path.read_bytes())
+        except OSError as error:
+            raise InvalidRequest(f"{path} cannot be read: {error}") from error
+        except ValidationError as error:
+            raise InvalidRequest(f"{path} is no conversation that was saved here") from error
+        roles = {line.role for line in found.messages} - set(_ROLES)
+        if found.format != FORMAT or roles:
+            got = f"the format {found.format!r}" if found.format != FORMAT else f"roles {roles}"
+            raise InvalidRequest(f"{path}: {FORMAT} with roles {_ROLES} is needed, got {got}")
+        return cls([line.model_dump() for line in found.messages])

@@ -1,0 +1,91 @@
+"""Targets by name: what is kept of them, who may read it, and what --target stands for."""
+
+from __future__ import annotations
+
+import stat
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from inference.errors import InvalidRequest, Unavailable
+from inference.text import Tokenizer
+from outrider.client.connecting import connect_target
+from outrider.client.named_targets import (
+    NamedTarget,
+    find_target,
+    forget_target,
+    named_targets,
+    read_target,
+)
+from outrider.models.loading import EMBEDDED
+from outrider.options.roles import ChatRole
+from tests.support.wire_fixtures import free_port
+
+
+@pytest.fixture
+def demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> NamedTarget:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    target = NamedTarget("demo", "127.0.0.1:50151", "us-east-1")
+    target.write()
+    target.write_secret("ca.pem", b"an authority")
+    target.write_secret("token", b"a-token\n")
+    return target
+
+
+def test_a_named_target_is_read_as_it_was_written_until_it_is_forgotten(demo: NamedTarget) -> None:
+    assert read_target("demo") == demo
+    assert named_targets() == ["demo"]
+    forget_target("demo")
+    assert find_target("demo") is None
+    assert not demo.directory.exists()
+
+
+def test_what_is_kept_is_for_its_owner_alone(demo: NamedTarget) -> None:
+    modes = {stat.S_IMODE(path.stat().st_mode) for path in demo.directory.iterdir()}
+    assert modes == {0o600}
+    assert stat.S_IMODE(demo.directory.stat().st_mode) == 0o700
+
+
+def test_the_name_stands_for_address_authority_and_token(demo: NamedTarget) -> None:
+    options = ChatRole(target="demo")
+    assert [str(endpoint) for endpoint in options.endpoints] == ["127.0.0.1:50151"]
+    assert options.tls_ca == str(demo.ca_file)
+    assert options.token_file == str(demo.token_file)
+    assert options.but(temperature=0.7).endpoints == options.endpoints
+
+
+def test_without_the_name_the_same_place_can_be_left(demo: NamedTarget) -> None:
+    unnamed = ChatRole(target="demo").but(target=None)
+    assert unnamed.tls_ca == str(demo.ca_file)
+    assert unnamed.but(target_host="127.0.0.1:1").target_host == "127.0.0.1:1"
+
+
+@pytest.mark.parametrize("other", [{"target_host": "there:1"}, {"token_file": "mine"}])
+def test_a_second_place_beside_the_name_is_refused(
+    other: dict[str, str], demo: NamedTarget
+) -> None:
+    with pytest.raises(InvalidRequest, match=f"--target demo says what --{next(iter(other))} is"):
+        ChatRole(target="demo", **other)
+
+
+def test_an_unknown_name_is_refused_with_the_nearest_one(demo: NamedTarget) -> None:
+    with pytest.raises(InvalidRequest, match=r"there is no target demi.*did you mean demo"):
+        ChatRole(target="demi")
+
+
+@pytest.mark.parametrize("name", ["", "Demo", "a/b", "..", "a--b", "a" * 32])
+def test_what_is_no_name_is_refused(name: str) -> None:
+    with pytest.raises(InvalidRequest, match="a target's name has"):
+        find_target(name)
+
+
+def test_a_target_behind_a_closed_tunnel_is_told_with_the_command_that_opens_it(
+    demo: NamedTarget,
+) -> None:
+    replace(demo, address=f"127.0.0.1:{free_port()}").write()
+    with (
+        pytest.raises(Unavailable, match="`outrider deploy tunnel demo`"),
+        connect_target(ChatRole(target="demo"), Tokenizer(EMBEDDED / "draft")),
+    ):
+        pass

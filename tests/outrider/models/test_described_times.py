@@ -1,0 +1,275 @@
+"""What a target says about its times reaches its clients; what is measured serves the next run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from threading import Event
+
+import pytest
+
+from grpc_comm import translate
+from grpc_comm.client.call import Probe
+from grpc_comm.client.connection import Connection, connect
+from grpc_comm.proto import verifier_pb2 as pb
+from grpc_comm.server.server import BackgroundServer, Target
+from grpc_comm.translate import MOST_TIMES, PROTOCOL_VERSION
+from inference.decode import decode
+from inference.draft_thread import inline
+from inference.drafters.model_proposer import ROOM
+from inference.engine.engine import Engine
+from inference.engine.local_session import LocalSession
+from inference.errors import Mismatch
+from inference.order import Decode
+from inference.planner.acceptance import read_acceptance
+from inference.sampling import SamplingParams
+from inference.times import TRUSTED, DraftTimes, LatencyModel
+from outrider.client.pools import GrowingPool, Pair
+from outrider.client.probing import PROBES, link_times, probe_link
+from outrider.draft_methods import find_draft
+from outrider.models.loading import PREFILL_NODES
+from outrider.models.profiles import Profiles
+from outrider.money.goals import SPEED_ALONE
+from outrider.options.groups import DeviceOptions, DraftModelOptions
+from outrider.options.roles import DraftRole, FusedTargetRole, TargetRole
+from outrider.target.target import load_target
+from outrider.terminal.live_text import silent
+from outrider.text.completion import Request, complete
+from tests.support.wire_fixtures import LOOPBACK, describe, eventually, opened, successor_engine
+
+TIMES = (((1, 8), 0.03125), ((4, 8), 0.0625))
+
+
+@pytest.fixture(scope="module")
+def port() -> Iterator[str]:
+    options = FusedTargetRole(port=0, batch=2, max_tree_nodes=16, usd_per_hour=1.34375)
+    with BackgroundServer(load_target(options)) as server:
+        yield str(server.address.port)
+
+
+@pytest.fixture
+def slow() -> Iterator[str]:
+    """The port of a target that takes 37 ms for a forward: a draft comes in time."""
+    options = TargetRole(port=0, batch=2, emulate="llama-3.1-8b-trn1.2xlarge-measured")
+    with BackgroundServer(load_target(options)) as server:
+        yield str(server.address.port)
+
+
+def test_times_price_and_open_sessions_come_over_the_wire() -> None:
+    engine = successor_engine()
+    described = replace(
+        describe(engine),
+        times=TIMES,
+        draft_model="d",
+        draft_times=((1, 0.5), (8, 1.0)),
+        usd_per_hour=1.5,
+    )
+    with (
+        BackgroundServer(Target(engine, described, LOOPBACK)) as server,
+        connect(str(server.address)) as connection,
+    ):
+        assert connection.description == described
+        verifier = opened(connection)
+        with connect(str(server.address)) as later:
+            assert later.description == replace(described, sessions=1)
+        verifier.close()
+
+
+def test_a_served_model_says_what_it_takes(port: str) -> None:
+    with connect(f"127.0.0.1:{port}") as connection:
+        said = connection.description
+    target, draft = LatencyModel(dict(said.times)), DraftTimes(dict(said.draft_times))
+    assert sorted({shape[0] for shape, _ in said.times}) == [1, 2]
+    assert max(shape[1] for shape, _ in said.times) == 16
+    assert 0 < target.seconds(1, 1) <= target.seconds(2, 16)
+    assert draft.seconds(5) > 0
+    assert said.usd_per_hour == 1.34375
+
+
+def test_an_emulated_target_says_what_its_profile_says_and_measures_nothing(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    target = load_target(
+        TargetRole(
+            port=0,
+            batch=4,
+            emulate="llama-3.1-8b-trn1.2xlarge-measured",
+            sequence_length=128,
+        )
+    )
+    times = LatencyModel(dict(target.description.times))
+    assert times.seconds(1, 1) == pytest.approx(0.0368, abs=0.0002)
+    assert "measuring" not in capsys.readouterr().err
+
+
+WRONG = {
+    "a time of 0": pb.Description(times=[pb.ForwardTime(rows=1, nodes=1, seconds=0.0)]),
+    "an endless time": pb.Description(
+        times=[pb.ForwardTime(rows=1, nodes=1, seconds=float("inf"))]
+    ),
+    "no time": pb.Description(draft_times=[pb.ForwardTime(rows=1, nodes=1, seconds=float("nan"))]),
+    "no rows": pb.Description(times=[pb.ForwardTime(rows=0, nodes=1, seconds=0.1)]),
+    "no nodes": pb.Description(times=[pb.ForwardTime(rows=1, nodes=0, seconds=0.1)]),
+    "too many": pb.Description(
+        times=[pb.ForwardTime(rows=1, nodes=1, seconds=0.1)] * (MOST_TIMES + 1)
+    ),
+    "a negative price": pb.Description(usd_per_hour=-1.0),
+    "no price": pb.Description(usd_per_hour=float("nan")),
+}
+
+
+@pytest.mark.parametrize("message", WRONG.values(), ids=WRONG)
+def test_a_target_that_tells_nonsense_is_refused(message: pb.Description) -> None:
+    message.protocol_version = PROTOCOL_VERSION
+    with pytest.raises(Mismatch, match="the target"):
+        translate.read_description(message)
+
+
+def test_a_link_is_measured_by_exchanges_without_work() -> None:
+    engine = successor_engine()
+    with (
+        BackgroundServer(Target(engine, describe(engine), LOOPBACK)) as server,
+        connect(str(server.address)) as connection,
+    ):
+        assert connection.probe().transferred > 0
+        link = link_times(probe_link(connection.probe, list[str]().append))
+    assert link.round_trip.seconds > 0
+    assert not engine.model.calls  # type: ignore[attr-defined]  # of a Successor
+
+
+LINKS = {"short": (0.02, PROBES, 0), "long": (0.3, TRUSTED, 0), "longer": (0.6, TRUSTED, 1)}
+
+
+@pytest.mark.parametrize(("seconds", "exchanges", "lines"), LINKS.values(), ids=LINKS)
+def test_a_long_link_is_measured_by_fewer_exchanges_and_said_to_be_when_they_take_over_a_second(
+    seconds: float, exchanges: int, lines: int
+) -> None:
+    told: list[str] = []
+    probes = probe_link(lambda: Probe(seconds, 500), told.append)
+    assert len(probes) == exchanges
+    assert len(told) == lines
+    assert link_times(probes).round_trip.seconds == pytest.approx(seconds)
+    assert link_times(probes).round_trip.spread < 0.1 * seconds
+
+
+def pool_of(connection: Connection, rows: int, learned: Path | None) -> GrowingPool:
+    """Of the embedded draft."""
+    model = find_draft(DraftModelOptions()).load(
+        DeviceOptions(),
+        rows=rows,
+        sequence_length=128,
+        spare=ROOM,
+        max_nodes=PREFILL_NODES,
+    )
+    pair = Pair(connection, {1: 0.002, 64: 0.008}, learned)
+    return GrowingPool.of_model(model, pair, SPEED_ALONE)
+
+
+def test_the_link_is_measured_once_for_all_rows_and_each_then_follows_it_alone(
+    port: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with connect(f"127.0.0.1:{port}") as connection:
+        probes, probe = list[Probe](), connection.probe
+
+        def counted() -> Probe:
+            probes.append(probe())
+            return probes[-1]
+
+        monkeypatch.setattr(connection, "probe", counted)
+        pool = pool_of(connection, 4, None)
+        links = [known.link for known in pool.known]
+        assert len(probes) <= PROBES
+        assert {link.round_trip for link in links} == {link_times(probes).round_trip}
+        links[0].observe(5.0, 0.0, 500)
+        assert links[0].estimate(500) != links[1].estimate(500) == links[2].estimate(500)
+
+
+@pytest.mark.parametrize("tokens", [(40, 2), (2, 40)], ids=str)
+def test_what_is_kept_is_what_the_row_learned_that_learned_most(
+    slow: str, tmp_path: Path, tokens: tuple[int, int]
+) -> None:
+    path, tokenizer = (
+        tmp_path / "acceptance" / "pair.json",
+        find_draft(DraftModelOptions()).tokenizer,
+    )
+    with connect(f"127.0.0.1:{slow}") as connection:
+        pool, learned = pool_of(connection, 2, path), list[dict[str, object]]()
+        pool.keep()
+        assert not path.exists()  # nothing was learned
+        with ExitStack() as stack:
+            for index, most in enumerate(tokens):
+                (proposer,) = stack.enter_context(pool.lent(lambda: True))
+                request = Request(
+                    index, "", tokenizer.encode("def main():"), SamplingParams(), most, frozenset()
+                )
+                session = connection.session()
+                complete(request, session, inline([proposer]), tokenizer, silent, Event())
+                learned.append(pool.known[index].acceptance.to_record())
+        pool.keep()
+    assert json.loads(path.read_text()) == learned[tokens.index(40)] != learned[tokens.index(2)]
+    assert read_acceptance(path).to_record()["version"] == learned[0]["version"]
+
+
+def test_a_target_is_measured_once(capsys: pytest.CaptureFixture[str]) -> None:
+    options = TargetRole(port=0, batch=1, max_tree_nodes=4)
+    first = load_target(options).description.times
+    capsys.readouterr()
+    assert load_target(options).description.times == first
+    assert "measuring" not in capsys.readouterr().err
+
+
+def test_what_takes_long_is_measured_while_nobody_asks_and_changes_no_text(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr("outrider.models.profiles.QUICK_SECONDS", 0.0)
+    target = load_target(TargetRole(port=0, batch=1, max_tree_nodes=16, sequence_length=512))
+    engine = target.engine
+    early, prompt = engine.times.profile, list(range(3, 300))
+    texts = [_text(engine, prompt)]
+    while engine.when_idle():
+        texts.append(_text(engine, prompt))  # from the prefix that the row has kept
+    assert len(texts) > 3
+    assert texts == texts[:1] * len(texts)
+    assert not any(seconds == 0 for seconds in engine.times.profile.values())
+    assert engine.times.profile.keys() == early.keys()
+    assert engine.times.profile != early
+    with BackgroundServer(target) as server, connect(str(server.address)) as connection:
+        assert dict(connection.description.times) == pytest.approx(engine.times.profile)
+    (kept,) = (tmp_path / "outrider" / "profiles").iterdir()
+    seconds = {(rows, nodes): each for rows, nodes, each in json.loads(kept.read_text())["seconds"]}
+    assert seconds == engine.times.profile
+
+
+def _text(engine: Engine, prompt: list[int]) -> list[int]:
+    session = LocalSession(engine)
+    order = Decode(len(prompt) + 30, frozenset())
+    steps = list(decode(prompt, SamplingParams(1.0, seed=3), session, order, []))
+    session.close()
+    engine.step()
+    return [token for step in steps for token in step.tokens]
+
+
+def test_an_idle_target_measures_by_itself(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr("outrider.models.profiles.QUICK_SECONDS", 0.0)
+    target = load_target(TargetRole(port=0, batch=1, max_tree_nodes=4))
+    with BackgroundServer(target):
+        eventually(lambda: (tmp_path / "outrider" / "profiles").exists())
+
+
+def test_a_profile_that_cannot_be_kept_is_used_all_the_same(tmp_path: Path) -> None:
+    (tmp_path / "profiles").write_text("a file", encoding="utf-8")
+    options, told = DraftRole(), list[str]()
+    checkpoint = find_draft(options)
+    model = checkpoint.load(options, rows=1, sequence_length=64, spare=8, max_nodes=8)
+    assert set(Profiles(tmp_path / "profiles", told.append).draft(checkpoint, model, 64)) == {
+        1,
+        2,
+        4,
+        8,
+    }
+    assert "not kept" in told[-1]

@@ -1,0 +1,98 @@
+"""What is shown while a model is loaded, and what is kept of it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Literal
+
+import pytest
+
+from inference.backends import neuron_sdk
+from inference.model.checkpoint import Loading
+from outrider.cli import main
+from outrider.draft_methods import find_draft
+from outrider.models.loading import PREFILL_NODES
+from outrider.options.groups import DeviceOptions, DraftModelOptions
+from outrider.options.roles import TargetRole
+from outrider.target.target import load_served, load_target
+from outrider.terminal.status_lines import LoadingStatus
+from tests.support.terminal import Terminal
+
+
+def load() -> None:
+    find_draft(DraftModelOptions()).load(
+        DeviceOptions(),
+        rows=1,
+        sequence_length=64,
+        spare=8,
+        max_nodes=PREFILL_NODES,
+    )
+
+
+def test_a_terminal_shows_file_bytes_and_time_left_while_it_loads(
+    terminal: Terminal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    terminal.width = 100
+    seconds = iter([0.0, 1.0, 1.01, 4.0])
+    monkeypatch.setattr("outrider.terminal.status_lines.time.perf_counter", lambda: next(seconds))
+    with terminal, LoadingStatus("a model") as tell:
+        tell(Loading(1, 3, 0, 8_000_000_000))
+        assert terminal.shown[1] == "loading a model: file 1 of 3, 0.0 MB of 8.00 GB"
+        tell(Loading(1, 3, 1, 8_000_000_000))  # too soon
+        tell(Loading(2, 3, 4_000_000_000, 8_000_000_000))
+        assert terminal.shown[1] == "loading a model: file 2 of 3, 4.00 GB of 8.00 GB, 4 s left"
+    assert terminal.everything == ""
+
+
+def test_a_loaded_model_leaves_one_line(terminal: Terminal) -> None:
+    terminal.width = 100
+    with terminal:
+        load()
+    assert re.fullmatch(r"outrider-embedded-draft: .* loaded in [0-9.]+ s", terminal.everything)
+
+
+def test_elsewhere_a_large_model_is_announced_and_a_small_one_is_not(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    load()
+    assert len(capsys.readouterr().err.splitlines()) == 1
+    with LoadingStatus("a model") as tell:
+        for read in (0, 1, 2):
+            tell(Loading(1, 3, read, 8_000_000_000))
+    assert capsys.readouterr().err == "loading a model: 3 files, 8.00 GB\n"
+
+
+def test_kept_profiles_are_listed_and_removed(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    directory = tmp_path / "outrider" / "profiles"
+    load_target(TargetRole(port=0, batch=1, max_tree_nodes=4, measure_first=True))
+    (kept,) = directory.iterdir()
+    (directory / "spoilt.json").write_text("{")
+    capsys.readouterr()
+    assert main(["--role", "profiles"]) == 0
+    said = capsys.readouterr()
+    spoilt, target = said.out.splitlines()
+    times = r"ms by rows x nodes: 1 x \d: [\d.]+, 1 x \d: [\d.]+"
+    assert re.search(rf"{kept.name}: .* float32 on cpu .*{times}", target)
+    assert spoilt.startswith("spoilt.json: spoilt")
+    assert said.err == f"profiles kept in {directory}: 2\n"
+    assert main(["--role", "profiles", "--clear"]) == 0
+    assert capsys.readouterr().err == f"profiles removed from {directory}: 2\n"
+    assert list(directory.iterdir()) == []
+
+
+@pytest.mark.parametrize(("device", "told"), [("auto", True), ("cpu", False)])
+def test_a_target_that_takes_the_cpu_unasked_beside_a_neuron_device_says_so(
+    device: Literal["auto", "cpu"],
+    told: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "neuron0").touch()
+    monkeypatch.setattr(neuron_sdk, "DEVICE", tmp_path / "neuron0")
+    load_served(TargetRole(port=0, batch=1, max_tree_nodes=8, sequence_length=64, device=device))
+    assert ("not used: --device neuron takes it" in capsys.readouterr().err) == told

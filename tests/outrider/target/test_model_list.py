@@ -1,0 +1,438 @@
+"""Models that an operator lists: checked at the start, loaded on first use, named by clients and
+by nothing else.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from grpc_comm.client.connection import Connection, connect, list_models
+from grpc_comm.server.model_registry import Served
+from grpc_comm.server.server import BackgroundServer
+from inference.engine.local_session import LocalSession
+from inference.errors import InvalidRequest, Unavailable
+from inference.model.decoder import Decoder
+from inference.order import Decode
+from inference.proposer import Proposer
+from inference.sampling import SamplingParams
+from outrider.cli import main
+from outrider.models.devices import pick_device
+from outrider.models.loading import EMBEDDED
+from outrider.options import parse
+from outrider.options.roles import ServingRole, TargetRole
+from outrider.target.model_list import lazily, read_listed
+from outrider.target.target import load_served, load_target
+from tests.support.artifacts import build
+from tests.support.drafts import alone, growing, rounds, speculated
+from tests.support.models import tiny_decoder, write_checkpoint_with_tokenizer
+from tests.support.wire_fixtures import WAIT, describe, rest, successor_engine
+
+PROMPT = list(range(40, 60))
+SAMPLINGS = [SamplingParams(), SamplingParams(0.7, seed=3), SamplingParams(1.0, seed=4)]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two models, and the file that lists them."""
+    folder = tmp_path_factory.mktemp("listed")
+    entries = [
+        {
+            "name": "one",
+            "model": str(write_checkpoint_with_tokenizer(folder / "secret-1", 1)),
+            "rows": 2,
+            "sequence_length": 128,
+            "dtype": "float32",
+        },
+        {
+            "name": "two",
+            "model": str(write_checkpoint_with_tokenizer(folder / "secret-2", 2)),
+            "rows": 1,
+            "device": "cpu",
+        },
+    ]
+    (folder / "models.json").write_text(json.dumps({"models": entries}))
+    return folder
+
+
+def options(folder: Path, **changes: Any) -> ServingRole:
+    return TargetRole(
+        **{"port": 0, "models": str(folder / "models.json"), "dtype": "float32"} | changes
+    )
+
+
+@pytest.fixture
+def server(folder: Path) -> Iterator[BackgroundServer]:
+    """The embedded draft as its first model, and the two."""
+    with BackgroundServer(load_target(options(folder, model=str(EMBEDDED / "draft")))) as server:
+        yield server
+
+
+@contextmanager
+def named(server: BackgroundServer, name: str, timeout: float = WAIT) -> Iterator[Connection]:
+    with connect(str(server.address), model=name, timeout=timeout) as connection:
+        yield connection
+
+
+# --- served
+# --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("params", SAMPLINGS, ids=lambda params: f"T{params.temperature}")
+@pytest.mark.parametrize("draft", [growing, rounds], ids=lambda draft: draft.__name__)
+def test_each_listed_model_writes_its_own_text_over_one_server(
+    server: BackgroundServer,
+    folder: Path,
+    draft: Callable[[Decoder], Proposer],
+    params: SamplingParams,
+) -> None:
+    texts = {}
+    for number, name in enumerate(("one", "two"), 1):
+        own = load_served(
+            options(folder, models=None, model=str(folder / f"secret-{number}"))
+        ).engine
+        proposer = draft(tiny_decoder(9, own.vocabulary, vocab_size=own.vocabulary))
+        with named(server, name) as connection:
+            texts[name] = speculated(connection.session(), proposer, PROMPT, params, 20)
+        assert texts[name] == alone(LocalSession(own), PROMPT, params, 20)
+    assert texts["one"] != texts["two"]
+
+
+def test_a_model_is_loaded_when_it_is_first_named_and_once(
+    server: BackgroundServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    capsys.readouterr()
+    with named(server, ""):
+        assert "secret" not in capsys.readouterr().err
+    for _ in range(2):
+        with named(server, "two") as connection:
+            assert (
+                connection.description.model,
+                connection.description.rows,
+                connection.description.dtype,
+            ) == ("two", 1, "float32")
+    assert capsys.readouterr().err.count("secret-2: ") == 1
+    with named(server, "one") as connection:
+        assert (connection.description.rows, connection.description.sequence_length) == (2, 128)
+
+
+def test_what_is_not_listed_is_refused_with_the_list_and_a_path_reaches_no_loader(
+    server: BackgroundServer, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    capsys.readouterr()
+    for name in ("three", "One", str(folder / "secret-1"), f"{EMBEDDED}/target"):
+        with (
+            pytest.raises(InvalidRequest, match=r"it lists .*draft, one, two$"),
+            named(server, name),
+        ):
+            pass
+    assert capsys.readouterr().err == ""
+
+
+def test_without_a_model_on_the_command_line_the_first_of_the_list_is_the_first(
+    folder: Path,
+) -> None:
+    target = load_target(options(folder))
+    assert (target.description.model, list(target.listed)) == ("one", ["two"])
+    with BackgroundServer(target) as server:
+        assert list_models(str(server.address)) == ["one", "two"]
+
+
+def test_a_listed_model_must_not_have_the_first_models_name(folder: Path, tmp_path: Path) -> None:
+    first = str(folder / "secret-1")
+    (tmp_path / "models.json").write_text(json.dumps({"models": [{"name": first, "model": first}]}))
+    with pytest.raises(InvalidRequest, match="name it otherwise"):
+        load_target(options(tmp_path, model=first))
+
+
+# --- loading
+# --------------------------------------------------------------------------------------------------
+
+
+def test_a_load_that_fails_tells_the_client_a_line_the_log_the_reason_and_is_tried_again(
+    folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = Path(shutil.copytree(folder / "secret-2", tmp_path / "secret-3"))
+    (tmp_path / "models.json").write_text(
+        json.dumps({"models": [{"name": "three", "model": str(model)}]})
+    )
+    with BackgroundServer(load_target(options(tmp_path, model=str(EMBEDDED / "draft")))) as server:
+        whole = (model / "model.safetensors").read_bytes()
+        for broken in (whole[:-8], whole[:100], b""):
+            (model / "model.safetensors").write_bytes(broken)
+            with pytest.raises(Unavailable) as refused, named(server, "three"):
+                pass
+            assert (
+                str(refused.value)
+                == f"three cannot be had at {server.address} (three could not be loaded: its "
+                "target's log says why)"
+            )
+            assert "three could not be loaded: " in caplog.text
+        (model / "model.safetensors").write_bytes(whole)
+        with named(server, "three") as connection:
+            assert connection.description.model == "three"
+
+
+class Slow:
+    """A loader that waits until it is let go on."""
+
+    def __init__(self) -> None:
+        self.loads, self.go = 0, threading.Event()
+
+    def __call__(self, options: ServingRole) -> Served:
+        self.loads += 1
+        assert self.go.wait(WAIT)
+        engine = successor_engine()
+        return Served(engine, describe(engine))
+
+
+@contextmanager
+def listing(**loaders: Callable[[ServingRole], Served]) -> Iterator[BackgroundServer]:
+    from grpc_comm.server.server import Target
+    from tests.support.wire_fixtures import LOOPBACK
+
+    engine = successor_engine()
+    listed = {name: lazily(name, TargetRole(), load) for name, load in loaders.items()}
+    with BackgroundServer(Target(engine, describe(engine), LOOPBACK, listed=listed)) as server:
+        yield server
+
+
+def test_while_a_model_is_loaded_all_others_are_described_opened_and_loaded() -> None:
+    slow, quick = Slow(), Slow()
+    quick.go.set()
+    with listing(slow=slow, quick=quick) as server:
+        waiting = threading.Thread(
+            target=lambda: connect(str(server.address), model="slow", timeout=WAIT).close()
+        )
+        waiting.start()
+        for name in ("", "quick", "quick"):
+            with named(server, name) as connection, closing(connection.session()) as session:
+                session.open([1, 2, 3], SamplingParams())
+                session.decode(Decode(6))
+                assert rest(session) == [4, 5, 6]
+        assert waiting.is_alive()
+        slow.go.set()
+        waiting.join(WAIT)
+        assert not waiting.is_alive()
+    assert (slow.loads, quick.loads) == (1, 1)
+
+
+def test_a_load_that_its_client_gave_up_serves_the_next_one() -> None:
+    slow = Slow()
+    with listing(slow=slow) as server:
+        for _ in range(2):
+            words = "slow cannot be had at|no Outrider target answers"  # that: busy here
+            with pytest.raises(Unavailable, match=words), named(server, "slow", timeout=0.2):
+                pass
+        slow.go.set()
+        with named(server, "slow") as connection:
+            assert connection.description.model == "slow"
+    assert slow.loads == 1
+
+
+# --- the command line
+# -------------------------------------------------------------------------------------------------
+
+
+def test_the_draft_lists_models_and_uses_the_one_it_names(
+    server: BackgroundServer, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["--role", "draft", "--target_host", str(server.address), "--list_models"]) == 0
+    assert capsys.readouterr().out.splitlines() == [str(EMBEDDED / "draft"), "one", "two"]
+    text = [
+        "--prompt",
+        "def main",
+        "--max_new_tokens",
+        "12",
+        "--temperature",
+        "1",
+        "--seed",
+        "5",
+        "--json",
+    ]
+    assert (
+        main(
+            ["--role", "draft", "--target_host", str(server.address), "--model_name", "two", *text]
+        )
+        == 0
+    )
+    ours = json.loads(capsys.readouterr().out)
+    assert (
+        main(
+            [
+                "--role",
+                "verify_target",
+                "--model",
+                str(folder / "secret-2"),
+                "--dtype",
+                "float32",
+                *text,
+            ]
+        )
+        == 0
+    )
+    assert ours["text"] == json.loads(capsys.readouterr().out)["text"]
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--role", "draft", "--models", "x"],
+        ["--role", "target", "--model_name", "x"],
+        ["--role", "target", "--list_models"],
+    ],
+)
+def test_flags_of_the_other_side_are_refused(
+    flags: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        parse(flags)
+    assert f"{flags[2]} is for --role" in capsys.readouterr().err
+
+
+def test_a_device_may_have_a_number(capsys: pytest.CaptureFixture[str]) -> None:
+    assert parse(["--role", "target", "--device", "cuda:1"]).device == "cuda:1"
+    with pytest.raises(SystemExit):
+        parse(["--role", "target", "--device", "cuda:x"])
+    assert "cuda:N" in capsys.readouterr().err
+    with pytest.raises(InvalidRequest, match="--device cuda:999: torch finds"):
+        pick_device("cuda:999")
+
+
+# --- the file
+# --------------------------------------------------------------------------------------------------
+
+
+def read(folder: Path, entries: object, **changes: Any) -> dict[str, ServingRole]:
+    path = folder / "other.json"
+    path.write_text(entries if isinstance(entries, str) else json.dumps({"models": entries}))
+    return read_listed(path, options(folder, **changes))
+
+
+def test_an_entry_takes_from_the_command_line_what_it_leaves_out(folder: Path) -> None:
+    model = str(folder / "secret-1")
+    entries = [
+        {"name": "a", "model": model},
+        {
+            "name": "b",
+            "model": model,
+            "rows": 7,
+            "max_tree_nodes": 9,
+            "dtype": "bfloat16",
+            "sequence_length": 99,
+        },
+    ]
+    listed = read(folder, entries, batch=3, sequence_length=77, threads=1, model="ignored")
+    assert [
+        (each.model, each.batch, each.sequence_length, each.dtype, each.threads)
+        for each in listed.values()
+    ] == [
+        (model, 3, 77, "float32", 1),
+        (model, 7, 99, "bfloat16", 1),
+    ]
+    assert listed["b"].max_tree_nodes == 9
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"quantization": "int8"}, "a: unknown field 'quantization'; there are name, model"),
+        ({"rows": 0}, "models[0].rows is 0: an integer from 1"),
+        ({"rows": True}, "models[0].rows is True: an integer"),
+        ({"rows": "2"}, "models[0].rows is '2': an integer"),
+        ({"device": 1}, "models[0].device is 1: a line of text is needed"),
+        ({"device": "cuda:x"}, "cuda:N is needed"),
+        ({"device": "cuda:99"}, "a: --device cuda:99: torch finds"),
+        ({"device": "neuron"}, "listed as an artifact"),
+        ({"dtype": "int4"}, "--dtype int4: one of float32"),
+        ({"sequence_length": 100_000}, "takes 2 to 256"),
+        ({"model": "/nowhere"}, "no such model directory: /nowhere"),
+        ({"artifact": "/nowhere"}, 'one of "model" and "artifact"'),
+        ({"model": None}, "models[0].model is None: a line of text is needed"),
+        ({"name": ""}, "models[0].name is '': a name of 1 to 80"),
+        ({"name": "a\nb"}, "printable"),
+        ({"name": 3}, "models[0].name is 3"),
+    ],
+)
+def test_an_entry_that_cannot_be_served_is_refused_at_the_start_by_name(
+    folder: Path, changes: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        read(folder, [{"name": "a", "model": str(folder / "secret-1")} | changes])
+    assert words in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("{", "is not JSON"),
+        ("[]", '{"models": ['),
+        ('{"models": [], "more": 1}', '{"models": ['),
+        ('{"models": []}', "no model is listed"),
+        ('{"models": ["a"]}', "models[0] is 'a': an object is needed"),
+        ('{"models": {}}', "models is {}: a list is needed"),
+        ('{"models": [{"name": "a"}]}', 'one of "model" and "artifact"'),
+    ],
+)
+def test_a_file_that_lists_nothing_is_refused(folder: Path, content: str, words: str) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        read(folder, content)
+    assert words in str(refused.value)
+
+
+def test_a_name_is_listed_once(folder: Path) -> None:
+    with pytest.raises(InvalidRequest, match="a is listed twice"):
+        read(folder, [{"name": "a", "model": str(folder / "secret-1")}] * 2)
+
+
+def test_a_directory_without_a_config_or_a_tokenizer_is_refused_at_the_start(
+    folder: Path, tmp_path: Path
+) -> None:
+    for number, name in enumerate(("config.json", "tokenizer.json")):
+        model = Path(shutil.copytree(folder / "secret-1", tmp_path / str(number)))
+        (model / name).unlink()
+        with pytest.raises(InvalidRequest, match=r"other\.json: a: "):
+            read(folder, [{"name": "a", "model": str(model)}])
+
+
+def test_an_artifact_is_what_it_was_built_as(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "artifact").mkdir()
+    build(tmp_path / "artifact")
+    entry = {"name": "a", "artifact": str(tmp_path / "artifact")}
+    listed = read(folder, [entry | {"dtype": "float32", "device": "cpu", "sequence_length": 100}])[
+        "a"
+    ]
+    assert (listed.artifact, listed.dtype, listed.model) == (entry["artifact"], None, None)
+    for changes, words in (
+        ({"dtype": "fp8"}, '"dtype" is fp8, the artefact was built in float32'),
+        ({"device": "neuron"}, "was built for cpu"),
+        ({"rows": 2}, "decided when the artefact was built"),
+        ({"sequence_length": 121}, "built for 2 to 120"),
+        ({"artifact": str(folder)}, "is not an artefact"),
+    ):
+        with pytest.raises(InvalidRequest) as refused:
+            read(folder, [entry | changes])
+        assert words in str(refused.value)
+
+
+def test_a_large_model_that_is_loaded_after_a_small_one_has_torchs_threads(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from outrider.models import devices
+
+    monkeypatch.setattr(devices, "_THREADS", 2)
+    try:
+        devices.set_threads(None, 1_000)
+        assert torch.get_num_threads() == 1
+        devices.set_threads(None, 10**9)
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(1)

@@ -1,0 +1,108 @@
+"""What is said while a text is made stands below it on a terminal, and never within it."""
+
+from __future__ import annotations
+
+from contextlib import redirect_stderr, redirect_stdout
+from pathlib import Path
+
+import pytest
+
+from inference.command import glance, say
+from inference.proposer import MODEL
+from outrider.terminal.live_text import LiveText, in_colour
+from outrider.text.completion import Piece
+from tests.support.terminal import Terminal
+
+
+def wrapped(text: str, width: int) -> str:
+    """The text as it stands on a terminal."""
+    screen = Terminal(width, 200)
+    screen.write(text)
+    return screen.everything
+
+
+TEXTS = {
+    "lines": "def f(x):\n    return x\n\nprint(f(3))\n" * 4,
+    "long lines": "a line that is longer than the terminal is wide, twice over\n" * 4,
+    "full width": ("x" * 20 + "y" * 20 + "\n") * 3,
+    "wide letters": "日本語のテキストは幅が広いので折り返し\n" * 4,
+    "tabs": "\tif x:\n\t\treturn\n" * 5,
+}
+
+
+@pytest.mark.parametrize("text", TEXTS.values(), ids=TEXTS.keys())
+def test_a_text_is_whole_whatever_is_said_while_it_is_made(terminal: Terminal, text: str) -> None:
+    text = text.expandtabs(8)
+    with terminal, LiveText(coloured=True) as show:
+        for at, letter in enumerate(text):
+            show(Piece(letter, MODEL))
+            if at % 3 == 0:
+                glance(f"{at} 語 and more than fits into the width\nsecond\nthird")
+        say("it went away")
+    assert terminal.everything == wrapped(f"{text}\nit went away", 20)
+
+
+def test_the_latest_state_stands_below_the_text(terminal: Terminal) -> None:
+    with terminal, LiveText(coloured=False) as show:
+        assert terminal.shown[1] == "waiting for the fir"
+        show(Piece("some\nte", MODEL))
+        glance("first")
+        glance("second, longer than the screen")
+        show(Piece("xt"))
+        assert terminal.shown == ["some", "text", "second, longer than", "", "", ""]
+    assert terminal.everything == "some\ntext"
+
+
+def test_a_changed_width_is_followed(terminal: Terminal) -> None:
+    with terminal, LiveText(coloured=False) as show:
+        show(Piece("text", MODEL))
+        terminal.width = 12
+        glance("longer than twelve")
+        assert terminal.shown[:2] == ["text", "longer than"]
+
+
+def test_a_terminal_that_cannot_move_its_cursor_is_told_after_the_text(
+    terminal: Terminal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TERM", "dumb")
+    with terminal, LiveText(coloured=False) as show:
+        show(Piece("a te", MODEL))
+        say("it went away")
+        show(Piece("xt", MODEL))
+    assert terminal.everything == "a text\nit went away"
+
+
+def test_where_both_streams_are_one_file_what_is_said_stands_behind_the_text(
+    tmp_path: Path,
+) -> None:
+    with (
+        (tmp_path / "both").open("w") as both,
+        redirect_stdout(both),
+        redirect_stderr(both),
+        LiveText(coloured=False) as show,
+    ):
+        show(Piece("te", MODEL))
+        say("a token takes 116 ms")
+        show(Piece("xt", MODEL))
+    assert (tmp_path / "both").read_text() == "text\na token takes 116 ms\n"
+
+
+@pytest.mark.parametrize(("kind", "coloured"), [("xterm", True), ("dumb", False)])
+def test_a_terminal_that_knows_no_colours_gets_none(
+    monkeypatch: pytest.MonkeyPatch, kind: str, coloured: bool
+) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", kind)
+    with Terminal(20, 5):
+        assert in_colour("auto") == coloured
+
+
+def test_what_is_no_terminal_is_told_at_once_and_on_stderr_only(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with LiveText(coloured=False) as show:
+        show(Piece("te", MODEL))
+        say("it went away")
+        assert capsys.readouterr() == ("te", "it went away\n")
+        show(Piece("xt", MODEL))
+    assert capsys.readouterr() == ("xt\n", "")

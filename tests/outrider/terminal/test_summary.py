@@ -1,0 +1,152 @@
+"""What a run says of itself is what it did: its forwards, its price with its source, and whether a
+limit was kept.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from inference.cost.accounting import Rates
+from inference.cost.objective import Terms, Wish
+from outrider.money.purse import Purse
+from outrider.terminal.summary import account, summary
+from outrider.text.completion import Completion
+from tests.support.clock import Clock
+
+RATES = Rates(3.6, usd_per_kwh=0.36, usd_per_gb_to_target=0.0, usd_per_gb_from_target=0.0)
+TERMS = Terms(RATES, draft_watts=10.0, target_watts=100.0)
+
+
+def numbers(line: str) -> list[float]:
+    """The figures of a line, in their order; how it is worded is free."""
+    return [float(number) for number in re.findall(r"\d+(?:\.\d+)?", line)]
+
+
+def text(tokens: int = 100, seconds: float = 2.0, **more: object) -> Completion:
+    done = Completion(
+        0,
+        "p",
+        0,
+        3,
+        token_ids=list(range(tokens)),
+        seconds=seconds,
+        finish_reason="length",
+    )
+    return replace(done, **more)  # type: ignore[arg-type]
+
+
+def test_the_report_counts_forwards_and_tells_those_without_candidates_apart() -> None:
+    done = text(
+        forwards=40,
+        lone_forwards=10,
+        num_draft_tokens=240,
+        num_accepted_tokens=60,
+        accepted_by={"model": 45, "copy": 15},
+        draft_calls=110,
+        draft_seconds=0.5,
+        bytes_up=8000,
+        bytes_down=700,
+        messages_up=90,
+        messages_down=40,
+        time_to_first_token=0.5,
+        arrivals=[0.5, 0.6, 0.8],
+    )
+    assert [numbers(line) for line in summary([done], 2.0).splitlines()] == [
+        [3, 100],  # prompt tokens, generated
+        [40, 2.5, 10, 3.0],  # forwards, tokens a forward; without candidates, tokens in the others
+        [240, 60, 25.0, 45, 15],  # candidates, accepted, by the model, by copying
+        [110, 1.1, 0.5],  # draft calls, a token, seconds
+        [2.0, 50.0],  # seconds, tokens a second
+        [
+            0.5,
+            150,
+            50,
+            199,
+            99,
+            200,
+        ],  # first token; gaps p50, p99, most
+        [80, 7, 0.9, 0.4],  # bytes and messages a token, up and down
+    ]
+    beside = replace(done, baseline=text(forwards=100, seconds=5.0))
+    assert [100, 40, 5.0, 2.0, 2.5] in map(numbers, summary([beside], 7.0).splitlines())
+
+
+def test_seconds_of_target_only_runs_are_not_the_texts_own() -> None:
+    assert [2.0, 50.0] in map(numbers, summary([text()], 2.0).splitlines())
+    beside = summary([text(baseline=text())], 7.0).splitlines()
+    assert [2.0, 7.0, 50.0] in map(numbers, beside)
+
+
+def spent(
+    seconds: float, terms: Terms = TERMS, source: str | None = "$3.6 an hour, as given"
+) -> Purse:
+    clock = Clock(0.0)
+    paying = Purse(terms, source=source, clock=clock)
+    with paying.text():
+        clock.now = seconds
+    return paying
+
+
+def said(purse: Purse, wish: Wish = Wish(), texts: Sequence[Completion] = (text(),)) -> list[str]:  # noqa: B008  # both are frozen or read only
+    return account(texts, purse, wish).splitlines()
+
+
+def test_cost_and_energy_are_told_by_the_token_with_their_sources() -> None:
+    told = said(spent(2.0))
+    assert [numbers(line) for line in told] == [[0.002, 20], [3.6], [2, 100]]
+    assert "as given" in told[1]
+
+
+def test_where_the_forwards_alone_are_paid_a_token_has_another_price() -> None:
+    told = said(spent(2.0), texts=[text(share_seconds=0.4, prefill_seconds=0.1)])
+    assert numbers(told[1]) == [5]
+
+
+def test_a_cost_that_leaves_something_out_says_what() -> None:
+    bare = spent(
+        2.0,
+        Terms(Rates(3.6, usd_per_gb_to_target=0.0, usd_per_gb_from_target=0.0), target_share=0.5),
+    )
+    told = said(bare)
+    assert [numbers(line) for line in told] == [[0.001, 10], [3.6, 0.5]]
+    assert "no price of electricity" in told[0]
+
+
+def test_without_prices_and_watts_nothing_is_said() -> None:
+    assert said(spent(2.0, Terms(Rates(0.0)), source=None)) == []
+    assert said(spent(2.0, source=None), texts=[text(0)]) == []
+    assert [numbers(line) for line in said(spent(2.0), texts=[text(0)])] == [[0.002]]
+
+
+@pytest.mark.parametrize(
+    ("wish", "flag", "kept", "figures"),
+    [
+        (Wish(min_tps=40.0), "--min_tps", True, [50, 40]),
+        (Wish(min_tps=60.0), "--min_tps", False, [50, 60]),
+        (Wish("api_cost", max_per_token=25e-6), "--max_usd_per_1m", True, [20, 25]),
+        (Wish("total_cost", max_per_token=5e-6), "--max_usd_per_1m", False, [20, 5]),
+        (Wish("energy_total", max_per_token=1.5), "--max_joules_per_token", False, [2, 1.5]),
+    ],
+)
+def test_a_limit_is_followed_by_what_was_measured(
+    wish: Wish, flag: str, kept: bool, figures: list[float]
+) -> None:
+    name, outcome, *rest = said(spent(2.0), wish)[-1].split()
+    assert (name, outcome) == (flag, "kept:" if kept else "missed:")
+    assert numbers(" ".join(rest)) == figures
+
+
+def test_texts_that_the_purse_ended_are_counted_apart_from_those_that_never_began() -> None:
+    cut, never = text(finish_reason="spent"), text(0, 0.0, finish_reason="spent")
+
+    def ended(*texts: Completion) -> list[float]:
+        lines = [line for line in summary(texts, 4.0).splitlines() if "--max_usd" in line]
+        return [number for line in lines for number in numbers(line)]
+
+    assert ended(text(), cut, never, never) == [3, 4, 2]
+    assert ended(text(), cut) == [1, 2]
+    assert ended(text()) == []

@@ -1,0 +1,215 @@
+"""From a request to its record: the text is the target's own, whoever proposes, and what was
+verified survives whatever ends it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from threading import Event
+
+import pytest
+
+from inference.backends.eager import EagerModel
+from inference.cost.accounting import Rates
+from inference.cost.objective import Terms
+from inference.draft_thread import inline
+from inference.drafters.model_proposer import ROOM, ModelProposer
+from inference.drafters.round_proposer import RoundProposer
+from inference.drafters.tree_policies import BestFirst
+from inference.engine.engine import Engine
+from inference.engine.local_session import LocalSession
+from inference.errors import Mismatch, OutriderError, Unavailable
+from inference.link_times import LinkTimes
+from inference.model.decoder import Decoder
+from inference.order import Pace, Progress
+from inference.planner.acceptance import read_acceptance
+from inference.planner.knowledge import Knowledge
+from inference.planner.prices import Prices
+from inference.proposer import Proposer
+from inference.sampling import SamplingParams
+from inference.text import Tokenizer
+from inference.times import DraftTimes, LatencyModel
+from outrider.models.loading import EMBEDDED
+from outrider.money.purse import Purse
+from outrider.terminal.live_text import silent
+from outrider.text.completion import Broken, Completion, Piece, Request, complete
+from tests.support.equality import NearTies, assert_same_text
+from tests.support.pairs import SEQUENCE_LENGTH, perturbed
+
+TOKENIZER = Tokenizer(EMBEDDED / "target")
+PROMPT, TOKENS = [5, 17, 250, 3, 99], 60
+PACES = [Pace.GO_ON, Pace.WAIT]
+
+
+def request(params: SamplingParams = SamplingParams(), tokens: int = TOKENS) -> Request:  # noqa: B008  # frozen
+    return Request(0, "", PROMPT, params, tokens, frozenset())
+
+
+def growing() -> Proposer:
+    """It stands still once a call brings less than what it takes: the target is in this thread."""
+    model = EagerModel(perturbed(1, 0.02), rows=1, capacity=SEQUENCE_LENGTH + ROOM, max_nodes=128)
+    times = LatencyModel({(1, 1): 0.02, (1, 64): 0.03})
+    known = Knowledge(DraftTimes({1: 0.002}), times, LinkTimes(), read_acceptance())
+    return ModelProposer(model, 0, known, Prices(holds_target=True))
+
+
+def rounds() -> Proposer:
+    model = EagerModel(perturbed(1, 0.02), rows=1, capacity=SEQUENCE_LENGTH + 64, max_nodes=128)
+    return RoundProposer(model, BestFirst(8, 4), room=63)
+
+
+def made(
+    session: LocalSession,
+    proposers: Sequence[Proposer],
+    asked: Request,
+    show: Callable[[Piece], None] = silent,
+    pace: Pace = Pace.GO_ON,
+) -> Completion:
+    order = asked.order(pace)
+    return complete(asked, session, inline(proposers), TOKENIZER, show, Event(), order=order)
+
+
+@pytest.mark.parametrize("pace", PACES, ids=lambda pace: pace.name)
+@pytest.mark.parametrize("proposer", [growing, rounds])
+@pytest.mark.parametrize("params", [SamplingParams(), SamplingParams(0.8, seed=3)], ids=str)
+def test_whoever_proposes_the_text_is_the_targets_own(
+    served: Engine, target: Decoder, ties: NearTies,
+    params: SamplingParams, proposer: Callable[[], Proposer], pace: Pace,
+) -> None:  # fmt: skip
+    alone = made(LocalSession(served), [], request(params))
+    one = proposer()
+
+    def produce(prompt: Sequence[int], n: int) -> list[int]:
+        asked = replace(request(params, n), ids=prompt)
+        return made(LocalSession(served), [one], asked, pace=pace).token_ids
+
+    assert_same_text(target, PROMPT, params, alone.token_ids, produce, ties)
+
+
+def test_the_record_counts_what_session_and_proposer_did(served: Engine) -> None:
+    proposer = rounds()
+    first = made(LocalSession(served), [proposer], request(), pace=Pace.WAIT)
+    second = made(LocalSession(served), [proposer], request(), pace=Pace.WAIT)
+    assert first.token_ids == second.token_ids
+    assert proposer.calls == first.draft_calls + second.draft_calls
+    assert first.draft_calls == second.draft_calls > 0
+    for done in (first, second):
+        assert sum(done.chunk_tokens) == len(done.token_ids) == TOKENS
+        assert done.num_accepted_tokens + done.forwards == TOKENS
+        assert done.accepted_by == {"model": done.num_accepted_tokens}
+        assert done.acceptance_length == TOKENS / done.forwards
+        assert done.num_draft_tokens == done.nodes - done.forwards
+        assert 0 < done.share_seconds <= done.target_seconds * (1 + 1e-9)
+
+
+def test_the_target_alone_makes_a_forward_a_token(served: Engine) -> None:
+    alone = made(LocalSession(served), [], request())
+    assert (alone.forwards, alone.lone_forwards, alone.nodes) == (TOKENS, TOKENS, TOKENS)
+    assert (alone.num_draft_tokens, alone.accepted_by, alone.draft_calls) == (0, {}, 0)
+    assert alone.finish_reason == "length"
+
+
+@pytest.mark.parametrize("pace", PACES, ids=lambda pace: pace.name)
+def test_a_stop_id_ends_the_text_and_is_never_shown(served: Engine, pace: Pace) -> None:
+    full = made(LocalSession(served), [], request()).token_ids
+    for token in list(dict.fromkeys(full))[:12]:
+        cut, pieces = full[: full.index(token) + 1], list[Piece]()
+        asked = replace(request(), stop_ids=frozenset([token]))
+        done = made(LocalSession(served), [rounds()], asked, pieces.append, pace)
+        assert (done.token_ids, done.finish_reason) == (cut, "stop")
+        shown = TOKENIZER.stream(PROMPT)
+        text = "".join(shown.push(one) for one in cut[:-1]) + shown.finish()
+        assert done.text == "".join(piece.text for piece in pieces) == text
+
+
+class Failing(LocalSession):
+    """A session that breaks after so many tokens."""
+
+    def __init__(self, engine: Engine, error: OutriderError, after: int) -> None:
+        super().__init__(engine)
+        self._error, self._left = error, after
+
+    def receive(self, timeout: float) -> Progress | None:
+        if self._left <= 0:
+            raise self._error
+        progress = super().receive(timeout)
+        self._left -= len(progress.tokens) if progress is not None else 0
+        return progress
+
+
+@pytest.mark.parametrize("error", [Unavailable("it went away"), Mismatch("it contradicts itself")])
+def test_what_was_verified_survives_an_error(served: Engine, error: OutriderError) -> None:
+    whole = made(LocalSession(served), [], request())
+    with pytest.raises(Broken, match=str(error)) as broken:
+        made(Failing(served, error, after=20), [rounds()], request(), pace=Pace.WAIT)
+    done = broken.value.done
+    assert 20 <= len(done.token_ids) < TOKENS
+    assert done.token_ids == whole.token_ids[: len(done.token_ids)]
+    assert whole.text.startswith(done.text.rstrip("\ufffd"))
+    assert (done.finish_reason, done.error) == ("error", str(error))
+    assert done.forwards > 0
+    assert "error" in done.record()
+    assert "error" not in whole.record()
+
+
+def test_after_an_error_the_targets_row_is_free(served: Engine) -> None:
+    with pytest.raises(Broken):
+        made(Failing(served, Unavailable("gone"), after=5), [], request())
+    assert served.free_rows == served.model.rows
+
+
+class Stalled(LocalSession):
+    """A target that says nothing any more after so many tokens."""
+
+    left = 10
+
+    def receive(self, timeout: float) -> Progress | None:
+        progress = super().receive(timeout) if self.left > 0 else None
+        self.left -= len(progress.tokens) if progress is not None else 0
+        return progress
+
+
+class Ticking:
+    """A clock that moves whenever it is looked at."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        self.now += 0.1
+        return self.now
+
+
+def test_a_target_that_stalls_spends_no_more_than_was_allowed(served: Engine) -> None:
+    """A dollar a second: the text ends, with what was made, although nothing comes."""
+    purse = Purse(Terms(Rates(3600.0)), 50.0, source="by hand", clock=Ticking())
+    with purse.text() as tab:
+        done = made(Stalled(served), [], replace(request(), tab=tab))
+    assert done.finish_reason == "spent"
+    assert len(done.token_ids) == 10
+    assert done.usd == pytest.approx(50.0, abs=2.0)
+
+
+def test_a_text_is_cancelled_while_nothing_comes(served: Engine) -> None:
+    cancelled = Event()
+
+    class Cancelling(Stalled):
+        def receive(self, timeout: float) -> Progress | None:
+            progress = super().receive(timeout)
+            if self.left <= 0 and progress is None:
+                cancelled.set()
+            return progress
+
+    done = complete(request(), Cancelling(served), inline(), TOKENIZER, silent, cancelled)
+    assert done.finish_reason == "cancelled"
+    assert len(done.token_ids) == 10
+
+
+def test_who_listens_hears_of_every_chunk_but_the_last(served: Engine) -> None:
+    heard = list[int]()
+    done = complete(
+        request(), LocalSession(served), inline(), TOKENIZER, silent, Event(),
+        tell=lambda so_far: heard.append(len(so_far.token_ids)),
+    )  # fmt: skip
+    assert heard == list(range(1, TOKENS))
+    assert len(done.token_ids) == TOKENS

@@ -1,0 +1,91 @@
+"""Prompts are read from flags, files and standard input, and become requests that fit."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+
+from inference.errors import InvalidRequest, UnsupportedModel
+from outrider.draft_methods import find_draft
+from outrider.options.groups import DraftModelOptions, TextOptions
+from outrider.terminal.live_text import LiveText, in_colour
+from outrider.text.prompts import make_requests, read_prompts
+
+
+class Piped(io.TextIOWrapper):
+    """Standard input that holds this."""
+
+    def __init__(self, raw: bytes) -> None:
+        super().__init__(io.BytesIO(raw))
+
+
+def test_a_dash_reads_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", Piped(b"def a():\n    pass\n"))
+    assert read_prompts(TextOptions(prompt="-")) == ["def a():\n    pass"]
+    monkeypatch.setattr("sys.stdin", Piped(b"one\n\ntwo\n"))
+    assert read_prompts(TextOptions(prompt_text="-")) == ["one", "two"]
+
+
+def test_standard_input_that_holds_nothing_is_an_empty_prompt(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("sys.stdin", Piped(b"\n"))
+    with pytest.raises(InvalidRequest):
+        read_prompts(TextOptions(prompt="-"))
+
+
+def test_a_file_that_is_not_utf_8_is_refused_with_the_line(tmp_path: Path) -> None:
+    (tmp_path / "prompts").write_bytes(b"one\ntw\xf6\n")
+    with pytest.raises(InvalidRequest, match=r"UTF-8: line 2 .*0xf6"):
+        read_prompts(TextOptions(prompt_text=str(tmp_path / "prompts")))
+
+
+def test_what_the_sequence_length_cuts_is_said_with_both_numbers(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    tokenizer = find_draft(DraftModelOptions()).tokenizer
+    options = TextOptions(prompt="x", max_new_tokens=500)
+    (request,) = make_requests(options, ["x"], tokenizer, 20, frozenset())
+    said = capsys.readouterr().err
+    assert f"500 is cut to {request.max_new_tokens}" in said
+    assert request.max_new_tokens == 20 - len(request.ids)
+
+
+def test_gguf_weights_are_recognised(tmp_path: Path) -> None:
+    (tmp_path / "model.gguf").touch()
+    for name in (tmp_path, tmp_path / "model.gguf"):
+        with pytest.raises(UnsupportedModel, match="GGUF"):
+            find_draft(DraftModelOptions(draft_model=str(name)))
+
+
+@pytest.mark.parametrize(
+    ("asked", "no_color", "terminal", "coloured"),
+    [
+        ("auto", "", True, True),
+        ("auto", "", False, False),
+        ("auto", "1", True, False),
+        ("always", "1", False, True),
+        ("never", "", True, False),
+    ],
+)
+def test_colours_are_for_terminals_unless_the_user_says(
+    monkeypatch: pytest.MonkeyPatch, asked: str, no_color: str, terminal: bool, coloured: bool
+) -> None:
+    monkeypatch.setenv("NO_COLOR", no_color)
+    monkeypatch.setattr("sys.stdout.isatty", lambda: terminal)
+    assert in_colour(asked) == coloured
+
+
+def test_a_terminal_gets_no_control_characters_with_colours_or_without(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from inference.proposer import MODEL
+    from outrider.text.completion import Piece
+
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    LiveText(False)(Piece("a\x1b[2J", MODEL))
+    assert capsys.readouterr().out == "a [2J"
+    LiveText(True)(Piece("a\x1b[2J", MODEL))
+    assert "\x1b[2J" not in capsys.readouterr().out
