@@ -21,7 +21,7 @@ import torch
 from benchmarks.harness import command, cpu_decoder, heap, show, with_cpu
 from compile.build.build import build_artifact, read_source
 from compile.build.cpu import CpuBuilder
-from compile.build.progress import LineProgress
+from compile.build.progress import BuildProgress
 from compile.spec import CompileSpec, least_nodes, verify_bucket
 from inference.artifact import Bucket
 from inference.backends import Model
@@ -56,10 +56,10 @@ def compiled_model(
     build_artifact(
         spec,
         read_source(model),
-        CpuBuilder(spec, model, vocabulary),
+        CpuBuilder(spec, model),
         directory,
         command="python -m benchmarks.compiled",
-        progress=LineProgress(lambda line: print(line, flush=True)),
+        progress=BuildProgress(lambda line: print(line, flush=True)),
     )
     seconds = time.perf_counter() - start
     return load_compiled(directory, read_compiled(directory)), seconds

@@ -16,6 +16,7 @@ from typing import Any
 from benchmarks.harness import command, heap, medians, show
 from inference.sampling import SamplingParams
 from outrider.draft_methods import find_draft
+from outrider.models.capacity import Capacity
 from outrider.options.roles import FusedTargetRole
 from outrider.target.target import load_target
 
@@ -37,7 +38,8 @@ def measure(options: FusedTargetRole, repetitions: int) -> dict[str, Any]:
     target = served.engine.model
     checkpoint = find_draft(options)
     length = served.engine.sequence_length
-    draft = checkpoint.load(options, rows=1, sequence_length=length, spare=SPARE, max_nodes=256)
+    capacity = Capacity(rows=1, sequence_length=length, spare=SPARE, max_nodes=256)
+    draft = checkpoint.load(options, capacity)
     figures: dict[str, Any] = {
         "target": served.description.model,
         "draft": checkpoint.name,
