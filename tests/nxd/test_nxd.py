@@ -22,14 +22,12 @@ import torch
 from compile import probe
 from compile.build.build import Source, build_artifact
 from compile.build.neuron_builder import NeuronBuilder
-from compile.build.neuron_compiler import compiler_flags, render
 from compile.build.progress import BuildProgress
 from compile.spec import verify_bucket
 from inference.artifact import Manifest
 from inference.backends.eager import EagerModel
 from inference.backends.neuron import NeuronFusedModel
 from inference.backends.neuron_loading import load_neuron
-from inference.backends.neuron_sdk import load_sdk
 from inference.backends.sequence import ModelSequence
 from inference.model.checkpoint import fingerprint
 from inference.model.float8 import in_float8
@@ -153,8 +151,7 @@ def test_one_graph_more_compiles_one_graph_and_every_graph_keeps_its_log(
 
 
 def test_the_noise_of_the_probe_is_the_hosts(device: closed.Device, tmp_path: Path) -> None:
-    flags = render(compiler_flags(spec_of(2), 1))
-    probe.check_noise(load_sdk(), 2, 1, flags, str(tmp_path))
+    probe.check_noise(spec_of(2), tmp_path)
 
 
 def test_a_fused_target_built_by_nxd_drafts_and_accepts_as_its_own_choices_say(

@@ -14,7 +14,6 @@ import pytest
 import torch
 
 from compile import check, probe
-from compile.build.neuron_compiler import compiler_flags, render
 from compile.neuron_cache import neuron_artifact
 from inference.artifact import Manifest
 from inference.backends import neuron_sdk
@@ -151,12 +150,11 @@ def test_a_device_with_other_noise_is_refused(
     monkeypatch: pytest.MonkeyPatch, packages: Path, tmp_path: Path
 ) -> None:
     Neuron().install(monkeypatch, packages)
-    flags = render(compiler_flags(spec_of(1), 1))
-    probe.check_noise(neuron_sdk.load_sdk(), 1, 1, flags, str(tmp_path))
+    probe.check_noise(spec_of(1), tmp_path)
 
     monkeypatch.setattr(probe, "noise_in_limbs", lambda *_: noise_in_limbs(*_) * (1 + 2e-6))
     with pytest.raises(BadArtifact, match=r"seed 26, position 0, token 133856 gave noise 16\.6"):
-        probe.check_noise(neuron_sdk.load_sdk(), 1, 1, flags, str(tmp_path))
+        probe.check_noise(spec_of(1), tmp_path)
 
     def rounded(limbs: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
         """Words on a unit that computes in float32."""
@@ -166,7 +164,7 @@ def test_a_device_with_other_noise_is_refused(
     with pytest.raises(
         BadArtifact, match=r"seed 0, position 0, token 0 gave bits .* 0x9d1c5ec6 is right"
     ):
-        probe.check_noise(neuron_sdk.load_sdk(), 1, 1, flags, str(tmp_path))
+        probe.check_noise(spec_of(1), tmp_path)
 
 
 CHECK = ["check", "--target", "trn1", "--dtype", "float32", "--sequence_length", "64"]
