@@ -12,6 +12,7 @@ import inspect
 import os
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,19 +21,16 @@ import torch
 
 from compile import probe
 from compile.agreement import agreements
-from compile.build.build import Source, build_artifact
 from compile.build.neuron_builder import NeuronBuilder
-from compile.build.progress import BuildProgress
 from compile.spec import verify_bucket
 from inference.artifact import Manifest
 from inference.backends.eager import EagerModel
 from inference.backends.neuron import NeuronFusedModel
 from inference.backends.neuron_loading import load_neuron
-from inference.model.checkpoint import fingerprint
 from inference.model.float8 import in_float8
 from tests.nxd import closed, graphs
 from tests.support.fake_neuron import VERSIONS, lay_out
-from tests.support.models import TINY, write_checkpoint
+from tests.support.models import write_checkpoint
 from tests.support.neuron_artifacts import (
     FEW,
     JUNK,
@@ -128,14 +126,7 @@ def test_a_fused_target_built_by_nxd_drafts_and_accepts_as_its_own_choices_say(
     target = write_checkpoint(tmp_path / "target")
     draft = write_checkpoint(tmp_path / "draft", seed=1, num_hidden_layers=1, num_key_value_heads=2)
     spec = fused_spec_of(draft, 2)
-    manifest = build_artifact(
-        spec,
-        Source(target, fingerprint(target), "tokenizer", dict(TINY), (2,)),
-        NeuronBuilder(spec, target, draft),
-        tmp_path / "artifact",
-        command="test",
-        progress=BuildProgress(lambda line: None),
-    )
+    manifest = build(tmp_path / "artifact", target, spec, partial(NeuronBuilder, draft=draft))
     model = load(device, tmp_path / "artifact", manifest)
     assert isinstance(model, NeuronFusedModel)
     found = [(one.equal, one.total) for one in agreements(model, model, manifest)]
