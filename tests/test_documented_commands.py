@@ -15,7 +15,7 @@ from deploy import __main__ as deploying
 from outrider import options as running
 from outrider.compare import compare_options as comparing
 from outrider.compare.testbed import read_positions
-from outrider.money.goals import read_prices
+from outrider.money.goal import read_billing
 from tests.support.repository import ROOT
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -111,5 +111,5 @@ def test_a_documented_command_is_understood(page: str, command: str) -> None:
 )
 def test_a_documented_curve_states_the_prices_that_it_weighs(command: str) -> None:
     options = comparing.parse(split(command)[1])
-    stated = read_prices(options.draft, 0.0)
-    assert len(read_positions(options, stated)) == len(options.cs)
+    billing = read_billing(options.draft)
+    assert len(read_positions(options, billing)) == len(options.cs)

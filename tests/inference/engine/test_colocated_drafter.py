@@ -13,10 +13,11 @@ import pytest
 from inference.backends import Ranked, Segment
 from inference.backends.eager import EagerModel
 from inference.drafters.model_proposer import ROOM
+from inference.engine.colocated_drafter import ColocatedDrafter
 from inference.engine.engine import Engine
-from inference.engine.host import Host
 from inference.engine.local_session import LocalSession
-from inference.engine.session import MOST_AHEAD, Session
+from inference.engine.session import Session
+from inference.engine.tuning import TUNING
 from inference.link_times import LinkTimes
 from inference.model.decoder import Decoder
 from inference.order import Decode
@@ -96,7 +97,7 @@ class Hosted:
         self.clock = Clock()
         self.draft = Draft(says, self.clock, draft_rows or rows, call)
         known = partial(_knowledge, call)
-        self.host = Host(self.draft, known, room=200, clock=self.clock, copies=copies)
+        self.host = ColocatedDrafter(self.draft, known, room=200, clock=self.clock, copies=copies)
         self.model = Exact(rows, self.clock, kinds=kinds, cost=lambda rows, nodes: FORWARD)
         shapes = [(row, nodes) for row in range(1, rows + 1) for nodes in (1, 2, 4, 8, 16, 32)]
         self.engine = Engine(
@@ -105,7 +106,7 @@ class Hosted:
             max_tree_nodes=32,
             vocabulary=VOCABULARY,
             times=LatencyModel(dict.fromkeys(shapes, FORWARD), measured=True),
-            host=self.host,
+            drafter=self.host,
             clock=self.clock,
         )
 
@@ -132,9 +133,9 @@ def beside(draft: Decoder, *, copies: bool = False) -> Engine:
     target, length = pairs.decoder(1), pairs.SEQUENCE_LENGTH
     model = EagerModel(target, rows=2, capacity=length + 64, max_nodes=64)
     rows = EagerModel(draft, rows=2, capacity=length + ROOM, max_nodes=128)
-    host = Host(rows, partial(_knowledge, CALL), room=ROOM, copies=copies)
+    host = ColocatedDrafter(rows, partial(_knowledge, CALL), room=ROOM, copies=copies)
     return Engine(
-        model, sequence_length=length, max_tree_nodes=64, vocabulary=pairs.VOCABULARY, host=host
+        model, sequence_length=length, max_tree_nodes=64, vocabulary=pairs.VOCABULARY, drafter=host
     )
 
 
@@ -267,7 +268,7 @@ def test_who_did_not_ask_keeps_its_root_only_rate(says: Says, prompt: int) -> No
     began, forwards = hosted.clock.now, other.spent.forwards
     finish(hosted.engine, other)
     assert other.spent.forwards - forwards == 400
-    assert hosted.clock.now - began <= (400 + MOST_AHEAD) * FORWARD / 0.98
+    assert hosted.clock.now - began <= (400 + TUNING.most_ahead) * FORWARD / 0.98
     assert hosted.draft.calls > 0, "what it is ahead is used"
     finish(hosted.engine, *guests)
     for number, guest in enumerate(guests, 1):

@@ -5,9 +5,10 @@ A call of the draft occupies the target's device. So the draft works between for
 engine's thread, and one call serves all of its sessions. A call is made while its expected tokens
 are worth more than its seconds. Copies of what the text said before take no call.
 
-A session that did not ask is delayed only by what it has banked. A session that asked keeps 0.98 of
-its root-only rate over its text. It pays for calls from the tokens that it is ahead, or with a loan
-that the rest of the text can repay. A tenant whose drafts brought less than they cost gets no loan.
+A session that did not ask is delayed only by its service credit. A session that asked keeps 0.98 of
+its root-only rate over its text. It pays for calls from the tokens that it is ahead, or with a
+deficit that the rest of the text can repay. A tenant whose drafts brought less than they cost is
+allowed no deficit.
 When the draft fails, sessions go on without it.
 """
 
@@ -24,14 +25,15 @@ from weakref import WeakSet
 from inference.backends import Model, Ranked, Segment
 from inference.backends.sequence import MakeSequence, ModelSequence
 from inference.candidates import Nodes
-from inference.cost.objective import Effort
+from inference.cost.billing import Usage
 from inference.drafters.block_proposer import proposers_on
 from inference.drafters.copy_source import CopySource
 from inference.drafters.model_proposer import WIDTH, ModelProposer
-from inference.engine.forward import ask_each
-from inference.engine.other_proposers import Others, token_seconds
-from inference.engine.scheduler import LEAST_RATE
-from inference.engine.session import MOST_AHEAD, Session
+from inference.engine.forward import call_each
+from inference.engine.proposer_arbitration import ProposerArbitration, token_seconds
+from inference.engine.scheduler import HeldUp
+from inference.engine.session import Session
+from inference.engine.tuning import TUNING
 from inference.order import End
 from inference.planner.knowledge import Knowledge
 from inference.planner.prices import Prices
@@ -39,7 +41,7 @@ from inference.proposer import HOST, Notice
 
 log = logging.getLogger(__name__)
 
-MOST_LOAN = 1.0
+MOST_DEFICIT = 1.0
 """Tokens that a session may fall behind its promised rate for the draft's calls."""
 
 RECORD_BOUND = 1.0
@@ -52,7 +54,7 @@ CALL_NODES = 4
 """Nodes that a call of the draft is taken to rank when it is compared with other proposers."""
 
 
-class Board(Protocol):
+class ProposalBoard(Protocol):
     """The part of an engine that takes candidates."""
 
     def join(self, session: Session) -> int: ...
@@ -63,7 +65,7 @@ class Board(Protocol):
 
 
 @dataclass
-class _Guest:
+class _DraftedSession:
     """A session that the draft serves.
 
     gained: tokens that the latest calls brought, less their cost and that of longer forwards, in
@@ -82,7 +84,7 @@ class _Guest:
     forwards: int = 0  # forwards of the session when it was last heard
     seconds: float = 0.0  # seconds of these forwards
     numbers: int = 0  # next node number
-    others: Others = field(default_factory=Others)
+    arbitration: ProposerArbitration = field(default_factory=ProposerArbitration)
 
     def hear(self, now: float, root_only: float) -> bool:
         """Tell the proposer of newly committed tokens; returns whether there were any.
@@ -94,7 +96,7 @@ class _Guest:
         if not tokens or session.end is not End.NOT:
             return False
         forwards, took = max(spent.forwards - self.forwards, 1), spent.model_seconds - self.seconds
-        self.bank(len(tokens) - LEAST_RATE * took / root_only)
+        self.add_service(len(tokens) - TUNING.least_rate * took / root_only)
         if self.gained is not None:
             named = session.proposers[-len(tokens) :].count(HOST)
             self.gained += named - max(took / root_only - forwards, 0.0)
@@ -105,27 +107,27 @@ class _Guest:
             session.candidates.live,
             session.room,
         )
-        self.others.hear(session.length, session.proposers[-len(tokens) :], forwards)
+        self.arbitration.hear(session.length, session.proposers[-len(tokens) :], forwards)
         self.proposer.hear(self.heard, tokens, now, notice)
         self.heard, self.forwards = session.length, spent.forwards
         self.seconds = spent.model_seconds
         return True
 
-    def bank(self, tokens: float) -> None:
+    def add_service(self, tokens: float) -> None:
         """Add tokens (or subtract, if negative) to `ahead`."""
-        self.ahead = min(self.ahead + tokens, MOST_AHEAD)
+        self.ahead = min(self.ahead + tokens, TUNING.most_ahead)
 
-    def called(self, tokens: float) -> None:
+    def charge_call(self, tokens: float) -> None:
         """Charge a call of the draft, which took the time of so many root-only tokens."""
-        self.bank(-LEAST_RATE * tokens)
+        self.add_service(-TUNING.least_rate * tokens)
         self.gained = (self.gained or 0.0) - tokens
 
     @property
-    def repays(self) -> float:
-        """Tokens of a loan that the rest of the text can repay."""
-        return (1 - LEAST_RATE) * max(self.end - self.session.length, 0)
+    def repayable(self) -> float:
+        """Tokens of deficit that the rest of the text can repay."""
+        return (1 - TUNING.least_rate) * max(self.end - self.session.length, 0)
 
-    def deliver(self, now: float, board: Board) -> None:
+    def deliver(self, now: float, board: ProposalBoard) -> None:
         """Append the proposer's unsent candidates that are worth sending."""
         while (nodes := self.proposer.flush(now, self._next_number)) is not None:
             board.append(self.session, self.stream, nodes)
@@ -135,18 +137,7 @@ class _Guest:
         return self.numbers - 1
 
 
-def _wait(sessions: Sequence[Session], seconds: float, root_only: float) -> None:
-    """Subtract a delay of so many seconds from the sessions' banked tokens."""
-    for session in sessions:
-        session.bank(-LEAST_RATE * seconds / root_only)
-
-
-def _are_ahead(sessions: Sequence[Session]) -> bool:
-    """Whether every session has banked tokens."""
-    return all(session.banked > 0 for session in sessions)
-
-
-class Host:
+class ColocatedDrafter:
     """The draft beside the target, on the rows of its own model. Used on the engine's thread only.
 
     knowledge: makes a row's times and acceptances, which persist from session to session.
@@ -170,7 +161,7 @@ class Host:
         self._model, self._room, self._clock, self._copies = model, room, clock, copies
         self._known = [knowledge() for _ in range(model.rows)]
         self._free = list(range(model.rows))
-        self._guests: dict[Session, _Guest] = {}
+        self._drafted: dict[Session, _DraftedSession] = {}
         self._failed: WeakSet[Session] = WeakSet()
         self._records: defaultdict[str, float] = defaultdict(float)  # tenant -> tokens gained
         self._sufficed: dict[str, bool] = {}  # tenant -> its last text needed no draft
@@ -181,75 +172,75 @@ class Host:
         """Rows of the draft that no session has."""
         return len(self._free)
 
-    def work(self, ready: Sequence[Session], root_only: float, board: Board) -> None:
+    def work(self, ready: Sequence[Session], root_only: float, board: ProposalBoard) -> None:
         """Draft for the sessions that ask for it, as long as that is worth the delay.
 
         ready: sessions that the next forward will serve.
         root_only: seconds of a root-only forward of these sessions; 0 while unknown.
         """
-        for guest in list(self._guests.values()):
-            if _is_gone(guest):
-                self._dismiss(guest, board)
-        others = [one for one in ready if not one.drafted_beside]
+        for drafted in list(self._drafted.values()):
+            if _is_gone(drafted):
+                self._release(drafted, board)
+        others = HeldUp([one for one in ready if not one.drafted_beside], root_only)
         if not root_only:
             return  # no forward has been timed yet
         for session in ready:
-            self._invite(session, root_only, board)
-        guests = [self._guests[one] for one in ready if one in self._guests]
-        for guest in guests:
-            if not guest.fed and _are_ahead(others):
+            self._admit(session, root_only, board)
+        served = [self._drafted[one] for one in ready if one in self._drafted]
+        for drafted in served:
+            if not drafted.fed and others.are_ahead():
                 began = self._clock()
-                self._feed(guest, board)
-                _wait(others, self._clock() - began, root_only)
-            if guest.fed:
-                if guest.hear(self._clock(), root_only):
-                    self._keep_record(guest)
-                guest.deliver(self._clock(), board)
-        while _are_ahead(others):
+                self._feed(drafted, board)
+                others.count_delay(self._clock() - began)
+            if drafted.fed:
+                if drafted.hear(self._clock(), root_only):
+                    self._keep_record(drafted)
+                drafted.deliver(self._clock(), board)
+        while others.are_ahead():
             began = self._clock()
-            calling = [guest for guest in guests if self._wants_call(guest, began, root_only)]
+            calling = [drafted for drafted in served if self._wants_call(drafted, began, root_only)]
             if not calling:
                 return
             self._call(calling, began, board)
             seconds = self._clock() - began
-            _wait(others, seconds, root_only)
-            for guest in calling:
-                guest.called(seconds / root_only)
+            others.count_delay(seconds)
+            for drafted in calling:
+                drafted.charge_call(seconds / root_only)
 
-    def _wants_call(self, guest: _Guest, now: float, root_only: float) -> bool:
+    def _wants_call(self, drafted: _DraftedSession, now: float, root_only: float) -> bool:
         """Whether a call is worth making for the session, and it can pay for the call."""
-        if not guest.fed or guest.session not in self._guests or self._adds_nothing(guest):
+        if not drafted.fed or drafted.session not in self._drafted or self._adds_nothing(drafted):
             return False
-        purse = guest.ahead + self._loan(guest)
-        return bool(guest.proposer.choose(now, purse * root_only / LEAST_RATE))
+        tokens = drafted.ahead + self._allowed_deficit(drafted)
+        return bool(drafted.proposer.choose(now, tokens * root_only / TUNING.least_rate))
 
-    def _adds_nothing(self, guest: _Guest) -> bool:
+    def _adds_nothing(self, drafted: _DraftedSession) -> bool:
         """Whether other proposers alone make the text faster than this draft would."""
-        known = self._known[guest.row]
+        known = self._known[drafted.row]
         forward, call = known.target.seconds(1, 1), known.draft.seconds(CALL_NODES)
         level = float(known.acceptance.mean_edges(WIDTH).sum())
         token = token_seconds(forward, call, level)
-        return guest.others.suffice(guest.session.length, forward, token)
+        return drafted.arbitration.suffice(drafted.session.length, forward, token)
 
-    def _loan(self, guest: _Guest) -> float:
+    def _allowed_deficit(self, drafted: _DraftedSession) -> float:
         """Tokens that the session may fall behind; 0 if its tenant's record is bad."""
-        good = self._records[guest.session.tenant] >= 0
-        return min(MOST_LOAN, guest.repays) if good else 0.0
+        good = self._records[drafted.session.tenant] >= 0
+        return min(MOST_DEFICIT, drafted.repayable) if good else 0.0
 
-    def _keep_record(self, guest: _Guest) -> None:
+    def _keep_record(self, drafted: _DraftedSession) -> None:
         """Add the result of the latest calls to the tenant's record."""
-        if guest.gained is not None:
-            tenant = guest.session.tenant
-            record = self._records[tenant] + guest.gained
+        if drafted.gained is not None:
+            tenant = drafted.session.tenant
+            record = self._records[tenant] + drafted.gained
             self._records[tenant] = min(max(record, -RECORD_BOUND), RECORD_BOUND)
-            guest.gained = None
+            drafted.gained = None
 
-    def _invite(self, session: Session, root_only: float, board: Board) -> None:
+    def _admit(self, session: Session, root_only: float, board: ProposalBoard) -> None:
         """Give the session a row of the draft, if it asks for the draft and a row is free."""
         order = session.order
         if order is None or not order.beside or order.end <= session.length + 1:
             return
-        if session in self._guests or session in self._failed or not self._free:
+        if session in self._drafted or session in self._failed or not self._free:
             return
         row = self._free.pop()
         proposer = proposers_on(self._model)(
@@ -259,7 +250,7 @@ class Host:
             Prices(
                 holds_target=True,
                 node_seconds=_node_seconds(self._known[row]),
-                effort=Effort(root_only),
+                effort=Usage(root_only),
                 tokens=1.0,
             ),
             room=self._room,
@@ -271,7 +262,7 @@ class Host:
         proposer.open(list(session.tokens), session.params, order.end)
         stream = board.join(session)
         spent = session.spent  # forwards before now are none of the draft's
-        guest = _Guest(
+        drafted = _DraftedSession(
             session,
             proposer,
             stream,
@@ -281,59 +272,59 @@ class Host:
             forwards=spent.forwards,
             seconds=spent.model_seconds,
         )
-        guest.others.silent = self._sufficed.get(session.tenant, False)
-        self._guests[session] = guest
+        drafted.arbitration.silent = self._sufficed.get(session.tenant, False)
+        self._drafted[session] = drafted
 
-    def _feed(self, guest: _Guest, board: Board) -> None:
-        """Prefill the next part of the guest's text in the draft; forwards go on between parts."""
+    def _feed(self, drafted: _DraftedSession, board: ProposalBoard) -> None:
+        """Prefill the next part of a session's text in the draft; forwards go on between parts."""
         try:
-            guest.fed = not guest.proposer.feed()
+            drafted.fed = not drafted.proposer.feed()
         # An error of the draft costs speed and never ends a session.
         except Exception as error:
-            self._fail(guest, error, board)
+            self._fail(drafted, error, board)
 
-    def _call(self, calling: Sequence[_Guest], began: float, board: Board) -> None:
-        """Make one call of the draft for several guests.
+    def _call(self, calling: Sequence[_DraftedSession], began: float, board: ProposalBoard) -> None:
+        """Make one call of the draft for several sessions.
 
         Its cost is the time since `began`, plus the time that the last call's answers took to
         process.
         """
-        answers = ask_each(self._rank, [guest.proposer.segment() for guest in calling])
+        answers = call_each(self._rank, [drafted.proposer.segment() for drafted in calling])
         ended = self._clock()
         seconds = ended - began + self._around
-        for guest, answer in zip(calling, answers, strict=True):
+        for drafted, answer in zip(calling, answers, strict=True):
             if isinstance(answer, Exception):
-                self._fail(guest, answer, board)
+                self._fail(drafted, answer, board)
             else:
-                guest.proposer.take(answer, seconds)
-                guest.deliver(self._clock(), board)
+                drafted.proposer.take(answer, seconds)
+                drafted.deliver(self._clock(), board)
         self._around = self._clock() - ended
 
     def _rank(self, segments: Sequence[Segment]) -> list[Ranked]:
         return self._model.rank(segments, WIDTH)
 
-    def _fail(self, guest: _Guest, error: Exception, board: Board) -> None:
+    def _fail(self, drafted: _DraftedSession, error: Exception, board: ProposalBoard) -> None:
         log.error("the draft beside the target failed: %s: %s", type(error).__name__, error)
-        self._failed.add(guest.session)
-        self._dismiss(guest, board)
+        self._failed.add(drafted.session)
+        self._release(drafted, board)
 
-    def _dismiss(self, guest: _Guest, board: Board) -> None:
+    def _release(self, drafted: _DraftedSession, board: ProposalBoard) -> None:
         """Stop drafting for a session and free its row of the draft."""
-        self._sufficed[guest.session.tenant] = guest.others.silent
-        del self._guests[guest.session]
-        board.leave(guest.session, guest.stream)
-        self._free.append(guest.row)
+        self._sufficed[drafted.session.tenant] = drafted.arbitration.silent
+        del self._drafted[drafted.session]
+        board.leave(drafted.session, drafted.stream)
+        self._free.append(drafted.row)
 
 
-def _is_gone(guest: _Guest) -> bool:
+def _is_gone(drafted: _DraftedSession) -> bool:
     """Whether the session closed, lost its row, or changed its order.
 
     A changed order asks for no draft, or for a longer text than the draft was told.
     """
-    session, order = guest.session, guest.session.order
+    session, order = drafted.session, drafted.session.order
     if session.closed is not None or session.row is None:
         return True
-    return order is None or not order.beside or order.end > guest.end
+    return order is None or not order.beside or order.end > drafted.end
 
 
 def _node_seconds(known: Knowledge) -> float:
