@@ -22,12 +22,7 @@ from inference.model.cache import CachedGraph, KeysValues
 from inference.model.decoder import Decoder, Hidden
 from inference.model.drafted_tree import Draws, Rows, Seen, accept_in_graph, draft_tree
 from inference.model.noise_window import KeepsNoise
-from inference.model.sampler import (
-    Sampling,
-    choose_drawn,
-    choose_greedy,
-    noise_table,
-)
+from inference.model.sampler import Sampling, choose_drawn, choose_greedy, noise_table
 from inference.model.verify_graph import example_inputs, sampling_of
 from inference.tree_shape import Branches
 
