@@ -147,9 +147,8 @@ def test_the_probes_table_has_the_noise_that_winners_have() -> None:
 
 
 def test_a_device_with_other_noise_is_refused(
-    monkeypatch: pytest.MonkeyPatch, packages: Path, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, neuron: Neuron, tmp_path: Path
 ) -> None:
-    Neuron().install(monkeypatch, packages)
     probe.check_noise(spec_of(1), tmp_path)
 
     monkeypatch.setattr(probe, "noise_in_limbs", lambda *_: noise_in_limbs(*_) * (1 + 2e-6))
@@ -173,12 +172,11 @@ CHECK = ["check", "--target", "trn1", "--dtype", "float32", "--sequence_length",
 @pytest.mark.parametrize("more", [[], ["--dtype", "fp8"]], ids=["as it is", "8-bit matrices"])
 def test_the_check_passes_on_a_device_that_works(
     monkeypatch: pytest.MonkeyPatch,
-    packages: Path,
+    neuron: Neuron,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     more: list[str],
 ) -> None:
-    Neuron().install(monkeypatch, packages)
     monkeypatch.setattr(probe, "TOKENS", 1000)
     monkeypatch.setattr(check, "CALLS", 2)
     model = ROOT / "inference" / "data" / "draft"
@@ -191,11 +189,10 @@ def test_the_check_passes_on_a_device_that_works(
 
 def test_the_check_fails_on_a_device_that_chooses_otherwise(
     monkeypatch: pytest.MonkeyPatch,
-    packages: Path,
+    neuron: Neuron,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    Neuron().install(monkeypatch, packages)
     monkeypatch.setattr(probe, "TOKENS", 1000)
     monkeypatch.setattr(check, "CALLS", 2)
     honest = check.load_neuron
@@ -247,9 +244,8 @@ def test_a_failure_of_the_runtime_is_told_by_what_it_printed_in_one_line_with_a_
 
 @pytest.mark.parametrize("lost", ["prefill", "copy_rows", "fill_noise"])
 def test_a_package_without_a_graph_of_its_manifest_is_refused(
-    monkeypatch: pytest.MonkeyPatch, packages: Path, checkpoint: Path, tmp_path: Path, lost: str
+    neuron: Neuron, checkpoint: Path, tmp_path: Path, lost: str
 ) -> None:
-    neuron = Neuron().install(monkeypatch, packages)
     manifest = build(tmp_path / "a", checkpoint, spec_of(1))
     for key, (size, graphs) in neuron.saved.items():
         neuron.saved[key] = (
@@ -260,10 +256,7 @@ def test_a_package_without_a_graph_of_its_manifest_is_refused(
         load_neuron(tmp_path / "a", manifest, lambda line: None)
 
 
-def test_loading_says_where_it_is(
-    monkeypatch: pytest.MonkeyPatch, packages: Path, checkpoint: Path, tmp_path: Path
-) -> None:
-    Neuron().install(monkeypatch, packages)
+def test_loading_says_where_it_is(neuron: Neuron, checkpoint: Path, tmp_path: Path) -> None:
     built_model(tmp_path / "a", checkpoint, spec_of(1))
     said: list[str] = []
     load_neuron(tmp_path / "a", build(tmp_path / "a", checkpoint, spec_of(1)), said.append)
@@ -273,13 +266,12 @@ def test_loading_says_where_it_is(
 
 def test_the_command_line_serves_an_artefact_for_neuron(
     monkeypatch: pytest.MonkeyPatch,
-    packages: Path,
+    neuron: Neuron,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     from outrider.cli import main
 
-    Neuron().install(monkeypatch, packages)
     monkeypatch.setattr(probe, "TOKENS", 1000)
     model = ROOT / "inference" / "data" / "draft"
     spec = replace(spec_of(2), vocabulary=Tokenizer(model).vocabulary)
