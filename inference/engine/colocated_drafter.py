@@ -25,7 +25,7 @@ from weakref import WeakSet
 from inference.backends import Model, Ranked, Segment
 from inference.backends.sequence import MakeSequence, ModelSequence
 from inference.candidates import Nodes
-from inference.cost.objective import Effort
+from inference.cost.billing import Usage
 from inference.drafters.block_proposer import proposers_on
 from inference.drafters.copy_source import CopySource
 from inference.drafters.model_proposer import WIDTH, ModelProposer
@@ -250,7 +250,7 @@ class ColocatedDrafter:
             Prices(
                 holds_target=True,
                 node_seconds=_node_seconds(self._known[row]),
-                effort=Effort(root_only),
+                effort=Usage(root_only),
                 tokens=1.0,
             ),
             room=self._room,

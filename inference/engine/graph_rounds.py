@@ -20,7 +20,7 @@ from inference.backends import RoundModel, Segment
 from inference.backends.sequence import ModelSequence
 from inference.engine.events import Commit
 from inference.engine.forward import BatchItem, CompletedForward, ModelCall
-from inference.engine.graph_tree import GraphTree, inner_tree
+from inference.engine.graph_tree import blank_tree, read_answer
 from inference.engine.scheduler import HeldUp, Kind, Seconds
 from inference.engine.session import Session
 from inference.engine.tuning import TUNING
@@ -92,14 +92,28 @@ class DraftItem(BatchItem):
 
 
 class RoundItem(DraftItem):
-    """One session's part of a graph round."""
+    """One session's part of a graph round.
 
-    tree: GraphTree
+    limit: candidates accepted at most.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        tree: TokenTree,
+        segment: Segment,
+        draft: ModelSequence,
+        record: CallRecord,
+        held_up: HeldUp,
+        limit: int,
+    ) -> None:
+        super().__init__(session, tree, segment, draft, record, held_up)
+        self._limit = limit
 
     def settle(self, answer: IntArray, forward: CompletedForward, charge: float) -> Commit:
         self.count(forward)
-        tree, session = self.tree, self.session
-        verdict = tree.filled(answer)
+        session = self.session
+        tree, verdict = read_answer(self.tree, answer, self._limit)
         queue = forward.charge(session, self.nodes, charge)
         tokens = session.commit_round(tree, verdict, HOST, forward.ended)
         self._record.add_tokens(len(tokens))
@@ -186,11 +200,11 @@ class GraphRounds:
         """The session's part of the next round; the draft must lack no token of it."""
         draft, shape = self._draft(session), self._model.shape
         limit = min(max(session.allowed - 1, 0), shape.depth)
-        part = draft.prepare(inner_tree(shape, session.root))
-        part = part._replace(positions=np.minimum(part.positions, draft.length + limit))
-        tree = GraphTree(shape, session.root, limit, part)
-        segment = session.prepare(tree)._replace(draft=part)
-        return RoundItem(session, tree, segment, draft, self._rounds, held_up)
+        tree = blank_tree(shape, session.root)
+        part = _within(draft.prepare(tree.prefix(shape.inner)), draft.length + limit)
+        segment = _within(session.prepare(tree), session.live.length + limit)
+        segment = segment._replace(draft=part)
+        return RoundItem(session, tree, segment, draft, self._rounds, held_up, limit)
 
     def _serves(self, session: Session) -> bool:
         """Whether a session asked for rounds and may spend one round's nodes.
@@ -239,3 +253,8 @@ class GraphRounds:
             sequence = ModelSequence(self._model.draft, row, session.params)
             self._drafts[row] = session, sequence
         return sequence
+
+
+def _within(segment: Segment, last: int) -> Segment:
+    """The segment with no position beyond `last`, where the text ends. Nodes there are ignored."""
+    return segment._replace(positions=np.minimum(segment.positions, last))

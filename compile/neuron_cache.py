@@ -7,21 +7,20 @@ spec, packages and flags.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from compile.build.build import Builder, build_artifact, read_source
-from compile.build.neuron_builder import NeuronBuilder
-from compile.build.progress import JOINT, LineProgress, Say
-from compile.build.stages import STATE, read_stage
+from compile.build.build import build_artifact, read_source
+from compile.build.progress import BuildProgress, BuildTimes, Say
+from compile.build.stages import hash_of
+from compile.builders import builder_of
 from compile.plan.fit import check_fits
 from compile.plan.memory import footprint, gib
 from compile.plan.plan_report import describe
 from compile.spec import CompileSpec
-from inference.artifact import MANIFEST, NATIVE, read_manifest
+from inference.artifact import MANIFEST, read_manifest
+from inference.cache_directory import cache_directory
 from inference.errors import BadArtifact
 from inference.model.config import ModelConfig, read_config
 
@@ -32,41 +31,31 @@ def neuron_artifact(
     """The directory of a complete artefact for the spec. A build takes long, and a broken one is
     continued.
     """
-    source, builder = read_source(checkpoint), _builder_of(spec, checkpoint)
+    source, builder = read_source(checkpoint), builder_of(spec, checkpoint)
     made_from = {
         "spec": spec.plain(),
         "model": source.model_fingerprint,
         "versions": dict(builder.versions()),
         "flags": dict(builder.flags()),
     }
-    directory = (
-        cache / hashlib.sha256(json.dumps(made_from, sort_keys=True).encode()).hexdigest()[:16]
-    )
+    directory = cache / hash_of(made_from)[:16]
     if _complete(directory):
         say(f"using the artefact in {directory}")
         return directory
     config = read_config(checkpoint)
+    times = BuildTimes.of(cache_directory("build_times"), spec, source.model_fingerprint)
     for line in (
         *describe(spec, config, check_fits(config, spec)),
-        *cost_of_building(spec, config, cache),
+        *cost_of_building(spec, config, times),
         f"building it in {directory}",
     ):
         say(line)
-    build_artifact(spec, source, builder, directory, command=command, progress=LineProgress(say))
+    progress = BuildProgress(say, times)
+    build_artifact(spec, source, builder, directory, command=command, progress=progress)
     return directory
 
 
-def _builder_of(spec: CompileSpec, checkpoint: Path) -> Builder:
-    if spec.target in NATIVE:
-        from compile.build.torch_neuron_builder import TorchNeuronBuilder
-        from inference.backends.torch_neuron_sdk import check_native
-
-        versions = check_native(spec.target)
-        return TorchNeuronBuilder(spec, checkpoint, spec.vocabulary, versions=versions)
-    return NeuronBuilder(spec, checkpoint, spec.vocabulary)
-
-
-def cost_of_building(spec: CompileSpec, config: ModelConfig, cache: Path) -> Iterator[str]:
+def cost_of_building(spec: CompileSpec, config: ModelConfig, times: BuildTimes) -> Iterator[str]:
     """What a build costs: host memory by counting, time by earlier builds on this machine."""
     rank = footprint(config, spec).weights
     whole, memory = (
@@ -78,15 +67,14 @@ def cost_of_building(spec: CompileSpec, config: ModelConfig, cache: Path) -> Ite
         f"{gib(2 * rank)} and what the compilers take"
     )
     yield f"  this machine has {gib(memory)}"
-    earlier = sorted(_earlier(cache))
-    if earlier:
+    if times.before:
         yield (
-            f"time: building took {earlier[0]:.0f} to {earlier[-1]:.0f} s for the "
-            f"{len(earlier)} artefacts built here before"
+            f"time: the {len(times.before)} stages of this model that were built here before took "
+            f"{sum(times.before.values()):.0f} s"
         )
     else:
         yield (
-            f"time: not known yet, no artefact was built here before; {len(spec.buckets)} "
+            f"time: not known yet, this model was not built here before; {len(spec.buckets)} "
             "graphs, and the compiler may take minutes for each"
         )
 
@@ -96,12 +84,3 @@ def _complete(directory: Path) -> bool:
         return (directory / MANIFEST).is_file() and bool(read_manifest(directory).files)
     except BadArtifact:
         return False
-
-
-def _earlier(cache: Path) -> Iterator[float]:
-    """Seconds of all stages of every complete artefact in the cache."""
-    for joint in cache.glob(f"*/{STATE}/{JOINT}.json"):
-        try:
-            yield sum(read_stage(path).seconds for path in joint.parent.glob("*.json"))
-        except BadArtifact:
-            continue

@@ -1,4 +1,4 @@
-"""Texts of one run are paid from one purse: the target's seconds once, whoever uses them, and
+"""Texts of one run are charged to one budget: the target's seconds once, whoever uses them, and
 nothing that the user did not order.
 """
 
@@ -13,39 +13,34 @@ from pathlib import Path
 import pytest
 
 from grpc_comm.server.server import BackgroundServer
-from inference.cost.accounting import Rates
-from inference.cost.objective import Effort, Terms
+from inference.cost.billing import Billing, Usage
 from inference.errors import InvalidRequest
 from inference.stats import Traffic
 from outrider.cli import main
-from outrider.money.purse import Purse, open_purse
+from outrider.money.budget import RunBudget
 from outrider.options.groups import GoalOptions
 from outrider.options.roles import TargetRole
 from outrider.target.target import load_target
 from tests.support.clock import Clock
 
-DOLLAR_A_SECOND = Rates(3600.0)
-
-
-def purse(clock: Clock, limit: float | None = None, **terms: float) -> Purse:
-    return Purse(Terms(DOLLAR_A_SECOND, **terms), limit, source="by hand", clock=clock)
+DOLLAR_A_SECOND = Billing(3600.0)
 
 
 def test_a_text_alone_pays_all_of_its_seconds() -> None:
     clock = Clock(0.0)
-    paying = purse(clock, target_share=0.5)
-    with paying.text() as tab:
+    paying = RunBudget(Billing(3600.0, target_share=0.5), clock=clock)
+    with paying.charge() as charge:
         clock.now = 3.0
-        assert (tab.usd, paying.spent) == (1.5, 1.5)
+        assert (charge.usd, paying.spent) == (1.5, 1.5)
         clock.now = 4.0
-    assert (tab.usd, paying.spent) == (2.0, 2.0)
+    assert (charge.usd, paying.spent) == (2.0, 2.0)
 
 
 def test_seconds_in_which_several_texts_are_made_are_paid_once_and_shared() -> None:
     clock = Clock(0.0)
-    paying = purse(clock)
+    paying = RunBudget(DOLLAR_A_SECOND, clock=clock)
     with ExitStack() as stack:
-        first, second = (stack.enter_context(paying.text()) for _ in range(2))
+        first, second = (stack.enter_context(paying.charge()) for _ in range(2))
         clock.now = 4.0
         second.close()
         clock.now = 5.0
@@ -56,22 +51,22 @@ def test_seconds_in_which_several_texts_are_made_are_paid_once_and_shared() -> N
 
 def test_nothing_is_paid_between_texts() -> None:
     clock = Clock(0.0)
-    paying = purse(clock)
-    with paying.text():
+    paying = RunBudget(DOLLAR_A_SECOND, clock=clock)
+    with paying.charge():
         clock.now = 1.0
     clock.now = 10.0
     assert paying.spent == 1.0
-    with paying.text():
+    with paying.charge():
         clock.now = 12.0
     assert paying.spent == 3.0
 
 
 def test_a_text_that_fails_is_paid_until_then() -> None:
     clock = Clock(0.0)
-    paying = purse(clock)
+    paying = RunBudget(DOLLAR_A_SECOND, clock=clock)
 
     def fail() -> None:
-        with paying.text():
+        with paying.charge():
             clock.now = 2.0
             raise InvalidRequest("not this one")
 
@@ -83,27 +78,20 @@ def test_a_text_that_fails_is_paid_until_then() -> None:
 
 def test_drafting_and_bytes_of_all_texts_add_up() -> None:
     clock = Clock(0.0)
-    paying = Purse(
-        Terms(
-            Rates(0.0, usd_per_kwh=3.6, usd_per_gb_to_target=1.0, usd_per_gb_from_target=2.0),
-            draft_watts=10.0,
-        ),
-        source="",
-        clock=clock,
-    )
+    paying = RunBudget(Billing(0.0, 3.6, 1.0, 2.0, draft_watts=10.0), clock=clock)
     for _ in range(2):
-        with paying.text() as tab:
-            tab.take(1.0, Traffic(bytes_up=500, bytes_down=50))
-            tab.take(2.0, Traffic(bytes_up=1000, bytes_down=100))
-    assert paying.effort == Effort(0.0, 4.0, 2000, 200)
+        with paying.charge() as charge:
+            charge.take(1.0, Traffic(bytes_up=500, bytes_down=50))
+            charge.take(2.0, Traffic(bytes_up=1000, bytes_down=100))
+    assert paying.usage == Usage(0.0, 4.0, 2000, 200)
     assert paying.spent == pytest.approx(4.0 * 10.0 * 1e-6 + 2000e-9 + 2 * 200e-9)
-    assert tab.usd == pytest.approx(paying.spent / 2)
+    assert charge.usd == pytest.approx(paying.spent / 2)
 
 
 def test_it_is_empty_when_all_texts_together_have_spent_the_limit() -> None:
     clock = Clock(0.0)
-    paying = purse(clock, limit=2.0)
-    with paying.text(), paying.text():
+    paying = RunBudget(DOLLAR_A_SECOND, 2.0, clock)
+    with paying.charge(), paying.charge():
         clock.now = 1.9
         assert not paying.empty
         clock.now = 2.0
@@ -112,17 +100,20 @@ def test_it_is_empty_when_all_texts_together_have_spent_the_limit() -> None:
 
 def test_without_a_limit_it_is_never_empty_and_without_a_price_nothing_has_one() -> None:
     clock = Clock(0.0)
-    for paying, usd in ((purse(clock), 1e9), (open_purse(GoalOptions(), None), None)):
-        with paying.text() as tab:
+    for paying, usd in (
+        (RunBudget(DOLLAR_A_SECOND, clock=clock), 1e9),
+        (RunBudget(Billing()), None),
+    ):
+        with paying.charge() as charge:
             clock.now += 1e9
         assert not paying.empty
-        assert tab.usd == usd
+        assert charge.usd == usd
     assert paying.spent == 0.0
 
 
 def test_a_limit_that_could_not_be_counted_is_refused() -> None:
     with pytest.raises(InvalidRequest, match=r"--max_usd.*--usd_per_hour"):
-        open_purse(GoalOptions(max_usd=1.0), None)
+        RunBudget(Billing(), 1.0)
     for limit in (0.0, -1.0, float("nan")):
         with pytest.raises(InvalidRequest, match="--max_usd"):
             GoalOptions(max_usd=limit)
@@ -140,23 +131,8 @@ def made(
     capsys: pytest.CaptureFixture[str], port: str, *flags: str
 ) -> tuple[list[dict[str, object]], str]:
     """A dollar a second."""
-    assert (
-        main(
-            [
-                "--role",
-                "draft",
-                "--port",
-                port,
-                "--max_new_tokens",
-                "60",
-                "--json",
-                "--usd_per_hour",
-                "3600",
-                *flags,
-            ]
-        )
-        == 0
-    )
+    common = ["--port", port, "--max_new_tokens", "60", "--json", "--usd_per_hour", "3600"]
+    assert main(["--role", "draft", *common, *flags]) == 0
     said = capsys.readouterr()
     return [json.loads(line) for line in said.out.splitlines()], said.err
 

@@ -14,14 +14,14 @@ from typing import Any
 from inference.errors import OutriderError, Unavailable
 from outrider.client.client import open_client
 from outrider.endpoint.failures import ApiError
-from outrider.endpoint.texts import Texts
+from outrider.endpoint.text_runner import TextRunner
 from outrider.options.roles import ServeRole
 
 RETRY_SECONDS = 2.0
-"""When to ask again after a target was not there."""
+"""Seconds after which to ask again for a target that was not there."""
 
 
-class Desk:
+class TargetManager:
     """Holds a client of the target that is in use, or the reason why there is none.
 
     options: what the server was started with; the page's settings change a copy of them
@@ -30,14 +30,14 @@ class Desk:
     def __init__(self, options: ServeRole) -> None:
         options = options.but(target=None)  # the page may name another place
         self.options, self._first = options, options
-        self.texts: Texts | None = None
+        self.texts: TextRunner | None = None
         self.reason = "no target was started"
         self.wanted = True  # whether requests may start the target again
-        self._opening: asyncio.Future[Texts] | None = None  # which all requests wait for
+        self._opening: asyncio.Future[TextRunner] | None = None  # which all requests wait for
         self._stack, self._secrets = ExitStack(), ExitStack()
         self._changing = threading.Lock()
 
-    def open(self, settings: Mapping[str, Any] | None = None) -> Texts:
+    def open(self, settings: Mapping[str, Any] | None = None) -> TextRunner:
         """Connect and load the draft, in place of what is in use. Blocks.
 
         settings: options that differ from the server's own; None keeps those in use
@@ -55,7 +55,7 @@ class Desk:
                 with ExitStack() as stack:
                     client = stack.enter_context(open_client(self.options))
                     client.load(self.options.batch)
-                    texts = Texts(client, self.options.most_texts)
+                    texts = TextRunner(client, self.options.most_texts)
                     stack.callback(texts.close)
                     self._stack.push(stack.pop_all())
             except OutriderError as error:
@@ -71,8 +71,8 @@ class Desk:
             self._close(reason)
             self._secrets.close()
 
-    async def get(self) -> Texts:
-        """What texts are made with. A target that was not there is looked for again.
+    async def get(self) -> TextRunner:
+        """The runner of texts. A target that was not there is looked for again.
 
         Raises ApiError without one.
         """
