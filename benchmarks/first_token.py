@@ -25,6 +25,7 @@ from inference.errors import InvalidRequest
 from inference.sampling import SamplingParams
 from outrider.client.client import Client, open_client
 from outrider.options import PRECISIONS
+from outrider.options.network import ConnectionOptions
 from outrider.options.roles import SharedClientRole
 from outrider.target.spawn import started
 from outrider.terminal.live_text import silent
@@ -111,7 +112,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     own = {"dtype": given.dtype, "draft_model": given.draft_model, "draft": given.draft}
     take_short_turns()  # as the commands do
     with started("target", ["--device", "cpu", "--threads", "1", "--batch", "1", *told]) as there:
-        options = SharedClientRole(target_host=there.address, device="cpu", threads=1, **own)
+        options = SharedClientRole(
+            connection=ConnectionOptions(target_host=there.address), device="cpu", threads=1, **own
+        )
         with open_client(options) as client:
             prompts = [int(length) for length in given.prompts.split(",")]
             measured = list(measure(client, prompts, given.tokens, given.turns))

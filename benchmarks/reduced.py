@@ -28,7 +28,7 @@ from inference.model.decoder import Decoder
 from inference.sampling import SamplingParams
 from inference.text import Tokenizer
 from outrider.models.reduction import WHOLE, Reduction
-from outrider.options.values import Quantization
+from outrider.options.groups import Quantization
 
 LONGEST_TEXT = 1024
 

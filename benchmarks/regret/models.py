@@ -47,7 +47,7 @@ from inference.sampling import SamplingParams
 from inference.text import Tokenizer
 from inference.tree import TokenTree
 from outrider.options import PRECISIONS
-from outrider.options.values import Quantization
+from outrider.options.groups import Quantization
 
 LEVEL = "pair"
 """The agreement of every cell: that of the two models."""

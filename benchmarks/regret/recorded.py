@@ -35,8 +35,8 @@ from inference.sampling import SamplingParams
 from inference.tree import IntArray
 from outrider.draft_methods import find_draft
 from outrider.models.loading import PREFILL_NODES
+from outrider.options.groups import Quantization
 from outrider.options.roles import DraftRole
-from outrider.options.values import Quantization
 
 _ROOM = 4096
 """Slots of the draft beside the text."""

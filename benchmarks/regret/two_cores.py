@@ -29,9 +29,8 @@ from outrider.draft_methods import find_draft
 from outrider.link.emulated_link import LinkShape, shaped_link
 from outrider.models.loading import PREFILL_NODES
 from outrider.models.profiles import user_profiles
-from outrider.options.groups import MeasureOptions
+from outrider.options.groups import MeasureOptions, Quantization
 from outrider.options.roles import DraftRole
-from outrider.options.values import Quantization
 from outrider.target.spawn import started
 
 MOST_NODES = 64

@@ -9,9 +9,9 @@ from deploy.deployment import own_bucket, stack_name
 from deploy.handover import withdraw_secrets
 from deploy.leftovers import leftovers
 from deploy.stack import TargetStack, stack_names
+from grpc_comm.client.named_targets import find_target, forget_target, named_targets
 from inference.command import FAILED, glance, nearest
 from inference.errors import InvalidRequest
-from outrider.client.named_targets import find_target, forget_target, named_targets
 
 EXAMPLES = """examples:
   outrider deploy down demo

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from annotated_types import Len
 from pydantic import StringConstraints, model_validator
 from typing_extensions import Self
 
 from deploy.kubernetes import Artefact, Neuron, Workload, manifests, written
-from outrider.options import groups
-from outrider.options.group import Shown
-from outrider.options.values import Count, ModelName, Name
-from outrider.options.verb import VerbOptions
+from inference.flags.command_line import CommandOptions
+from inference.flags.group import Shown
+from inference.flags.rules import Rule
+from inference.flags.values import Count, ModelName, Name, Price
 
 EXAMPLES = """examples:
   outrider deploy k8s --image outrider:cpu --form cpu                     to try it on kind
@@ -23,8 +23,14 @@ They go to stdout: append `| kubectl apply -f -`.
 The secrets outrider-tls and outrider-keys are yours to make: docs/fleet.md."""
 
 
-class KubernetesOptions(groups.HourlyOptions, VerbOptions, title="kubernetes"):
+class KubernetesOptions(CommandOptions, title="kubernetes"):
     """Print manifests of a target: replicas behind one name, for `kubectl apply -f -`."""
+
+    RULES: ClassVar = (
+        Rule("artifact", needs="digest"),
+        Rule("digest", needs="artifact"),
+        Rule("artifact", excludes="model", why="an artefact holds its model"),
+    )
 
     image: Annotated[str, Len(1), Shown("IMAGE")] | None = None
     """the container image of Outrider"""
@@ -46,19 +52,17 @@ class KubernetesOptions(groups.HourlyOptions, VerbOptions, title="kubernetes"):
     """with --form cpu: the hub name of a model (default: the embedded one)"""
     batch: Count | None = None
     """rows of a replica (default: those of the artefact, or 4)"""
+    usd_per_hour: Price | None = None
+    """price of a replica's machine, which its target tells its clients"""
 
     @model_validator(mode="after")
     def _complete(self) -> Self:
         if self.image is None:
             raise ValueError("--image is needed: the container image of Outrider")
-        if (self.artifact is None) != (self.digest is None):
-            raise ValueError("--artifact and --digest belong together: give both or neither")
         if self.form != "cpu" and self.artifact is None:
             raise ValueError(
                 f"--form {self.form} serves a compiled target: give --artifact and --digest"
             )
-        if self.model is not None and self.artifact is not None:
-            raise ValueError("--artifact holds the model, compiled: leave out --model")
         return self
 
     @property

@@ -11,14 +11,14 @@ from typing_extensions import Self
 from deploy.aws import DEFAULT_REGION, Aws
 from deploy.deployment import Deployment
 from deploy.instance_kind import InstanceKind, Market
+from grpc_comm.client.named_targets import check_name, find_target
 from inference.errors import InvalidRequest
-from outrider.client.named_targets import check_name, find_target
-from outrider.options.group import Shown
-from outrider.options.values import Count, ModelName, Name
-from outrider.options.verb import VerbOptions
+from inference.flags.command_line import CommandOptions
+from inference.flags.group import Shown
+from inference.flags.values import Count, ModelName, Name
 
 
-class NamedOptions(VerbOptions, title="target"):
+class NamedOptions(CommandOptions, title="target"):
     """Which target is meant."""
 
     BARE: ClassVar = "name"

@@ -6,9 +6,9 @@ from deploy.commands.options import NamedOptions
 from deploy.deployment import stack_name
 from deploy.stack import TargetStack
 from deploy.tunnel import open_tunnel
+from grpc_comm.client.named_targets import read_target
 from inference.command import say
 from inference.errors import InvalidRequest
-from outrider.client.named_targets import read_target
 
 EXAMPLES = """examples:
   outrider deploy tunnel demo        and in another shell: outrider chat --target demo

@@ -25,10 +25,7 @@ from deploy.served import computed_speed, pinned_model, read_served
 from deploy.stack import StackState
 from deploy.tunnel import NO_PLUGIN, PLUGIN
 from deploy.wheel import build_wheel, put_wheel
-from inference.command import FAILED, glance, say
-from inference.errors import InvalidRequest, OutriderError, Unavailable
-from inference.model.hub import PinnedModel
-from outrider.client.named_targets import (
+from grpc_comm.client.named_targets import (
     NamedTarget,
     find_target,
     forget_target,
@@ -36,7 +33,10 @@ from outrider.client.named_targets import (
     read_target,
     targets_directory,
 )
-from outrider.options.values import Count, File
+from inference.command import FAILED, glance, say
+from inference.errors import InvalidRequest, OutriderError, Unavailable
+from inference.flags.values import Count, File
+from inference.model.hub import PinnedModel
 
 EXAMPLES = """examples:
   outrider deploy up demo --instance c7i.2xlarge             the embedded target on CPUs

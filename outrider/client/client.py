@@ -68,10 +68,10 @@ class Client:
             self._drafted = min(self.length, found.sequence_length(asked))
         if asked is not None:
             self.length = min(self.length, asked)
-        stated = stated or read_prices(options, target.description.usd_per_hour)
-        self.purse = open_purse(options, stated)
+        stated = stated or read_prices(options.goal, target.description.usd_per_hour)
+        self.purse = open_purse(options.goal, stated)
         self._rates = stated.rates if stated is not None else None
-        self.aims = read_aims(options, self._rates)
+        self.aims = read_aims(options.goal, self._rates)
         gc.freeze()  # what is loaded is not searched for garbage in the middle of a text: 0.2 s
         self._rows: Future[AnyRows] | None = None
         self._loader = ThreadPoolExecutor(1, "outrider load")
@@ -113,7 +113,7 @@ class Client:
         Raises InvalidRequest for no such position, without a price of the target, and where nothing
         can be steered or all positions ask for the same.
         """
-        aims = read_aims(self._options.but(cs=knob), self._rates)
+        aims = read_aims(self._options.goal.but(cs=knob), self._rates)
         rows = self.wait()
         if not isinstance(rows, GrowingPool):
             raise InvalidRequest(self.unsteered)
@@ -221,7 +221,9 @@ def open_client(options: ClientRole) -> Iterator[Client]:
     Without a draft model only the tokenizer is read. Raises Mismatch where the tokenizers of both
     sides differ, and InvalidRequest for a device that this machine does not have.
     """
-    stated = read_prices(options, 0.0)  # what is wrong with them is told before anybody is asked
+    stated = read_prices(
+        options.goal, 0.0
+    )  # what is wrong with them is told before anybody is asked
     drafted = options.method is not None and not options.target_only
     found = find_draft(options) if drafted else None
     if found is not None:
@@ -230,7 +232,7 @@ def open_client(options: ClientRole) -> Iterator[Client]:
         found.tokenizer if found is not None else find_tokenizer(options.draft_name, "draft")
     )
     name = found.name if found is not None else "the tokenizer here"
-    with connect_target(options, tokenizer, name) as target:
+    with connect_target(options.connection, tokenizer, name) as target:
         client = Client(options, target, tokenizer, found, stated)
         try:
             yield client

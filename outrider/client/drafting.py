@@ -20,7 +20,8 @@ from outrider.models.loading import PREFILL_NODES, FoundModel, LoadedModel
 from outrider.models.precision import settled
 from outrider.models.profiles import user_profiles
 from outrider.money.goals import Aims
-from outrider.options.groups import DeviceOptions, HistoryOptions, TreeOptions
+from outrider.options.drafting import HistoryOptions, TreeOptions
+from outrider.options.groups import DeviceOptions
 from outrider.options.roles import ClientRole
 
 DEFAULT_TREE = BestFirst(nodes=16, depth=6)

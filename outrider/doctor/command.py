@@ -11,11 +11,11 @@ def doctor(options: DoctorRole) -> int:
     if options.health:
         from outrider.doctor.health import check_health
 
-        return show(check_health(options), as_json=options.as_json)
-    if options.list_models:
+        return show(check_health(options.connection), as_json=options.as_json)
+    if options.connection.list_models:
         from outrider.client.connecting import print_models
 
-        print_models(options)
+        print_models(options.connection)
         return 0
     from outrider.doctor.checks import check_all
 

@@ -10,7 +10,8 @@ from typing import Protocol, cast
 
 from inference.backends import Model
 from outrider.models.loading import FoundModel
-from outrider.options.groups import DraftModelOptions, SourceOptions
+from outrider.options.drafting import SourceOptions
+from outrider.options.groups import DraftModelOptions
 
 
 class Finder(Protocol):

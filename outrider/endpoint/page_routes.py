@@ -168,11 +168,11 @@ def _state(desk: Desk) -> dict[str, Any]:
     """The target in use, or why there is none; the prices, and the position of the knob."""
     texts, options = desk.texts, desk.options
     if texts is None:
-        return {"running": False, "reason": desk.reason, "address": options.target_host}
+        return {"running": False, "reason": desk.reason, "address": options.connection.target_host}
     client = texts.client
     return {
         "running": True,
-        "address": options.target_host,
+        "address": options.connection.target_host,
         "model": client.model,
         "draft": client.draft,
         "device": client.target.description.device,

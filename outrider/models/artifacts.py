@@ -5,7 +5,7 @@ decide for a plain model.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from inference.artifact import NATIVE, check_files, features_of, read_manifest
 from inference.cache_directory import cache_directory
@@ -137,21 +137,16 @@ def with_neuron_artifact(options: Served) -> Served:
             "--device neuron: no trn1, inf2, trn2 or trn3 instance is recognised here; build with "
             "python -m compile, then --artifact DIR"
         )
-    asked = CompileOptions(
-        model=options.target_name,
-        target=target,
-        rows=options.batch,
-        sequence_length=options.sequence_length,
-        max_tree_nodes=options.max_tree_nodes,
-        dtype=options.dtype,
-        features=_head_beside(options),
-    )
+    same = ("sequence_length", "max_tree_nodes", "dtype")
+    given: dict[str, Any] = {name: getattr(options, name) for name in same}
+    given |= {"target": target, "rows": options.batch, "features": _head_beside(options)}
+    asked = CompileOptions(model=options.target_name, **given)
     checkpoint = find_checkpoint(asked)
     directory = neuron_artifact(
         make_request(asked, checkpoint).spec,
         checkpoint.directory,
         cache_directory("artifacts"),
-        command="main.py --device neuron",
+        command="outrider target --device neuron",
         say=say,
     )
     return options.but(artifact=str(directory), model=None, target_model=None, dtype=None)

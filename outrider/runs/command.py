@@ -17,8 +17,8 @@ from typing_extensions import Self
 
 from inference.command import FAILED, INTERRUPTED, printable, run_command, say
 from inference.errors import OutriderError
-from outrider.options.values import Directory, File
-from outrider.options.verb import VerbOptions, parse_verb
+from inference.flags.command_line import CommandOptions, parse_flags
+from inference.flags.values import Directory, File
 from outrider.runs.sweeps import NamedRun, read_runs
 from outrider.terminal.summary import PROFILE
 
@@ -30,7 +30,7 @@ EXAMPLES = """examples:
                                           one of them again"""
 
 
-class RunsOptions(VerbOptions, title="general"):
+class RunsOptions(CommandOptions, title="general"):
     """make the runs and sweeps of a file, and keep options and results of each"""
 
     BARE: ClassVar = "file"
@@ -51,7 +51,7 @@ class RunsOptions(VerbOptions, title="general"):
 def main(arguments: Sequence[str] | None = None) -> int:
     """Make the runs. Returns 0 when all texts of all runs were made."""
     words = sys.argv[1:] if arguments is None else arguments
-    options = parse_verb(RunsOptions, "outrider runs", words, EXAMPLES)
+    options = parse_flags(RunsOptions, "outrider runs", words, EXAMPLES)
     return run_command(lambda: _runs(options), debug=options.debug)
 
 

@@ -32,8 +32,7 @@ from outrider.draft_methods import find_draft
 from outrider.models.loading import PREFILL_NODES
 from outrider.models.precision import settled
 from outrider.models.profiles import user_profiles
-from outrider.options.groups import DraftModelOptions
-from outrider.options.reduction import ReductionOptions
+from outrider.options.groups import DraftModelOptions, ReductionOptions
 from outrider.options.roles import FusedTargetRole
 
 

@@ -30,8 +30,14 @@ from outrider.models.artifacts import (
 )
 from outrider.models.loading import FoundModel, find_target, find_tokenizer
 from outrider.models.precision import settled
-from outrider.options.groups import DeviceOptions, TextOptions
-from outrider.options.roles import DraftRole, FusedClientRole, VerifyDraftRole, VerifyTargetRole
+from outrider.options.groups import DeviceOptions
+from outrider.options.roles import (
+    DraftRole,
+    FusedClientRole,
+    TextRole,
+    VerifyDraftRole,
+    VerifyTargetRole,
+)
 from outrider.terminal.explain import Explainer, dear_law
 from outrider.terminal.live_text import silent
 from outrider.terminal.running import run
@@ -40,7 +46,7 @@ from outrider.text.completion import Completion, Request, Show, complete
 from outrider.text.prompts import make_requests, read_prompts
 
 
-def make_texts(options: TextOptions) -> int:
+def make_texts(options: TextRole) -> int:
     """Run a role that makes text. Returns 0 when all texts were made."""
     if isinstance(options, DraftRole):
         return draft(options)
@@ -52,14 +58,14 @@ def make_texts(options: TextOptions) -> int:
 
 def draft(options: DraftRole) -> int:
     """Role draft: draft here, verify at --target_host."""
-    if options.list_models:
-        print_models(options)
+    if options.connection.list_models:
+        print_models(options.connection)
         return 0
-    prompts = read_prompts(options)
+    prompts = read_prompts(options.text)
     take_short_turns()
     with open_client(options) as client:
         stop_ids = client.target.description.stop_ids
-        requests = make_requests(options, prompts, client.tokenizer, client.length, stop_ids)
+        requests = make_requests(options.text, prompts, client.tokenizer, client.length, stop_ids)
         told = partial(account, purse=client.purse, wish=client.aims.wish)
         rows = min(options.batch, len(requests))
 
@@ -91,14 +97,14 @@ def fused_client(options: FusedClientRole) -> int:
     """Role fused_client: ask the target, and the draft beside it where there is one. Only the
     tokenizer is loaded here, no model.
     """
-    if options.list_models:
-        print_models(options)
+    if options.connection.list_models:
+        print_models(options.connection)
         return 0
-    prompts, tokenizer = read_prompts(options), find_tokenizer(options.target_name, "target")
-    with connect_target(options, tokenizer) as target:
+    prompts, tokenizer = read_prompts(options.text), find_tokenizer(options.target_name, "target")
+    with connect_target(options.connection, tokenizer) as target:
         description = target.description
         length, stop_ids = description.sequence_length, description.stop_ids
-        requests = make_requests(options, prompts, tokenizer, length, stop_ids)
+        requests = make_requests(options.text, prompts, tokenizer, length, stop_ids)
         beside = bool(description.draft_model)
         who = f"with {description.draft_model} beside it" if beside else "alone: no draft beside it"
         say(f"{description.model} {who}")
@@ -120,12 +126,12 @@ def verify(options: VerifyTargetRole | VerifyDraftRole) -> int:
     """Roles verify_target and verify_draft: one model alone in this process. Texts of the other
     roles are compared with these.
     """
-    prompts = read_prompts(options)
+    prompts = read_prompts(options.text)
     found, length, load = (
         _draft_alone(options) if isinstance(options, VerifyDraftRole) else _target_alone(options)
     )
     tokenizer = found.tokenizer
-    requests = make_requests(options, prompts, tokenizer, length, found.stop_ids)
+    requests = make_requests(options.text, prompts, tokenizer, length, found.stop_ids)
     engine = Engine(
         load(), sequence_length=length, max_tree_nodes=1, vocabulary=tokenizer.vocabulary
     )

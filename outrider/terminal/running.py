@@ -14,13 +14,14 @@ from pathlib import Path
 from inference.command import INTERRUPTED, printable, say
 from inference.errors import OutriderError
 from outrider.options.groups import TextOptions
+from outrider.options.roles import TextRole
 from outrider.terminal.live_text import LiveText, in_colour, silent
 from outrider.terminal.summary import summary, write_options, write_profile
 from outrider.text.completion import Broken, Complete, Completion, Request, Show, new_completion
 
 
 def run(
-    options: TextOptions,
+    options: TextRole,
     requests: Sequence[Request],
     make: Complete,
     *,
@@ -33,9 +34,9 @@ def run(
     told: further lines of the report
     """
     cancelled, start = threading.Event(), time.perf_counter()
-    tell = partial(_show, options, texts=len(requests))
-    if len(requests) == 1 and not options.as_json:
-        with LiveText(in_colour(options.color)) as show:
+    tell = partial(_show, options.text, texts=len(requests))
+    if len(requests) == 1 and not options.text.as_json:
+        with LiveText(in_colour(options.text.color)) as show:
             finished = _all(partial(_attempt, make, show=show), requests, cancelled, workers)
         for done in finished:
             tell(done)
@@ -105,7 +106,7 @@ def _show(options: TextOptions, done: Completion, texts: int) -> None:
 
 
 def _report(
-    options: TextOptions,
+    options: TextRole,
     finished: Sequence[Completion],
     seconds: float,
     told: Callable[[Sequence[Completion]], str],
@@ -114,8 +115,8 @@ def _report(
     if finished:
         lines = [summary(finished, seconds), told(finished)]
         say("\n".join(line for line in lines if line))
-    if options.profile is not None:
-        directory = Path(options.profile)
+    if options.text.profile is not None:
+        directory = Path(options.text.profile)
         paths = write_profile(directory, finished)
         paths.append(write_options(directory, options, finished))
         say("profile: " + ", ".join(str(path) for path in paths))

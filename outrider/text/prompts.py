@@ -13,11 +13,11 @@ from inference.command import say
 from inference.errors import InvalidRequest
 from inference.sampling import SEED_BITS, random_seed
 from inference.text import Tokenizer
-from outrider.options.groups import TextOptions
+from outrider.options.groups import PromptOptions
 from outrider.text.completion import Request
 
 
-def read_prompts(options: TextOptions) -> list[str]:
+def read_prompts(options: PromptOptions) -> list[str]:
     """The prompts: --prompt, or the lines of --prompt_text. For `-`, what standard input holds."""
     if (options.prompt is None) == (options.prompt_text is None):
         raise InvalidRequest("give one of --prompt TEXT and --prompt_text FILE")
@@ -49,7 +49,7 @@ def _read(flag: str, path: str) -> str:
 
 
 def make_requests(
-    options: TextOptions,
+    options: PromptOptions,
     prompts: Sequence[str],
     tokenizer: Tokenizer,
     length: int,

@@ -8,16 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from inference.errors import InvalidRequest, Unavailable
-from inference.text import Tokenizer
-from outrider.client.connecting import connect_target
-from outrider.client.named_targets import (
+from grpc_comm.client.named_targets import (
     NamedTarget,
     find_target,
     forget_target,
     named_targets,
     read_target,
 )
+from inference.errors import InvalidRequest, Unavailable
+from inference.text import Tokenizer
+from outrider.client.connecting import connect_target
 from outrider.models.loading import EMBEDDED
 from outrider.options.roles import ChatRole
 from tests.support.wire_fixtures import free_port

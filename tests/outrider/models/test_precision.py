@@ -17,8 +17,7 @@ from outrider.models.loading import EMBEDDED, Checkpoint, find_checkpoint
 from outrider.models.precision import MARGIN, NODES, ComputeType, candidates, pick, settled, told
 from outrider.models.reduction import Reduction
 from outrider.options import parse
-from outrider.options.groups import DeviceOptions
-from outrider.options.reduction import ReductionOptions
+from outrider.options.groups import DeviceOptions, ReductionOptions
 from tests.support.models import write_checkpoint_with_tokenizer
 
 BF16, F32, INT8 = (

@@ -7,7 +7,7 @@ import os
 import pytest
 
 from deploy.__main__ import main, parse
-from deploy.commands.ray import RayOptions
+from outrider.target.ray_command import RayOptions
 
 
 def options(*flags: str) -> RayOptions:
