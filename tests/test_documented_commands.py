@@ -102,5 +102,5 @@ def test_a_documented_command_is_understood(page: str, command: str) -> None:
 )
 def test_a_documented_curve_states_the_prices_that_it_weighs(command: str) -> None:
     options = comparing.parse(split(command)[1])
-    stated = read_prices(options.draft, 0.0)
+    stated = read_prices(options.pair.prices, 0.0)
     assert len(read_positions(options, stated)) == len(options.cs)

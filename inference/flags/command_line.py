@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from inspect import getdoc
 from typing import Any, ClassVar, NoReturn, TypeVar
 
@@ -81,16 +81,27 @@ class Parser(argparse.ArgumentParser):
         for flag in flags:
             add_flag(self.titled(flag.title), flag)
 
-    def read(self, words: Iterable[str]) -> ValueSource:
-        """The values that the words give. Raises InvalidRequest for a flag that there is not."""
+    def read(
+        self, words: Iterable[str], roles: Mapping[str, type[Group]] | None = None
+    ) -> ValueSource:
+        """The values that the words give. Raises InvalidRequest for a flag that there is not.
+
+        roles: by the value of --role, those whose flags may have been meant; else any flag may
+        """
         given, unknown = self.parse_known_args([underscored(word) for word in words])
         if unknown:
             word = unknown[0].partition("=")[0]
             if word.startswith("-"):
-                flags = re.findall(r"--\w+", self.format_help())
+                role = (roles or {}).get(vars(given).get("role", ""))
+                flags = [f"--{name}" for name in flags_of(role)] if role else self._named
                 raise InvalidRequest(f"there is no flag {word}{nearest(word, flags)}")
             raise InvalidRequest(f"what is {word}? Every value follows a flag")
         return ValueSource("--{}", vars(given))
+
+    @property
+    def _named(self) -> list[str]:
+        """Every flag that the help names."""
+        return re.findall(r"--\w+", self.format_help())
 
     def error(self, message: str) -> NoReturn:
         self.exit(USAGE, f"{self.prog}: error: {printable(message)}\n")

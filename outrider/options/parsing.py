@@ -98,7 +98,7 @@ def parse(arguments: Sequence[str] | None = None) -> Role:
         parser.exit(USAGE, _SHORT.format(command=_command()))
     try:
         _check_verb(verb)
-        given = parser.read(words)
+        given = parser.read(words, ROLES)
         _show_what_is_asked(given.values, verb)
         path = {**start.values, **given.values}.get("config")
         files = [read_file(Path(path))] if path else []

@@ -18,6 +18,8 @@ from outrider.money.goals import fallback_note, read_aims, read_prices, read_ter
 from outrider.money.steering import SteeredPrices
 from outrider.options import parse
 from outrider.options.groups import GoalOptions
+from outrider.options.roles import DraftRole
+from tests.support.refusals import assert_refused
 
 PRICED = Rates(1.34375, usd_per_kwh=0.36, usd_per_gb_to_target=0.0, usd_per_gb_from_target=0.09)
 
@@ -72,10 +74,6 @@ def test_wishes_are_of_the_draft(capsys: pytest.CaptureFixture[str], flags: list
 
 CONTRADICTIONS = {
     "two limits": ({"min_tps": 9.0, "max_usd_per_1m": 5.0}, ["--min_tps", "--max_usd_per_1m"]),
-    "three limits": (
-        {"min_tps": 9.0, "max_usd_per_1m": 5.0, "max_joules_per_token": 1.0},
-        ["--max_joules_per_token"],
-    ),
     "knob and limit": ({"cs": "balanced", "min_tps": 9.0}, ["--cs", "--min_tps"]),
     "joules of dollars": (
         {"max_joules_per_token": 1.0, "objective": "total_cost"},
@@ -95,7 +93,7 @@ def test_goals_that_contradict_each_other_are_refused_by_name(
     values: dict[str, Any], named: list[str]
 ) -> None:
     with pytest.raises(InvalidRequest) as refused:
-        GoalOptions(**values)
+        DraftRole(**values)
     assert all(flag in str(refused.value) for flag in named)
 
 
@@ -249,25 +247,6 @@ def test_a_listed_price_is_said_with_its_source_and_day() -> None:
 
 
 def test_an_instance_that_nobody_prices_is_refused_with_a_flag_that_there_is() -> None:
-    with pytest.raises(
-        OutriderError, match=r"trn9.*--usd_per_hour, in place of --instance, states one$"
-    ):
-        read_prices(GoalOptions(instance="trn9.2xlarge", no_live=True), 0.0)
-    options = parse(["--role", "draft", "--prompt", "x", "--usd_per_hour", "1"])
-    assert isinstance(options, GoalOptions)
-    assert options.usd_per_hour == 1.0
-
-
-@pytest.mark.parametrize(
-    "flags",
-    [["--architecture", "auto"], ["--no_bets"], ["--no-bets"], ["--acceptance", "classic"]],
-    ids=str,
-)
-def test_a_flag_of_earlier_versions_gets_one_line_that_says_what_replaced_it(
-    capsys: pytest.CaptureFixture[str], flags: list[str]
-) -> None:
-    with pytest.raises(SystemExit) as ended:
-        parse(["--role", "draft", "--prompt", "x", *flags])
-    (said,) = capsys.readouterr().err.splitlines()
-    assert ended.value.code == 2
-    assert f"{flags[0].replace('-', '_').replace('__', '--')} is gone: " in said
+    unknown = GoalOptions(instance="trn9.2xlarge", no_live=True)
+    shown = ["trn9", "--usd_per_hour", "--instance"]
+    assert_refused(lambda: read_prices(unknown, 0.0), shown, OutriderError)
