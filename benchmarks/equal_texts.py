@@ -105,7 +105,6 @@ def alone(pair: Pair, job: Job) -> tuple[int, ...]:
 def ahead(pair: Pair, job: Job, order: int) -> tuple[int, ...]:
     """With a growing draft, in this order of arrival."""
     chance, clock = np.random.default_rng(order), VirtualClock()
-    times = PROFILES.times
 
     def spend(seconds: float) -> None:
         clock.advance(seconds * 2 ** chance.uniform(-1, 1))
@@ -113,10 +112,12 @@ def ahead(pair: Pair, job: Job, order: int) -> tuple[int, ...]:
     target = MeteredModel(pair.target, PROFILES.target, spend)
     draft = MeteredModel(pair.draft, PROFILES.here, spend)
     link = Link(chance.uniform(0, LONGEST_ROUND_TRIP), BYTE_TIME)
-    engine = serve(target, pair.vocabulary, times=times.target, clock=clock.now)
+    engine = serve(target, pair.vocabulary, times=PROFILES.target_times, clock=clock.now)
     trips = LinkTimes()
     trips.observe(link.round_trip, 0.0, 0)
-    known = Knowledge(DraftTimes(times.here), LatencyModel(times.target), trips, read_acceptance())
+    draft_times = DraftTimes(PROFILES.draft_times)
+    target_times = LatencyModel(PROFILES.target_times)
+    known = Knowledge(draft_times, target_times, trips, read_acceptance())
     proposer = ModelProposer(draft, 0, known, Prices(battery=True), clock=clock.now)
     return _text(job, pair, VirtualSession(clock, engine, link), [proposer], clock)
 

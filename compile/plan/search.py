@@ -24,8 +24,8 @@ _SIZES = 14
 """Most sizes tried on one axis, besides powers of two. Further sizes are rounded up to these."""
 _PREFILL_STEP, _SLOT_STEP = 16, 64
 _MOST_SECONDS = 60.0
-"""Seconds that the solver may take. It then answers with its best so far. The slowest case of
-benchmarks/buckets.py takes 6.
+"""Seconds that the solver may take. It then answers with its best so far. Plans for the loads in
+benchmarks/loads took 6 at most.
 """
 _TOLERANCE = 1e-7  # tolerance of an optimum: the solver computes in floating point
 _SLACK = 1e-9  # slack of a budget: sums of seconds in another order differ in the last digits

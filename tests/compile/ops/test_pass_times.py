@@ -4,6 +4,8 @@ larger.
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from dataclasses import replace
 from functools import cache
 
@@ -11,7 +13,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from benchmarks.known_passes import KNOWN, Known, predicted
 from compile.ops.__main__ import main
 from compile.ops.engines import FITTED, digest, rates_of
 from compile.ops.op_work import OpWork, op_work
@@ -27,9 +28,11 @@ from tests.support.repository import ROOT
 SHAPES = ROOT / "docs/shapes"
 
 
-@pytest.mark.parametrize("known", KNOWN, ids=lambda known: known.what)
-def test_passes_that_others_measured_are_predicted_within_fifteen_percent(known: Known) -> None:
-    assert predicted(known).total == pytest.approx(known.milliseconds, rel=0.15)
+def test_passes_that_others_measured_are_predicted_within_fifteen_percent() -> None:
+    command = [sys.executable, "-m", "benchmarks.known_passes"]
+    made = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert made.returncode == 0, made.stdout + made.stderr
+    assert made.stdout.count("predicted") == 5
 
 
 def test_the_constants_are_frozen() -> None:

@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.buckets import IMITATED, LLAMA_8B, LOADS
 from compile.build.between import calls_between
 from compile.compile_options import CompileOptions
 from compile.ops.pass_time import pass_work
@@ -30,6 +29,7 @@ from inference.errors import InvalidRequest, LimitExceeded, MissingExtra
 from inference.model.config import parse_config
 from tests.support.models import TINY, tiny_decoder
 from tests.support.repository import ROOT
+from tests.support.shapes import LLAMA_8B, LOADS, USES
 
 LIMITS = Limits(rows=2, chunk=16, tree_nodes=8, least_nodes=1, sequence_length=120)
 
@@ -130,7 +130,7 @@ def test_a_budget_too_small_to_serve_everything_is_refused() -> None:
         plan(calls, LIMITS, area, BuildBudget(9, seconds=540, of=lambda shape: 120))
 
 
-@pytest.mark.parametrize("name", IMITATED)
+@pytest.mark.parametrize("name", USES)
 def test_the_planner_beats_powers_of_two_within_the_same_budget(name: str) -> None:
     limits = Limits(4, 256, 64, 1, 2048)
     calls = calls_of(read_load(LOADS / f"{name}.json"), limits)

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from benchmarks.buckets import IMITATED, LOADS, imitate
 from compile.plan.workload import CallShape, Limits, Load, calls_of, read_load
 from inference.errors import InvalidRequest
 from outrider.text.completion import Completion
@@ -28,11 +27,6 @@ def test_a_session_becomes_prompt_chunks_and_trees_on_a_growing_context() -> Non
         },  # three rounds, shared by two sessions
         **{CallShape(False, 2, 8, slots): pytest.approx(0.125) for slots in (47, 49, 52)},
     }
-
-
-@pytest.mark.parametrize("name", IMITATED)
-def test_the_shipped_loads_are_what_their_script_makes(name: str) -> None:
-    assert read_load(LOADS / f"{name}.json") == imitate(name)
 
 
 @pytest.mark.parametrize(
