@@ -122,7 +122,7 @@ def _smoke(options: argparse.Namespace) -> int:
     if not has_device():
         raise InvalidRequest(
             "no Neuron device here: run this on the instance; to compile without a device use "
-            "python -m compile"
+            "outrider compile"
         )
     print(
         f"instance {instance_family() or 'unknown'}; "

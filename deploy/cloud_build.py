@@ -24,7 +24,7 @@ from compile.plan.feature_layers import names_layers
 from compile.request import find_checkpoint, make_request
 from compile.store import open_store, pull
 from deploy.aws import Aws
-from deploy.bucket import HostBucket
+from deploy.bucket import HostBucket, build_wheel, put_wheel
 from deploy.deployment import Deployment, hub_token_parameter
 from deploy.handover import put_hub_token, withdraw_secrets
 from deploy.host.build_script import ARTEFACT, LOAD, BuildSettings, build_script
@@ -35,7 +35,6 @@ from deploy.launch import Launch
 from deploy.places import SubnetInZone, find_image, places_for
 from deploy.running_instance import describe_instance, living_instance
 from deploy.stack import StackState, TargetStack
-from deploy.wheel import build_wheel, put_wheel
 from inference.command import glance, say
 from inference.errors import InvalidRequest, OutriderError, Unavailable
 from inference.flags.group import flags_of

@@ -11,7 +11,10 @@ from deploy.__main__ import VERBS, Verb
 from deploy.__main__ import main as run_verb
 from inference.command import run_command
 
-RAY = Verb("serve from several replicas behind one address", "outrider.target.ray_command")
+_RAY = Verb("serve from several replicas behind one address", "outrider.target.ray_command")
+
+DEPLOY_VERBS = VERBS | {"ray": _RAY}
+"""Verbs of `outrider deploy`: those of deploy/, and one that serves targets by Ray."""
 
 
 def compile_target(arguments: Sequence[str] | None = None) -> int:
@@ -31,4 +34,4 @@ def compile_target(arguments: Sequence[str] | None = None) -> int:
 
 def deploy(arguments: Sequence[str] | None = None) -> int:
     """Run a verb of deploy, or `ray`. Returns 0 when what was asked was done."""
-    return run_verb(arguments, VERBS | {"ray": RAY})
+    return run_verb(arguments, DEPLOY_VERBS)

@@ -25,7 +25,7 @@ from inference.model.config import ModelConfig
 USAGE = """usage: python -m compile.ops rules|times FLAGS
   rules  what in the graphs the compiler refuses or the device computes wrongly, with source lines
   times  milliseconds of a pass by cost
-FLAGS are those of python -m compile, such as
+FLAGS are those of outrider compile, such as
   python -m compile.ops times --model docs/shapes/llama-3.1-8b --target trn1 --tensor_parallel 2"""
 
 

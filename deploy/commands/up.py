@@ -11,20 +11,19 @@ from pathlib import Path
 
 from compile.store import open_store, push
 from deploy.aws import Aws
-from deploy.bucket import HostBucket
+from deploy.bucket import HostBucket, build_wheel, put_wheel
 from deploy.commands.options import DeploymentOptions
+from deploy.commands.plan import ask_account, find_price, plan_lines
+from deploy.commands.tunnel import NO_PLUGIN, PLUGIN
 from deploy.deployment import Deployment, hub_token_parameter, secret_parameters
 from deploy.handover import Handover, put_hub_token, withdraw_secrets
 from deploy.host.user_data import HostSecrets, HostSettings, user_data
 from deploy.host_commands import progress
 from deploy.instance_price import NoPrice, Price
 from deploy.launch import Launch
-from deploy.plan_lines import ask_account, find_price, plan_lines
 from deploy.running_instance import InstanceEnded, RunningInstance, living_instance
 from deploy.served import computed_speed, pinned_model, read_served
 from deploy.stack import StackState
-from deploy.tunnel import NO_PLUGIN, PLUGIN
-from deploy.wheel import build_wheel, put_wheel
 from grpc_comm.client.named_targets import (
     NamedTarget,
     find_target,

@@ -135,7 +135,7 @@ def with_neuron_artifact(options: Served) -> Served:
     if target not in neuron_targets():
         raise InvalidRequest(
             "--device neuron: no trn1, inf2, trn2 or trn3 instance is recognised here; build with "
-            "python -m compile, then --artifact DIR"
+            "outrider compile, then --artifact DIR"
         )
     same = ("sequence_length", "max_tree_nodes", "dtype")
     given: dict[str, Any] = {name: getattr(options, name) for name in same}

@@ -129,7 +129,7 @@ class TargetOptions(BatchOptions, DeviceOptions, TargetModelOptions):
     """What a target model in this process is loaded from."""
 
     artifact: Directory | None = None
-    """serve this compiled target (python -m compile) in place of a model"""
+    """serve this compiled target (outrider compile) in place of a model"""
     max_tree_nodes: Count = 64
     """largest tree taken, its root included"""
 

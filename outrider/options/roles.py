@@ -223,19 +223,15 @@ class MakeCertRole(Role, network.HostOptions, title="security"):
     """where the certificate is written"""
 
 
-class MakeKeyRole(Role, network.KeysOptions, title="security"):
+class MakeKeyRole(Role, title="security"):
     """make a key for a client; its token is printed once"""
 
     COMMON: ClassVar = ("name", "keys_file")
     role: Literal["make-key"] = "make-key"
-    name: Name | None = None
+    name: Name
     """whose key it is"""
-
-    @model_validator(mode="after")
-    def _complete(self) -> Self:
-        if not (self.name and self.keys_file):
-            raise ValueError("a key needs a name and a file: --name NAME --keys_file FILE")
-        return self
+    keys_file: File
+    """clients' keys, each with limits of its own; this key is added"""
 
 
 class ProfilesRole(Role, title="general"):
@@ -252,14 +248,8 @@ class PullRole(Role, title="models and devices"):
     COMMON: ClassVar = ("name",)
     BARE: ClassVar = "name"
     role: Literal["pull"] = "pull"
-    name: ModelName | None = None
+    name: ModelName
     """the model: hub name or directory"""
-
-    @model_validator(mode="after")
-    def _named(self) -> Self:
-        if not self.name:
-            raise ValueError("pull needs a model: pull NAME")
-        return self
 
 
 class ListRole(Role, title="models and devices"):

@@ -10,10 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
-from pydantic import model_validator
 from rich.console import Console
 from rich.table import Table
-from typing_extensions import Self
 
 from inference.command import FAILED, INTERRUPTED, printable, run_command, say
 from inference.errors import OutriderError
@@ -34,18 +32,12 @@ class RunsOptions(CommandOptions, title="general"):
     """make the runs and sweeps of a file, and keep options and results of each"""
 
     BARE: ClassVar = "file"
-    file: File | None = None
+    file: File
     """a YAML file of runs, or the XML of an AutoDraft experiment (docs/runs.md)"""
     out: Directory = "runs"
     """where results are written: a directory for each run"""
     check: bool = False
     """only read the file, and list its runs"""
-
-    @model_validator(mode="after")
-    def _named(self) -> Self:
-        if self.file is None:
-            raise ValueError("runs needs a file: runs FILE")
-        return self
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -56,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _runs(options: RunsOptions) -> int:
-    runs = read_runs(Path(options.file or ""))
+    runs = read_runs(Path(options.file))
     if options.check:
         print(*(run.name for run in runs), sep="\n")
         return 0

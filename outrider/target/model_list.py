@@ -167,7 +167,7 @@ def _check(options: ServingRole, entry: Mapping[str, Any]) -> None:
         return
     if options.device.startswith("neuron"):
         raise InvalidRequest(
-            "for neuron a model is listed as an artifact, which python -m compile builds"
+            "for neuron a model is listed as an artifact, which outrider compile builds"
         )
     pick_device(options.device)
     directory = find_directory(options.model, "target", weights=False)

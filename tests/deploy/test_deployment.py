@@ -16,7 +16,7 @@ from deploy.aws import AwsDown, aws_refusals
 from deploy.deployment import Deployment
 from deploy.host.user_data import MOST_BYTES
 from deploy.instance_kind import NEURON_IMAGE, InstanceKind
-from deploy.launch_failures import Cause, LaunchFailure
+from deploy.stack import Cause, LaunchFailure
 from deploy.stack_template import TEMPLATE, read_template, template_body
 from inference.errors import InvalidRequest
 
