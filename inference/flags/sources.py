@@ -62,7 +62,8 @@ def resolve(model: type[Model], sources: list[ValueSource]) -> Model:
     """
 
     def label(name: str) -> str:
-        return next(source.call(name) for source in sources if name in source.values)
+        given = (source.call(name) for source in sources if name in source.values)
+        return next(given, f"--{name}")
 
     try:
         return model(**ChainMap(*(source.values for source in sources)))
