@@ -35,7 +35,8 @@ from grpc_comm.observability.statistics import ModelTotals, Statistics
 from inference.backends import Ranked, Segment
 from inference.backends.batch import Shape, check_rows, pad
 from inference.candidates import BASE, Nodes, Proposal
-from inference.engine.engine import Engine, collect_rarely
+from inference.engine.batch_runner import collect_rarely
+from inference.engine.engine import Engine
 from inference.engine.session import Session
 from inference.order import MOST_CREDIT, Decode
 from inference.sampling import SamplingParams
@@ -177,7 +178,7 @@ class Load:
         )
         counted = Statistics()  # which every server keeps
         counted.models["target"] = ModelTotals()
-        self.engine.on_event = lambda event: counted(OfModel("target", event))
+        self.engine.listeners.append(lambda event: counted(OfModel("target", event)))
         self.clients = [self._client(number) for number in range(sessions)]
         self.appending, self.collections = list[float](), 0
         self._send()

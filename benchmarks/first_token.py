@@ -113,7 +113,7 @@ def measure(
 
     def make(ids: list[int], most: int, *, alone: bool) -> Completion:
         asked = Request(0, "", ids, SamplingParams(), most, frozenset())
-        done = client.complete(asked, silent, Event(), alone=alone)
+        done = client.complete(asked, silent, Event(), alone=alone).raise_failure()
         rows.settle()
         return done
 

@@ -30,6 +30,7 @@ from inference.sampling import SamplingParams
 from inference.tree import IntArray
 from outrider.client.drafting import DEFAULT_TREE
 from outrider.draft_methods import find_draft
+from outrider.models.capacity import Capacity
 from outrider.options.roles import FusedTargetRole
 from outrider.target.target import load_target
 
@@ -122,10 +123,7 @@ def measure(options: FusedTargetRole, repetitions: int, tokens: int) -> dict[str
     draft = StopwatchModel(
         checkpoint.load(
             options,
-            rows=1,
-            sequence_length=engine.sequence_length,
-            spare=spare,
-            max_nodes=256,
+            Capacity(rows=1, sequence_length=engine.sequence_length, spare=spare, max_nodes=256),
         )
     )
     prompt = checkpoint.tokenizer.encode("def read_lines(path):\n    lines = []\n")

@@ -32,7 +32,7 @@ _COMPUTED = (
 _ASSUMES = (
     "That values between operations stay in the core, and that only the stream of weights, keys "
     "and values hides arithmetic. Rows cost alike. Sampled graphs take longer: python -m "
-    "compile.ops times. "
+    "compile times. "
 ) + _SIZES
 _MEASURED = (
     "pass_seconds and serial_seconds: together 36.7 ms, from the 27.24 tokens/s that choral-spec "

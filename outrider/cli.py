@@ -25,7 +25,7 @@ PROGRAMS = {
     "doctor": "outrider.doctor.command:doctor",
     "make-cert": "outrider.credentials:make_cert",
     "make-key": "outrider.credentials:make_key",
-    "profiles": "outrider.models.kept_profiles:profiles",
+    "profiles": "outrider.models.models_here:profiles",
     "demo": "outrider.terminal.demo:main",
     "compile": "outrider.aws_verbs:compile_target",
     "compare": "outrider.compare.__main__:main",

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from compile import compile_options as compiling
-from compile import smoke
+from compile.__main__ import VERBS as COMPILE_VERBS
 from deploy import __main__ as deploying
 from grpc_comm.client.named_targets import NamedTarget
 from inference.flags.command_line import parse_flags
@@ -19,7 +19,7 @@ from outrider import options as running
 from outrider.aws_verbs import DEPLOY_VERBS
 from outrider.compare import compare_options as comparing
 from outrider.compare.testbed import read_positions
-from outrider.money.goals import read_prices
+from outrider.money.goal import read_billing
 from outrider.options.roles import OTHER_VERBS, ROLES, VERBS
 from outrider.runs.command import RunsOptions
 from outrider.terminal.demo import DemoOptions
@@ -34,8 +34,19 @@ HELP = [
     "outrider/runs/command.py",
     "outrider/target/ray_command.py",
 ]
+
+
+def compiled(arguments: list[str]) -> object:
+    """Options of a build, or of a verb of `python -m compile`."""
+    if arguments in ([verb] for verb in COMPILE_VERBS):  # the text names a verb
+        return arguments
+    if arguments[0] in COMPILE_VERBS:
+        return compiling.parse([*arguments[1:], "--dry_run"])
+    return compiling.parse(arguments)
+
+
 COMMANDS: dict[str, Callable[[list[str]], object]] = {
-    "compile": compiling.parse,
+    "compile": compiled,
     "compare": comparing.parse,
     "deploy": lambda words: deploying.parse(words, DEPLOY_VERBS),
     "runs": lambda words: parse_flags(RunsOptions, "outrider runs", words),
@@ -47,8 +58,7 @@ PARSERS: dict[str, Callable[[list[str]], object]] = {
     "outrider": lambda words: COMMANDS.get(words[0], lambda _: running.parse(words))(words[1:]),
     "main.py": running.parse,
     "compare_architectures.py": comparing.parse,
-    "-m compile": compiling.parse,
-    "-m compile.smoke": smoke.parse,
+    "-m compile": compiled,
     "-m deploy": deploying.parse,
 }
 PLACEHOLDERS = {"D": "bfloat16", "T": "trn1", "N": "2", "NAME": "demo"}
@@ -134,5 +144,5 @@ def test_a_documented_command_is_understood(page: str, command: str) -> None:
 )
 def test_a_documented_curve_states_the_prices_that_it_weighs(command: str) -> None:
     options = comparing.parse(split(command)[1][1:])
-    stated = read_prices(options.pair.prices, 0.0)
-    assert len(read_positions(options, stated)) == len(options.cs)
+    billing = read_billing(options.pair.prices)
+    assert len(read_positions(options, billing)) == len(options.cs)

@@ -30,7 +30,7 @@ from outrider.client.drafting import load_draft
 from outrider.client.pools import GrowingPool, Pair
 from outrider.draft_methods import find_draft
 from outrider.models.profiles import user_profiles
-from outrider.money.goals import SPEED_ALONE
+from outrider.money.goal import Goal
 from outrider.options.groups import Precision
 from outrider.options.network import ConnectionOptions
 from outrider.options.roles import FusedTargetRole, SharedClientRole
@@ -158,7 +158,7 @@ def arms_over_grpc(models: Models) -> Iterator[list[Arm]]:
             draft = load_draft(options, found, 1, models.length, ROOM, WIDEST)
             times = user_profiles(options).draft(found, draft, models.length)
             pair = Pair(connection, times, None)
-            pool = GrowingPool.of_model(draft, pair, SPEED_ALONE, [CopySource()])
+            pool = GrowingPool.of_model(draft, pair, Goal(), [CopySource()])
             stop_ids = connection.description.stop_ids
             way = Decoding(connection.session, stop_ids, threaded(pool.proposers))
             plain = PLAIN + models.suffix

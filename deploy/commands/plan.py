@@ -17,7 +17,7 @@ from deploy.served import Speed, computed_speed, read_served
 from deploy.stack_template import created_resources
 from inference.artifact import Manifest
 from inference.command import say
-from inference.cost.accounting import hire_usd
+from inference.cost.billing import hire_usd
 from inference.errors import MissingExtra, Unavailable
 
 EXAMPLES = """examples:

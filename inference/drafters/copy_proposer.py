@@ -13,7 +13,7 @@ from itertools import groupby
 from typing import NamedTuple
 
 from inference.candidates import MOST_CANDIDATES, Nodes
-from inference.cost.objective import Effort
+from inference.cost.billing import Usage
 from inference.drafters.copy_source import Context, CopySource
 from inference.drafters.outbox import Outbox
 from inference.drafters.prospects import Copied, Prospect, Prospects
@@ -135,7 +135,7 @@ class CopyProposer:
         if self._accounted is not None:
             began, drafted = self._accounted
             self.prices.committed(
-                tokens, Effort(now - began, self.drafting - drafted, self._bytes_up)
+                tokens, Usage(now - began, self.drafting - drafted, self._bytes_up)
             )
         self._accounted, self._bytes_up = (now, self.drafting), 0.0
 

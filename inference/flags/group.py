@@ -245,12 +245,14 @@ def refusal(
 
     label: how a flag is called
     """
-    first = error.errors(include_url=False)[0]
+    found = error.errors(include_url=False)
+    first = found[0]
     raised = first.get("ctx", {}).get("error")
     if not first["loc"]:
         return str(raised)
-    if first["type"] == "missing":
-        return f"{label(str(first['loc'][0]))} is needed"
+    missing = [label(str(one["loc"][0])) for one in found if one["type"] == "missing"]
+    if missing:
+        return f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} needed"
     name, got, flags = str(first["loc"][0]), brief(first["input"]), flags_of(model)
     if name not in flags:
         return f"there is no option {name}{nearest(name, flags)}"

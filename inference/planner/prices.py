@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-from inference.cost.objective import SPEED, Effort, Tariff
+from inference.cost.billing import SPEED, UnitPrices, Usage
 from inference.stats import FRAMING_BYTES
 
 REMEMBERED_TOKENS = 100.0
@@ -41,11 +41,11 @@ NODE_BYTES, MESSAGE_BYTES = 5.0, 15.0 + FRAMING_BYTES
 class Prices:
     """Prices of one proposer."""
 
-    tariff: Tariff = SPEED  # price of a second and of a byte, in any unit of cost
+    tariff: UnitPrices = SPEED  # price of a second and of a byte, in any unit of cost
     holds_target: bool = False  # calls run on the target's device, so the text waits for them
     battery: bool = False  # drafting costs a little even where the tariff says nothing
     node_seconds: float = 0.0  # a forward's seconds for each candidate, where the text waits
-    effort: Effort = field(default_factory=Effort)  # of lately committed tokens
+    effort: Usage = field(default_factory=Usage)  # of lately committed tokens
     tokens: float = 0.0  # lately committed
 
     @property
@@ -61,7 +61,7 @@ class Prices:
             price = max(price, BATTERY_PRICE * self.tariff.wall)
         return price + self.tariff.wall if self.holds_target else price
 
-    def committed(self, tokens: int, effort: Effort) -> None:
+    def committed(self, tokens: int, effort: Usage) -> None:
         """Record that so many tokens were committed, and what they took."""
         kept = max(1 - tokens / REMEMBERED_TOKENS, 0.0)
         self.effort = self.effort.times(kept).plus(effort)

@@ -16,10 +16,11 @@ from inference.drafters.copy_source import CopySource, History
 from inference.drafters.model_proposer import ROOM, WIDEST
 from inference.drafters.tree_policies import BestFirst, Chain, Policy
 from outrider.client.pools import AnyRows, GrowingPool, Pair, learned_file, rounds
+from outrider.models.capacity import Capacity
 from outrider.models.loading import PREFILL_NODES, FoundModel, LoadedModel
 from outrider.models.precision import settled
 from outrider.models.profiles import user_profiles
-from outrider.money.goals import Aims
+from outrider.money.goal import Goal
 from outrider.options.drafting import HistoryOptions, TreeOptions
 from outrider.options.groups import DeviceOptions
 from outrider.options.roles import ClientRole
@@ -37,7 +38,7 @@ class Sides(NamedTuple):
     length: int  # longest text, prompt and output together
 
 
-def draft_rows(options: ClientRole, sides: Sides, aims: Aims) -> AbstractContextManager[AnyRows]:
+def draft_rows(options: ClientRole, sides: Sides, aims: Goal) -> AbstractContextManager[AnyRows]:
     """Load the draft and yield its rows, which draft for one text each."""
     if options.waits and sides.found is not None:
         return _in_rounds(options, sides, sides.found)
@@ -58,7 +59,7 @@ def _in_rounds(options: ClientRole, sides: Sides, found: FoundModel) -> Iterator
 
 
 @contextmanager
-def _growing(options: ClientRole, sides: Sides, aims: Aims) -> Iterator[AnyRows]:
+def _growing(options: ClientRole, sides: Sides, aims: Goal) -> Iterator[AnyRows]:
     """Rows that never wait. What they learned about the pair is kept at the end."""
     make = _copying if sides.found is None else partial(_drafting, sides.found)
     pool = make(options, sides, aims)
@@ -69,7 +70,7 @@ def _growing(options: ClientRole, sides: Sides, aims: Aims) -> Iterator[AnyRows]
         pool.keep()
 
 
-def _drafting(found: FoundModel, options: ClientRole, sides: Sides, aims: Aims) -> GrowingPool:
+def _drafting(found: FoundModel, options: ClientRole, sides: Sides, aims: Goal) -> GrowingPool:
     """Rows of a draft model, which copy, too, where the options say so."""
     target, found = sides.target, settled(found, options, drafts=True)
     model = load_draft(options, found, sides.rows, sides.length, ROOM, WIDEST)
@@ -79,7 +80,7 @@ def _drafting(found: FoundModel, options: ClientRole, sides: Sides, aims: Aims) 
     return GrowingPool.of_model(model, pair, aims, sources)
 
 
-def _copying(options: ClientRole, sides: Sides, aims: Aims) -> GrowingPool:
+def _copying(options: ClientRole, sides: Sides, aims: Goal) -> GrowingPool:
     """Rows that copy alone."""
     target = sides.target
     pair = Pair(target, {}, learned_file("copy", target.description.model_fingerprint))
@@ -105,10 +106,9 @@ def load_draft(
     """
     return found.load(
         options,
-        rows=rows,
-        sequence_length=length,
-        spare=room,
-        max_nodes=max(PREFILL_NODES, widest),
+        Capacity(
+            rows=rows, sequence_length=length, spare=room, max_nodes=max(PREFILL_NODES, widest)
+        ),
     )
 
 

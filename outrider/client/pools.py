@@ -26,7 +26,7 @@ from inference.planner.prices import Prices
 from inference.proposer import Proposer
 from inference.times import DraftTimes, LatencyModel
 from outrider.client.probing import link_times, probe_link
-from outrider.money.goals import Aims
+from outrider.money.goal import Goal
 
 One = TypeVar("One", bound=Proposer)
 
@@ -108,7 +108,7 @@ class GrowingPool(Rows[CopyProposer]):
         rows: int,
         make: Callable[[int, Knowledge, Prices], CopyProposer],
         pair: Pair,
-        aims: Aims,
+        aims: Goal,
     ) -> None:
         self._learned = pair.learned
         known = self._knowledge(pair.times, pair.target)
@@ -121,7 +121,7 @@ class GrowingPool(Rows[CopyProposer]):
 
     @classmethod
     def of_model(
-        cls, model: Model, pair: Pair, aims: Aims, sources: Sequence[CopySource | None] = ()
+        cls, model: Model, pair: Pair, aims: Goal, sources: Sequence[CopySource | None] = ()
     ) -> GrowingPool:
         """A proposer on each row of a draft model.
 
@@ -137,7 +137,7 @@ class GrowingPool(Rows[CopyProposer]):
         )
 
     @classmethod
-    def of_copies(cls, sources: Sequence[CopySource | None], pair: Pair, aims: Aims) -> GrowingPool:
+    def of_copies(cls, sources: Sequence[CopySource | None], pair: Pair, aims: Goal) -> GrowingPool:
         """Proposers that copy alone, one for each source."""
         return cls(
             len(sources),
@@ -146,7 +146,7 @@ class GrowingPool(Rows[CopyProposer]):
             aims,
         )
 
-    def steer(self, aims: Aims) -> None:
+    def steer(self, aims: Goal) -> None:
         """Draft by these aims from now on, also in texts that are being made."""
         for proposer, known in zip(self.proposers, self.known, strict=True):
             proposer.prices = aims.prices(known)

@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, InstanceOf, model_validator
 from typing_extensions import Self
 
 from inference.command import called, nearest
-from inference.cost.objective import read_knob
+from inference.cost.billing import read_knob
 from inference.drafters.tree_policies import BestFirst, Chain
 from inference.errors import InvalidRequest
 from inference.flags.command_line import CommandOptions, parse_flags

@@ -11,6 +11,7 @@ from functools import partial
 
 from grpc_comm.translate import Description
 from inference.backends import Model
+from inference.cost.billing import Billing
 from inference.drafters.model_proposer import ROOM
 from inference.drafters.tree_policies import Policy
 from inference.engine.engine import Engine
@@ -18,13 +19,13 @@ from outrider.client.connecting import connect_target
 from outrider.client.drafting import load_draft
 from outrider.compare.arms import FUSED, Bench
 from outrider.compare.compare_options import CompareOptions, PairOptions
-from outrider.compare.readings import Account, open_account
+from outrider.compare.rows import Account
 from outrider.draft_methods import find_draft
 from outrider.link.emulated_link import LinkShape, shaped_link
 from outrider.models.loading import FoundModel
 from outrider.models.precision import settled
 from outrider.models.profiles import user_profiles
-from outrider.money.goals import Aims, Stated, read_aims, read_prices
+from outrider.money.goal import Goal, read_billing, read_goal
 from outrider.options.groups import GoalOptions, MeasureOptions
 from outrider.options.roles import FusedTargetRole
 from outrider.target.colocated_draft import with_draft
@@ -58,7 +59,7 @@ class Testbed:
     draft: Model
     draft_times: dict[int, float]
     requests: list[Request]
-    positions: list[Aims]  # positions of the knob --cs
+    positions: list[Goal]  # positions of the knob --cs
     account: Account
     started: StartedTarget | None  # None: the user named a target
     local: Engine | None
@@ -101,8 +102,8 @@ def testbed(options: CompareOptions, profile: str | None) -> Iterator[Testbed]:
     text = common.text
     prompts = PROMPTS if text.prompt is text.prompt_text is None else read_prompts(text)
     options.check_texts(len(prompts))
-    stated = read_prices(common.prices, 0.0)
-    positions = read_positions(options, stated) if options.target_host is None else []
+    billing = read_billing(common.prices)
+    positions = read_positions(options, billing) if options.target_host is None else []
     found = find_draft(common)
     with ExitStack() as stack:
         target: StartedTarget | None = None
@@ -113,17 +114,16 @@ def testbed(options: CompareOptions, profile: str | None) -> Iterator[Testbed]:
             description = connection.description
             length = session_length(common.sequence_length, found, connection)
         if target is None:
-            stated = stated or read_prices(common.prices, description.usd_per_hour)
-            positions = read_positions(options, stated)
+            if not billing.priced:
+                billing = read_billing(common.prices, description.usd_per_hour)
+            positions = read_positions(options, billing)
         requests = make_requests(text, prompts, found.tokenizer, length, description.stop_ids)
         settings: list[Policy] = [*options.chains, *options.trees]
         room = max(ROOM, *(one.most_ranked for one in settings))
         found = settled(found, common, drafts=True)
         draft = load_draft(common, found, 1, length, room, room)
         times = user_profiles(MeasureOptions(measure_first=True)).draft(found, draft, length)
-        account = open_account(
-            common.prices, stated, whole=target is not None, emulated=bool(profile)
-        )
+        account = Account(billing, whole=target is not None, emulated=bool(profile))
         yield Testbed(
             options,
             common,
@@ -139,13 +139,12 @@ def testbed(options: CompareOptions, profile: str | None) -> Iterator[Testbed]:
         )
 
 
-def read_positions(options: CompareOptions, stated: Stated | None) -> list[Aims]:
-    """The aims of each position of the knob. Raises InvalidRequest where one weighs a price that
+def read_positions(options: CompareOptions, billing: Billing) -> list[Goal]:
+    """The goal of each position of the knob. Raises InvalidRequest where one weighs a price that
     nobody has stated.
     """
-    rates = stated.rates if stated is not None else None
     prices = options.pair.prices.stated()
-    return [read_aims(GoalOptions(cs=knob, **prices), rates) for knob in options.cs]
+    return [read_goal(GoalOptions(cs=knob, **prices), billing) for knob in options.cs]
 
 
 def _start(options: CompareOptions, profile: str | None) -> AbstractContextManager[StartedTarget]:

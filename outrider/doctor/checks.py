@@ -18,6 +18,7 @@ from outrider.client.connecting import connect_target
 from outrider.client.probing import link_times, probe_link
 from outrider.doctor.findings import Finding, refused, warning
 from outrider.draft_methods import find_draft
+from outrider.models.capacity import Capacity
 from outrider.models.devices import memory_size
 from outrider.models.loading import PREFILL_NODES, FoundModel
 from outrider.models.precision import settled
@@ -76,12 +77,14 @@ def _draft_call(options: DoctorRole, draft: FoundModel) -> float:
     """Seconds of a call of the draft that ranks one node, measured now."""
     length = draft.sequence_length(options.sequence_length)
     draft = settled(draft, options, drafts=True)
-    model = draft.load(options, rows=1, sequence_length=length, spare=1, max_nodes=PREFILL_NODES)
+    model = draft.load(
+        options, Capacity(rows=1, sequence_length=length, spare=1, max_nodes=PREFILL_NODES)
+    )
     return survey_draft(model, length, 1).run(say)[1, 1]
 
 
 def _of_target(target: Connection, call: float) -> Iterator[Finding]:
-    """What the target is, how far it is, and whether a draft with such calls runs ahead of it."""
+    """Findings of the target, of the link, and of a draft with such calls running ahead."""
     description = target.description
     trip = link_times(probe_link(target.probe, say)).round_trip
     where = f"{description.model} on {description.device}, {description.rows} rows"

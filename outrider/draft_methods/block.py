@@ -17,6 +17,7 @@ from inference.backends import Masks, Model, Ranked, Segment
 from inference.errors import UnsupportedModel
 from inference.json_file import read_json
 from inference.tree import IntArray
+from outrider.models.capacity import Capacity
 from outrider.models.loading import LoadedModel, OfCheckpoint, find_checkpoint
 from outrider.options.groups import DeviceOptions, DraftModelOptions
 
@@ -62,22 +63,8 @@ class BlockCheckpoint(OfCheckpoint):
 
     masks: Masks
 
-    def load(
-        self,
-        options: DeviceOptions,
-        *,
-        rows: int,
-        sequence_length: int,
-        spare: int,
-        max_nodes: int,
-    ) -> MaskedModel:
-        model = self.checkpoint.load(
-            options,
-            rows=rows,
-            sequence_length=sequence_length,
-            spare=spare,
-            max_nodes=max_nodes,
-        )
+    def load(self, options: DeviceOptions, capacity: Capacity) -> MaskedModel:
+        model = self.checkpoint.load(options, capacity)
         return MaskedModel(model, self.masks)
 
 

@@ -14,6 +14,7 @@ from inference.backends.timed import feature_model
 from inference.command import say
 from inference.errors import InvalidRequest, UnsupportedModel
 from outrider.models.artifacts import artifact_checkpoint
+from outrider.models.capacity import Capacity
 from outrider.models.devices import describe
 from outrider.models.loading import Checkpoint, OfCheckpoint, find_checkpoint, find_directory
 from outrider.options.groups import DeviceOptions, DraftModelOptions
@@ -53,24 +54,17 @@ class FoundHead(OfCheckpoint):
 
         return fingerprint(self.directory)
 
-    def load(
-        self,
-        options: DeviceOptions,
-        *,
-        rows: int,
-        sequence_length: int,
-        spare: int,
-        max_nodes: int,
-    ) -> EagleModel:
+    def load(self, options: DeviceOptions, capacity: Capacity) -> EagleModel:
         """Load the head where its target is, in its precision."""
         from inference.backends.eagle import EagleModel
         from inference.model.eagle import read_head
 
         begun = time.perf_counter()
-        head = read_head(self.directory, self.beside.given, sequence_length)
+        head = read_head(self.directory, self.beside.given, capacity.sequence_length)
         self.beside.target.keep_features(head.config.kept)
-        capacity = sequence_length + spare
-        model = EagleModel(head, rows=rows, capacity=capacity, max_nodes=max_nodes)
+        model = EagleModel(
+            head, rows=capacity.rows, capacity=capacity.slots, max_nodes=capacity.max_nodes
+        )
         parameters = sum(parameter.numel() for parameter in head.parameters())
         layers = ", ".join(map(str, head.config.kept))
         say(

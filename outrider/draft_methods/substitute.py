@@ -8,6 +8,7 @@ from inference.backends import Model
 from inference.backends.eager import EagerModel
 from inference.backends.shared_cache import SharedCacheModel
 from inference.errors import InvalidRequest
+from outrider.models.capacity import Capacity
 from outrider.models.loading import Checkpoint, OfCheckpoint, find_checkpoint, load_eager
 from outrider.models.reduction import Reduction
 from outrider.options.groups import DeviceOptions, DraftModelOptions, TargetModelOptions
@@ -25,26 +26,10 @@ class Substitute(OfCheckpoint):
     def name(self) -> str:
         return f"{self.checkpoint.name}, 4-bit"
 
-    def load(
-        self,
-        options: DeviceOptions,
-        *,
-        rows: int,
-        sequence_length: int,
-        spare: int,
-        max_nodes: int,
-    ) -> EagerModel:
+    def load(self, options: DeviceOptions, capacity: Capacity) -> EagerModel:
         from inference.model.substitute import load_substitute
 
-        return load_eager(
-            options,
-            self.checkpoint,
-            load_substitute,
-            rows=rows,
-            sequence_length=sequence_length,
-            spare=spare,
-            max_nodes=max_nodes,
-        )
+        return load_eager(options, self.checkpoint, load_substitute, capacity)
 
 
 @dataclass(frozen=True)
@@ -56,19 +41,13 @@ class BesideItsTarget(Substitute):
     def fingerprint(self) -> str:
         return f"{super().fingerprint()}-layers"
 
-    def load(
-        self,
-        options: DeviceOptions,
-        *,
-        rows: int,
-        sequence_length: int,
-        spare: int,
-        max_nodes: int,
-    ) -> EagerModel:
+    def load(self, options: DeviceOptions, capacity: Capacity) -> EagerModel:
         from inference.model.substitute import substitute_of
 
         draft = substitute_of(self.target.decoder)
-        return SharedCacheModel(draft, self.target, own=spare, max_nodes=max_nodes)
+        return SharedCacheModel(
+            draft, self.target, own=capacity.spare, max_nodes=capacity.max_nodes
+        )
 
 
 def find(options: DraftModelOptions, target: Model | None) -> Substitute:

@@ -39,7 +39,7 @@ Positive = Annotated[float, Gt(0)]
 
 
 class LinkShape(Group, title="link"):
-    """What a link does to its connections."""
+    """Effects of a link on its connections."""
 
     RULES: ClassVar = (Rule("cut_random", needs="cut_every_s", why="that is the mean"),)
 

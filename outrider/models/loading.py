@@ -18,10 +18,10 @@ from inference.errors import InvalidRequest, UnsupportedModel
 from inference.model.config import ModelConfig, read_config
 from inference.model.hub import find_model, split_revision
 from inference.text import Tokenizer
+from outrider.models.capacity import Capacity, allowed_length
 from outrider.models.devices import describe, pick_device, set_threads
 from outrider.models.gguf_file import GgufFile, gguf_tokenizer
 from outrider.models.reduction import WHOLE, Reduction
-from outrider.models.sequence_length import allowed_length
 from outrider.options.groups import DeviceOptions, LegacyOptions, OffloadOptions, TargetModelOptions
 from outrider.terminal.status_lines import LoadingStatus
 
@@ -70,19 +70,8 @@ class FoundModel(Protocol):
         """Tell the model from every one that computes differently."""
         ...
 
-    def load(
-        self,
-        options: DeviceOptions,
-        *,
-        rows: int,
-        sequence_length: int,
-        spare: int,
-        max_nodes: int,
-    ) -> LoadedModel:
-        """Load the model on the chosen device. Prints what was chosen on stderr.
-
-        spare: slots a row beyond the sequence, which hold trees
-        """
+    def load(self, options: DeviceOptions, capacity: Capacity) -> LoadedModel:
+        """Load the model on the chosen device. Prints what was chosen on stderr."""
         ...
 
 
@@ -113,15 +102,7 @@ class Checkpoint:
 
         return self.reduction.fingerprint(fingerprint(self.directory))
 
-    def load(
-        self,
-        options: DeviceOptions,
-        *,
-        rows: int,
-        sequence_length: int,
-        spare: int,
-        max_nodes: int,
-    ) -> EagerModel | LegacyNeuronModel:
+    def load(self, options: DeviceOptions, capacity: Capacity) -> EagerModel | LegacyNeuronModel:
         from inference.model.checkpoint import load_decoder
         from inference.model.layer_offload import load_offloaded
 
@@ -131,27 +112,19 @@ class Checkpoint:
                     "--device neuron-legacy is for roles target and verify_target: draft on cpu or "
                     "cuda"
                 )
-            return _load_legacy(options, self, sequence_length)
+            return _load_legacy(options, self, capacity.sequence_length)
 
         def load(directory: Path, **how: Any) -> Decoder:
             if self.offload:
                 return load_offloaded(directory, offload=self.offload, **how)
             return self.reduction.apply(load_decoder(directory, **how))
 
-        return load_eager(
-            options,
-            self,
-            load,
-            rows=rows,
-            sequence_length=sequence_length,
-            spare=spare,
-            max_nodes=max_nodes,
-        )
+        return load_eager(options, self, load, capacity)
 
 
 @dataclass(frozen=True)
 class OfCheckpoint:
-    """What a FoundModel has of the checkpoint that its tokenizer and limits come from."""
+    """Base of a FoundModel that has the tokenizer and limits of a checkpoint."""
 
     checkpoint: Checkpoint
 
@@ -190,14 +163,7 @@ class LoadDecoder(Protocol):
 
 
 def load_eager(
-    options: DeviceOptions,
-    checkpoint: Checkpoint,
-    load: LoadDecoder,
-    *,
-    rows: int,
-    sequence_length: int,
-    spare: int,
-    max_nodes: int,
+    options: DeviceOptions, checkpoint: Checkpoint, load: LoadDecoder, capacity: Capacity
 ) -> EagerModel:
     """Load a checkpoint's decoder as a model on the chosen device. See FoundModel.load()."""
     from inference.model.checkpoint import DTYPES
@@ -208,13 +174,15 @@ def load_eager(
     with LoadingStatus(checkpoint.name) as tell:
         decoder = load(
             checkpoint.directory,
-            positions=sequence_length,
+            positions=capacity.sequence_length,
             vocabulary=checkpoint.reduction.vocabulary(checkpoint.tokenizer.vocabulary),
             dtype=DTYPES[asked] if asked else checkpoint.precision,
             device=device,
             tell=tell,
         )
-    parameters = _parameters(decoder)
+    with torch.device("meta"):  # whole: wherever its numbers are, and however they are kept
+        whole = type(decoder)(decoder.config, 1, decoder.vocabulary)
+    parameters = sum(parameter.numel() for parameter in whole.parameters())
     if device.type == "cpu":
         set_threads(options.threads, parameters)
     kept = decoder.model.embed_tokens.weight.dtype
@@ -223,14 +191,7 @@ def load_eager(
         f"{checkpoint.name}: {parameters / 1e6:.1f} M parameters, {precision} on "
         f"{describe(device)}, loaded in {time.perf_counter() - begun:.1f} s"
     )
-    return _on_device(decoder, rows=rows, capacity=sequence_length + spare, max_nodes=max_nodes)
-
-
-def _parameters(decoder: Decoder) -> int:
-    """Numbers that the decoder's checkpoint holds, wherever they are and however they are kept."""
-    with torch.device("meta"):
-        whole = type(decoder)(decoder.config, 1, decoder.vocabulary)
-    return sum(parameter.numel() for parameter in whole.parameters())
+    return _on_device(decoder, capacity)
 
 
 def find_target(options: TargetModelOptions) -> Checkpoint | GgufFile:
@@ -252,9 +213,9 @@ def find_named(name: str | None, embedded: str) -> Checkpoint | GgufFile:
     return find_checkpoint(name, embedded)
 
 
-def find_checkpoint(name: str | None, embedded: str) -> Checkpoint:
-    """The checkpoint of this name, or the embedded model of this kind."""
-    directory = find_directory(name, embedded)
+def find_checkpoint(name: str | None, embedded: str, *, weights: bool = True) -> Checkpoint:
+    """The checkpoint of this name, or the embedded model of this kind. See find_directory()."""
+    directory = find_directory(name, embedded, weights=weights)
     return Checkpoint(
         split_revision(name or f"outrider-embedded-{embedded}")[0],
         directory,
@@ -274,13 +235,10 @@ def find_directory(name: str | None, embedded: str, *, weights: bool = True) -> 
         return EMBEDDED / embedded
     if is_gguf(name):
         raise UnsupportedModel(f"{name} is a GGUF file: a checkpoint in safetensors is needed here")
-    if Path(name).is_dir() and _only_gguf(Path(name)):
+    here = Path(name)
+    if here.is_dir() and any(here.glob("*.gguf")) and not any(here.glob("*.safetensors")):
         raise UnsupportedModel(f"{name} holds weights as GGUF only: name the file itself")
     return find_model(name, weights=weights)
-
-
-def _only_gguf(directory: Path) -> bool:
-    return any(directory.glob("*.gguf")) and not any(directory.glob("*.safetensors"))
 
 
 def find_tokenizer(name: str | None, embedded: str) -> Tokenizer:
@@ -309,19 +267,19 @@ def _load_legacy(
     )
 
 
-def _on_device(decoder: Decoder, *, rows: int, capacity: int, max_nodes: int) -> EagerModel:
+def _on_device(decoder: Decoder, capacity: Capacity) -> EagerModel:
     """A model with this decoder. On CUDA its calls are recorded and replayed, unless layers come
     and go; not yet run on a GPU.
     """
     from inference.model.layer_offload import OffloadedLayers
 
     device = decoder.model.embed_tokens.weight.device
+    rows, slots, nodes = capacity.rows, capacity.slots, capacity.max_nodes
     if device.type == "cuda" and not isinstance(decoder.model.layers, OffloadedLayers):
         from inference.backends.cuda import CudaGraphs, CudaModel
 
-        return CudaModel(
-            decoder, rows=rows, capacity=capacity, max_nodes=max_nodes, recorder=CudaGraphs(device)
-        )
+        recorder = CudaGraphs(device)
+        return CudaModel(decoder, rows=rows, capacity=slots, max_nodes=nodes, recorder=recorder)
     from inference.backends.eager import EagerModel
 
-    return EagerModel(decoder, rows=rows, capacity=capacity, max_nodes=max_nodes)
+    return EagerModel(decoder, rows=rows, capacity=slots, max_nodes=nodes)

@@ -11,7 +11,7 @@ from annotated_types import Ge, Gt, Le, Lt
 from pydantic import AfterValidator, Field, model_validator
 from typing_extensions import Self
 
-from inference.cost.objective import read_knob
+from inference.cost.billing import read_knob
 from inference.flags.command_line import CommandOptions
 from inference.flags.group import Also, Group, Shown
 from inference.flags.values import (

@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 from typing_extensions import Self
 
 from grpc_comm.transport import Address
-from inference.cost.accounting import COSTS, ENERGIES
+from inference.cost.billing import COSTS, ENERGIES
 from inference.flags.rules import Rule
 from inference.flags.values import Directory, File, ModelName, Name
 from outrider.options import drafting, groups, network

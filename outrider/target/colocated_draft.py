@@ -19,8 +19,8 @@ from inference.backends.sequence import MakeSequence, ModelSequence
 from inference.backends.shared_cache import SharedCacheModel
 from inference.backends.timed import feature_model
 from inference.drafters.model_proposer import ROOM
+from inference.engine.colocated_drafter import ColocatedDrafter
 from inference.engine.graph_rounds import GraphRounds
-from inference.engine.host import Host
 from inference.engine.session import Session
 from inference.engine.target_rows import led_by_row, on_target_row
 from inference.errors import InvalidRequest, Mismatch
@@ -29,6 +29,7 @@ from inference.planner.acceptance import read_acceptance
 from inference.planner.knowledge import Knowledge
 from inference.times import DraftTimes, LatencyModel
 from outrider.draft_methods import find_draft
+from outrider.models.capacity import Capacity
 from outrider.models.loading import PREFILL_NODES
 from outrider.models.precision import settled
 from outrider.models.profiles import user_profiles
@@ -40,7 +41,7 @@ class Drafts(NamedTuple):
     """What drafts beside a target, and the description that tells clients of it."""
 
     description: Description
-    host: Host | None = None
+    drafter: ColocatedDrafter | None = None
     graphs: GraphRounds | None = None
 
 
@@ -62,16 +63,15 @@ def with_draft(options: FusedTargetRole, model: Model, description: Description)
     found = settled(found, options, drafts=True)
     draft = found.load(
         options,
-        rows=model.rows,
-        sequence_length=length,
-        spare=ROOM,
-        max_nodes=PREFILL_NODES,
+        Capacity(rows=model.rows, sequence_length=length, spare=ROOM, max_nodes=PREFILL_NODES),
     )
     times = user_profiles(options).draft(found, draft, length)
     known = partial(_knowledge, times, description)
-    host = Host(draft, known, room=ROOM, copies=options.copies, sequence=_sequences(draft, model))
+    drafter = ColocatedDrafter(
+        draft, known, room=ROOM, copies=options.copies, sequence=_sequences(draft, model)
+    )
     told = replace(description, draft_model=found.name, draft_times=tuple(times.items()))
-    return Drafts(told, host=host)
+    return Drafts(told, drafter=drafter)
 
 
 def _sequences(draft: Model, target: Model) -> Callable[[Session], MakeSequence]:

@@ -9,11 +9,9 @@ from typing import NamedTuple
 from grpc_comm.client.connection import Connection, connect
 from grpc_comm.client.patience import Patience
 from grpc_comm.client.remote_session import RemoteSession
-from inference.candidates import BASE, Nodes, Proposal
 from inference.decode import decode
 from inference.errors import OutriderError
 from inference.order import Decode
-from inference.proposer import DEVICE
 from inference.sampling import SamplingParams
 from outrider.link.emulated_link import shaped_link
 from tests.storm.client import BEYOND, Job, pieces
@@ -81,7 +79,7 @@ def every_call(connection: Connection, text: Text, tokens: int = TOKENS) -> list
         Decode(end, beside=True),
     )
     made += [_made(connection.session(), text.prompt, text.params, order) for order in orders]
-    return [*made, _attached(connection, text, tokens), _resumed(connection, text, tokens)]
+    return [*made, _resumed(connection, text, tokens)]
 
 
 def _made(
@@ -93,34 +91,13 @@ def _made(
         session.close()
 
 
-def _attached(connection: Connection, text: Text, tokens: int) -> list[int]:
-    """The text as a second device hears it."""
-    session, made = connection.session(), list[int]()
-    session.open(text.prompt, text.params)
-    while session.ticket is None:
-        session.receive(PATIENCE_SECONDS)
-    device = connection.attached(session.ticket)
-    device.open(text.prompt)
-    number = device.next_number()
-    hint = Proposal(number, BASE, text.tokens[0], 0.9)
-    device.propose(Nodes(len(text.prompt) - 1, [hint], DEVICE))
-    device.receive(PATIENCE_SECONDS)
-    session.decode(Decode(len(text.prompt) + tokens))
-    while len(made) < tokens:
-        progress = device.receive(PATIENCE_SECONDS)
-        made += [] if progress is None else progress.tokens
-    device.close()
-    session.close()
-    return made
-
-
 def _resumed(connection: Connection, text: Text, tokens: int) -> list[int]:
     """The text over a link that breaks before anything was ordered."""
     patience, made = Patience(PATIENCE_SECONDS), list[int]()
     with shaped_link(connection.address) as link, connect(link.address, patience=patience) as own:
         session = own.session()
         session.open(text.prompt, text.params)
-        while session.ticket is None:
+        while not session.is_open:
             session.receive(PATIENCE_SECONDS)
         stream = session.stream
         link.cut()

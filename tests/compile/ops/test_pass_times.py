@@ -13,15 +13,16 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from compile.ops.__main__ import main
 from compile.ops.engines import FITTED, digest, rates_of
 from compile.ops.op_work import OpWork, op_work
 from compile.ops.pass_time import COSTS, PassTime, pass_time, pass_work, work_of
-from compile.ops.rank_graph import record_bucket
+from compile.ops.rank_graph import record_call
 from compile.ops.recording import record
+from compile.predictions import main
 from compile.spec import CompileSpec, verify_bucket
 from inference.artifact import DraftBucket, FusedPart, RoundBucket
 from inference.model.config import read_config, read_raw_config
+from inference.model.round_graph import idle_inputs
 from inference.tree_shape import Branches
 from tests.support.repository import ROOT
 
@@ -132,7 +133,7 @@ def test_the_work_of_a_deep_graph_is_that_of_its_layers() -> None:
         verify_bucket(1, 8, 256, 256, sampled=False),
     )
     small = CompileSpec("m", "trn1", 128_256, (bucket,), 1, 248, 8, "bfloat16", 2)
-    whole = work_of(record_bucket(config, small, bucket))
+    whole = work_of(record_call(config, small, idle_inputs(bucket)))
     extended = pass_work(config, small, bucket)
     for name, work in whole.by_cost.items():
         for field in (

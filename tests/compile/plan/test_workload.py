@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ import pytest
 
 from compile.plan.workload import CallShape, Limits, Load, calls_of, read_load
 from inference.errors import InvalidRequest
-from outrider.text.completion import Completion
+from tests.support.completions import changed, completion
 
 LIMITS = Limits(rows=2, chunk=16, tree_nodes=8, least_nodes=1, sequence_length=120)
 
@@ -53,19 +53,10 @@ def test_a_bad_load_is_refused_in_one_line(
 
 def test_the_profile_of_a_run_is_a_measured_load(tmp_path: Path) -> None:
     path = tmp_path / "outrider-profile.json"
-    one = Completion(
-        0,
-        "x",
-        0,
-        prompt_tokens=30,
-        token_ids=[1] * 12,
-        forwards=4,
-        num_draft_tokens=61,
-        num_accepted_tokens=8,
-    )
-    two = replace(one, prompt_tokens=9, token_ids=[1] * 4, forwards=2, num_draft_tokens=14)
-    two.num_accepted_tokens = 2
-    path.write_text(json.dumps([asdict(one), asdict(two), asdict(replace(one, forwards=0))]))
+    one = completion(12, prompt_tokens=30, forwards=4, candidates=61, num_accepted_tokens=8)
+    two = completion(4, prompt_tokens=9, forwards=2, candidates=14, num_accepted_tokens=2)
+    texts = [one, two, changed(one, forwards=0)]
+    path.write_text(json.dumps([text.record() for text in texts]))
     load = read_load(path)
     assert (load.sessions, load.tree_sizes, load.concurrent) == (
         ((30, 12), (9, 4)),

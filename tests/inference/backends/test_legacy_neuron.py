@@ -33,6 +33,7 @@ from inference.model.decoder import Decoder
 from inference.proposer import NOBODY
 from inference.sampling import SamplingParams
 from inference.tree import TokenTree
+from outrider.models.capacity import Capacity
 from outrider.models.loading import EMBEDDED
 from outrider.options.roles import DraftRole, TargetRole
 from tests.support.drafts import alone, nudged, rounds, speculated
@@ -384,9 +385,5 @@ def test_a_draft_does_not_run_on_it(image: LegacyImage) -> None:
     options = DraftRole(device="neuron-legacy")
     with pytest.raises(InvalidRequest, match="cpu or cuda"):
         find_draft(options).load(
-            options,
-            rows=1,
-            sequence_length=64,
-            spare=1,
-            max_nodes=8,
+            options, Capacity(rows=1, sequence_length=64, spare=1, max_nodes=8)
         )

@@ -14,8 +14,8 @@ import torch
 from inference.backends import Ranked, Segment
 from inference.backends.eager import EagerModel
 from inference.backends.shared_cache import SharedCacheModel
+from inference.engine.colocated_drafter import ColocatedDrafter
 from inference.engine.engine import Engine
-from inference.engine.host import Host
 from inference.engine.local_session import LocalSession
 from inference.engine.session import Session
 from inference.engine.target_rows import on_target_row
@@ -89,7 +89,9 @@ def beside(draft: Decoder) -> tuple[Engine, Watched]:
         max_tree_nodes=64,
         vocabulary=pairs.VOCABULARY,
         times=LatencyModel({(1, 1): 0.01, (1, 64): 0.01, (2, 64): 0.01}, measured=True),
-        host=Host(shared, known, room=OWN, sequence=partial(on_target_row, OWN), clock=clock),
+        drafter=ColocatedDrafter(
+            shared, known, room=OWN, sequence=partial(on_target_row, OWN), clock=clock
+        ),
         clock=clock,
     )
     return engine, shared

@@ -16,8 +16,8 @@ import pytest
 from inference.backends import Ranked, Segment
 from inference.backends.eagle import EagleModel
 from inference.drafters.model_proposer import ROOM
+from inference.engine.colocated_drafter import ColocatedDrafter
 from inference.engine.engine import Engine
-from inference.engine.host import Host
 from inference.engine.local_session import LocalSession
 from inference.engine.session import Session
 from inference.engine.target_rows import led_by_row
@@ -75,7 +75,7 @@ class Beside:
             max_tree_nodes=64,
             vocabulary=pairs.VOCABULARY,
             times=LatencyModel(times, measured=True),
-            host=Host(
+            drafter=ColocatedDrafter(
                 self.head,
                 partial(_knowledge, times),
                 room=ROOM,

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from inference.cost.billing import Billing
 from inference.drafters.tree_policies import BestFirst, Chain
 from inference.sampling import SamplingParams
 from inference.text import Tokenizer
@@ -21,8 +22,8 @@ from outrider.compare.arms import ARCHITECTURES, BASELINE, CHAIN, FUSED, GROWING
 from outrider.compare.compare_options import CompareOptions, parse
 from outrider.compare.divergence import Divergence, first_difference
 from outrider.compare.measure import compare
-from outrider.compare.readings import Meters
-from outrider.compare.tables import WIDTH
+from outrider.compare.report import WIDTH
+from outrider.compare.rows import Meters
 from outrider.compare.testbed import read_positions
 from outrider.models.loading import EMBEDDED, find_target
 from outrider.options.groups import TargetModelOptions
@@ -107,11 +108,7 @@ def test_environment_and_options_are_kept(results: Path) -> None:
 
 def test_plots_are_made_where_matplotlib_is(results: Path) -> None:
     pytest.importorskip("matplotlib")
-    assert {path.stem for path in results.glob("*.png")} == {
-        "speeds",
-        "round_trip",
-        "tradeoff",
-    }
+    assert {path.stem for path in results.glob("*.png")} == {"speeds", "round_trip", "tradeoff"}
 
 
 def test_a_draft_beside_a_target_that_runs_is_compared_in_three_lines_and_a_narrow_table(
@@ -180,7 +177,7 @@ def test_what_is_known_to_be_missing_or_too_few_is_refused_before_anything_is_lo
     unmeasured = CompareOptions(objective="draft_energy", cs=("50",))
     assert_refused(lambda: compare(few, None), ["4 texts", "6", "--num_runs 3"])
     assert_refused(lambda: compare(priceless, None), ["--usd_per_hour", "--instance"])
-    assert_refused(lambda: read_positions(unmeasured, None), ["watts of the draft"])
+    assert_refused(lambda: read_positions(unmeasured, Billing()), ["watts of the draft"])
     for alone in ((BASELINE,), (CHAIN,)):  # nothing is told from anything
         CompareOptions(**pair, architectures=alone).check_texts(1)
 

@@ -30,9 +30,10 @@ from inference.times import TRUSTED, DraftTimes, LatencyModel
 from outrider.client.pools import GrowingPool, Pair
 from outrider.client.probing import PROBES, link_times, probe_link
 from outrider.draft_methods import find_draft
+from outrider.models.capacity import Capacity
 from outrider.models.loading import PREFILL_NODES
 from outrider.models.profiles import Profiles
-from outrider.money.goals import SPEED_ALONE
+from outrider.money.goal import Goal
 from outrider.options.groups import DeviceOptions, DraftModelOptions
 from outrider.options.roles import DraftRole, FusedTargetRole, TargetRole
 from outrider.target.target import load_target
@@ -94,10 +95,7 @@ def test_an_emulated_target_says_what_its_profile_says_and_measures_nothing(
 ) -> None:
     target = load_target(
         TargetRole(
-            port=0,
-            batch=4,
-            emulate="llama-3.1-8b-trn1.2xlarge-measured",
-            sequence_length=128,
+            port=0, batch=4, emulate="llama-3.1-8b-trn1.2xlarge-measured", sequence_length=128
         )
     )
     times = LatencyModel(dict(target.description.times))
@@ -159,13 +157,10 @@ def pool_of(connection: Connection, rows: int, learned: Path | None) -> GrowingP
     """Of the embedded draft."""
     model = find_draft(DraftModelOptions()).load(
         DeviceOptions(),
-        rows=rows,
-        sequence_length=128,
-        spare=ROOM,
-        max_nodes=PREFILL_NODES,
+        Capacity(rows=rows, sequence_length=128, spare=ROOM, max_nodes=PREFILL_NODES),
     )
     pair = Pair(connection, {1: 0.002, 64: 0.008}, learned)
-    return GrowingPool.of_model(model, pair, SPEED_ALONE)
+    return GrowingPool.of_model(model, pair, Goal())
 
 
 def test_the_link_is_measured_once_for_all_rows_and_each_then_follows_it_alone(
@@ -230,7 +225,7 @@ def test_what_takes_long_is_measured_while_nobody_asks_and_changes_no_text(
     engine = target.engine
     early, prompt = engine.times.profile, list(range(3, 300))
     texts = [_text(engine, prompt)]
-    while engine.when_idle():
+    while engine.use_idle_time():
         texts.append(_text(engine, prompt))  # from the prefix that the row has kept
     assert len(texts) > 3
     assert texts == texts[:1] * len(texts)
@@ -265,7 +260,7 @@ def test_a_profile_that_cannot_be_kept_is_used_all_the_same(tmp_path: Path) -> N
     (tmp_path / "profiles").write_text("a file", encoding="utf-8")
     options, told = DraftRole(), list[str]()
     checkpoint = find_draft(options)
-    model = checkpoint.load(options, rows=1, sequence_length=64, spare=8, max_nodes=8)
+    model = checkpoint.load(options, Capacity(rows=1, sequence_length=64, spare=8, max_nodes=8))
     assert set(Profiles(tmp_path / "profiles", told.append).draft(checkpoint, model, 64)) == {
         1,
         2,

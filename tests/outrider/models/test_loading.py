@@ -12,6 +12,7 @@ from inference.backends import neuron_sdk
 from inference.model.checkpoint import Loading
 from outrider.cli import main
 from outrider.draft_methods import find_draft
+from outrider.models.capacity import Capacity
 from outrider.models.loading import PREFILL_NODES
 from outrider.options.groups import DeviceOptions, DraftModelOptions
 from outrider.options.roles import TargetRole
@@ -22,11 +23,7 @@ from tests.support.terminal import Terminal
 
 def load() -> None:
     find_draft(DraftModelOptions()).load(
-        DeviceOptions(),
-        rows=1,
-        sequence_length=64,
-        spare=8,
-        max_nodes=PREFILL_NODES,
+        DeviceOptions(), Capacity(rows=1, sequence_length=64, spare=8, max_nodes=PREFILL_NODES)
     )
 
 

@@ -8,7 +8,7 @@ from typing import Any, get_args
 import pytest
 
 from compile.compile_options import CompileOptions
-from inference.cost.accounting import OBJECTIVES
+from inference.cost.billing import OBJECTIVES
 from inference.errors import InvalidRequest
 from inference.flags.group import Flag, Group, flags_of, parts_of
 from outrider.compare.compare_options import CompareOptions

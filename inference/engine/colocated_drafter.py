@@ -1,0 +1,333 @@
+"""A draft beside the target: a proposer for each session that asks for one. It is a model of its
+own, or a head that reads what the target has computed.
+
+A call of the draft occupies the target's device. So the draft works between forwards, on the
+engine's thread, and one call serves all of its sessions. A call is made while its expected tokens
+are worth more than its seconds. Copies of what the text said before take no call.
+
+A session that did not ask is delayed only by its service credit. A session that asked keeps 0.98 of
+its root-only rate over its text. It pays for calls from the tokens that it is ahead, or with a
+deficit that the rest of the text can repay. A tenant whose drafts brought less than they cost is
+allowed no deficit.
+When the draft fails, sessions go on without it.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+from weakref import WeakSet
+
+from inference.backends import Model, Ranked, Segment
+from inference.backends.sequence import MakeSequence, ModelSequence
+from inference.candidates import Nodes
+from inference.cost.billing import Usage
+from inference.drafters.block_proposer import proposers_on
+from inference.drafters.copy_source import CopySource
+from inference.drafters.model_proposer import WIDTH, ModelProposer
+from inference.engine.forward import call_each
+from inference.engine.proposer_arbitration import ProposerArbitration, token_seconds
+from inference.engine.scheduler import HeldUp
+from inference.engine.session import Session
+from inference.engine.tuning import TUNING
+from inference.order import End
+from inference.planner.knowledge import Knowledge
+from inference.planner.prices import Prices
+from inference.proposer import HOST, Notice
+
+log = logging.getLogger(__name__)
+
+MOST_DEFICIT = 1.0
+"""Tokens that a session may fall behind its promised rate for the draft's calls."""
+
+RECORD_BOUND = 1.0
+"""Bound of a tenant's record in tokens, good or bad, so that a few calls can turn it."""
+
+USUAL_NODES = 16
+"""Nodes of the forward that the cost of one candidate is estimated from."""
+
+CALL_NODES = 4
+"""Nodes that a call of the draft is taken to rank when it is compared with other proposers."""
+
+
+class ProposalBoard(Protocol):
+    """The part of an engine that takes candidates."""
+
+    def join(self, session: Session) -> int: ...
+
+    def leave(self, session: Session, stream: int) -> None: ...
+
+    def append(self, session: Session, stream: int, nodes: Nodes) -> object: ...
+
+
+@dataclass
+class _DraftedSession:
+    """A session that the draft serves.
+
+    gained: tokens that the latest calls brought, less their cost and that of longer forwards, in
+    root-only forwards. None: no call was made since the session was last heard.
+    """
+
+    session: Session
+    proposer: ModelProposer
+    stream: int  # stream of the proposals
+    row: int  # row of the draft
+    end: int  # length of the text, as the draft was told
+    heard: int  # length of the session when it was last heard
+    fed: bool = False  # the draft has the keys of the text
+    ahead: float = 0.0  # tokens ahead of the promised rate, with forwards and calls counted
+    gained: float | None = None
+    forwards: int = 0  # forwards of the session when it was last heard
+    seconds: float = 0.0  # seconds of these forwards
+    numbers: int = 0  # next node number
+    arbitration: ProposerArbitration = field(default_factory=ProposerArbitration)
+
+    def hear(self, now: float, root_only: float) -> bool:
+        """Tell the proposer of newly committed tokens; returns whether there were any.
+
+        root_only: seconds of a root-only forward.
+        """
+        session, spent = self.session, self.session.spent
+        tokens = session.tokens[self.heard :]
+        if not tokens or session.end is not End.NOT:
+            return False
+        forwards, took = max(spent.forwards - self.forwards, 1), spent.model_seconds - self.seconds
+        self.add_service(len(tokens) - TUNING.least_rate * took / root_only)
+        if self.gained is not None:
+            named = session.proposers[-len(tokens) :].count(HOST)
+            self.gained += named - max(took / root_only - forwards, 0.0)
+        notice = Notice(
+            now,
+            took / forwards,
+            session.streams.known(self.stream),
+            session.candidates.live,
+            session.room,
+        )
+        self.arbitration.hear(session.length, session.proposers[-len(tokens) :], forwards)
+        self.proposer.hear(self.heard, tokens, now, notice)
+        self.heard, self.forwards = session.length, spent.forwards
+        self.seconds = spent.model_seconds
+        return True
+
+    def add_service(self, tokens: float) -> None:
+        """Add tokens (or subtract, if negative) to `ahead`."""
+        self.ahead = min(self.ahead + tokens, TUNING.most_ahead)
+
+    def charge_call(self, tokens: float) -> None:
+        """Charge a call of the draft, which took the time of so many root-only tokens."""
+        self.add_service(-TUNING.least_rate * tokens)
+        self.gained = (self.gained or 0.0) - tokens
+
+    @property
+    def repayable(self) -> float:
+        """Tokens of deficit that the rest of the text can repay."""
+        return (1 - TUNING.least_rate) * max(self.end - self.session.length, 0)
+
+    def deliver(self, now: float, board: ProposalBoard) -> None:
+        """Append the proposer's unsent candidates that are worth sending."""
+        while (nodes := self.proposer.flush(now, self._next_number)) is not None:
+            board.append(self.session, self.stream, nodes)
+
+    def _next_number(self) -> int:
+        self.numbers += 1
+        return self.numbers - 1
+
+
+class ColocatedDrafter:
+    """The draft beside the target, on the rows of its own model. Used on the engine's thread only.
+
+    knowledge: makes a row's times and acceptances, which persist from session to session.
+    room: nodes beyond the text that a row may have ranked.
+    copies: what a session's text said before is copied, too.
+    sequence: tells how a session's texts lie on a row of the draft.
+    clock: returns seconds.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        knowledge: Callable[[], Knowledge],
+        *,
+        room: int,
+        copies: bool = False,
+        sequence: Callable[[Session], MakeSequence] = lambda session: ModelSequence,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._sequence = sequence
+        self._model, self._room, self._clock, self._copies = model, room, clock, copies
+        self._known = [knowledge() for _ in range(model.rows)]
+        self._free = list(range(model.rows))
+        self._drafted: dict[Session, _DraftedSession] = {}
+        self._failed: WeakSet[Session] = WeakSet()
+        self._records: defaultdict[str, float] = defaultdict(float)  # tenant -> tokens gained
+        self._sufficed: dict[str, bool] = {}  # tenant -> its last text needed no draft
+        self._around = 0.0  # seconds spent on processing the last call's answers
+
+    @property
+    def free_rows(self) -> int:
+        """Rows of the draft that no session has."""
+        return len(self._free)
+
+    def work(self, ready: Sequence[Session], root_only: float, board: ProposalBoard) -> None:
+        """Draft for the sessions that ask for it, as long as that is worth the delay.
+
+        ready: sessions that the next forward will serve.
+        root_only: seconds of a root-only forward of these sessions; 0 while unknown.
+        """
+        for drafted in list(self._drafted.values()):
+            if _is_gone(drafted):
+                self._release(drafted, board)
+        others = HeldUp([one for one in ready if not one.drafted_beside], root_only)
+        if not root_only:
+            return  # no forward has been timed yet
+        for session in ready:
+            self._admit(session, root_only, board)
+        served = [self._drafted[one] for one in ready if one in self._drafted]
+        for drafted in served:
+            if not drafted.fed and others.are_ahead():
+                began = self._clock()
+                self._feed(drafted, board)
+                others.count_delay(self._clock() - began)
+            if drafted.fed:
+                if drafted.hear(self._clock(), root_only):
+                    self._keep_record(drafted)
+                drafted.deliver(self._clock(), board)
+        while others.are_ahead():
+            began = self._clock()
+            calling = [drafted for drafted in served if self._wants_call(drafted, began, root_only)]
+            if not calling:
+                return
+            self._call(calling, began, board)
+            seconds = self._clock() - began
+            others.count_delay(seconds)
+            for drafted in calling:
+                drafted.charge_call(seconds / root_only)
+
+    def _wants_call(self, drafted: _DraftedSession, now: float, root_only: float) -> bool:
+        """Whether a call is worth making for the session, and it can pay for the call."""
+        if not drafted.fed or drafted.session not in self._drafted or self._adds_nothing(drafted):
+            return False
+        tokens = drafted.ahead + self._allowed_deficit(drafted)
+        return bool(drafted.proposer.choose(now, tokens * root_only / TUNING.least_rate))
+
+    def _adds_nothing(self, drafted: _DraftedSession) -> bool:
+        """Whether other proposers alone make the text faster than this draft would."""
+        known = self._known[drafted.row]
+        forward, call = known.target.seconds(1, 1), known.draft.seconds(CALL_NODES)
+        level = float(known.acceptance.mean_edges(WIDTH).sum())
+        token = token_seconds(forward, call, level)
+        return drafted.arbitration.suffice(drafted.session.length, forward, token)
+
+    def _allowed_deficit(self, drafted: _DraftedSession) -> float:
+        """Tokens that the session may fall behind; 0 if its tenant's record is bad."""
+        good = self._records[drafted.session.tenant] >= 0
+        return min(MOST_DEFICIT, drafted.repayable) if good else 0.0
+
+    def _keep_record(self, drafted: _DraftedSession) -> None:
+        """Add the result of the latest calls to the tenant's record."""
+        if drafted.gained is not None:
+            tenant = drafted.session.tenant
+            record = self._records[tenant] + drafted.gained
+            self._records[tenant] = min(max(record, -RECORD_BOUND), RECORD_BOUND)
+            drafted.gained = None
+
+    def _admit(self, session: Session, root_only: float, board: ProposalBoard) -> None:
+        """Give the session a row of the draft, if it asks for the draft and a row is free."""
+        order = session.order
+        if order is None or not order.beside or order.end <= session.length + 1:
+            return
+        if session in self._drafted or session in self._failed or not self._free:
+            return
+        row = self._free.pop()
+        proposer = proposers_on(self._model)(
+            self._model,
+            row,
+            self._known[row],
+            Prices(
+                holds_target=True,
+                node_seconds=_node_seconds(self._known[row]),
+                effort=Usage(root_only),
+                tokens=1.0,
+            ),
+            room=self._room,
+            clock=self._clock,
+            kind=HOST,
+            source=CopySource() if self._copies else None,
+            sequence=self._sequence(session),
+        )
+        proposer.open(list(session.tokens), session.params, order.end)
+        stream = board.join(session)
+        spent = session.spent  # forwards before now are none of the draft's
+        drafted = _DraftedSession(
+            session,
+            proposer,
+            stream,
+            row,
+            order.end,
+            session.length,
+            forwards=spent.forwards,
+            seconds=spent.model_seconds,
+        )
+        drafted.arbitration.silent = self._sufficed.get(session.tenant, False)
+        self._drafted[session] = drafted
+
+    def _feed(self, drafted: _DraftedSession, board: ProposalBoard) -> None:
+        """Prefill the next part of a session's text in the draft; forwards go on between parts."""
+        try:
+            drafted.fed = not drafted.proposer.feed()
+        # An error of the draft costs speed and never ends a session.
+        except Exception as error:
+            self._fail(drafted, error, board)
+
+    def _call(self, calling: Sequence[_DraftedSession], began: float, board: ProposalBoard) -> None:
+        """Make one call of the draft for several sessions.
+
+        Its cost is the time since `began`, plus the time that the last call's answers took to
+        process.
+        """
+        answers = call_each(self._rank, [drafted.proposer.segment() for drafted in calling])
+        ended = self._clock()
+        seconds = ended - began + self._around
+        for drafted, answer in zip(calling, answers, strict=True):
+            if isinstance(answer, Exception):
+                self._fail(drafted, answer, board)
+            else:
+                drafted.proposer.take(answer, seconds)
+                drafted.deliver(self._clock(), board)
+        self._around = self._clock() - ended
+
+    def _rank(self, segments: Sequence[Segment]) -> list[Ranked]:
+        return self._model.rank(segments, WIDTH)
+
+    def _fail(self, drafted: _DraftedSession, error: Exception, board: ProposalBoard) -> None:
+        log.error("the draft beside the target failed: %s: %s", type(error).__name__, error)
+        self._failed.add(drafted.session)
+        self._release(drafted, board)
+
+    def _release(self, drafted: _DraftedSession, board: ProposalBoard) -> None:
+        """Stop drafting for a session and free its row of the draft."""
+        self._sufficed[drafted.session.tenant] = drafted.arbitration.silent
+        del self._drafted[drafted.session]
+        board.leave(drafted.session, drafted.stream)
+        self._free.append(drafted.row)
+
+
+def _is_gone(drafted: _DraftedSession) -> bool:
+    """Whether the session closed, lost its row, or changed its order.
+
+    A changed order asks for no draft, or for a longer text than the draft was told.
+    """
+    session, order = drafted.session, drafted.session.order
+    if session.closed is not None or session.row is None:
+        return True
+    return order is None or not order.beside or order.end > drafted.end
+
+
+def _node_seconds(known: Knowledge) -> float:
+    """Seconds that one candidate adds to a forward of one row."""
+    narrow, wide = known.target.seconds(1, 1), known.target.seconds(1, USUAL_NODES)
+    return max(wide - narrow, 0.0) / (USUAL_NODES - 1)

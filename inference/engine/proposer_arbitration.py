@@ -1,0 +1,76 @@
+"""Whether other proposers make a text fast enough without the draft beside the target.
+
+That draft occupies the target's device, and need not draft what others propose. So it falls silent
+for a few forwards once others name tokens. It stays silent as long as tokens then take less time
+than with the draft alone. Pure: no clock, no model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from inference.proposer import HOST, NOBODY
+
+WATCHED = 4
+"""Forwards in which the speed by other proposers is measured.
+
+One more forward comes before them, which uses up the draft's own candidates.
+"""
+
+LEFT_ALONE = 192
+"""Tokens after which the speed by other proposers is measured again."""
+
+MARGIN = 1.25
+"""Factor on the draft's estimated seconds a token, which ignores that misses come in runs."""
+
+DEEPEST = 32
+"""Draft calls before a forward at most, in the estimate of seconds a token."""
+
+
+@dataclass
+class ProposerArbitration:
+    """Speed of a text by other proposers while the draft is silent."""
+
+    until: int = 0  # length from which the draft falls silent when others name a token
+    silent: bool = False  # the draft makes no calls for this text
+    made: list[float] = field(default_factory=list)  # tokens of each forward in the silence
+
+    def hear(self, length: int, named: Sequence[int], forwards: int) -> None:
+        """Record committed tokens.
+
+        length: tokens of the text now.
+        named: [tokens] kind of the proposer that had named each new token.
+        forwards: number of forwards that committed them.
+        """
+        if self.silent:
+            self.made = [*self.made, len(named) / forwards][-WATCHED - 1 :]
+        elif length >= self.until and any(kind not in (HOST, NOBODY) for kind in named):
+            self.silent, self.made = True, []
+
+    def suffice(self, length: int, forward: float, token: float) -> bool:
+        """Whether the draft should stay silent, because others suffice or are being measured.
+
+        length: tokens of the text now.
+        forward: seconds of a forward.
+        token: seconds a token with the draft alone.
+        """
+        seen = self.silent and len(self.made) > WATCHED
+        if seen and forward * WATCHED / sum(self.made[1:]) > MARGIN * token:
+            self.silent, self.until = False, length + LEFT_ALONE
+        return self.silent
+
+
+def token_seconds(forward: float, call: float, level: float) -> float:
+    """Seconds a token with the draft alone, for the best number of calls before a forward.
+
+    forward: seconds of a forward.
+    call: seconds of a draft call, each of which adds one level of candidates.
+    level: chance that a level holds the target's token, if the level above does.
+    """
+    best, tokens, value = forward, 1.0, 1.0
+    for calls in range(1, DEEPEST + 1):
+        value *= level
+        tokens += value
+        best = min(best, (forward + calls * call) / tokens)
+    return best

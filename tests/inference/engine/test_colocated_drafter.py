@@ -1,0 +1,370 @@
+"""A draft beside the target: the text is the target's own, one call serves all who asked, and who
+did not ask is not held up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+import numpy as np
+import pytest
+
+from inference.backends import Ranked, Segment
+from inference.backends.eager import EagerModel
+from inference.drafters.model_proposer import ROOM
+from inference.engine.colocated_drafter import ColocatedDrafter
+from inference.engine.engine import Engine
+from inference.engine.local_session import LocalSession
+from inference.engine.session import Session
+from inference.engine.tuning import TUNING
+from inference.link_times import LinkTimes
+from inference.model.decoder import Decoder
+from inference.order import Decode
+from inference.planner.acceptance import read_acceptance
+from inference.planner.knowledge import Knowledge
+from inference.proposer import COPY, HOST, NOBODY
+from inference.sampling import SamplingParams
+from inference.times import DraftTimes, LatencyModel
+from tests.support import pairs
+from tests.support.clock import Clock
+from tests.support.drafts import growing, text_of
+from tests.support.equality import NearTies, assert_same_text
+from tests.support.exact import VOCABULARY, Exact, finish, next_token, opened, own_text
+from tests.support.exact import text_of as made_by
+from tests.support.scripted_models import Prefix, Says, ScriptedModel
+
+FORWARD, CALL = 0.010, 0.001
+"""Seconds of a forward of the target and of a call of its draft, by the tests' clock."""
+
+KINDS = 50
+
+
+def right(prefix: Prefix) -> tuple[list[int], list[float]]:
+    """What the target says, and is sure of it."""
+    token = _next(prefix)
+    return [token, *_others(token)[:7]], [-0.02, *[-5.0 - rank for rank in range(7)]]
+
+
+def wrong(prefix: Prefix) -> tuple[list[int], list[float]]:
+    """Anything but that, and is as sure of it."""
+    return _others(_next(prefix)), [-0.02, *[-5.0 - rank for rank in range(7)]]
+
+
+def _next(prefix: Prefix) -> int:
+    return next_token(np.array(prefix, dtype=np.int64), SamplingParams(), KINDS)
+
+
+def _others(token: int) -> list[int]:
+    return [(token + step) % KINDS for step in range(1, 9)]
+
+
+class Draft(ScriptedModel):
+    """Takes its time. together: texts in each call that ranks.  fed: nodes of each call that does
+    not.
+    """
+
+    def __init__(self, says: Says, clock: Clock, rows: int, call: float) -> None:
+        super().__init__(says, rows=rows, capacity=2000)
+        self.together, self.fed = list[int](), list[int]()
+        self.broken = False
+        self._clock, self._call = clock, call
+
+    def rank(self, segments: Sequence[Segment], k: int) -> list[Ranked]:
+        self._clock.now += self._call
+        if self.broken:
+            raise RuntimeError("a private reason")
+        if k == 1:
+            self.fed.append(len(segments[0].tokens))
+        else:
+            self.together.append(len(segments))
+        return super().rank(segments, k)
+
+
+class Hosted:
+    """An engine with a draft beside it, on a clock of the test."""
+
+    def __init__(
+        self,
+        says: Says = right,
+        *,
+        rows: int = 4,
+        draft_rows: int | None = None,
+        call: float = CALL,
+        copies: bool = False,
+        kinds: int = KINDS,
+    ) -> None:
+        self.clock = Clock()
+        self.draft = Draft(says, self.clock, draft_rows or rows, call)
+        known = partial(_knowledge, call)
+        self.host = ColocatedDrafter(self.draft, known, room=200, clock=self.clock, copies=copies)
+        self.model = Exact(rows, self.clock, kinds=kinds, cost=lambda rows, nodes: FORWARD)
+        shapes = [(row, nodes) for row in range(1, rows + 1) for nodes in (1, 2, 4, 8, 16, 32)]
+        self.engine = Engine(
+            self.model,
+            sequence_length=1500,
+            max_tree_nodes=32,
+            vocabulary=VOCABULARY,
+            times=LatencyModel(dict.fromkeys(shapes, FORWARD), measured=True),
+            drafter=self.host,
+            clock=self.clock,
+        )
+
+    def asked(self, prompt: Sequence[int], tokens: int, *, beside: bool = True) -> Session:
+        session = opened(self.engine, prompt)
+        self.engine.decode(session, Decode(len(prompt) + tokens, credit=512, beside=beside))
+        return session
+
+
+def _knowledge(call: float) -> Knowledge:
+    target = LatencyModel({(1, 1): FORWARD, (1, 32): FORWARD})
+    return Knowledge(DraftTimes({1: call}), target, LinkTimes(), read_acceptance())
+
+
+# --- the text
+# --------------------------------------------------------------------------------------------------
+
+SAMPLINGS = [SamplingParams(), SamplingParams(0.7, seed=3), SamplingParams(1.0, seed=4)]
+CLOSE, UNRELATED = pairs.perturbed(1, 0.02), pairs.decoder(99, layers=1)
+
+
+def beside(draft: Decoder, *, copies: bool = False) -> Engine:
+    """The random target of tests/support/pairs.py with a draft beside it."""
+    target, length = pairs.decoder(1), pairs.SEQUENCE_LENGTH
+    model = EagerModel(target, rows=2, capacity=length + 64, max_nodes=64)
+    rows = EagerModel(draft, rows=2, capacity=length + ROOM, max_nodes=128)
+    host = ColocatedDrafter(rows, partial(_knowledge, CALL), room=ROOM, copies=copies)
+    return Engine(
+        model, sequence_length=length, max_tree_nodes=64, vocabulary=pairs.VOCABULARY, drafter=host
+    )
+
+
+@pytest.mark.parametrize("copies", [False, True], ids=["model", "copies"])
+@pytest.mark.parametrize("draft", [CLOSE, UNRELATED], ids=["close", "unrelated"])
+@pytest.mark.parametrize("params", SAMPLINGS, ids=str)
+def test_the_text_is_the_targets_own_seeded_decoding(
+    draft: Decoder, params: SamplingParams, copies: bool, ties: NearTies
+) -> None:
+    engine, prompt = beside(draft, copies=copies), [5, 17, 250, 3, 99] * 4
+
+    def produce(prompt: Sequence[int], tokens: int) -> list[int]:
+        order = Decode(len(prompt) + tokens, beside=True)
+        return text_of(prompt, params, LocalSession(engine), order)
+
+    alone = LocalSession(pairs.engine(pairs.decoder(1)))
+    reference = text_of(prompt, params, alone, Decode(len(prompt) + 40))
+    assert_same_text(pairs.decoder(1), prompt, params, reference, produce, ties)
+
+
+def test_a_client_that_proposes_too_shares_the_session_with_the_draft_beside_the_target() -> None:
+    engine, prompt, order = beside(CLOSE), [5, 17, 250, 3, 99], Decode(60, beside=True)
+    made = text_of(prompt, SAMPLINGS[0], LocalSession(engine), order, [growing(UNRELATED)])
+    alone = LocalSession(pairs.engine(pairs.decoder(1)))
+    assert made == text_of(prompt, SAMPLINGS[0], alone, Decode(60))
+
+
+# --- what it brings
+# --------------------------------------------------------------------------------------------------
+
+
+def test_a_draft_that_is_right_makes_a_text_in_few_forwards() -> None:
+    hosted = Hosted(right)
+    session = hosted.asked([1, 2, 3], 200)
+    finish(hosted.engine, session)
+    assert made_by(session) == own_text([1, 2, 3], 200, kinds=KINDS)
+    assert session.spent.forwards < 100
+    assert set(session.proposers) == {HOST, NOBODY}
+
+
+def test_what_the_text_said_before_is_copied_for_who_asked() -> None:
+    """The target chooses among three tokens: every context of two soon comes again."""
+    hosted = Hosted(wrong, copies=True, kinds=3)
+    session, other = hosted.asked([1, 2, 3], 300), hosted.asked([1, 2, 4], 300, beside=False)
+    finish(hosted.engine, session, other)
+    assert made_by(session) == own_text([1, 2, 3], 300, kinds=3)
+    assert session.proposers.count(COPY) > 30
+    assert set(other.proposers) == {NOBODY}
+
+
+def test_one_call_serves_all_who_asked() -> None:
+    hosted = Hosted(right)
+    sessions = [opened(hosted.engine, [1, 2, number]) for number in range(4)]
+    for session in sessions:
+        hosted.engine.decode(session, Decode(103, credit=512, beside=True))
+    finish(hosted.engine, *sessions)
+    for number, session in enumerate(sessions):
+        assert made_by(session) == own_text([1, 2, number], 100, kinds=KINDS)
+        assert session.spent.forwards < 20
+    assert set(hosted.draft.together) == {4}
+
+
+def test_a_draft_that_is_never_right_falls_silent_and_is_asked_now_and_then() -> None:
+    hosted = Hosted(wrong)
+    session = hosted.asked([1, 2, 3], 1000)
+    while session.length < 400:
+        hosted.engine.step()
+        hosted.engine.acknowledge(session, session.length)
+    began, before = hosted.clock.now, len(hosted.draft.together)
+    finish(hosted.engine, session)
+    assert 603 // 64 - 1 <= len(hosted.draft.together) - before <= 603 // 64 + 1
+    assert hosted.clock.now - began < 1.02 * 603 * FORWARD
+
+
+@pytest.mark.parametrize("call", [0.0005, 0.002, 0.008, 0.020])
+@pytest.mark.parametrize("says", [right, wrong])
+def test_a_text_is_never_much_slower_than_without_the_draft(says: Says, call: float) -> None:
+    """Whatever a call takes, in units of a forward of 10 ms."""
+    hosted = Hosted(says, call=call)
+    session = opened(hosted.engine, [1, 2, 3])
+    hosted.engine.decode(session, Decode(203, credit=512, beside=True))
+    began = hosted.clock.now
+    finish(hosted.engine, session)
+    fed = len(hosted.draft.fed) * call
+    assert hosted.clock.now - began - fed <= 200 * FORWARD / 0.98
+    if says is right and call < FORWARD / 4:
+        assert hosted.clock.now - began < 200 * FORWARD / 2
+
+
+@pytest.mark.parametrize("call", [0.0005, 0.0015, 0.008, 0.020])
+@pytest.mark.parametrize("tokens", [32, 128])
+def test_a_draft_that_is_of_no_use_takes_a_fiftieth_of_a_text_at_most(
+    call: float, tokens: int
+) -> None:
+    """From the first text on, and of every one."""
+    hosted = Hosted(wrong, call=call)
+    for number in range(3):
+        session = opened(hosted.engine, [1, 2, number])
+        hosted.engine.decode(session, Decode(3 + tokens, credit=512, beside=True))
+        hosted.engine.step()  # feeds the prompt
+        began, made = hosted.clock.now, session.length
+        finish(hosted.engine, session)
+        assert hosted.clock.now - began <= (3 + tokens - made + 0.1) * FORWARD / 0.98
+        hosted.engine.close(session)
+
+
+def test_a_key_whose_drafts_bring_nothing_pays_for_its_first_call_beforehand() -> None:
+    hosted = Hosted(wrong, call=0.002)
+    finish(hosted.engine, hosted.asked([1, 2, 3], 128))
+    first = len(hosted.draft.together)
+    session = hosted.asked([1, 2, 4], 128)
+    for _ in range(9):
+        hosted.engine.step()  # a call takes a fifth of a token, and a forward earns a fiftieth
+    assert len(hosted.draft.together) == first
+    finish(hosted.engine, session)
+    assert len(hosted.draft.together) > first
+
+
+# --- who did not ask
+# --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("says", [right, wrong])
+@pytest.mark.parametrize("prompt", [3, 400])
+def test_who_did_not_ask_keeps_its_root_only_rate(says: Says, prompt: int) -> None:
+    """0.98 of it, but for the few tokens that it may be behind at any moment."""
+    hosted = Hosted(says, call=0.004)
+    guests = [hosted.asked([number] * prompt, 600) for number in range(1, 3)]
+    other = hosted.asked([9, 9, 9], 400, beside=False)
+    began, forwards = hosted.clock.now, other.spent.forwards
+    finish(hosted.engine, other)
+    assert other.spent.forwards - forwards == 400
+    assert hosted.clock.now - began <= (400 + TUNING.most_ahead) * FORWARD / 0.98
+    assert hosted.draft.calls > 0, "what it is ahead is used"
+    finish(hosted.engine, *guests)
+    for number, guest in enumerate(guests, 1):
+        assert made_by(guest) == own_text([number] * prompt, 600, kinds=KINDS)
+
+
+def test_a_long_text_is_fed_to_the_draft_in_parts_between_forwards() -> None:
+    hosted = Hosted(right)
+    neighbour = hosted.asked([1, 2, 3], 300)
+    hosted.engine.step()
+    hosted.draft.fed.clear()
+    session = hosted.asked([7] * 500, 20)
+    forwards = len(hosted.model.calls)
+    while len(hosted.draft.fed) < 8:
+        before = len(hosted.draft.fed)
+        hosted.engine.step()
+        assert len(hosted.draft.fed) <= before + 1
+    assert sum(hosted.draft.fed) == 499
+    assert len(hosted.model.calls) >= forwards + 8
+    finish(hosted.engine, session, neighbour)
+    assert made_by(session) == own_text([7] * 500, 20, kinds=KINDS)
+
+
+# --- rows
+# --------------------------------------------------------------------------------------------------
+
+
+def test_a_closed_session_gives_its_row_back() -> None:
+    hosted = Hosted(rows=2)
+    for _ in range(3):
+        sessions = [hosted.asked([1, number], 30) for number in range(2)]
+        finish(hosted.engine, *sessions)
+        assert hosted.host.free_rows == 0
+        for session in sessions:
+            hosted.engine.close(session)
+        hosted.engine.step()
+        assert hosted.host.free_rows == 2
+
+
+def test_a_session_that_lost_its_row_gives_that_of_the_draft_back_and_gets_another() -> None:
+    hosted = Hosted(rows=1)
+    first = hosted.asked([1, 2, 3], 30)
+    finish(hosted.engine, first)
+    hosted.engine.detach(first)
+    second = hosted.asked([4, 5, 6], 30)
+    assert first.row is None
+    finish(hosted.engine, second)
+    assert second.spent.forwards < 25
+    hosted.engine.detach(second)
+    hosted.engine.attach(first)
+    hosted.engine.decode(first, Decode(63, credit=512, beside=True))
+    finish(hosted.engine, first)
+    assert made_by(first) == own_text([1, 2, 3], 60, kinds=KINDS)
+    assert made_by(second) == own_text([4, 5, 6], 30, kinds=KINDS)
+
+
+def test_a_session_that_wants_no_draft_any_more_gives_its_row_back() -> None:
+    hosted = Hosted(rows=2, draft_rows=1)
+    first, second = (hosted.asked([1, number], 300) for number in range(2))
+    for _ in range(5):
+        hosted.engine.step()
+    assert HOST not in second.proposers
+    hosted.engine.decode(first, Decode(302, credit=512))
+    finish(hosted.engine, first, second)
+    assert HOST in second.proposers
+    for number, session in enumerate((first, second)):
+        assert made_by(session) == own_text([1, number], 300, kinds=KINDS)
+
+
+def test_a_text_that_is_asked_to_go_on_is_drafted_to_its_new_end() -> None:
+    hosted = Hosted(right)
+    session = hosted.asked([1, 2, 3], 20)
+    finish(hosted.engine, session)
+    hosted.engine.decode(session, Decode(203, credit=512, beside=True))
+    before = session.spent.forwards
+    finish(hosted.engine, session)
+    assert session.spent.forwards - before < 90
+    assert made_by(session) == own_text([1, 2, 3], 200, kinds=KINDS)
+
+
+# --- faults
+# --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("steps", [0, 3])
+def test_when_the_draft_fails_texts_go_on_without_it(
+    steps: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """While a text is fed to it, and while it drafts."""
+    hosted = Hosted(right)
+    sessions = [hosted.asked([1, 2, number], 400) for number in range(2)]
+    for _ in range(steps):
+        hosted.engine.step()
+    hosted.draft.broken = True
+    finish(hosted.engine, *sessions)
+    for number, session in enumerate(sessions):
+        assert made_by(session) == own_text([1, 2, number], 400, kinds=KINDS)
+    assert hosted.host.free_rows == 4
+    assert "the draft beside the target failed: RuntimeError" in caplog.text
