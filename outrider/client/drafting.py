@@ -21,7 +21,8 @@ from outrider.models.precision import settled
 from outrider.models.profiles import user_profiles
 from outrider.models.sequence_length import Capacity
 from outrider.money.goal import Goal
-from outrider.options.groups import DeviceOptions, HistoryOptions, TreeOptions
+from outrider.options.drafting import HistoryOptions, TreeOptions
+from outrider.options.groups import DeviceOptions
 from outrider.options.roles import ClientRole
 
 DEFAULT_TREE = BestFirst(nodes=16, depth=6)

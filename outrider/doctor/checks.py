@@ -45,7 +45,7 @@ def _check_draft_and_link(options: DoctorRole) -> Iterator[Finding]:
     speed = f"{_ms(call)} ms a call, {1 / call:.0f} tokens/s alone"
     yield Finding("draft", f"{draft.name}: {speed}")
     try:
-        with connect_target(options, draft.tokenizer, draft.name) as target:
+        with connect_target(options.connection, draft.tokenizer, draft.name) as target:
             yield from _of_target(target, call)
     except OutriderError as error:
         yield refused("target", error)

@@ -120,7 +120,7 @@ def _check_features(manifest: Manifest, target: Checkpoint, name: str, head: Pat
 
 def _command(manifest: Manifest) -> str:
     """The command line that built the artefact, to which flags can be added."""
-    build = "python -m compile"
+    build = "outrider compile"
     told = manifest.command.startswith(f"{build} ") and manifest.command.isprintable()
     return manifest.command if told else build
 

@@ -22,8 +22,7 @@ from outrider.models.devices import describe, pick_device, set_threads
 from outrider.models.gguf_file import GgufFile, gguf_tokenizer
 from outrider.models.reduction import WHOLE, Reduction
 from outrider.models.sequence_length import Capacity, allowed_length
-from outrider.options.groups import DeviceOptions, LegacyOptions, TargetModelOptions
-from outrider.options.offload import OffloadOptions
+from outrider.options.groups import DeviceOptions, LegacyOptions, OffloadOptions, TargetModelOptions
 from outrider.terminal.status_lines import LoadingStatus
 
 if TYPE_CHECKING:

@@ -33,8 +33,7 @@ from outrider.models.loading import PREFILL_NODES
 from outrider.models.precision import settled
 from outrider.models.profiles import user_profiles
 from outrider.models.sequence_length import Capacity
-from outrider.options.groups import DraftModelOptions
-from outrider.options.reduction import ReductionOptions
+from outrider.options.groups import DraftModelOptions, ReductionOptions
 from outrider.options.roles import FusedTargetRole
 
 

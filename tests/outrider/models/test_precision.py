@@ -18,8 +18,7 @@ from outrider.models.precision import MARGIN, NODES, ComputeType, candidates, pi
 from outrider.models.reduction import Reduction
 from outrider.models.sequence_length import Capacity
 from outrider.options import parse
-from outrider.options.groups import DeviceOptions
-from outrider.options.reduction import ReductionOptions
+from outrider.options.groups import DeviceOptions, ReductionOptions
 from tests.support.models import write_checkpoint_with_tokenizer
 
 BF16, F32, INT8 = (

@@ -19,8 +19,7 @@ from outrider.draft_methods import find_draft
 from outrider.models.loading import Checkpoint
 from outrider.models.reduction import WHOLE, Reduction
 from outrider.models.sequence_length import Capacity
-from outrider.options.groups import DeviceOptions
-from outrider.options.reduction import ReductionOptions
+from outrider.options.groups import DeviceOptions, ReductionOptions
 from tests.support import pairs
 from tests.support.drafts import alone, growing, rounds, speculated
 from tests.support.equality import NearTies, assert_same_text
