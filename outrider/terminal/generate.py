@@ -261,12 +261,9 @@ def _all(
             return new_completion(request, error)
 
     finished = dict[int, Completion]()
-    texts, told, interrupted = (
-        TextRun([partial(attempt, one) for one in requests], workers),
-        0,
-        False,
-    )
-    while len(finished) < len(requests):
+    texts = TextRun([partial(attempt, one) for one in requests], workers)
+    told, interrupted = 0, False
+    while True:
         try:
             for index, item in texts:
                 if isinstance(item, Piece):
@@ -277,6 +274,7 @@ def _all(
                 while told in finished and not interrupted:
                     tell(finished[told])
                     told += 1
+            return [finished[index] for index in sorted(begun & finished.keys())], interrupted
         except KeyboardInterrupt:
             interrupted = True
             texts.end()
@@ -284,7 +282,6 @@ def _all(
             texts.end()
             texts.join()
             raise
-    return [finished[index] for index in sorted(begun)], interrupted
 
 
 def _show(options: TextOptions, done: Completion, texts: int) -> None:
