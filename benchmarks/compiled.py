@@ -1,4 +1,4 @@
-"""What compiling for the CPU brings: a forward by nodes, compiled against eager.
+"""Gain of compiling for the CPU: a forward by nodes, compiled against eager.
 
     python -m benchmarks.compiled [--model DIR] [--dtype bfloat16] [--nodes 1,8,16,32,64]
     [--context 256] [--sampled] [--json FILE]

@@ -1,4 +1,4 @@
-"""What the engine computes outside the model, in milliseconds of a processor: a forward, and a
+"""Cost of the engine outside the model, in milliseconds of a processor: a forward, and a
 message of candidates on its way in.
 
     python -m benchmarks.engine [--sessions 1,8,64] [--nodes 64] [--forwards 100] [--json FILE]
@@ -49,7 +49,7 @@ FULL = 900
 """Candidates of a session before each forward."""
 
 SURE, UNSURE = 0.75, 0.08
-"""What is claimed of the right token where it is the likeliest, and where it is not."""
+"""Chances claimed of the right token where it is the likeliest, and where it is not."""
 
 
 class NextToken:

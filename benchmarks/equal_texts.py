@@ -1,4 +1,4 @@
-"""How many texts stay the same, to the token, in another order of arrival or beside other sessions.
+"""Share of texts that stay the same, to the token, in other orders of arrival or beside sessions.
 
     python -m benchmarks.equal_texts --dtype bfloat16 [--orders 20] [--first 0]
     [--target DIR --draft DIR --prompts DIR --each 1] [--tokens 64]

@@ -1,4 +1,4 @@
-"""How many greedy choices stay when a target's matrices are 8-bit floats.
+"""Share of greedy choices that stay when a target's matrices are 8-bit floats.
 
     python -m benchmarks.fp8 [--model DIR] [--prompts 12] [--threads 2] [--json FILE]
 

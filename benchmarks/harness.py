@@ -1,4 +1,4 @@
-"""What the measurements share: their commands, calls that take turns, tables and files."""
+"""Shared parts of the measurements: their commands, calls that take turns, tables and files."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def commit() -> str:
 
 
 def machine() -> dict[str, str | int | None]:
-    """What the numbers were made on."""
+    """The machine that numbers were made on."""
     lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
     models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return {

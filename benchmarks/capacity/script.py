@@ -22,13 +22,13 @@ FLOOR = 0.005
 """Least value of a node below which a draft looks no further, as the growing tree's usual floor."""
 
 LEVELS = 24
-"""How deep a growing tree becomes."""
+"""Depth of a growing tree."""
 
 WIDE_GUESSES, WIDE_LEVELS = 8, 8
-"""Of the tenant whose trees are full."""
+"""Guesses and levels of the tenant whose trees are full."""
 
 DECOY_CHANCE = 0.9
-"""What a draft claims of each next token on a wrong way."""
+"""Chance that a draft claims of each next token on a wrong way."""
 
 _FACTORS = (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 _WORD = 2**64
@@ -44,7 +44,7 @@ def mixed(seed: int, position: int, token: int) -> int:
 
 
 def next_token(seed: int, position: int, token: int) -> int:
-    """What the target chooses behind this token, which stands at this position."""
+    """Token that the target chooses behind this one, which stands at this position."""
     return mixed(seed, position, token) % VOCABULARY
 
 
@@ -99,7 +99,7 @@ class Text:
 
 
 class Skill(NamedTuple):
-    """How often a draft is right. It is sure of a share of all positions.
+    """Skill of a draft: how often it is right. It is sure of a share of all positions.
 
     sure, unsure: the chance that the target's token is its first guess, its second, ...; what is
     missing to 1 are misses.

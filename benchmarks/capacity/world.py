@@ -23,17 +23,17 @@ from inference.times import LatencyModel
 from inference.tree import IntArray
 
 NODES = 64
-"""Of one session in a forward, the root included."""
+"""Nodes of one session in a forward, the root included."""
 
 CHUNK = 256
 """Tokens of a prompt in one call."""
 
 IDLE_SECONDS = 0.0005
-"""Of an engine that has nothing to do, before it looks again."""
+"""Seconds of an engine that has nothing to do, before it looks again."""
 
 
 class Delays(NamedTuple):
-    """What the profile does not tell, in seconds.
+    """Times that the profile does not tell, in seconds.
 
     forward: of each forward.  link: of a message.
     work: of the engine itself before each look at its clock, of which a forward has five.
@@ -108,7 +108,7 @@ class VirtualTarget(ScriptedTarget):
 
 
 class Wish(NamedTuple):
-    """What a user asks for. call: seconds of a call of its draft, if it has one."""
+    """Order of a user. call: seconds of a call of its draft, if it has one."""
 
     number: int  # the seed of its text
     prompt: Sequence[int]
@@ -120,7 +120,7 @@ class Wish(NamedTuple):
 
 
 class Came(NamedTuple):
-    """What a user got. starts: when it came.  events: when tokens came, and how many."""
+    """Text that a user got. starts: when it came.  events: when tokens came, and how many."""
 
     starts: float
     events: list[tuple[float, int]]
@@ -162,7 +162,7 @@ class User:
             raise NotTheTargetsText(f"user {self.wish.number}")
 
     def until(self, now: float) -> None:
-        """What the draft does before this moment, and what of it arrives by then."""
+        """Let the draft work before this moment, and deliver what arrives by then."""
         if self._draft is None or self.session.end is not End.NOT:
             return
         while self._free_at < now:

@@ -1,4 +1,4 @@
-"""What a model says after each prefix, computed once however often it is asked: all arms of a
+"""Logits of a model after each prefix, computed once however often it is asked: all arms of a
 study share prefixes.
 """
 
@@ -72,7 +72,7 @@ class Prefixes:
         return self._keys[prefix]
 
     def logits(self, prefixes: Sequence[int]) -> Tensor:  # [n, vocabulary] float32
-        """What the model says after each of these, none of which is empty."""
+        """Logits of the model after each of these, none of which is empty."""
         missing = self._missing(prefixes)
         for start in range(0, len(missing), _AT_ONCE):
             self._compute(missing[start : start + _AT_ONCE])

@@ -59,7 +59,7 @@ PROFILES = Profiles(
 
 
 class Spent(NamedTuple):
-    """What texts have cost so far beside time.
+    """Costs of texts so far, beside time.
 
     drafted: seconds that the draft was busy
     calls: its calls, those for prompts included
@@ -97,7 +97,7 @@ class Stage:
         self._link, self._profiles = link, profiles
 
     def knowledge(self) -> Knowledge:
-        """What a client knows before its first text: draft and link as measured, times as the
+        """Knowledge of a client before its first text: draft and link as measured, times as the
         target told them, and nothing learned of the pair.
         """
         link = LinkTimes()
@@ -108,7 +108,7 @@ class Stage:
         return Knowledge(draft, LatencyModel(self._profiles.target_times), link, read_acceptance())
 
     def spent(self) -> Spent:
-        """What texts have cost so far; bytes are those of messages that have arrived."""
+        """Costs of texts so far; bytes are those of messages that have arrived."""
         session, draft = self.session, self.draft
         return Spent(draft.seconds, draft.calls, session.proposed, session.traffic.copy())
 

@@ -119,7 +119,7 @@ def weights(given: argparse.Namespace) -> list[Path]:
 def settings(
     given: argparse.Namespace, groups: Sequence[Group], cores: list[int]
 ) -> dict[str, Any]:
-    """What a comparison must keep from its first prompt to its last."""
+    """Settings that a comparison must keep from its first prompt to its last."""
     versions = {name: importlib.metadata.version(name) for name in ("torch", "transformers")}
     if given.gguf:
         versions["llama-cpp-python"] = importlib.metadata.version("llama-cpp-python")

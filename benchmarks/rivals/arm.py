@@ -13,7 +13,7 @@ Hear = Callable[[Sequence[int]], None]
 
 
 class Told(NamedTuple):
-    """What an engine says of a text. passes: of the target, after the first tokens came."""
+    """Figures that an engine tells. passes: of the target, after the first tokens came."""
 
     tokens: int
     passes: int
@@ -78,7 +78,7 @@ class Stopwatch:
         self._came.append((self._clock() - self._began, list(ids)))
 
     def made(self, told: Told) -> Made:
-        """What was heard of a text. Raises ValueError where nothing came."""
+        """The text as it was heard. Raises ValueError where nothing came."""
         if not self._came:
             raise ValueError("an arm made no token")
         (first_seconds, first), (seconds, _) = self._came[0], self._came[-1]

@@ -59,7 +59,7 @@ class Models(NamedTuple):
 
     @property
     def sources(self) -> str:
-        """What drafts, as --draft says it."""
+        """Sources of drafts, as --draft names them."""
         return "gguf,copy" if is_gguf(self.draft) else "model,copy"
 
     @property
@@ -68,7 +68,7 @@ class Models(NamedTuple):
 
 
 class Decoding(NamedTuple):
-    """How one arm decodes. stop_ids: that end a text.  beside: with the draft beside the target."""
+    """One arm's decoding. stop_ids: that end a text.  beside: the draft is beside the target."""
 
     session: Callable[[], TargetSession]
     stop_ids: frozenset[int]

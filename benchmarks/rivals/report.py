@@ -1,4 +1,4 @@
-"""How a comparison is told: speeds by kind of text, as geometric means over pairs of texts."""
+"""Report of a comparison: speeds by kind of text, as geometric means over pairs of texts."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Group:
 
 
 def speeds(answers: Sequence[Answers], fast: str, slow: str, measure: Measure) -> list[float]:
-    """How many times as fast one arm made each text as another arm did."""
+    """Speeds of one arm over another, text by text."""
     pairs = [(measure(one.made[slow]), measure(one.made[fast])) for one in answers]
     return [theirs / ours for theirs, ours in pairs if theirs is not None and ours]
 

@@ -60,7 +60,7 @@ def logits_of(model: LlamaForCausalLM, inputs: torch.Tensor) -> torch.Tensor:
 
 
 def rank_of(logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-    """How many tokens each position holds more likely than the given one."""
+    """Number of tokens that each position holds more likely than the given one."""
     return (logits > logits.gather(-1, tokens[..., None])).sum(-1)
 
 
@@ -142,7 +142,7 @@ def generated_metrics(
     prompts: torch.Tensor,
     temperature: float,
 ) -> dict[str, Any]:
-    """How well the draft foresees what the target itself writes."""
+    """Shares of the target's own text that the draft foresees."""
     tokens = generate(target, prompts, temperature)
     inputs, labels = tokens[:, :-1], tokens[:, prompts.shape[1] :]
     offered = logits_of(draft, inputs)[:, prompts.shape[1] - 1 :]
@@ -221,7 +221,7 @@ def percent(share: float) -> str:
 
 
 def agreement_table(metrics: dict[str, Any]) -> str:
-    """How often the target's token is among the draft's best, for the three kinds of text."""
+    """Shares of positions whose token is among the draft's best, for the three kinds of text."""
     kinds = {
         "held-out files, the target's most likely token": metrics["held_out_text"][
             "draft_covers_target_choice"
