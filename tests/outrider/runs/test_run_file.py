@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from inference.errors import InvalidRequest
+from inference.flags.group import flags_of
 from outrider.options import parse
-from outrider.options.group import flags_of
 from outrider.options.roles import DraftRole, VerifyTargetRole
 from outrider.runs.sweeps import read_runs
 from tests.support.refusals import assert_refused
@@ -61,7 +61,7 @@ def test_a_run_is_what_its_flags_are_on_the_command_line(
 def test_the_environment_changes_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OUTRIDER_MAX_NEW_TOKENS", "3")
     (run,) = read_runs(file_of(tmp_path, "runs: [{prompt: x}]"))
-    assert run.options.max_new_tokens == 128
+    assert run.options.text.max_new_tokens == 128
 
 
 @pytest.mark.parametrize(
