@@ -105,7 +105,7 @@ def test_a_capacity_block_row_at_no_dollars_does_not_make_an_instance_free() -> 
 def test_a_row_at_no_dollars_alone_is_no_price() -> None:
     assert_refused(
         lambda: price_list(hourly(FAR, "0.0000000000"), instance=FAR).find(*FAR),
-        ["us-east-2"],
+        ["us-west-2"],
         NoPrice,
     )
 
