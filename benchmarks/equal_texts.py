@@ -27,7 +27,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from benchmarks.harness import command, cpu_decoder
+from benchmarks.harness import command, cpu_decoder, differs_at
 from benchmarks.prompts import read_prompts
 from benchmarks.regret.clock import VirtualClock
 from benchmarks.regret.stage import BYTE_TIME, PROFILES, serve
@@ -177,20 +177,8 @@ class _Reader:
 
 def share(made: Sequence[tuple[int, ...]], references: Sequence[tuple[int, ...]]) -> Share:
     """Count the texts that equal their references. Raises ValueError unless there are as many."""
-    return Share(
-        len(made),
-        tuple(
-            _same(ours, theirs)
-            for ours, theirs in zip(made, references, strict=True)
-            if ours != theirs
-        ),
-    )
-
-
-def _same(ours: Sequence[int], theirs: Sequence[int]) -> int:
-    """Tokens before the first that differs, or before the shorter text's end."""
-    places = (index for index, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b)
-    return next(places, min(len(ours), len(theirs)))
+    places = [differs_at(*both) for both in zip(made, references, strict=True)]
+    return Share(len(made), tuple(place for place in places if place is not None))
 
 
 def load_pair(target: Path, draft: Path, tokenizer: Tokenizer, dtype: torch.dtype) -> Pair:

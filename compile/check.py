@@ -21,7 +21,7 @@ from compile import probe
 from compile.agreement import agreements, random_tree
 from compile.build.build import build_artifact, read_source
 from compile.build.neuron_builder import NeuronBuilder
-from compile.build.neuron_compiler import PLATFORMS, aim, compiler_flags, render
+from compile.build.neuron_compiler import PLATFORMS
 from compile.build.progress import BuildProgress
 from compile.compile_options import CompileOptions, parse
 from compile.plan.fit import usual_ranks
@@ -34,8 +34,6 @@ from inference.backends.neuron_loading import load_neuron
 from inference.backends.neuron_sdk import (
     has_device,
     instance_family,
-    load_sdk,
-    logical_cores,
     reserve_cores,
     sdk_versions,
 )
@@ -72,7 +70,9 @@ def _check(options: CompileOptions) -> int:
     print(f"instance {instance_family() or 'unknown'}; {versions}")
     checkpoint, out = find_checkpoint(options), Path(options.out or "")
     spec = _spec(options, checkpoint)
-    _check_noise(spec, out)
+    reserve_cores(spec.tensor_parallel)
+    probe.check_noise(spec, out / "noise")  # where it is wrong, no model need be compiled
+    print(f"noise: all {len(probe.ROWS) * probe.TOKENS} values as on the host")
     start = time.perf_counter()
     manifest = build_artifact(
         spec,
@@ -127,18 +127,6 @@ def _eager(spec: CompileSpec, directory: Path, most: int) -> EagerModel:
     )
     whole = in_float8(decoder) if spec.dtype == "fp8" else decoder
     return EagerModel(whole, rows=1, capacity=spec.capacity, max_nodes=most)
-
-
-def _check_noise(spec: CompileSpec, out: Path) -> None:
-    """Check the noise on the device. This comes first: where it is wrong, no model need be
-    compiled.
-    """
-    aim(spec.target)
-    reserve_cores(spec.tensor_parallel)
-    logical = logical_cores(spec.target)
-    flags = render(compiler_flags(spec, logical))
-    probe.check_noise(load_sdk(), spec.tensor_parallel, logical, flags, str(out / "noise"))
-    print(f"noise: all {len(probe.ROWS) * probe.TOKENS} values as on the host")
 
 
 def time_call(model: Model, vocabulary: int, nodes: int) -> float:

@@ -15,8 +15,6 @@ import numpy as np
 
 from inference.backends import Ranked, Segment
 from inference.candidates import BASE, Nodes, Proposal
-from inference.proposer import MODEL, Notice
-from inference.sampling import SamplingParams
 from inference.tree import IntArray
 
 VOCABULARY = 32_000
@@ -141,12 +139,12 @@ class Guesses(NamedTuple):
 
 
 class GrowingDraft:
-    """A Proposer that looks one level further with every call and sends what it found at once.
+    """A draft that looks one level further with every call and sends what it found at once.
 
     levels: below the root
     """
 
-    kind, decoy_chance = MODEL, DECOY_CHANCE
+    decoy_chance = DECOY_CHANCE
 
     _line: dict[int, Node]  # by position: the root, and what follows it on the text's own way
     _decoys: list[tuple[int, Node]]  # ends of wrong ways, and where they left the text's
@@ -154,15 +152,15 @@ class GrowingDraft:
     _lost: bool  # none of the guesses behind the line is right
 
     def __init__(self, skill: Skill, levels: int = LEVELS) -> None:
-        self.calls, self.drafting = 0, 0.0
         self._skill, self._levels = skill, levels
 
-    def open(self, prompt: Sequence[int], params: SamplingParams, end: int | None = None) -> None:
-        self._text = Text(prompt, params.seed)
+    def open(self, prompt: Sequence[int], seed: int) -> None:
+        self._text = Text(prompt, seed)
         self._begin(len(prompt) - 1)
 
-    def hear(self, position: int, tokens: Sequence[int], now: float, notice: Notice) -> None:
-        root = position + len(tokens) - 1
+    def hear(self, length: int) -> None:
+        """The text is so long now."""
+        root = length - 1
         if root not in self._line:
             self._begin(root)
         self._root = root
@@ -170,14 +168,14 @@ class GrowingDraft:
             del self._line[place]
         self._decoys = [(fork, node) for fork, node in self._decoys if fork >= root]
 
-    def work(self, now: float) -> bool:
+    def work(self) -> bool:
+        """Make a call; False where there is nothing to look for."""
         tip = max(self._line)
         least = FLOOR * self._line[self._root].value
         on_way = self._line[tip].value >= least and not self._lost
         wrong = [(fork, node) for fork, node in self._decoys if node.value >= least]
         if self._depth >= self._levels or not (on_way or wrong):
             return False
-        self.calls += 1
         self._decoys = [
             (fork, self._add(node, (7 * node.token + 1) % VOCABULARY, self.decoy_chance))
             for fork, node in wrong
@@ -187,14 +185,16 @@ class GrowingDraft:
         self._deepest += 1
         return True
 
-    def flush(self, now: float, next_number: Callable[[], int]) -> Nodes | None:
-        found, self._found = self._found, []
-        return self._nodes(found, next_number)
-
-    def resend(self) -> None:
-        self._begin(self._root)
-
-    def close(self) -> None: ...
+    def flush(self, next_number: Callable[[], int]) -> Nodes | None:
+        """Candidates that were found and not sent yet."""
+        proposals = list[Proposal]()
+        for node in self._found:
+            above, node.number = node.above, next_number()
+            assert above is not None, "the root is not sent"
+            parent = BASE if above.number is None else above.number
+            proposals.append(Proposal(node.number, parent, node.token, node.chance))
+        self._found = []
+        return Nodes(self._root, proposals) if proposals else None
 
     def _begin(self, root: int) -> None:
         """Nothing is known but the root."""
@@ -237,15 +237,6 @@ class GrowingDraft:
         node = Node(above, token, chance, above.value * chance)
         self._found.append(node)
         return node
-
-    def _nodes(self, found: Sequence[Node], next_number: Callable[[], int]) -> Nodes | None:
-        proposals = list[Proposal]()
-        for node in found:
-            above, node.number = node.above, next_number()
-            assert above is not None, "the root is not sent"
-            parent = BASE if above.number is None else above.number
-            proposals.append(Proposal(node.number, parent, node.token, node.chance))
-        return Nodes(self._root, proposals, self.kind) if proposals else None
 
 
 class WideDraft(GrowingDraft):

@@ -18,7 +18,6 @@ from inference.candidates import Nodes
 from inference.engine.engine import Engine
 from inference.order import MOST_CREDIT, Decode, End
 from inference.planner.profiling import emulated_target
-from inference.proposer import Notice
 from inference.sampling import SamplingParams
 from inference.times import LatencyModel
 from inference.tree import IntArray
@@ -28,9 +27,6 @@ NODES = 64
 
 CHUNK = 256
 """Tokens of a prompt in one call."""
-
-NOTICE = Notice(0.0, 0.0, 0, 0, 0)
-"""Scripted drafts do not look at it."""
 
 IDLE_SECONDS = 0.0005
 """Of an engine that has nothing to do, before it looks again."""
@@ -146,9 +142,9 @@ class User:
         params = SamplingParams(wish.temperature, seed=wish.number)
         self.session, self.opened = engine.open(wish.prompt, params, tenant=wish.tenant)
         if self._draft is not None:
-            self._draft.open(wish.prompt, params)
+            self._draft.open(wish.prompt, wish.number)
         self._stream, self._numbers = engine.join(self.session), count()
-        self._heard = self._told = self.session.length
+        self._told = self.session.length
         self._free_at = starts
         self._way_up = deque[tuple[float, Nodes]]()
         self._way_down = deque[tuple[float, int]]()  # when it comes, and the length then
@@ -171,9 +167,9 @@ class User:
             return
         while self._free_at < now:
             self._hear(self._draft)
-            busy = self._draft.work(self._free_at)
+            busy = self._draft.work()
             self._free_at += self.wish.call if busy else 0.0
-            nodes = self._draft.flush(self._free_at, self._numbers.__next__)
+            nodes = self._draft.flush(self._numbers.__next__)
             if nodes is not None:
                 self._way_up.append((self._free_at + self._link, nodes))
             if not busy:
@@ -192,9 +188,7 @@ class User:
 
     def _hear(self, draft: GrowingDraft) -> None:
         while self._way_down and self._way_down[0][0] <= self._free_at:
-            at, length = self._way_down.popleft()
-            draft.hear(self._heard, self.session.tokens[self._heard : length], at, NOTICE)
-            self._heard = length
+            draft.hear(self._way_down.popleft()[1])
 
 
 class World:

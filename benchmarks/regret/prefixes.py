@@ -41,9 +41,6 @@ class Prefixes:
         self._cache = torch.zeros(_FIRST_ROOM, 2 * config.layers, config.kv_heads * config.head_dim)
         self._logits = torch.zeros(_FIRST_ROOM, decoder.vocabulary)
 
-    def __len__(self) -> int:
-        return len(self._tokens)
-
     def child(self, prefix: int, token: int) -> int:
         """The prefix that goes on with this token."""
         found = self._children.get((prefix, token))
@@ -69,10 +66,6 @@ class Prefixes:
     def length(self, prefix: int) -> int:
         """Tokens in it, which is also the position of the token after it."""
         return self._depths[prefix]
-
-    def last(self, prefix: int) -> tuple[int, int]:
-        """Its last token, and the prefix before that."""
-        return self._tokens[prefix], self._parents[prefix]
 
     def key(self, prefix: int) -> int:
         """64 bits that depend on its tokens only."""

@@ -92,11 +92,3 @@ def make(arm: Arm, prompt: Sequence[int], tokens: int) -> Made:
     torch.set_num_threads(arm.threads)
     watch = Stopwatch()
     return watch.made(arm.play(prompt, tokens, watch.hear))
-
-
-def differs_at(ours: Sequence[int], theirs: Sequence[int]) -> int | None:
-    """Place of the first token that differs; None for equal texts."""
-    if list(ours) == list(theirs):
-        return None
-    places = (index for index, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b)
-    return next(places, min(len(ours), len(theirs)))

@@ -55,7 +55,7 @@ class Models(NamedTuple):
     target: str
     draft: str
     dtype: Precision | None
-    length: int = 2048
+    length: int
 
     @property
     def sources(self) -> str:

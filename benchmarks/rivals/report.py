@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from statistics import geometric_mean
 from typing import Any
 
-from benchmarks.harness import geometric_interval, table_lines
-from benchmarks.rivals.arm import Made, differs_at
+from benchmarks.harness import differs_at, geometric_interval, table_lines
+from benchmarks.rivals.arm import Made
 from benchmarks.rivals.play import Answers
 
 ALL = "all"

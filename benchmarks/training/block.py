@@ -167,7 +167,7 @@ def write(model: LlamaForCausalLM, pair: Path, folder: Path) -> None:
 
 
 def main() -> int:
-    parser = parser_of(__doc__)
+    parser = parser_of(__doc__, threads=1)
     parser.add_argument("--pair", type=Path, default=EMBEDDED)
     parser.add_argument("--out", type=Path, default=EMBEDDED / "block_draft")
     parser.add_argument("--steps", type=int, default=500)

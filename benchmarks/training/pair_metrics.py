@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import platform
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +9,7 @@ import torch
 from torch.nn import functional
 from transformers import AutoTokenizer, LlamaForCausalLM, PreTrainedTokenizerBase
 
-from benchmarks.harness import table_lines
+from benchmarks.harness import machine, table_lines
 
 WINDOWS = 64
 PROMPTS, PROMPT_TOKENS, NEW_TOKENS = 48, 128, 128
@@ -183,19 +181,6 @@ def sizes(folder: Path, model: LlamaForCausalLM) -> dict[str, int]:
         "parameters": sum(value.numel() for value in model.parameters()),
         "weight_bytes": (folder / "model.safetensors").stat().st_size,
         "folder_bytes": sum(path.stat().st_size for path in folder.iterdir()),
-    }
-
-
-def machine() -> dict[str, Any]:
-    """What the numbers were made on."""
-    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
-    models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return {
-        "cpu": models[0] if models else platform.processor(),
-        "cpus": os.cpu_count(),
-        "threads": torch.get_num_threads(),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
     }
 
 

@@ -16,7 +16,8 @@ from typing import TypeAlias
 
 from grpc_comm.client.connection import Connection
 from inference.command import printable, say
-from inference.cost.billing import Billing, Usage
+from inference.cost.billing import Billing
+from inference.cost.quantity import Usage
 from inference.decode import TargetSession
 from inference.draft_thread import Drafter, inline, on_thread
 from inference.errors import InvalidRequest, OutriderError

@@ -32,9 +32,9 @@ from outrider.models.artifacts import (
     open_artifact,
     with_neuron_artifact,
 )
-from outrider.models.capacity import Capacity
 from outrider.models.loading import FoundModel, find_target, find_tokenizer
 from outrider.models.precision import settled
+from outrider.models.sequence_length import Capacity
 from outrider.options.groups import DeviceOptions, TextOptions
 from outrider.options.roles import (
     DraftRole,
@@ -184,7 +184,7 @@ def _target_alone(options: VerifyTargetRole) -> Alone:
 def _load_alone(found: FoundModel, options: DeviceOptions, length: int, nodes: int) -> Model:
     """Load a model whose text is its own: it keeps its weights exactly."""
     chosen = settled(found, options, drafts=False)
-    return chosen.load(options, Capacity(rows=1, sequence_length=length, spare=1, max_nodes=nodes))
+    return chosen.load(options, Capacity(1, length, 1, nodes))
 
 
 def session_length(asked: int | None, draft: FoundModel, target: Connection) -> int:
