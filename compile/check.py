@@ -1,6 +1,6 @@
-"""Runs `python -m compile check`: the first test on a Neuron instance.
+"""Runs `outrider compile check`: the first test on a Neuron instance.
 
-    python -m compile check --model DIR_OR_NAME --target trn1 --tensor_parallel 2 --out DIR
+    outrider compile check --model DIR_OR_NAME --target trn1 --tensor_parallel 2 --out DIR
 
 It compares the device's noise with the contract, builds one graph, compares its choices with those
 of the eager model, and takes the time of a call. It needs no other machine and leaves its artefact
@@ -64,7 +64,7 @@ def _check(options: CompileOptions) -> int:
     if not has_device():
         raise InvalidRequest(
             "no Neuron device here: run this on the instance; to compile without a device use "
-            "python -m compile"
+            "outrider compile"
         )
     versions = ", ".join(f"{name} {number}" for name, number in sdk_versions().items())
     print(f"instance {instance_family() or 'unknown'}; {versions}")
@@ -79,7 +79,7 @@ def _check(options: CompileOptions) -> int:
         read_source(checkpoint.directory),
         NeuronBuilder(spec, checkpoint.directory),
         out,
-        command="python -m compile check",
+        command="outrider compile check",
         progress=BuildProgress(say),
     )
     print(f"built {spec.buckets[0].name} in {time.perf_counter() - start:.0f} s, artefact in {out}")

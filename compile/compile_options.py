@@ -14,8 +14,8 @@ from inference.artifact import NATIVE
 from inference.command import called
 from inference.errors import InvalidRequest
 from inference.flags.command_line import CommandOptions, parse_flags
+from inference.flags.flag_rules import FlagRule
 from inference.flags.group import Also, Group, Repeated, Shown
-from inference.flags.rules import Rule
 from inference.flags.values import Count, Directory, File, ModelName, Region
 from inference.tree_shape import Branches
 
@@ -113,12 +113,12 @@ class CompileOptions(
     """A target that is to be built. Raises InvalidRequest for what cannot be built."""
 
     RULES: ClassVar = (
-        Rule("load", excludes="tree_sizes slots", why="--load chooses the sizes"),
-        Rule("compile_minutes", needs="graph_minutes", why="an earlier build printed them"),
-        Rule("draft_tree", excludes="speculation_length", why="it says how deep the tree is"),
-        Rule("draft_model speculation_length draft_tree", needs="fused"),
-        Rule("pull", needs="digest", why="an artefact is executable code, which --push named so"),
-        Rule("region spot most_hours image wheel", needs="on"),
+        FlagRule("load", excludes="tree_sizes slots", why="--load chooses the sizes"),
+        FlagRule("compile_minutes", needs="graph_minutes", why="an earlier build printed them"),
+        FlagRule("draft_tree", excludes="speculation_length", why="it says how deep the tree is"),
+        FlagRule("draft_model speculation_length draft_tree", needs="fused"),
+        FlagRule("pull", needs="digest", why="the one that --push printed"),
+        FlagRule("region spot most_hours image wheel", needs="on"),
     )
 
     model: ModelName | None = None

@@ -1,4 +1,4 @@
-"""Runs `python -m compile try`: gives every graph of a Neuron target to neuronx-cc on an
+"""Runs `outrider compile try`: gives every graph of a Neuron target to neuronx-cc on an
 ordinary x86 machine, and holds what the compiler says against what compile/ops predicts.
 
 It needs AWS's packages, no device, and of the model its config.json alone. What it leaves in --out:

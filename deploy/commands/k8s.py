@@ -12,8 +12,8 @@ from pydantic import StringConstraints, model_validator
 from typing_extensions import Self
 
 from inference.flags.command_line import CommandOptions
+from inference.flags.flag_rules import FlagRule
 from inference.flags.group import Shown
-from inference.flags.rules import Rule
 from inference.flags.values import Count, ModelName, Name, Price
 
 _FILES = Path(__file__).parents[1] / "k8s"
@@ -37,9 +37,9 @@ class KubernetesOptions(CommandOptions, title="kubernetes"):
     """Print manifests of a target: replicas behind one name, for `kubectl apply -f -`."""
 
     RULES: ClassVar = (
-        Rule("artifact", needs="digest"),
-        Rule("digest", needs="artifact"),
-        Rule("artifact", excludes="model", why="an artefact holds its model"),
+        FlagRule("artifact", needs="digest"),
+        FlagRule("digest", needs="artifact"),
+        FlagRule("artifact", excludes="model", why="an artefact holds its model"),
     )
 
     image: Annotated[str, Len(1), Shown("IMAGE")]

@@ -15,8 +15,8 @@ from deploy.instance_kind import InstanceKind, Market
 from grpc_comm.client.named_targets import check_name, find_target
 from inference.errors import InvalidRequest
 from inference.flags.command_line import CommandOptions
+from inference.flags.flag_rules import FlagRule
 from inference.flags.group import Shown, flags_of
-from inference.flags.rules import Rule
 from inference.flags.values import Count, ModelName, Name
 
 
@@ -55,9 +55,9 @@ class DeploymentOptions(NamedOptions, title="instance"):
     """What is to run, and where."""
 
     RULES: ClassVar = (
-        Rule("spot", excludes="capacity_block", why="they are two ways to pay"),
-        Rule("artifact", excludes="model", why="both are what is served"),
-        Rule("private", needs="subnet", why="one with a NAT gateway, which default subnets lack"),
+        FlagRule("spot", excludes="capacity_block", why="they are two ways to pay"),
+        FlagRule("artifact", excludes="model", why="both are what is served"),
+        FlagRule("private", needs="subnet", why="default subnets have no NAT gateway"),
     )
 
     instance: Annotated[str, Shown("TYPE")] = "trn1.2xlarge"

@@ -31,7 +31,7 @@ from typing_extensions import Self
 
 from inference.command import nearest
 from inference.errors import InvalidRequest
-from inference.flags.rules import Rule
+from inference.flags.flag_rules import FlagRule
 from inference.json_file import shown
 
 Same = TypeVar("Same", bound="Group")
@@ -65,7 +65,7 @@ class Group(BaseModel):
         protected_namespaces=(),
     )
 
-    RULES: ClassVar[tuple[Rule, ...]] = ()
+    RULES: ClassVar[tuple[FlagRule, ...]] = ()
     """What its flags mean together."""
 
     def __init__(self, /, **given: Any) -> None:

@@ -1,4 +1,4 @@
-"""Runs compare_architectures.py: architectures side by side, and what follows. It claims nothing
+"""Runs `outrider compare`: architectures side by side, and what follows. It claims nothing
 that was not measured in this call.
 """
 

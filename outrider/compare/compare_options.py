@@ -14,8 +14,8 @@ from inference.cost.billing import read_knob
 from inference.drafters.tree_policies import BestFirst, Chain
 from inference.errors import InvalidRequest
 from inference.flags.command_line import CommandOptions, parse_flags
+from inference.flags.flag_rules import FlagRule
 from inference.flags.group import Group, Shown
-from inference.flags.rules import Rule
 from inference.flags.values import Count, Directory, Host
 from outrider.client.drafting import read_policy
 from outrider.compare.arms import ARCHITECTURES, BASELINE, GROWING, read_setting
@@ -123,13 +123,13 @@ class CompareOptions(LinkOptions, CommandOptions, title="what is compared"):
 
     RULES: ClassVar = (
         *RULES,
-        Rule("presets", excludes="architectures", why="presets name architectures, too"),
-        Rule(
+        FlagRule("presets", excludes="architectures", why="presets name architectures, too"),
+        FlagRule(
             "target_host",
             excludes="emulate artifact target_device",
             why="they are of a target that is started here",
         ),
-        Rule("objective", needs="cs", why="it is what --cs weighs speed against"),
+        FlagRule("objective", needs="cs", why="it is what --cs weighs speed against"),
     )
 
     architectures: Annotated[tuple[str, ...], _known(NAMES), Shown("NAME,...")] = ()

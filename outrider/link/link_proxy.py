@@ -22,8 +22,8 @@ from pydantic import BeforeValidator
 
 from grpc_comm.transport import Address
 from inference.errors import InvalidRequest
+from inference.flags.flag_rules import FlagRule
 from inference.flags.group import Group, Shown
-from inference.flags.rules import Rule
 
 _CHUNK = 16 * 2**10  # bytes; a chunk arrives when its last byte does
 _IN_FLIGHT = 4096  # chunks of one direction of a connection; then its sender waits
@@ -41,7 +41,7 @@ Positive = Annotated[float, Gt(0)]
 class LinkShape(Group, title="link"):
     """Effects of a link on its connections."""
 
-    RULES: ClassVar = (Rule("cut_random", needs="cut_every_s", why="that is the mean"),)
+    RULES: ClassVar = (FlagRule("cut_random", needs="cut_every_s", why="that is the mean"),)
 
     delay_ms: Milliseconds = 0.0
     """one way, in each direction: a round trip takes twice as long"""

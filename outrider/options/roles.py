@@ -12,7 +12,7 @@ from typing_extensions import Self
 
 from grpc_comm.transport import Address
 from inference.cost.billing import COSTS, ENERGIES
-from inference.flags.rules import Rule
+from inference.flags.flag_rules import FlagRule
 from inference.flags.values import Directory, File, ModelName, Name
 from outrider.options import drafting, groups, network
 from outrider.options.drafting import METHODS
@@ -25,29 +25,31 @@ ROUNDS = "gamma tree_nodes tree_depth pace=wait"
 LIMITS = "min_tps max_usd_per_1m max_joules_per_token"
 
 RULES = (
-    Rule("tensor_parallel", needs="device=neuron-legacy"),
-    Rule("layer_offload", excludes="artifact device=neuron*", why="it is for a checkpoint"),
-    Rule("measure_first", excludes="emulate", why="one measures times, the other states them"),
-    Rule("tls_cert", needs="tls_key"),
-    Rule("tls_key", needs="tls_cert"),
-    Rule("http_cert", needs="http_key"),
-    Rule("http_key", needs="http_cert"),
-    Rule("token_file", excludes="keys_file", why="one key for all, or one each"),
-    Rule("metrics_host", needs="metrics_port"),
-    Rule("draft_quantization draft_head_tokens", needs="draft=*model*"),
-    Rule("copy_history", needs="draft=*copy*", why="it copies earlier texts"),
-    Rule("gamma", excludes="tree_nodes tree_depth", why="--gamma drafts a chain"),
-    Rule("gamma tree_nodes tree_depth", excludes="pace=go_on", why="the target waits for trees"),
-    Rule(ROUNDS, excludes="draft=copy", why="rounds are those of a draft model"),
-    Rule(
+    FlagRule("tensor_parallel", needs="device=neuron-legacy"),
+    FlagRule("layer_offload", excludes="artifact device=neuron*", why="it is for a checkpoint"),
+    FlagRule("measure_first", excludes="emulate", why="it states times"),
+    FlagRule("tls_cert", needs="tls_key"),
+    FlagRule("tls_key", needs="tls_cert"),
+    FlagRule("http_cert", needs="http_key"),
+    FlagRule("http_key", needs="http_cert"),
+    FlagRule("token_file", excludes="keys_file", why="one key for all, or one each"),
+    FlagRule("metrics_host", needs="metrics_port"),
+    FlagRule("draft_quantization draft_head_tokens", needs="draft=*model*"),
+    FlagRule("copy_history", needs="draft=*copy*", why="it copies earlier texts"),
+    FlagRule("gamma", excludes="tree_nodes tree_depth", why="--gamma drafts a chain"),
+    FlagRule(
+        "gamma tree_nodes tree_depth", excludes="pace=go_on", why="the target waits for trees"
+    ),
+    FlagRule(ROUNDS, excludes="draft=copy", why="rounds are those of a draft model"),
+    FlagRule(
         ROUNDS,
         excludes=f"cs objective {LIMITS} explain",
         why="those are of a draft that never waits",
     ),
-    Rule("instance", excludes="usd_per_hour", why="both price the target"),
-    Rule("region pricing no_live", needs="instance", why="it says how that is priced"),
-    Rule(LIMITS, excludes=LIMITS, why="one limit at a time"),
-    *(Rule(limit, excludes=others) for limit, others in OBJECTIVES_BUT.items()),
+    FlagRule("instance", excludes="usd_per_hour", why="both price the target"),
+    FlagRule("region pricing no_live", needs="instance", why="it says how that is priced"),
+    FlagRule(LIMITS, excludes=LIMITS, why="one limit at a time"),
+    *(FlagRule(limit, excludes=others) for limit, others in OBJECTIVES_BUT.items()),
 )
 """Flags of the roles that exclude each other, or need another."""
 

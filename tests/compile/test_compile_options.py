@@ -1,4 +1,4 @@
-"""The command line of `python -m compile`."""
+"""The command line of `outrider compile`."""
 
 from __future__ import annotations
 

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from inference.errors import InvalidRequest
 from inference.flags.group import flags_of
 from outrider.options import parse
 from outrider.options.roles import DraftRole, VerifyTargetRole
@@ -33,8 +32,7 @@ runs:
   - preset: hybrid
     draft: null
 """
-    with pytest.raises(InvalidRequest, match=r"runs\[0\]\.draft is for --role draft"):
-        read_runs(file_of(tmp_path, text))
+    assert_refused(lambda: read_runs(file_of(tmp_path, text)), ["runs[0].draft", "draft"])
     runs = read_runs(file_of(tmp_path, text.replace("draft: model\n", "draft: null\n")))
     common = {"prompt": "x", "max_new_tokens": 8, "seed": 3}
     copied = {**common, "draft": "copy"}

@@ -10,7 +10,7 @@ Known = Mapping[str, tuple[Any, Any]]
 """Value and default of each flag, by its name."""
 
 
-class Rule(NamedTuple):
+class FlagRule(NamedTuple):
     """What some flags exclude or need. `why` ends the error.
 
     Conditions are separated by spaces: `gamma` holds where the flag has another value than its
