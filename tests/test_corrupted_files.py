@@ -270,12 +270,6 @@ NAMED: list[tuple[str, Steps, str, str]] = [
         "1",
         "manifest.json field buckets[0].sampled is 1",
     ),
-    (
-        "prices",
-        ("prices", 0, "usd_per_hour"),
-        '"1"',
-        "prices.json field prices[0].usd_per_hour is '1'",
-    ),
     ("time profile", ("rows", 0), "1.5", "own.json field rows[0] is 1.5: an integer"),
     ("acceptance", ("rates", "tries", 0), "9" * 400, "pair.json field rates.tries[0] is 9999"),
     (
