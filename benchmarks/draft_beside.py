@@ -29,8 +29,8 @@ from inference.backends.led_sequence import LedSequence, RowFeatures
 from inference.backends.sequence import ModelSequence
 from inference.backends.shared_sequence import TargetRow
 from inference.drafters.model_proposer import ROOM, WIDTH
+from inference.engine.colocated_drafter import ColocatedDrafter
 from inference.engine.engine import Engine
-from inference.engine.host import Host
 from inference.engine.session import Session
 from inference.engine.target_rows import led_by_row
 from inference.link_times import LinkTimes
@@ -111,10 +111,12 @@ def beside(target: Decoder, draft: Decoder | Path) -> Beside:
         head = load_head(draft, target, LENGTH)
         model.keep_features(head.config.kept)
         made = Head(head, rows=1, capacity=LENGTH + ROOM, max_nodes=CHUNK)
-        host = Host(made, know, room=ROOM, sequence=partial(led_by_row, model), clock=clock)
+        host = ColocatedDrafter(
+            made, know, room=ROOM, sequence=partial(led_by_row, model), clock=clock
+        )
     else:
         made = Draft(draft, rows=1, capacity=LENGTH + ROOM, max_nodes=CHUNK)
-        host = Host(made, know, room=ROOM, clock=clock)
+        host = ColocatedDrafter(made, know, room=ROOM, clock=clock)
     model.clock = made.clock = clock
     engine = Engine(
         model,

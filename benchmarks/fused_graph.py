@@ -31,10 +31,10 @@ from inference.backends.fused import fused_part, load_fused
 from inference.decode import Step, decode
 from inference.drafters.model_proposer import ROOM
 from inference.drafters.round_proposer import RoundProposer
+from inference.engine.colocated_drafter import ColocatedDrafter
 from inference.engine.engine import Engine
 from inference.engine.graph_rounds import GraphRounds
 from inference.engine.graph_tree import Branching
-from inference.engine.host import Host
 from inference.engine.local_session import LocalSession
 from inference.link_times import LinkTimes
 from inference.order import Decode, Pace
@@ -85,7 +85,7 @@ def arms_of(directory: Path, manifest: Manifest) -> list[Arm]:
     fused, capacity = load_fused(directory, manifest), manifest.capacity
     target, draft = (_eager(EMBEDDED / which, manifest, capacity) for which in ("target", "draft"))
     same_tree = RoundProposer(draft, Branching(fused.shape), room=fused.shape.nodes - 1)
-    growing = Host(
+    growing = ColocatedDrafter(
         _eager(EMBEDDED / "draft", manifest, manifest.sequence_length + ROOM), _unknown, room=ROOM
     )
 
@@ -120,7 +120,11 @@ def _eager(directory: Path, manifest: Manifest, capacity: int) -> EagerModel:
 
 
 def _engine(
-    model: Model, manifest: Manifest, *, host: Host | None = None, graphs: GraphRounds | None = None
+    model: Model,
+    manifest: Manifest,
+    *,
+    host: ColocatedDrafter | None = None,
+    graphs: GraphRounds | None = None,
 ) -> Engine:
     return Engine(
         model,

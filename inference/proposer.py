@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol
 from inference.candidates import Nodes
 from inference.sampling import SamplingParams
 
-MODEL, COPY, HOST, DEVICE = range(4)
+MODEL, COPY, COLOCATED, DEVICE = range(4)
 """Kinds of proposers: a local model, copied text, a draft beside the target, a second device."""
 
 NOBODY = 255

@@ -20,8 +20,8 @@ from inference.backends.timed import TimeProfile, find_profile
 from inference.decode import TargetSession
 from inference.draft_thread import Drafter, inline
 from inference.drafters.model_proposer import ROOM
+from inference.engine.colocated_drafter import ColocatedDrafter
 from inference.engine.engine import Engine
-from inference.engine.host import Host
 from inference.link_times import LinkTimes
 from inference.planner.acceptance import read_acceptance
 from inference.planner.knowledge import Knowledge
@@ -183,7 +183,7 @@ def serve(
     vocabulary: int,
     *,
     times: Mapping[Shape, float] | None = None,
-    host: Host | None = None,
+    host: ColocatedDrafter | None = None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Engine:
     """An engine for one session at a time."""
@@ -198,14 +198,16 @@ def serve(
     )
 
 
-def hosted(draft: Model, times: CallTimes, clock: Callable[[], float] = time.perf_counter) -> Host:
+def hosted(
+    draft: Model, times: CallTimes, clock: Callable[[], float] = time.perf_counter
+) -> ColocatedDrafter:
     """The draft beside a target of these times."""
 
     def knowledge() -> Knowledge:
         draft, target = DraftTimes(times.beside), LatencyModel(times.target)
         return Knowledge(draft, target, LinkTimes(), read_acceptance())
 
-    return Host(draft, knowledge, room=ROOM, clock=clock)
+    return ColocatedDrafter(draft, knowledge, room=ROOM, clock=clock)
 
 
 def virtual_stage(pair: Pair, round_trip: float, profiles: Profiles = PROFILES) -> Stage:

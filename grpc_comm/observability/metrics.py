@@ -16,7 +16,7 @@ from grpc_comm.observability.events import Drop, Ending, Event, ModelServed, OfM
 from grpc_comm.observability.statistics import Entry, ModelTotals, Statistics, occupancy
 from inference.engine.forward import Commit, EngineEvent, Forward, Prefilled
 from inference.errors import MissingExtra
-from inference.proposer import COPY, DEVICE, HOST, MODEL
+from inference.proposer import COLOCATED, COPY, DEVICE, MODEL
 
 try:
     from prometheus_client import CollectorRegistry, Histogram
@@ -31,7 +31,7 @@ _SECONDS = tuple(
 )  # 0.1 ms to 500 s
 _TOKENS = tuple(step * 10.0**power for power in range(6) for step in (1, 2, 5))
 _ROWS = tuple(2.0**power for power in range(9))
-_KINDS = {MODEL: "model", COPY: "copy", HOST: "host", DEVICE: "device"}
+_KINDS = {MODEL: "model", COPY: "copy", COLOCATED: "host", DEVICE: "device"}
 
 OF_TARGET = (
     ("outrider_streams_lost", "streams_lost", "Streams that broke while their session went on."),

@@ -19,8 +19,8 @@ import numpy as np
 from inference.backends import BlockModel, Masks, Model, Ranked
 from inference.backends.sequence import MakeSequence, ModelSequence
 from inference.drafters.copy_source import CopySource
+from inference.drafters.draft_tree import Block, DraftNode, Guessed, Mask
 from inference.drafters.model_proposer import ROOM, WIDEST, WIDTH, ModelProposer
-from inference.drafters.prospects import Block, Guessed, Mask, Prospect
 from inference.planner.acceptance import EXCLUDED, features
 from inference.planner.copying import joint_features
 from inference.planner.guessing import guess_features, said_by
@@ -41,7 +41,7 @@ class _Plan(NamedTuple):
     """A call: how many of the likeliest nodes it ranks, and behind which of them masks stand."""
 
     width: int
-    masked: list[Prospect]
+    masked: list[DraftNode]
     depth: int  # masks behind each of these
 
 
@@ -52,7 +52,7 @@ class BlockProposer(ModelProposer):
     """A ModelProposer that puts masks behind nodes where that is worth the wider call."""
 
     _plan: _Plan
-    _behind: list[tuple[Prospect, list[int]]]  # of the call: masked nodes, their masks' places
+    _behind: list[tuple[DraftNode, list[int]]]  # of the call: masked nodes, their masks' places
 
     def __init__(
         self,
@@ -99,7 +99,7 @@ class BlockProposer(ModelProposer):
             self._behind.append((node, places))
         return [place for _, places in self._behind for place in places]
 
-    def _name_ranked(self, nodes: Sequence[Prospect], ranked: Ranked) -> None:
+    def _name_ranked(self, nodes: Sequence[DraftNode], ranked: Ranked) -> None:
         """Name the children of ranked nodes, and what their masks say further down."""
         behind, self._behind = self._behind, []
         gone = [place for _, places in behind for place in places]
@@ -112,7 +112,7 @@ class BlockProposer(ModelProposer):
             self._hand_down(node)
 
     def _read(
-        self, behind: Sequence[tuple[Prospect, list[int]]], ranked: Ranked, start: int
+        self, behind: Sequence[tuple[DraftNode, list[int]]], ranked: Ranked, start: int
     ) -> Iterator[list[Mask]]:
         """What the masks of each node name; the model's rows of them begin at `start`."""
         if not behind:
@@ -127,7 +127,7 @@ class BlockProposer(ModelProposer):
             yield [Mask(ids[at][: allowed[at]], said_by(tables[at, : allowed[at]])) for at in rows]
             row += len(places)
 
-    def _hand_down(self, node: Prospect) -> None:
+    def _hand_down(self, node: DraftNode) -> None:
         """Name anew what the node's masks say, below it, where no nearer call has spoken."""
         block = node.block
         below = list(node.children.values())
@@ -140,11 +140,11 @@ class BlockProposer(ModelProposer):
 
     # --- what masks name
 
-    def _name_early(self, node: Prospect) -> None:
+    def _name_early(self, node: DraftNode) -> None:
         super()._name_early(node)
         self._guess(node)
 
-    def _guess(self, node: Prospect) -> None:
+    def _guess(self, node: DraftNode) -> None:
         """Name the node's children by the mask that stood at its place, if one did."""
         block = node.block
         if block is None or not node.alive or node.guessed is not None:
@@ -168,7 +168,7 @@ class BlockProposer(ModelProposer):
         node.covered = min(sum(chances), 1.0)
         self._name_children(node, ids, chances)
 
-    def _learn(self, root: Prospect, token: int) -> None:
+    def _learn(self, root: DraftNode, token: int) -> None:
         super()._learn(root, token)
         if root.guessed is not None:
             ids, table, _, offset = root.guessed
@@ -183,11 +183,13 @@ class BlockProposer(ModelProposer):
         self._reach: dict[tuple[int, int], float] = {}
         self._unsent = WIDTH * self._floor / 2  # of what a mask finds, as for a ranked node
 
-    def _fitting(self, node: Prospect, most: int) -> int:
+    def _fitting(self, node: DraftNode, most: int) -> int:
         """How many masks behind the node name tokens that may still be wanted."""
         return max(min(most, self._list.end - 3 - node.position), 0)
 
-    def _width(self, nodes: Sequence[Prospect], gains: Sequence[float], most_seconds: float) -> int:
+    def _width(
+        self, nodes: Sequence[DraftNode], gains: Sequence[float], most_seconds: float
+    ) -> int:
         """Plan the next call: nodes and masks with most expected tokens for their seconds."""
         room = min(WIDEST, self._model.max_nodes, self._free)
         plans = [
@@ -200,7 +202,7 @@ class BlockProposer(ModelProposer):
         return self._plan.width
 
     def _plans(
-        self, nodes: Sequence[Prospect], gains: Sequence[float], room: int
+        self, nodes: Sequence[DraftNode], gains: Sequence[float], room: int
     ) -> Iterator[tuple[_Plan, int, float]]:
         """Calls that may be made, with their nodes, masks counted, and their expected tokens.
 
@@ -228,11 +230,11 @@ class BlockProposer(ModelProposer):
                         gain = gains[width - 1] + sum(worth[at] for at in masked)
                         yield _Plan(width, [nodes[at] for at in masked], depth), size, gain
 
-    def _unfollowed(self, nodes: Sequence[Prospect]) -> list[list[float]]:
+    def _unfollowed(self, nodes: Sequence[DraftNode]) -> list[list[float]]:
         """For the first node, the first two, ...: each one's chance that the text comes to it and
         to none of its children among these.
         """
-        root, place = self._list.root.log, dict[Prospect, int]()
+        root, place = self._list.root.log, dict[DraftNode, int]()
         mass, all_masses = list[float](), list[list[float]]()
         for at, node in enumerate(nodes):
             place[node] = at
@@ -243,7 +245,7 @@ class BlockProposer(ModelProposer):
             all_masses.append(mass[:])
         return all_masses
 
-    def _gain(self, node: Prospect, depth: int) -> float:
+    def _gain(self, node: DraftNode, depth: int) -> float:
         """Expected tokens that so many masks behind this node find and nothing else names, once
         the text comes to it.
         """

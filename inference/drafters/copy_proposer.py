@@ -14,10 +14,10 @@ from typing import NamedTuple
 
 from inference.candidates import MOST_CANDIDATES, Nodes
 from inference.cost.objective import Effort
+from inference.drafters.candidate_sender import CandidateSender
 from inference.drafters.copy_source import Context, CopySource
-from inference.drafters.outbox import Outbox
-from inference.drafters.prospects import Copied, Prospect, Prospects
-from inference.drafters.timetable import Timetable
+from inference.drafters.draft_tree import Copied, DraftNode, DraftTree
+from inference.drafters.target_clock import TargetClock
 from inference.planner.copying import copy_features
 from inference.planner.knowledge import Knowledge
 from inference.planner.prices import MESSAGE_BYTES, NODE_BYTES, Prices
@@ -28,9 +28,9 @@ from inference.sampling import SamplingParams
 class Passed(NamedTuple):
     """A root that is passed: the token that the target chose there, and the nodes pruned."""
 
-    root: Prospect
+    root: DraftNode
     token: int
-    pruned: list[Prospect]
+    pruned: list[DraftNode]
 
 
 class CopyProposer:
@@ -99,9 +99,9 @@ class CopyProposer:
         """Reset everything but what was measured, for a text of which the prompt is known."""
         known = self._known
         self._params = params
-        self._list = Prospects(prompt[-1], len(prompt) - 1, end)
-        self._times = Timetable(known.target.seconds(1, 1), known.link.seconds(0))
-        self._outbox, self._runs = Outbox(self._list, self._times), []
+        self._list = DraftTree(prompt[-1], len(prompt) - 1, end)
+        self._times = TargetClock(known.target.seconds(1, 1), known.link.seconds(0))
+        self._outbox, self._runs = CandidateSender(self._list, self._times), []
         self._accounted, self._bytes_up = None, 0.0
         if self._source is not None:
             self._source.open(prompt)
@@ -122,7 +122,7 @@ class CopyProposer:
             passed.append(Passed(root, token, self._list.advance(token)))
         return passed
 
-    def _learn(self, root: Prospect, token: int) -> None:
+    def _learn(self, root: DraftNode, token: int) -> None:
         """Learn whether the target took a copied token."""
         if root.copied is not None:
             ids, table, _ = root.copied
@@ -151,11 +151,11 @@ class CopyProposer:
                 self._name_early(node)
             self._list.list_children(least)
 
-    def _name_early(self, node: Prospect) -> None:
+    def _name_early(self, node: DraftNode) -> None:
         """Name the node's children before a model ranks it."""
         self._copy(node)
 
-    def _copy(self, node: Prospect) -> None:
+    def _copy(self, node: DraftNode) -> None:
         """Name the node's children from what followed the same words before."""
         if self._source is None or not node.alive or node.copied is not None:
             return
@@ -169,13 +169,13 @@ class CopyProposer:
         if not node.named:
             self._name_children(node, node.copied.ids, chances)
 
-    def _name_children(self, node: Prospect, ids: Sequence[int], chances: Sequence[float]) -> None:
+    def _name_children(self, node: DraftNode, ids: Sequence[int], chances: Sequence[float]) -> None:
         """Name these children of the node, each with its chance."""
         likeliest = sorted(zip(chances, ids, strict=True), reverse=True)
         logs = [node.log + math.log(max(chance, 1e-300)) for chance, _ in likeliest]
         self._list.name(node, [token for _, token in likeliest], logs)
 
-    def _context(self, node: Prospect, source: CopySource) -> Context:
+    def _context(self, node: DraftNode, source: CopySource) -> Context:
         """The context behind this node's token."""
         if node.context is None:
             above = node.parent

@@ -19,7 +19,7 @@ from inference.backends import Model, Ranked, Segment
 from inference.backends.sequence import MakeSequence, ModelSequence
 from inference.drafters.copy_proposer import CopyProposer, Passed
 from inference.drafters.copy_source import CopySource
-from inference.drafters.prospects import Prospect
+from inference.drafters.draft_tree import DraftNode
 from inference.planner.acceptance import features
 from inference.planner.copying import joint_features
 from inference.planner.knowledge import Knowledge
@@ -64,7 +64,7 @@ class Places:
     def taken(self) -> int:
         return len(self.tokens) - len(self._free)
 
-    def take(self, node: Prospect, root: Prospect) -> int:
+    def take(self, node: DraftNode, root: DraftNode) -> int:
         """Return a free place for this node, with its present depth below the root."""
         parent = -1 if node.parent is None or node.parent.place is None else node.parent.place
         node.depth = node.position - root.position
@@ -98,8 +98,8 @@ class ModelProposer(CopyProposer):
     listed = WORTH_RANKING
 
     _prompt: list[int]  # what is fed in parts: without its last token, with what came meanwhile
-    _chosen: Sequence[Prospect]
-    _calling: Sequence[Prospect]  # in the call that is under way
+    _chosen: Sequence[DraftNode]
+    _calling: Sequence[DraftNode]  # in the call that is under way
     _silent: int  # committed tokens since the last call
     _hits: float  # how often the draft named the target's token lately
 
@@ -141,7 +141,7 @@ class ModelProposer(CopyProposer):
         self._call()
         return True
 
-    def choose(self, now: float, most_seconds: float = math.inf) -> Sequence[Prospect]:
+    def choose(self, now: float, most_seconds: float = math.inf) -> Sequence[DraftNode]:
         """Return the nodes that the next call ranks; none if no call is worth its price.
 
         A call takes at most `most_seconds`. segment() and take() follow, or another choose().
@@ -235,7 +235,7 @@ class ModelProposer(CopyProposer):
         """Places of what the call computes beside the chosen nodes."""
         return []
 
-    def _name_ranked(self, nodes: Sequence[Prospect], ranked: Ranked) -> None:
+    def _name_ranked(self, nodes: Sequence[DraftNode], ranked: Ranked) -> None:
         """Name the children of nodes that a call has ranked."""
         depths = [node.depth for node in nodes]
         tables = features(ranked.scores, depths, self._params.greedy)
@@ -268,7 +268,7 @@ class ModelProposer(CopyProposer):
             self._learn_ranks(ranked)
         return passed
 
-    def _learn_ranks(self, path: Sequence[tuple[Prospect, int]]) -> None:
+    def _learn_ranks(self, path: Sequence[tuple[DraftNode, int]]) -> None:
         """Learn which children the target took at nodes that the draft has ranked."""
         ranks, acceptance = list[int | None](), self._known.acceptance
         for node, token in path:
@@ -284,7 +284,7 @@ class ModelProposer(CopyProposer):
         tables = np.array([node.features for node, _ in path])
         acceptance.observe_path(tables, self._params.greedy, ranks)
 
-    def _with_copies(self, node: Prospect, edges: FloatArray) -> tuple[list[int], FloatArray]:
+    def _with_copies(self, node: DraftNode, edges: FloatArray) -> tuple[list[int], FloatArray]:
         """Return the node's children and their chances, with what is copied taken in: [k]."""
         if node.copied is None:
             return node.named, edges
@@ -315,7 +315,9 @@ class ModelProposer(CopyProposer):
         nodes, most = width + self._sequence.length - self._sequence.cached, self._model.max_nodes
         return -(-nodes // most) * self._seconds(min(nodes, most))
 
-    def _width(self, nodes: Sequence[Prospect], gains: Sequence[float], most_seconds: float) -> int:
+    def _width(
+        self, nodes: Sequence[DraftNode], gains: Sequence[float], most_seconds: float
+    ) -> int:
         """How many of these nodes the next call ranks, in at most `most_seconds`; 0 for no call.
 
         gains: expected tokens of ranking the first node, the first two, ...

@@ -20,6 +20,7 @@ from typing import Any
 
 from inference.backends import Model
 from inference.engine.admission import Roster
+from inference.engine.colocated_drafter import ColocatedDrafter
 from inference.engine.forward import (
     Ask,
     EngineEvent,
@@ -35,7 +36,6 @@ from inference.engine.forward import (
 )
 from inference.engine.frontend import Reception, call_all
 from inference.engine.graph_rounds import GraphRounds
-from inference.engine.host import Host
 from inference.engine.scheduler import Turns, Wanting
 from inference.engine.session import Session
 from inference.errors import Unavailable
@@ -85,7 +85,7 @@ class Engine(Reception):
         waiting: int = 64,
         times: LatencyModel | None = None,
         branches: bool = True,
-        host: Host | None = None,
+        host: ColocatedDrafter | None = None,
         graphs: GraphRounds | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:

@@ -24,7 +24,7 @@ from inference.engine.graph_tree import GraphTree, inner_tree
 from inference.engine.scheduler import LEAST_GAIN, LEAST_RATE, Seconds, Turn
 from inference.engine.session import Session
 from inference.link_times import KEPT
-from inference.proposer import HOST
+from inference.proposer import COLOCATED
 from inference.tree import IntArray, TokenTree
 
 _RECENT = 0.1
@@ -121,7 +121,7 @@ class RoundShare(DraftShare):
         tree, session = self.tree, self.session
         verdict = tree.filled(answer)
         queue = charge(session, self.nodes, took, part)
-        tokens = session.takes(tree, verdict, HOST, took.ended)
+        tokens = session.takes(tree, verdict, COLOCATED, took.ended)
         self._record.brought(len(tokens))
         self._draft.commit(tree, verdict.path[: len(tokens) - 1])
         return commit(session, tokens, self.nodes - 1, queue, took)

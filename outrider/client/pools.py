@@ -11,7 +11,7 @@ from typing import Generic, NamedTuple, TypeAlias, TypeVar
 
 from grpc_comm.client.connection import Connection
 from inference.backends import Model
-from inference.backends.together import Together
+from inference.backends.dynamic_batcher import DynamicBatcher
 from inference.cache_directory import cache_directory
 from inference.command import say
 from inference.drafters.block_proposer import proposers_on
@@ -78,7 +78,7 @@ def rounds(model: Model, policy: Policy, room: int) -> Rows[RoundProposer]:
 
     room: candidates that a forward has
     """
-    shared = Together(model)
+    shared = DynamicBatcher(model)
     return Rows([RoundProposer(shared, policy, room=room, row=row) for row in range(model.rows)])
 
 
@@ -127,7 +127,7 @@ class GrowingPool(Rows[CopyProposer]):
 
         sources: what each row copies from; empty where nothing is copied
         """
-        shared, every = Together(model), sources or [None] * model.rows
+        shared, every = DynamicBatcher(model), sources or [None] * model.rows
         make = proposers_on(model)
         return cls(
             model.rows,

@@ -7,7 +7,7 @@ from pathlib import Path
 from inference.cache_directory import cache_directory
 from inference.command import say
 from inference.errors import InvalidRequest
-from inference.planner.kept_times import read_profile
+from inference.planner.profile_files import read_profile
 from outrider.options.roles import ProfilesRole
 
 

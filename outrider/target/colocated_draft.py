@@ -19,8 +19,8 @@ from inference.backends.sequence import MakeSequence, ModelSequence
 from inference.backends.shared_cache import SharedCacheModel
 from inference.backends.timed import feature_model
 from inference.drafters.model_proposer import ROOM
+from inference.engine.colocated_drafter import ColocatedDrafter
 from inference.engine.graph_rounds import GraphRounds
-from inference.engine.host import Host
 from inference.engine.session import Session
 from inference.engine.target_rows import led_by_row, on_target_row
 from inference.errors import InvalidRequest, Mismatch
@@ -41,7 +41,7 @@ class Drafts(NamedTuple):
     """What drafts beside a target, and the description that tells clients of it."""
 
     description: Description
-    host: Host | None = None
+    host: ColocatedDrafter | None = None
     graphs: GraphRounds | None = None
 
 
@@ -70,7 +70,9 @@ def with_draft(options: FusedTargetRole, model: Model, description: Description)
     )
     times = user_profiles(options).draft(found, draft, length)
     known = partial(_knowledge, times, description)
-    host = Host(draft, known, room=ROOM, copies=options.copies, sequence=_sequences(draft, model))
+    host = ColocatedDrafter(
+        draft, known, room=ROOM, copies=options.copies, sequence=_sequences(draft, model)
+    )
     told = replace(description, draft_model=found.name, draft_times=tuple(times.items()))
     return Drafts(told, host=host)
 

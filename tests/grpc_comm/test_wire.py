@@ -31,7 +31,7 @@ from inference.errors import (
     Unavailable,
 )
 from inference.order import Decode, End, Pace, Progress
-from inference.proposer import COPY, HOST, NOBODY
+from inference.proposer import COLOCATED, COPY, NOBODY
 from inference.sampling import SamplingParams
 from tests.support import pairs
 from tests.support.drafts import proposers_of, text_of
@@ -91,7 +91,7 @@ WRONG_NODES: dict[str, dict[str, Any]] = {
     "no tokens": {"tokens": []},
     "a parent before the first number": {"parents": [0, 2]},
     "the greatest parent": {"parents": [0, 2**32 - 1]},
-    "a proposer beside the target": {"proposer": HOST},
+    "a proposer beside the target": {"proposer": COLOCATED},
     "an unknown proposer": {"proposer": 4},
     "too many": {"tokens": [1] * 1025, "parents": [0] * 1025, "chances": bytes(1025)},
 }

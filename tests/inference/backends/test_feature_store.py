@@ -25,8 +25,8 @@ from inference.backends.neuron_loading import load_neuron
 from inference.backends.torch_neuron import GRAPHS, RankPlan, RankProgram, compiled_graphs
 from inference.backends.torch_neuron_ranks import Ranks
 from inference.drafters.model_proposer import ROOM
+from inference.engine.colocated_drafter import ColocatedDrafter
 from inference.engine.engine import Engine
-from inference.engine.host import Host
 from inference.engine.local_session import LocalSession
 from inference.engine.target_rows import led_by_row
 from inference.errors import UnsupportedModel
@@ -157,7 +157,7 @@ def engine_with(model: NeuronModel, head: Counted) -> Engine:
     """A target and a head that takes a tenth of its time, on a clock of the test."""
     times = {(row, nodes): FORWARD for row in (1, 2) for nodes in (1, 2, 4, 8)}
     known = Knowledge(DraftTimes({1: CALL}), LatencyModel(times), LinkTimes(), read_acceptance())
-    host = Host(
+    host = ColocatedDrafter(
         head, lambda: known, room=ROOM, clock=head.clock, sequence=partial(led_by_row, model)
     )
     return Engine(

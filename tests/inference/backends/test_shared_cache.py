@@ -14,8 +14,8 @@ import torch
 from inference.backends import Ranked, Segment
 from inference.backends.eager import EagerModel
 from inference.backends.shared_cache import SharedCacheModel
+from inference.engine.colocated_drafter import ColocatedDrafter
 from inference.engine.engine import Engine
-from inference.engine.host import Host
 from inference.engine.local_session import LocalSession
 from inference.engine.session import Session
 from inference.engine.target_rows import on_target_row
@@ -24,7 +24,7 @@ from inference.model.decoder import Decoder
 from inference.order import Decode, End
 from inference.planner.acceptance import read_acceptance
 from inference.planner.knowledge import Knowledge
-from inference.proposer import HOST
+from inference.proposer import COLOCATED
 from inference.sampling import SamplingParams
 from inference.times import DraftTimes, LatencyModel
 from inference.tree import IntArray
@@ -89,7 +89,9 @@ def beside(draft: Decoder) -> tuple[Engine, Watched]:
         max_tree_nodes=64,
         vocabulary=pairs.VOCABULARY,
         times=LatencyModel({(1, 1): 0.01, (1, 64): 0.01, (2, 64): 0.01}, measured=True),
-        host=Host(shared, known, room=OWN, sequence=partial(on_target_row, OWN), clock=clock),
+        host=ColocatedDrafter(
+            shared, known, room=OWN, sequence=partial(on_target_row, OWN), clock=clock
+        ),
         clock=clock,
     )
     return engine, shared
@@ -136,7 +138,7 @@ def test_a_draft_with_the_targets_layers_is_right_all_along(params: SamplingPara
     sessions = [asked(engine, prompt, params, 120) for prompt in (pairs.prompt_of(300), [7])]
     finish(engine, sessions)
     for session in sessions:
-        assert session.proposers.count(HOST) + session.spent.forwards == 120
+        assert session.proposers.count(COLOCATED) + session.spent.forwards == 120
         assert session.spent.forwards < 40
     assert draft.chosen == 0, "no prompt is computed for it"
 

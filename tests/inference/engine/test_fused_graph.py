@@ -41,7 +41,7 @@ from inference.errors import BadArtifact, InvalidRequest
 from inference.model.checkpoint import load_decoder
 from inference.model.drafted_tree import accept_in_graph
 from inference.order import Decode, End, Pace
-from inference.proposer import HOST, NOBODY, Proposer
+from inference.proposer import COLOCATED, NOBODY, Proposer
 from inference.sampling import SamplingParams
 from inference.stats import DecodeStatistics
 from inference.text import Tokenizer
@@ -409,7 +409,7 @@ def test_a_session_that_was_drafted_for_elsewhere_shares_the_target() -> None:
         session.close()
         assert tokens == alone(params)[: len(tokens)]
         assert len(tokens) > 8
-    assert named == {HOST}
+    assert named == {COLOCATED}
 
 
 @pytest.mark.parametrize("params", SAMPLINGS[:3], ids=str)
@@ -454,7 +454,7 @@ def test_over_grpc_the_texts_are_the_same_and_counters_are_of_what_happened() ->
             assert session.traffic.nodes == 5 * session.traffic.forwards
             assert session.traffic.forwards == statistics.forwards
             assert statistics.acceptance_length == TOKENS / statistics.forwards > 1.2
-            assert statistics.by_proposer == {HOST: TOKENS - statistics.forwards}
+            assert statistics.by_proposer == {COLOCATED: TOKENS - statistics.forwards}
             assert session.traffic.model_seconds > 0
 
 

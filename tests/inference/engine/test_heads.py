@@ -16,8 +16,8 @@ from benchmarks.train_head import new_head, save_head, teach
 from inference.backends import Ranked, Segment
 from inference.backends.eagle import EagleModel
 from inference.drafters.model_proposer import ROOM
+from inference.engine.colocated_drafter import ColocatedDrafter
 from inference.engine.engine import Engine
-from inference.engine.host import Host
 from inference.engine.local_session import LocalSession
 from inference.engine.session import Session
 from inference.engine.target_rows import led_by_row
@@ -26,7 +26,7 @@ from inference.model.eagle import EagleHead, load_head
 from inference.order import Decode
 from inference.planner.acceptance import read_acceptance
 from inference.planner.knowledge import Knowledge
-from inference.proposer import HOST
+from inference.proposer import COLOCATED
 from inference.sampling import SamplingParams
 from inference.times import DraftTimes, LatencyModel
 from tests.support import heads, pairs
@@ -74,7 +74,7 @@ class Beside:
             max_tree_nodes=64,
             vocabulary=pairs.VOCABULARY,
             times=LatencyModel(times, measured=True),
-            host=Host(
+            host=ColocatedDrafter(
                 self.head,
                 partial(_knowledge, times),
                 room=ROOM,
@@ -147,7 +147,7 @@ def test_what_a_head_has_learned_is_accepted(taught: Path) -> None:
     session = beside.asked(PROMPTS[0][-20:])
     finish(beside.engine, session)
     assert session.spent.forwards < TOKENS / 2
-    assert session.proposers.count(HOST) > TOKENS / 2
+    assert session.proposers.count(COLOCATED) > TOKENS / 2
 
 
 # --- sessions

@@ -39,7 +39,7 @@ right.
 AT_ROOT: Walk = (-1, True)
 
 
-class Timetable:
+class TargetClock:
     """When the target's forwards start, and when a message arrives there.
 
     forward: seconds of a forward

@@ -10,20 +10,20 @@ import math
 from collections.abc import Callable, Sequence
 
 from inference.candidates import BASE, Proposal
-from inference.drafters.prospects import Prospect, Prospects
-from inference.drafters.timetable import AT_ROOT, Timetable, Walk
+from inference.drafters.draft_tree import DraftNode, DraftTree
+from inference.drafters.target_clock import AT_ROOT, TargetClock, Walk
 from inference.proposer import Notice
 
 _ROUNDING = 1e-9  # tolerance for logarithms
 
 
-class Outbox:
+class CandidateSender:
     """The unsent nodes of one text, and the timetable that tells which of them arrive in time."""
 
-    def __init__(self, nodes: Prospects, times: Timetable) -> None:
+    def __init__(self, nodes: DraftTree, times: TargetClock) -> None:
         self._list, self._times = nodes, times
         self._epoch = 0  # version of the timetable
-        self._late: list[Prospect] = []  # would arrive too late by the present timetable
+        self._late: list[DraftNode] = []  # would arrive too late by the present timetable
 
     def heard(self, notice: Notice) -> None:
         """Look at late nodes again: the timetable has changed, so they may be in time."""
@@ -39,14 +39,14 @@ class Outbox:
         self._times.forget()
         self._list.recall()
 
-    def in_time(self, nodes: Sequence[Prospect], arrives: float) -> list[Prospect]:
+    def in_time(self, nodes: Sequence[DraftNode], arrives: float) -> list[DraftNode]:
         """Return the nodes whose children would arrive before the target has passed them, and the
         nodes above these, whose keys they need.
 
         nodes: each behind its parent
         arrives: seconds, when the children would arrive at the target
         """
-        kept, needed = list[Prospect](), set[Prospect | None]()
+        kept, needed = list[DraftNode](), set[DraftNode | None]()
         for node in reversed(nodes):
             if node in needed or not self._times.step(self._walk(node, arrives), arrives)[1]:
                 kept.append(node)
@@ -81,11 +81,11 @@ class Outbox:
             self._times.sent(proposals[-1].number, now)
         return proposals
 
-    def _walk(self, node: Prospect | None, arrives: float) -> Walk:
+    def _walk(self, node: DraftNode | None, arrives: float) -> Walk:
         """Return the node's walk, by the time it was sent, or by `arrives` where it was not
         sent.
         """
-        line = list[Prospect]()
+        line = list[DraftNode]()
         while node is not None and node.parent is not None and node.epoch != self._epoch:
             line.append(node)
             node = node.parent
@@ -97,7 +97,7 @@ class Outbox:
                 one.walk, one.epoch = walk, self._epoch
         return walk
 
-    def _unsent_line(self, node: Prospect) -> list[Prospect]:
+    def _unsent_line(self, node: DraftNode) -> list[DraftNode]:
         """Return the node and its unsent ancestors, ancestors first."""
         line = [node]
         while (above := line[-1].parent) is not self._list.root:
@@ -106,7 +106,7 @@ class Outbox:
             line.append(above)
         return line[::-1]
 
-    def _send(self, node: Prospect, arrives: float, number: int) -> Proposal:
+    def _send(self, node: DraftNode, arrives: float, number: int) -> Proposal:
         above = node.parent
         assert above is not None, "the root is not sent"
         node.arrives, node.epoch = arrives, -1

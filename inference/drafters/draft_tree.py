@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple, TypeAlias
 
 from inference.drafters.copy_source import Context
-from inference.drafters.timetable import AT_ROOT
+from inference.drafters.target_clock import AT_ROOT
 from inference.planner.law import FloatArray
 
 _SPARE = 64  # entries of an order that may be out of date before it is looked through
@@ -39,7 +39,7 @@ class Mask(NamedTuple):
 class Block(NamedTuple):
     """What one call named behind a node whose token it knew: its masks, the nearest first."""
 
-    node: Prospect
+    node: DraftNode
     masks: list[Mask]
 
 
@@ -55,7 +55,7 @@ class Guessed(NamedTuple):
     offset: int
 
 
-class Prospect:
+class DraftNode:
     """A node of the draft's tree.
 
     log: logarithm of its value, from the text's beginning
@@ -104,11 +104,11 @@ class Prospect:
     )
 
     def __init__(
-        self, token: int, position: int, log: float, serial: int, parent: Prospect | None
+        self, token: int, position: int, log: float, serial: int, parent: DraftNode | None
     ) -> None:
         self.token, self.position, self.log, self.serial = token, position, log, serial
         self.parent = parent
-        self.children: dict[int, Prospect] = {}
+        self.children: dict[int, DraftNode] = {}
         self.ids: list[int] = []
         self.logs: list[float] = []
         self.named: list[int] = []
@@ -126,7 +126,7 @@ class Prospect:
         self.arrives, self.walk, self.epoch = math.inf, AT_ROOT, -1
 
 
-Entry: TypeAlias = tuple[float, int, Prospect]
+Entry: TypeAlias = tuple[float, int, DraftNode]
 """Negative logarithm of a value, serial number, node. Entries sort by falling value."""
 
 
@@ -136,18 +136,18 @@ class Order:
     A node whose value changed is added again; its older entries no longer count.
     """
 
-    def __init__(self, wanted: Callable[[Prospect], bool]) -> None:
+    def __init__(self, wanted: Callable[[DraftNode], bool]) -> None:
         self._wanted = wanted
         self._entries: list[Entry] = []
         self._sound = 0  # entries after they were last looked through
 
-    def add(self, node: Prospect) -> None:
+    def add(self, node: DraftNode) -> None:
         insort(self._entries, (-node.log, node.serial, node))
         if len(self._entries) > 2 * self._sound + _SPARE:
             self._entries = [entry for entry in self._entries if self._counts(entry)]
             self._sound = len(self._entries)
 
-    def first(self, most: int) -> list[Prospect]:
+    def first(self, most: int) -> list[DraftNode]:
         """Return the `most` most valuable nodes."""
         sound, seen = list[Entry](), 0
         for entry in self._entries:
@@ -160,7 +160,7 @@ class Order:
             self._entries[:seen] = sound
         return [entry[2] for entry in sound]
 
-    def take(self, least: float) -> list[Prospect]:
+    def take(self, least: float) -> list[DraftNode]:
         """Remove and return nodes whose logarithm is at least `least`, the most valuable first."""
         end = bisect_right(self._entries, (-least, math.inf))
         nodes = [entry[2] for entry in self._entries[:end] if self._counts(entry)]
@@ -171,15 +171,15 @@ class Order:
         return -entry[0] == entry[2].log and self._wanted(entry[2])
 
 
-def _unranked(node: Prospect) -> bool:
+def _unranked(node: DraftNode) -> bool:
     return node.alive and node.place is None
 
 
-def _unsent(node: Prospect) -> bool:
+def _unsent(node: DraftNode) -> bool:
     return node.alive and node.number is None and node.parent is not None
 
 
-class Prospects:
+class DraftTree:
     """Nodes below the last committed token.
 
     end: length of the text beyond which no token is wanted
@@ -189,10 +189,10 @@ class Prospects:
 
     def __init__(self, token: int, position: int, end: int) -> None:
         self.end, self._serial = end, 0
-        self.root = Prospect(token, position, 0.0, 0, None)
+        self.root = DraftNode(token, position, 0.0, 0, None)
         self.unranked, self.unsent = Order(_unranked), Order(_unsent)
-        self.sent: dict[int, Prospect] = {}
-        self.fresh: list[Prospect] = []
+        self.sent: dict[int, DraftNode] = {}
+        self.fresh: list[DraftNode] = []
         self._unlisted: list[Entry] = []  # by the likeliest child that is not listed
         self._sound = 0
         self._rankable(self.root)
@@ -201,7 +201,7 @@ class Prospects:
         """Return the `log` of a node with this value."""
         return self.root.log + math.log(value)
 
-    def name(self, node: Prospect, ids: list[int], logs: list[float]) -> None:  # likeliest first
+    def name(self, node: DraftNode, ids: list[int], logs: list[float]) -> None:  # likeliest first
         """Name the node's children, the likeliest first. They become nodes when they are worth
         it.
 
@@ -231,20 +231,20 @@ class Prospects:
             heapq.heapify(self._unlisted)
             self._sound = len(self._unlisted)
 
-    def advance(self, token: int) -> list[Prospect]:
+    def advance(self, token: int) -> list[DraftNode]:
         """Commit a token: its node becomes the root. Returns the nodes that were pruned."""
         before = self.root
         after = before.children.pop(token, None)
         if after is None:
             self._serial += 1
-            after = Prospect(token, before.position + 1, before.log, self._serial, None)
+            after = DraftNode(token, before.position + 1, before.log, self._serial, None)
             self._rankable(after)
         elif after.number is not None:
             del self.sent[after.number]
         before.alive, after.parent, self.root = False, None, after
         return list(self._prune(before))
 
-    def send(self, node: Prospect, number: int) -> None:
+    def send(self, node: DraftNode, number: int) -> None:
         """Record that the node was sent under this number."""
         node.number = number
         self.sent[number] = node
@@ -256,15 +256,15 @@ class Prospects:
             node.number, node.arrives, node.epoch = None, math.inf, -1
             self.unsent.add(node)
 
-    def _list(self, node: Prospect) -> None:
+    def _list(self, node: DraftNode) -> None:
         index, node.listed = node.listed, node.listed + 1
         if node.ids[index] not in node.children:
             self._make(node, index)
 
-    def _make(self, node: Prospect, index: int) -> Prospect:
+    def _make(self, node: DraftNode, index: int) -> DraftNode:
         token, log = node.ids[index], node.logs[index]
         self._serial += 1
-        made = node.children[token] = Prospect(token, node.position + 1, log, self._serial, node)
+        made = node.children[token] = DraftNode(token, node.position + 1, log, self._serial, node)
         made.is_copy = node.copied is not None and token not in node.named
         if made.is_copy and node.guessed is not None:
             made.is_copy = token not in node.guessed.ids
@@ -272,12 +272,12 @@ class Prospects:
         self.unsent.add(made)
         return made
 
-    def _rankable(self, node: Prospect) -> None:
+    def _rankable(self, node: DraftNode) -> None:
         if node.position < self.end - 2:  # the last token is the target's own in any case
             self.unranked.add(node)
             self.fresh.append(node)
 
-    def _shift(self, node: Prospect, by: float) -> None:
+    def _shift(self, node: DraftNode, by: float) -> None:
         """Change the value of a node and of all nodes below it."""
         below = [node]
         for one in below:  # the list grows during the loop
@@ -291,7 +291,7 @@ class Prospects:
                 heapq.heappush(self._unlisted, (-one.logs[one.listed], one.serial, one))
             below.extend(one.children.values())
 
-    def _prune(self, node: Prospect) -> Iterator[Prospect]:
+    def _prune(self, node: DraftNode) -> Iterator[DraftNode]:
         below = list(node.children.values())
         node.children = {}
         while below:

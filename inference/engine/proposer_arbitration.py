@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from inference.proposer import HOST, NOBODY
+from inference.proposer import COLOCATED, NOBODY
 
 WATCHED = 4
 """Forwards in which the speed by other proposers is measured.
@@ -29,7 +29,7 @@ DEEPEST = 32
 
 
 @dataclass
-class Others:
+class ProposerArbitration:
     """How fast a text goes by other proposers while the draft is silent."""
 
     until: int = 0  # length from which the draft falls silent when others name a token
@@ -45,7 +45,7 @@ class Others:
         """
         if self.silent:
             self.made = [*self.made, len(named) / forwards][-WATCHED - 1 :]
-        elif length >= self.until and any(kind not in (HOST, NOBODY) for kind in named):
+        elif length >= self.until and any(kind not in (COLOCATED, NOBODY) for kind in named):
             self.silent, self.made = True, []
 
     def suffice(self, length: int, forward: float, token: float) -> bool:

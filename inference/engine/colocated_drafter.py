@@ -29,13 +29,13 @@ from inference.drafters.block_proposer import proposers_on
 from inference.drafters.copy_source import CopySource
 from inference.drafters.model_proposer import WIDTH, ModelProposer
 from inference.engine.forward import ask_each
-from inference.engine.other_proposers import Others, token_seconds
+from inference.engine.proposer_arbitration import ProposerArbitration, token_seconds
 from inference.engine.scheduler import LEAST_RATE
 from inference.engine.session import MOST_AHEAD, Session
 from inference.order import End
 from inference.planner.knowledge import Knowledge
 from inference.planner.prices import Prices
-from inference.proposer import HOST, Notice
+from inference.proposer import COLOCATED, Notice
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +52,7 @@ CALL_NODES = 4
 """Nodes that a call of the draft is taken to rank when it is compared with other proposers."""
 
 
-class Board(Protocol):
+class SessionSink(Protocol):
     """The part of an engine that takes candidates."""
 
     def join(self, session: Session) -> int: ...
@@ -63,7 +63,7 @@ class Board(Protocol):
 
 
 @dataclass
-class _Guest:
+class _DraftedSession:
     """A session that the draft serves.
 
     gained: tokens that the latest calls brought, less their cost and that of longer forwards, in
@@ -82,7 +82,7 @@ class _Guest:
     forwards: int = 0  # forwards of the session when it was last heard
     seconds: float = 0.0  # seconds of these forwards
     numbers: int = 0  # next node number
-    others: Others = field(default_factory=Others)
+    others: ProposerArbitration = field(default_factory=ProposerArbitration)
 
     def hear(self, now: float, root_only: float) -> bool:
         """Tell the proposer of newly committed tokens; returns whether there were any.
@@ -96,7 +96,7 @@ class _Guest:
         forwards, took = max(spent.forwards - self.forwards, 1), spent.model_seconds - self.seconds
         self.bank(len(tokens) - LEAST_RATE * took / root_only)
         if self.gained is not None:
-            named = session.proposers[-len(tokens) :].count(HOST)
+            named = session.proposers[-len(tokens) :].count(COLOCATED)
             self.gained += named - max(took / root_only - forwards, 0.0)
         notice = Notice(
             now,
@@ -125,10 +125,10 @@ class _Guest:
         """Tokens of a loan that the rest of the text can repay."""
         return (1 - LEAST_RATE) * max(self.end - self.session.length, 0)
 
-    def deliver(self, now: float, board: Board) -> None:
+    def deliver(self, now: float, sink: SessionSink) -> None:
         """Append the proposer's unsent candidates that are worth sending."""
         while (nodes := self.proposer.flush(now, self._next_number)) is not None:
-            board.append(self.session, self.stream, nodes)
+            sink.append(self.session, self.stream, nodes)
 
     def _next_number(self) -> int:
         self.numbers += 1
@@ -146,7 +146,7 @@ def _are_ahead(sessions: Sequence[Session]) -> bool:
     return all(session.banked > 0 for session in sessions)
 
 
-class Host:
+class ColocatedDrafter:
     """The draft beside the target, on the rows of its own model. Used on the engine's thread only.
 
     knowledge: makes a row's times and acceptances, which persist from session to session.
@@ -170,7 +170,7 @@ class Host:
         self._model, self._room, self._clock, self._copies = model, room, clock, copies
         self._known = [knowledge() for _ in range(model.rows)]
         self._free = list(range(model.rows))
-        self._guests: dict[Session, _Guest] = {}
+        self._drafted: dict[Session, _DraftedSession] = {}
         self._failed: WeakSet[Session] = WeakSet()
         self._records: defaultdict[str, float] = defaultdict(float)  # tenant -> tokens gained
         self._sufficed: dict[str, bool] = {}  # tenant -> its last text needed no draft
@@ -181,75 +181,77 @@ class Host:
         """Rows of the draft that no session has."""
         return len(self._free)
 
-    def work(self, ready: Sequence[Session], root_only: float, board: Board) -> None:
+    def work(self, ready: Sequence[Session], root_only: float, sink: SessionSink) -> None:
         """Draft for the sessions that ask for it, as long as that is worth the delay.
 
         ready: sessions that the next forward will serve.
         root_only: seconds of a root-only forward of these sessions; 0 while unknown.
         """
-        for guest in list(self._guests.values()):
-            if _is_gone(guest):
-                self._dismiss(guest, board)
+        for drafted in list(self._drafted.values()):
+            if _is_gone(drafted):
+                self._dismiss(drafted, sink)
         others = [one for one in ready if not one.drafted_beside]
         if not root_only:
             return  # no forward has been timed yet
         for session in ready:
-            self._invite(session, root_only, board)
-        guests = [self._guests[one] for one in ready if one in self._guests]
-        for guest in guests:
-            if not guest.fed and _are_ahead(others):
+            self._invite(session, root_only, sink)
+        in_turn = [self._drafted[one] for one in ready if one in self._drafted]
+        for drafted in in_turn:
+            if not drafted.fed and _are_ahead(others):
                 began = self._clock()
-                self._feed(guest, board)
+                self._feed(drafted, sink)
                 _wait(others, self._clock() - began, root_only)
-            if guest.fed:
-                if guest.hear(self._clock(), root_only):
-                    self._keep_record(guest)
-                guest.deliver(self._clock(), board)
+            if drafted.fed:
+                if drafted.hear(self._clock(), root_only):
+                    self._keep_record(drafted)
+                drafted.deliver(self._clock(), sink)
         while _are_ahead(others):
             began = self._clock()
-            calling = [guest for guest in guests if self._wants_call(guest, began, root_only)]
+            calling = [
+                drafted for drafted in in_turn if self._wants_call(drafted, began, root_only)
+            ]
             if not calling:
                 return
-            self._call(calling, began, board)
+            self._call(calling, began, sink)
             seconds = self._clock() - began
             _wait(others, seconds, root_only)
-            for guest in calling:
-                guest.called(seconds / root_only)
+            for drafted in calling:
+                drafted.called(seconds / root_only)
 
-    def _wants_call(self, guest: _Guest, now: float, root_only: float) -> bool:
+    def _wants_call(self, drafted: _DraftedSession, now: float, root_only: float) -> bool:
         """Whether a call is worth making for the session, and it can pay for the call."""
-        if not guest.fed or guest.session not in self._guests or self._adds_nothing(guest):
+        if not drafted.fed or drafted.session not in self._drafted or self._adds_nothing(drafted):
             return False
-        purse = guest.ahead + self._loan(guest)
-        return bool(guest.proposer.choose(now, purse * root_only / LEAST_RATE))
+        purse = drafted.ahead + self._loan(drafted)
+        return bool(drafted.proposer.choose(now, purse * root_only / LEAST_RATE))
 
-    def _adds_nothing(self, guest: _Guest) -> bool:
+    def _adds_nothing(self, drafted: _DraftedSession) -> bool:
         """Whether other proposers alone make the text faster than this draft would."""
-        known = self._known[guest.row]
+        known = self._known[drafted.row]
         forward, call = known.target.seconds(1, 1), known.draft.seconds(CALL_NODES)
         level = float(known.acceptance.mean_edges(WIDTH).sum())
         token = token_seconds(forward, call, level)
-        return guest.others.suffice(guest.session.length, forward, token)
+        return drafted.others.suffice(drafted.session.length, forward, token)
 
-    def _loan(self, guest: _Guest) -> float:
+    def _loan(self, drafted: _DraftedSession) -> float:
         """Tokens that the session may fall behind; 0 if its tenant's record is bad."""
-        good = self._records[guest.session.tenant] >= 0
-        return min(MOST_LOAN, guest.repays) if good else 0.0
+        good = self._records[drafted.session.tenant] >= 0
+        return min(MOST_LOAN, drafted.repays) if good else 0.0
 
-    def _keep_record(self, guest: _Guest) -> None:
+    def _keep_record(self, drafted: _DraftedSession) -> None:
         """Add the result of the latest calls to the tenant's record."""
-        if guest.gained is not None:
-            tenant = guest.session.tenant
-            record = self._records[tenant] + guest.gained
+        if drafted.gained is not None:
+            tenant = drafted.session.tenant
+            record = self._records[tenant] + drafted.gained
             self._records[tenant] = min(max(record, -RECORD_BOUND), RECORD_BOUND)
-            guest.gained = None
+            drafted.gained = None
 
-    def _invite(self, session: Session, root_only: float, board: Board) -> None:
+    def _invite(self, session: Session, root_only: float, sink: SessionSink) -> None:
         """Give the session a row of the draft, if it asks for the draft and a row is free."""
         order = session.order
         if order is None or not order.beside or order.end <= session.length + 1:
             return
-        if session in self._guests or session in self._failed or not self._free:
+        if session in self._drafted or session in self._failed or not self._free:
             return
         row = self._free.pop()
         proposer = proposers_on(self._model)(
@@ -264,14 +266,14 @@ class Host:
             ),
             room=self._room,
             clock=self._clock,
-            kind=HOST,
+            kind=COLOCATED,
             source=CopySource() if self._copies else None,
             sequence=self._sequence(session),
         )
         proposer.open(list(session.tokens), session.params, order.end)
-        stream = board.join(session)
+        stream = sink.join(session)
         spent = session.spent  # forwards before now are none of the draft's
-        guest = _Guest(
+        drafted = _DraftedSession(
             session,
             proposer,
             stream,
@@ -281,59 +283,59 @@ class Host:
             forwards=spent.forwards,
             seconds=spent.model_seconds,
         )
-        guest.others.silent = self._sufficed.get(session.tenant, False)
-        self._guests[session] = guest
+        drafted.others.silent = self._sufficed.get(session.tenant, False)
+        self._drafted[session] = drafted
 
-    def _feed(self, guest: _Guest, board: Board) -> None:
-        """Prefill the next part of the guest's text in the draft; forwards go on between parts."""
+    def _feed(self, drafted: _DraftedSession, sink: SessionSink) -> None:
+        """Compute the next part of the text in the draft; forwards go on between parts."""
         try:
-            guest.fed = not guest.proposer.feed()
+            drafted.fed = not drafted.proposer.feed()
         # An error of the draft costs speed and never ends a session.
         except Exception as error:
-            self._fail(guest, error, board)
+            self._fail(drafted, error, sink)
 
-    def _call(self, calling: Sequence[_Guest], began: float, board: Board) -> None:
-        """Make one call of the draft for several guests.
+    def _call(self, calling: Sequence[_DraftedSession], began: float, sink: SessionSink) -> None:
+        """Make one call of the draft for several sessions.
 
         Its cost is the time since `began`, plus the time that the last call's answers took to
         process.
         """
-        answers = ask_each(self._rank, [guest.proposer.segment() for guest in calling])
+        answers = ask_each(self._rank, [drafted.proposer.segment() for drafted in calling])
         ended = self._clock()
         seconds = ended - began + self._around
-        for guest, answer in zip(calling, answers, strict=True):
+        for drafted, answer in zip(calling, answers, strict=True):
             if isinstance(answer, Exception):
-                self._fail(guest, answer, board)
+                self._fail(drafted, answer, sink)
             else:
-                guest.proposer.take(answer, seconds)
-                guest.deliver(self._clock(), board)
+                drafted.proposer.take(answer, seconds)
+                drafted.deliver(self._clock(), sink)
         self._around = self._clock() - ended
 
     def _rank(self, segments: Sequence[Segment]) -> list[Ranked]:
         return self._model.rank(segments, WIDTH)
 
-    def _fail(self, guest: _Guest, error: Exception, board: Board) -> None:
+    def _fail(self, drafted: _DraftedSession, error: Exception, sink: SessionSink) -> None:
         log.error("the draft beside the target failed: %s: %s", type(error).__name__, error)
-        self._failed.add(guest.session)
-        self._dismiss(guest, board)
+        self._failed.add(drafted.session)
+        self._dismiss(drafted, sink)
 
-    def _dismiss(self, guest: _Guest, board: Board) -> None:
+    def _dismiss(self, drafted: _DraftedSession, sink: SessionSink) -> None:
         """Stop drafting for a session and free its row of the draft."""
-        self._sufficed[guest.session.tenant] = guest.others.silent
-        del self._guests[guest.session]
-        board.leave(guest.session, guest.stream)
-        self._free.append(guest.row)
+        self._sufficed[drafted.session.tenant] = drafted.others.silent
+        del self._drafted[drafted.session]
+        sink.leave(drafted.session, drafted.stream)
+        self._free.append(drafted.row)
 
 
-def _is_gone(guest: _Guest) -> bool:
+def _is_gone(drafted: _DraftedSession) -> bool:
     """Whether the session closed, lost its row, or changed its order.
 
     A changed order asks for no draft, or for a longer text than the draft was told.
     """
-    session, order = guest.session, guest.session.order
+    session, order = drafted.session, drafted.session.order
     if session.closed is not None or session.row is None:
         return True
-    return order is None or not order.beside or order.end > guest.end
+    return order is None or not order.beside or order.end > drafted.end
 
 
 def _node_seconds(known: Knowledge) -> float:

@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import pytest
 
-from inference.engine.other_proposers import LEFT_ALONE, WATCHED, Others, token_seconds
-from inference.proposer import HOST, MODEL, NOBODY
+from inference.engine.proposer_arbitration import (
+    LEFT_ALONE,
+    WATCHED,
+    ProposerArbitration,
+    token_seconds,
+)
+from inference.proposer import COLOCATED, MODEL, NOBODY
 
 FORWARD = 0.040
 
 
-def told(others: Others, tokens: int, forwards: int, kind: int = MODEL, length: int = 0) -> int:
+def told(
+    others: ProposerArbitration, tokens: int, forwards: int, kind: int = MODEL, length: int = 0
+) -> int:
     """So many forwards bring so many tokens each; the length that the text has then."""
     for _ in range(forwards):
         length += tokens
@@ -19,13 +26,13 @@ def told(others: Others, tokens: int, forwards: int, kind: int = MODEL, length: 
 
 
 def test_nobody_else_names_a_token_so_it_goes_on() -> None:
-    others = Others()
-    length = told(others, 5, 20, HOST)
+    others = ProposerArbitration()
+    length = told(others, 5, 20, COLOCATED)
     assert not others.suffice(length, FORWARD, 1.0)
 
 
 def test_it_is_silent_while_others_are_quicker_than_it_would_be() -> None:
-    others = Others()
+    others = ProposerArbitration()
     length = told(others, 8, 1)
     for _ in range(30):
         length = told(others, 8, 1, length=length)
@@ -33,7 +40,7 @@ def test_it_is_silent_while_others_are_quicker_than_it_would_be() -> None:
 
 
 def test_it_goes_on_when_they_are_slower_and_looks_again_after_a_while() -> None:
-    others = Others()
+    others = ProposerArbitration()
     length = told(others, 3, 2 + WATCHED)
     assert not others.suffice(length, FORWARD, 0.008)
     again = length + LEFT_ALONE
@@ -44,7 +51,7 @@ def test_it_goes_on_when_they_are_slower_and_looks_again_after_a_while() -> None
 
 
 def test_it_comes_back_when_others_stop() -> None:
-    others = Others()
+    others = ProposerArbitration()
     length = told(others, 8, 20)
     assert others.suffice(length, FORWARD, 0.008)
     length = told(others, 1, WATCHED, NOBODY, length)
