@@ -30,43 +30,45 @@ class Notice(NamedTuple):
     room: int  # candidates that a forward takes from this session at present
 
 
+class Usage(NamedTuple):
+    """Work of a proposer's model."""
+
+    calls: int = 0  # parts of the prompt not counted
+    nodes: int = 0  # in these calls
+    seconds: float = 0.0  # of these calls
+
+    def plus(self, other: Usage) -> Usage:
+        return Usage(
+            self.calls + other.calls, self.nodes + other.nodes, self.seconds + other.seconds
+        )
+
+
 class Proposer(Protocol):
-    """One source of candidates for one text."""
-
-    @property
-    def kind(self) -> int: ...
-
-    @property
-    def calls(self) -> int:
-        """Calls of the proposer's model, over all texts so far."""
-        ...
-
-    @property
-    def drafting(self) -> float:
-        """Seconds spent in the calls of the proposer's model."""
-        ...
+    """One source of candidates for one text at a time."""
 
     def open(self, prompt: Sequence[int], params: SamplingParams, end: int | None = None) -> None:
-        """A text begins; no call is made. end: length in tokens at which it ends at the latest."""
+        """Begin a text; no call is made. end: length in tokens at which it ends at the latest."""
         ...
 
-    def hear(self, position: int, tokens: Sequence[int], now: float, notice: Notice) -> None:
-        """The target has committed `tokens`, the first of them at `position`. now: seconds."""
+    def hear(self, position: int, tokens: Sequence[int], now: float, notice: Notice | None) -> None:
+        """Take in what the target has committed: `tokens`, the first of them at `position`.
+
+        now: seconds
+        notice: None where the stream broke: the target holds nothing that was sent before
+        """
         ...
 
-    def work(self, now: float) -> bool:
-        """Feed the model a part of the prompt, or make a call; False when no call is worth it."""
+    def work(self, now: float) -> Usage | None:
+        """Feed the model a part of the prompt, or make a call; None when no call is worth it."""
         ...
 
     def flush(self, now: float, next_number: Callable[[], int]) -> Nodes | None:
-        """Unsent candidates that are worth sending now, or None. To be asked until it is None.
+        """Hand over unsent candidates that are worth sending now. To be asked until it is None.
 
         next_number: gives the next node number of the stream.
         """
         ...
 
-    def resend(self) -> None:
-        """Mark all candidates as unsent, because the target has lost them."""
+    def close(self) -> None:
+        """End the text, and free what it held."""
         ...
-
-    def close(self) -> None: ...

@@ -14,7 +14,7 @@ from benchmarks.regret.dial import GUESSES
 from inference.backends import Model
 from inference.backends.sequence import ModelSequence
 from inference.candidates import BASE, Nodes, Proposal
-from inference.drafters.growth import Growth
+from benchmarks.regret.growth import Growth
 from inference.drafters.tree_policies import edge_values
 from inference.proposer import MODEL, Notice
 from inference.sampling import SamplingParams

@@ -10,7 +10,7 @@ import math
 from collections.abc import Collection, Sequence
 
 from benchmarks.regret.betting import LATEST, Rule
-from inference.drafters.growth import Growth
+from benchmarks.regret.growth import Growth
 from inference.times import DraftTimes, LatencyModel
 
 LONGEST = 16

@@ -12,7 +12,7 @@ from itertools import accumulate
 from typing import Protocol
 
 from benchmarks.regret.betting import LATEST, Rule, under
-from inference.drafters.growth import Growth
+from benchmarks.regret.growth import Growth
 from inference.times import DraftTimes, LatencyModel
 
 

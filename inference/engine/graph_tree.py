@@ -1,11 +1,10 @@
 """Trees of a fixed shape that the target's own graph drafts.
 
-Their tokens come back with the verdict. A policy grows the same tree outside of a graph.
+Their tokens come back with the verdict.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any
 
@@ -13,33 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from inference.accept import Verdict
-from inference.drafters.growth import Growth
-from inference.drafters.tree_policies import Budget, Rank
 from inference.tree import IntArray, TokenTree
 from inference.tree_shape import NONE, Branches
-
-
-@dataclass(frozen=True)
-class Branching:
-    """A tree policy that drafts trees of one shape, level by level."""
-
-    shape: Branches
-
-    @property
-    def most_ranked(self) -> int:
-        """Nodes that are ranked for one tree."""
-        return self.shape.inner
-
-    def grow(self, root: int, budget: Budget, rank: Rank) -> Growth:
-        growth, level = Growth(root, min(self.shape.nodes - 1, budget.nodes)), [0]
-        for branch in self.shape.branches[: budget.depth]:
-            ids = rank(growth.tree, level, branch).ids
-            level = [
-                growth.add(parent, token, 1.0)
-                for parent, tokens in zip(level, ids.tolist(), strict=True)
-                for token in tokens
-            ]
-        return growth
 
 
 @lru_cache(maxsize=16)

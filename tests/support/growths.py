@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from inference.drafters.growth import Growth
+from benchmarks.regret.growth import Growth
 
 
 def grown(seed: int, nodes: int = 60, limit: int = 10) -> Growth:
