@@ -24,11 +24,11 @@ import numpy as np
 from benchmarks.acceptance import HELD_OUT, WORTH, K, fit_weights, named
 from benchmarks.agreement import Agreement, load
 from benchmarks.harness import command
-from inference.drafters.copy_source import CopySource
+from inference.drafters.copied_text import CopySource
 from inference.errors import InvalidRequest
 from inference.json_file import Json
 from inference.planner.acceptance import AcceptanceModel, features, read_acceptance
-from inference.planner.copying import Copying, copy_features, joint_features
+from inference.planner.child_features import Copying, copy_features, joint_features
 from inference.planner.law import FloatArray
 
 _LEAST = 1e-4  # a token that neither names

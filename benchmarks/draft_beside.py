@@ -19,21 +19,20 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from inference.backends.led_sequence import LedSequence, RowFeatures
+from inference.backends.shared_sequence import TargetRow
+from inference.engine.target_rows import led_by_row
 
 from benchmarks.corpus import checked_listing, read_texts
 from benchmarks.harness import command, cpu_decoder, medians, table_lines
 from inference.backends import Model, Ranked, Segment
 from inference.backends.eager import EagerModel
 from inference.backends.eagle import EagleModel
-from inference.backends.led_sequence import LedSequence, RowFeatures
 from inference.backends.sequence import ModelSequence
-from inference.backends.shared_sequence import TargetRow
-from inference.drafters.model_proposer import ROOM, WIDTH
+from inference.draft_tuning import TUNING
 from inference.engine.colocated_drafter import ColocatedDrafter
 from inference.engine.engine import Engine
 from inference.engine.session import Session
-from inference.engine.target_rows import led_by_row
-from inference.link_times import LinkTimes
 from inference.model.decoder import Decoder
 from inference.model.eagle import load_head
 from inference.order import Decode, End
@@ -105,18 +104,18 @@ def beside(target: Decoder, draft: Decoder | Path) -> Beside:
     made: Draft | Head
 
     def know() -> Knowledge:
-        return Knowledge(DraftTimes({1: CALL}), LatencyModel(times), LinkTimes(), read_acceptance())
+        return Knowledge(DraftTimes({1: CALL}), LatencyModel(times), read_acceptance())
 
     if isinstance(draft, Path):
         head = load_head(draft, target, LENGTH)
         model.keep_features(head.config.kept)
-        made = Head(head, rows=1, capacity=LENGTH + ROOM, max_nodes=CHUNK)
+        made = Head(head, rows=1, capacity=LENGTH + TUNING.room, max_nodes=CHUNK)
         host = ColocatedDrafter(
-            made, know, room=ROOM, sequence=partial(led_by_row, model), clock=clock
+            made, know, room=TUNING.room, sequence=partial(led_by_row, model), clock=clock
         )
     else:
-        made = Draft(draft, rows=1, capacity=LENGTH + ROOM, max_nodes=CHUNK)
-        host = ColocatedDrafter(made, know, room=ROOM, clock=clock)
+        made = Draft(draft, rows=1, capacity=LENGTH + TUNING.room, max_nodes=CHUNK)
+        host = ColocatedDrafter(made, know, room=TUNING.room, clock=clock)
     model.clock = made.clock = clock
     engine = Engine(
         model,
@@ -181,14 +180,14 @@ def ranking(pair: Beside, prompt: Sequence[int]) -> ModelSequence:
 
 def call_ms(pairs: dict[str, Beside], prompt: Sequence[int], repetitions: int) -> dict[str, float]:
     """Median milliseconds of ranking 8 children of a ranked root, in turns."""
-    parents = np.array([-1, *[0] * WIDTH], dtype=np.int32)
-    tree = TokenTree(np.array([prompt[-1], *range(2, 2 + WIDTH)], dtype=np.int32), parents)
+    parents = np.array([-1, *[0] * TUNING.width], dtype=np.int32)
+    tree = TokenTree(np.array([prompt[-1], *range(2, 2 + TUNING.width)], dtype=np.int32), parents)
     calls = {}
     for name, pair in pairs.items():
         row = ranking(pair, prompt)
-        row.rank(tree, [0], WIDTH)
-        segment = row.prepare_nodes(tree, range(1, 1 + WIDTH))
-        calls[name] = lambda model=pair.draft, segment=segment: model.rank([segment], WIDTH)
+        row.rank(tree, [0], TUNING.width)
+        segment = row.prepare_nodes(tree, range(1, 1 + TUNING.width))
+        calls[name] = lambda model=pair.draft, segment=segment: model.rank([segment], TUNING.width)
     return medians(calls, repetitions)
 
 

@@ -37,10 +37,11 @@ from inference.backends import Model
 from inference.backends.eager import EagerModel
 from inference.command import run_command
 from inference.decode import TargetSession, decode
-from inference.drafters.model_proposer import ROOM, ModelProposer
+from inference.draft_tuning import TUNING
+from inference.drafters.draft_row import Draft
+from inference.drafters.growing_proposer import on_row
 from inference.engine.engine import Engine
 from inference.engine.local_session import LocalSession
-from inference.link_times import LinkTimes
 from inference.model.checkpoint import DTYPES
 from inference.model.config import read_config
 from inference.order import Decode, End
@@ -114,10 +115,9 @@ def ahead(pair: Pair, job: Job, order: int) -> tuple[int, ...]:
     draft = MeteredModel(pair.draft, PROFILES.here, spend)
     link = Link(chance.uniform(0, LONGEST_ROUND_TRIP), BYTE_TIME)
     engine = serve(target, pair.vocabulary, times=times.target, clock=clock.now)
-    trips = LinkTimes()
-    trips.observe(link.round_trip, 0.0, 0)
-    known = Knowledge(DraftTimes(times.here), LatencyModel(times.target), trips, read_acceptance())
-    proposer = ModelProposer(draft, 0, known, Prices(battery=True), clock=clock.now)
+    target_times, acceptance = LatencyModel(times.target), read_acceptance()
+    known = Knowledge(DraftTimes(times.here), target_times, acceptance, link.round_trip)
+    proposer = on_row(Draft(draft), 0, known, Prices(battery=True), clock=clock.now)
     return _text(job, pair, VirtualSession(clock, engine, link), [proposer], clock)
 
 
@@ -200,7 +200,9 @@ def load_pair(target: Path, draft: Path, tokenizer: Tokenizer, dtype: torch.dtyp
         return EagerModel(decoder, rows=rows, capacity=LENGTH + room, max_nodes=PREFILL_NODES)
 
     stop_ids = read_config(target).stop_ids
-    return Pair(load(target, ROWS, 256), load(draft, 1, ROOM), tokenizer.vocabulary, stop_ids)
+    return Pair(
+        load(target, ROWS, 256), load(draft, 1, TUNING.room), tokenizer.vocabulary, stop_ids
+    )
 
 
 def main() -> int:

@@ -30,6 +30,7 @@ from inference.sampling import SamplingParams
 from inference.tree import IntArray
 from outrider.client.drafting import DEFAULT_TREE
 from outrider.draft_methods import find_draft
+from outrider.models.sequence_length import Capacity
 from outrider.options.roles import FusedTargetRole
 from outrider.target.target import load_target
 
@@ -119,15 +120,9 @@ def measure(options: FusedTargetRole, repetitions: int, tokens: int) -> dict[str
     )
     checkpoint = find_draft(options)
     spare = DEFAULT_TREE.most_ranked
-    draft = StopwatchModel(
-        checkpoint.load(
-            options,
-            rows=1,
-            sequence_length=engine.sequence_length,
-            spare=spare,
-            max_nodes=256,
-        )
-    )
+    loaded = checkpoint.load(options, Capacity(1, engine.sequence_length, spare, 256)).model
+    assert loaded is not None, "a checkpoint is a model"
+    draft = StopwatchModel(loaded)
     prompt = checkpoint.tokenizer.encode("def read_lines(path):\n    lines = []\n")
     figures: dict[str, Any] = {
         "target": served.description.model,

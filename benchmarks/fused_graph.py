@@ -29,14 +29,13 @@ from inference.backends.compiled import read_compiled
 from inference.backends.eager import EagerModel
 from inference.backends.fused import fused_part, load_fused
 from inference.decode import Step, decode
-from inference.drafters.model_proposer import ROOM
+from inference.draft_tuning import TUNING
 from inference.drafters.round_proposer import RoundProposer
 from inference.engine.colocated_drafter import ColocatedDrafter
 from inference.engine.engine import Engine
 from inference.engine.graph_rounds import GraphRounds
 from inference.engine.graph_tree import Branching
 from inference.engine.local_session import LocalSession
-from inference.link_times import LinkTimes
 from inference.order import Decode, Pace
 from inference.planner.acceptance import read_acceptance
 from inference.planner.knowledge import Knowledge
@@ -86,7 +85,9 @@ def arms_of(directory: Path, manifest: Manifest) -> list[Arm]:
     target, draft = (_eager(EMBEDDED / which, manifest, capacity) for which in ("target", "draft"))
     same_tree = RoundProposer(draft, Branching(fused.shape), room=fused.shape.nodes - 1)
     growing = ColocatedDrafter(
-        _eager(EMBEDDED / "draft", manifest, manifest.sequence_length + ROOM), _unknown, room=ROOM
+        _eager(EMBEDDED / "draft", manifest, manifest.sequence_length + TUNING.room),
+        _unknown,
+        room=TUNING.room,
     )
 
     def compiled() -> Model:
@@ -111,7 +112,7 @@ def arms_of(directory: Path, manifest: Manifest) -> list[Arm]:
 
 def _unknown() -> Knowledge:
     """Return the knowledge of a draft whose calls were not measured yet."""
-    return Knowledge(DraftTimes(), LatencyModel(), LinkTimes(), read_acceptance())
+    return Knowledge(DraftTimes(), LatencyModel(), read_acceptance())
 
 
 def _eager(directory: Path, manifest: Manifest, capacity: int) -> EagerModel:

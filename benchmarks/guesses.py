@@ -42,7 +42,7 @@ from inference.errors import InvalidRequest
 from inference.json_file import Json
 from inference.model.config import read_config
 from inference.planner.acceptance import features, read_acceptance
-from inference.planner.guessing import LIKELY, OFFSETS, Guessing, guess_features, said_by
+from inference.planner.child_features import LIKELY, OFFSETS, Guessing, mask_features, said_by
 from inference.planner.law import FloatArray, hazards
 from inference.sampling import SamplingParams
 from inference.text import Tokenizer
@@ -151,7 +151,7 @@ def positions(text: Reading, laws: dict[str, dict[str, Any]] | None) -> Iterator
             path -= math.log(max(chances[named.index(token)], 1e-12))
             named = text.ids[at, offset].tolist()
             again = named.index(token) if token in named else None
-            table = guess_features(said_by(own[at, offset]), offset, path, again)
+            table = mask_features(said_by(own[at, offset]), offset, path, again)
             after = text.written[at + offset]
             yield Position(offset, table, named.index(after) if after in named else None)
             if weights is None:

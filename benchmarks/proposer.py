@@ -16,9 +16,10 @@ import numpy as np
 from inference.accept import accept_match
 from inference.backends import Ranked, Segment
 from inference.candidates import CandidateTree, Nodes
-from inference.drafters.model_proposer import WIDTH, ModelProposer
+from inference.draft_tuning import TUNING
+from inference.drafters.draft_row import Draft
+from inference.drafters.growing_proposer import GrowingProposer, on_row
 from inference.engine.snapshot import best_of
-from inference.link_times import LinkTimes
 from inference.planner.acceptance import read_acceptance
 from inference.planner.knowledge import Knowledge
 from inference.planner.prices import Prices
@@ -80,13 +81,11 @@ class Stopwatch:
         return result
 
 
-def measure() -> tuple[Stopwatch, ModelProposer]:
+def measure() -> tuple[Stopwatch, GrowingProposer]:
     """One text."""
-    known = Knowledge(
-        DraftTimes({1: CALL}), LatencyModel({(1, 1): FORWARD}), LinkTimes(), read_acceptance()
-    )
+    known = Knowledge(DraftTimes({1: CALL}), LatencyModel({(1, 1): FORWARD}), read_acceptance())
     model, watch, text = HashModel(), Stopwatch(), [1, 2, 3]
-    proposer = ModelProposer(model, 0, known, Prices())
+    proposer = on_row(Draft(model), 0, known, Prices())
     tree, numbers, now = CandidateTree(text), iter(range(10**9)), 0.0
     tree.join(0)
     proposer.open(text, SamplingParams(), TOKENS + 500)
@@ -104,10 +103,10 @@ def measure() -> tuple[Stopwatch, ModelProposer]:
     return watch, proposer
 
 
-def call(proposer: ModelProposer, model: HashModel, watch: Stopwatch, now: float) -> None:
+def call(proposer: GrowingProposer, model: HashModel, watch: Stopwatch, now: float) -> None:
     if watch.of("choose", lambda: proposer.choose(now)):
         segment = watch.of("segment", proposer.segment)
-        ranked = model.rank([segment], WIDTH)[0]
+        ranked = model.rank([segment], TUNING.width)[0]
         watch.of("take", lambda: proposer.take(ranked, CALL))
 
 
@@ -125,10 +124,10 @@ def walk(tree: CandidateTree) -> list[int]:
     return made
 
 
-def outside_the_model(watch: Stopwatch, proposer: ModelProposer) -> float:
+def outside_the_model(watch: Stopwatch, proposer: GrowingProposer) -> float:
     """Seconds a call."""
     total = sum(median(times) * len(times) for times in watch.parts.values())
-    return total / proposer.calls
+    return total / proposer.usage.calls
 
 
 def main() -> None:
@@ -136,8 +135,8 @@ def main() -> None:
     for part, times in watch.parts.items():
         print(f"{part:8} {len(times):5} times, {1e6 * median(times):6.0f} us")
     print(
-        f"{proposer.calls} calls of {proposer.ranked / proposer.calls:.1f} nodes, "
-        f"{proposer.proposed / proposer.calls:.1f} sent after each: "
+        f"{proposer.usage.calls} calls of {proposer.usage.nodes / proposer.usage.calls:.1f} nodes, "
+        f"{proposer.proposed / proposer.usage.calls:.1f} sent after each: "
         f"{1e6 * outside_the_model(watch, proposer):.0f} us a call outside the model"
     )
 

@@ -23,7 +23,7 @@ import torch
 from benchmarks.agreement import CHUNK, Agreement, Prompt, load, read_text
 from benchmarks.harness import command, cpu_decoder, heap, show, with_cpu
 from inference.backends.eager import EagerModel
-from inference.drafters.model_proposer import WIDTH
+from inference.draft_tuning import TUNING
 from inference.model.decoder import Decoder
 from inference.sampling import SamplingParams
 from inference.text import Tokenizer
@@ -81,7 +81,7 @@ def hits(model: EagerModel, texts: Sequence[Agreement]) -> dict[str, float]:
         )
         shares |= {
             f"T{temperature} top {best}": round(float((taken < best).mean()), 3)
-            for best in (1, 4, WIDTH)
+            for best in (1, 4, TUNING.width)
         }
     return shares
 
@@ -116,7 +116,7 @@ def main() -> None:
         figures |= {f"{name}: hits": hits(model, texts) for name, model in models.items()}
     calls = {
         f"{name}, {nodes} nodes": partial(
-            model.rank, [heap(nodes, given.context, SamplingParams())], WIDTH
+            model.rank, [heap(nodes, given.context, SamplingParams())], TUNING.width
         )
         for nodes in map(int, given.nodes.split(","))
         for name, model in models.items()

@@ -31,7 +31,7 @@ from benchmarks.agreement import (
 )
 from benchmarks.harness import command, heap, show, with_cpu
 from inference.backends.eager import EagerModel
-from inference.drafters.model_proposer import WIDTH
+from inference.draft_tuning import TUNING
 from inference.model.checkpoint import load_decoder
 from inference.model.config import read_config
 from inference.model.decoder import Decoder
@@ -146,7 +146,7 @@ def main() -> None:
     show(figures, None)
     calls = {
         f"{name}, {nodes} nodes": partial(
-            model.rank, [heap(nodes, CONTEXT, SamplingParams())], WIDTH
+            model.rank, [heap(nodes, CONTEXT, SamplingParams())], TUNING.width
         )
         for nodes in (1, 4, 8)
         for name, model in drafts.items()

@@ -16,7 +16,7 @@ import numpy as np
 
 from inference.backends import Ranked, Segment
 from inference.candidates import BASE, Nodes, Proposal
-from inference.proposer import MODEL, Notice
+from inference.proposer import MODEL, Notice, Usage
 from inference.sampling import SamplingParams
 from inference.tree import IntArray
 
@@ -153,19 +153,22 @@ class GrowingDraft:
     kind, decoy_chance = MODEL, DECOY_CHANCE
 
     _line: dict[int, Node]  # by position: the root, and what follows it on the text's own way
+    _root: int  # position of the last committed token
     _decoys: list[tuple[int, Node]]  # ends of wrong ways, and where they left the text's
     _found: list[Node]  # not sent yet
     _lost: bool  # none of the guesses behind the line is right
 
     def __init__(self, skill: Skill, call_seconds: float, levels: int = LEVELS) -> None:
-        self.calls, self.drafting = 0, 0.0
         self._skill, self._call_seconds, self._levels = skill, call_seconds, levels
 
     def open(self, prompt: Sequence[int], params: SamplingParams, end: int | None = None) -> None:
         self._text = Text(prompt, params.seed)
         self._begin(len(prompt) - 1)
 
-    def hear(self, position: int, tokens: Sequence[int], now: float, notice: Notice) -> None:
+    def hear(self, position: int, tokens: Sequence[int], now: float, notice: Notice | None) -> None:
+        if notice is None:
+            self._begin(self._root)
+            return
         root = position + len(tokens) - 1
         if root not in self._line:
             self._begin(root)
@@ -174,15 +177,14 @@ class GrowingDraft:
             del self._line[place]
         self._decoys = [(fork, node) for fork, node in self._decoys if fork >= root]
 
-    def work(self, now: float) -> bool:
+    def work(self, now: float) -> Usage | None:
         tip = max(self._line)
         least = FLOOR * self._line[self._root].value
         on_way = self._line[tip].value >= least and not self._lost
         wrong = [(fork, node) for fork, node in self._decoys if node.value >= least]
         if self._depth >= self._levels or not (on_way or wrong):
-            return False
+            return None
         time.sleep(self._call_seconds)
-        self.calls, self.drafting = self.calls + 1, self.drafting + self._call_seconds
         self._decoys = [
             (fork, self._add(node, (7 * node.token + 1) % VOCABULARY, self.decoy_chance))
             for fork, node in wrong
@@ -190,14 +192,11 @@ class GrowingDraft:
         if on_way:
             self._go_on(tip)
         self._deepest += 1
-        return True
+        return Usage(1, 1 + len(wrong), self._call_seconds)
 
     def flush(self, now: float, next_number: Callable[[], int]) -> Nodes | None:
         found, self._found = self._found, []
         return self._nodes(found, next_number)
-
-    def resend(self) -> None:
-        self._begin(self._root)
 
     def close(self) -> None: ...
 
@@ -259,17 +258,18 @@ class RoundDraft(GrowingDraft):
     def __init__(self, skill: Skill, call_seconds: float) -> None:
         super().__init__(skill, call_seconds, ROUND_LEVELS)
 
-    def hear(self, position: int, tokens: Sequence[int], now: float, notice: Notice) -> None:
-        self._begin(position + len(tokens) - 1)
+    def hear(self, position: int, tokens: Sequence[int], now: float, notice: Notice | None) -> None:
+        self._begin(self._root if notice is None else position + len(tokens) - 1)
         self._growing = True
 
     def open(self, prompt: Sequence[int], params: SamplingParams, end: int | None = None) -> None:
         super().open(prompt, params, end)
         self._growing = True
 
-    def work(self, now: float) -> bool:
-        self._growing = super().work(now)
-        return self._growing
+    def work(self, now: float) -> Usage | None:
+        used = super().work(now)
+        self._growing = used is not None
+        return used
 
     def flush(self, now: float, next_number: Callable[[], int]) -> Nodes | None:
         if self._growing:

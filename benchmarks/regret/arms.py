@@ -21,9 +21,9 @@ from benchmarks.regret.rival_trees import (
 from benchmarks.regret.stage import Stage
 from inference.decode import TICK_SECONDS, Loop
 from inference.draft_thread import inline
-from inference.drafters.copy_proposer import CopyProposer
-from inference.drafters.copy_source import CopySource
-from inference.drafters.model_proposer import ModelProposer
+from inference.drafters.copied_text import CopySource
+from inference.drafters.draft_row import Draft
+from inference.drafters.growing_proposer import GrowingProposer, on_row
 from inference.drafters.round_proposer import RoundProposer
 from inference.drafters.tree_policies import BestFirst, Chain, Policy
 from inference.order import Decode, Pace
@@ -92,20 +92,20 @@ def in_rounds(propose: Propose) -> Callable[[Stage], Player]:
 def growing(stage: Stage) -> Proposer:
     """The draft here, as --draft model has it."""
     prices = Prices(battery=True)
-    return ModelProposer(stage.draft, 0, stage.knowledge(), prices, clock=stage.now)
+    return on_row(Draft(stage.draft), 0, stage.knowledge(), prices, clock=stage.now)
 
 
 def hybrid(stage: Stage) -> Proposer:
     """A draft here that copies, too: the default of --role draft."""
     prices = Prices(battery=True)
-    return ModelProposer(
-        stage.draft, 0, stage.knowledge(), prices, clock=stage.now, source=CopySource()
+    return on_row(
+        Draft(stage.draft), 0, stage.knowledge(), prices, clock=stage.now, source=CopySource()
     )
 
 
 def suffix(stage: Stage) -> Proposer:
     """Copied text alone, as --draft none has it."""
-    return CopyProposer(stage.knowledge(), Prices(battery=True), CopySource())
+    return GrowingProposer(stage.knowledge(), Prices(battery=True), CopySource())
 
 
 def _rounds(policy: Policy, stage: Stage) -> Proposer:
@@ -166,7 +166,7 @@ def _objective(transfer: Callable[[], Transfer], stage: Stage) -> Rule:
 
 def _stopping(stage: Stage) -> Rule:
     known = stage.knowledge()
-    return StoppingRule(known.draft, known.target, known.link.seconds(0))
+    return StoppingRule(known.draft, known.target, known.round_trip)
 
 
 def _outcomes(length: int, fan: int, stage: Stage) -> Rule:

@@ -11,10 +11,10 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from benchmarks.regret.dial import GUESSES
+from benchmarks.regret.growth import Growth
 from inference.backends import Model
 from inference.backends.sequence import ModelSequence
 from inference.candidates import BASE, Nodes, Proposal
-from benchmarks.regret.growth import Growth
 from inference.drafters.tree_policies import edge_values
 from inference.proposer import MODEL, Notice
 from inference.sampling import SamplingParams

@@ -33,8 +33,9 @@ from benchmarks.regret.stage import SEQUENCE_LENGTH, Pair, Stage, laptop, virtua
 from benchmarks.regret.study import Result, embedded_study, play
 from inference.backends import Masks
 from inference.command import run_command
-from inference.drafters.block_proposer import BlockProposer
-from inference.drafters.copy_source import CopySource
+from inference.drafters.copied_text import CopySource
+from inference.drafters.draft_row import Draft
+from inference.drafters.growing_proposer import on_row
 from inference.model.config import read_config
 from inference.planner.prices import Prices
 from inference.proposer import Proposer
@@ -135,9 +136,8 @@ def arms(masks: Masks) -> tuple[Arm, ...]:
 
     def block(stage: Stage, source: CopySource | None = None) -> Proposer:
         known, prices = stage.knowledge(), Prices(battery=True)
-        return BlockProposer(
-            stage.draft, 0, known, prices, masks=masks, clock=stage.now, source=source
-        )
+        draft = Draft(stage.draft, masks)
+        return on_row(draft, 0, known, prices, clock=stage.now, source=source)
 
     return (
         ALONE,

@@ -35,6 +35,7 @@ from inference.sampling import SamplingParams
 from inference.tree import IntArray
 from outrider.draft_methods import find_draft
 from outrider.models.loading import PREFILL_NODES
+from outrider.models.sequence_length import Capacity
 from outrider.options.roles import DraftRole
 from outrider.options.values import Quantization
 
@@ -155,9 +156,7 @@ def main() -> int:
     checkpoint = find_draft(options)
     asked = ask(checkpoint.tokenizer, given.prompts, given.each)
     texts = recorded_texts(asked, given.tokens, KeptTexts(given.texts))
-    draft = checkpoint.load(
-        options, rows=1, sequence_length=SEQUENCE_LENGTH, spare=_ROOM, max_nodes=PREFILL_NODES
-    )
+    draft = checkpoint.load(options, Capacity(1, SEQUENCE_LENGTH, _ROOM, PREFILL_NODES))
     kinds = [one.kind for one in asked]
     vocabulary = checkpoint.tokenizer.vocabulary
     played = play(chosen_arms(given.arms), kinds, texts, draft, vocabulary, given.round_trip)

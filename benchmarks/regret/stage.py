@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import NamedTuple
 
 from benchmarks.regret.clock import VirtualClock
@@ -19,10 +20,10 @@ from inference.backends import Model
 from inference.backends.timed import TimeProfile, find_profile
 from inference.decode import TargetSession
 from inference.draft_thread import Drafter, inline
-from inference.drafters.model_proposer import ROOM
+from inference.draft_tuning import TUNING
+from inference.drafters.draft_row import Draft
 from inference.engine.colocated_drafter import ColocatedDrafter
 from inference.engine.engine import Engine
-from inference.link_times import LinkTimes
 from inference.planner.acceptance import read_acceptance
 from inference.planner.knowledge import Knowledge
 from inference.proposer import Proposer
@@ -150,11 +151,8 @@ class Stage:
         """What a client knows before its first text: draft and link as measured, times as the
         target told them, and nothing learned of the pair.
         """
-        link = LinkTimes()
-        for seconds in self.round_trips:
-            link.observe(seconds, 0.0, 0)
         draft, target = DraftTimes(self.times.here), LatencyModel(self.times.target)
-        return Knowledge(draft, target, link, read_acceptance())
+        return Knowledge(draft, target, read_acceptance(), median(self.round_trips))
 
     def spent(self) -> Spent:
         """What texts have cost so far; bytes are those of messages that have arrived."""
@@ -205,9 +203,9 @@ def hosted(
 
     def knowledge() -> Knowledge:
         draft, target = DraftTimes(times.beside), LatencyModel(times.target)
-        return Knowledge(draft, target, LinkTimes(), read_acceptance())
+        return Knowledge(draft, target, read_acceptance())
 
-    return ColocatedDrafter(draft, knowledge, room=ROOM, clock=clock)
+    return ColocatedDrafter(Draft(draft), knowledge, room=TUNING.room, clock=clock)
 
 
 def virtual_stage(pair: Pair, round_trip: float, profiles: Profiles = PROFILES) -> Stage:

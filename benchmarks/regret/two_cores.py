@@ -29,6 +29,7 @@ from outrider.draft_methods import find_draft
 from outrider.link.emulated_link import LinkShape, shaped_link
 from outrider.models.loading import PREFILL_NODES
 from outrider.models.profiles import user_profiles
+from outrider.models.sequence_length import Capacity
 from outrider.options.groups import MeasureOptions
 from outrider.options.roles import DraftRole
 from outrider.options.values import Quantization
@@ -133,13 +134,7 @@ def bench(chosen: Chosen) -> Iterator[Bench]:
             target.address, tokenizer_fingerprint=checkpoint.tokenizer.fingerprint()
         ) as connection:
             description = connection.description
-        draft = checkpoint.load(
-            options,
-            rows=1,
-            sequence_length=SEQUENCE_LENGTH,
-            spare=_ROOM,
-            max_nodes=PREFILL_NODES,
-        )
+        draft = checkpoint.load(options, Capacity(1, SEQUENCE_LENGTH, _ROOM, PREFILL_NODES))
         here = user_profiles(MeasureOptions(measure_first=True)).draft(
             checkpoint, draft, SEQUENCE_LENGTH
         )

@@ -34,7 +34,7 @@ class _Wave(NamedTuple):
 
     segment: Segment
     parents: IntArray  # [n] slot of the parent, or FREE
-    conditioned: NDArray[np.bool_]  # [n] whether the feature is the target's, not that of the parent
+    conditioned: NDArray[np.bool_]  # [n] whether the feature is the target's, not the parent's
 
 
 class _Row:
@@ -229,7 +229,9 @@ class FeatureSequence(ModelSequence):
 
     def _with_features(self, segment: Segment, below: int) -> Segment:
         """The segment with the features of tokens that are committed here: of positions `below`."""
-        return segment._replace(features=KnownFeatures(min(self._features.known, below), self._features.at))
+        return segment._replace(
+            features=KnownFeatures(min(self._features.known, below), self._features.at)
+        )
 
 
 class RowFeatures:

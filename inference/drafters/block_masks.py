@@ -99,33 +99,33 @@ class BlockMasks:
             if one.block is not None and one.block.node.position > node.position:
                 continue
             one.block, one.masked = node.block, None
-            one.masked = self.name(one, greedy)
+            self.name(one, greedy)
             if one.masked is not None and one.ranked is None:  # a ranked one was told better
                 yield one
             below.extend(one.children.values())
 
     # --- what masks name
 
-    def name(self, node: DraftNode, greedy: bool) -> Named | None:
-        """Return the children that the mask at the node's place names, if one stood there."""
+    def name(self, node: DraftNode, greedy: bool) -> None:
+        """Let the node have the children that the mask at its place names, if one stood there."""
         block = node.block
         if block is None or not node.alive:
-            return None
+            return
         offset = node.position - block.node.position
         if not 1 <= offset <= len(block.masks):
-            return None
+            return
         mask = block.masks[offset - 1]
         again = mask.ids.index(node.token) if node.token in mask.ids else None
         table = mask_features(mask.said, offset, block.node.log - node.log, again)
-        return Named(mask.ids, table, self._learned.masked(table, greedy))
+        node.masked = Named(mask.ids, table, self._learned.masked(table, greedy))
+        node.offset = offset
 
     def learn(self, root: DraftNode, token: int, greedy: bool) -> None:
         """Learn whether the target took what a mask named at the root."""
         if root.masked is not None:
-            assert root.block is not None, "its mask stood behind a node"
             ids, table, _ = root.masked
-            taken, offset = ids.index(token) if token in ids else None, root.position
-            self._learned.observe_masked(table, greedy, offset - root.block.node.position, taken)
+            taken = ids.index(token) if token in ids else None
+            self._learned.observe_masked(table, greedy, root.offset, taken)
 
     # --- what is worth it
 

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from inference.backends import Masks, Model, Ranked, Segment
 from inference.backends.sequence import MakeSequence, TargetText, own_sequence
 from inference.draft_tuning import TUNING
+from inference.drafters.copied_text import TextSource
 from inference.drafters.draft_tree import DraftNode
 from inference.proposer import Usage
 from inference.sampling import SamplingParams
@@ -16,15 +17,18 @@ from inference.times import DraftTimes
 
 
 class Draft(NamedTuple):
-    """A model that drafts, and how it is used.
+    """A loaded draft, and how it is used.
 
+    model: ranks nodes; None for a draft that ranks none
     masks: what stands for tokens that are not known yet; None for a draft that knows none
     sequence: makes the sequence of a text on a row
+    source: makes what names children without a model; None where that is copied text, if anything
     """
 
-    model: Model
+    model: Model | None
     masks: Masks | None = None
     sequence: MakeSequence = own_sequence
+    source: Callable[[], TextSource] | None = None
 
 
 class RankedNodes:
@@ -72,6 +76,7 @@ class DraftRow:
         clock: Callable[[], float] = time.perf_counter,
         beside: TargetText | None = None,
     ) -> None:
+        assert draft.model is not None, "a row is of a model"
         self.model, self.masks = draft.model, draft.masks
         self._make_sequence, self._beside = draft.sequence, beside
         self._row, self._times, self._room, self._clock = row, times, room, clock

@@ -12,12 +12,7 @@ import heapq
 import math
 from bisect import bisect_right, insort
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple, TypeAlias
-
-import numpy as np
-from numpy.typing import NDArray
-
-FeatureTable: TypeAlias = NDArray[np.float64] | list[list[float]]
+from typing import Any, NamedTuple, TypeAlias
 
 _NEVER = 1e-300  # least chance, whose logarithm is finite
 _SPARE = 64  # entries of an order that may be out of date before it is looked through
@@ -27,7 +22,7 @@ class Named(NamedTuple):
     """Children that one source names for a node."""
 
     ids: list[int]
-    table: FeatureTable  # [k, F] what the source says of each child, as its law reads it
+    table: Any  # [k, F] what the source says of each child, as its law reads it: array or lists
     chances: Sequence[float]  # [k]
 
 
@@ -55,6 +50,7 @@ class DraftNode:
     copied, masked, ranked: its children as the text source, the nearest mask and the model name
         them; None where they name nothing
     joint: the children that model and text source name, and what both say of each
+    offset: positions between the last token that its mask's call knew and the mask
     block: masks of the nearest call at it or above it; None without a block draft
     covered: chance that the target takes a child that was named before it was ranked
     is_copy: whether the text source alone had named it when it was made
@@ -85,6 +81,7 @@ class DraftNode:
         "logs",
         "masked",
         "number",
+        "offset",
         "parent",
         "position",
         "ranked",
@@ -107,7 +104,7 @@ class DraftNode:
         self.joint: Named | None = None
         self.block: Block | None = None if parent is None else parent.block
         self.covered, self.is_copy = 0.0, False
-        self.listed = self.depth = 0
+        self.listed = self.depth = self.offset = 0
         self.alive = True
         self.index: int | None = None
         self.number: int | None = None

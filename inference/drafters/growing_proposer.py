@@ -9,6 +9,7 @@ below. A call of the model has three parts, so that a host can batch rows: choos
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Sequence
 from itertools import groupby
 
@@ -16,13 +17,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from inference.backends import Ranked, Segment
+from inference.backends.sequence import TargetText
 from inference.candidates import MOST_CANDIDATES, Nodes
 from inference.cost.objective import Effort
 from inference.draft_tuning import TUNING
 from inference.drafters.block_masks import BlockMasks
 from inference.drafters.candidate_sender import CandidateSender
 from inference.drafters.copied_text import CopiedText, TextSource
-from inference.drafters.draft_row import DraftRow
+from inference.drafters.draft_row import Draft, DraftRow
 from inference.drafters.draft_tree import DraftNode, DraftTree, Named
 from inference.drafters.target_clock import TargetClock
 from inference.planner.child_features import joint_features, rank_features
@@ -33,6 +35,7 @@ from inference.sampling import SamplingParams
 from inference.times import TRUSTED
 
 ENDLESS = 2**31
+"""Length of a text without an end."""
 
 
 class GrowingProposer:
@@ -140,6 +143,10 @@ class GrowingProposer:
             self._copied.close()
         self.open([0], SamplingParams(), 1)
 
+    def steer(self, prices: Prices) -> None:
+        """Draft by these prices from now on."""
+        self.prices = prices
+
     # --- a call of the model
 
     def feed(self) -> bool:
@@ -246,7 +253,7 @@ class GrowingProposer:
         if self._copied is not None and node.copied is None:
             node.copied = self._copied.name(node)
         if self._masks is not None and node.masked is None:
-            node.masked = self._masks.name(node, self._params.greedy)
+            self._masks.name(node, self._params.greedy)
         if node.copied is not None or node.masked is not None:
             self._name(node)
 
@@ -320,6 +327,29 @@ class GrowingProposer:
             began, before = self._accounted
             self.prices.committed(tokens, Effort(now - began, drafted - before, self._bytes_up))
         self._accounted, self._bytes_up = (now, drafted), 0.0
+
+
+def on_row(
+    draft: Draft,
+    row: int,
+    knowledge: Knowledge,
+    prices: Prices,
+    *,
+    source: TextSource | None = None,
+    kind: int = MODEL,
+    room: int = TUNING.room,
+    clock: Callable[[], float] = time.perf_counter,
+    beside: TargetText | None = None,
+) -> GrowingProposer:
+    """Make the proposer of one row of a draft, with the arguments of both.
+
+    source: text that is copied, unless the draft has a source of its own
+    """
+    own = source if draft.source is None else draft.source()
+    if draft.model is None:
+        return GrowingProposer(knowledge, prices, own)
+    ranks = DraftRow(draft, row, knowledge.draft, room=room, clock=clock, beside=beside)
+    return GrowingProposer(knowledge, prices, own, ranks, kind=kind)
 
 
 def _rank_of(token: int, named: Named) -> int | None:

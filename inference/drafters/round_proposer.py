@@ -45,9 +45,7 @@ class RoundProposer:
         self._row.open(prompt, params)
         self._root(prompt[-1], len(prompt) - 1, longest if end is None else min(end, longest))
 
-    def hear(
-        self, position: int, tokens: Sequence[int], now: float, notice: Notice | None
-    ) -> None:
+    def hear(self, position: int, tokens: Sequence[int], now: float, notice: Notice | None) -> None:
         """Take in committed tokens. Raises ValueError for a gap."""
         tree = self._tree
         expected = tree.root.position + 1

@@ -18,16 +18,18 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Protocol
 from weakref import WeakSet
 
-from inference.backends import Model, Ranked, Segment
-from inference.backends.sequence import MakeSequence, ModelSequence
+from inference.backends import Ranked, Segment
+from inference.backends.sequence import TargetRow
 from inference.candidates import Nodes
 from inference.cost.objective import Effort
-from inference.drafters.block_proposer import proposers_on
-from inference.drafters.copy_source import CopySource
-from inference.drafters.model_proposer import WIDTH, ModelProposer
+from inference.draft_tuning import TUNING
+from inference.drafters.copied_text import CopySource
+from inference.drafters.draft_row import Draft
+from inference.drafters.growing_proposer import GrowingProposer, on_row
 from inference.engine.forward import ask_each
 from inference.engine.proposer_arbitration import ProposerArbitration, token_seconds
 from inference.engine.scheduler import LEAST_RATE
@@ -71,7 +73,7 @@ class _DraftedSession:
     """
 
     session: Session
-    proposer: ModelProposer
+    proposer: GrowingProposer
     stream: int  # stream of the proposals
     row: int  # row of the draft
     end: int  # length of the text, as the draft was told
@@ -152,24 +154,23 @@ class ColocatedDrafter:
     knowledge: makes a row's times and acceptances, which persist from session to session.
     room: nodes beyond the text that a row may have ranked.
     copies: what a session's text said before is copied, too.
-    sequence: tells how a session's texts lie on a row of the draft.
     clock: returns seconds.
     """
 
     def __init__(
         self,
-        model: Model,
+        draft: Draft,
         knowledge: Callable[[], Knowledge],
         *,
         room: int,
         copies: bool = False,
-        sequence: Callable[[Session], MakeSequence] = lambda session: ModelSequence,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self._sequence = sequence
-        self._model, self._room, self._clock, self._copies = model, room, clock, copies
-        self._known = [knowledge() for _ in range(model.rows)]
-        self._free = list(range(model.rows))
+        assert draft.model is not None, "a draft beside its target is a model"
+        self._model, self._draft = draft.model, draft
+        self._room, self._clock, self._copies = room, clock, copies
+        self._known = [knowledge() for _ in range(draft.model.rows)]
+        self._free = list(range(draft.model.rows))
         self._drafted: dict[Session, _DraftedSession] = {}
         self._failed: WeakSet[Session] = WeakSet()
         self._records: defaultdict[str, float] = defaultdict(float)  # tenant -> tokens gained
@@ -229,7 +230,7 @@ class ColocatedDrafter:
         """Whether other proposers alone make the text faster than this draft would."""
         known = self._known[drafted.row]
         forward, call = known.target.seconds(1, 1), known.draft.seconds(CALL_NODES)
-        level = float(known.acceptance.mean_edges(WIDTH).sum())
+        level = float(known.acceptance.mean_edges(TUNING.width).sum())
         token = token_seconds(forward, call, level)
         return drafted.others.suffice(drafted.session.length, forward, token)
 
@@ -254,8 +255,8 @@ class ColocatedDrafter:
         if session in self._drafted or session in self._failed or not self._free:
             return
         row = self._free.pop()
-        proposer = proposers_on(self._model)(
-            self._model,
+        proposer = on_row(
+            self._draft,
             row,
             self._known[row],
             Prices(
@@ -268,7 +269,7 @@ class ColocatedDrafter:
             clock=self._clock,
             kind=COLOCATED,
             source=CopySource() if self._copies else None,
-            sequence=self._sequence(session),
+            beside=partial(_row_of, session),
         )
         proposer.open(list(session.tokens), session.params, order.end)
         stream = sink.join(session)
@@ -312,7 +313,7 @@ class ColocatedDrafter:
         self._around = self._clock() - ended
 
     def _rank(self, segments: Sequence[Segment]) -> list[Ranked]:
-        return self._model.rank(segments, WIDTH)
+        return self._model.rank(segments, TUNING.width)
 
     def _fail(self, drafted: _DraftedSession, error: Exception, sink: SessionSink) -> None:
         log.error("the draft beside the target failed: %s: %s", type(error).__name__, error)
@@ -325,6 +326,12 @@ class ColocatedDrafter:
         del self._drafted[drafted.session]
         sink.leave(drafted.session, drafted.stream)
         self._free.append(drafted.row)
+
+
+def _row_of(session: Session) -> TargetRow:
+    """Return where the target has the session's text."""
+    assert session.row is not None, "a session without a row is not drafted for"
+    return TargetRow(session.row.index, session.row.slots)
 
 
 def _is_gone(drafted: _DraftedSession) -> bool:

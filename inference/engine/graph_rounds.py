@@ -23,9 +23,11 @@ from inference.engine.forward import Ask, Commit, Share, Took, charge, commit
 from inference.engine.graph_tree import GraphTree, inner_tree
 from inference.engine.scheduler import LEAST_GAIN, LEAST_RATE, Seconds, Turn
 from inference.engine.session import Session
-from inference.link_times import KEPT
 from inference.proposer import COLOCATED
 from inference.tree import IntArray, TokenTree
+
+_KEPT = 15
+"""Latest calls for a number of sessions, whose median is what such a call takes."""
 
 _RECENT = 0.1
 """Weight of the latest round in the moving average of tokens per round."""
@@ -77,7 +79,7 @@ class CallRecord:
 
     def took(self, sessions: int, seconds: float) -> None:
         """Record the seconds of a call for so many sessions."""
-        self._latest.setdefault(sessions, deque(maxlen=KEPT)).append(seconds)
+        self._latest.setdefault(sessions, deque(maxlen=_KEPT)).append(seconds)
 
     def brought(self, tokens: int) -> None:
         """Record the tokens that a call brought one session."""

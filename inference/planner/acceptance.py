@@ -9,13 +9,12 @@ fades towards a prior. Output never depends on it, only how much is accepted. Pu
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from inference.errors import InvalidRequest
 from inference.json_file import Json, read_json
@@ -60,6 +59,7 @@ _RATES_WORTH = 20.0  # verdicts that a saved rate of masks counts for at most
 _SUREST = 0.999  # sum of the chances of children that two sources judge together, at most
 
 SHIPPED = Path(__file__).parents[1] / "data" / "acceptance.json"
+
 
 class Laws(NamedTuple):
     """The laws of one pair of models. Two: of sampled decoding, then of greedy decoding."""

@@ -11,17 +11,16 @@ from functools import partial
 
 from grpc_comm.translate import Description
 from inference.backends import Model
-from inference.drafters.model_proposer import ROOM
+from inference.draft_tuning import TUNING
+from inference.drafters.draft_row import Draft
 from inference.engine.engine import Engine
 from outrider.client.connecting import connect_target
 from outrider.client.drafting import load_draft
 from outrider.compare.arms import FUSED, Bench
 from outrider.compare.compare_options import CompareOptions, TextsOptions
 from outrider.compare.readings import Account, open_account
-from outrider.draft_methods import find_draft
+from outrider.draft_methods import FoundDraft, find_draft
 from outrider.link.emulated_link import LinkShape, shaped_link
-from outrider.models.loading import FoundModel
-from outrider.models.precision import settled
 from outrider.models.profiles import user_profiles
 from outrider.money.goals import Aims, Stated, read_aims, read_prices
 from outrider.options.groups import MeasureOptions
@@ -52,7 +51,7 @@ class Testbed:
 
     options: CompareOptions
     common: TextsOptions  # options of the draft here, and where the target is
-    found: FoundModel  # the draft
+    found: FoundDraft
     target: Description
     draft: Model
     draft_times: dict[int, float]
@@ -112,10 +111,11 @@ def testbed(options: CompareOptions, profile: str | None) -> Iterator[Testbed]:
             stated = stated or read_prices(common, description.usd_per_hour)
             positions = read_positions(options, stated)
         requests = make_requests(common, prompts, found.tokenizer, length, description.stop_ids)
-        room = max(ROOM, *(one.most_ranked for one in (*options.chains, *options.trees)))
-        found = settled(found, common, drafts=True)
-        draft = load_draft(common, found, 1, length, room, room)
-        times = user_profiles(MeasureOptions(measure_first=True)).draft(found, draft, length)
+        room = max(TUNING.room, *(one.most_ranked for one in (*options.chains, *options.trees)))
+        found = found.settled(common)
+        draft = load_draft(common, found, 1, length, room, room).model
+        assert draft is not None, "the draft of a comparison is a model"
+        times = found.times(user_profiles(MeasureOptions(measure_first=True)), Draft(draft), length)
         account = open_account(common, stated, whole=target is not None, emulated=bool(profile))
         yield Testbed(
             options,

@@ -12,10 +12,13 @@ from inference.artifact import features_of
 from inference.backends import FeatureModel, Model
 from inference.backends.timed import feature_model
 from inference.command import say
+from inference.drafters.draft_row import Draft
 from inference.errors import InvalidRequest, UnsupportedModel
+from outrider.draft_methods import ModelDraft
 from outrider.models.artifacts import artifact_checkpoint
 from outrider.models.devices import describe
 from outrider.models.loading import Checkpoint, OfCheckpoint, find_checkpoint, find_directory
+from outrider.models.sequence_length import Capacity
 from outrider.options.groups import DeviceOptions, DraftModelOptions
 from outrider.options.roles import FusedTargetRole
 
@@ -53,24 +56,16 @@ class FoundHead(OfCheckpoint):
 
         return fingerprint(self.directory)
 
-    def load(
-        self,
-        options: DeviceOptions,
-        *,
-        rows: int,
-        sequence_length: int,
-        spare: int,
-        max_nodes: int,
-    ) -> EagleModel:
+    def load(self, options: DeviceOptions, capacity: Capacity) -> EagleModel:
         """Load the head where its target is, in its precision."""
         from inference.backends.eagle import EagleModel
         from inference.model.eagle import read_head
 
         begun = time.perf_counter()
-        head = read_head(self.directory, self.beside.given, sequence_length)
+        head = read_head(self.directory, self.beside.given, capacity.sequence_length)
         self.beside.target.keep_features(head.config.kept)
-        capacity = sequence_length + spare
-        model = EagleModel(head, rows=rows, capacity=capacity, max_nodes=max_nodes)
+        rows, length, spare, nodes = capacity
+        model = EagleModel(head, rows=rows, capacity=length + spare, max_nodes=nodes)
         parameters = sum(parameter.numel() for parameter in head.parameters())
         layers = ", ".join(map(str, head.config.kept))
         say(
@@ -81,7 +76,7 @@ class FoundHead(OfCheckpoint):
         return model
 
 
-def find(options: DraftModelOptions, target: Model | None) -> FoundHead:
+def find(options: DraftModelOptions, target: Model | None) -> ModelDraft:
     """The head of --draft_model. Raises UnsupportedModel for a target that keeps no features."""
     from inference.backends.compiled import CompiledModel
     from inference.backends.eager import EagerModel
@@ -99,14 +94,24 @@ def find(options: DraftModelOptions, target: Model | None) -> FoundHead:
     if isinstance(real, CompiledModel) and options.artifact:
         manifest, checkpoint = artifact_checkpoint(Path(options.artifact))
         _check_features(manifest, checkpoint, name, directory)
-        return FoundHead(checkpoint, name, directory, Beside(real, _given(manifest, checkpoint)))
+        return _beside(
+            FoundHead(checkpoint, name, directory, Beside(real, _given(manifest, checkpoint)))
+        )
     if isinstance(real, EagerModel):
         checkpoint = find_checkpoint(options.target_name, "target")
-        return FoundHead(checkpoint, name, directory, Beside(real, OfTarget.of(real.decoder)))
+        given = OfTarget.of(real.decoder)
+        return _beside(FoundHead(checkpoint, name, directory, Beside(real, given)))
     raise UnsupportedModel(
         "--draft eagle reads features of a target on cpu or cuda, or of an artefact that was "
         "built with --features"
     )
+
+
+def _beside(head: FoundHead) -> ModelDraft:
+    """The draft of a head: its texts read the features that its target keeps."""
+    from inference.backends.eagle import feature_sequence
+
+    return ModelDraft(head, partial(Draft, sequence=feature_sequence(head.beside.target)))
 
 
 def _check_features(manifest: Manifest, target: Checkpoint, name: str, head: Path) -> None:

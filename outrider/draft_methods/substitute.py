@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 
 from inference.backends import Model
 from inference.backends.eager import EagerModel
-from inference.backends.shared_cache import SharedCacheModel
+from inference.backends.shared_cache import SharedCacheModel, shared_sequence
+from inference.draft_tuning import TUNING
+from inference.drafters.draft_row import Draft
 from inference.errors import InvalidRequest
+from outrider.draft_methods import ModelDraft
 from outrider.models.loading import Checkpoint, OfCheckpoint, find_checkpoint, load_eager
 from outrider.models.reduction import Reduction
+from outrider.models.sequence_length import Capacity
 from outrider.options.groups import DeviceOptions, DraftModelOptions, TargetModelOptions
 
 _INT4 = Reduction("int4")
@@ -25,26 +30,10 @@ class Substitute(OfCheckpoint):
     def name(self) -> str:
         return f"{self.checkpoint.name}, 4-bit"
 
-    def load(
-        self,
-        options: DeviceOptions,
-        *,
-        rows: int,
-        sequence_length: int,
-        spare: int,
-        max_nodes: int,
-    ) -> EagerModel:
+    def load(self, options: DeviceOptions, capacity: Capacity) -> EagerModel:
         from inference.model.substitute import load_substitute
 
-        return load_eager(
-            options,
-            self.checkpoint,
-            load_substitute,
-            rows=rows,
-            sequence_length=sequence_length,
-            spare=spare,
-            max_nodes=max_nodes,
-        )
+        return load_eager(options, self.checkpoint, load_substitute, capacity)
 
 
 @dataclass(frozen=True)
@@ -56,34 +45,29 @@ class BesideItsTarget(Substitute):
     def fingerprint(self) -> str:
         return f"{super().fingerprint()}-layers"
 
-    def load(
-        self,
-        options: DeviceOptions,
-        *,
-        rows: int,
-        sequence_length: int,
-        spare: int,
-        max_nodes: int,
-    ) -> EagerModel:
+    def load(self, options: DeviceOptions, capacity: Capacity) -> EagerModel:
         from inference.model.substitute import substitute_of
 
         draft = substitute_of(self.target.decoder)
-        return SharedCacheModel(draft, self.target, own=spare, max_nodes=max_nodes)
+        return SharedCacheModel(
+            draft, self.target, own=capacity.spare, max_nodes=capacity.max_nodes
+        )
 
 
-def find(options: DraftModelOptions, target: Model | None) -> Substitute:
+def find(options: DraftModelOptions, target: Model | None) -> ModelDraft:
     """The substitute of --draft_model or --model; beside a target without --draft_model that of the
     target itself.
     """
     if target is None or options.draft_model is not None:
-        return Substitute(_rounded(options.draft_name))
+        return ModelDraft(Substitute(_rounded(options.draft_name)))
     if not isinstance(target, EagerModel):
         raise InvalidRequest(
             "--draft substitute rounds the layers of a target on cpu or cuda in this process: with "
             "--artifact or --emulate name a checkpoint by --draft_model"
         )
     assert isinstance(options, TargetModelOptions)
-    return BesideItsTarget(_rounded(options.target_name), target)
+    found = BesideItsTarget(_rounded(options.target_name), target)
+    return ModelDraft(found, partial(Draft, sequence=shared_sequence(TUNING.room)))
 
 
 def _rounded(name: str | None) -> Checkpoint:

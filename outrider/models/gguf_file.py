@@ -13,7 +13,7 @@ from inference.backends.gguf_model import GgufModel, load_gguf
 from inference.command import say
 from inference.errors import InvalidRequest, Mismatch, UnsupportedModel
 from inference.text import Tokenizer
-from outrider.models.sequence_length import allowed_length
+from outrider.models.sequence_length import Capacity, allowed_length
 from outrider.options.groups import DeviceOptions
 
 
@@ -44,15 +44,7 @@ class GgufFile:
     def fingerprint(self) -> str:
         return fingerprint(self.directory)
 
-    def load(
-        self,
-        options: DeviceOptions,
-        *,
-        rows: int,
-        sequence_length: int,
-        spare: int,
-        max_nodes: int,
-    ) -> GgufModel:
+    def load(self, options: DeviceOptions, capacity: Capacity) -> GgufModel:
         if options.dtype is not None:
             raise InvalidRequest(
                 f"--dtype {options.dtype}: a GGUF file has its own precision ({self.facts.weights})"
@@ -64,9 +56,9 @@ class GgufFile:
         model = load_gguf(
             self.directory,
             self.facts,
-            rows=rows,
-            capacity=sequence_length + spare,
-            max_nodes=max_nodes,
+            rows=capacity.rows,
+            capacity=capacity.sequence_length + capacity.spare,
+            max_nodes=capacity.max_nodes,
             vocabulary=self.tokenizer.vocabulary,
             threads=torch.get_num_threads(),
             gpu=gpu,

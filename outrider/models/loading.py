@@ -21,7 +21,7 @@ from inference.text import Tokenizer
 from outrider.models.devices import describe, pick_device, set_threads
 from outrider.models.gguf_file import GgufFile, gguf_tokenizer
 from outrider.models.reduction import WHOLE, Reduction
-from outrider.models.sequence_length import allowed_length
+from outrider.models.sequence_length import Capacity, allowed_length
 from outrider.options.groups import DeviceOptions, LegacyOptions, TargetModelOptions
 from outrider.options.offload import OffloadOptions
 from outrider.terminal.status_lines import LoadingStatus
@@ -71,19 +71,8 @@ class FoundModel(Protocol):
         """Tell the model from every one that computes differently."""
         ...
 
-    def load(
-        self,
-        options: DeviceOptions,
-        *,
-        rows: int,
-        sequence_length: int,
-        spare: int,
-        max_nodes: int,
-    ) -> LoadedModel:
-        """Load the model on the chosen device. Prints what was chosen on stderr.
-
-        spare: slots a row beyond the sequence, which hold trees
-        """
+    def load(self, options: DeviceOptions, capacity: Capacity) -> LoadedModel:
+        """Load the model on the chosen device. Prints what was chosen on stderr."""
         ...
 
 
@@ -114,15 +103,7 @@ class Checkpoint:
 
         return self.reduction.fingerprint(fingerprint(self.directory))
 
-    def load(
-        self,
-        options: DeviceOptions,
-        *,
-        rows: int,
-        sequence_length: int,
-        spare: int,
-        max_nodes: int,
-    ) -> EagerModel | LegacyNeuronModel:
+    def load(self, options: DeviceOptions, capacity: Capacity) -> EagerModel | LegacyNeuronModel:
         from inference.model.checkpoint import load_decoder
         from inference.model.layer_offload import load_offloaded
 
@@ -132,22 +113,14 @@ class Checkpoint:
                     "--device neuron-legacy is for roles target and verify_target: draft on cpu or "
                     "cuda"
                 )
-            return _load_legacy(options, self, sequence_length)
+            return _load_legacy(options, self, capacity.sequence_length)
 
         def load(directory: Path, **how: Any) -> Decoder:
             if self.offload:
                 return load_offloaded(directory, offload=self.offload, **how)
             return self.reduction.apply(load_decoder(directory, **how))
 
-        return load_eager(
-            options,
-            self,
-            load,
-            rows=rows,
-            sequence_length=sequence_length,
-            spare=spare,
-            max_nodes=max_nodes,
-        )
+        return load_eager(options, self, load, capacity)
 
 
 @dataclass(frozen=True)
@@ -194,11 +167,7 @@ def load_eager(
     options: DeviceOptions,
     checkpoint: Checkpoint,
     load: LoadDecoder,
-    *,
-    rows: int,
-    sequence_length: int,
-    spare: int,
-    max_nodes: int,
+    capacity: Capacity,
 ) -> EagerModel:
     """Load a checkpoint's decoder as a model on the chosen device. See FoundModel.load()."""
     from inference.model.checkpoint import DTYPES
@@ -209,7 +178,7 @@ def load_eager(
     with LoadingStatus(checkpoint.name) as tell:
         decoder = load(
             checkpoint.directory,
-            positions=sequence_length,
+            positions=capacity.sequence_length,
             vocabulary=checkpoint.reduction.vocabulary(checkpoint.tokenizer.vocabulary),
             dtype=DTYPES[asked] if asked else checkpoint.precision,
             device=device,
@@ -224,7 +193,7 @@ def load_eager(
         f"{checkpoint.name}: {parameters / 1e6:.1f} M parameters, {precision} on "
         f"{describe(device)}, loaded in {time.perf_counter() - begun:.1f} s"
     )
-    return _on_device(decoder, rows=rows, capacity=sequence_length + spare, max_nodes=max_nodes)
+    return _on_device(decoder, capacity)
 
 
 def _parameters(decoder: Decoder) -> int:
@@ -310,19 +279,21 @@ def _load_legacy(
     )
 
 
-def _on_device(decoder: Decoder, *, rows: int, capacity: int, max_nodes: int) -> EagerModel:
+def _on_device(decoder: Decoder, capacity: Capacity) -> EagerModel:
     """A model with this decoder. On CUDA its calls are recorded and replayed, unless layers come
     and go; not yet run on a GPU.
     """
     from inference.model.layer_offload import OffloadedLayers
 
     device = decoder.model.embed_tokens.weight.device
+    rows, length, spare, nodes = capacity
     if device.type == "cuda" and not isinstance(decoder.model.layers, OffloadedLayers):
         from inference.backends.cuda import CudaGraphs, CudaModel
 
+        graphs = CudaGraphs(device)
         return CudaModel(
-            decoder, rows=rows, capacity=capacity, max_nodes=max_nodes, recorder=CudaGraphs(device)
+            decoder, rows=rows, capacity=length + spare, max_nodes=nodes, recorder=graphs
         )
     from inference.backends.eager import EagerModel
 
-    return EagerModel(decoder, rows=rows, capacity=capacity, max_nodes=max_nodes)
+    return EagerModel(decoder, rows=rows, capacity=length + spare, max_nodes=nodes)

@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from inference.errors import InvalidRequest
 
 _DEFAULT = 2048
+
+
+class Capacity(NamedTuple):
+    """How many texts a loaded model holds, how long, and how wide a call is."""
+
+    rows: int
+    sequence_length: int
+    spare: int  # slots a row beyond the sequence, which hold trees
+    max_nodes: int  # of one row in one call
 
 
 def allowed_length(asked: int | None, name: str, limit: int, limited_by: str) -> int:

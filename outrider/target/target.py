@@ -38,6 +38,7 @@ from outrider.models.devices import describe
 from outrider.models.loading import PREFILL_NODES, FoundModel, LoadedModel, find_target
 from outrider.models.precision import settled
 from outrider.models.profiles import PendingProfile, user_profiles
+from outrider.models.sequence_length import Capacity
 from outrider.options.peer_security import server_security
 from outrider.options.roles import FusedTargetRole, ServingRole
 from outrider.target.model_list import lazily, load_listed, read_listed
@@ -188,13 +189,7 @@ def _load_checkpoint(options: ServingRole) -> _Loaded:
     nodes = options.max_tree_nodes
     length = found.sequence_length(options.sequence_length)
     found = settled(found, options, drafts=False)
-    model = found.load(
-        options,
-        rows=options.batch,
-        sequence_length=length,
-        spare=nodes,
-        max_nodes=max(nodes, PREFILL_NODES),
-    )
+    model = found.load(options, Capacity(options.batch, length, nodes, max(nodes, PREFILL_NODES)))
     weights, offload = found.fingerprint(), options.layer_offload
     made_from = f"{weights}, layers on {offload}" if offload else weights
     return _Loaded(

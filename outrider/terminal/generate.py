@@ -21,7 +21,7 @@ from inference.text import Tokenizer
 from inference.times import LatencyModel
 from outrider.client.client import Client, open_client
 from outrider.client.connecting import connect_target, print_models
-from outrider.draft_methods import find_draft
+from outrider.draft_methods import FoundDraft, model
 from outrider.models.artifacts import (
     artifact_length,
     load_artifact,
@@ -30,6 +30,7 @@ from outrider.models.artifacts import (
 )
 from outrider.models.loading import FoundModel, find_target, find_tokenizer
 from outrider.models.precision import settled
+from outrider.models.sequence_length import Capacity
 from outrider.options.groups import DeviceOptions, TextOptions
 from outrider.options.roles import DraftRole, FusedClientRole, VerifyDraftRole, VerifyTargetRole
 from outrider.terminal.explain import Explainer, dear_law
@@ -143,7 +144,7 @@ prompts are known to fit.
 
 
 def _draft_alone(options: VerifyDraftRole) -> Alone:
-    found = find_draft(options)
+    found = model.find(options, None).model
     length = found.sequence_length(options.sequence_length)
     return found, length, partial(_load_alone, found, options, length, 1)
 
@@ -162,10 +163,10 @@ def _target_alone(options: VerifyTargetRole) -> Alone:
 def _load_alone(found: FoundModel, options: DeviceOptions, length: int, nodes: int) -> Model:
     """Load a model whose text is its own: it keeps its weights exactly."""
     chosen = settled(found, options, drafts=False)
-    return chosen.load(options, rows=1, sequence_length=length, spare=1, max_nodes=nodes)
+    return chosen.load(options, Capacity(1, length, 1, nodes))
 
 
-def session_length(asked: int | None, draft: FoundModel, target: Connection) -> int:
+def session_length(asked: int | None, draft: FoundDraft, target: Connection) -> int:
     """The sequence length, prompt and output together, that draft, target and user allow."""
     return min(draft.sequence_length(asked), target.description.sequence_length)
 

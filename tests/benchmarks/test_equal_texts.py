@@ -8,7 +8,7 @@ from benchmarks.alone import BARE, PROMPT, bare, served, table
 from benchmarks.equal_texts import Job, Pair, ahead, alone, beside, share
 from benchmarks.regret.stage import serve
 from inference.backends.eager import EagerModel
-from inference.drafters.model_proposer import ROOM
+from inference.draft_tuning import TUNING
 from inference.engine.local_session import LocalSession
 from inference.sampling import SamplingParams
 from tests.support import pairs
@@ -21,7 +21,7 @@ JOBS = [
 
 
 def model(rows: int, seed: int = 1) -> EagerModel:
-    capacity = pairs.SEQUENCE_LENGTH + ROOM
+    capacity = pairs.SEQUENCE_LENGTH + TUNING.room
     return EagerModel(pairs.decoder(seed), rows=rows, capacity=capacity, max_nodes=256)
 
 

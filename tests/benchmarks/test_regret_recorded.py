@@ -10,7 +10,7 @@ from benchmarks.regret.arms import ALONE, HYBRID
 from benchmarks.regret.dial import Text
 from benchmarks.regret.models import Asked, KeptTexts, text_key
 from benchmarks.regret.recorded import markdown, play, recorded_texts
-from inference.drafters.model_proposer import ROOM
+from inference.draft_tuning import TUNING
 from inference.errors import InvalidRequest
 from inference.sampling import SamplingParams
 from tests.support.scripted_models import VOCABULARY, ScriptedModel, useless
@@ -19,7 +19,7 @@ TEXT = Text((5, 6, 7), SamplingParams().on_the_wire(), (8, 9, 5, 6, 7, 8, 9, 5, 
 
 
 def test_a_text_that_repeats_itself_is_copied_in_few_passes() -> None:
-    draft = ScriptedModel(useless, capacity=512 + ROOM)
+    draft = ScriptedModel(useless, capacity=512 + TUNING.room)
     played = play([ALONE, HYBRID], ["edits"], [TEXT], draft, VOCABULARY, round_trip=20)
     alone, hybrid = (played.results[arm.name] for arm in (ALONE, HYBRID))
     assert [one.length for one in (*alone.readings, *hybrid.readings)] == [len(TEXT.tokens)] * 2

@@ -12,9 +12,9 @@ import numpy as np
 
 from inference.accept import accept_match
 from inference.candidates import BASE, CandidateTree, Nodes, Proposal
-from inference.drafters.model_proposer import ModelProposer
+from inference.drafters.draft_row import Draft
+from inference.drafters.growing_proposer import GrowingProposer, on_row
 from inference.engine.snapshot import best_of
-from inference.link_times import LinkTimes
 from inference.planner.acceptance import read_acceptance
 from inference.planner.knowledge import Knowledge
 from inference.planner.prices import Prices
@@ -30,23 +30,21 @@ CALL, FORWARD, ROUND_TRIP = 0.01, 0.03, 0.04
 
 def knowledge(times: float = 1.0) -> Knowledge:
     """times: how far all that is believed is off."""
-    known = Knowledge(
+    return Knowledge(
         DraftTimes({1: CALL * times}),
         LatencyModel({(1, 1): FORWARD * times, (1, 64): FORWARD * times}),
-        LinkTimes(),
         read_acceptance(),
+        ROUND_TRIP * times,
     )
-    known.link.observe(ROUND_TRIP * times, 0.0, 100)
-    return known
 
 
 def scripted_proposer(
     says: Says, *, times: float = 1.0, prices: Prices | None = None, room: int = 200
-) -> ModelProposer:
+) -> GrowingProposer:
     model = ScriptedModel(says, capacity=512 + room)
     ticks = iter(range(10**9))
-    return ModelProposer(
-        model,
+    return on_row(
+        Draft(model),
         0,
         knowledge(times),
         prices or Prices(),
@@ -198,7 +196,7 @@ class World:
         for other, number in enumerate(self.stream_of):
             if number == old.number:
                 self.stream_of[other] = new.number
-                self.proposers[other].resend()
+                self.proposers[other].hear(0, (), self.now, None)
 
     def turn(self) -> None:
         """One forward, as on a good day: three calls of each draft meanwhile, nothing is lost."""

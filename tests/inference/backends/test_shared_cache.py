@@ -6,20 +6,18 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from functools import partial
 
 import pytest
 import torch
 
 from inference.backends import Ranked, Segment
 from inference.backends.eager import EagerModel
-from inference.backends.shared_cache import SharedCacheModel
+from inference.backends.shared_cache import SharedCacheModel, shared_sequence
+from inference.drafters.draft_row import Draft
 from inference.engine.colocated_drafter import ColocatedDrafter
 from inference.engine.engine import Engine
 from inference.engine.local_session import LocalSession
 from inference.engine.session import Session
-from inference.engine.target_rows import on_target_row
-from inference.link_times import LinkTimes
 from inference.model.decoder import Decoder
 from inference.order import Decode, End
 from inference.planner.acceptance import read_acceptance
@@ -75,7 +73,7 @@ class Watched(SharedCacheModel):
 
 def known() -> Knowledge:
     target = LatencyModel({(1, 1): 0.01, (1, 64): 0.01})
-    return Knowledge(DraftTimes({1: 0.001}), target, LinkTimes(), read_acceptance())
+    return Knowledge(DraftTimes({1: 0.001}), target, read_acceptance())
 
 
 def beside(draft: Decoder) -> tuple[Engine, Watched]:
@@ -90,7 +88,7 @@ def beside(draft: Decoder) -> tuple[Engine, Watched]:
         vocabulary=pairs.VOCABULARY,
         times=LatencyModel({(1, 1): 0.01, (1, 64): 0.01, (2, 64): 0.01}, measured=True),
         host=ColocatedDrafter(
-            shared, known, room=OWN, sequence=partial(on_target_row, OWN), clock=clock
+            Draft(shared, sequence=shared_sequence(OWN)), known, room=OWN, clock=clock
         ),
         clock=clock,
     )

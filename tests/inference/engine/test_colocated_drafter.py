@@ -12,12 +12,12 @@ import pytest
 
 from inference.backends import Ranked, Segment
 from inference.backends.eager import EagerModel
-from inference.drafters.model_proposer import ROOM
+from inference.draft_tuning import TUNING
+from inference.drafters import draft_row as drafts
 from inference.engine.colocated_drafter import ColocatedDrafter
 from inference.engine.engine import Engine
 from inference.engine.local_session import LocalSession
 from inference.engine.session import MOST_AHEAD, Session
-from inference.link_times import LinkTimes
 from inference.model.decoder import Decoder
 from inference.order import Decode
 from inference.planner.acceptance import read_acceptance
@@ -96,7 +96,9 @@ class Hosted:
         self.clock = Clock()
         self.draft = Draft(says, self.clock, draft_rows or rows, call)
         known = partial(_knowledge, call)
-        self.host = ColocatedDrafter(self.draft, known, room=200, clock=self.clock, copies=copies)
+        self.host = ColocatedDrafter(
+            drafts.Draft(self.draft), known, room=200, clock=self.clock, copies=copies
+        )
         self.model = Exact(rows, self.clock, kinds=kinds, cost=lambda rows, nodes: FORWARD)
         shapes = [(row, nodes) for row in range(1, rows + 1) for nodes in (1, 2, 4, 8, 16, 32)]
         self.engine = Engine(
@@ -117,7 +119,7 @@ class Hosted:
 
 def _knowledge(call: float) -> Knowledge:
     target = LatencyModel({(1, 1): FORWARD, (1, 32): FORWARD})
-    return Knowledge(DraftTimes({1: call}), target, LinkTimes(), read_acceptance())
+    return Knowledge(DraftTimes({1: call}), target, read_acceptance())
 
 
 # --- the text
@@ -131,8 +133,10 @@ def beside(draft: Decoder, *, copies: bool = False) -> Engine:
     """The random target of tests/support/pairs.py with a draft beside it."""
     target, length = pairs.decoder(1), pairs.SEQUENCE_LENGTH
     model = EagerModel(target, rows=2, capacity=length + 64, max_nodes=64)
-    rows = EagerModel(draft, rows=2, capacity=length + ROOM, max_nodes=128)
-    host = ColocatedDrafter(rows, partial(_knowledge, CALL), room=ROOM, copies=copies)
+    rows = EagerModel(draft, rows=2, capacity=length + TUNING.room, max_nodes=128)
+    host = ColocatedDrafter(
+        drafts.Draft(rows), partial(_knowledge, CALL), room=TUNING.room, copies=copies
+    )
     return Engine(
         model, sequence_length=length, max_tree_nodes=64, vocabulary=pairs.VOCABULARY, host=host
     )

@@ -31,10 +31,12 @@ from inference.backends.eager import EagerModel
 from inference.backends.fused import FusedModel
 from inference.candidates import Nodes
 from inference.decode import Step, decode
+from inference.drafters.draft_tree import DraftNode, DraftTree
 from inference.drafters.round_proposer import RoundProposer
+from inference.drafters.tree_policies import Budget, Rank
 from inference.engine.engine import Engine
 from inference.engine.graph_rounds import GraphRounds
-from inference.engine.graph_tree import Branching, GraphTree
+from inference.engine.graph_tree import GraphTree
 from inference.engine.local_session import LocalSession
 from inference.engine.session import Session
 from inference.errors import BadArtifact, InvalidRequest
@@ -201,6 +203,28 @@ class WatchedSession(LocalSession):
     def propose(self, nodes: Nodes) -> None:
         self._drafted.append([one.token for one in nodes.proposals])
         super().propose(nodes)
+
+
+class Branching(NamedTuple):
+    """A policy that drafts trees of one shape, level by level."""
+
+    shape: Branches
+
+    @property
+    def most_ranked(self) -> int:
+        return self.shape.inner
+
+    def grow(self, tree: DraftTree, budget: Budget, rank: Rank) -> list[DraftNode]:
+        grown, level = list[DraftNode](), [tree.root]
+        for branch in self.shape.branches[: budget.depth]:
+            ids = rank(level, branch).ids.tolist()
+            level = [
+                tree.add(parent, token, tree.root.log)
+                for parent, tokens in zip(level, ids, strict=True)
+                for token in tokens
+            ]
+            grown += level
+        return grown
 
 
 def in_rounds(shape: Branches, params: SamplingParams) -> Trees:
