@@ -38,15 +38,8 @@ from benchmarks.harness import command
 from inference.drafters.tree_policies import edge_values
 from inference.errors import InvalidRequest
 from inference.json_file import Json
-from inference.planner.acceptance import (
-    FEATURES,
-    KINDS,
-    RANKS,
-    VERSION,
-    AcceptanceModel,
-    features,
-    read_acceptance,
-)
+from inference.planner.acceptance import FEATURES, KINDS, RANKS, VERSION, features
+from inference.planner.acceptance_file import read_acceptance, read_model
 from inference.planner.law import FloatArray, hazards
 
 K = 8
@@ -198,7 +191,7 @@ def predict(record: dict[str, Any], texts: Iterable[Text], learning: bool) -> It
     """Chances of the first K children at every position of each text; a learning model sees the
     texts one after the other.
     """
-    model = AcceptanceModel.read(Json(record, "this fit", InvalidRequest))
+    model = read_model(Json(record, "this fit", InvalidRequest))
     for text in texts:
         chances = np.empty((len(text.depths), K))
         for index, (row, depth, taken) in enumerate(

@@ -27,7 +27,8 @@ from benchmarks.harness import command
 from inference.drafters.copied_text import CopySource
 from inference.errors import InvalidRequest
 from inference.json_file import Json
-from inference.planner.acceptance import AcceptanceModel, features, read_acceptance
+from inference.planner.acceptance import AcceptanceModel, features
+from inference.planner.acceptance_file import read_acceptance
 from inference.planner.child_features import Copying, copy_features, joint_features
 from inference.planner.law import FloatArray
 

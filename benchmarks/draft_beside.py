@@ -36,7 +36,7 @@ from inference.engine.session import Session
 from inference.model.decoder import Decoder
 from inference.model.eagle import load_head
 from inference.order import Decode, End
-from inference.planner.acceptance import read_acceptance
+from inference.planner.acceptance_file import read_acceptance
 from inference.planner.knowledge import Knowledge
 from inference.sampling import SamplingParams
 from inference.text import Tokenizer

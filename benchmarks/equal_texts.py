@@ -38,14 +38,13 @@ from inference.backends.eager import EagerModel
 from inference.command import run_command
 from inference.decode import TargetSession, decode
 from inference.draft_tuning import TUNING
-from inference.drafters.draft_row import Draft
-from inference.drafters.growing_proposer import on_row
+from inference.drafters.draft import Draft
 from inference.engine.engine import Engine
 from inference.engine.local_session import LocalSession
 from inference.model.checkpoint import DTYPES
 from inference.model.config import read_config
 from inference.order import Decode, End
-from inference.planner.acceptance import read_acceptance
+from inference.planner.acceptance_file import read_acceptance
 from inference.planner.knowledge import Knowledge
 from inference.planner.prices import Prices
 from inference.proposer import Proposer
@@ -117,7 +116,7 @@ def ahead(pair: Pair, job: Job, order: int) -> tuple[int, ...]:
     engine = serve(target, pair.vocabulary, times=times.target, clock=clock.now)
     target_times, acceptance = LatencyModel(times.target), read_acceptance()
     known = Knowledge(DraftTimes(times.here), target_times, acceptance, link.round_trip)
-    proposer = on_row(Draft(draft), 0, known, Prices(battery=True), clock=clock.now)
+    proposer = Draft(draft).proposer(0, known, Prices(battery=True), clock=clock.now)
     return _text(job, pair, VirtualSession(clock, engine, link), [proposer], clock)
 
 

@@ -37,7 +37,7 @@ from inference.engine.graph_rounds import GraphRounds
 from inference.engine.graph_tree import Branching
 from inference.engine.local_session import LocalSession
 from inference.order import Decode, Pace
-from inference.planner.acceptance import read_acceptance
+from inference.planner.acceptance_file import read_acceptance
 from inference.planner.knowledge import Knowledge
 from inference.sampling import SamplingParams
 from inference.text import Tokenizer

@@ -41,7 +41,8 @@ from inference.command import run_command
 from inference.errors import InvalidRequest
 from inference.json_file import Json
 from inference.model.config import read_config
-from inference.planner.acceptance import features, read_acceptance
+from inference.planner.acceptance import features
+from inference.planner.acceptance_file import read_acceptance
 from inference.planner.child_features import LIKELY, OFFSETS, Guessing, mask_features, said_by
 from inference.planner.law import FloatArray, hazards
 from inference.sampling import SamplingParams

@@ -15,15 +15,15 @@ import numpy as np
 
 from inference.accept import accept_match
 from inference.backends import Ranked, Segment
-from inference.candidates import CandidateTree, Nodes
+from inference.candidates import CandidateTree
 from inference.draft_tuning import TUNING
-from inference.drafters.draft_row import Draft
-from inference.drafters.growing_proposer import GrowingProposer, on_row
+from inference.drafters.draft import Draft
+from inference.drafters.growing_proposer import GrowingProposer
 from inference.engine.snapshot import best_of
-from inference.planner.acceptance import read_acceptance
+from inference.planner.acceptance_file import read_acceptance
 from inference.planner.knowledge import Knowledge
 from inference.planner.prices import Prices
-from inference.proposer import Notice
+from inference.proposer import Nodes, Notice
 from inference.sampling import SamplingParams
 from inference.times import DraftTimes, LatencyModel
 from inference.tree import IntArray
@@ -85,7 +85,7 @@ def measure() -> tuple[Stopwatch, GrowingProposer]:
     """One text."""
     known = Knowledge(DraftTimes({1: CALL}), LatencyModel({(1, 1): FORWARD}), read_acceptance())
     model, watch, text = HashModel(), Stopwatch(), [1, 2, 3]
-    proposer = on_row(Draft(model), 0, known, Prices())
+    proposer = Draft(model).proposer(0, known, Prices())
     tree, numbers, now = CandidateTree(text), iter(range(10**9)), 0.0
     tree.join(0)
     proposer.open(text, SamplingParams(), TOKENS + 500)

@@ -18,12 +18,11 @@ from typing import Any
 from grpc_comm.client.connection import Connection, connect
 from grpc_comm.client.patience import Patience
 from grpc_comm.client.remote_session import RemoteSession
-from inference.candidates import BASE, Nodes, Proposal
 from inference.decode import Loop
 from inference.draft_thread import inline, threaded
 from inference.errors import OutriderError
 from inference.order import Decode, Pace
-from inference.proposer import Notice, Usage
+from inference.proposer import BASE, DraftUsage, Nodes, Notice, Proposal
 from inference.sampling import SamplingParams
 
 DEPTH = 6
@@ -78,12 +77,12 @@ class Scripted:
         if notice is not None:
             self._length = position + len(tokens)
 
-    def work(self, now: float) -> Usage | None:
+    def work(self, now: float) -> DraftUsage | None:
         if not self._due:
             return None
         time.sleep(DRAFT_SECONDS)
         self._due, self._made = False, True
-        return Usage(1, DEPTH, DRAFT_SECONDS)
+        return DraftUsage(1, DEPTH, DRAFT_SECONDS)
 
     def flush(self, now: float, next_number: Callable[[], int]) -> Nodes | None:
         if not self._made:

@@ -9,10 +9,9 @@ import math
 from collections.abc import Iterator
 
 from grpc_comm.proto import verifier_pb2 as pb
-from inference.candidates import BASE, MOST_CANDIDATES, Nodes, Proposal
 from inference.errors import InvalidRequest, LimitExceeded, Mismatch
 from inference.order import Decode, End, Pace, Progress
-from inference.proposer import COPY, DEVICE, MODEL, NOBODY
+from inference.proposer import BASE, COPY, DEVICE, MODEL, MOST_CANDIDATES, NOBODY, Nodes, Proposal
 
 MOST_STOP_IDS = 1024
 

@@ -17,7 +17,6 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from grpc_comm.proto import verifier_pb2 as pb
-from inference.candidates import MOST_CANDIDATES
 from inference.errors import (
     Busy,
     Gone,
@@ -27,6 +26,7 @@ from inference.errors import (
     Unavailable,
 )
 from inference.order import Opened
+from inference.proposer import MOST_CANDIDATES
 from inference.sampling import SamplingParams
 from inference.times import Shape
 

@@ -14,9 +14,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Protocol, TypeAlias
 
-from inference.candidates import Nodes
 from inference.order import Decode, Pace, Progress
-from inference.proposer import Notice, Proposer, Usage
+from inference.proposer import DraftUsage, Nodes, Notice, Proposer
 from inference.sampling import SamplingParams
 from inference.throttle import Throttle
 
@@ -80,7 +79,7 @@ class Drafting:
         order: Decode,
         clock: Callable[[], float],
     ) -> None:
-        self.length, self.usage = len(prompt), Usage()
+        self.length, self.usage = len(prompt), DraftUsage()
         self._prompt, self._params = prompt, params
         self._session, self._order, self._clock = session, order, clock
         self._proposers, self._last, self._came = None, None, deque()

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
-from inference.candidates import Nodes
 from inference.sampling import SamplingParams
 
 MODEL, COPY, COLOCATED, DEVICE = range(4)
@@ -18,6 +17,39 @@ MODEL, COPY, COLOCATED, DEVICE = range(4)
 
 NOBODY = 255
 """Stands for a kind where no proposer had named the token: the target made it alone."""
+
+
+BASE = -1
+"""Parent number that stands for the committed token at `Nodes.base`."""
+
+MOST_CANDIDATES = 1024
+"""Candidates that a session keeps at most; the least valuable are dropped first."""
+
+FRAMING_BYTES = 88
+"""Estimated bytes of framing per message: gRPC prefix 5, HTTP/2 frame 9, TLS 1.3 record 22, and
+TCP (with time stamps) and IPv4 headers 52. Messages that leave together share some of them. TCP
+acknowledgements are not counted.
+"""
+
+NODE_BYTES, MESSAGE_BYTES = 5.0, 15.0 + FRAMING_BYTES
+"""Bytes on the way to the target: of a node, and of a message that carries nodes."""
+
+
+class Proposal(NamedTuple):
+    """A node that a proposer names. Numbers of a stream grow by one and are never reused."""
+
+    number: int
+    parent: int  # number of an earlier node of the stream, or BASE
+    token: int
+    chance: float  # claimed probability that the target takes this edge, given the parent
+
+
+class Nodes(NamedTuple):
+    """A proposer's message. It is a hint: losing it costs speed and never changes the text."""
+
+    base: int  # position of the committed token that BASE stands for
+    proposals: Sequence[Proposal]
+    proposer: int = 0  # kind of the proposer
 
 
 class Notice(NamedTuple):
@@ -30,15 +62,15 @@ class Notice(NamedTuple):
     room: int  # candidates that a forward takes from this session at present
 
 
-class Usage(NamedTuple):
+class DraftUsage(NamedTuple):
     """Work of a proposer's model."""
 
     calls: int = 0  # parts of the prompt not counted
     nodes: int = 0  # in these calls
     seconds: float = 0.0  # of these calls
 
-    def plus(self, other: Usage) -> Usage:
-        return Usage(
+    def plus(self, other: DraftUsage) -> DraftUsage:
+        return DraftUsage(
             self.calls + other.calls, self.nodes + other.nodes, self.seconds + other.seconds
         )
 
@@ -58,7 +90,7 @@ class Proposer(Protocol):
         """
         ...
 
-    def work(self, now: float) -> Usage | None:
+    def work(self, now: float) -> DraftUsage | None:
         """Feed the model a part of the prompt, or make a call; None when no call is worth it."""
         ...
 

@@ -17,15 +17,15 @@ from grpc_comm.server.server import BackgroundServer, Target
 from inference.backends.eager import EagerModel
 from inference.draft_thread import inline
 from inference.draft_tuning import TUNING
-from inference.drafters.draft_row import Draft
-from inference.drafters.growing_proposer import GrowingProposer, on_row
+from inference.drafters.draft import Draft
+from inference.drafters.growing_proposer import GrowingProposer
 from inference.drafters.round_proposer import RoundProposer
 from inference.drafters.tree_policies import BestFirst, Chain, Policy
 from inference.engine.local_session import LocalSession
 from inference.model.checkpoint import load_decoder
 from inference.model.decoder import Decoder
 from inference.order import Pace
-from inference.planner.acceptance import read_acceptance
+from inference.planner.acceptance_file import read_acceptance
 from inference.planner.knowledge import Knowledge
 from inference.planner.prices import Prices
 from inference.proposer import Proposer
@@ -98,7 +98,7 @@ def growing(model: EagerModel, *, here: bool) -> GrowingProposer:
     """here: the target's forwards are made in this thread, so that each call holds them up."""
     target = LatencyModel({(1, 1): 0.01, (1, 64): 0.02})
     known = Knowledge(DraftTimes({1: 0.002}), target, read_acceptance())
-    return on_row(Draft(model), 0, known, Prices(holds_target=here))
+    return Draft(model).proposer(0, known, Prices(holds_target=here))
 
 
 PROPOSERS: dict[str, Policy | None] = {"Growing": None} | {

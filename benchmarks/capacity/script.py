@@ -15,8 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from inference.backends import Ranked, Segment
-from inference.candidates import BASE, Nodes, Proposal
-from inference.proposer import MODEL, Notice, Usage
+from inference.proposer import BASE, MODEL, DraftUsage, Nodes, Notice, Proposal
 from inference.sampling import SamplingParams
 from inference.tree import IntArray
 
@@ -177,7 +176,7 @@ class GrowingDraft:
             del self._line[place]
         self._decoys = [(fork, node) for fork, node in self._decoys if fork >= root]
 
-    def work(self, now: float) -> Usage | None:
+    def work(self, now: float) -> DraftUsage | None:
         tip = max(self._line)
         least = FLOOR * self._line[self._root].value
         on_way = self._line[tip].value >= least and not self._lost
@@ -192,7 +191,7 @@ class GrowingDraft:
         if on_way:
             self._go_on(tip)
         self._deepest += 1
-        return Usage(1, 1 + len(wrong), self._call_seconds)
+        return DraftUsage(1, 1 + len(wrong), self._call_seconds)
 
     def flush(self, now: float, next_number: Callable[[], int]) -> Nodes | None:
         found, self._found = self._found, []
@@ -266,7 +265,7 @@ class RoundDraft(GrowingDraft):
         super().open(prompt, params, end)
         self._growing = True
 
-    def work(self, now: float) -> Usage | None:
+    def work(self, now: float) -> DraftUsage | None:
         used = super().work(now)
         self._growing = used is not None
         return used

@@ -10,11 +10,10 @@ from benchmarks.storm_client import BEYOND, Job, pieces
 from grpc_comm.client.connection import Connection, connect
 from grpc_comm.client.patience import Patience
 from grpc_comm.client.remote_session import RemoteSession
-from inference.candidates import BASE, Nodes, Proposal
 from inference.decode import decode
 from inference.errors import OutriderError
 from inference.order import Decode
-from inference.proposer import DEVICE
+from inference.proposer import BASE, DEVICE, Nodes, Proposal
 from inference.sampling import SamplingParams
 
 TOKENS, PROMPT_TOKENS = 12, 6

@@ -22,8 +22,8 @@ from benchmarks.regret.stage import Stage
 from inference.decode import TICK_SECONDS, Loop
 from inference.draft_thread import inline
 from inference.drafters.copied_text import CopySource
-from inference.drafters.draft_row import Draft
-from inference.drafters.growing_proposer import GrowingProposer, on_row
+from inference.drafters.draft import Draft
+from inference.drafters.growing_proposer import GrowingProposer
 from inference.drafters.round_proposer import RoundProposer
 from inference.drafters.tree_policies import BestFirst, Chain, Policy
 from inference.order import Decode, Pace
@@ -92,14 +92,14 @@ def in_rounds(propose: Propose) -> Callable[[Stage], Player]:
 def growing(stage: Stage) -> Proposer:
     """The draft here, as --draft model has it."""
     prices = Prices(battery=True)
-    return on_row(Draft(stage.draft), 0, stage.knowledge(), prices, clock=stage.now)
+    return Draft(stage.draft).proposer(0, stage.knowledge(), prices, clock=stage.now)
 
 
 def hybrid(stage: Stage) -> Proposer:
     """A draft here that copies, too: the default of --role draft."""
     prices = Prices(battery=True)
-    return on_row(
-        Draft(stage.draft), 0, stage.knowledge(), prices, clock=stage.now, source=CopySource()
+    return Draft(stage.draft).proposer(
+        0, stage.knowledge(), prices, clock=stage.now, source=CopySource()
     )
 
 

@@ -14,9 +14,8 @@ from benchmarks.regret.dial import GUESSES
 from benchmarks.regret.growth import Growth
 from inference.backends import Model
 from inference.backends.sequence import ModelSequence
-from inference.candidates import BASE, Nodes, Proposal
 from inference.drafters.tree_policies import edge_values
-from inference.proposer import MODEL, Notice
+from inference.proposer import BASE, MODEL, Nodes, Notice, Proposal
 from inference.sampling import SamplingParams
 
 LATEST = 0.2

@@ -34,8 +34,7 @@ from benchmarks.regret.study import Result, embedded_study, play
 from inference.backends import Masks
 from inference.command import run_command
 from inference.drafters.copied_text import CopySource
-from inference.drafters.draft_row import Draft
-from inference.drafters.growing_proposer import on_row
+from inference.drafters.draft import Draft
 from inference.model.config import read_config
 from inference.planner.prices import Prices
 from inference.proposer import Proposer
@@ -137,7 +136,7 @@ def arms(masks: Masks) -> tuple[Arm, ...]:
     def block(stage: Stage, source: CopySource | None = None) -> Proposer:
         known, prices = stage.knowledge(), Prices(battery=True)
         draft = Draft(stage.draft, masks)
-        return on_row(draft, 0, known, prices, clock=stage.now, source=source)
+        return draft.proposer(0, known, prices, clock=stage.now, source=source)
 
     return (
         ALONE,

@@ -21,10 +21,10 @@ from inference.backends.timed import TimeProfile, find_profile
 from inference.decode import TargetSession
 from inference.draft_thread import Drafter, inline
 from inference.draft_tuning import TUNING
-from inference.drafters.draft_row import Draft
+from inference.drafters.draft import Draft
 from inference.engine.colocated_drafter import ColocatedDrafter
 from inference.engine.engine import Engine
-from inference.planner.acceptance import read_acceptance
+from inference.planner.acceptance_file import read_acceptance
 from inference.planner.knowledge import Knowledge
 from inference.proposer import Proposer
 from inference.stats import Traffic

@@ -9,10 +9,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-from inference.candidates import BASE, Proposal
 from inference.drafters.draft_tree import DraftNode, DraftTree
 from inference.drafters.target_clock import TargetClock
-from inference.proposer import Notice
+from inference.proposer import BASE, Notice, Proposal
 
 _ROUNDING = 1e-9  # tolerance for logarithms
 

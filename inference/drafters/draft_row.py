@@ -4,31 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 from inference.backends import Masks, Model, Ranked, Segment
 from inference.backends.sequence import MakeSequence, TargetText, own_sequence
 from inference.draft_tuning import TUNING
-from inference.drafters.copied_text import TextSource
 from inference.drafters.draft_tree import DraftNode
-from inference.proposer import Usage
+from inference.proposer import DraftUsage
 from inference.sampling import SamplingParams
 from inference.times import DraftTimes
-
-
-class Draft(NamedTuple):
-    """A loaded draft, and how it is used.
-
-    model: ranks nodes; None for a draft that ranks none
-    masks: what stands for tokens that are not known yet; None for a draft that knows none
-    sequence: makes the sequence of a text on a row
-    source: makes what names children without a model; None where that is copied text, if anything
-    """
-
-    model: Model | None
-    masks: Masks | None = None
-    sequence: MakeSequence = own_sequence
-    source: Callable[[], TextSource] | None = None
 
 
 class RankedNodes:
@@ -58,8 +41,10 @@ class RankedNodes:
 
 
 class DraftRow:
-    """A row of a draft, for one text after the other.
+    """A row of a draft model, for one text after the other.
 
+    masks: what stands for tokens that are not known yet; None for a draft that knows none
+    sequence: makes the sequence of a text on the row
     room: nodes that may be ranked at a time. The row's slots beyond them are for the text: where
         it goes on behind them, the model is no longer called
     clock: returns seconds; asked around a call only
@@ -68,20 +53,21 @@ class DraftRow:
 
     def __init__(
         self,
-        draft: Draft,
+        model: Model,
         row: int,
         times: DraftTimes,
         *,
+        masks: Masks | None = None,
+        sequence: MakeSequence = own_sequence,
         room: int = TUNING.room,
         clock: Callable[[], float] = time.perf_counter,
         beside: TargetText | None = None,
     ) -> None:
-        assert draft.model is not None, "a row is of a model"
-        self.model, self.masks = draft.model, draft.masks
-        self._make_sequence, self._beside = draft.sequence, beside
+        self.model, self.masks = model, masks
+        self._make_sequence, self._beside = sequence, beside
         self._row, self._times, self._room, self._clock = row, times, room, clock
         self._call_seconds: dict[int, float] = {}
-        self.usage = Usage()
+        self.usage = DraftUsage()
         self.open([0], SamplingParams())
 
     def open(self, prompt: Sequence[int], params: SamplingParams) -> None:
@@ -132,9 +118,9 @@ class DraftRow:
         [ranked] = self.model.rank([segment], k)
         return ranked, self._clock() - began
 
-    def count(self, ranked: Ranked, seconds: float) -> Usage:
+    def count(self, ranked: Ranked, seconds: float) -> DraftUsage:
         """Record a call and what it took."""
-        used = Usage(1, len(ranked.ids), seconds)
+        used = DraftUsage(1, len(ranked.ids), seconds)
         self._times.observe(self.computed(used.nodes), seconds)
         self.usage = self.usage.plus(used)
         return used

@@ -9,7 +9,6 @@ below. A call of the model has three parts, so that a host can batch rows: choos
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Sequence
 from itertools import groupby
 
@@ -17,20 +16,27 @@ import numpy as np
 from numpy.typing import NDArray
 
 from inference.backends import Ranked, Segment
-from inference.backends.sequence import TargetText
-from inference.candidates import MOST_CANDIDATES, Nodes
-from inference.cost.objective import Effort
+from inference.cost.effort import Effort
 from inference.draft_tuning import TUNING
 from inference.drafters.block_masks import BlockMasks
 from inference.drafters.candidate_sender import CandidateSender
 from inference.drafters.copied_text import CopiedText, TextSource
-from inference.drafters.draft_row import Draft, DraftRow
+from inference.drafters.draft_row import DraftRow
 from inference.drafters.draft_tree import DraftNode, DraftTree, Named
 from inference.drafters.target_clock import TargetClock
 from inference.planner.child_features import joint_features, rank_features
 from inference.planner.knowledge import Knowledge
-from inference.planner.prices import MESSAGE_BYTES, NODE_BYTES, Prices
-from inference.proposer import COPY, MODEL, Notice, Usage
+from inference.planner.prices import Prices
+from inference.proposer import (
+    COPY,
+    MESSAGE_BYTES,
+    MODEL,
+    MOST_CANDIDATES,
+    NODE_BYTES,
+    DraftUsage,
+    Nodes,
+    Notice,
+)
 from inference.sampling import SamplingParams
 from inference.times import TRUSTED
 
@@ -77,9 +83,9 @@ class GrowingProposer:
         self.open([0], SamplingParams(), 1)
 
     @property
-    def usage(self) -> Usage:
+    def usage(self) -> DraftUsage:
         """Work of the model, over all texts so far."""
-        return Usage() if self._row is None else self._row.usage
+        return DraftUsage() if self._row is None else self._row.usage
 
     def open(self, prompt: Sequence[int], params: SamplingParams, end: int | None = None) -> None:
         known = self._known
@@ -115,12 +121,12 @@ class GrowingProposer:
             self._clock.hear(notice)
         self._sender.hear(notice)
 
-    def work(self, now: float) -> Usage | None:
+    def work(self, now: float) -> DraftUsage | None:
         if self._row is None:
             self._look()
             return None
         if self._row.feed():
-            return Usage()
+            return DraftUsage()
         if not self.choose(now):
             return None
         return self.take(*self._row.rank(self.segment(), TUNING.width))
@@ -195,7 +201,7 @@ class GrowingProposer:
         masks = [] if self._masks is None else self._masks.put()
         return self._row.segment([*indices, *masks])
 
-    def take(self, ranked: Ranked, seconds: float) -> Usage:
+    def take(self, ranked: Ranked, seconds: float) -> DraftUsage:
         """Take the result of the call, which took `seconds`."""
         assert self._row is not None, "segment() made a call"
         nodes, self._calling, self._chosen = self._calling, [], []
@@ -327,29 +333,6 @@ class GrowingProposer:
             began, before = self._accounted
             self.prices.committed(tokens, Effort(now - began, drafted - before, self._bytes_up))
         self._accounted, self._bytes_up = (now, drafted), 0.0
-
-
-def on_row(
-    draft: Draft,
-    row: int,
-    knowledge: Knowledge,
-    prices: Prices,
-    *,
-    source: TextSource | None = None,
-    kind: int = MODEL,
-    room: int = TUNING.room,
-    clock: Callable[[], float] = time.perf_counter,
-    beside: TargetText | None = None,
-) -> GrowingProposer:
-    """Make the proposer of one row of a draft, with the arguments of both.
-
-    source: text that is copied, unless the draft has a source of its own
-    """
-    own = source if draft.source is None else draft.source()
-    if draft.model is None:
-        return GrowingProposer(knowledge, prices, own)
-    ranks = DraftRow(draft, row, knowledge.draft, room=room, clock=clock, beside=beside)
-    return GrowingProposer(knowledge, prices, own, ranks, kind=kind)
 
 
 def _rank_of(token: int, named: Named) -> int | None:

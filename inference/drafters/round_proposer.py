@@ -10,11 +10,10 @@ import math
 from collections.abc import Callable, Sequence
 
 from inference.backends import Model, Ranked
-from inference.candidates import BASE, Nodes, Proposal
-from inference.drafters.draft_row import Draft, DraftRow
+from inference.drafters.draft_row import DraftRow
 from inference.drafters.draft_tree import DraftNode, DraftTree
 from inference.drafters.tree_policies import Budget, Policy
-from inference.proposer import MODEL, Notice, Usage
+from inference.proposer import BASE, MODEL, DraftUsage, Nodes, Notice, Proposal
 from inference.sampling import SamplingParams
 from inference.times import DraftTimes
 
@@ -28,15 +27,15 @@ class RoundProposer:
     _tree: DraftTree
     _grown: list[DraftNode] | None  # nodes that are sent, parents before children
     _sent: bool
-    _used: Usage  # by the tree that grows
+    _used: DraftUsage  # by the tree that grows
 
     def __init__(self, model: Model, policy: Policy, *, room: int, row: int = 0) -> None:
         self.room, self._policy = room, policy
-        self._row = DraftRow(Draft(model), row, DraftTimes(), room=policy.most_ranked)
+        self._row = DraftRow(model, row, DraftTimes(), room=policy.most_ranked)
         self.open([0], SamplingParams(), 1)
 
     @property
-    def usage(self) -> Usage:
+    def usage(self) -> DraftUsage:
         """Work of the model, over all texts so far."""
         return self._row.usage
 
@@ -66,12 +65,12 @@ class RoundProposer:
         self._root(fresh[-1], tree.root.position, tree.end)
         self._row.advance(passed, gone, self._tree.root)
 
-    def work(self, now: float) -> Usage | None:
+    def work(self, now: float) -> DraftUsage | None:
         if self._row.feed():
-            return Usage()
+            return DraftUsage()
         if self._grown is not None:
             return None
-        tree, self._used = self._tree, Usage()
+        tree, self._used = self._tree, DraftUsage()
         depth = max(tree.end - 2 - tree.root.position, 0)  # the target adds a token of its own
         self._grown = self._policy.grow(tree, Budget(self.room if depth else 0, depth), self._rank)
         return self._used

@@ -24,12 +24,11 @@ from weakref import WeakSet
 
 from inference.backends import Ranked, Segment
 from inference.backends.sequence import TargetRow
-from inference.candidates import Nodes
-from inference.cost.objective import Effort
+from inference.cost.effort import Effort
 from inference.draft_tuning import TUNING
 from inference.drafters.copied_text import CopySource
-from inference.drafters.draft_row import Draft
-from inference.drafters.growing_proposer import GrowingProposer, on_row
+from inference.drafters.draft import Draft
+from inference.drafters.growing_proposer import GrowingProposer
 from inference.engine.forward import ask_each
 from inference.engine.proposer_arbitration import ProposerArbitration, token_seconds
 from inference.engine.scheduler import LEAST_RATE
@@ -37,7 +36,7 @@ from inference.engine.session import MOST_AHEAD, Session
 from inference.order import End
 from inference.planner.knowledge import Knowledge
 from inference.planner.prices import Prices
-from inference.proposer import COLOCATED, Notice
+from inference.proposer import COLOCATED, Nodes, Notice
 
 log = logging.getLogger(__name__)
 
@@ -255,8 +254,7 @@ class ColocatedDrafter:
         if session in self._drafted or session in self._failed or not self._free:
             return
         row = self._free.pop()
-        proposer = on_row(
-            self._draft,
+        proposer = self._draft.proposer(
             row,
             self._known[row],
             Prices(

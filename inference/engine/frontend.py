@@ -12,13 +12,14 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
 
-from inference.candidates import Dropped, Nodes
+from inference.candidates import Dropped
 from inference.engine.admission import Roster
 from inference.engine.calibration import Calibration
 from inference.engine.forward import Tell
 from inference.engine.session import Opening, Session
 from inference.errors import InvalidRequest, LimitExceeded, Unavailable
 from inference.order import Decode, Opened, Progress
+from inference.proposer import Nodes
 from inference.sampling import SamplingParams
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from itertools import count
 
-from inference.candidates import CandidateTree, Nodes
+from inference.candidates import CandidateTree
+from inference.proposer import Nodes
 
 
 class Streams:

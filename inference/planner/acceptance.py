@@ -8,21 +8,14 @@ fades towards a prior. Output never depends on it, only how much is accepted. Pu
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from inference.errors import InvalidRequest
-from inference.json_file import Json, read_json
 from inference.planner.child_features import (
-    COPY_FEATURES,
     EXCLUDED,
-    JOINT_FEATURES,
-    MASK_FEATURES,
     RANK_FEATURES,
     SPAN,
     FloatArray,
@@ -30,15 +23,12 @@ from inference.planner.child_features import (
 from inference.planner.law import (
     CERTAINTY,
     STEEPEST,
+    HitRates,
     Law,
-    Rates,
     Rows,
     broken,
     hazards,
-    read_law,
-    read_rates,
 )
-from inference.whole_file import write_whole
 
 VERSION = 4
 KINDS = ("sampled", "greedy")
@@ -57,8 +47,6 @@ nodes than a forward has.
 
 _RATES_WORTH = 20.0  # verdicts that a saved rate of masks counts for at most
 _SUREST = 0.999  # sum of the chances of children that two sources judge together, at most
-
-SHIPPED = Path(__file__).parents[1] / "data" / "acceptance.json"
 
 
 class Laws(NamedTuple):
@@ -81,8 +69,8 @@ class AcceptanceModel:
         often the target took a LIKELY one of these
     """
 
-    def __init__(self, laws: Laws, rates: Rates, mask_rates: Rates) -> None:
-        self._laws, self._rates, self._mask_rates = laws, rates, mask_rates
+    def __init__(self, laws: Laws, rates: HitRates, mask_rates: HitRates) -> None:
+        self.laws, self.rates, self.mask_rates = laws, rates, mask_rates
         self._edges: dict[int, FloatArray] = {}  # mean_edges() by k, until the next verdict
 
     # --- ranks of a draft
@@ -96,7 +84,7 @@ class AcceptanceModel:
 
         A row's sum is below 1. A child that top-k or top-p excludes has probability 0.
         """
-        chances = broken(hazards(tables, self._laws.ranks[greedy].weights))
+        chances = broken(hazards(tables, self.laws.ranks[greedy].weights))
         chances[scores < EXCLUDED] = 0
         return chances
 
@@ -108,11 +96,11 @@ class AcceptanceModel:
         hits = np.array([-1 if rank is None else rank for rank in taken])
         come_to = np.where(hits < 0, k, hits + 1)
         inside = np.arange(k) < come_to[:, None]
-        self._laws.ranks[greedy].learn(
+        self.laws.ranks[greedy].learn(
             tables[inside], (np.arange(k) == hits[:, None])[inside], len(taken)
         )
         for count, rank in zip(come_to.tolist(), taken, strict=True):
-            self._rates.learn(slice(count), rank)
+            self.rates.learn(slice(count), rank)
         self._edges = {}
 
     def mean_edges(self, k: int) -> FloatArray:  # [k]
@@ -123,7 +111,7 @@ class AcceptanceModel:
         if not 1 <= k <= RANKS:
             raise ValueError(f"rates of 1 to {RANKS} ranks are known: got k = {k}")
         if k not in self._edges:
-            rates = self._rates
+            rates = self.rates
             self._edges[k] = _descending(broken(rates.hits[:k] / rates.tries[:k]))
         return self._edges[k]
 
@@ -131,44 +119,42 @@ class AcceptanceModel:
 
     def copied(self, rows: Rows) -> list[float]:  # [k, F] -> [k]
         """Return the chance of each copied token, by its copy_features()."""
-        return self._laws.copies.chances(rows, SPAN)
+        return self.laws.copies.chances(rows, SPAN)
 
     def observe_copied(self, rows: Rows, taken: int | None) -> None:
         """Learn which of the copied tokens the target took, or that it took none."""
-        self._laws.copies.observe(rows, taken)
+        self.laws.copies.observe(rows, taken)
 
     def together(self, table: FloatArray) -> FloatArray:  # [k, J] -> [k]
         """Return the chance of each child that two sources judge, by its joint_features()."""
-        chances = hazards(table, self._laws.joint.weights)
+        chances = hazards(table, self.laws.joint.weights)
         return np.asarray(chances * min(_SUREST / float(chances.sum()), 1.0))
 
     def observe_together(self, table: FloatArray, taken: int | None) -> None:  # [k, J]
         """Learn which child the target took where two sources had named children."""
-        self._laws.joint.learn(table, np.arange(len(table)) == taken)
+        self.laws.joint.learn(table, np.arange(len(table)) == taken)
 
     # --- masks of a block draft
 
     def masked(self, rows: Rows, greedy: bool) -> list[float]:  # [k, F] -> [k]
         """Return the chance of each child that a mask names, by its mask_features()."""
-        return self._laws.masks[greedy].chances(rows, STEEPEST)
+        return self.laws.masks[greedy].chances(rows, STEEPEST)
 
     def observe_masked(self, rows: Rows, greedy: bool, offset: int, taken: int | None) -> None:
         """Learn which child of a mask of this offset the target took, or that it took none."""
         likely = taken is not None and self.masked(rows[: taken + 1], greedy)[taken] >= LIKELY
-        self._laws.masks[greedy].observe(rows, taken)
+        self.laws.masks[greedy].observe(rows, taken)
         at = min(offset, OFFSETS) - 1
-        self._mask_rates.learn(slice(at, at + 1), at if likely else None, slice(at, at + 1))
+        self.mask_rates.learn(slice(at, at + 1), at if likely else None, slice(at, at + 1))
 
     def mask_rate(self, offset: int) -> float:
         """Return how often the target takes a LIKELY child of a mask of this offset, from 1."""
         at = min(offset, OFFSETS) - 1
-        return float(self._mask_rates.hits[at] / self._mask_rates.tries[at])
-
-    # --- files
+        return float(self.mask_rates.hits[at] / self.mask_rates.tries[at])
 
     def to_record(self) -> dict[str, Any]:
         """Return what was learnt, as a prior for other sessions: plain values for JSON."""
-        laws = self._laws
+        laws = self.laws
         ranks, masks = (
             {kind: law.to_record() for kind, law in zip(KINDS, two, strict=True)}
             for two in (laws.ranks, laws.masks)
@@ -177,44 +163,13 @@ class AcceptanceModel:
             "version": VERSION,
             "features": list(RANK_FEATURES),
             "laws": ranks,
-            "rates": self._rates.to_record(CERTAINTY / self._rates.tries[0]),
+            "rates": self.rates.to_record(CERTAINTY / self.rates.tries[0]),
             "copying": {"copies": laws.copies.to_record(), "joint": laws.joint.to_record()},
             "guessing": {
                 "laws": masks,
-                **self._mask_rates.to_record(_RATES_WORTH / self._mask_rates.tries),
+                **self.mask_rates.to_record(_RATES_WORTH / self.mask_rates.tries),
             },
         }
-
-    @classmethod
-    def read(cls, record: Json) -> AcceptanceModel:
-        """Read what to_record() described; other fields are ignored. Raises InvalidRequest."""
-        version, features = record.field("version"), record.field("features")
-        if version.value != VERSION or features.value != list(RANK_FEATURES):
-            version.refuse(f"an acceptance record of version {VERSION}")
-        copying, masks = record.field("copying"), record.field("guessing")
-        laws = Laws(
-            _read_laws(record.field("laws"), len(RANK_FEATURES)),
-            _read_laws(masks.field("laws"), len(MASK_FEATURES)),
-            read_law(copying.field("copies"), len(COPY_FEATURES)),
-            read_law(copying.field("joint"), len(JOINT_FEATURES)),
-        )
-        return cls(laws, read_rates(record.field("rates"), RANKS), read_rates(masks, OFFSETS))
-
-
-def _read_laws(raw: Json, width: int) -> tuple[Law, Law]:
-    """Read a law for each kind of decoding."""
-    sampled, greedy = (read_law(raw.field(kind), width) for kind in KINDS)
-    return sampled, greedy
-
-
-def read_acceptance(path: Path = SHIPPED) -> AcceptanceModel:
-    """Read the model from a file, by default the shipped one. Raises InvalidRequest."""
-    return AcceptanceModel.read(read_json(path, InvalidRequest))
-
-
-def write_acceptance(model: AcceptanceModel, path: Path) -> None:
-    """Write what was learnt to a file. Readers never see a part of it."""
-    write_whole(path, json.dumps(model.to_record()) + "\n")
 
 
 def _descending(rates: FloatArray) -> FloatArray:  # [k] -> [k]

@@ -13,7 +13,6 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from inference.errors import InvalidRequest
-from inference.json_file import Json
 from inference.planner.child_features import FloatArray
 
 MEMORY = 200
@@ -126,8 +125,8 @@ def broken(sticks: FloatArray) -> FloatArray:  # [..., k] -> [..., k]
     return sticks
 
 
-class Rates:
-    """Rates of what was tried, whatever its score: hits / tries, fading to the prior's.
+class HitRates:
+    """HitRates of what was tried, whatever its score: hits / tries, fading to the prior's.
 
     Raises InvalidRequest unless there are so many of each, with 0 < hits < tries.
     """
@@ -161,24 +160,3 @@ class Rates:
         """Return these rates as a prior. worth: part of the evidence that it stands for"""
         shares = np.minimum(1.0, worth)
         return {"tries": (shares * self.tries).tolist(), "hits": (shares * self.hits).tolist()}
-
-
-def read_law(raw: Json, width: int) -> Law:
-    """Read what Law.to_record() described, of this many features. Raises InvalidRequest."""
-    weights, precision = raw.field("weights"), raw.field("precision").each(read_numbers)
-    if len(read_numbers(weights)) != width:
-        weights.refuse(f"{width} numbers")
-    if any(len(row) != width for row in precision) or len(precision) != width:
-        raw.field("precision").refuse(f"a square of {width}")
-    return raw.make(Law, read_numbers(weights), precision, raw.field("worth").number())
-
-
-def read_rates(raw: Json, count: int) -> Rates:
-    """Read what Rates.to_record() described."""
-    tries, hits = (read_numbers(raw.field(name)) for name in ("tries", "hits"))
-    return raw.make(Rates, tries, hits, count)
-
-
-def read_numbers(raw: Json) -> tuple[float, ...]:
-    """Read a list of numbers. Raises the file's error where it is none."""
-    return raw.each(Json.number)

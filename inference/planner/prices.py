@@ -12,12 +12,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-from inference.cost.objective import SPEED, Effort, Tariff
+from inference.cost.effort import SPEED, Effort, Tariff
 from inference.draft_tuning import TUNING
-from inference.stats import FRAMING_BYTES
-
-NODE_BYTES, MESSAGE_BYTES = 5.0, 15.0 + FRAMING_BYTES
-"""Bytes on the way to the target: of a node, and of a message that carries nodes."""
+from inference.proposer import NODE_BYTES
 
 
 @dataclass

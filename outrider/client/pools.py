@@ -15,12 +15,13 @@ from inference.backends.dynamic_batcher import DynamicBatcher
 from inference.cache_directory import cache_directory
 from inference.command import say
 from inference.drafters.copied_text import TextSource
-from inference.drafters.draft_row import Draft
-from inference.drafters.growing_proposer import GrowingProposer, on_row
+from inference.drafters.draft import Draft
+from inference.drafters.growing_proposer import GrowingProposer
 from inference.drafters.round_proposer import RoundProposer
 from inference.drafters.tree_policies import Policy
 from inference.errors import InvalidRequest
-from inference.planner.acceptance import AcceptanceModel, read_acceptance, write_acceptance
+from inference.planner.acceptance import AcceptanceModel
+from inference.planner.acceptance_file import read_acceptance, write_acceptance
 from inference.planner.knowledge import Knowledge
 from inference.proposer import Proposer
 from inference.times import DraftTimes, LatencyModel
@@ -136,7 +137,7 @@ class GrowingRows(Rows[GrowingProposer]):
         draft = draft._replace(model=shared)
         super().__init__(
             [
-                on_row(draft, row, known, aims.prices(known), source=source)
+                draft.proposer(row, known, aims.prices(known), source=source)
                 for row, (known, source) in enumerate(zip(self.known, sources, strict=True))
             ]
         )

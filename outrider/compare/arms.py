@@ -15,7 +15,7 @@ from grpc_comm.client.connection import Connection
 from inference.decode import TargetSession
 from inference.draft_thread import inline, on_thread
 from inference.drafters.copied_text import CopySource
-from inference.drafters.draft_row import Draft
+from inference.drafters.draft import Draft
 from inference.drafters.tree_policies import BestFirst, Chain, Policy
 from inference.engine.local_session import LocalSession
 from inference.errors import InvalidRequest

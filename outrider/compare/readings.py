@@ -10,8 +10,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from inference.cost.effort import Effort
 from inference.cost.energy import EnergyMeter, EnergyReader
-from inference.cost.objective import PER_MILLION, Effort, Terms
+from inference.cost.objective import PER_MILLION, Terms
 from inference.cost.quantity import Figure
 from outrider.compare.arms import Architecture
 from outrider.money.goals import Stated, terms_of

@@ -12,7 +12,7 @@ from functools import partial
 from grpc_comm.translate import Description
 from inference.backends import Model
 from inference.draft_tuning import TUNING
-from inference.drafters.draft_row import Draft
+from inference.drafters.draft import Draft
 from inference.engine.engine import Engine
 from outrider.client.connecting import connect_target
 from outrider.client.drafting import load_draft

@@ -13,7 +13,7 @@ from typing import Protocol, cast
 
 from inference.backends import Model
 from inference.drafters.copied_text import TextSource
-from inference.drafters.draft_row import Draft
+from inference.drafters.draft import Draft
 from inference.drafters.growing_proposer import ENDLESS
 from inference.text import Tokenizer
 from outrider.models.loading import FoundModel, LoadedModel

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from inference.backends import Masks, Model
-from inference.drafters.draft_row import Draft
+from inference.drafters.draft import Draft
 from inference.errors import UnsupportedModel
 from inference.json_file import read_json
 from outrider.draft_methods import ModelDraft

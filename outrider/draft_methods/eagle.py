@@ -12,7 +12,7 @@ from inference.artifact import features_of
 from inference.backends import FeatureModel, Model
 from inference.backends.timed import feature_model
 from inference.command import say
-from inference.drafters.draft_row import Draft
+from inference.drafters.draft import Draft
 from inference.errors import InvalidRequest, UnsupportedModel
 from outrider.draft_methods import ModelDraft
 from outrider.models.artifacts import artifact_checkpoint

@@ -9,7 +9,7 @@ from inference.backends import Model
 from inference.backends.eager import EagerModel
 from inference.backends.shared_cache import SharedCacheModel, shared_sequence
 from inference.draft_tuning import TUNING
-from inference.drafters.draft_row import Draft
+from inference.drafters.draft import Draft
 from inference.errors import InvalidRequest
 from outrider.draft_methods import ModelDraft
 from outrider.models.loading import Checkpoint, OfCheckpoint, find_checkpoint, load_eager

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from inference.candidates import Nodes
 from inference.decode import TargetSession
 from inference.order import Decode, Progress
+from inference.proposer import Nodes
 from inference.sampling import SamplingParams
 from inference.stats import Traffic
 

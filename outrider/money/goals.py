@@ -9,10 +9,12 @@ from typing import NamedTuple
 
 from inference.command import say
 from inference.cost.accounting import ENERGIES, Rates
-from inference.cost.objective import PER_MILLION, SPEED, Effort, Terms, Wish, read_knob
+from inference.cost.effort import SPEED, Effort
+from inference.cost.objective import PER_MILLION, Terms, Wish, read_knob
 from inference.errors import InvalidRequest, Unavailable
 from inference.planner.knowledge import Knowledge
-from inference.planner.prices import MESSAGE_BYTES, Prices
+from inference.planner.prices import Prices
+from inference.proposer import MESSAGE_BYTES
 from outrider.money.steering import SteeredPrices
 from outrider.options.groups import GoalOptions, PriceOptions
 

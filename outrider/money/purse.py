@@ -7,7 +7,8 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from inference.cost.objective import Effort, Terms
+from inference.cost.effort import Effort
+from inference.cost.objective import Terms
 from inference.errors import InvalidRequest
 from inference.stats import Traffic
 from outrider.money.goals import UNPRICED, Stated, terms_of

@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from inference.cost.objective import SPEED, Effort, Tariff, Wish, blend
+from inference.cost.effort import SPEED, Effort, Tariff
+from inference.cost.objective import Wish, blend
 from inference.planner.prices import Prices
 
 EVERY = 8

@@ -7,7 +7,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 
-class DraftMethod(NamedTuple):
+class MethodEntry(NamedTuple):
     """One kind of model that drafts."""
 
     help: str  # what it is, in a few words
@@ -15,11 +15,11 @@ class DraftMethod(NamedTuple):
 
 
 METHODS = {
-    "model": DraftMethod("a smaller model of the target's family"),
-    "block": DraftMethod("a draft that names several tokens in one call (PARD's format)"),
-    "gguf": DraftMethod("the same as a GGUF file, computed by llama.cpp"),
-    "eagle": DraftMethod("an EAGLE-3 head, which reads what its target has computed", here=False),
-    "substitute": DraftMethod("the target's own layers with 4-bit weights"),
+    "model": MethodEntry("a smaller model of the target's family"),
+    "block": MethodEntry("a draft that names several tokens in one call (PARD's format)"),
+    "gguf": MethodEntry("the same as a GGUF file, computed by llama.cpp"),
+    "eagle": MethodEntry("an EAGLE-3 head, which reads what its target has computed", here=False),
+    "substitute": MethodEntry("the target's own layers with 4-bit weights"),
 }
 """Every method that loads a model. A client has one of them at most."""
 

@@ -17,7 +17,7 @@ from inference.draft_tuning import TUNING
 from inference.engine.colocated_drafter import ColocatedDrafter
 from inference.engine.graph_rounds import GraphRounds
 from inference.errors import InvalidRequest, Mismatch
-from inference.planner.acceptance import read_acceptance
+from inference.planner.acceptance_file import read_acceptance
 from inference.planner.knowledge import Knowledge
 from inference.times import DraftTimes, LatencyModel
 from outrider.draft_methods import find_draft

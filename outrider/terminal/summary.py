@@ -12,7 +12,8 @@ from pathlib import Path
 from statistics import median
 
 from inference.cost.accounting import COSTS
-from inference.cost.objective import PER_MILLION, Effort, Wish, price_words
+from inference.cost.effort import Effort
+from inference.cost.objective import PER_MILLION, Wish, price_words
 from inference.whole_file import write_whole
 from outrider.money.purse import Purse
 from outrider.options.groups import TextOptions

@@ -44,11 +44,11 @@ from benchmarks.regret.study import (
     play,
 )
 from benchmarks.regret.texts import PROMPTS
-from inference.candidates import BASE, Nodes, Proposal
 from inference.decode import decode
 from inference.engine.local_session import LocalSession
 from inference.errors import InvalidRequest
 from inference.order import Decode
+from inference.proposer import BASE, Nodes, Proposal
 from inference.sampling import SamplingParams
 from inference.times import DraftTimes, LatencyModel
 from tests.support import pairs

@@ -18,7 +18,6 @@ from grpc_comm import messages, translate
 from grpc_comm.client.connection import Connection, connect
 from grpc_comm.proto import verifier_pb2 as pb
 from grpc_comm.transport import Address, parse_address
-from inference.candidates import BASE, MOST_CANDIDATES, Nodes, Proposal
 from inference.engine.engine import Engine
 from inference.engine.local_session import LocalSession
 from inference.errors import (
@@ -31,7 +30,7 @@ from inference.errors import (
     Unavailable,
 )
 from inference.order import Decode, End, Pace, Progress
-from inference.proposer import COLOCATED, COPY, NOBODY
+from inference.proposer import BASE, COLOCATED, COPY, MOST_CANDIDATES, NOBODY, Nodes, Proposal
 from inference.sampling import SamplingParams
 from tests.support import pairs
 from tests.support.drafts import proposers_of, text_of

@@ -6,13 +6,12 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from inference.candidates import BASE, Nodes, Proposal
 from inference.decode import NOTHING, Loop, Step, decode
 from inference.draft_thread import inline
 from inference.engine.engine import Engine
 from inference.engine.local_session import LocalSession
 from inference.order import Decode, End, Pace
-from inference.proposer import COPY, NOBODY, Notice, Usage
+from inference.proposer import BASE, COPY, NOBODY, DraftUsage, Nodes, Notice, Proposal
 from inference.sampling import SamplingParams
 from tests.support.exact import exact_engine, free, own_text
 
@@ -45,10 +44,10 @@ class Foreteller:
         self.base += len(tokens)
         self.named, self.sent = max(self.named, self.base + 1), max(self.sent, self.base + 1)
 
-    def work(self, now: float) -> Usage | None:
+    def work(self, now: float) -> DraftUsage | None:
         most = min(self.base + 1 + self.ahead, self.start + len(self.text))
         before, self.named = self.named, min(self.named + self.step, most)
-        return Usage(1) if self.named > before else None
+        return DraftUsage(1) if self.named > before else None
 
     def flush(self, now: float, next_number: Callable[[], int]) -> Nodes | None:
         proposals = list[Proposal]()
@@ -199,7 +198,7 @@ def test_proposers_take_turns_and_what_one_finds_waits_for_no_other() -> None:
 class Silent(Foreteller):
     """It finds what it finds without a call."""
 
-    def work(self, now: float) -> Usage | None:
+    def work(self, now: float) -> DraftUsage | None:
         super().work(now)
         return None
 

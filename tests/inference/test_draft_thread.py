@@ -8,12 +8,11 @@ from contextlib import closing, contextmanager
 
 import pytest
 
-from inference.candidates import BASE, Nodes, Proposal
 from inference.decode import Loop, TargetSession
 from inference.draft_thread import Drafter, Drafting, inline, on_thread, threaded
 from inference.engine.local_session import LocalSession
 from inference.order import Decode, Pace
-from inference.proposer import COPY, Notice, Proposer, Usage
+from inference.proposer import BASE, COPY, DraftUsage, Nodes, Notice, Proposal, Proposer
 from inference.sampling import SamplingParams
 from tests.support.drafts import growing, rounds
 from tests.support.exact import exact_engine, own_text
@@ -48,7 +47,7 @@ class Gated:
         self.heard += tokens
         self._base, self._sent = self._base + len(tokens), False
 
-    def work(self, now: float) -> Usage | None:
+    def work(self, now: float) -> DraftUsage | None:
         self._pass("work")
         return None
 
@@ -145,7 +144,7 @@ def test_a_proposer_that_joins_late_hears_all_tokens_in_order() -> None:
 
 def test_an_error_of_the_draft_is_raised_where_the_text_is_read() -> None:
     class Faulty(Gated):
-        def work(self, now: float) -> Usage | None:
+        def work(self, now: float) -> DraftUsage | None:
             raise RuntimeError("the draft's model fails")
 
     session, order = LocalSession(exact_engine()[0]), Decode(len(PROMPT) + len(TEXT))

@@ -14,13 +14,13 @@ import torch
 from inference.backends.eager import EagerModel
 from inference.decode import Step, TargetSession, decode
 from inference.drafters.copied_text import CopySource
-from inference.drafters.draft_row import Draft
-from inference.drafters.growing_proposer import GrowingProposer, on_row
+from inference.drafters.draft import Draft
+from inference.drafters.growing_proposer import GrowingProposer
 from inference.drafters.round_proposer import RoundProposer
 from inference.drafters.tree_policies import BestFirst, Policy
 from inference.model.decoder import Decoder
 from inference.order import Decode, Pace
-from inference.planner.acceptance import read_acceptance
+from inference.planner.acceptance_file import read_acceptance
 from inference.planner.knowledge import Knowledge
 from inference.planner.prices import Prices
 from inference.proposer import Proposer
@@ -48,12 +48,12 @@ def nudged(decoder: Decoder, amount: float = 0.03) -> Decoder:
 
 
 def growing(draft: Decoder, clock: Callable[[], float] = time.perf_counter) -> GrowingProposer:
-    return on_row(Draft(_model(draft)), 0, knowledge(), Prices(), clock=clock)
+    return Draft(_model(draft)).proposer(0, knowledge(), Prices(), clock=clock)
 
 
 def blocks(draft: Decoder) -> GrowingProposer:
     """With masks that the draft was never taught."""
-    return on_row(Draft(_model(draft), pairs.MASKS), 0, knowledge(), Prices())
+    return Draft(_model(draft), pairs.MASKS).proposer(0, knowledge(), Prices())
 
 
 def copying() -> GrowingProposer:
@@ -61,7 +61,7 @@ def copying() -> GrowingProposer:
 
 
 def growing_and_copying(draft: Decoder) -> GrowingProposer:
-    return on_row(Draft(_model(draft)), 0, knowledge(), Prices(), source=CopySource())
+    return Draft(_model(draft)).proposer(0, knowledge(), Prices(), source=CopySource())
 
 
 def knowledge() -> Knowledge:

@@ -11,14 +11,14 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from inference.accept import accept_match
-from inference.candidates import BASE, CandidateTree, Nodes, Proposal
-from inference.drafters.draft_row import Draft
-from inference.drafters.growing_proposer import GrowingProposer, on_row
+from inference.candidates import CandidateTree
+from inference.drafters.draft import Draft
+from inference.drafters.growing_proposer import GrowingProposer
 from inference.engine.snapshot import best_of
-from inference.planner.acceptance import read_acceptance
+from inference.planner.acceptance_file import read_acceptance
 from inference.planner.knowledge import Knowledge
 from inference.planner.prices import Prices
-from inference.proposer import Notice, Proposer
+from inference.proposer import BASE, Nodes, Notice, Proposal, Proposer
 from inference.sampling import SamplingParams
 from inference.times import DraftTimes, LatencyModel
 from tests.support.scripted_models import Says, ScriptedModel, target_token
@@ -43,8 +43,7 @@ def scripted_proposer(
 ) -> GrowingProposer:
     model = ScriptedModel(says, capacity=512 + room)
     ticks = iter(range(10**9))
-    return on_row(
-        Draft(model),
+    return Draft(model).proposer(
         0,
         knowledge(times),
         prices or Prices(),

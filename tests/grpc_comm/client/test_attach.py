@@ -15,11 +15,10 @@ from grpc_comm.proto import verifier_pb2 as pb
 from grpc_comm.security import SecurityOptions
 from grpc_comm.server.session_table import MOST_GUESTS
 from grpc_comm.translate import PROTOCOL_VERSION
-from inference.candidates import Nodes
 from inference.engine.engine import Engine
 from inference.errors import Busy, Gone, OutriderError, Unavailable
 from inference.order import Decode, Pace
-from inference.proposer import DEVICE
+from inference.proposer import DEVICE, Nodes
 from tests.support.hand_streams import Raw, draining
 from tests.support.hostile import keys_file, known_as, resume
 from tests.support.wire_fixtures import (

@@ -25,7 +25,7 @@ from inference.backends.neuron_loading import load_neuron
 from inference.backends.torch_neuron import GRAPHS, RankPlan, RankProgram, compiled_graphs
 from inference.backends.torch_neuron_ranks import Ranks
 from inference.draft_tuning import TUNING
-from inference.drafters.draft_row import Draft
+from inference.drafters.draft import Draft
 from inference.engine.colocated_drafter import ColocatedDrafter
 from inference.engine.engine import Engine
 from inference.engine.local_session import LocalSession
@@ -34,7 +34,7 @@ from inference.model.cache import empty_cache
 from inference.model.eagle import OfTarget, read_head
 from inference.model.verify_graph import example_inputs
 from inference.order import Decode
-from inference.planner.acceptance import read_acceptance
+from inference.planner.acceptance_file import read_acceptance
 from inference.planner.knowledge import Knowledge
 from inference.sampling import SamplingParams
 from inference.times import DraftTimes, LatencyModel

@@ -13,8 +13,7 @@ from inference.backends import gguf_model as module
 from inference.backends.gguf_model import GgufModel
 from inference.backends.host_choice import choose_of_row
 from inference.backends.sequence import ModelSequence
-from inference.drafters.draft_row import Draft
-from inference.drafters.growing_proposer import on_row
+from inference.drafters.draft import Draft
 from inference.drafters.round_proposer import RoundProposer
 from inference.engine.engine import Engine
 from inference.engine.local_session import LocalSession
@@ -33,7 +32,7 @@ ROOM = 128
 
 Grow = Callable[[GgufModel], Proposer]
 PROPOSERS: dict[str, Grow] = {
-    "growing": lambda model: on_row(Draft(model), 0, knowledge(), Prices(), room=ROOM),
+    "growing": lambda model: Draft(model).proposer(0, knowledge(), Prices(), room=ROOM),
     "rounds": lambda model: RoundProposer(model, BUSHY, room=16),
 }
 

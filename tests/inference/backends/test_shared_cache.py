@@ -13,14 +13,14 @@ import torch
 from inference.backends import Ranked, Segment
 from inference.backends.eager import EagerModel
 from inference.backends.shared_cache import SharedCacheModel, shared_sequence
-from inference.drafters.draft_row import Draft
+from inference.drafters.draft import Draft
 from inference.engine.colocated_drafter import ColocatedDrafter
 from inference.engine.engine import Engine
 from inference.engine.local_session import LocalSession
 from inference.engine.session import Session
 from inference.model.decoder import Decoder
 from inference.order import Decode, End
-from inference.planner.acceptance import read_acceptance
+from inference.planner.acceptance_file import read_acceptance
 from inference.planner.knowledge import Knowledge
 from inference.proposer import COLOCATED
 from inference.sampling import SamplingParams

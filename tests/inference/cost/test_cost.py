@@ -9,7 +9,8 @@ from dataclasses import replace
 import pytest
 
 from inference.cost.accounting import OBJECTIVES, Rates, assumed_joules, hire_usd
-from inference.cost.objective import Effort, Terms
+from inference.cost.effort import Effort
+from inference.cost.objective import Terms
 from inference.cost.quantity import Figure, Quality, at_least, total
 
 UNKNOWN = Figure.unavailable("no counter")

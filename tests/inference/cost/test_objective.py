@@ -10,7 +10,8 @@ from random import Random
 import pytest
 
 from inference.cost.accounting import OBJECTIVES, Rates
-from inference.cost.objective import SPEED, Effort, Tariff, Terms, Wish, blend, read_knob
+from inference.cost.effort import SPEED, Effort, Tariff
+from inference.cost.objective import Terms, Wish, blend, read_knob
 from inference.errors import InvalidRequest
 
 RENTED = Rates(

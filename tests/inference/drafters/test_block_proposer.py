@@ -11,8 +11,8 @@ from inference.backends import Masks, Ranked, Segment
 from inference.backends.eager import EagerModel
 from inference.backends.sequence import ModelSequence
 from inference.drafters.copied_text import CopySource
-from inference.drafters.draft_row import Draft
-from inference.drafters.growing_proposer import GrowingProposer, on_row
+from inference.drafters.draft import Draft
+from inference.drafters.growing_proposer import GrowingProposer
 from inference.planner.child_features import mask_features
 from inference.planner.knowledge import Knowledge
 from inference.planner.prices import Prices
@@ -77,8 +77,7 @@ def proposer_of(
     room: int = 200,
     copies: bool = False,
 ) -> GrowingProposer:
-    return on_row(
-        Draft(model, MASKS),
+    return Draft(model, MASKS).proposer(
         0,
         known or knowledge(),
         Prices(),
@@ -127,7 +126,7 @@ def test_a_mask_leaves_no_key_behind() -> None:
 
 def test_a_draft_whose_masks_are_right_is_called_less_often() -> None:
     def calls(says: Says, masks: Masks | None = None) -> float:
-        proposer = on_row(Draft(ScriptedModel(says), masks), 0, knowledge(), Prices())
+        proposer = Draft(ScriptedModel(says), masks).proposer(0, knowledge(), Prices())
         target = SteppedTarget(PROMPT, len(PROMPT) + 200, 64)
         world = World([proposer], [0], target)
         while len(target.tokens) < target.end:
@@ -256,7 +255,7 @@ def test_a_mask_is_ranked_as_the_text_with_masks_is_with_the_noise_of_its_own_pl
     draft, params, prompt = perturbed(1, 0.02), SamplingParams(temperature, seed=5), prompt_of(20)
     masks = Masks(295, 2)
     model = Recorded(draft, rows=1, capacity=1024, max_nodes=128)
-    proposer = on_row(Draft(model, masks), 0, knowledge(), Prices())
+    proposer = Draft(model, masks).proposer(0, knowledge(), Prices())
     proposer.open(prompt, params, 200)
     assert proposer.work(0.0) is not None
     assert len(model.said.ids) == 3

@@ -5,8 +5,8 @@ from __future__ import annotations
 from itertools import count
 
 from inference.drafters.copied_text import CopySource
-from inference.drafters.draft_row import Draft
-from inference.drafters.growing_proposer import GrowingProposer, on_row
+from inference.drafters.draft import Draft
+from inference.drafters.growing_proposer import GrowingProposer
 from inference.planner.child_features import joint_features
 from inference.planner.prices import Prices
 from inference.proposer import COPY, MODEL, Notice
@@ -79,7 +79,7 @@ def test_a_target_that_never_copies_silences_the_copies() -> None:
 
 def test_model_and_copies_share_a_list_and_name_a_token_once() -> None:
     model = ScriptedModel(disagreeing, capacity=512)
-    proposer = on_row(Draft(model), 0, knowledge(), Prices(), room=99, source=CopySource())
+    proposer = Draft(model).proposer(0, knowledge(), Prices(), room=99, source=CopySource())
     prompt = [*PHRASE, 7, *PHRASE[:3]]
     proposer.open(prompt, SAMPLING, end=200)
     copied = sent(proposer)

@@ -13,13 +13,12 @@ from hypothesis import strategies as st
 
 from inference.backends.eager import EagerModel
 from inference.backends.sequence import ModelSequence
-from inference.candidates import BASE, Nodes
 from inference.draft_tuning import TUNING
-from inference.drafters.draft_row import Draft
-from inference.drafters.growing_proposer import GrowingProposer, on_row
+from inference.drafters.draft import Draft
+from inference.drafters.growing_proposer import GrowingProposer
 from inference.planner.child_features import rank_features
 from inference.planner.prices import Prices
-from inference.proposer import Notice
+from inference.proposer import BASE, Nodes, Notice
 from inference.sampling import SamplingParams
 from inference.tree import TokenTree
 from tests.support.pairs import SEQUENCE_LENGTH, perturbed
@@ -306,7 +305,7 @@ def test_tokens_that_are_heard_twice_count_once_and_a_gap_is_told() -> None:
 
 def test_one_call_of_a_model_serves_several_proposers() -> None:
     model = ScriptedModel(disagreeing, rows=2)
-    both = [on_row(Draft(model), row, knowledge(), Prices()) for row in range(2)]
+    both = [Draft(model).proposer(row, knowledge(), Prices()) for row in range(2)]
     for row, proposer in enumerate(both):
         proposer.open([*PROMPT, row], SAMPLING)
         assert not proposer.feed()
@@ -323,7 +322,7 @@ def test_one_call_of_a_model_serves_several_proposers() -> None:
 def test_keys_of_what_lives_on_are_kept_and_all_others_are_free() -> None:
     """A row with room for 40 nodes lasts, and no node that was ranked is fed again."""
     model = ScriptedModel(disagreeing, capacity=140)
-    proposer = on_row(Draft(model), 0, knowledge(), Prices(), room=40)
+    proposer = Draft(model).proposer(0, knowledge(), Prices(), room=40)
     proposer.open(PROMPT, SAMPLING)
     assert not proposer.feed()
     fed, stayed = 0, 0
@@ -368,7 +367,7 @@ def test_nothing_is_drafted_beyond_the_end_of_the_text() -> None:
 def test_a_real_draft_ranks_as_if_each_path_was_fed_from_the_beginning(temperature: float) -> None:
     draft, params = perturbed(1, 0.02), SamplingParams(temperature, seed=5)
     prompt = [7 * index % 290 for index in range(20)]
-    proposer = on_row(Draft(model_of(draft)), 0, knowledge(), Prices())
+    proposer = Draft(model_of(draft)).proposer(0, knowledge(), Prices())
     proposer.open(prompt, params, SEQUENCE_LENGTH)
     text, nodes = list(prompt), proposer._tree
     for step in range(6):

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from inference.drafters.copied_text import CopySource
-from inference.drafters.draft_row import Draft
-from inference.drafters.growing_proposer import GrowingProposer, on_row
+from inference.drafters.draft import Draft
+from inference.drafters.growing_proposer import GrowingProposer
 from inference.drafters.round_proposer import RoundProposer
 from inference.drafters.tree_policies import Chain
 from inference.planner.prices import Prices
@@ -20,7 +20,7 @@ REACH, ROOM = 60, 40
 
 def proposer() -> GrowingProposer:
     model = ScriptedModel(disagreeing, capacity=REACH + ROOM)
-    return on_row(Draft(model), 0, knowledge(), Prices(), room=ROOM, source=CopySource())
+    return Draft(model).proposer(0, knowledge(), Prices(), room=ROOM, source=CopySource())
 
 
 def calls_and_sent(one: GrowingProposer, written: int, tokens: list[int]) -> list[tuple[int, int]]:

@@ -13,14 +13,14 @@ import pytest
 from inference.backends import Ranked, Segment
 from inference.backends.eager import EagerModel
 from inference.draft_tuning import TUNING
-from inference.drafters import draft_row as drafts
+from inference.drafters import draft as drafts
 from inference.engine.colocated_drafter import ColocatedDrafter
 from inference.engine.engine import Engine
 from inference.engine.local_session import LocalSession
 from inference.engine.session import MOST_AHEAD, Session
 from inference.model.decoder import Decoder
 from inference.order import Decode
-from inference.planner.acceptance import read_acceptance
+from inference.planner.acceptance_file import read_acceptance
 from inference.planner.knowledge import Knowledge
 from inference.proposer import COLOCATED, COPY, NOBODY
 from inference.sampling import SamplingParams

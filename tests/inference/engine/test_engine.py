@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 
 from inference.backends import Segment
-from inference.candidates import BASE, Nodes, Proposal
 from inference.engine import admission as roster
 from inference.engine.admission import SILENT_SECONDS, TURN_SECONDS
 from inference.engine.engine import Engine
@@ -24,7 +23,7 @@ from inference.engine.scheduler import LEAST_RATE, MOST_LOAN
 from inference.engine.session import Session
 from inference.errors import Busy, InvalidRequest, LimitExceeded, Unavailable
 from inference.order import LEAST_CREDIT, MOST_CREDIT, Decode, End, Pace
-from inference.proposer import NOBODY
+from inference.proposer import BASE, NOBODY, Nodes, Proposal
 from inference.sampling import SamplingParams
 from inference.tree import IntArray
 from tests.support.clock import Clock, WorkingClock

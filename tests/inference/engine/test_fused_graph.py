@@ -29,7 +29,6 @@ from inference.artifact import (
 from inference.backends import Segment
 from inference.backends.eager import EagerModel
 from inference.backends.fused import FusedModel
-from inference.candidates import Nodes
 from inference.decode import Step, decode
 from inference.drafters.draft_tree import DraftNode, DraftTree
 from inference.drafters.round_proposer import RoundProposer
@@ -43,7 +42,7 @@ from inference.errors import BadArtifact, InvalidRequest
 from inference.model.checkpoint import load_decoder
 from inference.model.drafted_tree import accept_in_graph
 from inference.order import Decode, End, Pace
-from inference.proposer import COLOCATED, NOBODY, Proposer
+from inference.proposer import COLOCATED, NOBODY, Nodes, Proposer
 from inference.sampling import SamplingParams
 from inference.stats import DecodeStatistics
 from inference.text import Tokenizer

@@ -16,14 +16,14 @@ from benchmarks.train_head import new_head, save_head, teach
 from inference.backends import Ranked, Segment
 from inference.backends.eagle import EagleModel, feature_sequence
 from inference.draft_tuning import TUNING
-from inference.drafters.draft_row import Draft
+from inference.drafters.draft import Draft
 from inference.engine.colocated_drafter import ColocatedDrafter
 from inference.engine.engine import Engine
 from inference.engine.local_session import LocalSession
 from inference.engine.session import Session
 from inference.model.eagle import EagleHead, load_head
 from inference.order import Decode
-from inference.planner.acceptance import read_acceptance
+from inference.planner.acceptance_file import read_acceptance
 from inference.planner.knowledge import Knowledge
 from inference.proposer import COLOCATED
 from inference.sampling import SamplingParams

@@ -14,13 +14,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from inference.errors import InvalidRequest
 from inference.json_file import Json
-from inference.planner.acceptance import (
-    RANKS,
-    SHIPPED,
-    AcceptanceModel,
-    read_acceptance,
-    write_acceptance,
-)
+from inference.planner.acceptance import RANKS, AcceptanceModel
+from inference.planner.acceptance_file import SHIPPED, read_acceptance, read_model, write_acceptance
 from inference.planner.child_features import FloatArray, rank_features
 
 Scores = NDArray[np.float32]
@@ -45,7 +40,7 @@ def observe(
 
 
 def made_of(record: dict[str, Any]) -> AcceptanceModel:
-    return AcceptanceModel.read(Json(record, "this record", InvalidRequest))
+    return read_model(Json(record, "this record", InvalidRequest))
 
 
 def draw(generator: np.random.Generator, rows: int, k: int, greedy: bool) -> Scores:  # [rows, k]

@@ -9,7 +9,8 @@ import pytest
 
 from inference.errors import InvalidRequest
 from inference.json_file import Json
-from inference.planner.acceptance import OFFSETS, AcceptanceModel, read_acceptance
+from inference.planner.acceptance import OFFSETS, AcceptanceModel
+from inference.planner.acceptance_file import read_acceptance, read_model
 from inference.planner.child_features import mask_features, rank_features, said_by
 
 SCORES = np.array([[-0.3, -2.0, -3.0, -4.0]], dtype=np.float32)
@@ -65,7 +66,7 @@ def test_what_was_learnt_can_be_kept(model: AcceptanceModel) -> None:
     for taken in (0, 1, None) * 20:
         model.observe_masked(table, False, 1, taken)
     record = json.loads(json.dumps(model.to_record()))
-    again = AcceptanceModel.read(Json(record, "this record", InvalidRequest))
+    again = read_model(Json(record, "this record", InvalidRequest))
     assert again.masked(table, False) == pytest.approx(model.masked(table, False))
     assert again.mask_rate(1) == pytest.approx(model.mask_rate(1))
 
@@ -80,4 +81,4 @@ def test_a_record_that_is_no_prior_is_refused(
     record = model.to_record()
     record["guessing"] |= {field: value}
     with pytest.raises(InvalidRequest, match="this record"):
-        AcceptanceModel.read(Json(record, "this record", InvalidRequest))
+        read_model(Json(record, "this record", InvalidRequest))

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from inference.cost.accounting import Rates
-from inference.cost.objective import Effort, Terms, Wish
+from inference.cost.effort import Effort
+from inference.cost.objective import Terms, Wish
 from inference.cost.quantity import Figure, Quality
 from inference.drafters.tree_policies import BestFirst, Chain
 from inference.sampling import SamplingParams

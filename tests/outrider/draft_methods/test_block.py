@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from inference.backends import Masks
-from inference.drafters.draft_row import Draft
-from inference.drafters.growing_proposer import on_row
+from inference.drafters.draft import Draft
 from inference.engine.engine import Engine
 from inference.engine.local_session import LocalSession
 from inference.errors import UnsupportedModel
@@ -68,7 +67,7 @@ def test_a_published_checkpoint_drafts_and_the_text_is_the_targets_own(
     draft = found(tmp_path / "pard")
     served, prompt = target(tmp_path / "target"), prompt_of(20)
     params = SamplingParams(temperature, seed=11)
-    proposer = on_row(draft, 0, knowledge(), Prices(), room=300)
+    proposer = draft.proposer(0, knowledge(), Prices(), room=300)
     session, order = LocalSession(served), Decode(len(prompt) + 30)
     made = text_of(prompt, params, session, order, [proposer])
     assert made == alone(LocalSession(served), prompt, params, 30)

@@ -24,7 +24,7 @@ from inference.engine.engine import Engine
 from inference.engine.local_session import LocalSession
 from inference.errors import Mismatch
 from inference.order import Decode
-from inference.planner.acceptance import read_acceptance
+from inference.planner.acceptance_file import read_acceptance
 from inference.sampling import SamplingParams
 from inference.times import TRUSTED, DraftTimes, LatencyModel
 from outrider.client.pools import GrowingRows, Pair

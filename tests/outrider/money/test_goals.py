@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from inference.cost.accounting import Rates
-from inference.cost.objective import Effort, Terms, Wish
+from inference.cost.effort import Effort
+from inference.cost.objective import Terms, Wish
 from inference.errors import InvalidRequest, OutriderError
 from inference.planner.prices import Prices
 from outrider.money.goals import fallback_note, read_aims, read_prices, read_terms, read_wish

@@ -14,7 +14,8 @@ import pytest
 
 from grpc_comm.server.server import BackgroundServer
 from inference.cost.accounting import Rates
-from inference.cost.objective import Effort, Terms
+from inference.cost.effort import Effort
+from inference.cost.objective import Terms
 from inference.errors import InvalidRequest
 from inference.stats import Traffic
 from outrider.cli import main

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from inference.cost.objective import SPEED, Effort, Tariff, Wish
+from inference.cost.effort import SPEED, Effort, Tariff
+from inference.cost.objective import Wish
 from outrider.money.steering import EVERY, SteeredPrices
 
 COST = Tariff(wall=1e-3, drafting=1e-2)

@@ -15,8 +15,7 @@ from inference.cost.accounting import Rates
 from inference.cost.objective import Terms
 from inference.draft_thread import inline
 from inference.draft_tuning import TUNING
-from inference.drafters.draft_row import Draft
-from inference.drafters.growing_proposer import on_row
+from inference.drafters.draft import Draft
 from inference.drafters.round_proposer import RoundProposer
 from inference.drafters.tree_policies import BestFirst
 from inference.engine.engine import Engine
@@ -24,7 +23,7 @@ from inference.engine.local_session import LocalSession
 from inference.errors import Mismatch, OutriderError, Unavailable
 from inference.model.decoder import Decoder
 from inference.order import Pace, Progress
-from inference.planner.acceptance import read_acceptance
+from inference.planner.acceptance_file import read_acceptance
 from inference.planner.knowledge import Knowledge
 from inference.planner.prices import Prices
 from inference.proposer import Proposer
@@ -54,7 +53,7 @@ def growing() -> Proposer:
     )
     times = LatencyModel({(1, 1): 0.02, (1, 64): 0.03})
     known = Knowledge(DraftTimes({1: 0.002}), times, read_acceptance())
-    return on_row(Draft(model), 0, known, Prices(holds_target=True))
+    return Draft(model).proposer(0, known, Prices(holds_target=True))
 
 
 def rounds() -> Proposer:
