@@ -45,25 +45,6 @@ def test_nothing_is_sent_where_nothing_was_said_before() -> None:
     assert sent(proposer) == []
 
 
-def test_nothing_is_copied_beyond_the_end_of_the_text() -> None:
-    proposer = copier()
-    prompt = [*PHRASE, 7, *PHRASE[:3]]
-    proposer.open(prompt, SAMPLING, end=len(prompt) + 3)
-    ((_, tokens),) = sent(proposer)
-    assert tokens == PHRASE[3:5]
-
-
-def test_what_is_lost_is_sent_again_under_the_new_root() -> None:
-    proposer = copier()
-    prompt = [*PHRASE, 7, *PHRASE[:3]]
-    proposer.open(prompt, SAMPLING, end=100)
-    before = sent(proposer)
-    proposer.hear(len(prompt), PHRASE[3:4], 0.0, QUIET)
-    proposer.hear(0, (), 0.0, None)
-    ((_, tokens),) = sent(proposer)
-    assert before[0][1][: len(tokens) + 1] == [PHRASE[3], *tokens]
-
-
 def test_a_target_that_never_copies_silences_the_copies() -> None:
     proposer, length, copies = copier(), 6, list[int]()
     proposer.open([1, 2, 3, 1, 2, 4], SAMPLING, end=4000)

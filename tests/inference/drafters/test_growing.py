@@ -262,21 +262,6 @@ def test_beside_the_target_a_call_is_made_for_more_than_it_holds_up() -> None:
     assert prices.width([0.6, 1.2], lambda width: 0.01 * width) == 2
 
 
-def test_resend_sends_everything_that_is_live_again_under_new_numbers() -> None:
-    world, proposer = fair(disagreeing)
-    for _ in range(20):
-        world.turn()
-    known = values(world.target.tokens, [message for _, message in world.sent])
-    proposer.hear(0, (), world.now, None)
-    again = world.flush(0, now=0.0)  # nothing is late
-    assert again is not None
-    text = tuple(world.target.tokens[: again.base + 1])
-    live = {path for path, _ in known.values() if path[: len(text)] == text != path}
-    assert len(live) > 5
-    assert min(one.number for one in again.proposals) > max(known)
-    assert live <= {path for path, _ in values(text, [again]).values()}
-
-
 def test_what_the_target_does_not_hold_any_more_is_sent_again() -> None:
     world, proposer = fair(disagreeing)
     for _ in range(20):
@@ -292,15 +277,6 @@ def test_what_the_target_does_not_hold_any_more_is_sent_again() -> None:
     assert world.flush(0) is None
     proposer.hear(position, [], now, Notice(now, FORWARD, numbers, 0, 64))
     assert world.flush(0, now=0.0) is not None
-
-
-def test_tokens_that_are_heard_twice_count_once_and_a_gap_is_told() -> None:
-    _, proposer = fair(disagreeing)
-    start = len(PROMPT)
-    proposer.hear(start, TEXT[:3], 0.1, QUIET)
-    proposer.hear(start + 1, TEXT[1:5], 0.1, QUIET)
-    with pytest.raises(ValueError, match=f"position {start + 6}, not {start + 5}"):
-        proposer.hear(start + 6, TEXT[6:7], 0.1, QUIET)
 
 
 def test_one_call_of_a_model_serves_several_proposers() -> None:
@@ -350,17 +326,6 @@ def test_a_row_that_is_full_ends_drafting_and_nothing_else() -> None:
         proposer.work(0.0)
     with pytest.raises(ValueError, match=f"not {len(PROMPT) + 300}"):
         proposer.hear(len(PROMPT) + 301, [0], 0.0, QUIET)
-
-
-def test_nothing_is_drafted_beyond_the_end_of_the_text() -> None:
-    proposer = scripted_proposer(perfect)
-    proposer.open(PROMPT, SAMPLING, end=len(PROMPT) + 4)
-    numbers = iter(range(1000))
-    sent = list[Nodes]()
-    while proposer.work(0.0) is not None:
-        if (message := proposer.flush(0.0, lambda: next(numbers))) is not None:
-            sent.append(message)
-    assert max(len(path) for path, _ in values(PROMPT, sent).values()) == len(PROMPT) + 3
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])

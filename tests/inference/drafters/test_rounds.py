@@ -61,15 +61,3 @@ def test_a_round_is_sent_again_and_several_forwards_may_be_heard_at_once() -> No
     assert after.base == len(PROMPT) + 9
     assert len(after.proposals) == 2
     assert after.proposals[0].token == disagreeing((*PROMPT, *text[:10]))[0][0]
-
-
-def test_a_tree_stops_one_short_of_the_end() -> None:
-    proposer = RoundProposer(ScriptedModel(disagreeing, capacity=300), Chain(4), room=8)
-    proposer.open(PROMPT, SAMPLING, len(PROMPT) + 3)
-    proposer.work(0.0)
-    nodes = proposer.flush(0.0, iter(range(9)).__next__)
-    assert nodes is not None
-    assert len(nodes.proposals) == 2
-    proposer.hear(len(PROMPT), [1, 2], 0.0, Notice(0.0, 0.03, 0, 0, 8))
-    proposer.work(0.0)
-    assert proposer.flush(0.0, iter(range(9)).__next__) is None
