@@ -53,6 +53,10 @@ CALL_NODES = 4
 """Nodes that a call of the draft is taken to rank when it is compared with other proposers."""
 
 
+MOST_WITHOUT_MODEL = 64
+"""Sessions that a draft without a model serves at a time."""
+
+
 class SessionSink(Protocol):
     """The part of an engine that takes candidates."""
 
@@ -165,11 +169,10 @@ class ColocatedDrafter:
         copies: bool = False,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        assert draft.model is not None, "a draft beside its target is a model"
-        self._model, self._draft = draft.model, draft
-        self._room, self._clock, self._copies = room, clock, copies
-        self._known = [knowledge() for _ in range(draft.model.rows)]
-        self._free = list(range(draft.model.rows))
+        self._draft, self._room, self._clock, self._copies = draft, room, clock, copies
+        rows = MOST_WITHOUT_MODEL if draft.model is None else draft.model.rows
+        self._known = [knowledge() for _ in range(rows)]
+        self._free = list(range(rows))
         self._drafted: dict[Session, _DraftedSession] = {}
         self._failed: WeakSet[Session] = WeakSet()
         self._records: defaultdict[str, float] = defaultdict(float)  # tenant -> tokens gained
@@ -311,7 +314,8 @@ class ColocatedDrafter:
         self._around = self._clock() - ended
 
     def _rank(self, segments: Sequence[Segment]) -> list[Ranked]:
-        return self._model.rank(segments, TUNING.width)
+        assert self._draft.model is not None, "only a model has calls"
+        return self._draft.model.rank(segments, TUNING.width)
 
     def _fail(self, drafted: _DraftedSession, error: Exception, sink: SessionSink) -> None:
         log.error("the draft beside the target failed: %s: %s", type(error).__name__, error)
