@@ -25,3 +25,11 @@ METHODS = {
 
 COPY = "copy"
 """The source that loads nothing: what followed the same words before."""
+
+_HERE = ", ".join(name for name, method in METHODS.items() if method.here)
+_BESIDE = ", ".join(name for name, method in METHODS.items() if not method.here)
+SOURCES_HELP = (
+    f"where candidates come from: a kind of model ({_HERE}; beside the target {_BESIDE}; "
+    f"docs/runs.md), and {COPY} (what followed the same words before); none copies alone"
+)
+"""The help of --draft."""

@@ -13,7 +13,7 @@ from typing_extensions import Self
 from inference.cost.accounting import COSTS, ENERGIES
 from inference.cost.objective import read_knob
 from inference.sampling import CANDIDATES, SEED_BITS, SamplingParams
-from outrider.options.draft_methods import COPY
+from outrider.options.draft_methods import COPY, SOURCES_HELP
 from outrider.options.group import Also, Group, Shown
 from outrider.options.values import (
     Count,
@@ -206,10 +206,7 @@ class TreeOptions(Group, title="drafting"):
 class SourceOptions(Group, title="drafting"):
     """Where candidates come from."""
 
-    draft: Sources = "model,copy"
-    """where candidates come from: a kind of model (model, block, gguf, substitute; beside the
-    target eagle; docs/runs.md), and copy (what followed the same words before); none copies
-    alone"""
+    draft: Annotated[Sources, Field(description=SOURCES_HELP)] = "model,copy"
 
     @property
     def method(self) -> str | None:
