@@ -25,8 +25,8 @@ import torch
 
 from benchmarks.harness import command, cpu_decoder, heap, show, with_cpu
 from compile.build.build import build_artifact, read_source
-from compile.build.cpu import CpuBuilder, Loaded, compile_graph
-from compile.build.progress import LineProgress
+from compile.build.cpu import ALWAYS, CpuBuilder, Loaded, export_graph, write_package
+from compile.build.progress import BuildProgress
 from compile.spec import CompileSpec, least_nodes, verify_bucket
 from inference.artifact import Bucket
 from inference.backends import Model
@@ -40,7 +40,7 @@ from inference.backends.eager import EagerModel
 from inference.model.cache import empty_cache
 from inference.model.checkpoint import DTYPES
 from inference.model.config import read_config
-from inference.model.verify_graph import VerifyGraph
+from inference.model.verify_graph import VerifyGraph, example_inputs
 from inference.sampling import SamplingParams
 from inference.text import Tokenizer
 from outrider.models.loading import EMBEDDED
@@ -67,10 +67,10 @@ def compiled_model(
     build_artifact(
         spec,
         read_source(model),
-        CpuBuilder(spec, model, vocabulary),
+        CpuBuilder(spec, model),
         directory,
         command="python -m benchmarks.compiled",
-        progress=LineProgress(lambda line: print(line, flush=True)),
+        progress=BuildProgress(lambda line: print(line, flush=True)),
     )
     seconds = time.perf_counter() - start
     return load_compiled(directory, read_compiled(directory)), seconds
@@ -134,9 +134,9 @@ def compiled_graph(model: Path, dtype: str, capacity: int, bucket: Bucket) -> Co
     loaded = Loaded(decoder, empty_cache(decoder.config, 1, capacity, DTYPES[dtype]))
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory) / "graph.pt2"
-        compile_graph(VerifyGraph(*loaded, bucket.levels), bucket, path)
-        graph = load_graph(path, loaded.constants())
-    return CompiledModel({bucket: graph}, loaded.cache)
+        graph = export_graph(VerifyGraph(*loaded, bucket.levels), example_inputs(bucket))
+        write_package(graph, bucket.name, path, ALWAYS)
+        return CompiledModel({bucket: load_graph(path, loaded.constants())}, loaded.cache)
 
 
 def main() -> None:

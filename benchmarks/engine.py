@@ -9,30 +9,33 @@ The target chooses at once: token + 1 after every token. All sessions have full 
 right token is the likeliest candidate in 7 of 10 places. "forward" is all that the engine does for
 one: planning, nodes, walks, commits, and what is told of it. "device waits" is the part of it
 between two calls of the model, where an engine has a thread of its own; the rest is done while the
-device computes. "padding" is what a backend adds on the host. Medians of the threads' own time,
+device computes. "padding" is what a backend adds on the host. "collections" are those of Python's
+garbage collector during all forwards, without messages. Medians of the threads' own time,
 since other processes share the processor. A proposer's call is measured by benchmarks/proposer.py.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
+import gc
 import statistics
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
+from benchmarks.harness import command, table_lines, write_json
 from benchmarks.proposer import measure as measure_proposer
 from benchmarks.proposer import outside_the_model
 from grpc_comm.observability.events import OfModel
 from grpc_comm.observability.statistics import ModelTotals, Statistics
 from inference.backends import Ranked, Segment
 from inference.backends.batch import Shape, check_rows, pad
-from inference.engine.engine import Engine, collect_rarely
+from inference.engine.batch_runner import collect_rarely
+from inference.engine.engine import Engine
 from inference.engine.session import Session
 from inference.order import MOST_CREDIT, Decode
 from inference.proposer import BASE, Nodes, Proposal
@@ -142,7 +145,8 @@ class Client:
 class Cost(NamedTuple):
     """Milliseconds of processors, by forward and by message. quick_ms: a tenth of the forwards took
     no longer. slowest_ms: none took longer. wait_ms: the part of it in which the device waits.
-    nodes, candidates, tokens: of a session in a forward, on average.
+    nodes, candidates, tokens: of a session in a forward, on average. collections: of garbage during
+    all forwards.
     """
 
     sessions: int
@@ -157,13 +161,14 @@ class Cost(NamedTuple):
     nodes: float
     candidates: float
     tokens: float
+    collections: int
 
 
 class Load:
     """An engine whose sessions all have what a forward can take."""
 
     def __init__(self, sessions: int, nodes: int) -> None:
-        self.model = NextToken(sessions)
+        self.model, self._refilling = NextToken(sessions), False
         self.engine = Engine(
             self.model,
             sequence_length=CAPACITY - nodes,
@@ -173,9 +178,9 @@ class Load:
         )
         counted = Statistics()  # which every server keeps
         counted.models["target"] = ModelTotals()
-        self.engine.on_event = lambda event: counted(OfModel("target", event))
+        self.engine.listeners.append(lambda event: counted(OfModel("target", event)))
         self.clients = [self._client(number) for number in range(sessions)]
-        self.appending = list[float]()
+        self.appending, self.collections = list[float](), 0
         self._send()
         self.model.meanwhile = self.refill
         self.appending.clear()
@@ -188,8 +193,22 @@ class Load:
     def forward(self) -> float:
         """Processor seconds of the next forward, all that it leaves for later included."""
         began = time.thread_time()
-        assert self.engine.step(), "everybody can go on"
+        with self._counting():
+            assert self.engine.step(), "everybody can go on"
         return time.thread_time() - began - self.model.inside[-1]
+
+    @contextmanager
+    def _counting(self) -> Iterator[None]:
+        """Count collections of garbage, except those while messages are made."""
+
+        def count(phase: str, _: object) -> None:
+            self.collections += phase == "start" and not self._refilling
+
+        gc.callbacks.append(count)
+        try:
+            yield
+        finally:
+            gc.callbacks.remove(count)
 
     def run(self, forwards: int) -> list[float]:
         """Processor seconds of the engine's thread before each forward but the first, while the
@@ -208,9 +227,11 @@ class Load:
 
     def refill(self) -> None:
         """The clients acknowledge what came, and send candidates until their trees are full."""
+        self._refilling = True
         for client in self.clients:
             self.engine.acknowledge(client.session, client.session.length)
         self._send()
+        self._refilling = False
 
     def _send(self) -> None:
         for client in self.clients:
@@ -257,39 +278,34 @@ def cost(sessions: int, nodes: int, forwards: int) -> Cost:
         computed / forwards / sessions,
         statistics.mean(held),
         tokens / forwards / sessions,
+        load.collections,
     )
 
 
-def say(costs: Sequence[Cost], proposer_ms: float) -> None:
-    """A table in Markdown."""
-    print(
-        "| sessions | forward, ms | quickest tenth | mean | slowest | device waits, ms | "
-        "quickest tenth | padding, ms | message, ms | nodes | candidates | tokens |"
-    )
-    print("|---" * 12 + "|")
-    for one in costs:
-        times = (
-            f"{one.forward_ms:.2f} | {one.quick_ms:.2f} | {one.mean_ms:.2f} | "
-            f"{one.slowest_ms:.1f} | {one.wait_ms:.2f} | {one.quick_wait_ms:.2f} | "
-            f"{one.padding_ms:.2f} | {one.message_ms:.3f}"
-        )
-        print(
-            f"| {one.sessions} | {times} | {one.nodes:.0f} | {one.candidates:.0f} | "
-            f"{one.tokens:.1f} |"
-        )
-    print(f"A proposer's call outside the model: {proposer_ms:.2f} ms")
+HEADS = (
+    *("sessions", "forward, ms", "quickest tenth", "mean", "slowest", "device waits, ms"),
+    *("quickest tenth", "padding, ms", "message, ms", "nodes", "candidates", "tokens"),
+    "collections",
+)
+
+
+def row(one: Cost) -> list[str]:
+    """A line of the table of HEADS."""
+    times = [one.forward_ms, one.quick_ms, one.mean_ms, one.slowest_ms, one.wait_ms]
+    times += [one.quick_wait_ms, one.padding_ms]
+    counts = [f"{one.nodes:.0f}", f"{one.candidates:.0f}", f"{one.tokens:.1f}"]
+    each = [*(f"{ms:.2f}" for ms in times), f"{one.message_ms:.3f}", *counts]
+    return [str(one.sessions), *each, str(one.collections)]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command(__doc__)
     parser.add_argument("--sessions", default="1,8,64", help="default: %(default)s")
     parser.add_argument(
         "--nodes", type=int, default=64, help="of a session in one forward (default: %(default)s)"
     )
     parser.add_argument("--forwards", type=int, default=100, help="default: %(default)s")
-    parser.add_argument("--json", metavar="FILE")
+    parser.add_argument("--json", type=Path, metavar="FILE")
     parser.add_argument(
         "--collect_often",
         action="store_true",
@@ -301,10 +317,10 @@ def main() -> None:
     counts = [int(count) for count in given.sessions.split(",")]
     costs = [cost(count, given.nodes, given.forwards) for count in counts]
     proposer_ms = 1e3 * outside_the_model(*measure_proposer())
-    say(costs, proposer_ms)
-    if given.json:
-        figures = {"engine": [one._asdict() for one in costs], "proposer_ms": proposer_ms}
-        Path(given.json).write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+    print(*table_lines(HEADS, map(row, costs)), sep="\n")
+    print(f"A proposer's call outside the model: {proposer_ms:.2f} ms")
+    figures = {"engine": [one._asdict() for one in costs], "proposer_ms": proposer_ms}
+    write_json(given.json, figures)
 
 
 if __name__ == "__main__":

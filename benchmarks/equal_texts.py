@@ -105,7 +105,6 @@ def alone(pair: Pair, job: Job) -> tuple[int, ...]:
 def ahead(pair: Pair, job: Job, order: int) -> tuple[int, ...]:
     """With a growing draft, in this order of arrival."""
     chance, clock = np.random.default_rng(order), VirtualClock()
-    times = PROFILES.times
 
     def spend(seconds: float) -> None:
         clock.advance(seconds * 2 ** chance.uniform(-1, 1))
@@ -113,9 +112,10 @@ def ahead(pair: Pair, job: Job, order: int) -> tuple[int, ...]:
     target = MeteredModel(pair.target, PROFILES.target, spend)
     draft = MeteredModel(pair.draft, PROFILES.here, spend)
     link = Link(chance.uniform(0, LONGEST_ROUND_TRIP), BYTE_TIME)
-    engine = serve(target, pair.vocabulary, times=times.target, clock=clock.now)
-    target_times, acceptance = LatencyModel(times.target), read_acceptance()
-    known = Knowledge(DraftTimes(times.here), target_times, acceptance, link.round_trip)
+    engine = serve(target, pair.vocabulary, times=PROFILES.target_times, clock=clock.now)
+    draft_times = DraftTimes(PROFILES.draft_times)
+    target_times = LatencyModel(PROFILES.target_times)
+    known = Knowledge(draft_times, target_times, read_acceptance(), link.round_trip)
     proposer = Draft(draft).proposer(0, known, Prices(battery=True), clock=clock.now)
     return _text(job, pair, VirtualSession(clock, engine, link), [proposer], clock)
 

@@ -1,24 +1,29 @@
-"""What a reader waits for, with a draft and without: the first piece, and the gaps between pieces.
+"""What a reader waits for, with a draft and without: the first piece, gaps, and the whole text.
 
     python -m benchmarks.first_token [--target_model DIR --draft_model DIR] [--draft model,copy]
-    [--dtype bfloat16] [--emulate PROFILE] [--prompts 50,300] [--tokens 64] [--turns 5]
-    [--json FILE]
+    [--dtype bfloat16] [--emulate PROFILE] [--prompts 50,300 | --prompt_sets DIR --each 10]
+    [--tokens 64] [--turns 5] [--starts 2] [--json FILE]
 
 The target runs in a process of its own. The draft runs in this one, with one thread. Both arms
 make every text, in turn; before each turn the target makes one token of its prompt alone, so the
-prefix is warm for both. Without models it is the embedded pair.
+prefix is warm for both. Without models it is the embedded pair. --prompt_sets takes prompts by
+kind (benchmarks/prompts.py). --starts begins without kept times and starts both ends so often.
 """
 
 from __future__ import annotations
 
+import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
-from statistics import median
+from statistics import geometric_mean, median
+from tempfile import TemporaryDirectory
 from threading import Event
 from typing import NamedTuple
 
 from benchmarks.harness import command, table_lines, write_json
+from benchmarks.prompts import read_prompts
 from inference.command import run_command
 from inference.draft_thread import take_short_turns
 from inference.errors import InvalidRequest
@@ -36,11 +41,34 @@ SOURCE = Path(__file__).parent / "harness.py"
 ALONE, DRAFTED = "target-only", "with a draft"
 
 
+class Question(NamedTuple):
+    """A prompt as ids, and the kind that its figures are stated under."""
+
+    kind: str
+    ids: list[int]
+
+
+class Pair(NamedTuple):
+    """The texts of one prompt, made in the same turn."""
+
+    start: int  # which start of both ends, from 1
+    kind: str
+    alone: Completion
+    drafted: Completion
+
+    @property
+    def speed(self) -> float:
+        """Speed with a draft over target-only's, from the request to the last token."""
+        return self.alone.seconds / self.drafted.seconds
+
+
 class Waits(NamedTuple):
     """What the reader of an arm's texts waited for: medians over texts, gaps of all together."""
 
-    prompt: int  # tokens
+    start: int
+    kind: str
     arm: str
+    texts: int
     first_ms: float
     gap_p50_ms: float
     gap_p99_ms: float
@@ -48,50 +76,83 @@ class Waits(NamedTuple):
     tokens_per_second: float
 
 
-def waits(prompt: int, arm: str, texts: Sequence[Completion]) -> Waits:
-    """The arm's figures, from its texts of one prompt."""
-    gaps = gaps_of(texts)
-    return Waits(
-        prompt,
-        arm,
-        median(done.time_to_first_token for done in texts) * 1e3,
-        gaps.p50 * 1e3,
-        gaps.p99 * 1e3,
-        gaps.largest * 1e3,
-        median(done.tokens_per_second for done in texts),
-    )
+def by_kind(pairs: Sequence[Pair]) -> list[list[Pair]]:
+    """Return the texts in groups of one start and kind."""
+    groups = {(one.start, one.kind): list[Pair]() for one in pairs}
+    for one in pairs:
+        groups[one.start, one.kind].append(one)
+    return list(groups.values())
 
 
-def measure(client: Client, prompts: Sequence[int], tokens: int, turns: int) -> Iterator[Waits]:
-    """Both arms on prompts of so many tokens. Raises InvalidRequest for one that does not fit."""
-    rows, ids = client.wait(), client.tokenizer.encode(SOURCE.read_text(encoding="utf-8"))
+def waits(pairs: Sequence[Pair]) -> Iterator[Waits]:
+    """Yield the figures of both arms, from texts of one kind and start."""
+    start, kind = pairs[0].start, pairs[0].kind
+    texts = {ALONE: [one.alone for one in pairs], DRAFTED: [one.drafted for one in pairs]}
+    for arm, made in texts.items():
+        gaps = gaps_of(made)
+        yield Waits(
+            start,
+            kind,
+            arm,
+            len(made),
+            median(done.time_to_first_token for done in made) * 1e3,
+            gaps.p50 * 1e3,
+            gaps.p99 * 1e3,
+            gaps.largest * 1e3,
+            median(done.tokens_per_second for done in made),
+        )
+
+
+def measure(
+    client: Client, start: int, questions: Sequence[Question], tokens: int, turns: int
+) -> Iterator[Pair]:
+    """Yield both arms' texts. Raises InvalidRequest for a prompt that does not fit."""
+    rows = client.wait()
     assert rows is not None, "something drafts"
 
-    def make(length: int, most: int, *, alone: bool) -> Completion:
-        asked = Request(0, "", ids[:length], SamplingParams(), most, frozenset())
-        done = client.complete(asked, silent, Event(), alone=alone)
+    def make(ids: list[int], most: int, *, alone: bool) -> Completion:
+        asked = Request(0, "", ids, SamplingParams(), most, frozenset())
+        done = client.complete(asked, silent, Event(), alone=alone).raise_failure()
         rows.settle()
         return done
 
-    for length in prompts:
-        if length + tokens > client.length or length > len(ids):
-            raise InvalidRequest(f"a prompt of {length} tokens and {tokens} more do not fit")
-        texts: Mapping[str, list[Completion]] = {ALONE: [], DRAFTED: []}
+    for number, (kind, ids) in enumerate(questions):
+        if len(ids) + tokens > client.length:
+            raise InvalidRequest(f"a prompt of {len(ids)} tokens and {tokens} more do not fit")
         for turn in range(turns):
-            make(length, 1, alone=True)
-            for arm in sorted(texts, reverse=bool(turn % 2)):
-                texts[arm].append(make(length, tokens, alone=arm == ALONE))
-        for arm, made in texts.items():
-            yield waits(length, arm, made)
+            make(ids, 1, alone=True)
+            first = bool((number + turn) % 2)
+            made = {alone: make(ids, tokens, alone=alone) for alone in (first, not first)}
+            yield Pair(start, kind, made[True], made[False])
 
 
-def table(measured: Sequence[Waits]) -> list[str]:
-    """Markdown: a row for each prompt and arm."""
-    names = ("prompt", "arm", "first ms", "gap p50", "p99", "largest ms", "tokens/s")
+def asked_questions(client: Client, lengths: str, sets: Path | None, each: int) -> list[Question]:
+    """Return the prompts of the kinds, or beginnings of one text of so many tokens each."""
+    if sets is not None:
+        prompts = read_prompts(sets, each)
+        return [Question(one.kind, client.tokenizer.encode(one.text, chat=True)) for one in prompts]
+    ids = client.tokenizer.encode(SOURCE.read_text(encoding="utf-8"))
+    wanted = [int(length) for length in lengths.split(",")]
+    if max(wanted) > len(ids):
+        raise InvalidRequest(f"--prompts {lengths}: at most {len(ids)} tokens are there")
+    return [Question(f"{length} tokens", ids[:length]) for length in wanted]
+
+
+def table(pairs: Sequence[Pair]) -> list[str]:
+    """Markdown: a row for each start, kind and arm; then each text's speed over target-only."""
+    names = ("start", "kind", "arm", "texts", "first ms", "gap p50", "p99", "largest", "tokens/s")
     rows = [
-        [str(one.prompt), one.arm, *(f"{figure:.1f}" for figure in one[2:])] for one in measured
+        [*map(str, one[:4]), *(f"{figure:.1f}" for figure in one[4:])]
+        for group in by_kind(pairs)
+        for one in waits(group)
     ]
-    return table_lines(names, rows)
+    lines = [*table_lines(names, rows), ""]
+    for group in by_kind(pairs):
+        speeds = [one.speed for one in group]
+        mean, each = geometric_mean(speeds), ", ".join(f"{speed:.2f}" for speed in speeds)
+        head = f"- start {group[0].start}, {group[0].kind}"
+        lines.append(f"{head}: {mean:.3f} of target-only ({each})")
+    return lines
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -102,21 +163,35 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--dtype", choices=PRECISIONS)
     parser.add_argument("--emulate", metavar="PROFILE", help="each forward takes what this says")
     parser.add_argument("--prompts", default="50,300", help="tokens of each prompt")
+    parser.add_argument("--prompt_sets", type=Path, metavar="DIR", help="see benchmarks/prompts.py")
+    parser.add_argument("--each", type=int, default=10, help="prompts of each kind")
     parser.add_argument("--tokens", type=int, default=64, help="of a text, at most")
     parser.add_argument("--turns", type=int, default=5, help="texts of each arm and prompt")
+    parser.add_argument(
+        "--starts", type=int, default=0, help="0: one, with the times that are kept"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE")
     given = parser.parse_args(arguments)
     flags = {"target_model": given.target_model, "dtype": given.dtype, "emulate": given.emulate}
     told = [part for name, value in flags.items() if value for part in (f"--{name}", value)]
+    told = ["--device", "cpu", "--threads", "1", "--batch", "1", *told]
     own = {"dtype": given.dtype, "draft_model": given.draft_model, "draft": given.draft}
     take_short_turns()  # as the commands do
-    with started("target", ["--device", "cpu", "--threads", "1", "--batch", "1", *told]) as there:
-        options = SharedClientRole(target_host=there.address, device="cpu", threads=1, **own)
-        with open_client(options) as client:
-            prompts = [int(length) for length in given.prompts.split(",")]
-            measured = list(measure(client, prompts, given.tokens, given.turns))
-    print(*table(measured), sep="\n")
-    write_json(given.json, [one._asdict() for one in measured])
+    pairs = list[Pair]()
+    with ExitStack() as stack:
+        if given.starts:
+            os.environ["XDG_CACHE_HOME"] = stack.enter_context(TemporaryDirectory())
+        for start in range(1, max(given.starts, 1) + 1):
+            with started("target", told) as there:
+                where = there.address
+                options = SharedClientRole(target_host=where, device="cpu", threads=1, **own)
+                with open_client(options) as client:
+                    asked = asked_questions(client, given.prompts, given.prompt_sets, given.each)
+                    for pair in measure(client, start, asked, given.tokens, given.turns):
+                        pairs.append(pair)
+                        print(f"{start} {pair.kind}: {pair.speed:.2f}", file=sys.stderr, flush=True)
+    print(*table(pairs), sep="\n")
+    write_json(given.json, [one._asdict() for group in by_kind(pairs) for one in waits(group)])
     return 0
 
 

@@ -30,7 +30,7 @@ from inference.sampling import SamplingParams
 from inference.tree import IntArray
 from outrider.client.drafting import DEFAULT_TREE
 from outrider.draft_methods import find_draft
-from outrider.models.sequence_length import Capacity
+from outrider.models.capacity import Capacity
 from outrider.options.roles import FusedTargetRole
 from outrider.target.target import load_target
 

@@ -6,19 +6,16 @@ import argparse
 import json
 import shutil
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from statistics import median
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
 from inference.backends import Segment
-from inference.errors import OutriderError
 from inference.model.checkpoint import load_decoder
 from inference.model.decoder import Decoder
 from inference.sampling import SamplingParams
@@ -26,6 +23,8 @@ from inference.tree import TokenTree
 
 WARM_UP = 2
 """Rounds of calls that are not counted."""
+
+_DRAWS, _SEED = 2000, 20261
 
 
 class Taken(NamedTuple):
@@ -116,42 +115,14 @@ def table_lines(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str
     return [lines[0], "|" + "---|" * len(heads), *lines[1:]]
 
 
-def run_plan(
-    text: str | None,
-    kind: type[Any],
-    flags: Mapping[str, str],
-    run: Callable[[Any], Any],
-    fine: str,
-    arguments: Sequence[str] | None,
-) -> int:
-    """A command that carries out a plan, and says what became of it. Returns 1 if anything is
-    amiss.
-
-    kind, flags: a dataclass, and the help of those of its fields that are flags
-    run: makes a report, a dataclass whose `problems` are what is amiss
-    fine: what is said without problems
+def geometric_interval(values: Sequence[float]) -> tuple[float, float]:
+    """The interval that holds the geometric mean with a confidence of 0.95, by the percentile
+    bootstrap with a fixed seed.
     """
-    parser = command(text)
-    for name, words in flags.items():
-        default = getattr(kind, name)
-        words = f"{words} (default: %(default)s)"
-        parser.add_argument(f"--{name}", type=type(default), default=default, help=words)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write plan and report there")
-    given = vars(parser.parse_args(arguments))
-    file = given.pop("json")
-    try:
-        plan = kind(**given)
-        report = asdict(run(plan))
-    except OutriderError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    problems = report["problems"]
-    for name, value in report.items():
-        if name != "problems":
-            print(f"{name:16} {value}")
-    print("\n".join(problems) or fine)
-    write_json(file, {"plan": asdict(plan), "report": report})
-    return int(bool(problems))
+    logs = np.log(np.asarray(values, dtype=np.float64))
+    draws = np.random.default_rng(_SEED).choice(logs, (_DRAWS, len(logs)))
+    low, high = np.exp(np.percentile(draws.mean(1), [2.5, 97.5]))
+    return float(low), float(high)
 
 
 def commit() -> str:

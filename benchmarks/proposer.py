@@ -1,4 +1,4 @@
-"""Thread-CPU time of a proposer outside its model, by part: `python -m benchmarks.proposer`.
+"""Thread-CPU time of a proposer outside its model, by part.
 
 Target and draft are hashes of a token and its position, so that everything but the model is real:
 candidate tree, messages, acceptance learned. Medians, since other processes share the caches.
@@ -128,18 +128,3 @@ def outside_the_model(watch: Stopwatch, proposer: GrowingProposer) -> float:
     """Seconds a call."""
     total = sum(median(times) * len(times) for times in watch.parts.values())
     return total / proposer.usage.calls
-
-
-def main() -> None:
-    watch, proposer = measure()
-    for part, times in watch.parts.items():
-        print(f"{part:8} {len(times):5} times, {1e6 * median(times):6.0f} us")
-    print(
-        f"{proposer.usage.calls} calls of {proposer.usage.nodes / proposer.usage.calls:.1f} nodes, "
-        f"{proposer.proposed / proposer.usage.calls:.1f} sent after each: "
-        f"{1e6 * outside_the_model(watch, proposer):.0f} us a call outside the model"
-    )
-
-
-if __name__ == "__main__":
-    main()

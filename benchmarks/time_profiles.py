@@ -1,22 +1,21 @@
 """Makes the bundled profiles of Llama-3.1-8B on a trn1.2xlarge: what the shipped graphs take by
 compile/ops, and that scaled to the one pass that was measured.
 
-    python -m benchmarks.time_profiles          print them
-    python -m benchmarks.time_profiles --write  write inference/data/profiles
+    python -m benchmarks.time_profiles --out inference/data/profiles
 
 They are to be written anew whenever a graph changes what it takes.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 from dataclasses import asdict, replace
 from pathlib import Path
 
+from benchmarks.harness import command
 from compile.ops.pass_time import PassTime, pass_time
 from compile.spec import CompileSpec, prefill_bucket, verify_bucket
-from inference.backends.timed import PROFILES, TimeProfile
+from inference.backends.timed import TimeProfile
 from inference.model.config import read_config
 
 SHAPES = Path(__file__).parents[1] / "docs/shapes/llama-3.1-8b"
@@ -33,7 +32,7 @@ _COMPUTED = (
 _ASSUMES = (
     "That values between operations stay in the core, and that only the stream of weights, keys "
     "and values hides arithmetic. Rows cost alike. Sampled graphs take longer: python -m "
-    "compile.ops times. "
+    "compile times. "
 ) + _SIZES
 _MEASURED = (
     "pass_seconds and serial_seconds: together 36.7 ms, from the 27.24 tokens/s that choral-spec "
@@ -115,16 +114,15 @@ def _short(value: object) -> object:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.time_profiles")
-    parser.add_argument("--write", action="store_true")
-    write = parser.parse_args().write
+    parser = command(__doc__)
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR")
+    directory = parser.parse_args().out
     base = computed()
     for profile in (base, measured(base)):
         fields = ",\n ".join(f'"{k}": {json.dumps(_short(v))}' for k, v in asdict(profile).items())
-        text = f"{{\n {fields}\n}}\n"
-        print(text, end="")
-        if write:
-            (PROFILES / f"{profile.name}.json").write_text(text, encoding="utf-8")
+        file = directory / f"{profile.name}.json"
+        file.write_text(f"{{\n {fields}\n}}\n", encoding="utf-8")
+        print(file)
 
 
 if __name__ == "__main__":

@@ -1,33 +1,43 @@
 """Runs `python -m compile`: builds an artefact, prints what would be built, or moves artefacts to
-and from a store.
+and from a store. A verb in front of the flags asks for something else.
 """
 
 from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from compile.build.quiet import quiet_libraries
 from compile.compile_options import CompileOptions, parse
 from inference.cache_directory import cache_directory
 from inference.command import run_command, say
 from inference.errors import InvalidRequest
 
 if TYPE_CHECKING:
-    from compile.build.kept_times import KeptTimes
     from compile.build.progress import BuildProgress
-    from compile.request import BuildCheckpoint, BuildRequest
-    from inference.artifact import Manifest
+    from compile.request import BuildRequest
+    from compile.spec import CompileSpec
+
+VERBS = {
+    "check": "compile.check",
+    "rules": "compile.predictions",
+    "times": "compile.predictions",
+    "try": "compile.try_compiler",
+}
+"""Modules of what `python -m compile VERB FLAGS` does beside building."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command. Returns 0 when what was asked was done."""
-    options = parse(arguments)
-    given = sys.argv[1:] if arguments is None else arguments
+    """Run the command, a verb or a build. Returns 0 when what was asked was done."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    if given and given[0] in VERBS:
+        run: Callable[[Sequence[str]], int] = import_module(VERBS[given[0]]).main
+        return run(given)
+    options = parse(given)
     return run_command(
         lambda: _run(options, given),
         debug=options.debug,
@@ -45,8 +55,6 @@ def _run(options: CompileOptions, arguments: Sequence[str]) -> int:
     elif options.dry_run:
         _request_of(options)
     else:
-        if not options.verbose:
-            quiet_libraries()
         _build(options, arguments)
         if options.push:
             _push(options)
@@ -55,58 +63,51 @@ def _run(options: CompileOptions, arguments: Sequence[str]) -> int:
 
 def _build(options: CompileOptions, arguments: Sequence[str]) -> None:
     from compile.build.build import build_artifact, planned_manifest, read_source
-    from compile.build.builders import builder_of
-    from compile.build.kept_times import KeptTimes
+    from compile.build.graph_processes import quiet_libraries
+    from compile.builders import builder_of
     from inference.artifact import MANIFEST
 
-    out, (request, checkpoint) = _out(options), _request_of(options)
-    spec, source = request.spec, read_source(checkpoint.directory)
-    builder = builder_of(options, spec, checkpoint)
+    if not options.verbose:
+        quiet_libraries()
+    out, request = _out(options), _request_of(options)
+    spec, checkpoint = request.spec, request.checkpoint
+    source = read_source(checkpoint.directory)
+    builder = builder_of(
+        spec,
+        checkpoint.directory,
+        checkpoint.draft,
+        workers=options.workers,
+        graph_store=options.graph_store,
+        quiet=not options.verbose,
+    )
     if options.push and not (out / MANIFEST).is_file():
-        _say_if_pushed(options.push, planned_manifest(spec, source, builder))
+        from compile.store import find, open_store
+
+        # It is not taken unasked, because an artefact is executable code.
+        if digest := find(planned_manifest(spec, source, builder), open_store(options.push)):
+            say(
+                "the same was built and pushed before: in place of building, python -m compile "
+                f"--pull {shlex.quote(options.push)} --digest {digest} --out DIR"
+            )
     command = shlex.join(["python", "-m", "compile", *arguments])
-    kept = KeptTimes.of(cache_directory("build_times"), spec, source.model_fingerprint)
-    with _progress(kept) as progress:
+    with _progress(spec, source.model_fingerprint) as progress:
         manifest = build_artifact(spec, source, builder, out, command=command, progress=progress)
     if spec.fused is not None:
-        from compile.fused_smoke import smoke
+        from compile.agreement import check_rounds
 
-        print(smoke(out, manifest, say))
+        print(*check_rounds(out, manifest, say), sep="\n")
     print(f"{out}: complete, digest {manifest.digest()}")
     if request.lacking:
-        print(f"it lacks {len(request.lacking)} graphs, which {_completing(arguments)} adds")
+        rest = shlex.join(["python", "-m", "compile", *(w for w in arguments if w != "--quick")])
+        print(f"it lacks {len(request.lacking)} graphs, which {rest} adds")
 
 
-@contextmanager
-def _progress(kept: KeptTimes) -> Iterator[BuildProgress]:
-    """A live bar where stderr is a terminal, else lines."""
-    from compile.build.progress import LineProgress, LiveProgress
+def _progress(spec: CompileSpec, fingerprint: str) -> AbstractContextManager[BuildProgress]:
+    """A live bar where stderr is a terminal, else lines. fingerprint: the model's"""
+    from compile.build.progress import BuildProgress, BuildTimes, live_progress
 
-    if not sys.stderr.isatty():
-        yield LineProgress(say, kept)
-        return
-    with LiveProgress(kept).shown() as live:
-        yield live
-
-
-def _completing(arguments: Sequence[str]) -> str:
-    """The command that builds what --quick left out."""
-    kept = [word for word in arguments if word != "--quick"]
-    return shlex.join(["python", "-m", "compile", *kept])
-
-
-def _say_if_pushed(store: str, planned: Manifest) -> None:
-    """Print the digest of an artefact that others pushed for the same inputs. It is not taken
-    unasked, because an artefact is executable code.
-    """
-    from compile.store import find, open_store
-
-    digest = find(planned, open_store(store))
-    if digest:
-        say(
-            "the same was built and pushed before: in place of building, python -m compile --pull "
-            f"{shlex.quote(store)} --digest {digest} --out DIR"
-        )
+    times = BuildTimes.of(cache_directory("build_times"), spec, fingerprint)
+    return live_progress(times) if sys.stderr.isatty() else nullcontext(BuildProgress(say, times))
 
 
 def _push(options: CompileOptions) -> None:
@@ -140,22 +141,17 @@ def _out(options: CompileOptions) -> Path:
     return Path(options.out)
 
 
-def _request_of(options: CompileOptions) -> tuple[BuildRequest, BuildCheckpoint]:
-    """What is to be built, checked against the device's memory, and its checkpoint. Prints the
-    plan.
-    """
-    from compile.plan.first_graphs import purposes
+def _request_of(options: CompileOptions) -> BuildRequest:
+    """What is to be built, checked against the device's memory. Prints the plan."""
     from compile.plan.fit import check_fits
-    from compile.plan.plan_report import describe
+    from compile.plan.plan_report import describe, purposes
     from compile.request import find_checkpoint, make_request
 
-    checkpoint = find_checkpoint(options)
-    request = make_request(options, checkpoint)
-    spec, lacking = request.spec, request.lacking
-    need = check_fits(checkpoint.config, spec)
+    request = make_request(options, find_checkpoint(options))
+    spec, lacking, config = request.spec, request.lacking, request.checkpoint.config
     lines = [
         *request.explanation,
-        *describe(spec, checkpoint.config, need, options.workers),
+        *describe(spec, config, check_fits(config, spec), options.workers),
         "",
         "what each graph is for:",
         *purposes(spec, spec.graphs),
@@ -169,7 +165,7 @@ def _request_of(options: CompileOptions) -> tuple[BuildRequest, BuildCheckpoint]
             "the same command without --quick adds them to the same directory",
         ]
     print(*lines, "", sep="\n", flush=True)
-    return request, checkpoint
+    return request
 
 
 if __name__ == "__main__":

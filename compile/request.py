@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 
 import inference
@@ -12,24 +14,26 @@ from compile.plan.buckets import (
     Sizes,
     buckets_of,
     default_chunk,
-    explain,
+    first_graphs,
     graphs_of,
     plan_graphs,
     samplings_of,
+    tree_slots,
 )
-from compile.plan.draft import fused_part
-from compile.plan.feature_layers import feature_layers
-from compile.plan.first_graphs import first_graphs
 from compile.plan.fit import check_fits, fits, usual_ranks
+from compile.plan.plan_report import explain
 from compile.plan.search import BuildBudget
 from compile.plan.workload import Limits, read_load
 from compile.spec import CompileSpec, least_nodes
-from inference.artifact import Bucket
-from inference.errors import InvalidRequest
-from inference.model.config import ModelConfig, parse_config, read_config
+from inference.artifact import Bucket, DraftBucket, FusedPart, RoundBucket
+from inference.errors import InvalidRequest, Mismatch
+from inference.model.config import ModelConfig, parse_config, read_config, read_raw_config
+from inference.model.eagle_config import EAGLE3, named_layers, read_head_config
 from inference.model.hub import find_model, split_revision
+from inference.model.noise_window import WINDOW
 
-_EMBEDDED = Path(inference.__file__).parent / "data" / "target"
+_EMBEDDED = Path(inference.__file__).parent / "data"
+_NUMBERS = re.compile(r"[0-9]{1,9}(,[0-9]{1,9})*")
 _DEFAULT_SEQUENCE_LENGTH = 2048
 _SMALL_VOCABULARY = 4096
 """Up to so many ids, the noise that a sampled graph makes at temperature 0, too, takes little. Such
@@ -43,12 +47,13 @@ _ROWS = (4, 2, 1)
 
 @dataclass(frozen=True)
 class BuildCheckpoint:
-    """The model to build."""
+    """The model to build, and the draft that is built into its graphs."""
 
     name: str  # what it is known as
     directory: Path
     config: ModelConfig
     vocabulary: int  # ids are below this
+    draft: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -56,28 +61,38 @@ class BuildRequest:
     """A spec and, where its graphs were planned, why these graphs."""
 
     spec: CompileSpec
-    explanation: tuple[str, ...]
+    checkpoint: BuildCheckpoint
+    explanation: tuple[str, ...] = ()
     lacking: tuple[Bucket, ...] = ()  # graphs that --quick left out
 
 
 def find_checkpoint(options: CompileOptions) -> BuildCheckpoint:
-    """The checkpoint of --model. A dry run reads its config.json alone, so it counts ids that pad
-    the vocabulary, too.
+    """The checkpoints of --model and --draft_model. A dry run reads their config.json alone, so it
+    counts ids that pad the vocabulary, too.
     """
-    directory = _directory(options)
+    directory = _directory(options.model, options, "target")
     config = read_config(directory)
+    vocabulary = config.vocab_size
+    if not options.dry_run:
+        from inference.text import Tokenizer
+
+        vocabulary = Tokenizer(directory).vocabulary
     return BuildCheckpoint(
         split_revision(options.model or "outrider-embedded-target")[0],
         directory,
         config,
-        config.vocab_size if options.dry_run else _vocabulary(directory),
+        vocabulary,
+        _directory(options.draft_model, options, "draft") if options.fused else None,
     )
 
 
-def _vocabulary(directory: Path) -> int:
-    from inference.text import Tokenizer
-
-    return Tokenizer(directory).vocabulary
+def _directory(model: str | None, options: CompileOptions, embedded: str) -> Path:
+    """A directory as it is named, of the hub, or of the pair that ships here."""
+    if model is None:
+        return _EMBEDDED / embedded
+    if Path(model).is_dir():
+        return Path(model)
+    return find_model(model, weights=not options.dry_run)
 
 
 def make_request(options: CompileOptions, checkpoint: BuildCheckpoint) -> BuildRequest:
@@ -102,14 +117,14 @@ def make_request(options: CompileOptions, checkpoint: BuildCheckpoint) -> BuildR
         spec = _spec(options, checkpoint, sizes, limits)
         if options.rows is not None or fits(checkpoint.config, spec):
             break
-    request = BuildRequest(spec, ())
+    request = BuildRequest(spec, checkpoint)
     if options.load is not None:
         request = _planned(options, checkpoint, spec, limits, sizes.sampling)
     if not options.quick:
         return request
     first = first_graphs(request.spec, limits)
     lacking = tuple(graph for graph in request.spec.graphs if graph not in first.graphs)
-    return BuildRequest(first, request.explanation, lacking)
+    return replace(request, spec=first, lacking=lacking)
 
 
 def _between(options: CompileOptions) -> int:
@@ -121,7 +136,9 @@ def _spec(
     options: CompileOptions, checkpoint: BuildCheckpoint, sizes: Sizes, limits: Limits
 ) -> CompileSpec:
     """The spec with graphs of the given sizes, or the default ones."""
-    fused = fused_part(options, limits, sizes, checkpoint.directory)
+    fused = None
+    if checkpoint.draft is not None:
+        fused = _fused_part(options, limits, sizes, checkpoint.directory, checkpoint.draft)
     models = [checkpoint.config, *([parse_config(fused.config)] if fused else [])]
     return CompileSpec(
         model=checkpoint.name,
@@ -135,7 +152,7 @@ def _spec(
         tensor_parallel=options.tensor_parallel or usual_ranks(models, options.device),
         compiler_flags=options.compiler_flags,
         fused=fused,
-        features=feature_layers(options, checkpoint.config),
+        features=_feature_layers(options.features, checkpoint.config),
     )
 
 
@@ -151,17 +168,10 @@ def _planned(
     beside = len(spec.graphs) - len(spec.buckets) + _between(options)
     budget = _budget(options, sampling, options.graphs - beside)
     load = read_load(Path(options.load or ""))
-    planned = plan_graphs(load, checkpoint.config, spec, budget, limits.chunk)
+    planned = plan_graphs(load, checkpoint.config, spec, budget, limits)
     buckets = buckets_of(planned.plan.shapes, limits, sampling)
-    return BuildRequest(replace(spec, buckets=buckets), (*explain(planned, budget, beside), ""))
-
-
-def _directory(options: CompileOptions) -> Path:
-    if options.model is None:
-        return _EMBEDDED
-    if Path(options.model).is_dir():
-        return Path(options.model)
-    return find_model(options.model, weights=not options.dry_run)
+    explanation = (*explain(planned, budget, beside), "")
+    return BuildRequest(replace(spec, buckets=buckets), checkpoint, explanation)
 
 
 def _limits(
@@ -194,13 +204,76 @@ def _sequence_length(options: CompileOptions, checkpoint: BuildCheckpoint) -> in
 
 
 def _budget(options: CompileOptions, sampling: str, graphs: int) -> BuildBudget:
-    samplings = len(samplings_of(sampling))
+    budget = BuildBudget(graphs, samplings=len(samplings_of(sampling)))
     if options.compile_minutes is None or options.graph_minutes is None:
-        return BuildBudget(graphs, samplings=samplings)
+        return budget
     seconds = options.graph_minutes * 60
-    return BuildBudget(
-        graphs,
-        seconds=options.compile_minutes * 60,
-        of=lambda shape: seconds,
-        samplings=samplings,
+    return replace(budget, seconds=options.compile_minutes * 60, of=lambda shape: seconds)
+
+
+def _fused_part(
+    options: CompileOptions, limits: Limits, sizes: Sizes, target: Path, draft: Path
+) -> FusedPart:
+    """The part of the spec about the draft, by the checkpoints of both. Raises Mismatch when the
+    tokenizers differ.
+
+    Rounds of one text read as much of the caches as the target's own trees do, rounds of all rows
+    the whole. A dry run reads the draft's config.json alone.
+    """
+    shape, capacity = options.drafted, limits.capacity
+    if options.device != "cpu" and shape.depth >= WINDOW:
+        raise InvalidRequest(
+            f"a {shape} is {shape.depth} deep: a Neuron target keeps the noise of {WINDOW} "
+            f"positions, so that {WINDOW - 1} drafted tokens in a row are the most"
+        )
+    positions = read_config(draft).max_positions
+    if limits.sequence_length > positions:
+        raise InvalidRequest(
+            f"--sequence_length {limits.sequence_length}: the draft takes {positions} tokens at "
+            "most"
+        )
+    read = {(1, slots) for slots in tree_slots(sizes, limits)} | {(limits.rows, capacity)}
+    rounds = product(sorted(read), samplings_of(sizes.sampling))
+    chunk = max(limits.chunk, 1 + shape.inner)
+    return FusedPart(
+        model=options.draft_model or "outrider-embedded-draft",
+        fingerprint="" if options.dry_run else _fingerprint(draft, target),
+        config=read_raw_config(draft),
+        prefill=(DraftBucket(1, chunk, capacity, 1, 1, False, capacity),),
+        rounds=tuple(
+            RoundBucket.of(shape, rows, slots, capacity, sampled=sampled)
+            for (rows, slots), sampled in rounds
+        ),
     )
+
+
+def _fingerprint(draft: Path, target: Path) -> str:
+    """The draft's fingerprint. Raises Mismatch where its tokenizer is not the target's."""
+    from inference.model.checkpoint import fingerprint
+    from inference.text import Tokenizer
+
+    ours, theirs = Tokenizer(target).fingerprint(), Tokenizer(draft).fingerprint()
+    if ours != theirs:
+        raise Mismatch(
+            f"the tokenizers differ: that of the draft {draft} is {theirs}, that of the target "
+            f"{target} is {ours}"
+        )
+    return fingerprint(draft)
+
+
+def names_layers(features: str) -> bool:
+    """Whether --features names layers itself, and no head that reads them."""
+    return features == EAGLE3 or _NUMBERS.fullmatch(features) is not None
+
+
+def _feature_layers(features: str | None, config: ModelConfig) -> tuple[int, ...]:
+    """The layers of --features, ascending; none without it.
+
+    Raises InvalidRequest for a layer that the target does not have, and UnsupportedModel for a head
+    that does not fit it.
+    """
+    if features is None:
+        return ()
+    if names_layers(features):
+        return named_layers(features, config.layers)
+    return read_head_config(find_model(features, weights=False), config).kept

@@ -62,8 +62,11 @@ class CompileSpec:
         _check_buckets(self)
         if self.fused is not None:
             _check_fused(self, self.fused)
-        if self.features:
-            _check_features(self)
+        if self.features and self.fused is not None:
+            raise InvalidRequest(
+                "--features is for heads beside the target, and --fused puts a draft into its "
+                "graphs: leave one out"
+            )
 
     def plain(self) -> dict[str, Any]:
         """Return the spec as a dictionary. Features are left out where there are none, so that what
@@ -184,15 +187,6 @@ def _check_buckets(spec: CompileSpec) -> None:
         raise InvalidRequest(
             f"no verify graph has {promised}, which --rows, --max_tree_nodes and --sequence_length "
             "promise"
-        )
-
-
-def _check_features(spec: CompileSpec) -> None:
-    """Check what can be told of the features without the model."""
-    if spec.fused is not None:
-        raise InvalidRequest(
-            "--features is for heads beside the target, and --fused puts a draft into its graphs: "
-            "leave one out"
         )
 
 

@@ -1,4 +1,4 @@
-"""Runs `python -m compile.try_compiler`: gives every graph of a Neuron target to neuronx-cc on an
+"""Runs `python -m compile try`: gives every graph of a Neuron target to neuronx-cc on an
 ordinary x86 machine, and holds what the compiler says against what compile/ops predicts.
 
 It needs AWS's packages, no device, and of the model its config.json alone. What it leaves in --out:
@@ -24,9 +24,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
-from compile.build.builders import builder_of
 from compile.build.compiler_report import METRICS, CompilerReport, first_error, read_report
 from compile.build.neff_cache import unit_key
 from compile.build.neuron_builder import NeuronBuilder
@@ -57,9 +55,11 @@ class Tried:
     error: str = ""  # why the compiler failed; empty where it did not
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command. Returns 1 where the compiler refused a graph, or the flags are wrong."""
-    options = parse([*(sys.argv[1:] if arguments is None else arguments), "--dry_run"])
+def main(arguments: Sequence[str]) -> int:
+    """Run the command, given with its verb. Returns 1 where the compiler refused a graph, or the
+    flags are wrong.
+    """
+    options = parse([*arguments[1:], "--dry_run"])
     return run_command(
         lambda: _run(options),
         debug=options.debug,
@@ -74,15 +74,15 @@ def _run(options: CompileOptions) -> int:
         )
     if options.out is None:
         raise InvalidRequest("--out is needed: the directory of the compiler's logs")
-    compiler, checkpoint = _compiler(), find_checkpoint(options)
-    spec = make_request(options, checkpoint).spec
-    builder = builder_of(options, spec, checkpoint)
-    assert isinstance(builder, NeuronBuilder), "these targets have this builder"
-    version = builder.versions()[COMPILER]
-    config = checkpoint.config
+    compiler = _compiler()
+    request = make_request(options, find_checkpoint(options))
+    spec, config = request.spec, request.checkpoint.config
+    builder = NeuronBuilder(
+        spec, request.checkpoint.directory, request.checkpoint.draft, workers=options.workers
+    )
     predicted = {bucket.name: graph_time(config, spec, bucket) for bucket in spec.graphs}
     predicted |= times_between(config, spec)
-    one = partial(_try, compiler, version, builder, Path(options.out))
+    one = partial(_try, compiler, builder, Path(options.out))
     with ThreadPoolExecutor(builder.workers) as pool:
         tried = list(pool.map(one, builder.names, predicted.values()))
     print(*table(tried, spec), sep="\n")
@@ -101,27 +101,23 @@ def _compiler() -> str:
 
 
 def _try(
-    compiler: str,
-    version: str,
-    builder: NeuronBuilder,
-    out: Path,
-    name: str,
-    predicted: GraphTime,
+    compiler: str, builder: NeuronBuilder, out: Path, name: str, predicted: GraphTime
 ) -> Tried:
     """Compile one graph, unless it was compiled before from the same HLO with the same flags."""
     directory, (hlo, flags) = out / name, builder.hlo(name)
-    key = unit_key("tried", hlo, flags, version)
-    kept = _kept(directory / _REPORT, key)
-    if kept is not None:
-        say(f"{name}: compiled before")
-        return _tried(name, predicted, kept["seconds"], directory)
-    shutil.rmtree(directory, ignore_errors=True)
-    directory.mkdir(parents=True)
-    (directory / _HLO).write_bytes(hlo.SerializeToString())
-    say(f"{name}: {COMPILER} begins")
-    seconds, error = _compile([compiler, *_arguments(flags)], directory)
-    tried = _tried(name, predicted, seconds, directory, error)
-    say(f"{name}: {error or f'compiled in {seconds:.0f} s'}")
+    key = unit_key("tried", hlo, flags, builder.versions()[COMPILER])
+    seconds, error = _kept_seconds(directory / _REPORT, key), ""
+    kept = seconds is not None
+    if seconds is None:
+        shutil.rmtree(directory, ignore_errors=True)
+        directory.mkdir(parents=True)
+        (directory / _HLO).write_bytes(hlo.SerializeToString())
+        say(f"{name}: {COMPILER} begins")
+        seconds, error = _compile([compiler, *_arguments(flags)], directory)
+    report = read_report(directory / LOG, directory / METRICS)
+    tried = Tried(name, predicted, seconds, report, error)
+    compiled = "compiled before" if kept else f"compiled in {seconds:.0f} s"
+    say(f"{name}: {error or compiled}")
     if not error:
         record = {"key": key, **asdict(tried), "predicted": predicted._asdict()}
         write_whole(directory / _REPORT, json.dumps(record, indent=1) + "\n")
@@ -151,22 +147,15 @@ def _compile(command: Sequence[str], directory: Path) -> tuple[float, str]:
     return seconds, f"refused (exit code {done.returncode}): {first_error(said)}"
 
 
-def _tried(
-    name: str, predicted: GraphTime, seconds: float, directory: Path, error: str = ""
-) -> Tried:
-    report = read_report(directory / LOG, directory / METRICS)
-    return Tried(name, predicted, seconds, report, error)
-
-
-def _kept(path: Path, key: str) -> dict[str, Any] | None:
-    """The record of an earlier run that compiled the same; None where there is none."""
-    if not path.is_file():
+def _kept_seconds(path: Path, key: str) -> float | None:
+    """What an earlier run took that compiled the same; None where there is none."""
+    if not path.is_file() or not (path.parent / _NEFF).is_file():
         return None
     try:
-        record: dict[str, Any] = dict(read_json(path, BadArtifact).dictionary())
+        record = read_json(path, BadArtifact).dictionary()
     except BadArtifact:
         return None
-    return record if record.get("key") == key and (path.parent / _NEFF).is_file() else None
+    return float(record["seconds"]) if record.get("key") == key else None
 
 
 def table(tried: Sequence[Tried], spec: CompileSpec) -> Iterator[str]:
@@ -199,7 +188,3 @@ def _shown(value: float | None, width: int, form: str, unit: int = 1) -> str:
     if value is None:
         return f"{'-':>{width}}"
     return f"{value / unit if unit > 1 else value:>{width}{form}}"
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -20,8 +20,7 @@ from typing import Any
 from compile.compile_options import CompileOptions
 from compile.plan.build_memory import build_memory
 from compile.plan.device import GIB, device_of
-from compile.plan.feature_layers import names_layers
-from compile.request import find_checkpoint, make_request
+from compile.request import find_checkpoint, make_request, names_layers
 from compile.store import open_store, pull
 from deploy.aws import Aws
 from deploy.bucket import HostBucket

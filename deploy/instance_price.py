@@ -21,7 +21,7 @@ from deploy.instance_kind import Market
 from deploy.instance_types import WITHOUT_ON_DEMAND
 from deploy.running_instance import RunningInstance
 from inference.command import say
-from inference.cost.accounting import hire_usd
+from inference.cost.billing import hire_usd
 from inference.errors import InvalidRequest, MissingExtra, OutriderError, Unavailable
 from inference.file_model import Positive, Record, Text, read_record
 from inference.json_file import read_json

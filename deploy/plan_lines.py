@@ -13,7 +13,7 @@ from deploy.places import SubnetInZone, find_image, places_for
 from deploy.served import Speed
 from deploy.stack_template import created_resources
 from inference.artifact import Manifest
-from inference.cost.accounting import hire_usd
+from inference.cost.billing import hire_usd
 
 _ROLE = "what AWS's AmazonSSMManagedInstanceCore allows (Session Manager)"
 

@@ -1,4 +1,4 @@
-"""Who may call, and how much: bearer tokens, of which only SHA-256 digests are known.
+"""Keys of callers and their limits: bearer tokens, of which only SHA-256 digests are known.
 
 A changed keys file (keys_file.py) applies from the next call on, and to open streams within a
 second. A file that cannot be used, or is gone, is logged, and the earlier keys stay.
@@ -64,7 +64,7 @@ class Keys:
         return cls(file.read(), file)
 
     @property
-    def demanded(self) -> bool:
+    def required(self) -> bool:
         """Whether callers are asked for a token."""
         return self._entries is not None
 
@@ -75,7 +75,7 @@ class Keys:
 
     def grant(self, metadata: Metadata | None) -> Grant | None:
         """Return what a call with this metadata may do while it lasts; None: refuse it."""
-        self.follow()
+        self.reload()
         digest = _digest(metadata)
         key = self.of(digest)
         return None if key is None else Grant(self, digest, key)
@@ -99,22 +99,22 @@ class Keys:
     async def watch(self) -> None:
         """Follow the file for ever, also while nobody calls."""
         while self._file is not None:
-            self.follow()
+            self.reload()
             await asyncio.sleep(WATCH_SECONDS)
 
-    def follow(self) -> None:
+    def reload(self) -> None:
         """Take the file's new content, if it has changed and can be used."""
         if self._file is None or not self._file.changed():
             return
         try:
             self._entries = self._file.read()
         except InvalidRequest as error:
-            self._tell(error)
+            self._log_failure(error)
         else:
             self.edition += 1
             log.info("%d keys are read from %s", len(self._entries), self._file.path)
 
-    def _tell(self, error: InvalidRequest) -> None:
+    def _log_failure(self, error: InvalidRequest) -> None:
         assert self._file is not None
         if self._file.exists:
             log.error("the keys stay as they were: %s", error)
@@ -128,7 +128,7 @@ _EVERYONE = Key("")
 
 
 class Grant:
-    """What one call may do by the present keys."""
+    """Rights of one call by the present keys."""
 
     def __init__(self, keys: Keys, digest: bytes | None, key: Key) -> None:
         self._keys, self._digest, self._key = keys, digest, key
@@ -137,16 +137,16 @@ class Grant:
     @property
     def key(self) -> Key:
         """The key with its present limits; with its last limits once it is withdrawn."""
-        self._look()
+        self._refresh()
         return self._key
 
     @property
     def withdrawn(self) -> bool:
         """Whether the token is no longer this tenant's, so that the call has to end."""
-        self._look()
+        self._refresh()
         return self._withdrawn
 
-    def _look(self) -> None:
+    def _refresh(self) -> None:
         if self._withdrawn or self._edition == self._keys.edition:
             return
         self._edition = self._keys.edition

@@ -7,22 +7,70 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from typing import NamedTuple, TypeAlias
 
 from grpc_comm.proto import verifier_pb2 as pb
 from inference.errors import InvalidRequest, LimitExceeded, Mismatch
 from inference.order import Decode, End, Pace, Progress
-from inference.proposer import BASE, COPY, DEVICE, MODEL, MOST_CANDIDATES, NOBODY, Nodes, Proposal
+from inference.proposer import BASE, COPY, MODEL, MOST_CANDIDATES, NOBODY, Nodes, Proposal
 
 MOST_STOP_IDS = 1024
 
 LEAST_RATE = 0.01
 """Tokens a second. A slower target would look like one that hangs."""
 
-CLIENT_KINDS = frozenset({MODEL, COPY, DEVICE})
+CLIENT_KINDS = frozenset({MODEL, COPY})
 """Kinds of proposers that a client may have."""
+
+
+class Acknowledge(NamedTuple):
+    """The client has so many tokens, the prompt included."""
+
+    length: int
+
+
+class Go(NamedTuple):
+    """One forward whose root is at this position."""
+
+    base: int
+
+
+Request: TypeAlias = Nodes | Decode | Acknowledge | Go | None
+"""A client's message within a session; None for a heartbeat."""
 
 _STEPS = 16.0  # byte values for each halving of a chance
 _CHANCES = tuple(2.0 ** (-step / _STEPS) for step in range(256))
+
+
+def kind_of(message: pb.ClientMessage) -> str | None:
+    """The kind of a client's message; None for an empty or unknown one."""
+    kind: str | None = message.WhichOneof("kind")
+    return kind
+
+
+def count_nodes(message: pb.ClientMessage) -> int:
+    """Candidates in a client's message, which is not looked at otherwise."""
+    return len(message.nodes.tokens)
+
+
+def read_request(message: pb.ClientMessage) -> Request:
+    """Read a message within a session; raise InvalidRequest or LimitExceeded for a wrong one."""
+    match kind_of(message):
+        case "nodes":
+            return read_nodes(message.nodes)
+        case "ack":
+            return Acknowledge(message.ack.length)
+        case "decode":
+            return read_decode(message.decode)
+        case "go":
+            return Go(message.go.base)
+        case "heartbeat":
+            return None
+        case "open" | "resume":
+            raise InvalidRequest(
+                "Open came twice: a session is opened once, another one has its own stream"
+            )
+    raise InvalidRequest("an empty message, or one of a kind that this target does not know")
 
 
 def write_nodes(nodes: Nodes) -> Iterator[pb.Nodes]:
@@ -71,15 +119,8 @@ def _as_byte(chance: float) -> int:
 
 
 def write_decode(order: Decode) -> pb.Decode:
-    return pb.Decode(
-        end=order.end,
-        stop_ids=sorted(order.stop_ids),
-        most_nodes=order.most_nodes,
-        tokens_per_second=order.tokens_per_second,
-        pace=pb.Decode.Pace.Name(order.pace.value),
-        credit=order.credit,
-        beside=order.beside,
-    )
+    pace = pb.Decode.Pace.Name(order.pace.value)
+    return pb.Decode(**{**vars(order), "stop_ids": sorted(order.stop_ids), "pace": pace})
 
 
 def read_decode(message: pb.Decode) -> Decode:
@@ -130,15 +171,11 @@ def write_tokens(progress: Progress, end: End) -> pb.Tokens:
 
 
 def read_tokens(message: pb.Tokens) -> Progress:
-    """Read a session's progress; raise Mismatch for what no target says.
-
-    CREDIT and EVICTED do not end a text: they are read as NOT.
-    """
+    """Read a session's progress; raise Mismatch for what no target says."""
     if len(message.proposers) not in (0, len(message.ids)):
         raise Mismatch(f"sent {len(message.ids)} tokens and proposers of {len(message.proposers)}")
     if message.end not in pb.Tokens.End.values():
         raise Mismatch(f"ended its text in a way that is not known ({message.end})")
-    end = End(message.end)
     return Progress(
         message.position,
         tuple(message.ids),
@@ -154,5 +191,5 @@ def read_tokens(message: pb.Tokens) -> Progress:
         message.share_microseconds / 1e6,
         message.sessions,
         message.room,
-        End.NOT if end in (End.CREDIT, End.EVICTED) else end,
+        End(message.end),
     )

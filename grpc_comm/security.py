@@ -1,4 +1,4 @@
-"""Who may listen where, who may call, and the files that prove it: certificates and bearer tokens.
+"""Rules of who may listen and call where, and their proofs: certificates and bearer tokens.
 
 Loopback is allowed in plaintext. Any other host needs TLS and, to listen, a token, unless the user
 says `insecure`. A token never travels in plaintext to another machine.
@@ -60,14 +60,14 @@ PLAINTEXT = SecurityOptions()
 
 
 class ServerSecurity(NamedTuple):
-    """What a listening target uses. Credentials of None mean plaintext."""
+    """Secrets of a listening target. Credentials of None mean plaintext."""
 
     credentials: grpc.ServerCredentials | None
     keys: Keys
 
 
 class ChannelSecurity(NamedTuple):
-    """What a client uses. Credentials of None mean plaintext; the metadata goes with every call."""
+    """Secrets of a client. Credentials of None mean plaintext; metadata goes with every call."""
 
     credentials: grpc.ChannelCredentials | None
     metadata: tuple[tuple[str, str], ...]

@@ -16,6 +16,7 @@ import grpc
 import numpy as np
 from numpy.typing import ArrayLike
 
+from grpc_comm.messages import read_tokens
 from grpc_comm.proto import verifier_pb2 as pb
 from inference.errors import (
     Busy,
@@ -25,7 +26,7 @@ from inference.errors import (
     OutriderError,
     Unavailable,
 )
-from inference.order import Opened
+from inference.order import Progress
 from inference.proposer import MOST_CANDIDATES
 from inference.sampling import SamplingParams
 from inference.times import Shape
@@ -39,7 +40,7 @@ MOST_SIGNS = 400
 
 @dataclass(frozen=True)
 class Description:
-    """What a target serves."""
+    """A target as it describes itself to clients."""
 
     server_version: str
     model: str
@@ -65,15 +66,38 @@ class Description:
     sessions: int = 0  # open now
 
 
-class SessionTerms(NamedTuple):
-    """What a client may do with its session. The keys are empty for a client that is only
-    attached.
-    """
+class OpenRequest(NamedTuple):
+    """A client's wish for a session, and what it takes the target for."""
 
-    lease_seconds: float
+    session_id: str
+    model: str  # one that the target lists; empty for its first
+    model_fingerprint: str
+    tokenizer_fingerprint: str
+    prompt: Sequence[int]
+    params: SamplingParams
+
+
+class ResumeRequest(NamedTuple):
+    """A client's wish to go on with a session over a new stream."""
+
+    session_id: str
+    resume_key: bytes  # the secret of the session
+    epoch: int  # greater than that of any stream before
+    length: int  # tokens that the client has
+
+
+class SessionTerms(NamedTuple):
+    """A session that is open, and what its client may do with it."""
+
+    session_id: str
+    length: int  # tokens at the target
+    lease_seconds: float  # the session is held for so long without a message
     tree_nodes: int  # in one forward, the root included
-    resume_key: bytes = b""
-    append_key: bytes = b""
+    resume_key: bytes  # the secret with which the session can be resumed
+    candidates: int = MOST_CANDIDATES  # that are kept
+    queue_seconds: float = 0.0  # waited for a row and for forwards
+    prefill_seconds: float = 0.0  # of the prompt's forwards
+    reused_tokens: int = 0  # of the prompt, whose keys were there already
 
 
 def write_description(description: Description, models: Sequence[str]) -> pb.Description:
@@ -100,7 +124,7 @@ def read_description(message: pb.Description) -> Description:
     Raises Mismatch when it speaks another protocol, or states times or a price that cannot be.
     """
     check_protocol(message.protocol_version)
-    fields = {name: _said(getattr(message, name)) for name in Description.__dataclass_fields__}
+    fields = {name: _shown(getattr(message, name)) for name in Description.__dataclass_fields__}
     fields["stop_ids"] = frozenset(message.stop_ids)
     fields["times"] = tuple(_read_times(message.times))
     fields["draft_times"] = tuple(
@@ -118,7 +142,7 @@ def plain(text: str) -> str:
     return "".join(sign if sign.isprintable() else "?" for sign in text[:MOST_SIGNS])
 
 
-def _said(value: Any) -> Any:
+def _shown(value: Any) -> Any:
     return plain(value) if isinstance(value, str) else value
 
 
@@ -166,48 +190,78 @@ def write_open(
     )
 
 
-def write_resume(session_id: str, resume_key: bytes, epoch: int, length: int) -> pb.Resume:
-    return pb.Resume(
-        session_id=session_id,
-        protocol_version=PROTOCOL_VERSION,
-        resume_key=resume_key,
-        epoch=epoch,
-        length=length,
-    )
+def write_resume(request: ResumeRequest) -> pb.Resume:
+    return pb.Resume(protocol_version=PROTOCOL_VERSION, **request._asdict())
 
 
-def write_attach(session_id: str, append_key: bytes, length: int) -> pb.Attach:
-    return pb.Attach(
-        session_id=session_id,
-        protocol_version=PROTOCOL_VERSION,
-        append_key=append_key,
-        length=length,
-    )
+def read_first(message: pb.ClientMessage) -> OpenRequest | ResumeRequest:
+    """Read the message that begins a stream.
+
+    Raises InvalidRequest for another message or wrong parameters, Mismatch for another protocol.
+    """
+    kind = message.WhichOneof("kind")
+    if kind == "open":
+        return read_open(message.open)
+    if kind != "resume":
+        raise InvalidRequest("Open or Resume must come first")
+    resume = message.resume
+    check_protocol(resume.protocol_version)
+    return ResumeRequest(resume.session_id, resume.resume_key, resume.epoch, resume.length)
 
 
-def write_opened(session_id: str, length: int, opened: Opened, terms: SessionTerms) -> pb.Opened:
-    return pb.Opened(
-        session_id=session_id,
-        length=length,
-        queue_seconds=opened.queue_seconds,
-        prefill_seconds=opened.prefill_seconds,
-        reused_tokens=opened.reused,
-        candidates=MOST_CANDIDATES,
-        **terms._asdict(),
-    )
-
-
-def read_params(message: pb.Open) -> SamplingParams:
-    return SamplingParams(message.temperature, message.top_k, message.top_p, message.seed)
-
-
-def check_fingerprints(message: pb.Open, description: Description) -> None:
-    """Raise Mismatch unless the client's tokenizer and model are those of this target."""
+def read_open(message: pb.Open) -> OpenRequest:
+    """Read the message that opens a session; raises as read_first() does."""
     check_protocol(message.protocol_version)
-    if message.tokenizer_fingerprint != description.tokenizer_fingerprint:
-        raise tokenizer_mismatch(message.tokenizer_fingerprint, description)
-    if message.model_fingerprint != description.model_fingerprint:
-        theirs, ours = message.model_fingerprint or "none", description.model_fingerprint
+    return OpenRequest(
+        message.session_id,
+        message.model,
+        message.model_fingerprint,
+        message.tokenizer_fingerprint,
+        message.prompt,
+        SamplingParams(message.temperature, message.top_k, message.top_p, message.seed),
+    )
+
+
+def write_opened(terms: SessionTerms) -> pb.Opened:
+    return pb.Opened(**terms._asdict())
+
+
+def read_opened(message: pb.Opened) -> SessionTerms:
+    """Read what a target says of an open session, within bounds."""
+    return SessionTerms(
+        message.session_id,
+        message.length,
+        message.lease_seconds,
+        message.tree_nodes,
+        message.resume_key,
+        min(message.candidates or MOST_CANDIDATES, MOST_CANDIDATES),
+        max(message.queue_seconds, 0.0),
+        max(message.prefill_seconds, 0.0),
+        message.reused_tokens,
+    )
+
+
+def read_answer(message: pb.ServerMessage) -> SessionTerms | Progress | str:
+    """Read a target's message: Opened, tokens, or in its words why it goes away.
+
+    Raises Mismatch for a message that no target of this protocol sends.
+    """
+    kind = message.WhichOneof("kind")
+    if kind == "tokens":
+        return read_tokens(message.tokens)
+    if kind == "opened":
+        return read_opened(message.opened)
+    if kind == "go_away":
+        return plain(message.go_away.reason)
+    raise Mismatch("said what this version does not know")
+
+
+def check_fingerprints(request: OpenRequest, description: Description) -> None:
+    """Raise Mismatch unless the client's tokenizer and model are those of this target."""
+    if request.tokenizer_fingerprint != description.tokenizer_fingerprint:
+        raise tokenizer_mismatch(request.tokenizer_fingerprint, description)
+    if request.model_fingerprint != description.model_fingerprint:
+        theirs, ours = request.model_fingerprint or "none", description.model_fingerprint
         raise Mismatch(
             f"the target serves {description.model} ({ours}), the client expects another model "
             f"({theirs}): connect anew"

@@ -88,7 +88,7 @@ def parse_address(text: str) -> Address:
 
 
 class Endpoint(NamedTuple):
-    """Where a client looks for its target: an address, or all addresses that a name has in DNS."""
+    """Place to look for a target: an address, or all addresses that a name has in DNS."""
 
     address: Address
     resolved: bool = False  # each address of the host in DNS is a replica

@@ -32,7 +32,7 @@ def refuses(address: Address) -> bool:
 
 
 def advice(address: Address, security: SecurityOptions) -> str | None:
-    """What to do about a target that did not answer at `address`; None where nothing is known.
+    """Advice about a target that did not answer at `address`; None where nothing is known.
 
     Connects once more, and sends nothing but the greeting of TLS.
     """

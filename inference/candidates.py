@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from inference.proposer import BASE, MOST_CANDIDATES, Nodes
 
 REMEMBERED_NUMBERS = 4096
-"""How many latest numbers of a stream may be named as parents. Also how many latest committed
+"""Number of latest numbers of a stream that may be named as parents. Also of latest committed
 candidates a number may resolve to.
 """
 
@@ -38,7 +38,7 @@ _ROUNDING = 1e-9  # tolerance of a cost that is the difference of two ranks
 
 
 class Dropped(NamedTuple):
-    """How many candidates were not kept."""
+    """Numbers of candidates that were not kept."""
 
     late: int = 0  # the parent was pruned, or the position was committed already
     shed: int = 0  # the least valuable candidates of a full tree
@@ -49,7 +49,7 @@ Trusted: TypeAlias = Callable[[int, int, float], float]
 
 
 Mark: TypeAlias = int
-"""What a node's number resolves to. Above 0: a candidate. Below 0: ~position of a committed token.
+"""Target of a node's number. Above 0: a candidate. Below 0: ~position of a committed token.
 NOWHERE: nothing. A candidate's mark is unique; its low bits are its place in the arrays.
 """
 
@@ -70,7 +70,7 @@ class _Numbers:
         self.marks = [NOWHERE] * REMEMBERED_NUMBERS
 
 
-class Family:
+class SiblingGroup:
     """A node that has, or had, children. place, position and rank are the node's own."""
 
     __slots__ = ("children", "claims", "place", "position", "rank")
@@ -81,7 +81,7 @@ class Family:
         self.claims: dict[int, dict[int, float]] = {}  # proposer -> token -> claimed chance
 
 
-class _Columns:
+class _NodeStore:
     """The arrays of a tree. Each node has a place (an index), which is reused after it is dropped.
 
     nodes: [3, size] the rows `tokens`, `above` and `positions`, which are views of it.
@@ -141,10 +141,10 @@ class CandidateTree:
 
     def __init__(self, tokens: list[int], most: int = MOST_CANDIDATES) -> None:
         self._tokens, self._most = tokens, most
-        self.columns, self.live, self.taken = _Columns(), 0, 0
+        self.store, self.live, self.taken = _NodeStore(), 0, 0
         self.position = self.deepest = len(tokens) - 1
-        self.root = self.columns.add(tokens[-1], 0, self.position, 0.0)
-        self._families: dict[Mark, Family] = {}  # by the parent
+        self.root = self.store.add(tokens[-1], 0, self.position, 0.0)
+        self._groups: dict[Mark, SiblingGroup] = {}  # by the parent
         self._raised: dict[Mark, float] = {}  # node -> new edge cost, not yet in `ranks`
         self._committed: OrderedDict[Mark, int] = OrderedDict()  # former candidate -> position
         self._streams: dict[int, _Numbers] = {}
@@ -163,23 +163,23 @@ class CandidateTree:
         ring = self._streams.get(stream)
         if ring is None:
             return Dropped(late=len(nodes.proposals))
-        numbers, marks, families = ring.numbers, ring.marks, self._families
+        numbers, marks, groups = ring.numbers, ring.marks, self._groups
         base = ~nodes.base if nodes.base >= 0 else NOWHERE
         proposer, late = nodes.proposer, 0
         for number, parent, token, claimed in nodes.proposals:
             above, at = base, parent % REMEMBERED_NUMBERS
             if parent != BASE:
                 above = marks[at] if numbers[at] == parent else NOWHERE
-            family = families.get(above) or self._family(above)
-            if family is None:
+            group = groups.get(above) or self._group(above)
+            if group is None:
                 mark = self._passed(above, token)
                 late += 1
             else:
-                chance = trusted(proposer, family.position + 1 - self.position, claimed)
-                mark = self._hang(family, token, chance)
-                claims = family.claims.get(proposer)
+                chance = trusted(proposer, group.position + 1 - self.position, claimed)
+                mark = self._hang(group, token, chance)
+                claims = group.claims.get(proposer)
                 if claims is None:
-                    claims = family.claims[proposer] = {}
+                    claims = group.claims[proposer] = {}
                 claims[token] = claimed
             at = number % REMEMBERED_NUMBERS
             numbers[at], marks[at] = number, mark
@@ -188,40 +188,40 @@ class CandidateTree:
     @property
     def places(self) -> int:
         """Places in the arrays that are, or were, in use."""
-        return len(self.columns.marks)
+        return len(self.store.marks)
 
     def ranks(self) -> NDArray[np.float64]:  # [size]
         """Rank of each place: the root's is the lowest, NOBODY marks an empty place."""
         if self._raised:
             self._rank_anew()
-        return self.columns.ranks[: len(self.columns.marks)]
+        return self.store.ranks[: len(self.store.marks)]
 
-    def family(self, place: int) -> Family | None:
-        """The family of the node at a place, if it has or had children."""
-        return self._families.get(self.columns.marks[place])
+    def group(self, place: int) -> SiblingGroup | None:
+        """The group of the node at a place, if it has or had children."""
+        return self._groups.get(self.store.marks[place])
 
     def take(self, places: NDArray[np.intp]) -> None:
         """Protect the nodes of the forward that starts now: none is shed before `advance`."""
         self._in_hand = places
 
-    def advance(self, tokens: Sequence[int]) -> list[Family | None]:
+    def advance(self, tokens: Sequence[int]) -> list[SiblingGroup | None]:
         """Commit tokens: the last one is the new root, and nodes that are not below it go.
 
-        Returns the families that the tokens were chosen in, [tokens]; None: nobody had named any.
+        Returns the groups that the tokens were chosen in, [tokens]; None: nobody had named any.
         """
-        columns, families = self.columns, list[Family | None]()
+        store, groups = self.store, list[SiblingGroup | None]()
         roots, beside = list[Mark](), list[Mark]()
         for token in tokens:
-            before, after, family = self.root, None, self._families.pop(self.root, None)
+            before, after, group = self.root, None, self._groups.pop(self.root, None)
             roots.append(before)
-            families.append(family)
+            groups.append(group)
             self.position += 1
-            if family is not None:
-                after = family.children.pop(token, None)
-                beside += family.children.values()
+            if group is not None:
+                after = group.children.pop(token, None)
+                beside += group.children.values()
             if after is None:
-                rank = columns.ranks.item(before & PLACE)
-                after = columns.add(token, 0, self.position, rank)
+                rank = store.ranks.item(before & PLACE)
+                after = store.add(token, 0, self.position, rank)
             else:
                 self.live -= 1
                 self.taken += 1
@@ -229,46 +229,46 @@ class CandidateTree:
                 self._raised.pop(after, None)  # a root has no edge above it
             self.root = after
         self._tokens += tokens
-        columns.drop(roots + self._pruned(beside))
+        store.drop(roots + self._pruned(beside))
         while len(self._committed) > REMEMBERED_NUMBERS:
             self._committed.popitem(last=False)
         self._in_hand = None
-        return families
+        return groups
 
-    def _family(self, above: Mark) -> Family | None:
-        """The family whose parent a mark names; None when that parent takes no more children."""
+    def _group(self, above: Mark) -> SiblingGroup | None:
+        """The group whose parent a mark names; None when that parent takes no more children."""
         if self._committed.get(above, ~above) == self.position:
             above = self.root
         place = above & PLACE
-        if above <= NOWHERE or self.columns.marks[place] != above:
+        if above <= NOWHERE or self.store.marks[place] != above:
             return None
-        family = self._families.get(above)
-        if family is None:
-            position, rank = self.columns.positions.item(place), self.columns.ranks.item(place)
+        group = self._groups.get(above)
+        if group is None:
+            position, rank = self.store.positions.item(place), self.store.ranks.item(place)
             if rank == NOBODY:
                 return None
-            family = self._families[above] = Family(place, position, rank)
-        return family
+            group = self._groups[above] = SiblingGroup(place, position, rank)
+        return group
 
-    def _hang(self, family: Family, token: int, chance: float) -> Mark:
+    def _hang(self, group: SiblingGroup, token: int, chance: float) -> Mark:
         """Add a child, or raise the chance of an existing one; returns its mark."""
         cost = -math.log(min(max(chance, LEAST_CHANCE), SUREST))
-        mark = family.children.get(token)
+        mark = group.children.get(token)
         if mark is None:
-            position = family.position + 1
-            mark = self.columns.add(token, family.place, position, family.rank + cost)
-            family.children[token] = mark
+            position = group.position + 1
+            mark = self.store.add(token, group.place, position, group.rank + cost)
+            group.children[token] = mark
             self.live += 1
             if position > self.deepest:
                 self.deepest = position
-        elif cost < self._cost(family, mark) - _ROUNDING:
+        elif cost < self._cost(group, mark) - _ROUNDING:
             self._raised[mark] = cost
         return mark
 
-    def _cost(self, family: Family, mark: Mark) -> float:
+    def _cost(self, group: SiblingGroup, mark: Mark) -> float:
         """Minus the logarithm of the chance of the edge to a child."""
         raised = self._raised.get(mark)
-        return self.columns.ranks.item(mark & PLACE) - family.rank if raised is None else raised
+        return self.store.ranks.item(mark & PLACE) - group.rank if raised is None else raised
 
     def _passed(self, above: Mark, token: int) -> Mark:
         """Mark of a token whose parent is committed and not the root.
@@ -280,11 +280,11 @@ class CandidateTree:
         return ~position if known else NOWHERE
 
     def _pruned(self, gone: list[Mark]) -> list[Mark]:
-        """Forget candidates that have left their families, and all below; returns all of them."""
-        families = self._families
+        """Forget candidates that have left their groups, and all below; returns all of them."""
+        groups = self._groups
         for mark in gone:  # the list grows during the loop
-            if mark in families:
-                gone += families.pop(mark).children.values()
+            if mark in groups:
+                gone += groups.pop(mark).children.values()
         for mark in gone if self._raised else ():
             self._raised.pop(mark, None)
         self.live -= len(gone)
@@ -292,8 +292,8 @@ class CandidateTree:
 
     def _rank_anew(self) -> None:
         """Recompute ranks after chances were raised: a rank is the sum of the costs on the path."""
-        columns, root = self.columns, self.root & PLACE
-        ranks, above = columns.ranks[: len(columns.marks)], columns.above[: len(columns.marks)]
+        store, root = self.store, self.root & PLACE
+        ranks, above = store.ranks[: len(store.marks)], store.above[: len(store.marks)]
         rank = ranks.item(root)
         above = np.where(np.isinf(ranks), root, above)
         above[root] = root
@@ -304,26 +304,26 @@ class CandidateTree:
             above = above[above]
         ranks[:] = rank + costs
         self._raised.clear()
-        for family in self._families.values():
-            family.rank = ranks.item(family.place)
+        for group in self._groups.values():
+            group.rank = ranks.item(group.place)
 
     def _shed(self) -> int:
         """Drop the least valuable candidates; returns how many. Nodes of a running forward stay."""
-        columns, ranks = self.columns, self.ranks()
+        store, ranks = self.store, self.ranks()
         dropped = ranks < NOBODY
         dropped[np.argsort(ranks)[: 1 + int(_KEPT_WHEN_FULL * self._most)]] = False
         if self._in_hand is not None:
             dropped[self._in_hand] = False
-        gone = [columns.marks[place] for place in dropped.nonzero()[0].tolist()]
+        gone = [store.marks[place] for place in dropped.nonzero()[0].tolist()]
         for mark in gone:
             place = mark & PLACE
-            family = self._families[columns.marks[columns.above.item(place)]]
-            token = columns.tokens.item(place)
-            del family.children[token]
-            for claims in family.claims.values():
+            group = self._groups[store.marks[store.above.item(place)]]
+            token = store.tokens.item(place)
+            del group.children[token]
+            for claims in group.claims.values():
                 claims.pop(token, None)
         for mark in gone:
-            self._families.pop(mark, None)
-        columns.drop(gone)
+            self._groups.pop(mark, None)
+        store.drop(gone)
         self.live -= len(gone)
         return len(gone)

@@ -60,7 +60,7 @@ class Decode:
 
 
 class Progress(NamedTuple):
-    """What the target has committed beyond a reader's cursor. Sums are over the whole session."""
+    """Tokens committed beyond a reader's cursor, and counts. Sums are over the whole session."""
 
     position: int  # position of the first of `tokens` in the text
     tokens: tuple[int, ...]
@@ -98,3 +98,13 @@ class Spent:
     model_seconds: float = 0.0
     share_seconds: float = 0.0
     sessions: int = 0
+
+    def add(self, nodes: int, queue: float, model: float, share: float, sessions: int) -> None:
+        """Count a forward: the session's nodes in it, and seconds waited, computed and charged."""
+        self.nodes += nodes
+        self.forwards += 1
+        self.lone += nodes == 1
+        self.queue_seconds += queue
+        self.model_seconds += model
+        self.share_seconds += share
+        self.sessions = sessions

@@ -12,8 +12,8 @@ from typing import NamedTuple, Protocol
 
 from inference.sampling import SamplingParams
 
-MODEL, COPY, COLOCATED, DEVICE = range(4)
-"""Kinds of proposers: a local model, copied text, a draft beside the target, a second device."""
+MODEL, COPY, COLOCATED = range(3)
+"""Kinds of proposers: a local model, copied text, a draft beside the target."""
 
 NOBODY = 255
 """Stands for a kind where no proposer had named the token: the target made it alone."""

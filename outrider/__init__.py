@@ -29,15 +29,15 @@ from outrider.version import outrider_version
 if TYPE_CHECKING:
     from outrider.api import Engine, RunningTarget
     from outrider.text.completion import Completion, Piece
-    from outrider.text.generation import Generation, GenerationStream, Parameters
+    from outrider.text.prompts import Parameters
+    from outrider.text.runner import CompletionStream
 
 __all__ = [
     "BadArtifact",
     "Busy",
     "Completion",
+    "CompletionStream",
     "Engine",
-    "Generation",
-    "GenerationStream",
     "Gone",
     "InvalidRequest",
     "LimitExceeded",
@@ -60,11 +60,10 @@ _HOMES = {
     "Piece": "outrider.text.completion",
     "Engine": "outrider.api",
     "RunningTarget": "outrider.api",
-    "Generation": "outrider.text.generation",
-    "GenerationStream": "outrider.text.generation",
-    "Parameters": "outrider.text.generation",
+    "Parameters": "outrider.text.prompts",
+    "CompletionStream": "outrider.text.runner",
 }
-"""Where the public types are. They are imported on first use, since they need torch."""
+"""Modules of the public types. They are imported on first use, since they need torch."""
 
 
 def __getattr__(name: str) -> Any:

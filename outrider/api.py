@@ -16,15 +16,9 @@ from outrider.options.peer_security import server_security
 from outrider.options.roles import SharedClientRole, TargetRole
 from outrider.target.target import load_target
 from outrider.terminal.live_text import silent
-from outrider.text.generation import (
-    Generation,
-    GenerationStream,
-    Message,
-    Parameters,
-    Prompt,
-    generate,
-    make_request,
-)
+from outrider.text.completion import Completion
+from outrider.text.prompts import Message, Parameters, Prompt, make_request
+from outrider.text.runner import CompletionStream
 
 
 class Engine:
@@ -53,7 +47,7 @@ class Engine:
         """The draft's name; None without a draft."""
         return self._client.draft
 
-    def generate(self, prompt: Prompt, **parameters: Any) -> Generation:
+    def generate(self, prompt: Prompt, **parameters: Any) -> Completion:
         """Make a text.
 
         prompt: text to go on with, messages of a chat, or token ids
@@ -62,21 +56,19 @@ class Engine:
         Raises InvalidRequest for a prompt or a value that is not allowed, and Unavailable when the
         target went away for good.
         """
-        given = Parameters(**parameters)
-        request = make_request(self._client, prompt, given)
-        return generate(self._client, request, given.stop, silent, Event())
+        request = make_request(self._client, prompt, Parameters(**parameters))
+        return self._client.complete(request, silent, Event()).raise_failure()
 
-    def stream(self, prompt: Prompt, **parameters: Any) -> GenerationStream:
+    def stream(self, prompt: Prompt, **parameters: Any) -> CompletionStream:
         """Make a text, and iterate over its pieces while it is made.
 
         Arguments and errors are those of generate(). Leave the iteration early with close(), or by
         leaving the stream's context: the text ends at once.
         """
-        given = Parameters(**parameters)
-        request = make_request(self._client, prompt, given)
-        return GenerationStream(partial(generate, self._client, request, given.stop))
+        request = make_request(self._client, prompt, Parameters(**parameters))
+        return CompletionStream(partial(self._client.complete, request))
 
-    def chat(self, messages: Sequence[Message], **parameters: Any) -> Generation:
+    def chat(self, messages: Sequence[Message], **parameters: Any) -> Completion:
         """Answer a chat with the model's own template. Otherwise like generate()."""
         return self.generate(messages, **parameters)
 

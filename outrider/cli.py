@@ -78,7 +78,7 @@ def run_role(options: GeneralOptions) -> int:
 
         return make_key(options)
     if isinstance(options, ProfilesRole):
-        from outrider.models.kept_profiles import profiles
+        from outrider.models.models_here import profiles
 
         return profiles(options)
     if isinstance(options, ConnectionOptions):

@@ -33,8 +33,8 @@ BOUNDS = {
     "compile": Room(8_295, 54),
     "deploy": Room(3_827, 36),
     "outrider": Room(13_587, 102),
-    "benchmarks": Room(14_620, 76),
-    "tests": Room(46_543, 263),
+    "benchmarks": Room(8_331, 44),
+    "tests": Room(47_085, 269),
 }
 """Bounds of each room."""
 

@@ -10,12 +10,12 @@ from importlib.util import find_spec
 import pytest
 
 from compile import compile_options as compiling
-from compile import smoke
+from compile.__main__ import VERBS
 from deploy import __main__ as deploying
 from outrider import options as running
 from outrider.compare import compare_options as comparing
 from outrider.compare.testbed import read_positions
-from outrider.money.goals import read_prices
+from outrider.money.goal import read_billing
 from tests.support.repository import ROOT
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -26,11 +26,20 @@ HELP = [
     "outrider/options/parsing.py",
 ]
 
+
+def compiled(arguments: list[str]) -> object:
+    """Options of a build, or of a verb of `python -m compile`."""
+    if arguments in ([verb] for verb in VERBS):  # the text names a verb
+        return arguments
+    if arguments[0] in VERBS:
+        return compiling.parse([*arguments[1:], "--dry_run"])
+    return compiling.parse(arguments)
+
+
 PARSERS: dict[str, Callable[[list[str]], object]] = {
     "main.py": running.parse,
     "compare_architectures.py": comparing.parse,
-    "-m compile": compiling.parse,
-    "-m compile.smoke": smoke.parse,
+    "-m compile": compiled,
     "-m deploy": deploying.parse,
 }
 PLACEHOLDERS = {"D": "bfloat16", "T": "trn1", "N": "2", "NAME": "demo"}
@@ -102,5 +111,5 @@ def test_a_documented_command_is_understood(page: str, command: str) -> None:
 )
 def test_a_documented_curve_states_the_prices_that_it_weighs(command: str) -> None:
     options = comparing.parse(split(command)[1])
-    stated = read_prices(options.draft, 0.0)
-    assert len(read_positions(options, stated)) == len(options.cs)
+    billing = read_billing(options.draft)
+    assert len(read_positions(options, billing)) == len(options.cs)

@@ -1,176 +1,333 @@
-"""Whether a crowd on one target gains by drafting, and whether nobody loses: real gRPC, emulated
-forwards, scripted texts and drafts.
+"""Crowds, visitors and tenants of one target, on a virtual clock (benchmarks/capacity/world.py).
 
-    nice -n -10 python -m benchmarks.capacity [--parts crowd,arrivals,tenants]
-        [--cells neuron:256:0:64,...] [--slower 5] [--rounds 2] [--seconds 10] [--json FILE]
+    python -m benchmarks.capacity [--parts crowd,arrivals,tenants]
+        [--cells neuron:256:0.8:64,...] [--seeds 3] [--load 0.7] [--every 1 --pause 0.3]
+        [--json FILE]
 
-crowd: sessions that stay, in three arms by turns: target-only, growing, and the synchronous tree
-(pace WAIT). A cell is curve:context:temperature:sessions. arrivals: users who come by chance at 70
-% of what target-only could serve, ask for 48 tokens and go. tenants: one that claims that all of
-its full trees are certain, beside three others, each with a key.
+crowd: sessions that stay, target-only and with growing drafts; a cell is
+curve:context:temperature:sessions. arrivals: users who come by chance, ask for 48 tokens and go.
+tenants: one that claims that all of its full trees are certain, beside three others.
 
-One process is the target, two hold all users, on this machine. Emulated times are --slower times as
-long where the target's own work counts too much otherwise (tenants: 2 at most; CPU-like curves: 1),
-and figures are divided by it again. Every text is held against what the target must say. Exits with
-1 when one is wrong.
+Forwards take the profile's time and --late more. Drafts are scripts. Figures depend on no machine:
+the same seed is the same crowd, and every arm meets the same pauses. The window of a crowd begins
+0.6 seconds after its coming and lasts 2; tenants stay for 6. Every text is held against what the
+target must say.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
+import random
 import sys
-from collections.abc import Iterator, Sequence
-from fnmatch import fnmatch
-from itertools import groupby
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
-from typing import Any, TypeAlias
+from statistics import mean, median
+from typing import NamedTuple, TypeAlias
 
-from benchmarks.capacity.parts import (
-    WANTED,
-    Cell,
-    Crowd,
-    Tenancy,
-    Visits,
-    arrivals,
-    crowd,
-    tenancy,
-    tenants,
-)
-from benchmarks.capacity.target import CURVES
+from benchmarks.capacity.script import SKILLS, GrowingDraft, WideDraft
+from benchmarks.capacity.world import CHUNK, Came, Delays, Wish, World, random_prompt
 from benchmarks.harness import command, table_lines, write_json
-from inference.command import run_command
+from inference.backends.timed import TimeProfile, find_profile
 
 PARTS = ("crowd", "arrivals", "tenants")
-CELLS = (
-    *(Cell("neuron", context, heat, 64) for context in (256, 2048) for heat in (0.0, 0.8)),
-    *(Cell("neuron", 256, 0.0, sessions) for sessions in (16, 32)),
-    *(Cell("cpu", 256, heat, 64) for heat in (0.0, 0.8)),
-    Cell("cpu", 2048, 0.0, 64),
-)
-TENANCIES = tuple(tenancy(curve) for curve in CURVES)
-ARRIVING = 120
-"""Users who come and go, in each round of an arm."""
+ARRIVING_ROWS = 64
+TENANTS_SECONDS = 6.0
 
-TENANTS_SLOWER = 2.0
+ALONE, GROWING, WIDE = "target-only", "growing", "wide"
+"""What a user does; `wide` claims that all of its full trees are certain."""
 
-Row: TypeAlias = "Crowd | Visits | Tenancy"
+CALL_SECONDS = 0.0105
+"""Of a call of a user's draft, as the study's laptop takes."""
 
+WANTED = (12, 40)
+"""Tokens a second of each user."""
 
-def name(cell: Cell) -> str:
-    """Return the name of a cell, as --cells takes it."""
-    return f"{cell.curve}:{cell.context}:{cell.temperature:g}:{cell.sessions}"
+MOST_OUTPUT = 1024
+"""Tokens that a session of a crowd may come to in its window."""
 
+LOAD, ARRIVING_TOKENS, ARRIVING_CONTEXT = 0.7, 48, 256
+"""Part of the capacity that users who come and go ask for; tokens of each, and of its prompt."""
 
-def matching(among: Sequence[Cell], patterns: Sequence[str]) -> list[Cell]:
-    """Return the cells whose names match one of the patterns, such as `cpu:*`."""
-    return [cell for cell in among if any(fnmatch(name(cell), pattern) for pattern in patterns)]
+NARROW, TENANTS_CONTEXT = 3, 16
+"""Tenants beside the wide one, and tokens of their prompts."""
 
-
-def slowed(curve: str, slower: float) -> float:
-    """By how much the times of this curve are stretched."""
-    return slower if curve == "neuron" else 1.0
+_SIZES = (1, 2, 4, 8, 16, 32, 64)
 
 
-def measure(given: argparse.Namespace) -> Iterator[Row]:
-    """Everything that was asked for, as it comes."""
-    if "crowd" in given.parts:
-        for cell in matching(CELLS, given.cells):
-            yield from crowd(cell, given.rounds, given.seconds, slowed(cell.curve, given.slower))
-    if "arrivals" in given.parts:
-        yield from arrivals(0.0, given.users, given.rounds, given.slower, rows=64)
-    if "tenants" in given.parts:
-        for cell in matching(TENANCIES, given.cells):
-            slower = slowed(cell.curve, min(given.slower, TENANTS_SLOWER))
-            yield from tenants(cell.curve, given.rounds, given.seconds, slower)
+def cpu_like(name: str, source: str, fixed: float, node: float) -> TimeProfile:
+    """A machine on which the first few nodes hide behind the weights, and all others cost alike."""
+    assumes = "Keys and values cost nothing beside the weights and the arithmetic."
+    sizes = (*_SIZES, 128, 256)
+    return TimeProfile(name, source, assumes, fixed, 0.0, node, 0.0, _SIZES, sizes, 256)
 
 
-def columns(row: Row) -> dict[str, str]:
-    """A row of the table, by heads."""
-    if isinstance(row, Crowd):
-        served = zip(WANTED, row.served, strict=True)
-        return {
-            "cell": name(row.cell),
-            "arm": row.arm,
-            "tokens/s": f"{row.rate:.0f}",
-            "of target-only": f"{row.of_alone:.2f}",
-            "slowest user": f"{row.least:.2f}",
-            **{f"users at {least}": f"{users:g}" for least, users in served},
-            "forward, ms": f"{row.forward_ms:.0f}",
-            "nodes a row": f"{row.nodes:.1f}",
-            "target's CPU, ms a forward": f"{row.cpu_ms:.0f}",
-            "late": f"{row.late:.1%}",
-            "RSS, MiB": f"{row.rss_mib:.0f}",
-            "keys and values, GiB": f"{row.kv_gib:.1f}",
-        }
-    if isinstance(row, Visits):
-        return {
-            "T": f"{row.temperature:g}",
-            "arm": row.arm,
-            "users": str(row.users),
-            "TTFT p50, p99": f"{row.ttft_p50:.0f}, {row.ttft_p99:.0f}",
-            "gap p50, p99": f"{row.gap_p50:.0f}, {row.gap_p99:.0f}",
-            "token p99": f"{row.token_p99:.0f}",
-            "mean per token p50, p99": f"{row.tpot_p50:.1f}, {row.tpot_p99:.1f}",
-        }
-    return {
-        "curve": row.curve,
-        "narrow tenants": row.narrow_arm,
-        "tokens/s each": f"{row.narrow_rate:.1f}",
-        "slowest narrow, of root-only": f"{row.least_narrow:.3f}",
-        "wide, of root-only": f"{row.wide:.2f}",
-        "nodes a row": f"{row.nodes:.1f}",
-    }
+CURVES = {
+    "neuron": find_profile("llama-3.1-8b-trn1.2xlarge-measured"),
+    "cpu": cpu_like(
+        "Qwen2.5-Coder 1.5B in int8, two threads",
+        "126 ms a forward of one node and 521 ms of 64 (docs/compile-cpu.md)",
+        0.126,
+        0.00814,
+    ),
+    "steep": cpu_like(
+        "a CPU in float32", "made up: two tokens take twice as long as one", 0.02, 0.02
+    ),
+}
 
 
-def markdown(rows: Sequence[Row]) -> str:
-    """A table for each part."""
-    lines = list[str]()
-    for heads, part in groupby(map(columns, rows), key=tuple):
-        lines += ["", *table_lines(heads, (list(row.values()) for row in part))]
-    return "\n".join([*lines, ""])
+class Cell(NamedTuple):
+    """A crowd."""
+
+    curve: str
+    context: int
+    temperature: float
+    sessions: int
 
 
-def record(rows: Sequence[Row], slower: float) -> dict[str, Any]:
-    """Everything, for JSON."""
-    each = [{"part": type(row).__name__, **row._asdict()} for row in rows]
-    return {"slower": slower, "rows": each}
+class Visits(NamedTuple):
+    """What users who come and go saw, in milliseconds.
+
+    ttft: until the first token
+    gap: between messages with tokens
+    token: between tokens, of which several may come in a message
+    tpot: mean of a user's tokens after the first
+    """
+
+    users: int
+    ttft_p50: float
+    ttft_p99: float
+    gap_p50: float
+    gap_p99: float
+    token_p99: float
+    tpot_p50: float
+    tpot_p99: float
+
+
+class Window(NamedTuple):
+    """When what users get is counted, in seconds after their coming."""
+
+    settle: float
+    seconds: float
+
+
+class Seen(NamedTuple):
+    """An arm of a crowd in its window. rates: tokens a second of each user.  nodes: of a row in a
+    forward.  forward: seconds of one.
+    """
+
+    rates: list[float]
+    nodes: float
+    forward: float
+
+
+def draft(arm: str, temperature: float) -> GrowingDraft | None:
+    """What a user of an arm drafts with."""
+    if arm == GROWING:
+        return GrowingDraft(SKILLS[temperature])
+    return WideDraft(SKILLS[temperature]) if arm == WIDE else None
+
+
+def wish(arm: str, cell: Cell, number: int) -> Wish:
+    """A user of a crowd, who stays longer than its window."""
+    call = 0.0 if arm == WIDE else CALL_SECONDS
+    prompt = random_prompt(cell.context, cell.context)
+    return Wish(number, prompt, MOST_OUTPUT, cell.temperature, draft(arm, cell.temperature), call)
+
+
+def stay(cell: Cell, wishes: Sequence[Wish], window: Window, delays: Delays, seed: int) -> Seen:
+    """Users who come together and stay."""
+    world = World(CURVES[cell.curve], cell.sessions, cell.context + MOST_OUTPUT, delays, seed)
+    world.stay(wishes)
+    world.play(world.clock.now + window.settle)
+    begun, made = world.clock.now, len(world.model.made)
+    lengths = [user.session.length for user in world.users]
+    world.play(begun + window.seconds)
+    took = world.clock.now - begun
+    rates = [
+        (user.session.length - length) / took
+        for user, length in zip(world.users, lengths, strict=True)
+    ]
+    forwards = world.model.made[made:]
+    return Seen(rates, mean(one[1] for one in forwards), median(one[2] for one in forwards))
+
+
+def crowd(cell: Cell, arm: str, window: Window, seed: int, delays: Delays) -> Seen:
+    """A crowd whose users all do the same."""
+    wishes = [wish(arm, cell, 1000 * seed + at) for at in range(cell.sessions)]
+    return stay(cell, wishes, window, delays, seed)
+
+
+def arriving_seconds(rows: int) -> float:
+    """What a user who comes and goes takes of the Neuron-like target, in seconds."""
+    profile, context = CURVES["neuron"], ARRIVING_CONTEXT
+    share = profile.seconds(rows, 1, context + ARRIVING_TOKENS) / rows
+    return profile.seconds(1, CHUNK, context) + ARRIVING_TOKENS * share
+
+
+def arrivals(
+    arm: str, temperature: float, users: int, load: float, seed: int, delays: Delays
+) -> Visits:
+    """Users who come by chance, ask for a few tokens and go. Every arm has the same moments."""
+    every, chance, at = arriving_seconds(ARRIVING_ROWS) / load, random.Random(seed), 0.0  # noqa: S311
+    coming = list[tuple[float, Wish]]()
+    for number in range(users):
+        at += chance.expovariate(1 / every)
+        prompt = random_prompt(1 + 1000 * seed + number, ARRIVING_CONTEXT)
+        guesses = draft(arm, temperature)
+        coming.append(
+            (at, Wish(number, prompt, ARRIVING_TOKENS, temperature, guesses, CALL_SECONDS))
+        )
+    world = World(CURVES["neuron"], ARRIVING_ROWS, 2 * ARRIVING_CONTEXT, delays, seed)
+    return visits_of(world.visit(coming))
+
+
+def visits_of(came: Sequence[Came]) -> Visits:
+    """What users who came and went saw."""
+    heard = [one for one in came if len(one.events) > 1]
+    first = [1e3 * (one.events[0][0] - one.starts) for one in heard]
+    gaps = [1e3 * (after[0] - before[0]) for one in heard for before, after in pairwise(one.events)]
+    together = sum(n - 1 for one in heard for _, n in one.events)
+    each = [
+        1e3 * (one.events[-1][0] - one.events[0][0]) / sum(n for _, n in one.events[1:])
+        for one in heard
+    ]
+    return Visits(
+        len(came),
+        median(first),
+        _p99(first),
+        median(gaps),
+        _p99(gaps),
+        _p99([*gaps, *[0.0] * together]),
+        median(each),
+        _p99(each),
+    )
+
+
+def _p99(values: Sequence[float]) -> float:
+    """The value that 99 % do not exceed."""
+    return sorted(values)[math.ceil(0.99 * len(values)) - 1]
+
+
+def tenants(curve: str, narrow: str | None, window: Window, seed: int, delays: Delays) -> Seen:
+    """A tenant that claims that its full trees are certain, and three that draft as `narrow`; all
+    four alone if it is None.
+    """
+    cell = Cell(curve, TENANTS_CONTEXT, 0.0, 1 + NARROW)
+    arms = [ALONE] * cell.sessions if narrow is None else [WIDE, *[narrow] * NARROW]
+    wishes = [
+        wish(arm, cell, 1000 * seed + at)._replace(tenant=f"tenant-{at}")
+        for at, arm in enumerate(arms)
+    ]
+    return stay(cell, wishes, window, delays, seed)
+
+
+Row: TypeAlias = Mapping[str, str]
+"""A row of a table, by heads."""
+
+
+def crowds(given: argparse.Namespace, delays: Delays) -> Iterator[Row]:
+    """Every arm of every cell."""
+    window = Window(given.settle, given.seconds)
+    for name in given.cells.split(","):
+        curve, context, heat, sessions = name.split(":")
+        cell = Cell(curve, int(context), float(heat), int(sessions))
+        for seed in range(given.seeds):
+            seen = {arm: crowd(cell, arm, window, seed, delays) for arm in (ALONE, GROWING)}
+            usual = median(seen[ALONE].rates)
+            for arm, one in seen.items():
+                yield {
+                    "cell": name,
+                    "seed": f"{seed}",
+                    "arm": arm,
+                    "tokens/s": f"{sum(one.rates):.0f}",
+                    "of target-only": f"{sum(one.rates) / sum(seen[ALONE].rates):.2f}",
+                    "slowest user": f"{min(one.rates) / usual:.3f}",
+                    **{f"at {least}": f"{sum(r >= least for r in one.rates)}" for least in WANTED},
+                    "nodes a row": f"{one.nodes:.1f}",
+                    "forward, ms": f"{1e3 * one.forward:.0f}",
+                }
+
+
+def visiting(given: argparse.Namespace, delays: Delays) -> Iterator[Row]:
+    """Both arms, for each seed."""
+    for seed in range(given.seeds):
+        for arm in (ALONE, GROWING):
+            seen = arrivals(arm, given.temperature, given.users, given.load, seed, delays)
+            yield {
+                "arm": arm,
+                "seed": f"{seed}",
+                "users": f"{seen.users}",
+                "TTFT p50": f"{seen.ttft_p50:.0f}",
+                "TTFT p99": f"{seen.ttft_p99:.0f}",
+                "gap p50": f"{seen.gap_p50:.0f}",
+                "gap p99": f"{seen.gap_p99:.0f}",
+                "token p99": f"{seen.token_p99:.0f}",
+                "mean per token p50": f"{seen.tpot_p50:.1f}",
+                "p99": f"{seen.tpot_p99:.1f}",
+            }
+
+
+def tenancies(given: argparse.Namespace, delays: Delays) -> Iterator[Row]:
+    """Narrow tenants who draft honestly or not at all, on every curve."""
+    window = Window(given.settle, TENANTS_SECONDS)
+    for curve in CURVES:
+        for seed in range(given.seeds):
+            alone = tenants(curve, None, window, seed, delays)
+            for narrow in (ALONE, GROWING):
+                seen = tenants(curve, narrow, window, seed, delays)
+                wide, *others = (
+                    mine / own for mine, own in zip(seen.rates, alone.rates, strict=True)
+                )
+                yield {
+                    "curve": curve,
+                    "seed": f"{seed}",
+                    "narrow tenants": narrow,
+                    "slowest narrow, of root-only": f"{min(others):.3f}",
+                    "wide, of root-only": f"{wide:.2f}",
+                    "nodes a row": f"{seen.nodes:.1f}",
+                }
+
+
+MADE = {"crowd": crowds, "arrivals": visiting, "tenants": tenancies}
 
 
 def parser() -> argparse.ArgumentParser:
     made = command(__doc__)
-    made.add_argument("--parts", type=_listed, default=list(PARTS), help=f"of {','.join(PARTS)}")
-    made.add_argument("--cells", type=_listed, default=["*"], help="patterns, as neuron:256:*:64")
-    made.add_argument("--slower", type=float, default=5.0, metavar="TIMES")
-    made.add_argument("--rounds", type=int, default=2, help="of every arm (default: %(default)s)")
-    made.add_argument("--seconds", type=float, default=10.0, help="of a window")
-    made.add_argument("--users", type=int, default=ARRIVING, help="who come and go, in a round")
-    made.add_argument("--json", type=Path, metavar="FILE", default=Path("results/capacity.json"))
+    made.add_argument("--parts", default="crowd", help=f"of {','.join(PARTS)}")
+    made.add_argument("--cells", default="neuron:256:0.8:64,neuron:256:0:64")
+    made.add_argument("--seeds", type=int, default=3)
+    made.add_argument("--settle", type=float, default=0.6, help="seconds before the window")
+    made.add_argument("--seconds", type=float, default=2.0, help="of a crowd's window")
+    made.add_argument("--users", type=int, default=240, help="who come and go")
+    made.add_argument("--load", type=float, default=LOAD, help="of what target-only could serve")
+    made.add_argument("--temperature", type=float, default=0.0, help="of who come and go")
+    made.add_argument("--late", type=float, default=0.003, help="seconds more of a forward")
+    made.add_argument("--link", type=float, default=0.004, help="seconds of a message")
+    made.add_argument("--work", type=float, default=0.0, help="seconds of a fifth of the engine's")
+    made.add_argument("--every", type=float, default=0.0, help="seconds between pauses; 0: none")
+    made.add_argument("--pause", type=float, default=0.3, help="seconds that the machine stops")
+    made.add_argument("--json", type=Path, metavar="FILE", help="where all rows are written")
     return made
 
 
-def _listed(text: str) -> list[str]:
-    return text.split(",")
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
+def main() -> int:
     asking = parser()
-    given = asking.parse_args(arguments)
-    if unknown := set(given.parts) - set(PARTS):
+    given = asking.parse_args()
+    delays = Delays(given.late, given.link, given.work, given.every, given.pause)
+    if unknown := set(given.parts.split(",")) - set(PARTS):
         asking.error(f"--parts: got {', '.join(sorted(unknown))}, there are {', '.join(PARTS)}")
-    if not matching((*CELLS, *TENANCIES), given.cells):
-        there = ", ".join(map(name, (*CELLS, *TENANCIES)))
-        asking.error(f"--cells: none matches; there are {there}")
-    rows = list[Row]()
-    for row in measure(given):
-        rows.append(row)
-        print(markdown([row]), file=sys.stderr, flush=True)
-        write_json(given.json, record(rows, given.slower))
-    print(f"Emulated times were {given.slower:g} times as long on the Neuron-like curve.")
-    print(markdown(rows))
-    problems = [problem for row in rows for problem in row.problems]
-    print("\n".join(problems) or "Every text is the target's own.")
-    return int(bool(problems))
+    written = dict[str, list[Row]]()
+    for part in given.parts.split(","):
+        rows = written[part] = list[Row]()
+        for row in MADE[part](given, delays):
+            rows.append(row)
+            print(*row.values(), file=sys.stderr, flush=True)
+        print("\n".join(["", *table_lines(list(rows[0]), [list(row.values()) for row in rows])]))
+    write_json(given.json, written)
+    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(run_command(main, debug=False))
+    sys.exit(main())

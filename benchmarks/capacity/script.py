@@ -7,7 +7,6 @@ machine is nothing next to the emulated times.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -23,10 +22,8 @@ VOCABULARY = 32_000
 FLOOR = 0.005
 """Least value of a node below which a draft looks no further, as the growing tree's usual floor."""
 
-LEVELS, ROUND_LEVELS, ROUND_NODES = 24, 5, 7
-"""How deep a growing tree becomes; levels and nodes of a synchronous one: with its root it fills a
-bucket of 8.
-"""
+LEVELS = 24
+"""How deep a growing tree becomes."""
 
 WIDE_GUESSES, WIDE_LEVELS = 8, 8
 """Of the tenant whose trees are full."""
@@ -37,7 +34,6 @@ DECOY_CHANCE = 0.9
 _FACTORS = (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 _WORD = 2**64
 _GUESS_SALT, _SURE_SALT = 0x5851F42D4C957F2D, 0x14057B7EF767814F
-_BOAST_SALT = 0x2545F4914F6CDD1D
 
 
 def mixed(seed: int, position: int, token: int) -> int:
@@ -146,19 +142,19 @@ class Guesses(NamedTuple):
 class GrowingDraft:
     """A Proposer that looks one level further with every call and sends what it found at once.
 
-    call_seconds: of a call, which it sleeps.  levels: below the root.
+    levels: below the root
     """
 
     kind, decoy_chance = MODEL, DECOY_CHANCE
 
-    _line: dict[int, Node]  # by position: the root, and what follows it on the text's own way
     _root: int  # position of the last committed token
+    _line: dict[int, Node]  # by position: the root, and what follows it on the text's own way
     _decoys: list[tuple[int, Node]]  # ends of wrong ways, and where they left the text's
     _found: list[Node]  # not sent yet
     _lost: bool  # none of the guesses behind the line is right
 
-    def __init__(self, skill: Skill, call_seconds: float, levels: int = LEVELS) -> None:
-        self._skill, self._call_seconds, self._levels = skill, call_seconds, levels
+    def __init__(self, skill: Skill, levels: int = LEVELS) -> None:
+        self._skill, self._levels = skill, levels
 
     def open(self, prompt: Sequence[int], params: SamplingParams, end: int | None = None) -> None:
         self._text = Text(prompt, params.seed)
@@ -183,7 +179,6 @@ class GrowingDraft:
         wrong = [(fork, node) for fork, node in self._decoys if node.value >= least]
         if self._depth >= self._levels or not (on_way or wrong):
             return None
-        time.sleep(self._call_seconds)
         self._decoys = [
             (fork, self._add(node, (7 * node.token + 1) % VOCABULARY, self.decoy_chance))
             for fork, node in wrong
@@ -191,7 +186,7 @@ class GrowingDraft:
         if on_way:
             self._go_on(tip)
         self._deepest += 1
-        return DraftUsage(1, 1 + len(wrong), self._call_seconds)
+        return DraftUsage(1, 1 + len(wrong))
 
     def flush(self, now: float, next_number: Callable[[], int]) -> Nodes | None:
         found, self._found = self._found, []
@@ -251,58 +246,16 @@ class GrowingDraft:
         return Nodes(self._root, proposals, self.kind) if proposals else None
 
 
-class RoundDraft(GrowingDraft):
-    """A draft for a target that waits: the most valuable nodes of a few levels, sent together."""
-
-    def __init__(self, skill: Skill, call_seconds: float) -> None:
-        super().__init__(skill, call_seconds, ROUND_LEVELS)
-
-    def hear(self, position: int, tokens: Sequence[int], now: float, notice: Notice | None) -> None:
-        self._begin(self._root if notice is None else position + len(tokens) - 1)
-        self._growing = True
-
-    def open(self, prompt: Sequence[int], params: SamplingParams, end: int | None = None) -> None:
-        super().open(prompt, params, end)
-        self._growing = True
-
-    def work(self, now: float) -> DraftUsage | None:
-        used = super().work(now)
-        self._growing = used is not None
-        return used
-
-    def flush(self, now: float, next_number: Callable[[], int]) -> Nodes | None:
-        if self._growing:
-            return None
-        best = sorted(self._found, key=lambda node: -node.value)[:ROUND_NODES]
-        self._found = []
-        return self._nodes(best, next_number)
-
-
 class WideDraft(GrowingDraft):
     """A tenant that wants the whole forward: full trees at once, every node claimed as certain."""
 
     decoy_chance = 1.0
 
     def __init__(self, skill: Skill) -> None:
-        super().__init__(skill, 0.0, WIDE_LEVELS)
+        super().__init__(skill, WIDE_LEVELS)
 
     def guess(self, position: int) -> Guesses:
         honest = super().guess(position)
         more = range(len(honest.tokens), WIDE_GUESSES)
         tokens = [*honest.tokens, *((honest.tokens[0] + 100 + one) % VOCABULARY for one in more)]
         return Guesses(tokens, [1.0] * WIDE_GUESSES, honest.right)
-
-
-class BoastingDraft(GrowingDraft):
-    """A draft that misses at a share of all positions more than others, and claims as they do."""
-
-    def __init__(self, skill: Skill, misses: float) -> None:
-        super().__init__(skill, 0.0)
-        self._misses = misses
-
-    def guess(self, position: int) -> Guesses:
-        honest, right = super().guess(position), self._text.at(position)
-        if mixed(self._text.seed ^ _BOAST_SALT, position, right) >= self._misses * _WORD:
-            return honest
-        wrong = [(right + 1 + index) % VOCABULARY for index in range(len(honest.tokens))]
-        return Guesses(wrong, honest.chances, None)

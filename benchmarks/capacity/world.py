@@ -10,19 +10,23 @@ from collections.abc import Iterator, Sequence
 from itertools import count
 from typing import NamedTuple
 
-from benchmarks.capacity.client import Came
-from benchmarks.capacity.script import VOCABULARY, GrowingDraft, ScriptedTarget
-from benchmarks.capacity.target import CHUNK, NODES
+from benchmarks.capacity.script import VOCABULARY, GrowingDraft, ScriptedTarget, Text
 from inference.backends import Segment
 from inference.backends.batch import Shape
 from inference.backends.timed import TimeProfile
 from inference.engine.engine import Engine
-from inference.order import MOST_CREDIT, Decode, End, Pace
+from inference.order import MOST_CREDIT, Decode, End
 from inference.planner.profiling import emulated_target
 from inference.proposer import Nodes, Notice
 from inference.sampling import SamplingParams
 from inference.times import LatencyModel
 from inference.tree import IntArray
+
+NODES = 64
+"""Of one session in a forward, the root included."""
+
+CHUNK = 256
+"""Tokens of a prompt in one call."""
 
 NOTICE = Notice(0.0, 0.0, 0, 0, 0)
 """Scripted drafts do not look at it."""
@@ -115,8 +119,18 @@ class Wish(NamedTuple):
     temperature: float
     draft: GrowingDraft | None = None
     call: float = 0.0
-    pace: Pace = Pace.GO_ON
     tenant: str = ""
+
+
+class Came(NamedTuple):
+    """What a user got. starts: when it came.  events: when tokens came, and how many."""
+
+    starts: float
+    events: list[tuple[float, int]]
+
+
+class NotTheTargetsText(Exception):
+    """A user's text is not the target's own: a fault that no figure may pass over."""
 
 
 class User:
@@ -126,7 +140,7 @@ class User:
     """
 
     def __init__(self, engine: Engine, wish: Wish, starts: float, link: float) -> None:
-        self.wish, self.came = wish, Came(wish.number, "", starts)
+        self.wish, self.came = wish, Came(starts, [])
         self._engine, self._draft, self._link = engine, wish.draft, link
         params = SamplingParams(wish.temperature, seed=wish.number)
         self.session, self.opened = engine.open(wish.prompt, params, tenant=wish.tenant)
@@ -140,10 +154,15 @@ class User:
 
     def order(self) -> None:
         """Let the target decode."""
-        order = Decode(
-            len(self.wish.prompt) + self.wish.tokens, pace=self.wish.pace, credit=MOST_CREDIT
-        )
-        self._engine.decode(self.session, order)
+        end = len(self.wish.prompt) + self.wish.tokens
+        self._engine.decode(self.session, Decode(end, credit=MOST_CREDIT))
+
+    def check(self) -> None:
+        """Raises NotTheTargetsText unless all tokens so far are the target's own."""
+        prompt, text = self.wish.prompt, Text(self.wish.prompt, self.wish.number)
+        due = [text.at(place) for place in range(len(prompt), self.session.length)]
+        if list(self.session.tokens[len(prompt) :]) != due:
+            raise NotTheTargetsText(f"user {self.wish.number}")
 
     def until(self, now: float) -> None:
         """What the draft does before this moment, and what of it arrives by then."""
@@ -159,10 +178,7 @@ class User:
             if not busy:
                 self._free_at = min(self._way_down[0][0], now) if self._way_down else now
         while self._way_up and self._way_up[0][0] <= now:
-            nodes = self._way_up.popleft()[1]
-            self._engine.append(self.session, self._stream, nodes)
-            if self.wish.pace is Pace.WAIT:
-                self._engine.go(self.session, nodes.base)
+            self._engine.append(self.session, self._stream, self._way_up.popleft()[1])
 
     def told(self, now: float) -> None:
         """A forward has ended."""
@@ -209,12 +225,17 @@ class World:
             user.order()
 
     def play(self, until: float) -> None:
-        """Until this moment."""
+        """Until this moment. Raises NotTheTargetsText."""
         while self.clock.now < until:
             self._step()
+        for user in self.users:
+            user.check()
 
     def visit(self, coming: Sequence[tuple[float, Wish]]) -> list[Came]:
-        """Users who come at these moments and leave with their texts; returns what they got."""
+        """Users who come at these moments and leave with their texts; returns what they got.
+
+        Raises NotTheTargetsText.
+        """
         left, gone = deque(coming), list[Came]()
         while left or self.users:
             while left and left[0][0] + self.link <= self.clock.now:
@@ -225,6 +246,7 @@ class World:
             self._step()
             ended = [user for user in self.users if user.session.end is not End.NOT]
             for user in ended:
+                user.check()
                 self.engine.close(user.session)
                 self.users.remove(user)
                 gone.append(user.came)

@@ -1,3 +1,1 @@
-"""How far Outrider's decisions are from the best fixed setting, measured on a virtual clock:
-python -m benchmarks.regret.
-"""
+"""The regret study: what a token takes with a growing tree, on a virtual clock."""

@@ -12,6 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from copy import copy
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -36,6 +38,9 @@ CAPACITY = 4096
 
 MOST_NODES = 1024
 _RANKED = 16  # children that are ranked when fewer are asked for
+
+GUESSES = 8
+"""Tokens that a node of every tree names: a token misses when it is none of them."""
 
 _SALT = 372
 """Chosen so that the share comes out alike on all texts of the study."""
@@ -222,3 +227,85 @@ def _mixed(key: int) -> int:
     key = (key ^ (key >> 30)) * 0xBF58476D1CE4E5B9 % _WORD
     key = (key ^ (key >> 27)) * 0x94D049BB133111EB % _WORD
     return key ^ (key >> 31)
+
+
+class Level(NamedTuple):
+    """A draft by its noise: the standard deviation, in logits.
+
+    misses: share of prefixes after which the target's token is none of its guesses, whatever the
+        noise
+    knows: share of the target's own logits in what it says
+    """
+
+    name: str
+    noise: float
+    misses: float = 0.0
+    knows: float = 1.0
+
+    def draft(self, prefixes: Prefixes) -> PrefixModel:
+        """A draft of this level, with a row."""
+        if self.misses:
+            return MissingModel(prefixes, self.noise, self.misses)
+        return PrefixModel(prefixes, self.noise, knows=self.knows)
+
+
+MISSES = Level("misses", 1.0, misses=0.036)
+"""At 4 to 5 % of the texts' tokens it misses, as real drafts do: the noise's own misses (at
+temperature 0.8 one in a hundred) are among them.
+"""
+
+USELESS = Level("useless", 5.0, knows=0.0)
+"""As sure of itself as the target, and never right."""
+
+LEVELS = {level.name: level for level in (Level("mid", 1.0), MISSES, USELESS)}
+
+
+class Text(NamedTuple):
+    """A prompt, its sampling, and what the target says after it."""
+
+    prompt: tuple[int, ...]
+    params: SamplingParams
+    tokens: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """Shares of the tokens of some texts.
+
+    first: the target's token is the draft's first guess
+    covered: it is one of GUESSES
+    """
+
+    first: float
+    covered: float
+
+
+def measure(prefixes: Prefixes, draft: PrefixModel, texts: Sequence[Text]) -> Agreement:
+    """How well the draft foresees what the target said."""
+    first = covered = total = 0
+    for text in texts:
+        before = [prefixes.after(text.prompt)]
+        for token in text.tokens[:-1]:
+            before.append(prefixes.child(before[-1], token))
+        places = draft.guesses(before, text.params, GUESSES).ids == np.array(text.tokens)[:, None]
+        first += int(places[:, 0].sum())
+        covered += int(places.any(1).sum())
+        total += len(before)
+    return Agreement(first / total, covered / total)
+
+
+class Pair:
+    """A target, a draft of one level of agreement, and texts that the target says."""
+
+    def __init__(self, prefixes: Prefixes, level: Level, texts: tuple[Text, ...]) -> None:
+        self.texts, self.vocabulary = texts, prefixes.vocabulary
+        self._target, self._draft = PrefixModel(prefixes, 0.0), level.draft(prefixes)
+        self.agreement: Agreement = measure(prefixes, self._draft, texts)
+
+    def target(self) -> PrefixModel:
+        """The target, with a row of its own."""
+        return self._target.apart()
+
+    def draft(self) -> PrefixModel:
+        """The draft, with a row of its own."""
+        return self._draft.apart()

@@ -7,13 +7,32 @@ from fnmatch import fnmatch
 from itertools import product
 from typing import NamedTuple
 
-from benchmarks.regret.dial import MISSES, USELESS
+from benchmarks.regret.pair import MISSES, USELESS
 from benchmarks.regret.stage import PROFILES, Profiles
-from benchmarks.regret.study import ROUND_TRIPS, TEMPERATURES, Cell
 from benchmarks.regret.texts import HELD_OUT, HELD_OUT_SEEDS, PROMPTS, SEED
 
+ROUND_TRIPS = (0, 5, 20, 40, 80, 160, 300)
+"""Milliseconds."""
+
+TEMPERATURES = (0.0, 0.8)
+
 FAST = 0.5
-"""Seconds of a fast target, and of the draft beside it, as a part of those of the study's."""
+"""Seconds of a fast target, as a part of those of the study's."""
+
+
+class Cell(NamedTuple):
+    """A place where arms are measured.
+
+    round_trip: milliseconds
+    level: name of the draft's agreement
+    """
+
+    round_trip: int
+    level: str
+    temperature: float
+
+    def __str__(self) -> str:
+        return f"{self.round_trip}:{self.level}:{self.temperature:g}"
 
 
 class Setting(NamedTuple):
@@ -37,15 +56,8 @@ class Setting(NamedTuple):
     @property
     def profiles(self) -> Profiles:
         """The study's profiles with the speeds of this setting."""
-        here = PROFILES.slower(self.draft).here
-        if not self.fast_target:
-            return PROFILES._replace(here=here)
-        return PROFILES.slower(FAST)._replace(here=here)
-
-    @property
-    def machines(self) -> Setting:
-        """This setting over a link without delay: all that a blind arm depends on."""
-        return self._replace(cell=self.cell._replace(round_trip=0))
+        target, here = PROFILES
+        return Profiles(target.slower(FAST if self.fast_target else 1.0), here.slower(self.draft))
 
 
 class Series(NamedTuple):

@@ -1,8 +1,9 @@
-"""What an arm makes of the texts of a cell."""
+"""The readings of an arm: what it makes of the texts of a cell."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
@@ -10,18 +11,17 @@ from typing import NamedTuple
 import torch
 
 from benchmarks.harness import cpu_decoder
-from benchmarks.regret.arms import Arm, Player
-from benchmarks.regret.dial import NAMED, Text
+from benchmarks.regret.arms import ARMS, Arm
+from benchmarks.regret.pair import LEVELS, Agreement, Pair, Text
 from benchmarks.regret.prefixes import Prefixes
-from benchmarks.regret.stage import SEQUENCE_LENGTH, Pair, Stage
+from benchmarks.regret.settings import Cell, Series, Setting
+from benchmarks.regret.stage import SEQUENCE_LENGTH, Stage
 from benchmarks.regret.texts import PROMPTS, SEED, TOKENS, texts_of
+from inference.decode import Loop
+from inference.draft_thread import Drafter, inline
+from inference.order import Decode
 from inference.text import Tokenizer
 from outrider.models.loading import EMBEDDED
-
-ROUND_TRIPS = (0, 5, 20, 40, 80, 160, 300)
-"""Milliseconds."""
-
-TEMPERATURES = (0.0, 0.8)
 
 _COUNTED = ("bytes_up", "bytes_down", "messages_up", "forwards", "lone", "nodes")
 
@@ -29,26 +29,10 @@ _TOGETHER = 1e-3
 """Tokens that come within so many seconds of each other are of one round."""
 
 
-class Cell(NamedTuple):
-    """Where an arm is measured.
-
-    round_trip: milliseconds
-    level: name of the draft's agreement
-    """
-
-    round_trip: int
-    level: str
-    temperature: float
-
-    def __str__(self) -> str:
-        return f"{self.round_trip}:{self.level}:{self.temperature:g}"
-
-
 class Reading(NamedTuple):
     """A text as an arm made it. Seconds, tokens, rounds and counts begin behind the first round.
 
     length: tokens of the whole text
-    differs_at: place of the first token that is not the target's own, None where all are
     whole_seconds: seconds from the prompt on
     drafted, calls, proposed: as in Spent; the fields behind them as in Traffic
     """
@@ -57,7 +41,6 @@ class Reading(NamedTuple):
     tokens: int
     rounds: int
     length: int
-    differs_at: int | None
     whole_seconds: float
     drafted: float
     calls: int
@@ -76,27 +59,6 @@ class Result:
 
     readings: tuple[Reading, ...]
 
-    def over(self, round_trip: float) -> Result:
-        """These texts with so many more seconds in each round."""
-        return Result(
-            tuple(
-                one._replace(seconds=one.seconds + one.rounds * round_trip) for one in self.readings
-            )
-        )
-
-    def sped_up(self, times: float) -> Result:
-        """These texts with all times divided by a factor."""
-        return Result(
-            tuple(
-                one._replace(
-                    seconds=one.seconds / times,
-                    whole_seconds=one.whole_seconds / times,
-                    drafted=one.drafted / times,
-                )
-                for one in self.readings
-            )
-        )
-
     def total(self, name: str) -> float:
         """Sum of a field over all texts."""
         return float(sum(getattr(one, name) for one in self.readings))
@@ -109,69 +71,80 @@ class Result:
     def token_ms(self) -> float:
         return 1e3 * self.each("seconds")
 
+
+@dataclass(frozen=True)
+class Played:
+    """What the arms made of a series in a setting, and how well its pair agrees on these texts."""
+
+    setting: Setting
+    series: Series
+    agreement: Agreement
+    results: dict[str, Result]
+
     @property
-    def by_text(self) -> list[float]:
-        """Milliseconds a token."""
-        return [1e3 * one.seconds / one.tokens for one in self.readings]
+    def tuned(self) -> bool:
+        """Something was chosen on these texts in this setting."""
+        return self.setting.matches(self.series.tuned)
 
 
 class NotTheTargetsText(Exception):
     """An arm's output differs from the target's own: a fault that no study may pass over."""
 
 
-def play(arm: Arm, stage: Stage, texts: Sequence[Text]) -> Result:
-    """One arm through all texts of a cell. Raises NotTheTargetsText unless every one is the
-    target's own.
+def play(
+    among: Sequence[Setting], series: Sequence[Series], study: Callable[[Series], Study]
+) -> Iterator[Played]:
+    """Every arm in every setting, series by series. Raises NotTheTargetsText.
+
+    study: of a series
     """
-    return Result(tuple(checked(arm.name, arm.begin(stage), stage, texts)))
+    for texts in series:
+        prepared = study(texts)
+        for setting in among:
+            pair = prepared.pair(setting.cell)
+            results = {arm.name: _result(arm, setting, pair) for arm in ARMS}
+            yield Played(setting, texts, pair.agreement, results)
 
 
-def checked(name: str, player: Player, stage: Stage, texts: Sequence[Text]) -> list[Reading]:
-    """The texts one by one. Raises NotTheTargetsText unless every one is the target's own."""
-    readings = []
-    for text in texts:
-        made = read(player, stage, text)
-        if made.differs_at is not None or made.length != len(text.tokens):
-            same = made.length if made.differs_at is None else made.differs_at
-            raise NotTheTargetsText(
-                f"{name}: {made.length} tokens, the target says {len(text.tokens)}; the first "
-                f"{same} are the same"
-            )
-        readings.append(made)
-    return readings
+def _result(arm: Arm, setting: Setting, pair: Pair) -> Result:
+    trip = setting.cell.round_trip / 1e3
+    stage = Stage(pair.target(), pair.draft(), pair.vocabulary, trip, setting.profiles)
+    drafter = inline(arm.propose(stage))
+    return Result(tuple(read(arm.name, drafter, stage, text) for text in pair.texts))
 
 
-def read(player: Player, stage: Stage, text: Text) -> Reading:
-    """Let an arm make a text, which need not be the target's own."""
+def read(name: str, drafter: Drafter, stage: Stage, text: Text) -> Reading:
+    """Let an arm make a text. Raises NotTheTargetsText unless it is the target's own."""
     made, moments, first = list[int](), list[float](), 0
     began, before = stage.now(), stage.spent()
-    for tokens in player.play(text):
+    for tokens in _tokens(drafter, stage, text):
         made += tokens
         moments.append(stage.now())
         if moments[-1] - moments[0] < _TOGETHER:
             first, before = len(made), stage.spent()
     after = stage.spent()
-    rounds = sum(later - earlier >= _TOGETHER for earlier, later in pairwise(moments))
-    differs_at = next(
-        (
-            index
-            for index, (ours, theirs) in enumerate(zip(made, text.tokens, strict=False))
-            if ours != theirs
-        ),
-        None,
-    )
+    if tuple(made) != text.tokens:
+        raise NotTheTargetsText(f"{name}: {made}, the target says {list(text.tokens)}")
     return Reading(
         moments[-1] - moments[0],
         len(made) - first,
-        rounds,
+        sum(later - earlier >= _TOGETHER for earlier, later in pairwise(moments)),
         len(made),
-        differs_at,
         moments[-1] - began,
         after.drafted - before.drafted,
         after.calls - before.calls,
         after.proposed - before.proposed,
         *(getattr(after.traffic, name) - getattr(before.traffic, name) for name in _COUNTED),
     )
+
+
+def _tokens(drafter: Drafter, stage: Stage, text: Text) -> Iterator[Sequence[int]]:
+    order = Decode(len(text.prompt) + len(text.tokens))
+    with closing(stage.session) as session:
+        loop = Loop(text.prompt, text.params, session, order, drafter, stage.now)
+        with closing(loop):
+            yield from (step.tokens for step in loop.steps() if step.tokens)
+        loop.drafting.settle()
 
 
 class Study:
@@ -197,11 +170,6 @@ class Study:
         self._prefixes, self._texts = load(), tuple[Text, ...]()
         self._pairs: dict[str, Pair] = {}
 
-    @property
-    def prefixes(self) -> Prefixes:
-        """The target's memory of the temperature that was asked for last."""
-        return self._prefixes
-
     def pair(self, cell: Cell) -> Pair:
         """The pair of a cell. Pairs of one temperature share the target's memory; those of the
         temperature before are forgotten.
@@ -218,7 +186,7 @@ class Study:
             )
             self._pairs = {}
         if cell.level not in self._pairs:
-            self._pairs[cell.level] = Pair(self._prefixes, NAMED[cell.level], self._texts)
+            self._pairs[cell.level] = Pair(self._prefixes, LEVELS[cell.level], self._texts)
         return self._pairs[cell.level]
 
 

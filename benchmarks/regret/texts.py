@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import closing
 
-from benchmarks.regret.dial import Text
-from benchmarks.regret.pair import PrefixModel
+from benchmarks.regret.pair import PrefixModel, Text
 from benchmarks.regret.prefixes import Prefixes
 from benchmarks.regret.stage import serve
 from inference.decode import decode

@@ -23,7 +23,6 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.harness import command, write_json
-from benchmarks.pair_metrics import machine
 from benchmarks.prompts import Prompt, read_prompts
 from benchmarks.rivals import library, llama_server, ours
 from benchmarks.rivals.arm import Arm
@@ -33,6 +32,7 @@ from benchmarks.rivals.llama_server import llama_servers, llama_version
 from benchmarks.rivals.ours import Models, arms_here, arms_over_grpc
 from benchmarks.rivals.play import Archive, Question, play
 from benchmarks.rivals.report import Group, markdown, record
+from benchmarks.training.pair_metrics import machine
 from inference.command import run_command
 from inference.errors import InvalidRequest, Mismatch
 from inference.model.checkpoint import DTYPES

@@ -29,7 +29,7 @@ from outrider.client.drafting import load_draft
 from outrider.client.pools import GrowingRows, Pair
 from outrider.draft_methods import find_draft
 from outrider.models.profiles import user_profiles
-from outrider.money.goals import SPEED_ALONE
+from outrider.money.goal import Goal
 from outrider.options.roles import FusedTargetRole, SharedClientRole
 from outrider.options.values import Precision
 from outrider.target.colocated_draft import with_draft
@@ -156,7 +156,7 @@ def arms_over_grpc(models: Models) -> Iterator[list[Arm]]:
             draft = load_draft(options, found, 1, models.length, TUNING.room, TUNING.widest)
             times = found.times(user_profiles(options), draft, models.length)
             pair = Pair(connection, times, None)
-            pool = GrowingRows(draft, pair, SPEED_ALONE, [CopySource()])
+            pool = GrowingRows(draft, pair, Goal(), [CopySource()])
             stop_ids = connection.description.stop_ids
             way = Decoding(connection.session, stop_ids, threaded(pool.proposers))
             plain = PLAIN + models.suffix

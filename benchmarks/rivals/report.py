@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from statistics import geometric_mean
 from typing import Any
 
-from benchmarks.harness import table_lines
-from benchmarks.regret.models_report import geometric_interval
+from benchmarks.harness import geometric_interval, table_lines
 from benchmarks.rivals.arm import Made, differs_at
 from benchmarks.rivals.play import Answers
 

@@ -41,9 +41,8 @@ _COPIED = ("config.json", "generation_config.json", *TOKENIZER_FILES)
 class Builder(Protocol):
     """Turns buckets into files of an artefact directory. Returned paths are relative to it.
 
-    Made as Builder(spec: CompileSpec, checkpoint_directory: Path, vocabulary: int). Weights go
-    under weights/, graphs under graphs/, named by bucket.name. A method is not called while its
-    earlier files are unchanged. If called again it writes them anew.
+    Weights go under weights/, graphs under graphs/, named by bucket.name. A method is not called
+    while its earlier files are unchanged. If called again it writes them anew.
     """
 
     target: str
@@ -134,12 +133,14 @@ def _build(
     names = [bucket.name for bucket in spec.graphs]
     progress.planned([WEIGHTS, *names, JOINT], builder.workers)
     stages = Stages(directory, _base_key(spec, source, with_), progress)
-    copied = {"copied": hash_files(source.directory, _present(source))}
-    files = stages.run(
-        WEIGHTS,
-        copied,
-        lambda: [*_copy_tokenizer(source, directory), *builder.prepare(directory)],
-    )
+    present = [name for name in _COPIED if (source.directory / name).is_file()]
+
+    def prepare() -> list[str]:
+        for name in present:
+            shutil.copyfile(source.directory / name, directory / name)
+        return [*present, *builder.prepare(directory)]
+
+    files = stages.run(WEIGHTS, {"copied": hash_files(source.directory, present)}, prepare)
     for made in _build_graphs(spec.graphs, builder, stages):
         files |= made
     files |= stages.run(JOINT, {"files": files}, lambda: builder.finish(directory, spec.graphs))
@@ -217,16 +218,6 @@ def _make_room(directory: Path) -> None:
         raise InvalidRequest(f"--out {directory} cannot be written: {error.strerror}") from error
 
 
-def _present(source: Source) -> list[str]:
-    return [name for name in _COPIED if (source.directory / name).is_file()]
-
-
-def _copy_tokenizer(source: Source, directory: Path) -> list[str]:
-    for name in _present(source):
-        shutil.copyfile(source.directory / name, directory / name)
-    return _present(source)
-
-
 def _base_key(spec: CompileSpec, source: Source, with_: _MadeWith) -> str:
     """Hash of everything that any stage is made from. The list of graphs is left out, so that a
     graph may be added.
@@ -284,12 +275,8 @@ def _write_once(directory: Path, manifest: Manifest) -> Manifest:
             present = read_manifest(directory)
         except BadArtifact:
             present = None
-        if present is not None and _same(present, manifest):
+        told = dict.fromkeys(("created", "command"))
+        if present is not None and asdict(present) | told == asdict(manifest) | told:
             return present
     write_manifest(directory, manifest)
     return manifest
-
-
-def _same(one: Manifest, other: Manifest) -> bool:
-    told = ("created", "command")
-    return {**asdict(one), **dict.fromkeys(told)} == {**asdict(other), **dict.fromkeys(told)}

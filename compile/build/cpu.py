@@ -20,20 +20,16 @@ import torch
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 
-from compile.build.equivalence import check_equivalence, check_row_independence
+from compile.build.equality import Eager, check_equal, check_independent
 from compile.spec import CompileSpec
-from inference.artifact import Bucket, RoundBucket
-from inference.backends.compiled import (
-    WEIGHTS,
-    Graph,
-    graph_path,
-    host,
-    load_graph,
-)
+from inference.artifact import Bucket, DraftBucket, RoundBucket
+from inference.backends.compiled import WEIGHTS, Graph, graph_path, host, load_graph
+from inference.backends.fused import DRAFT_WEIGHTS, round_constants
 from inference.errors import BadArtifact, InvalidRequest
 from inference.model.cache import KeysValues, cache_names, empty_cache
 from inference.model.checkpoint import DTYPES, load_decoder
 from inference.model.decoder import Decoder
+from inference.model.round_graph import RoundGraph, round_inputs
 from inference.model.verify_graph import VerifyGraph, example_inputs
 
 ALWAYS: Mapping[str, object] = {
@@ -59,43 +55,53 @@ class Loaded(NamedTuple):
 
 
 class CpuBuilder:
-    """A Builder (compile/build/build.py) for the CPU of this machine."""
+    """A Builder (compile/build/build.py) for the CPU of this machine.
+
+    draft: the checkpoint of the draft in the graphs, where the spec has one
+    """
 
     target = "cpu"
     workers = 1  # inductor compiles one graph at a time
 
-    def __init__(self, spec: CompileSpec, checkpoint_directory: Path, vocabulary: int) -> None:
-        self.spec, self._checkpoint, self.vocabulary = spec, checkpoint_directory, vocabulary
+    def __init__(self, spec: CompileSpec, checkpoint: Path, draft: Path | None = None) -> None:
+        self._spec, self._checkpoint, self._draft_checkpoint = spec, checkpoint, draft
         self._config = {**ALWAYS, **_inductor_settings(spec.compiler_flags)}
 
     def prepare(self, directory: Path) -> list[str]:
         """Write the weights and the rotary tables, by their names in the graphs."""
         check_compiler()
-        save_weights(self.model.decoder, directory / WEIGHTS)
-        return [WEIGHTS]
+        written = {WEIGHTS: self._target}
+        if self._spec.fused is not None:
+            written[DRAFT_WEIGHTS] = self._draft
+        for name, model in written.items():
+            save_weights(model.decoder, directory / name)
+        return list(written)
 
     def build(self, bucket: Bucket, directory: Path) -> list[str]:
         """Build one graph. Raises BadArtifact when it does not compute what the eager graph
         computes.
         """
-        assert not isinstance(bucket, RoundBucket), "rounds are built by compile.build.cpu_fused"
-        return self.build_alone(self.model, bucket, directory)
-
-    def build_alone(self, model: Loaded, bucket: Bucket, directory: Path) -> list[str]:
-        """Build a graph of one model."""
-        eager = VerifyGraph(*model, bucket.levels, self.spec.features)
-        length = self.spec.sequence_length
-        with self.compiled(
-            eager, bucket, example_inputs(bucket), model.constants(), directory
-        ) as graph:
-            check_equivalence(eager, graph, bucket, sequence_length=length)
-            check_row_independence(graph, bucket, self.vocabulary, sequence_length=length)
+        if isinstance(bucket, RoundBucket):
+            target, draft = self._target, self._draft
+            eager: Eager = RoundGraph(
+                target.decoder, draft.decoder, target.cache, draft.cache, bucket.shape
+            )
+            inputs = round_inputs(bucket)
+            constants = target.constants() | round_constants(draft.constants())
+        else:
+            model = self._draft if isinstance(bucket, DraftBucket) else self._target
+            eager = VerifyGraph(*model, bucket.levels, self._spec.features)
+            inputs, constants = example_inputs(bucket), model.constants()
+        length = self._spec.sequence_length
+        with self._compiled(eager, bucket, inputs, constants, directory) as graph:
+            check_equal(eager, graph, bucket, sequence_length=length)
+            check_independent(eager, graph, bucket, sequence_length=length)
         return [graph_path(bucket)]
 
     @contextmanager
-    def compiled(
+    def _compiled(
         self,
-        eager: nn.Module,
+        eager: Eager,
         bucket: Bucket,
         inputs: Mapping[str, Tensor],
         constants: Mapping[str, Tensor],
@@ -126,17 +132,21 @@ class CpuBuilder:
         return {name: str(value) for name, value in self._config.items()}
 
     @cached_property
-    def model(self) -> Loaded:
-        """The target, one for all buckets."""
-        return self.load(self._checkpoint)
+    def _target(self) -> Loaded:
+        return self._load(self._checkpoint)
 
-    def load(self, checkpoint: Path) -> Loaded:
+    @cached_property
+    def _draft(self) -> Loaded:
+        assert self._draft_checkpoint is not None, "a spec with a draft comes with its checkpoint"
+        return self._load(self._draft_checkpoint)
+
+    def _load(self, checkpoint: Path) -> Loaded:
         """A decoder, and caches full of noise, which the comparisons read."""
-        spec, dtype = self.spec, DTYPES[self.spec.dtype]
+        spec, dtype = self._spec, DTYPES[self._spec.dtype]
         decoder = load_decoder(
             checkpoint,
             positions=spec.sequence_length,
-            vocabulary=self.vocabulary,
+            vocabulary=spec.vocabulary,
             dtype=dtype,
             device=torch.device("cpu"),
         )
@@ -149,30 +159,22 @@ class CpuBuilder:
         )
 
 
-def compile_graph(
-    graph: VerifyGraph, bucket: Bucket, path: Path, settings: Mapping[str, object] = ALWAYS
-) -> None:
-    """Write the graph's package, without weights, to `path`.
-
-    settings: options of torch._inductor.config
-    """
-    write_package(export_graph(graph, example_inputs(bucket)), bucket.name, path, settings)
-
-
 def write_package(
     program: ExportedProgram, name: str, path: Path, settings: Mapping[str, object]
 ) -> None:
     """Compile an exported graph. Raises BadArtifact with the compiler's last words."""
-    from torch._inductor import aoti_compile_and_package
+    from torch._inductor import aoti_compile_and_package, config
     from torch._inductor.exc import InductorError
 
-    with _one_compile_thread(), torch.no_grad():
+    # Inductor's pool of processes is for many small kernels; here it would only cost its start.
+    with config.patch(compile_threads=1), torch.no_grad():
         try:
             aoti_compile_and_package(
                 program, package_path=str(path), inductor_configs=dict(settings)
             )
         except (InductorError, RuntimeError) as error:
-            raise BadArtifact(f"graph {name} was not compiled: {_last_line(error)}") from error
+            *_, last = type(error).__name__, *filter(str.strip, str(error).splitlines())
+            raise BadArtifact(f"graph {name} was not compiled: {last}") from error
 
 
 def export_graph(graph: nn.Module, inputs: Mapping[str, Tensor]) -> ExportedProgram:
@@ -245,19 +247,3 @@ def _inductor_settings(flags: Mapping[str, str]) -> dict[str, object]:
         except ValueError as error:
             raise InvalidRequest(f"compiler flag {name}={text}: a number is needed") from error
     return settings
-
-
-@contextmanager
-def _one_compile_thread() -> Iterator[None]:
-    """Compile in this process. Inductor's pool of compile processes is for many small kernels; here
-    it would only cost its start.
-    """
-    from torch._inductor import config
-
-    with config.patch(compile_threads=1):
-        yield
-
-
-def _last_line(error: Exception) -> str:
-    lines = [line for line in str(error).splitlines() if line.strip()]
-    return lines[-1] if lines else type(error).__name__

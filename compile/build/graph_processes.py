@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 import multiprocessing
+import os
 import threading
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 
 from compile.build.build import Builder
-from compile.build.free_memory import processors
-from compile.build.quiet import quiet_libraries
+from compile.plan.build_memory import processors
 from inference.artifact import Bucket
 from inference.errors import BadArtifact, OutriderError
+
+_TALKATIVE = ("torch", "absl", "jax", "Neuron", "neuronx_distributed", "libneuronxla")
 
 MakeBuilder = Callable[[], Builder]
 
@@ -95,3 +99,16 @@ def _serve(requests: Connection, make: MakeBuilder, threads: int, quiet: bool) -
             requests.send(made)
     except (EOFError, KeyboardInterrupt):
         return
+
+
+def quiet_libraries() -> None:
+    """Hide warnings, and log messages below errors, of this process and of those it starts, so that
+    libraries write no notes between the lines of a build.
+    """
+    warnings.simplefilter("ignore")
+    os.environ.setdefault("PYTHONWARNINGS", "ignore")
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    os.environ.setdefault("GLOG_minloglevel", "2")
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    for name in _TALKATIVE:
+        logging.getLogger(name).setLevel(logging.ERROR)

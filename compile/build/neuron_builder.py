@@ -13,47 +13,46 @@ import json
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from compile.build.between import calls_between
 from compile.build.compiler_report import read_report
-from compile.build.float8_layers import layers_of
-from compile.build.free_memory import compilers_at_once
 from compile.build.neff_cache import NeffCache
 from compile.build.neuron_compiler import Toolchain, render
-from compile.build.neuron_graphs import CompiledCall, GraphCall, NeuronGraphs
-from compile.build.parallel import cast_weights, parallel_config, parallel_tensors
+from compile.build.neuron_graphs import GraphCall, NeuronGraphs
+from compile.parallel import (
+    calls_between,
+    layers_of,
+    parallel_config,
+    parallel_tensors,
+    rank_module,
+)
+from compile.plan.build_memory import compilers_at_once
 from compile.spec import CompileSpec
 from inference.artifact import Bucket
 from inference.backends.neuron import PACKAGE, SHARD
 from inference.backends.neuron_sdk import sdk_versions
 from inference.cache_directory import cache_directory
 from inference.errors import InvalidRequest
-from inference.model.cache import KeysValues, empty_cache
 from inference.model.checkpoint import load_decoder
-from inference.model.config import ModelConfig, read_config
-from inference.model.decoder import Decoder
+from inference.model.config import read_config
 from inference.model.float8 import rounded, states_of
-from inference.model.noise_window import empty_window
-from inference.model.round_graph import StatefulRoundGraph
-from inference.model.verify_graph import StatefulGraph, example_inputs
+from inference.model.round_graph import idle_inputs
 from inference.whole_file import write_whole
-
-Stateful = StatefulGraph | StatefulRoundGraph
-"""The module from which all graphs of a package are made."""
 
 _OPTIMISATION = ("-O", "--optlevel")
 
 
 class NeuronBuilder:
-    """A Builder (compile/build/build.py) for Neuron targets.
+    """A Builder (compile/build/build.py) for trn1 and inf2. Raises InvalidRequest where a model
+    cannot be divided among the ranks.
 
+    draft: the checkpoint of the draft in the graphs, where the spec has one
     cache: compiled graphs of earlier builds (default: those in the user's cache directory)
     workers: compilers at once (default: half the processors, as far as their memory is free)
     """
@@ -61,17 +60,17 @@ class NeuronBuilder:
     def __init__(
         self,
         spec: CompileSpec,
-        checkpoint_directory: Path,
-        vocabulary: int,
+        checkpoint: Path,
+        draft: Path | None = None,
         *,
         cache: NeffCache | None = None,
         workers: int | None = None,
     ) -> None:
-        self.target, self._tools = spec.target, Toolchain(spec)
-        self._spec, self._checkpoint, self._vocabulary = spec, checkpoint_directory, vocabulary
-        self._config = read_config(checkpoint_directory)
-        self._dealt = parallel_config(self._config, spec.tensor_parallel, vocabulary)
-        self._dtype = states_of(spec.dtype)
+        self.target, self._tools, self._spec = spec.target, Toolchain(spec), spec
+        self._checkpoints = {"decoder": checkpoint} | ({"draft": draft} if draft else {})
+        self._configs = {name: read_config(path) for name, path in self._checkpoints.items()}
+        for config in self._configs.values():
+            parallel_config(config, spec.tensor_parallel, spec.vocabulary)
         self._cache = cache or NeffCache(cache_directory("neuron_graphs"))
         self.workers = workers or compilers_at_once(spec.target)
 
@@ -79,7 +78,7 @@ class NeuronBuilder:
         """Write the weights, one file a rank."""
         spec, sdk, named = self._spec, self._tools.sdk, self._weights()
         with self._ranks(), sdk.init_on_device(torch.device("meta")):
-            graph = self._graph("meta")
+            graph = self._module("meta")
             for rank in range(
                 spec.tensor_parallel
             ):  # one at a time: a rank's share is let go before the next is cut
@@ -105,7 +104,10 @@ class NeuronBuilder:
         if graph.log is not None:
             more["compiler"] = asdict(read_report(graph.log))
         files = [self._record(directory, f"graphs/{bucket.name}.json", call, more)]
-        return files + self._log(directory, bucket.name, graph)
+        if graph.log is not None:
+            files.append(f"graphs/{bucket.name}.log.txt")
+            shutil.copyfile(graph.log, directory / files[-1])
+        return files
 
     @property
     def names(self) -> list[str]:
@@ -140,7 +142,7 @@ class NeuronBuilder:
         return NeuronGraphs(
             self._tools,
             self._cache,
-            lambda: self._graph("cpu"),
+            lambda: self._module("cpu"),
             self._ranks,
             self.versions()["neuronx-cc"],
             None if hot is None else self._call(hot),
@@ -153,14 +155,7 @@ class NeuronBuilder:
 
     def _call(self, bucket: Bucket) -> GraphCall:
         flags = graph_flags(self._tools.flags, self._spec, bucket)
-        return GraphCall(bucket.name, self._inputs(bucket), flags)
-
-    def _log(self, directory: Path, name: str, graph: CompiledCall) -> list[str]:
-        """Copy the compiler's log into the artefact. Returns its name there."""
-        if graph.log is None:
-            return []
-        shutil.copyfile(graph.log, directory / f"graphs/{name}.log.txt")
-        return [f"graphs/{name}.log.txt"]
+        return GraphCall(bucket.name, idle_inputs(bucket), flags)
 
     def _record(self, directory: Path, name: str, call: GraphCall, more: Mapping[str, Any]) -> str:
         """Write what a graph takes. Returns the file's name."""
@@ -191,70 +186,33 @@ class NeuronBuilder:
             yield
 
     def _weights(self) -> dict[str, Tensor]:
-        """All weights, not yet divided, by their names in the graph."""
-        return self._weights_of(self._checkpoint, self._config, "decoder")
+        """All weights of all models, not yet divided, by their names in the graph."""
+        return {
+            f"{name}.{key}": tensor.detach()
+            for name in self._checkpoints
+            for key, tensor in self._weights_of(name).items()
+        }
 
-    def _weights_of(self, checkpoint: Path, config: ModelConfig, name: str) -> dict[str, Tensor]:
-        positions, device = self._spec.sequence_length, torch.device("cpu")
+    def _weights_of(self, name: str) -> dict[str, Tensor]:
+        spec = self._spec
         whole = load_decoder(
-            checkpoint,
-            positions=positions,
-            vocabulary=self._vocabulary,
-            dtype=self._dtype,
-            device=device,
+            self._checkpoints[name],
+            positions=spec.sequence_length,
+            vocabulary=spec.vocabulary,
+            dtype=states_of(spec.dtype),
+            device=torch.device("cpu"),
         )
         tensors = parallel_tensors(
-            whole.named_parameters(), config, self._spec.tensor_parallel, self._vocabulary
+            whole.named_parameters(), self._configs[name], spec.tensor_parallel, spec.vocabulary
         )
-        if self._spec.dtype == "fp8":
+        if spec.dtype == "fp8":
             tensors = rounded(tensors)
-        tensors |= {"cos": whole.cos, "sin": whole.sin}
-        return {f"{name}.{key}": tensor.detach() for key, tensor in tensors.items()}
+        return tensors | {"cos": whole.cos, "sin": whole.sin}
 
-    def _inputs(self, bucket: Bucket) -> dict[str, Tensor]:
-        """Inputs of an idle call of the bucket's graph."""
-        return example_inputs(bucket)
-
-    def _graph(self, device: str) -> Stateful:
+    def _module(self, device: str) -> nn.Module:
         """One rank's module, its weights not filled in."""
-        return (
-            StatefulGraph(
-                self._rank_decoder(self._dealt),
-                self._rank_cache(self._dealt, device),
-                self._rank_window(device),
-                self._spec.features,
-            )
-            .requires_grad_(False)
-            .eval()
-        )
-
-    def _rank_decoder(self, dealt: ModelConfig) -> Decoder:
-        decoder = Decoder(
-            dealt,
-            self._spec.sequence_length,
-            self._vocabulary,
-            layers_of(self._tools.sdk, self._spec),
-        )
-        cast_weights(decoder, self._spec.dtype)
-        for name in (
-            "cos",
-            "sin",
-        ):  # constants that travel with the weights: only buffers that change are state
-            decoder.register_buffer(name, decoder.get_buffer(name), persistent=True)
-        return decoder
-
-    @property
-    def _draws(self) -> bool:
-        """Whether a graph samples, so that there is noise to keep."""
-        return any(bucket.sampled for bucket in self._spec.graphs)
-
-    def _rank_window(self, device: str) -> Tensor | None:
-        ids = self._dealt.vocab_size // self._spec.tensor_parallel
-        return empty_window(self._spec.rows, ids, device) if self._draws else None
-
-    def _rank_cache(self, dealt: ModelConfig, device: str) -> KeysValues:
-        own = replace(dealt, kv_heads=dealt.kv_heads // self._spec.tensor_parallel)
-        return empty_cache(own, self._spec.rows, self._spec.capacity, self._dtype, device)
+        layers, configs = layers_of(self._tools.sdk, self._spec), self._configs
+        return rank_module(self._spec, configs["decoder"], configs.get("draft"), layers, device)
 
 
 def graph_flags(flags: Mapping[str, str], spec: CompileSpec, bucket: Bucket) -> dict[str, str]:

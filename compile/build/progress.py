@@ -1,4 +1,4 @@
-"""Says how far a build is and how long the rest will take, in plain lines or live on a terminal.
+"""Says how far a build is and how long the rest will take: in lines, and on a terminal by a bar.
 
 The time left is known from the stages that this build has finished, and from the times that earlier
 builds of the same model took.
@@ -6,37 +6,71 @@ builds of the same model took.
 
 from __future__ import annotations
 
+import hashlib
+import json
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Protocol
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import NamedTuple
 
-from compile.build.kept_times import KeptTimes
+from compile.spec import CompileSpec
+from inference.errors import BadArtifact
+from inference.file_model import Number, Record, Text, read_record
+from inference.json_file import read_json
+from inference.whole_file import write_whole
 
 Say = Callable[[str], None]
 WEIGHTS, JOINT = "weights", "joint"
 """The stages that are no graph: what all graphs share, and what needs all graphs."""
 
 
-class BuildProgress(Protocol):
-    """Who hears of a build's stages. Stages may run at the same time, and report from their own
-    threads.
+@dataclass(frozen=True)
+class _StageTimes(Record):
+    """The contents of a file of times."""
+
+    seconds: Mapping[Text, Number]  # stage -> seconds of its latest run
+
+
+class BuildTimes:
+    """Keeps the seconds of each stage for later builds, in a small file for each model and device.
+
+    path: the file; None: nothing is kept
     """
 
-    def planned(self, stages: Sequence[str], workers: int) -> None:
-        """The names of all stages in their order, and how many graphs are built at once."""
-        ...
+    def __init__(self, path: Path | None = None) -> None:
+        self._path, self.before = path, _read(path)
+        self._now: dict[str, float] = dict(self.before)
 
-    def started(self, stage: str) -> None: ...
+    @classmethod
+    def of(cls, directory: Path, spec: CompileSpec, model_fingerprint: str) -> BuildTimes:
+        """The times of this model on this device, in a file below the directory."""
+        subject = [spec.target, spec.dtype, spec.tensor_parallel, model_fingerprint]
+        digest = hashlib.sha256(json.dumps(subject).encode()).hexdigest()
+        return cls(directory / f"{digest[:16]}.json")
 
-    def finished(self, stage: str, seconds: float, size: int) -> None:
-        """A stage was run. size: bytes of its files."""
-        ...
+    def keep(self, stage: str, seconds: float) -> None:
+        """Keep the time of a stage; nothing where the file cannot be written."""
+        self._now[stage] = round(seconds, 3)
+        if self._path is None:
+            return
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            write_whole(self._path, json.dumps(asdict(_StageTimes(self._now))) + "\n")
+        except OSError:
+            self._path = None
 
-    def present(self, stage: str) -> None:
-        """A stage was run by an earlier build, and is not run again."""
-        ...
+
+def _read(path: Path | None) -> Mapping[str, float]:
+    """The times in a file. One that is missing or spoilt has none, and is replaced."""
+    if path is None or not path.is_file():
+        return {}
+    try:
+        return read_record(read_json(path, BadArtifact), _StageTimes).seconds
+    except BadArtifact:
+        return {}
 
 
 class TimeLeft:
@@ -46,13 +80,15 @@ class TimeLeft:
     relation to that one. A stage that nobody knows is expected to take as long as the mean graph.
     """
 
-    def __init__(self, kept: KeptTimes) -> None:
-        self._kept, self._workers = kept, 1
+    def __init__(self, times: BuildTimes) -> None:
+        self._times, self._workers = times, 1
         self._open: dict[str, float | None] = {}  # stage -> when it started
+        self._stages = 0
         self._took: dict[str, float] = {}
 
     def planned(self, stages: Sequence[str], workers: int) -> None:
         self._open, self._workers = dict.fromkeys(stages), workers
+        self._stages = len(stages)
 
     def started(self, stage: str) -> None:
         self._open[stage] = time.monotonic()
@@ -63,7 +99,11 @@ class TimeLeft:
     def finished(self, stage: str, seconds: float) -> None:
         self._open.pop(stage, None)
         self._took[stage] = seconds
-        self._kept.keep(stage, seconds)
+        self._times.keep(stage, seconds)
+
+    def passed(self) -> int:
+        """Number of stages that have ended, or need not be run."""
+        return self._stages - len(self._open)
 
     def running(self) -> list[str]:
         """The stages that have started and not ended."""
@@ -80,7 +120,7 @@ class TimeLeft:
         return total / max(1, min(self._workers, len(self._open)))
 
     def _expected(self, stage: str) -> float | None:
-        kept = self._kept.before
+        kept = self._times.before
         known = [each for each in self._took if each in kept]
         pace = (
             sum(self._took[each] for each in known) / max(1e-3, sum(kept[each] for each in known))
@@ -96,114 +136,116 @@ class TimeLeft:
         return sum(graphs) / len(graphs) if graphs else None
 
 
-class LineProgress:
-    """A BuildProgress in lines, for logs and files."""
+class BarState(NamedTuple):
+    """The state of a build, for a bar."""
 
-    def __init__(self, say: Say, kept: KeptTimes | None = None) -> None:
-        self._say, self._left, self._lock = say, TimeLeft(kept or KeptTimes()), threading.Lock()
+    stages: int
+    passed: int
+    running: str  # the stages that are running, in words
+    left: str  # the time left, in words; empty where it is not known
+
+
+class BuildProgress:
+    """Tells of a build's stages. They may run at the same time, and report from their own threads.
+
+    say: takes each line
+    show: takes the state, for a bar; without it, a line says when a stage starts
+    """
+
+    def __init__(
+        self,
+        say: Say,
+        times: BuildTimes | None = None,
+        show: Callable[[BarState], None] | None = None,
+    ) -> None:
+        self._say, self._show, self._lock = say, show, threading.Lock()
+        self._left = TimeLeft(times or BuildTimes())
         self._labels: dict[str, str] = {}
 
     def planned(self, stages: Sequence[str], workers: int) -> None:
+        """Take the names of all stages in their order, and how many graphs are built at once."""
         with self._lock:
             self._left.planned(stages, workers)
-            self._labels = _labels(stages)
+            self._labels = {
+                name: f"[{index}/{len(stages)}] {name}" for index, name in enumerate(stages, 1)
+            }
 
     def started(self, stage: str) -> None:
+        """Tell that a stage is run."""
         with self._lock:
             self._left.started(stage)
-            self._say(f"{self._labels[stage]} ...{_told(self._left.seconds())}")
+            left = self._left.seconds()
+        if self._show is None:
+            self._say(f"{self._labels[stage]} ...{_told(left)}")
+        self.show()
 
     def finished(self, stage: str, seconds: float, size: int) -> None:
+        """Tell that a stage was run. size: bytes of its files."""
         with self._lock:
             self._left.finished(stage, seconds)
-            self._say(f"{self._labels[stage]}: {seconds:.1f} s, {size / 1e6:.2f} MB")
+        self._say(f"{self._labels[stage]}: {seconds:.1f} s, {size / 1e6:.2f} MB")
+        self.show()
 
     def present(self, stage: str) -> None:
+        """Tell that a stage was run by an earlier build, and is not run again."""
         with self._lock:
             self._left.present(stage)
-            self._say(f"{self._labels[stage]}: already built")
+        self._say(f"{self._labels[stage]}: already built")
+        self.show()
 
-
-class LiveProgress:
-    """A BuildProgress on a terminal: a line for each finished stage above a bar that moves."""
-
-    def __init__(self, kept: KeptTimes) -> None:
-        from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-
-        self._left, self._lock = TimeLeft(kept), threading.Lock()
-        self._labels: dict[str, str] = {}
-        self._bar = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=24),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[left]}"),
-            console=Console(stderr=True),
-            transient=True,
-        )
-        self._task = self._bar.add_task("planning", total=None, left="")
-
-    @contextmanager
-    def shown(self) -> Iterator[LiveProgress]:
-        """Show the bar until the context ends, and count the time left down."""
-        ended = threading.Event()
-
-        def count_down() -> None:
-            while not ended.wait(1.0):
-                self._update()
-
-        counter = threading.Thread(target=count_down, daemon=True)
-        with self._bar:
-            counter.start()
-            try:
-                yield self
-            finally:
-                ended.set()
-                counter.join()
-
-    def planned(self, stages: Sequence[str], workers: int) -> None:
+    def show(self) -> None:
+        """Bring the bar up to date, where there is one."""
+        if self._show is None:
+            return
         with self._lock:
-            self._left.planned(stages, workers)
-            self._labels = _labels(stages)
-        self._bar.update(self._task, total=len(stages))
-
-    def started(self, stage: str) -> None:
-        with self._lock:
-            self._left.started(stage)
-        self._update()
-
-    def finished(self, stage: str, seconds: float, size: int) -> None:
-        with self._lock:
-            self._left.finished(stage, seconds)
-        self._passed(f"{self._labels[stage]}: {seconds:.1f} s, {size / 1e6:.2f} MB")
-
-    def present(self, stage: str) -> None:
-        with self._lock:
-            self._left.present(stage)
-        self._passed(f"{self._labels[stage]}: already built")
-
-    def _passed(self, line: str) -> None:
-        self._bar.console.print(line, highlight=False, markup=False)
-        self._bar.advance(self._task)
-        self._update()
-
-    def _update(self) -> None:
-        with self._lock:
-            running, left = self._left.running(), self._left.seconds()
+            running, left, passed = self._left.running(), self._left.seconds(), self._left.passed()
         more = f" and {len(running) - 1} more" if len(running) > 1 else ""
-        self._bar.update(
-            self._task,
-            description=f"{running[0]}{more}" if running else "",
-            left=_told(left).removeprefix(" "),
+        what = f"{running[0]}{more}" if running else "planning"
+        self._show(BarState(len(self._labels), passed, what, _told(left).removeprefix(" ")))
+
+
+@contextmanager
+def live_progress(times: BuildTimes) -> Iterator[BuildProgress]:
+    """Progress on a terminal: a line for each finished stage above a bar that counts down."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+    bar = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=24),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[left]}"),
+        console=Console(stderr=True),
+        transient=True,
+    )
+    task, ended = bar.add_task("planning", total=None, left=""), threading.Event()
+
+    def say(line: str) -> None:
+        bar.console.print(line, highlight=False, markup=False)
+
+    def show(now: BarState) -> None:
+        bar.update(
+            task, total=now.stages, completed=now.passed, description=now.running, left=now.left
         )
+
+    progress = BuildProgress(say, times, show)
+
+    def count_down() -> None:
+        while not ended.wait(1.0):
+            progress.show()
+
+    counter = threading.Thread(target=count_down, daemon=True)
+    with bar:
+        counter.start()
+        try:
+            yield progress
+        finally:
+            ended.set()
+            counter.join()
 
 
 def _is_graph(stage: str) -> bool:
     return stage not in (WEIGHTS, JOINT)
-
-
-def _labels(stages: Sequence[str]) -> dict[str, str]:
-    return {name: f"[{index}/{len(stages)}] {name}" for index, name in enumerate(stages, 1)}
 
 
 def _told(left: float | None) -> str:

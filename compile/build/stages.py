@@ -17,7 +17,7 @@ from typing import Any
 from compile.build.progress import WEIGHTS, BuildProgress
 from inference.artifact import MANIFEST, hash_files
 from inference.errors import BadArtifact
-from inference.file_model import Number, Record, Text, read_record
+from inference.file_model import Record, Text, read_record
 from inference.json_file import read_json
 from inference.whole_file import write_whole
 
@@ -30,12 +30,6 @@ class Stage(Record):
 
     key: Text  # hash of what it was made from
     files: Mapping[Text, Text]  # path -> SHA-256
-    seconds: Number
-
-
-def read_stage(path: Path) -> Stage:
-    """The record of a stage, from its file. Raises BadArtifact."""
-    return read_record(read_json(path, BadArtifact), Stage)
 
 
 @dataclass(frozen=True)
@@ -63,7 +57,7 @@ class Stages:
         start = time.perf_counter()
         files = _hash_made(self.directory, name, make())
         seconds = time.perf_counter() - start
-        write_whole(path, json.dumps(asdict(Stage(key, files, round(seconds, 3)))) + "\n")
+        write_whole(path, json.dumps(asdict(Stage(key, files))) + "\n")
         size = sum((self.directory / file).stat().st_size for file in files)
         self.progress.finished(name, seconds, size)
         return files
@@ -79,7 +73,7 @@ def _finished(directory: Path, path: Path, key: str) -> dict[str, str] | None:
     run.
     """
     try:
-        stage = read_stage(path)
+        stage = read_record(read_json(path, BadArtifact), Stage)
         made = stage.key == key and hash_files(directory, stage.files) == stage.files
     except (BadArtifact, OSError):
         return None

@@ -17,8 +17,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from compile.build.between import calls_between
-from compile.build.parallel import parallel_config, parallel_tensors
+from compile.parallel import calls_between, parallel_config, parallel_tensors
 from compile.spec import CompileSpec
 from inference.artifact import Bucket
 from inference.backends.neuron import Program, runtime_error
@@ -48,16 +47,15 @@ class TorchNeuronBuilder:
     def __init__(
         self,
         spec: CompileSpec,
-        checkpoint_directory: Path,
-        vocabulary: int,
+        checkpoint: Path,
         *,
         versions: Mapping[str, str],
         machine: Machine = TRAINIUM,
     ) -> None:
-        self.target, self._spec, self._checkpoint = spec.target, spec, checkpoint_directory
-        self._vocabulary, self._versions, self._machine = vocabulary, versions, machine
-        self._config = read_config(checkpoint_directory)
-        self._dealt = parallel_config(self._config, spec.tensor_parallel, vocabulary)
+        self.target, self._spec, self._checkpoint = spec.target, spec, checkpoint
+        self._versions, self._machine = versions, machine
+        self._config = read_config(checkpoint)
+        self._dealt = parallel_config(self._config, spec.tensor_parallel, spec.vocabulary)
         self._ranks: Ranks | None = None
 
     def prepare(self, directory: Path) -> list[str]:
@@ -65,12 +63,14 @@ class TorchNeuronBuilder:
         whole = load_decoder(
             self._checkpoint,
             positions=self._spec.sequence_length,
-            vocabulary=self._vocabulary,
+            vocabulary=self._spec.vocabulary,
             dtype=DTYPES[self._spec.dtype],
             device=torch.device("cpu"),
         )
         ranks = self._spec.tensor_parallel
-        tensors = parallel_tensors(whole.named_parameters(), self._config, ranks, self._vocabulary)
+        tensors = parallel_tensors(
+            whole.named_parameters(), self._config, ranks, self._spec.vocabulary
+        )
         for rank in range(ranks):  # one at a time: a rank's share is let go before the next is cut
             share = {name: cut(name, tensor, rank, ranks) for name, tensor in tensors.items()}
             save_file(share, directory / rank_weights(rank))

@@ -10,22 +10,22 @@ that another one is faster.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 
 import torch
 from torch import Tensor, nn
 
-from compile.build.between import calls_between
 from compile.ops.engines import FITTED, EngineRates, rates_of
 from compile.ops.op_work import KINDS, OpWork, op_work
-from compile.ops.rank_graph import record_between, record_bucket
+from compile.ops.rank_graph import record_call
 from compile.ops.recording import Op, Recording, record
+from compile.parallel import calls_between
 from compile.spec import CompileSpec
 from inference.artifact import Bucket
 from inference.model.config import ModelConfig, parse_config
 from inference.model.float8 import states_of
+from inference.model.round_graph import idle_inputs
 
 # fmt: off
 COSTS = (
@@ -38,8 +38,6 @@ stream of weights, keys and values, and `matmuls` what TensorE takes longer than
 the MLP's activations, too.
 """
 _NOTHING = OpWork()
-_Record = Callable[[ModelConfig, ModelConfig | None], Recording]
-"""Records a graph of these models: the target, and the draft where there is one."""
 
 
 @dataclass(frozen=True)
@@ -110,22 +108,13 @@ def pass_time(config: ModelConfig, spec: CompileSpec, bucket: Bucket) -> PassTim
 
 def pass_work(config: ModelConfig, spec: CompileSpec, bucket: Bucket) -> PassWork:
     """The work of a call of one of the spec's graphs on one rank."""
-    bare = replace(spec, features=())
-    work = _whole(config, bare, partial(_bucket, bare, bucket))
+    work = _whole(config, replace(spec, features=()), idle_inputs(bucket))
     return work.plus(_features(config, spec, bucket)) if spec.features else work
 
 
 def work_between(config: ModelConfig, spec: CompileSpec) -> dict[str, PassWork]:
     """The work of the small graphs that are called between the spec's own, by name."""
-    return {
-        name: _whole(config, spec, partial(_between, spec, name)) for name in calls_between(spec)
-    }
-
-
-def _bucket(
-    spec: CompileSpec, bucket: Bucket, config: ModelConfig, draft: ModelConfig | None
-) -> Recording:
-    return record_bucket(config, spec, bucket, draft)
+    return {name: _whole(config, spec, inputs) for name, inputs in calls_between(spec).items()}
 
 
 class _Joined(nn.Module):
@@ -146,26 +135,20 @@ def _features(config: ModelConfig, spec: CompileSpec, bucket: Bucket) -> PassWor
     return work_of(record(_Joined(len(spec.features)), {"state": state}))
 
 
-def _between(
-    spec: CompileSpec, name: str, config: ModelConfig, draft: ModelConfig | None
-) -> Recording:
-    return record_between(config, spec, name, draft)
-
-
-def _whole(config: ModelConfig, spec: CompileSpec, recorded: _Record) -> PassWork:
-    """The work of a graph at the models' depth. Graphs of one layer and of two are recorded; every
+def _whole(config: ModelConfig, spec: CompileSpec, inputs: Mapping[str, Tensor]) -> PassWork:
+    """The work of a call at the models' depth. Calls of one layer and of two are recorded; every
     further layer adds what the second one did.
     """
     models = [config] if spec.fused is None else [config, parse_config(spec.fused.config)]
 
-    def work_at(models: Sequence[ModelConfig]) -> PassWork:
-        return work_of(recorded(models[0], models[1] if len(models) > 1 else None))
+    def work_at(target: ModelConfig, draft: ModelConfig | None = None) -> PassWork:
+        return work_of(record_call(target, spec, inputs, draft))
 
-    least = work_at([replace(model, layers=1) for model in models])
+    least = work_at(*(replace(model, layers=1) for model in models))
     total = least
     for place, model in enumerate(models):
-        deeper = [replace(other, layers=1 + (place == i)) for i, other in enumerate(models)]
-        layer = work_at(deeper).plus(least, -1)
+        deeper = (replace(other, layers=1 + (place == i)) for i, other in enumerate(models))
+        layer = work_at(*deeper).plus(least, -1)
         total = total.plus(layer, model.layers - 1)
     return total
 

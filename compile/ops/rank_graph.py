@@ -1,35 +1,55 @@
-"""One rank's graph of a spec on the meta device, as the Neuron builder lays it out, and the
-operations of a call of it.
-"""
+"""The operations of a call of one rank's graph, laid out on the meta device as the builders do."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from compile.build.between import calls_between
-from compile.build.float8_layers import layers_of
-from compile.build.parallel import cast_weights, parallel_config
 from compile.ops.recording import Recording, record
-from compile.ops.torch_neuron_rules import native_graph
+from compile.parallel import layers_of, rank_module
 from compile.spec import CompileSpec
-from inference.artifact import NATIVE, Bucket, DraftBucket, RoundBucket
+from inference.artifact import NATIVE
 from inference.backends.neuron_sdk import Sdk
-from inference.model.cache import KeysValues, empty_cache
 from inference.model.config import ModelConfig, parse_config
-from inference.model.decoder import Decoder
-from inference.model.float8 import states_of
-from inference.model.noise_window import empty_window
-from inference.model.round_graph import StatefulRoundGraph, draft_inputs, round_inputs
-from inference.model.verify_graph import StatefulGraph, example_inputs
+from inference.model.decoder import Layers
+from inference.model.torch_neuron_graph import ALONE, Collectives, rank_layers
 
 
-def _all_reduce(x: Tensor) -> Tensor:
-    return torch.empty_like(x)
+def record_call(
+    config: ModelConfig,
+    spec: CompileSpec,
+    inputs: Mapping[str, Tensor],
+    draft: ModelConfig | None = None,
+) -> Recording:
+    """The operations of a call of the spec's graphs on one rank.
+
+    inputs: of the call, which say what graph it is
+    draft: the model that drafts in the graph (default: that of the spec, where it has one)
+    """
+    if draft is None and spec.fused is not None:
+        draft = parse_config(spec.fused.config)
+    module = meta_module(config, spec, draft)
+    return record(module, {name: part.to("meta") for name, part in inputs.items()})
+
+
+def meta_module(
+    config: ModelConfig, spec: CompileSpec, draft: ModelConfig | None = None
+) -> nn.Module:
+    """One rank's module on the meta device."""
+    ranks = spec.tensor_parallel
+    with torch.device("meta"):
+        native = spec.target in NATIVE
+        layers = _native_layers(ranks) if native else layers_of(_meta_sdk(ranks), spec)
+        return rank_module(spec, config, draft, layers, "meta").to("meta")
+
+
+def _native_layers(ranks: int) -> Layers:
+    named = torch.ops.outrider
+    among = Collectives(ranks, named.all_reduce, lambda x: named.all_gather(x, ranks, 0))
+    return rank_layers(ALONE if ranks == 1 else among)
 
 
 def _all_gather(x: Tensor, ranks: int, axis: int = -1) -> Tensor:
@@ -43,79 +63,12 @@ def _named() -> Any:
     library: Any = torch.library.Library("outrider", "DEF")  # type: ignore[no-untyped-call]
     library.define("all_reduce(Tensor x) -> Tensor")
     library.define("all_gather(Tensor x, int ranks, int axis=-1) -> Tensor")
-    library.impl("all_reduce", _all_reduce, "Meta")
+    library.impl("all_reduce", torch.empty_like, "Meta")
     library.impl("all_gather", _all_gather, "Meta")
     return library
 
 
 _LIBRARY = _named()  # its operations are there while it is held
-
-
-def record_bucket(
-    config: ModelConfig, spec: CompileSpec, bucket: Bucket, draft: ModelConfig | None = None
-) -> Recording:
-    """The operations of a call of one of the spec's graphs on one rank.
-
-    draft: the model that drafts in the graph (default: that of the spec, where it has one)
-    """
-    if isinstance(bucket, RoundBucket):
-        inputs = round_inputs(bucket)
-    elif isinstance(bucket, DraftBucket):
-        inputs = draft_inputs(bucket)
-    else:
-        inputs = example_inputs(bucket)
-    return _recorded(config, spec, inputs, draft)
-
-
-def record_between(
-    config: ModelConfig, spec: CompileSpec, name: str, draft: ModelConfig | None = None
-) -> Recording:
-    """The operations of one of calls_between() on one rank."""
-    return _recorded(config, spec, calls_between(spec)[name], draft)
-
-
-def _recorded(
-    config: ModelConfig,
-    spec: CompileSpec,
-    inputs: Mapping[str, Tensor],
-    draft: ModelConfig | None,
-) -> Recording:
-    if draft is None and spec.fused is not None:
-        draft = parse_config(spec.fused.config)
-    with torch.device("meta"):
-        graph = _graph(config, spec, draft)
-    laid = {name: tensor.to("meta") for name, tensor in inputs.items()}
-    return record(graph.requires_grad_(False).eval(), laid)
-
-
-def _graph(config: ModelConfig, spec: CompileSpec, draft: ModelConfig | None) -> nn.Module:
-    if spec.target in NATIVE:
-        return native_graph(config, spec)
-    decoder, cache = _decoder(config, spec), _cache(config, spec)
-    window = None
-    if any(bucket.sampled for bucket in spec.graphs):
-        window = empty_window(spec.rows, decoder.config.vocab_size // spec.tensor_parallel, "meta")
-    if spec.fused is None or draft is None:
-        return StatefulGraph(decoder, cache, window, spec.features)
-    caches = (cache, _cache(draft, spec))
-    return StatefulRoundGraph(decoder, _decoder(draft, spec), *caches, spec.fused.shape, window)
-
-
-def _decoder(config: ModelConfig, spec: CompileSpec) -> Decoder:
-    decoder = Decoder(
-        parallel_config(config, spec.tensor_parallel, spec.vocabulary),
-        spec.sequence_length,
-        spec.vocabulary,
-        layers_of(_meta_sdk(spec.tensor_parallel), spec),
-    )
-    cast_weights(decoder, spec.dtype)
-    return decoder.to("meta")
-
-
-def _cache(config: ModelConfig, spec: CompileSpec) -> KeysValues:
-    dealt = parallel_config(config, spec.tensor_parallel, spec.vocabulary)
-    own = replace(dealt, kv_heads=dealt.kv_heads // spec.tensor_parallel)
-    return empty_cache(own, spec.rows, spec.capacity, states_of(spec.dtype), "meta")
 
 
 def _meta_sdk(ranks: int) -> Sdk:
@@ -130,18 +83,12 @@ def _meta_sdk(ranks: int) -> Sdk:
         return torch.ops.outrider.all_reduce(x) if ranks > 1 else x
 
     class Column(nn.Linear):
-        def __init__(
-            self, inputs: int, outputs: int, *, bias: bool, gather_output: bool, **_: Any
-        ) -> None:
+        def __init__(self, inputs: int, outputs: int, bias: bool, **_: Any) -> None:
             super().__init__(inputs, outputs // ranks, bias)
-            self._gather = gather_output
-
-        def forward(self, x: Tensor) -> Tensor:
-            return gathered(super().forward(x)) if self._gather else super().forward(x)
 
     class Row(nn.Linear):
         def __init__(
-            self, inputs: int, outputs: int, *, bias: bool, reduce_dtype: torch.dtype, **_: Any
+            self, inputs: int, outputs: int, bias: bool, reduce_dtype: torch.dtype, **_: Any
         ) -> None:
             super().__init__(inputs // ranks, outputs, bias)
             self._summed = reduce_dtype

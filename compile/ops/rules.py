@@ -16,7 +16,8 @@ import torch
 
 from compile.ops.op_work import KINDS, instructions
 from compile.ops.ranges import Range, ranges
-from compile.ops.recording import Op, Recording
+from compile.ops.recording import WRITES, Op, Recording
+from inference.artifact import NATIVE
 
 WIDEST_TOP_K = 16_384
 MOST_INSTRUCTIONS = 5_000_000
@@ -225,6 +226,22 @@ def _integer_matmul(op: Op, graph: Graph) -> str | None:
     return "a product of integer matrices" if integers else None
 
 
+def _argmax(op: Op, graph: Graph) -> str | None:
+    return "values are reduced together with their places" if op.name == "argmax" else None
+
+
+def _single_numbers(op: Op, graph: Graph) -> str | None:
+    return "becomes a scatter of single numbers" if op.name == "index_copy" else None
+
+
+def _out_of_place(op: Op, graph: Graph) -> str | None:
+    """A cache that is reassigned is another tensor for TorchNeuron, and the old one stays."""
+    if op.name not in WRITES or op.inputs[0].kind != "state":
+        return None
+    kept = op.outputs[0].storage == op.inputs[0].storage
+    return None if kept else "writes a copy of the whole cache"
+
+
 _ERRORS = "aws-neuron-sdk, compiler/error-codes"
 _ISA = "aws-neuron-sdk, nki/api/nki.api.shared.rst"
 
@@ -256,3 +273,32 @@ RULES = (
     Rule("types", f"{_ERRORS}/index.rst, NCC_EVRF062; ESPP004.rst", _wide_type),
     Rule("finite", "aws-neuron-sdk, neuron-runtime/nrt-troubleshoot.rst: status 1003", _infinite),
 )
+
+_NATIVE_RULES = (
+    Rule(
+        "argmax",
+        "torch-mlir, DecomposeComplexOps.cpp: argmax is max with places; aws-neuron-sdk, release "
+        "notes of JAX NeuronX, known issues: variadic reductions are not supported",
+        _argmax,
+    ),
+    Rule(
+        "single_numbers",
+        "torch-neuronx, docs/decompositions.md: index_copy is a scatter with an index for each "
+        "number",
+        _single_numbers,
+    ),
+    Rule(
+        "in_place",
+        "torch-neuronx, neuron_dynamo_backend: inputs that a graph writes are kept in place",
+        _out_of_place,
+    ),
+)
+"""Rules for graphs of native PyTorch (trn2, trn3) beside those above. The compiler behind both ways
+is the same. What differs stands before it: TorchNeuron and torch-mlir lower torch's operations,
+where the PyTorch/XLA packages replaced some of them by calls of their own.
+"""
+
+
+def rules_of(target: str) -> tuple[Rule, ...]:
+    """The rules for the graphs of a Neuron target."""
+    return (*RULES, *_NATIVE_RULES) if target in NATIVE else RULES

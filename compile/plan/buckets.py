@@ -7,14 +7,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
+from typing import TypeVar
 
 from compile.plan.graph_time import call_cost
-from compile.plan.search import BuildBudget, Cost, Plan, plan, serving
+from compile.plan.search import BuildBudget, Cost, Plan, plan
 from compile.plan.workload import Calls, CallShape, Limits, Load, calls_of
-from compile.spec import SAMPLINGS, CompileSpec, least_nodes, prefill_bucket, verify_bucket
+from compile.spec import SAMPLINGS, CompileSpec, prefill_bucket, verify_bucket
 from inference.artifact import Bucket
 from inference.errors import InvalidRequest
 from inference.model.config import ModelConfig
+
+BucketKind = TypeVar("BucketKind", bound=Bucket)
 
 _CHUNK = 256
 _NEURON_CHUNK = 512
@@ -92,6 +95,37 @@ def _within(most: int, buckets: Sequence[Bucket]) -> tuple[Bucket, ...]:
     return tuple(bucket for bucket in buckets if bucket not in dropped)
 
 
+def first_graphs(spec: CompileSpec, limits: Limits) -> CompileSpec:
+    """The spec with as few of its graphs as serve everything that it promises, over the whole
+    cache: a prompt chunk of one session, and with all rows the target alone and the largest tree.
+    Their cache is the whole plan's, so the same directory takes the other graphs later.
+    """
+    required = set(limits.required())
+    buckets = [
+        bucket
+        for bucket in spec.buckets
+        if CallShape(not bucket.everywhere, bucket.rows, bucket.nodes, bucket.slots) in required
+    ]
+    if spec.fused is None:
+        return replace(spec, buckets=_one_sampling(buckets))
+    whole = [
+        bucket
+        for bucket in spec.fused.rounds
+        if bucket.rows == spec.rows and bucket.slots == spec.capacity
+    ]
+    return replace(
+        spec,
+        buckets=_one_sampling(buckets),
+        fused=replace(spec.fused, rounds=_one_sampling(whole)),
+    )
+
+
+def _one_sampling(buckets: Sequence[BucketKind]) -> tuple[BucketKind, ...]:
+    """The buckets, without greedy graphs for trees where a sampled graph does the same."""
+    sampled = {replace(bucket, sampled=False) for bucket in buckets if bucket.sampled}
+    return tuple(bucket for bucket in buckets if bucket not in sampled)
+
+
 def default_chunk(target: str) -> int:
     """Prompt tokens in one call of a target's graph."""
     return _CHUNK if target == "cpu" else _NEURON_CHUNK
@@ -120,32 +154,19 @@ def tree_slots(sizes: Sizes, limits: Limits) -> tuple[int, ...]:
 
 
 def plan_graphs(
-    load: Load, config: ModelConfig, spec: CompileSpec, budget: BuildBudget, chunk: int
+    load: Load, config: ModelConfig, spec: CompileSpec, budget: BuildBudget, limits: Limits
 ) -> Planned:
     """The best graphs for a load by the times of compile/plan/graph_time.py. The spec's own graphs
     are ignored.
     """
-    limits, cost = limits_of(spec, chunk), call_cost(config, spec)
-    calls = calls_of(load, limits)
+    calls, cost = calls_of(load, limits), call_cost(config, spec)
     chosen = plan(calls, limits, cost, budget)
     fewer = len({*limits.required()}) < len(chosen.shapes)
     used = sum(budget.count(shape) for shape in chosen.shapes)
     smaller = plan(calls, limits, cost, replace(budget, graphs=used - 1)).padding if fewer else None
-    larger = plan(
-        calls, limits, cost, replace(budget, graphs=budget.graphs + budget.samplings)
-    ).padding
+    more = replace(budget, graphs=budget.graphs + budget.samplings)
+    larger = plan(calls, limits, cost, more).padding
     return Planned(load, calls, chosen, cost, smaller, larger)
-
-
-def limits_of(spec: CompileSpec, chunk: int) -> Limits:
-    """The limits that the spec promises to serve."""
-    return Limits(
-        rows=spec.rows,
-        chunk=chunk,
-        tree_nodes=spec.max_tree_nodes,
-        least_nodes=least_nodes(spec.dtype),
-        sequence_length=spec.sequence_length,
-    )
 
 
 def buckets_of(shapes: Sequence[CallShape], limits: Limits, sampling: str) -> tuple[Bucket, ...]:
@@ -161,64 +182,6 @@ def buckets_of(shapes: Sequence[CallShape], limits: Limits, sampling: str) -> tu
 def samplings_of(sampling: str) -> tuple[bool, ...]:
     """Whether the graphs of a tree's shape are sampled, for one of SAMPLINGS."""
     return _SAMPLINGS[sampling]
-
-
-def explain(planned: Planned, budget: BuildBudget, beside: int) -> Iterator[str]:
-    """The plan in words: its load, the padding that is left, which graph serves what, and what
-    other budgets would bring.
-
-    beside: graphs that are built whatever the load is, and are not of the budget
-    """
-    plan_, calls = planned.plan, planned.calls
-    rounds = sum(weight for call, weight in calls.items() if not call.prefill)
-    yield f"load: {planned.load.what}"
-    yield (
-        f"mean session: {sum(calls.values()) - rounds:.1f} prompt calls, {rounds:.1f} calls "
-        "with "
-        f"trees, {len(calls)} different shapes"
-    )
-    used = sum(budget.count(shape) for shape in plan_.shapes)
-    needed = f" ({beside} for other calls)" if beside else ""
-    yield (
-        f"{used + beside} graphs{needed} of {budget.graphs + beside} allowed, "
-        f"{len(plan_.shapes)} shapes; padding adds {plan_.padding:.1%} of work "
-        f"({_certainty(plan_)})"
-    )
-    yield f"{'shape':<28}{'share of calls':>15}{'share of work':>15}{'padding':>9}"
-    for shape in plan_.shapes:
-        yield _explain_shape(shape, planned)
-    fewer = (
-        "impossible: the rest is needed to serve everything"
-        if planned.smaller is None
-        else f"{planned.smaller:.1%}"
-    )
-    yield (
-        f"padding with one graph fewer: {fewer}; with {budget.samplings} more: {planned.larger:.1%}"
-    )
-
-
-def _certainty(plan_: Plan) -> str:
-    if plan_.optimal:
-        return "no choice of these sizes has less"
-    return f"the best possible has {plan_.bound / plan_.exact - 1:.1%} or more"
-
-
-def _explain_shape(shape: CallShape, planned: Planned) -> str:
-    mine = {
-        call: weight
-        for call, weight in planned.calls.items()
-        if serving(planned.plan.shapes, call, planned.cost) == shape
-    }
-    work_, exact = (
-        sum(mine.values()) * planned.cost(shape),
-        sum(weight * planned.cost(call) for call, weight in mine.items()),
-    )
-    name = f"{'prefill' if shape.prefill else 'verify'}_b{shape.rows}_t{shape.nodes}_s{shape.slots}"
-    padding = f"{work_ / exact - 1:>9.1%}" if exact else f"{'-':>9}"
-    return (
-        f"{name:<28}{sum(mine.values()) / sum(planned.calls.values()):>15.1%}"
-        f"{work_ / planned.plan.expected:>15.1%}{padding}"
-    )
 
 
 def _buckets(shape: CallShape, junk: int, samplings: Sequence[bool]) -> Iterator[Bucket]:

@@ -51,12 +51,8 @@ _NEURON = {
 
 def device_of(target: str) -> Device:
     """The device of one rank of a target. For cpu it has this machine's memory."""
-    return _NEURON.get(target) or _this_machine()
-
-
-def _this_machine() -> Device:
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return Device("cpu", memory, {"this machine": 1})
+    return _NEURON.get(target) or Device("cpu", memory, {"this machine": 1})
 
 
 def neuron_targets() -> tuple[str, ...]:

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
+from compile.parallel import shards_evenly
 from compile.plan.device import Device, device_of, neuron_targets
 from compile.plan.memory import Footprint, footprint, gib, models_of
 from compile.plan.programs import program_bytes, ring_bytes
@@ -92,16 +93,6 @@ def check_sharding(config: ModelConfig, spec: CompileSpec) -> None:
             f"--tensor_parallel {ranks}: the largest {spec.target} instance has {device.ranks} "
             "ranks"
         )
-
-
-def shards_evenly(config: ModelConfig, ranks: int) -> bool:
-    kv_heads = config.kv_heads
-    cut = (
-        config.heads % ranks == 0
-        and config.intermediate_size % ranks == 0
-        and config.hidden_size % ranks == 0
-    )
-    return cut and (kv_heads % ranks == 0 or ranks % kv_heads == 0)
 
 
 def resized(spec: CompileSpec, rows: int, sequence_length: int) -> CompileSpec:

@@ -1,7 +1,7 @@
 """Counts what a spec needs of each rank: weights, KV cache, the largest activation and a call's
 work. What a device holds besides, and what fits, is in compile/plan/fit.py.
 
-Sharding is that of compile/build/parallel.py. Matrices, embeddings and head are cut into
+Sharding is that of compile/parallel.py. Matrices, embeddings and head are cut into
 `tensor_parallel` parts. So are key-value heads, which are repeated where there are fewer heads than
 ranks. On Neuron the head is a table of its own. Small vectors are counted whole.
 """
@@ -72,14 +72,9 @@ def footprint(config: ModelConfig, spec: CompileSpec) -> Footprint:
     )
     cache = sum(_cache_bytes(model, spec, spec.rows, spec.cache_slots) for model, _ in models)
     weights = sum(_weight_bytes(model, spec) for model, _ in models)
-    return Footprint(weights, cache, _noise_bytes(spec), activation, largest)
-
-
-def _noise_bytes(spec: CompileSpec) -> int:
-    """One rank's windows of noise, of all rows."""
-    if spec.target == "cpu" or not any(bucket.sampled for bucket in spec.graphs):
-        return 0
-    return spec.rows * WINDOW * _ids(spec) * _WIDE
+    windows = spec.target != "cpu" and any(bucket.sampled for bucket in spec.graphs)
+    noise = spec.rows * WINDOW * _ids(spec) * _WIDE if windows else 0
+    return Footprint(weights, cache, noise, activation, largest)
 
 
 def _ids(spec: CompileSpec) -> int:

@@ -1,17 +1,20 @@
-"""What a dry run prints: the graphs with their work and times, and a rank's memory."""
+"""Words for a plan: its graphs with their work and times, a rank's memory, and why these graphs."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from compile.build.free_memory import compilers_at_once
 from compile.ops.engines import rates_of
+from compile.plan.buckets import Planned
+from compile.plan.build_memory import compilers_at_once
 from compile.plan.device import Device, device_of
 from compile.plan.graph_time import GraphTime, graph_time, times_between
 from compile.plan.memory import ITEM, Footprint, Work, gib, graph_work
 from compile.plan.programs import compiling
-from compile.spec import CompileSpec
-from inference.artifact import Bucket, features_of
+from compile.plan.search import BuildBudget, Plan, serving
+from compile.plan.workload import CallShape
+from compile.spec import CompileSpec, least_nodes
+from inference.artifact import Bucket, DraftBucket, RoundBucket, features_of
 from inference.model.config import ModelConfig
 
 _ESTIMATED = {
@@ -105,3 +108,88 @@ def _memory(need: Footprint, device: Device) -> Iterator[str]:
         if size:
             what = f" ({known[name]})" if name in known else ""
             yield f"  {name:<18}  {gib(size)}{what}"
+
+
+def purposes(spec: CompileSpec, graphs: Sequence[Bucket]) -> Iterator[str]:
+    """A line for each of the spec's graphs that are given: its name, and what it is for."""
+    for bucket in graphs:
+        yield f"{bucket.name:<36}{purpose(spec, bucket)}"
+
+
+def purpose(spec: CompileSpec, bucket: Bucket) -> str:
+    """What one of the spec's graphs is for."""
+    if isinstance(bucket, RoundBucket):
+        what = f"rounds in one graph: a {bucket.shape} is drafted, verified and accepted"
+    elif not bucket.everywhere:
+        reader = "the draft's prompts" if isinstance(bucket, DraftBucket) else "prompts"
+        what = f"{reader}, {bucket.nodes} tokens a call"
+    elif bucket.nodes <= least_nodes(spec.dtype):
+        what = "the target alone"
+    else:
+        what = f"trees of up to {bucket.nodes} nodes"
+    parts = [what]
+    if spec.rows > 1:
+        parts.append("one session" if bucket.rows == 1 else f"up to {bucket.rows} sessions")
+    if bucket.slots < spec.capacity:
+        parts.append(f"while {bucket.slots} slots hold a session")
+    if bucket.everywhere:
+        parts.append("any temperature" if bucket.sampled else "temperature 0")
+    return ", ".join(parts)
+
+
+def explain(planned: Planned, budget: BuildBudget, beside: int) -> Iterator[str]:
+    """The plan in words: its load, the padding that is left, which graph serves what, and what
+    other budgets would bring.
+
+    beside: graphs that are built whatever the load is, and are not of the budget
+    """
+    plan_, calls = planned.plan, planned.calls
+    rounds = sum(weight for call, weight in calls.items() if not call.prefill)
+    yield f"load: {planned.load.what}"
+    yield (
+        f"mean session: {sum(calls.values()) - rounds:.1f} prompt calls, {rounds:.1f} calls "
+        "with "
+        f"trees, {len(calls)} different shapes"
+    )
+    used = sum(budget.count(shape) for shape in plan_.shapes)
+    needed = f" ({beside} for other calls)" if beside else ""
+    yield (
+        f"{used + beside} graphs{needed} of {budget.graphs + beside} allowed, "
+        f"{len(plan_.shapes)} shapes; padding adds {plan_.padding:.1%} of work "
+        f"({_certainty(plan_)})"
+    )
+    yield f"{'shape':<28}{'share of calls':>15}{'share of work':>15}{'padding':>9}"
+    for shape in plan_.shapes:
+        yield _explain_shape(shape, planned)
+    fewer = (
+        "impossible: the rest is needed to serve everything"
+        if planned.smaller is None
+        else f"{planned.smaller:.1%}"
+    )
+    yield (
+        f"padding with one graph fewer: {fewer}; with {budget.samplings} more: {planned.larger:.1%}"
+    )
+
+
+def _certainty(plan_: Plan) -> str:
+    if plan_.optimal:
+        return "no choice of these sizes has less"
+    return f"the best possible has {plan_.bound / plan_.exact - 1:.1%} or more"
+
+
+def _explain_shape(shape: CallShape, planned: Planned) -> str:
+    mine = {
+        call: weight
+        for call, weight in planned.calls.items()
+        if serving(planned.plan.shapes, call, planned.cost) == shape
+    }
+    work_, exact = (
+        sum(mine.values()) * planned.cost(shape),
+        sum(weight * planned.cost(call) for call, weight in mine.items()),
+    )
+    name = f"{'prefill' if shape.prefill else 'verify'}_b{shape.rows}_t{shape.nodes}_s{shape.slots}"
+    padding = f"{work_ / exact - 1:>9.1%}" if exact else f"{'-':>9}"
+    return (
+        f"{name:<28}{sum(mine.values()) / sum(planned.calls.values()):>15.1%}"
+        f"{work_ / planned.plan.expected:>15.1%}{padding}"
+    )

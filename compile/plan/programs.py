@@ -37,14 +37,14 @@ def program_bytes(config: ModelConfig, spec: CompileSpec) -> int:
     kinds: defaultdict[object, list[Bucket]] = defaultdict(list)
     for bucket in spec.graphs:
         kinds[type(bucket), bucket.everywhere].append(bucket)
-    longest = ((len(kind), max(kind, key=_width)) for kind in kinds.values())
-    graphs = sum(n * pass_work(config, spec, bucket).instructions for n, bucket in longest)
+    graphs = 0
+    for kind in kinds.values():
+        longest = max(
+            kind, key=lambda graph: (graph.rows * graph.nodes, graph.slots, graph.sampled)
+        )
+        graphs += len(kind) * pass_work(config, spec, longest).instructions
     microcode = device_of(spec.target).physical_cores * _MICROCODE
     return graphs * _INSTRUCTION + microcode
-
-
-def _width(bucket: Bucket) -> tuple[int, int, bool]:
-    return bucket.rows * bucket.nodes, bucket.slots, bucket.sampled
 
 
 def ring_bytes(config: ModelConfig, spec: CompileSpec) -> int:

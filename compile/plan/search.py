@@ -24,8 +24,8 @@ _SIZES = 14
 """Most sizes tried on one axis, besides powers of two. Further sizes are rounded up to these."""
 _PREFILL_STEP, _SLOT_STEP = 16, 64
 _MOST_SECONDS = 60.0
-"""Seconds that the solver may take. It then answers with its best so far. The slowest case of
-benchmarks/buckets.py takes 6.
+"""Seconds that the solver may take. It then answers with its best so far. Plans for the loads in
+benchmarks/loads took 6 at most.
 """
 _TOLERANCE = 1e-7  # tolerance of an optimum: the solver computes in floating point
 _SLACK = 1e-9  # slack of a budget: sums of seconds in another order differ in the last digits
@@ -113,11 +113,6 @@ def serving(shapes: Iterable[CallShape], call: CallShape, cost: Cost) -> CallSha
     return min((shape for shape in shapes if shape.serves(call)), key=cost)
 
 
-def expected_cost(shapes: Sequence[CallShape], calls: Calls, cost: Cost) -> float:
-    """Cost of the mean session when every call runs on the cheapest of `shapes` that serves it."""
-    return sum(weight * cost(serving(shapes, call, cost)) for call, weight in calls.items())
-
-
 def grid(calls: Calls, limits: Limits) -> list[CallShape]:
     """Every combination of the sizes that occur, rounded up to a few sizes an axis; the limits
     are among them. Another size would cost more than the largest that occurs below it.
@@ -136,23 +131,6 @@ def grid(calls: Calls, limits: Limits) -> list[CallShape]:
             for axis, step in steps
         ]
         shapes += [CallShape(prefill, *sizes) for sizes in product(*axes)]
-    return shapes
-
-
-def powers_of_two(limits: Limits) -> list[CallShape]:
-    """The common choice: all powers of two up to the limits, and the limits."""
-    shapes: list[CallShape] = []
-    for largest in limits.required()[:2]:
-        axes = [
-            [
-                *(1 << exponent for exponent in range(most.bit_length()) if 1 << exponent < most),
-                most,
-            ]
-            for most in largest[1:]
-        ]
-        axes[2] = [slots for slots in axes[2] if slots >= min(64, largest.slots)]
-        axes[1] = [nodes for nodes in axes[1] if nodes >= limits.least_nodes]
-        shapes += [CallShape(largest.prefill, *sizes) for sizes in product(*axes)]
     return shapes
 
 

@@ -13,7 +13,7 @@ from pydantic import Field
 from deploy.instance_price import InstancePrices, NoPrice, Price
 from deploy.instance_types import bundled_types
 from inference.command import FAILED
-from inference.cost.accounting import hire_usd
+from inference.cost.billing import hire_usd
 from outrider.options.group import Shown
 from outrider.options.verb import VerbOptions
 

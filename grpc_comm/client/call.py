@@ -1,5 +1,4 @@
-"""The channel to a target and a stream over it, as the client sees them, and the ticket that lets a
-second device into a session.
+"""The channel to a target and a stream over it, as the client sees them.
 
 Senders wait for nobody. A reader thread hands on what comes.
 """
@@ -59,7 +58,7 @@ class Channel:
     def describe(self, model: str, timeout: float) -> Description:
         return translate.read_description(self._describe(model, timeout))
 
-    def listed(self, timeout: float) -> list[str]:
+    def list_models(self, timeout: float) -> list[str]:
         return [translate.plain(name) for name in self._describe("", timeout).models]
 
     def probe(self, timeout: float) -> Probe:
@@ -142,36 +141,26 @@ class Channel:
         self._channel.close()
 
 
-class Ticket(NamedTuple):
-    """What a second device needs to append to a session, besides its text.
-
-    It is a secret, and void once the session was resumed.
-    """
-
-    session_id: str
-    append_key: bytes
-
-
 class Listener(Protocol):
     """Receives a call's messages, on the call's reader thread."""
 
-    def heard(self, call: Call, message: pb.ServerMessage) -> None:
+    def on_message(self, call: Call, message: pb.ServerMessage) -> None:
         """Take a message. Raising Mismatch, for what a target must not say, ends the call."""
         ...
 
-    def ended(self, call: Call, failure: OutriderError) -> None: ...
+    def on_end(self, call: Call, failure: OutriderError) -> None: ...
 
 
 class Call:
     """A bidirectional stream.
 
     failure: why the stream ended, None while it is alive
-    heard_at: time.monotonic() of the target's latest sign of life
+    last_message_at: time.monotonic() of the target's latest sign of life
     silent: whether the stream ended because the target said nothing, or made nothing
     """
 
     def __init__(self, channel: Channel, listener: Listener, traffic: Traffic) -> None:
-        self.address, self.heard_at = str(channel.address), time.monotonic()
+        self.address, self.last_message_at = str(channel.address), time.monotonic()
         self.failure: OutriderError | None = None
         self.silent = False
         self._listener, self._traffic = listener, traffic
@@ -223,7 +212,7 @@ class Call:
 
     def give_up_after(self, seconds: float) -> None:
         """End the call if the target has said nothing for so many seconds."""
-        if self.failure is None and time.monotonic() - self.heard_at > seconds:
+        if self.failure is None and time.monotonic() - self.last_message_at > seconds:
             self.give_up(f"has said nothing for {seconds:.0f} s")
 
     def give_up(self, words: str) -> None:
@@ -243,10 +232,10 @@ class Call:
         try:
             for message in self._call:
                 if not message.HasField("go_away"):  # who drains speaks besides
-                    self.heard_at = time.monotonic()
+                    self.last_message_at = time.monotonic()
                 self._traffic.messages_down += 1
                 self._traffic.bytes_down += message.ByteSize() + FRAMING_BYTES
-                self._listener.heard(self, message)
+                self._listener.on_message(self, message)
         except grpc.RpcError as error:
             failure = translate.status_error(error, f"the target at {self.address} went away")
             failure.__cause__ = error
@@ -258,4 +247,4 @@ class Call:
             self.failure = self._left or failure
             self._outbox.put(None)  # releases gRPC's sender
             self._ended.set()
-            self._listener.ended(self, self.failure)
+            self._listener.on_end(self, self.failure)

@@ -11,11 +11,10 @@ import uuid
 import weakref
 
 from grpc_comm import translate
-from grpc_comm.client.call import Channel, Probe, Ticket
+from grpc_comm.client.call import Channel, Probe
 from grpc_comm.client.patience import Patience
 from grpc_comm.client.remote_session import RemoteSession
-from grpc_comm.client.replicas import Replicas, Route
-from grpc_comm.client.wire_session import AttachedSession
+from grpc_comm.client.replicas import Replicas
 from grpc_comm.security import PLAINTEXT, SecurityOptions
 from grpc_comm.transport import parse_endpoint
 
@@ -64,7 +63,7 @@ def list_models(
         name = endpoint.address.host if endpoint.resolved else ""
         channel = Channel(endpoint.address, security, name)
         try:
-            names |= dict.fromkeys(channel.listed(timeout))
+            names |= dict.fromkeys(channel.list_models(timeout))
         finally:
             channel.close()
     return list(names)
@@ -81,7 +80,7 @@ class Connection:
     def __init__(self, replicas: Replicas, patience: Patience) -> None:
         self._replicas, self._patience = replicas, patience
         self.description = replicas.description
-        self._sessions: weakref.WeakSet[RemoteSession | AttachedSession] = weakref.WeakSet()
+        self._sessions: weakref.WeakSet[RemoteSession] = weakref.WeakSet()
         self._closed = threading.Event()
         threading.Thread(target=self._beat, name="outrider heartbeat", daemon=True).start()
 
@@ -92,7 +91,7 @@ class Connection:
 
     @property
     def address(self) -> str:
-        """Where the replica is that answered first."""
+        """Address of the replica that answered first."""
         return str(self._replicas.met.address)
 
     def probe(self, timeout: float = CONNECT_SECONDS) -> Probe:
@@ -112,18 +111,8 @@ class Connection:
         key: sessions of one key go to the same replica, where prefixes of their prompts are kept;
         empty for any
         """
-        route = Route(self._replicas, key or uuid.uuid4().hex)
-        session = RemoteSession(route, self.description, self._patience)
-        self._sessions.add(session)
-        return session
-
-    def attached(self, ticket: Ticket) -> AttachedSession:
-        """Return a second device's part of a session.
-
-        Another connection opened that session at this connection's only address, and issued the
-        ticket.
-        """
-        session = AttachedSession(self._replicas.met, self.description, ticket)
+        key = key or uuid.uuid4().hex
+        session = RemoteSession(self._replicas, key, self.description, self._patience)
         self._sessions.add(session)
         return session
 

@@ -1,4 +1,4 @@
-"""How long a client bears a target that is lost, silent, or talks without making tokens."""
+"""Patience of a client with a target that is lost, silent, or talks without making tokens."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LONGEST_LINE = 3600.0
 
 @dataclass(frozen=True)
 class Patience:
-    """How long a lost target is looked for."""
+    """Time for which a lost target is looked for."""
 
     seconds: float = 0.0  # 0: it is not looked for
     notice: Callable[[str], None] = lambda line: None  # is told what happens meanwhile
@@ -53,22 +53,22 @@ class ProgressClock:
         self._patience, self._clock = patience, clock
         self.stalled, self.evicted, self._since = False, False, clock()
 
-    def came(self) -> None:
+    def restart(self) -> None:
         """A token came."""
         self.stalled, self._since = False, self._clock()
 
-    def opened(self) -> None:
+    def note_opened(self) -> None:
         """The session is out of the line: the target has its time of silence, at least."""
         self.evicted = False
         self._since = max(self._since, self._latest(self._patience.progress))
 
-    def advance(self, *, owed: bool, opened: bool) -> float:
+    def advance(self, *, owes_token: bool, opened: bool) -> float:
         """Let time pass. Return the seconds without a token for which to leave the target, or 0.
 
-        owed: whether it has what it needs to make one
+        owes_token: whether it has what it needs to make one
         opened: whether the session has had a row; before, it stands in line for one
         """
-        if not owed:
+        if not owes_token:
             self._since = self._clock()
         most = self._patience.progress if opened and not self.evicted else LONGEST_LINE
         if self._clock() - self._since <= most:

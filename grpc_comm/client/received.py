@@ -45,7 +45,7 @@ class Received:
         return len(self.tokens) - self._read
 
     @property
-    def behind(self) -> bool:
+    def is_behind(self) -> bool:
         """Whether its reader is so far behind that nothing more is acknowledged."""
         return self.unread > MOST_UNREAD
 
@@ -58,7 +58,7 @@ class Received:
         """Let the text grow to the length `most`, or up to one of these stop ids."""
         self.most, self.stop_ids, self.end = most, stop_ids, End.NOT
 
-    def session_begins(self) -> None:
+    def begin_session(self) -> None:
         """Begin a new session, whose counters start at 0."""
         self._before, self._session = self.last, _NOTHING
 
@@ -75,11 +75,11 @@ class Received:
         self._traffic.follow(self.last, total)
         self.last, self._session, self._news = total, came, True
 
-    def is_alive(self) -> None:
+    def note_alive(self) -> None:
         """Note that the target is there, and has nothing to tell yet."""
         self._news = True
 
-    def goes_on(self) -> None:
+    def withdraw_end(self) -> None:
         """Withdraw the end that was announced: another target goes on."""
         self.end = End.NOT
 
@@ -135,6 +135,8 @@ class Received:
         """
         if self.end is not End.NOT:
             return self.end
+        if said in (End.CREDIT, End.EVICTED):  # the text stands still for now
+            return End.NOT
         if said is End.MAX_TOKENS and len(self.tokens) < self.most:
             return End.NOT
         made = len(self.tokens) > self._prompt_length
@@ -160,49 +162,49 @@ class Spending:
         self.order = order
 
     @property
-    def limited(self) -> bool:
+    def is_limited(self) -> bool:
         return self.order is not None and self.order.most_nodes > 0
 
     @property
-    def spent(self) -> bool:
+    def is_spent(self) -> bool:
         """Whether nothing is left for another session."""
-        return self.limited and self._left <= 0
+        return self.is_limited and self._left <= 0
 
     @property
-    def owed(self) -> bool:
+    def owes_token(self) -> bool:
         """Whether an open session has what it needs to make a token soon."""
         received, order = self._received, self.order
-        if order is None or received.end is not End.NOT or received.behind:
+        if order is None or received.end is not End.NOT or received.is_behind:
             return False
         length = len(received.tokens)
         free = order.pace is Pace.GO_ON or self.asked >= length
         return free and length < order.end and not 0 < order.tokens_per_second < 1
 
     @property
-    def here(self) -> Decode | None:
+    def session_order(self) -> Decode | None:
         """The order for the present session: less what other sessions have computed."""
-        if self.order is None or not self.limited:
+        if self.order is None or not self.is_limited:
             return self.order
         left = self._left + self._in_doubt + self._received.session.nodes
         return replace(self.order, most_nodes=max(left, 1))
 
-    def lost(self, acknowledged: int, tree_nodes: int) -> None:
+    def count_lost(self, acknowledged: int, tree_nodes: int) -> None:
         """Count what a lost session may have computed beyond the acknowledged length.
 
         That is as many tokens as its credit allows; each takes a forward of at most `tree_nodes`
         nodes.
         """
-        if self.order is not None and self.limited:
+        if self.order is not None and self.is_limited:
             order, length = self.order, len(self._received.tokens)
             ahead = max(min(acknowledged + order.credit, order.end) - length, 0)
             forwards = min(ahead, 1) if order.pace is Pace.WAIT else ahead
             self._in_doubt = min(forwards * tree_nodes, max(self._left, 0))
 
-    def found(self) -> None:
+    def clear_doubt(self) -> None:
         """Count nothing extra: the session was found and tells what it has computed."""
         self._in_doubt = 0
 
-    def given_up(self) -> None:
+    def settle_doubt(self) -> None:
         """Keep the doubtful nodes as spent: another session goes on."""
         self._unseen, self._in_doubt = self._unseen + self._in_doubt, 0
 

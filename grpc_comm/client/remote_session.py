@@ -15,15 +15,15 @@ from collections.abc import Sequence
 from typing import Any
 
 from grpc_comm import messages, translate
-from grpc_comm.client.call import Call, Channel, Ticket
+from grpc_comm.client.call import Call, Channel
 from grpc_comm.client.patience import Patience, ProgressClock
 from grpc_comm.client.received import Received, Spending
-from grpc_comm.client.replicas import Route
-from grpc_comm.client.wire_session import ListeningSession
+from grpc_comm.client.replicas import Replicas
+from grpc_comm.client.wire_session import WireSession
 from grpc_comm.proto import verifier_pb2 as pb
-from grpc_comm.translate import Description
+from grpc_comm.translate import Description, ResumeRequest, SessionTerms
 from inference.errors import Busy, Gone, Mismatch, OutriderError, Unavailable
-from inference.order import LEAST_CREDIT, Decode, End
+from inference.order import LEAST_CREDIT, Decode, End, Progress
 from inference.sampling import SamplingParams
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.2, 5.0
@@ -46,56 +46,59 @@ credit.
 """
 
 
-class RemoteSession(ListeningSession):
+class RemoteSession(WireSession):
     """A TargetSession (inference.decode); one text at a time.
 
     The target computes with `params.on_the_wire()`.
     """
 
-    def __init__(self, route: Route, description: Description, patience: Patience) -> None:
-        """route: the target's replicas, as this session tries them"""
+    def __init__(
+        self, replicas: Replicas, key: str, description: Description, patience: Patience
+    ) -> None:
+        """key: sessions of one key try the replicas in the same order"""
         super().__init__(description)
-        self._route, self._patience = route, patience
+        self._replicas, self._key, self._patience = replicas, key, patience
         self._closed = threading.Event()
         self._params, self._spending = SamplingParams(), Spending(self._received)
-        self._at = self._trying = route.order()[0]  # where the session is, and the call goes
-        self._resuming = self._opened_there = False  # the call is a Resume; it has been answered
-        self._held: pb.Opened | None = None  # how the session can be resumed
+        self._at = self._candidate = replicas.order(key)[
+            0
+        ]  # where the session is, and the call goes
+        self._resuming = self._is_opened = False  # the call is a Resume; it has been answered
+        self._held: SessionTerms | None = None  # how the session can be resumed
         self._epoch = self._acknowledged = 0
-        self._mending: threading.Thread | None = None
+        self._search: threading.Thread | None = None
         self._deadline: float | None = None  # when the search ends, while the target is lost
         self._progress = ProgressClock(patience)
 
     @property
     def lost(self) -> bool:
         """Whether the target is being looked for."""
-        return self._mending is not None and not self._closed.is_set()
+        return self._search is not None and not self._closed.is_set()
 
     @property
     def address(self) -> str:
-        """Where the replica is that has the session."""
+        """Address of the replica that has the session."""
         return str(self._at.address)
 
     @property
-    def ticket(self) -> Ticket | None:
-        """The ticket for a second device; None before the session is open."""
-        held = self._held
-        return Ticket(held.session_id, held.append_key) if held is not None else None
+    def is_open(self) -> bool:
+        """Whether a target has opened the session."""
+        return self._held is not None
 
     def open(self, prompt: Sequence[int], params: SamplingParams) -> None:
         """Begin a session. An error that the target answers with is raised by receive()."""
         self.close()
-        if self._mending is not None:  # the thread ends, now that the session is closed
-            self._mending.join()
+        if self._search is not None:  # the thread ends, now that the session is closed
+            self._search.join()
         self._check_prompt(prompt)
         with self._changed:
             self._received = Received(prompt, self._description.vocabulary, self.traffic)
             self._params, self._spending = params, Spending(self._received)
-            self._held = self._failure = self._mending = self._deadline = None
+            self._held = self._failure = self._search = self._deadline = None
             self._closed = threading.Event()
             self._progress = ProgressClock(self._patience)
             self.stream += 1
-            self._at = self._route.order()[0]
+            self._at = self._replicas.order(self._key)[0]
             self._begin(self._at, open=self._opening())
 
     def decode(self, order: Decode) -> None:
@@ -136,57 +139,57 @@ class RemoteSession(ListeningSession):
             call.heartbeat((LEAST_LEASE if held is None else held.lease_seconds) / 3)
             call.give_up_after(self._patience.silence)
             with self._changed:
-                owed = self._spending.owed or not self._opened_there
-                seconds = self._progress.advance(owed=owed, opened=self._opened_there)
+                owed = self._spending.owes_token or not self._is_opened
+                seconds = self._progress.advance(owes_token=owed, opened=self._is_opened)
             if seconds:
                 call.give_up(f"has made no token for {seconds:.0f} s")
 
     # Handling messages, on the reader's thread and with the lock held.
 
-    def _opened(self, call: Call, opened: pb.Opened) -> None:
+    def _handle_opened(self, call: Call, terms: SessionTerms) -> None:
         length, resumed = len(self._received.tokens), self._resuming
-        if opened.length < length or (opened.length > length and not resumed):
-            raise Mismatch(f"counts {opened.length} tokens at the start, and there are {length}")
-        if not self._opened_there:
-            self._progress.opened()
-        super()._opened(call, opened)
+        if terms.length < length or (terms.length > length and not resumed):
+            raise Mismatch(f"counts {terms.length} tokens at the start, and there are {length}")
+        if not self._is_opened:
+            self._progress.note_opened()
+        super()._handle_opened(call, terms)
         if self._held is not None:
             self.traffic.resumes += resumed
             self.traffic.reopenings += not resumed
         if resumed:
-            self._spending.found()
+            self._spending.clear_doubt()
         else:
-            self._spending.given_up()
-            self._received.session_begins()
+            self._spending.settle_doubt()
+            self._received.begin_session()
             self._epoch = 0
-        self.stream += self._mending is not None
-        self._held, self._at, self._mending, self._opened_there = opened, self._trying, None, True
-        if self._spending.limited and not resumed:
+        self.stream += self._search is not None
+        self._held, self._at, self._search, self._is_opened = terms, self._candidate, None, True
+        if self._spending.is_limited and not resumed:
             self._send_order()
 
-    def _take(self, call: Call, message: pb.Tokens) -> None:
-        if not self._opened_there:
-            if message.ids:
+    def _handle_tokens(self, call: Call, progress: Progress) -> None:
+        if not self._is_opened:
+            if progress.tokens:
                 raise Mismatch("sent tokens before the session was open")
             if not self._progress.stalled:
                 self._deadline = None
-            return self._received.is_alive()
-        length, owed = len(self._received.tokens), self._spending.owed
-        self._progress.evicted = message.end == End.EVICTED.value
-        super()._take(call, message)
+            return self._received.note_alive()
+        length, owed = len(self._received.tokens), self._spending.owes_token
+        self._progress.evicted = progress.end is End.EVICTED
+        super()._handle_tokens(call, progress)
         came = len(self._received.tokens) > length
         if came:
-            self._progress.came()
+            self._progress.restart()
         if came or not owed:
             self._deadline = None
         self._acknowledge(call)
         if self._received.end is End.DRAINED and self._patience.seconds > 0:
-            self._received.goes_on()
-            self._look_for_it(self._goes_away(call), call)
+            self._received.withdraw_end()
+            self._start_search(self._leaving_error(call), call)
 
-    def _was_read(self) -> None:
+    def _on_read(self) -> None:
         call = self._open_call()
-        if call is not None and self._opened_there:
+        if call is not None and self._is_opened:
             self._acknowledge(call)
 
     def _acknowledge(self, call: Call) -> None:
@@ -195,33 +198,33 @@ class RemoteSession(ListeningSession):
         at_once = ACKNOWLEDGED_AT_ONCE
         if order is not None and order.credit:
             at_once = max(1, min(at_once, order.credit // 4))
-        if not self._received.behind and length - self._acknowledged >= at_once:
+        if not self._received.is_behind and length - self._acknowledged >= at_once:
             self._acknowledged = length
             call.send(ack=pb.Ack(length=length))
 
-    def _lost(self, call: Call, failure: OutriderError) -> None:
+    def _handle_end(self, call: Call, failure: OutriderError) -> None:
         """Handle the end of the stream: look for the target, unless the text has ended."""
-        if self._mending is not None:
+        if self._search is not None:
             return  # the call was an attempt of the search
         patient = self._patience.seconds > 0 and not self._closed.is_set()
         if patient and isinstance(failure, Unavailable) and self._received.end is End.NOT:
-            if self._opened_there:
-                self._spending.lost(self._acknowledged, self._tree_nodes)
-            self._look_for_it(self._goes_away(call) if self._leaving else failure, call)
+            if self._is_opened:
+                self._spending.count_lost(self._acknowledged, self._tree_nodes)
+            self._start_search(self._leaving_error(call) if self._leaving else failure, call)
         else:
             self._failure = self._failure or failure
 
-    def _goes_away(self, call: Call) -> Unavailable:
+    def _leaving_error(self, call: Call) -> Unavailable:
         return Unavailable(f"the target at {call.address} goes away: {self._leaving}")
 
     # Getting the session back, on a thread of its own.
 
-    def _look_for_it(self, reason: OutriderError, call: Call) -> None:
+    def _start_search(self, reason: OutriderError, call: Call) -> None:
         away = call.silent or isinstance(reason, Busy)
-        leaving = bool(self._leaving) or (away and self._route.several)
+        leaving = bool(self._leaving) or (away and self._replicas.several)
         if self._deadline is None:
             soonest = time.monotonic() + REACH_SECONDS
-            self._deadline = max(call.heard_at + self._patience.seconds, soonest)
+            self._deadline = max(call.last_message_at + self._patience.seconds, soonest)
         elif self._deadline < time.monotonic():
             self._failure = self._failure or reason
             return
@@ -230,19 +233,19 @@ class RemoteSession(ListeningSession):
         def mend() -> None:
             self._patience.notice(f"{reason}; looking for it again")
             try:
-                channel = self._reattach(reason, leaving, deadline)
+                channel = self._find_again(reason, leaving, deadline)
             except OutriderError as error:
                 with self._changed:
-                    self._failure, self._mending = self._failure or error, None
+                    self._failure, self._search = self._failure or error, None
                     self._changed.notify_all()
             else:
                 self._patience.notice(f"connected to {channel.address} again")
             call.close()
 
-        self._mending = threading.Thread(target=mend, name="outrider reconnect", daemon=True)
-        self._mending.start()
+        self._search = threading.Thread(target=mend, name="outrider reconnect", daemon=True)
+        self._search.start()
 
-    def _reattach(self, reason: OutriderError, leaving: bool, deadline: float) -> Channel:
+    def _find_again(self, reason: OutriderError, leaving: bool, deadline: float) -> Channel:
         """Get the session back, here or at its next replica; return where it is.
 
         leaving: the present replica will not go on with the session
@@ -251,12 +254,12 @@ class RemoteSession(ListeningSession):
         """
         pause, known = FIRST_PAUSE, not leaving  # known: it was connected a moment ago
         while True:
-            for channel in self._route.round(self._at, leaving=leaving):
+            for channel in self._replicas.round(self._key, self._at, leaving=leaving):
                 try:
                     if not known:
-                        self._route.reach(channel, REACH_SECONDS, self._closed)
+                        self._replicas.reach(channel, REACH_SECONDS, self._closed)
                     resume = not leaving and channel is self._at
-                    self._attach(channel, resume=resume, checked=not known)
+                    self._try_replica(channel, resume=resume, checked=not known)
                     return channel
                 except Unavailable as error:
                     reason, known = error, False
@@ -271,7 +274,7 @@ class RemoteSession(ListeningSession):
             if time.monotonic() + wait > deadline or self._closed.wait(wait):
                 raise reason
 
-    def _attach(self, channel: Channel, *, resume: bool, checked: bool) -> None:
+    def _try_replica(self, channel: Channel, *, resume: bool, checked: bool) -> None:
         """Try one replica once: Resume where the session may be held, and Open where it is not.
 
         checked: it said just now which target it is; otherwise it is asked before Open
@@ -280,22 +283,23 @@ class RemoteSession(ListeningSession):
         if resume and held is not None:
             self._epoch += 1
             length = len(self._received.tokens)
-            asked = translate.write_resume(held.session_id, held.resume_key, self._epoch, length)
+            request = ResumeRequest(held.session_id, held.resume_key, self._epoch, length)
+            asked = translate.write_resume(request)
             try:
                 return self._try(channel, RESUME_SECONDS, resume=asked)
             except Gone:
                 pass
-        if self._spending.spent:
+        if self._spending.is_spent:
             return self._end_here()
         if not checked:  # another target may have taken its place
-            self._route.reach(channel, REACH_SECONDS, self._closed)
+            self._replicas.reach(channel, REACH_SECONDS, self._closed)
         self._try(channel, self._patience.silence, open=self._opening())
 
     def _end_here(self) -> None:
         """End the text: no target may be asked for more."""
         with self._changed:
             self._received.finish(End.SPENT)
-            self._mending = None
+            self._search = None
             self._changed.notify_all()
 
     def _try(self, channel: Channel, seconds: float, **first: Any) -> None:
@@ -304,12 +308,12 @@ class RemoteSession(ListeningSession):
         """
         with self._changed:
             call = self._begin(channel, **first)
-            while not (self._opened_there or self._closed.is_set()) and call.failure is None:
-                left = call.heard_at + seconds - time.monotonic()
+            while not (self._is_opened or self._closed.is_set()) and call.failure is None:
+                left = call.last_message_at + seconds - time.monotonic()
                 if left <= 0:
                     break
                 self._changed.wait(left)
-            if self._opened_there:
+            if self._is_opened:
                 return
             words = f"the target at {call.address} did not answer for {seconds:.0f} s"
             failure = call.failure or Unavailable(words)
@@ -319,7 +323,7 @@ class RemoteSession(ListeningSession):
     def _begin(self, channel: Channel, **first: Any) -> Call:
         """Start a stream to a target, with its first message and the present order."""
         call = self._call = Call(channel, self, self.traffic)
-        self._trying, self._resuming, self._opened_there = channel, "resume" in first, False
+        self._candidate, self._resuming, self._is_opened = channel, "resume" in first, False
         self._leaving, self._acknowledged = "", len(self._received.tokens)
         call.send(**first)
         self._send_order()
@@ -338,7 +342,7 @@ class RemoteSession(ListeningSession):
         An order that limits spending waits until the session is open. Else forwards whose answers
         are lost would be spent unseen.
         """
-        call, order = self._open_call(), self._spending.here
-        in_sight = self._opened_there or self._resuming or not self._spending.limited
+        call, order = self._open_call(), self._spending.session_order
+        in_sight = self._is_opened or self._resuming or not self._spending.is_limited
         if call is not None and order is not None and in_sight:
             call.send(decode=messages.write_decode(order))

@@ -39,8 +39,8 @@ def check_same(expected: Description, there: Address, found: Description, here: 
     """Raise Mismatch unless both replicas are one target: weights, tokenizer and precision."""
     if _identity(expected) != _identity(found):
         raise Mismatch(
-            f"replicas must be one target: at {there} is {_told(expected)}, at {here} is "
-            f"{_told(found)}"
+            f"replicas must be one target: at {there} is {_in_words(expected)}, at {here} is "
+            f"{_in_words(found)}"
         )
 
 
@@ -48,7 +48,7 @@ def _identity(one: Description) -> tuple[str, str, str]:
     return one.model_fingerprint, one.tokenizer_fingerprint, one.dtype
 
 
-def _told(one: Description) -> str:
+def _in_words(one: Description) -> str:
     weights, tokenizer, dtype = _identity(one)
     return f"{one.model} (weights {weights[:12]}, tokenizer {tokenizer[:12]}, {dtype})"
 
@@ -130,6 +130,13 @@ class Replicas:
         if not same and ranked[0].description is not None:
             self._check(ranked[0].channel, ranked[0].description)
         return [one.channel for one in sorted(same, key=lambda one: not one.serves)]
+
+    def round(self, key: str, at: Channel, *, leaving: bool) -> list[Channel]:
+        """Return the channels to try for a session that was lost at one: first that one, which may
+        hold the session still, or last where the session is leaving it.
+        """
+        others = [channel for channel in self.order(key) if channel is not at]
+        return [*others, at] if leaving else [at, *others]
 
     def reach(self, channel: Channel, seconds: float, given_up: threading.Event) -> None:
         """Wait until a replica answers, for `seconds` at most.
@@ -220,33 +227,6 @@ class Replicas:
         while not self._closed.wait(RESOLVE_SECONDS):
             with suppress(Unavailable):
                 self._find()
-
-
-class Route:
-    """The replicas as a session of one key tries them."""
-
-    def __init__(self, replicas: Replicas, key: str) -> None:
-        self._replicas, self._key = replicas, key
-
-    @property
-    def several(self) -> bool:
-        """Whether there is a replica to go to from another one."""
-        return self._replicas.several
-
-    def order(self) -> list[Channel]:
-        """Return the channels in the session's order, as Replicas.order() does."""
-        return self._replicas.order(self._key)
-
-    def round(self, at: Channel, *, leaving: bool) -> list[Channel]:
-        """Return the channels to try for a session that was lost at one: first that one, which may
-        hold the session still, or last where the session is leaving it.
-        """
-        others = [channel for channel in self.order() if channel is not at]
-        return [*others, at] if leaving else [at, *others]
-
-    def reach(self, channel: Channel, seconds: float, given_up: threading.Event) -> None:
-        """Wait until a replica answers, as Replicas.reach() does."""
-        self._replicas.reach(channel, seconds, given_up)
 
 
 def resolve(address: Address) -> list[Address]:

@@ -1,6 +1,4 @@
-"""What every session over a wire has: tokens arrive unasked, and candidates are sent at any time.
-A second device at a session has no more.
-"""
+"""A session over a wire: tokens arrive unasked, and candidates are sent at any time."""
 
 from __future__ import annotations
 
@@ -9,11 +7,11 @@ import time
 from collections.abc import Sequence
 
 from grpc_comm import messages, translate
-from grpc_comm.client.call import Call, Channel, Ticket
+from grpc_comm.client.call import Call
 from grpc_comm.client.received import Received
 from grpc_comm.proto import verifier_pb2 as pb
-from grpc_comm.translate import Description, plain
-from inference.errors import LimitExceeded, Mismatch, OutriderError
+from grpc_comm.translate import Description, SessionTerms
+from inference.errors import LimitExceeded, OutriderError
 from inference.order import Progress
 from inference.proposer import MOST_CANDIDATES, Nodes
 from inference.stats import Traffic
@@ -25,11 +23,8 @@ MOST_BACKLOG = 16
 LONGEST_SILENCE = 30.0
 """Seconds of silence after which a target counts as lost. A live one speaks every second."""
 
-HEARTBEAT_SECONDS = 3.0
-"""Seconds between signs of life of a second device."""
 
-
-class ListeningSession:
+class WireSession:
     """A session whose tokens arrive on a call, on the call's reader thread.
 
     stream: id of the stream of proposals; a new stream knows nothing of earlier proposals
@@ -82,7 +77,7 @@ class ListeningSession:
             while True:
                 progress = self._received.read()
                 if progress is not None:
-                    self._was_read()
+                    self._on_read()
                     return progress
                 if self._failure is not None:
                     raise self._failure
@@ -91,46 +86,43 @@ class ListeningSession:
                     return None
                 self._changed.wait(left)
 
-    def heard(self, call: Call, message: pb.ServerMessage) -> None:
+    def on_message(self, call: Call, message: pb.ServerMessage) -> None:
         """Take a message, on the reader's thread. Messages of an abandoned call are ignored."""
         with self._changed:
             if call is not self._call:
                 return
-            kind = message.WhichOneof("kind")
-            if kind == "tokens":
-                self._take(call, message.tokens)
-            elif kind == "opened":
-                self._opened(call, message.opened)
-            elif kind == "go_away":
-                self._leaving = plain(message.go_away.reason)
+            answer = translate.read_answer(message)
+            if isinstance(answer, Progress):
+                self._handle_tokens(call, answer)
+            elif isinstance(answer, SessionTerms):
+                self._handle_opened(call, answer)
             else:
-                raise Mismatch("said what this version does not know")
+                self._leaving = answer
             self._changed.notify_all()
 
-    def ended(self, call: Call, failure: OutriderError) -> None:
+    def on_end(self, call: Call, failure: OutriderError) -> None:
         """Take note that the call has ended, on the reader's thread."""
         with self._changed:
             if call is self._call:
-                self._lost(call, failure)
+                self._handle_end(call, failure)
             self._changed.notify_all()
 
-    def _lost(self, call: Call, failure: OutriderError) -> None:
+    def _handle_end(self, call: Call, failure: OutriderError) -> None:
         self._failure = failure
 
-    def _opened(self, call: Call, opened: pb.Opened) -> None:
+    def _handle_opened(self, call: Call, terms: SessionTerms) -> None:
         """Take note that the target holds the session."""
-        self._tree_nodes = opened.tree_nodes or self._tree_nodes
-        self.candidates = min(opened.candidates or MOST_CANDIDATES, MOST_CANDIDATES)
-        traffic = self.traffic
-        traffic.queue_seconds += max(opened.queue_seconds, 0.0)
-        traffic.prefill_seconds += max(opened.prefill_seconds, 0.0)
-        traffic.reused_tokens += opened.reused_tokens
+        self._tree_nodes = terms.tree_nodes or self._tree_nodes
+        self.candidates = terms.candidates
+        self.traffic.queue_seconds += terms.queue_seconds
+        self.traffic.prefill_seconds += terms.prefill_seconds
+        self.traffic.reused_tokens += terms.reused_tokens
 
-    def _take(self, call: Call, message: pb.Tokens) -> None:
+    def _handle_tokens(self, call: Call, progress: Progress) -> None:
         """Take tokens, or the target's sign of life."""
-        self._received.take(messages.read_tokens(message))
+        self._received.take(progress)
 
-    def _was_read(self) -> None:
+    def _on_read(self) -> None:
         """Called when nothing is unread any more."""
 
     def _open_call(self) -> Call | None:
@@ -146,45 +138,3 @@ class ListeningSession:
                 f"a prompt of {len(prompt)} tokens leaves no room: the sequence length is "
                 f"{length}, prompt and output together"
             )
-
-
-class AttachedSession(ListeningSession):
-    """A session that another connection owns.
-
-    It ends with the session, when its link breaks, or when the owner resumes the session; receive()
-    then raises. It does not look for the target again: the owner has another ticket then.
-    """
-
-    def __init__(self, channel: Channel, description: Description, ticket: Ticket) -> None:
-        super().__init__(description)
-        self._channel, self._ticket = channel, ticket
-
-    def open(self, tokens: Sequence[int]) -> None:
-        """Listen from here on.
-
-        tokens: the prompt and what was committed so far
-        """
-        self.close()
-        self._check_prompt(tokens)
-        with self._changed:
-            self._received = Received(tokens, self._description.vocabulary, self.traffic)
-            self._received.ask(self._description.sequence_length, frozenset())
-            self._failure, self.stream = None, self.stream + 1
-            call = self._call = Call(self._channel, self, self.traffic)
-            call.send(attach=translate.write_attach(*self._ticket, len(tokens)))
-            call.begin()
-
-    def close(self) -> None:
-        """Leave the session, which goes on. Idempotent."""
-        if self._call is not None:
-            self._call.close()
-
-    def abandon(self) -> None:
-        """Do nothing: this session never looks for a lost target, so there is no search to stop."""
-
-    def tick(self) -> None:
-        """Send a sign of life if due, and give up on a silent target. Called periodically."""
-        call = self._open_call()
-        if call is not None:
-            call.heartbeat(HEARTBEAT_SECONDS)
-            call.give_up_after(LONGEST_SILENCE)

@@ -35,7 +35,7 @@ _MOST_SESSIONS = 20  # shown
 
 
 class Totals(NamedTuple):
-    """What a target did since the start, over all of its models."""
+    """Sums since the start, over all models of a target."""
 
     forwards: float = 0
     rows: float = 0
@@ -51,8 +51,14 @@ class Totals(NamedTuple):
         models = list(statistics.models.values())
         kinds = [kind for model in models for kind in (model.prefill, model.decode)]
         return cls(
-            *(sum(getattr(kind, name) for kind in kinds) for name in cls._fields[:5]),
-            *(sum(getattr(model, name) for model in models) for name in cls._fields[5:]),
+            forwards=sum(kind.forwards for kind in kinds),
+            rows=sum(kind.rows for kind in kinds),
+            nodes=sum(kind.nodes for kind in kinds),
+            padded_nodes=sum(kind.padded_nodes for kind in kinds),
+            seconds=sum(kind.seconds for kind in kinds),
+            tokens=sum(model.tokens for model in models),
+            drafts=sum(model.drafts for model in models),
+            accepted=sum(model.accepted for model in models),
         )
 
     def since(self, before: Totals) -> Totals:
@@ -60,7 +66,7 @@ class Totals(NamedTuple):
 
 
 class Recent(NamedTuple):
-    """What happened in a stretch of time."""
+    """Sums over a stretch of time."""
 
     seconds: float
     done: Totals

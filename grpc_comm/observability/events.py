@@ -1,4 +1,4 @@
-"""What happens at a target, as typed events for whoever counts, logs or shows it.
+"""Typed events of a target, for whoever counts, logs or shows them.
 
 Events of an engine (inference/engine/forward.py) come on the thread that makes its forwards, all
 others on the event loop. A listener must be quick, and must not raise.
@@ -12,7 +12,7 @@ from typing import NamedTuple, TypeAlias
 
 from grpc_comm.translate import Description
 from inference.engine.engine import Engine
-from inference.engine.forward import EngineEvent
+from inference.engine.events import EngineEvent
 from inference.engine.session import Session
 
 
@@ -114,3 +114,7 @@ Event: TypeAlias = (
     | Draining
 )
 Listener: TypeAlias = Callable[[Event], None]
+
+
+def ignore(event: Event) -> None:
+    """A listener that does nothing."""

@@ -28,7 +28,7 @@ from grpc_comm.observability.events import (
     StreamLost,
 )
 from grpc_comm.observability.statistics import Entry, Statistics
-from inference.engine.forward import Evicted
+from inference.engine.events import Evicted
 
 log = logging.getLogger(__name__)
 
@@ -96,13 +96,12 @@ def _opened(entry: Entry) -> dict[str, Any]:
 
 def _ended(entry: Entry, reason: Ending) -> dict[str, Any]:
     names = ("prompt_tokens", "tokens", "forwards", "candidates", "accepted")
-    seconds = entry.last_at - entry.asked_at if entry.forwards else 0.0
     return {
         **_who(entry),
         "reason": reason.value,
         **{name: getattr(entry, name) for name in names},
         "acceptance_length": _round(entry.acceptance_length),
-        "seconds": _round(seconds),
+        "seconds": _round(entry.seconds),
     }
 
 

@@ -10,13 +10,15 @@ not a forward is under way.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator
+from typing import TypeAlias
 
 from grpc_comm.observability.events import Drop, Ending, Event, ModelServed, OfModel, SessionEnded
-from grpc_comm.observability.statistics import Entry, ModelTotals, Statistics, occupancy
-from inference.engine.forward import Commit, EngineEvent, Forward, Prefilled
+from grpc_comm.observability.statistics import ModelTotals, Statistics, occupancy
+from inference.engine.events import Commit, Forward, Prefilled
 from inference.errors import MissingExtra
-from inference.proposer import COLOCATED, COPY, DEVICE, MODEL
+from inference.proposer import COLOCATED, COPY, MODEL
 
 try:
     from prometheus_client import CollectorRegistry, Histogram
@@ -31,9 +33,66 @@ _SECONDS = tuple(
 )  # 0.1 ms to 500 s
 _TOKENS = tuple(step * 10.0**power for power in range(6) for step in (1, 2, 5))
 _ROWS = tuple(2.0**power for power in range(9))
-_KINDS = {MODEL: "model", COPY: "copy", COLOCATED: "host", DEVICE: "device"}
+_PROPOSERS = {MODEL: "model", COPY: "copy", COLOCATED: "host"}
+_KINDS = ("prefill", "decode")
+_MODEL, _FORWARDS = ["model_name"], ["model_name", "kind"]
 
-OF_TARGET = (
+Row: TypeAlias = tuple[str, str, str]
+"""Name of a metric, the field with its value, and its help."""
+
+HISTOGRAMS: dict[tuple[type, tuple[float, ...]], tuple[Row, ...]] = {
+    (Forward, _SECONDS): (
+        ("outrider_forward_seconds", "model_seconds", "One forward of the model."),
+    ),
+    (Forward, _ROWS): (("outrider_batch_rows", "rows", "Sessions in a forward."),),
+    (Prefilled, _SECONDS): (
+        (
+            "vllm:request_queue_time_seconds",
+            "queue_seconds",
+            "A session's wait, for a row and for forwards, until its prompt is prefilled.",
+        ),
+        (
+            "vllm:request_prefill_time_seconds",
+            "prefill_seconds",
+            "A session's forwards of its prompt.",
+        ),
+    ),
+    (Commit, _SECONDS): (
+        (
+            "outrider_forward_queue_seconds",
+            "forward_queue_seconds",
+            "A session's wait from one forward to its next.",
+        ),
+        (
+            "vllm:time_to_first_token_seconds",
+            "first_seconds",
+            "From Open to a session's first tokens.",
+        ),
+        (
+            "vllm:inter_token_latency_seconds",
+            "gap",
+            "Between two forwards of a session; one may bring several tokens.",
+        ),
+    ),
+    (SessionEnded, _SECONDS): (
+        (
+            "vllm:request_time_per_output_token_seconds",
+            "seconds_per_token",
+            "Of each token after a session's first.",
+        ),
+        ("vllm:e2e_request_latency_seconds", "seconds", "From Open to a session's last tokens."),
+    ),
+    (SessionEnded, _TOKENS): (
+        ("vllm:request_prompt_tokens", "prompt_tokens", "Tokens of a session's prompt."),
+        ("vllm:request_generation_tokens", "tokens", "Tokens made in a session."),
+    ),
+}
+"""Histograms, by the event at which they count, and their buckets.
+
+The field is one of the Forward, or of the session's Entry. A value of None is not counted.
+"""
+
+OF_TARGET: tuple[Row, ...] = (
     ("outrider_streams_lost", "streams_lost", "Streams that broke while their session went on."),
     (
         "outrider_sessions_resumed",
@@ -43,7 +102,7 @@ OF_TARGET = (
 )
 """Counters of the whole target: name, field of Statistics, help."""
 
-OF_MODEL = (
+OF_MODEL: tuple[Row, ...] = (
     ("vllm:prompt_tokens", "prompt_tokens", "Tokens of prompts, cached ones included."),
     ("vllm:generation_tokens", "tokens", "Tokens made."),
     ("vllm:prefix_cache_queries", "prompt_tokens", "Tokens of prompts that were looked up."),
@@ -58,33 +117,58 @@ OF_MODEL = (
 )
 """Counters of one model: name, field of ModelTotals, help."""
 
-OF_FORWARDS = (
+OF_FORWARDS: tuple[Row, ...] = (
     ("outrider_computed_rows", "padded_rows", "Rows of forwards, padding included."),
     ("outrider_useful_nodes", "nodes", "Nodes of trees and tokens of prompts in forwards."),
     ("outrider_computed_nodes", "padded_nodes", "Nodes of forwards, padding included."),
 )
 """Counters of one model's forwards of one kind: name, field of ForwardTotals, help."""
 
+OF_ENGINES: tuple[Row, ...] = (
+    ("vllm:num_requests_running", "rows_held", "Sessions that hold a row."),
+    ("vllm:num_requests_waiting", "in_line", "Sessions in line for a row."),
+    (
+        "vllm:kv_cache_usage_perc",
+        "usage",
+        "Share of all KV slots that sessions on rows use; 1 is all.",
+    ),
+    ("outrider_rows", "rows", "Rows of the KV cache."),
+    ("outrider_used_slots", "slots_used", "KV slots that sessions on rows use."),
+    (
+        "outrider_cached_tokens",
+        "cached_tokens",
+        "Tokens that free rows remember for sessions to start from.",
+    ),
+)
+"""Gauges of an engine at this moment: name, field of Occupancy, help."""
+
 
 class Metrics:
-    """A Listener and collector: histograms of events, counters and gauges of the statistics."""
+    """A Listener and collector of the metrics in the tables."""
 
     def __init__(self, statistics: Statistics) -> None:
         self.statistics, self.registry = statistics, CollectorRegistry()
-        self._histograms = _Histograms(self.registry)
+        self._histograms = defaultdict[type, list[tuple[str, Histogram]]](list)  # by event
+        for (event, buckets), rows in HISTOGRAMS.items():
+            labels = _FORWARDS if event is Forward else _MODEL
+            for name, field, text in rows:
+                made = Histogram(name, text, labels, buckets=buckets, registry=self.registry)
+                self._histograms[event].append((field, made))
         self.registry.register(self)
         statistics.listeners.append(self)
 
     def __call__(self, event: Event) -> None:
         match event:
-            case OfModel(model, of_engine):
-                self._of_engine(model, of_engine)
-            case ModelServed(_, description):
-                self._histograms.show(description.model)
+            case OfModel(model, Forward() as forward):
+                self._observe(Forward, forward, model, "prefill" if forward.prefill else "decode")
+            case OfModel(model, Prefilled() | Commit() as happened):
+                self._observe(type(happened), self.statistics.entry(happened.session), model)
             case SessionEnded(session, _):
                 entry = self.statistics.entry(session)
                 if entry.forwards:
-                    self._ended(entry)
+                    self._observe(SessionEnded, entry, entry.model)
+            case ModelServed(_, description):
+                self._show(description.model)
 
     def collect(self) -> Iterator[Metric]:
         """Yield every metric that is not a histogram."""
@@ -92,87 +176,19 @@ class Metrics:
         yield from _model_counters(self.statistics.models)
         yield from _gauges(self.statistics)
 
-    def _of_engine(self, model: str, event: EngineEvent) -> None:
-        histograms = self._histograms
-        match event:
-            case Forward():
-                kind = "prefill" if event.prefill else "decode"
-                histograms.forward.labels(model, kind).observe(event.model_seconds)
-                histograms.rows.labels(model, kind).observe(event.rows)
-            case Prefilled(_, opened):
-                histograms.queue.labels(model).observe(opened.queue_seconds)
-                histograms.prefill.labels(model).observe(opened.prefill_seconds)
-            case Commit():
-                entry = self.statistics.entry(event.session)
-                histograms.forward_queue.labels(model).observe(event.queue_seconds)
-                if entry.gap is None:
-                    histograms.first.labels(model).observe(entry.first_at - entry.asked_at)
-                else:
-                    histograms.gap.labels(model).observe(entry.gap)
+    def _observe(self, event: type, record: object, *labels: str) -> None:
+        """Count a record's values in the histograms of an event."""
+        for field, histogram in self._histograms[event]:
+            value = getattr(record, field)
+            if value is not None:
+                histogram.labels(*labels).observe(value)
 
-    def _ended(self, entry: Entry) -> None:
-        histograms, model = self._histograms, entry.model
-        histograms.latency.labels(model).observe(entry.last_at - entry.asked_at)
-        histograms.prompt.labels(model).observe(entry.prompt_tokens)
-        histograms.output.labels(model).observe(entry.tokens)
-        if entry.tokens > 1:
-            each = (entry.last_at - entry.first_at) / (entry.tokens - 1)
-            histograms.each.labels(model).observe(each)
-
-
-class _Histograms:
-    """All histograms, each with a series for every model."""
-
-    def __init__(self, registry: CollectorRegistry) -> None:
-        def made(name: str, text: str, buckets: tuple[float, ...], *labels: str) -> Histogram:
-            return Histogram(
-                name, text, ["model_name", *labels], buckets=buckets, registry=registry
-            )
-
-        self.forward = made(
-            "outrider_forward_seconds", "One forward of the model.", _SECONDS, "kind"
-        )
-        self.rows = made("outrider_batch_rows", "Sessions in a forward.", _ROWS, "kind")
-        self.first = made(
-            "vllm:time_to_first_token_seconds", "From Open to a session's first tokens.", _SECONDS
-        )
-        self.gap = made(
-            "vllm:inter_token_latency_seconds",
-            "Between two forwards of a session; one may bring several tokens.",
-            _SECONDS,
-        )
-        self.each = made(
-            "vllm:request_time_per_output_token_seconds",
-            "Of each token after a session's first.",
-            _SECONDS,
-        )
-        self.latency = made(
-            "vllm:e2e_request_latency_seconds", "From Open to a session's last tokens.", _SECONDS
-        )
-        self.queue = made(
-            "vllm:request_queue_time_seconds",
-            "A session's wait, for a row and for forwards, until its prompt is prefilled.",
-            _SECONDS,
-        )
-        self.prefill = made(
-            "vllm:request_prefill_time_seconds", "A session's forwards of its prompt.", _SECONDS
-        )
-        self.forward_queue = made(
-            "outrider_forward_queue_seconds",
-            "A session's wait from one forward to its next.",
-            _SECONDS,
-        )
-        self.prompt = made("vllm:request_prompt_tokens", "Tokens of a session's prompt.", _TOKENS)
-        self.output = made("vllm:request_generation_tokens", "Tokens made in a session.", _TOKENS)
-
-    def show(self, model: str) -> None:
+    def _show(self, model: str) -> None:
         """Make this model's series visible from now on, even while they are empty."""
-        for histogram in vars(self).values():
-            if histogram in (self.forward, self.rows):
-                for kind in ("prefill", "decode"):
-                    histogram.labels(model, kind)
-            else:
-                histogram.labels(model)
+        for event, histograms in self._histograms.items():
+            for _, histogram in histograms:
+                for more in [[kind] for kind in _KINDS] if event is Forward else [[]]:
+                    histogram.labels(model, *more)
 
 
 def _counters(target: Statistics) -> Iterator[Metric]:
@@ -214,15 +230,15 @@ def _counters(target: Statistics) -> Iterator[Metric]:
 
 def _model_counters(models: dict[str, ModelTotals]) -> Iterator[Metric]:
     for name, field, text in OF_MODEL:
-        family = CounterMetricFamily(name, text, labels=["model_name"])
+        family = CounterMetricFamily(name, text, labels=_MODEL)
         for model, totals in list(models.items()):
             family.add_metric([model], getattr(totals, field))
         yield family
     for name, field, text in OF_FORWARDS:
-        family = CounterMetricFamily(name, text, labels=["model_name", "kind"])
+        family = CounterMetricFamily(name, text, labels=_FORWARDS)
         for model, totals in list(models.items()):
-            family.add_metric([model, "prefill"], getattr(totals.prefill, field))
-            family.add_metric([model, "decode"], getattr(totals.decode, field))
+            for kind in _KINDS:
+                family.add_metric([model, kind], getattr(getattr(totals, kind), field))
         yield family
     by_depth = CounterMetricFamily(
         "vllm:spec_decode_num_accepted_tokens_per_pos",
@@ -237,51 +253,28 @@ def _model_counters(models: dict[str, ModelTotals]) -> Iterator[Metric]:
 
 def _gauges(target: Statistics) -> Iterator[Metric]:
     """Yield what engines hold at this moment."""
-    gauges = _Gauges()
-    for engine, description in list(target.engines):
-        seen, model = occupancy(engine), description.model
-        gauges.running.add_metric([model], seen.rows_held)
-        gauges.waiting.add_metric([model], seen.in_line)
-        gauges.usage.add_metric([model], seen.slots_used / seen.slots)
-        gauges.rows.add_metric([model], seen.rows)
-        gauges.slots.add_metric([model], seen.slots_used)
-        gauges.cached.add_metric([model], engine.cached_tokens)
+    families = [GaugeMetricFamily(name, text, labels=_MODEL) for name, _, text in OF_ENGINES]
+    states = GaugeMetricFamily(
+        "outrider_sessions", "Open sessions, by what they do.", labels=[*_MODEL, "state"]
+    )
+    trust = GaugeMetricFamily(
+        "outrider_calibration_factor",
+        "What the chances that a key's proposers claim are multiplied by, by the least depth.",
+        labels=[*_MODEL, "key", "proposer", "depth"],
+    )
+    info = GaugeMetricFamily(
+        "outrider_target_info",
+        "1; what the labels say.",
+        labels=[*_MODEL, "device", "dtype", "version"],
+    )
+    for engine, told in list(target.engines):
+        seen, model = occupancy(engine), told.model
+        for family, (_, field, _) in zip(families, OF_ENGINES, strict=True):
+            family.add_metric([model], getattr(seen, field))
         for state, count in seen.states.items():
-            gauges.states.add_metric([model, state.value], count)
+            states.add_metric([model, state.value], count)
         for key, calibration in engine.calibrations.items():
             for (kind, depth), factor in calibration.factors.items():
-                gauges.trust.add_metric([model, key, _KINDS[kind], str(depth)], factor)
-        gauges.info.add_metric(
-            [model, description.device, description.dtype, description.server_version], 1
-        )
-    yield from vars(gauges).values()
-
-
-class _Gauges:
-    """Families of gauges, each with a sample for every engine."""
-
-    def __init__(self) -> None:
-        def made(name: str, text: str, *labels: str) -> GaugeMetricFamily:
-            return GaugeMetricFamily(name, text, labels=["model_name", *labels])
-
-        self.running = made("vllm:num_requests_running", "Sessions that hold a row.")
-        self.waiting = made("vllm:num_requests_waiting", "Sessions in line for a row.")
-        self.usage = made(
-            "vllm:kv_cache_usage_perc", "Share of all KV slots that sessions on rows use; 1 is all."
-        )
-        self.rows = made("outrider_rows", "Rows of the KV cache.")
-        self.slots = made("outrider_used_slots", "KV slots that sessions on rows use.")
-        self.cached = made(
-            "outrider_cached_tokens", "Tokens that free rows remember for sessions to start from."
-        )
-        self.states = made("outrider_sessions", "Open sessions, by what they do.", "state")
-        self.trust = made(
-            "outrider_calibration_factor",
-            "What the chances that a key's proposers claim are multiplied by, by the least depth.",
-            "key",
-            "proposer",
-            "depth",
-        )
-        self.info = made(
-            "outrider_target_info", "1; what the labels say.", "device", "dtype", "version"
-        )
+                trust.add_metric([model, key, _PROPOSERS[kind], str(depth)], factor)
+        info.add_metric([model, told.device, told.dtype, told.server_version], 1)
+    yield from (*families, states, trust, info)

@@ -33,15 +33,33 @@ from grpc_comm.observability.events import (
     StreamLost,
 )
 from inference.engine.engine import Engine
-from inference.engine.forward import Commit, EngineEvent, Evicted, Forward, Prefilled
+from inference.engine.events import Commit, EngineEvent, Evicted, Forward, Prefilled
 from inference.engine.session import Session
 from inference.order import End
 
 _SHORT = 8  # characters of a session's id that are shown
 
 
-@dataclass
-class Entry:
+@dataclass(kw_only=True)
+class CommitTotals:
+    """Sums over forwards. tokens: made; rejected candidates are none."""
+
+    forwards: int = 0
+    tokens: int = 0
+    drafts: int = 0  # forwards with candidates
+    candidates: int = 0  # that were computed
+    accepted: int = 0  # candidates that became tokens
+
+    def add(self, commit: Commit) -> None:
+        self.forwards += 1
+        self.tokens += len(commit.tokens)
+        self.drafts += commit.candidates > 0
+        self.candidates += commit.candidates
+        self.accepted += commit.accepted
+
+
+@dataclass(kw_only=True)
+class Entry(CommitTotals):
     """One session. Moments are of time.perf_counter(), in seconds."""
 
     number: int  # in order of appearance, from 1
@@ -57,20 +75,13 @@ class Entry:
     first_at: float = 0.0
     last_at: float = 0.0
     gap: float | None = None  # seconds between its last two forwards
-    tokens: int = 0  # made; rejected candidates are none
-    forwards: int = 0
-    drafts: int = 0  # forwards with candidates
-    candidates: int = 0  # that were computed
-    accepted: int = 0  # candidates that became tokens
+    forward_queue_seconds: float = 0.0  # waited for its last forward
 
     def prefilled(self, model: str, event: Prefilled) -> None:
         """Record a prefilled prompt: at this moment, the session's tokens are its prompt."""
         opened, now = event.opened, time.perf_counter()
-        self.model, self.prompt_tokens, self.reused_tokens = (
-            model,
-            event.session.length,
-            opened.reused,
-        )
+        self.model, self.prompt_tokens = model, event.session.length
+        self.reused_tokens = opened.reused
         self.queue_seconds, self.prefill_seconds = opened.queue_seconds, opened.prefill_seconds
         self.asked_at, self.opened_at = now - opened.queue_seconds - opened.prefill_seconds, now
 
@@ -79,11 +90,8 @@ class Entry:
         now = time.perf_counter()
         self.gap = now - self.last_at if self.forwards else None
         self.first_at, self.last_at = self.first_at or now, now
-        self.forwards += 1
-        self.tokens += len(commit.tokens)
-        self.drafts += commit.candidates > 0
-        self.candidates += commit.candidates
-        self.accepted += commit.accepted
+        self.forward_queue_seconds = commit.queue_seconds
+        self.add(commit)
 
     @property
     def name(self) -> str:
@@ -97,6 +105,21 @@ class Entry:
     def opened(self) -> bool:
         """Whether the session's prompt was prefilled."""
         return self.opened_at > 0
+
+    @property
+    def first_seconds(self) -> float | None:
+        """Seconds from Open to its first tokens; None once it had more forwards."""
+        return self.first_at - self.asked_at if self.gap is None else None
+
+    @property
+    def seconds(self) -> float:
+        """Seconds from Open to its last tokens; 0 before the first."""
+        return self.last_at - self.asked_at if self.forwards else 0.0
+
+    @property
+    def seconds_per_token(self) -> float | None:
+        """Seconds of each token after the first; None before the second."""
+        return (self.last_at - self.first_at) / (self.tokens - 1) if self.tokens > 1 else None
 
     @property
     def acceptance_length(self) -> float | None:
@@ -132,33 +155,29 @@ class ForwardTotals:
 
 
 @dataclass
-class ModelTotals:
-    """What the sessions of one model did since the start. Its engine tells one event at a time."""
+class ModelTotals(CommitTotals):
+    """Sums over the sessions of one model since the start. Its engine tells one event at a time."""
 
     prefill: ForwardTotals = field(default_factory=ForwardTotals)
     decode: ForwardTotals = field(default_factory=ForwardTotals)
     engine_seconds: float = 0.0  # the engine's own work around forwards
     prompt_tokens: int = 0
     reused_tokens: int = 0  # prompt tokens whose keys were there already
-    tokens: int = 0  # made
-    drafts: int = 0  # forwards of sessions that had candidates
-    root_only: int = 0  # forwards of sessions that had none
-    candidates: int = 0  # that were computed
-    accepted: int = 0  # candidates that became tokens
     accepted_by_depth: list[int] = field(default_factory=list)  # [depth below the root, from 0]
     evictions: int = 0
     credit_stalls: int = 0  # times that a session used up the credit of its client
+
+    @property
+    def root_only(self) -> int:
+        """Forwards of sessions that had no candidates."""
+        return self.forwards - self.drafts
 
     def forward(self, done: Forward) -> None:
         (self.prefill if done.prefill else self.decode).add(done)
         self.engine_seconds += done.engine_seconds
 
     def committed(self, commit: Commit) -> None:
-        self.tokens += len(commit.tokens)
-        self.drafts += commit.candidates > 0
-        self.root_only += commit.candidates == 0
-        self.candidates += commit.candidates
-        self.accepted += commit.accepted
+        self.add(commit)
         self.credit_stalls += commit.credit <= 0 and commit.session.end is End.NOT
         by_depth = self.accepted_by_depth
         by_depth += [0] * (commit.accepted - len(by_depth))
@@ -220,7 +239,7 @@ class Statistics:
         """Return what this session did so far."""
         with self._lock:
             if session not in self._entries:
-                self._entries[session] = Entry(next(self._numbers))
+                self._entries[session] = Entry(number=next(self._numbers))
             return self._entries[session]
 
     @property
@@ -247,7 +266,7 @@ class Statistics:
 
 
 class State(Enum):
-    """What a session is doing."""
+    """Activity of a session."""
 
     IN_LINE = "in_line"  # waits for a row
     PREFILL = "prefill"
@@ -273,14 +292,20 @@ def state_of(session: Session) -> State:
 
 
 class Occupancy(NamedTuple):
-    """What an engine's rows are used for."""
+    """Use of an engine's rows."""
 
     rows: int
     rows_held: int
     in_line: int
     slots: int  # KV slots of all rows
     slots_used: int  # keys of sessions that hold a row
+    cached_tokens: int  # in rows that no session holds
     states: dict[State, int]  # sessions in each
+
+    @property
+    def usage(self) -> float:
+        """Share of all slots that sessions use."""
+        return self.slots_used / self.slots
 
 
 def occupancy(engine: Engine) -> Occupancy:
@@ -290,7 +315,12 @@ def occupancy(engine: Engine) -> Occupancy:
     used = sum(sequence.cached for sequence in sequences if sequence is not None)
     states = Counter(state_of(session) for session in sessions)
     rows = engine.model.rows
-    counted = {state: states[state] for state in State}
     return Occupancy(
-        rows, rows - engine.free_rows, engine.in_line, rows * engine.model.capacity, used, counted
+        rows=rows,
+        rows_held=rows - engine.free_rows,
+        in_line=engine.in_line,
+        slots=rows * engine.model.capacity,
+        slots_used=used,
+        cached_tokens=engine.cached_tokens,
+        states={state: states[state] for state in State},
     )

@@ -66,12 +66,11 @@ class ForwardTime(_message.Message):
     def __init__(self, rows: _Optional[int] = ..., nodes: _Optional[int] = ..., seconds: _Optional[float] = ...) -> None: ...
 
 class ClientMessage(_message.Message):
-    __slots__ = ("open", "close", "resume", "heartbeat", "attach", "decode", "nodes", "ack", "go")
+    __slots__ = ("open", "close", "resume", "heartbeat", "decode", "nodes", "ack", "go")
     OPEN_FIELD_NUMBER: _ClassVar[int]
     CLOSE_FIELD_NUMBER: _ClassVar[int]
     RESUME_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
-    ATTACH_FIELD_NUMBER: _ClassVar[int]
     DECODE_FIELD_NUMBER: _ClassVar[int]
     NODES_FIELD_NUMBER: _ClassVar[int]
     ACK_FIELD_NUMBER: _ClassVar[int]
@@ -80,12 +79,11 @@ class ClientMessage(_message.Message):
     close: Close
     resume: Resume
     heartbeat: Heartbeat
-    attach: Attach
     decode: Decode
     nodes: Nodes
     ack: Ack
     go: Go
-    def __init__(self, open: _Optional[_Union[Open, _Mapping]] = ..., close: _Optional[_Union[Close, _Mapping]] = ..., resume: _Optional[_Union[Resume, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., attach: _Optional[_Union[Attach, _Mapping]] = ..., decode: _Optional[_Union[Decode, _Mapping]] = ..., nodes: _Optional[_Union[Nodes, _Mapping]] = ..., ack: _Optional[_Union[Ack, _Mapping]] = ..., go: _Optional[_Union[Go, _Mapping]] = ...) -> None: ...
+    def __init__(self, open: _Optional[_Union[Open, _Mapping]] = ..., close: _Optional[_Union[Close, _Mapping]] = ..., resume: _Optional[_Union[Resume, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., decode: _Optional[_Union[Decode, _Mapping]] = ..., nodes: _Optional[_Union[Nodes, _Mapping]] = ..., ack: _Optional[_Union[Ack, _Mapping]] = ..., go: _Optional[_Union[Go, _Mapping]] = ...) -> None: ...
 
 class ServerMessage(_message.Message):
     __slots__ = ("opened", "go_away", "tokens")
@@ -135,20 +133,8 @@ class Resume(_message.Message):
     length: int
     def __init__(self, session_id: _Optional[str] = ..., protocol_version: _Optional[int] = ..., resume_key: _Optional[bytes] = ..., epoch: _Optional[int] = ..., length: _Optional[int] = ...) -> None: ...
 
-class Attach(_message.Message):
-    __slots__ = ("session_id", "protocol_version", "append_key", "length")
-    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
-    PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
-    APPEND_KEY_FIELD_NUMBER: _ClassVar[int]
-    LENGTH_FIELD_NUMBER: _ClassVar[int]
-    session_id: str
-    protocol_version: int
-    append_key: bytes
-    length: int
-    def __init__(self, session_id: _Optional[str] = ..., protocol_version: _Optional[int] = ..., append_key: _Optional[bytes] = ..., length: _Optional[int] = ...) -> None: ...
-
 class Opened(_message.Message):
-    __slots__ = ("session_id", "length", "queue_seconds", "prefill_seconds", "resume_key", "lease_seconds", "reused_tokens", "tree_nodes", "candidates", "append_key")
+    __slots__ = ("session_id", "length", "queue_seconds", "prefill_seconds", "resume_key", "lease_seconds", "reused_tokens", "tree_nodes", "candidates")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     LENGTH_FIELD_NUMBER: _ClassVar[int]
     QUEUE_SECONDS_FIELD_NUMBER: _ClassVar[int]
@@ -158,7 +144,6 @@ class Opened(_message.Message):
     REUSED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     TREE_NODES_FIELD_NUMBER: _ClassVar[int]
     CANDIDATES_FIELD_NUMBER: _ClassVar[int]
-    APPEND_KEY_FIELD_NUMBER: _ClassVar[int]
     session_id: str
     length: int
     queue_seconds: float
@@ -168,8 +153,7 @@ class Opened(_message.Message):
     reused_tokens: int
     tree_nodes: int
     candidates: int
-    append_key: bytes
-    def __init__(self, session_id: _Optional[str] = ..., length: _Optional[int] = ..., queue_seconds: _Optional[float] = ..., prefill_seconds: _Optional[float] = ..., resume_key: _Optional[bytes] = ..., lease_seconds: _Optional[float] = ..., reused_tokens: _Optional[int] = ..., tree_nodes: _Optional[int] = ..., candidates: _Optional[int] = ..., append_key: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, session_id: _Optional[str] = ..., length: _Optional[int] = ..., queue_seconds: _Optional[float] = ..., prefill_seconds: _Optional[float] = ..., resume_key: _Optional[bytes] = ..., lease_seconds: _Optional[float] = ..., reused_tokens: _Optional[int] = ..., tree_nodes: _Optional[int] = ..., candidates: _Optional[int] = ...) -> None: ...
 
 class Decode(_message.Message):
     __slots__ = ("end", "stop_ids", "most_nodes", "tokens_per_second", "pace", "credit", "beside")

@@ -57,10 +57,9 @@ class TargetServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Session(self, request_iterator, context):
-        """One session. Open, Resume or Attach comes first and once. After Open or Resume: Decode, Nodes, Ack, Go and Heartbeat in
-        any order and number, also before Opened comes; after Attach: Nodes and Heartbeat only. The target sends Tokens as it makes them.
-        Close, or the end of the client's messages, ends the session, or what was attached. When the call breaks, the session is held
-        for its lease.
+        """One session. Open or Resume comes first and once. Decode, Nodes, Ack, Go and Heartbeat follow in any order and number, also
+        before Opened comes. The target sends Tokens as it makes them. Close, or the end of the client's messages, ends the session.
+        When the call breaks, the session is held for its lease.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -28,7 +28,7 @@ _REFUSALS = (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.UNAUTHENTICATED)
 
 
 class Carrier(Protocol):
-    """What a host tells of a call, and takes as its status."""
+    """A call as its host shows it, with setters of the call's status."""
 
     def invocation_metadata(self) -> Iterable[tuple[str, str]]: ...
 
@@ -136,7 +136,7 @@ async def _read(messages: AsyncIterator[pb.ClientMessage], read: Any) -> AsyncIt
 
 
 class _Details(NamedTuple):
-    """What an interceptor looks at."""
+    """The part of a call that an interceptor reads."""
 
     method: str
     invocation_metadata: Iterable[tuple[str, str]]

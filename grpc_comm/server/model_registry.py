@@ -12,7 +12,6 @@ from typing import NamedTuple
 from grpc_comm.observability.events import Listener, ModelServed, OfModel
 from grpc_comm.translate import Description
 from inference.engine.engine import Engine
-from inference.engine.frontend import call_all
 from inference.errors import InvalidRequest
 
 
@@ -56,7 +55,6 @@ class Catalogue:
         self._listed, self._emit = dict(listed), emit
         self._threads: list[EngineThread] = []
         self._loading: dict[str, asyncio.Task[None]] = {}
-        self._loop = asyncio.get_running_loop()
         self._start(self._first, first)
 
     @property
@@ -89,10 +87,9 @@ class Catalogue:
             del self._loading[name]
 
     def _start(self, name: str, served: Served) -> None:
-        emit, loop, model = self._emit, self._loop, served.description.model
+        emit, model = self._emit, served.description.model
         emit(ModelServed(served.engine, served.description))
-        served.engine.on_event = lambda event: emit(OfModel(model, event))
-        served.engine.hand_over = lambda calls: loop.call_soon_threadsafe(call_all, calls)
+        served.engine.listeners.append(lambda event: emit(OfModel(model, event)))
         self._served[name] = served
         self._threads.append(EngineThread(served.engine))
 

@@ -45,14 +45,15 @@ class ReadingInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg] 
         handler = await continuation(handler_call_details)
         if handler is None or handler.request_deserializer is None:
             return handler
-        if handler.request_streaming:
-            return self._stream(handler)
-        changes = {"request_deserializer": _parsed_or_refused(handler.request_deserializer)}
-        if not handler.response_streaming:
-            return handler._replace(unary_unary=self._once(handler.unary_unary), **changes)
-        many = inspect.isasyncgenfunction(handler.unary_stream)
-        wrap = self._many if many else self._once
-        return handler._replace(unary_stream=wrap(handler.unary_stream), **changes)
+        shape = "stream" if handler.request_streaming else "unary"
+        shape += "_stream" if handler.response_streaming else "_unary"
+        method = getattr(handler, shape)
+        many = inspect.isasyncgenfunction(method)
+        if handler.request_streaming and not many:
+            return handler  # Session is a coroutine, and left alone
+        parse = _parsed_or_refused(handler.request_deserializer)
+        wrapped = self._many(method) if many else self._once(method)
+        return handler._replace(**{shape: wrapped, "request_deserializer": parse})
 
     def _once(self, method: Any) -> Any:
         async def answer(request: Any, context: Any) -> Any:
@@ -62,27 +63,18 @@ class ReadingInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg] 
         return answer
 
     def _many(self, method: Any) -> Any:
-        async def answers(request: Any, context: Any) -> AsyncIterator[Any]:
-            await self._check(request, context)
-            async with aclosing(method(request, context)) as messages:
+        """Wrap a method with many answers, to one message or to a stream of them."""
+
+        async def answers(given: Any, context: Any) -> AsyncIterator[Any]:
+            if hasattr(given, "__aiter__"):
+                given = self._checked(given, context)
+            else:
+                await self._check(given, context)
+            async with aclosing(method(given, context)) as messages:
                 async for message in messages:
                     yield message
 
         return answers
-
-    def _stream(self, handler: Any) -> Any:
-        """Return the stream handler. Session is a coroutine, and left alone."""
-        method = handler.stream_stream
-        if not inspect.isasyncgenfunction(method):
-            return handler
-        parse = _parsed_or_refused(handler.request_deserializer)
-
-        async def answers(requests: Any, context: Any) -> AsyncIterator[Any]:
-            async with aclosing(method(self._checked(requests, context), context)) as messages:
-                async for message in messages:
-                    yield message
-
-        return handler._replace(stream_stream=answers, request_deserializer=parse)
 
     async def _checked(self, requests: Any, context: Any) -> AsyncIterator[Any]:
         async for request in requests:

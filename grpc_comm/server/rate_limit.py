@@ -1,4 +1,4 @@
-"""How much a key may send: a token bucket, checked before a message is worked on."""
+"""Rate limit of a key: a token bucket, checked before a message is worked on."""
 
 from __future__ import annotations
 

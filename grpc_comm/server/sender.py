@@ -8,8 +8,9 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
 
-from grpc_comm import messages
+from grpc_comm import messages, translate
 from grpc_comm.proto import verifier_pb2 as pb
+from grpc_comm.translate import SessionTerms
 from inference.engine.engine import Engine
 from inference.engine.session import Session
 from inference.errors import Unavailable
@@ -29,44 +30,43 @@ class Sender:
 
     stream: id of the client's stream of proposals
     cursor: number of tokens that the client has
-    owner: whether the session ends with this stream when the target goes away
     """
 
-    _reminder: asyncio.TimerHandle  # wakes run() when a sign of life may be due
+    _heartbeat: asyncio.TimerHandle  # wakes run() when a sign of life may be due
 
     def __init__(
-        self, engine: Engine, session: Session, stream: int, cursor: int, send: Send, *, owner: bool
+        self, engine: Engine, session: Session, stream: int, cursor: int, send: Send
     ) -> None:
         self._engine, self._session, self._stream = engine, session, stream
-        self._cursor, self._send, self._owner = cursor, send, owner
+        self._cursor, self._send = cursor, send
         self._loop, self._woken = asyncio.get_running_loop(), asyncio.Event()
-        self._said, self._spoke_at = End.NOT, self._loop.time()
+        self._sent_end, self._sent_at = End.NOT, self._loop.time()
         self._leaving: pb.GoAway | None = None
         self.drained = False
 
-    def wake(self) -> None:
-        """Say that there may be something to write. Called on the event loop."""
-        self._woken.set()
+    def _wake(self) -> None:
+        """Say, on any thread, that there may be something to write."""
+        self._loop.call_soon_threadsafe(self._woken.set)
 
-    def leave(self, message: pb.GoAway) -> None:
+    def ask_to_leave(self, message: pb.GoAway) -> None:
         """Tell the client to go elsewhere, once it has what the forward in hand brings."""
         self._leaving = message
-        self.wake()
+        self._woken.set()
 
-    async def run(self, opened: pb.Opened) -> None:
+    async def run(self, terms: SessionTerms) -> None:
         """Write until the session is drained; raise what ended it."""
-        await self._send(pb.ServerMessage(opened=opened))
-        self._engine.listen(self._session, self._stream, self.wake)
-        self._remind()
+        await self._send(pb.ServerMessage(opened=translate.write_opened(terms)))
+        self._engine.listen(self._session, self._stream, self._wake)
+        self._plan_heartbeat()
         try:
             while not self.drained:
                 await self._woken.wait()
                 self._woken.clear()
                 if self._leaving is not None:
                     await self._go_away(self._leaving)
-                await self._tell()
+                await self._send_progress()
         finally:
-            self._reminder.cancel()
+            self._heartbeat.cancel()
 
     async def until_open(self, opening: Future[Opened]) -> Opened:
         """Wait until the prompt is prefilled, and send the client signs of life meanwhile."""
@@ -77,39 +77,36 @@ class Sender:
             if self._leaving is not None:
                 raise Unavailable("this target is about to end")
             if not prefilled.done():
-                await self._tell()
+                await self._send_progress()
         return prefilled.result()
 
-    def _remind(self) -> None:
+    def _plan_heartbeat(self) -> None:
         """Wake the writer now, and again whenever a sign of life may be due."""
-        self.wake()
-        now, due = self._loop.time(), self._spoke_at + HEARTBEAT_SECONDS
-        self._reminder = self._loop.call_at(
-            due if due > now else now + HEARTBEAT_SECONDS, self._remind
+        self._woken.set()
+        now, due = self._loop.time(), self._sent_at + HEARTBEAT_SECONDS
+        self._heartbeat = self._loop.call_at(
+            due if due > now else now + HEARTBEAT_SECONDS, self._plan_heartbeat
         )
 
     async def _go_away(self, message: pb.GoAway) -> None:
         self._leaving = None
         await self._send(pb.ServerMessage(go_away=message))
-        if self._owner:
-            self._engine.drain(self._session)
-        else:
-            self.drained = True
+        self._engine.drain(self._session)
 
-    async def _tell(self) -> None:
+    async def _send_progress(self) -> None:
         progress = self._engine.progress(self._session, self._cursor, self._stream)
-        due = self._loop.time() >= self._spoke_at + HEARTBEAT_SECONDS
+        due = self._loop.time() >= self._sent_at + HEARTBEAT_SECONDS
         alive = self._engine.step_seconds < MOST_STEP_SECONDS
-        if not (progress.tokens or progress.end is not self._said or (due and alive)):
+        if not (progress.tokens or progress.end is not self._sent_end or (due and alive)):
             return
-        self._spoke_at = self._loop.time()
-        end = self._standing(progress)
+        self._sent_at = self._loop.time()
+        end = self._end_or_pause(progress)
         await self._send(pb.ServerMessage(tokens=messages.write_tokens(progress, end)))
         self._cursor += len(progress.tokens)
-        self._said = progress.end
+        self._sent_end = progress.end
         self.drained = self.drained or progress.end is End.DRAINED
 
-    def _standing(self, progress: Progress) -> End:
+    def _end_or_pause(self, progress: Progress) -> End:
         """Return the end of the text, or why no tokens come at present."""
         session = self._session
         if progress.end is not End.NOT or session.order is None or session.opening is not None:

@@ -18,7 +18,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from grpc_comm.keys import Keys
-from grpc_comm.observability.events import Listener
+from grpc_comm.observability.events import Listener, ignore
 from grpc_comm.proto import verifier_pb2, verifier_pb2_grpc
 from grpc_comm.security import (
     PLAINTEXT,
@@ -30,13 +30,12 @@ from grpc_comm.security import (
 from grpc_comm.server.model_registry import Catalogue, Served
 from grpc_comm.server.parse_errors import ReadingInterceptor
 from grpc_comm.server.service import TargetService
-from grpc_comm.server.session_table import LEASE_SECONDS, Leases
+from grpc_comm.server.session_table import LEASE_SECONDS, SessionTable
 from grpc_comm.server.state import ServerState
 from grpc_comm.tls_files import check_tls_files
 from grpc_comm.translate import Description
 from grpc_comm.transport import Address, check_port, server_options
 from inference.engine.engine import Engine
-from inference.engine.forward import ignore
 from inference.errors import InvalidRequest
 
 GRACE_SECONDS = 5.0
@@ -52,7 +51,7 @@ _SERVICE = verifier_pb2.DESCRIPTOR.services_by_name["Target"].full_name
 
 @dataclass(frozen=True)
 class Target:
-    """What is served, where and to whom."""
+    """An engine to be served, with its address, its callers and its limits."""
 
     engine: Engine
     description: Description
@@ -146,13 +145,13 @@ class Serving:
         self._catalogue = Catalogue(
             Served(target.engine, target.description), target.listed, target.listener
         )
-        self._leases = Leases(
+        self._sessions = SessionTable(
             target.listener,
             2 * target.engine.most_sessions * (1 + len(target.listed)),
             target.lease_seconds,
         )
         state = ServerState(
-            self._catalogue, self._leases, target.listener, share_prefixes=target.share_prefixes
+            self._catalogue, self._sessions, target.listener, share_prefixes=target.share_prefixes
         )
         self.service = TargetService(state, keys)
 
@@ -171,14 +170,14 @@ class Serving:
     async def end(self) -> None:
         """End all sessions, and stop the models once their forward in hand is done."""
         self.rest()
-        self._leases.end_all()
+        self._sessions.end_all()
         await asyncio.to_thread(self._catalogue.stop)
 
     async def _expire(self) -> None:
         """End sessions whose lease is over, even while no call comes in."""
         while True:
-            await asyncio.sleep(self._leases.lease_seconds / 4)
-            self._leases.expire()
+            await asyncio.sleep(self._sessions.lease_seconds / 4)
+            self._sessions.expire()
 
 
 class _Listening:
@@ -189,7 +188,7 @@ class _Listening:
         check_tls_files(target.security)
         options = server_options(_longest(target))
         interceptors: list[Any] = [ReadingInterceptor(target.listener)]
-        if security.keys.demanded:
+        if security.keys.required:
             interceptors.append(KeyInterceptor(security.keys))
         self._server = grpc.aio.server(options=options, interceptors=interceptors)
         self.address = target.address._replace(port=_bind(self._server, target.address, security))

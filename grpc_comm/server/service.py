@@ -78,7 +78,7 @@ class TargetService(verifier_pb2_grpc.TargetServicer):
             raise Busy(
                 f"this key may have {key.sessions} sessions, and has {most} streams: try again "
                 "later",
-                self._state.leases.lease_seconds,
+                self._state.sessions.lease_seconds,
             )
 
     async def _grant(self, context: Context) -> Grant:

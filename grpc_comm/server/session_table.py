@@ -9,8 +9,7 @@ import hmac
 import secrets
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 from grpc_comm.observability.events import (
     Ending,
@@ -29,11 +28,7 @@ long.
 """
 
 
-MOST_GUESTS = 4
-"""Streams that may be attached to one session at once."""
-
-
-class Held:
+class SessionRecord:
     """One session and the stream that speaks for it.
 
     stream: id of the owner's stream of proposals
@@ -42,53 +37,31 @@ class Held:
     def __init__(self, session_id: str, tenant: str, engine: Engine, session: Session) -> None:
         self.session_id, self.tenant = session_id, tenant
         self.engine, self.session = engine, session
-        self.resume_key, self.append_key = secrets.token_bytes(16), secrets.token_bytes(16)
+        self.resume_key = secrets.token_bytes(16)
         self.epoch, self.stream = 0, engine.join(session)
         self.superseded = asyncio.Event()  # set when another stream takes the session over
         self.expires: float | None = None  # when it ends unless a stream comes; None: it has one
-        self._guests: set[asyncio.Event] = set()
 
     @property
     def name(self) -> tuple[str, str]:
         """Tenant and session id. Clients choose ids, so two tenants may have the same one."""
         return self.tenant, self.session_id
 
-    @contextmanager
-    def guest(self) -> Iterator[asyncio.Event]:
-        """Attach a stream; the yielded event is set when it has to leave.
-
-        Raises Busy when too many are attached.
-        """
-        if len(self._guests) >= MOST_GUESTS:
-            raise Busy(f"{MOST_GUESTS} streams are attached to this session: that is the most")
-        revoked = asyncio.Event()
-        self._guests.add(revoked)
-        try:
-            yield revoked
-        finally:
-            self._guests.discard(revoked)
-
-    def resumed(self, epoch: int) -> None:
-        """Give the session to a new stream. Earlier and attached streams leave."""
-        self._revoke()
-        self.append_key = secrets.token_bytes(16)
+    def give_to_new_stream(self, epoch: int) -> None:
+        """Give the session to a new stream. Earlier streams leave."""
+        self.superseded.set()
         self.epoch, self.superseded, self.expires = epoch, asyncio.Event(), None
         self.engine.leave(self.session, self.stream)
         self.stream = self.engine.join(self.session)
         self.engine.attach(self.session)
 
-    def ended(self) -> None:
+    def close(self) -> None:
         """Mark the session as over."""
         self.engine.close(self.session)
-        self._revoke()
-
-    def _revoke(self) -> None:
         self.superseded.set()
-        for revoked in self._guests:
-            revoked.set()
 
 
-class Leases:
+class SessionTable:
     """All held sessions of a target, at most `most`. Used on its event loop."""
 
     def __init__(
@@ -104,11 +77,11 @@ class Leases:
             most,
             clock,
         )
-        self._held: dict[tuple[str, str], Held] = {}  # by tenant and session id
+        self._records: dict[tuple[str, str], SessionRecord] = {}  # by tenant and session id
         self._counts: Counter[str] = Counter()  # by tenant
 
     def __len__(self) -> int:
-        return len(self._held)
+        return len(self._records)
 
     def check_name(self, session_id: str, tenant: str) -> None:
         """Raise InvalidRequest or Mismatch unless the tenant can open a session of this id."""
@@ -116,21 +89,21 @@ class Leases:
             raise InvalidRequest(
                 f"a session id has 8 to 64 ASCII characters: got {len(session_id)}"
             )
-        if (tenant, session_id) in self._held:
+        if (tenant, session_id) in self._records:
             raise Mismatch("a session of this id is held: Resume it, or choose another id")
 
     def check_room(self, tenant: str, most: int | None) -> None:
         """Raise Busy unless a tenant that may have `most` sessions can open one."""
         self.expire()
-        if len(self._held) >= self._most:
+        if len(self._records) >= self._most:
             raise Busy(
-                f"the target holds {len(self._held)} sessions and takes no more; try again later",
+                f"the target holds {len(self)} sessions and takes no more; try again later",
                 retry_after=self.lease_seconds,
             )
-        mine = [held for held in self._held.values() if held.tenant == tenant]
+        mine = [record for record in self._records.values() if record.tenant == tenant]
         if most is None or len(mine) < most:
             return
-        leaving = [held for held in mine if held.expires is not None]
+        leaving = [record for record in mine if record.expires is not None]
         if not leaving:
             raise Busy(
                 f"this key may have {most} sessions, and has: close one, or try again later",
@@ -138,76 +111,71 @@ class Leases:
             )
         self.end(leaving[0], Ending.DISPLACED)
 
-    def check_place(self, held: Held, most: int | None) -> None:
+    def check_count(self, record: SessionRecord, most: int | None) -> None:
         """Raise Busy for a session beyond the `most` that its tenant may have. The oldest ones
         stay.
         """
         if most is None:
             return
-        mine = [other for other in self._held.values() if other.tenant == held.tenant]
-        if held in mine[most:]:
+        mine = [other for other in self._records.values() if other.tenant == record.tenant]
+        if record in mine[most:]:
             words = f"this key may have {most} sessions now, and others are older"
             raise Busy(f"{words}: close one, or try again later", retry_after=self.lease_seconds)
 
-    def add(self, held: Held) -> None:
-        self._held[held.name] = held
-        self._counts[held.tenant] += 1
+    def add(self, record: SessionRecord) -> None:
+        self._records[record.name] = record
+        self._counts[record.tenant] += 1
 
     def count(self, tenant: str) -> int:
         """Return the number of this tenant's sessions."""
         return self._counts[tenant]
 
-    def held_for(self, session_id: str, append_key: bytes, tenant: str) -> Held:
-        """Return the session that this key may append to. Raises Gone when there is none."""
-        held = self._held.get((tenant, session_id))
-        if held is None or not hmac.compare_digest(held.append_key, append_key):
-            raise Gone("no session is held here that this key lets append to")
-        return held
-
-    def resume(self, session_id: str, key: bytes, epoch: int, tenant: str) -> Held:
+    def resume(self, session_id: str, key: bytes, epoch: int, tenant: str) -> SessionRecord:
         """Give the session to a new stream; its earlier stream is no longer heard.
 
         Raises Gone when it is not held, or not this caller's, and Mismatch for an old epoch.
         """
         self.expire()
-        held = self._held.get((tenant, session_id))
-        if held is None or not hmac.compare_digest(held.resume_key, key):
+        record = self._records.get((tenant, session_id))
+        if record is None or not hmac.compare_digest(record.resume_key, key):
             raise Gone("this session is not held here: open it anew")
-        if epoch <= held.epoch:
+        if epoch <= record.epoch:
             raise Mismatch(
                 f"epoch {epoch} is over: another stream resumed this session with epoch "
-                f"{held.epoch}"
+                f"{record.epoch}"
             )
-        held.resumed(epoch)
-        self._emit(SessionResumed(held.session))
-        return held
+        record.give_to_new_stream(epoch)
+        self._emit(SessionResumed(record.session))
+        return record
 
-    def leave(self, held: Held) -> None:
+    def detach(self, record: SessionRecord) -> None:
         """Note that the session's stream is gone. It waits for another, and lends its row
         meanwhile.
         """
-        if self._held.get(held.name) is held:
-            held.expires = self._clock() + self.lease_seconds
-            held.engine.detach(held.session)
-            self._emit(StreamLost(held.session))
+        if self._records.get(record.name) is record:
+            record.expires = self._clock() + self.lease_seconds
+            record.engine.detach(record.session)
+            self._emit(StreamLost(record.session))
 
-    def end(self, held: Held, reason: Ending) -> None:
+    def end(self, record: SessionRecord, reason: Ending) -> None:
         """End the session. Idempotent."""
-        if self._held.get(held.name) is not held:
+        if self._records.get(record.name) is not record:
             return
-        del self._held[held.name]
-        self._counts[held.tenant] -= 1
-        held.ended()
-        self._emit(SessionEnded(held.session, reason))
+        del self._records[record.name]
+        self._counts[record.tenant] -= 1
+        record.close()
+        self._emit(SessionEnded(record.session, reason))
 
     def end_all(self) -> None:
-        for held in list(self._held.values()):
-            self.end(held, Ending.DRAINED)
+        for record in list(self._records.values()):
+            self.end(record, Ending.DRAINED)
 
     def expire(self) -> None:
         """End sessions that have been without a stream for longer than their lease."""
         now = self._clock()
-        for held in [
-            held for held in self._held.values() if held.expires is not None and held.expires <= now
+        for record in [
+            record
+            for record in self._records.values()
+            if record.expires is not None and record.expires <= now
         ]:
-            self.end(held, Ending.EXPIRED)
+            self.end(record, Ending.EXPIRED)

@@ -1,16 +1,17 @@
-"""What all streams of a target share, and what a key may do there."""
+"""State that all streams of a target share, and the limits of keys there."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import replace
 
+from grpc_comm import messages
 from grpc_comm.keys import Key
 from grpc_comm.observability.events import Listener
 from grpc_comm.proto import verifier_pb2 as pb
 from grpc_comm.server.model_registry import Catalogue
 from grpc_comm.server.rate_limit import NODES_PER_SECOND, Allowance
-from grpc_comm.server.session_table import Leases
+from grpc_comm.server.session_table import SessionTable
 from grpc_comm.translate import Description
 from inference.errors import Unavailable
 
@@ -22,9 +23,9 @@ class ServerState:
     """
 
     def __init__(
-        self, catalogue: Catalogue, leases: Leases, emit: Listener, *, share_prefixes: bool
+        self, catalogue: Catalogue, sessions: SessionTable, emit: Listener, *, share_prefixes: bool
     ) -> None:
-        self.catalogue, self.leases, self.emit = catalogue, leases, emit
+        self.catalogue, self.sessions, self.emit = catalogue, sessions, emit
         self.draining = False
         self._share_prefixes = share_prefixes
         self._allowances = defaultdict[str, Allowance](Allowance)  # by the names of keys
@@ -33,9 +34,9 @@ class ServerState:
         """Return the seconds by which a message exceeds its key's rate; 0 where it may be worked
         on.
         """
-        share = max(self.leases.count(key.name), 1)
+        share = max(self.sessions.count(key.name), 1)
         most_nodes = key.nodes_per_second or NODES_PER_SECOND * share
-        nodes = len(message.nodes.tokens) * NODES_PER_SECOND * share / most_nodes
+        nodes = messages.count_nodes(message) * NODES_PER_SECOND * share / most_nodes
         return self._allowances[key.name].charge(nodes, message.ByteSize(), share)
 
     def limited(self, description: Description, key: Key) -> Description:
@@ -54,4 +55,4 @@ class ServerState:
         """Raise Busy or Unavailable unless the key may open another session."""
         if self.draining:
             raise Unavailable("this target is about to end")
-        self.leases.check_room(key.name, key.sessions)
+        self.sessions.check_room(key.name, key.sessions)

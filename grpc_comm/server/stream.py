@@ -15,6 +15,7 @@ import grpc.aio
 
 from grpc_comm import messages, translate
 from grpc_comm.keys import Grant, Key
+from grpc_comm.messages import Acknowledge, Go, Request
 from grpc_comm.observability.events import (
     CandidatesDropped,
     Drop,
@@ -26,18 +27,18 @@ from grpc_comm.proto import verifier_pb2 as pb
 from grpc_comm.server.parse_errors import BREAK_SECONDS
 from grpc_comm.server.request_reader import Inbox
 from grpc_comm.server.sender import Send, Sender
-from grpc_comm.server.session_table import Held
+from grpc_comm.server.session_table import SessionRecord
 from grpc_comm.server.state import ServerState
-from grpc_comm.translate import SessionTerms
+from grpc_comm.translate import OpenRequest, ResumeRequest, SessionTerms
 from inference.errors import (
     Gone,
-    InvalidRequest,
     LimitExceeded,
     Mismatch,
     OutriderError,
     Unavailable,
 )
-from inference.order import Opened
+from inference.order import Decode, Opened
+from inference.proposer import Nodes
 
 _NOTHING_NEW = Opened(0, 0.0, 0.0)
 _CANCEL_SECONDS = 0.05
@@ -47,10 +48,10 @@ class Stream:
     """Reads a client's messages; its Sender writes the target's."""
 
     def __init__(self, state: ServerState, grant: Grant, inbox: Inbox, write: Send) -> None:
-        self._grant, self._heeded = grant, grant.key
+        self._grant, self._applied = grant, grant.key
         self._state, self._inbox, self._write = state, inbox, write
-        self._leases = state.leases
-        self._held: Held | None = None
+        self._sessions = state.sessions
+        self._record: SessionRecord | None = None
         self._sender: Sender | None = None
         self._writing: asyncio.Future[Any] | None = None  # the last message
 
@@ -61,7 +62,7 @@ class Stream:
 
     async def serve(self) -> None:
         """Serve until the client is done; raise the error that becomes the call's status."""
-        first = await self._inbox.first(self._leases.lease_seconds)
+        first = await self._inbox.first(self._sessions.lease_seconds)
         if first is None:
             await asyncio.sleep(BREAK_SECONDS)
             return
@@ -72,96 +73,74 @@ class Stream:
                 await asyncio.wait({self._writing})
 
     async def _admit(self, first: pb.ClientMessage) -> None:
-        kind = first.WhichOneof("kind")
-        if kind not in ("open", "resume", "attach"):
-            raise InvalidRequest("Open, Resume or Attach must come first")
+        request = translate.read_first(first)
         if self._state.draining:
             raise Unavailable("this target is about to end")
-        if kind == "open":
-            held, opening = await self._open(first.open)
-            await self._own(held, held.session.length, opening)
-        elif kind == "resume":
-            await self._own(self._resume(first.resume), first.resume.length, None)
+        if isinstance(request, OpenRequest):
+            record, opening = await self._open(request)
+            await self._own(record, record.session.length, opening)
         else:
-            await self._attach(first.attach)
+            await self._own(self._resume(request), request.length, None)
 
     def go_away(self, reason: str, retry_after: float) -> None:
         """Ask the client to leave once it has what the forward in hand brings."""
         if self._sender is not None:
-            self._sender.leave(pb.GoAway(reason=reason, retry_after_seconds=retry_after))
+            self._sender.ask_to_leave(pb.GoAway(reason=reason, retry_after_seconds=retry_after))
 
-    # The three ways to begin: Open, Resume, Attach.
+    # The two ways to begin: Open and Resume.
 
-    async def _open(self, message: pb.Open) -> tuple[Held, Future[Opened]]:
-        served = await self._state.catalogue.served(message.model)
+    async def _open(self, request: OpenRequest) -> tuple[SessionRecord, Future[Opened]]:
+        served = await self._state.catalogue.served(request.model)
         description = self._state.limited(served.description, self.key)
-        translate.check_fingerprints(message, description)
-        params = translate.read_params(message)
-        if len(message.prompt) >= description.sequence_length:  # first, as it is cheap
+        translate.check_fingerprints(request, description)
+        if len(request.prompt) >= description.sequence_length:  # first, as it is cheap
             raise LimitExceeded(
-                f"a prompt of {len(message.prompt)} tokens leaves no room: the sequence length is "
+                f"a prompt of {len(request.prompt)} tokens leaves no room: the sequence length is "
                 f"{description.sequence_length}"
             )
         self._state.check_room(self.key)
-        self._leases.check_name(message.session_id, self.key.name)
+        self._sessions.check_name(request.session_id, self.key.name)
         session, opening = served.engine.open(
-            list(message.prompt),
-            params,
+            list(request.prompt),
+            request.params,
             tenant=self.key.name,
             sharing=self._state.prefix_tenant(self.key),
             limit=description.sequence_length,
         )
-        held = Held(message.session_id, self.key.name, served.engine, session)
-        self._leases.add(held)
-        self._keep_to_limits(held)
-        return held, opening
+        record = SessionRecord(request.session_id, self.key.name, served.engine, session)
+        self._sessions.add(record)
+        self._set_limits(record)
+        return record, opening
 
-    def _resume(self, message: pb.Resume) -> Held:
-        translate.check_protocol(message.protocol_version)
-        held = self._leases.resume(
-            message.session_id, message.resume_key, message.epoch, self.key.name
+    def _resume(self, request: ResumeRequest) -> SessionRecord:
+        record = self._sessions.resume(
+            request.session_id, request.resume_key, request.epoch, self.key.name
         )
-        self._keep_to_limits(held)
-        return held
+        self._set_limits(record)
+        return record
 
-    async def _attach(self, message: pb.Attach) -> None:
-        """Let the client hear and append to another stream's session, until either ends."""
-        translate.check_protocol(message.protocol_version)
-        held = self._leases.held_for(message.session_id, message.append_key, self.key.name)
-        engine, session = held.engine, held.session
-        _check_length(message.length, held)
-        with held.guest() as revoked:
-            stream = engine.join(session)
-            sender = self._start(held, stream, message.length, owner=False)
-            terms = self._terms(held)._replace(resume_key=b"", append_key=b"")
-            opened = translate.write_opened(held.session_id, session.length, _NOTHING_NEW, terms)
-            try:
-                await self._while_heard(
-                    self._read(held, stream, owner=False), sender.run(opened), _fence(revoked)
-                )
-            finally:
-                engine.leave(session, stream)
+    # Serving a session.
 
-    # Serving a session that the client owns.
-
-    async def _own(self, held: Held, length: int, opening: Future[Opened] | None) -> None:
+    async def _own(
+        self, record: SessionRecord, length: int, opening: Future[Opened] | None
+    ) -> None:
         """Serve the session until its client is done, or another stream takes it over."""
-        epoch = held.epoch
+        epoch = record.epoch
         ending: Ending | None = Ending.FAILED
         known = opening is None  # the client knows of the session and can come back for it
         try:
-            _check_length(length, held)
-            held.engine.acknowledge(held.session, length)
-            sender = self._start(held, held.stream, length, owner=True)
+            _check_length(length, record)
+            record.engine.acknowledge(record.session, length)
+            sender = self._start(record, length)
 
             async def speak() -> None:
                 nonlocal known
                 opened = await sender.until_open(opening) if opening else _NOTHING_NEW
                 known = True
-                await sender.run(self._opened(held, opened))
+                await sender.run(self._opened(record, opened))
 
-            read = self._read(held, held.stream, owner=True)
-            await self._while_heard(read, speak(), _fence(held.superseded))
+            read = self._read(record, record.stream)
+            await self._while_client_speaks(read, speak(), _until_superseded(record.superseded))
             ending = Ending.DRAINED if sender.drained else Ending.CLOSED
         except (asyncio.CancelledError, Gone):  # the call broke, or nobody is there
             if self._grant.withdrawn:
@@ -173,104 +152,101 @@ class Stream:
             ending = Ending.REFUSED
             raise
         finally:
-            if held.epoch != epoch:
+            if record.epoch != epoch:
                 pass  # another stream has it now
             elif ending is None:
-                self._leases.leave(held)
+                self._sessions.detach(record)
             else:
-                self._leases.end(held, ending)
+                self._sessions.end(record, ending)
 
-    def _start(self, held: Held, stream: int, length: int, *, owner: bool) -> Sender:
-        self._held = held
-        self._sender = Sender(held.engine, held.session, stream, length, self._send, owner=owner)
+    def _start(self, record: SessionRecord, length: int) -> Sender:
+        self._record = record
+        engine, session = record.engine, record.session
+        self._sender = Sender(engine, session, record.stream, length, self._send)
         return self._sender
 
-    def _opened(self, held: Held, opened: Opened) -> pb.Opened:
-        session, length = held.session, held.session.length
+    def _opened(self, record: SessionRecord, opened: Opened) -> SessionTerms:
+        session, length = record.session, record.session.length
         if opened is not _NOTHING_NEW:
             length = session.prompt_length  # later tokens are sent as Tokens
-            self._state.emit(SessionOpened(session, held.session_id, self.key.name))
-        return translate.write_opened(held.session_id, length, opened, self._terms(held))
-
-    def _terms(self, held: Held) -> SessionTerms:
-        nodes = held.session.tree_nodes or held.engine.max_tree_nodes
-        return SessionTerms(self._leases.lease_seconds, nodes, held.resume_key, held.append_key)
+            self._state.emit(SessionOpened(session, record.session_id, self.key.name))
+        return SessionTerms(
+            session_id=record.session_id,
+            length=length,
+            lease_seconds=self._sessions.lease_seconds,
+            tree_nodes=session.tree_nodes or record.engine.max_tree_nodes,
+            resume_key=record.resume_key,
+            queue_seconds=opened.queue_seconds,
+            prefill_seconds=opened.prefill_seconds,
+            reused_tokens=opened.reused,
+        )
 
     # Reading what the client says.
 
-    async def _read(self, held: Held, stream: int, *, owner: bool) -> None:
+    async def _read(self, record: SessionRecord, stream: int) -> None:
         """Follow the client's messages until there are no more."""
         while (message := await self._inbox.take()) is not None:
-            kind = message.WhichOneof("kind")
+            kind = messages.kind_of(message)
             if kind == "close":
                 return
-            if not owner and kind not in ("nodes", "heartbeat"):
-                raise InvalidRequest("who is attached to a session may append to it, no more")
-            self._heed(held)
+            self._apply_limits(record)
             early = self._state.charge(self.key, message)
             if early == 0 or kind != "nodes":
-                self._obey(held, stream, kind, message)
+                self._handle(record, stream, messages.read_request(message))
             else:
-                self._state.emit(CandidatesDropped(len(message.nodes.tokens), Drop.RATE))
+                self._state.emit(CandidatesDropped(messages.count_nodes(message), Drop.RATE))
             if early > 0:
                 await asyncio.sleep(early)
         await asyncio.sleep(BREAK_SECONDS)
 
-    def _obey(self, held: Held, stream: int, kind: str | None, message: pb.ClientMessage) -> None:
-        engine, session = held.engine, held.session
-        if kind == "nodes":
-            late, shed = engine.append(session, stream, messages.read_nodes(message.nodes))
-            if late:
-                self._state.emit(CandidatesDropped(late, Drop.LATE))
-            if shed:
-                self._state.emit(CandidatesDropped(shed, Drop.CAP))
-        elif kind == "ack":
-            engine.acknowledge(session, message.ack.length)
-        elif kind == "decode":
-            engine.decode(session, messages.read_decode(message.decode))
-        elif kind == "go":
-            engine.go(session, message.go.base)
-        elif kind in ("open", "resume", "attach"):
-            raise InvalidRequest(
-                "Open came twice: a session is opened once, another one has its own stream"
-            )
-        elif kind != "heartbeat":
-            raise InvalidRequest(
-                "an empty message, or one of a kind that this target does not know"
-            )
+    def _handle(self, record: SessionRecord, stream: int, request: Request) -> None:
+        engine, session = record.engine, record.session
+        match request:
+            case Nodes():
+                late, shed = engine.append(session, stream, request)
+                if late:
+                    self._state.emit(CandidatesDropped(late, Drop.LATE))
+                if shed:
+                    self._state.emit(CandidatesDropped(shed, Drop.CAP))
+            case Acknowledge(length):
+                engine.acknowledge(session, length)
+            case Decode():
+                engine.decode(session, request)
+            case Go(base):
+                engine.go(session, base)
 
-    def _heed(self, held: Held) -> None:
+    def _apply_limits(self, record: SessionRecord) -> None:
         """Apply the key's present limits if they have changed. Raises LimitExceeded where they
         are exceeded.
         """
-        if self.key is self._heeded:
+        if self.key is self._applied:
             return
-        self._keep_to_limits(held)
-        length, limit = held.session.length, held.session.limit
+        self._set_limits(record)
+        length, limit = record.session.length, record.session.limit
         if length > limit:
             raise LimitExceeded(f"{length} tokens: this key may have {limit} in a session now")
-        self._leases.check_place(held, self.key.sessions)
+        self._sessions.check_count(record, self.key.sessions)
 
-    def _keep_to_limits(self, held: Held) -> None:
-        self._heeded = key = self.key
-        nodes, length = held.engine.max_tree_nodes, held.engine.sequence_length
-        held.session.tree_nodes = min(nodes, key.tree_nodes or nodes)
-        held.session.limit = min(length, key.sequence_length or length)
+    def _set_limits(self, record: SessionRecord) -> None:
+        self._applied = key = self.key
+        nodes, length = record.engine.max_tree_nodes, record.engine.sequence_length
+        record.session.tree_nodes = min(nodes, key.tree_nodes or nodes)
+        record.session.limit = min(length, key.sequence_length or length)
 
-    async def _while_heard(self, *works: Coroutine[Any, Any, None]) -> None:
+    async def _while_client_speaks(self, *works: Coroutine[Any, Any, None]) -> None:
         """Run all works until the first has ended, or the client has been silent for too long."""
-        await _first_of(*works, self._inbox.silence(self._leases.lease_seconds))
+        await _first_of(*works, self._inbox.silence(self._sessions.lease_seconds))
 
     async def _send(self, message: pb.ServerMessage) -> None:
         """Write a message; raise Gone when nobody reads. A write in progress outlives its
         caller.
         """
-        if self._held is not None:
-            self._heed(self._held)
+        if self._record is not None:
+            self._apply_limits(self._record)
         self._state.emit(MessageSent(message.ByteSize()))
         writing = self._writing = asyncio.ensure_future(self._write(message))
         writing.add_done_callback(lambda done: done.cancelled() or done.exception())  # looked at
-        await asyncio.wait({writing}, timeout=self._leases.lease_seconds)
+        await asyncio.wait({writing}, timeout=self._sessions.lease_seconds)
         failure = writing.exception() if writing.done() and not writing.cancelled() else None
         if failure is not None and not isinstance(failure, grpc.aio.BaseError):
             raise failure
@@ -278,11 +254,11 @@ class Stream:
             raise Gone("the client has gone, or reads nothing") from failure
 
 
-def _check_length(length: int, held: Held) -> None:
+def _check_length(length: int, record: SessionRecord) -> None:
     """Raise Mismatch unless the client has at least the prompt, and at most the session's
     tokens.
     """
-    session = held.session
+    session = record.session
     if not session.prompt_length <= length <= session.length:
         raise Mismatch(
             f"the client counts {length} tokens, the target {session.length}, of which "
@@ -290,7 +266,7 @@ def _check_length(length: int, held: Held) -> None:
         )
 
 
-async def _fence(ended: asyncio.Event) -> None:
+async def _until_superseded(ended: asyncio.Event) -> None:
     await ended.wait()
     raise Mismatch("another stream has resumed this session, or it was ended")
 

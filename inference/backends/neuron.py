@@ -13,13 +13,15 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from inference.artifact import Bucket, Manifest
+from inference.artifact import Bucket, Manifest, RoundBucket
 from inference.backends import Segment
 from inference.backends.compiled import CompiledModel
 from inference.backends.feature_store import form_of
+from inference.backends.fused import fill_round, fused_part, in_rounds
 from inference.backends.graph_calls import inputs_of, picked
 from inference.backends.noise_ahead import Draw, NoiseAhead, draws_of
 from inference.errors import Busy, InvalidRequest, OutriderError, Unavailable
@@ -27,7 +29,8 @@ from inference.model.cache import KeysValues, empty_cache
 from inference.model.config import parse_config
 from inference.model.float8 import states_of
 from inference.model.noise_window import Place, fill_inputs
-from inference.model.verify_graph import copy_inputs, example_inputs
+from inference.model.round_graph import idle_inputs, under_draft_names
+from inference.model.verify_graph import copy_inputs
 from inference.tree import IntArray
 
 PACKAGE = "graphs/nxd_model.pt"
@@ -136,7 +139,7 @@ class NeuronModel(CompiledModel):
         self._noise = NoiseAhead(self._fill)
         self._program = program
         self._one_call = threading.Lock()
-        self._warm(say)
+        self._warm(manifest.graphs, say)
 
     def _copy_cache(self, source: int, target: int, slots: int) -> None:
         """Copy a whole row, junk slot included, by one call of the copying graph.
@@ -176,15 +179,11 @@ class NeuronModel(CompiledModel):
             except RuntimeError as error:
                 raise runtime_error(error) from error
 
-    def _idle_calls(self) -> dict[str, dict[str, Tensor]]:
-        """Return, for each graph by name, inputs that change nothing."""
-        idle = {bucket.name: example_inputs(bucket) for bucket in self.graphs}
-        idle |= {COPY: copy_inputs()} if self.copies_rows else {}
-        return idle | ({FILL: fill_inputs([Place(0, 0, 0)])} if self._fills else {})
-
-    def _warm(self, say: Say) -> None:
+    def _warm(self, buckets: Sequence[Bucket], say: Say) -> None:
         """Call every graph once with idle inputs: the first call of a graph initialises it."""
-        idle = self._idle_calls()
+        idle = {bucket.name: idle_inputs(bucket) for bucket in buckets}
+        idle |= {COPY: copy_inputs()} if self.copies_rows else {}
+        idle |= {FILL: fill_inputs([Place(0, 0, 0)])} if self._fills else {}
         for index, (graph, inputs) in enumerate(idle.items(), 1):
             start = time.perf_counter()
             self._run(graph, inputs)
@@ -192,6 +191,58 @@ class NeuronModel(CompiledModel):
                 f"[{index}/{len(idle)}] {graph} ran in {(time.perf_counter() - start) * 1000:.1f} "
                 "ms"
             )
+
+
+class NeuronFusedModel(NeuronModel):
+    """A RoundModel (inference/backends) whose caches live on the device.
+
+    The graphs of target, draft and rounds lie in one package, over one state.
+    """
+
+    def __init__(self, program: Program, manifest: Manifest, say: Say) -> None:
+        part = fused_part(manifest)
+        self._round_buckets, self.shape = part.rounds, part.shape
+        self.draft = _NeuronDraft(self, manifest)
+        super().__init__(program, manifest, say)
+
+    def rounds(self, segments: Sequence[Segment]) -> list[IntArray]:
+        """Make one round for each segment; see RoundModel.rounds()."""
+        return in_rounds(self._round_buckets, segments, self._round)
+
+    def call(self, graph: str, inputs: dict[str, Tensor]) -> tuple[Tensor, ...]:
+        """Call any graph of the package while no other call is in flight."""
+        return self._run(graph, inputs)
+
+    def _round(self, bucket: RoundBucket, segments: Sequence[Segment]) -> list[IntArray]:
+        draws = [
+            Draw(
+                segment.row,
+                segment.params.seed,
+                int(segment.positions[0]) + 1,
+                int(segment.positions[0]) + 1 + bucket.shape.depth,
+            )
+            for segment in segments
+            if not segment.params.greedy
+        ]
+        (answers,) = self._drawing(draws, bucket.name, fill_round(bucket, segments))
+        return list(answers[: len(segments)].numpy().astype(np.int32))
+
+
+class _NeuronDraft(CompiledModel):
+    """The draft as a Model of its own, with its graphs in the target's package."""
+
+    def __init__(self, beside: NeuronFusedModel, manifest: Manifest) -> None:
+        part = fused_part(manifest)
+        graphs: dict[Bucket, Any] = {
+            bucket: partial(beside.call, bucket.name) for bucket in part.prefill
+        }
+        super().__init__(graphs, shape_of_cache(manifest, part.config))
+        self._beside = beside
+
+    def _call(self, bucket: Bucket, segments: Sequence[Segment]) -> list[IntArray]:
+        inputs = under_draft_names(inputs_of(bucket, segments))
+        (chosen,) = self._beside.call(bucket.name, inputs)
+        return picked(bucket, chosen, segments)
 
 
 def shape_of_cache(manifest: Manifest, config: Mapping[str, Any]) -> KeysValues:

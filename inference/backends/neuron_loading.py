@@ -19,12 +19,12 @@ from inference.backends.neuron import (
     FILL_RECORD,
     PACKAGE,
     SHARD,
+    NeuronFusedModel,
     NeuronModel,
     Program,
     Say,
     runtime_error,
 )
-from inference.backends.neuron_fused import NeuronFusedModel
 from inference.backends.neuron_sdk import (
     DEVICE,
     has_device,

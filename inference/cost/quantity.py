@@ -11,7 +11,7 @@ from enum import IntEnum
 
 
 class Quality(IntEnum):
-    """How a figure came about. A greater one is worse, and a sum is as good as its worst part."""
+    """Origin of a figure. A greater one is worse, and a sum is as good as its worst part."""
 
     MEASURED = 0
     ESTIMATED = 1

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from inference.backends import Ranked, Segment
-from inference.cost.effort import Effort
+from inference.cost.usage import Usage
 from inference.draft_tuning import TUNING
 from inference.drafters.block_masks import BlockMasks
 from inference.drafters.candidate_sender import CandidateSender
@@ -331,7 +331,7 @@ class GrowingProposer:
         drafted = self.usage.seconds
         if self._accounted is not None:
             began, before = self._accounted
-            self.prices.committed(tokens, Effort(now - began, drafted - before, self._bytes_up))
+            self.prices.committed(tokens, Usage(now - began, drafted - before, self._bytes_up))
         self._accounted, self._bytes_up = (now, drafted), 0.0
 
 

@@ -3,30 +3,32 @@
 from __future__ import annotations
 
 from collections import Counter
+from functools import partial
+from threading import Condition
 
 from inference.backends import Model
+from inference.engine.events import Callback
 from inference.engine.prefix_cache import RowPool
 from inference.engine.session import Session
-from inference.errors import Busy
-
-SILENT_SECONDS = 5.0
-"""Seconds without wanting a forward after which a session loses its row to a waiting one."""
-
-TURN_SECONDS = 2.0
-"""Seconds that a session keeps its row before another tenant may get it."""
+from inference.engine.tuning import TUNING
+from inference.errors import Busy, Unavailable
 
 
-class Roster:
+class Admission:
     """The open sessions of one model, in order of opening.
 
     waiting: sessions that may wait in line for a row.
     most: sessions that may be open, on rows and in line.
+    lock: guards this, its rows and its sessions. It is notified of what may bring work.
+    forward_runs: a forward is computed now, so closed sessions keep their rows.
     """
 
     def __init__(self, model: Model, waiting: int) -> None:
         self.pool = RowPool(model)
-        self._model, self._waiting = model, waiting
         self.most = model.rows + waiting
+        self.lock = Condition()
+        self.forward_runs = False
+        self._model, self._waiting = model, waiting
         self._sessions: dict[Session, None] = {}
 
     @property
@@ -72,13 +74,31 @@ class Roster:
             raise Busy(f"the target is full: {full}; try again later")
         self._sessions[session] = None
 
-    def remove_closed(self) -> list[Session]:
-        """Remove closed sessions and free their rows; returns the sessions."""
+    def remove_closed(self) -> list[Callback]:
+        """Remove closed sessions and free their rows; returns the callbacks that follow."""
         gone = [session for session in self._sessions if session.closed]
         for session in gone:
             del self._sessions[session]
             self._vacate(session)
-        return gone
+        return [call for session in gone for call in self.fail(session, session.closed)]
+
+    def close_all(self, reason: str) -> list[Callback]:
+        """Close and remove all sessions; returns the callbacks that follow."""
+        for session in self._sessions:
+            session.closed = session.closed or Unavailable(reason)
+        return self.remove_closed()
+
+    def fail(self, session: Session, error: Exception | None) -> list[Callback]:
+        """Close a session with an error; returns the callbacks that follow.
+
+        Its opening fails, and its listeners hear of its end. It is removed later.
+        """
+        session.closed = session.closed or error
+        opening, session.opening = session.opening, None
+        calls = session.streams.listeners
+        if opening is not None:
+            calls.insert(0, partial(opening.future.set_exception, error))
+        return calls
 
     def hand_out_rows(self, now: float) -> list[Session]:
         """Give rows to sessions in line; returns the sessions that lost a row for it."""
@@ -86,7 +106,7 @@ class Roster:
         while line := self.line:
             row = self.pool.take(line[0].tokens, line[0].sharing)
             if row is not None:
-                line[0].starts_on(row, self._model, now)
+                line[0].assign_row(row, self._model, now)
                 continue
             victim = self._victim(line[0], now)
             if victim is None:
@@ -99,8 +119,8 @@ class Roster:
         """Seconds after which a waiting session may get a row; None when none waits."""
         if not self.line:
             return None
-        held = [max(0.0, session.got_row + TURN_SECONDS - now) for session in self.on_rows]
-        return min([SILENT_SECONDS, *(seconds for seconds in held if seconds > 0)])
+        held = [max(0.0, session.got_row + TUNING.turn_seconds - now) for session in self.on_rows]
+        return min([TUNING.silent_seconds, *(seconds for seconds in held if seconds > 0)])
 
     def _victim(self, waiting: Session, now: float) -> Session | None:
         """The session that loses its row to `waiting`, if there is one.
@@ -119,7 +139,7 @@ class Roster:
             return None
         mine = [one for one in self.on_rows if one.tenant == most and not one.missing]
         longest = min(mine, key=lambda session: session.got_row, default=None)
-        due = longest is not None and now - longest.got_row >= TURN_SECONDS
+        due = longest is not None and now - longest.got_row >= TUNING.turn_seconds
         return longest if due else None
 
     def _rows_by_tenant(self) -> Counter[str]:
@@ -128,13 +148,13 @@ class Roster:
     def _vacate(self, session: Session) -> None:
         if session.row is not None:
             self.pool.give_back(session.row)
-            session.leaves_row()
+            session.release_row()
 
     def _silent(self, now: float) -> list[Session]:
-        """Sessions on rows that were silent for SILENT_SECONDS, the longest silent first."""
+        """Sessions on rows that were silent for silent_seconds, the longest silent first."""
         silent = [(session.silent_for(now), session) for session in self.on_rows]
         return [
             session
             for seconds, session in sorted(silent, key=lambda pair: -pair[0])
-            if seconds > SILENT_SECONDS
+            if seconds > TUNING.silent_seconds
         ]

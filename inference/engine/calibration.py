@@ -6,30 +6,23 @@ claim is corrected by the record of the same tenant, kind of proposer and tree l
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-CAUTION = 0.8
-"""Factor on a claim of a proposer without a record."""
-
-WORTH = 8.0
-"""Weight of CAUTION in the record, in claimed acceptances."""
-
-FADING = 0.995
-"""Weight that an observation keeps after each later claim of its class."""
-
-MOST_TRUST = 1.25
-"""The greatest factor by which the claims of a modest proposer are raised."""
+from inference.candidates import SiblingGroup
+from inference.engine.tuning import TUNING
+from inference.proposer import NOBODY
 
 HIGHEST = 0.999
 """The greatest calibrated chance: no edge is certain before the target has verified it."""
 
-OWN_WORTH, OWN_FADING = 4.0, 0.95
-"""Candidates that a new session is believed to take as expected, and the weight that what a forward
-came to keeps after the next one.
-"""
-
 _LEVELS = (1, 2, 4, 8)
 """Least depth of each class of tree levels."""
+
+
+def _class_of(depth: int) -> int:
+    """Index in _LEVELS of the class of a depth, which is 1 below the root."""
+    return (depth if depth < _LEVELS[-1] else _LEVELS[-1]).bit_length() - 1
 
 
 class Claims(NamedTuple):
@@ -49,18 +42,20 @@ class _Record:
 
     def __init__(self) -> None:
         self.claimed = self.taken = 0.0
-        self.factor = CAUTION
+        self.factor = TUNING.caution
 
     def observe(self, named: int, claimed: float, taken: bool) -> None:
-        fading = FADING**named
+        fading = TUNING.claim_fading**named
         self.claimed = fading * self.claimed + claimed
         self.taken = fading * self.taken + taken
-        factor = (CAUTION * WORTH + self.taken) / (WORTH + self.claimed)
-        self.factor = min(factor, MOST_TRUST)
+        factor = (TUNING.caution * TUNING.caution_weight + self.taken) / (
+            TUNING.caution_weight + self.claimed
+        )
+        self.factor = min(factor, TUNING.most_trust)
 
 
 class OwnRecord:
-    """What the candidates of one session came to. Its draft may be worse than its tenant's others.
+    """Outcome of one session's candidates. Its draft may be worse than its tenant's others.
 
     factor: part of the expected candidates that the target took, 1 at most.
     """
@@ -71,9 +66,11 @@ class OwnRecord:
 
     def observe(self, expected: float, taken: int) -> None:
         """Record how many candidates a forward was expected to take, and how many it took."""
-        self._expected = OWN_FADING * self._expected + expected
-        self._taken = OWN_FADING * self._taken + taken
-        self.factor = min((OWN_WORTH + self._taken) / (OWN_WORTH + self._expected), 1.0)
+        self._expected = TUNING.own_fading * self._expected + expected
+        self._taken = TUNING.own_fading * self._taken + taken
+        self.factor = min(
+            (TUNING.own_weight + self._taken) / (TUNING.own_weight + self._expected), 1.0
+        )
 
 
 class Calibration:
@@ -83,16 +80,16 @@ class Calibration:
     """
 
     def __init__(self) -> None:
-        self._records: dict[int, list[_Record]] = {}  # kind -> [depth]
+        self._records: dict[int, list[_Record]] = {}  # kind -> [class of levels]
 
     @property
     def factors(self) -> dict[tuple[int, int], float]:
         """Factors of classes with a record, by kind of proposer and least depth of the class."""
         return {
-            (kind, depth): records[depth].factor
+            (kind, depth): records[_class_of(depth)].factor
             for kind, records in self._records.items()
             for depth in _LEVELS
-            if records[depth].claimed
+            if records[_class_of(depth)].claimed
         }
 
     def trusted(self, proposer: int, depth: int, claimed: float) -> float:
@@ -104,22 +101,43 @@ class Calibration:
         """Record claims whose outcome the target's walk has decided."""
         records = self._records.get(claims.proposer)
         if records is None:
-            records = self._records[claims.proposer] = _records()
-        depth = claims.depth if claims.depth < _LEVELS[-1] else _LEVELS[-1]
-        records[depth].observe(claims.named, claims.claimed, claims.taken)
+            records = self._records[claims.proposer] = [_Record() for _ in _LEVELS]
+        records[_class_of(claims.depth)].observe(claims.named, claims.claimed, claims.taken)
 
     def factor(self, proposer: int, depth: int) -> float:
         """The factor on claims of this kind of proposer at this depth."""
         records = self._records.get(proposer)
         if records is None:
-            return CAUTION
-        return records[depth if depth < _LEVELS[-1] else _LEVELS[-1]].factor
+            return TUNING.caution
+        return records[_class_of(depth)].factor
 
 
-def _records() -> list[_Record]:
-    """New records indexed by depth; depths of one class share a record."""
-    by_class = {level: _Record() for level in _LEVELS}
-    return [
-        by_class[max(level for level in _LEVELS if level <= max(depth, 1))]
-        for depth in range(_LEVELS[-1] + 1)
-    ]
+class CommittedStep(NamedTuple):
+    """The tokens of a verdict, and the groups in which the target chose them."""
+
+    tokens: Sequence[int]
+    groups: Sequence[SiblingGroup | None]  # [tokens] as CandidateTree.advance returns them
+
+    def named(self) -> list[int]:
+        """[tokens] the kind of the proposer that claimed the greatest chance for each.
+
+        The last token was in no forward, so it is nobody's.
+        """
+        met = zip(self.groups[:-1], self.tokens, strict=False)
+        return [*(_boldest(group, token) for group, token in met), NOBODY]
+
+    def claims(self) -> Iterator[Claims]:
+        """Yield the claims that the walk has decided.
+
+        At each of its nodes these are the claims for all children. Children outside the forward
+        count, too, because the target has chosen among all of them.
+        """
+        for depth, (token, group) in enumerate(zip(self.tokens, self.groups, strict=True), 1):
+            for proposer, claimed in group.claims.items() if group else ():
+                sum_claimed = sum(claimed.values())
+                yield Claims(proposer, depth, len(claimed), sum_claimed, token in claimed)
+
+
+def _boldest(group: SiblingGroup | None, token: int) -> int:
+    claims = group.claims if group else {}
+    return max(claims, key=lambda proposer: claims[proposer].get(token, -1.0), default=NOBODY)

@@ -5,9 +5,10 @@ A call of the draft occupies the target's device. So the draft works between for
 engine's thread, and one call serves all of its sessions. A call is made while its expected tokens
 are worth more than its seconds. Copies of what the text said before take no call.
 
-A session that did not ask is delayed only by what it has banked. A session that asked keeps 0.98 of
-its root-only rate over its text. It pays for calls from the tokens that it is ahead, or with a loan
-that the rest of the text can repay. A tenant whose drafts brought less than they cost gets no loan.
+A session that did not ask is delayed only by its service credit. A session that asked keeps 0.98 of
+its root-only rate over its text. It pays for calls from the tokens that it is ahead, or with a
+deficit that the rest of the text can repay. A tenant whose drafts brought less than they cost is
+allowed no deficit.
 When the draft fails, sessions go on without it.
 """
 
@@ -24,15 +25,16 @@ from weakref import WeakSet
 
 from inference.backends import Ranked, Segment
 from inference.backends.sequence import TargetRow
-from inference.cost.effort import Effort
-from inference.draft_tuning import TUNING
+from inference.cost.usage import Usage
+from inference.draft_tuning import TUNING as DRAFTING
 from inference.drafters.copied_text import CopySource
 from inference.drafters.draft import Draft
 from inference.drafters.growing_proposer import GrowingProposer
-from inference.engine.forward import ask_each
+from inference.engine.forward import call_each
 from inference.engine.proposer_arbitration import ProposerArbitration, token_seconds
-from inference.engine.scheduler import LEAST_RATE
-from inference.engine.session import MOST_AHEAD, Session
+from inference.engine.scheduler import HeldUp
+from inference.engine.session import Session
+from inference.engine.tuning import TUNING
 from inference.order import End
 from inference.planner.knowledge import Knowledge
 from inference.planner.prices import Prices
@@ -40,7 +42,7 @@ from inference.proposer import COLOCATED, Nodes, Notice
 
 log = logging.getLogger(__name__)
 
-MOST_LOAN = 1.0
+MOST_DEFICIT = 1.0
 """Tokens that a session may fall behind its promised rate for the draft's calls."""
 
 RECORD_BOUND = 1.0
@@ -57,7 +59,7 @@ MOST_WITHOUT_MODEL = 64
 """Sessions that a draft without a model serves at a time."""
 
 
-class SessionSink(Protocol):
+class CandidateReceiver(Protocol):
     """The part of an engine that takes candidates."""
 
     def join(self, session: Session) -> int: ...
@@ -87,7 +89,7 @@ class _DraftedSession:
     forwards: int = 0  # forwards of the session when it was last heard
     seconds: float = 0.0  # seconds of these forwards
     numbers: int = 0  # next node number
-    others: ProposerArbitration = field(default_factory=ProposerArbitration)
+    arbitration: ProposerArbitration = field(default_factory=ProposerArbitration)
 
     def hear(self, now: float, root_only: float) -> bool:
         """Tell the proposer of newly committed tokens; returns whether there were any.
@@ -99,7 +101,7 @@ class _DraftedSession:
         if not tokens or session.end is not End.NOT:
             return False
         forwards, took = max(spent.forwards - self.forwards, 1), spent.model_seconds - self.seconds
-        self.bank(len(tokens) - LEAST_RATE * took / root_only)
+        self.add_service(len(tokens) - TUNING.least_rate * took / root_only)
         if self.gained is not None:
             named = session.proposers[-len(tokens) :].count(COLOCATED)
             self.gained += named - max(took / root_only - forwards, 0.0)
@@ -110,45 +112,34 @@ class _DraftedSession:
             session.candidates.live,
             session.room,
         )
-        self.others.hear(session.length, session.proposers[-len(tokens) :], forwards)
+        self.arbitration.hear(session.length, session.proposers[-len(tokens) :], forwards)
         self.proposer.hear(self.heard, tokens, now, notice)
         self.heard, self.forwards = session.length, spent.forwards
         self.seconds = spent.model_seconds
         return True
 
-    def bank(self, tokens: float) -> None:
+    def add_service(self, tokens: float) -> None:
         """Add tokens (or subtract, if negative) to `ahead`."""
-        self.ahead = min(self.ahead + tokens, MOST_AHEAD)
+        self.ahead = min(self.ahead + tokens, TUNING.most_ahead)
 
-    def called(self, tokens: float) -> None:
+    def charge_call(self, tokens: float) -> None:
         """Charge a call of the draft, which took the time of so many root-only tokens."""
-        self.bank(-LEAST_RATE * tokens)
+        self.add_service(-TUNING.least_rate * tokens)
         self.gained = (self.gained or 0.0) - tokens
 
     @property
-    def repays(self) -> float:
-        """Tokens of a loan that the rest of the text can repay."""
-        return (1 - LEAST_RATE) * max(self.end - self.session.length, 0)
+    def repayable(self) -> float:
+        """Tokens of deficit that the rest of the text can repay."""
+        return (1 - TUNING.least_rate) * max(self.end - self.session.length, 0)
 
-    def deliver(self, now: float, sink: SessionSink) -> None:
+    def deliver(self, now: float, receiver: CandidateReceiver) -> None:
         """Append the proposer's unsent candidates that are worth sending."""
         while (nodes := self.proposer.flush(now, self._next_number)) is not None:
-            sink.append(self.session, self.stream, nodes)
+            receiver.append(self.session, self.stream, nodes)
 
     def _next_number(self) -> int:
         self.numbers += 1
         return self.numbers - 1
-
-
-def _wait(sessions: Sequence[Session], seconds: float, root_only: float) -> None:
-    """Subtract a delay of so many seconds from the sessions' banked tokens."""
-    for session in sessions:
-        session.bank(-LEAST_RATE * seconds / root_only)
-
-
-def _are_ahead(sessions: Sequence[Session]) -> bool:
-    """Whether every session has banked tokens."""
-    return all(session.banked > 0 for session in sessions)
 
 
 class ColocatedDrafter:
@@ -184,7 +175,7 @@ class ColocatedDrafter:
         """Rows of the draft that no session has."""
         return len(self._free)
 
-    def work(self, ready: Sequence[Session], root_only: float, sink: SessionSink) -> None:
+    def work(self, ready: Sequence[Session], root_only: float, receiver: CandidateReceiver) -> None:
         """Draft for the sessions that ask for it, as long as that is worth the delay.
 
         ready: sessions that the next forward will serve.
@@ -192,54 +183,52 @@ class ColocatedDrafter:
         """
         for drafted in list(self._drafted.values()):
             if _is_gone(drafted):
-                self._dismiss(drafted, sink)
-        others = [one for one in ready if not one.drafted_beside]
+                self._release(drafted, receiver)
+        others = HeldUp([one for one in ready if not one.drafted_beside], root_only)
         if not root_only:
             return  # no forward has been timed yet
         for session in ready:
-            self._invite(session, root_only, sink)
-        in_turn = [self._drafted[one] for one in ready if one in self._drafted]
-        for drafted in in_turn:
-            if not drafted.fed and _are_ahead(others):
+            self._admit(session, root_only, receiver)
+        served = [self._drafted[one] for one in ready if one in self._drafted]
+        for drafted in served:
+            if not drafted.fed and others.are_ahead():
                 began = self._clock()
-                self._feed(drafted, sink)
-                _wait(others, self._clock() - began, root_only)
+                self._feed(drafted, receiver)
+                others.count_delay(self._clock() - began)
             if drafted.fed:
                 if drafted.hear(self._clock(), root_only):
                     self._keep_record(drafted)
-                drafted.deliver(self._clock(), sink)
-        while _are_ahead(others):
+                drafted.deliver(self._clock(), receiver)
+        while others.are_ahead():
             began = self._clock()
-            calling = [
-                drafted for drafted in in_turn if self._wants_call(drafted, began, root_only)
-            ]
+            calling = [drafted for drafted in served if self._wants_call(drafted, began, root_only)]
             if not calling:
                 return
-            self._call(calling, began, sink)
+            self._call(calling, began, receiver)
             seconds = self._clock() - began
-            _wait(others, seconds, root_only)
+            others.count_delay(seconds)
             for drafted in calling:
-                drafted.called(seconds / root_only)
+                drafted.charge_call(seconds / root_only)
 
     def _wants_call(self, drafted: _DraftedSession, now: float, root_only: float) -> bool:
         """Whether a call is worth making for the session, and it can pay for the call."""
         if not drafted.fed or drafted.session not in self._drafted or self._adds_nothing(drafted):
             return False
-        purse = drafted.ahead + self._loan(drafted)
-        return bool(drafted.proposer.choose(now, purse * root_only / LEAST_RATE))
+        tokens = drafted.ahead + self._allowed_deficit(drafted)
+        return bool(drafted.proposer.choose(now, tokens * root_only / TUNING.least_rate))
 
     def _adds_nothing(self, drafted: _DraftedSession) -> bool:
         """Whether other proposers alone make the text faster than this draft would."""
         known = self._known[drafted.row]
         forward, call = known.target.seconds(1, 1), known.draft.seconds(CALL_NODES)
-        level = float(known.acceptance.mean_edges(TUNING.width).sum())
+        level = float(known.acceptance.mean_edges(DRAFTING.width).sum())
         token = token_seconds(forward, call, level)
-        return drafted.others.suffice(drafted.session.length, forward, token)
+        return drafted.arbitration.suffice(drafted.session.length, forward, token)
 
-    def _loan(self, drafted: _DraftedSession) -> float:
+    def _allowed_deficit(self, drafted: _DraftedSession) -> float:
         """Tokens that the session may fall behind; 0 if its tenant's record is bad."""
         good = self._records[drafted.session.tenant] >= 0
-        return min(MOST_LOAN, drafted.repays) if good else 0.0
+        return min(MOST_DEFICIT, drafted.repayable) if good else 0.0
 
     def _keep_record(self, drafted: _DraftedSession) -> None:
         """Add the result of the latest calls to the tenant's record."""
@@ -249,7 +238,7 @@ class ColocatedDrafter:
             self._records[tenant] = min(max(record, -RECORD_BOUND), RECORD_BOUND)
             drafted.gained = None
 
-    def _invite(self, session: Session, root_only: float, sink: SessionSink) -> None:
+    def _admit(self, session: Session, root_only: float, receiver: CandidateReceiver) -> None:
         """Give the session a row of the draft, if it asks for the draft and a row is free."""
         order = session.order
         if order is None or not order.beside or order.end <= session.length + 1:
@@ -263,7 +252,7 @@ class ColocatedDrafter:
             Prices(
                 holds_target=True,
                 node_seconds=_node_seconds(self._known[row]),
-                effort=Effort(root_only),
+                effort=Usage(root_only),
                 tokens=1.0,
             ),
             room=self._room,
@@ -273,7 +262,7 @@ class ColocatedDrafter:
             beside=partial(_row_of, session),
         )
         proposer.open(list(session.tokens), session.params, order.end)
-        stream = sink.join(session)
+        stream = receiver.join(session)
         spent = session.spent  # forwards before now are none of the draft's
         drafted = _DraftedSession(
             session,
@@ -285,48 +274,52 @@ class ColocatedDrafter:
             forwards=spent.forwards,
             seconds=spent.model_seconds,
         )
-        drafted.others.silent = self._sufficed.get(session.tenant, False)
+        drafted.arbitration.silent = self._sufficed.get(session.tenant, False)
         self._drafted[session] = drafted
 
-    def _feed(self, drafted: _DraftedSession, sink: SessionSink) -> None:
-        """Compute the next part of the text in the draft; forwards go on between parts."""
+    def _feed(self, drafted: _DraftedSession, receiver: CandidateReceiver) -> None:
+        """Prefill the next part of a session's text in the draft; forwards go on between parts."""
         try:
             drafted.fed = not drafted.proposer.feed()
         # An error of the draft costs speed and never ends a session.
         except Exception as error:
-            self._fail(drafted, error, sink)
+            self._fail(drafted, error, receiver)
 
-    def _call(self, calling: Sequence[_DraftedSession], began: float, sink: SessionSink) -> None:
+    def _call(
+        self, calling: Sequence[_DraftedSession], began: float, receiver: CandidateReceiver
+    ) -> None:
         """Make one call of the draft for several sessions.
 
         Its cost is the time since `began`, plus the time that the last call's answers took to
         process.
         """
-        answers = ask_each(self._rank, [drafted.proposer.segment() for drafted in calling])
+        answers = call_each(self._rank, [drafted.proposer.segment() for drafted in calling])
         ended = self._clock()
         seconds = ended - began + self._around
         for drafted, answer in zip(calling, answers, strict=True):
             if isinstance(answer, Exception):
-                self._fail(drafted, answer, sink)
+                self._fail(drafted, answer, receiver)
             else:
                 drafted.proposer.take(answer, seconds)
-                drafted.deliver(self._clock(), sink)
+                drafted.deliver(self._clock(), receiver)
         self._around = self._clock() - ended
 
     def _rank(self, segments: Sequence[Segment]) -> list[Ranked]:
         assert self._draft.model is not None, "only a model has calls"
-        return self._draft.model.rank(segments, TUNING.width)
+        return self._draft.model.rank(segments, DRAFTING.width)
 
-    def _fail(self, drafted: _DraftedSession, error: Exception, sink: SessionSink) -> None:
+    def _fail(
+        self, drafted: _DraftedSession, error: Exception, receiver: CandidateReceiver
+    ) -> None:
         log.error("the draft beside the target failed: %s: %s", type(error).__name__, error)
         self._failed.add(drafted.session)
-        self._dismiss(drafted, sink)
+        self._release(drafted, receiver)
 
-    def _dismiss(self, drafted: _DraftedSession, sink: SessionSink) -> None:
+    def _release(self, drafted: _DraftedSession, receiver: CandidateReceiver) -> None:
         """Stop drafting for a session and free its row of the draft."""
-        self._sufficed[drafted.session.tenant] = drafted.others.silent
+        self._sufficed[drafted.session.tenant] = drafted.arbitration.silent
         del self._drafted[drafted.session]
-        sink.leave(drafted.session, drafted.stream)
+        receiver.leave(drafted.session, drafted.stream)
         self._free.append(drafted.row)
 
 

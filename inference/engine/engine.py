@@ -1,68 +1,44 @@
 """The engine: many sessions on one target, with prefill in chunks and continuous forwards.
 
-Whenever the model is free it makes a forward. Every decoding session takes part with its root and
-its best candidates. Clients may call from any thread; one thread at a time makes the forwards. A
-session's fault or end affects no other session.
+Clients may call from any thread: they open, steer, read and close sessions. A session's fault or
+end affects no other session.
 
-The device waits from the end of a forward to the beginning of the next. So only what the next
-forward depends on is done then. Calibration, events and readers have their turn while it computes.
+The engine's lock is the innermost lock: no other lock is taken while it is held. Callbacks run
+after it is released.
 """
 
 from __future__ import annotations
 
-import gc
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
 from inference.backends import Model
-from inference.engine.admission import Roster
+from inference.candidates import Dropped
+from inference.engine.admission import Admission
+from inference.engine.batch_runner import BatchRunner
+from inference.engine.calibration import Calibration
 from inference.engine.colocated_drafter import ColocatedDrafter
-from inference.engine.forward import (
-    Ask,
-    EngineEvent,
-    Evicted,
-    Prefilled,
-    Share,
-    Tell,
-    Took,
-    ask_each,
-    ignore,
-    prepare,
-    read,
-)
-from inference.engine.frontend import Reception, call_all
+from inference.engine.events import Callback, EventListener, call_all
 from inference.engine.graph_rounds import GraphRounds
-from inference.engine.scheduler import Turns, Wanting
-from inference.engine.session import Session
-from inference.errors import Unavailable
-from inference.order import Opened
+from inference.engine.scheduler import Scheduler
+from inference.engine.session import Opening, Session
+from inference.errors import InvalidRequest, LimitExceeded, Unavailable
+from inference.order import Decode, Opened, Progress
+from inference.proposer import Nodes
+from inference.sampling import SamplingParams
 from inference.times import LatencyModel
 
-LONGEST_WAIT = 60.0
-"""Seconds that an idle engine waits at most: a tiny rate would overflow the lock's timeout."""
 
-YOUNG_OBJECTS = 10_000
-"""Objects that a process with an engine makes before Python's garbage collector looks at them.
-Python's own number is 700. One forward of 64 sessions makes about as many, which are gone with it.
-"""
-
-
-def collect_rarely() -> None:
-    """Make the garbage collector of the whole process look at YOUNG_OBJECTS at a time.
-
-    What is looked at in the middle of a forward counts as old from then on, although it is gone
-    after the forward. So the collector would search all objects of the process every few dozen
-    forwards, and all sessions would wait for that.
-    """
-    gc.set_threshold(YOUNG_OBJECTS)
-
-
-class Engine(Reception):
+class Engine:
     """Sessions on the rows of a model.
+
+    Any thread may call any method. One that changes a session raises the error that closed the
+    session, if it is closed.
 
     sequence_length: tokens that a session may have, prompt included.
     max_tree_nodes: nodes of one session in one forward, the root included.
@@ -70,9 +46,12 @@ class Engine(Reception):
     waiting: sessions that may wait in line for a row.
     times: what forwards take, as far as it is known.
     branches: whether a forward may hold trees; else it holds each session's likeliest chain.
-    host: the draft beside the target.
+    drafter: the draft beside the target.
     graphs: the draft within the target's graphs.
+    when_idle: makes a short call of the model while nobody has a session; whether it made one. It
+    is called on the thread of the forwards.
     clock: returns seconds.
+    listeners: hear of one event at a time, in order, without the engine's lock.
     """
 
     def __init__(
@@ -85,53 +64,179 @@ class Engine(Reception):
         waiting: int = 64,
         times: LatencyModel | None = None,
         branches: bool = True,
-        host: ColocatedDrafter | None = None,
+        drafter: ColocatedDrafter | None = None,
         graphs: GraphRounds | None = None,
+        when_idle: Callable[[Engine], bool] | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        super().__init__(Roster(model, waiting), sequence_length, vocabulary, clock)
         self.model, self.max_tree_nodes = model, max_tree_nodes
-        self.on_event: Callable[[EngineEvent], None] = ignore  # one at a time, in order
-        # makes a short call of the model while nobody has a session; whether it made one
-        self.when_idle: Callable[[], bool] = lambda: False
-        self._host, self._graphs = host, graphs
-        self._turns = Turns(model, times or LatencyModel(), max_tree_nodes, branches=branches)
+        self.sequence_length, self.vocabulary = sequence_length, vocabulary
+        self.listeners: list[EventListener] = []
+        self._clock, self._when_idle = clock, when_idle
+        self._admission = Admission(model, waiting)
+        self._lock = self._admission.lock
+        self._calibrations: defaultdict[str, Calibration] = defaultdict(Calibration)  # by tenant
+        times = times or LatencyModel()
         self._running = False
-        self._step_began: float | None = None
-        self._left: list[Tell] = []  # calls that the last forward has left for the next
-        self._aside: ThreadPoolExecutor | None = None  # makes them while the next one computes
+        self._scheduler = Scheduler(model, times, max_tree_nodes, branches=branches)
+        self._runner = BatchRunner(
+            model,
+            self._admission,
+            self._scheduler,
+            self.listeners,
+            graphs=graphs,
+            draft=partial(drafter.work, receiver=self) if drafter is not None else None,
+            clock=clock,
+        )
 
-    @property
-    def times(self) -> LatencyModel:
-        """What forwards take."""
-        return self._turns.times
+    # Sessions, for clients.
 
-    def take_times(self, times: LatencyModel) -> None:
-        """Expect these seconds of a forward from now on. On the thread of the forwards."""
-        self._turns.times = times
+    def open(
+        self,
+        prompt: Sequence[int],
+        params: SamplingParams,
+        *,
+        tenant: str = "",
+        sharing: str | None = None,
+        limit: int | None = None,
+    ) -> tuple[Session, Future[Opened]]:
+        """Open a session; the future is done when its prompt is prefilled.
 
-    def first_free(self, row: int) -> int:
-        """The slot of a row from which on it holds nothing. On the thread of the forwards."""
-        return self._roster.pool.first_free(row)
+        Raises InvalidRequest for a prompt that cannot be served, and Busy when the line is full.
+
+        tenant: owner of the session, for fairness and calibration.
+        sharing: name of the group that shares cached prefixes; None: the tenant alone.
+        limit: tokens that the session may have, if fewer than sequence_length.
+        """
+        limit = min(limit or self.sequence_length, self.sequence_length)
+        if not len(prompt):
+            raise InvalidRequest("the prompt is empty: at least one token is needed")
+        if len(prompt) >= limit:
+            raise LimitExceeded(
+                f"a prompt of {len(prompt)} tokens leaves no room: the sequence length is {limit}, "
+                "prompt and output together"
+            )
+        self._check_ids(prompt)
+        with self._lock:
+            calibration = self._calibrations[tenant]
+            session = Session(prompt, params, tenant, limit, calibration, sharing)
+            session.opening = opening = Opening(self._clock())
+            self._admission.add(session, opening.asked)
+            self._lock.notify_all()
+        return session, opening.future
+
+    def decode(self, session: Session, order: Decode) -> None:
+        """Let the target decode as ordered; replaces an earlier order.
+
+        Raises LimitExceeded for an end beyond the session's limit.
+        """
+        call_all(self._change(session, partial(session.set_order, order)))
+
+    def go(self, session: Session, base: int) -> None:
+        """With pace WAIT: ask for one forward, if `base` is the position of the root."""
+        call_all(self._change(session, partial(session.go, base)))
+
+    def acknowledge(self, session: Session, length: int) -> None:
+        """Record that the client has the first `length` tokens.
+
+        Raises InvalidRequest for more tokens than the session has.
+        """
+        self._change(session, partial(session.acknowledge, length))
+
+    def drain(self, session: Session) -> None:
+        """End the text with End.DRAINED, after the running forward if there is one."""
+        call_all(self._change(session, session.drain))
+
+    def join(self, session: Session) -> int:
+        """Begin a stream of proposals; returns its id."""
+        with self._lock:
+            return session.streams.join()
+
+    def leave(self, session: Session, stream: int) -> None:
+        """End a stream of proposals."""
+        with self._lock:
+            session.streams.leave(stream)
+
+    def append(self, session: Session, stream: int, nodes: Nodes) -> Dropped:
+        """Add candidates; returns how many were dropped. Raises InvalidRequest for unknown ids."""
+        self._check_ids([node.token for node in nodes.proposals])
+        with self._lock:
+            if session.closed is not None:
+                return Dropped(late=len(nodes.proposals))
+            return session.append(stream, nodes)
+
+    def listen(self, session: Session, stream: int, wake: Callback) -> None:
+        """Call `wake` at each progress and at the session's end, until the stream leaves.
+
+        It is called on any thread, and has to be quick.
+        """
+        with self._lock:
+            session.streams.listen(stream, wake)
+
+    def progress(self, session: Session, cursor: int, stream: int = 0) -> Progress:
+        """The progress beyond the first `cursor` tokens.
+
+        Raises the error that closed the session, once all its tokens were read.
+        """
+        with self._lock:
+            if session.closed is not None and cursor >= session.length:
+                raise session.closed
+            return session.progress(cursor, stream)
+
+    def detach(self, session: Session) -> None:
+        """The client is gone: the session stops, and its row is the first to be taken."""
+        with self._lock:
+            session.detached = True
+            session.update_queue_clock(self._clock())
+            self._lock.notify_all()
+
+    def attach(self, session: Session) -> None:
+        """The client is back: the session may go on."""
+        with self._lock:
+            session.detached = False
+            self._lock.notify_all()
+
+    def close(self, session: Session) -> None:
+        """Close the session. Its row is free after the running forward. Idempotent."""
+        with self._lock:
+            session.closed = session.closed or Unavailable("the session is closed")
+            calls = [] if self._admission.forward_runs else self._admission.remove_closed()
+            self._lock.notify_all()
+        call_all(calls)
 
     # Forwards.
 
     def run(self, stopped: threading.Event) -> None:
-        """Make forwards until `stopped` is set; stop() sets it and wakes this thread."""
+        """Make forwards until `stopped` is set; stop() sets it and wakes this thread.
+
+        All sessions are closed at the end, so that no client is left waiting.
+        """
         self._running = True
+        last: list[Callback] | None = None  # what the last forward has left to be done
         try:
-            with ThreadPoolExecutor(1, "aside") as self._aside:
+            with ThreadPoolExecutor(1, "aside") as aside:
                 while not stopped.is_set():
-                    if not self._step() and not (self._roster.empty and self.when_idle()):
+                    last = self._runner.step(last or [], aside)
+                    if last is None and not (self._admission.empty and self.use_idle_time()):
                         self._wait(stopped)
+            call_all(last or [])
         finally:
-            self._stop()
+            with self._lock:
+                self._running = False
+                calls = self._admission.close_all("the target has stopped")
+            call_all(calls)
 
     def stop(self, stopped: threading.Event) -> None:
         """Make run() return: set `stopped` and wake the thread of the forwards."""
         with self._lock:
             stopped.set()
             self._lock.notify_all()
+
+    def step(self) -> bool:
+        """Make at most one forward for the ready sessions; False when there was nothing to do."""
+        left = self._runner.step([])
+        call_all(left or [])
+        return left is not None
 
     def finish(self, future: Future[Any]) -> None:
         """Wait until a future is done. Makes the forwards here when no thread runs the engine."""
@@ -140,7 +245,11 @@ class Engine(Reception):
                 future.exception()
             elif not self.step():
                 with self._lock:
-                    self._lock.wait(self._idle_seconds(self._clock()))
+                    self._lock.wait(self._runner.idle_seconds())
+
+    def use_idle_time(self) -> bool:
+        """Make a short call of the model; False when none is left. While nobody has a session."""
+        return self._when_idle is not None and self._when_idle(self)
 
     @property
     def running(self) -> bool:
@@ -150,148 +259,81 @@ class Engine(Reception):
     @property
     def step_seconds(self) -> float:
         """Seconds that the current step has taken so far; 0 between steps."""
-        began = self._step_began
-        return 0.0 if began is None else self._clock() - began
+        return self._runner.step_seconds
 
-    def step(self) -> bool:
-        """Make at most one forward for the ready sessions; False when there was nothing to do."""
-        made = self._step()
-        self._tell()
-        return made
+    @property
+    def times(self) -> LatencyModel:
+        """Seconds of forwards, as far as they are known."""
+        return self._scheduler.times
 
-    def _step(self) -> bool:
-        """Make at most one forward, and leave what follows from it for _tell()."""
-        self._step_began = begun = self._clock()
+    def take_times(self, times: LatencyModel) -> None:
+        """Expect these seconds of a forward from now on. On the thread of the forwards."""
+        self._scheduler.times = times
+
+    def first_free(self, row: int) -> int:
+        """The slot of a row from which on it holds nothing. On the thread of the forwards."""
+        return self._admission.pool.first_free(row)
+
+    # Counts and listings.
+
+    @property
+    def free_rows(self) -> int:
+        """Rows that no session holds."""
         with self._lock:
-            tell = self._bury()
-            evicted = self._roster.hand_out_rows(begun)
-            tell += [partial(self.on_event, Evicted(session)) for session in evicted]
-            opened = [one for one in self._roster.on_rows if one.opening and not one.missing]
-            tell += [self._answer_opening(session, begun) for session in opened]
-            ready = self._wanting(begun).decoding if self._host is not None else ()
-        if tell or self._host is not None:
-            self._tell(tell)
-        if self._host is not None:
-            self._host.work(ready, self._turns.seconds(max(len(ready), 1), 1), self)
-        made = self._make_forward(self._clock())
-        self._step_began = None
-        return made or bool(tell)
+            return self._admission.pool.free
 
-    def _wanting(self, now: float) -> Wanting:
-        """Sessions on rows that want a forward now, by kind of forward."""
-        filling, ready = list[Session](), list[Session]()
-        for session in self._roster.on_rows:
-            if session.missing:
-                if session.wants_row:
-                    filling.append(session)
-            elif session.stands_by(now):
-                ready.append(session)
-        if self._graphs is None:
-            return Wanting(filling, ready, [])
-        in_graph = self._graphs.takes(ready, self._turns.seconds)
-        trees, rounds, unfed = list[Session](), list[Session](), list[Session]()
-        for session in ready:
-            if session not in in_graph:
-                trees.append(session)
-            else:
-                (unfed if self._graphs.lacks(session) else rounds).append(session)
-        return Wanting(filling, trees, rounds, unfed)
-
-    def _make_forward(self, begun: float) -> bool:
+    @property
+    def cached_tokens(self) -> int:
+        """Tokens in the prefix cache, that is, in rows that no session holds."""
         with self._lock:
-            turn = self._turns.next(self._wanting(begun))
-            shares, failed = prepare(turn, self._graphs)
-            tell = [call for session, error in failed for call in self._fail(session, error)]
-            self._in_hand = bool(shares)
-        if tell or not shares:
-            self._tell(tell)
-        if shares:
-            ask = self._graphs.asked(turn) if self._graphs else self.model.choose
-            self._forward(shares, ask, begun)
-        return bool(shares or tell)
+            return self._admission.pool.cached_tokens
 
-    def _forward(self, shares: Sequence[Share], ask: Ask, begun: float) -> None:
-        told = self._aside.submit(self._tell) if self._aside and self._left else None
-        started = self._clock()
-        results = ask_each(ask, [share.segment for share in shares])
-        ended = self._clock()
-        if told is not None:
-            told.result()
-        padded = self.model.padded(len(shares), max(share.nodes for share in shares))
-        took = Took(shares, padded, started, ended)
-        tell: list[Tell] = []
+    @property
+    def most_sessions(self) -> int:
+        """Sessions that may be open, on rows and in line."""
+        return self._admission.most
+
+    @property
+    def sessions(self) -> list[Session]:
+        """Open sessions, in order of opening."""
         with self._lock:
-            self._in_hand = False
-            if ask == self.model.choose and not any(isinstance(one, Exception) for one in results):
-                self._turns.record(padded, ended - begun)
-            parts = took.parts(self._turns.seconds)
-            owed = self._turns.owed(padded, len(shares), ended - begun)
-            for share, answer, part in zip(shares, read(shares, results), parts, strict=True):
-                tell += self._settle(share, answer, took, part, owed)
-            listeners = [wake for share in shares for wake in share.session.streams.listeners]
-        around = self._clock() - begun - (ended - started)
-        tell.append(lambda: self.on_event(took.told(around)))
-        self._left = [*tell, lambda: self._wake(listeners)]
+            return self._admission.sessions
 
-    def _tell(self, calls: Sequence[Tell] = ()) -> None:
-        """Make the calls that the last forward has left, and then these."""
-        left, self._left = self._left, []
-        call_all([*left, *calls])
+    @property
+    def calibrations(self) -> dict[str, Calibration]:
+        """Calibrations of proposers' claims, by tenant."""
+        with self._lock:
+            return dict(self._calibrations)
+
+    @property
+    def in_line(self) -> int:
+        """Sessions that wait for a row."""
+        with self._lock:
+            return len(self._admission.line)
+
+    def _change(self, session: Session, change: Callback) -> list[Callback]:
+        """Apply a client's change to its session and wake the loop; returns the listeners.
+
+        Raises the error that closed the session.
+        """
+        with self._lock:
+            if session.closed is not None:
+                raise session.closed
+            change()
+            session.update_queue_clock(self._clock())
+            self._lock.notify_all()
+            return session.streams.listeners
 
     def _wait(self, stopped: threading.Event) -> None:
-        """Sleep until a step may have work, or until stop()."""
+        """Sleep until a step may have work, or until `stopped` is set."""
         with self._lock:
-            seconds = self._idle_seconds(self._clock())
+            seconds = self._runner.idle_seconds()
             if not stopped.is_set() and (seconds is None or seconds > 0):
                 self._lock.wait(seconds)
 
-    def _settle(
-        self, share: Share, answer: Any, took: Took, part: float, owed: float
-    ) -> list[Tell]:
-        """Commit one session's result of a forward; returns the deferred callbacks.
-
-        answer: what the model's answer says, or the error that it ended with.
-        part: seconds of the forward that the session is charged.
-        owed: tokens that root-only forwards would have brought it in the same time.
-        """
-        session = share.session
-        if isinstance(answer, Exception):
-            return self._fail(session, answer)
-        commit = share.settle(answer, took, part)
-        session.stands_by(took.ended)
-        if commit is None:
-            return []
-        session.bank(len(commit.tokens) - owed)
-        return [share.learn, partial(self.on_event, commit)]
-
-    def _answer_opening(self, session: Session, now: float) -> Tell:
-        opening = session.opening
-        assert opening is not None
-        queue = max(0.0, now - opening.asked - session.prefill_seconds)
-        opened = Opened(session.reused, queue, session.prefill_seconds)
-        session.opening = None
-
-        def tell() -> None:
-            self.on_event(Prefilled(session, opened))
-            opening.future.set_result(opened)
-
-        return tell
-
-    def _idle_seconds(self, now: float) -> float | None:
-        """Seconds until a step may have work; None when only a client's call can bring work."""
-        roster = self._roster
-        if roster.closing or (roster.pool.free and roster.line) or any(self._wanting(now)):
-            return 0.0
-        waits = [one.waits_until(now) for one in roster.on_rows if one.decoding]
-        change = roster.next_change(now)
-        seconds = [*waits, *([] if change is None else [change])]
-        return min([*seconds, LONGEST_WAIT]) if seconds else None
-
-    def _stop(self) -> None:
-        """Close all sessions after the last forward, so that no client is left waiting."""
-        with self._lock:
-            self._running = False
-            for session in self._roster.sessions:
-                session.closed = session.closed or Unavailable("the target has stopped")
-            tell = self._bury()
-        self._tell(tell)
+    def _check_ids(self, ids: Sequence[int]) -> None:
+        if len(ids) and not 0 <= min(ids) <= max(ids) < self.vocabulary:
+            outside = next(token for token in ids if not 0 <= token < self.vocabulary)
+            raise InvalidRequest(
+                f"token id {outside} is outside the vocabulary of {self.vocabulary}"
+            )

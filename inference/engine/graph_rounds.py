@@ -3,9 +3,9 @@
 It needs a draft that is compiled into the target's graphs. A session takes part when its order asks
 for the draft beside the target. A round delays the sessions that did not ask. So beside them a
 round is made only under two conditions: it brings more tokens a second than a forward of all
-sessions, and the delayed sessions have banked its time. Otherwise all sessions share forwards with
-their own candidates. Tokens that the draft lacks (a prompt, or what such forwards committed) are
-fed to it in chunks. Each chunk is a forward of its own, under the same conditions.
+sessions, and the delayed sessions have service credit for its time. Otherwise all sessions share
+forwards with their own candidates. Tokens that the draft lacks (a prompt, or what such forwards
+committed) are fed to it in chunks. Each chunk is a forward of its own, under the same conditions.
 """
 
 from __future__ import annotations
@@ -13,45 +13,26 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from statistics import median
-from typing import NamedTuple
 
 import numpy as np
 
 from inference.backends import RoundModel, Segment
 from inference.backends.sequence import ModelSequence
-from inference.engine.forward import Ask, Commit, Share, Took, charge, commit
-from inference.engine.graph_tree import GraphTree, inner_tree
-from inference.engine.scheduler import LEAST_GAIN, LEAST_RATE, Seconds, Turn
+from inference.engine.events import Commit
+from inference.engine.forward import BatchItem, CompletedForward, ModelCall
+from inference.engine.graph_tree import blank_tree, read_answer
+from inference.engine.scheduler import HeldUp, Kind, Seconds
 from inference.engine.session import Session
+from inference.engine.tuning import TUNING
 from inference.proposer import COLOCATED
 from inference.tree import IntArray, TokenTree
-
-_KEPT = 15
-"""Latest calls for a number of sessions, whose median is what such a call takes."""
 
 _RECENT = 0.1
 """Weight of the latest round in the moving average of tokens per round."""
 
 
-class HeldUp(NamedTuple):
-    """Sessions that are delayed while others draft. They are promised their root-only rate."""
-
-    sessions: Sequence[Session]
-    root_only: float  # seconds of a root-only forward of all ready sessions
-
-    def tokens(self, seconds: float) -> float:
-        """Tokens that each session is promised in so many seconds."""
-        return LEAST_RATE * seconds / max(self.root_only, 1e-9)
-
-    def can_wait(self, seconds: float) -> bool:
-        """Whether each session has banked the tokens that a delay of so many seconds costs."""
-        needed = self.tokens(seconds)
-        return all(session.banked >= needed for session in self.sessions)
-
-    def waited(self, seconds: float) -> None:
-        """Subtract a delay of so many seconds from the sessions' banked tokens."""
-        for session in self.sessions:
-            session.bank(-self.tokens(seconds))
+_KEPT = 15
+"""Latest calls for a number of sessions, whose median is what such a call takes."""
 
 
 class CallRecord:
@@ -77,17 +58,17 @@ class CallRecord:
         growth = forward(sessions, nodes) / max(forward(nearest, nodes), 1e-9)
         return median(self._latest[nearest]) * growth
 
-    def took(self, sessions: int, seconds: float) -> None:
+    def add_call(self, sessions: int, seconds: float) -> None:
         """Record the seconds of a call for so many sessions."""
         self._latest.setdefault(sessions, deque(maxlen=_KEPT)).append(seconds)
 
-    def brought(self, tokens: int) -> None:
+    def add_tokens(self, tokens: int) -> None:
         """Record the tokens that a call brought one session."""
         self.tokens += (_RECENT if self.tokens else 1.0) * (tokens - self.tokens)
 
 
-class DraftShare(Share):
-    """One session's share of a call in which only sessions that asked for the draft take part.
+class DraftItem(BatchItem):
+    """One session's part of a call in which only sessions that asked for the draft take part.
 
     draft: the session's sequence on the draft in the graph.
     record: measurements of this kind of call.
@@ -106,36 +87,50 @@ class DraftShare(Share):
         super().__init__(session, tree, segment)
         self._draft, self._record, self._held_up = draft, record, held_up
 
-    def count(self, took: Took) -> None:
-        """Record the call's time and the delay, once per call: by its first share."""
-        if took.shares[0] is self:
-            self._record.took(len(took.shares), took.seconds)
-            self._held_up.waited(took.seconds)
+    def count(self, forward: CompletedForward) -> None:
+        """Record the call's time and the delay, once per call: by its first item."""
+        if forward.items[0] is self:
+            self._record.add_call(len(forward.items), forward.seconds)
+            self._held_up.count_delay(forward.seconds)
 
 
-class RoundShare(DraftShare):
-    """One session's share of a graph round."""
+class RoundItem(DraftItem):
+    """One session's part of a graph round.
 
-    tree: GraphTree
+    limit: candidates accepted at most.
+    """
 
-    def settle(self, answer: IntArray, took: Took, part: float) -> Commit:
-        self.count(took)
-        tree, session = self.tree, self.session
-        verdict = tree.filled(answer)
-        queue = charge(session, self.nodes, took, part)
-        tokens = session.takes(tree, verdict, COLOCATED, took.ended)
-        self._record.brought(len(tokens))
+    def __init__(
+        self,
+        session: Session,
+        tree: TokenTree,
+        segment: Segment,
+        draft: ModelSequence,
+        record: CallRecord,
+        held_up: HeldUp,
+        limit: int,
+    ) -> None:
+        super().__init__(session, tree, segment, draft, record, held_up)
+        self._limit = limit
+
+    def settle(self, answer: IntArray, forward: CompletedForward, charge: float) -> Commit:
+        self.count(forward)
+        session = self.session
+        tree, verdict = read_answer(self.tree, answer, self._limit)
+        queue = forward.charge(session, self.nodes, charge)
+        tokens = session.commit_round(tree, verdict, COLOCATED, forward.ended)
+        self._record.add_tokens(len(tokens))
         self._draft.commit(tree, verdict.path[: len(tokens) - 1])
-        return commit(session, tokens, self.nodes - 1, queue, took)
+        return forward.commit(session, tokens, self.nodes, queue)
 
 
-class FeedShare(DraftShare):
-    """One session's share of a call that feeds the draft committed tokens that it lacks."""
+class FeedItem(DraftItem):
+    """One session's part of a call that feeds the draft committed tokens that it lacks."""
 
     prefill = True
 
-    def settle(self, answer: IntArray, took: Took, part: float) -> None:
-        self.count(took)
+    def settle(self, answer: IntArray, forward: CompletedForward, charge: float) -> None:
+        self.count(forward)
         self._draft.commit(self.tree, range(1, len(self.tree)))
 
 
@@ -149,16 +144,17 @@ class GraphRounds:
         self._model = model
         self._drafts: dict[int, tuple[Session, ModelSequence]] = {}  # by row
         self._rounds, self._feeds = CallRecord(), CallRecord()
-        self._held_up = HeldUp((), 0.0)
 
-    def asked(self, turn: Turn) -> Ask:
-        """The model's call for this turn's kind of forward."""
-        if turn.feeds:
+    def call_of(self, kind: Kind) -> ModelCall:
+        """The model's call for a kind of forward."""
+        if kind is Kind.FEEDS:
             return self._model.draft.choose
-        return self._model.rounds if turn.rounds else self._model.choose
+        return self._model.rounds if kind is Kind.ROUNDS else self._model.choose
 
-    def takes(self, ready: Sequence[Session], seconds: Seconds) -> list[Session]:
-        """The sessions whose next forward is a round, or a chunk for the draft.
+    def select(
+        self, ready: Sequence[Session], seconds: Seconds
+    ) -> tuple[list[Session], list[Session]]:
+        """The sessions whose next forward is a round, and those whose draft is fed first.
 
         There are none when it does not pay, or when other sessions would be delayed too long.
 
@@ -167,37 +163,51 @@ class GraphRounds:
         """
         drafted = [one for one in ready if self._serves(one)]
         others = [one for one in ready if one not in drafted]
-        self._held_up = HeldUp(others, seconds(len(ready), 1)) if ready else HeldUp((), 0.0)
-        if not drafted or not others:
-            return drafted
-        unfed = [one for one in drafted if self.lacks(one)]
-        feeding = self._feeding(unfed, seconds)
-        drafting = self._rounds.seconds(len(drafted), self._model.shape.nodes, seconds)
-        if drafting is None or not self._pays(len(drafted), feeding + drafting):
-            return []
-        far = len(unfed) == len(drafted) and all(self._is_far(one) for one in unfed)
-        return drafted if self._held_up.can_wait(feeding if far else feeding + drafting) else []
+        unfed = [one for one in drafted if self._lacks_tokens(one)]
+        fed = [one for one in drafted if one not in unfed]
+        if not others or self._may_delay(fed, unfed, others, seconds):
+            return fed, unfed
+        return [], []
 
-    def lacks(self, session: Session) -> bool:
+    def _may_delay(
+        self,
+        fed: Sequence[Session],
+        unfed: Sequence[Session],
+        others: Sequence[Session],
+        seconds: Seconds,
+    ) -> bool:
+        """Whether the next round pays, and the others have service credit for it."""
+        drafted = len(fed) + len(unfed)
+        if not drafted:
+            return False
+        held_up = HeldUp(others, seconds(drafted + len(others), 1))
+        feeding = self._feeding(unfed, seconds)
+        drafting = self._rounds.seconds(drafted, self._model.shape.nodes, seconds)
+        if drafting is None or not self._pays(drafted, held_up, feeding + drafting):
+            return False
+        far = not fed and all(self._is_far(one) for one in unfed)
+        return held_up.can_wait(feeding if far else feeding + drafting)
+
+    def _lacks_tokens(self, session: Session) -> bool:
         """Whether the draft must be fed tokens of the session before its next round."""
         return self._draft(session).length < session.length - 1
 
-    def chunk(self, session: Session) -> FeedShare:
-        """The share that feeds the draft the next chunk of the session."""
+    def feed_item(self, session: Session, held_up: HeldUp) -> FeedItem:
+        """The item that feeds the draft the next chunk of the session."""
         draft, end = self._draft(session), session.length - 1
         tree = TokenTree.chain(session.tokens[draft.length : min(draft.length + self._chunk, end)])
         segment = draft.prepare_chunk(tree)
-        return FeedShare(session, tree, segment, draft, self._feeds, self._held_up)
+        return FeedItem(session, tree, segment, draft, self._feeds, held_up)
 
-    def share(self, session: Session) -> RoundShare:
-        """The session's share of the next round; the draft must lack no token of it."""
+    def round_item(self, session: Session, held_up: HeldUp) -> RoundItem:
+        """The session's part of the next round; the draft must lack no token of it."""
         draft, shape = self._draft(session), self._model.shape
         limit = min(max(session.allowed - 1, 0), shape.depth)
-        part = draft.prepare(inner_tree(shape, session.root))
-        part = part._replace(positions=np.minimum(part.positions, draft.length + limit))
-        tree = GraphTree(shape, session.root, limit, part)
-        segment = session.prepare(tree)._replace(draft=part)
-        return RoundShare(session, tree, segment, draft, self._rounds, self._held_up)
+        tree = blank_tree(shape, session.root)
+        part = _within(draft.prepare(tree.prefix(shape.inner)), draft.length + limit)
+        segment = _within(session.prepare(tree), session.live.length + limit)
+        segment = segment._replace(draft=part)
+        return RoundItem(session, tree, segment, draft, self._rounds, held_up, limit)
 
     def _serves(self, session: Session) -> bool:
         """Whether a session asked for rounds and may spend one round's nodes.
@@ -229,14 +239,14 @@ class GraphRounds:
         known = self._feeds.seconds(len(unfed), self._chunk, seconds)
         return seconds(len(unfed), self._chunk) if known is None else known
 
-    def _pays(self, drafted: int, seconds: float) -> bool:
+    def _pays(self, drafted: int, held_up: HeldUp, seconds: float) -> bool:
         """Whether a round brings more tokens a second than root-only forwards of all sessions.
 
         seconds: time of the round, its chunk included.
         """
-        everybody = drafted + len(self._held_up.sessions)
-        alone = everybody * seconds / max(self._held_up.root_only, 1e-9)
-        return drafted * self._rounds.tokens > LEAST_GAIN * alone
+        everybody = drafted + len(held_up.sessions)
+        alone = everybody * seconds / max(held_up.root_only, 1e-9)
+        return drafted * self._rounds.tokens > TUNING.least_gain * alone
 
     def _draft(self, session: Session) -> ModelSequence:
         """The draft's sequence of a session, which must have a row."""
@@ -246,3 +256,8 @@ class GraphRounds:
             sequence = ModelSequence(self._model.draft, row, session.params)
             self._drafts[row] = session, sequence
         return sequence
+
+
+def _within(segment: Segment, last: int) -> Segment:
+    """The segment with no position beyond `last`, where the text ends. Nodes there are ignored."""
+    return segment._replace(positions=np.minimum(segment.positions, last))

@@ -23,7 +23,7 @@ would not repay.
 """
 
 
-class Row:
+class CacheRow:
     """One row of the KV cache. tokens: those whose keys the committed slots hold, by position."""
 
     def __init__(self, index: int, capacity: int) -> None:
@@ -45,7 +45,7 @@ class RowPool:
 
     def __init__(self, model: Model) -> None:
         self._model = model
-        self._rows = [Row(index, model.capacity) for index in range(model.rows)]
+        self._rows = [CacheRow(index, model.capacity) for index in range(model.rows)]
         self._returns = 0
 
     @property
@@ -62,7 +62,7 @@ class RowPool:
         """The slot of a row from which on it holds nothing."""
         return self._rows[index].slots.high_water
 
-    def take(self, tokens: Sequence[int], sharing: str) -> Row | None:
+    def take(self, tokens: Sequence[int], sharing: str) -> CacheRow | None:
         """Take a free row for a sequence, with the longest cached prefix of its tokens.
 
         Returns None when all rows are held.
@@ -96,13 +96,13 @@ class RowPool:
         row.held, row.sharing = True, sharing
         return row
 
-    def give_back(self, row: Row) -> None:
+    def give_back(self, row: CacheRow) -> None:
         """Return a row. It keeps its tokens until another session takes it."""
         row.keep(len(row.tokens))
         self._returns += 1
         row.held, row.given_back = False, self._returns
 
-    def _copy(self, source: Row, target: Row) -> None:
+    def _copy(self, source: CacheRow, target: CacheRow) -> None:
         """Copy a row's keys to the same slots of another row; only committed slots are marked."""
         target.slots = source.slots.committed_copy()
         target.tokens = list(source.tokens)

@@ -30,7 +30,7 @@ DEEPEST = 32
 
 @dataclass
 class ProposerArbitration:
-    """How fast a text goes by other proposers while the draft is silent."""
+    """Speed of a text by other proposers while the draft is silent."""
 
     until: int = 0  # length from which the draft falls silent when others name a token
     silent: bool = False  # the draft makes no calls for this text

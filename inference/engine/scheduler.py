@@ -7,57 +7,19 @@ as long as each session keeps its root-only rate.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from enum import Enum
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
 from inference.backends import Model
 from inference.engine.session import Session
 from inference.engine.snapshot import FloatArray, Selection, Snapshot, best_of, lines_of
+from inference.engine.tuning import TUNING
 from inference.order import Pace
 from inference.times import CHANGED, TRUSTED, LatencyModel, Shape
-
-LEAST_RATE = 0.985
-"""Part of its root-only rate that every session keeps at least. The promise is 0.98: the rest is
-for what a text owes when it ends.
-"""
-
-MOST_LOAN = 1.0
-"""Tokens that a wide forward may leave a session behind its root-only rate."""
-
-LEAST_GAIN = 1.02
-"""Factor in tokens a second by which a wider forward must win, because measured times are noisy."""
-
-STALLED = 1.5
-"""A forward that takes more than this many times its usual seconds was held up by the machine. That
-holds up root-only forwards as well.
-"""
-
-PREFILL_SHARE = 2.0
-"""A chunk of a prompt may take this many times as long as a forward of the decoding sessions."""
-
-LEAST_CHUNK = 16
-"""Tokens at which a prompt's chunk is not halved any more."""
-
-FIRST_EXPLORE, EXPLORE = 4, 64
-"""Forwards with candidates after which a root-only one of as many rows is made to measure its time.
-The number starts at the first value and doubles each time, up to the second.
-"""
-
-REPAYS = 1.1
-"""Factor by which a session's expected tokens must exceed what a forward of measured time owes it,
-for it to be made while the session is behind its root-only rate.
-"""
-
-PREMIUM, YOUNG = 1.25, 256
-"""Factor in tokens a second by which a width must win whose time was not measured, in so many first
-forwards. A step that gains little is not worth the risk before the rest is known.
-"""
-
-RICH, RICH_PREMIUM = 3.0, 1.1
-"""Banked tokens of the poorest session from which on a lower premium will do."""
 
 Seconds = Callable[[int, int], float]
 """Seconds(rows, nodes of each) -> seconds of a forward, padding included."""
@@ -71,17 +33,17 @@ class Cost(NamedTuple):
 
 
 def plan_width(
-    values: FloatArray, banked: FloatArray, cost: Callable[[int], Cost], most: int, premium: float
+    values: FloatArray, credit: FloatArray, cost: Callable[[int], Cost], most: int, premium: float
 ) -> int:
     """Nodes of each row in the next forward, the root included.
 
     It maximises the expected tokens a second over powers of two and `most`. A width is allowed if
-    every session keeps LEAST_RATE of its root-only rate, whatever the forward may take. Its
-    expected and its banked tokens count towards that.
+    every session keeps least_rate of its root-only rate, whatever the forward may take. Its
+    expected tokens and its service credit count towards that.
 
     values: [rows, longest] tokens that each node is expected to bring. The root's is 1, the others
     fall, and padding is 0.
-    banked: [rows] tokens that each session is ahead of its root-only rate.
+    credit: [rows] tokens that each session is ahead of its root-only rate, or may fall behind.
     cost: of a forward by the nodes of each row.
     most: the greatest width.
     premium: factor in tokens a second by which a width must win whose time was not measured.
@@ -94,48 +56,86 @@ def plan_width(
     while width < last:
         width = min(2 * width, last)
         one, tokens = cost(width), expected[:, width - 1]
-        needed = LEAST_RATE * one.most / root_only
+        needed = TUNING.least_rate * one.most / root_only
         measured = one.most <= one.expected
-        pays = measured & (tokens >= REPAYS * needed)
-        if not (pays | (tokens + banked >= needed)).all():
+        pays = measured & (tokens >= TUNING.repays * needed)
+        if not (pays | (tokens + credit >= needed)).all():
             continue
         rate = float(tokens.sum()) / max(one.expected, 1e-9)
-        if rate > (LEAST_GAIN if measured else premium) * best_rate:
+        if rate > (TUNING.least_gain if measured else premium) * best_rate:
             best, best_rate = width, rate
     return best
 
 
-def loan(session: Session) -> float:
+def allowed_deficit(session: Session) -> float:
     """Tokens that a session may be behind its root-only rate after the next forward.
 
-    They are what root-only forwards give back until the end that its client ordered, MOST_LOAN at
-    most. A session none of whose candidates was ever taken is lent nothing.
+    They are what root-only forwards give back until the end that its client ordered, most_deficit
+    at most. A session none of whose candidates was ever taken is allowed none.
     """
     if session.order is None or not session.candidates.taken:
         return 0.0
     left = min(session.order.end, session.limit) - session.length
-    return min((1 - LEAST_RATE) * max(left, 0), MOST_LOAN)
+    return min((1 - TUNING.least_rate) * max(left, 0), TUNING.most_deficit)
 
 
-class Turn(NamedTuple):
-    """The contents of one forward. At most one of its fields is not empty."""
+class Kind(Enum):
+    """Kinds of forwards."""
 
-    chunks: Sequence[tuple[Session, list[int]]] = ()  # chunks of prompts
-    trees: Sequence[tuple[Session, Snapshot]] = ()  # roots with candidates
-    rounds: Sequence[Session] = ()  # rounds that the target's graph drafts
-    feeds: Sequence[Session] = ()  # chunks for the draft in the target's graphs
-
-
-class Wanting(NamedTuple):
-    """Sessions on rows that want a forward, by its kind."""
-
-    filling: Sequence[Session]  # prompts to prefill
-    decoding: Sequence[Session]  # decoding with the candidates in their trees
-    in_graph: Sequence[Session]  # the target's own graph drafts for them
-    unfed: Sequence[Session] = ()  # the draft in the target's graph lacks tokens of theirs
+    PREFILL = "prefill"  # chunks of prompts
+    TREES = "trees"  # roots with candidates
+    ROUNDS = "rounds"  # the target's own graph drafts
+    FEEDS = "feeds"  # chunks for the draft in the target's graph
 
 
-class Turns:
+TIMED = frozenset({Kind.PREFILL, Kind.TREES})
+"""Kinds of forwards whose times the LatencyModel of the target describes."""
+
+ReadySets: TypeAlias = Mapping[Kind, Sequence[Session]]
+"""Sessions on rows that want a forward, by its kind. In order of preference."""
+
+
+class HeldUp(NamedTuple):
+    """Sessions that are delayed while others draft. They are promised their root-only rate."""
+
+    sessions: Sequence[Session]
+    root_only: float  # seconds of a root-only forward of all ready sessions
+
+    def tokens(self, seconds: float) -> float:
+        """Tokens that each session is promised in so many seconds."""
+        return TUNING.least_rate * seconds / max(self.root_only, 1e-9)
+
+    def can_wait(self, seconds: float) -> bool:
+        """Whether each session has the service credit that a delay of so many seconds costs."""
+        needed = self.tokens(seconds)
+        return all(session.service_credit >= needed for session in self.sessions)
+
+    def are_ahead(self) -> bool:
+        """Whether each session has service credit."""
+        return all(session.service_credit > 0 for session in self.sessions)
+
+    def count_delay(self, seconds: float) -> None:
+        """Subtract a delay of so many seconds from the sessions' service credit."""
+        for session in self.sessions:
+            session.add_service(-self.tokens(seconds))
+
+
+Part: TypeAlias = (
+    tuple[Session, Sequence[int]]  # and the chunk of its prompt, for PREFILL
+    | tuple[Session, Snapshot]  # and its candidates, for TREES
+    | tuple[Session, HeldUp]  # and who is delayed, for ROUNDS and FEEDS
+)
+"""A session's part of a forward."""
+
+
+class BatchPlan(NamedTuple):
+    """The contents of one forward."""
+
+    kind: Kind
+    parts: Sequence[Part]
+
+
+class Scheduler:
     """Decides what each forward holds, by measured times. Kinds of forwards take turns.
 
     times: seconds of a forward by rows and nodes.
@@ -148,37 +148,39 @@ class Turns:
     ) -> None:
         self.times = times
         self._model, self._most, self._branches = model, most_nodes, branches
-        self._last_made = [0, 0, 0, 0]  # [kind] serial number of its last forward
+        self._last_made = dict.fromkeys(Kind, 0)  # kind -> serial number of its last forward
         self._forwards = 0
         self._explore: dict[int, tuple[int, int]] = {}  # rows -> forwards since, and their bound
         self._roots = {model.padded(rows, 1) for rows in range(1, model.rows + 1)}
         self._trials: dict[int, tuple[int, int]] = {}  # rows -> forwards since one, and their bound
         self._last_width = 1  # width of the last forward with trees
 
-    def next(self, wanting: Wanting) -> Turn:
-        """The next forward: of the wanted kind that was made least recently."""
-        wanted = [kind for kind, sessions in enumerate(wanting) if sessions]
+    def next(self, ready: ReadySets) -> BatchPlan:
+        """The next forward: of the wanted kind that was made least recently. Empty if none is."""
+        wanted = [kind for kind, sessions in ready.items() if sessions]
         if not wanted:
-            return Turn()
+            return BatchPlan(Kind.TREES, ())
         kind = min(wanted, key=lambda kind: self._last_made[kind])
         self._forwards += 1
         self._last_made[kind] = self._forwards
-        if kind == 0:
-            size = self._chunk_size(len(wanting.decoding))
-            return Turn(chunks=self._chunks(wanting.filling, size))
-        if kind == 1:
-            return self._trees(wanting.decoding)
-        return Turn(rounds=wanting.in_graph) if kind == 2 else Turn(feeds=wanting.unfed)
+        if kind is Kind.PREFILL:
+            return self._prefill(ready[kind], self._chunk_size(len(ready.get(Kind.TREES, ()))))
+        if kind is Kind.TREES:
+            return self._trees(ready[kind])
+        others, drafted = ready[Kind.TREES], [*ready[Kind.ROUNDS], *ready[Kind.FEEDS]]
+        held_up = HeldUp(others, self.seconds(len(others) + len(drafted), 1))
+        return BatchPlan(kind, [(session, held_up) for session in ready[kind]])
 
     def record(self, padded: Shape, seconds: float) -> None:
         """Record a forward's seconds, the engine's own work included."""
         rows, nodes = padded
-        since, most = self._explore.get(rows, (0, FIRST_EXPLORE))
+        since, most = self._explore.get(rows, (0, TUNING.first_explore))
         if nodes == self._padded(1, 1)[1]:
-            self._explore[rows] = 0, min(2 * most, EXPLORE)
+            self._explore[rows] = 0, min(2 * most, TUNING.explore)
         else:
             changed = self._has_changed(padded, seconds)
-            self._explore[rows] = (most if changed and since >= FIRST_EXPLORE else since + 1), most
+            due = changed and since >= TUNING.first_explore
+            self._explore[rows] = most if due else since + 1, most
         self.times.observe(*padded, seconds)
 
     def _has_changed(self, padded: Shape, seconds: float) -> bool:
@@ -187,26 +189,26 @@ class Turns:
             return False
         return not 1 / CHANGED < seconds / self.times.seconds(*padded) < CHANGED
 
-    def owed(self, padded: Shape, rows: int, seconds: float) -> float:
+    def promised(self, padded: Shape, rows: int, seconds: float) -> float:
         """Tokens that each session was promised in the time of a forward that was recorded.
 
-        That is LEAST_RATE of what root-only forwards of as many rows would bring in this time. A
-        forward that is root-only itself owes LEAST_RATE. Nothing is owed for the time by which a
-        forward was held up beyond STALLED times what it was measured to take.
+        That is least_rate of what root-only forwards of as many rows would bring in this time. A
+        forward that is root-only itself promises least_rate. Nothing is promised for the time by
+        which a forward was held up beyond `stalled` times what it was measured to take.
 
         seconds: time of the forward, as `record` is told it.
         """
         if padded == self._padded(rows, 1):
-            return LEAST_RATE
+            return TUNING.least_rate
         if self.times.samples(*padded) >= TRUSTED:
-            seconds = min(seconds, STALLED * self.seconds(rows, padded[1]))
-        return LEAST_RATE * seconds / max(self.seconds(rows, 1), 1e-9)
+            seconds = min(seconds, TUNING.stalled * self.seconds(rows, padded[1]))
+        return TUNING.least_rate * seconds / max(self.seconds(rows, 1), 1e-9)
 
     def seconds(self, rows: int, nodes: int) -> float:
         """Expected seconds of a forward."""
         return self.times.seconds(*self._padded(rows, nodes))
 
-    def _trees(self, ready: Sequence[Session]) -> Turn:
+    def _trees(self, ready: Sequence[Session]) -> BatchPlan:
         selection = (best_of if self._branches else lines_of)(
             [session.candidates for session in ready],
             [self._most_nodes(session) for session in ready],
@@ -218,38 +220,38 @@ class Turns:
             waits = session.order is not None and session.order.pace is Pace.WAIT
             most = self._most if waits else useful
             session.room = min(most, session.tree_nodes or most) - 1
-        return Turn(trees=list(zip(ready, selection.snapshots(width), strict=True)))
+        return BatchPlan(Kind.TREES, list(zip(ready, selection.snapshots(width), strict=True)))
 
     def _width(self, ready: Sequence[Session], selection: Selection) -> int:
         if all(session.order and session.order.pace is Pace.WAIT for session in ready):
             return selection.longest  # synchronous rounds verify all candidates
         rows = len(ready)
-        since, most = self._explore.get(self._padded(rows, 1)[0], (0, FIRST_EXPLORE))
+        since, most = self._explore.get(self._padded(rows, 1)[0], (0, TUNING.first_explore))
         if since >= most or not self._knows_root(rows):
             return 1
-        banked = np.array([session.banked + loan(session) for session in ready])
+        credit = np.array([one.service_credit + allowed_deficit(one) for one in ready])
         values = selection.values()
         values[:, 1:] *= np.array([session.record.factor for session in ready])[:, None]
-        plan = partial(plan_width, values, banked, most=self._most)
-        premium = self._premium(float(banked.min()))
+        plan = partial(plan_width, values, credit, most=self._most)
+        premium = self._premium(float(credit.min()))
         width = plan(cost=partial(self._cost, rows), premium=premium)
-        waited, wait = self._trials.get(rows, (0, FIRST_EXPLORE))
+        waited, wait = self._trials.get(rows, (0, TUNING.first_explore))
         if waited >= wait:
             trial = plan(
                 cost=partial(self._hope, rows),
-                premium=PREMIUM if self._forwards < YOUNG else LEAST_GAIN,
+                premium=TUNING.premium if self._forwards < TUNING.young else TUNING.least_gain,
             )
             if trial > width:
-                self._trials[rows] = 0, min(2 * wait, EXPLORE)
+                self._trials[rows] = 0, min(2 * wait, TUNING.explore)
                 return trial
         self._trials[rows] = waited + 1, wait
         return width
 
-    def _premium(self, banked: float) -> float:
-        """Factor by which a width must win that was not measured."""
-        if self._forwards >= YOUNG:
-            return LEAST_GAIN
-        return RICH_PREMIUM if banked >= RICH else PREMIUM
+    def _premium(self, credit: float) -> float:
+        """Factor by which a width must win that was not measured. credit: the poorest session's."""
+        if self._forwards >= TUNING.young:
+            return TUNING.least_gain
+        return TUNING.rich_premium if credit >= TUNING.rich else TUNING.premium
 
     def _knows_root(self, rows: int) -> bool:
         """Whether it was measured what root-only forwards take: all promises are relative to it.
@@ -292,12 +294,12 @@ class Turns:
         """Prompt tokens in one forward: the model's most, or fewer while sessions decode."""
         most = self._model.max_nodes
         if decoding:
-            allowed = PREFILL_SHARE * self.seconds(decoding, self._last_width)
-            while most > LEAST_CHUNK and self.seconds(1, most) > allowed:
+            allowed = TUNING.prefill_share * self.seconds(decoding, self._last_width)
+            while most > TUNING.least_chunk and self.seconds(1, most) > allowed:
                 most //= 2
         return most
 
-    def _chunks(self, filling: Sequence[Session], most: int) -> list[tuple[Session, list[int]]]:
+    def _prefill(self, filling: Sequence[Session], most: int) -> BatchPlan:
         """Chunks of prompts in order of arrival, until the forward is full.
 
         Rows times the longest chunk stay within `most` tokens.
@@ -309,7 +311,7 @@ class Turns:
             if chunks and longest * (len(chunks) + 1) > most:
                 break
             chunks.append((session, session.next_chunk(most)))
-        return chunks
+        return BatchPlan(Kind.PREFILL, chunks)
 
     def _padded(self, rows: int, nodes: int) -> tuple[int, int]:
         return self._model.padded(rows, nodes)

@@ -15,11 +15,11 @@ from inference.accept import Verdict
 from inference.backends import Model, Segment
 from inference.backends.sequence import ModelSequence
 from inference.candidates import CandidateTree, Dropped
-from inference.engine.calibration import Calibration, OwnRecord
-from inference.engine.prefix_cache import Row
-from inference.engine.proposal_streams import Streams
+from inference.engine.calibration import Calibration, CommittedStep, OwnRecord
+from inference.engine.prefix_cache import CacheRow
+from inference.engine.proposal_streams import ProposalStreams
 from inference.engine.snapshot import Snapshot
-from inference.engine.walk import Walk
+from inference.engine.tuning import TUNING
 from inference.errors import InvalidRequest, LimitExceeded
 from inference.order import (
     CREDIT_SECONDS,
@@ -36,10 +36,7 @@ from inference.proposer import NOBODY, Nodes
 from inference.sampling import SamplingParams
 from inference.tree import TokenTree
 
-MOST_AHEAD, MOST_BEHIND = 4.0, -16.0
-"""Bounds of `banked`: tokens that a session is ahead of its root-only rate."""
-
-_RATE_WEIGHT = 0.1
+_RATE_WEIGHT = 0.1  # of the latest forward in the moving average of tokens a second
 
 
 def promise() -> Future[Any]:
@@ -66,7 +63,9 @@ class Session:
     limit: tokens that the session may have, prompt included.
     row, sequence: where its keys are; None while it waits for a row.
     acknowledged: tokens that its client is known to have.
-    banked: tokens that it is ahead of its root-only rate.
+    service_credit: tokens that it is ahead of its root-only rate; below 0: its deficit.
+    ready_since: when it began to wait for a forward; 0: it does not wait.
+    got_row: when its present turn on a row began.
     record: what its own candidates came to, of those that were expected to be taken.
     room: candidates that a forward takes from it at present.
     """
@@ -88,16 +87,16 @@ class Session:
         self.order: Decode | None = None
         self.end, self._told = End.NOT, -1  # position of the root that go() named
         self.opening: Opening | None = None
-        self.row: Row | None = None
+        self.row: CacheRow | None = None
         self.sequence: ModelSequence | None = None
         self.reused, self.prefill_seconds = 0, 0.0
         self.closed: Exception | None = None
         self.detached = False  # its client has no open stream
         self.tree_nodes: int | None = None  # nodes in one forward, if fewer than the engine's
         self._drained = self._in_forward = False
-        self.spent, self.record, self.banked, self.room = Spent(), OwnRecord(), 0.0, 0
+        self.spent, self.record, self.service_credit, self.room = Spent(), OwnRecord(), 0.0, 0
         self.ready_since = self.got_row = 0.0
-        self.streams = Streams(self.candidates)
+        self.streams = ProposalStreams(self.candidates)
         self._next_at, self._rate, self._last_at = 0.0, 0.0, 0.0
 
     @property
@@ -140,10 +139,10 @@ class Session:
     @property
     def wants_row(self) -> bool:
         """Whether it has a prompt to prefill or may decode."""
-        return self.opening is not None or self.decoding
+        return self.opening is not None or self.may_decode
 
     @property
-    def decoding(self) -> bool:
+    def may_decode(self) -> bool:
         """Whether the target may decode for it, now or when its rate limit allows."""
         if self.closed is not None or self.detached or self.order is None:
             return False
@@ -155,13 +154,17 @@ class Session:
         """Whether its order asks for the draft beside the target."""
         return self.order is not None and self.order.beside
 
-    def waits_until(self, now: float) -> float:
+    def seconds_until_allowed(self, now: float) -> float:
         """Seconds until the rate limit of the order allows the next forward."""
         return max(0.0, self._next_at - now)
 
+    def is_ready(self, now: float) -> bool:
+        """Whether the next forward can include it, once its row holds the keys of its tokens."""
+        return self.opening is None and now >= self._next_at and self.may_decode
+
     # Requests of clients.
 
-    def ask(self, order: Decode) -> None:
+    def set_order(self, order: Decode) -> None:
         """Take a new order. Raises LimitExceeded for a length beyond the session's limit."""
         if order.end > self.limit:
             raise LimitExceeded(
@@ -195,44 +198,34 @@ class Session:
 
     def append(self, stream: int, nodes: Nodes) -> Dropped:
         """Add candidates of a stream; returns how many were dropped."""
-        self.streams.arrived(stream, nodes)
+        self.streams.count_arrived(stream, nodes)
         return self.candidates.append(stream, nodes, self.calibration.trusted)
 
     def progress(self, cursor: int, stream: int) -> Progress:
         """The progress beyond the first `cursor` tokens, for the reader of a stream."""
-        proposers = tuple(self.proposers[max(cursor - self.prompt_length, 0) :])
-        spent = self.spent
         return Progress(
             cursor,
             tuple(self.tokens[cursor:]),
-            proposers,
-            self.streams.known(stream),
-            self.candidates.live,
-            self.acknowledged,
-            spent.nodes,
-            spent.forwards,
-            spent.lone,
-            spent.queue_seconds,
-            spent.model_seconds,
-            spent.share_seconds,
-            spent.sessions,
-            self.room,
-            self.end,
+            tuple(self.proposers[max(cursor - self.prompt_length, 0) :]),
+            known=self.streams.known(stream),
+            held=self.candidates.live,
+            acknowledged=self.acknowledged,
+            room=self.room,
+            end=self.end,
+            **vars(self.spent),
         )
-
-    def stands_by(self, now: float) -> bool:
-        """Whether the next forward can include it; if so, its queue time has begun."""
-        ready = self.opening is None and now >= self._next_at and self.decoding
-        self.ready_since = (self.ready_since or now) if ready else 0.0
-        return ready
 
     # Steps of forwards.
 
-    def starts_on(self, row: Row, model: Model, now: float) -> None:
+    def update_queue_clock(self, now: float) -> None:
+        """Begin the queue time when the session has become ready; end it when it is not."""
+        self.ready_since = (self.ready_since or now) if self.is_ready(now) else 0.0
+
+    def assign_row(self, row: CacheRow, model: Model, now: float) -> None:
         self.row, self.reused, self.got_row = row, len(row.tokens), now
         self.sequence = ModelSequence(model, row.index, self.params, row.slots)
 
-    def leaves_row(self) -> None:
+    def release_row(self) -> None:
         self.row = self.sequence = None
 
     def next_chunk(self, most: int) -> list[int]:
@@ -240,7 +233,7 @@ class Session:
         start = self.live.cached
         return self.tokens[start : min(start + most, len(self.tokens) - 1)]
 
-    def filled(self, chunk: TokenTree, seconds: float, now: float) -> None:
+    def commit_chunk(self, chunk: TokenTree, seconds: float, now: float) -> None:
         """Commit a prefilled chunk of the prompt. The turn on the row begins at the last chunk."""
         self.live.commit(chunk, range(1, len(chunk)))
         self._remember(chunk.tokens.tolist())
@@ -257,53 +250,44 @@ class Session:
 
         Raises LimitExceeded when the row has too few free slots.
         """
-        self.streams.forward_begins()
+        self.streams.begin_forward()
         self._in_forward = True
         return self.live.prepare(tree)
 
-    def commits(self, snapshot: Snapshot, verdict: Verdict, now: float) -> Walk:
+    def commit(self, snapshot: Snapshot, verdict: Verdict, now: float) -> CommittedStep:
         """Commit the verdict of a forward up to its first stop id."""
         self.record.observe(snapshot.expected, len(verdict.path))
-        walk = self._takes(snapshot.tree, verdict, now)
-        self.proposers += walk.named()
-        return walk
+        step = self._commit(snapshot.tree, verdict, now)
+        self.proposers += step.named()
+        return step
 
-    def takes(self, tree: TokenTree, verdict: Verdict, proposer: int, now: float) -> Sequence[int]:
-        """Commit a verdict up to its first stop id; returns the new tokens.
+    def commit_round(
+        self, tree: TokenTree, verdict: Verdict, proposer: int, now: float
+    ) -> Sequence[int]:
+        """Commit the verdict of a graph's round up to its first stop id; returns the new tokens.
 
         proposer: kind of the proposer that named the nodes of the path.
         """
-        tokens = self._takes(tree, verdict, now).tokens
+        tokens = self._commit(tree, verdict, now).tokens
         self.proposers += [*[proposer] * (len(tokens) - 1), NOBODY]
         return tokens
 
-    def _takes(self, tree: TokenTree, verdict: Verdict, now: float) -> Walk:
+    def _commit(self, tree: TokenTree, verdict: Verdict, now: float) -> CommittedStep:
         verdict = self._until_stop(tree, verdict)
         path = [tree.tokens.item(node) for node in verdict.path]
         self.live.commit(tree, verdict.path)
         self._remember([self.root, *path])
         tokens = [*path, verdict.next_token]
-        families = self.candidates.advance(tokens)
+        groups = self.candidates.advance(tokens)
         self._pace(len(tokens), now)
         self._in_forward = False
         self.end = self._ended()
-        return Walk(tokens, families)
+        return CommittedStep(tokens, groups)
 
-    def charge(self, nodes: int, queue: float, model: float, share: float, sessions: int) -> None:
-        """Count a forward: the session's nodes in it, and seconds waited, computed and charged."""
-        spent = self.spent
-        spent.nodes += nodes
-        spent.forwards += 1
-        spent.lone += nodes == 1
-        spent.queue_seconds += queue
-        spent.model_seconds += model
-        spent.share_seconds += share
-        spent.sessions = sessions
-        self.ready_since = 0.0
-
-    def bank(self, tokens: float) -> None:
-        """Add tokens (or subtract, if negative) to `banked`, within its bounds."""
-        self.banked = min(max(self.banked + tokens, MOST_BEHIND), MOST_AHEAD)
+    def add_service(self, tokens: float) -> None:
+        """Add tokens (or subtract, if negative) to the service credit, within its bounds."""
+        credit = max(self.service_credit + tokens, -TUNING.most_behind)
+        self.service_credit = min(credit, TUNING.most_ahead)
 
     def silent_for(self, now: float) -> float:
         """Seconds since it last wanted a forward: 0 while it wants one, infinite if it cannot."""

@@ -50,7 +50,7 @@ class Selection:
         """One snapshot per row, of its first `width` nodes."""
         places, sizes = self._places[:, :width], np.minimum(self.sizes, width)
         nodes = np.array(
-            [tree.columns.nodes[:, own] for tree, own in zip(self._trees, places, strict=True)]
+            [tree.store.nodes[:, own] for tree, own in zip(self._trees, places, strict=True)]
         )  # [rows, 3, width]
         tokens, above, positions = nodes.transpose(1, 0, 2)
         every = np.arange(places.shape[1], dtype=np.int32)
@@ -95,14 +95,14 @@ def lines_of(
 
 def _line(tree: CandidateTree, most: int) -> list[int]:
     line, ranks = [tree.root & PLACE], tree.ranks()
-    while len(line) < most and (family := tree.family(line[-1])) and family.children:
-        places = [mark & PLACE for mark in family.children.values()]
+    while len(line) < most and (group := tree.group(line[-1])) and group.children:
+        places = [mark & PLACE for mark in group.children.values()]
         line.append(min(places, key=ranks.__getitem__))
     return line
 
 
 def _parts(trees: Sequence[CandidateTree]) -> list[slice]:
-    """Parts of the trees whose columns together are small enough for the processor's cache."""
+    """Parts of the trees whose store together are small enough for the processor's cache."""
     size = max(CACHED // max(tree.places for tree in trees), 1)
     return [slice(start, start + size) for start in range(0, len(trees), size)]
 
@@ -117,7 +117,7 @@ def _leading(
     ranks = _stacked([tree.ranks() for tree in trees], NOBODY)
     limits = [tree.position + depth for tree, depth in zip(trees, depths, strict=True)]
     if any(limit < tree.deepest for limit, tree in zip(limits, trees, strict=True)):
-        positions = _stacked([tree.columns.positions for tree in trees], 0)[:, : ranks.shape[1]]
+        positions = _stacked([tree.store.positions for tree in trees], 0)[:, : ranks.shape[1]]
         ranks[positions > np.array(limits)[:, None]] = NOBODY
     wanted = min(max(most), ranks.shape[1])
     bounds = np.partition(ranks, wanted - 1, axis=1)[:, wanted - 1, None]
@@ -164,12 +164,12 @@ def _parents(places: Places, above: IntArray, filled: NDArray[np.bool_]) -> IntA
     return parents
 
 
-def _stacked(columns: Sequence[NDArray[T]], fill: float) -> NDArray[T]:  # [columns, longest]
-    """The columns as rows of one array, padded with `fill` to the longest."""
+def _stacked(store: Sequence[NDArray[T]], fill: float) -> NDArray[T]:  # [store, longest]
+    """The store as rows of one array, padded with `fill` to the longest."""
     stacked = np.full(
-        (len(columns), max(len(column) for column in columns)), fill, dtype=columns[0].dtype
+        (len(store), max(len(column) for column in store)), fill, dtype=store[0].dtype
     )
-    for row, column in zip(stacked, columns, strict=True):
+    for row, column in zip(stacked, store, strict=True):
         row[: len(column)] = column
     return stacked
 

@@ -303,11 +303,12 @@ def round_inputs(bucket: RoundBucket) -> dict[str, Tensor]:
     return {name: given[name] for name in INPUTS if name in given}
 
 
-def draft_inputs(bucket: DraftBucket) -> dict[str, Tensor]:
-    """Return the inputs of an idle call of the draft alone, by StatefulRoundGraph's parameter
-    names.
-    """
-    return under_draft_names(example_inputs(bucket))
+def idle_inputs(bucket: Bucket) -> dict[str, Tensor]:
+    """Return the inputs of an idle call of any stateful graph, by its parameter names."""
+    if isinstance(bucket, RoundBucket):
+        return round_inputs(bucket)
+    inputs = example_inputs(bucket)
+    return under_draft_names(inputs) if isinstance(bucket, DraftBucket) else inputs
 
 
 def under_draft_names(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:

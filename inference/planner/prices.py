@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-from inference.cost.effort import SPEED, Effort, Tariff
+from inference.cost.usage import SPEED, UnitPrices, Usage
 from inference.draft_tuning import TUNING
 from inference.proposer import NODE_BYTES
 
@@ -21,11 +21,11 @@ from inference.proposer import NODE_BYTES
 class Prices:
     """Prices of one proposer."""
 
-    tariff: Tariff = SPEED  # price of a second and of a byte, in any unit of cost
+    tariff: UnitPrices = SPEED  # price of a second and of a byte, in any unit of cost
     holds_target: bool = False  # calls run on the target's device, so the text waits for them
     battery: bool = False  # drafting costs a little even where the tariff says nothing
     node_seconds: float = 0.0  # a forward's seconds for each candidate, where the text waits
-    effort: Effort = field(default_factory=Effort)  # of lately committed tokens
+    effort: Usage = field(default_factory=Usage)  # of lately committed tokens
     tokens: float = 0.0  # lately committed
 
     @property
@@ -41,7 +41,7 @@ class Prices:
             price = max(price, TUNING.battery_price * self.tariff.wall)
         return price + self.tariff.wall if self.holds_target else price
 
-    def committed(self, tokens: int, effort: Effort) -> None:
+    def committed(self, tokens: int, effort: Usage) -> None:
         """Record that so many tokens were committed, and what they took."""
         kept = max(1 - tokens / TUNING.remembered_tokens, 0.0)
         self.effort = self.effort.times(kept).plus(effort)

@@ -16,6 +16,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Sequence
 from itertools import groupby
 from statistics import median, median_low
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -52,13 +53,16 @@ PROGRESS_SECONDS = 1.0  # between two lines of progress
 
 Tell = Callable[[str], None]
 
+FirstFree: TypeAlias = Callable[[int], int]
+"""FirstFree(row) -> the slot from which on the row holds nothing that is kept."""
+
 
 class Profiler:
     """Measures a model's calls by shape, a call at a time: one node first, then WIDE nodes, then
     the others, the smallest first.
 
     shapes: what the calls are called in the result, the smallest first
-    call: makes the call of a shape
+    call: makes the call of a shape, beside what rows keep
     between: shapes that are interpolated
 
     most: seconds to spend in all; longest: seconds that one call may take, as far as one can tell.
@@ -67,11 +71,10 @@ class Profiler:
     def __init__(
         self,
         shapes: Sequence[Shape],
-        call: Callable[[Shape], object],
+        call: Callable[[Shape, FirstFree], object],
         between: Collection[Shape] = (),
     ) -> None:
         self.most, self.longest = MOST_SECONDS, math.inf
-        self.first_free: Callable[[int], int] = lambda row: 0  # slot from which on a row is empty
         self.spent, self.measured = 0.0, dict[Shape, float]()  # the first call does not count
         self.smallest = shapes[0]
         self._wide = min(shapes, key=lambda shape: (shape[0], abs(shape[1] - WIDE)))
@@ -90,16 +93,19 @@ class Profiler:
         """Whether half of the shapes were measured, so that the rest can be estimated."""
         return 2 * len(self.measured) >= len(self._shapes)
 
-    def advance(self) -> None:
-        """Make one call, if there is time for one."""
+    def advance(self, first_free: FirstFree = lambda row: 0) -> None:
+        """Make one call, if there is time for one.
+
+        first_free: tells where in a row nothing is kept
+        """
         shape = self._next()
         if shape is None:
             return
         if not self._began:
             self._began = True
-            self._call(shape)  # brings the weights in
+            self._call(shape, first_free)  # brings the weights in
             return
-        seconds, samples = self._seconds(shape), self._samples[shape]
+        seconds, samples = self._seconds(shape, first_free), self._samples[shape]
         self.spent += seconds
         samples.append(seconds)
         trusted = len(samples) >= TRUSTED  # else the last one counts
@@ -159,9 +165,9 @@ class Profiler:
         enough = len(samples) >= TRUSTED and sum(samples) > ENOUGH_SECONDS
         return enough or len(samples) >= CALLS or sum(samples) + samples[-1] >= share
 
-    def _seconds(self, shape: Shape) -> float:
+    def _seconds(self, shape: Shape, first_free: FirstFree) -> float:
         start = time.perf_counter()
-        self._call(shape)
+        self._call(shape, first_free)
         return time.perf_counter() - start
 
 
@@ -174,7 +180,7 @@ def survey_draft(model: Model, length: int, width: int) -> Profiler:
     widths = _doublings(min(width, model.max_nodes, model.capacity))
     return Profiler(
         [(1, size) for size in widths],
-        lambda shape: model.rank([_siblings(model, length, shape[1])], RANKED),
+        lambda shape, first_free: model.rank([_siblings(model, length, shape[1])], RANKED),
     )
 
 
@@ -198,12 +204,11 @@ def survey_target(model: Model, length: int, rows: int, nodes: int) -> Profiler:
         for node in _doublings(nodes)
         if node > 1 and 3 * node // 2 < nodes
     }
-    survey = Profiler(
+    return Profiler(
         sorted(shapes),
-        lambda shape: model.choose(_chains(model, length, *shapes[shape], survey.first_free)),
+        lambda shape, first_free: model.choose(_chains(model, length, *shapes[shape], first_free)),
         between,
     )
-    return survey
 
 
 def emulated_target(profile: TimeProfile, rows: int, nodes: int) -> dict[Shape, float]:
@@ -251,7 +256,7 @@ def _dearest(measured: dict[Shape, float], shape: Shape) -> float:
 
 
 def _chains(
-    model: Model, length: int, rows: int, nodes: int, first_free: Callable[[int], int]
+    model: Model, length: int, rows: int, nodes: int, first_free: FirstFree
 ) -> list[Segment]:
     """Return a chain of `nodes` nodes in each of the first `rows` rows, chosen at every node.
 

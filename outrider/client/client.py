@@ -1,4 +1,4 @@
-"""A client of a target: the connection, the draft that stays loaded, and what texts cost.
+"""A client of a target: the connection, the draft that stays loaded, and the budget of texts.
 
 Commands that make text with a target stand on `Client.complete`, which any number of threads may
 call. A text begins at once, and gets a row of the draft when it is loaded and one is free.
@@ -16,6 +16,8 @@ from typing import TypeAlias
 
 from grpc_comm.client.connection import Connection
 from inference.command import printable, say
+from inference.cost.billing import Billing
+from inference.cost.usage import Usage
 from inference.decode import TargetSession
 from inference.draft_thread import Drafter, inline, on_thread
 from inference.errors import InvalidRequest, OutriderError
@@ -29,8 +31,8 @@ from outrider.client.pools import UNSTEERED, AnyRows
 from outrider.draft_methods import FoundDraft, find_draft
 from outrider.models.devices import pick_device
 from outrider.models.loading import find_tokenizer
-from outrider.money.goals import Stated, read_aims, read_prices
-from outrider.money.purse import open_purse
+from outrider.money.budget import RunBudget
+from outrider.money.goal import read_billing, read_goal
 from outrider.options.roles import ClientRole
 from outrider.text.completion import Completion, Request, Show, Tell, complete, new_completion
 
@@ -44,9 +46,9 @@ class Client:
     checkpoint: of the draft model; None for none
     tokenizer: the one of both models
     length: longest text in tokens, prompt and output together
-    purse: counts what all texts took, and holds what they may cost
-    aims: what drafting is to keep small
-    stated: prices that the options state; None takes those of the target
+    budget: counts the usage of all texts, and holds what they may cost
+    goal: of drafting
+    billing: prices that the options state; those of the target count where it is unpriced
     """
 
     def __init__(
@@ -55,23 +57,23 @@ class Client:
         target: Connection,
         tokenizer: Tokenizer,
         found: FoundDraft | None,
-        stated: Stated | None,
+        billing: Billing,
     ) -> None:
         self.target, self.tokenizer = target, tokenizer
         self._options, self._found = options, found
         unused = options.no_beside or found is not None
-        # the draft beside the target that texts ask for; empty for none
-        self._beside = "" if unused else target.description.draft_model
+        # name of the draft at the target that texts ask for; empty for none
+        self._colocated = "" if unused else target.description.draft_model
         asked, self.length = options.sequence_length, target.description.sequence_length
         self._drafted = self.length  # the longest text that a draft here drafts for
         if found is not None:
             self._drafted = min(self.length, found.sequence_length(asked))
         if asked is not None:
             self.length = min(self.length, asked)
-        stated = stated or read_prices(options, target.description.usd_per_hour)
-        self.purse = open_purse(options, stated)
-        self._rates = stated.rates if stated is not None else None
-        self.aims = read_aims(options, self._rates)
+        if not billing.priced:
+            billing = read_billing(options, target.description.usd_per_hour)
+        self.budget = RunBudget(billing, options.max_usd)
+        self.goal = read_goal(options, billing)
         gc.freeze()  # what is loaded is not searched for garbage in the middle of a text: 0.2 s
         self._rows: Future[AnyRows] | None = None
         self._loader = ThreadPoolExecutor(1, "outrider load")
@@ -84,11 +86,11 @@ class Client:
 
     @property
     def draft(self) -> str | None:
-        """The name of the draft here, else of the one beside the target; None without a draft."""
+        """The name of the draft here, else of the one at the target; None without a draft."""
         if self._found is not None:
             return self._found.name
         copied = None if self._options.target_only else "copied text"
-        return self._beside or copied
+        return self._colocated or copied
 
     @property
     def round_trip(self) -> float | None:
@@ -100,12 +102,12 @@ class Client:
 
     @property
     def unsteered(self) -> str:
-        """Why steer() changes nothing here; empty where it does."""
+        """Reason why steer() changes nothing here; empty where it does."""
         rows = self._rows
         loaded = rows is not None and rows.done() and rows.exception() is None
         if rows is None or not loaded:
             return UNSTEERED
-        return rows.result().unsteered or self.aims.unsteered
+        return rows.result().unsteered or self.goal.unsteered
 
     def steer(self, knob: str) -> None:
         """Weigh cost against speed as --cs does, also in texts that are being made.
@@ -113,12 +115,12 @@ class Client:
         Raises InvalidRequest for no such position, without a price of the target, and where nothing
         can be steered or all positions ask for the same.
         """
-        aims = read_aims(self._options.but(cs=knob), self._rates)
+        goal = read_goal(self._options.but(cs=knob), self.budget.billing)
         rows = self.wait()
         if rows is None:
             raise InvalidRequest(UNSTEERED)
-        rows.steer(aims)
-        self.aims = aims
+        rows.steer(goal)
+        self.goal = goal
 
     def load(self, rows: int = 1) -> None:
         """Begin to load the draft, where there is one. Idempotent; the first text does it, too.
@@ -145,7 +147,7 @@ class Client:
             )
         sides = Sides(self._found, self.target, rows, self._drafted)
         try:
-            loaded = self._stack.enter_context(draft_rows(self._options, sides, self.aims))
+            loaded = self._stack.enter_context(draft_rows(self._options, sides, self.goal))
         except OutriderError as error:
             say(f"note: nothing drafts here: {printable(str(error))}")
             raise
@@ -174,35 +176,40 @@ class Client:
         *,
         alone: bool = False,
     ) -> Completion:
-        """Make the text of a request, paid from the purse. Raises Broken.
+        """Make the text of a request, charged to the budget.
 
-        No text begins once the purse is empty. Other arguments are those of
+        No text begins once the budget is empty. Other arguments are those of
         outrider.text.completion.complete().
 
         watch: wraps the session with the target, to see what passes
         alone: target-only; no draft proposes anything
         """
-        if self.purse.empty:
-            return replace(new_completion(request), finish_reason="spent", usd=0.0)
-        options, description = self._options, self.target.description
-        beside = bool(self._beside) and not alone
+        budget = self.budget
+        if budget.empty:
+            cost = budget.cost(Usage(), 0)
+            return replace(new_completion(request), finish_reason="spent", usd=0.0, cost=cost)
+        options = self._options
         session = self.target.session(request.cache_key)
         here = not alone and not options.target_only
-        with self.purse.text() as tab:
+        pace = Pace.WAIT if options.waits and not alone else Pace.GO_ON
+        with budget.charge() as charge:
             done = complete(
-                replace(request, tab=tab),
+                replace(request, charge=charge),
                 watch(session) if watch is not None else session,
                 self._drafter() if here else inline(),
                 self.tokenizer,
                 show,
                 cancelled,
-                order=request.order(
-                    Pace.WAIT if options.waits and not alone else Pace.GO_ON, beside=beside
-                ),
+                order=request.order(pace, colocated=bool(self._colocated) and not alone),
                 tell=tell,
             )
-        done.device = description.device
-        return done
+        tokens = len(done.token_ids)
+        return replace(
+            done,
+            cost=budget.cost(charge.usage, tokens),
+            energy=budget.energy(done.usage, tokens),
+            device=self.target.description.device,
+        )
 
     def close(self) -> None:
         """Let the draft go, and keep what it learned. No text may be in the making.
@@ -221,7 +228,7 @@ def open_client(options: ClientRole) -> Iterator[Client]:
     Without a draft model only the tokenizer is read. Raises Mismatch where the tokenizers of both
     sides differ, and InvalidRequest for a device that this machine does not have.
     """
-    stated = read_prices(options, 0.0)  # what is wrong with them is told before anybody is asked
+    billing = read_billing(options)  # errors in prices are told before anybody is asked
     drafted = options.method is not None and not options.target_only
     found = find_draft(options) if drafted else None
     if found is not None:
@@ -231,7 +238,7 @@ def open_client(options: ClientRole) -> Iterator[Client]:
     )
     name = found.name if found is not None else "the tokenizer here"
     with connect_target(options, tokenizer, name) as target:
-        client = Client(options, target, tokenizer, found, stated)
+        client = Client(options, target, tokenizer, found, billing)
         try:
             yield client
         finally:

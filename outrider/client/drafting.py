@@ -17,10 +17,10 @@ from inference.drafters.draft import Draft
 from inference.drafters.tree_policies import BestFirst, Chain, Policy
 from outrider.client.pools import AnyRows, GrowingRows, Pair, learned_file, rounds
 from outrider.draft_methods import FoundDraft
+from outrider.models.capacity import Capacity
 from outrider.models.loading import PREFILL_NODES
 from outrider.models.profiles import user_profiles
-from outrider.models.sequence_length import Capacity
-from outrider.money.goals import Aims
+from outrider.money.goal import Goal
 from outrider.options.groups import DeviceOptions, HistoryOptions, TreeOptions
 from outrider.options.roles import ClientRole
 
@@ -37,7 +37,7 @@ class Sides(NamedTuple):
     length: int  # longest text, prompt and output together
 
 
-def draft_rows(options: ClientRole, sides: Sides, aims: Aims) -> AbstractContextManager[AnyRows]:
+def draft_rows(options: ClientRole, sides: Sides, aims: Goal) -> AbstractContextManager[AnyRows]:
     """Load the draft and yield its rows, which draft for one text each."""
     if options.waits and sides.found is not None and sides.found.ranks:
         return _in_rounds(options, sides, sides.found)
@@ -59,7 +59,7 @@ def _in_rounds(options: ClientRole, sides: Sides, found: FoundDraft) -> Iterator
 
 
 @contextmanager
-def _growing(options: ClientRole, sides: Sides, aims: Aims) -> Iterator[AnyRows]:
+def _growing(options: ClientRole, sides: Sides, aims: Goal) -> Iterator[AnyRows]:
     """Rows that never wait. What they learned about the pair is kept at the end."""
     draft, times, called = Draft(None), dict[int, float](), "copy"
     if sides.found is not None:

@@ -26,7 +26,7 @@ _NAME = re.compile(r"[a-z](-?[a-z0-9]){0,30}")
 
 @dataclass(frozen=True)
 class NamedTarget(Record):
-    """Where a target is reached. Raises InvalidRequest for what is no name or no address."""
+    """Address of a target by its name. Raises InvalidRequest for what is no name or no address."""
 
     name: Text
     address: Text  # HOST:PORT; on this machine where a tunnel leads to the target

@@ -26,7 +26,7 @@ from inference.planner.knowledge import Knowledge
 from inference.proposer import Proposer
 from inference.times import DraftTimes, LatencyModel
 from outrider.client.probing import probe_link, round_trip
-from outrider.money.goals import Aims
+from outrider.money.goal import Goal
 
 One = TypeVar("One", bound=Proposer)
 
@@ -84,7 +84,7 @@ class RoundRows(Rows[RoundProposer]):
     def unsteered(self) -> str:
         return UNSTEERED
 
-    def steer(self, aims: Aims) -> None:
+    def steer(self, aims: Goal) -> None:
         raise InvalidRequest(UNSTEERED)
 
 
@@ -123,7 +123,7 @@ class GrowingRows(Rows[GrowingProposer]):
     unsteered = ""
 
     def __init__(
-        self, draft: Draft, pair: Pair, aims: Aims, sources: Sequence[TextSource | None]
+        self, draft: Draft, pair: Pair, aims: Goal, sources: Sequence[TextSource | None]
     ) -> None:
         self._learned = pair.learned
         target = LatencyModel(dict(pair.target.description.times))
@@ -142,7 +142,7 @@ class GrowingRows(Rows[GrowingProposer]):
             ]
         )
 
-    def steer(self, aims: Aims) -> None:
+    def steer(self, aims: Goal) -> None:
         """Draft by these aims from now on, also in texts that are being made."""
         for proposer, known in zip(self.proposers, self.known, strict=True):
             proposer.steer(aims.prices(known))

@@ -21,8 +21,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(options: CompareOptions) -> int:
     """Measure, print, and write the files."""
     from outrider.compare.measure import compare
+    from outrider.compare.report import print_comparison
     from outrider.compare.results import write_results
-    from outrider.compare.tables import print_comparison
 
     for profile in options.emulate or (None,):
         comparison = compare(options, profile)

@@ -22,7 +22,7 @@ from inference.errors import InvalidRequest
 from inference.order import Pace
 from inference.text import Tokenizer
 from outrider.client.pools import AnyRows, GrowingRows, Pair, rounds
-from outrider.money.goals import SPEED_ALONE, Aims
+from outrider.money.goal import Goal
 from outrider.terminal.live_text import silent
 from outrider.text.completion import Completion, Request, complete
 
@@ -44,7 +44,7 @@ class Setting(NamedTuple):
     """
 
     policy: Policy | None = None
-    aims: Aims | None = None
+    goal: Goal | None = None
 
     @property
     def label(self) -> str:
@@ -55,17 +55,17 @@ class Setting(NamedTuple):
             return str(self.policy.length)
         if isinstance(self.policy, BestFirst):
             return f"{self.policy.nodes}x{self.policy.depth}"
-        return "" if self.aims is None else f"--cs {self.knob:g}"
+        return "" if self.goal is None else f"--cs {self.knob:g}"
 
     @property
     def knob(self) -> float | None:
         """The position of the knob: 0 is speed alone, 100 cost alone."""
-        return None if self.aims is None else 100 * self.aims.wish.weight
+        return None if self.goal is None else 100 * self.goal.weight
 
 
 @dataclass(frozen=True)
 class Bench:
-    """What arms are made of: a target, a draft and settings."""
+    """Parts of arms: a target, a draft and settings."""
 
     target: Connection  # over the link in question
     tokenizer: Tokenizer
@@ -73,7 +73,7 @@ class Bench:
     draft_times: dict[int, float]  # width -> seconds of a call
     chains: Sequence[Policy]
     trees: Sequence[Policy]
-    positions: Sequence[Aims]  # positions of the knob --cs; empty: none is asked for
+    positions: Sequence[Goal]  # positions of the knob --cs; empty: none is asked for
     local: Engine | None  # the target's model in this process, where it was asked for
 
 
@@ -91,7 +91,7 @@ class Architecture:
 
     @property
     def command(self) -> str:
-        """How a user decodes in this way."""
+        """The command by which a user decodes in this way."""
         if self.name in (FUSED, FUSED_LOCAL):
             return "`outrider run --target_only` with `outrider fused_target`"
         return f"`outrider run --preset {self.presets[0]}`" if self.presets else self.name
@@ -142,32 +142,33 @@ def read_setting(text: str) -> Policy:
 
 
 def _across(
-    bench: Bench, rows: AnyRows | None = None, pace: Pace = Pace.GO_ON, *, beside: bool = False
+    bench: Bench, rows: AnyRows | None = None, pace: Pace = Pace.GO_ON, *, colocated: bool = False
 ) -> Complete:
     """Complete over the link, with these rows' proposers drafting here. The record names the
-    target's device.
+    target's device. Raises the error that ended a text.
     """
     device = bench.target.description.device
 
     def complete_one(request: Request) -> Completion:
-        order, session = request.order(pace, beside=beside), bench.target.session()
+        order, session = request.order(pace, colocated=colocated), bench.target.session()
         drafter = on_thread(rows.lent) if rows else inline()
         done = complete(request, session, drafter, bench.tokenizer, silent, Event(), order=order)
         if rows:
             rows.settle()  # its last call is not to slow down the next arm
-        return replace(done, device=device)
+        return replace(done.raise_failure(), device=device)
 
     return complete_one
 
 
-def _here(bench: Bench, *, beside: bool) -> Complete:
+def _here(bench: Bench, *, colocated: bool) -> Complete:
     """Complete with the target in this process, alone or with a draft beside it."""
 
     def complete_one(request: Request) -> Completion:
         assert bench.local is not None
         session: TargetSession = LocalSession(bench.local)
-        order = request.order(beside=beside)
-        return complete(request, session, inline(), bench.tokenizer, silent, Event(), order=order)
+        order = request.order(colocated=colocated)
+        done = complete(request, session, inline(), bench.tokenizer, silent, Event(), order=order)
+        return done.raise_failure()
 
     return complete_one
 
@@ -183,14 +184,14 @@ def _growing(bench: Bench, setting: Setting, *, copies: bool) -> Complete:
     """Complete while neither side waits: the model drafts. copies: and copied text"""
     pair = Pair(bench.target, bench.draft_times, None)
     sources = _sources(bench) if copies else [None] * bench.draft.rows
-    aims = setting.aims or SPEED_ALONE
-    return _across(bench, GrowingRows(Draft(bench.draft), pair, aims, sources))
+    goal = setting.goal or Goal()
+    return _across(bench, GrowingRows(Draft(bench.draft), pair, goal, sources))
 
 
 def _copying(bench: Bench, setting: Setting) -> Complete:
     """Complete while neither side waits: copied text alone drafts."""
-    pair, aims = Pair(bench.target, {}, None), setting.aims or SPEED_ALONE
-    return _across(bench, GrowingRows(Draft(None), pair, aims, _sources(bench)))
+    pair, goal = Pair(bench.target, {}, None), setting.goal or Goal()
+    return _across(bench, GrowingRows(Draft(None), pair, goal, _sources(bench)))
 
 
 def _sources(bench: Bench) -> list[CopySource]:
@@ -199,7 +200,7 @@ def _sources(bench: Bench) -> list[CopySource]:
 
 def _positions(bench: Bench) -> list[Setting]:
     """The positions of the knob that are asked for, else the one empty setting."""
-    return [Setting(aims=aims) for aims in bench.positions] or _once(bench)
+    return [Setting(goal=goal) for goal in bench.positions] or _once(bench)
 
 
 def _once(bench: Bench) -> list[Setting]:
@@ -208,28 +209,17 @@ def _once(bench: Bench) -> list[Setting]:
 
 
 ARCHITECTURES: tuple[Architecture, ...] = (
+    Architecture(BASELINE, _once, lambda bench, _: _across(bench), presets=("vanilla",)),
     Architecture(
-        BASELINE,
-        _once,
-        lambda bench, _: _across(bench),
-        presets=("vanilla",),
+        LOCAL, _once, lambda bench, _: _here(bench, colocated=False), on_this_machine=True
     ),
     Architecture(
-        LOCAL,
-        _once,
-        lambda bench, _: _here(bench, beside=False),
-        on_this_machine=True,
-    ),
-    Architecture(
-        FUSED_LOCAL,
-        _once,
-        lambda bench, _: _here(bench, beside=True),
-        on_this_machine=True,
+        FUSED_LOCAL, _once, lambda bench, _: _here(bench, colocated=True), on_this_machine=True
     ),
     Architecture(
         FUSED,
         lambda bench: [Setting()] if bench.target.description.draft_model else [],
-        lambda bench, _: _across(bench, beside=True),
+        lambda bench, _: _across(bench, colocated=True),
         presets=("eagle_sd",),
     ),
     Architecture(
@@ -257,10 +247,6 @@ ARCHITECTURES: tuple[Architecture, ...] = (
     ),
     Architecture(SUFFIX, _positions, _copying, drafts_here=True, presets=("suffix",)),
     Architecture(
-        HYBRID,
-        _positions,
-        partial(_growing, copies=True),
-        drafts_here=True,
-        presets=("hybrid",),
+        HYBRID, _positions, partial(_growing, copies=True), drafts_here=True, presets=("hybrid",)
     ),
 )

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from inference.command import Parser, add_flag, add_gone, called, nearest
-from inference.cost.objective import read_knob
+from inference.cost.billing import read_knob
 from inference.drafters.tree_policies import BestFirst, Chain, Policy
 from inference.errors import InvalidRequest
 from outrider.client.drafting import read_policy

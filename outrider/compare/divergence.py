@@ -53,7 +53,7 @@ class Divergence:
     def margin(
         self, prefix: Sequence[int], params: SamplingParams, ours: int | None, theirs: int | None
     ) -> Figure:
-        """How much higher the target's own token scores than ours after this prefix, in units of
+        """Margin of the score of the target's own token over ours after this prefix, in units of
         the perturbed score. top_p is ignored.
         """
         if self._checkpoint is None:

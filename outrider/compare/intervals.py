@@ -83,12 +83,11 @@ def percentiles(values: Sequence[float]) -> Percentiles | None:
 
 
 def pareto(costs: Sequence[Sequence[float]]) -> list[bool]:
-    """Which of these are not dominated. One dominates another if it is nowhere greater and
+    """Tell which of these are not dominated. One dominates another if it is nowhere greater and
     somewhere less.
     """
-    return [not any(_dominates(other, one) for other in costs) for one in costs]
-
-
-def _dominates(one: Sequence[float], other: Sequence[float]) -> bool:
-    pairs = list(zip(one, other, strict=True))
-    return all(a <= b for a, b in pairs) and any(a < b for a, b in pairs)
+    pairs = [[list(zip(other, one, strict=True)) for other in costs] for one in costs]
+    return [
+        not any(all(a <= b for a, b in each) and any(a < b for a, b in each) for each in others)
+        for others in pairs
+    ]

@@ -1,12 +1,15 @@
 """Runs the comparison. At each round trip it makes a sweep, then all arms on all prompts,
 interleaved.
+
+A sweep finds the best fixed setting of an architecture by halving: all settings try a few texts,
+and the better half goes on to more.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import date
 from typing import NamedTuple
 
@@ -15,13 +18,11 @@ from inference.errors import OutriderError
 from outrider.compare.arms import ARCHITECTURES, BASELINE, FUSED, Arm, groups_of
 from outrider.compare.compare_options import CompareOptions
 from outrider.compare.divergence import Difference, Divergence, first_difference
-from outrider.compare.readings import Meters, Reading
-from outrider.compare.rows import ResultRow, marked, summarise
-from outrider.compare.sweep import Trial, sweep
+from outrider.compare.rows import Meters, Reading, ResultRow, marked, summarise
 from outrider.compare.testbed import Testbed, testbed
 from outrider.models.loading import Checkpoint, find_target
 from outrider.options.groups import TargetModelOptions
-from outrider.text.completion import Request
+from outrider.text.completion import Completion, Request
 
 
 class Cell(NamedTuple):
@@ -32,9 +33,40 @@ class Cell(NamedTuple):
     readings: list[Reading]
 
 
+STAGES = (1, 2)
+"""Texts of each stage. The last stage is repeated until one setting is left."""
+
+
+@dataclass
+class Trial:
+    """One arm in a sweep."""
+
+    arm: Arm
+    round_trip: float  # emulated, seconds
+    had_rivals: bool
+    texts: list[Completion] = field(default_factory=list)
+    chosen: bool = False
+
+    @property
+    def seconds_per_token(self) -> float:
+        """Seconds a token over whole texts, prefill included. The sweep decides by this."""
+        tokens = sum(len(done.token_ids) for done in self.texts)
+        return sum(done.seconds for done in self.texts) / max(1, tokens)
+
+    def record(self) -> dict[str, object]:
+        """The trial as plain data for JSON."""
+        return {
+            **self.arm.record(),
+            "rtt_ms": self.round_trip * 1e3,
+            "texts": len(self.texts),
+            "ms_per_token": self.seconds_per_token * 1e3,
+            "chosen": self.chosen,
+        }
+
+
 @dataclass(frozen=True)
 class Comparison:
-    """What one comparison found."""
+    """Results of one comparison."""
 
     title: str  # models, device, date, temperature, number of texts
     options: CompareOptions
@@ -42,7 +74,7 @@ class Comparison:
     trials: list[Trial]
     texts: list[dict[str, object]]
     account: str
-    remarks: list[str]  # what a reader must know of how this came about
+    remarks: list[str]  # limits of these results
 
     @property
     def has_baseline(self) -> bool:
@@ -71,6 +103,34 @@ def compare(options: CompareOptions, profile: str | None) -> Comparison:
                 _say(trip, ", ".join(arm.name for arm in arms))
                 cells += _measure(arms, ready.requests, options.num_runs, trip / 1e3, meters)
     return _sum_up(ready, profile, cells, trials)
+
+
+def sweep(
+    groups: Sequence[Sequence[Arm]], requests: Sequence[Request], round_trip: float
+) -> list[Trial]:
+    """Try all arms and choose one of each group. Returns a trial for each arm.
+
+    All groups take turns, text by text. Each arm has warmed up before.
+    """
+    left = [[Trial(arm, round_trip, len(group) > 1) for arm in group] for group in groups]
+    trials = [trial for group in left for trial in group]
+    short = replace(requests[0], max_new_tokens=min(8, requests[0].max_new_tokens))
+    for trial in trials:
+        trial.arm.complete(short)
+    done, stage = 0, 0
+    while stage < len(STAGES) or any(len(group) > 1 for group in left):
+        more = STAGES[min(stage, len(STAGES) - 1)]
+        for index in range(done, done + more):
+            for trial in (trial for group in left for trial in group):
+                trial.texts.append(trial.arm.complete(requests[index % len(requests)]))
+        done, stage = done + more, stage + 1
+        left = [
+            sorted(group, key=lambda trial: trial.seconds_per_token)[: -(-len(group) // 2)]
+            for group in left
+        ]
+    for group in left:
+        group[0].chosen = True
+    return trials
 
 
 def _measure(
@@ -144,7 +204,7 @@ def _differences(
     requests: Sequence[Request],
     divergence: Divergence,
 ) -> list[Difference]:
-    """Where texts diverge from the target-only ones, and how near the two tokens were."""
+    """Divergences of texts from the target-only ones, and how near the two tokens were."""
     found = []
     for ours, theirs in zip(readings, alone, strict=bool(alone)):
         mine, other = ours.done.token_ids, theirs.done.token_ids
@@ -190,7 +250,7 @@ def _remarks(ready: Testbed, profile: str | None, cells: Sequence[Cell]) -> list
         remarks.append("Round trips are emulated by a proxy on this machine, beyond its own.")
     if FUSED in options.chosen and FUSED not in run:
         remarks.append("fused was not run: the target has no draft beside it (--role fused_target)")
-    weighed = [one.wish.objective for one in ready.positions if one.wish.weight]
+    weighed = [one.objective for one in ready.positions if one.weight]
     if weighed:
         remarks.append(f"--cs weighs speed against {weighed[0]}.")
     return remarks

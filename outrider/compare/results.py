@@ -22,9 +22,8 @@ from outrider.compare.arms import Setting
 from outrider.compare.compare_options import TextsOptions
 from outrider.compare.measure import Comparison
 from outrider.compare.plots import draw
+from outrider.compare.report import tables, verdict
 from outrider.compare.rows import ResultRow
-from outrider.compare.tables import markdown
-from outrider.compare.verdict import verdict
 
 _LIBRARIES = ("outrider", "torch", "numpy", "grpcio", "transformers")
 
@@ -101,6 +100,37 @@ def plain(value: Any) -> Any:
     return [plain(part) for part in value] if isinstance(value, list | tuple) else value
 
 
+def markdown(comparison: Comparison) -> str:
+    """The text of report.md."""
+    parts = [
+        f"# Architectures compared\n\n{comparison.title}",
+        "## Verdict",
+        "\n".join(f"{number}. {line}" for number, line in enumerate(verdict(comparison), 1)),
+        "\n".join(f"- {line}" for line in comparison.remarks),
+    ]
+    for table in tables(comparison):
+        lines = [_line(table.heads), _line(["---"] * len(table.heads)), *map(_line, table.cells)]
+        parts += [f"## {table.title}", "\n".join(lines), table.note]
+    differing = "\n".join(f"- {line}" for line in differences(comparison.rows)) or "None."
+    return "\n\n".join([*parts, "## Texts that differ", differing]) + "\n"
+
+
+def differences(rows: Sequence[ResultRow]) -> list[str]:
+    """The first difference of every text that is not the target-only one, and how near the two
+    tokens were.
+    """
+    lines = []
+    for row in rows:
+        for one in row.differences:
+            known = one.margin.value
+            margin = f"unavailable: {one.margin.source}" if known is None else format(known, ".2g")
+            lines.append(
+                f"{row.arm.name} at {row.rtt_ms:g} ms: prompt {one.prompt} parts at token {one.at} "
+                f"({one.ours} for {one.theirs}, margin {margin})"
+            )
+    return lines
+
+
 def _write_csv(path: Path, records: Sequence[dict[str, Any]]) -> None:
     """Write a line a row. An object in JSON gets a column for each of its parts."""
     flat = [dict(_columns(record)) for record in records]
@@ -123,3 +153,7 @@ def _columns(record: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
             shown = " ".join(f"{part:.4f}" for part in value) if numbers else value
             columns.append((f"{prefix}{name}", shown))
     return columns
+
+
+def _line(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cells) + " |"

@@ -1,14 +1,22 @@
-"""A row of the comparison: what one arm did at one round trip, summed up from its texts. Pure."""
+"""Rows of the comparison: texts with joules and memory read while they are made, their charges,
+and the sum of one arm's texts at one round trip.
+
+A figure that nobody can know here is unavailable, with the reason.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise, zip_longest
+from pathlib import Path
 
-from inference.cost.objective import PER_MILLION
+from inference.cost.usage import Usage
+
+from inference.cost.billing import PER_MILLION, Billing
+from inference.cost.energy import EnergyMeter, EnergyReader
 from inference.cost.quantity import Figure
-from outrider.compare.arms import Arm
+from outrider.compare.arms import Architecture, Arm
 from outrider.compare.divergence import Difference
 from outrider.compare.intervals import (
     FEWEST,
@@ -20,8 +28,7 @@ from outrider.compare.intervals import (
     pareto,
     percentiles,
 )
-from outrider.compare.readings import Account, Reading
-from outrider.text.completion import Completion
+from outrider.text.completion import Completion, Request
 
 _COUNTS = (
     "forwards", "lone_forwards", "num_draft_tokens", "num_accepted_tokens", "draft_calls",
@@ -31,9 +38,119 @@ _COUNTS = (
 
 
 @dataclass(frozen=True)
+class Reading:
+    """One text, with joules and peak memory of making it."""
+
+    done: Completion
+    joules: Figure  # read on this machine
+    memory_here: int | None  # bytes resident at the peak; None where it cannot be read
+    memory_target: int | None
+
+
+@dataclass(frozen=True)
+class Meters:
+    """The instruments: this machine's energy readers, and the process of a target that was started
+    here.
+    """
+
+    readers: Sequence[EnergyReader]
+    target_pid: int | None
+
+    def read(self, complete: Callable[[Request], Completion], request: Request) -> Reading:
+        """Make the text and read the meters."""
+        reset_peak("self")
+        if self.target_pid is not None:
+            reset_peak(self.target_pid)
+        with EnergyMeter(self.readers) as meter:
+            done = complete(request)
+        target = None if self.target_pid is None else peak_memory(self.target_pid)
+        return Reading(done, meter.known, peak_memory("self"), target)
+
+
+def reset_peak(pid: int | str) -> None:
+    """Reset a process's peak memory to its present memory. Where that is not possible, peaks are of
+    its whole life.
+    """
+    try:
+        Path(f"/proc/{pid}/clear_refs").write_text("5")  # 5 resets the peak: proc(5)
+    except OSError:
+        return
+
+
+def peak_memory(pid: int | str) -> int | None:
+    """Peak resident bytes; None where there is no /proc."""
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except OSError:
+        return None
+    kibibytes = next((line.split()[1] for line in lines if line.startswith("VmHWM:")), None)
+    return None if kibibytes is None else int(kibibytes) * 1024
+
+
+UNPRICED = "no price was given (--usd_per_hour or --instance)"
+
+
+@dataclass(frozen=True)
+class Account:
+    """Charges for texts. One user holds the target from request to last token."""
+
+    billing: Billing
+    whole: bool  # joules that are read here are those of draft and target together
+    emulated: bool = False  # the target's times are not this machine's, so neither are its joules
+
+    def of(self, architecture: Architecture) -> Account:
+        """The account of an architecture. Nothing is rented where its target runs on the user's own
+        machine.
+        """
+        if not architecture.on_this_machine:
+            return self
+        source = "the user's own machine: nothing is rented"
+        return Account(replace(self.billing, target_usd_per_hour=None, source=source), whole=True)
+
+    def usd_per_million(self, tokens: float, usage: Usage, read: Figure) -> Figure:
+        """US dollars a million tokens; a lower bound where a part is not known.
+
+        read: joules of this machine
+        """
+        if not self.billing.priced:
+            return Figure.unavailable(self.billing.source or UNPRICED)
+        drafting = read if not self.whole and read.value is not None else None
+        return self.billing.figures(tokens, usage, drafting)["known_cost"].times(PER_MILLION)
+
+    def joules_per_million(self, tokens: float, usage: Usage, read: Figure) -> Figure:
+        """Joules of draft and target a million tokens: as read where possible, else by the stated
+        watts. Never of one side alone.
+        """
+        if self.emulated:
+            read = Figure.unavailable(
+                "the target is emulated: this machine's joules are not its own"
+            )
+        if self.whole and read.value is not None:
+            return read.times(PER_MILLION / tokens)
+        drafting = read if read.value is not None else None
+        both = self.billing.figures(tokens, usage, drafting)["energy_total"]
+        if both.value is None and read.value is None:
+            both = Figure.unavailable(f"{read.source}; {both.source}")
+        return both.times(PER_MILLION)
+
+    @property
+    def words(self) -> str:
+        """The account in words, for below the table."""
+        if not self.billing.priced:
+            return f"$: {self.billing.source or UNPRICED}."
+        share = self.billing.target_share
+        part = "the whole target" if share == 1 else f"{share:g} of the target's hour"
+        return (
+            f"$: {self.billing.source}; {part} is charged from request to last token, or by its "
+            "forwards alone; electricity and traffic only where priced, a lower bound where they "
+            "are not."
+        )
+
+
+@dataclass(frozen=True)
 class ResultRow:
-    """What one arm did at one round trip. Counts and seconds are sums over texts, medians are over
-    texts.
+    """Results of one arm at one round trip. Counts and seconds are sums over texts, medians are
+    over texts.
     """
 
     arm: Arm
@@ -100,14 +217,15 @@ def summarise(
     differences: where texts are not equal
     """
     done = [reading.done for reading in readings]
-    sums = {name: sum(getattr(text, name) for text in done) for name in _COUNTS}
+    records = [text.record() for text in done]
+    sums = {name: sum(record[name] for record in records) for name in _COUNTS}
     forwards, tokens = sums["forwards"], sum(len(text.token_ids) for text in done)
     drafted, accepted = forwards - sums["lone_forwards"], sums["num_accepted_tokens"]
     there = sum(sums[name] for name in ("queue_seconds", "target_seconds", "prefill_seconds"))
     each = [seconds_per_token([text]) for text in done]
     pairs = zip(done, baseline or [], strict=baseline is not None)
     ratios = [ours.tokens_per_second / alone.done.tokens_per_second for ours, alone in pairs]
-    at_depth = zip_longest(*(text.accepted_at_depth for text in done), fillvalue=0)
+    at_depth = zip_longest(*(text.accepted.accepted_at_depth for text in done), fillvalue=0)
     usd, usd_by_forwards, joules, joules_here = _charged(readings, account.of(arm.architecture))
     return ResultRow(
         arm=arm,
@@ -174,13 +292,10 @@ def acceptance(texts: Sequence[Completion]) -> float:
     without candidates have nothing to miss.
     """
     accepted = sum(done.num_accepted_tokens for done in texts)
-    deepest = max((len(done.accepted_at_depth) for done in texts), default=0)
-    whole = sum(
-        done.accepted_at_depth[-1]
-        for done in texts
-        if deepest and len(done.accepted_at_depth) == deepest
-    )
-    missed = sum(done.forwards - done.lone_forwards for done in texts) - whole
+    at_depth = [done.accepted.accepted_at_depth for done in texts]
+    deepest = max(map(len, at_depth), default=0)
+    whole = sum(depths[-1] for depths in at_depth if deepest and len(depths) == deepest)
+    missed = sum(done.traffic.forwards - done.traffic.lone for done in texts) - whole
     return accepted / (accepted + missed) if accepted + missed else 0.0
 
 
@@ -194,9 +309,9 @@ def _charged(readings: Sequence[Reading], account: Account) -> list[FigureInterv
         tokens = len(done.token_ids)
         figures.append(
             (
-                account.usd_per_million(tokens, done.effort, read),
-                account.usd_per_million(tokens, done.effort_of_forwards, read),
-                account.joules_per_million(tokens, done.effort, read),
+                account.usd_per_million(tokens, done.usage, read),
+                account.usd_per_million(tokens, done.usage_of_forwards, read),
+                account.joules_per_million(tokens, done.usage, read),
                 read.times(PER_MILLION / tokens),
             )
         )

@@ -11,6 +11,7 @@ from functools import partial
 
 from grpc_comm.translate import Description
 from inference.backends import Model
+from inference.cost.billing import Billing
 from inference.draft_tuning import TUNING
 from inference.drafters.draft import Draft
 from inference.engine.engine import Engine
@@ -18,11 +19,11 @@ from outrider.client.connecting import connect_target
 from outrider.client.drafting import load_draft
 from outrider.compare.arms import FUSED, Bench
 from outrider.compare.compare_options import CompareOptions, TextsOptions
-from outrider.compare.readings import Account, open_account
+from outrider.compare.rows import Account
 from outrider.draft_methods import FoundDraft, find_draft
 from outrider.link.emulated_link import LinkShape, shaped_link
 from outrider.models.profiles import user_profiles
-from outrider.money.goals import Aims, Stated, read_aims, read_prices
+from outrider.money.goal import Goal, read_billing, read_goal
 from outrider.options.groups import MeasureOptions
 from outrider.options.roles import FusedTargetRole
 from outrider.target.colocated_draft import with_draft
@@ -51,12 +52,12 @@ class Testbed:
 
     options: CompareOptions
     common: TextsOptions  # options of the draft here, and where the target is
-    found: FoundDraft
+    found: FoundDraft  # the draft
     target: Description
     draft: Model
     draft_times: dict[int, float]
     requests: list[Request]
-    positions: list[Aims]  # positions of the knob --cs
+    positions: list[Goal]  # positions of the knob --cs
     account: Account
     started: StartedTarget | None  # None: the user named a target
     local: Engine | None
@@ -96,8 +97,8 @@ def testbed(options: CompareOptions, profile: str | None) -> Iterator[Testbed]:
         common = common.but(target_host=options.target_host)
     prompts = PROMPTS if common.prompt is common.prompt_text is None else read_prompts(common)
     options.check_texts(len(prompts))
-    stated = read_prices(common, 0.0)
-    positions = read_positions(options, stated) if options.target_host is None else []
+    billing = read_billing(common)
+    positions = read_positions(options, billing) if options.target_host is None else []
     found = find_draft(common)
     with ExitStack() as stack:
         target: StartedTarget | None = None
@@ -108,15 +109,17 @@ def testbed(options: CompareOptions, profile: str | None) -> Iterator[Testbed]:
             description = connection.description
             length = session_length(common.sequence_length, found, connection)
         if target is None:
-            stated = stated or read_prices(common, description.usd_per_hour)
-            positions = read_positions(options, stated)
+            if not billing.priced:
+                billing = read_billing(common, description.usd_per_hour)
+            positions = read_positions(options, billing)
         requests = make_requests(common, prompts, found.tokenizer, length, description.stop_ids)
         room = max(TUNING.room, *(one.most_ranked for one in (*options.chains, *options.trees)))
         found = found.settled(common)
         draft = load_draft(common, found, 1, length, room, room).model
         assert draft is not None, "the draft of a comparison is a model"
-        times = found.times(user_profiles(MeasureOptions(measure_first=True)), Draft(draft), length)
-        account = open_account(common, stated, whole=target is not None, emulated=bool(profile))
+        profiles = user_profiles(MeasureOptions(measure_first=True))
+        times = found.times(profiles, Draft(draft), length)
+        account = Account(billing, whole=target is not None, emulated=bool(profile))
         yield Testbed(
             options,
             common,
@@ -132,12 +135,11 @@ def testbed(options: CompareOptions, profile: str | None) -> Iterator[Testbed]:
         )
 
 
-def read_positions(options: CompareOptions, stated: Stated | None) -> list[Aims]:
-    """The aims of each position of the knob. Raises InvalidRequest where one weighs a price that
+def read_positions(options: CompareOptions, billing: Billing) -> list[Goal]:
+    """The goal of each position of the knob. Raises InvalidRequest where one weighs a price that
     nobody has stated.
     """
-    rates = stated.rates if stated is not None else None
-    return [read_aims(options.draft.but(cs=knob), rates) for knob in options.cs]
+    return [read_goal(options.draft.but(cs=knob), billing) for knob in options.cs]
 
 
 def _start(options: CompareOptions, profile: str | None) -> AbstractContextManager[StartedTarget]:

@@ -18,9 +18,9 @@ from outrider.client.connecting import connect_target
 from outrider.client.probing import probe_link, round_trip
 from outrider.doctor.findings import Finding, refused, warning
 from outrider.draft_methods import FoundDraft, find_draft
+from outrider.models.capacity import Capacity
 from outrider.models.devices import memory_size
 from outrider.models.loading import PREFILL_NODES
-from outrider.models.sequence_length import Capacity
 from outrider.options.roles import DoctorRole
 from outrider.terminal.explain import dear_law
 from outrider.version import outrider_version
@@ -81,7 +81,7 @@ def _draft_call(options: DoctorRole, draft: FoundDraft) -> float:
 
 
 def _of_target(target: Connection, call: float) -> Iterator[Finding]:
-    """What the target is, how far it is, and whether a draft with such calls runs ahead of it."""
+    """Findings of the target, of the link, and of a draft with such calls running ahead."""
     description = target.description
     trip = round_trip(probe_link(target.probe, say))
     where = f"{description.model} on {description.device}, {description.rows} rows"

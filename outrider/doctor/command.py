@@ -1,16 +1,27 @@
-"""Runs the verb: all checks, a target's health alone, or the names of its models."""
+"""Runs the verb: all checks, the names of a target's models, or its health alone, as a container's
+or Kubernetes' check asks for it.
+
+Health is gRPC's own health protocol, which needs no key. No model is loaded, torch neither.
+"""
 
 from __future__ import annotations
 
-from outrider.doctor.findings import show
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from grpc_comm.security import SecurityOptions, channel_security
+from grpc_comm.transport import Address, channel_options
+from inference.errors import OutriderError
+from outrider.doctor.findings import Finding, fault, refused, show
 from outrider.options.roles import DoctorRole
 
 
 def doctor(options: DoctorRole) -> int:
     """Print the findings. Returns 1 where one of them is a fault."""
     if options.health:
-        from outrider.doctor.health import check_health
-
         return show(check_health(options), as_json=options.as_json)
     if options.list_models:
         from outrider.client.connecting import print_models
@@ -20,3 +31,44 @@ def doctor(options: DoctorRole) -> int:
     from outrider.doctor.checks import check_all
 
     return show(check_all(options), as_json=options.as_json)
+
+
+_SECONDS = 5.0
+_REMEDY = "wait while it loads or drains; else see its log"
+
+
+def check_health(options: DoctorRole) -> Iterator[Finding]:
+    """The finding of the first of --target_host's targets."""
+    address = options.endpoints[0].address
+    try:
+        status = ask_health(address, options)
+    except OutriderError as error:
+        yield refused("health", error)
+    except grpc.RpcError as error:
+        said = error.details() if isinstance(error, grpc.Call) else error
+        yield fault("health", f"{address} does not answer: {said}", _REMEDY)
+    else:
+        serves = status == health_pb2.HealthCheckResponse.SERVING
+        name = health_pb2.HealthCheckResponse.ServingStatus.Name(status)
+        text = f"{address} says {name}"
+        yield Finding("health", text) if serves else fault("health", text, _REMEDY)
+
+
+def ask_health(address: Address, options: DoctorRole) -> int:
+    """The target's status. Raises grpc.RpcError without an answer."""
+    own = Path(options.tls_cert) if options.tls_cert else None
+    trusted = Path(options.tls_ca) if options.tls_ca else own
+    security = channel_security(SecurityOptions(tls_ca=trusted, tls=options.tls), address)
+    settings: list[tuple[str, int | str]] = list(channel_options(address))
+    if trusted is own and own is not None:
+        from grpc_comm.certificate_hosts import certificate_hosts
+
+        # whoever trusts this very certificate accepts any of its names
+        settings.append(("grpc.ssl_target_name_override", certificate_hosts(own)[0]))
+    if security.credentials is None:
+        channel = grpc.insecure_channel(str(address), settings)
+    else:
+        channel = grpc.secure_channel(str(address), security.credentials, settings)
+    with channel:
+        stub = health_pb2_grpc.HealthStub(channel)
+        return int(stub.Check(health_pb2.HealthCheckRequest(), timeout=_SECONDS).status)

@@ -1,4 +1,4 @@
-"""What a check finds, how it is shown, and what a command's exit code makes of it."""
+"""Findings of checks, how they are shown, and the exit code that follows."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _WIDTH = 12
 
 @dataclass(frozen=True)
 class Finding:
-    """What is so, and what to do where it should not be."""
+    """A fact about this machine or the target, and a remedy where it is a fault."""
 
     subject: str
     text: str

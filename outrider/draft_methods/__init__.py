@@ -16,10 +16,10 @@ from inference.drafters.copied_text import TextSource
 from inference.drafters.draft import Draft
 from inference.drafters.growing_proposer import ENDLESS
 from inference.text import Tokenizer
+from outrider.models.capacity import Capacity
 from outrider.models.loading import FoundModel, LoadedModel
 from outrider.models.precision import settled
 from outrider.models.profiles import Profiles
-from outrider.models.sequence_length import Capacity
 from outrider.options.groups import DeviceOptions, DraftModelOptions, SourceOptions
 
 

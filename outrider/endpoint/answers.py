@@ -1,15 +1,173 @@
-"""Answers of the OpenAI interface: objects, chunks of a stream, and counts, as plain data."""
+"""Answers of the OpenAI interface: objects, chunks of a stream and counts as plain data, and the
+models that describe them in the published schema (/openapi.json).
+"""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 from uuid import uuid4
 
+from pydantic import BaseModel
+
 from outrider.text.completion import Completion
-from outrider.text.generation import Generation
+
+Counted = dict[str, int | float | list[int]]
+"""Counts of speculative decoding: see speculation()."""
+
+
+class Failure(BaseModel):
+    """An error, and which field is wrong where it is one."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class Refusal(BaseModel):
+    """The answer to a request that is refused, or that failed."""
+
+    error: Failure
+
+
+class PromptDetails(BaseModel):
+    """Tokens of the prompts that the target had computed before."""
+
+    cached_tokens: int
+
+
+class TokenUsage(BaseModel):
+    """Tokens of the prompts, each counted once, and of all texts."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptDetails
+
+
+class TextCounts(BaseModel):
+    speculative_decoding: Counted
+
+
+class _Choice(BaseModel):
+    index: int
+    finish_reason: Literal["stop", "length"]
+    logprobs: None
+
+
+class AssistantMessage(BaseModel):
+    role: Literal["assistant"]
+    content: str
+    refusal: None
+
+
+class ChatChoice(_Choice):
+    message: AssistantMessage
+
+
+class TextChoice(_Choice):
+    text: str
+
+
+class _Whole(BaseModel):
+    id: str
+    created: int
+    model: str
+    usage: TokenUsage
+    metrics: TextCounts
+
+
+class ChatAnswer(_Whole):
+    """The next message of a chat."""
+
+    object: Literal["chat.completion"]
+    choices: list[ChatChoice]
+
+
+class TextAnswer(_Whole):
+    """Texts that go on after prompts."""
+
+    object: Literal["text_completion"]
+    choices: list[TextChoice]
+
+
+class ModelCard(BaseModel):
+    """A model that is served. max_model_len: tokens of prompt and output together."""
+
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+    max_model_len: int
+
+
+class ModelCards(BaseModel):
+    """The models that are served."""
+
+    object: Literal["list"]
+    data: list[ModelCard]
+
+
+class Health(BaseModel):
+    """Whether the target answers, and why not."""
+
+    status: Literal["ok", "target unavailable"]
+    reason: str | None = None
+
+
+class Release(BaseModel):
+    """The version of this server."""
+
+    version: str
+
+
+class TargetState(BaseModel):
+    """The target in use, or the reason why there is none."""
+
+    running: bool
+    address: str
+    reason: str | None = None
+    model: str | None = None
+    draft: str | None = None
+    device: str | None = None
+    length: int | None = None
+    priced: str | None = None
+    weight: float | None = None
+    unsteered: str | None = None
+    trouble: str | None = None
+    texts: int | None = None
+
+
+REFUSED: dict[int | str, str] = {
+    400: "a value is wrong, or not served",
+    401: "a key is needed",
+    403: "a page of another origin asks, or an administrator's key is needed",
+    404: "no such model",
+    413: "the body is too large",
+    429: "too many texts at once: come again after Retry-After seconds",
+    "4XX": "another wrong request",
+    500: "an error of this program",
+    503: "the target is away: come again after Retry-After seconds",
+}
+"""Status codes of refusals with their meaning."""
+
+
+def responses(whole: type[BaseModel] | None = None, *kinds: str) -> dict[int | str, dict[str, Any]]:
+    """The `responses` of a route: the answer that is wanted, and the refusals.
+
+    kinds: content types of other forms of the answer
+    """
+    found: dict[int | str, dict[str, Any]] = {
+        status: {"model": Refusal, "description": meaning} for status, meaning in REFUSED.items()
+    }
+    found[200] = {"description": "the answer", "content": {kind: {} for kind in kinds}}
+    if whole is not None:
+        found[200]["model"] = whole
+    return found
+
 
 FINISHED = {"stop": "stop", "length": "length", "spent": "length"}
 """The interface's word for why a text ended."""
@@ -25,14 +183,14 @@ class Answer:
     id: str = field(default_factory=lambda: uuid4().hex)
     created: int = field(default_factory=lambda: int(time.time()))
 
-    def whole(self, texts: Sequence[Generation]) -> dict[str, Any]:
+    def whole(self, texts: Sequence[Completion]) -> dict[str, Any]:
         """The answer to a request that is not streamed. texts: in the order of their indices."""
         choices = [self._choice(index, text) for index, text in enumerate(texts)]
         name = "chat.completion" if self.chat else "text_completion"
         return self._frame(name) | {
             "choices": choices,
             "usage": usage(texts, self.of_each),
-            "metrics": {"speculative_decoding": speculation([text.statistics for text in texts])},
+            "metrics": {"speculative_decoding": speculation(texts)},
         }
 
     def chunk(
@@ -47,19 +205,19 @@ class Answer:
             choice["text"] = text
         return self._frame(self._chunk_name) | {"choices": [choice]}
 
-    def last(self, texts: Sequence[Generation]) -> dict[str, Any]:
+    def last(self, texts: Sequence[Completion]) -> dict[str, Any]:
         """The chunk behind the text: counts of tokens, and of the candidates among them."""
         return self._frame(self._chunk_name) | {
             "choices": [],
             "usage": usage(texts, self.of_each),
-            "metrics": {"speculative_decoding": speculation([text.statistics for text in texts])},
+            "metrics": {"speculative_decoding": speculation(texts)},
         }
 
     @property
     def _chunk_name(self) -> str:
         return "chat.completion.chunk" if self.chat else "text_completion"
 
-    def _choice(self, index: int, text: Generation) -> dict[str, Any]:
+    def _choice(self, index: int, text: Completion) -> dict[str, Any]:
         content: dict[str, Any] = (
             {"message": {"role": "assistant", "content": text.text, "refusal": None}}
             if self.chat
@@ -78,7 +236,7 @@ class Answer:
         }
 
 
-def usage(texts: Sequence[Generation], of_each: int = 1) -> dict[str, Any]:
+def usage(texts: Sequence[Completion], of_each: int = 1) -> dict[str, Any]:
     """Tokens of the prompts, each counted once, and of all texts. of_each: texts of a prompt.
 
     Cached are tokens that the target had computed before.
@@ -92,7 +250,7 @@ def usage(texts: Sequence[Generation], of_each: int = 1) -> dict[str, Any]:
         "total_tokens": prompt + made,
         "prompt_tokens_details": {
             "cached_tokens": sum(
-                min(text.statistics.reused_tokens, text.prompt_tokens) for text in firsts
+                min(text.traffic.reused_tokens, text.prompt_tokens) for text in firsts
             )
         },
     }
@@ -103,13 +261,13 @@ def speculation(done: Sequence[Completion]) -> dict[str, Any]:
 
     acceptance_histogram: [n] forwards in which n candidates were accepted
     """
-    forwards = sum(one.forwards for one in done)
+    forwards = sum(one.traffic.forwards for one in done)
     drafted = sum(one.num_draft_tokens for one in done)
     accepted = sum(one.num_accepted_tokens for one in done)
-    deepest = max((len(one.accepted_at_depth) for one in done), default=0)
+    at_depth = [one.accepted.accepted_at_depth for one in done]
+    deepest = max(map(len, at_depth), default=0)
     at_least = [forwards] + [
-        sum(one.accepted_at_depth[depth] for one in done if depth < len(one.accepted_at_depth))
-        for depth in range(deepest)
+        sum(depths[depth] for depths in at_depth if depth < len(depths)) for depth in range(deepest)
     ]
     histogram = [here - deeper for here, deeper in zip(at_least, [*at_least[1:], 0], strict=True)]
     return {

@@ -12,8 +12,8 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
 from inference.errors import Busy, InvalidRequest, Mismatch, OutriderError, Unavailable
-from outrider.endpoint.unserved import UnservedField
-from outrider.text.generation import PromptTooLong
+from outrider.endpoint.requests import UnservedField
+from outrider.text.prompts import PromptTooLong
 
 _TYPE = re.compile(r"body|str|list\[.*\]")
 """Parts of an error's place that name no field: pydantic tells which type of a union it tried."""

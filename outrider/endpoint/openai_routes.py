@@ -17,15 +17,22 @@ from sse_starlette import EventSourceResponse
 
 from inference.errors import OutriderError
 from inference.sampling import random_seed
-from outrider.endpoint.answers import FINISHED, Answer
-from outrider.endpoint.desk import Desk
+from outrider.endpoint.answers import (
+    FINISHED,
+    Answer,
+    ChatAnswer,
+    ModelCard,
+    ModelCards,
+    TextAnswer,
+    responses,
+)
 from outrider.endpoint.failures import ApiError, api_error
-from outrider.endpoint.published import ChatAnswer, ModelCard, ModelCards, TextAnswer, answers
 from outrider.endpoint.requests import ChatRequest, CompletionRequest, TextRequest
-from outrider.endpoint.texts import Parts, Texts
-from outrider.text.completion import Piece
+from outrider.endpoint.target_manager import TargetManager
+from outrider.endpoint.text_runner import Parts, TextRunner
+from outrider.text.completion import Completion, Piece
 from outrider.text.completion import Request as TextOrder
-from outrider.text.generation import Generation, make_request
+from outrider.text.prompts import make_request
 
 Result = TypeVar("Result")
 STREAM = "text/event-stream"
@@ -46,27 +53,27 @@ LEFT = 499
 """Status of an answer that nobody waits for any more."""
 
 
-def openai_routes(desk: Desk) -> APIRouter:
+def openai_routes(manager: TargetManager) -> APIRouter:
     """Routes below /v1 that answer with the texts of the target in use."""
     router = APIRouter(prefix="/v1")
 
-    @router.get("/models", responses=answers(ModelCards))
+    @router.get("/models", responses=responses(ModelCards))
     async def models() -> dict[str, Any]:
-        return {"object": "list", "data": [_described(await desk.get())]}
+        return {"object": "list", "data": [_described(await manager.get())]}
 
-    @router.get("/models/{name:path}", responses=answers(ModelCard))
+    @router.get("/models/{name:path}", responses=responses(ModelCard))
     async def one_model(name: str) -> dict[str, Any]:
-        texts = await desk.get()
+        texts = await manager.get()
         _check_model(texts, name)
         return _described(texts)
 
-    @router.post("/chat/completions", responses=answers(ChatAnswer, STREAM))
+    @router.post("/chat/completions", responses=responses(ChatAnswer, STREAM))
     async def chat(asked: ChatRequest, http: Request) -> Response:
-        return await _answer(await desk.get(), asked, http, chat=True)
+        return await _answer(await manager.get(), asked, http, chat=True)
 
-    @router.post("/completions", responses=answers(TextAnswer, STREAM))
+    @router.post("/completions", responses=responses(TextAnswer, STREAM))
     async def completions(asked: CompletionRequest, http: Request) -> Response:
-        return await _answer(await desk.get(), asked, http, chat=False)
+        return await _answer(await manager.get(), asked, http, chat=False)
 
     @router.api_route("/{rest:path}", methods=METHODS, include_in_schema=False)
     async def unknown(rest: str, http: Request) -> Response:
@@ -82,7 +89,7 @@ def event_stream(events: AsyncGenerator[Any, None]) -> EventSourceResponse:
     )
 
 
-def _described(texts: Texts) -> dict[str, Any]:
+def _described(texts: TextRunner) -> dict[str, Any]:
     return {
         "id": texts.client.model,
         "object": "model",
@@ -93,7 +100,7 @@ def _described(texts: Texts) -> dict[str, Any]:
 
 
 async def _answer(
-    texts: Texts, asked: ChatRequest | CompletionRequest, http: Request, *, chat: bool
+    texts: TextRunner, asked: ChatRequest | CompletionRequest, http: Request, *, chat: bool
 ) -> Response:
     _check_model(texts, asked.model)
     caller = http.state.caller
@@ -103,19 +110,19 @@ async def _answer(
         return Response(status_code=LEFT)
     answer = Answer(chat, texts.client.model, asked.choices)
     if asked.stream:
-        pieces = texts.pieces(orders, asked.parameters().stop, caller)
+        pieces = texts.pieces(orders, caller)
         events = _events(pieces, len(orders), answer, asked)
         first = await _unless_gone(http, _begun(events))
         if first is None:
             return Response(status_code=LEFT)
         return event_stream(_after(first, events))
-    made = await _unless_gone(http, texts.whole(orders, asked.parameters().stop, caller))
+    made = await _unless_gone(http, texts.whole(orders, caller))
     if made is None:
         return Response(status_code=LEFT)
     return Response(json.dumps(answer.whole(made)), media_type="application/json")
 
 
-def _check_model(texts: Texts, name: str | None) -> None:
+def _check_model(texts: TextRunner, name: str | None) -> None:
     if name not in (None, "", texts.client.model):
         raise ApiError(
             404,
@@ -126,7 +133,7 @@ def _check_model(texts: Texts, name: str | None) -> None:
 
 
 def _orders(
-    texts: Texts, asked: ChatRequest | CompletionRequest, left: Event
+    texts: TextRunner, asked: ChatRequest | CompletionRequest, left: Event
 ) -> list[TextOrder] | None:
     """The texts of a request: n of each prompt, with seeds s, s + 1 and so on.
 
@@ -149,7 +156,7 @@ async def _events(
     parts: Parts[Piece], count: int, answer: Answer, asked: TextRequest
 ) -> AsyncGenerator[str, None]:
     """The stream's events: chunks as JSON, then [DONE]."""
-    made = dict[int, Generation]()
+    made = dict[int, Completion]()
     async with aclosing(parts) as pieces:
         begun = False
         async for index, item in pieces:
@@ -157,7 +164,7 @@ async def _events(
                 begun = True
                 for choice in range(count) if answer.chat else ():
                     yield json.dumps(answer.chunk(choice, "", first=True))
-            if isinstance(item, Generation):
+            if isinstance(item, Completion):
                 made[index] = item
                 yield json.dumps(answer.chunk(index, "", FINISHED[item.finish_reason]))
             else:

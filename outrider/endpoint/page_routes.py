@@ -1,4 +1,4 @@
-"""The chat page, and what it asks for: the target in use, texts with everything to watch, steering.
+"""The chat page, and its routes: the target in use, texts with everything to watch, steering.
 
 Its events have more than those of the OpenAI interface: who named each token, the candidates as
 they are sent, and where time goes.
@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from functools import partial
 from threading import Event
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias, cast
 
 from annotated_types import Ge, Le, Len, Lt
 from fastapi import APIRouter, FastAPI, Request
@@ -21,27 +21,21 @@ from fastapi.responses import Response
 from pydantic import BaseModel, ConfigDict
 from starlette.staticfiles import StaticFiles
 
+from inference.decode import TargetSession
 from inference.errors import OutriderError
 from inference.order import Progress
 from inference.proposer import NOBODY, Nodes
 from inference.sampling import SEED_BITS, random_seed
 from outrider.client.client import Client
-from outrider.endpoint.desk import Desk
+from outrider.endpoint.answers import TargetState, responses
 from outrider.endpoint.failures import api_error
 from outrider.endpoint.openai_routes import STREAM, event_stream
-from outrider.endpoint.published import TargetState, answers
 from outrider.endpoint.requests import MOST_MESSAGES, ChatMessage, Text
-from outrider.endpoint.texts import Job, Texts
-from outrider.endpoint.watched import WatchedSession
+from outrider.endpoint.target_manager import TargetManager
+from outrider.endpoint.text_runner import TextRunner
 from outrider.text.completion import PROPOSERS, Completion, Piece
-from outrider.text.generation import (
-    Generation,
-    Parameters,
-    energy_of,
-    generate,
-    going_on,
-    make_request,
-)
+from outrider.text.prompts import Parameters, going_on, make_request
+from outrider.text.runner import Task
 
 MOST_DRAWN = 24
 """Candidates of one message that the page is told of: the first, which are the likeliest."""
@@ -113,37 +107,37 @@ class Knob(BaseModel):
     cs: Annotated[int, Ge(0), Le(100)] | Literal["tps", "balanced", "cost"]
 
 
-def page_routes(desk: Desk, admin: Sequence[Depends]) -> APIRouter:
+def page_routes(manager: TargetManager, admin: Sequence[Depends]) -> APIRouter:
     """Routes below /page that the page calls.
 
     admin: checks who may change the target in use
     """
     router = APIRouter(prefix="/page")
 
-    @router.get("/state", responses=answers(TargetState))
+    @router.get("/state", responses=responses(TargetState))
     async def state() -> dict[str, Any]:
-        trouble = await asyncio.to_thread(_trouble, desk.texts)
-        return _state(desk) | {"trouble": trouble}
+        trouble = await asyncio.to_thread(_trouble, manager.texts)
+        return _state(manager) | {"trouble": trouble}
 
-    @router.post("/start", dependencies=admin, responses=answers(TargetState))
+    @router.post("/start", dependencies=admin, responses=responses(TargetState))
     async def start(settings: TargetSettings) -> dict[str, Any]:
-        await asyncio.to_thread(desk.open, settings.options())
-        return _state(desk)
+        await asyncio.to_thread(manager.open, settings.options())
+        return _state(manager)
 
-    @router.post("/stop", dependencies=admin, responses=answers(TargetState))
+    @router.post("/stop", dependencies=admin, responses=responses(TargetState))
     async def stop() -> dict[str, Any]:
-        await asyncio.to_thread(desk.close)
-        return _state(desk)
+        await asyncio.to_thread(manager.close)
+        return _state(manager)
 
-    @router.post("/steer", dependencies=admin, responses=answers(TargetState))
+    @router.post("/steer", dependencies=admin, responses=responses(TargetState))
     async def steer(knob: Knob) -> dict[str, Any]:
-        texts = await desk.get()
+        texts = await manager.get()
         await asyncio.to_thread(texts.client.steer, str(knob.cs))
-        return _state(desk)
+        return _state(manager)
 
-    @router.post("/texts", responses=answers(None, STREAM))
+    @router.post("/texts", responses=responses(None, STREAM))
     async def text(asked: PageText, http: Request) -> Response:
-        texts = await desk.get()
+        texts = await manager.get()
         return event_stream(_events(texts, asked, http.state.caller))
 
     return router
@@ -163,11 +157,11 @@ def add_page(app: FastAPI) -> None:
     app.mount("/", _PageFiles(packages=[("outrider.endpoint", "page")], html=True), name="page")
 
 
-def _state(desk: Desk) -> dict[str, Any]:
+def _state(manager: TargetManager) -> dict[str, Any]:
     """The target in use, or why there is none; the prices, and the position of the knob."""
-    texts, options = desk.texts, desk.options
+    texts, options = manager.texts, manager.options
     if texts is None:
-        return {"running": False, "reason": desk.reason, "address": options.target_host}
+        return {"running": False, "reason": manager.reason, "address": options.target_host}
     client = texts.client
     return {
         "running": True,
@@ -176,15 +170,15 @@ def _state(desk: Desk) -> dict[str, Any]:
         "draft": client.draft,
         "device": client.target.description.device,
         "length": client.length,
-        "priced": client.purse.source,
-        "weight": client.aims.wish.weight,
+        "priced": client.budget.billing.source,
+        "weight": client.goal.weight,
         "unsteered": client.unsteered,
         "texts": texts.running,
     }
 
 
-def _trouble(texts: Texts | None) -> str | None:
-    """Why the target in use does not answer now; None where it does."""
+def _trouble(texts: TextRunner | None) -> str | None:
+    """Reason why the target in use does not answer now; None where it does."""
     try:
         if texts is not None:
             texts.client.target.check(STATE_SECONDS)
@@ -194,14 +188,14 @@ def _trouble(texts: Texts | None) -> str | None:
 
 
 async def _events(
-    texts: Texts, asked: PageText, caller: str
+    texts: TextRunner, asked: PageText, caller: str
 ) -> AsyncGenerator[dict[str, str], None]:
     """The events of a text: its name, and its data as JSON."""
     try:
-        job = await texts.read(partial(_job, texts, asked))
-        async with aclosing(texts.run([job], caller)) as parts:
+        task = await texts.read(partial(_task, texts, asked))
+        async with aclosing(texts.run([task], caller)) as parts:
             async for _, part in parts:
-                if isinstance(part, Generation):
+                if isinstance(part, Completion):
                     yield _event("end", _ended(texts.client, part))
                 else:
                     yield _event(*part)
@@ -209,7 +203,7 @@ async def _events(
         yield _event("error", api_error(error).body["error"])
 
 
-def _job(texts: Texts, asked: PageText, _left: Event) -> Job[Told]:
+def _task(texts: TextRunner, asked: PageText, _left: Event) -> Task[Told]:
     """Makes the text of a page, and tells everything that can be watched."""
     client = texts.client
     seed = random_seed() if asked.seed is None else asked.seed
@@ -220,14 +214,17 @@ def _job(texts: Texts, asked: PageText, _left: Event) -> Job[Told]:
         request, text, tokens = going_on(client, request, asked.made)
         before = (("made", {"text": text, "tokens": tokens}),)
 
-    def work(put: Callable[[Told], None], end: Event) -> Generation:
+    def work(put: Callable[[Told], None], end: Event) -> Completion:
         for told in before:
             put(told)
-        watch = partial(
-            WatchedSession,
-            on_nodes=lambda nodes: put(("nodes", _nodes(client, nodes))),
-            on_progress=lambda progress: put(("tokens", _tokens(client, progress))),
-        )
+
+        def watch(session: TargetSession) -> TargetSession:
+            watched = WatchedSession(
+                session,
+                lambda nodes: put(("nodes", _nodes(client, nodes))),
+                lambda progress: put(("tokens", _tokens(client, progress))),
+            )
+            return cast(TargetSession, watched)
 
         def show(piece: Piece) -> None:
             put(("piece", {"text": piece.text, "by": _name(piece.proposer)}))
@@ -235,7 +232,7 @@ def _job(texts: Texts, asked: PageText, _left: Event) -> Job[Told]:
         def tell(done: Completion) -> None:
             put(("figures", _figures(client, done)))
 
-        return generate(client, request, (), show, end, tell, watch, alone=asked.target_only)
+        return client.complete(request, show, end, tell, watch, alone=asked.target_only)
 
     return work
 
@@ -261,8 +258,7 @@ def _tokens(client: Client, progress: Progress) -> dict[str, Any]:
 
 def _figures(client: Client, done: Completion) -> dict[str, Any]:
     """Speed, acceptance, cost, and where time goes, in seconds."""
-    usd = client.purse.price(done.effort)
-    energy = energy_of(client, done)
+    energy = client.budget.energy(done.usage, len(done.token_ids))
     return {
         "tokens": len(done.token_ids),
         "seconds": done.seconds,
@@ -270,19 +266,19 @@ def _figures(client: Client, done: Completion) -> dict[str, Any]:
         "speed": done.tokens_per_second,
         "acceptance_length": done.acceptance_length,
         "accepted_by": done.accepted_by,
-        "usd": usd,
+        "usd": client.budget.price(done.usage),
         "joules": energy.value,
         "where": {
             "draft": done.draft_seconds,
-            "target": done.target_seconds + done.prefill_seconds,
-            "queue": done.queue_seconds,
+            "target": done.traffic.model_seconds + done.traffic.prefill_seconds,
+            "queue": done.traffic.queue_seconds,
         },
     }
 
 
-def _ended(client: Client, made: Generation) -> dict[str, Any]:
+def _ended(client: Client, made: Completion) -> dict[str, Any]:
     """The figures of the whole text, why it ended, and how good cost and energy are known."""
-    return _figures(client, made.statistics) | {
+    return _figures(client, made) | {
         "reason": made.finish_reason,
         "seed": made.seed,
         "cost": made.cost.record(),
@@ -291,9 +287,38 @@ def _ended(client: Client, made: Generation) -> dict[str, Any]:
 
 
 def _name(kind: int) -> str:
-    """What a kind of proposer is called on the page."""
+    """The name of a kind of proposer on the page."""
     return "target" if kind == NOBODY else PROPOSERS[kind]
 
 
 def _event(name: str, data: dict[str, Any]) -> dict[str, str]:
     return {"event": name, "data": json.dumps(data)}
+
+
+class WatchedSession:
+    """A TargetSession (inference/decode.py) that hands everything on to another.
+
+    on_nodes: hears of candidates when they are sent
+    on_progress: hears of committed tokens when they are received
+    """
+
+    def __init__(
+        self,
+        session: TargetSession,
+        on_nodes: Callable[[Nodes], None],
+        on_progress: Callable[[Progress], None],
+    ) -> None:
+        self._session, self._on_nodes, self._on_progress = session, on_nodes, on_progress
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._session, name)
+
+    def propose(self, nodes: Nodes) -> None:
+        self._on_nodes(nodes)
+        self._session.propose(nodes)
+
+    def receive(self, timeout: float) -> Progress | None:
+        progress = self._session.receive(timeout)
+        if progress is not None:
+            self._on_progress(progress)
+        return progress

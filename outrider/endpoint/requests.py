@@ -1,17 +1,18 @@
-"""Requests of the OpenAI interface: what is read, with its bounds, and what is refused in words."""
+"""Requests of the OpenAI interface: fields that are read, with their bounds, and fields that are
+refused, with the reason.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 from annotated_types import Ge, Le, Len, Lt
-from pydantic import BaseModel, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 from typing_extensions import Self
 
 from inference.sampling import CANDIDATES, SEED_BITS
-from outrider.endpoint.unserved import ServedFields
-from outrider.text.generation import Message, Parameters, Prompt
+from outrider.text.prompts import Message, Parameters, Prompt
 
 MOST_CHOICES = 8
 """Texts of one prompt in one request."""
@@ -35,8 +36,80 @@ _First = Field(fail_fast=True)  # of a long list only the first error is told
 Ids: TypeAlias = Annotated[list[int], _First]
 
 
+_CHOICE = "is not served: it would change the target's own choice"
+_TEMPLATE = "is not served: the model's own template makes the prompt"
+_LOGPROBS = "is not served: only token ids leave the target"
+_FORM = "is not served: the form of a text is not enforced"
+_TOOLS = "is not served: no tool calls are made"
+
+REASONS = {
+    _CHOICE: "logit_bias presence_penalty frequency_penalty repetition_penalty repeat_penalty "
+    "length_penalty no_repeat_ngram_size bad_words allowed_token_ids logits_processors min_p "
+    "typical_p top_a tfs_z top_n_sigma mirostat dynatemp_range xtc_probability dry_multiplier "
+    "samplers use_beam_search num_beams do_sample",
+    _FORM: "response_format grammar json_schema regex ebnf structured_outputs guided_json "
+    "guided_regex guided_choice guided_grammar format verbosity modalities audio",
+    _LOGPROBS: "logprobs top_logprobs prompt_logprobs n_probs",
+    _TOOLS: "tools functions tool_calls function_call web_search_options",
+    _TEMPLATE: "chat_template chat_template_kwargs add_generation_prompt continue_final_message "
+    "add_special_tokens documents reasoning_effort thinking_token_budget",
+    "is not served: max_tokens bounds a text": "n_predict max_new_tokens num_predict",
+    "is not served: a text ends at the model's stop ids, max_tokens or stop": "min_tokens "
+    "min_new_tokens ignore_eos stop_token_ids include_stop_str_in_output t_max_predict_ms",
+    "is not served: texts come without special tokens": "skip_special_tokens "
+    "spaces_between_special_tokens",
+    "is not served: send the prompt that is wanted": "echo suffix truncate_prompt_tokens "
+    "prompt_embeds input_prefix input_suffix options",
+    "is not served: ask for n texts and choose yourself": "best_of",
+}
+"""Reasons to refuse fields that would change the text, and the fields."""
+
+UNSERVED = {name: reason for reason, names in REASONS.items() for name in names.split()}
+
+NEUTRAL: dict[str, tuple[Any, ...]] = {
+    **dict.fromkeys(("repetition_penalty", "repeat_penalty", "length_penalty"), (1,)),
+    **dict.fromkeys(("typical_p", "tfs_z", "best_of", "num_beams"), (1,)),
+    **dict.fromkeys(("skip_special_tokens", "spaces_between_special_tokens"), (True,)),
+    "add_generation_prompt": (True,),
+    "add_special_tokens": (),
+    "do_sample": (True,),
+    "response_format": ({"type": "text"},),
+    "modalities": (["text"],),
+    "verbosity": ("medium",),
+    "reasoning_effort": ("none",),
+    "function_call": ("none", "auto"),
+    "top_n_sigma": (-1, 0),
+}
+"""Values that ask for nothing. Of other fields these are null, false, zero and what is empty."""
+
+
+class UnservedField(ValueError):
+    """A request has a field that is not served. `param` is its name."""
+
+    def __init__(self, param: str) -> None:
+        super().__init__(f"{param} {UNSERVED[param]}")
+        self.param = param
+
+
+class ServedFields(BaseModel):
+    """A part of a request. A field that would change the text and is not served is refused.
+
+    Other unknown fields are ignored, since every client sends some.
+    """
+
+    model_config = ConfigDict(extra="allow", allow_inf_nan=False)
+
+    @model_validator(mode="after")
+    def _is_served(self) -> Self:
+        for name, value in (self.model_extra or {}).items():
+            asks = value is not None and name in UNSERVED
+            if asks and (value not in NEUTRAL[name] if name in NEUTRAL else value):
+                raise UnservedField(name)
+        return self
+
+
 class StreamOptions(BaseModel):
-    """What a stream has besides the text."""
+    """Parts of a stream besides the text."""
 
     include_usage: bool | None = None
 
@@ -69,7 +142,7 @@ class ChatMessage(ServedFields):
 
 
 class TextRequest(ServedFields):
-    """What both kinds of request have.
+    """Fields of both kinds of request.
 
     top_k and stream are as in other servers of this interface; top_k -1 is off, too.
     """
@@ -88,7 +161,7 @@ class TextRequest(ServedFields):
 
     @property
     def choices(self) -> int:
-        """How many texts are wanted."""
+        """Number of texts of each prompt."""
         return self.n or 1
 
     @property
@@ -101,7 +174,7 @@ class TextRequest(ServedFields):
         return self.max_tokens
 
     def parameters(self) -> Parameters:
-        """How the first text is made. Defaults are those of the interface: temperature 1."""
+        """The parameters of the first text. Defaults are those of the interface: temperature 1."""
         stop: Sequence[str] = [self.stop] if isinstance(self.stop, str) else self.stop or []
         return Parameters(
             max_tokens=self.most_tokens,

@@ -1,27 +1,48 @@
-"""Role serve: connects, loads the draft, and listens for HTTP until a signal."""
+"""Role serve: connects, loads the draft, and listens for HTTP until a signal.
+
+The application is the OpenAI interface, the page, health, metrics and version, behind one check of
+keys.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import signal
 import socket
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import uvicorn
-from fastapi import FastAPI
+from fastapi import Depends, FastAPI
+from fastapi.middleware.cors import CORSMiddleware
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.responses import JSONResponse, Response
 
+from grpc_comm.client.connection import CONNECT_SECONDS
 from grpc_comm.transport import Address
 from inference.command import say
 from inference.draft_thread import take_short_turns
-from inference.errors import InvalidRequest, Unavailable
+from inference.errors import InvalidRequest, OutriderError, Unavailable
 from outrider.client.connecting import print_models
-from outrider.endpoint.access import allowed_hosts, read_keys
-from outrider.endpoint.app import create_app
-from outrider.endpoint.connections import BoundedConnection
-from outrider.endpoint.desk import Desk
-from outrider.endpoint.openai_routes import GRACE_SECONDS
+from outrider.endpoint.access import (
+    BodyBound,
+    BoundedConnection,
+    HeadCheck,
+    KeyCheck,
+    OriginCheck,
+    allowed_hosts,
+    read_keys,
+)
+from outrider.endpoint.answers import Health, Release, responses
+from outrider.endpoint.failures import ApiError, add_failures
+from outrider.endpoint.openai_routes import GRACE_SECONDS, openai_routes
+from outrider.endpoint.page_routes import add_page, page_routes
+from outrider.endpoint.target_manager import TargetManager
 from outrider.options.roles import ServeRole
+from outrider.version import outrider_version
 
 SERVING = "serving "
 """Start of the stderr line with the server's address. It is printed once requests are taken."""
@@ -36,15 +57,15 @@ def serve_http(options: ServeRole) -> int:
         read_keys(Path(path) if path else None, flag)
         for flag, path in (("--api_keys", options.api_keys), ("--admin_keys", options.admin_keys))
     )
-    desk = Desk(options)
+    manager = TargetManager(options)
     take_short_turns()
     with listening(Address(options.http_host, options.http_port)) as bound:
         try:
-            desk.open()
+            manager.open()
         except Unavailable as error:  # it may come later, or be named on the page
             say(f"note: {error}; it is looked for at every request")
         app = create_app(
-            desk,
+            manager,
             keys,
             admin_keys=admin_keys,
             hosts=allowed_hosts(options.http_host, _listed(options.http_names)),
@@ -58,7 +79,7 @@ def serve_http(options: ServeRole) -> int:
         )
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, _ended)
-        _Server(config, _said(desk, bound)).run([bound])
+        _Server(config, _said(manager, bound)).run([bound])
     return 0
 
 
@@ -67,7 +88,7 @@ def _listed(text: str | None) -> list[str]:
 
 
 def http_config(app: FastAPI, connections: int, **more: Any) -> uvicorn.Config:
-    """How the application is served, over so many connections at the same time."""
+    """Configuration of the server, with so many connections at the same time."""
     return uvicorn.Config(
         app,
         http=partial(BoundedConnection, connections),  # type: ignore[arg-type]
@@ -96,11 +117,11 @@ def listening(address: Address) -> socket.socket:
     return bound
 
 
-def _said(desk: Desk, bound: socket.socket) -> str:
+def _said(manager: TargetManager, bound: socket.socket) -> str:
     """The line that names the address, for people and for programs that start this one."""
-    scheme = "https" if desk.options.http_cert else "http"
-    address = Address(desk.options.http_host, bound.getsockname()[1])
-    client = desk.texts.client if desk.texts is not None else None
+    scheme = "https" if manager.options.http_cert else "http"
+    address = Address(manager.options.http_host, bound.getsockname()[1])
+    client = manager.texts.client if manager.texts is not None else None
     who = f"{client.model}, drafted by {client.draft or 'nobody'}" if client else "no target yet"
     return f"{SERVING}{scheme}://{address}/v1 ({who}); Ctrl-C ends"
 
@@ -119,3 +140,82 @@ class _Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         say(self._line)
+
+
+def create_app(
+    manager: TargetManager,
+    keys: Sequence[str] = (),
+    *,
+    admin_keys: Sequence[str] = (),
+    hosts: Sequence[str] = (),
+    origins: Sequence[str] = (),
+) -> FastAPI:
+    """The application that answers with texts of the target in use.
+
+    keys: one of them is needed for every route but /health; none: open
+    admin_keys: keys, too; where there are any keys, one of these is needed to change the target
+    hosts: names by which the server may be called, in lower case; empty for any
+    origins: origins of pages elsewhere that may call it
+    """
+
+    @asynccontextmanager
+    async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
+        yield
+        await asyncio.to_thread(manager.close, "the server ends")
+
+    app = FastAPI(
+        title="Outrider",
+        version=outrider_version(),
+        lifespan=lifespan,
+        docs_url=None,  # its page loads scripts from elsewhere
+        redoc_url=None,
+    )
+    add_failures(app)
+    known = KeyCheck(keys, admin_keys)
+    checked = [Depends(OriginCheck(origins)), Depends(known)]
+    app.include_router(openai_routes(manager), dependencies=checked)
+    app.include_router(page_routes(manager, [Depends(known.admin)]), dependencies=checked)
+    _add_health(app, manager)
+
+    @app.get("/version", dependencies=checked, responses=responses(Release))
+    async def version() -> dict[str, str]:
+        return {"version": outrider_version()}
+
+    @app.get(
+        "/metrics",
+        dependencies=checked,
+        responses=responses(None, "text/plain"),
+        response_class=Response,
+    )
+    async def metrics() -> Response:
+        texts = await manager.get()
+        return Response(texts.metrics.page(), media_type=CONTENT_TYPE_LATEST)
+
+    add_page(app)
+    app.add_middleware(BodyBound)
+    app.add_middleware(HeadCheck, names=hosts)
+    if origins:
+        app.add_middleware(
+            CORSMiddleware, allow_origins=list(origins), allow_methods=["*"], allow_headers=["*"]
+        )
+    return app
+
+
+def _add_health(app: FastAPI, manager: TargetManager) -> None:
+    """/health: 200 while the target answers, else 503 with the reason."""
+
+    @app.get(
+        "/health",
+        responses={
+            200: {"model": Health},
+            503: {"model": Health, "description": "the target is away"},
+        },
+    )
+    async def health() -> Response:
+        try:
+            texts = await manager.get()
+            await asyncio.to_thread(texts.client.target.probe, CONNECT_SECONDS)
+        except (ApiError, OutriderError) as error:
+            content: dict[str, Any] = {"status": "target unavailable", "reason": str(error)}
+            return JSONResponse(content, 503)
+        return JSONResponse({"status": "ok"})

@@ -27,7 +27,7 @@ _RESET = struct.pack("ii", 1, 0)  # SO_LINGER: close sends RST
 
 @dataclass(frozen=True)
 class LinkShape:
-    """What a link does to its connections. Raises InvalidRequest for impossible values."""
+    """Effects of a link on its connections. Raises InvalidRequest for impossible values."""
 
     delay_ms: float = 0.0  # one way, in each direction: a round trip takes twice as long
     jitter_ms: float = 0.0  # most that is added to it, evenly spread; nothing is overtaken

@@ -82,40 +82,34 @@ def _read(device: str, directory: Path) -> Manifest:
 
 def load_artifact(options: TargetOptions, manifest: Manifest) -> CompiledModel:
     """The artefact's model, loaded. Prints what was loaded on stderr."""
-    model = _load(options, manifest)
+    directory = Path(options.artifact or "")
+    if manifest.target in NATIVE:
+        from inference.backends.torch_neuron_loading import load_torch_neuron
+
+        model: CompiledModel = load_torch_neuron(directory, manifest, say)
+    elif manifest.target != "cpu":
+        from inference.backends.neuron_loading import load_neuron
+
+        model = load_neuron(directory, manifest, say)
+    else:
+        model = _load_for_cpu(options, directory, manifest)
     if manifest.features:
         say(f"{manifest.model}: its graphs return {features_of(manifest.features)}")
     return model
 
 
-def _load(options: TargetOptions, manifest: Manifest) -> CompiledModel:
+def _load_for_cpu(options: TargetOptions, directory: Path, manifest: Manifest) -> CompiledModel:
     from inference.backends.compiled import WEIGHTS, load_compiled
-
-    directory = Path(options.artifact or "")
-    if manifest.target in NATIVE:
-        from inference.backends.torch_neuron_loading import load_torch_neuron
-
-        return load_torch_neuron(directory, manifest, say)
-    if manifest.target != "cpu":
-        from inference.backends.neuron_loading import load_neuron
-
-        return load_neuron(directory, manifest, say)
-    model = (
-        _load_fused(directory, manifest) if manifest.fused else load_compiled(directory, manifest)
-    )
-    set_threads(options.threads, (directory / WEIGHTS).stat().st_size // model.dtype.itemsize)
-    beside = f", with {manifest.fused.model} in them" if manifest.fused else ""
-    say(
-        f"{manifest.model}: compiled for cpu, {manifest.dtype}, {len(manifest.graphs)} graphs, "
-        f"{manifest.rows} rows{beside}"
-    )
-    return model
-
-
-def _load_fused(directory: Path, manifest: Manifest) -> CompiledModel:
     from inference.backends.fused import load_fused
 
-    return load_fused(directory, manifest)
+    model = (load_fused if manifest.fused else load_compiled)(directory, manifest)
+    set_threads(options.threads, (directory / WEIGHTS).stat().st_size // model.dtype.itemsize)
+    inside = f", with {manifest.fused.model} in them" if manifest.fused else ""
+    say(
+        f"{manifest.model}: compiled for cpu, {manifest.dtype}, {len(manifest.graphs)} graphs, "
+        f"{manifest.rows} rows{inside}"
+    )
+    return model
 
 
 def with_neuron_artifact(options: Served) -> Served:
@@ -125,8 +119,8 @@ def with_neuron_artifact(options: Served) -> Served:
     """
     if options.device != "neuron" or options.artifact:
         return options
-    from compile.build.neuron_cache import neuron_artifact
     from compile.compile_options import CompileOptions
+    from compile.neuron_cache import neuron_artifact
     from compile.plan.device import neuron_targets
     from compile.request import find_checkpoint, make_request
     from inference.backends.neuron_sdk import has_device, instance_family
@@ -137,6 +131,9 @@ def with_neuron_artifact(options: Served) -> Served:
             "--device neuron: no trn1, inf2, trn2 or trn3 instance is recognised here; build with "
             "python -m compile, then --artifact DIR"
         )
+    head = None  # that reads features of the target
+    if isinstance(options, FusedTargetRole) and options.method == "eagle":
+        head = options.draft_model
     asked = CompileOptions(
         model=options.target_name,
         target=target,
@@ -144,7 +141,7 @@ def with_neuron_artifact(options: Served) -> Served:
         sequence_length=options.sequence_length,
         max_tree_nodes=options.max_tree_nodes,
         dtype=options.dtype,
-        features=_head_beside(options),
+        features=head,
     )
     checkpoint = find_checkpoint(asked)
     directory = neuron_artifact(
@@ -155,13 +152,6 @@ def with_neuron_artifact(options: Served) -> Served:
         say=say,
     )
     return options.but(artifact=str(directory), model=None, target_model=None, dtype=None)
-
-
-def _head_beside(options: TargetOptions) -> str | None:
-    """The head that is to read features of the target."""
-    if isinstance(options, FusedTargetRole) and options.method == "eagle":
-        return options.draft_model
-    return None
 
 
 def artifact_length(options: TargetOptions, manifest: Manifest) -> int:

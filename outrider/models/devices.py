@@ -63,7 +63,7 @@ def describe(device: torch.device) -> str:
 
 
 def subject_device(device: torch.device) -> str:
-    """What measured times depend on, in words: the device; of a CPU its name, its instructions and
+    """Conditions of measured times in words: the device; of a CPU its name, its instructions and
     the library that uses them, too.
     """
     if device.type != "cpu":

@@ -18,10 +18,10 @@ from inference.errors import InvalidRequest, UnsupportedModel
 from inference.model.config import ModelConfig, read_config
 from inference.model.hub import find_model, split_revision
 from inference.text import Tokenizer
+from outrider.models.capacity import Capacity, allowed_length
 from outrider.models.devices import describe, pick_device, set_threads
 from outrider.models.gguf_file import GgufFile, gguf_tokenizer
 from outrider.models.reduction import WHOLE, Reduction
-from outrider.models.sequence_length import Capacity, allowed_length
 from outrider.options.groups import DeviceOptions, LegacyOptions, TargetModelOptions
 from outrider.options.offload import OffloadOptions
 from outrider.terminal.status_lines import LoadingStatus
@@ -125,7 +125,7 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class OfCheckpoint:
-    """What a FoundModel has of the checkpoint that its tokenizer and limits come from."""
+    """Base of a FoundModel that has the tokenizer and limits of a checkpoint."""
 
     checkpoint: Checkpoint
 
@@ -164,10 +164,7 @@ class LoadDecoder(Protocol):
 
 
 def load_eager(
-    options: DeviceOptions,
-    checkpoint: Checkpoint,
-    load: LoadDecoder,
-    capacity: Capacity,
+    options: DeviceOptions, checkpoint: Checkpoint, load: LoadDecoder, capacity: Capacity
 ) -> EagerModel:
     """Load a checkpoint's decoder as a model on the chosen device. See FoundModel.load()."""
     from inference.model.checkpoint import DTYPES
@@ -184,7 +181,9 @@ def load_eager(
             device=device,
             tell=tell,
         )
-    parameters = _parameters(decoder)
+    with torch.device("meta"):  # whole: wherever its numbers are, and however they are kept
+        whole = type(decoder)(decoder.config, 1, decoder.vocabulary)
+    parameters = sum(parameter.numel() for parameter in whole.parameters())
     if device.type == "cpu":
         set_threads(options.threads, parameters)
     kept = decoder.model.embed_tokens.weight.dtype
@@ -194,13 +193,6 @@ def load_eager(
         f"{describe(device)}, loaded in {time.perf_counter() - begun:.1f} s"
     )
     return _on_device(decoder, capacity)
-
-
-def _parameters(decoder: Decoder) -> int:
-    """Numbers that the decoder's checkpoint holds, wherever they are and however they are kept."""
-    with torch.device("meta"):
-        whole = type(decoder)(decoder.config, 1, decoder.vocabulary)
-    return sum(parameter.numel() for parameter in whole.parameters())
 
 
 def find_target(options: TargetModelOptions) -> Checkpoint | GgufFile:
@@ -222,9 +214,9 @@ def find_named(name: str | None, embedded: str) -> Checkpoint | GgufFile:
     return find_checkpoint(name, embedded)
 
 
-def find_checkpoint(name: str | None, embedded: str) -> Checkpoint:
-    """The checkpoint of this name, or the embedded model of this kind."""
-    directory = find_directory(name, embedded)
+def find_checkpoint(name: str | None, embedded: str, *, weights: bool = True) -> Checkpoint:
+    """The checkpoint of this name, or the embedded model of this kind. See find_directory()."""
+    directory = find_directory(name, embedded, weights=weights)
     return Checkpoint(
         split_revision(name or f"outrider-embedded-{embedded}")[0],
         directory,
@@ -244,13 +236,10 @@ def find_directory(name: str | None, embedded: str, *, weights: bool = True) -> 
         return EMBEDDED / embedded
     if is_gguf(name):
         raise UnsupportedModel(f"{name} is a GGUF file: a checkpoint in safetensors is needed here")
-    if Path(name).is_dir() and _only_gguf(Path(name)):
+    here = Path(name)
+    if here.is_dir() and any(here.glob("*.gguf")) and not any(here.glob("*.safetensors")):
         raise UnsupportedModel(f"{name} holds weights as GGUF only: name the file itself")
     return find_model(name, weights=weights)
-
-
-def _only_gguf(directory: Path) -> bool:
-    return any(directory.glob("*.gguf")) and not any(directory.glob("*.safetensors"))
 
 
 def find_tokenizer(name: str | None, embedded: str) -> Tokenizer:
@@ -286,14 +275,12 @@ def _on_device(decoder: Decoder, capacity: Capacity) -> EagerModel:
     from inference.model.layer_offload import OffloadedLayers
 
     device = decoder.model.embed_tokens.weight.device
-    rows, length, spare, nodes = capacity
+    rows, slots, nodes = capacity.rows, capacity.slots, capacity.max_nodes
     if device.type == "cuda" and not isinstance(decoder.model.layers, OffloadedLayers):
         from inference.backends.cuda import CudaGraphs, CudaModel
 
-        graphs = CudaGraphs(device)
-        return CudaModel(
-            decoder, rows=rows, capacity=length + spare, max_nodes=nodes, recorder=graphs
-        )
+        recorder = CudaGraphs(device)
+        return CudaModel(decoder, rows=rows, capacity=slots, max_nodes=nodes, recorder=recorder)
     from inference.backends.eager import EagerModel
 
-    return EagerModel(decoder, rows=rows, capacity=length + spare, max_nodes=nodes)
+    return EagerModel(decoder, rows=rows, capacity=slots, max_nodes=nodes)

@@ -1,4 +1,6 @@
-"""Verbs pull and list: models on this machine, their size, and which draft fits which target."""
+"""Verbs pull, list and profiles: models on this machine, their size, which draft fits which target,
+and the times that are kept of them.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +13,15 @@ from typing import NamedTuple
 from safetensors import SafetensorError, safe_open
 
 from inference.backends.gguf_library import is_gguf
+from inference.cache_directory import cache_directory
 from inference.command import say
 from inference.errors import InvalidRequest, OutriderError
 from inference.model.config import read_config
+from inference.planner.profile_files import read_profile
 from inference.text import Tokenizer
 from outrider.models.gguf_file import GgufFile
 from outrider.models.loading import EMBEDDED, find_directory
-from outrider.options.roles import ListRole, PullRole
+from outrider.options.roles import ListRole, ProfilesRole, PullRole
 from outrider.terminal.status_lines import size_words
 
 
@@ -113,7 +117,12 @@ def _look(name: str, directory: Path) -> ModelHere:
         if not weights:
             raise InvalidRequest("it has no weights as safetensors")
         family = Tokenizer(directory).fingerprint()
-        return ModelHere(name, directory, size, sum(map(_parameters, weights)), family)
+        parameters = 0
+        for path in weights:
+            with safe_open(path, "numpy") as file:  # only headers are read
+                shapes = [file.get_slice(name).get_shape() for name in file.keys()]  # noqa: SIM118
+                parameters += sum(map(math.prod, shapes))
+        return ModelHere(name, directory, size, parameters, family)
     except (OutriderError, SafetensorError, OSError) as error:
         return ModelHere(name, directory, size, 0, "", str(error))
 
@@ -127,12 +136,6 @@ def _look_into(path: Path) -> ModelHere:
         return ModelHere(str(path), path, size, found.facts.parameters, family)
     except OutriderError as error:
         return ModelHere(str(path), path, size, 0, "", str(error))
-
-
-def _parameters(path: Path) -> int:
-    """How many numbers a file of weights holds. Only its header is read."""
-    with safe_open(path, "numpy") as file:
-        return sum(math.prod(file.get_slice(name).get_shape()) for name in file.keys())  # noqa: SIM118
 
 
 def _remove(name: str) -> int:
@@ -152,3 +155,29 @@ def _remove(name: str) -> int:
     strategy.execute()
     say(f"removed {name}: {strategy.expected_freed_size_str} freed")
     return 0
+
+
+def profiles(options: ProfilesRole) -> int:
+    """Print a line for each kept profile; with --clear, remove them all."""
+    directory = cache_directory("profiles")
+    paths = sorted(directory.glob("*.json"))
+    for path in paths:
+        if options.clear:
+            path.unlink(missing_ok=True)
+        else:
+            print(_described(path))
+    done = f"profiles {'removed from' if options.clear else 'kept in'} {directory}: {len(paths)}"
+    say(done)
+    return 0
+
+
+def _described(path: Path) -> str:
+    try:
+        subject, times = read_profile(path)
+    except InvalidRequest as error:
+        return f"{path.name}: spoilt, will be measured again ({error})"
+    each = (f"{rows} x {nodes}: {times[rows, nodes] * 1e3:.3g}" for rows, nodes in sorted(times))
+    return (
+        f"{path.name}: model {subject.model[:8]}, {subject.dtype} on {subject.device}; "
+        f"ms by rows x nodes: {', '.join(each)}"
+    )

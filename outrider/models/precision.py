@@ -1,4 +1,4 @@
-"""Picks what a checkpoint is computed in on a CPU, where --dtype leaves it open: products of its
+"""Picks the compute type of a checkpoint on a CPU, where --dtype leaves it open: products of its
 own sizes are measured in each compute type that its use allows, and kept.
 """
 
@@ -48,7 +48,7 @@ _MEASURED, _SECONDS = 32_000_000, 1.0  # weights, more than caches hold, and for
 
 
 class ComputeType(NamedTuple):
-    """What states and matrices are computed in."""
+    """Types in which states and matrices are computed."""
 
     precision: torch.dtype
     matrices: Quantization | None = None
@@ -96,7 +96,7 @@ def settled(found: FoundModel, options: DeviceOptions, *, drafts: bool) -> Found
 
 
 def candidates(own: torch.dtype, room: float, *, drafts: bool, int8: bool) -> list[ComputeType]:
-    """What a checkpoint may be computed in, its own precision first.
+    """Compute types that a checkpoint may have, its own precision first.
 
     float16 is only for checkpoints of its own: others' states may go beyond its range.
 
@@ -122,7 +122,7 @@ def pick(times: Times, counted: Sequence[int]) -> ComputeType:
 
 
 def told(times: Times, picked: ComputeType, counted: Sequence[int]) -> str:
-    """What was picked, in a line with the reason."""
+    """Line with the compute type that was picked, and the reason."""
     own, all_nodes = next(iter(times)), ", ".join(map(str, NODES))
     why = "nothing is clearly quicker" if picked == own else f"quicker than its own {own}"
     figures = [
@@ -136,7 +136,7 @@ def told(times: Times, picked: ComputeType, counted: Sequence[int]) -> str:
 
 
 def _kept_or_measured(model: Decoder, use: str, possible: Sequence[ComputeType]) -> Times:
-    """What an earlier start kept, else what is measured now and kept. Only the model's sizes count:
+    """Times that an earlier start kept, else measured now and kept. Only the model's sizes count:
     its weights may be anywhere. The candidates of a target and a draft differ, so each has its own.
     """
     layer = next(iter(model.model.layers))

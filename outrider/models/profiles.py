@@ -53,33 +53,34 @@ class _Place(NamedTuple):
         self.tell(f"measured {self.what} in {survey.spent:.1f} s, {kept}")
 
 
-class PendingProfile(NamedTuple):
+@dataclass
+class PendingProfile:
     """What is left to measure of a target, while it serves."""
 
     survey: Profiler
     place: _Place
     nodes: int  # of the widest call
+    over: bool = False  # all is measured, and the engine has the result
 
-    def go_on(self, engine: Engine) -> None:
-        """Let the engine measure the rest while nobody has a session, and take the result."""
+    def advance(self, engine: Engine) -> bool:
+        """Measure one call while nobody has a session; False where none can be measured.
+
+        The engine takes the result once all is measured.
+        """
         survey, rows = self.survey, range(engine.model.rows)
-        survey.first_free = engine.first_free
+        full = max(map(engine.first_free, rows)) + self.nodes > engine.model.capacity
+        if self.over or full:
+            return False
         survey.most = IDLE_SECONDS
-
-        def advance() -> bool:
-            if max(map(engine.first_free, rows)) + self.nodes > engine.model.capacity:
-                return False
-            one = survey.measured[survey.smallest]
-            survey.longest = max(IDLE_CALL_SECONDS, IDLE_CALL_NODES * one)
-            survey.advance()
-            if survey.done:
-                engine.when_idle = lambda: False
-                engine.take_times(LatencyModel(survey.times(), measured=True))
-                if survey.telling:  # else another start, on a quieter machine, tells more
-                    self.place.keep(survey)
-            return True
-
-        engine.when_idle = advance
+        one = survey.measured[survey.smallest]
+        survey.longest = max(IDLE_CALL_SECONDS, IDLE_CALL_NODES * one)
+        survey.advance(engine.first_free)
+        self.over = survey.done
+        if self.over:
+            engine.take_times(LatencyModel(survey.times(), measured=True))
+            if survey.telling:  # else another start, on a quieter machine, tells more
+                self.place.keep(survey)
+        return True
 
 
 @dataclass(frozen=True)

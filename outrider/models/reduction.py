@@ -12,13 +12,13 @@ if TYPE_CHECKING:
 
 
 class Reduction(NamedTuple):
-    """What is left of a checkpoint. By default all is."""
+    """Reduction of a checkpoint. By default all is kept."""
 
     matrices: Quantization | None = None  # None: as they are stored
     head_tokens: int | None = None  # lowest ids of the tokenizer that the head keeps
 
     def vocabulary(self, whole: int) -> int:
-        """How many of the tokenizer's ids the head has."""
+        """Number of the tokenizer's ids that the head has."""
         return whole if self.head_tokens is None else min(whole, self.head_tokens)
 
     def apply(self, decoder: Decoder) -> Decoder:
@@ -42,7 +42,7 @@ class Reduction(NamedTuple):
         return hashlib.sha256(f"{whole} {self}".encode()).hexdigest()[:32]
 
     def __str__(self) -> str:
-        """What follows the precision where a model is described."""
+        """Words that follow the precision where a model is described."""
         matrices = f", {self.matrices} matrices" if self.matrices else ""
         return matrices + (f", a head of {self.head_tokens} tokens" if self.head_tokens else "")
 

@@ -10,8 +10,7 @@ from annotated_types import Ge, Gt, Le, Lt
 from pydantic import Field, model_validator
 from typing_extensions import Self
 
-from inference.cost.accounting import COSTS, ENERGIES
-from inference.cost.objective import read_knob
+from inference.cost.billing import COSTS, ENERGIES, read_knob
 from inference.sampling import CANDIDATES, SEED_BITS, SamplingParams
 from outrider.options.draft_methods import COPY, SOURCES_HELP
 from outrider.options.group import Also, Group, Shown

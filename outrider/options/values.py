@@ -8,7 +8,7 @@ from typing import Annotated, Literal, TypeAlias, get_args
 from annotated_types import Ge, Gt, Le
 from pydantic import AfterValidator
 
-from inference.cost.objective import read_knob
+from inference.cost.billing import read_knob
 from outrider.options.draft_methods import COPY, METHODS
 from outrider.options.group import Shown
 

@@ -21,9 +21,9 @@ from inference.planner.acceptance_file import read_acceptance
 from inference.planner.knowledge import Knowledge
 from inference.times import DraftTimes, LatencyModel
 from outrider.draft_methods import find_draft
+from outrider.models.capacity import Capacity
 from outrider.models.loading import PREFILL_NODES
 from outrider.models.profiles import user_profiles
-from outrider.models.sequence_length import Capacity
 from outrider.options.groups import DraftModelOptions
 from outrider.options.reduction import ReductionOptions
 from outrider.options.roles import FusedTargetRole
@@ -33,7 +33,7 @@ class Drafts(NamedTuple):
     """What drafts beside a target, and the description that tells clients of it."""
 
     description: Description
-    host: ColocatedDrafter | None = None
+    drafter: ColocatedDrafter | None = None
     graphs: GraphRounds | None = None
 
 
@@ -55,9 +55,9 @@ def with_draft(options: FusedTargetRole, model: Model, description: Description)
     draft = found.load(options, Capacity(model.rows, length, TUNING.room, PREFILL_NODES))
     times = found.times(user_profiles(options), draft, length)
     known = partial(_knowledge, times, description)
-    host = ColocatedDrafter(draft, known, room=TUNING.room, copies=options.copies)
+    drafter = ColocatedDrafter(draft, known, room=TUNING.room, copies=options.copies)
     told = replace(description, draft_model=found.name, draft_times=tuple(times.items()))
-    return Drafts(told, host=host)
+    return Drafts(told, drafter=drafter)
 
 
 def _knowledge(times: dict[int, float], description: Description) -> Knowledge:

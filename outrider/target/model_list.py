@@ -8,20 +8,21 @@ how it is loaded. Why a model could not be loaded is told to the operator's log,
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, TypeAlias
+
+from pydantic import AfterValidator, Field
 
 from grpc_comm.server.model_registry import Served
 from inference.artifact import read_manifest
 from inference.errors import InvalidRequest, OutriderError, Unavailable
-from inference.json_file import Json, read_json, shown
-from inference.model.config import read_config
-from inference.text import Tokenizer
+from inference.file_model import Count, Record, read_record
+from inference.json_file import read_json
 from outrider.models.artifacts import artifact_length
 from outrider.models.devices import pick_device
-from outrider.models.loading import Checkpoint, find_directory
+from outrider.models.loading import find_checkpoint
 from outrider.options.roles import ServingRole
 
 LONGEST_NAME = 80
@@ -32,29 +33,49 @@ Load = Callable[[ServingRole], Served]
 """Loads the model of a command line."""
 
 
-class _Field(NamedTuple):
-    """A field of an entry: the option it sets, how it is read, and whether an artefact decides
-    it.
-    """
-
-    option: str
-    read: Callable[[Json], str | int]
-    decided: bool = False
+def _printable(text: str) -> str:
+    if not text.isprintable():
+        raise ValueError("printable characters are needed")
+    return text
 
 
-def _count(raw: Json) -> int:
-    return raw.integer(1)
+Line: TypeAlias = Annotated[str, Field(min_length=1), AfterValidator(_printable)]
 
 
-_FIELDS: Mapping[str, _Field] = {
-    "model": _Field("model", Json.line),
-    "artifact": _Field("artifact", Json.line),
-    "device": _Field("device", Json.line),
-    "dtype": _Field("dtype", Json.line),
-    "rows": _Field("batch", _count, decided=True),
-    "sequence_length": _Field("sequence_length", _count),
-    "max_tree_nodes": _Field("max_tree_nodes", _count),
-}
+@dataclass(frozen=True)
+class _Entry(Record):
+    """A listed model. Fields that are None are as on the command line."""
+
+    name: Annotated[Line, Field(max_length=LONGEST_NAME)]
+    model: Line | None = None
+    artifact: Line | None = None
+    device: Line | None = None
+    dtype: Line | None = None
+    rows: Count | None = None
+    sequence_length: Count | None = None
+    max_tree_nodes: Count | None = None
+
+    def __post_init__(self) -> None:
+        if (self.model is None) == (self.artifact is None):
+            raise ValueError('give one of "model" and "artifact"')
+        if self.artifact is not None and self.rows is not None:
+            raise ValueError('"rows" was decided when the artefact was built: leave it out')
+
+    def options(self, options: ServingRole) -> ServingRole:
+        """The command line's options, changed by this entry."""
+        given = {name: value for name, value in asdict(self).items() if value is not None}
+        given |= dict.fromkeys(("target_model", "models"))
+        given |= {"model": self.model, "artifact": self.artifact}
+        given |= {"dtype": None} if self.artifact is not None else {}
+        del given["name"]
+        return options.but(**given | ({"batch": given.pop("rows")} if self.rows else {}))
+
+
+@dataclass(frozen=True)
+class _List(Record):
+    """The file."""
+
+    models: Annotated[list[_Entry], Field(min_length=1)]
 
 
 def read_listed(path: Path, options: ServingRole) -> dict[str, ServingRole]:
@@ -64,20 +85,15 @@ def read_listed(path: Path, options: ServingRole) -> dict[str, ServingRole]:
     field, for what cannot be served. Weights are not looked at before first use.
     """
     listed: dict[str, ServingRole] = {}
-    for entry in _entries(path):
-        fields = entry.fields()
-        name = _name(entry.field("name"))
-        fields.pop("name")
-        where = f"--models {path}: {name}"
-        if name in listed:
+    for entry in read_record(read_json(path, InvalidRequest), _List).models:
+        where = f"--models {path}: {entry.name}"
+        if entry.name in listed:
             raise InvalidRequest(f"{where} is listed twice")
-        listed[name] = _options(fields, options, where)
         try:
-            _check(listed[name], entry.dictionary())
+            listed[entry.name] = entry.options(options)
+            _check(listed[entry.name], entry)
         except OutriderError as error:
             raise InvalidRequest(f"{where}: {error}") from error
-    if not listed:
-        raise InvalidRequest(f"--models {path}: no model is listed")
     return listed
 
 
@@ -108,59 +124,19 @@ def lazily(name: str, options: ServingRole, load: Load) -> Callable[[], Served]:
     return loader
 
 
-def _entries(path: Path) -> list[Json]:
-    raw = read_json(path, InvalidRequest)
-    if not isinstance(raw.value, dict) or raw.value.keys() != {"models"}:
-        raw.refuse('{"models": [{"name": NAME, "model": DIR_OR_NAME}, ...]}')
-    return raw.field("models").items()
-
-
-def _name(raw: Json) -> str:
-    name = raw.value
-    if not isinstance(name, str) or not 0 < len(name) <= LONGEST_NAME or not name.isprintable():
-        raw.refuse(f"a name of 1 to {LONGEST_NAME} printable characters")
-    return name
-
-
-def _options(entry: Mapping[str, Json], options: ServingRole, where: str) -> ServingRole:
-    """The command line's options, changed by the entry's model and fields."""
-    given: dict[str, Any] = dict.fromkeys(("model", "artifact", "target_model", "models"))
-    for name, value in entry.items():
-        field = _FIELDS.get(name)
-        if field is None:
-            raise InvalidRequest(
-                f"{where}: unknown field {shown(name)}; there are name, {', '.join(_FIELDS)}"
-            )
-        given[field.option] = field.read(value)
-        if field.decided and "artifact" in entry:
-            raise InvalidRequest(
-                f'{where}: "{name}" was decided when the artefact was built: leave it out'
-            )
-    if ("model" in entry) == ("artifact" in entry):
-        raise InvalidRequest(f'{where}: give one of "model" and "artifact"')
-    if "artifact" in entry:
-        given["dtype"] = None
-    try:
-        return options.but(**given)
-    except InvalidRequest as error:
-        raise InvalidRequest(f"{where}: {error}") from error
-
-
-def _check(options: ServingRole, entry: Mapping[str, Any]) -> None:
+def _check(options: ServingRole, entry: _Entry) -> None:
     """Check an entry without loading it: the model exists and can be computed, and its device
     exists.
     """
     if options.artifact:
         manifest = read_manifest(Path(options.artifact))
         artifact_length(options, manifest)
-        if entry.get("dtype", manifest.dtype) != manifest.dtype:
+        if entry.dtype not in (None, manifest.dtype):
             raise InvalidRequest(
-                f'"dtype" is {entry["dtype"]}, the artefact was built in {manifest.dtype}: build '
+                f'"dtype" is {entry.dtype}, the artefact was built in {manifest.dtype}: build '
                 "another, or leave it out"
             )
-        if options.device != "auto" and options.device != (
-            "cpu" if manifest.target == "cpu" else "neuron"
-        ):
+        if options.device not in ("auto", "cpu" if manifest.target == "cpu" else "neuron"):
             raise InvalidRequest(
                 f'"device" is {options.device}, the artefact was built for {manifest.target}'
             )
@@ -170,8 +146,4 @@ def _check(options: ServingRole, entry: Mapping[str, Any]) -> None:
             "for neuron a model is listed as an artifact, which python -m compile builds"
         )
     pick_device(options.device)
-    directory = find_directory(options.model, "target", weights=False)
-    checkpoint = Checkpoint(
-        options.model or "", directory, False, read_config(directory), Tokenizer(directory)
-    )
-    checkpoint.sequence_length(options.sequence_length)
+    find_checkpoint(options.model, "target", weights=False).sequence_length(options.sequence_length)

@@ -1,9 +1,11 @@
-"""Sets up who hears what a target does: always the log, and the metrics and the operator's view if
-they were asked for.
+"""Listeners of a target: always the log, and the metrics and the operator's view if they were asked
+for. The service manager that started the process, such as systemd, hears how it is.
 """
 
 from __future__ import annotations
 
+import os
+import socket
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
@@ -44,3 +46,17 @@ def observed(options: ObservingOptions, usd_per_hour: float | None = None) -> It
             watch = Watch(Console(stderr=True), statistics, usd_per_hour)
             stack.enter_context(watch)
         yield statistics
+
+
+def notify(*states: str) -> None:
+    """Send states such as READY=1. Does nothing without a service manager that wants to know."""
+    address = os.environ.get("NOTIFY_SOCKET")
+    if not address:
+        return
+    if address.startswith("@"):  # an abstract socket
+        address = "\0" + address[1:]
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+            sender.sendto("\n".join(states).encode(), address)
+    except OSError as error:
+        say(f"the service manager cannot be told {states[0]}: {error.strerror or error}")

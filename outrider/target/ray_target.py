@@ -35,11 +35,11 @@ ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_raylet_start_wait_time_s": "180",  # a busy machine needs more than Ray's own 30 s
 }
-"""What Ray's processes read when they start. A cluster that runs already must have it."""
+"""Settings that Ray's processes read when they start. A cluster that runs already must have it."""
 
 
 class Fleet(NamedTuple):
-    """How many replicas there are, and what each may hold."""
+    """Number of replicas, and the load that each may hold."""
 
     replicas: int
     most_replicas: int  # more than `replicas`: as many as open sessions ask for

@@ -44,8 +44,8 @@ class StartedTarget(NamedTuple):
 
     @property
     def emulation(self) -> str | None:
-        """How well the target kept emulated times. None before its end, and where it emulates
-        nothing.
+        """Report of how well the target kept emulated times. None before its end, and where it
+        emulates nothing.
         """
         return next((line.strip() for line in self.said if line.startswith(EMULATED)), None)
 

@@ -24,7 +24,8 @@ from inference.backends.gguf_model import GgufModel
 from inference.backends.neuron_sdk import has_device
 from inference.backends.timed import TimedModel, TimeProfile, find_profile
 from inference.command import say
-from inference.engine.engine import Engine, collect_rarely
+from inference.engine.batch_runner import collect_rarely
+from inference.engine.engine import Engine
 from inference.errors import InvalidRequest
 from inference.planner.profiling import emulated_target
 from inference.times import LatencyModel
@@ -34,23 +35,22 @@ from outrider.models.artifacts import (
     open_artifact,
     with_neuron_artifact,
 )
+from outrider.models.capacity import Capacity
 from outrider.models.devices import describe
 from outrider.models.loading import PREFILL_NODES, FoundModel, LoadedModel, find_target
 from outrider.models.precision import settled
 from outrider.models.profiles import PendingProfile, user_profiles
-from outrider.models.sequence_length import Capacity
 from outrider.options.peer_security import server_security
 from outrider.options.roles import FusedTargetRole, ServingRole
 from outrider.target.model_list import lazily, load_listed, read_listed
-from outrider.target.observing import observed
-from outrider.target.service_manager import notify
+from outrider.target.observing import notify, observed
 from outrider.version import outrider_version
 
 if TYPE_CHECKING:
     from inference.backends import Model
     from outrider.target.colocated_draft import Drafts
 
-    Beside = Callable[[Model, Description], Drafts]
+    MakeDraft = Callable[[Model, Description], Drafts]
 
 READY = "listening on "
 """Start of the stderr line that names the bound address. It is printed once sessions are taken."""
@@ -65,21 +65,21 @@ def serve(options: ServingRole) -> int:
     if options.metrics_port is not None:
         check_free(Address(options.metrics_host, options.metrics_port))
     begun, target = time.perf_counter(), load_target(options)
-    ready = partial(_say_ready, target.description, time.perf_counter() - begun)
+    description, seconds = target.description, time.perf_counter() - begun
+
+    def say_ready(bound: Address) -> None:
+        length = description.sequence_length
+        limits = f"rows {description.rows}, sequence length {length}, {description.device}"
+        say(f"{READY}{bound} ({limits}); ready in {seconds:.1f} s, Ctrl-C ends")
+        notify("READY=1", f"STATUS={description.model} on {bound}")
+
     collect_rarely()
     with observed(options, options.usd_per_hour) as statistics:
         statistics.listeners.append(_tell_of_end)
-        serve_target(replace(target, listener=statistics), ready, options.grace)
+        serve_target(replace(target, listener=statistics), say_ready, options.grace)
     if isinstance(target.engine.model, TimedModel):
         say(target.engine.model.account())
     return 0
-
-
-def _say_ready(description: Description, seconds: float, bound: Address) -> None:
-    length = description.sequence_length
-    limits = f"rows {description.rows}, sequence length {length}, {description.device}"
-    say(f"{READY}{bound} ({limits}); ready in {seconds:.1f} s, Ctrl-C ends")
-    notify("READY=1", f"STATUS={description.model} on {bound}")
 
 
 def _tell_of_end(event: Event) -> None:
@@ -88,7 +88,7 @@ def _tell_of_end(event: Event) -> None:
 
 
 def load_target(options: ServingRole) -> Target:
-    """What a target serves: its first model, loaded, and those of --models, loaded on first use.
+    """The target with its first model, loaded, and those of --models, loaded on first use.
 
     Without a model on the command line, the first of the list is the first. With role fused_target
     the first has a draft beside it.
@@ -125,10 +125,10 @@ def _load_with_draft(options: ServingRole) -> Served:
     return load_served(options, partial(with_draft, options))
 
 
-def load_served(options: ServingRole, beside: Beside | None = None) -> Served:
+def load_served(options: ServingRole, make_draft: MakeDraft | None = None) -> Served:
     """A target model in an engine, described for its clients.
 
-    beside: makes the draft beside it
+    make_draft: makes the colocated draft
     """
     profile = find_profile(options.emulate) if options.emulate else None
     options = with_neuron_artifact(options)
@@ -155,7 +155,7 @@ def load_served(options: ServingRole, beside: Beside | None = None) -> Served:
         usd_per_hour=options.usd_per_hour or 0.0,
     )
     served = TimedModel(model, profile) if profile else model
-    drafts = beside(served, description) if beside is not None else None
+    drafts = make_draft(served, description) if make_draft is not None else None
     engine = Engine(
         served,
         sequence_length=loaded.sequence_length,
@@ -164,11 +164,10 @@ def load_served(options: ServingRole, beside: Beside | None = None) -> Served:
         waiting=options.waiting,
         times=times,
         branches=not legacy,
-        host=drafts.host if drafts else None,
+        drafter=drafts.drafter if drafts else None,
         graphs=drafts.graphs if drafts else None,
+        when_idle=unfinished.advance if unfinished is not None else None,
     )
-    if unfinished is not None:
-        unfinished.go_on(engine)
     return Served(engine, drafts.description if drafts else description)
 
 
@@ -189,7 +188,15 @@ def _load_checkpoint(options: ServingRole) -> _Loaded:
     nodes = options.max_tree_nodes
     length = found.sequence_length(options.sequence_length)
     found = settled(found, options, drafts=False)
-    model = found.load(options, Capacity(options.batch, length, nodes, max(nodes, PREFILL_NODES)))
+    model = found.load(
+        options,
+        Capacity(
+            rows=options.batch,
+            sequence_length=length,
+            spare=nodes,
+            max_nodes=max(nodes, PREFILL_NODES),
+        ),
+    )
     weights, offload = found.fingerprint(), options.layer_offload
     made_from = f"{weights}, layers on {offload}" if offload else weights
     return _Loaded(

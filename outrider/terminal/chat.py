@@ -23,13 +23,8 @@ from outrider.options.roles import ChatRole
 from outrider.terminal.live_text import LiveText, in_colour
 from outrider.text.completion import Completion, Show
 from outrider.text.conversation import Conversation
-from outrider.text.generation import (
-    Generation,
-    GenerationStream,
-    Parameters,
-    generate,
-    make_request,
-)
+from outrider.text.prompts import Parameters, make_request
+from outrider.text.runner import CompletionStream
 
 HELP = """/stats          what the texts so far took
 /cs POSITION    cost against speed from now on: tps, balanced, cost or 0 to 100
@@ -63,7 +58,7 @@ class Chat:
 
     def __init__(self, client: Client, options: ChatRole, conversation: Conversation) -> None:
         self.conversation, self._client, self._options = conversation, client, options
-        self._texts, self._key = list[Generation](), uuid.uuid4().hex
+        self._texts, self._key = list[Completion](), uuid.uuid4().hex
         self._colour = in_colour(options.color)
         self._commands: Mapping[str, Callable[[str], None]] = {
             "help": lambda _: say(HELP),
@@ -107,7 +102,7 @@ class Chat:
         self._texts.append(made)
         say(told(made))
 
-    def _make(self) -> Generation:
+    def _make(self) -> Completion:
         options = self._options
         given = Parameters(
             options.max_new_tokens,
@@ -121,10 +116,10 @@ class Chat:
         glancing = _glance if sys.stderr.isatty() else None
         with LiveText(self._colour) as show:
 
-            def make(put: Show, end: Event) -> Generation:
-                return generate(self._client, request, (), put, end, glancing)
+            def make(put: Show, end: Event) -> Completion:
+                return self._client.complete(request, put, end, glancing)
 
-            stream = GenerationStream(make)
+            stream = CompletionStream(make)
             while True:
                 try:
                     for piece in stream:
@@ -145,23 +140,23 @@ class Chat:
         say(f"saved in {name}")
 
     def _all_told(self) -> str:
-        """What all texts took: counts add up, rates are ratios of sums."""
+        """The figures of all texts: counts add up, rates are ratios of sums."""
         if not self._texts:
             return "no text was made yet"
-        return f"texts {len(self._texts)}, {figures([text.statistics for text in self._texts])}"
+        return f"texts {len(self._texts)}, {figures(self._texts)}"
 
 
-def told(made: Generation) -> str:
+def told(made: Completion) -> str:
     """One line about a text, which stands below it."""
     reason = {"length": "cut at its length, ", "cancelled": "ended here, "}
     cost = "" if made.cost.value is None else f", ${made.cost.value:.6f}"
-    return f"[{reason.get(made.finish_reason, '')}{figures([made.statistics])}{cost}]"
+    return f"[{reason.get(made.finish_reason, '')}{figures([made])}{cost}]"
 
 
 def figures(texts: Sequence[Completion]) -> str:
     """Tokens, speed and acceptance length of these texts, as far as they are made."""
     tokens = sum(len(done.token_ids) for done in texts)
-    forwards = sum(done.forwards for done in texts)
+    forwards = sum(done.traffic.forwards for done in texts)
     seconds = sum(done.seconds for done in texts)
     speed = tokens / seconds if seconds else 0.0
     return (

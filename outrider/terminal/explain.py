@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from inference.command import glance, say
-from inference.cost.objective import Terms, price_words
+from inference.cost.billing import price_words
 from inference.times import LatencyModel
+from outrider.money.goal import Goal
 from outrider.text.completion import Completion
 
 AGAIN = 16
@@ -27,7 +28,7 @@ _CHAINS = (2, 4, 8, 16)  # nodes of forwards, their roots included
 
 
 class Limit(Enum):
-    """What limits the speed of a text. The value says what would make it faster."""
+    """Limit of the speed of a text. The value says what would make it faster."""
 
     NO_DRAFT = (
         "limited by the target: nobody proposes anything, so that each token takes a forward; a "
@@ -56,8 +57,8 @@ class Limit(Enum):
 
 
 def dear_law(times: LatencyModel) -> str:
-    """What keeps a good draft from paying on a target with these times, in words; empty where
-    nothing in them does.
+    """The reason in words why no good draft pays on a target with these times; empty where one
+    does.
     """
     one = times.seconds(1, 1)
     if not one:
@@ -84,22 +85,20 @@ def limit_of(done: Completion, round_trip: float, law: str = "") -> Limit:
     if useless:
         return Limit.USELESS
     call = done.draft_seconds / done.draft_calls
-    if done.lone_forwards >= OFTEN_ALONE * done.forwards:
+    if done.traffic.lone >= OFTEN_ALONE * done.traffic.forwards:
         return Limit.LINK if round_trip > call else Limit.DRAFT
     busy = done.draft_seconds >= BUSY * done.seconds
     return Limit.DRAFT if busy else Limit.TARGET
 
 
-def explained(
-    done: Completion, round_trip: float, terms: Terms | None, objective: str, law: str = ""
-) -> str:
+def explained(done: Completion, round_trip: float, goal: Goal, law: str = "") -> str:
     """The explanation, a few lines long.
 
     round_trip: seconds of the link
     law: dear_law() of the target
     """
-    tokens, forwards = len(done.token_ids), max(done.forwards, 1)
-    lines = [f"a token takes {_ms(done.seconds / tokens)} ms{_price(done, terms, objective)}"]
+    tokens, forwards = len(done.token_ids), max(done.traffic.forwards, 1)
+    lines = [f"a token takes {_ms(done.seconds / tokens)} ms{_price(done, goal)}"]
     if done.draft_calls:
         lines.append(
             f"  draft: {done.draft_calls / tokens:.2f} calls a token of "
@@ -108,8 +107,8 @@ def explained(
         )
     lines.append(
         f"  target: {forwards / tokens:.2f} forwards a token of "
-        f"{_ms(done.target_seconds / forwards)} ms, {done.lone_forwards / forwards:.0%} of them "
-        "without candidates"
+        f"{_ms(done.traffic.model_seconds / forwards)} ms, {done.traffic.lone / forwards:.0%} of "
+        "them without candidates"
     )
     lines.append(f"  link: a round trip of {_ms(round_trip)} ms")
     return "\n".join([*lines, f"  {limit_of(done, round_trip, law).value.format(law=law)}"])
@@ -120,8 +119,7 @@ class Explainer:
     """Tells the explanation: when the limit changes, and at the end of the text."""
 
     round_trip: float
-    terms: Terms | None
-    objective: str
+    goal: Goal
     named: bool = False  # say which text it is about, beside others
     law: str = ""  # dear_law() of the target
     _limit: Limit | None = None
@@ -142,15 +140,13 @@ class Explainer:
 
     def _explained(self, done: Completion) -> str:
         self._limit = limit_of(done, self.round_trip, self.law)
-        said = explained(done, self.round_trip, self.terms, self.objective, self.law)
+        said = explained(done, self.round_trip, self.goal, self.law)
         return f"prompt {done.index}: {said}" if self.named else said
 
 
-def _price(done: Completion, terms: Terms | None, objective: str) -> str:
-    if terms is None:
-        return ""
-    price = terms.price(objective, len(done.token_ids), done.effort)
-    return "" if price.value is None else f", {price_words(objective, price.value)}"
+def _price(done: Completion, goal: Goal) -> str:
+    price = goal.billing.figures(len(done.token_ids), done.usage)[goal.objective]
+    return "" if price.value is None else f", {price_words(goal.objective, price.value)}"
 
 
 def _ms(seconds: float) -> str:

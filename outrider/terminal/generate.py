@@ -6,17 +6,21 @@ Each role reads the prompts, finds its models, turns prompts into requests, and 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from threading import Event
 
 from grpc_comm.client.connection import Connection
 from inference.backends import Model
-from inference.command import say
+from inference.command import INTERRUPTED, printable, say
 from inference.draft_thread import inline, take_short_turns
 from inference.engine.engine import Engine
 from inference.engine.local_session import LocalSession
+from inference.errors import OutriderError
 from inference.text import Tokenizer
 from inference.times import LatencyModel
 from outrider.client.client import Client, open_client
@@ -28,17 +32,25 @@ from outrider.models.artifacts import (
     open_artifact,
     with_neuron_artifact,
 )
+from outrider.models.capacity import Capacity
 from outrider.models.loading import FoundModel, find_target, find_tokenizer
 from outrider.models.precision import settled
-from outrider.models.sequence_length import Capacity
 from outrider.options.groups import DeviceOptions, TextOptions
 from outrider.options.roles import DraftRole, FusedClientRole, VerifyDraftRole, VerifyTargetRole
 from outrider.terminal.explain import Explainer, dear_law
-from outrider.terminal.live_text import silent
-from outrider.terminal.running import run
-from outrider.terminal.summary import account
-from outrider.text.completion import Completion, Request, Show, complete
+from outrider.terminal.live_text import LiveText, in_colour, silent
+from outrider.terminal.summary import account, summary, write_options, write_profile
+from outrider.text.completion import (
+    Complete,
+    Completion,
+    Piece,
+    Request,
+    Show,
+    complete,
+    new_completion,
+)
 from outrider.text.prompts import make_requests, read_prompts
+from outrider.text.runner import TextRun
 
 
 def make_texts(options: TextOptions) -> int:
@@ -61,7 +73,7 @@ def draft(options: DraftRole) -> int:
     with open_client(options) as client:
         stop_ids = client.target.description.stop_ids
         requests = make_requests(options, prompts, client.tokenizer, client.length, stop_ids)
-        told = partial(account, purse=client.purse, wish=client.aims.wish)
+        told = partial(account, budget=client.budget, goal=client.goal)
         rows = min(options.batch, len(requests))
 
         def make(request: Request, show: Show, cancelled: Event) -> Completion:
@@ -69,10 +81,10 @@ def draft(options: DraftRole) -> int:
             explainer = _explainer(options, client, show)
             tell = explainer.tell if explainer else None
             done = client.complete(request, show, cancelled, tell)
-            if explainer is not None:
+            if explainer is not None and done.failure is None:
                 explainer.conclude(done)
             if options.baseline:
-                add_baseline(done, request, client.target, client.tokenizer, cancelled)
+                return with_baseline(done, request, client.target, client.tokenizer, cancelled)
             return done
 
         code = run(options, requests, make, workers=rows, told=told)
@@ -81,16 +93,16 @@ def draft(options: DraftRole) -> int:
 
 
 def _explainer(options: DraftRole, client: Client, show: Show) -> Explainer | None:
-    """What explains a text, with --explain and a draft that never waits."""
+    """Explains a text, with --explain and a draft that never waits."""
     if not options.explain or client.round_trip is None:
         return None
-    aims, law = client.aims, dear_law(LatencyModel(dict(client.target.description.times)))
-    return Explainer(client.round_trip, aims.terms, aims.wish.objective, show is silent, law)
+    law = dear_law(LatencyModel(dict(client.target.description.times)))
+    return Explainer(client.round_trip, client.goal, show is silent, law)
 
 
 def fused_client(options: FusedClientRole) -> int:
-    """Role fused_client: ask the target, and the draft beside it where there is one. Only the
-    tokenizer is loaded here, no model.
+    """Role fused_client: ask the target, and the draft at it where there is one. Only the tokenizer
+    is loaded here, no model.
     """
     if options.list_models:
         print_models(options)
@@ -100,18 +112,21 @@ def fused_client(options: FusedClientRole) -> int:
         description = target.description
         length, stop_ids = description.sequence_length, description.stop_ids
         requests = make_requests(options, prompts, tokenizer, length, stop_ids)
-        beside = bool(description.draft_model)
-        who = f"with {description.draft_model} beside it" if beside else "alone: no draft beside it"
+        colocated = bool(description.draft_model)
+        who = "alone: no draft beside it"
+        if colocated:
+            who = f"with {description.draft_model} beside it"
         say(f"{description.model} {who}")
 
         def make(request: Request, show: Show, cancelled: Event) -> Completion:
-            order = request.order(beside=beside)
+            order = request.order(colocated=colocated)
             done = complete(
                 request, target.session(), inline(), tokenizer, show, cancelled, order=order
             )
-            done.device = f"{description.device}, {who}" if beside else description.device
+            device = f"{description.device}, {who}" if colocated else description.device
+            done = replace(done, device=device)
             if options.baseline:
-                add_baseline(done, request, target, tokenizer, cancelled)
+                return with_baseline(done, request, target, tokenizer, cancelled)
             return done
 
         return run(options, requests, make, workers=min(options.batch, len(requests)))
@@ -163,7 +178,7 @@ def _target_alone(options: VerifyTargetRole) -> Alone:
 def _load_alone(found: FoundModel, options: DeviceOptions, length: int, nodes: int) -> Model:
     """Load a model whose text is its own: it keeps its weights exactly."""
     chosen = settled(found, options, drafts=False)
-    return chosen.load(options, Capacity(1, length, 1, nodes))
+    return chosen.load(options, Capacity(rows=1, sequence_length=length, spare=1, max_nodes=nodes))
 
 
 def session_length(asked: int | None, draft: FoundDraft, target: Connection) -> int:
@@ -171,14 +186,124 @@ def session_length(asked: int | None, draft: FoundDraft, target: Connection) -> 
     return min(draft.sequence_length(asked), target.description.sequence_length)
 
 
-def add_baseline(
+def with_baseline(
     done: Completion, request: Request, target: Connection, tokenizer: Tokenizer, cancelled: Event
-) -> None:
-    """Add the target-only text of the same request, as long as this text."""
-    if not done.token_ids or cancelled.is_set():
-        return
+) -> Completion:
+    """The record with the target-only text of the same request, as long as this text."""
+    if done.failure is not None or not done.token_ids or cancelled.is_set():
+        return done
     if not done.whole:
         request = replace(request, max_new_tokens=len(done.token_ids))
     alone = complete(request, target.session(), inline(), tokenizer, silent, cancelled)
-    alone.device = target.description.device
-    done.baseline, done.speedup = alone, alone.seconds / done.seconds
+    if alone.failure is not None:
+        return replace(done, finish_reason="error", failure=alone.failure)
+    alone = replace(alone, device=target.description.device)
+    return replace(done, baseline=alone)
+
+
+def run(
+    options: TextOptions,
+    requests: Sequence[Request],
+    make: Complete,
+    *,
+    workers: int,
+    told: Callable[[Sequence[Completion]], str] = lambda finished: "",
+) -> int:
+    """Complete all requests, `workers` at once, and report in input order. Returns 1 when one
+    failed.
+
+    told: further lines of the report
+    """
+    start, several = time.perf_counter(), len(requests) > 1
+    if several or options.as_json:
+        tell = partial(_show, options, texts=len(requests))
+        finished, interrupted = _all(make, requests, workers, None, tell)
+    else:
+        with LiveText(in_colour(options.color)) as show:
+            finished, interrupted = _all(make, requests, workers, show, lambda done: None)
+        for done in finished:
+            _show(options, done, texts=1)
+    if interrupted:
+        say("interrupted")
+    whole = [done for done in finished if done.failure is None]
+    _report(options, whole, time.perf_counter() - start, told)
+    return INTERRUPTED if interrupted else int(len(whole) < len(finished))
+
+
+def _all(
+    make: Complete,
+    requests: Sequence[Request],
+    workers: int,
+    show: Show | None,
+    tell: Callable[[Completion], None],
+) -> tuple[list[Completion], bool]:
+    """Complete all requests. Where the user interrupts, those that had begun end where they are.
+    Returns their records in input order, and whether the user interrupted.
+
+    show: receives the pieces of all texts
+    tell: receives each record, in input order, until the user interrupts
+    """
+    begun = set[int]()
+
+    def attempt(request: Request, put: Show, end: Event) -> Completion:
+        if end.is_set():
+            return new_completion(request)
+        begun.add(request.index)
+        try:
+            return make(request, put if show is not None else silent, end)
+        except OutriderError as error:
+            return new_completion(request, error)
+
+    finished = dict[int, Completion]()
+    texts, told, interrupted = (
+        TextRun([partial(attempt, one) for one in requests], workers),
+        0,
+        False,
+    )
+    while len(finished) < len(requests):
+        try:
+            for index, item in texts:
+                if isinstance(item, Piece):
+                    if show is not None:
+                        show(item)
+                    continue
+                finished[index] = item
+                while told in finished and not interrupted:
+                    tell(finished[told])
+                    told += 1
+        except KeyboardInterrupt:
+            interrupted = True
+            texts.end()
+        except BrokenPipeError:  # nobody reads the texts any more
+            texts.end()
+            texts.join()
+            raise
+    return [finished[index] for index in sorted(begun)], interrupted
+
+
+def _show(options: TextOptions, done: Completion, texts: int) -> None:
+    """Show a finished text. A single one was streamed, so it is not shown again."""
+    if options.as_json:
+        print(json.dumps(done.record()), flush=True)
+    elif texts > 1 and (done.text or not done.error):
+        first = printable(done.prompt.strip().partition("\n")[0])
+        print(f"--- {done.index + 1}/{texts}: {first[:60]}\n{done.text}", flush=True)
+    if done.error:
+        say(f"error: prompt {done.index}: {printable(done.error)}")
+
+
+def _report(
+    options: TextOptions,
+    finished: Sequence[Completion],
+    seconds: float,
+    told: Callable[[Sequence[Completion]], str],
+) -> None:
+    """Print the summary of the run. With --profile, write it to files, too."""
+    if finished:
+        lines = [summary(finished, seconds), told(finished)]
+        say("\n".join(line for line in lines if line))
+    if options.profile is not None:
+        directory = Path(options.profile)
+        paths = write_profile(directory, finished)
+        paths.append(write_options(directory, options, finished))
+        say("profile: " + ", ".join(str(path) for path in paths))

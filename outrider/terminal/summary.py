@@ -1,21 +1,21 @@
-"""What is told of a run at its end: counts, times and cost in words, and the profile as CSV and
-JSON.
-"""
+"""Formats a run's summary for stderr, and its profile as CSV and JSON."""
 
 from __future__ import annotations
 
 import csv
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
 
-from inference.cost.accounting import COSTS
-from inference.cost.effort import Effort
-from inference.cost.objective import PER_MILLION, Wish, price_words
+from inference.cost.usage import Usage
+
+from inference.cost.billing import COSTS, PER_MILLION, price_words
+from inference.cost.quantity import Figure
 from inference.whole_file import write_whole
-from outrider.money.purse import Purse
+from outrider.money.budget import RunBudget
+from outrider.money.goal import Goal
 from outrider.options.groups import TextOptions
 from outrider.text.completion import Completion, gaps_of
 
@@ -52,12 +52,12 @@ def _time(completions: Sequence[Completion], wall_seconds: float) -> str:
     """The line about time: that of the run or, where target-only runs are part of it, the sum over
     texts.
     """
-    beside = any(done.baseline is not None for done in completions)
+    compared = any(done.baseline is not None for done in completions)
     tokens, seconds = (
         sum(len(done.token_ids) for done in completions),
-        sum(done.seconds for done in completions) if beside else wall_seconds,
+        sum(done.seconds for done in completions) if compared else wall_seconds,
     )
-    whole = f" of {wall_seconds:.2f} s with target-only runs" * beside
+    whole = f" of {wall_seconds:.2f} s with target-only runs" * compared
     return f"time {seconds:.2f} s{whole}, {tokens / seconds if seconds else 0:.1f} tokens/s"
 
 
@@ -76,94 +76,65 @@ def _waits(completions: Sequence[Completion]) -> list[str]:
     ]
 
 
-def account(completions: Sequence[Completion], purse: Purse, wish: Wish) -> str:
-    """What the run cost and took for each token, whose prices these are, and whether the user's
-    limit was kept. Target-only runs for comparison are left out.
+def account(completions: Sequence[Completion], budget: RunBudget, goal: Goal) -> str:
+    """The account of a run in words: its cost by the token with the source of the prices, energy,
+    and whether the user's limit was kept. Target-only runs for comparison are left out.
     """
-    tokens, effort = sum(len(done.token_ids) for done in completions), purse.effort
+    tokens, billing = sum(len(done.token_ids) for done in completions), budget.billing
     if not tokens:
-        return f"cost ${purse.spent:.6f}" if purse.source is not None else ""
-    lines = []
-    if purse.source is not None:
-        all_told = purse.terms.price("total_cost", tokens, effort)
-        least = "" if all_told.value is not None else f", at least ({all_told.source})"
-        lines.append(
-            f"cost ${purse.spent:.6f}, {price_words('total_cost', purse.spent / tokens)}{least}"
-        )
-        share = (
-            ""
-            if purse.terms.target_share == 1
-            else f"; {purse.terms.target_share:g} of the hour is charged"
-        )
-        lines += [*_by_forwards(completions, tokens, purse), f"prices: {purse.source}{share}"]
-    return "\n".join([*lines, *_energy(tokens, purse), *_limit(completions, purse, wish)])
+        return f"cost ${budget.spent:.6f}" if billing.priced else ""
+    figures, lines = billing.figures(tokens, budget.usage), list[str]()
+    if billing.priced:
+        missing = figures["total_cost"]
+        least = "" if missing.value is not None else f", at least ({missing.source})"
+        each = price_words("total_cost", budget.spent / tokens)
+        lines.append(f"cost ${budget.spent:.6f}, {each}{least}")
+        usage = Usage()
+        for done in completions:
+            usage = usage.plus(done.usage_of_forwards)
+        if usage.wall:  # --pace wait makes fewer forwards
+            each = price_words("total_cost", (budget.price(usage) or 0.0) / tokens)
+            lines.append(f"by the target's forwards alone {each}")
+        share = billing.target_share
+        charged = "" if share == 1 else f"; {share:g} of the hour is charged"
+        lines.append(f"prices: {billing.source}{charged}")
+    if billing.draft_watts is not None or billing.target_watts is not None:
+        name, whose = "energy_total", ""
+        if billing.target_watts is None:
+            name, whose = "draft_energy", " of the draft"
+        elif billing.draft_watts is None:
+            name, whose = "target_energy", " of the target"
+        joules = figures[name]
+        assert joules.value is not None, "its power is known"
+        lines.append(f"energy{whose} {price_words(name, joules.value)} ({joules.source})")
+    return "\n".join([*lines, *_limit(completions, figures, goal)])
 
 
-def _by_forwards(completions: Sequence[Completion], tokens: int, purse: Purse) -> list[str]:
-    """The price of a token where the target is paid by the forward, not for as long as it is held.
-    --pace wait makes fewer forwards.
-    """
-    effort = Effort()
-    for done in completions:
-        effort = effort.plus(done.effort_of_forwards)
-    usd = purse.price(effort)
-    if usd is None or not effort.wall:
-        return []
-    return [f"by the target's forwards alone {price_words('total_cost', usd / tokens)}"]
-
-
-def _energy(tokens: int, purse: Purse) -> list[str]:
-    """Energy of both machines, or of the one whose power is known."""
-    known = {
-        "draft_energy": purse.terms.draft_watts is not None,
-        "target_energy": purse.terms.target_watts is not None,
-    }
-    name = (
-        "energy_total"
-        if all(known.values())
-        else next((name for name, is_known in known.items() if is_known), None)
-    )
-    if name is None:
-        return []
-    joules, whose = (
-        purse.terms.price(name, tokens, purse.effort),
-        {"draft_energy": " of the draft", "target_energy": " of the target"},
-    )
-    assert joules.value is not None, "its power is known"
-    return [f"energy{whose.get(name, '')} {price_words(name, joules.value)} ({joules.source})"]
-
-
-def _limit(completions: Sequence[Completion], purse: Purse, wish: Wish) -> list[str]:
+def _limit(
+    completions: Sequence[Completion], figures: Mapping[str, Figure], goal: Goal
+) -> list[str]:
     """Whether the user's limit was kept over the whole run, prefill included."""
-    tokens = sum(len(done.token_ids) for done in completions)
-    if wish.min_tps is not None:
+    if goal.min_tps is not None:
+        tokens = sum(len(done.token_ids) for done in completions)
         speed = tokens / sum(done.seconds for done in completions)
-        return [
-            _verdict(
-                "--min_tps", speed >= wish.min_tps, f"{speed:.4g} tokens/s", f"{wish.min_tps:g}"
-            )
-        ]
-    if wish.max_per_token is None:
+        kept, measured, wanted = speed >= goal.min_tps, f"{speed:.4g} tokens/s", f"{goal.min_tps:g}"
+        flag = "--min_tps"
+    elif goal.max_per_token is not None:
+        value, dollars = figures[goal.objective].value, goal.objective in COSTS
+        assert value is not None, "a limit is of what can be computed"
+        flag = "--max_usd_per_1m" if dollars else "--max_joules_per_token"
+        unit = PER_MILLION if dollars else 1.0
+        kept, measured = value <= goal.max_per_token, price_words(goal.objective, value)
+        wanted = f"{'$' * dollars}{goal.max_per_token * unit:.4g}"
+    else:
         return []
-    figure = purse.terms.price(wish.objective, tokens, purse.effort)
-    of_money = wish.objective in COSTS
-    assert figure.value is not None, "a limit is of what can be computed"
-    flag, unit = ("--max_usd_per_1m", PER_MILLION) if of_money else ("--max_joules_per_token", 1.0)
-    kept, wanted = (
-        figure.value <= wish.max_per_token,
-        f"{'$' * of_money}{wish.max_per_token * unit:.4g}",
-    )
-    return [_verdict(flag, kept, price_words(wish.objective, figure.value), wanted)]
-
-
-def _verdict(flag: str, kept: bool, measured: str, wanted: str) -> str:
-    return f"{flag} {'kept' if kept else 'missed'}: measured {measured} of {wanted} wanted"
+    return [f"{flag} {'kept' if kept else 'missed'}: measured {measured} of {wanted} wanted"]
 
 
 def _forwards(completions: Sequence[Completion], tokens: int) -> list[str]:
-    """What the target did for these texts."""
+    """The lines about forwards of the target, and candidates."""
     forwards, lone, drafted, accepted = (
-        sum(getattr(done, name) for done in completions)
+        sum(done.record()[name] for done in completions)
         for name in ("forwards", "lone_forwards", "num_draft_tokens", "num_accepted_tokens")
     )
     if not forwards:
@@ -184,7 +155,7 @@ def _forwards(completions: Sequence[Completion], tokens: int) -> list[str]:
 
 
 def _draft(completions: Sequence[Completion], tokens: int) -> list[str]:
-    """What the draft on this machine did."""
+    """The line about calls of the draft on this machine."""
     calls = sum(done.draft_calls for done in completions)
     seconds = sum(done.draft_seconds for done in completions)
     if not calls or not tokens:
@@ -195,7 +166,7 @@ def _draft(completions: Sequence[Completion], tokens: int) -> list[str]:
 def _bytes(completions: Sequence[Completion], tokens: int) -> list[str]:
     """The line about traffic: messages, and their bytes with framing."""
     up, down, sent, got = (
-        sum(getattr(done, name) for done in completions)
+        sum(getattr(done.traffic, name) for done in completions)
         for name in ("bytes_up", "bytes_down", "messages_up", "messages_down")
     )
     if not up or not tokens:
@@ -218,7 +189,9 @@ def _against_baseline(completions: Sequence[Completion]) -> list[str]:
         sum(not done.whole for done, _ in pairs),
     )
     ours, theirs = (sum(run.seconds for run in side) for side in zip(*pairs, strict=True))
-    forwards, alone = (sum(run.forwards for run in side) for side in zip(*pairs, strict=True))
+    forwards, alone = (
+        sum(run.traffic.forwards for run in side) for side in zip(*pairs, strict=True)
+    )
     return [
         f"target-only, same prompts and seeds: {alone} forwards instead of {forwards}, "
         f"{theirs:.2f} s instead of {ours:.2f} s: speed-up {theirs / ours:.2f}",

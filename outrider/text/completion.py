@@ -5,33 +5,31 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import pairwise
 from threading import Event
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from inference.cost.effort import Effort
+from inference.cost.quantity import Figure
+from inference.cost.usage import Usage
 from inference.decode import Loop, Step, TargetSession
 from inference.draft_thread import Drafter, Drafting
 from inference.errors import OutriderError, Unavailable
 from inference.order import Decode, End, Pace
 from inference.proposer import NOBODY
 from inference.sampling import SamplingParams
-from inference.stats import DecodeStatistics
+from inference.stats import DecodeStatistics, Traffic
 from inference.text import Tokenizer
-from outrider.money.purse import Tab
+from outrider.money.budget import Charge
+from outrider.text.stop_strings import StopStrings
 
 PROPOSERS = ("model", "copy", "host", "device")
-"""What each kind of proposer is called in a record."""
+"""Names of the kinds of proposers in a record."""
 
-ENDS = {
-    End.STOP_ID: "stop",
-    End.MAX_TOKENS: "length",
-    End.LIMIT: "length",
-    End.SPENT: "spent",
-}
+ENDS = {End.STOP_ID: "stop", End.MAX_TOKENS: "length", End.LIMIT: "length", End.SPENT: "spent"}
 
 
 class Piece(NamedTuple):
@@ -68,13 +66,17 @@ class Request:
     params: SamplingParams
     max_new_tokens: int
     stop_ids: frozenset[int]  # end the text; part of its tokens, not of the text
-    tab: Tab | None = None  # where what it takes is counted, and what the run may cost
+    stop: Sequence[str] = ()  # strings that end the text and are left out of it
+    charge: Charge | None = None  # counts its usage against the budget of the run
     cache_key: str = ""  # requests of one key go to one replica, which may have their beginning
 
-    def order(self, pace: Pace = Pace.GO_ON, *, beside: bool = False) -> Decode:
-        """The order that a target is given for this request."""
+    def order(self, pace: Pace = Pace.GO_ON, *, colocated: bool = False) -> Decode:
+        """The order that a target is given for this request.
+
+        colocated: whether the draft at the target proposes, too
+        """
         end = len(self.ids) + self.max_new_tokens
-        return Decode(end, self.stop_ids, pace=pace, beside=beside)
+        return Decode(end, self.stop_ids, pace=pace, beside=colocated)
 
 
 @dataclass
@@ -89,46 +91,60 @@ class Completion:
     token_ids: list[int] = field(default_factory=list)
     # stop, length, cancelled, spent (what the run may cost, perhaps before it began), or error
     finish_reason: str = "cancelled"
-    error: str = ""  # what ended it before its end; what was verified until then stands above
-    forwards: int = 0  # forwards of the target that the text took part in
-    lone_forwards: int = 0  # forwards without candidates
-    nodes: int = 0  # computed for this text, roots included
-    num_draft_tokens: int = 0  # candidates among the nodes
-    num_accepted_tokens: int = 0
-    accepted_by: dict[str, int] = field(default_factory=dict)  # kind of proposer -> tokens
-    acceptance_length: float = 0.0  # tokens a forward
-    acceptance_length_drafted: float = 0.0  # tokens a forward with candidates
-    acceptance_rate: float = 0.0  # share of the computed candidates
-    bytes_up: int = 0
-    bytes_down: int = 0
-    messages_up: int = 0
-    messages_down: int = 0
-    resumes: int = 0  # streams that broke and were taken up again
-    reopenings: int = 0  # sessions that went on elsewhere, or here with a prefill
-    seconds: float = 0.0
-    time_to_first_token: float = 0.0  # from the request to the first piece, as its reader sees it
-    gap_p50: float = 0.0  # gaps between pieces, as their reader sees them
-    gap_p99: float = 0.0
-    gap_max: float = 0.0
-    tokens_per_second: float = 0.0
+    # the error that ended it; what was verified until then stands above
+    failure: OutriderError | None = None
+    traffic: Traffic = field(default_factory=Traffic)  # counts and times of the session
+    accepted: DecodeStatistics = field(default_factory=DecodeStatistics)
     draft_calls: int = 0  # calls of models on this machine
     draft_seconds: float = 0.0  # time in these calls
-    usd: float | None = None  # where prices are known
-    target_seconds: float = 0.0  # duration of the forwards
-    share_seconds: float = 0.0  # the text's share of the forwards, which others may share, too
-    queue_seconds: float = 0.0
-    prefill_seconds: float = 0.0
-    reused_tokens: int = 0  # prompt tokens whose keys were in the target's prefix cache
+    seconds: float = 0.0
+    time_to_first_token: float = 0.0  # from the request to the first piece, as its reader sees it
     # [chunk] from the request to the tokens that came together
     arrivals: list[float] = field(default_factory=list)
     chunk_tokens: list[int] = field(default_factory=list)  # [chunk] how many tokens came together
-    # [depth - 1] forwards that accepted a candidate of this depth
-    accepted_at_depth: list[int] = field(default_factory=list)
+    usd: float | None = None  # where prices are known
+    # US dollars: a lower bound where only some prices are known
+    cost: Figure = field(default_factory=partial(Figure.unavailable, "no price is known"))
+    # joules of this machine while it drafted, by the watts that the user states
+    energy: Figure = field(default_factory=partial(Figure.unavailable, "no watts are known"))
     # the target's device, as it describes it: an emulated one says so; empty for a model in this
     # process
     device: str = ""
     baseline: Completion | None = None
-    speedup: float | None = None
+
+    @property
+    def speedup(self) -> float | None:
+        """Speed over that of the target alone; None without that."""
+        return None if self.baseline is None else self.baseline.seconds / self.seconds
+
+    @property
+    def num_draft_tokens(self) -> int:
+        """Candidates among the nodes that were computed."""
+        return max(self.traffic.nodes - self.traffic.forwards, 0)
+
+    @property
+    def num_accepted_tokens(self) -> int:
+        return self.accepted.num_accepted_tokens
+
+    @property
+    def accepted_by(self) -> dict[str, int]:
+        """Accepted tokens by the kind of proposer."""
+        return {PROPOSERS[kind]: count for kind, count in self.accepted.by_proposer.items()}
+
+    @property
+    def acceptance_length(self) -> float:
+        """Tokens a forward."""
+        return _ratio(len(self.token_ids), self.traffic.forwards)
+
+    @property
+    def acceptance_length_drafted(self) -> float:
+        """Tokens a forward with candidates."""
+        drafted = self.traffic.forwards - self.traffic.lone
+        return 1 + self.num_accepted_tokens / drafted if drafted else 0.0
+
+    @property
+    def tokens_per_second(self) -> float:
+        return _ratio(len(self.token_ids), self.seconds)
 
     @property
     def whole(self) -> bool:
@@ -136,26 +152,57 @@ class Completion:
         return self.finish_reason in ("stop", "length")
 
     @property
-    def effort(self) -> Effort:
-        """What the text took, with the target held all the time."""
-        return Effort(self.seconds, self.draft_seconds, self.bytes_up, self.bytes_down)
+    def usage(self) -> Usage:
+        """Time and traffic of the text, with the target held all the time."""
+        traffic = self.traffic
+        return Usage(self.seconds, self.draft_seconds, traffic.bytes_up, traffic.bytes_down)
 
     @property
-    def effort_of_forwards(self) -> Effort:
-        """What the text took, where only its share of the target's forwards is paid."""
-        return self.effort._replace(wall=self.share_seconds + self.prefill_seconds)
+    def usage_of_forwards(self) -> Usage:
+        """The usage where only the text's share of the target's forwards is paid."""
+        wall = self.traffic.share_seconds + self.traffic.prefill_seconds
+        return self.usage._replace(wall=wall)
+
+    @property
+    def error(self) -> str:
+        """The message of the error that ended the text; empty without one."""
+        return "" if self.failure is None else str(self.failure)
+
+    def raise_failure(self) -> Completion:
+        """Raise the error that ended the text. Returns the record where there is none."""
+        if self.failure is not None:
+            raise self.failure
+        return self
 
     def record(self) -> dict[str, Any]:
         """The record as plain data for JSON. The field `error` is there only if there is one."""
-        return {name: value for name, value in asdict(self).items() if value or name != "error"}
+        kept = {name: value for name, value in vars(self).items() if name not in _PARTS}
+        counts, gaps = dict(vars(self.traffic)), gaps_of([self])
+        return {
+            **kept,
+            **({"error": self.error} if self.error else {}),
+            "lone_forwards": counts.pop("lone"),
+            "target_seconds": counts.pop("model_seconds"),
+            **counts,
+            **{name: getattr(self, name) for name in _DERIVED},
+            "acceptance_rate": _ratio(self.num_accepted_tokens, self.num_draft_tokens),
+            "accepted_at_depth": self.accepted.accepted_at_depth,
+            "gap_p50": gaps.p50,
+            "gap_p99": gaps.p99,
+            "gap_max": gaps.largest,
+            "baseline": None if self.baseline is None else self.baseline.record(),
+        }
 
 
-class Broken(OutriderError):
-    """An error ended a text. `done` is its record up to the error, and `reason` the error."""
+_PARTS = ("failure", "traffic", "accepted", "cost", "energy")
+_DERIVED = (
+    "num_draft_tokens", "num_accepted_tokens", "accepted_by", "acceptance_length",
+    "acceptance_length_drafted", "tokens_per_second", "speedup",
+)  # fmt: skip
 
-    def __init__(self, error: OutriderError, done: Completion) -> None:
-        super().__init__(str(error))
-        self.reason, self.done = error, done
+
+def _ratio(part: float, whole: float) -> float:
+    return part / whole if whole else 0.0
 
 
 Tell = Callable[[Completion], None]
@@ -166,24 +213,24 @@ Complete = Callable[[Request, Show, Event], Completion]
 """Makes the text of a request. When the event is set, the text ends where it is."""
 
 
-def new_completion(request: Request) -> Completion:
-    """The record of a text that has not begun."""
-    return Completion(request.index, request.prompt, request.params.seed, len(request.ids))
+def new_completion(request: Request, failure: OutriderError | None = None) -> Completion:
+    """The record of a text that has not begun.
+
+    failure: prevents it
+    """
+    done = Completion(request.index, request.prompt, request.params.seed, len(request.ids))
+    return done if failure is None else replace(done, finish_reason="error", failure=failure)
 
 
 class _Run:
     """A text while it is made: its clock, counts and end condition."""
 
     def __init__(
-        self,
-        request: Request,
-        session: TargetSession,
-        tokenizer: Tokenizer,
-        show: Show,
+        self, request: Request, session: TargetSession, tokenizer: Tokenizer, show: Show
     ) -> None:
-        self.done, self._statistics = new_completion(request), DecodeStatistics()
+        self.done = new_completion(request)
         self._request, self._show, self._session = request, show, session
-        self._text = tokenizer.stream(request.ids)
+        self._text, self._stop = tokenizer.stream(request.ids), StopStrings(request.stop)
         self._start = time.perf_counter()
 
     def take(self, step: Step, drafting: Drafting) -> bool:
@@ -200,16 +247,21 @@ class _Run:
             done.finish_reason = "spent"
         return done.finish_reason == "cancelled"
 
-    def finish(self) -> Completion:
-        """The finished record, also of a text that was cut short."""
-        done = self.done
+    def finish(self, failure: OutriderError | None = None) -> Completion:
+        """The finished record, also of a text that was cut short.
+
+        failure: ended the text
+        """
+        done, charge = self.done, self._request.charge
         self._spent()
-        if self._request.tab is not None:
-            self._request.tab.close()
-            done.usd = self._request.tab.usd
+        if charge is not None:
+            charge.close()
+            done.usd = charge.usd
         self._put(self._text.finish(), NOBODY)
-        self._count()
-        done.gap_p50, done.gap_p99, done.gap_max = gaps_of([done])
+        self._show_text(self._stop.finish(), NOBODY)
+        done.traffic = self._session.traffic.copy()
+        if failure is not None:
+            done.finish_reason, done.failure = "error", failure
         return done
 
     def _commit(self, step: Step) -> None:
@@ -222,38 +274,27 @@ class _Run:
                 done.finish_reason = "stop"
                 break
             self._put(self._text.push(token), proposer)
+        if self._stop.found:
+            done.finish_reason = "stop"
         made = len(done.token_ids) - before
-        self._statistics.count(step.proposers[:made])
+        done.accepted.count(step.proposers[:made])
         done.arrivals.append(done.seconds)
         done.chunk_tokens.append(made)
-        self._count()
-
-    def _count(self) -> None:
-        """Copy the counts of session and proposers to the record."""
-        done, traffic, statistics = self.done, self._session.traffic, self._statistics
-        tokens, accepted = len(done.token_ids), statistics.num_accepted_tokens
-        for name in _COUNTED:
-            setattr(done, name, getattr(traffic, name))
-        done.lone_forwards, done.target_seconds = traffic.lone, traffic.model_seconds
-        done.num_draft_tokens = candidates = max(traffic.nodes - traffic.forwards, 0)
-        done.num_accepted_tokens, done.accepted_at_depth = accepted, statistics.accepted_at_depth
-        named = statistics.by_proposer.items()
-        done.accepted_by = {PROPOSERS[kind]: count for kind, count in named}
-        drafted = traffic.forwards - traffic.lone
-        done.acceptance_length = tokens / traffic.forwards if traffic.forwards else 0.0
-        done.acceptance_length_drafted = 1 + accepted / drafted if drafted else 0.0
-        done.acceptance_rate = accepted / candidates if candidates else 0.0
-        done.tokens_per_second = tokens / done.seconds if done.seconds else 0.0
+        done.traffic = self._session.traffic.copy()
 
     def _spent(self) -> bool:
-        """Count what was taken. Returns whether the budget is spent."""
-        tab = self._request.tab
-        if tab is None:
+        """Count the usage. Returns whether the budget is spent."""
+        charge = self._request.charge
+        if charge is None:
             return False
-        tab.take(self.done.draft_seconds, self._session.traffic)
-        return tab.purse.empty
+        charge.take(self.done.draft_seconds, self._session.traffic)
+        return charge.budget.empty
 
     def _put(self, text: str, proposer: int) -> None:
+        """Add text as far as it is certain to stand before a stop string."""
+        self._show_text(self._stop.push(text), proposer)
+
+    def _show_text(self, text: str, proposer: int) -> None:
         if text:
             self.done.text += text
             self._show(Piece(text, proposer))
@@ -263,14 +304,6 @@ def gaps_of(texts: Sequence[Completion]) -> Gaps:
     """Gaps between the pieces of these texts, all together; 0 without any."""
     gaps = [after - before for text in texts for before, after in pairwise(text.arrivals)]
     return Gaps(*np.quantile(gaps or [0.0], [0.5, 0.99, 1.0]).tolist())
-
-
-_COUNTED = (
-    "reused_tokens",
-    "forwards", "nodes", "bytes_up", "bytes_down", "messages_up", "messages_down",
-    "resumes", "reopenings", "share_seconds", "queue_seconds", "prefill_seconds",
-)  # fmt: skip
-"""Fields that a Completion and Traffic have in common."""
 
 
 def complete(
@@ -284,7 +317,9 @@ def complete(
     order: Decode | None = None,
     tell: Tell | None = None,
 ) -> Completion:
-    """Decode until the text ends or `cancelled` is set. Closes the session. Raises Broken.
+    """Decode until the text ends or `cancelled` is set. Closes the session.
+
+    An error ends the text, too, and is in the record.
 
     order: what the target is asked for; request.order() if not given
     tell: called whenever tokens came
@@ -304,6 +339,5 @@ def complete(
                 if cancelled.is_set():
                     break
         except OutriderError as error:
-            run.done.finish_reason, run.done.error = "error", str(error)
-            raise Broken(error, run.finish()) from error
+            return run.finish(error)
         return run.finish()

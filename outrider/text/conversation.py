@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from inference.errors import InvalidRequest
 from inference.whole_file import write_whole
-from outrider.text.generation import Message
+from outrider.text.prompts import Message
 
 FORMAT = "outrider-conversation-1"
 """The value of a file's field `format`."""

@@ -1,20 +1,159 @@
-"""Makes requests from the flags of a text: prompts are read, turned into ids, and each gets a
-seed.
-"""
+"""Makes requests of prompts: text, messages of a chat or token ids, and the flags of a command."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
 
 from inference.command import say
-from inference.errors import InvalidRequest
-from inference.sampling import SEED_BITS, random_seed
+from inference.errors import InvalidRequest, LimitExceeded
+from inference.sampling import SEED_BITS, SamplingParams, random_seed
 from inference.text import Tokenizer
 from outrider.options.groups import TextOptions
 from outrider.text.completion import Request
+from outrider.text.stop_strings import StopStrings
+
+if TYPE_CHECKING:
+    from outrider.client.client import Client
+
+Message: TypeAlias = Mapping[str, str]
+"""A message of a chat: its `role` (system, user or assistant) and its `content`."""
+
+Prompt: TypeAlias = "str | Sequence[Message] | Sequence[int]"
+"""Text to go on with, the messages of a chat, or token ids."""
+
+
+SLICE = 2**16
+"""Characters of a long prompt that are counted at a time."""
+
+
+class PromptTooLong(LimitExceeded):
+    """A prompt leaves no room for a text. `param` is the field of a request that holds it."""
+
+    def __init__(self, prompt: Prompt, tokens: str, length: int) -> None:
+        super().__init__(
+            f"the prompt has {tokens} tokens: the sequence length is {length}, prompt and output "
+            "together"
+        )
+        chat = not isinstance(prompt, str) and isinstance(prompt[0], Mapping)
+        self.param = "messages" if chat else "prompt"
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """Parameters of a text. Raises InvalidRequest for values out of bounds.
+
+    max_tokens: tokens at most; None for as many as fit
+    temperature: 0 is greedy
+    top_k: 0 is off
+    top_p: 1 is off
+    seed: of the noise; None takes a random one
+    stop: strings that end the text and are left out of it
+    prompt_cache_key: texts of one key go to one replica, which may have their beginning computed
+    """
+
+    max_tokens: int | None = None
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    seed: int | None = None
+    stop: Sequence[str] = ()
+    prompt_cache_key: str = ""
+
+    def __post_init__(self) -> None:
+        if self.max_tokens is not None and self.max_tokens < 1:
+            raise InvalidRequest(f"max_tokens is 1 or more: got {self.max_tokens}")
+        StopStrings(self.stop)
+        self.sampling(0)
+
+    def sampling(self, seed: int) -> SamplingParams:
+        """The sampling parameters with this seed."""
+        return SamplingParams(self.temperature, self.top_k, self.top_p, seed).on_the_wire()
+
+
+def make_request(client: Client, prompt: Prompt, parameters: Parameters, index: int = 0) -> Request:
+    """The request for a text. Raises PromptTooLong for a prompt that does not fit.
+
+    The work on any prompt is bounded by the sequence length. Raises InvalidRequest for a prompt
+    that is empty or out of range.
+    """
+    _check_size(client, prompt)
+    ids = read_prompt(client, prompt)
+    if len(ids) >= client.length:
+        raise PromptTooLong(prompt, str(len(ids)), client.length)
+    room = client.length - len(ids)
+    seed = random_seed() if parameters.seed is None else parameters.seed
+    return Request(
+        index,
+        prompt if isinstance(prompt, str) else "",
+        ids,
+        parameters.sampling(min(seed, 2**SEED_BITS - 1)),
+        min(parameters.max_tokens or room, room),
+        client.target.description.stop_ids,
+        stop=parameters.stop,
+        cache_key=parameters.prompt_cache_key,
+    )
+
+
+def going_on(client: Client, request: Request, made: Sequence[int]) -> tuple[Request, str, int]:
+    """The rest of a text that broke off: its request, the text so far, and the tokens of that.
+
+    With the same seed the rest is what it would have been. Tokens at the end that are no whole
+    character are made again. Raises InvalidRequest for ids out of range, and for a whole text.
+
+    made: tokens that came
+    """
+    stream, text, kept = client.tokenizer.stream(request.ids), "", 0
+    for count, token in enumerate(read_prompt(client, made), start=1):
+        piece = stream.push(token)
+        if piece:
+            text, kept = text + piece, count
+    if kept >= request.max_new_tokens:
+        raise InvalidRequest(f"the text is whole: it has its {request.max_new_tokens} tokens")
+    ids, left = [*request.ids, *made[:kept]], request.max_new_tokens - kept
+    return replace(request, ids=ids, max_new_tokens=left), text, kept
+
+
+def _check_size(client: Client, prompt: Prompt) -> None:
+    """Raise PromptTooLong where a prompt far beyond the sequence length shows this.
+
+    Long text is counted slice by slice, up to a quarter more tokens than fit: a cut makes a few
+    more tokens than the whole has.
+    """
+    tokens, most = 0, client.length * 5 // 4
+    if isinstance(prompt, str):
+        texts = [prompt]
+    else:
+        texts = [one.get("content", "") for one in prompt if isinstance(one, Mapping)]
+        tokens = len(prompt)  # each id, or message, is one at least
+    if sum(map(len, texts)) > 8 * client.length:
+        for part in (text[at : at + SLICE] for text in texts for at in range(0, len(text), SLICE)):
+            if tokens > most:
+                break
+            tokens += len(client.tokenizer.encode(part))
+    if tokens > most:
+        raise PromptTooLong(prompt, f"more than {client.length}", client.length)
+
+
+def read_prompt(client: Client, prompt: Prompt) -> Sequence[int]:
+    """The token ids of a prompt. Raises InvalidRequest for one that is empty or out of range."""
+    if isinstance(prompt, str):
+        return client.tokenizer.encode(prompt)
+    if not prompt:
+        raise InvalidRequest("the prompt is empty")
+    messages = [part for part in prompt if isinstance(part, Mapping)]
+    if messages:
+        return client.tokenizer.encode_chat(messages)
+    ids = [part for part in prompt if isinstance(part, int)]
+    wrong = [token for token in ids if not 0 <= token < client.tokenizer.vocabulary]
+    if wrong:
+        raise InvalidRequest(
+            f"token ids are 0 to {client.tokenizer.vocabulary - 1}: got {wrong[0]}"
+        )
+    return ids
 
 
 def read_prompts(options: TextOptions) -> list[str]:

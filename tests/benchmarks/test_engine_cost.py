@@ -1,48 +1,26 @@
-"""What a forward of many sessions costs beside its own work."""
+"""Collections of garbage during forwards of many sessions, as benchmarks.engine counts them."""
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Iterator
+import json
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
-from benchmarks.engine import Load
-from inference.engine.engine import collect_rarely
-
-FORWARDS = 4
+from tests.support.repository import ROOT
 
 
-@pytest.fixture
-def usual_collector() -> Iterator[None]:
-    """Python's own settings of the garbage collector, before and after a test."""
-    usual = gc.get_threshold()
-    gc.set_threshold(700, 10, 10)
-    yield
-    gc.set_threshold(*usual)
-
-
-def collections_within(load: Load) -> int:
-    """Collections of garbage during some forwards; the messages between them are not counted."""
-    begun = list[str]()
-
-    def count(phase: str, info: dict[str, int]) -> None:
-        begun.append(phase)
-
-    load.model.meanwhile = lambda: None
-    gc.collect()
-    for _ in range(FORWARDS):
-        gc.callbacks.append(count)
-        load.engine.step()
-        gc.callbacks.remove(count)
-        load.refill()
-    return begun.count("start")
+def collections(file: Path, *flags: str) -> int:
+    few = ["--sessions", "64", "--nodes", "4", "--forwards", "4", "--json", str(file), *flags]
+    command = [sys.executable, "-m", "benchmarks.engine", *few]
+    subprocess.run(command, cwd=ROOT, capture_output=True, check=True)
+    count: int = json.loads(file.read_text(encoding="utf-8"))["engine"][0]["collections"]
+    return count
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("usual_collector")
-def test_forwards_of_many_sessions_set_off_no_collection_of_garbage() -> None:
-    load = Load(sessions=64, nodes=4)
-    assert collections_within(load), "Python's own settings make some"
-    collect_rarely()
-    assert not collections_within(load)
+def test_forwards_of_many_sessions_set_off_no_collection_of_garbage(tmp_path: Path) -> None:
+    assert collections(tmp_path / "often.json", "--collect_often"), "Python's settings make some"
+    assert not collections(tmp_path / "rarely.json")

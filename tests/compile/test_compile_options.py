@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.buckets import LLAMA_8B, LOADS
 from compile import request
 from compile.__main__ import main
 from compile.compile_options import parse
 from tests.support.repository import ROOT
+from tests.support.shapes import LLAMA_8B, LOADS
 
 
 def test_a_dry_run_prints_the_plan_and_builds_nothing(

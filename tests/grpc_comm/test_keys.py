@@ -56,7 +56,7 @@ def file(tmp_path: Path) -> Path:
 
 def test_a_token_names_its_tenant_and_limits(file: Path) -> None:
     keys = Keys.read(file)
-    assert keys.demanded
+    assert keys.required
     assert keys.identify(bearer("token of alice")) == Key(
         "alice", sessions=4, sequence_length=4096, tree_nodes=32, message_bytes=1048576
     )
@@ -93,7 +93,7 @@ def test_a_single_token_is_that_of_the_default_tenant() -> None:
 
 
 def test_a_target_that_asks_nobody_knows_everyone_as_the_tenant_without_a_name() -> None:
-    assert not Keys.open().demanded
+    assert not Keys.open().required
     assert Keys.open().identify([]) == Keys.open().identify(bearer("anything")) == Key("")
 
 
@@ -218,18 +218,13 @@ def test_two_keys_share_neither_name_nor_token(tmp_path: Path) -> None:
         Keys.read(write(tmp_path / "tokens", entry("alice", "one"), entry("bob", "one")))
 
 
-def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(InvalidRequest, match="missing"):
-        Keys.read(tmp_path / "missing")
-
-
 @pytest.mark.skipif(os.name != "posix", reason="modes are those of POSIX")
 def test_a_file_that_others_may_write_is_refused_and_one_that_they_may_read_is_not(
     file: Path,
 ) -> None:
     for mode in (0o644, 0o640, 0o444):  # as container platforms mount secrets
         file.chmod(mode)
-        assert Keys.read(file).demanded
+        assert Keys.read(file).required
     for mode in (0o646, 0o664, 0o620, 0o602):
         file.chmod(mode)
         with pytest.raises(InvalidRequest, match=rf"{mode:04o}.*: chmod go-w {file}$"):
@@ -246,7 +241,7 @@ def test_a_changed_file_takes_effect_with_the_next_call(file: Path) -> None:
     assert keys.identify(bearer("token of carol")) == Key("carol")
     write(file)
     assert keys.identify(bearer("token of bob")) is None
-    assert keys.demanded
+    assert keys.required
 
 
 @pytest.mark.parametrize("damage", ["broken", "gone", "writable"])
@@ -292,16 +287,16 @@ def test_a_grant_follows_its_key_until_another_has_the_token_or_none(file: Path)
     assert all(grant is not None for grant in grants)
     bob, renamed, taken = (grant for grant in grants if grant is not None)
     write(file, entry("bob", sessions=2))
-    keys.follow()
+    keys.reload()
     assert (bob.key, bob.withdrawn) == (Key("bob", sessions=2), False)
     write(file, entry("robert", "token of bob"))
-    keys.follow()
+    keys.reload()
     assert (renamed.key.name, renamed.withdrawn) == ("bob", True)
     write(file)
-    keys.follow()
+    keys.reload()
     assert taken.withdrawn
     write(file, entry("bob"))
-    keys.follow()
+    keys.reload()
     assert taken.withdrawn
 
 

@@ -8,19 +8,15 @@ import os
 import shlex
 import stat
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-import grpc
 import pytest
-from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from grpc_comm import certificate
 from grpc_comm.client.connection import connect
-from grpc_comm.proto import verifier_pb2 as pb
 from grpc_comm.security import (
     CertificateFiles,
     SecurityOptions,
@@ -32,12 +28,9 @@ from grpc_comm.security import (
 from grpc_comm.transport import Address
 from inference.errors import InvalidRequest, MissingExtra, OutriderError, Unavailable
 from tests.support.wire_fixtures import (
-    WAIT,
     assert_serves,
     background,
     opened,
-    opening,
-    raw_stub,
     successor_engine,
 )
 
@@ -98,41 +91,6 @@ def test_a_wrong_or_missing_token_is_refused_in_words(
     demanding = background(successor_engine(), security=SecurityOptions(token_file=token))
     with demanding as server, pytest.raises(InvalidRequest, match="token"):
         connect(str(server.address), security=options)
-
-
-@pytest.mark.parametrize(
-    "metadata",
-    [
-        [],
-        [("authorization", "Bearer wrong")],
-        [("authorization", "open-sesame")],
-        [("authorization", "Bearer ")],
-    ],
-)
-def test_every_method_asks_for_the_token_except_health(
-    metadata: list[tuple[str, str]], token: Path
-) -> None:
-    with (
-        background(successor_engine(), security=SecurityOptions(token_file=token)) as server,
-        raw_stub(server.address) as stub,
-    ):
-        for call in (
-            lambda: stub.Describe(pb.DescribeRequest(), metadata=metadata),
-            lambda: next(stub.Session(iter([opening()]), metadata=metadata)),
-        ):
-            assert code_of(call) is grpc.StatusCode.UNAUTHENTICATED
-        with grpc.insecure_channel(str(server.address)) as channel:
-            reply = health_pb2_grpc.HealthStub(channel).Check(
-                health_pb2.HealthCheckRequest(), timeout=WAIT
-            )
-            assert reply.status == health_pb2.HealthCheckResponse.SERVING
-
-
-def code_of(call: Callable[[], Any]) -> grpc.StatusCode:
-    with pytest.raises(grpc.RpcError) as refusal:
-        call()
-    code: grpc.StatusCode = refusal.value.code()
-    return code
 
 
 def test_a_client_certificate_is_demanded_by_a_target_that_was_given_an_authority(
@@ -228,14 +186,14 @@ def test_listening_to_other_machines_needs_tls_and_a_token(
             server_security(options, EVERYWHERE)
     protected = server_security(SecurityOptions(**tls, token_file=token), EVERYWHERE)
     assert protected.credentials is not None
-    assert protected.keys.demanded
-    assert not server_security(SecurityOptions(insecure=True), EVERYWHERE).keys.demanded
+    assert protected.keys.required
+    assert not server_security(SecurityOptions(insecure=True), EVERYWHERE).keys.required
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.9", "::1", "localhost"])
 def test_this_machine_may_be_served_in_plaintext(host: str) -> None:
     security = server_security(SecurityOptions(), Address(host, 0))
-    assert (security.credentials, security.keys.demanded) == (None, False)
+    assert (security.credentials, security.keys.required) == (None, False)
     assert channel_security(SecurityOptions(), Address(host, 1)) == (None, ())
 
 
@@ -314,7 +272,7 @@ def test_a_token_and_a_tls_key_may_be_read_by_owner_and_group(
     for secret in (token, key):
         secret.chmod(mode)  # 0440: a secret of Kubernetes whose defaultMode says so
     options = SecurityOptions(tls_cert=files.certificate, tls_key=key, token_file=token)
-    assert server_security(options, EVERYWHERE).keys.demanded
+    assert server_security(options, EVERYWHERE).keys.required
     assert channel_security(options, ELSEWHERE).metadata
 
 

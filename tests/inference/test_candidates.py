@@ -16,9 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inference.candidates import PLACE, REMEMBERED_NUMBERS, CandidateTree, Dropped
-from inference.engine.calibration import HIGHEST
+from inference.engine.calibration import HIGHEST, CommittedStep
 from inference.engine.snapshot import Selection, Snapshot, best_of, lines_of
-from inference.engine.walk import Walk
 from inference.proposer import BASE, NOBODY, Nodes, Proposal
 from inference.tree import TokenTree
 
@@ -62,7 +61,7 @@ def snapshot_of(tree: CandidateTree, most: int = 9999, depth: int = 99) -> Snaps
 
 def root_of(tree: CandidateTree) -> tuple[int, int]:
     """Its token and position."""
-    return tree.columns.tokens.item(tree.root & PLACE), tree.position
+    return tree.store.tokens.item(tree.root & PLACE), tree.position
 
 
 def paths(tree: CandidateTree) -> dict[Path, float]:
@@ -89,9 +88,9 @@ def test_the_same_node_of_two_proposers_is_one_and_worth_what_the_bolder_one_say
     say(tree, (0, BASE, 10, 0.9), (1, 0, 12, 0.1), stream=2, proposer=3)
     assert tree.live == 3
     assert paths(tree) == pytest.approx({(10,): 0.9, (10, 11): 0.81, (10, 12): 0.09})
-    family = tree.family(tree.root & PLACE)
-    assert family is not None
-    assert family.claims == {0: {10: 2**-16}, 3: {10: 0.9}}
+    group = tree.group(tree.root & PLACE)
+    assert group is not None
+    assert group.claims == {0: {10: 2**-16}, 3: {10: 0.9}}
 
 
 def test_a_late_node_that_names_a_committed_token_becomes_that_position() -> None:
@@ -368,7 +367,7 @@ def test_a_walk_says_who_named_what_and_what_came_of_their_claims() -> None:
     say(tree, (0, BASE, 10, 0.5), (1, 0, 11, 0.5), (2, BASE, 20, 0.4), (3, 2, 21, 0.3))
     say(tree, (0, BASE, 10, 0.6), stream=2, proposer=1)
     assert snapshot_of(tree).tree.tokens.tolist() == [7, 10, 20, 11, 21]
-    walk = Walk([10, 12], tree.advance([10, 12]))
+    walk = CommittedStep([10, 12], tree.advance([10, 12]))
     assert walk.named() == [1, NOBODY]
     assert sorted(walk.claims()) == [
         (0, 1, 2, pytest.approx(0.9), True),  # 10 of 10 and 20
@@ -381,7 +380,7 @@ def test_a_proposer_is_not_credited_with_what_another_one_named() -> None:
     tree = planted()
     say(tree, (0, BASE, 10, 0.5))
     say(tree, (0, BASE, 11, 0.5), stream=2, proposer=1)
-    walk = Walk([11], tree.advance([11]))
+    walk = CommittedStep([11], tree.advance([11]))
     assert sorted(walk.claims()) == [(0, 1, 1, 0.5, False), (1, 1, 1, 0.5, True)]
     assert walk.named() == [NOBODY]  # no forward had computed it
 

@@ -21,13 +21,13 @@ import torch
 
 from compile import probe
 from compile.build.build import Source, build_artifact
+from compile.build.neuron_builder import NeuronBuilder
 from compile.build.neuron_compiler import compiler_flags, render
-from compile.build.neuron_fused_builder import FusedNeuronBuilder
-from compile.build.progress import LineProgress
+from compile.build.progress import BuildProgress
 from compile.spec import verify_bucket
 from inference.artifact import Manifest
 from inference.backends.eager import EagerModel
-from inference.backends.neuron_fused import NeuronFusedModel
+from inference.backends.neuron import NeuronFusedModel
 from inference.backends.neuron_loading import load_neuron
 from inference.backends.neuron_sdk import load_sdk
 from inference.backends.sequence import ModelSequence
@@ -160,7 +160,7 @@ def test_the_noise_of_the_probe_is_the_hosts(device: closed.Device, tmp_path: Pa
 def test_a_fused_target_built_by_nxd_drafts_and_accepts_as_its_own_choices_say(
     device: closed.Device, tmp_path: Path
 ) -> None:
-    from compile.fused_smoke import check_text
+    from compile.agreement import agreements
 
     target = write_checkpoint(tmp_path / "target")
     draft = write_checkpoint(tmp_path / "draft", seed=1, num_hidden_layers=1, num_key_value_heads=2)
@@ -168,14 +168,15 @@ def test_a_fused_target_built_by_nxd_drafts_and_accepts_as_its_own_choices_say(
     manifest = build_artifact(
         spec,
         Source(target, fingerprint(target), "tokenizer", dict(TINY), (2,)),
-        FusedNeuronBuilder(spec, target, VOCABULARY, draft),
+        NeuronBuilder(spec, target, draft),
         tmp_path / "artifact",
         command="test",
-        progress=LineProgress(lambda line: None),
+        progress=BuildProgress(lambda line: None),
     )
     model = load(device, tmp_path / "artifact", manifest)
     assert isinstance(model, NeuronFusedModel)
-    assert "64 of 64 tokens as the target alone chooses" in check_text(model, manifest)
+    found = [(one.equal, one.total) for one in agreements(model, model, manifest)]
+    assert found == [(32, 32), (32, 32)]
 
 
 @pytest.mark.parametrize("name", SIGNATURES)

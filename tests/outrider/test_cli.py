@@ -23,8 +23,8 @@ from outrider.options import ROLES
 from outrider.options.roles import DraftRole, TargetRole
 from outrider.target.spawn import target_process
 from outrider.target.target import load_target
-from outrider.terminal import running
-from outrider.text.completion import Broken, Completion, Piece, Request, Show, new_completion
+from outrider.terminal import generate
+from outrider.text.completion import Completion, Piece, Request, Show, new_completion
 from outrider.text.prompts import make_requests
 from tests.support.repository import ROOT
 
@@ -116,38 +116,15 @@ def test_prompts_of_a_file_come_out_in_order_with_their_own_seeds(
 ) -> None:
     prompts = ["import os", "class A:", "def f(x):", "x = 1", "try:"]
     (tmp_path / "prompts.txt").write_text("\n".join(prompts) + "\n\n")
-    flags = [
-        "--prompt_text",
-        str(tmp_path / "prompts.txt"),
-        "--max_new_tokens",
-        "12",
-        "--temperature",
-        "0.9",
-        "--seed",
-        "100",
-        "--json",
-    ]
-    code, out, _ = draft(capsys, port, *flags)
+    flags = ["--max_new_tokens", "12", "--temperature", "0.9", "--json"]
+    several = ["--prompt_text", str(tmp_path / "prompts.txt"), "--seed", "100"]
+    code, out, _ = draft(capsys, port, *several, *flags)
     made = records(out)
     assert code == 0
     assert [(done["index"], done["prompt"], done["seed"]) for done in made] == [
         (i, prompt, 100 + i) for i, prompt in enumerate(prompts)
     ]
-    single = records(
-        draft(
-            capsys,
-            port,
-            "--prompt",
-            prompts[3],
-            "--max_new_tokens",
-            "12",
-            "--temperature",
-            "0.9",
-            "--seed",
-            "103",
-            "--json",
-        )[1]
-    )
+    single = records(draft(capsys, port, "--prompt", prompts[3], "--seed", "103", *flags)[1])
     assert single[0]["token_ids"] == made[3]["token_ids"]
 
 
@@ -194,11 +171,10 @@ def test_a_text_that_fails_is_printed_as_far_as_it_was_verified(
 
     def fail(request: Request, show: Show, cancelled: Event) -> Completion:
         show(Piece("verified"))
-        done = replace(new_completion(request), text="verified", token_ids=[7, 8])
-        done.finish_reason = done.error = "the target\x1b[2J went away"
-        raise Broken(Unavailable(done.error), done)
+        done = new_completion(request, Unavailable("the target\x1b[2J went away"))
+        return replace(done, text="verified", token_ids=[7, 8])
 
-    code = running.run(options, [request], fail, workers=1)
+    code = generate.run(options, [request], fail, workers=1)
     out, err = capsys.readouterr()
     assert code == 1
     assert "verified" in out
@@ -233,17 +209,8 @@ def test_the_profile_has_numeric_columns(
 def test_output_ends_with_the_sequence_length_and_says_so(
     capsys: pytest.CaptureFixture[str], port: str
 ) -> None:
-    code, out, err = draft(
-        capsys,
-        port,
-        "--prompt",
-        PROMPT,
-        "--sequence_length",
-        "20",
-        "--max_new_tokens",
-        "500",
-        "--json",
-    )
+    flags = ["--sequence_length", "20", "--max_new_tokens", "500", "--json"]
+    code, out, err = draft(capsys, port, "--prompt", PROMPT, *flags)
     made = records(out)[0]
     assert code == 0
     assert made["prompt_tokens"] + len(made["token_ids"]) == 20  # type: ignore[arg-type, operator]
@@ -354,28 +321,11 @@ def test_certificates_made_here_serve_a_session_with_a_token(
     (tmp_path / "wrong").write_text("another\n")
     for name in ("token", "wrong"):
         (tmp_path / name).chmod(0o600)
-    server = [
-        "--tls_cert",
-        f"{tmp_path}/cert.pem",
-        "--tls_key",
-        f"{tmp_path}/key.pem",
-        "--token_file",
-        f"{tmp_path}/token",
-        "--batch",
-        "1",
-    ]
+    server = ["--tls_cert", f"{tmp_path}/cert.pem", "--tls_key", f"{tmp_path}/key.pem"]
+    server += ["--token_file", f"{tmp_path}/token", "--batch", "1"]
     with target_process(server) as address:
-        client = [
-            "--target_host",
-            address,
-            "--tls_ca",
-            f"{tmp_path}/ca.pem",
-            "--prompt",
-            PROMPT,
-            "--max_new_tokens",
-            "5",
-            "--json",
-        ]
+        client = ["--target_host", address, "--tls_ca", f"{tmp_path}/ca.pem"]
+        client += ["--prompt", PROMPT, "--max_new_tokens", "5", "--json"]
         code, out, _ = run(capsys, "--role", "draft", *client, "--token_file", f"{tmp_path}/token")
         assert code == 0
         assert len(records(out)[0]["token_ids"]) == 5  # type: ignore[arg-type]
@@ -410,20 +360,8 @@ def test_where_nobody_reads_the_text_the_draft_ends_without_a_word(port: str) ->
 
 
 def test_interrupting_a_draft_ends_it_cleanly_with_what_was_made(port: str) -> None:
-    command = [
-        sys.executable,
-        str(MAIN),
-        "--role",
-        "draft",
-        "--port",
-        port,
-        "--prompt",
-        PROMPT,
-        "--max_new_tokens",
-        "1000",
-        "--gamma",
-        "1",
-    ]
+    command = [sys.executable, str(MAIN), "--role", "draft", "--port", port, "--prompt", PROMPT]
+    command += ["--max_new_tokens", "1000", "--gamma", "1"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdout is not None
     first = process.stdout.read(1)

@@ -83,10 +83,10 @@ def test_a_chat_uses_the_models_template(engine: outrider.Engine) -> None:
 def test_cost_and_energy_say_how_good_they_are(engine: outrider.Engine) -> None:
     made = engine.generate(PROMPT, max_tokens=24)
     assert made.cost.value is not None
-    assert made.cost.value >= made.statistics.seconds * 3.6 / 3600 * 0.5
+    assert made.cost.value >= made.seconds * 3.6 / 3600 * 0.5
     assert made.cost.lower_bound  # nobody has stated the price of electricity
-    assert made.energy.value == pytest.approx(10.0 * made.statistics.draft_seconds)
-    drafted = made.statistics.draft_seconds > 0  # the target may be done before the first call
+    assert made.energy.value == pytest.approx(10.0 * made.draft_seconds)
+    drafted = made.draft_seconds > 0  # the target may be done before the first call
     assert made.energy.quality.name == ("ESTIMATED" if drafted else "MEASURED")
 
 

@@ -45,13 +45,11 @@ def test_texts_are_spread_over_replicas_and_those_of_one_key_stay_together(
         def sessions() -> list[int]:
             return [sum(isinstance(event, SessionOpened) for event in events) for events in heard]
 
-        texts = {
-            engine.generate(PROMPT, max_tokens=8, prompt_cache_key="a").token_ids for _ in range(4)
-        }
+        texts = {engine.generate(PROMPT, max_tokens=8, prompt_cache_key="a").text for _ in range(4)}
         assert sorted(sessions()) == [0, 4]
         for number in range(12):
             own = engine.generate(PROMPT, max_tokens=8, prompt_cache_key=str(number))
-            texts.add(own.token_ids)
+            texts.add(own.text)
         assert min(sessions()) > 0
         assert len(texts) == 1
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from compile.build.build import Source, build_artifact
-from compile.build.progress import LineProgress
+from compile.build.progress import BuildProgress
 from compile.plan.buckets import Sizes, graphs_of
 from compile.plan.workload import Limits
 from compile.spec import CompileSpec
@@ -96,7 +96,7 @@ def build(
         builder or FakeBuilder(),
         directory,
         command="a test",
-        progress=LineProgress(say),
+        progress=BuildProgress(say),
     )
 
 

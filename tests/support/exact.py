@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from inference.backends import Ranked, Segment
 from inference.engine.engine import Engine
-from inference.engine.forward import Commit, EngineEvent, Evicted, Forward, Prefilled
+from inference.engine.events import Commit, EngineEvent, Evicted, Forward, Prefilled
 from inference.engine.session import Session
 from inference.order import Decode, End
 from inference.proposer import BASE, Nodes, Proposal
@@ -143,7 +143,8 @@ class Recorder:
 
 def recorded(engine: Engine) -> Recorder:
     """Whoever hears the engine from now on."""
-    engine.on_event = recorder = Recorder()
+    recorder = Recorder()
+    engine.listeners.append(recorder)
     return recorder
 
 

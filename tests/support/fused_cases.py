@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from compile.build.fused_equivalence import random_round
+from compile.build.equality import random_inputs
 from inference.artifact import DraftBucket, RoundBucket
 from inference.model.cache import KeysValues, empty_cache
 from inference.model.noise_window import empty_window
@@ -62,7 +62,7 @@ class Case:
 
     def inputs(self, seed: int) -> dict[str, Tensor]:
         """A busy call; texts lie in other rows of the draft than of the target."""
-        inputs = random_round(self.bucket, VOCABULARY, self.rows, LENGTH, seed)
+        inputs = random_inputs(self.bucket, VOCABULARY, self.rows, LENGTH, seed)
         slots = torch.stack(
             [
                 torch.randperm(SLOTS, generator=torch.Generator().manual_seed(seed + row))

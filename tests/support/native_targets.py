@@ -23,7 +23,7 @@ def native_spec(ranks: int = 2, buckets: Sequence[Bucket] = FEW) -> CompileSpec:
 
 def native_builder(checkpoint: Path, spec: CompileSpec) -> TorchNeuronBuilder:
     return TorchNeuronBuilder(
-        spec, checkpoint, spec.vocabulary, versions={"torch-neuronx": "2.14.3.0.1"}, machine=CPU
+        spec, checkpoint, versions={"torch-neuronx": "2.14.3.0.1"}, machine=CPU
     )
 
 

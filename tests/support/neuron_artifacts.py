@@ -11,7 +11,7 @@ import torch
 
 from compile.build.build import Source, build_artifact
 from compile.build.neuron_builder import NeuronBuilder
-from compile.build.progress import LineProgress
+from compile.build.progress import BuildProgress
 from compile.spec import CompileSpec, prefill_bucket, verify_bucket
 from inference.artifact import Bucket, DraftBucket, FusedPart, Manifest, RoundBucket
 from inference.backends.eager import EagerModel
@@ -81,10 +81,10 @@ def build(
     return build_artifact(
         spec,
         source,
-        builder(spec, checkpoint, spec.vocabulary),
+        builder(spec, checkpoint),
         directory,
         command="test",
-        progress=LineProgress(lines.append),
+        progress=BuildProgress(lines.append),
     )
 
 

@@ -65,7 +65,7 @@ class Service:
             stop_ids=frozenset(),
         )
         statistics(ModelServed(self.engine, self.description))
-        self.engine.on_event = lambda event: statistics(OfModel(model, event))
+        self.engine.listeners.append(lambda event: statistics(OfModel(model, event)))
 
     def open(
         self, prompt: Sequence[int], session_id: str = SESSION_ID, tenant: str = TENANT

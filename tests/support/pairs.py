@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,20 +24,24 @@ MASKS = Masks(VOCABULARY + 5, 3)
 """An id that the model has and the tokenizer has not."""
 
 
+def raw_config(layers: int = 2) -> dict[str, Any]:
+    """config.json of a Llama of a few thousand parameters; its vocabulary is padded beyond the
+    tokenizer's.
+    """
+    return {
+        "model_type": "llama",
+        "vocab_size": 300,
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": layers,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": SEQUENCE_LENGTH,
+    }
+
+
 def config(layers: int = 2) -> ModelConfig:
-    """A Llama of a few thousand parameters; its vocabulary is padded beyond the tokenizer's."""
-    return parse_config(
-        {
-            "model_type": "llama",
-            "vocab_size": 300,
-            "hidden_size": 32,
-            "intermediate_size": 64,
-            "num_hidden_layers": layers,
-            "num_attention_heads": 4,
-            "num_key_value_heads": 2,
-            "max_position_embeddings": SEQUENCE_LENGTH,
-        }
-    )
+    return parse_config(raw_config(layers))
 
 
 def decoder(seed: int, layers: int = 2) -> Decoder:

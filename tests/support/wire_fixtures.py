@@ -22,7 +22,7 @@ import grpc
 from grpc_comm.client.connection import Connection, connect
 from grpc_comm.client.remote_session import RemoteSession
 from grpc_comm.client.replicas import rendezvous
-from grpc_comm.client.wire_session import ListeningSession
+from grpc_comm.client.wire_session import WireSession
 from grpc_comm.proto import verifier_pb2 as pb
 from grpc_comm.proto import verifier_pb2_grpc
 from grpc_comm.server.server import BackgroundServer, Target, serve
@@ -165,7 +165,7 @@ def opened(connection: Connection, key: str = "") -> RemoteSession:
     """On [1, 2, 3], and the target knows it."""
     session = connection.session(key)
     session.open([1, 2, 3], SamplingParams())
-    eventually(lambda: session.ticket is not None)
+    eventually(lambda: session.is_open)
     return session
 
 
@@ -204,7 +204,7 @@ def rest(session: TargetSession) -> list[int]:
     return tokens
 
 
-def until_it_fails(session: ListeningSession) -> None:
+def until_it_fails(session: WireSession) -> None:
     """Raises why. It must fail within a minute."""
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from compile.build.parallel import parallel_config, parallel_tensors
+from compile.parallel import parallel_config, parallel_tensors
 from inference.model.cache import KeysValues
 from inference.model.decoder import Decoder, Layers
 from inference.model.verify_graph import StatefulGraph

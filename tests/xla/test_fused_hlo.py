@@ -18,7 +18,7 @@ pytest.importorskip("torch_xla", reason="torch_xla is not installed: `make test-
 import torch_xla  # type: ignore[import-not-found]
 from torch_xla.debug import metrics  # type: ignore[import-not-found]
 
-from inference.model.round_graph import StatefulRoundGraph, draft_inputs
+from inference.model.round_graph import StatefulRoundGraph, idle_inputs
 from tests.support.buckets import state_of
 from tests.support.fused_cases import CASES, Case
 from tests.xla.test_hlo import ALLOWED, TOLERANCE, WIDE
@@ -83,5 +83,5 @@ def test_the_draft_alone_lowers_to_allowed_operations() -> None:
     case = next(case for case in CASES if case.stateful and case.sampled)
     graph = case.graph()
     assert isinstance(graph, StatefulRoundGraph)
-    text, _ = lower(graph, draft_inputs(case.draft_bucket))
+    text, _ = lower(graph, idle_inputs(case.draft_bucket))
     check_text(text, 0, len(both(graph)))

@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 
 import compile.__main__ as command_line
-from compile.build import builders
+from compile import builders
+from compile.build import graph_processes
 from compile.build.build import Builder
-from compile.plan.first_graphs import first_graphs
+from compile.plan.buckets import first_graphs
 from compile.spec import CompileSpec, verify_bucket
 from inference.artifact import MANIFEST, Bucket, check_files, read_manifest
 from inference.errors import BadArtifact, InvalidRequest
@@ -213,12 +214,12 @@ def test_the_command_line_builds_pushes_and_pulls(
 ) -> None:
     built: list[Bucket] = []
 
-    def fake(_options: Any, spec: CompileSpec, _checkpoint: Any) -> FakeBuilder:
+    def fake(spec: CompileSpec, *_: Any, **__: Any) -> FakeBuilder:
         built.extend(spec.buckets)
         return FakeBuilder()
 
     monkeypatch.setattr(builders, "builder_of", fake)
-    monkeypatch.setattr(command_line, "quiet_libraries", lambda: None)  # it stays so
+    monkeypatch.setattr(graph_processes, "quiet_libraries", lambda: None)  # it stays so
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     out, store, taken = (str(tmp_path / name) for name in ("out", "store", "taken"))
     sizes = ["--rows", "1", "--tree_sizes", "4", "--slots", "256", "--sampling", "greedy"]

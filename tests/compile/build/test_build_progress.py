@@ -12,10 +12,8 @@ from pathlib import Path
 import pytest
 
 from compile.build.build import Builder, build_artifact
-from compile.build.graph_processes import InProcesses
-from compile.build.kept_times import KeptTimes
-from compile.build.progress import LineProgress, LiveProgress, TimeLeft
-from compile.build.quiet import quiet_libraries
+from compile.build.graph_processes import InProcesses, quiet_libraries
+from compile.build.progress import BuildProgress, BuildTimes, TimeLeft, live_progress
 from inference.artifact import Bucket, check_files
 from inference.errors import BadArtifact
 from tests.support.artifacts import FakeBuilder, build, checkpoint, small_spec
@@ -24,31 +22,31 @@ NAMES = [bucket.name for bucket in small_spec().buckets]
 STAGES = ["weights", *NAMES, "joint"]
 
 
-def left_of(kept: KeptTimes, workers: int = 1) -> TimeLeft:
+def left_of(kept: BuildTimes, workers: int = 1) -> TimeLeft:
     left = TimeLeft(kept)
     left.planned(STAGES, workers)
     return left
 
 
 def test_nothing_is_said_of_the_time_left_before_a_graph_is_known() -> None:
-    left = left_of(KeptTimes())
+    left = left_of(BuildTimes())
     left.finished("weights", 5.0)
     assert left.seconds() is None
 
 
 def test_a_graph_that_nobody_knows_is_expected_to_take_what_the_others_took() -> None:
-    left = left_of(KeptTimes())
+    left = left_of(BuildTimes())
     left.finished("weights", 5.0)
     left.finished(NAMES[0], 10.0)
     left.present(NAMES[1])
     assert left.seconds() == 10.0 * (len(NAMES) - 2)
 
 
-def test_kept_times_are_scaled_by_what_this_build_takes(tmp_path: Path) -> None:
-    before = KeptTimes(tmp_path / "times.json")
+def test_times_of_earlier_builds_are_scaled_by_what_this_build_takes(tmp_path: Path) -> None:
+    before = BuildTimes(tmp_path / "times.json")
     for index, name in enumerate(NAMES, 1):
         before.keep(name, 10.0 * index)
-    left = left_of(KeptTimes(tmp_path / "times.json"))
+    left = left_of(BuildTimes(tmp_path / "times.json"))
     left.present("weights")
     assert left.seconds() == sum(10.0 * index for index in range(1, len(NAMES) + 1))
     left.finished(NAMES[0], 20.0)
@@ -56,23 +54,23 @@ def test_kept_times_are_scaled_by_what_this_build_takes(tmp_path: Path) -> None:
 
 
 def test_workers_share_the_time_left(tmp_path: Path) -> None:
-    before = KeptTimes(tmp_path / "times.json")
+    before = BuildTimes(tmp_path / "times.json")
     for name in NAMES:
         before.keep(name, 10.0)
-    kept = KeptTimes(tmp_path / "times.json")
+    kept = BuildTimes(tmp_path / "times.json")
     alone, shared = left_of(kept).seconds(), left_of(kept, 2).seconds()
     assert alone is not None
     assert shared == alone / 2
 
 
 def test_times_of_another_model_are_not_taken_and_a_spoilt_file_is_none(tmp_path: Path) -> None:
-    KeptTimes.of(tmp_path, small_spec(), "one").keep(NAMES[0], 1.0)
-    assert KeptTimes.of(tmp_path, small_spec(), "one").before == {NAMES[0]: 1.0}
-    assert KeptTimes.of(tmp_path, small_spec(), "another").before == {}
-    assert KeptTimes.of(tmp_path, replace(small_spec(), dtype="bfloat16"), "one").before == {}
+    BuildTimes.of(tmp_path, small_spec(), "one").keep(NAMES[0], 1.0)
+    assert BuildTimes.of(tmp_path, small_spec(), "one").before == {NAMES[0]: 1.0}
+    assert BuildTimes.of(tmp_path, small_spec(), "another").before == {}
+    assert BuildTimes.of(tmp_path, replace(small_spec(), dtype="bfloat16"), "one").before == {}
     for path in tmp_path.iterdir():
         path.write_text("[")
-    assert KeptTimes.of(tmp_path, small_spec(), "one").before == {}
+    assert BuildTimes.of(tmp_path, small_spec(), "one").before == {}
 
 
 def test_a_second_build_says_what_is_left_from_the_times_of_the_first(tmp_path: Path) -> None:
@@ -84,7 +82,7 @@ def test_a_second_build_says_what_is_left_from_the_times_of_the_first(tmp_path: 
             FakeBuilder(),
             tmp_path / out,
             command="a test",
-            progress=LineProgress(said.append, KeptTimes(tmp_path / "times.json")),
+            progress=BuildProgress(said.append, BuildTimes(tmp_path / "times.json")),
         )
     first, second = said[: len(said) // 2], said[len(said) // 2 :]
     assert f"[2/{len(STAGES)}] {NAMES[0]} ..." in first
@@ -94,7 +92,7 @@ def test_a_second_build_says_what_is_left_from_the_times_of_the_first(tmp_path: 
 def test_the_live_progress_leaves_a_line_for_each_stage(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with LiveProgress(KeptTimes()).shown() as live:
+    with live_progress(BuildTimes()) as live:
         build_artifact(
             small_spec(),
             checkpoint(tmp_path / "checkpoint"),
@@ -142,7 +140,7 @@ def test_graphs_built_by_processes_are_those_of_one_builder(tmp_path: Path) -> N
         builder,
         tmp_path / "out",
         command="a test",
-        progress=LineProgress(said.append),
+        progress=BuildProgress(said.append),
     )
     check_files(tmp_path / "out", manifest)
     assert manifest.files == build(tmp_path / "other").files
@@ -166,5 +164,5 @@ def test_what_goes_wrong_in_a_process_is_an_error_here(
             builder,
             tmp_path / "out",
             command="a test",
-            progress=LineProgress(lambda line: None),
+            progress=BuildProgress(lambda line: None),
         )

@@ -20,8 +20,8 @@ from safetensors.torch import load_file
 
 from compile.__main__ import main as compile_main
 from compile.build.neuron_builder import NeuronBuilder, check_routes
-from compile.build.neuron_cache import neuron_artifact
 from compile.build.neuron_compiler import OVERRIDE, compiler_flags, render
+from compile.neuron_cache import neuron_artifact
 from compile.spec import prefill_bucket, verify_bucket
 from inference.artifact import check_files
 from inference.backends import neuron_sdk
@@ -31,7 +31,7 @@ from inference.errors import BadArtifact, InvalidRequest, MissingExtra
 from inference.text import Tokenizer
 from tests.support import neuron_signatures
 from tests.support.fake_neuron import VERSIONS, Neuron
-from tests.support.neuron_artifacts import FEW, JUNK, ROWS, TREE, VOCABULARY, build, spec_of
+from tests.support.neuron_artifacts import FEW, JUNK, ROWS, TREE, build, spec_of
 from tests.support.repository import ROOT
 
 # --- what is built
@@ -124,6 +124,7 @@ def test_an_artefact_that_matches_is_used_and_another_one_announced_and_built(
     monkeypatch: pytest.MonkeyPatch, packages: Path, tmp_path: Path
 ) -> None:
     Neuron().install(monkeypatch, packages)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "user"))
     model, said = ROOT / "inference" / "data" / "draft", [[], [], []]  # type: list[list[str]]
     spec = replace(spec_of(2), vocabulary=Tokenizer(model).vocabulary)
     first = neuron_artifact(spec, model, tmp_path / "cache", command="test", say=said[0].append)
@@ -140,7 +141,7 @@ def test_an_artefact_that_matches_is_used_and_another_one_announced_and_built(
         neuron_artifact(other, model, tmp_path / "cache", command="test", say=said[2].append)
         != first
     )
-    assert any("1 artefacts built here before" in line for line in said[2])
+    assert any("stages of this model that were built here before" in line for line in said[2])
 
 
 # --- the environment of a compile host
@@ -219,7 +220,7 @@ def test_packages_of_another_kind_are_explained(
 ) -> None:
     Neuron(versions=VERSIONS | versions if versions else {}).install(monkeypatch, packages)
     with pytest.raises(MissingExtra, match=words) as failure:
-        NeuronBuilder(spec_of(1), checkpoint, VOCABULARY).versions()
+        NeuronBuilder(spec_of(1), checkpoint).versions()
     assert neuron_sdk.INDEX in str(failure.value)
 
 

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from compile.build.build import build_artifact
-from compile.build.parallel import parallel_config, parallel_tensors
-from compile.build.progress import LineProgress
+from compile.build.progress import BuildProgress
 from compile.build.torch_neuron_builder import cut, dealt_fields
 from compile.compile_options import CompileOptions
+from compile.parallel import parallel_config, parallel_tensors
 from compile.spec import verify_bucket
 from inference.artifact import Manifest
 from inference.backends.torch_neuron import own_config
@@ -38,7 +38,7 @@ def built(directory: Path, checkpoint: Path, said: list[str]) -> Manifest:
         native_builder(checkpoint, spec),
         directory,
         command="test",
-        progress=LineProgress(said.append),
+        progress=BuildProgress(said.append),
     )
 
 

@@ -9,17 +9,18 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from compile.ops.__main__ import main
 from compile.ops.op_work import instructions
 from compile.ops.ranges import ranges
-from compile.ops.rank_graph import record_between, record_bucket
+from compile.ops.rank_graph import record_call
 from compile.ops.recording import Op, Recording, record
 from compile.ops.rules import RULES, Violation, broken, live_bytes
+from compile.parallel import calls_between
 from compile.plan.device import device_of
+from compile.predictions import main
 from compile.spec import CompileSpec, prefill_bucket, verify_bucket
 from inference.artifact import Bucket, DraftBucket, FusedPart, RoundBucket
-from inference.backends.neuron import COPY, FILL
 from inference.model.config import read_config, read_raw_config
+from inference.model.round_graph import idle_inputs
 from inference.tree_shape import Branches
 from tests.support.repository import ROOT
 
@@ -36,10 +37,9 @@ def record_shipped() -> Iterator[Recording]:
         verify_bucket(4, 64, JUNK, JUNK, sampled=True),
     ]
     large, small = (read_config(SHAPES / name) for name in ("llama-3.1-8b", "llama-3.2-1b"))
-    for bucket in buckets:
-        yield record_bucket(large, spec(tuple(buckets), None), bucket)
-    for name in (COPY, FILL):
-        yield record_between(large, spec(tuple(buckets), None), name)
+    alone = spec(tuple(buckets), None)
+    for inputs in (*map(idle_inputs, buckets), *calls_between(alone).values()):
+        yield record_call(large, alone, inputs)
     shape = Branches((2, 1))
     rounds = tuple(
         RoundBucket.of(shape, 4, JUNK, JUNK, sampled=sampled) for sampled in (False, True)
@@ -47,10 +47,9 @@ def record_shipped() -> Iterator[Recording]:
     prefill = (DraftBucket(1, 256, JUNK, 1, 1, False, JUNK),)
     draft = read_raw_config(SHAPES / "llama-3.2-1b")
     fused = FusedPart("draft", "", draft, prefill, rounds)
-    for name in (COPY, FILL):
-        yield record_between(small, spec((buckets[-1],), fused), name)
-    for bucket in (buckets[-1], *prefill, *rounds):
-        yield record_bucket(small, spec((buckets[-1],), fused), bucket)
+    both = spec((buckets[-1],), fused)
+    for inputs in (*map(idle_inputs, both.graphs), *calls_between(both).values()):
+        yield record_call(small, both, inputs)
 
 
 def spec(buckets: tuple[Bucket, ...], fused: FusedPart | None) -> CompileSpec:
@@ -215,5 +214,3 @@ def test_the_command_names_what_a_graph_breaks_and_fails(
     assert "  instructions: " in shown
     assert main(["rules", "--model", str(SHAPES / "llama-3.2-1b"), "--target", "cpu"]) == 1
     assert "--target is needed" in capsys.readouterr().err
-    assert main([]) == 1
-    assert "rules|times" in capsys.readouterr().err

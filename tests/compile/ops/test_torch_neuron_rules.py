@@ -9,15 +9,16 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from compile.ops.rank_graph import record_between, record_bucket
+from compile.ops.rank_graph import meta_module, record_call
 from compile.ops.recording import record
-from compile.ops.rules import broken
-from compile.ops.torch_neuron_rules import native_graph, rules_of
+from compile.ops.rules import broken, rules_of
+from compile.parallel import calls_between
 from compile.spec import CompileSpec, prefill_bucket, verify_bucket
 from inference.artifact import Bucket
 from inference.backends.neuron import COPY, FILL
 from inference.model.cache import cache_names
 from inference.model.config import read_config
+from inference.model.round_graph import idle_inputs
 from inference.model.verify_graph import example_inputs
 from tests.support.repository import ROOT
 
@@ -34,7 +35,7 @@ SPEC = CompileSpec("shapes only", "trn2", 128_256, BUCKETS, 4, 4096, 64, "bfloat
 
 @pytest.mark.parametrize("bucket", BUCKETS, ids=lambda bucket: bucket.name)
 def test_a_graph_at_real_size_breaks_no_rule(bucket: Bucket) -> None:
-    recording = record_bucket(CONFIG, SPEC, bucket)
+    recording = record_call(CONFIG, SPEC, idle_inputs(bucket))
     assert broken(recording, rules_of("trn2")) == []
     writes = [op for op in recording.ops if op.name == "index_put"]
     assert len(writes) == 2 * CONFIG.layers, "keys and values of every layer, each once"
@@ -42,13 +43,13 @@ def test_a_graph_at_real_size_breaks_no_rule(bucket: Bucket) -> None:
 
 @pytest.mark.parametrize("name", [COPY, FILL])
 def test_what_is_called_between_breaks_no_rule(name: str) -> None:
-    assert broken(record_between(CONFIG, SPEC, name), rules_of("trn2")) == []
+    assert broken(record_call(CONFIG, SPEC, calls_between(SPEC)[name]), rules_of("trn2")) == []
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("bucket", BUCKETS[:1], ids=lambda bucket: bucket.name)
 def test_a_graph_at_real_width_exports_whole_with_static_shapes(bucket: Bucket) -> None:
-    graph = native_graph(replace(CONFIG, layers=1), SPEC)
+    graph = meta_module(replace(CONFIG, layers=1), SPEC)
     inputs = {name: tensor.to("meta") for name, tensor in example_inputs(bucket).items()}
     program = torch.export.export(graph, (), inputs, strict=True)
     assert not program.range_constraints, "a shape is not fixed"

@@ -9,9 +9,8 @@ import pytest
 
 from compile.compile_options import CompileOptions
 from compile.ops.pass_time import pass_time
-from compile.ops.rank_graph import record_bucket
-from compile.ops.rules import broken
-from compile.ops.torch_neuron_rules import rules_of
+from compile.ops.rank_graph import record_call
+from compile.ops.rules import broken, rules_of
 from compile.plan.memory import footprint
 from compile.plan.plan_report import describe
 from compile.request import find_checkpoint, make_request
@@ -19,6 +18,7 @@ from compile.spec import CompileSpec, prefill_bucket, verify_bucket
 from inference.artifact import read_manifest, write_manifest
 from inference.errors import BadArtifact, InvalidRequest
 from inference.model.config import read_config
+from inference.model.round_graph import idle_inputs
 from tests.support import artifacts, heads
 from tests.support.models import write_checkpoint
 from tests.support.repository import ROOT
@@ -103,7 +103,7 @@ def test_graphs_with_features_break_no_rule(target: str) -> None:
     config = replace(read_config(EIGHT), layers=3)
     spec = neuron_spec(target, (1, 2, 3))
     for bucket in spec.buckets:
-        recording = record_bucket(config, spec, bucket)
+        recording = record_call(config, spec, idle_inputs(bucket))
         assert broken(recording, rules_of(target)) == []
 
 

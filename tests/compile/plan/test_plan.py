@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import combinations
 from typing import Any
@@ -11,17 +12,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.buckets import IMITATED, LLAMA_8B, LOADS
-from compile.build.between import calls_between
 from compile.compile_options import CompileOptions
 from compile.ops.pass_time import pass_work
+from compile.parallel import calls_between
 from compile.plan import search
 from compile.plan.buckets import Sizes, graphs_of, plan_graphs
 from compile.plan.device import device_of
 from compile.plan.fit import check_fits, check_sharding, rank_memory, usual_ranks
 from compile.plan.memory import footprint, work
 from compile.plan.programs import compiling, program_bytes
-from compile.plan.search import BuildBudget, expected_cost, grid, plan, powers_of_two, serving
+from compile.plan.search import BuildBudget, Cost, grid, plan, serving
 from compile.plan.workload import Calls, CallShape, Limits, calls_of, read_load
 from compile.request import find_checkpoint, make_request
 from compile.spec import CompileSpec, verify_bucket
@@ -30,8 +30,14 @@ from inference.errors import InvalidRequest, LimitExceeded, MissingExtra
 from inference.model.config import parse_config
 from tests.support.models import TINY, tiny_decoder
 from tests.support.repository import ROOT
+from tests.support.shapes import LLAMA_8B, LOADS
 
 LIMITS = Limits(rows=2, chunk=16, tree_nodes=8, least_nodes=1, sequence_length=120)
+
+
+def expected_cost(shapes: Sequence[CallShape], calls: Calls, cost: Cost) -> float:
+    """Cost of the mean session when every call runs on the cheapest of `shapes` that serves it."""
+    return sum(weight * cost(serving(shapes, call, cost)) for call, weight in calls.items())
 
 
 def spec_of(**changes: Any) -> CompileSpec:
@@ -128,18 +134,6 @@ def test_a_budget_too_small_to_serve_everything_is_refused() -> None:
         plan(calls, LIMITS, area, BuildBudget(4))
     with pytest.raises(InvalidRequest, match=r"5 graphs and 10 .*9 graphs and 9"):
         plan(calls, LIMITS, area, BuildBudget(9, seconds=540, of=lambda shape: 120))
-
-
-@pytest.mark.parametrize("name", IMITATED)
-def test_the_planner_beats_powers_of_two_within_the_same_budget(name: str) -> None:
-    limits = Limits(4, 256, 64, 1, 2048)
-    calls = calls_of(read_load(LOADS / f"{name}.json"), limits)
-    free, powers = (
-        plan(calls, limits, area, BuildBudget(12)),
-        plan(calls, limits, area, BuildBudget(12), powers_of_two(limits)),
-    )
-    assert free.expected <= powers.expected
-    assert expected_cost(free.shapes, calls, area) == pytest.approx(free.expected)
 
 
 def test_weights_and_cache_of_a_known_model_are_those_published() -> None:
@@ -406,12 +400,12 @@ def test_rows_by_default_are_as_many_as_fit(length: str, ranks: str, rows: int) 
 
 
 def test_a_planned_spec_explains_itself() -> None:
-    from compile.plan.buckets import explain
+    from compile.plan.plan_report import explain
 
-    budget = BuildBudget(10)
-    planned = plan_graphs(
-        read_load(LOADS / "batch.json"), parse_config(LLAMA_8B), spec_of(rows=4), budget, 256
-    )
+    budget, spec = BuildBudget(10), spec_of(rows=4)
+    limits = Limits(spec.rows, 256, spec.max_tree_nodes, 1, spec.sequence_length)
+    load, config = read_load(LOADS / "batch.json"), parse_config(LLAMA_8B)
+    planned = plan_graphs(load, config, spec, budget, limits)
     text = "\n".join(explain(planned, budget, 2))
     assert "synthetic, imitates summaries" in text
     assert "12 graphs (2 for other calls) of 12 allowed" in text

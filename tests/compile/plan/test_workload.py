@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from benchmarks.buckets import IMITATED, LOADS, imitate
 from compile.plan.workload import CallShape, Limits, Load, calls_of, read_load
 from inference.errors import InvalidRequest
-from outrider.text.completion import Completion
+from tests.support.completions import changed, completion
 
 LIMITS = Limits(rows=2, chunk=16, tree_nodes=8, least_nodes=1, sequence_length=120)
 
@@ -28,11 +27,6 @@ def test_a_session_becomes_prompt_chunks_and_trees_on_a_growing_context() -> Non
         },  # three rounds, shared by two sessions
         **{CallShape(False, 2, 8, slots): pytest.approx(0.125) for slots in (47, 49, 52)},
     }
-
-
-@pytest.mark.parametrize("name", IMITATED)
-def test_the_shipped_loads_are_what_their_script_makes(name: str) -> None:
-    assert read_load(LOADS / f"{name}.json") == imitate(name)
 
 
 @pytest.mark.parametrize(
@@ -59,19 +53,10 @@ def test_a_bad_load_is_refused_in_one_line(
 
 def test_the_profile_of_a_run_is_a_measured_load(tmp_path: Path) -> None:
     path = tmp_path / "outrider-profile.json"
-    one = Completion(
-        0,
-        "x",
-        0,
-        prompt_tokens=30,
-        token_ids=[1] * 12,
-        forwards=4,
-        num_draft_tokens=61,
-        num_accepted_tokens=8,
-    )
-    two = replace(one, prompt_tokens=9, token_ids=[1] * 4, forwards=2, num_draft_tokens=14)
-    two.num_accepted_tokens = 2
-    path.write_text(json.dumps([asdict(one), asdict(two), asdict(replace(one, forwards=0))]))
+    one = completion(12, prompt_tokens=30, forwards=4, candidates=61, num_accepted_tokens=8)
+    two = completion(4, prompt_tokens=9, forwards=2, candidates=14, num_accepted_tokens=2)
+    texts = [one, two, changed(one, forwards=0)]
+    path.write_text(json.dumps([text.record() for text in texts]))
     load = read_load(path)
     assert (load.sessions, load.tree_sizes, load.concurrent) == (
         ((30, 12), (9, 4)),

@@ -68,14 +68,14 @@ BORNE = Patience(30.0)
 def test_only_seconds_in_which_a_token_is_owed_count() -> None:
     at = At()
     clock = ProgressClock(BORNE, at)
-    clock.opened()
+    clock.note_opened()
     at.now = 2 * BORNE.progress
-    assert not clock.advance(owed=False, opened=True)
+    assert not clock.advance(owes_token=False, opened=True)
     at.now += BORNE.progress
-    assert not clock.advance(owed=True, opened=True)
-    clock.came()
+    assert not clock.advance(owes_token=True, opened=True)
+    clock.restart()
     at.now += BORNE.progress + 1
-    assert clock.advance(owed=True, opened=True) == BORNE.progress
+    assert clock.advance(owes_token=True, opened=True) == BORNE.progress
     assert clock.stalled
 
 
@@ -83,12 +83,12 @@ def test_a_target_that_was_left_has_its_time_of_silence_again() -> None:
     at = At()
     clock = ProgressClock(BORNE, at)
     at.now = BORNE.progress + 1
-    assert clock.advance(owed=True, opened=True)
+    assert clock.advance(owes_token=True, opened=True)
     at.now += BORNE.silence
-    assert not clock.advance(owed=True, opened=True)
+    assert not clock.advance(owes_token=True, opened=True)
     at.now += 1
-    assert clock.advance(owed=True, opened=True)
-    clock.came()
+    assert clock.advance(owes_token=True, opened=True)
+    clock.restart()
     assert not clock.stalled
 
 
@@ -98,11 +98,11 @@ def test_a_line_may_be_long_and_who_comes_out_of_it_is_not_late(evicted: bool) -
     clock = ProgressClock(BORNE, at)
     clock.evicted = evicted
     at.now = LONGEST_LINE
-    assert not clock.advance(owed=True, opened=evicted)
-    clock.opened()
-    assert not clock.advance(owed=True, opened=True)
+    assert not clock.advance(owes_token=True, opened=evicted)
+    clock.note_opened()
+    assert not clock.advance(owes_token=True, opened=True)
     at.now += BORNE.silence + 1
-    assert clock.advance(owed=True, opened=True)
+    assert clock.advance(owes_token=True, opened=True)
 
 
 def test_the_clock_of_progress_is_slower_than_a_step_of_any_target() -> None:
@@ -116,19 +116,19 @@ def came(position: int, *ids: int, end: End = End.NOT) -> Progress:
 
 def test_nothing_is_owed_without_an_order_or_a_reason_to_go_on() -> None:
     received = Received([1, 2, 3], 9_999, Traffic())
-    assert not Spending(received).owed
+    assert not Spending(received).owes_token
     received.ask(5_000, frozenset())
-    assert Spending(received, Decode(5_000)).owed
-    assert not Spending(received, Decode(3)).owed
-    assert not Spending(received, Decode(5_000, tokens_per_second=0.1)).owed
+    assert Spending(received, Decode(5_000)).owes_token
+    assert not Spending(received, Decode(3)).owes_token
+    assert not Spending(received, Decode(5_000, tokens_per_second=0.1)).owes_token
     waits = Spending(received, Decode(5_000, pace=Pace.WAIT))
-    assert not waits.owed
+    assert not waits.owes_token
     waits.asked = 3
-    assert waits.owed
+    assert waits.owes_token
     received.take(came(3, *range(MOST_UNREAD + 1)))
-    assert received.behind
-    assert not Spending(received, Decode(5_000)).owed
+    assert received.is_behind
+    assert not Spending(received, Decode(5_000)).owes_token
     received.read()
-    assert Spending(received, Decode(5_000)).owed
+    assert Spending(received, Decode(5_000)).owes_token
     received.take(came(4 + MOST_UNREAD, end=End.SPENT))
-    assert not Spending(received, Decode(5_000)).owed
+    assert not Spending(received, Decode(5_000)).owes_token

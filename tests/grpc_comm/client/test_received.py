@@ -89,6 +89,13 @@ def test_an_end_that_an_order_since_has_moved_is_none() -> None:
         assert received.end is End.NOT
 
 
+@pytest.mark.parametrize("end", [End.CREDIT, End.EVICTED])
+def test_a_session_that_stands_still_has_not_ended(end: End) -> None:
+    received = text()
+    received.take(progress(3, 4, end=end))
+    assert received.end is End.NOT
+
+
 def test_a_stop_id_of_the_prompt_ends_nothing() -> None:
     received = text(stop_ids=frozenset({3}))
     received.take(progress(3, end=End.STOP_ID))
@@ -100,7 +107,7 @@ def test_sums_go_on_where_another_session_begins_anew() -> None:
     received = Received(PROMPT, 100, traffic)
     received.ask(10, frozenset())
     received.take(progress(3, 4, nodes=8, forwards=3))
-    received.session_begins()
+    received.begin_session()
     received.take(progress(4, 5, nodes=2, forwards=1))
     read = received.read()
     assert read is not None

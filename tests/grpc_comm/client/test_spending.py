@@ -18,60 +18,60 @@ def text(**order: object) -> tuple[Received, Spending]:
 
 
 def asked(spending: Spending) -> int:
-    order = spending.here
+    order = spending.session_order
     assert order is not None
     return order.most_nodes
 
 
 def test_without_a_limit_an_order_stays_as_it_is() -> None:
     _, spending = text()
-    spending.lost(acknowledged=6, tree_nodes=32)
-    spending.given_up()
-    assert spending.here == Decode(80)
-    assert not spending.spent
+    spending.count_lost(acknowledged=6, tree_nodes=32)
+    spending.settle_doubt()
+    assert spending.session_order == Decode(80)
+    assert not spending.is_spent
 
 
 def test_a_limit_narrows_the_credit_so_that_little_is_spent_unseen() -> None:
     _, spending = text(most_nodes=100)
-    assert spending.here == Decode(80, most_nodes=100, credit=LEAST_CREDIT)
+    assert spending.session_order == Decode(80, most_nodes=100, credit=LEAST_CREDIT)
     _, chosen = text(most_nodes=100, credit=9)
-    assert chosen.here == Decode(80, most_nodes=100, credit=9)
+    assert chosen.session_order == Decode(80, most_nodes=100, credit=9)
 
 
 def test_a_session_that_is_found_again_costs_what_it_says() -> None:
     _, spending = text(most_nodes=1_000, credit=4)
-    spending.lost(acknowledged=6, tree_nodes=32)
+    spending.count_lost(acknowledged=6, tree_nodes=32)
     assert asked(spending) == 1_000
-    spending.found()
+    spending.clear_doubt()
     assert asked(spending) == 1_000
 
 
 def test_what_a_lost_target_may_have_computed_counts_as_spent() -> None:
     received, spending = text(most_nodes=1_000, credit=4)
-    spending.lost(acknowledged=5, tree_nodes=32)  # up to token 9, and 6 are here: 3 forwards
-    spending.given_up()
-    received.session_begins()
+    spending.count_lost(acknowledged=5, tree_nodes=32)  # up to token 9, and 6 are here: 3 forwards
+    spending.settle_doubt()
+    received.begin_session()
     assert asked(spending) == 1_000 - 30 - 3 * 32
     received.take(progress(6, 7, nodes=10))
     assert asked(spending) == 1_000 - 30 - 3 * 32
-    spending.lost(acknowledged=7, tree_nodes=32)
-    spending.given_up()
-    received.session_begins()
+    spending.count_lost(acknowledged=7, tree_nodes=32)
+    spending.settle_doubt()
+    received.begin_session()
     assert asked(spending) == 1_000 - 30 - 3 * 32 - 10 - 4 * 32
 
 
 def test_a_target_that_waits_made_one_forward_at_most() -> None:
     received, spending = text(most_nodes=1_000, pace=Pace.WAIT)
-    spending.lost(acknowledged=6, tree_nodes=32)
-    spending.given_up()
-    received.session_begins()
+    spending.count_lost(acknowledged=6, tree_nodes=32)
+    spending.settle_doubt()
+    received.begin_session()
     assert asked(spending) == 1_000 - 30 - 32
 
 
 def test_nothing_is_left_when_all_may_be_spent() -> None:
     _, spending = text(most_nodes=60, credit=4)
-    assert not spending.spent
-    spending.lost(acknowledged=6, tree_nodes=32)
-    assert spending.spent
-    spending.found()
-    assert not spending.spent
+    assert not spending.is_spent
+    spending.count_lost(acknowledged=6, tree_nodes=32)
+    assert spending.is_spent
+    spending.clear_doubt()
+    assert not spending.is_spent

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from grpc_comm.observability.events import (
 )
 from grpc_comm.observability.log import EventLog, start_log
 from grpc_comm.observability.statistics import Statistics
+from inference.engine.tuning import TUNING
 from inference.errors import InvalidRequest
 from tests.support.observed import MODEL, SESSION_ID, TENANT, Service, log_as_before
 
@@ -143,7 +145,7 @@ def test_refusals_drains_and_lost_streams_are_logged(capsys: pytest.CaptureFixtu
 def test_a_session_that_loses_its_row_is_logged(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("inference.engine.admission.SILENT_SECONDS", -1.0)
+    monkeypatch.setattr("inference.engine.admission.TUNING", replace(TUNING, silent_seconds=-1.0))
     start_log("json", "info")
     service = logged()
     for number in range(service.model.rows + 1):

@@ -21,7 +21,7 @@ from grpc_comm.observability.dashboard import (
     as_table,
 )
 from grpc_comm.observability.statistics import Statistics
-from inference.engine.forward import Forward
+from inference.engine.events import Forward
 from outrider.options import parse
 from outrider.options.roles import TargetRole
 from outrider.target.observing import observed
@@ -113,7 +113,8 @@ def test_a_model_is_busy_while_it_is_in_a_forward() -> None:
     clock = Clock(0.0)
     watch = Watch(console(terminal=False), statistics := Statistics(), clock=clock)
     engines = [Service(statistics).engine for _ in range(2)]
-    engines[0].on_event(Forward(False, 1, 1, 1, 1, model_seconds=3.0, engine_seconds=0.5))
+    for listener in engines[0].listeners:
+        listener(Forward(False, 1, 1, 1, 1, model_seconds=3.0, engine_seconds=0.5))
     clock.now = 4.0
     assert watch.view().recent == Recent(4.0, Totals(1, 1, 1, 1, 3.0), engines=2)
     clock.now = 6.0

@@ -23,13 +23,13 @@ from google.protobuf.message import DecodeError
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from benchmarks.fuzz.messages import Mutator
 from grpc_comm.keys import Keys
 from grpc_comm.proto import verifier_pb2 as pb
 from grpc_comm.server.server import BackgroundServer
 from inference.engine.engine import Engine
 from inference.errors import InvalidRequest
 from tests.support.hostile import SESSION, Neighbour, RawPeer, keys_file, neighbour, token_of
+from tests.support.mutator import Mutator
 from tests.support.wire_fixtures import (
     FAULTY,
     WAIT,

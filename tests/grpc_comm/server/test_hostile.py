@@ -112,6 +112,10 @@ BAD_OPENINGS: dict[str, tuple[dict[str, Any], str]] = {
 
 OTHER_OPENINGS: dict[str, tuple[dict[str, Any], str]] = {
     "no protocol": ({"protocol_version": 0}, "protocol 0"),
+    "an old protocol": (
+        {"protocol_version": 2},
+        "protocol 2, this one 3: install the same Outrider on both",
+    ),
     "another protocol": ({"protocol_version": 2**32 - 1}, f"protocol {2**32 - 1}"),
     "another tokenizer": ({"tokenizer_fingerprint": "t1", "model_fingerprint": "m1"}, "tokenizer"),
     "another model": ({"model_fingerprint": "m1"}, "model"),
@@ -182,10 +186,6 @@ BAD_REQUESTS: dict[str, tuple[pb.ClientMessage, str]] = {
     "nothing": (pb.ClientMessage(), "empty"),
     "a resumption within a session": (
         pb.ClientMessage(resume=pb.Resume(session_id="12345678")),
-        "twice",
-    ),
-    "an attachment within a session": (
-        pb.ClientMessage(attach=pb.Attach(session_id="12345678")),
         "twice",
     ),
 }

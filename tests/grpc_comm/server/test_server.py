@@ -114,7 +114,7 @@ def test_the_row_of_a_killed_client_is_given_back(
         "import sys; from grpc_comm.client.connection import connect\n"
         "from inference.sampling import SamplingParams\n"
         "session = connect(sys.argv[1]).session(); session.open([1, 2, 3], SamplingParams())\n"
-        "while session.ticket is None: session.receive(1)\n"
+        "while not session.is_open: session.receive(1)\n"
         "print('opened', flush=True); sys.stdin.read()"
     )
     with subprocess.Popen(
@@ -155,7 +155,7 @@ def test_sessions_under_way_interleave(server: BackgroundServer) -> None:
         made = 0
         while made < 20:
             made += len(news(busy).tokens)
-        assert other.ticket is None
+        assert not other.is_open
         other.close()
         busy.close()
 

@@ -85,6 +85,8 @@ def server(file: Path) -> Iterator[BackgroundServer]:
         None,
         (("authorization", "Bearer wrong"),),
         (("authorization", f"Basic {token_of('alice')}"),),
+        (("authorization", token_of("alice")),),
+        (("authorization", "Bearer "),),
     ],
 )
 def test_every_method_but_a_health_check_refuses_who_has_no_key(
@@ -129,14 +131,6 @@ def test_a_session_resumes_for_its_own_tenant_only_and_others_learn_nothing_of_i
     assert stranger == unknown
     mine = say(server.address, [resume(opened), decode_to(5)], "alice")
     assert (mine.code, mine.tokens) == (CODES.OK, [4, 5])
-
-
-@pytest.mark.parametrize("key", [b"", b"\0" * 16, b"x" * 100_000])
-def test_a_session_resumes_with_its_own_secret_only(server: BackgroundServer, key: bytes) -> None:
-    with left_open(server.address, opening(), "alice") as opened:
-        pass
-    assert say(server.address, [resume(opened, resume_key=key)], "alice").code is CODES.NOT_FOUND
-    assert say(server.address, [resume(opened), decode_to(5)], "alice").code is CODES.OK
 
 
 def test_two_tenants_may_use_one_session_id_and_neither_notices(server: BackgroundServer) -> None:
@@ -191,15 +185,6 @@ def test_a_key_gets_trees_up_to_its_size_also_after_resuming(server: BackgroundS
                 while not answer.tokens.ids:
                     answer = next(call)
             assert (answer.tokens.nodes, len(answer.tokens.ids)) == (nodes, nodes)
-
-
-def test_a_key_gets_messages_up_to_its_bytes(server: BackgroundServer) -> None:
-    long = opening(session_id="x" * 8, model="y" * 200)
-    refused = say(server.address, [long], "small")
-    assert (refused.code, "this key may send 200" in refused.details) == (
-        CODES.INVALID_ARGUMENT,
-        True,
-    )
 
 
 def test_a_client_is_told_its_keys_limits_and_keeps_to_them(

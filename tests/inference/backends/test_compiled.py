@@ -20,8 +20,8 @@ import torch
 
 from compile.build.build import build_artifact, read_source
 from compile.build.cpu import CpuBuilder, check_compiler
-from compile.build.equivalence import check_equivalence, check_row_independence
-from compile.build.progress import LineProgress
+from compile.build.equality import check_equal, check_independent
+from compile.build.progress import BuildProgress
 from compile.spec import CompileSpec, prefill_bucket, verify_bucket
 from grpc_comm.client.connection import connect
 from grpc_comm.server.server import BackgroundServer
@@ -127,10 +127,10 @@ def built(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pa
         build_artifact(
             spec,
             read_source(source),
-            CpuBuilder(spec, source, vocabulary),
+            CpuBuilder(spec, source),
             out,
             command="test",
-            progress=LineProgress(print),
+            progress=BuildProgress(print),
         )
         yield out
 
@@ -312,14 +312,14 @@ def test_a_graph_that_computes_something_else_is_not_written(
     cache = KeysValues.of(torch.randn_like(part) for part in model.cache.tensors)
     eager = VerifyGraph(target, cache, LEVELS, (0, 1))
     with pytest.raises(BadArtifact, match="keys differ"):
-        check_equivalence(
+        check_equal(
             eager,
             lambda **inputs: tuple(part + 1 for part in graph(**inputs)),
             bucket,
             sequence_length=LENGTH,
         )
     with pytest.raises(BadArtifact, match="choices differ"):
-        check_equivalence(
+        check_equal(
             eager,
             lambda **inputs: (torch.flip(eager(**inputs)[0], (1,)), *eager(**inputs)[1:]),
             bucket,
@@ -335,7 +335,8 @@ def test_a_graph_whose_nodes_depend_on_their_siblings_is_not_written(
         for bucket, graph in model.graphs.items()
         if bucket.picks > 1 and not bucket.sampled
     )
-    check_row_independence(graph, bucket, target.vocabulary, sequence_length=LENGTH)
+    eager = VerifyGraph(target, model.cache, LEVELS, (0, 1))
+    check_independent(eager, graph, bucket, sequence_length=LENGTH)
 
     def per_tensor(**inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
         chosen, keys, *others = graph(**inputs)
@@ -343,7 +344,7 @@ def test_a_graph_whose_nodes_depend_on_their_siblings_is_not_written(
         return chosen, torch.round(keys / scale) * scale, *others
 
     with pytest.raises(BadArtifact, match="keys change"):
-        check_row_independence(per_tensor, bucket, target.vocabulary, sequence_length=LENGTH)
+        check_independent(eager, per_tensor, bucket, sequence_length=LENGTH)
 
 
 @pytest.mark.parametrize(
@@ -530,7 +531,7 @@ def test_an_unknown_compiler_flag_is_refused(source: Path) -> None:
         compiler_flags={"--O2": ""},
     )
     with pytest.raises(InvalidRequest, match="--O2"):
-        CpuBuilder(spec, source, 10)
+        CpuBuilder(spec, source)
 
 
 def test_graphs_lie_where_the_bucket_says(built: Path) -> None:

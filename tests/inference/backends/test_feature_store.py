@@ -165,7 +165,7 @@ def engine_with(model: NeuronModel, head: Counted) -> Engine:
     return Engine(
         model, sequence_length=LENGTH, max_tree_nodes=TREE, vocabulary=VOCABULARY,
         times=LatencyModel(times, measured=True),
-        host=host, clock=head.clock,
+        drafter=host, clock=head.clock,
     )  # fmt: skip
 
 

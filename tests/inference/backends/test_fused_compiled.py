@@ -14,11 +14,11 @@ import pytest
 import torch
 
 from compile.__main__ import main as compile_main
+from compile.agreement import check_rounds
 from compile.build.build import build_artifact, read_source
-from compile.build.cpu_fused import FusedCpuBuilder
-from compile.build.fused_equivalence import check_round, check_round_independence, random_round
-from compile.build.progress import LineProgress
-from compile.fused_smoke import smoke
+from compile.build.cpu import CpuBuilder
+from compile.build.equality import check_equal, check_independent, random_inputs
+from compile.build.progress import BuildProgress
 from compile.spec import CompileSpec, verify_bucket
 from grpc_comm.client.connection import connect
 from grpc_comm.server.server import BackgroundServer
@@ -97,10 +97,10 @@ def built(source: Path, draft: Path, tmp_path_factory: pytest.TempPathFactory) -
         build_artifact(
             spec,
             read_source(source),
-            FusedCpuBuilder(spec, source, vocabulary, draft),
+            CpuBuilder(spec, source, draft),
             out,
             command="test",
-            progress=LineProgress(print),
+            progress=BuildProgress(print),
         )
         yield out
 
@@ -143,7 +143,10 @@ def test_an_artefact_holds_both_models_and_says_so(built: Path, manifest: Manife
     }
     assert {"weights/model.safetensors", "weights/draft.safetensors"} < set(manifest.files)
     assert str(manifest.fused.shape) == "tree of 2 nodes (2 children a node)"
-    assert smoke(built, manifest, print).startswith("60 of 60 tokens as the target alone chooses")
+    assert [line.split(": ") for line in check_rounds(built, manifest, print)] == [
+        ["rounds, greedy", "30 of 30 choices equal"],
+        ["rounds, temperature 1", "30 of 30 choices equal"],
+    ]
 
 
 def test_the_served_text_is_the_targets_own_with_many_clients_of_different_sampling(
@@ -209,16 +212,16 @@ def test_a_round_that_computes_something_else_is_not_written(
     eager = RoundGraph(target, decoder_of(draft), model.cache, model.draft.cache, SHAPE)
     for part in (*model.cache.tensors, *model.draft.cache.tensors):
         part.normal_(generator=torch.Generator().manual_seed(1))
-    check_round(eager, graph, bucket, sequence_length=LENGTH)
+    check_equal(eager, graph, bucket, sequence_length=LENGTH)
     with pytest.raises(BadArtifact, match="rounds differ"):
-        check_round(
+        check_equal(
             eager,
             lambda **inputs: ((part := graph(**inputs))[0].roll(1, -1), *part[1:]),
             bucket,
             sequence_length=LENGTH,
         )
     with pytest.raises(BadArtifact, match="draft_values differ"):
-        check_round(
+        check_equal(
             eager,
             lambda **inputs: (*graph(**inputs)[:4], graph(**inputs)[4] + 1),
             bucket,
@@ -229,14 +232,14 @@ def test_a_round_that_computes_something_else_is_not_written(
         answer, keys, *rest = graph(**inputs)
         return (answer, keys * keys.abs().max(), *rest)
 
-    check_round_independence(graph, bucket, target.vocabulary, 2, sequence_length=LENGTH)
+    check_independent(eager, graph, bucket, sequence_length=LENGTH)
     with pytest.raises(BadArtifact, match="keys change"):
-        check_round_independence(leaking, bucket, target.vocabulary, 2, sequence_length=LENGTH)
+        check_independent(eager, leaking, bucket, sequence_length=LENGTH)
 
 
 def test_inputs_lie_as_compiled_graphs_take_for_granted() -> None:
     bucket = RoundBucket.of(SHAPE, 2, JUNK, JUNK, sampled=True)
-    for inputs in (round_inputs(bucket), random_round(bucket, 61, 2, LENGTH, 0)):
+    for inputs in (round_inputs(bucket), random_inputs(bucket, 61, 2, LENGTH, 0)):
         assert all(tensor.is_contiguous() for tensor in inputs.values())
 
 

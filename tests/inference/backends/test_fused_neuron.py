@@ -7,25 +7,23 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from compile.agreement import check_rounds
 from compile.build.build import Source, build_artifact
-from compile.build.neuron_fused_builder import FusedNeuronBuilder
-from compile.build.progress import LineProgress
-from compile.fused_smoke import smoke
+from compile.build.neuron_builder import NeuronBuilder
+from compile.build.progress import BuildProgress
 from inference.artifact import read_manifest
 from inference.backends import RoundModel, Segment
-from inference.backends.neuron import COPY
-from inference.backends.neuron_fused import NeuronFusedModel
+from inference.backends.neuron import COPY, NeuronFusedModel
 from inference.backends.neuron_loading import load_neuron
 from inference.backends.sequence import ModelSequence
 from inference.engine.engine import Engine
 from inference.engine.graph_rounds import GraphRounds
-from inference.engine.graph_tree import GraphTree, inner_tree
+from inference.engine.graph_tree import blank_tree
 from inference.engine.local_session import LocalSession
 from inference.errors import InvalidRequest
 from inference.model.checkpoint import fingerprint
@@ -59,7 +57,7 @@ def built(folder: Path, ranks: int = 2) -> tuple[NeuronFusedModel, Path]:
         write_checkpoint(folder / "draft", seed=1, num_hidden_layers=1, num_key_value_heads=2),
     )
     spec = fused_spec_of(draft, ranks)
-    builder = FusedNeuronBuilder(spec, target, VOCABULARY, draft)
+    builder = NeuronBuilder(spec, target, draft)
     source = Source(target, fingerprint(target), "tokenizer", dict(TINY), (2,))
     manifest = build_artifact(
         spec,
@@ -67,7 +65,7 @@ def built(folder: Path, ranks: int = 2) -> tuple[NeuronFusedModel, Path]:
         builder,
         folder / "artifact",
         command="test",
-        progress=LineProgress(lambda line: None),
+        progress=BuildProgress(lambda line: None),
     )
     model = load_neuron(folder / "artifact", manifest, lambda line: None)
     assert isinstance(model, NeuronFusedModel)
@@ -109,9 +107,9 @@ def test_rounds_of_two_ranks_write_the_whole_targets_own_text(
             ties,
         )
     assert ties.ties == 0
-    assert "tokens as the target alone chooses" in smoke(
-        tmp_path / "artifact", read_manifest(tmp_path / "artifact"), lambda line: None
-    )
+    artifact = tmp_path / "artifact"
+    for line in check_rounds(artifact, read_manifest(artifact), lambda line: None):
+        assert line.endswith("32 of 32 choices equal")
     assert {
         "round_b2_2x1_s72_sampled",
         "round_b2_2x1_s72_greedy",
@@ -158,8 +156,9 @@ def both_rows(model: NeuronFusedModel, draft_rows: Sequence[int]) -> list[list[i
         draft = ModelSequence(model.draft, draft_row, SAMPLINGS[row])
         for sequence in (target, draft):
             sequence.extend([5, 17, 23 + row])
-        part = draft.prepare(inner_tree(FUSED_SHAPE, 9))
-        segments.append(target.prepare(GraphTree(FUSED_SHAPE, 9, 2, part))._replace(draft=part))
+        tree = blank_tree(FUSED_SHAPE, 9)
+        part = draft.prepare(tree.prefix(FUSED_SHAPE.inner))
+        segments.append(target.prepare(tree)._replace(draft=part))
     return [answer.tolist() for answer in model.rounds(segments)]
 
 
@@ -169,6 +168,4 @@ def test_a_draft_that_cannot_be_dealt_out_is_refused(neuron: Neuron, tmp_path: P
         write_checkpoint(tmp_path / "draft", num_attention_heads=1, num_key_value_heads=1),
     )
     with pytest.raises(InvalidRequest, match="attention heads"):
-        FusedNeuronBuilder(fused_spec_of(draft, 2), target, VOCABULARY, draft)
-    with pytest.raises(InvalidRequest, match="without a draft"):
-        FusedNeuronBuilder(replace(fused_spec_of(draft, 1), fused=None), target, VOCABULARY, draft)
+        NeuronBuilder(fused_spec_of(draft, 2), target, draft)

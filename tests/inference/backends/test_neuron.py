@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 
-from compile.build.parallel import parallel_config
+from compile.parallel import parallel_config
 from compile.spec import verify_bucket
 from inference.backends import Segment
 from inference.backends.neuron import COPY, FILL, NeuronModel

@@ -1,4 +1,4 @@
-"""Loading an artefact for Neuron, the probe of the noise and the smoke script, on a stand-in
+"""Loading an artefact for Neuron, the probe of the noise and the check of a device, on a stand-in
 machine.
 """
 
@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 import torch
 
-from compile import probe, smoke
-from compile.build.neuron_cache import neuron_artifact
+from compile import check, probe
 from compile.build.neuron_compiler import compiler_flags, render
+from compile.neuron_cache import neuron_artifact
 from inference.artifact import Manifest
 from inference.backends import neuron_sdk
 from inference.backends.neuron import runtime_error
@@ -125,7 +125,7 @@ def test_any_other_failure_of_the_runtime_keeps_its_first_line() -> None:
     )
 
 
-# --- noise and smoke
+# --- noise and check
 # --------------------------------------------------------------------------------------------------
 
 
@@ -169,24 +169,11 @@ def test_a_device_with_other_noise_is_refused(
         probe.check_noise(neuron_sdk.load_sdk(), 1, 1, flags, str(tmp_path))
 
 
-SMOKE = [
-    "--target",
-    "trn1",
-    "--dtype",
-    "float32",
-    "--nodes",
-    "6",
-    "--sequence_length",
-    "24",
-    "--rounds",
-    "2",
-    "--steps",
-    "2",
-]
+CHECK = ["check", "--target", "trn1", "--dtype", "float32", "--sequence_length", "64"]
 
 
 @pytest.mark.parametrize("more", [[], ["--dtype", "fp8"]], ids=["as it is", "8-bit matrices"])
-def test_the_smoke_script_passes_on_a_device_that_works(
+def test_the_check_passes_on_a_device_that_works(
     monkeypatch: pytest.MonkeyPatch,
     packages: Path,
     tmp_path: Path,
@@ -195,15 +182,16 @@ def test_the_smoke_script_passes_on_a_device_that_works(
 ) -> None:
     Neuron().install(monkeypatch, packages)
     monkeypatch.setattr(probe, "TOKENS", 1000)
+    monkeypatch.setattr(check, "CALLS", 2)
     model = ROOT / "inference" / "data" / "draft"
-    assert smoke.main(["--model", str(model), "--out", str(tmp_path / "a"), *SMOKE, *more]) == 0
+    assert check.main([*CHECK, "--model", str(model), "--out", str(tmp_path / "a"), *more]) == 0
     printed = capsys.readouterr().out
     assert "noise: all 16000 values as on the host" in printed
-    assert "greedy: 12 of 12 choices equal" in printed
+    assert "greedy: 64 of 64 choices equal" in printed
     assert "ms a call" in printed
 
 
-def test_the_smoke_script_fails_on_a_device_that_chooses_otherwise(
+def test_the_check_fails_on_a_device_that_chooses_otherwise(
     monkeypatch: pytest.MonkeyPatch,
     packages: Path,
     tmp_path: Path,
@@ -211,7 +199,8 @@ def test_the_smoke_script_fails_on_a_device_that_chooses_otherwise(
 ) -> None:
     Neuron().install(monkeypatch, packages)
     monkeypatch.setattr(probe, "TOKENS", 1000)
-    honest = smoke.load_neuron
+    monkeypatch.setattr(check, "CALLS", 2)
+    honest = check.load_neuron
 
     def swapped(*arguments: Any) -> Any:
         model = honest(*arguments)
@@ -219,17 +208,17 @@ def test_the_smoke_script_fails_on_a_device_that_chooses_otherwise(
         model.choose = lambda segments: [chosen[::-1] for chosen in choose(segments)]  # type: ignore[method-assign]
         return model
 
-    monkeypatch.setattr(smoke, "load_neuron", swapped)
+    monkeypatch.setattr(check, "load_neuron", swapped)
     model = ROOT / "inference" / "data" / "draft"
-    assert smoke.main(["--model", str(model), "--out", str(tmp_path / "a"), *SMOKE]) == 1
-    assert "first difference: round 0" in capsys.readouterr().out
+    assert check.main([*CHECK, "--model", str(model), "--out", str(tmp_path / "a")]) == 1
+    assert "first difference: tree 0" in capsys.readouterr().out
 
 
-def test_the_smoke_script_wants_a_device(
+def test_the_check_wants_a_device(
     monkeypatch: pytest.MonkeyPatch, packages: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     Neuron(device=False).install(monkeypatch, packages)
-    assert smoke.main(["--model", "anything", *SMOKE]) == 1
+    assert check.main([*CHECK, "--model", "anything", "--out", "nowhere"]) == 1
     assert "no Neuron device here" in capsys.readouterr().err
 
 

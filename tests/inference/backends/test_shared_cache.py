@@ -87,7 +87,7 @@ def beside(draft: Decoder) -> tuple[Engine, Watched]:
         max_tree_nodes=64,
         vocabulary=pairs.VOCABULARY,
         times=LatencyModel({(1, 1): 0.01, (1, 64): 0.01, (2, 64): 0.01}, measured=True),
-        host=ColocatedDrafter(
+        drafter=ColocatedDrafter(
             Draft(shared, sequence=shared_sequence(OWN)), known, room=OWN, clock=clock
         ),
         clock=clock,

@@ -11,13 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inference.engine.calibration import (
-    CAUTION,
     HIGHEST,
-    MOST_TRUST,
-    WORTH,
     Calibration,
     Claims,
 )
+from inference.engine.tuning import TUNING
 
 
 def after(claimed: float, taken: float, times: int = 400, depth: int = 1) -> Calibration:
@@ -30,7 +28,7 @@ def after(claimed: float, taken: float, times: int = 400, depth: int = 1) -> Cal
 
 
 def test_a_stranger_is_believed_in_part() -> None:
-    assert Calibration().trusted(0, 1, 0.5) == pytest.approx(CAUTION * 0.5)
+    assert Calibration().trusted(0, 1, 0.5) == pytest.approx(TUNING.caution * 0.5)
 
 
 def test_who_claims_certainty_and_is_always_wrong_is_soon_hardly_believed() -> None:
@@ -48,13 +46,13 @@ def test_who_claims_twice_too_much_is_believed_half() -> None:
 
 
 def test_modesty_is_made_up_for_within_a_bound() -> None:
-    assert after(0.1, 0.9).factor(0, 1) == MOST_TRUST
+    assert after(0.1, 0.9).factor(0, 1) == TUNING.most_trust
 
 
 def test_kinds_of_proposers_and_depths_have_records_of_their_own() -> None:
     record = after(1.0, 0.0, depth=8)
     assert record.trusted(0, 20, 1.0) < 0.05  # as deep as 8 or deeper
-    assert record.factor(0, 7) == record.factor(1, 8) == CAUTION
+    assert record.factor(0, 7) == record.factor(1, 8) == TUNING.caution
 
 
 def test_a_record_fades() -> None:
@@ -68,7 +66,9 @@ def test_a_record_fades_by_the_children_that_were_named_and_not_by_messages() ->
     many, one = after(1.0, 0.0), after(1.0, 0.0)
     many.observe(Claims(0, 1, 5000, 1.0, True))
     one.observe(Claims(0, 1, 1, 1.0, True))
-    assert many.factor(0, 1) == pytest.approx((CAUTION * WORTH + 1) / (WORTH + 1), abs=0.01)
+    assert many.factor(0, 1) == pytest.approx(
+        (TUNING.caution * TUNING.caution_weight + 1) / (TUNING.caution_weight + 1), abs=0.01
+    )
     assert one.factor(0, 1) < 0.05
 
 

@@ -12,12 +12,13 @@ import pytest
 
 from inference.backends import Ranked, Segment
 from inference.backends.eager import EagerModel
-from inference.draft_tuning import TUNING
+from inference.draft_tuning import TUNING as DRAFTING
 from inference.drafters import draft as drafts
 from inference.engine.colocated_drafter import ColocatedDrafter
 from inference.engine.engine import Engine
 from inference.engine.local_session import LocalSession
-from inference.engine.session import MOST_AHEAD, Session
+from inference.engine.session import Session
+from inference.engine.tuning import TUNING
 from inference.model.decoder import Decoder
 from inference.order import Decode
 from inference.planner.acceptance_file import read_acceptance
@@ -107,7 +108,7 @@ class Hosted:
             max_tree_nodes=32,
             vocabulary=VOCABULARY,
             times=LatencyModel(dict.fromkeys(shapes, FORWARD), measured=True),
-            host=self.host,
+            drafter=self.host,
             clock=self.clock,
         )
 
@@ -133,12 +134,12 @@ def beside(draft: Decoder, *, copies: bool = False) -> Engine:
     """The random target of tests/support/pairs.py with a draft beside it."""
     target, length = pairs.decoder(1), pairs.SEQUENCE_LENGTH
     model = EagerModel(target, rows=2, capacity=length + 64, max_nodes=64)
-    rows = EagerModel(draft, rows=2, capacity=length + TUNING.room, max_nodes=128)
+    rows = EagerModel(draft, rows=2, capacity=length + DRAFTING.room, max_nodes=128)
     host = ColocatedDrafter(
-        drafts.Draft(rows), partial(_knowledge, CALL), room=TUNING.room, copies=copies
+        drafts.Draft(rows), partial(_knowledge, CALL), room=DRAFTING.room, copies=copies
     )
     return Engine(
-        model, sequence_length=length, max_tree_nodes=64, vocabulary=pairs.VOCABULARY, host=host
+        model, sequence_length=length, max_tree_nodes=64, vocabulary=pairs.VOCABULARY, drafter=host
     )
 
 
@@ -271,7 +272,7 @@ def test_who_did_not_ask_keeps_its_root_only_rate(says: Says, prompt: int) -> No
     began, forwards = hosted.clock.now, other.spent.forwards
     finish(hosted.engine, other)
     assert other.spent.forwards - forwards == 400
-    assert hosted.clock.now - began <= (400 + MOST_AHEAD) * FORWARD / 0.98
+    assert hosted.clock.now - began <= (400 + TUNING.most_ahead) * FORWARD / 0.98
     assert hosted.draft.calls > 0, "what it is ahead is used"
     finish(hosted.engine, *guests)
     for number, guest in enumerate(guests, 1):

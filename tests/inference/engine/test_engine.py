@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 
@@ -15,12 +16,10 @@ import numpy as np
 import pytest
 
 from inference.backends import Segment
-from inference.engine import admission as roster
-from inference.engine.admission import SILENT_SECONDS, TURN_SECONDS
 from inference.engine.engine import Engine
-from inference.engine.forward import Commit
-from inference.engine.scheduler import LEAST_RATE, MOST_LOAN
+from inference.engine.events import Commit
 from inference.engine.session import Session
+from inference.engine.tuning import TUNING
 from inference.errors import Busy, InvalidRequest, LimitExceeded, Unavailable
 from inference.order import LEAST_CREDIT, MOST_CREDIT, Decode, End, Pace
 from inference.proposer import BASE, NOBODY, Nodes, Proposal
@@ -255,7 +254,7 @@ def test_a_target_goes_no_faster_than_it_is_asked_to() -> None:
     session, began = asked(engine, PROMPT, 120, tokens_per_second=10.0), clock.now
     while session.end is End.NOT:
         if not engine.step():
-            clock.now += session.waits_until(clock.now) + 1e-6
+            clock.now += session.seconds_until_allowed(clock.now) + 1e-6
         made = len(text_of(session))
         assert made <= 10.0 * (clock.now - began + 1.0) + 1  # a second of it may come at once
     assert clock.now - began == pytest.approx(12, abs=1.5)
@@ -457,7 +456,7 @@ def test_candidates_that_claim_to_be_certain_slow_down_nobody(
     alone = (clock.now - began) / cost(4, 1)
     for session, _, text in everybody:
         assert text_of(session) == text[: len(text_of(session))]
-        assert len(text_of(session)) >= LEAST_RATE * alone - MOST_LOAN - LEARNING
+        assert len(text_of(session)) >= TUNING.least_rate * alone - TUNING.most_deficit - LEARNING
 
 
 @pytest.mark.parametrize("device", [CPU, NEURON], ids=["cpu", "neuron"])
@@ -476,7 +475,7 @@ def test_one_with_good_candidates_does_not_hold_up_three_without(device: dict[st
             engine.acknowledge(session, session.length)
     alone = (clock.now - began) / cost(4, 1)
     for session, _, _ in everybody[1:]:
-        assert len(text_of(session)) >= LEAST_RATE * alone - MOST_LOAN
+        assert len(text_of(session)) >= TUNING.least_rate * alone - TUNING.most_deficit
 
 
 def test_the_engines_own_work_slows_down_nobody_who_drafts_nothing() -> None:
@@ -500,7 +499,7 @@ def test_the_engines_own_work_slows_down_nobody_who_drafts_nothing() -> None:
     alone, tokens = alone_and_beside(False)
     seconds, beside = alone_and_beside(True)
     assert seconds > alone, "some forwards were wide"
-    assert beside >= LEAST_RATE * tokens * seconds / alone - MOST_LOAN
+    assert beside >= TUNING.least_rate * tokens * seconds / alone - TUNING.most_deficit
 
 
 def test_good_candidates_pay_on_a_device_whose_wide_forwards_are_dear() -> None:
@@ -601,7 +600,7 @@ def test_a_silent_session_lends_its_row_after_a_while() -> None:
     silent = asked(engine, prompt_of(6, 40), 3)
     run_dry(engine)
     waiting, future = engine.open(prompt_of(8, 40), GREEDY)
-    clock.now += SILENT_SECONDS - 1
+    clock.now += TUNING.silent_seconds - 1
     run_dry(engine)
     assert not future.done()
     clock.now += 1.1
@@ -637,7 +636,7 @@ def test_a_tenant_with_many_sessions_does_not_shut_out_another() -> None:
         assert engine.step()
         for session in many:
             engine.acknowledge(session, session.length)
-    assert clock.now - began < TURN_SECONDS + 0.2
+    assert clock.now - began < TUNING.turn_seconds + 0.2
     before = len(text_of(few))
     for _ in range(900):
         engine.step()
@@ -656,7 +655,7 @@ def test_sessions_of_one_tenant_wait_for_each_other() -> None:
     for _ in range(700):
         engine.step()
         engine.acknowledge(first, first.length)
-    assert clock.now > 1000 + 3 * TURN_SECONDS
+    assert clock.now > 1000 + 3 * TUNING.turn_seconds
     assert not future.done()
 
 
@@ -676,7 +675,7 @@ def test_rows_change_hands_once_a_turn_and_every_text_goes_on_where_it_was() -> 
             engine.acknowledge(session, session.length)
             if session.end is not End.NOT:
                 engine.close(session)
-    assert len(seen.evictions) <= (clock.now - began) / TURN_SECONDS + 1
+    assert len(seen.evictions) <= (clock.now - began) / TUNING.turn_seconds + 1
     assert [text_of(session) for session in sessions] == [
         own_text(prompt_of(number, 60), 900) for number in range(3)
     ]
@@ -685,7 +684,7 @@ def test_rows_change_hands_once_a_turn_and_every_text_goes_on_where_it_was() -> 
 def test_a_session_in_this_thread_waits_until_a_silent_one_lends_its_row(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(roster, "SILENT_SECONDS", 0.05)
+    monkeypatch.setattr("inference.engine.admission.TUNING", replace(TUNING, silent_seconds=0.05))
     model = Exact(1, Clock())
     engine = Engine(model, sequence_length=100, max_tree_nodes=8, vocabulary=VOCABULARY)
     opened(engine, PROMPT)
@@ -831,7 +830,7 @@ def test_a_forward_is_told_of_while_the_next_one_computes(
         return choose(segments)
 
     monkeypatch.setattr(model, "choose", choosing)
-    engine.on_event = lambda event: told.set() if isinstance(event, Commit) else None
+    engine.listeners.append(lambda event: told.set() if isinstance(event, Commit) else None)
     engine.decode(session, Decode(session.length + 3))
     with running(engine):
         waited(engine, session)
@@ -869,8 +868,8 @@ class SlowlyTaken(threading.Condition):
 def test_an_order_that_comes_while_the_engine_falls_asleep_wakes_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr("inference.engine.admission.Condition", SlowlyTaken)
     engine, _, _ = exact_engine()
-    monkeypatch.setattr(engine, "_lock", SlowlyTaken())
     with running(engine):
         session, opening = engine.open(PROMPT, GREEDY)
         opening.result(WAIT)

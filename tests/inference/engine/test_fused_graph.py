@@ -7,7 +7,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -35,7 +35,7 @@ from inference.drafters.round_proposer import RoundProposer
 from inference.drafters.tree_policies import Budget, Rank
 from inference.engine.engine import Engine
 from inference.engine.graph_rounds import GraphRounds
-from inference.engine.graph_tree import GraphTree
+from inference.engine.graph_tree import blank_tree, read_answer
 from inference.engine.local_session import LocalSession
 from inference.engine.session import Session
 from inference.errors import BadArtifact, InvalidRequest
@@ -150,9 +150,8 @@ def test_nodes_are_numbered_level_by_level() -> None:
 
 
 def test_what_is_accepted_ends_at_the_limit_with_the_token_that_the_target_chose_there() -> None:
-    tree = GraphTree(Branches.chain(3), 9, 1, None)
-    assert tree.depths.tolist() == [0, 1, 1, 1]
-    verdict = tree.filled(np.array([4, 5, 6, 1, 2, NONE, 7], dtype=np.int32))
+    answer = np.array([4, 5, 6, 1, 2, NONE, 7], dtype=np.int32)
+    tree, verdict = read_answer(blank_tree(Branches.chain(3), 9), answer, limit=1)
     assert (verdict.path, verdict.next_token) == ((1,), 5)
     assert tree.tokens.tolist() == [9, 4, 5, 6]
 
@@ -204,13 +203,15 @@ class WatchedSession(LocalSession):
         super().propose(nodes)
 
 
-class Branching(NamedTuple):
-    """A policy that drafts trees of one shape, level by level."""
+@dataclass(frozen=True)
+class Branching:
+    """A tree policy that drafts trees of one shape, level by level."""
 
     shape: Branches
 
     @property
     def most_ranked(self) -> int:
+        """Nodes that are ranked for one tree."""
         return self.shape.inner
 
     def grow(self, tree: DraftTree, budget: Budget, rank: Rank) -> list[DraftNode]:

@@ -13,8 +13,8 @@ import pytest
 from inference.backends import Segment
 from inference.engine.engine import Engine
 from inference.engine.graph_rounds import GraphRounds
-from inference.engine.scheduler import LEAST_RATE, MOST_LOAN
 from inference.engine.session import Session
+from inference.engine.tuning import TUNING
 from inference.model.decoder import Decoder
 from inference.order import Decode, End
 from inference.sampling import SamplingParams
@@ -139,8 +139,8 @@ def test_who_did_not_ask_for_rounds_keeps_its_root_only_rate(
                 graph.engine.append(one, stream, chain(one.length - 1, ahead, 0.9, first=numbers))
         numbers += 7
         graph.step(sessions)
-        promised = LEAST_RATE * (graph.clock.now - began) / graph.cost(4, 1)
-        assert all(len(text_of(one)) >= promised - MOST_LOAN for one in others)
+        promised = TUNING.least_rate * (graph.clock.now - began) / graph.cost(4, 1)
+        assert all(len(text_of(one)) >= promised - TUNING.most_deficit for one in others)
     for last, one in enumerate(sessions):
         assert text_of(one) == alone(last)[: len(text_of(one))]
 

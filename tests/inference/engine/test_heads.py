@@ -4,15 +4,15 @@ whatever became of the session's row.
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from collections.abc import Sequence
 from functools import partial
-from itertools import repeat
 from pathlib import Path
 
 import pytest
-import torch
 
-from benchmarks.train_head import new_head, save_head, teach
 from inference.backends import Ranked, Segment
 from inference.backends.eagle import EagleModel, feature_sequence
 from inference.draft_tuning import TUNING
@@ -33,6 +33,7 @@ from tests.support.clock import Clock
 from tests.support.drafts import text_of
 from tests.support.equality import NearTies, assert_same_text
 from tests.support.exact import finish, opened
+from tests.support.repository import ROOT
 from tests.support.timed_target import FORWARD, TimedTarget
 
 TARGET, LENGTH = pairs.decoder(1), pairs.SEQUENCE_LENGTH
@@ -73,7 +74,7 @@ class Beside:
             max_tree_nodes=64,
             vocabulary=pairs.VOCABULARY,
             times=LatencyModel(times, measured=True),
-            host=ColocatedDrafter(
+            drafter=ColocatedDrafter(
                 Draft(self.head, sequence=feature_sequence(target)),
                 partial(_knowledge, times),
                 room=TUNING.room,
@@ -103,13 +104,24 @@ def useless(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def taught(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A head that was taught what the target says after these prompts at temperature 0."""
-    torch.manual_seed(0)
-    head = new_head(TARGET, heads.KEPT, 48, LENGTH)
-    texts = torch.tensor([[*prompt[-20:], *own_text(prompt[-20:])] for prompt in PROMPTS])
-    list(teach(head, TARGET, repeat(texts), steps=80, levels=2, rate=1e-2))
     directory = tmp_path_factory.mktemp("taught")
-    save_head(head, directory)
-    return directory
+    weights = {name: one.contiguous() for name, one in TARGET.state_dict().items()}
+    heads.write_head(directory / "target", pairs.raw_config(), weights)
+    ids = [[*prompt[-20:], *own_text(prompt[-20:])] for prompt in PROMPTS]
+    (directory / "ids.json").write_text(json.dumps(ids))
+    flags = {
+        "out": directory / "head",
+        "target": directory / "target",
+        "ids": directory / "ids.json",
+        "layers": ",".join(map(str, heads.KEPT)),
+        "inner": 48,
+        "steps": 200,
+        "threads": 1,
+    }
+    given = [part for name, value in flags.items() for part in (f"--{name}", str(value))]
+    command = [sys.executable, "-m", "benchmarks.training.head", *given]
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+    return directory / "head"
 
 
 def own_text(

@@ -13,27 +13,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inference.engine.admission import Roster
+from inference.engine.admission import Admission
 from inference.engine.calibration import Calibration
 from inference.engine.scheduler import (
-    EXPLORE,
-    FIRST_EXPLORE,
-    LEAST_CHUNK,
-    LEAST_GAIN,
-    LEAST_RATE,
-    MOST_LOAN,
-    PREFILL_SHARE,
-    REPAYS,
-    STALLED,
+    BatchPlan,
     Cost,
+    Kind,
+    ReadySets,
+    Scheduler,
     Seconds,
-    Turn,
-    Turns,
-    Wanting,
-    loan,
+    allowed_deficit,
     plan_width,
 )
 from inference.engine.session import Session
+from inference.engine.tuning import TUNING
 from inference.order import Decode, Pace
 from inference.proposer import BASE, Nodes, Proposal
 from inference.sampling import SamplingParams
@@ -63,7 +56,7 @@ class Bringing(NamedTuple):
     """A session: a node brings as much as `rates` say, the root one token."""
 
     rates: tuple[float, ...]
-    banked: float = 0.0
+    credit: float = 0.0
 
     def tokens(self, nodes: int) -> float:
         return 1 + sum(self.rates[: nodes - 1])
@@ -73,12 +66,12 @@ def width_of(offers: Sequence[Bringing], seconds: Seconds, most: int) -> int:
     values = np.zeros((len(offers), 1 + max(len(offer.rates) for offer in offers)))
     for row, offer in zip(values, offers, strict=True):
         row[: 1 + len(offer.rates)] = [1.0, *offer.rates]
-    banked = np.array([offer.banked for offer in offers])
+    credit = np.array([offer.credit for offer in offers])
 
     def cost(nodes: int) -> Cost:
         return Cost(seconds(len(offers), nodes), seconds(len(offers), nodes))
 
-    return plan_width(values, banked, cost, most, premium=LEAST_GAIN)
+    return plan_width(values, credit, cost, most, premium=TUNING.least_gain)
 
 
 LONE = Bringing(())
@@ -99,19 +92,19 @@ def test_nobody_is_held_up_by_anothers_candidates_on_any_curve() -> None:
     for curve in (cpu, neuron):
         assert width_of([SURE, LONE, LONE, LONE], curve, MOST) == 1
     assert width_of([SURE, LONE, LONE, LONE], flat, MOST) == MOST
-    ahead = Bringing((), banked=1.0)
+    ahead = Bringing((), credit=1.0)
     assert width_of([SURE, ahead, ahead, ahead], neuron, MOST) == 16
 
 
 def test_an_uncertain_time_within_the_promise_is_no_reason_to_stay_narrow() -> None:
     def little_more(rows: int, nodes: int) -> float:
-        return ONE * (1.0 if nodes == 1 else 0.99 / LEAST_RATE)
+        return ONE * (1.0 if nodes == 1 else 0.99 / TUNING.least_rate)
 
     assert width_of([SURE, LONE], little_more, MOST) == MOST
 
 
 def test_a_gain_within_the_noise_of_times_is_none() -> None:
-    little = Bringing((LEAST_GAIN - 1.001,))
+    little = Bringing((TUNING.least_gain - 1.001,))
     assert width_of([little], flat, MOST) == 1
 
 
@@ -140,9 +133,10 @@ def test_the_width_is_the_best_of_those_that_keep_everybodys_promise(
         return sum(offer.tokens(width) for offer in offers) / seconds(1, width)
 
     def kept(width: int) -> bool:
-        needed = LEAST_RATE * seconds(1, width) / ONE
-        return all(offer.tokens(width) + offer.banked >= needed for offer in offers) or all(
-            offer.tokens(width) >= REPAYS * needed or offer.tokens(width) + offer.banked >= needed
+        needed = TUNING.least_rate * seconds(1, width) / ONE
+        return all(offer.tokens(width) + offer.credit >= needed for offer in offers) or all(
+            offer.tokens(width) >= TUNING.repays * needed
+            or offer.tokens(width) + offer.credit >= needed
             for offer in offers
         )
 
@@ -151,7 +145,7 @@ def test_the_width_is_the_best_of_those_that_keep_everybodys_promise(
     widest = max(len(offer.rates) for offer in offers) + 1
     for other in (2, 4, 8, 16):
         if kept(other) and other < 2 * widest:
-            assert rate(other) <= LEAST_GAIN * rate(width) * (1 + 1e-9)
+            assert rate(other) <= TUNING.least_gain * rate(width) * (1 + 1e-9)
 
 
 def session(
@@ -159,28 +153,33 @@ def session(
 ) -> Session:
     """A session that decodes, with a candidate of each chance below its root."""
     made = Session(list(range(length)), SamplingParams(), "", 1000, Calibration())
-    made.ask(Decode(end, pace=pace, most_nodes=most_nodes, credit=500))
+    made.set_order(Decode(end, pace=pace, most_nodes=most_nodes, credit=500))
     made.candidates.join(1)
     said = [Proposal(index, BASE, 500 + index, chance) for index, chance in enumerate(chances)]
     made.candidates.append(1, Nodes(length - 1, said), lambda who, depth, claimed: claimed)
     return made
 
 
-def turns(curve: Seconds, rows: int = 4, sizes: Sequence[int] = ()) -> Turns:
+def turns(curve: Seconds, rows: int = 4, sizes: Sequence[int] = ()) -> Scheduler:
     """On a device whose times are known."""
     model = Exact(rows, Clock(), sizes=sizes)
     nodes = sizes or (1, 2, 4, 8, 16, 32)
     known = {(row, node): curve(row, node) for row in range(1, rows + 1) for node in nodes}
-    return Turns(model, LatencyModel(known, measured=True), MOST, branches=True)
+    return Scheduler(model, LatencyModel(known, measured=True), MOST, branches=True)
 
 
-def trees(*ready: Session) -> Wanting:
-    return Wanting([], ready, [])
+def trees(*ready: Session) -> ReadySets:
+    return {Kind.TREES: ready}
 
 
-def sizes_of(turn: Turn) -> list[int]:
+def sizes_of(plan: BatchPlan) -> list[int]:
     """Nodes of each tree."""
-    return [len(snapshot.tree) for _, snapshot in turn.trees]
+    return [len(snapshot.tree) for _, snapshot in plan.parts]  # type: ignore[misc, union-attr]
+
+
+def chunks_of(plan: BatchPlan) -> list[int]:
+    """Tokens of each prompt's chunk."""
+    return [len(chunk) for _, chunk in plan.parts if plan.kind is Kind.PREFILL]  # type: ignore[misc, arg-type]
 
 
 def test_a_session_that_waits_gets_its_whole_tree_whatever_it_costs() -> None:
@@ -218,7 +217,7 @@ def test_one_whose_guesses_have_missed_keeps_nobody_narrow() -> None:
     ready, planned = [session(*[0.9] * 15) for _ in range(4)], turns(neuron, sizes=(1, 16, 32))
     ready[0].candidates.advance([500])  # taken, and nothing hangs below it
     assert sizes_of(planned.next(trees(*ready))) == [1, 16, 16, 16]
-    ready[0].bank(-0.5)
+    ready[0].add_service(-0.5)
     assert sizes_of(planned.next(trees(*ready))) == [1] * 4
 
 
@@ -232,17 +231,17 @@ def test_who_takes_fewer_candidates_than_expected_is_believed_less() -> None:
     assert sizes_of(planned.next(trees(*ready))) == [1] * 4
 
 
-def test_nothing_is_lent_to_one_whose_candidates_were_never_taken() -> None:
+def test_no_deficit_is_allowed_to_one_whose_candidates_were_never_taken() -> None:
     missed = session(0.9)
     missed.candidates.advance([9])
-    assert loan(missed) == loan(session()) == 0.0
+    assert allowed_deficit(missed) == allowed_deficit(session()) == 0.0
 
 
-def test_a_loan_is_what_root_only_forwards_give_back_before_the_text_ends() -> None:
-    for left, lent in ((500, MOST_LOAN), (30, 30 * (1 - LEAST_RATE)), (0, 0.0)):
+def test_a_deficit_is_what_root_only_forwards_give_back_before_the_text_ends() -> None:
+    for left, deficit in ((500, TUNING.most_deficit), (30, 30 * (1 - TUNING.least_rate)), (0, 0.0)):
         owing = session(0.9, length=3, end=4 + left)
         owing.candidates.advance([500])
-        assert loan(owing) == pytest.approx(lent)
+        assert allowed_deficit(owing) == pytest.approx(deficit)
 
 
 def test_room_is_what_could_be_worth_computing() -> None:
@@ -263,13 +262,13 @@ def test_after_many_wide_forwards_one_is_made_without_candidates() -> None:
     4, 8, 16, ... others at first.
     """
     wide, sizes = turns(flat), list[int]()
-    for _ in range(4 * EXPLORE):
-        turn = wide.next(trees(session(*[0.9] * 7)))
-        sizes += sizes_of(turn)
+    for _ in range(4 * TUNING.explore):
+        plan = wide.next(trees(session(*[0.9] * 7)))
+        sizes += sizes_of(plan)
         wide.record((1, sizes[-1]), ONE)
     alone = [-1, *(index for index, size in enumerate(sizes) if size == 1)]
     between = [after - before - 1 for before, after in pairwise(alone)]
-    assert between == [FIRST_EXPLORE, 8, 16, 32, EXPLORE, EXPLORE]
+    assert between == [TUNING.first_explore, 8, 16, 32, TUNING.explore, TUNING.explore]
     assert sizes_of(wide.next(trees(*[session(*[0.9] * 7)] * 2))) == [8, 8]  # of two rows anew
 
 
@@ -285,30 +284,35 @@ def test_a_wrong_profile_is_set_right_for_good_by_what_is_measured() -> None:
 
 def test_kinds_of_forwards_take_turns() -> None:
     filling, ready, in_graph = on_a_row(500), session(), session()
-    mixed, kinds = turns(flat), list[str]()
+    mixed, kinds = turns(flat), list[Kind]()
     for _ in range(9):
-        turn = mixed.next(Wanting([filling], [ready], [in_graph]))
-        kinds.append("chunk" if turn.chunks else "tree" if turn.trees else "round")
-    assert sorted(kinds[:3]) == ["chunk", "round", "tree"]
+        wanted = {kind: list[Session]() for kind in Kind}
+        wanted |= {Kind.PREFILL: [filling], Kind.TREES: [ready], Kind.ROUNDS: [in_graph]}
+        kinds.append(mixed.next(wanted).kind)
+    assert set(kinds) == {Kind.PREFILL, Kind.TREES, Kind.ROUNDS}
     assert kinds == kinds[:3] * 3
     assert all(first != second for first, second in pairwise(kinds))
-    assert turns(flat).next(Wanting([], [], [])) == Turn()
+    assert not turns(flat).next({}).parts
 
 
 def on_a_row(length: int) -> Session:
     """A session whose prompt is to be prefilled."""
     model = Exact(4, Clock())
     made = Session(list(range(length)), SamplingParams(), "", 1000, Calibration())
-    roster = Roster(model, 0)
-    roster.add(made, 0.0)
-    made.ask(Decode(length + 1))
-    roster.hand_out_rows(0.0)
+    admission = Admission(model, 0)
+    admission.add(made, 0.0)
+    made.set_order(Decode(length + 1))
+    admission.hand_out_rows(0.0)
     return made
 
 
+def filling_beside(decoding: Session) -> ReadySets:
+    return {Kind.PREFILL: [on_a_row(500)], Kind.TREES: [decoding]}
+
+
 def test_a_prompt_alone_is_prefilled_in_chunks_as_long_as_the_model_takes() -> None:
-    turn = turns(cpu).next(Wanting([on_a_row(500)], [], []))
-    assert [len(chunk) for _, chunk in turn.chunks] == [Exact.max_nodes]
+    plan = turns(cpu).next({Kind.PREFILL: [on_a_row(500)]})
+    assert chunks_of(plan) == [Exact.max_nodes]
 
 
 def test_a_chunk_holds_up_who_decodes_by_a_bounded_time() -> None:
@@ -317,13 +321,13 @@ def test_a_chunk_holds_up_who_decodes_by_a_bounded_time() -> None:
     def linear(rows: int, nodes: int) -> float:
         return 0.020 + 0.001 * nodes
 
-    for chances, size in (((), LEAST_CHUNK), ([0.9] * 31, 64)):
-        wanting, busy = Wanting([on_a_row(500)], [session(*chances)], []), turns(linear)
-        made = [busy.next(wanting) for _ in range(4)]
-        chunks = [len(chunk) for turn in made[1:] for _, chunk in turn.chunks]
+    for chances, size in (((), TUNING.least_chunk), ([0.9] * 31, 64)):
+        ready, busy = filling_beside(session(*chances)), turns(linear)
+        made = [busy.next(ready) for _ in range(4)]
+        chunks = [size for plan in made[1:] for size in chunks_of(plan)]
         assert set(chunks) == {size}
-        width = sizes_of(made[1] if made[1].trees else made[2])[0]
-        assert linear(1, size) <= PREFILL_SHARE * linear(1, width)
+        width = sizes_of(made[1] if made[1].kind is Kind.TREES else made[2])[0]
+        assert linear(1, size) <= TUNING.prefill_share * linear(1, width)
 
 
 def test_three_whole_chunks_tell_what_one_takes_where_no_profile_does() -> None:
@@ -332,27 +336,27 @@ def test_three_whole_chunks_tell_what_one_takes_where_no_profile_does() -> None:
     def curve(rows: int, nodes: int) -> float:
         return 0.020 + 0.001 * rows * nodes
 
-    wanting, busy = Wanting([on_a_row(500)], [session()], []), turns(curve)
-    for seconds, size in ((None, LEAST_CHUNK), (0.040, Exact.max_nodes)):
+    ready, busy = filling_beside(session()), turns(curve)
+    for seconds, size in ((None, TUNING.least_chunk), (0.040, Exact.max_nodes)):
         if seconds is not None:
             for _ in range(TRUSTED):
                 busy.record((1, Exact.max_nodes), seconds)
-        made = [busy.next(wanting) for _ in range(4)]
-        assert {len(chunk) for turn in made[1:] for _, chunk in turn.chunks} == {size}
+        made = [busy.next(ready) for _ in range(4)]
+        assert {size for plan in made[1:] for size in chunks_of(plan)} == {size}
 
 
 def test_short_prompts_share_a_forward() -> None:
     short = [on_a_row(21) for _ in range(4)]
-    turn = turns(flat).next(Wanting(short, [], []))
-    assert [len(chunk) for _, chunk in turn.chunks] == [20, 20, 20]  # 60 of 64 tokens
+    plan = turns(flat).next({Kind.PREFILL: short})
+    assert chunks_of(plan) == [20, 20, 20]  # 60 of 64 tokens
 
 
-def test_what_is_owed_is_what_root_only_forwards_would_bring_in_the_same_time() -> None:
-    assert turns(neuron).owed((4, 16), 4, 0.080) == pytest.approx(LEAST_RATE * 2)
-    assert turns(neuron).owed((4, 1), 4, 0.100) == LEAST_RATE  # nothing is quicker
+def test_what_is_promised_is_what_root_only_forwards_would_bring_in_the_same_time() -> None:
+    assert turns(neuron).promised((4, 16), 4, 0.080) == pytest.approx(TUNING.least_rate * 2)
+    assert turns(neuron).promised((4, 1), 4, 0.100) == TUNING.least_rate  # nothing is quicker
 
 
-def test_time_for_which_the_machine_held_up_a_forward_is_not_owed() -> None:
+def test_time_for_which_the_machine_held_up_a_forward_promises_nothing() -> None:
     """It would have held up a root-only one: nobody's rows stay narrow for a pause of a second."""
-    usual = turns(neuron).owed((4, 16), 4, neuron(4, 16))
-    assert turns(neuron).owed((4, 16), 4, 1.0) == pytest.approx(STALLED * usual)
+    usual = turns(neuron).promised((4, 16), 4, neuron(4, 16))
+    assert turns(neuron).promised((4, 16), 4, 1.0) == pytest.approx(TUNING.stalled * usual)

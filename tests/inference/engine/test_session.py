@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from inference.engine.session import MOST_AHEAD, MOST_BEHIND
+from inference.engine.tuning import TUNING
 from inference.order import Decode
 from tests.support.exact import asked, chain, exact_engine, free, opened, own_text
 
@@ -29,13 +29,15 @@ def test_a_limit_of_tokens_a_second_counts_every_token_of_a_forward() -> None:
     engine.append(session, engine.join(session), chain(2, TEXT[:5]))
     engine.step()
     assert session.length == len(PROMPT) + 6
-    assert session.waits_until(clock()) == pytest.approx(6 / 2.0 - 1)  # a second may come at once
+    assert session.seconds_until_allowed(clock()) == pytest.approx(
+        6 / 2.0 - 1
+    )  # a second may come at once
 
 
 def test_what_a_session_is_ahead_or_behind_is_bounded() -> None:
     engine, _, _ = exact_engine()
     session = opened(engine, PROMPT)
-    session.bank(-100.0)
-    assert session.banked == MOST_BEHIND
-    session.bank(100.0)
-    assert session.banked == MOST_AHEAD
+    session.add_service(-100.0)
+    assert session.service_credit == -TUNING.most_behind
+    session.add_service(100.0)
+    assert session.service_credit == TUNING.most_ahead

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from compile.build.equivalence import random_inputs
+from compile.build.equality import random_inputs
 from compile.spec import prefill_bucket, verify_bucket
 from inference.artifact import Bucket
 from inference.backends.graph_calls import unstacked

@@ -10,7 +10,7 @@ from torch import Tensor
 
 pytest.importorskip("jax", reason="jax, which brings XLA, is not installed: pip install '.[dev]'")
 
-from inference.model.round_graph import DRAFT, RoundGraph, StatefulRoundGraph, draft_inputs
+from inference.model.round_graph import DRAFT, RoundGraph, StatefulRoundGraph, idle_inputs
 from tests.support.buckets import fill, state_of
 from tests.support.fused_cases import CASES, Case
 from tests.support.lowering import STABLEHLO, Proof, export, prove_fused
@@ -52,7 +52,7 @@ def check_report(case: Case, proof: Proof) -> None:
 
 def test_the_draft_alone_is_a_graph_of_the_same_package_and_leaves_the_target_as_it_is() -> None:
     case = CASES[3]
-    graph, inputs = case.graph(), draft_inputs(case.draft_bucket)
+    graph, inputs = case.graph(), idle_inputs(case.draft_bucket)
     inputs["draft_tokens"] += 3
     inputs["draft_slots"] = torch.arange(8, dtype=torch.int32).repeat(2, 1)
     inputs["draft_rows"] = torch.arange(2, dtype=torch.int32)

@@ -219,9 +219,8 @@ def test_measuring_beside_what_is_kept_leaves_it_as_it_was() -> None:
         for row, sequence in enumerate(sequences):
             sequence.extend(list(range(row, row + 60)))
         survey = survey_target(model, 40, 2, 8)  # reads a context of 32 slots
-        survey.first_free = lambda row: 60
-        if model is measured:
-            survey.run(ignored)
+        while model is measured and not survey.done:
+            survey.advance(lambda row: 60)
         tree = TokenTree(np.array([5, 7, 9]), np.array([-1, 0, 0]))
         chosen.append([sequence.choose(tree).tolist() for sequence in sequences])
     assert chosen[0] == chosen[1]

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from inference.cost.billing import Billing
 from inference.drafters.tree_policies import BestFirst, Chain
 from inference.errors import InvalidRequest
 from inference.sampling import SamplingParams
@@ -22,8 +23,8 @@ from outrider.compare.arms import ARCHITECTURES, BASELINE, CHAIN, FUSED, GROWING
 from outrider.compare.compare_options import CompareOptions, TextsOptions, parse
 from outrider.compare.divergence import Divergence, first_difference
 from outrider.compare.measure import compare
-from outrider.compare.readings import Meters
-from outrider.compare.tables import WIDTH
+from outrider.compare.report import WIDTH
+from outrider.compare.rows import Meters
 from outrider.compare.testbed import read_positions
 from outrider.models.loading import EMBEDDED, find_target
 from outrider.options.groups import TargetModelOptions
@@ -107,11 +108,7 @@ def test_environment_and_options_are_kept(results: Path) -> None:
 
 def test_plots_are_made_where_matplotlib_is(results: Path) -> None:
     pytest.importorskip("matplotlib")
-    assert {path.stem for path in results.glob("*.png")} == {
-        "speeds",
-        "round_trip",
-        "tradeoff",
-    }
+    assert {path.stem for path in results.glob("*.png")} == {"speeds", "round_trip", "tradeoff"}
 
 
 def test_a_draft_beside_a_target_that_runs_is_compared_in_three_lines_and_a_narrow_table(
@@ -183,7 +180,9 @@ def test_what_is_known_to_be_missing_or_too_few_is_refused_before_anything_is_lo
     for alone in ((BASELINE,), (CHAIN,)):  # nothing is told from anything
         CompareOptions(draft, architectures=alone).check_texts(1)
     with pytest.raises(InvalidRequest, match="watts of the draft"):
-        read_positions(CompareOptions(TextsOptions(objective="draft_energy"), cs=("50",)), None)
+        read_positions(
+            CompareOptions(TextsOptions(objective="draft_energy"), cs=("50",)), Billing()
+        )
 
 
 @pytest.mark.parametrize(

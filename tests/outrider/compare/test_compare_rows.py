@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from inference.cost.usage import Usage
 
-from inference.cost.accounting import Rates
-from inference.cost.effort import Effort
-from inference.cost.objective import Terms, Wish
+from inference.cost.billing import Billing
 from inference.cost.quantity import Figure, Quality
 from inference.drafters.tree_policies import BestFirst, Chain
 from inference.sampling import SamplingParams
@@ -30,22 +29,29 @@ from outrider.compare.arms import (
 )
 from outrider.compare.compare_options import CompareOptions
 from outrider.compare.intervals import bootstrap_median, median_figure, pareto, percentiles
-from outrider.compare.measure import Comparison
+from outrider.compare.measure import Comparison, sweep
 from outrider.compare.plots import draw
-from outrider.compare.readings import Account, Reading
-from outrider.compare.rows import ResultRow, acceptance, marked, summarise
-from outrider.compare.sweep import sweep
-from outrider.compare.tables import WIDTH, brief, figure_words, print_comparison, tables
-from outrider.compare.verdict import leader, verdict
-from outrider.money.goals import Aims
+from outrider.compare.report import (
+    WIDTH,
+    brief,
+    figure_words,
+    leader,
+    print_comparison,
+    tables,
+    verdict,
+)
+from outrider.compare.rows import Account, Reading, ResultRow, acceptance, marked, summarise
+from outrider.money.goal import Goal
 from outrider.text.completion import Completion, Request
+from tests.support.completions import changed, completion
 
 UNREAD = Figure.unavailable("no counter here")
 READ = Figure.measured(8.0, "counter")
-EFFORT = Effort(2.0, 0.2)
-RATES = Rates(3.6, usd_per_kwh=0.36, usd_per_gb_to_target=0.0, usd_per_gb_from_target=0.0)
-PAYING = Account(Terms(RATES, 1.0, 10.0, 100.0), "given", priced=True, whole=True)
-FREE = Account(Terms(Rates(0.0)), "no price was given", priced=False, whole=True)
+USAGE = Usage(2.0, 0.2)
+PRICED = Billing(3.6, 0.36, 0.0, 0.0, draft_watts=10.0, target_watts=100.0, source="given")
+PAYING = Account(PRICED, whole=True)
+FREE = Account(Billing(), whole=True)
+HALF, OTHER = replace(PRICED, target_watts=None), replace(PRICED, draft_watts=None)
 
 
 def arm(name: str, setting: Setting = Setting(), seconds: float = 0.5) -> Arm:  # noqa: B008
@@ -59,23 +65,19 @@ def text(
     """A text whose rounds all bring the same, the first one after one second."""
     count, seconds = rounds * per_round, 1 + (rounds - 1) * round_seconds
     accepted = rounds * (per_round - 1)
-    made = Completion(
-        index,
-        "p",
-        0,
-        3,
-        token_ids=list(range(count)),
+    made = completion(
+        count,
+        index=index,
         forwards=rounds,
-        nodes=count,
+        candidates=count - rounds,
         seconds=seconds,
         time_to_first_token=1.0,
-        tokens_per_second=count / seconds,
         arrivals=[1 + number * round_seconds for number in range(rounds)],
         chunk_tokens=[per_round] * rounds,
         num_accepted_tokens=accepted,
         accepted_at_depth=[rounds] * (per_round - 1),
     )
-    return replace(made, **fields)
+    return changed(made, **fields)
 
 
 def row(
@@ -110,7 +112,7 @@ def comparison(rows: list[ResultRow], **options: Any) -> Comparison:
 def test_settings_are_written_as_they_are_read() -> None:
     for policy in (Chain(4), BestFirst(16, 6)):
         assert read_setting(Setting(policy).label) == policy
-    assert Setting(aims=Aims(Wish(weight=0.5), None)).knob == 50
+    assert Setting(goal=Goal(weight=0.5)).knob == 50
     assert Setting().label == ""
 
 
@@ -178,7 +180,7 @@ def test_a_sweep_keeps_the_faster_half_and_chooses_one_of_each_group() -> None:
 def test_a_round_that_went_to_the_end_and_a_forward_without_candidates_are_no_misses() -> None:
     done = text(10, 1, 0.1, num_accepted_tokens=18, accepted_at_depth=[8, 6, 4])
     assert acceptance([done]) == pytest.approx(18 / (18 + 6))
-    assert acceptance([replace(done, lone_forwards=2)]) == pytest.approx(18 / (18 + 4))
+    assert acceptance([changed(done, lone=2)]) == pytest.approx(18 / (18 + 4))
     assert row([done]).acceptance == acceptance([done])
 
 
@@ -246,7 +248,7 @@ def test_titles_of_plots_are_whole_and_bars_stand_apart(
     agg, drawn = pytest.importorskip("matplotlib.backends.backend_agg"), list[Any]()
     monkeypatch.setattr(figure.Figure, "savefig", lambda self, *_, **__: drawn.append(self))
     alone = [text(8, 1, 0.5, index) for index in range(6)]
-    knobs = [arm(GROWING, Setting(aims=Aims(Wish(weight=at), None))) for at in (0, 0.5, 1)]
+    knobs = [arm(GROWING, Setting(goal=Goal(weight=at))) for at in (0, 0.5, 1)]
     rows = [row(alone, alone, PAYING, one) for one in (arm(BASELINE), *knobs)]
     draw(tmp_path, replace(comparison(rows), title="a draft for a target on a device; " * 8))
     assert len(drawn) == 3
@@ -264,7 +266,7 @@ def test_the_cheapest_position_is_named_only_where_it_can_be_told() -> None:
         alone = [text(8, 1, 0.5, index) for index in range(6)]
         rows = [row(alone, alone, PAYING, arm(BASELINE))]
         for number, each in enumerate(seconds):
-            by = arm(GROWING, Setting(aims=Aims(Wish(weight=number / 2), None)))
+            by = arm(GROWING, Setting(goal=Goal(weight=number / 2)))
             rows.append(row([text(4, 2, each, index) for index in range(6)], alone, PAYING, by))
         return verdict(comparison(rows, cs=("0", "50")))[2]
 
@@ -278,7 +280,7 @@ def test_what_is_not_known_is_unavailable_and_never_zero() -> None:
     for known in (found.usd_per_million, found.joules_per_million, found.joules_here_per_million):
         assert known.median.value is None
         assert figure_words(known.median, 2) == "unavailable"
-    bare = replace(PAYING, terms=Terms(Rates(3.6)))
+    bare = Account(Billing(3.6), whole=True)
     priced = row([text(4, 2, 0.5)], None, bare).usd_per_million.median
     assert priced.value == pytest.approx(0.001 * 2.5 / 8 * 1e6)
     assert priced.lower_bound
@@ -301,8 +303,8 @@ def test_a_row_by_hand_is_charged_with_the_target_held_and_by_its_forwards() -> 
 
 def test_a_target_on_the_users_own_machine_is_not_rented() -> None:
     own = PAYING.of(arm(LOCAL).architecture)
-    assert own.usd_per_million(4, EFFORT, READ).value is None
-    assert own.joules_per_million(4, EFFORT, READ).value == pytest.approx(2e6)
+    assert own.usd_per_million(4, USAGE, READ).value is None
+    assert own.joules_per_million(4, USAGE, READ).value == pytest.approx(2e6)
 
 
 @pytest.mark.parametrize(
@@ -312,46 +314,30 @@ def test_a_target_on_the_users_own_machine_is_not_rented() -> None:
         (PAYING, UNREAD, 202.0),
         (replace(PAYING, whole=False), READ, 208.0),  # the target is elsewhere
         (replace(PAYING, emulated=True), READ, 202.0),
-        (replace(PAYING, terms=Terms(RATES, 1.0, 10.0)), READ, 8.0),
-        (replace(PAYING, whole=False, terms=Terms(RATES, 1.0, None, 100.0)), READ, 208.0),
+        (Account(HALF, whole=True), READ, 8.0),
+        (Account(replace(PRICED, draft_watts=None), whole=False), READ, 208.0),
     ],
 )
 def test_joules_are_read_where_they_can_be_and_else_counted_from_stated_watts(
     account: Account, read: Figure, joules: float
 ) -> None:
-    found = account.joules_per_million(4, EFFORT, read)
+    found = account.joules_per_million(4, USAGE, read)
     assert found.value == pytest.approx(joules / 4 * 1e6)
 
 
 @pytest.mark.parametrize(
     ("account", "read", "reasons"),
     [
-        (
-            replace(PAYING, terms=Terms(RATES, 1.0, 10.0)),
-            UNREAD,
-            ("counter", "watts of the target"),
-        ),
-        (
-            replace(PAYING, terms=Terms(RATES, 1.0, None, 9.0)),
-            UNREAD,
-            ("counter", "watts of the draft"),
-        ),
-        (
-            replace(PAYING, whole=False, terms=Terms(RATES, 1.0, 10.0)),
-            READ,
-            ("watts of the target",),
-        ),
-        (
-            replace(PAYING, emulated=True, terms=Terms(RATES, 1.0, None, 9.0)),
-            READ,
-            ("emulated", "watts of the draft"),
-        ),
+        (Account(HALF, whole=True), UNREAD, ("counter", "watts of the target")),
+        (Account(OTHER, whole=True), UNREAD, ("counter", "watts of the draft")),
+        (Account(HALF, whole=False), READ, ("watts of the target",)),
+        (Account(OTHER, whole=True, emulated=True), READ, ("emulated", "watts of the draft")),
     ],
 )
 def test_joules_of_one_side_alone_are_not_the_joules_of_a_token(
     account: Account, read: Figure, reasons: tuple[str, ...]
 ) -> None:
-    found = account.joules_per_million(4, EFFORT, read)
+    found = account.joules_per_million(4, USAGE, read)
     assert found.value is None
     assert all(reason in found.source for reason in reasons)
 

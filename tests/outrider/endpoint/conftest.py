@@ -14,9 +14,8 @@ import uvicorn
 from grpc_comm.server.server import BackgroundServer
 from grpc_comm.transport import Address
 from outrider.endpoint.access import allowed_hosts
-from outrider.endpoint.app import create_app
-from outrider.endpoint.desk import Desk
-from outrider.endpoint.run import http_config, listening
+from outrider.endpoint.run import create_app, http_config, listening
+from outrider.endpoint.target_manager import TargetManager
 from outrider.options.roles import ServeRole, TargetRole
 from outrider.target.target import load_target
 from outrider.terminal.live_text import silent
@@ -26,17 +25,17 @@ from tests.support.wire_fixtures import WAIT
 
 @contextmanager
 def http_server(
-    desk: Desk,
+    manager: TargetManager,
     keys: tuple[str, ...] = (),
     admin_keys: tuple[str, ...] = (),
     names: tuple[str, ...] = (),
     connections: int = 512,
 ) -> Iterator[str]:
-    """Serve a desk on a free port of this machine; yields the address as http://HOST:PORT.
+    """Serve a manager on a free port of this machine; yields the address as http://HOST:PORT.
 
-    The desk stays open.
+    The manager stays open.
     """
-    app = create_app(desk, keys, admin_keys=admin_keys, hosts=allowed_hosts("127.0.0.1", names))
+    app = create_app(manager, keys, admin_keys=admin_keys, hosts=allowed_hosts("127.0.0.1", names))
     bound = listening(Address("127.0.0.1", 0))
     bound.listen()  # a request may come before the thread runs
     server = uvicorn.Server(http_config(app, connections, lifespan="off"))
@@ -77,27 +76,27 @@ def target() -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def desk(target: str) -> Iterator[Desk]:
-    opened = Desk(ServeRole(target_host=target, batch=2, most_texts=40))
+def manager(target: str) -> Iterator[TargetManager]:
+    opened = TargetManager(ServeRole(target_host=target, batch=2, most_texts=40))
     opened.open()
     yield opened
     opened.close()
 
 
 @pytest.fixture(scope="module")
-def server(desk: Desk) -> Iterator[str]:
-    with http_server(desk) as address:
+def server(manager: TargetManager) -> Iterator[str]:
+    with http_server(manager) as address:
         yield address
 
 
 @pytest.fixture(scope="module")
-def own_text(desk: Desk) -> Callable[..., str]:
+def own_text(manager: TargetManager) -> Callable[..., str]:
     """The target's own text, made without any draft."""
-    assert desk.texts is not None
-    client = desk.texts.client
+    assert manager.texts is not None
+    client = manager.texts.client
 
     def make(prompt: str, tokens: int, temperature: float = 0.0, seed: int = 0) -> str:
-        from outrider.text.generation import Parameters, make_request
+        from outrider.text.prompts import Parameters, make_request
 
         given = Parameters(tokens, temperature, seed=seed)
         request: Request = make_request(client, prompt, given)

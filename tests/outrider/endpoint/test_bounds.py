@@ -11,11 +11,11 @@ import pytest
 
 from inference.errors import LimitExceeded
 from inference.text import Tokenizer
-from outrider.endpoint.desk import Desk
 from outrider.endpoint.failures import MOST_SIGNS
 from outrider.endpoint.requests import MOST_BYTES, MOST_MESSAGES, MOST_PROMPTS
-from outrider.endpoint.texts import READERS, Texts
-from outrider.text.generation import SLICE, Parameters, PromptTooLong, make_request
+from outrider.endpoint.target_manager import TargetManager
+from outrider.endpoint.text_runner import READERS, TextRunner
+from outrider.text.prompts import SLICE, Parameters, PromptTooLong, make_request
 from tests.support.wire_fixtures import WAIT, eventually
 
 LONG = "def f(x): " * (MOST_BYTES // 20)
@@ -38,9 +38,9 @@ def encoded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 @pytest.fixture
-def texts(desk: Desk) -> Texts:
-    assert desk.texts is not None
-    return desk.texts
+def texts(manager: TargetManager) -> TextRunner:
+    assert manager.texts is not None
+    return manager.texts
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ def texts(desk: Desk) -> Texts:
     ids=["words", "one word", "ids", "message", "messages"],
 )
 def test_work_on_a_prompt_is_bounded_by_the_sequence_length(
-    texts: Texts, encoded: list[int], prompt: Any, param: str
+    texts: TextRunner, encoded: list[int], prompt: Any, param: str
 ) -> None:
     with pytest.raises(PromptTooLong, match="more than 1024 tokens") as refused:
         make_request(texts.client, prompt, ONE)
@@ -63,7 +63,7 @@ def test_work_on_a_prompt_is_bounded_by_the_sequence_length(
     assert sum(encoded) <= SLICE
 
 
-def test_a_long_prompt_of_few_tokens_is_made(texts: Texts) -> None:
+def test_a_long_prompt_of_few_tokens_is_made(texts: TextRunner) -> None:
     longest = max(texts.client.tokenizer.ids(), key=len).replace("Ċ", "\n").replace("Ġ", " ")
     prompt = longest * (texts.client.length - 24)
     assert len(prompt) > 8 * texts.client.length
@@ -100,7 +100,7 @@ def test_a_prompt_that_does_not_fit_has_the_code_that_clients_look_for(server: s
 
 
 def test_prompts_that_wait_for_a_thread_are_dropped_when_their_callers_leave(
-    texts: Texts,
+    texts: TextRunner,
 ) -> None:
     gate, begun, told = threading.Event(), list[int](), list[bool]()
 
@@ -125,7 +125,7 @@ def test_prompts_that_wait_for_a_thread_are_dropped_when_their_callers_leave(
     assert (begun, told) == (list(range(READERS)), [True] * READERS)
 
 
-def test_more_texts_than_there_is_room_for_are_refused(texts: Texts) -> None:
+def test_more_texts_than_there_is_room_for_are_refused(texts: TextRunner) -> None:
     with pytest.raises(LimitExceeded, match="41 texts"):
         texts.check_room(41)
 
@@ -155,7 +155,9 @@ def test_a_body_without_its_header_is_told_which_one_is_missing(server: str) -> 
     assert "Content-Type: application/json" in answer.json()["error"]["message"]
 
 
-def test_a_prompt_that_comes_again_is_counted_as_cached(server: str, desk: Desk) -> None:
+def test_a_prompt_that_comes_again_is_counted_as_cached(
+    server: str, manager: TargetManager
+) -> None:
     asked = {"prompt": "def again(x):\n    return x\n" * 8, "max_tokens": 2, "temperature": 0}
     first, second = (
         httpx.post(f"{server}/v1/completions", json=asked, timeout=WAIT).json()["usage"]

@@ -12,10 +12,10 @@ import pytest
 
 from inference.errors import Busy, LimitExceeded, Unavailable
 from outrider.endpoint.access import MOST_HEAD
-from outrider.endpoint.desk import Desk
-from outrider.endpoint.texts import Texts
+from outrider.endpoint.target_manager import TargetManager
+from outrider.endpoint.text_runner import TextRunner
 from outrider.options.roles import ServeRole
-from outrider.text.generation import Generation
+from outrider.text.completion import Completion
 from tests.outrider.endpoint.conftest import http_server, sent, until_closed
 from tests.support.wire_fixtures import WAIT, eventually
 
@@ -32,7 +32,7 @@ def bearer(key: str) -> dict[str, str]:
 def test_only_an_administrator_changes_what_everybody_uses(
     target: str, keys: tuple[str, ...], admin_keys: tuple[str, ...]
 ) -> None:
-    opened = Desk(ServeRole(target_host=target, target_only=True))
+    opened = TargetManager(ServeRole(target_host=target, target_only=True))
     opened.open()
     alice, root = bearer(ALICE), bearer(ROOT)
     start = {"address": target, "target_only": True}
@@ -54,8 +54,8 @@ def test_only_an_administrator_changes_what_everybody_uses(
 
 
 @pytest.fixture(scope="module")
-def named(desk: Desk) -> Iterator[str]:
-    with http_server(desk, names=("Proxy.example",)) as address:
+def named(manager: TargetManager) -> Iterator[str]:
+    with http_server(manager, names=("Proxy.example",)) as address:
         yield address
 
 
@@ -100,11 +100,11 @@ def test_a_whole_head_has_the_same_bound_as_one_in_pieces(server: str) -> None:
 
 
 @contextmanager
-def holding(texts: Texts, caller: str, count: int) -> Iterator[None]:
+def holding(texts: TextRunner, caller: str, count: int) -> Iterator[None]:
     """So many texts of a caller are in the making."""
     gate, running = Event(), texts.running + count
 
-    def wait(_put: Callable[[object], None], _end: Event) -> Generation:
+    def wait(_put: Callable[[object], None], _end: Event) -> Completion:
         assert gate.wait(WAIT)
         raise Unavailable("the test ends")
 
@@ -122,7 +122,7 @@ def holding(texts: Texts, caller: str, count: int) -> Iterator[None]:
 
 
 def test_a_caller_among_several_leaves_room_for_others(target: str) -> None:
-    opened = Desk(ServeRole(target_host=target, target_only=True, most_texts=8))
+    opened = TargetManager(ServeRole(target_host=target, target_only=True, most_texts=8))
     texts = opened.open()
     with closing(opened), holding(texts, "alice", 6):
         with pytest.raises(Busy, match="6 of them for this caller"):
@@ -136,7 +136,7 @@ def test_a_caller_among_several_leaves_room_for_others(target: str) -> None:
 
 
 def test_each_key_is_a_caller_of_its_own(target: str) -> None:
-    opened = Desk(ServeRole(target_host=target, target_only=True, most_texts=2))
+    opened = TargetManager(ServeRole(target_host=target, target_only=True, most_texts=2))
     texts = opened.open()
     with closing(opened), http_server(opened, (ALICE, BOB)) as address:
         for path in ("v1/completions", "page/texts"):

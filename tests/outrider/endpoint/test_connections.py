@@ -12,7 +12,7 @@ import pytest
 
 from grpc_comm.client.connection import Connection
 from outrider.endpoint import connections
-from outrider.endpoint.desk import Desk
+from outrider.endpoint.target_manager import TargetManager
 from tests.outrider.endpoint.conftest import http_server, sent, until_closed
 from tests.support.wire_fixtures import WAIT
 
@@ -48,8 +48,8 @@ def test_an_answer_may_take_longer_than_its_request(
         assert connection.recv(16).startswith(b"HTTP/1.1 200")
 
 
-def test_half_open_connections_make_room_for_who_asks(desk: Desk) -> None:
-    with http_server(desk, connections=4) as address, ExitStack() as stack:
+def test_half_open_connections_make_room_for_who_asks(manager: TargetManager) -> None:
+    with http_server(manager, connections=4) as address, ExitStack() as stack:
         idle = [stack.enter_context(sent(address, HEAD[:20])) for _ in range(12)]
         assert httpx.get(f"{address}/version", timeout=WAIT).is_success
         for connection in idle[:8]:
@@ -57,11 +57,11 @@ def test_half_open_connections_make_room_for_who_asks(desk: Desk) -> None:
 
 
 def test_when_all_connections_are_answered_a_further_one_is_told_to_come_again(
-    desk: Desk,
+    manager: TargetManager,
 ) -> None:
     body = b'{"prompt": "def main():", "max_tokens": 900, "stream": true}'
     whole = HEAD.replace(b"99", b"%d\r\nContent-Type: application/json" % len(body)) + body
-    with http_server(desk, connections=2) as address, ExitStack() as stack:
+    with http_server(manager, connections=2) as address, ExitStack() as stack:
         for _ in range(2):
             busy = stack.enter_context(sent(address, whole))
             assert busy.recv(16).startswith(b"HTTP/1.1 200")

@@ -11,7 +11,7 @@ import httpx
 import openai
 import pytest
 
-from outrider.endpoint.desk import Desk
+from outrider.endpoint.target_manager import TargetManager
 from tests.outrider.endpoint.conftest import http_server
 from tests.support.wire_fixtures import eventually
 
@@ -45,15 +45,14 @@ def test_a_completion_is_the_targets_own_text(
     assert text == own_text(PROMPT, 40, temperature, 5)
 
 
-def test_a_chat_has_the_models_template_and_right_counts(api: openai.OpenAI, desk: Desk) -> None:
+def test_a_chat_has_the_models_template_and_right_counts(
+    api: openai.OpenAI, manager: TargetManager
+) -> None:
     answer = api.chat.completions.create(
-        model="outrider-embedded-target",
-        messages=CHAT,
-        temperature=0,
-        max_completion_tokens=12,
+        model="outrider-embedded-target", messages=CHAT, temperature=0, max_completion_tokens=12
     )
-    assert desk.texts is not None
-    tokenizer = desk.texts.client.tokenizer
+    assert manager.texts is not None
+    tokenizer = manager.texts.client.tokenizer
     assert answer.usage is not None
     assert answer.usage.prompt_tokens == len(tokenizer.encode_chat(CHAT))
     assert answer.usage.completion_tokens == 12
@@ -86,16 +85,16 @@ def test_a_streamed_chat_ends_with_reason_counts_and_speculation(api: openai.Ope
 
 
 def test_texts_of_one_prompt_have_seeds_one_after_the_other(
-    api: openai.OpenAI, own_text: OwnText, desk: Desk
+    api: openai.OpenAI, own_text: OwnText, manager: TargetManager
 ) -> None:
     answer = api.completions.create(
         model="", prompt=PROMPT, max_tokens=20, temperature=1, seed=7, n=3
     )
     texts = [choice.text for choice in answer.choices]
     assert texts == [own_text(PROMPT, 20, 1.0, seed) for seed in (7, 8, 9)]
-    assert desk.texts is not None
+    assert manager.texts is not None
     assert answer.usage is not None
-    assert answer.usage.prompt_tokens == len(desk.texts.client.tokenizer.encode(PROMPT))
+    assert answer.usage.prompt_tokens == len(manager.texts.client.tokenizer.encode(PROMPT))
     assert answer.usage.completion_tokens == 3 * 20
 
 
@@ -136,24 +135,26 @@ def test_32_streams_at_once_are_the_targets_own_texts(server: str, own_text: Own
     assert texts == [own_text(PROMPT, 24, 1.0, seed) for seed in range(32)]
 
 
-def test_a_client_that_leaves_ends_its_text(http: httpx.Client, desk: Desk) -> None:
+def test_a_client_that_leaves_ends_its_text(http: httpx.Client, manager: TargetManager) -> None:
     asked = {"prompt": PROMPT, "max_tokens": 900, "temperature": 0, "stream": True}
     with http.stream("POST", "/v1/completions", json=asked) as response:
         assert next(response.iter_lines()).startswith("data: ")
-        assert desk.texts is not None
-        assert desk.texts.running == 1
-    _wait_until_idle(desk)
+        assert manager.texts is not None
+        assert manager.texts.running == 1
+    _wait_until_idle(manager)
 
 
-def test_a_client_that_leaves_before_its_answer_ends_the_text(server: str, desk: Desk) -> None:
+def test_a_client_that_leaves_before_its_answer_ends_the_text(
+    server: str, manager: TargetManager
+) -> None:
     asked = {"prompt": PROMPT, "max_tokens": 900, "temperature": 0}
     with pytest.raises(httpx.ReadTimeout):
         httpx.post(f"{server}/v1/completions", json=asked, timeout=0.3)
-    _wait_until_idle(desk)
+    _wait_until_idle(manager)
 
 
-def _wait_until_idle(desk: Desk) -> None:
-    texts = desk.texts
+def _wait_until_idle(manager: TargetManager) -> None:
+    texts = manager.texts
     assert texts is not None
     eventually(lambda: not texts.running)
 
@@ -243,8 +244,8 @@ def test_models_health_metrics_and_version_answer(http: httpx.Client) -> None:
     assert http.get("/version").json()["version"]
 
 
-def test_a_key_is_needed_where_there_are_keys(desk: Desk) -> None:
-    with http_server(desk, ("alice-0123456789abcdef",)) as address:
+def test_a_key_is_needed_where_there_are_keys(manager: TargetManager) -> None:
+    with http_server(manager, ("alice-0123456789abcdef",)) as address:
         asked = {"prompt": PROMPT, "max_tokens": 2}
         for headers in ({}, {"Authorization": "Bearer wrong"}):
             answer = httpx.post(f"{address}/v1/completions", json=asked, headers=headers)
@@ -265,7 +266,7 @@ def test_a_page_elsewhere_cannot_act(http: httpx.Client) -> None:
 def test_more_texts_than_allowed_are_asked_to_come_again(target: str) -> None:
     from outrider.options.roles import ServeRole
 
-    small = Desk(ServeRole(target_host=target, target_only=True, most_texts=1))
+    small = TargetManager(ServeRole(target_host=target, target_only=True, most_texts=1))
     small.open()
     asked = {"prompt": PROMPT, "max_tokens": 900, "stream": True}
     with (
@@ -290,10 +291,10 @@ def test_without_a_target_requests_are_told_why_and_the_target_is_found_when_it_
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    desk = Desk(ServeRole(port=port, target_only=True))
+    manager = TargetManager(ServeRole(port=port, target_only=True))
     with pytest.raises(Unavailable):
-        desk.open()
-    with closing(desk), http_server(desk) as address:
+        manager.open()
+    with closing(manager), http_server(manager) as address:
         answer = httpx.post(f"{address}/v1/completions", json={"prompt": PROMPT}, timeout=30)
         assert answer.status_code == 503
         assert str(port) in answer.json()["error"]["message"]

@@ -15,11 +15,11 @@ from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_play
 
 from grpc_comm.server.server import BackgroundServer, Target
 from outrider.client.client import Client
-from outrider.endpoint.desk import Desk
+from outrider.endpoint.target_manager import TargetManager
 from outrider.options.roles import ServeRole, TargetRole
 from outrider.target.target import load_target
 from outrider.terminal.live_text import silent
-from outrider.text.generation import Parameters, make_request
+from outrider.text.prompts import Parameters, make_request
 from tests.outrider.endpoint.conftest import http_server
 from tests.support.wire_fixtures import free_port
 
@@ -56,9 +56,9 @@ def priced(target: str) -> Iterator[str]:
         usd_per_gb_down=0.09,
         draft_watts=30.0,
     )
-    desk = Desk(options)
-    desk.open()
-    with closing(desk), http_server(desk) as address:
+    manager = TargetManager(options)
+    manager.open()
+    with closing(manager), http_server(manager) as address:
         yield address
 
 
@@ -116,9 +116,9 @@ def test_the_slider_steers_the_target_in_use(page: Page) -> None:
 def test_where_all_positions_ask_for_the_same_the_page_has_no_knob_and_no_curve(
     context: BrowserContext, target: str
 ) -> None:
-    desk = Desk(ServeRole(target_host=target, usd_per_hour=1.34))
-    desk.open()
-    with closing(desk), http_server(desk) as address:
+    manager = TargetManager(ServeRole(target_host=target, usd_per_hour=1.34))
+    manager.open()
+    with closing(manager), http_server(manager) as address:
         page = context.new_page()
         page.goto(address)
         note = page.locator("#cs-note")
@@ -193,12 +193,12 @@ def mortal(context: BrowserContext) -> Iterator[Callable[[float], Mortal]]:
         def begin(patience: float) -> Mortal:
             one, again = (load_target(TargetRole(port=port)) for port in [free_port()] * 2)
             target = stack.enter_context(BackgroundServer(one))
-            desk = Desk(ServeRole(target_host=str(target.address), patience=patience))
-            client = desk.open().client
-            stack.callback(desk.close)
+            manager = TargetManager(ServeRole(target_host=str(target.address), patience=patience))
+            client = manager.open().client
+            stack.callback(manager.close)
             page = context.new_page()
             page.add_init_script("Math.random = () => 0.5")  # a seed whose text is long
-            page.goto(stack.enter_context(http_server(desk)))
+            page.goto(stack.enter_context(http_server(manager)))
             page.fill("#temperature", "0.8")
             page.fill("#tokens", "400")
             page.fill("#message", "def main():")

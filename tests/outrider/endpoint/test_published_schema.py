@@ -17,15 +17,15 @@ from schemathesis.specs.openapi.checks import (
 )
 
 from grpc_comm.server.server import BackgroundServer
-from outrider.endpoint.app import create_app
-from outrider.endpoint.desk import Desk
+from outrider.endpoint.run import create_app
+from outrider.endpoint.target_manager import TargetManager
 from outrider.options.roles import ServeRole, TargetRole
 from outrider.target.target import load_target
 from tests.outrider.endpoint.conftest import http_server
 
 pytestmark = pytest.mark.extended
 
-SCHEMA = schemathesis.openapi.from_dict(create_app(Desk(ServeRole())).openapi())
+SCHEMA = schemathesis.openapi.from_dict(create_app(TargetManager(ServeRole())).openapi())
 OPERATIONS = {
     f"{found.ok().method} {found.ok().path}": found.ok() for found in SCHEMA.get_all_operations()
 }
@@ -50,8 +50,8 @@ def short_target() -> Iterator[str]:
 def test_every_answer_is_one_that_the_schema_has(
     short_target: str, name: str, mode: GenerationMode
 ) -> None:
-    desk = Desk(ServeRole(target_host=short_target, target_only=True, patience=0))
-    desk.open()
+    manager = TargetManager(ServeRole(target_host=short_target, target_only=True, patience=0))
+    manager.open()
 
     @settings(
         max_examples=CASES,
@@ -70,5 +70,5 @@ def test_every_answer_is_one_that_the_schema_has(
         if answer.status_code != 503:
             case.validate_response(answer, checks=[not_a_server_error])
 
-    with closing(desk), http_server(desk) as address:
+    with closing(manager), http_server(manager) as address:
         ask()

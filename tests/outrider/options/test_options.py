@@ -8,7 +8,7 @@ from typing import Any, get_args
 
 import pytest
 
-from inference.cost.accounting import OBJECTIVES
+from inference.cost.billing import OBJECTIVES
 from inference.errors import InvalidRequest
 from outrider.options import ROLES, parse
 from outrider.options.group import Flag, flags_of

@@ -17,7 +17,7 @@ from inference.errors import InvalidRequest
 from outrider.cli import main
 from outrider.compare.arms import ARCHITECTURES, BASELINE, HYBRID, SUFFIX
 from outrider.compare.compare_options import parse as parse_comparison
-from outrider.endpoint.desk import Desk
+from outrider.endpoint.target_manager import TargetManager
 from outrider.options import parse
 from outrider.options.presets import PRESETS
 from outrider.options.roles import DraftRole, FusedTargetRole, ServeRole
@@ -130,9 +130,9 @@ def test_the_printed_configuration_says_what_comes_from_the_preset(
 
 
 def test_the_page_of_a_server_with_a_preset_can_still_choose_who_drafts(port: str) -> None:
-    with closing(Desk(ServeRole(port=port, preset="vanilla"))) as desk:
-        assert desk.open().client.draft is None
-        drafted = desk.open({"target_host": f"127.0.0.1:{port}", "target_only": False})
+    with closing(TargetManager(ServeRole(port=port, preset="vanilla"))) as manager:
+        assert manager.open().client.draft is None
+        drafted = manager.open({"target_host": f"127.0.0.1:{port}", "target_only": False})
         assert drafted.client.draft is not None
 
 

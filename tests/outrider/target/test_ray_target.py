@@ -63,10 +63,7 @@ class Texts:
 @pytest.fixture(scope="module")
 def own() -> dict[Asked, list[int]]:
     """The target's own texts, without draft, ingress or fleet."""
-    with (
-        outrider.serve(port=0) as target,
-        outrider.connect(target.address, draft=False) as engine,
-    ):
+    with outrider.serve(port=0) as target, outrider.connect(target.address, draft=False) as engine:
         texts = Texts(engine)
         return {asked: texts.make(asked) for asked in dict.fromkeys(ASKED)}
 

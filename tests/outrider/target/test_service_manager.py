@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from outrider.target.service_manager import notify
+from outrider.target.observing import notify
 
 
 def test_states_come_as_one_datagram(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

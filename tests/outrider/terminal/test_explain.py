@@ -2,33 +2,28 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
-from inference.cost.accounting import Rates
-from inference.cost.objective import Terms, price_words
+from inference.cost.billing import Billing, price_words
 from inference.times import LatencyModel
 from outrider.doctor.checks import plan
+from outrider.money.goal import Goal
 from outrider.terminal.explain import AGAIN, Explainer, Limit, dear_law, explained, limit_of
 from outrider.text.completion import Completion
+from tests.support.completions import changed, completion
 
-TERMS = Terms(Rates(3.6), target_watts=100.0, draft_watts=10.0)
+GOAL = Goal("api_cost", billing=Billing(3.6, target_watts=100.0, draft_watts=10.0))
 TRIP = 0.02
-MADE = Completion(
-    0,
-    "p",
-    0,
-    3,
-    token_ids=list(range(100)),
+MADE = completion(
+    100,
     seconds=1.4,
     forwards=40,
-    lone_forwards=4,
-    num_draft_tokens=300,
+    lone=4,
+    candidates=300,
     num_accepted_tokens=60,
     draft_calls=110,
     draft_seconds=0.5,
-    target_seconds=1.2,
+    model_seconds=1.2,
 )
 
 
@@ -52,11 +47,11 @@ def test_prices_of_tokens_have_the_unit_of_what_is_weighed(
     ("made", "round_trip", "limit"),
     [
         (MADE, TRIP, Limit.TARGET),
-        (replace(MADE, draft_seconds=1.3), TRIP, Limit.DRAFT),
-        (replace(MADE, lone_forwards=30), TRIP, Limit.LINK),
-        (replace(MADE, lone_forwards=30), 0.001, Limit.DRAFT),
-        (replace(MADE, num_accepted_tokens=2), TRIP, Limit.USELESS),
-        (replace(MADE, draft_calls=0, draft_seconds=0.0), TRIP, Limit.NO_DRAFT),
+        (changed(MADE, draft_seconds=1.3), TRIP, Limit.DRAFT),
+        (changed(MADE, lone=30), TRIP, Limit.LINK),
+        (changed(MADE, lone=30), 0.001, Limit.DRAFT),
+        (changed(MADE, num_accepted_tokens=2), TRIP, Limit.USELESS),
+        (changed(MADE, draft_calls=0, draft_seconds=0.0), TRIP, Limit.NO_DRAFT),
     ],
 )
 def test_what_limits_a_text_is_told_from_what_was_measured(
@@ -84,18 +79,18 @@ def test_where_nodes_cost_nearly_as_much_as_forwards_no_good_draft_pays(
     times = LatencyModel({(1, 2**power): seconds for power, seconds in enumerate(law)})
     assert dear_law(times) == words
     assert dear_law(LatencyModel()) == ""
-    useless, dear = replace(MADE, num_accepted_tokens=2), Limit.ARITHMETIC
+    useless, dear = changed(MADE, num_accepted_tokens=2), Limit.ARITHMETIC
     assert limit_of(useless, TRIP, words) is (dear if words else Limit.USELESS)
-    silent = replace(useless, draft_calls=0)
+    silent = changed(useless, draft_calls=0)
     assert limit_of(silent, TRIP, words) is (dear if words else Limit.NO_DRAFT)
     assert limit_of(MADE, TRIP, words) is Limit.TARGET
-    assert words in explained(useless, TRIP, None, "latency", words).splitlines()[-1]
+    assert words in explained(useless, TRIP, Goal("api_cost"), words).splitlines()[-1]
     found = [finding.text for finding in plan(times, 1e-3, TRIP) if finding.severity == "warning"]
     assert found == [f"hardly any draft pays: {words}"] * bool(words)
 
 
 def test_the_block_has_the_times_of_draft_target_and_link_and_the_price() -> None:
-    assert explained(MADE, TRIP, TERMS, "api_cost").splitlines() == [
+    assert explained(MADE, TRIP, GOAL).splitlines() == [
         "a token takes 14 ms, $14 a million tokens",
         "  draft: 1.10 calls a token of 4.55 ms, 36% of the time",
         "  target: 0.40 forwards a token of 30 ms, 10% of them without candidates",
@@ -104,22 +99,21 @@ def test_the_block_has_the_times_of_draft_target_and_link_and_the_price() -> Non
     ]
 
 
-@pytest.mark.parametrize("terms", [None, Terms(Rates(0.0))])
-def test_no_price_is_told_that_is_not_known(terms: Terms | None) -> None:
-    assert explained(MADE, TRIP, terms, "energy_total").splitlines()[0] == "a token takes 14 ms"
+def test_no_price_is_told_that_is_not_known() -> None:
+    assert explained(MADE, TRIP, Goal("energy_total")).splitlines()[0] == "a token takes 14 ms"
 
 
 def test_it_speaks_again_only_where_something_else_limits_the_text(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    explainer = Explainer(TRIP, None, "latency")
-    far = replace(MADE, lone_forwards=30)
+    explainer = Explainer(TRIP, Goal("api_cost"))
+    far = changed(MADE, lone=30)
     explainer.tell(MADE)
-    explainer.tell(replace(MADE, token_ids=list(range(100 + AGAIN))))
+    explainer.tell(changed(MADE, token_ids=list(range(100 + AGAIN))))
     assert capsys.readouterr().err.count("limited by") == 1
-    explainer.tell(replace(far, token_ids=list(range(101 + AGAIN))))
+    explainer.tell(changed(far, token_ids=list(range(101 + AGAIN))))
     assert not capsys.readouterr().err  # not so soon
-    explainer.tell(replace(far, token_ids=list(range(100 + 2 * AGAIN))))
+    explainer.tell(changed(far, token_ids=list(range(100 + 2 * AGAIN))))
     assert Limit.LINK.value in capsys.readouterr().err
 
 
@@ -127,5 +121,5 @@ def test_it_speaks_again_only_where_something_else_limits_the_text(
 def test_beside_others_the_text_is_named(
     capsys: pytest.CaptureFixture[str], named: bool, begins: str
 ) -> None:
-    Explainer(TRIP, None, "latency", named).conclude(MADE)
+    Explainer(TRIP, Goal("api_cost"), named).conclude(MADE)
     assert capsys.readouterr().err.startswith(begins)

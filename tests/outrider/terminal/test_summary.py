@@ -10,15 +10,15 @@ from dataclasses import replace
 
 import pytest
 
-from inference.cost.accounting import Rates
-from inference.cost.objective import Terms, Wish
-from outrider.money.purse import Purse
+from inference.cost.billing import Billing
+from outrider.money.budget import RunBudget
+from outrider.money.goal import Goal
 from outrider.terminal.summary import account, summary
 from outrider.text.completion import Completion
 from tests.support.clock import Clock
+from tests.support.completions import completion
 
-RATES = Rates(3.6, usd_per_kwh=0.36, usd_per_gb_to_target=0.0, usd_per_gb_from_target=0.0)
-TERMS = Terms(RATES, draft_watts=10.0, target_watts=100.0)
+PRICED = Billing(3.6, 0.36, 0.0, 0.0, draft_watts=10.0, target_watts=100.0, source="as given")
 
 
 def numbers(line: str) -> list[float]:
@@ -27,25 +27,16 @@ def numbers(line: str) -> list[float]:
 
 
 def text(tokens: int = 100, seconds: float = 2.0, **more: object) -> Completion:
-    done = Completion(
-        0,
-        "p",
-        0,
-        3,
-        token_ids=list(range(tokens)),
-        seconds=seconds,
-        finish_reason="length",
-    )
-    return replace(done, **more)  # type: ignore[arg-type]
+    return completion(tokens, **{"seconds": seconds, "finish_reason": "length"} | more)
 
 
 def test_the_report_counts_forwards_and_tells_those_without_candidates_apart() -> None:
     done = text(
         forwards=40,
-        lone_forwards=10,
-        num_draft_tokens=240,
+        lone=10,
+        candidates=240,
         num_accepted_tokens=60,
-        accepted_by={"model": 45, "copy": 15},
+        by_proposer={0: 45, 1: 15},
         draft_calls=110,
         draft_seconds=0.5,
         bytes_up=8000,
@@ -61,14 +52,7 @@ def test_the_report_counts_forwards_and_tells_those_without_candidates_apart() -
         [240, 60, 25.0, 45, 15],  # candidates, accepted, by the model, by copying
         [110, 1.1, 0.5],  # draft calls, a token, seconds
         [2.0, 50.0],  # seconds, tokens a second
-        [
-            0.5,
-            150,
-            50,
-            199,
-            99,
-            200,
-        ],  # first token; gaps p50, p99, most
+        [0.5, 150, 50, 199, 99, 200],  # first token; gaps p50, p99, most
         [80, 7, 0.9, 0.4],  # bytes and messages a token, up and down
     ]
     beside = replace(done, baseline=text(forwards=100, seconds=5.0))
@@ -81,23 +65,26 @@ def test_seconds_of_target_only_runs_are_not_the_texts_own() -> None:
     assert [2.0, 7.0, 50.0] in map(numbers, beside)
 
 
-def spent(
-    seconds: float, terms: Terms = TERMS, source: str | None = "$3.6 an hour, as given"
-) -> Purse:
+def spent(seconds: float, billing: Billing = PRICED) -> RunBudget:
     clock = Clock(0.0)
-    paying = Purse(terms, source=source, clock=clock)
-    with paying.text():
+    paying = RunBudget(billing, clock=clock)
+    with paying.charge():
         clock.now = seconds
     return paying
 
 
-def said(purse: Purse, wish: Wish = Wish(), texts: Sequence[Completion] = (text(),)) -> list[str]:  # noqa: B008  # both are frozen or read only
-    return account(texts, purse, wish).splitlines()
+SPEED = Goal()
+
+
+def said(
+    budget: RunBudget, goal: Goal = SPEED, texts: Sequence[Completion] = (text(),)
+) -> list[str]:
+    return account(texts, budget, goal).splitlines()
 
 
 def test_cost_and_energy_are_told_by_the_token_with_their_sources() -> None:
     told = said(spent(2.0))
-    assert [numbers(line) for line in told] == [[0.002, 20], [3.6], [2, 100]]
+    assert [numbers(line) for line in told] == [[0.002, 20], [], [2, 100]]
     assert "as given" in told[1]
 
 
@@ -107,40 +94,37 @@ def test_where_the_forwards_alone_are_paid_a_token_has_another_price() -> None:
 
 
 def test_a_cost_that_leaves_something_out_says_what() -> None:
-    bare = spent(
-        2.0,
-        Terms(Rates(3.6, usd_per_gb_to_target=0.0, usd_per_gb_from_target=0.0), target_share=0.5),
-    )
-    told = said(bare)
-    assert [numbers(line) for line in told] == [[0.001, 10], [3.6, 0.5]]
+    bare = Billing(3.6, None, 0.0, 0.0, target_share=0.5, source="as given")
+    told = said(spent(2.0, bare))
+    assert [numbers(line) for line in told] == [[0.001, 10], [0.5]]
     assert "no price of electricity" in told[0]
 
 
 def test_without_prices_and_watts_nothing_is_said() -> None:
-    assert said(spent(2.0, Terms(Rates(0.0)), source=None)) == []
-    assert said(spent(2.0, source=None), texts=[text(0)]) == []
+    assert said(spent(2.0, Billing())) == []
+    assert said(spent(2.0, Billing(draft_watts=10.0)), texts=[text(0)]) == []
     assert [numbers(line) for line in said(spent(2.0), texts=[text(0)])] == [[0.002]]
 
 
 @pytest.mark.parametrize(
-    ("wish", "flag", "kept", "figures"),
+    ("goal", "flag", "kept", "figures"),
     [
-        (Wish(min_tps=40.0), "--min_tps", True, [50, 40]),
-        (Wish(min_tps=60.0), "--min_tps", False, [50, 60]),
-        (Wish("api_cost", max_per_token=25e-6), "--max_usd_per_1m", True, [20, 25]),
-        (Wish("total_cost", max_per_token=5e-6), "--max_usd_per_1m", False, [20, 5]),
-        (Wish("energy_total", max_per_token=1.5), "--max_joules_per_token", False, [2, 1.5]),
+        (Goal(min_tps=40.0), "--min_tps", True, [50, 40]),
+        (Goal(min_tps=60.0), "--min_tps", False, [50, 60]),
+        (Goal("api_cost", max_per_token=25e-6), "--max_usd_per_1m", True, [20, 25]),
+        (Goal("total_cost", max_per_token=5e-6), "--max_usd_per_1m", False, [20, 5]),
+        (Goal("energy_total", max_per_token=1.5), "--max_joules_per_token", False, [2, 1.5]),
     ],
 )
 def test_a_limit_is_followed_by_what_was_measured(
-    wish: Wish, flag: str, kept: bool, figures: list[float]
+    goal: Goal, flag: str, kept: bool, figures: list[float]
 ) -> None:
-    name, outcome, *rest = said(spent(2.0), wish)[-1].split()
+    name, outcome, *rest = said(spent(2.0), goal)[-1].split()
     assert (name, outcome) == (flag, "kept:" if kept else "missed:")
     assert numbers(" ".join(rest)) == figures
 
 
-def test_texts_that_the_purse_ended_are_counted_apart_from_those_that_never_began() -> None:
+def test_texts_that_the_budget_ended_are_counted_apart_from_those_that_never_began() -> None:
     cut, never = text(finish_reason="spent"), text(0, 0.0, finish_reason="spent")
 
     def ended(*texts: Completion) -> list[float]:

@@ -11,8 +11,7 @@ from threading import Event
 import pytest
 
 from inference.backends.eager import EagerModel
-from inference.cost.accounting import Rates
-from inference.cost.objective import Terms
+from inference.cost.billing import Billing
 from inference.draft_thread import inline
 from inference.draft_tuning import TUNING
 from inference.drafters.draft import Draft
@@ -31,9 +30,9 @@ from inference.sampling import SamplingParams
 from inference.text import Tokenizer
 from inference.times import DraftTimes, LatencyModel
 from outrider.models.loading import EMBEDDED
-from outrider.money.purse import Purse
+from outrider.money.budget import RunBudget
 from outrider.terminal.live_text import silent
-from outrider.text.completion import Broken, Completion, Piece, Request, complete
+from outrider.text.completion import Completion, Piece, Request, complete
 from tests.support.equality import NearTies, assert_same_text
 from tests.support.pairs import SEQUENCE_LENGTH, perturbed
 
@@ -98,16 +97,16 @@ def test_the_record_counts_what_session_and_proposer_did(served: Engine) -> None
     assert first.draft_calls == second.draft_calls > 0
     for done in (first, second):
         assert sum(done.chunk_tokens) == len(done.token_ids) == TOKENS
-        assert done.num_accepted_tokens + done.forwards == TOKENS
+        assert done.num_accepted_tokens + done.traffic.forwards == TOKENS
         assert done.accepted_by == {"model": done.num_accepted_tokens}
-        assert done.acceptance_length == TOKENS / done.forwards
-        assert done.num_draft_tokens == done.nodes - done.forwards
-        assert 0 < done.share_seconds <= done.target_seconds * (1 + 1e-9)
+        assert done.acceptance_length == TOKENS / done.traffic.forwards
+        assert done.num_draft_tokens == done.traffic.nodes - done.traffic.forwards
+        assert 0 < done.traffic.share_seconds <= done.traffic.model_seconds * (1 + 1e-9)
 
 
 def test_the_target_alone_makes_a_forward_a_token(served: Engine) -> None:
     alone = made(LocalSession(served), [], request())
-    assert (alone.forwards, alone.lone_forwards, alone.nodes) == (TOKENS, TOKENS, TOKENS)
+    assert alone.traffic.forwards == alone.traffic.lone == alone.traffic.nodes == TOKENS
     assert (alone.num_draft_tokens, alone.accepted_by, alone.draft_calls) == (0, {}, 0)
     assert alone.finish_reason == "length"
 
@@ -143,21 +142,20 @@ class Failing(LocalSession):
 @pytest.mark.parametrize("error", [Unavailable("it went away"), Mismatch("it contradicts itself")])
 def test_what_was_verified_survives_an_error(served: Engine, error: OutriderError) -> None:
     whole = made(LocalSession(served), [], request())
-    with pytest.raises(Broken, match=str(error)) as broken:
-        made(Failing(served, error, after=20), [rounds()], request(), pace=Pace.WAIT)
-    done = broken.value.done
+    done = made(Failing(served, error, after=20), [rounds()], request(), pace=Pace.WAIT)
+    with pytest.raises(type(error), match=str(error)):
+        done.raise_failure()
     assert 20 <= len(done.token_ids) < TOKENS
     assert done.token_ids == whole.token_ids[: len(done.token_ids)]
     assert whole.text.startswith(done.text.rstrip("\ufffd"))
     assert (done.finish_reason, done.error) == ("error", str(error))
-    assert done.forwards > 0
+    assert done.traffic.forwards > 0
     assert "error" in done.record()
     assert "error" not in whole.record()
 
 
 def test_after_an_error_the_targets_row_is_free(served: Engine) -> None:
-    with pytest.raises(Broken):
-        made(Failing(served, Unavailable("gone"), after=5), [], request())
+    assert made(Failing(served, Unavailable("gone"), after=5), [], request()).failure is not None
     assert served.free_rows == served.model.rows
 
 
@@ -184,9 +182,8 @@ class Ticking:
 
 def test_a_target_that_stalls_spends_no_more_than_was_allowed(served: Engine) -> None:
     """A dollar a second: the text ends, with what was made, although nothing comes."""
-    purse = Purse(Terms(Rates(3600.0)), 50.0, source="by hand", clock=Ticking())
-    with purse.text() as tab:
-        done = made(Stalled(served), [], replace(request(), tab=tab))
+    with RunBudget(Billing(3600.0), 50.0, clock=Ticking()).charge() as charge:
+        done = made(Stalled(served), [], replace(request(), charge=charge))
     assert done.finish_reason == "spent"
     assert len(done.token_ids) == 10
     assert done.usd == pytest.approx(50.0, abs=2.0)

@@ -1,1 +1,0 @@
-"""A campaign of hostile messages against a target: python -m benchmarks.fuzz."""

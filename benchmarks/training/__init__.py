@@ -1,0 +1,1 @@
+"""Training of the embedded models, and fitting of the shipped priors."""

@@ -1,0 +1,233 @@
+"""Divides a target among the ranks of a tensor-parallel group: its shapes, layers and weights, and
+the module of one rank, of which every graph is a call.
+
+Query heads go to ranks in order. Each rank needs the key-value head of its own queries, so
+key-value heads are repeated where there are fewer of them than ranks. The head is divided by ids.
+It ends at the tokenizer's last id, padded to a multiple of the ranks, so that target and draft
+have the same ids on a rank. All ranks run one program, which does not know its rank: a weight
+numbers the rank's ids, and embeddings are divided along their width. Norms are whole on every rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from compile.spec import CompileSpec
+from inference.artifact import NATIVE
+from inference.backends.neuron import COPY, FILL
+from inference.backends.neuron_sdk import Sdk
+from inference.errors import InvalidRequest
+from inference.model.cache import empty_cache
+from inference.model.config import ModelConfig
+from inference.model.decoder import Decoder, Layers, attend_in_turn
+from inference.model.float8 import scaled, states_of, stored_type
+from inference.model.noise_window import Place, empty_window, fill_inputs
+from inference.model.round_graph import StatefulRoundGraph
+from inference.model.torch_neuron_graph import InPlaceGraph
+from inference.model.verify_graph import StatefulGraph, copy_inputs
+from inference.model.vocabulary import VocabularyShare
+
+IDS = "ids.weight"
+"""Name of the decoder's weight that numbers the ids of a rank's share."""
+
+
+def parallel_config(config: ModelConfig, ranks: int, vocabulary: int) -> ModelConfig:
+    """The config of the divided model. Key-value heads are repeated to one a rank at least. It has
+    a head of its own, for the tokenizer's ids, which is padded. Raises InvalidRequest where
+    something cannot be divided evenly.
+    """
+    if not shards_evenly(config, ranks):
+        raise InvalidRequest(
+            f"--tensor_parallel {ranks}: {config.heads} attention heads, {config.kv_heads} "
+            f"key-value heads, {config.hidden_size} hidden and {config.intermediate_size} MLP "
+            "columns cannot be dealt out evenly"
+        )
+    return replace(
+        config,
+        kv_heads=max(config.kv_heads, ranks),
+        vocab_size=-(-vocabulary // ranks) * ranks,
+        tied=False,
+    )
+
+
+def shards_evenly(config: ModelConfig, ranks: int) -> bool:
+    """Whether so many ranks get equal shares; key-value heads may be repeated."""
+    sizes = config.heads, config.intermediate_size, config.hidden_size
+    kv_heads = config.kv_heads
+    return not any(size % ranks for size in sizes) and not (kv_heads % ranks and ranks % kv_heads)
+
+
+def layers_of(sdk: Sdk, spec: CompileSpec) -> Layers:
+    """The layers of one of the spec's ranks, to be used within the SDK's parallel state."""
+    dtype, ranks = states_of(spec.dtype), spec.tensor_parallel
+    columns: dict[str, Any] = {"gather_output": False, "init_method": leave}
+    rows: dict[str, Any] = {"input_is_parallel": True, "dtype": dtype, "init_method": leave}
+    rows["reduce_dtype"] = summing_type(dtype, ranks)
+
+    class Head(sdk.column):  # type: ignore[misc, name-defined]
+        """This rank's logits. Those of padding are left to the decoder."""
+
+        def forward(self, states: Tensor, vocabulary: int) -> Tensor:
+            logits: Tensor = super().forward(states)
+            return logits
+
+    def ids(outputs: int) -> Any:
+        return sdk.column(1, outputs, bias=False, dtype=torch.float32, **columns)
+
+    group = sdk.group()  # of the state in force, as the layers keep theirs
+    layers = Layers(
+        partial(sdk.column, dtype=dtype, **columns),
+        partial(sdk.row, **rows),
+        partial(sdk.embedding, dtype=dtype, init_method=leave, shard_across_embedding=True),
+        partial(Head, dtype=dtype, **columns),
+        attend_in_turn,
+        VocabularyShare(ranks, lambda part: sdk.gather(part, 0, group)),
+        ids,
+    )
+    if spec.dtype != "fp8":
+        return layers
+    column = _float8_column(sdk, dtype, columns, ids)
+    return layers._replace(column=column, row=_float8_row(sdk, rows, group), head=column)
+
+
+def _float8_column(
+    sdk: Sdk, dtype: torch.dtype, columns: Mapping[str, Any], ids: Callable[[int], Any]
+) -> Any:
+    """NxD's column-parallel layer with a matrix of 8-bit floats (inference/model/float8.py).
+
+    NxD's own quantized layers add a row-parallel layer's parts in the states' type. These are NxD's
+    plain layers, whose parameters are dealt out as ever, with a product of their own.
+    """
+
+    class Column(sdk.column):  # type: ignore[misc, name-defined]
+        """This rank's outputs; as a head, its logits, of which the decoder leaves padding out."""
+
+        def __init__(self, inputs: int, outputs: int, bias: bool) -> None:
+            super().__init__(inputs, outputs, bias=bias, dtype=dtype, **columns)
+            self.scale = ids(outputs)
+
+        def forward(self, x: Tensor, vocabulary: int | None = None) -> Tensor:
+            product = F.linear(x, self.weight.to(x.dtype))
+            return scaled(product, self.scale.weight, self.bias, x.dtype)
+
+    return Column
+
+
+def _float8_row(sdk: Sdk, rows: Mapping[str, Any], group: Any) -> Any:
+    """NxD's row-parallel layer with a matrix of 8-bit floats."""
+
+    class Row(sdk.row):  # type: ignore[misc, name-defined]
+        """All outputs. The ranks' parts are added before they are scaled: all have one scale."""
+
+        def __init__(self, inputs: int, outputs: int, bias: bool) -> None:
+            super().__init__(inputs, outputs, bias=bias, **rows)
+            self.scale = nn.Linear(1, outputs, bias=False)
+
+        def forward(self, x: Tensor) -> Tensor:
+            part: Any = F.linear(x, self.weight.to(x.dtype))
+            whole = sdk.reduce(part.to(rows["reduce_dtype"]), group)
+            return scaled(whole, self.scale.weight, self.bias, x.dtype)
+
+    return Row
+
+
+def calls_between(spec: CompileSpec) -> dict[str, dict[str, Tensor]]:
+    """The inputs of an idle call of each small graph that is called between those of the spec, by
+    name: one copies a row, where there are several, and one makes noise, where a graph is sampled.
+    """
+    calls = {COPY: copy_inputs()} if spec.rows > 1 else {}
+    if any(bucket.sampled for bucket in spec.graphs):
+        calls[FILL] = fill_inputs([Place(0, 0, 0)])
+    return calls
+
+
+def rank_module(
+    spec: CompileSpec, config: ModelConfig, draft: ModelConfig | None, layers: Layers, device: str
+) -> nn.Module:
+    """The module of which every graph of one rank is a call, its weights not filled in.
+
+    config, draft: of the whole models
+    """
+    ranks, dtype, models = spec.tensor_parallel, states_of(spec.dtype), list[Any]()
+    for whole in filter(None, (config, draft)):
+        dealt = parallel_config(whole, ranks, spec.vocabulary)
+        decoder = Decoder(dealt, spec.sequence_length, spec.vocabulary, layers)
+        cast_weights(decoder, spec.dtype)
+        for name in ("cos", "sin"):  # constants that travel with the weights: state changes
+            decoder.register_buffer(name, decoder.get_buffer(name), persistent=True)
+        own = replace(dealt, kv_heads=dealt.kv_heads // ranks)
+        models.append((decoder, empty_cache(own, spec.rows, spec.capacity, dtype, device)))
+    (decoder, cache), *beside = models
+    window = None
+    if any(bucket.sampled for bucket in spec.graphs):
+        window = empty_window(spec.rows, decoder.config.vocab_size // ranks, device)
+    if spec.target in NATIVE:
+        module: nn.Module = InPlaceGraph(decoder, cache, window, spec.features)
+    elif spec.fused is None or not beside:
+        module = StatefulGraph(decoder, cache, window, spec.features)
+    else:
+        ((drafts, draft_cache),) = beside
+        shape = spec.fused.shape
+        module = StatefulRoundGraph(decoder, drafts, cache, draft_cache, shape, window)
+    return module.requires_grad_(False).eval()
+
+
+def summing_type(dtype: torch.dtype, ranks: int) -> torch.dtype:
+    """The type in which the ranks' parts of a result are added, of numbers of this type. The sum of
+    two in float32, rounded, is what adding them in their own type gives.
+    """
+    return dtype if ranks <= 2 else torch.float32
+
+
+def cast_weights(decoder: Decoder, dtype: str) -> None:
+    """Give a rank's weights, not filled in yet, the types of an artefact of this dtype; the numbers
+    of its ids stay exact.
+    """
+    for name, parameter in decoder.named_parameters():
+        if name != IDS:
+            parameter.data = parameter.data.to(stored_type(name, dtype))
+
+
+def parallel_tensors(
+    whole: Iterable[tuple[str, Tensor]], config: ModelConfig, ranks: int, vocabulary: int
+) -> dict[str, Tensor]:
+    """A whole decoder's parameters in the shapes of parallel_config, not yet divided."""
+    dealt = parallel_config(config, ranks, vocabulary)
+    tensors = dict(whole)
+    if config.tied:
+        tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
+    for name in ("lm_head.weight", "model.embed_tokens.weight"):
+        tensors[name] = _padded(tensors[name][:vocabulary], dealt.vocab_size)
+    tensors[IDS] = torch.arange(dealt.vocab_size, dtype=torch.float32)[:, None]
+    for name in [name for name in tensors if ".k_proj." in name or ".v_proj." in name]:
+        tensors[name] = _repeated(tensors[name], config.kv_heads, dealt.kv_heads // config.kv_heads)
+    return tensors
+
+
+def _padded(table: Tensor, rows: int) -> Tensor:
+    """The table with rows of zeros at the end, for ids that no tokenizer has."""
+    if len(table) == rows:
+        return table
+    return torch.cat((table, table.new_zeros(rows - len(table), *table.shape[1:])))
+
+
+def _repeated(
+    tensor: Tensor, heads: int, times: int
+) -> Tensor:  # [heads * head dim, ...] -> [heads * times * head dim, ...]
+    """Each head repeated `times` in a row, so that copies lie with the ranks whose queries use
+    them.
+    """
+    rest = tensor.shape[1:]
+    return tensor.view(heads, -1, *rest).repeat_interleave(times, 0).reshape(-1, *rest)
+
+
+def leave(weight: Tensor) -> Tensor:
+    """Initialisation that does nothing: the weights come from the checkpoint."""
+    return weight

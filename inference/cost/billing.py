@@ -1,0 +1,191 @@
+"""Dollars and joules per token, for every architecture under one accounting (docs/cost.md). Pure.
+
+The target is paid by the wall-clock hour while it is held, whether it computes or waits. The
+draft's machine is the user's own and costs electricity. Traffic is paid in both directions. A
+dollar figure is as good as its seconds and joules: measured, estimated or unavailable.
+
+Every objective is linear in the seconds held, the seconds drafted and the bytes sent. So four
+prices of units say the same. They are read off the costs of one unit each.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from inference.cost.quantity import Figure, at_least, total
+from inference.cost.usage import SPEED, UnitPrices, Usage
+from inference.errors import InvalidRequest
+
+SECONDS_PER_HOUR = 3600.0
+JOULES_PER_KWH = 3.6e6
+BYTES_PER_GB = 1e9
+
+PER_MILLION = 1e6
+"""Prices of tokens are stated per so many."""
+
+COSTS = ("total_cost", "api_cost")
+"""Objectives in US dollars."""
+
+ENERGIES = ("energy_total", "draft_energy", "target_energy")
+"""Objectives in joules."""
+
+OBJECTIVES = (*COSTS, *ENERGIES, "latency")
+"""Objectives that a plan may minimise, by the user's names. Values are per token."""
+
+KNOB = {"tps": 0.0, "balanced": 0.5, "cost": 1.0}
+"""Names of a weight: how much cost counts against speed."""
+
+
+UNITS = tuple(Usage(*(float(index == part) for index in range(4))) for part in range(4))
+"""One unit of each part of a Usage."""
+
+
+@dataclass(frozen=True)
+class Billing:
+    """Prices in US dollars, watts, and the share of the target that is charged.
+
+    None is what nobody has stated. Raises ValueError for a price that is negative or not finite,
+    and for a share that is not above 0 or beyond 1.
+
+    source: who states the target's price, with the day where it is known; None where nobody does
+    """
+
+    target_usd_per_hour: float | None = None  # of the whole machine
+    usd_per_kwh: float | None = None
+    usd_per_gb_up: float | None = None  # to the target
+    usd_per_gb_down: float | None = None
+    target_share: float = 1.0
+    draft_watts: float | None = None  # of the draft's machine while it drafts
+    target_watts: float | None = None  # of the whole target machine
+    source: str | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("target_usd_per_hour", "usd_per_kwh", "usd_per_gb_up", "usd_per_gb_down"):
+            value = getattr(self, name)
+            if value is not None and not 0 <= value < float("inf"):
+                raise ValueError(f"{name} must be a finite price, 0 or more: got {value}")
+        if not 0 < self.target_share <= 1:
+            raise ValueError(
+                f"target_share is above 0, and 1 is the whole target: got {self.target_share}"
+            )
+
+    @property
+    def priced(self) -> bool:
+        """Whether somebody has stated the target's price."""
+        return self.target_usd_per_hour is not None
+
+    def figures(
+        self, tokens: float, usage: Usage, draft_joules: Figure | None = None
+    ) -> dict[str, Figure]:
+        """Return the value of each objective per token, and `known_cost`.
+
+        That is US dollars as far as they are known: a lower bound where parts are missing. Raises
+        ValueError without tokens.
+
+        tokens: an expected number in a forecast
+        draft_joules: as measured; by default the stated watts count
+        """
+        if not 0 < tokens < float("inf"):
+            raise ValueError(f"cost is counted by the token, and there are {tokens}")
+        each, share = usage.times(1 / tokens), self.target_share / tokens
+        wall = Figure.measured(each.wall, "wall clock")
+        drafting = draft_joules or _joules(self.draft_watts, usage.drafting, "draft")
+        draft_energy = drafting.times(1 / tokens)
+        target_energy = _joules(self.target_watts, usage.wall, "target").times(share)
+        api_cost = Figure.unavailable("no price of the target was given")
+        if self.target_usd_per_hour is not None:
+            api_cost = wall.times(hire_usd(self.target_share, self.target_usd_per_hour))
+        electricity = Figure.unavailable("no price of electricity was given")
+        if self.usd_per_kwh is not None:
+            electricity = draft_energy.times(self.usd_per_kwh / JOULES_PER_KWH)
+        upload = _traffic(each.bytes_up, self.usd_per_gb_up, "to")
+        download = _traffic(each.bytes_down, self.usd_per_gb_down, "from")
+        costs = [api_cost, electricity, upload, download]
+        return {
+            "total_cost": total(costs),
+            "known_cost": at_least(costs),
+            "api_cost": api_cost,
+            "energy_total": total([draft_energy, target_energy]),
+            "draft_energy": draft_energy,
+            "target_energy": target_energy,
+            "latency": wall,
+        }
+
+    def unit_prices(self, objective: str) -> UnitPrices:
+        """Return the prices of the units by this objective.
+
+        Raises InvalidRequest, naming what is not known, where the objective cannot be computed.
+        """
+        prices = [self.figures(1.0, unit)[objective] for unit in UNITS]
+        missing = dict.fromkeys(
+            reason for price in prices if price.value is None for reason in price.source.split("; ")
+        )
+        if missing:
+            raise InvalidRequest(
+                f"the objective {objective} cannot be computed: {'; '.join(missing)} (give 0 for "
+                "what costs nothing)"
+            )
+        return UnitPrices(*(price.value or 0.0 for price in prices))
+
+    def known_prices(self) -> UnitPrices:
+        """Return the prices of the units in US dollars, as far as they are known."""
+        return UnitPrices(*(self.figures(1.0, unit)["known_cost"].value or 0.0 for unit in UNITS))
+
+
+def read_knob(text: str) -> float:
+    """Return the weight that --cs names; raise InvalidRequest for anything else."""
+    if text in KNOB:
+        return KNOB[text]
+    try:
+        return float(text) / 100
+    except ValueError as error:
+        raise InvalidRequest(f"--cs is tps, balanced, cost or 0 to 100: got {text!r}") from error
+
+
+def price_words(objective: str, per_token: float) -> str:
+    """Return a price per token in words, in the unit in which people state it."""
+    if objective in COSTS:
+        return f"${per_token * PER_MILLION:.4g} a million tokens"
+    if objective == "latency":
+        return f"{per_token * 1e3:.4g} ms a token"
+    return f"{per_token:.4g} J a token"
+
+
+def blend(cost: UnitPrices, weight: float, reference: Usage) -> UnitPrices:
+    """Combine speed and cost into one price of each unit.
+
+    reference: usage of a token in the fastest setting; each price is relative to its value there
+    """
+    speed = SPEED.times((1 - weight) / max(SPEED.of(reference), 1e-12))
+    return speed.plus(cost.times(weight / max(cost.of(reference), 1e-30))) if weight else speed
+
+
+def hire_usd(seconds: float, usd_per_hour: float) -> float:
+    """Return the US dollars for holding a machine for `seconds`."""
+    return usd_per_hour * seconds / SECONDS_PER_HOUR
+
+
+def assumed_joules(watts: float, seconds: float) -> Figure:
+    """Return the energy of a power that the user states: always an estimate.
+
+    Raises ValueError for a power that is not above 0 W.
+    """
+    if not watts > 0:
+        raise ValueError(f"an assumed power is above 0 W: got {watts}")
+    return Figure.estimated(watts * seconds, f"{watts:g} W assumed")
+
+
+def _joules(watts: float | None, seconds: float, whose: str) -> Figure:
+    if seconds == 0 or watts == 0:
+        return Figure.measured(0.0, f"no time of the {whose}")
+    if watts is None:
+        return Figure.unavailable(f"nobody has stated the watts of the {whose}")
+    return assumed_joules(watts, seconds)
+
+
+def _traffic(size: float, usd_per_gb: float | None, direction: str) -> Figure:
+    if size == 0:
+        return Figure.measured(0.0, "no traffic")
+    if usd_per_gb is None:
+        return Figure.unavailable(f"no price of traffic {direction} the target was given")
+    return Figure.measured(size / BYTES_PER_GB * usd_per_gb, "counted bytes")

@@ -1,0 +1,255 @@
+"""The steps of an engine: each makes one forward and finishes the one before.
+
+Whenever the model is free it makes a forward. Every decoding session takes part with its root and
+its best candidates.
+
+The device waits from the end of a forward to the beginning of the next. So only what the next
+forward depends on is done then. Calibration, events and readers have their turn while it computes.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any
+
+from inference.backends import Model
+from inference.engine.admission import Admission
+from inference.engine.events import (
+    Callback,
+    EngineEvent,
+    EventListener,
+    Evicted,
+    Prefilled,
+    call_all,
+)
+from inference.engine.forward import (
+    BatchItem,
+    ChunkItem,
+    CompletedForward,
+    MakeItem,
+    TreeItem,
+    call_each,
+    prepare,
+    read,
+)
+from inference.engine.graph_rounds import GraphRounds
+from inference.engine.scheduler import TIMED, Kind, ReadySets, Scheduler
+from inference.engine.session import Session
+from inference.order import Opened
+
+LONGEST_WAIT = 60.0
+"""Seconds that an idle engine waits at most: a tiny rate would overflow the lock's timeout."""
+
+YOUNG_OBJECTS = 10_000
+"""Objects that a process with an engine makes before Python's garbage collector looks at them.
+Python's own number is 700. One forward of 64 sessions makes about as many, which are gone with it.
+"""
+
+
+def collect_rarely() -> None:
+    """Make the garbage collector of the whole process look at YOUNG_OBJECTS at a time.
+
+    What is looked at in the middle of a forward counts as old from then on, although it is gone
+    after the forward. So the collector would search all objects of the process every few dozen
+    forwards, and all sessions would wait for that.
+    """
+    gc.set_threshold(YOUNG_OBJECTS)
+
+
+class BatchRunner:
+    """Makes forwards of the sessions that admission has put on rows. One thread at a time.
+
+    listeners: hear of one event at a time, in order, without the lock.
+    graphs: the draft within the target's graphs.
+    draft: lets the draft beside the target work for ready sessions; it is told the seconds of a
+    root-only forward of them.
+    clock: returns seconds.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        admission: Admission,
+        scheduler: Scheduler,
+        listeners: Sequence[EventListener],
+        *,
+        graphs: GraphRounds | None,
+        draft: Callable[[Sequence[Session], float], None] | None,
+        clock: Callable[[], float],
+    ) -> None:
+        self._model, self._graphs, self._draft = model, graphs, draft
+        self._admission, self._scheduler, self._listeners = admission, scheduler, listeners
+        self._clock = clock
+        self._makers: dict[Kind, MakeItem] = {Kind.PREFILL: ChunkItem, Kind.TREES: TreeItem}
+        if graphs is not None:
+            self._makers |= {Kind.ROUNDS: graphs.round_item, Kind.FEEDS: graphs.feed_item}
+        self._step_began: float | None = None
+
+    @property
+    def step_seconds(self) -> float:
+        """Seconds that the current step has taken so far; 0 between steps."""
+        began = self._step_began
+        return 0.0 if began is None else self._clock() - began
+
+    def step(
+        self, last: Sequence[Callback], aside: ThreadPoolExecutor | None = None
+    ) -> list[Callback] | None:
+        """Receive, schedule and forward, and finish the last forward meanwhile.
+
+        last: callbacks that the last forward has left. They are made before any other.
+        aside: makes them while this forward computes; None where there are none.
+
+        Returns the callbacks that this forward leaves; None when there was nothing to do.
+        """
+        self._step_began = self._clock()
+        received = self._receive(self._step_began)
+        if received or self._draft is not None:
+            call_all([*last, *received])
+            last = []
+        if self._draft is not None:
+            ready = self._ready_to_draft(self._step_began)
+            self._draft(ready, self._scheduler.seconds(max(len(ready), 1), 1))
+        begun = self._clock()
+        kind, items, failed = self._schedule(begun)
+        if failed or not items:
+            call_all([*last, *failed])
+            last = []
+        left = self._forward(kind, items, begun, last, aside) if items else []
+        self._step_began = None
+        return left if items or received or failed else None
+
+    def _receive(self, now: float) -> list[Callback]:
+        """Take note of closed and waiting sessions, and of prompts that are prefilled."""
+        admission = self._admission
+        with admission.lock:
+            calls = admission.remove_closed()
+            evicted = admission.hand_out_rows(now)
+            calls += [partial(self._tell, Evicted(session)) for session in evicted]
+            opened = [one for one in admission.on_rows if one.opening and not one.missing]
+            return calls + [self._answer_opening(session, now) for session in opened]
+
+    def _ready_to_draft(self, now: float) -> Sequence[Session]:
+        with self._admission.lock:
+            self._update_queue_clocks(now)
+            return self._ready_sets(now)[Kind.TREES]
+
+    def _schedule(self, now: float) -> tuple[Kind, list[BatchItem], list[Callback]]:
+        """Prepare the next forward: its kind, its items, and callbacks of sessions that failed."""
+        with self._admission.lock:
+            self._update_queue_clocks(now)
+            plan = self._scheduler.next(self._ready_sets(now))
+            items, failed = prepare(plan, self._makers[plan.kind])
+            calls = [
+                call for session, error in failed for call in self._admission.fail(session, error)
+            ]
+            self._admission.forward_runs = bool(items)
+        return plan.kind, items, calls
+
+    def _forward(
+        self,
+        kind: Kind,
+        items: Sequence[BatchItem],
+        begun: float,
+        last: Sequence[Callback],
+        aside: ThreadPoolExecutor | None,
+    ) -> list[Callback]:
+        """Make a forward and settle it; returns the callbacks that it leaves.
+
+        begun: when the engine's own work on it began, in seconds.
+        """
+        telling = aside.submit(call_all, last) if aside is not None and last else None
+        call = self._graphs.call_of(kind) if self._graphs is not None else self._model.choose
+        started = self._clock()
+        answers = call_each(call, [item.segment for item in items])
+        ended = self._clock()
+        if telling is not None:
+            telling.result()
+        padded = self._model.padded(len(items), max(item.nodes for item in items))
+        forward = CompletedForward(items, padded, started, ended)
+        with self._admission.lock:
+            self._admission.forward_runs = False
+            if kind in TIMED and not any(isinstance(one, Exception) for one in answers):
+                self._scheduler.record(padded, ended - begun)
+            calls = self._settle(forward, answers, ended - begun)
+            wakes = [wake for item in items for wake in item.session.streams.listeners]
+        around = self._clock() - begun - forward.seconds
+        return [*calls, partial(self._tell, forward.event(around)), *wakes]
+
+    def _settle(
+        self, forward: CompletedForward, answers: Sequence[Any], seconds: float
+    ) -> list[Callback]:
+        """Commit each session's result of a forward; returns the callbacks that follow.
+
+        answers: [items] what the model answered, or the error that it ended with.
+        seconds: time of the forward, with the engine's own work before it.
+        """
+        calls: list[Callback] = []
+        charges = forward.charges(self._scheduler.seconds)
+        promised = self._scheduler.promised(forward.padded, len(forward.items), seconds)
+        read_answers = read(forward.items, answers)
+        for item, answer, charge in zip(forward.items, read_answers, charges, strict=True):
+            session = item.session
+            if isinstance(answer, Exception):
+                calls += self._admission.fail(session, answer)
+                continue
+            commit = item.settle(answer, forward, charge)
+            session.update_queue_clock(forward.ended)
+            if commit is not None:
+                session.add_service(len(commit.tokens) - promised)
+                calls += [item.learn, partial(self._tell, commit)]
+        return calls
+
+    def _answer_opening(self, session: Session, now: float) -> Callback:
+        opening = session.opening
+        assert opening is not None
+        queue = max(0.0, now - opening.asked - session.prefill_seconds)
+        opened = Opened(session.reused, queue, session.prefill_seconds)
+        session.opening = None
+
+        def answer() -> None:
+            self._tell(Prefilled(session, opened))
+            opening.future.set_result(opened)
+
+        return answer
+
+    def _tell(self, event: EngineEvent) -> None:
+        for listener in self._listeners:
+            listener(event)
+
+    def _update_queue_clocks(self, now: float) -> None:
+        for session in self._admission.on_rows:
+            if not session.missing:
+                session.update_queue_clock(now)
+
+    def _ready_sets(self, now: float) -> ReadySets:
+        """Sessions on rows that want a forward now, by kind of forward."""
+        filling, decoding = list[Session](), list[Session]()
+        for session in self._admission.on_rows:
+            if session.missing:
+                if session.wants_row:
+                    filling.append(session)
+            elif session.is_ready(now):
+                decoding.append(session)
+        ready: dict[Kind, list[Session]] = {Kind.PREFILL: filling, Kind.TREES: decoding}
+        if self._graphs is not None:
+            rounds, feeds = self._graphs.select(decoding, self._scheduler.seconds)
+            trees = [one for one in decoding if one not in rounds and one not in feeds]
+            ready |= {Kind.TREES: trees, Kind.ROUNDS: rounds, Kind.FEEDS: feeds}
+        return ready
+
+    def idle_seconds(self) -> float | None:
+        """Seconds until a step may have work; None when only a client's call can bring work.
+
+        The lock is held by the caller.
+        """
+        admission, now = self._admission, self._clock()
+        can_change = admission.closing or (admission.pool.free and admission.line)
+        if can_change or any(self._ready_sets(now).values()):
+            return 0.0
+        waits = [one.seconds_until_allowed(now) for one in admission.on_rows if one.may_decode]
+        change = admission.next_change(now)
+        seconds = [*waits, *([] if change is None else [change])]
+        return min([*seconds, LONGEST_WAIT]) if seconds else None

@@ -1,0 +1,131 @@
+"""The target that the server uses. It may be changed, stopped and started while requests come."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import tempfile
+import threading
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from inference.errors import OutriderError, Unavailable
+from outrider.client.client import open_client
+from outrider.endpoint.failures import ApiError
+from outrider.endpoint.text_runner import TextRunner
+from outrider.options.roles import ServeRole
+
+RETRY_SECONDS = 2.0
+"""Seconds after which to ask again for a target that was not there."""
+
+
+class TargetManager:
+    """Holds a client of the target that is in use, or the reason why there is none.
+
+    options: what the server was started with; the page's settings change a copy of them
+    """
+
+    def __init__(self, options: ServeRole) -> None:
+        options = options.but(target=None)  # the page may name another place
+        self.options, self._first = options, options
+        self.texts: TextRunner | None = None
+        self.reason = "no target was started"
+        self.wanted = True  # whether requests may start the target again
+        self._opening: asyncio.Future[TextRunner] | None = None  # which all requests wait for
+        self._stack, self._secrets = ExitStack(), ExitStack()
+        self._changing = threading.Lock()
+
+    def open(self, settings: Mapping[str, Any] | None = None) -> TextRunner:
+        """Connect and load the draft, in place of what is in use. Blocks.
+
+        settings: options that differ from the server's own; None keeps those in use
+
+        Raises the error that prevents it, and keeps its words as the reason.
+        """
+        with self._changing:
+            if settings is not None:
+                self._take(settings)
+            elif self.texts is not None:
+                return self.texts
+            elif not self.wanted:
+                raise Unavailable(self.reason)
+            try:
+                with ExitStack() as stack:
+                    client = stack.enter_context(open_client(self.options))
+                    client.load(self.options.batch)
+                    texts = TextRunner(client, self.options.most_texts)
+                    stack.callback(texts.close)
+                    self._stack.push(stack.pop_all())
+            except OutriderError as error:
+                self.reason = str(error)
+                raise
+            self.texts, self.reason = texts, ""
+            return texts
+
+    def close(self, reason: str = "the target was stopped", *, wanted: bool = False) -> None:
+        """End all texts and let the draft go. Requests are refused with the reason."""
+        with self._changing:
+            self.wanted = wanted
+            self._close(reason)
+            self._secrets.close()
+
+    async def get(self) -> TextRunner:
+        """The runner of texts. A target that was not there is looked for again.
+
+        Raises ApiError without one.
+        """
+        texts = self.texts
+        if texts is not None:
+            return texts
+        opening = self._opening if self._opening and not self._opening.done() else None
+        if opening is None and self.wanted and not self._changing.locked():
+            opening = self._opening = asyncio.ensure_future(asyncio.to_thread(self.open))
+        try:
+            if opening is not None:
+                return await asyncio.shield(opening)
+        except OutriderError:
+            pass  # the reason is told below; it is no fault of the request
+        raise ApiError(
+            503,
+            f"there is no target: {self.reason}",
+            "server_error",
+            code="target_unavailable",
+            retry_after=RETRY_SECONDS,
+        )
+
+    def _close(self, reason: str) -> None:
+        texts, self.texts, self.reason = self.texts, None, reason
+        if texts is not None:
+            texts.end_all(reason)
+        self._stack.close()
+
+    def _take(self, settings: Mapping[str, Any]) -> None:
+        """Use these settings from now on. What is in use goes on where they are not allowed."""
+        with ExitStack() as stack:
+            options = self._first.but(**self._changed(settings, stack))
+            secrets = stack.pop_all()
+        self._close("another target is being started")
+        self._secrets.close()
+        self.options, self._secrets, self.wanted = options, secrets, True
+
+    def _changed(self, settings: Mapping[str, Any], stack: ExitStack) -> dict[str, Any]:
+        """The settings as options. Secrets that came as text are in private files until the stack
+        ends. Those that the server was started with are for its own target only.
+        """
+        changed = {"preset": None, **settings}  # its flags stay, and may be changed one by one
+        given = {"token_file": changed.pop("token", ""), "tls_ca": changed.pop("ca", "")}
+        host = changed.get("target_host", self._first.target_host)
+        if self._first.but(target_host=host).endpoints != self._first.endpoints:
+            changed |= dict.fromkeys(("token_file", "tls_ca", "tls_cert", "tls_key"))
+        if any(given.values()):
+            directory = Path(tempfile.mkdtemp(prefix="outrider-"))  # for this user alone
+            stack.callback(shutil.rmtree, directory, ignore_errors=True)
+        for flag, text in given.items():
+            if text:
+                path = directory / flag
+                path.touch(mode=0o600)
+                path.write_text(text.strip() + "\n", encoding="utf-8")
+                changed[flag] = str(path)
+        return changed

@@ -1,0 +1,151 @@
+"""Charges of the texts of a run, and the most that they may cost."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from inference.cost.usage import Usage
+
+from inference.cost.billing import Billing
+from inference.cost.quantity import Figure, Quality
+from inference.errors import InvalidRequest
+from inference.stats import Traffic
+from outrider.money.goal import UNPRICED
+
+
+class _Meter:
+    """Counts the seconds in which texts are made, from any thread.
+
+    `held` counts a second once, however many texts are made in it. `each` counts what one text is
+    charged, where texts that are made together share a second evenly.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self.held = self.each = 0.0
+        self._clock, self._texts, self._at, self._lock = clock, 0, 0.0, threading.Lock()
+
+    def read(self, more: int = 0) -> tuple[float, float]:
+        """The values of `held` and `each` now. Then `more` texts begin, or end if it is
+        negative.
+        """
+        with self._lock:
+            now = self._clock()
+            if self._texts:
+                self.held += now - self._at
+                self.each += (now - self._at) / self._texts
+            self._at, self._texts = now, self._texts + more
+            return self.held, self.each
+
+
+class Charge:
+    """Usage of one text, counted from now until the charge is closed."""
+
+    def __init__(self, budget: RunBudget, meter: _Meter) -> None:
+        self.budget, self._meter = budget, meter
+        self._began, self._taken = meter.read(1)[1], Usage()
+        self._ended: float | None = None
+
+    def take(self, drafting: float, traffic: Traffic) -> None:
+        """Set the text's seconds of drafting and the session's bytes, both counted from the
+        beginning.
+        """
+        self._taken = Usage(0.0, drafting, traffic.bytes_up, traffic.bytes_down)
+
+    def close(self) -> None:
+        """Stop charging time. Idempotent."""
+        if self._ended is None:
+            self._ended = self._meter.read(-1)[1]
+
+    @property
+    def usage(self) -> Usage:
+        """The text's usage, with its share of the seconds in which it was made beside others."""
+        until = self._meter.read()[1] if self._ended is None else self._ended
+        return self._taken._replace(wall=until - self._began)
+
+    @property
+    def usd(self) -> float | None:
+        """US dollars of the text, as far as prices are known; None where nobody has stated one."""
+        return self.budget.price(self.usage)
+
+
+class RunBudget:
+    """Counts the usage of all texts of a run. One user holds one target: seconds in which several
+    texts are made are paid once.
+
+    limit: US dollars; None where only the count is wanted
+
+    Raises InvalidRequest for a limit that is not above 0, or that could not be counted.
+    """
+
+    def __init__(
+        self,
+        billing: Billing,
+        limit: float | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        if limit is not None and not limit > 0:
+            raise InvalidRequest(f"--max_usd is above 0: got {limit}")
+        if limit is not None and not billing.priced:
+            raise InvalidRequest(f"--max_usd needs a price of the target: {UNPRICED}")
+        self.billing, self._prices, self._limit = billing, billing.known_prices(), limit
+        self._meter, self._lock = _Meter(clock), threading.Lock()
+        self._open, self._closed = list[Charge](), Usage()
+
+    @contextmanager
+    def charge(self) -> Iterator[Charge]:
+        """The charge of one text, which is counted while it is made, also if it fails."""
+        charge = Charge(self, self._meter)
+        with self._lock:
+            self._open.append(charge)
+        try:
+            yield charge
+        finally:
+            charge.close()
+            with self._lock:
+                self._open.remove(charge)
+                self._closed = self._closed.plus(charge.usage)
+
+    def price(self, usage: Usage) -> float | None:
+        """US dollars of this usage, as far as prices are known; None for an unpriced target."""
+        return self._prices.of(usage) if self.billing.priced else None
+
+    def cost(self, usage: Usage, tokens: int) -> Figure:
+        """US dollars of a text: a lower bound where only some prices are known."""
+        usd, source = self.price(usage), self.billing.source or ""
+        if usd is None:
+            return Figure.unavailable("nobody has stated a price of the target")
+        if not tokens:
+            return Figure.measured(usd, source)
+        total = self.billing.figures(tokens, usage)["total_cost"]
+        if total.value is None:
+            source = f"at least, by {source}; not counted: {total.source}"
+            return Figure(usd, Quality.ESTIMATED, source, lower_bound=True)
+        return Figure(usd, total.quality, source or total.source)
+
+    def energy(self, usage: Usage, tokens: int) -> Figure:
+        """Joules of this machine while it drafted a text, by the watts that the user states."""
+        if not tokens:
+            return Figure.measured(0.0, "no tokens were made")
+        return self.billing.figures(tokens, usage)["draft_energy"].times(tokens)
+
+    @property
+    def usage(self) -> Usage:
+        """Usage of all texts so far."""
+        with self._lock:
+            taken = self._closed
+            for charge in self._open:
+                taken = taken.plus(charge.usage)
+        return taken._replace(wall=self._meter.read()[0])
+
+    @property
+    def spent(self) -> float:
+        """US dollars so far, as far as prices are known."""
+        return self.price(self.usage) or 0.0
+
+    @property
+    def empty(self) -> bool:
+        """Whether nothing more may be spent."""
+        return self._limit is not None and self.spent >= self._limit

@@ -1,0 +1,224 @@
+"""The user's goal for drafting (speed, cost or a limit on one), and the prices that steer to it.
+
+A limit is kept by moving the weight of cost every few tokens. More weight goes on cost while there
+is speed to spare or a token is too dear, less otherwise. No clock is read.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+
+from inference.cost.usage import SPEED, UnitPrices, Usage
+
+from inference.command import say
+from inference.cost.billing import ENERGIES, OBJECTIVES, PER_MILLION, Billing, blend, read_knob
+from inference.errors import InvalidRequest, Unavailable
+from inference.planner.knowledge import Knowledge
+from inference.planner.prices import Prices
+from inference.proposer import MESSAGE_BYTES
+from outrider.options.groups import GoalOptions, PriceOptions
+
+UNPRICED = "give --usd_per_hour or --instance, or ask a target that was started with --usd_per_hour"
+
+EVERY = 8
+"""Tokens between two changes of the weight."""
+
+STEP = 0.2
+"""Change of the weight when the measured value is e times the wanted one."""
+
+
+@dataclass(frozen=True)
+class Goal:
+    """A weight of cost against speed, or a limit on one of them, for every text of a run.
+
+    With a limit, the other is made as good as it can be. Raises InvalidRequest for values out of
+    bounds, and for two limits.
+    """
+
+    objective: str = "total_cost"
+    weight: float = 0.0  # 0 is speed alone, 1 cost alone
+    min_tps: float | None = None  # tokens a second to keep, at least cost
+    max_per_token: float | None = None  # US dollars or joules to keep, at most speed
+    billing: Billing = field(default_factory=Billing)
+    # drafting has a small price of its own, since nobody says what its energy costs
+    battery: bool = True
+
+    def __post_init__(self) -> None:
+        if self.objective not in OBJECTIVES:
+            raise InvalidRequest(
+                f"an objective is one of {', '.join(OBJECTIVES)}: got {self.objective!r}"
+            )
+        if not 0 <= self.weight <= 1:
+            raise InvalidRequest(
+                f"--cs is tps, balanced, cost or 0 to 100: got {self.weight * 100:g}"
+            )
+        if self.min_tps is not None and self.max_per_token is not None:
+            raise InvalidRequest("one limit at a time: tokens a second, or what a token may cost")
+        for limit in (self.min_tps, self.max_per_token):
+            if limit is not None and not 0 < limit < float("inf"):
+                raise InvalidRequest(f"a limit is above 0: got {limit}")
+
+    @property
+    def speed_alone(self) -> bool:
+        """Whether nothing but time has a price."""
+        return self.weight == 0 and self.min_tps is None and self.max_per_token is None
+
+    @property
+    def unpriced(self) -> bool:
+        """Whether the objective is in dollars, and nobody has stated the target's price."""
+        return not self.billing.priced and self.objective not in (*ENERGIES, "latency")
+
+    @property
+    def unsteered(self) -> str:
+        """The reason why all positions of --cs ask for the same; empty where they differ."""
+        if self.unpriced:
+            return f"without a price of the target there is only speed: {UNPRICED}"
+        try:
+            prices = self.billing.unit_prices(self.objective)
+        except InvalidRequest as error:
+            return str(error)
+        if prices != SPEED.times(prices.wall):
+            return ""
+        return (
+            f"{self.objective} is proportional to time here, so every position of --cs asks "
+            "for the same: prices of electricity and traffic would tell them apart"
+        )
+
+    def prices(self, known: Knowledge) -> Prices:
+        """Prices for one row of the draft."""
+        if self.speed_alone:
+            return Prices(battery=self.battery)
+        expected = Usage(known.target.seconds(1, 1), known.draft.seconds(1), MESSAGE_BYTES)
+        guess = expected if expected.wall else Usage(1.0, 1.0, MESSAGE_BYTES)
+        cost = self.billing.unit_prices(self.objective)
+        return SteeredPrices(battery=self.battery, goal=self, cost=cost, expected=guess)
+
+
+@dataclass
+class SteeredPrices(Prices):
+    """Prices that follow a goal."""
+
+    goal: Goal = field(default_factory=Goal)
+    cost: UnitPrices = SPEED  # by the goal's objective
+    # what a token may take, until one was measured
+    expected: Usage = field(default_factory=lambda: Usage(wall=1.0))
+
+    def __post_init__(self) -> None:
+        self.weight, self._since = self.goal.weight, 0
+        self.tariff = blend(self.cost, self.weight, self.expected)
+
+    def committed(self, tokens: int, effort: Usage) -> None:
+        super().committed(tokens, effort)
+        self._since += tokens
+        if self._since >= EVERY:
+            self._since = 0
+            self._steer(self.effort.times(1 / self.tokens))
+
+    def _steer(self, measured: Usage) -> None:
+        """Move the weight by the usage of a recent token."""
+        spare = 0.0  # above 0: cost may count more
+        if self.goal.min_tps is not None:
+            spare = _log(1.0, measured.wall * self.goal.min_tps)
+        elif self.goal.max_per_token is not None:
+            spare = _log(self.cost.of(measured), self.goal.max_per_token)
+        self.weight = min(max(self.weight + STEP * spare, 0.0), 1.0)
+        self.tariff = blend(self.cost, self.weight, measured)
+
+
+def _log(more: float, less: float) -> float:
+    """Logarithm of a ratio, bounded, so that a single stall has no long effect."""
+    return min(max(math.log(max(more, 1e-12) / max(less, 1e-12)), -1.0), 1.0)
+
+
+def read_billing(options: PriceOptions, described_usd_per_hour: float = 0.0) -> Billing:
+    """The prices of --usd_per_hour, of --instance, or as the target describes them. Without any of
+    them the target is unpriced.
+
+    Raises Unavailable where no source has that instance.
+    """
+    billing = Billing(
+        usd_per_kwh=options.usd_per_kwh,
+        usd_per_gb_up=options.usd_per_gb_up,
+        usd_per_gb_down=options.usd_per_gb_down,
+        target_share=options.target_share,
+        draft_watts=options.draft_watts,
+        target_watts=options.target_watts,
+    )
+    if options.instance is not None:
+        from deploy.instance_price import InstancePrices
+
+        try:
+            prices = InstancePrices(live=not options.no_live)
+            price = prices.find(options.instance, options.region, options.pricing)
+        except Unavailable as error:
+            flag = "--usd_per_hour, in place of --instance,"
+            raise Unavailable(f"{error}; {flag} states one") from error
+        return replace(billing, target_usd_per_hour=price.usd_per_hour, source=str(price))
+    hourly = options.usd_per_hour or described_usd_per_hour
+    if not hourly:
+        return billing
+    source = f"${hourly:g} an hour, as {'given' if options.usd_per_hour else 'the target says'}"
+    return replace(billing, target_usd_per_hour=hourly, source=source)
+
+
+def read_goal(options: GoalOptions, billing: Billing) -> Goal:
+    """The goal that --cs, --objective and the limits express.
+
+    Cost is what --objective says. By default it is the total where all its prices are stated, else
+    the price of the target's hours. Raises InvalidRequest where the goal needs a price that nobody
+    has stated, and for a position of --cs where all ask for the same.
+    """
+    cost = "total_cost" if billing.priced and not _unstated(billing) else "api_cost"
+    limit = options.max_joules_per_token
+    goal = Goal(
+        options.objective or ("energy_total" if limit is not None else cost),
+        read_knob(options.cs),
+        options.min_tps,
+        limit if options.max_usd_per_1m is None else options.max_usd_per_1m / PER_MILLION,
+        billing,
+        battery=options.draft_watts is None,
+    )
+    note = fallback_note(options, goal)
+    if note is not None:
+        say(f"note: {note}")
+    if not goal.speed_alone:
+        if goal.unpriced:
+            raise InvalidRequest(f"{goal.objective} needs a price of the target: {UNPRICED}")
+        billing.unit_prices(goal.objective)  # before anything is loaded: can it be computed?
+    if goal.weight and goal.unsteered:
+        raise InvalidRequest(goal.unsteered)
+    return goal
+
+
+def fallback_note(options: GoalOptions, goal: Goal) -> str | None:
+    """A note for a user who stated other prices, although only the target's hours are weighed. None
+    where there is nothing to say.
+    """
+    billing = goal.billing
+    also = (
+        billing.usd_per_kwh,
+        billing.draft_watts,
+        billing.usd_per_gb_up,
+        billing.usd_per_gb_down,
+    )
+    stated = any(value is not None for value in also)
+    if options.objective is not None or goal.speed_alone or not stated:
+        return None
+    if not billing.priced or goal.objective != "api_cost":
+        return None
+    return (
+        f"cost is what the target's hours cost (api_cost): total_cost also needs "
+        f"{' and '.join(_unstated(billing))} (0 for what costs nothing)"
+    )
+
+
+def _unstated(billing: Billing) -> list[str]:
+    """Flags of the prices that are missing for the total."""
+    parts = {
+        "--usd_per_kwh": billing.usd_per_kwh,
+        "--draft_watts": billing.draft_watts,
+        "--usd_per_gb_up": billing.usd_per_gb_up,
+        "--usd_per_gb_down": billing.usd_per_gb_down,
+    }
+    return [flag for flag, value in parts.items() if value is None]

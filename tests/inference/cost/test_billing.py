@@ -1,0 +1,212 @@
+"""Dollars and joules of a token: worked examples by hand, unit prices that say the same, and what
+becomes of figures that nobody knows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from random import Random
+from typing import Any
+
+import pytest
+from inference.cost.usage import SPEED, UnitPrices, Usage
+
+from inference.cost.billing import OBJECTIVES, Billing, assumed_joules, blend, hire_usd, read_knob
+from inference.cost.quantity import Figure, Quality, at_least, total
+from inference.errors import InvalidRequest
+
+UNKNOWN = Figure.unavailable("no counter")
+JOULES = Figure.measured(100.0, "counter")
+RENTED = Billing(1.34375, 0.36, 0.0, 0.09)
+TOKENS, USAGE = 200, Usage(wall=5.0, drafting=1.0, bytes_up=20_000, bytes_down=4_000)
+PRICED = Billing(1.34375, 0.36, 0.02, 0.09, draft_watts=20.0, target_watts=400.0)
+
+
+def test_trn1_at_40_tokens_a_second_costs_9_3316_dollars_a_million() -> None:
+    found = Billing(1.34375, 0.2, 0.0).figures(40, Usage(wall=1.0, bytes_up=20_000))
+    assert round(found["total_cost"].times(1e6).value or 0, 4) == 9.3316
+
+
+def test_figures_by_hand() -> None:
+    found = replace(RENTED, target_watts=80.0).figures(TOKENS, USAGE, JOULES)
+    million = {name: figure.times(1e6).value for name, figure in found.items()}
+    held = 1.34375 * 25_000 / 3600  # 5 s for 200 tokens
+    electricity, traffic = 0.05, 20 * 0.09e-3  # 0.5 J at $1e-7 a J; 20 bytes a token down
+    assert million == pytest.approx(
+        {
+            "latency": 25_000.0,
+            "api_cost": held,
+            "total_cost": held + electricity + traffic,
+            "known_cost": held + electricity + traffic,
+            "draft_energy": 0.5e6,
+            "target_energy": 2.0e6,
+            "energy_total": 2.5e6,
+        }
+    )
+    assert set(found) == {*OBJECTIVES, "known_cost"}
+    assert found["total_cost"].quality is Quality.MEASURED
+    assert found["energy_total"].quality is Quality.ESTIMATED  # the target's watts are stated
+
+
+def test_a_shared_target_costs_its_share_of_hours_and_joules() -> None:
+    whole, shared = (
+        replace(PRICED, target_share=share).figures(TOKENS, USAGE, JOULES) for share in (1.0, 0.25)
+    )
+    for name in ("api_cost", "target_energy"):
+        assert shared[name].value == pytest.approx((whole[name].value or 0) / 4)
+    assert all(shared[name] == whole[name] for name in ("draft_energy", "latency"))
+
+
+def test_an_unknown_energy_makes_the_total_unavailable_and_is_never_nothing() -> None:
+    found = RENTED.figures(TOKENS, USAGE, UNKNOWN)
+    assert found["total_cost"] == found["draft_energy"] == UNKNOWN
+    assert found["api_cost"].quality is Quality.MEASURED
+    known = found["known_cost"]
+    assert (known.quality, known.lower_bound) == (Quality.ESTIMATED, True)
+    assert known.source == "at least, from wall clock; counted bytes; not counted: no counter"
+    assert known.times(1e6).value == pytest.approx(9.331597 + 0.0018)
+
+
+def test_an_estimate_makes_an_estimate() -> None:
+    stated = replace(RENTED, draft_watts=20.0).figures(TOKENS, USAGE)
+    assert stated["total_cost"].quality is Quality.ESTIMATED
+    assert stated["draft_energy"].value == pytest.approx(20.0 / TOKENS)  # a second of drafting
+    assumed = assumed_joules(watts=20.0, seconds=5.0)
+    assert assumed == Figure(100.0, Quality.ESTIMATED, "20 W assumed")
+
+
+def test_an_hour_is_hired_by_the_second() -> None:
+    assert hire_usd(90.0, 36.0) == pytest.approx(0.9)
+
+
+@pytest.mark.parametrize(
+    ("make", "arguments", "shown"),
+    [
+        (RENTED.figures, (0, USAGE), "0"),
+        (RENTED.figures, (-1.0, USAGE), "-1.0"),
+        (RENTED.figures, (float("inf"), USAGE), "inf"),
+        (Billing, (1.0, -0.1), "usd_per_kwh"),
+        (Billing, (float("nan"),), "target_usd_per_hour"),
+        (Billing, (1.0, None, float("inf")), "usd_per_gb_up"),
+        (Billing, (1.0, None, None, None, 0.0), "target_share"),
+        (Billing, (1.0, None, None, None, 1.5), "target_share"),
+        (assumed_joules, (0.0, 1.0), "0.0"),
+        (Figure, (0.0, Quality.UNAVAILABLE, "unknown as zero"), "0.0"),
+        (Figure.measured, (float("nan"), "counter"), "counter"),
+    ],
+)
+def test_wrong_numbers_are_refused(make: Any, arguments: tuple[Any, ...], shown: str) -> None:
+    with pytest.raises(ValueError, match=shown):
+        make(*arguments)
+
+
+def test_sums_are_as_good_as_their_worst_part() -> None:
+    one, estimate = Figure.measured(1.0, "counter"), Figure.estimated(2.0, "model")
+    assert total([one, estimate]) == Figure.estimated(3.0, "counter; model")
+    assert total([one, UNKNOWN]) == UNKNOWN
+    assert total([]).value is None
+    least = "at least, from counter; not counted: no counter"
+    assert at_least([one, UNKNOWN]) == Figure(1.0, Quality.ESTIMATED, least, lower_bound=True)
+    assert at_least([one, estimate]) == total([one, estimate])
+    assert at_least([UNKNOWN]) == UNKNOWN
+    plain = {"value": None, "quality": "unavailable", "source": "no counter", "lower_bound": False}
+    assert UNKNOWN.record() == plain
+
+
+def by_hand(billing: Billing, usage: Usage) -> dict[str, float]:
+    """US dollars, joules or seconds of the usage by each objective."""
+    draft, target = (billing.draft_watts or 0) * usage.drafting, 400.0 * billing.target_share
+    held = usage.wall * billing.target_share * 1.34375 / 3600
+    traffic = 0.02e-9 * usage.bytes_up + 0.09e-9 * usage.bytes_down
+    return {
+        "total_cost": held + draft * 0.36 / 3.6e6 + traffic,
+        "api_cost": held,
+        "energy_total": draft + target * usage.wall,
+        "draft_energy": draft,
+        "target_energy": target * usage.wall,
+        "latency": usage.wall,
+    }
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+@pytest.mark.parametrize("share", [0.25, 1.0])
+def test_unit_prices_say_what_the_figures_say(share: float, objective: str) -> None:
+    random, billing = Random(7), replace(PRICED, target_share=share)
+    prices = billing.unit_prices(objective)
+    for _ in range(50):
+        tokens, seconds = random.randint(1, 500), (random.uniform(1e-3, 9) for _ in range(2))
+        usage = Usage(*seconds, random.randint(1, 10**6), random.randint(1, 10**6))
+        expected = by_hand(billing, usage)[objective]
+        assert prices.of(usage) == pytest.approx(expected, rel=1e-9)
+        figure = billing.figures(tokens, usage)[objective]
+        assert figure.value == pytest.approx(expected / tokens, rel=1e-9)
+
+
+def test_unit_prices_by_hand() -> None:
+    billing = Billing(3.6, 0.36, 0.0, 0.1, draft_watts=10.0)
+    assert billing.unit_prices("total_cost") == pytest.approx((1e-3, 1e-6, 0.0, 1e-10))
+    assert billing.unit_prices("api_cost") == pytest.approx((1e-3, 0.0, 0.0, 0.0))
+    assert billing.unit_prices("draft_energy") == pytest.approx((0.0, 10.0, 0.0, 0.0))
+    assert billing.unit_prices("latency") == SPEED
+    free = Billing(3.6, 0.0, 0.0, 0.0, draft_watts=0.0, target_watts=0.0)  # 0 that is stated
+    assert free.unit_prices("total_cost") == pytest.approx((1e-3, 0.0, 0.0, 0.0))
+    assert free.unit_prices("energy_total") == UnitPrices(0.0)
+
+
+@pytest.mark.parametrize(
+    ("unstated", "objective", "missing"),
+    [
+        ("target_usd_per_hour", "api_cost", "no price of the target"),
+        ("usd_per_kwh", "total_cost", "no price of electricity"),
+        ("usd_per_gb_up", "total_cost", "no price of traffic to the target"),
+        ("usd_per_gb_down", "total_cost", "no price of traffic from the target"),
+        ("draft_watts", "total_cost", "watts of the draft"),
+        ("draft_watts", "draft_energy", "watts of the draft"),
+        ("target_watts", "target_energy", "watts of the target"),
+        (("draft_watts", "target_watts"), "energy_total", "watts of the target; .*of the draft"),
+    ],
+)
+def test_what_nobody_has_stated_is_named_and_never_nothing(
+    unstated: str | tuple[str, ...], objective: str, missing: str
+) -> None:
+    names = (unstated,) if isinstance(unstated, str) else unstated
+    billing = replace(PRICED, **dict.fromkeys(names, None))
+    with pytest.raises(InvalidRequest, match=f"{objective} .*{missing}"):
+        billing.unit_prices(objective)
+    assert billing.figures(1.0, Usage(1.0, 1.0, 100, 100))[objective].value is None
+
+
+def test_known_prices_are_a_lower_bound_of_the_total() -> None:
+    usage, unstated = Usage(3.0, 1.0, 1000, 2000), replace(PRICED, usd_per_gb_down=None)
+    assert PRICED.known_prices() == pytest.approx(PRICED.unit_prices("total_cost"))
+    assert 0 < unstated.known_prices().of(usage) < PRICED.known_prices().of(usage)
+    assert Billing(3.6).known_prices() == pytest.approx((1e-3, 0.0, 0.0, 0.0))
+
+
+def test_a_blend_weighs_each_relative_to_a_token_of_the_target_alone() -> None:
+    alone, cost = Usage(0.04, 0.0, 0.0, 30.0), UnitPrices(2e-3, 1e-4, 1e-9, 2e-9)
+    double_time = alone._replace(wall=0.08)
+    dearer = cost.of(double_time) / cost.of(alone)
+    for weight, expected in ((0.0, 2.0), (0.5, (2.0 + dearer) / 2), (1.0, dearer)):
+        assert blend(cost, weight, alone).of(alone) == pytest.approx(1.0)
+        assert blend(cost, weight, alone).of(double_time) == pytest.approx(expected)
+
+
+def test_what_the_target_alone_gets_for_nothing_makes_no_infinite_price() -> None:
+    drafting = blend(UnitPrices(0.0, 20.0), 1.0, Usage(0.04))
+    assert drafting.of(Usage(0.04)) == 0.0
+    assert 0 < drafting.of(Usage(0.02, 0.01)) < float("inf")
+
+
+def test_the_knob_names_a_weight() -> None:
+    named = {"tps": 0.0, "balanced": 0.5, "cost": 1.0, "0": 0.0, "100": 1.0, "37.5": 0.375}
+    assert {text: read_knob(text) for text in named} == named
+    for text in ("", "speed", "50%"):
+        with pytest.raises(InvalidRequest, match="--cs"):
+            read_knob(text)
+
+
+def test_usages_add_up_and_scale() -> None:
+    usage = Usage(1.0, 2.0, 3.0, 4.0)
+    assert usage.plus(usage) == usage.times(2.0) == Usage(2.0, 4.0, 6.0, 8.0)
+    assert UnitPrices(1.0, 10.0, 100.0, 1000.0).of(usage) == 4321.0

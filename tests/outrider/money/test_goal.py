@@ -1,0 +1,322 @@
+"""Goals are read from the flags and refused where they contradict themselves; prices follow a goal:
+they weigh cost as asked, and move until a limit is kept.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from random import Random
+from typing import Any
+
+import pytest
+from inference.cost.usage import SPEED, UnitPrices, Usage
+
+from inference.cost.billing import Billing
+from inference.errors import InvalidRequest, OutriderError
+from inference.planner.prices import Prices
+from outrider.money.goal import EVERY, Goal, SteeredPrices, fallback_note, read_billing, read_goal
+from outrider.options import parse
+from outrider.options.groups import GoalOptions
+
+PRICED, HOURS = Billing(1.34375, 0.36, 0.0, 0.09), Billing(1.34)
+LIMITS, NAN, INF = ("min_tps", "max_per_token"), float("nan"), float("inf")
+
+AT_ONCE = {
+    "knob and chain": (["--cs", "50", "--gamma", "3"], ["--cs", "--gamma"]),
+    "limit and tree": (["--min_tps", "10", "--tree_nodes", "8"], ["--min_tps", "--tree_nodes"]),
+    "explain and tree": (["--explain", "--tree_depth", "5"], ["--explain", "--tree_depth"]),
+    "limit and waiting": (["--min_tps", "10", "--pace", "wait"], ["--min_tps", "--pace wait"]),
+    "chain and going on": (["--gamma", "3", "--pace", "go_on"], ["--gamma", "--pace go_on"]),
+    "two prices": (
+        ["--instance", "trn1.2xlarge", "--usd_per_hour", "2"],
+        ["--instance", "--usd_per_hour"],
+    ),
+    "share over all": (["--target_share", "1.5"], ["--target_share"]),
+    "share of nothing": (["--target_share", "0"], ["--target_share"]),
+    "negative watts": (["--draft_watts", "-5"], ["--draft_watts"]),
+    "negative price": (["--usd_per_kwh", "-1"], ["--usd_per_kwh"]),
+    "price without end": (["--usd_per_gb_up", "inf"], ["--usd_per_gb_up"]),
+    "price that is no number": (["--target_watts", "nan"], ["--target_watts"]),
+}
+
+
+@pytest.mark.parametrize(("flags", "named"), AT_ONCE.values(), ids=AT_ONCE.keys())
+def test_flags_that_contradict_each_other_are_refused_by_name(
+    capsys: pytest.CaptureFixture[str], flags: list[str], named: list[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        parse(["--role", "draft", "--prompt", "x", *flags])
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert ended.value.code == 2
+    assert all(flag in said for flag in named)
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--cs", "cost"],
+        ["--min_tps", "9"],
+        ["--pace", "wait"],
+        ["--gamma", "3"],
+        ["--max_usd", "1"],
+    ],
+    ids=lambda flags: flags[0],
+)
+def test_goals_are_of_the_draft(capsys: pytest.CaptureFixture[str], flags: list[str]) -> None:
+    with pytest.raises(SystemExit):
+        parse(["--role", "verify_target", *flags])
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert flags[0] in said
+    assert "--role draft" in said
+
+
+CONTRADICTIONS = {
+    "two limits": ({"min_tps": 9.0, "max_usd_per_1m": 5.0}, ["--min_tps", "--max_usd_per_1m"]),
+    "three limits": (
+        {"min_tps": 9.0, "max_usd_per_1m": 5.0, "max_joules_per_token": 1.0},
+        ["--max_joules_per_token"],
+    ),
+    "knob and limit": ({"cs": "balanced", "min_tps": 9.0}, ["--cs", "--min_tps"]),
+    "joules of dollars": (
+        {"max_joules_per_token": 1.0, "objective": "total_cost"},
+        ["--max_joules_per_token", "--objective"],
+    ),
+    "dollars of joules": (
+        {"max_usd_per_1m": 5.0, "objective": "energy_total"},
+        ["--max_usd_per_1m", "--objective"],
+    ),
+    "knob beyond": ({"cs": "101"}, ["--cs"]),
+    "knob in words": ({"cs": "cheap"}, ["--cs", "cheap"]),
+}
+
+
+@pytest.mark.parametrize(("values", "named"), CONTRADICTIONS.values(), ids=CONTRADICTIONS.keys())
+def test_goals_that_contradict_each_other_are_refused_by_name(
+    values: dict[str, Any], named: list[str]
+) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        GoalOptions(**values)
+    assert all(flag in str(refused.value) for flag in named)
+
+
+def test_a_goal_is_read_from_the_flags() -> None:
+    def read(billing: Billing, **values: Any) -> Goal:
+        found = read_goal(GoalOptions(**values), billing)
+        return replace(found, billing=Billing(), battery=True)
+
+    whole = replace(PRICED, draft_watts=20.0)
+    assert read(Billing()) == Goal("api_cost")
+    assert read(whole, cs="balanced") == Goal("total_cost", 0.5)
+    assert read(whole, cs="30", objective="draft_energy") == Goal("draft_energy", 0.3)
+    assert read(PRICED, max_usd_per_1m=5.0) == Goal("api_cost", max_per_token=5e-6)
+    assert read(PRICED, min_tps=9.0) == Goal("api_cost", min_tps=9.0)
+    watts = Billing(draft_watts=20.0, target_watts=400.0)
+    assert read(watts, max_joules_per_token=2.0) == Goal("energy_total", max_per_token=2.0)
+
+
+@pytest.mark.parametrize(
+    ("values", "shown"),
+    [
+        ({"objective": "comfort"}, "'comfort'"),
+        ({"weight": -0.01}, "-1"),
+        ({"weight": 1.005}, "100.5"),
+        ({"weight": float("nan")}, "nan"),
+        ({"min_tps": 10.0, "max_per_token": 1e-6}, "one limit"),
+        *[({name: value}, str(value)) for name in LIMITS for value in (0.0, -1.0, NAN, INF)],
+    ],
+)
+def test_a_goal_out_of_bounds_is_refused(values: dict[str, Any], shown: str) -> None:
+    with pytest.raises(InvalidRequest, match=shown):
+        Goal(**values)
+
+
+def test_speed_alone_is_a_goal_without_weight_and_limit() -> None:
+    assert Goal().speed_alone
+    others = (Goal(weight=0.01), Goal(min_tps=1.0), Goal(max_per_token=1.0))
+    assert not any(goal.speed_alone for goal in others)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"cs": "1"},
+        {"min_tps": 9.0},
+        {"max_usd_per_1m": 5.0},
+        {"cs": "cost", "objective": "total_cost"},
+    ],
+)
+def test_a_cost_without_a_price_says_how_to_give_one(values: dict[str, Any]) -> None:
+    with pytest.raises(InvalidRequest, match="--usd_per_hour or --instance"):
+        read_goal(GoalOptions(**values), Billing())
+
+
+ALL = replace(PRICED, usd_per_gb_down=0.0)
+
+
+@pytest.mark.parametrize(
+    ("objective", "billing", "said"),
+    [
+        (None, Billing(), "without a price"),
+        (None, HOURS, "api_cost is proportional to time"),
+        ("latency", HOURS, "latency is proportional to time"),
+        (None, replace(ALL, draft_watts=0.0), "total_cost is proportional to time"),
+        ("draft_energy", HOURS, "watts of the draft"),
+        (None, replace(ALL, draft_watts=9.0), ""),
+        (None, replace(ALL, draft_watts=0.0, usd_per_gb_up=0.1), ""),
+        ("draft_energy", replace(HOURS, draft_watts=9.0), ""),
+    ],
+)
+def test_where_every_position_of_the_knob_asks_for_the_same_none_is_offered(
+    objective: Any, billing: Billing, said: str
+) -> None:
+    options = GoalOptions(objective=objective)
+    unsteered = read_goal(options, billing).unsteered
+    assert said in unsteered
+    assert bool(said) == bool(unsteered)
+    half = options.but(cs="50")
+    if said:
+        with pytest.raises(InvalidRequest):
+            read_goal(half, billing)
+    else:
+        assert read_goal(half, billing).weight == 0.5
+
+
+@pytest.mark.parametrize("weight", [0.25, 0.5, 1.0])
+def test_where_cost_is_time_every_weight_decides_as_speed_alone(weight: float) -> None:
+    random, cost = Random(7), HOURS.unit_prices("api_cost")
+    fast = Prices(battery=True)
+    steered = SteeredPrices(battery=True, goal=Goal("api_cost", weight), cost=cost)
+    for _ in range(500):
+        tokens = random.randint(1, 6)
+        usage = Usage(*(random.expovariate(1 / unit) for unit in (0.02, 0.03, 300.0, 50.0)))
+        offers = [(random.uniform(0, 2), random.expovariate(1 / 0.3)) for _ in range(6)]
+        for prices in (fast, steered):
+            prices.committed(tokens, usage)
+        assert steered.best(offers) == fast.best(offers)
+        assert steered.least_value() == fast.least_value()
+
+
+def test_a_limit_in_joules_needs_the_watts_of_both_machines() -> None:
+    options = GoalOptions(max_joules_per_token=2.0)
+    with pytest.raises(InvalidRequest, match="watts of the target"):
+        read_goal(options, Billing(draft_watts=20.0))
+    assert read_goal(options, Billing(draft_watts=20.0, target_watts=400.0)).max_per_token == 2.0
+
+
+@pytest.mark.parametrize(
+    ("values", "billing", "named"),
+    [
+        (
+            {"cs": "cost"},
+            Billing(1.0, 0.3, draft_watts=20.0),
+            "needs --usd_per_gb_up and --usd_per_gb_down (0",
+        ),
+        ({"cs": "cost"}, PRICED, "needs --draft_watts (0"),
+        ({"min_tps": 9.0}, replace(PRICED, usd_per_kwh=None, draft_watts=20.0), "--usd_per_kwh (0"),
+        ({"cs": "cost"}, HOURS, ""),  # the hours alone are priced
+        ({}, PRICED, ""),  # nothing is weighed
+        ({"cs": "cost"}, replace(PRICED, draft_watts=20.0), ""),  # all is priced
+        ({"cs": "cost", "objective": "api_cost"}, PRICED, ""),  # as the user says
+    ],
+)
+def test_prices_that_are_stated_and_not_weighed_are_said_with_the_flags_that_are_missing(
+    values: dict[str, Any], billing: Billing, named: str
+) -> None:
+    options = GoalOptions(**values)
+    complete = billing.priced and None not in (billing.draft_watts, billing.usd_per_gb_down)
+    objective = options.objective or ("total_cost" if complete and not named else "api_cost")
+    weight = 1.0 if options.cs == "cost" else 0.0
+    note = fallback_note(options, Goal(objective, weight, options.min_tps, billing=billing))
+    assert (note is not None) == bool(named)
+    assert named in (note or "")
+
+
+def test_the_price_of_the_target_is_the_users_the_instances_or_its_own_word() -> None:
+    assert not read_billing(GoalOptions(), 0.0).priced
+    described = Billing(2.5, source="$2.5 an hour, as the target says")
+    assert read_billing(GoalOptions(), 2.5) == described
+    given = GoalOptions(usd_per_hour=1.0, usd_per_kwh=0.3, usd_per_gb_up=0.0, target_share=0.5)
+    stated = Billing(1.0, 0.3, 0.0, target_share=0.5, source="$1 an hour, as given")
+    assert read_billing(given, 2.5) == stated
+
+
+def test_a_listed_price_is_said_with_its_source_and_day() -> None:
+    options = GoalOptions(instance="trn1.2xlarge", no_live=True, usd_per_gb_down=0.5)
+    listed = read_billing(options, 2.5)
+    assert replace(listed, source=None) == Billing(1.34375, usd_per_gb_down=0.5)
+    assert listed.source is not None
+    assert listed.source.startswith(
+        "$1.34375 an hour for trn1.2xlarge in us-east-1, on-demand (snapshot: AWS price list"
+    )
+    assert "2026-09-24)" in listed.source
+
+
+def test_an_instance_that_nobody_prices_is_refused_with_a_flag_that_there_is() -> None:
+    with pytest.raises(
+        OutriderError, match=r"trn9.*--usd_per_hour, in place of --instance, states one$"
+    ):
+        read_billing(GoalOptions(instance="trn9.2xlarge", no_live=True))
+    options = parse(["--role", "draft", "--prompt", "x", "--usd_per_hour", "1"])
+    assert isinstance(options, GoalOptions)
+    assert options.usd_per_hour == 1.0
+
+
+COST = UnitPrices(wall=1e-3, drafting=1e-2)
+FAST, SLOW = Usage(0.01, 0.02), Usage(0.04, 0.001)
+
+
+def steered(goal: Goal, usage: Usage | None = None, tokens: int = 10 * EVERY) -> SteeredPrices:
+    """Prices after so many tokens of this usage."""
+    prices = SteeredPrices(goal=goal, cost=COST, expected=FAST)
+    for _ in range(tokens if usage is not None else 0):
+        prices.committed(1, usage or FAST)
+    return prices
+
+
+def relative(prices: UnitPrices) -> float:
+    """Price of drafting against waiting."""
+    return prices.drafting / prices.wall
+
+
+def test_drafting_gets_dearer_with_the_weight_of_cost() -> None:
+    shares = [relative(steered(Goal(weight=one), FAST).tariff) for one in (0.0, 0.3, 0.7)]
+    assert shares[0] < shares[1] < shares[2]
+    assert relative(steered(Goal()).tariff) == relative(SPEED)
+    assert relative(steered(Goal(weight=1.0)).tariff) == pytest.approx(relative(COST))
+    assert steered(Goal(weight=0.3), SLOW).weight == 0.3
+
+
+@pytest.mark.parametrize(
+    "goal",
+    [
+        Goal(min_tps=50.0),  # 100 and 25 tokens a second
+        Goal(max_per_token=1e-4),  # 2.1e-4 and 5e-5 of cost
+    ],
+)
+def test_a_limit_moves_the_weight_to_cost_while_there_is_room_and_back(goal: Goal) -> None:
+    prices = steered(goal, FAST)
+    towards_cost = prices.weight
+    assert towards_cost > 0
+    for _ in range(40 * EVERY):
+        prices.committed(1, SLOW)
+    assert prices.weight < towards_cost
+
+
+def test_a_limit_that_cannot_be_kept_leaves_the_weight_at_its_bound() -> None:
+    assert steered(Goal(min_tps=1e6), SLOW).weight == 0.0
+    assert steered(Goal(max_per_token=1e-9), SLOW, 100 * EVERY).weight == 1.0
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [["--architecture", "auto"], ["--no_bets"], ["--no-bets"], ["--acceptance", "classic"]],
+    ids=str,
+)
+def test_a_flag_of_earlier_versions_gets_one_line_that_says_what_replaced_it(
+    capsys: pytest.CaptureFixture[str], flags: list[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        parse(["--role", "draft", "--prompt", "x", *flags])
+    (said,) = capsys.readouterr().err.splitlines()
+    assert ended.value.code == 2
+    assert f"{flags[0].replace('-', '_').replace('__', '--')} is gone: " in said
