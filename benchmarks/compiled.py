@@ -1,11 +1,7 @@
-"""What compiling for the CPU brings: a forward by nodes, compiled against eager, and whether the
-cache's length costs.
+"""Gain of compiling for the CPU: a forward by nodes, compiled against eager.
 
     python -m benchmarks.compiled [--model DIR] [--dtype bfloat16] [--nodes 1,8,16,32,64]
     [--context 256] [--sampled] [--json FILE]
-    python -m benchmarks.compiled --cache 2,268
-
-The second reads 256 slots in caches of 2 and 268 MB.
 
 Median milliseconds and process CPU milliseconds of one row; shapes are visited in turn, so that a
 busy machine slows all alike. The graphs are compiled first, which takes minutes for a large model;
@@ -16,7 +12,6 @@ from __future__ import annotations
 
 import tempfile
 import time
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,7 +20,7 @@ import torch
 
 from benchmarks.harness import command, cpu_decoder, heap, show, with_cpu
 from compile.build.build import build_artifact, read_source
-from compile.build.cpu import ALWAYS, CpuBuilder, Loaded, export_graph, write_package
+from compile.build.cpu import CpuBuilder
 from compile.build.progress import BuildProgress
 from compile.spec import CompileSpec, least_nodes, verify_bucket
 from inference.artifact import Bucket
@@ -33,19 +28,13 @@ from inference.backends import Model
 from inference.backends.compiled import (
     CompiledModel,
     load_compiled,
-    load_graph,
     read_compiled,
 )
 from inference.backends.eager import EagerModel
-from inference.model.cache import empty_cache
 from inference.model.checkpoint import DTYPES
-from inference.model.config import read_config
-from inference.model.verify_graph import VerifyGraph, example_inputs
 from inference.sampling import SamplingParams
 from inference.text import Tokenizer
 from outrider.models.loading import EMBEDDED
-
-CACHE_CONTEXT, CACHE_NODES = 256, 16
 
 
 def compiled_model(
@@ -107,38 +96,6 @@ def by_nodes(
     return {f"build_seconds {dtype}": round(seconds, 1)} | with_cpu(calls, repetitions)
 
 
-def by_cache(model: Path, dtype: str, megabytes: list[int], repetitions: int) -> dict[str, Any]:
-    """Time of one graph, which reads CACHE_CONTEXT slots, over caches of several sizes: only the
-    caches' length differs.
-    """
-    junk = CACHE_CONTEXT + 2 * CACHE_NODES
-    bucket = verify_bucket(1, CACHE_NODES, CACHE_CONTEXT, junk, sampled=False)
-    config = read_config(model)
-    slot = 2 * config.layers * config.kv_heads * config.head_dim * DTYPES[dtype].itemsize
-    calls = {}
-    for size in megabytes:
-        capacity = max(junk, int(size * 1e6) // slot - 1)
-        served = compiled_graph(model, dtype, capacity, bucket)
-        calls[f"{slot * (capacity + 1) / 1e6:.1f} MB ({capacity + 1} slots)"] = partial(
-            served.choose, [heap(CACHE_NODES, CACHE_CONTEXT, SamplingParams())]
-        )
-    return dict(with_cpu(calls, repetitions))
-
-
-def compiled_graph(model: Path, dtype: str, capacity: int, bucket: Bucket) -> CompiledModel:
-    """One graph over a cache of this capacity, without the large graph that an artefact of this
-    capacity would need.
-    """
-    bucket = replace(bucket, junk=capacity)
-    decoder = cpu_decoder(model, 1024, Tokenizer(model).vocabulary, DTYPES[dtype])
-    loaded = Loaded(decoder, empty_cache(decoder.config, 1, capacity, DTYPES[dtype]))
-    with tempfile.TemporaryDirectory() as directory:
-        path = Path(directory) / "graph.pt2"
-        graph = export_graph(VerifyGraph(*loaded, bucket.levels), example_inputs(bucket))
-        write_package(graph, bucket.name, path, ALWAYS)
-        return CompiledModel({bucket: load_graph(path, loaded.constants())}, loaded.cache)
-
-
 def main() -> None:
     parser = command(__doc__)
     parser.add_argument("--model", type=Path, default=EMBEDDED / "target", metavar="DIR")
@@ -146,7 +103,6 @@ def main() -> None:
     parser.add_argument("--nodes", default="1,8,16,32,64")
     parser.add_argument("--context", type=int, default=256)
     parser.add_argument("--sampled", action="store_true", help="at temperature 1 instead of greedy")
-    parser.add_argument("--cache", metavar="MB,MB", help="time against the cache's size instead")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--repetitions", type=int, default=15)
     parser.add_argument(
@@ -155,20 +111,17 @@ def main() -> None:
     parser.add_argument("--json", type=Path, metavar="FILE")
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
-    numbers = [int(part) for part in (given.cache or given.nodes).split(",")]
-    if given.cache:
-        figures = by_cache(given.model, given.dtype, numbers, given.repetitions)
-    else:
-        with tempfile.TemporaryDirectory() as scratch:
-            figures = by_nodes(
-                given.model,
-                given.dtype,
-                numbers,
-                given.context,
-                given.sampled,
-                given.repetitions,
-                given.keep or Path(scratch),
-            )
+    numbers = [int(part) for part in given.nodes.split(",")]
+    with tempfile.TemporaryDirectory() as scratch:
+        figures = by_nodes(
+            given.model,
+            given.dtype,
+            numbers,
+            given.context,
+            given.sampled,
+            given.repetitions,
+            given.keep or Path(scratch),
+        )
     show(figures, given.json)
 
 

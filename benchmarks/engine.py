@@ -1,5 +1,5 @@
-"""What Outrider computes outside the models, in milliseconds of a processor: the engine's forward,
-a message of candidates on its way in, and a proposer's call.
+"""Cost of the engine outside the model, in milliseconds of a processor: a forward, and a
+message of candidates on its way in.
 
     python -m benchmarks.engine [--sessions 1,8,64] [--nodes 64] [--forwards 100] [--json FILE]
         [--collect_often]
@@ -11,7 +11,7 @@ one: planning, nodes, walks, commits, and what is told of it. "device waits" is 
 between two calls of the model, where an engine has a thread of its own; the rest is done while the
 device computes. "padding" is what a backend adds on the host. "collections" are those of Python's
 garbage collector during all forwards, without messages. Medians of the threads' own time,
-since other processes share the processor. A proposer's call is measured by benchmarks/proposer.py.
+since other processes share the processor.
 """
 
 from __future__ import annotations
@@ -28,8 +28,6 @@ from typing import NamedTuple
 import numpy as np
 
 from benchmarks.harness import command, table_lines, write_json
-from benchmarks.proposer import measure as measure_proposer
-from benchmarks.proposer import outside_the_model
 from grpc_comm.observability.events import OfModel
 from grpc_comm.observability.statistics import ModelTotals, Statistics
 from inference.backends import Ranked, Segment
@@ -51,7 +49,7 @@ FULL = 900
 """Candidates of a session before each forward."""
 
 SURE, UNSURE = 0.75, 0.08
-"""What is claimed of the right token where it is the likeliest, and where it is not."""
+"""Chances claimed of the right token where it is the likeliest, and where it is not."""
 
 
 class NextToken:
@@ -316,11 +314,8 @@ def main() -> None:
         collect_rarely()
     counts = [int(count) for count in given.sessions.split(",")]
     costs = [cost(count, given.nodes, given.forwards) for count in counts]
-    proposer_ms = 1e3 * outside_the_model(*measure_proposer())
     print(*table_lines(HEADS, map(row, costs)), sep="\n")
-    print(f"A proposer's call outside the model: {proposer_ms:.2f} ms")
-    figures = {"engine": [one._asdict() for one in costs], "proposer_ms": proposer_ms}
-    write_json(given.json, figures)
+    write_json(given.json, [one._asdict() for one in costs])
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""How many texts stay the same, to the token, in another order of arrival or beside other sessions.
+"""Share of texts that stay the same, to the token, in other orders of arrival or beside sessions.
 
     python -m benchmarks.equal_texts --dtype bfloat16 [--orders 20] [--first 0]
     [--target DIR --draft DIR --prompts DIR --each 1] [--tokens 64]
@@ -27,7 +27,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from benchmarks.harness import command, cpu_decoder
+from benchmarks.harness import command, cpu_decoder, differs_at
 from benchmarks.prompts import read_prompts
 from benchmarks.regret.clock import VirtualClock
 from benchmarks.regret.stage import BYTE_TIME, PROFILES, serve
@@ -175,20 +175,8 @@ class _Reader:
 
 def share(made: Sequence[tuple[int, ...]], references: Sequence[tuple[int, ...]]) -> Share:
     """Count the texts that equal their references. Raises ValueError unless there are as many."""
-    return Share(
-        len(made),
-        tuple(
-            _same(ours, theirs)
-            for ours, theirs in zip(made, references, strict=True)
-            if ours != theirs
-        ),
-    )
-
-
-def _same(ours: Sequence[int], theirs: Sequence[int]) -> int:
-    """Tokens before the first that differs, or before the shorter text's end."""
-    places = (index for index, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b)
-    return next(places, min(len(ours), len(theirs)))
+    places = [differs_at(*both) for both in zip(made, references, strict=True)]
+    return Share(len(made), tuple(place for place in places if place is not None))
 
 
 def load_pair(target: Path, draft: Path, tokenizer: Tokenizer, dtype: torch.dtype) -> Pair:

@@ -1,4 +1,4 @@
-"""How many greedy choices stay when a target's matrices are 8-bit floats.
+"""Share of greedy choices that stay when a target's matrices are 8-bit floats.
 
     python -m benchmarks.fp8 [--model DIR] [--prompts 12] [--threads 2] [--json FILE]
 
@@ -18,8 +18,9 @@ import torch
 
 import inference
 from benchmarks.harness import command, cpu_decoder, show
-from inference.backends import Model, Segment
+from benchmarks.training.agreement import Prompt, write_texts
 from inference.backends.eager import EagerModel
+from inference.backends.sequence import ModelSequence
 from inference.model.decoder import Decoder, Head
 from inference.model.float8 import in_float8
 from inference.sampling import SamplingParams
@@ -28,42 +29,7 @@ from inference.tree import TokenTree
 
 _TARGET = Path(inference.__file__).parent / "data" / "target"
 _CAPACITY, _PROMPT = 512, 128  # tokens
-TEXT, CALL = 48, 16  # tokens that agreement is counted on, and fed at once
-
-
-def chain(tokens: Sequence[int], start: int) -> Segment:
-    """Tokens from position `start` on, in slots of the same numbers, chosen at all."""
-    tree, every = TokenTree.chain(list(tokens)), np.arange(len(tokens), dtype=np.int32)
-    return Segment(
-        0,
-        tree.tokens,
-        start + every,
-        start + every,
-        np.ones((1, start), dtype=np.bool_),
-        tree.mask,
-        every,
-        SamplingParams(),
-    )
-
-
-def choices(model: Model, tokens: Sequence[int], start: int = 0) -> list[int]:
-    """What is chosen after each token, fed CALL tokens a call."""
-    calls = [chain(tokens[at : at + CALL], start + at) for at in range(0, len(tokens), CALL)]
-    return [int(token) for call in calls for token in model.choose([call])[0]]
-
-
-def own_text(model: Model, prompt: list[int]) -> list[int]:
-    """TEXT tokens of greedy decoding, one token a call."""
-    made = choices(model, prompt)[-1:]
-    while len(made) < TEXT:
-        made += choices(model, made[-1:], len(prompt) + len(made) - 1)
-    return made
-
-
-def agreement(model: Model, prompt: list[int], text: list[int]) -> float:
-    """Share of the text's tokens that the model chooses, too, given those before."""
-    chosen = choices(model, [*prompt, *text])[len(prompt) - 1 : -1]
-    return round(float(np.mean(np.array(chosen) == np.array(text))), 3)
+TEXT = 48  # tokens that agreement is counted on
 
 
 def with_plain_head(rounded: Decoder, plain: Decoder) -> Decoder:
@@ -75,10 +41,15 @@ def with_plain_head(rounded: Decoder, plain: Decoder) -> Decoder:
     return rounded
 
 
-def share(model: EagerModel, prompts: Sequence[list[int]], texts: Sequence[list[int]]) -> float:
-    """The share of all texts' tokens that the model chooses, too."""
-    shares = [agreement(model, *pair) for pair in zip(prompts, texts, strict=True)]
-    return round(float(np.mean(shares)), 3)
+def share(model: EagerModel, prompts: Sequence[Prompt], texts: Sequence[list[int]]) -> float:
+    """Share of all texts' tokens that the model chooses, too, given those before."""
+    same = list[bool]()
+    for prompt, text in zip(prompts, texts, strict=True):
+        sequence = ModelSequence(model, 0, SamplingParams())
+        sequence.extend(prompt.ids[:-1])
+        chosen = sequence.choose(TokenTree.chain([prompt.ids[-1], *text[:-1]]))
+        same += (chosen == np.array(text)).tolist()
+    return round(float(np.mean(same)), 3)
 
 
 def measure(directory: Path, prompts: Sequence[str]) -> dict[str, object]:
@@ -88,15 +59,17 @@ def measure(directory: Path, prompts: Sequence[str]) -> dict[str, object]:
         return cpu_decoder(directory, _CAPACITY, tokenizer.vocabulary, dtype)
 
     def eager(decoder: Decoder) -> EagerModel:
-        return EagerModel(decoder, rows=1, capacity=_CAPACITY, max_nodes=256)
+        return EagerModel(decoder, rows=len(prompts), capacity=_CAPACITY, max_nodes=256)
+
+    def texts(model: EagerModel) -> list[list[int]]:
+        return write_texts(model, given, [SamplingParams()] * len(given), TEXT, frozenset())
 
     plain = decoder(torch.bfloat16)
     float32, bfloat16 = eager(decoder(torch.float32)), eager(plain)
     fp8 = eager(in_float8(plain))
     plain_head = eager(with_plain_head(in_float8(plain), plain))
-    given = [tokenizer.encode(prompt)[:_PROMPT] for prompt in prompts]
-    of_float32 = [own_text(float32, prompt) for prompt in given]
-    of_bfloat16 = [own_text(bfloat16, prompt) for prompt in given]
+    given = [Prompt(tokenizer.encode(prompt)[:_PROMPT], "code") for prompt in prompts]
+    of_float32, of_bfloat16 = texts(float32), texts(bfloat16)
     return {
         "prompts": len(given),
         "tokens": sum(map(len, of_float32)),

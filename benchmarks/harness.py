@@ -1,9 +1,11 @@
-"""What the measurements share: their commands, calls that take turns, tables and files."""
+"""Shared parts of the measurements: their commands, calls that take turns, tables and files."""
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
+import platform
 import shutil
 import subprocess
 import time
@@ -125,6 +127,14 @@ def geometric_interval(values: Sequence[float]) -> tuple[float, float]:
     return float(low), float(high)
 
 
+def differs_at(ours: Sequence[int], theirs: Sequence[int]) -> int | None:
+    """Place of the first token that differs; None for equal texts."""
+    if list(ours) == list(theirs):
+        return None
+    places = (index for index, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b)
+    return next(places, min(len(ours), len(theirs)))
+
+
 def commit() -> str:
     """The commit of this checkout, marked where files were changed; unknown outside of one."""
     git = shutil.which("git")
@@ -133,3 +143,16 @@ def commit() -> str:
     asked = [git, "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"]
     said = subprocess.run(asked, capture_output=True, text=True, check=False)
     return said.stdout.strip() or "unknown"
+
+
+def machine() -> dict[str, str | int | None]:
+    """The machine that numbers were made on."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
+    models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return {
+        "cpu": models[0] if models else platform.processor(),
+        "cpus": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+    }

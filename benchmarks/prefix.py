@@ -1,4 +1,4 @@
-"""What a shared beginning saves: copying a row's keys against computing them, and the time to the
+"""Savings by a shared beginning: copying a row's keys against computing them, and the time to the
 first token over gRPC.
 
     python -m benchmarks.prefix [--model DIR --dtype bfloat16] [--threads N] [--prefix 1000]

@@ -56,7 +56,6 @@ SLOW = {
     "plan",
     "purse",
     "regret",
-    "regret_models",
     "resume",
     "server",
     "shared_cache",

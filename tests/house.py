@@ -28,23 +28,23 @@ class Room(NamedTuple):
 
 
 BOUNDS = {
-    "inference": Room(18_463, 114),
-    "grpc_comm": Room(5_904, 35),
-    "compile": Room(8_295, 54),
-    "deploy": Room(3_827, 36),
-    "outrider": Room(13_587, 102),
-    "benchmarks": Room(8_331, 44),
-    "tests": Room(47_085, 269),
+    "inference": Room(18_395, 113),
+    "grpc_comm": Room(5_871, 35),
+    "compile": Room(7_673, 43),
+    "deploy": Room(3_826, 36),
+    "outrider": Room(13_292, 88),
+    "benchmarks": Room(8_330, 44),
+    "tests": Room(46_190, 263),
 }
 """Bounds of each room."""
 
 MOST_STEPS = 8
 """Bound of the longest trip of a parameter."""
 
-MOST_NAMES = 3
+MOST_NAMES = 2
 """Bound of the public type names with several meanings."""
 
-MOST_FILE_NAMES = 8
+MOST_FILE_NAMES = 7
 """Bound of the file names that stand for several files."""
 
 

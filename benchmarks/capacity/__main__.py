@@ -36,10 +36,10 @@ ARRIVING_ROWS = 64
 TENANTS_SECONDS = 6.0
 
 ALONE, GROWING, WIDE = "target-only", "growing", "wide"
-"""What a user does; `wide` claims that all of its full trees are certain."""
+"""Arms of a user; `wide` claims that all of its full trees are certain."""
 
 CALL_SECONDS = 0.0105
-"""Of a call of a user's draft, as the study's laptop takes."""
+"""Seconds of a call of a user's draft, as the study's laptop takes."""
 
 WANTED = (12, 40)
 """Tokens a second of each user."""
@@ -87,7 +87,7 @@ class Cell(NamedTuple):
 
 
 class Visits(NamedTuple):
-    """What users who come and go saw, in milliseconds.
+    """Waits of users who come and go, in milliseconds.
 
     ttft: until the first token
     gap: between messages with tokens
@@ -123,7 +123,7 @@ class Seen(NamedTuple):
 
 
 def draft(arm: str, temperature: float) -> GrowingDraft | None:
-    """What a user of an arm drafts with."""
+    """Draft of a user of an arm."""
     if arm == GROWING:
         return GrowingDraft(SKILLS[temperature])
     return WideDraft(SKILLS[temperature]) if arm == WIDE else None
@@ -160,7 +160,7 @@ def crowd(cell: Cell, arm: str, window: Window, seed: int, delays: Delays) -> Se
 
 
 def arriving_seconds(rows: int) -> float:
-    """What a user who comes and goes takes of the Neuron-like target, in seconds."""
+    """Seconds of the Neuron-like target that a user takes who comes and goes."""
     profile, context = CURVES["neuron"], ARRIVING_CONTEXT
     share = profile.seconds(rows, 1, context + ARRIVING_TOKENS) / rows
     return profile.seconds(1, CHUNK, context) + ARRIVING_TOKENS * share
@@ -184,7 +184,7 @@ def arrivals(
 
 
 def visits_of(came: Sequence[Came]) -> Visits:
-    """What users who came and went saw."""
+    """Waits of users who came and went."""
     heard = [one for one in came if len(one.events) > 1]
     first = [1e3 * (one.events[0][0] - one.starts) for one in heard]
     gaps = [1e3 * (after[0] - before[0]) for one in heard for before, after in pairwise(one.events)]

@@ -14,8 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from inference.backends import Ranked, Segment
-from inference.proposer import BASE, MODEL, DraftUsage, Nodes, Notice, Proposal
-from inference.sampling import SamplingParams
+from inference.proposer import BASE, Nodes, Proposal
 from inference.tree import IntArray
 
 VOCABULARY = 32_000
@@ -23,13 +22,13 @@ FLOOR = 0.005
 """Least value of a node below which a draft looks no further, as the growing tree's usual floor."""
 
 LEVELS = 24
-"""How deep a growing tree becomes."""
+"""Depth of a growing tree."""
 
 WIDE_GUESSES, WIDE_LEVELS = 8, 8
-"""Of the tenant whose trees are full."""
+"""Guesses and levels of the tenant whose trees are full."""
 
 DECOY_CHANCE = 0.9
-"""What a draft claims of each next token on a wrong way."""
+"""Chance that a draft claims of each next token on a wrong way."""
 
 _FACTORS = (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 _WORD = 2**64
@@ -45,7 +44,7 @@ def mixed(seed: int, position: int, token: int) -> int:
 
 
 def next_token(seed: int, position: int, token: int) -> int:
-    """What the target chooses behind this token, which stands at this position."""
+    """Token that the target chooses behind this one, which stands at this position."""
     return mixed(seed, position, token) % VOCABULARY
 
 
@@ -100,7 +99,7 @@ class Text:
 
 
 class Skill(NamedTuple):
-    """How often a draft is right. It is sure of a share of all positions.
+    """Skill of a draft: how often it is right. It is sure of a share of all positions.
 
     sure, unsure: the chance that the target's token is its first guess, its second, ...; what is
     missing to 1 are misses.
@@ -140,12 +139,12 @@ class Guesses(NamedTuple):
 
 
 class GrowingDraft:
-    """A Proposer that looks one level further with every call and sends what it found at once.
+    """A draft that looks one level further with every call and sends what it found at once.
 
     levels: below the root
     """
 
-    kind, decoy_chance = MODEL, DECOY_CHANCE
+    decoy_chance = DECOY_CHANCE
 
     _root: int  # position of the last committed token
     _line: dict[int, Node]  # by position: the root, and what follows it on the text's own way
@@ -156,15 +155,13 @@ class GrowingDraft:
     def __init__(self, skill: Skill, levels: int = LEVELS) -> None:
         self._skill, self._levels = skill, levels
 
-    def open(self, prompt: Sequence[int], params: SamplingParams, end: int | None = None) -> None:
-        self._text = Text(prompt, params.seed)
+    def open(self, prompt: Sequence[int], seed: int) -> None:
+        self._text = Text(prompt, seed)
         self._begin(len(prompt) - 1)
 
-    def hear(self, position: int, tokens: Sequence[int], now: float, notice: Notice | None) -> None:
-        if notice is None:
-            self._begin(self._root)
-            return
-        root = position + len(tokens) - 1
+    def hear(self, length: int) -> None:
+        """The text is so long now."""
+        root = length - 1
         if root not in self._line:
             self._begin(root)
         self._root = root
@@ -172,13 +169,14 @@ class GrowingDraft:
             del self._line[place]
         self._decoys = [(fork, node) for fork, node in self._decoys if fork >= root]
 
-    def work(self, now: float) -> DraftUsage | None:
+    def work(self) -> bool:
+        """Make a call; False where there is nothing to look for."""
         tip = max(self._line)
         least = FLOOR * self._line[self._root].value
         on_way = self._line[tip].value >= least and not self._lost
         wrong = [(fork, node) for fork, node in self._decoys if node.value >= least]
         if self._depth >= self._levels or not (on_way or wrong):
-            return None
+            return False
         self._decoys = [
             (fork, self._add(node, (7 * node.token + 1) % VOCABULARY, self.decoy_chance))
             for fork, node in wrong
@@ -186,13 +184,18 @@ class GrowingDraft:
         if on_way:
             self._go_on(tip)
         self._deepest += 1
-        return DraftUsage(1, 1 + len(wrong))
+        return True
 
-    def flush(self, now: float, next_number: Callable[[], int]) -> Nodes | None:
-        found, self._found = self._found, []
-        return self._nodes(found, next_number)
-
-    def close(self) -> None: ...
+    def flush(self, next_number: Callable[[], int]) -> Nodes | None:
+        """Candidates that were found and not sent yet."""
+        proposals = list[Proposal]()
+        for node in self._found:
+            above, node.number = node.above, next_number()
+            assert above is not None, "the root is not sent"
+            parent = BASE if above.number is None else above.number
+            proposals.append(Proposal(node.number, parent, node.token, node.chance))
+        self._found = []
+        return Nodes(self._root, proposals) if proposals else None
 
     def _begin(self, root: int) -> None:
         """Nothing is known but the root."""
@@ -235,15 +238,6 @@ class GrowingDraft:
         node = Node(above, token, chance, above.value * chance)
         self._found.append(node)
         return node
-
-    def _nodes(self, found: Sequence[Node], next_number: Callable[[], int]) -> Nodes | None:
-        proposals = list[Proposal]()
-        for node in found:
-            above, node.number = node.above, next_number()
-            assert above is not None, "the root is not sent"
-            parent = BASE if above.number is None else above.number
-            proposals.append(Proposal(node.number, parent, node.token, node.chance))
-        return Nodes(self._root, proposals, self.kind) if proposals else None
 
 
 class WideDraft(GrowingDraft):

@@ -17,26 +17,23 @@ from inference.backends.timed import TimeProfile
 from inference.engine.engine import Engine
 from inference.order import MOST_CREDIT, Decode, End
 from inference.planner.profiling import emulated_target
-from inference.proposer import Nodes, Notice
+from inference.proposer import Nodes
 from inference.sampling import SamplingParams
 from inference.times import LatencyModel
 from inference.tree import IntArray
 
 NODES = 64
-"""Of one session in a forward, the root included."""
+"""Nodes of one session in a forward, the root included."""
 
 CHUNK = 256
 """Tokens of a prompt in one call."""
 
-NOTICE = Notice(0.0, 0.0, 0, 0, 0)
-"""Scripted drafts do not look at it."""
-
 IDLE_SECONDS = 0.0005
-"""Of an engine that has nothing to do, before it looks again."""
+"""Seconds of an engine that has nothing to do, before it looks again."""
 
 
 class Delays(NamedTuple):
-    """What the profile does not tell, in seconds.
+    """Times that the profile does not tell, in seconds.
 
     forward: of each forward.  link: of a message.
     work: of the engine itself before each look at its clock, of which a forward has five.
@@ -111,7 +108,7 @@ class VirtualTarget(ScriptedTarget):
 
 
 class Wish(NamedTuple):
-    """What a user asks for. call: seconds of a call of its draft, if it has one."""
+    """Order of a user. call: seconds of a call of its draft, if it has one."""
 
     number: int  # the seed of its text
     prompt: Sequence[int]
@@ -123,7 +120,7 @@ class Wish(NamedTuple):
 
 
 class Came(NamedTuple):
-    """What a user got. starts: when it came.  events: when tokens came, and how many."""
+    """Text that a user got. starts: when it came.  events: when tokens came, and how many."""
 
     starts: float
     events: list[tuple[float, int]]
@@ -145,9 +142,9 @@ class User:
         params = SamplingParams(wish.temperature, seed=wish.number)
         self.session, self.opened = engine.open(wish.prompt, params, tenant=wish.tenant)
         if self._draft is not None:
-            self._draft.open(wish.prompt, params)
+            self._draft.open(wish.prompt, wish.number)
         self._stream, self._numbers = engine.join(self.session), count()
-        self._heard = self._told = self.session.length
+        self._told = self.session.length
         self._free_at = starts
         self._way_up = deque[tuple[float, Nodes]]()
         self._way_down = deque[tuple[float, int]]()  # when it comes, and the length then
@@ -165,14 +162,14 @@ class User:
             raise NotTheTargetsText(f"user {self.wish.number}")
 
     def until(self, now: float) -> None:
-        """What the draft does before this moment, and what of it arrives by then."""
+        """Let the draft work before this moment, and deliver what arrives by then."""
         if self._draft is None or self.session.end is not End.NOT:
             return
         while self._free_at < now:
             self._hear(self._draft)
-            busy = self._draft.work(self._free_at)
+            busy = self._draft.work()
             self._free_at += self.wish.call if busy else 0.0
-            nodes = self._draft.flush(self._free_at, self._numbers.__next__)
+            nodes = self._draft.flush(self._numbers.__next__)
             if nodes is not None:
                 self._way_up.append((self._free_at + self._link, nodes))
             if not busy:
@@ -191,9 +188,7 @@ class User:
 
     def _hear(self, draft: GrowingDraft) -> None:
         while self._way_down and self._way_down[0][0] <= self._free_at:
-            at, length = self._way_down.popleft()
-            draft.hear(self._heard, self.session.tokens[self._heard : length], at, NOTICE)
-            self._heard = length
+            draft.hear(self._way_down.popleft()[1])
 
 
 class World:

@@ -14,7 +14,7 @@ from itertools import count
 
 
 class Signal:
-    """What one thread waits for, and others raise."""
+    """Signal that one thread waits for and others raise."""
 
     def __init__(self) -> None:
         self.raised = False

@@ -166,7 +166,7 @@ class PrefixModel:
         return [prefixes[node] for node in segment.pick.tolist()]
 
     def choices(self, prefixes: Sequence[int], params: SamplingParams) -> IntArray:  # [n]
-        """What it says after each of these."""
+        """Choices after each of these."""
         known = self._chosen.setdefault(params, {})
         if missing := list(dict.fromkeys(prefix for prefix in prefixes if prefix not in known)):
             logits, sampling, positions = self._asked(missing, params)
@@ -281,7 +281,7 @@ class Agreement:
 
 
 def measure(prefixes: Prefixes, draft: PrefixModel, texts: Sequence[Text]) -> Agreement:
-    """How well the draft foresees what the target said."""
+    """Agreement of a draft with what the target said."""
     first = covered = total = 0
     for text in texts:
         before = [prefixes.after(text.prompt)]

@@ -1,4 +1,4 @@
-"""What a model says after each prefix, computed once however often it is asked: all arms of a
+"""Logits of a model after each prefix, computed once however often it is asked: all arms of a
 study share prefixes.
 """
 
@@ -41,9 +41,6 @@ class Prefixes:
         self._cache = torch.zeros(_FIRST_ROOM, 2 * config.layers, config.kv_heads * config.head_dim)
         self._logits = torch.zeros(_FIRST_ROOM, decoder.vocabulary)
 
-    def __len__(self) -> int:
-        return len(self._tokens)
-
     def child(self, prefix: int, token: int) -> int:
         """The prefix that goes on with this token."""
         found = self._children.get((prefix, token))
@@ -70,16 +67,12 @@ class Prefixes:
         """Tokens in it, which is also the position of the token after it."""
         return self._depths[prefix]
 
-    def last(self, prefix: int) -> tuple[int, int]:
-        """Its last token, and the prefix before that."""
-        return self._tokens[prefix], self._parents[prefix]
-
     def key(self, prefix: int) -> int:
         """64 bits that depend on its tokens only."""
         return self._keys[prefix]
 
     def logits(self, prefixes: Sequence[int]) -> Tensor:  # [n, vocabulary] float32
-        """What the model says after each of these, none of which is empty."""
+        """Logits of the model after each of these, none of which is empty."""
         missing = self._missing(prefixes)
         for start in range(0, len(missing), _AT_ONCE):
             self._compute(missing[start : start + _AT_ONCE])

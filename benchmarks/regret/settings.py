@@ -1,4 +1,4 @@
-"""What is played: cells, how fast their machines are, and series of texts."""
+"""Settings of the study: cells, how fast their machines are, and series of texts."""
 
 from __future__ import annotations
 

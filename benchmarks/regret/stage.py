@@ -58,7 +58,7 @@ PROFILES = Profiles(
 
 
 class Spent(NamedTuple):
-    """What texts have cost so far beside time.
+    """Costs of texts so far, beside time.
 
     drafted: seconds that the draft was busy
     calls: its calls, those for prompts included
@@ -96,7 +96,7 @@ class Stage:
         self._link, self._profiles = link, profiles
 
     def knowledge(self) -> Knowledge:
-        """What a client knows before its first text: draft and link as measured, times as the
+        """Knowledge of a client before its first text: draft and link as measured, times as the
         target told them, and nothing learned of the pair.
         """
         round_trip = self._link.crossing(0) + self._link.crossing(_DESCRIPTION_BYTES)
@@ -104,7 +104,7 @@ class Stage:
         return Knowledge(DraftTimes(draft), LatencyModel(target), read_acceptance(), round_trip)
 
     def spent(self) -> Spent:
-        """What texts have cost so far; bytes are those of messages that have arrived."""
+        """Costs of texts so far; bytes are those of messages that have arrived."""
         session, draft = self.session, self.draft
         return Spent(draft.seconds, draft.calls, session.proposed, session.traffic.copy())
 

@@ -55,7 +55,7 @@ class Reading(NamedTuple):
 
 @dataclass(frozen=True)
 class Result:
-    """What an arm made of a cell, text by text."""
+    """Readings of an arm in a cell, text by text."""
 
     readings: tuple[Reading, ...]
 
@@ -74,7 +74,7 @@ class Result:
 
 @dataclass(frozen=True)
 class Played:
-    """What the arms made of a series in a setting, and how well its pair agrees on these texts."""
+    """Results of a series in a setting, and the agreement of its pair on these texts."""
 
     setting: Setting
     series: Series

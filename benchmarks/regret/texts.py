@@ -1,4 +1,4 @@
-"""What is said in the study: the target's own continuations of pieces of Python."""
+"""Texts of the study: the target's own continuations of pieces of Python."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from inference.order import Decode
 from inference.sampling import SamplingParams
 
 TOKENS = 160
-"""Of each text."""
+"""Tokens of each text."""
 
 SEED = 11
-"""Of the first text; the ones after it have the next ones."""
+"""Seed of the first text; the ones after it have the next ones."""
 
 PROMPTS = (
     '''def parse_header(line):
@@ -111,7 +111,7 @@ def days_before_month(year, month):
 """Nothing was tuned on what is said after these."""
 
 HELD_OUT_SEEDS = (101, 201, 301)
-"""Of the first text of each reading of HELD_OUT; at temperature 0 all are the same."""
+"""Seeds of the first text of each reading of HELD_OUT; at temperature 0 all are the same."""
 
 
 def texts_of(
@@ -122,7 +122,7 @@ def texts_of(
     tokens: int,
     seed: int = SEED,
 ) -> tuple[Text, ...]:
-    """What the target says after the prompts by itself: the texts that every arm has to make."""
+    """Texts that the target makes of the prompts by itself: those that every arm has to make."""
     engine, said = serve(PrefixModel(prefixes, 0.0), prefixes.vocabulary), []
     for index, prompt in enumerate(prompts):
         ids = tuple(encode(prompt))

@@ -179,7 +179,7 @@ class VirtualSession:
 
 
 class _Received:
-    """What has come to a client. read(): what its loop has not seen, all in one."""
+    """Tokens that have come to a client. read(): what its loop has not seen, all in one."""
 
     def __init__(self, length: int) -> None:
         self.length = self.acknowledged = self._read = length

@@ -22,7 +22,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness import command, write_json
+from benchmarks.harness import command, machine, write_json
 from benchmarks.prompts import Prompt, read_prompts
 from benchmarks.rivals import library, llama_server, ours
 from benchmarks.rivals.arm import Arm
@@ -32,7 +32,6 @@ from benchmarks.rivals.llama_server import llama_servers, llama_version
 from benchmarks.rivals.ours import Models, arms_here, arms_over_grpc
 from benchmarks.rivals.play import Archive, Question, play
 from benchmarks.rivals.report import Group, markdown, record
-from benchmarks.training.pair_metrics import machine
 from inference.command import run_command
 from inference.errors import InvalidRequest, Mismatch
 from inference.model.checkpoint import DTYPES
@@ -90,7 +89,7 @@ def opened(
             arms += stack.enter_context(library_arms(Path(target), Path(draft), dtype, threads))
         if ours.PLAIN in needed:
             target, draft = given.safetensors
-            models = Models(target, draft, given.dtype)
+            models = Models(target, draft, given.dtype, given.length)
             arms += stack.enter_context(arms_here(models, threads))
             if ACROSS in wanted:
                 arms += stack.enter_context(arms_over_grpc(models))
@@ -103,7 +102,9 @@ def opened(
             arms += [Arm(name, 1, server.play) for name, server in servers.items()]
         if OURS_GGUF in needed:
             target, draft = given.gguf
-            arms += stack.enter_context(arms_here(Models(target, draft, None), threads))
+            arms += stack.enter_context(
+                arms_here(Models(target, draft, None, given.length), threads)
+            )
         yield [arm for arm in arms if arm.name in wanted]
 
 
@@ -118,7 +119,7 @@ def weights(given: argparse.Namespace) -> list[Path]:
 def settings(
     given: argparse.Namespace, groups: Sequence[Group], cores: list[int]
 ) -> dict[str, Any]:
-    """What a comparison must keep from its first prompt to its last."""
+    """Settings that a comparison must keep from its first prompt to its last."""
     versions = {name: importlib.metadata.version(name) for name in ("torch", "transformers")}
     if given.gguf:
         versions["llama-cpp-python"] = importlib.metadata.version("llama-cpp-python")
@@ -151,6 +152,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--each", type=int, default=1, help="prompts of each kind")
     parser.add_argument("--tokens", type=int, default=TOKENS, help="of a text, at most")
+    parser.add_argument("--length", type=int, default=2048, help="of a text, prompt included")
     parser.add_argument("--threads", type=int, default=2, help="cores, and threads of every arm")
     parser.add_argument("--dtype", choices=PRECISIONS, default="bfloat16", help="of checkpoints")
     parser.add_argument("--arms", metavar="NAME,...", help="default: all that there are files for")

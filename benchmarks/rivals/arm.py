@@ -13,7 +13,7 @@ Hear = Callable[[Sequence[int]], None]
 
 
 class Told(NamedTuple):
-    """What an engine says of a text. passes: of the target, after the first tokens came."""
+    """Figures that an engine tells. passes: of the target, after the first tokens came."""
 
     tokens: int
     passes: int
@@ -78,7 +78,7 @@ class Stopwatch:
         self._came.append((self._clock() - self._began, list(ids)))
 
     def made(self, told: Told) -> Made:
-        """What was heard of a text. Raises ValueError where nothing came."""
+        """The text as it was heard. Raises ValueError where nothing came."""
         if not self._came:
             raise ValueError("an arm made no token")
         (first_seconds, first), (seconds, _) = self._came[0], self._came[-1]
@@ -92,11 +92,3 @@ def make(arm: Arm, prompt: Sequence[int], tokens: int) -> Made:
     torch.set_num_threads(arm.threads)
     watch = Stopwatch()
     return watch.made(arm.play(prompt, tokens, watch.hear))
-
-
-def differs_at(ours: Sequence[int], theirs: Sequence[int]) -> int | None:
-    """Place of the first token that differs; None for equal texts."""
-    if list(ours) == list(theirs):
-        return None
-    places = (index for index, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b)
-    return next(places, min(len(ours), len(theirs)))

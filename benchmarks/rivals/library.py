@@ -23,7 +23,7 @@ CHAIN = 4
 
 
 class Help(NamedTuple):
-    """What drafts in one arm. The fields behind `assisted` are those of the assistant's
+    """Drafting of one arm. The fields behind `assisted` are those of the assistant's
     GenerationConfig; None leaves the library's default.
 
     lookup: tokens that prompt lookup names at a time; None for no lookup

@@ -164,7 +164,7 @@ def llama_servers(
 
 
 def llama_version(binary: Path) -> str:
-    """What the binary says of its version. Raises Unavailable where it cannot be run."""
+    """Version that the binary tells. Raises Unavailable where it cannot be run."""
     try:
         ran = subprocess.run([binary, "--version"], capture_output=True, text=True, check=False)
     except OSError as error:

@@ -30,8 +30,9 @@ from outrider.client.pools import GrowingRows, Pair
 from outrider.draft_methods import find_draft
 from outrider.models.profiles import user_profiles
 from outrider.money.goal import Goal
+from outrider.options.groups import Precision
+from outrider.options.network import ConnectionOptions
 from outrider.options.roles import FusedTargetRole, SharedClientRole
-from outrider.options.values import Precision
 from outrider.target.colocated_draft import with_draft
 from outrider.target.spawn import started
 from outrider.target.target import load_served
@@ -53,11 +54,11 @@ class Models(NamedTuple):
     target: str
     draft: str
     dtype: Precision | None
-    length: int = 2048
+    length: int
 
     @property
     def sources(self) -> str:
-        """What drafts, as --draft says it."""
+        """Sources of drafts, as --draft names them."""
         return "gguf,copy" if is_gguf(self.draft) else "model,copy"
 
     @property
@@ -66,7 +67,7 @@ class Models(NamedTuple):
 
 
 class Decoding(NamedTuple):
-    """How one arm decodes. stop_ids: that end a text.  beside: with the draft beside the target."""
+    """One arm's decoding. stop_ids: that end a text.  beside: the draft is beside the target."""
 
     session: Callable[[], TargetSession]
     stop_ids: frozenset[int]
@@ -141,7 +142,7 @@ def arms_over_grpc(models: Models) -> Iterator[list[Arm]]:
     given = [part for name, value in flags.items() if value for part in (f"--{name}", str(value))]
     with started("target", ["--measure_first", *given]) as there:
         options = SharedClientRole(
-            target_host=there.address,
+            connection=ConnectionOptions(target_host=there.address),
             draft_model=models.draft,
             draft=models.sources,
             dtype=models.dtype,
@@ -152,7 +153,7 @@ def arms_over_grpc(models: Models) -> Iterator[list[Arm]]:
             measure_first=True,
         )
         found = find_draft(options)
-        with connect_target(options, found.tokenizer) as connection:
+        with connect_target(options.connection, found.tokenizer) as connection:
             draft = load_draft(options, found, 1, models.length, TUNING.room, TUNING.widest)
             times = found.times(user_profiles(options), draft, models.length)
             pair = Pair(connection, times, None)

@@ -20,7 +20,7 @@ from benchmarks.rivals.arm import Arm, Made, make
 from inference.errors import InvalidRequest
 
 WARM_UP_TOKENS = 12
-"""Of the first prompt's text, made by every arm before anything is counted."""
+"""Tokens of the first prompt's text, made by every arm before anything is counted."""
 
 _PIECE_BYTES = 1 << 24
 
@@ -34,7 +34,7 @@ class Question(NamedTuple):
 
 
 class Answers(NamedTuple):
-    """What every arm made of a prompt. order: in which they took turns.  loads: what ran on this
+    """Texts of a prompt, by arm. order: in which they took turns.  loads: what ran on this
     machine, or waited, before the first and after the last.
     """
 

@@ -1,4 +1,4 @@
-"""How a comparison is told: speeds by kind of text, as geometric means over pairs of texts."""
+"""Report of a comparison: speeds by kind of text, as geometric means over pairs of texts."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from statistics import geometric_mean
 from typing import Any
 
-from benchmarks.harness import geometric_interval, table_lines
-from benchmarks.rivals.arm import Made, differs_at
+from benchmarks.harness import differs_at, geometric_interval, table_lines
+from benchmarks.rivals.arm import Made
 from benchmarks.rivals.play import Answers
 
 ALL = "all"
@@ -41,7 +41,7 @@ class Group:
 
 
 def speeds(answers: Sequence[Answers], fast: str, slow: str, measure: Measure) -> list[float]:
-    """How many times as fast one arm made each text as another arm did."""
+    """Speeds of one arm over another, text by text."""
     pairs = [(measure(one.made[slow]), measure(one.made[fast])) for one in answers]
     return [theirs / ours for theirs, ours in pairs if theirs is not None and ours]
 

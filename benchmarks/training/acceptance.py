@@ -119,7 +119,7 @@ def fit_law(parts: Sequence[Sequence[Text]]) -> dict[str, Any]:
 
 
 def fit_rates(parts: Sequence[Sequence[Text]]) -> dict[str, Any]:
-    """How often each rank was taken when it was come to, over all temperatures, worth
+    """Rates at which each rank was taken when it was come to, over all temperatures, worth
     RATES_WORTH verdicts.
     """
     shares = np.mean([taken_shares(texts, RANKS) for texts in parts], axis=0)
@@ -188,7 +188,7 @@ def rows(pairs: Sequence[Pair]) -> Iterator[list[str]]:
 
 
 def origin(pairs: Sequence[Pair]) -> dict[str, Any]:
-    """What a record was fitted from, for those who find it."""
+    """Origin of a record, for those who find it."""
     kinds = {pair.name: Counter(text.of.kind for text in pair.texts) for pair in pairs}
     positions = {pair.name: sum(len(text.depths) for text in pair.texts) for pair in pairs}
     made = {name: {"positions": positions[name], "texts": dict(kinds[name])} for name in kinds}

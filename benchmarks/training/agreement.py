@@ -200,7 +200,7 @@ def load_one(directory: Path, tokenizer: Tokenizer, *, rows: int, length: int) -
 
 
 class Written(NamedTuple):
-    """What the target wrote after a prompt."""
+    """Text that the target wrote after a prompt."""
 
     prompt: Prompt
     tokens: list[int]

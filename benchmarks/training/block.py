@@ -35,10 +35,10 @@ OWN_TEXTS, OWN_PROMPT, OWN_LENGTH = 256, 64, 256
 """Texts of the target itself that are learnt from, their prompts' tokens and their whole length."""
 
 TEMPERATURES = (0.0, 0.7, 1.0)
-"""Of the target's own texts."""
+"""Temperatures of the target's own texts."""
 
 RATE = 0.5
-"""Of the rates that the draft was trained with from the beginning."""
+"""Part of the rates that the draft was trained with from the beginning."""
 
 
 class Window(NamedTuple):
@@ -167,7 +167,7 @@ def write(model: LlamaForCausalLM, pair: Path, folder: Path) -> None:
 
 
 def main() -> int:
-    parser = parser_of(__doc__)
+    parser = parser_of(__doc__, threads=1)
     parser.add_argument("--pair", type=Path, default=EMBEDDED)
     parser.add_argument("--out", type=Path, default=EMBEDDED / "block_draft")
     parser.add_argument("--steps", type=int, default=500)

@@ -27,7 +27,7 @@ _K = 8  # children of a node
 
 
 class Position(NamedTuple):
-    """Where the source named something."""
+    """Place in a text where the source named something."""
 
     tokens: list[int]  # the copied ones
     table: FloatArray  # [k, F]

@@ -100,11 +100,15 @@ def checked_listing(path: Path, allow_different: bool) -> dict[str, Any]:
     return listing
 
 
-def parser_of(text: str | None) -> argparse.ArgumentParser:
-    """A parser with the flags of every training. text: the help, a module's docstring"""
+def parser_of(text: str | None, threads: int) -> argparse.ArgumentParser:
+    """A parser with the flags of every training.
+
+    text: the help, a module's docstring
+    threads: of the CPU, where the user says nothing
+    """
     parser = command(text)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--threads", type=int, default=2, help="CPU threads")
+    parser.add_argument("--threads", type=int, default=threads, help="CPU threads")
     parser.add_argument(
         "--allow-different-files", action="store_true", help="go on where local files differ"
     )

@@ -60,7 +60,7 @@ _SLOTS = 2048
 
 
 class Reading(NamedTuple):
-    """What the draft says at a text: of each token's node (offset 0) and of its masks."""
+    """Rankings of the draft at a text: of each token's node (offset 0) and of its masks."""
 
     temperature: float
     written: list[int]
@@ -190,7 +190,7 @@ def _record_of(rates: list[float]) -> dict[str, Any]:
 
 
 def shares(texts: Sequence[Reading]) -> Iterator[list[str]]:
-    """How often the target's token is among the first, by temperature and offset."""
+    """Shares of positions whose target's token is among the first, by temperature and offset."""
     for temperature in TEMPERATURES:
         some = [text for text in texts if text.temperature == temperature]
         for offset in range(some[0].ids.shape[1]):

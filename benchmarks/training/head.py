@@ -165,7 +165,7 @@ def texts_of(given: argparse.Namespace) -> Iterator[Tensor]:
 
 
 def main() -> None:
-    parser = parser_of(__doc__)
+    parser = parser_of(__doc__, threads=1)
     parser.add_argument("--out", type=Path, required=True, help="folder of the head")
     parser.add_argument("--target", type=Path, default=EMBEDDED / "target", metavar="DIR")
     parser.add_argument("--ids", type=Path, metavar="FILE", help="texts to learn from")

@@ -234,7 +234,7 @@ def train_pair(options: argparse.Namespace, listing: dict[str, Any]) -> dict[str
 
 def main() -> None:
     """Train, measure and describe the embedded pair."""
-    parser = parser_of(__doc__)
+    parser = parser_of(__doc__, threads=2)
     parser.add_argument("--out", type=Path, default=EMBEDDED, help="folder of the pair")
     parser.add_argument("--steps", type=int, default=2200, help="training steps of the target")
     parser.add_argument(

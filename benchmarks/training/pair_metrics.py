@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import platform
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +9,7 @@ import torch
 from torch.nn import functional
 from transformers import AutoTokenizer, LlamaForCausalLM, PreTrainedTokenizerBase
 
-from benchmarks.harness import table_lines
+from benchmarks.harness import machine, table_lines
 
 WINDOWS = 64
 PROMPTS, PROMPT_TOKENS, NEW_TOKENS = 48, 128, 128
@@ -62,7 +60,7 @@ def logits_of(model: LlamaForCausalLM, inputs: torch.Tensor) -> torch.Tensor:
 
 
 def rank_of(logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-    """How many tokens each position holds more likely than the given one."""
+    """Number of tokens that each position holds more likely than the given one."""
     return (logits > logits.gather(-1, tokens[..., None])).sum(-1)
 
 
@@ -144,7 +142,7 @@ def generated_metrics(
     prompts: torch.Tensor,
     temperature: float,
 ) -> dict[str, Any]:
-    """How well the draft foresees what the target itself writes."""
+    """Shares of the target's own text that the draft foresees."""
     tokens = generate(target, prompts, temperature)
     inputs, labels = tokens[:, :-1], tokens[:, prompts.shape[1] :]
     offered = logits_of(draft, inputs)[:, prompts.shape[1] - 1 :]
@@ -186,19 +184,6 @@ def sizes(folder: Path, model: LlamaForCausalLM) -> dict[str, int]:
     }
 
 
-def machine() -> dict[str, Any]:
-    """What the numbers were made on."""
-    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
-    models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return {
-        "cpu": models[0] if models else platform.processor(),
-        "cpus": os.cpu_count(),
-        "threads": torch.get_num_threads(),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-    }
-
-
 @torch.no_grad()
 def measure_pair(
     out: Path, texts: list[str], training: dict[str, Any], seed: int
@@ -236,7 +221,7 @@ def percent(share: float) -> str:
 
 
 def agreement_table(metrics: dict[str, Any]) -> str:
-    """How often the target's token is among the draft's best, for the three kinds of text."""
+    """Shares of positions whose token is among the draft's best, for the three kinds of text."""
     kinds = {
         "held-out files, the target's most likely token": metrics["held_out_text"][
             "draft_covers_target_choice"

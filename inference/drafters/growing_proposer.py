@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from inference.backends import Ranked, Segment
-from inference.cost.usage import Usage
+from inference.cost.quantity import Usage
 from inference.draft_tuning import TUNING
 from inference.drafters.block_masks import BlockMasks
 from inference.drafters.candidate_sender import CandidateSender

@@ -25,7 +25,7 @@ from weakref import WeakSet
 
 from inference.backends import Ranked, Segment
 from inference.backends.sequence import TargetRow
-from inference.cost.usage import Usage
+from inference.cost.quantity import Usage
 from inference.draft_tuning import TUNING as DRAFTING
 from inference.drafters.copied_text import CopySource
 from inference.drafters.draft import Draft

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-from inference.cost.usage import SPEED, UnitPrices, Usage
+from inference.cost.quantity import SPEED, UnitPrices, Usage
 from inference.draft_tuning import TUNING
 from inference.proposer import NODE_BYTES
 

@@ -17,11 +17,12 @@ from inference.drafters.draft import Draft
 from inference.drafters.tree_policies import BestFirst, Chain, Policy
 from outrider.client.pools import AnyRows, GrowingRows, Pair, learned_file, rounds
 from outrider.draft_methods import FoundDraft
-from outrider.models.capacity import Capacity
 from outrider.models.loading import PREFILL_NODES
 from outrider.models.profiles import user_profiles
+from outrider.models.sequence_length import Capacity
 from outrider.money.goal import Goal
-from outrider.options.groups import DeviceOptions, HistoryOptions, TreeOptions
+from outrider.options.drafting import HistoryOptions, TreeOptions
+from outrider.options.groups import DeviceOptions
 from outrider.options.roles import ClientRole
 
 DEFAULT_TREE = BestFirst(nodes=16, depth=6)

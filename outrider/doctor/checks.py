@@ -18,9 +18,9 @@ from outrider.client.connecting import connect_target
 from outrider.client.probing import probe_link, round_trip
 from outrider.doctor.findings import Finding, refused, warning
 from outrider.draft_methods import FoundDraft, find_draft
-from outrider.models.capacity import Capacity
 from outrider.models.devices import memory_size
 from outrider.models.loading import PREFILL_NODES
+from outrider.models.sequence_length import Capacity
 from outrider.options.roles import DoctorRole
 from outrider.terminal.explain import dear_law
 from outrider.version import outrider_version
@@ -44,7 +44,7 @@ def _check_draft_and_link(options: DoctorRole) -> Iterator[Finding]:
     speed = f"{_ms(call)} ms a call, {1 / call:.0f} tokens/s alone"
     yield Finding("draft", f"{draft.name}: {speed}")
     try:
-        with connect_target(options, draft.tokenizer, draft.name) as target:
+        with connect_target(options.connection, draft.tokenizer, draft.name) as target:
             yield from _of_target(target, call)
     except OutriderError as error:
         yield refused("target", error)

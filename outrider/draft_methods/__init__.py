@@ -1,6 +1,6 @@
 """Ways to draft, by the name that --draft gives them: a file here for each.
 
-Such a file has find(). Its name has a row in outrider/options/draft_methods.py. What find() returns
+Such a file has find(). Its name has a row in outrider/options/drafting.py. What find() returns
 knows all of the method: pools, clients and targets ask it and know no kinds.
 """
 
@@ -16,11 +16,12 @@ from inference.drafters.copied_text import TextSource
 from inference.drafters.draft import Draft
 from inference.drafters.growing_proposer import ENDLESS
 from inference.text import Tokenizer
-from outrider.models.capacity import Capacity
 from outrider.models.loading import FoundModel, LoadedModel
 from outrider.models.precision import settled
 from outrider.models.profiles import Profiles
-from outrider.options.groups import DeviceOptions, DraftModelOptions, SourceOptions
+from outrider.models.sequence_length import Capacity
+from outrider.options.drafting import SourceOptions
+from outrider.options.groups import DeviceOptions, DraftModelOptions
 
 
 class FoundDraft(Protocol):

@@ -9,10 +9,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field, replace
 
-from inference.cost.usage import SPEED, UnitPrices, Usage
-
 from inference.command import say
 from inference.cost.billing import ENERGIES, OBJECTIVES, PER_MILLION, Billing, blend, read_knob
+from inference.cost.quantity import SPEED, UnitPrices, Usage
 from inference.errors import InvalidRequest, Unavailable
 from inference.planner.knowledge import Knowledge
 from inference.planner.prices import Prices

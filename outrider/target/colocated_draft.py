@@ -21,11 +21,10 @@ from inference.planner.acceptance_file import read_acceptance
 from inference.planner.knowledge import Knowledge
 from inference.times import DraftTimes, LatencyModel
 from outrider.draft_methods import find_draft
-from outrider.models.capacity import Capacity
 from outrider.models.loading import PREFILL_NODES
 from outrider.models.profiles import user_profiles
-from outrider.options.groups import DraftModelOptions
-from outrider.options.reduction import ReductionOptions
+from outrider.models.sequence_length import Capacity
+from outrider.options.groups import DraftModelOptions, ReductionOptions
 from outrider.options.roles import FusedTargetRole
 
 

@@ -16,7 +16,7 @@ def collections(file: Path, *flags: str) -> int:
     few = ["--sessions", "64", "--nodes", "4", "--forwards", "4", "--json", str(file), *flags]
     command = [sys.executable, "-m", "benchmarks.engine", *few]
     subprocess.run(command, cwd=ROOT, capture_output=True, check=True)
-    count: int = json.loads(file.read_text(encoding="utf-8"))["engine"][0]["collections"]
+    count: int = json.loads(file.read_text(encoding="utf-8"))[0]["collections"]
     return count
 
 

@@ -40,7 +40,7 @@ GROWTH_MEGABYTES = 128.0
 SAID = 20  # lines of the target's that are shown
 
 WARM = 0.1
-"""Of all messages; memory is compared with what it was then."""
+"""Share of all messages; memory is compared with what it was then."""
 
 FLAGS = {
     "batch": ROWS,
@@ -93,7 +93,7 @@ def campaign(messages: int, at_once: int = 8, seed: int = 0) -> Report:
 
 
 def _listen(address: str) -> tuple[list[Text], list[Conversation]]:
-    """What honest clients get, and what they said for it."""
+    """Texts that honest clients get, and what they said for them."""
     with connect(address) as connection:
         texts = first_texts(connection)
     patience = Patience(PATIENCE_SECONDS)

@@ -29,7 +29,7 @@ DEPTH = 6
 """Tokens of a draft."""
 
 DRAFT_SECONDS = 0.03
-"""Of a draft: this one knows the text, and others take their time."""
+"""Seconds of a draft: this one knows the text, and others take their time."""
 
 BEYOND = 8
 """Tokens after a text's end that its draft knows, too."""

@@ -22,7 +22,7 @@ PATIENCE_SECONDS = 30.0
 
 
 class Text(NamedTuple):
-    """What the target makes of a prompt; a little longer than it is asked for again."""
+    """Text that the target makes of a prompt; a little longer than it is asked for again."""
 
     prompt: list[int]
     params: SamplingParams

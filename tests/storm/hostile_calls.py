@@ -33,7 +33,7 @@ REFUSALS = frozenset(
         grpc.StatusCode.CANCELLED,  # by this client
     }
 )
-"""How a call may end, whatever was sent."""
+"""Codes that a call may end with, whatever was sent."""
 
 _ID = re.compile("[0-9a-f]{16,}")
 DEEP = 0.35  # calls that are right for a while: they cost the target forwards
@@ -45,7 +45,7 @@ _OWN = (("grpc.use_local_subchannel_pool", 1),)  # each client has a connection 
 
 
 class Call(NamedTuple):
-    """What a hostile client will say. leaves: it goes away before it has heard the answers."""
+    """Messages of a hostile client. leaves: it goes away before it has heard the answers."""
 
     method: str
     messages: list[bytes]
@@ -105,7 +105,7 @@ class Author:
         return self._mutator.changed(message).SerializeToString()
 
     def _words(self, conversation: Conversation) -> set[str]:
-        """What looks like an id: those that are of one conversation only are its own."""
+        """Words that look like an id: those that are of one conversation only are its own."""
         kind = self._kinds[conversation.method]
         messages = [kind.FromString(data) for data in conversation.messages]
         return {word for message in messages for _, _, word in _ids(message)}
@@ -135,7 +135,7 @@ def _methods(service: ServiceDescriptor) -> dict[str, MethodDescriptor]:
 
 
 class Outcome:
-    """What came of the calls so far."""
+    """Outcome of the calls so far."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

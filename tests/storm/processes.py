@@ -76,7 +76,7 @@ class TargetProcess:
             return self._process.returncode
 
     def held(self) -> dict[str, float]:
-        """What it holds: rows, places in line, sessions by state."""
+        """Things that it holds: rows, places in line, sessions by state."""
         with urllib.request.urlopen(self._metrics, timeout=10) as answer:
             families = text_string_to_metric_families(answer.read().decode())
         held = {
@@ -95,7 +95,7 @@ class TargetProcess:
 
 @dataclass
 class Told:
-    """What a client process was asked for and has said. texts: what came, endings: how it ended;
+    """Jobs of a client process, and what it has said. texts: what came, endings: how it ended;
     both by session.
     """
 

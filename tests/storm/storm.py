@@ -65,7 +65,7 @@ class Plan:
 
 @dataclass
 class Report:
-    """What became of the sessions, and what was done to them. problems: everything that should
+    """Ends of the sessions, and what was done to them. problems: everything that should
     not have been.
     """
 
@@ -115,7 +115,7 @@ def make_jobs(plan: Plan) -> list[Job]:
 
 
 class Storm:
-    """What happens to clients and targets, by the share of all tokens that have come."""
+    """Events of clients and targets, by the share of all tokens that have come."""
 
     def __init__(
         self,
@@ -223,7 +223,7 @@ def judge(report: Report, told: Told, status: int | None) -> None:
 
 
 def await_empty(target: TargetProcess, seconds: float) -> dict[str, float]:
-    """What it still holds after at most so many seconds, in which leases run out."""
+    """Things that it still holds after at most so many seconds, in which leases run out."""
     until = time.monotonic() + seconds
     while any((held := target.held()).values()) and time.monotonic() < until:
         time.sleep(0.1)

@@ -165,7 +165,7 @@ class Mutator:
         return data + self._chance.choice((data, unknown, self._random_bytes(self._length())))
 
     def _strange(self, data: bytes) -> bytes:
-        """What is well formed to a careless parser only."""
+        """Bytes that are well formed to a careless parser only."""
         nested = self._chance.randrange(NESTED)
         number = 8 * self._chance.randint(1, 31)
         return self._chance.choice(

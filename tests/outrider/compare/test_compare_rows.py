@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from inference.cost.usage import Usage
 
 from inference.cost.billing import Billing
-from inference.cost.quantity import Figure, Quality
+from inference.cost.quantity import Figure, Quality, Usage
 from inference.drafters.tree_policies import BestFirst, Chain
 from inference.sampling import SamplingParams
 from outrider.compare.arms import (

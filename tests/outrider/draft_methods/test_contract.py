@@ -19,9 +19,9 @@ from inference.proposer import Proposer
 from inference.sampling import SamplingParams
 from inference.text import Tokenizer
 from outrider.draft_methods import find_draft
-from outrider.models.capacity import Capacity
 from outrider.models.loading import EMBEDDED
-from outrider.options.draft_methods import METHODS
+from outrider.models.sequence_length import Capacity
+from outrider.options.drafting import METHODS
 from outrider.options.roles import DraftRole, FusedTargetRole, TargetRole
 from outrider.target.colocated_draft import with_draft
 from outrider.target.target import load_served

@@ -11,10 +11,10 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from inference.cost.usage import Usage
 
 from grpc_comm.server.server import BackgroundServer
 from inference.cost.billing import Billing
+from inference.cost.quantity import Usage
 from inference.errors import InvalidRequest
 from inference.stats import Traffic
 from outrider.cli import main
