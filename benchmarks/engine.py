@@ -32,11 +32,11 @@ from grpc_comm.observability.events import OfModel
 from grpc_comm.observability.statistics import ModelTotals, Statistics
 from inference.backends import Ranked, Segment
 from inference.backends.batch import Shape, check_rows, pad
-from inference.candidates import BASE, Nodes, Proposal
 from inference.engine.batch_runner import collect_rarely
 from inference.engine.engine import Engine
 from inference.engine.session import Session
 from inference.order import MOST_CREDIT, Decode
+from inference.proposer import BASE, Nodes, Proposal
 from inference.sampling import SamplingParams
 from inference.times import LatencyModel
 from inference.tree import IntArray

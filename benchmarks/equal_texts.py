@@ -37,14 +37,14 @@ from inference.backends import Model
 from inference.backends.eager import EagerModel
 from inference.command import run_command
 from inference.decode import TargetSession, decode
-from inference.drafters.model_proposer import ROOM, ModelProposer
+from inference.draft_tuning import TUNING
+from inference.drafters.draft import Draft
 from inference.engine.engine import Engine
 from inference.engine.local_session import LocalSession
-from inference.link_times import LinkTimes
 from inference.model.checkpoint import DTYPES
 from inference.model.config import read_config
 from inference.order import Decode, End
-from inference.planner.acceptance import read_acceptance
+from inference.planner.acceptance_file import read_acceptance
 from inference.planner.knowledge import Knowledge
 from inference.planner.prices import Prices
 from inference.proposer import Proposer
@@ -113,12 +113,10 @@ def ahead(pair: Pair, job: Job, order: int) -> tuple[int, ...]:
     draft = MeteredModel(pair.draft, PROFILES.here, spend)
     link = Link(chance.uniform(0, LONGEST_ROUND_TRIP), BYTE_TIME)
     engine = serve(target, pair.vocabulary, times=PROFILES.target_times, clock=clock.now)
-    trips = LinkTimes()
-    trips.observe(link.round_trip, 0.0, 0)
     draft_times = DraftTimes(PROFILES.draft_times)
     target_times = LatencyModel(PROFILES.target_times)
-    known = Knowledge(draft_times, target_times, trips, read_acceptance())
-    proposer = ModelProposer(draft, 0, known, Prices(battery=True), clock=clock.now)
+    known = Knowledge(draft_times, target_times, read_acceptance(), link.round_trip)
+    proposer = Draft(draft).proposer(0, known, Prices(battery=True), clock=clock.now)
     return _text(job, pair, VirtualSession(clock, engine, link), [proposer], clock)
 
 
@@ -189,7 +187,9 @@ def load_pair(target: Path, draft: Path, tokenizer: Tokenizer, dtype: torch.dtyp
         return EagerModel(decoder, rows=rows, capacity=LENGTH + room, max_nodes=PREFILL_NODES)
 
     stop_ids = read_config(target).stop_ids
-    return Pair(load(target, ROWS, 256), load(draft, 1, ROOM), tokenizer.vocabulary, stop_ids)
+    return Pair(
+        load(target, ROWS, 256), load(draft, 1, TUNING.room), tokenizer.vocabulary, stop_ids
+    )
 
 
 def main() -> int:

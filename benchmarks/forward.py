@@ -39,7 +39,8 @@ def measure(options: FusedTargetRole, repetitions: int) -> dict[str, Any]:
     checkpoint = find_draft(options)
     length = served.engine.sequence_length
     capacity = Capacity(rows=1, sequence_length=length, spare=SPARE, max_nodes=256)
-    draft = checkpoint.load(options, capacity)
+    draft = checkpoint.load(options, capacity).model
+    assert draft is not None, "a checkpoint is a model"
     figures: dict[str, Any] = {
         "target": served.description.model,
         "draft": checkpoint.name,

@@ -10,10 +10,9 @@ from collections.abc import Iterator
 from typing import NamedTuple, TypeAlias
 
 from grpc_comm.proto import verifier_pb2 as pb
-from inference.candidates import BASE, MOST_CANDIDATES, Nodes, Proposal
 from inference.errors import InvalidRequest, LimitExceeded, Mismatch
 from inference.order import Decode, End, Pace, Progress
-from inference.proposer import COPY, MODEL, NOBODY
+from inference.proposer import BASE, COPY, MODEL, MOST_CANDIDATES, NOBODY, Nodes, Proposal
 
 MOST_STOP_IDS = 1024
 

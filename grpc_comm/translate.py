@@ -18,7 +18,6 @@ from numpy.typing import ArrayLike
 
 from grpc_comm.messages import read_tokens
 from grpc_comm.proto import verifier_pb2 as pb
-from inference.candidates import MOST_CANDIDATES
 from inference.errors import (
     Busy,
     Gone,
@@ -28,6 +27,7 @@ from inference.errors import (
     Unavailable,
 )
 from inference.order import Progress
+from inference.proposer import MOST_CANDIDATES
 from inference.sampling import SamplingParams
 from inference.times import Shape
 

@@ -20,11 +20,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-BASE = -1
-"""Parent number that stands for the committed token at `Nodes.base`."""
-
-MOST_CANDIDATES = 1024
-"""Candidates that a session keeps at most; the least valuable are dropped first."""
+from inference.proposer import BASE, MOST_CANDIDATES, Nodes
 
 REMEMBERED_NUMBERS = 4096
 """Number of latest numbers of a stream that may be named as parents. Also of latest committed
@@ -39,23 +35,6 @@ NOBODY = np.inf
 
 _KEPT_WHEN_FULL = 0.75
 _ROUNDING = 1e-9  # tolerance of a cost that is the difference of two ranks
-
-
-class Proposal(NamedTuple):
-    """A node that a proposer names. Numbers of a stream grow by one and are never reused."""
-
-    number: int
-    parent: int  # number of an earlier node of the stream, or BASE
-    token: int
-    chance: float  # claimed probability that the target takes this edge, given the parent
-
-
-class Nodes(NamedTuple):
-    """A proposer's message. It is a hint: losing it costs speed and never changes the text."""
-
-    base: int  # position of the committed token that BASE stands for
-    proposals: Sequence[Proposal]
-    proposer: int = 0  # kind of the proposer
 
 
 class Dropped(NamedTuple):

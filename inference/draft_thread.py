@@ -14,9 +14,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Protocol, TypeAlias
 
-from inference.candidates import Nodes
 from inference.order import Decode, Pace, Progress
-from inference.proposer import Notice, Proposer
+from inference.proposer import DraftUsage, Nodes, Notice, Proposer
 from inference.sampling import SamplingParams
 from inference.throttle import Throttle
 
@@ -64,7 +63,7 @@ class Drafting:
     turn() and run(). Nothing is sent after end().
 
     length: tokens of the text that have come, prompt included
-    calls, seconds: of the proposers' models, in this text
+    usage: of the proposers' models, in this text
     """
 
     _proposers: list[Proposer] | None  # in the order in which they may make a call
@@ -80,11 +79,10 @@ class Drafting:
         order: Decode,
         clock: Callable[[], float],
     ) -> None:
-        self.length, self.calls, self.seconds = len(prompt), 0, 0.0
+        self.length, self.usage = len(prompt), DraftUsage()
         self._prompt, self._params = prompt, params
         self._session, self._order, self._clock = session, order, clock
         self._proposers, self._last, self._came = None, None, deque()
-        self._before = (0, 0.0)  # calls and seconds of other texts
         self._stream, self._told = session.stream, -1
         self._news = threading.Event()
         self._sending, self._running = threading.Lock(), threading.Lock()
@@ -134,7 +132,7 @@ class Drafting:
         """
         for proposer in proposers:
             proposer.open(self._prompt, self._params, self._order.end)
-        self._before, self._throttle = _usage(proposers), throttle
+        self._throttle = throttle
         self._busy_until = self._clock()  # loading took the machine, too
         self._stream, self._proposers = self._session.stream, list(proposers)
 
@@ -158,14 +156,13 @@ class Drafting:
         if self._session.stream != self._stream:
             self._stream, self._told = self._session.stream, -1
             for proposer in self._proposers:
-                proposer.resend()
+                proposer.hear(0, (), self._clock(), None)
         self._flush(self._proposers)
         for index, proposer in enumerate(self._proposers if self._may_call() else ()):
             self._busy_from = self._clock()
-            if proposer.work(self._busy_from):
-                self._busy_until = self._clock()
-                calls, seconds = _usage(self._proposers)
-                self.calls, self.seconds = calls - self._before[0], seconds - self._before[1]
+            used = proposer.work(self._busy_from)
+            if used is not None:
+                self._busy_until, self.usage = self._clock(), self.usage.plus(used)
                 self._proposers.append(self._proposers.pop(index))  # the others come first now
                 return True
         self._flush(self._proposers)  # candidates that were found without a call
@@ -271,9 +268,3 @@ def notice_of(before: Progress | None, now: Progress, at: float) -> Notice:
         forwards -= before.forwards
         seconds -= before.model_seconds + before.queue_seconds
     return Notice(at, seconds / max(forwards, 1), now.known, now.held, now.room)
-
-
-def _usage(proposers: Sequence[Proposer]) -> tuple[int, float]:
-    """Calls of these proposers' models so far, and the seconds they took."""
-    calls = sum(proposer.calls for proposer in proposers)
-    return calls, sum(proposer.drafting for proposer in proposers)

@@ -10,14 +10,46 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
-from inference.candidates import Nodes
 from inference.sampling import SamplingParams
 
-MODEL, COPY, HOST = range(3)
+MODEL, COPY, COLOCATED = range(3)
 """Kinds of proposers: a local model, copied text, a draft beside the target."""
 
 NOBODY = 255
 """Stands for a kind where no proposer had named the token: the target made it alone."""
+
+
+BASE = -1
+"""Parent number that stands for the committed token at `Nodes.base`."""
+
+MOST_CANDIDATES = 1024
+"""Candidates that a session keeps at most; the least valuable are dropped first."""
+
+FRAMING_BYTES = 88
+"""Estimated bytes of framing per message: gRPC prefix 5, HTTP/2 frame 9, TLS 1.3 record 22, and
+TCP (with time stamps) and IPv4 headers 52. Messages that leave together share some of them. TCP
+acknowledgements are not counted.
+"""
+
+NODE_BYTES, MESSAGE_BYTES = 5.0, 15.0 + FRAMING_BYTES
+"""Bytes on the way to the target: of a node, and of a message that carries nodes."""
+
+
+class Proposal(NamedTuple):
+    """A node that a proposer names. Numbers of a stream grow by one and are never reused."""
+
+    number: int
+    parent: int  # number of an earlier node of the stream, or BASE
+    token: int
+    chance: float  # claimed probability that the target takes this edge, given the parent
+
+
+class Nodes(NamedTuple):
+    """A proposer's message. It is a hint: losing it costs speed and never changes the text."""
+
+    base: int  # position of the committed token that BASE stands for
+    proposals: Sequence[Proposal]
+    proposer: int = 0  # kind of the proposer
 
 
 class Notice(NamedTuple):
@@ -30,43 +62,45 @@ class Notice(NamedTuple):
     room: int  # candidates that a forward takes from this session at present
 
 
+class DraftUsage(NamedTuple):
+    """Work of a proposer's model."""
+
+    calls: int = 0  # parts of the prompt not counted
+    nodes: int = 0  # in these calls
+    seconds: float = 0.0  # of these calls
+
+    def plus(self, other: DraftUsage) -> DraftUsage:
+        return DraftUsage(
+            self.calls + other.calls, self.nodes + other.nodes, self.seconds + other.seconds
+        )
+
+
 class Proposer(Protocol):
-    """One source of candidates for one text."""
-
-    @property
-    def kind(self) -> int: ...
-
-    @property
-    def calls(self) -> int:
-        """Calls of the proposer's model, over all texts so far."""
-        ...
-
-    @property
-    def drafting(self) -> float:
-        """Seconds spent in the calls of the proposer's model."""
-        ...
+    """One source of candidates for one text at a time."""
 
     def open(self, prompt: Sequence[int], params: SamplingParams, end: int | None = None) -> None:
-        """A text begins; no call is made. end: length in tokens at which it ends at the latest."""
+        """Begin a text; no call is made. end: length in tokens at which it ends at the latest."""
         ...
 
-    def hear(self, position: int, tokens: Sequence[int], now: float, notice: Notice) -> None:
-        """The target has committed `tokens`, the first of them at `position`. now: seconds."""
+    def hear(self, position: int, tokens: Sequence[int], now: float, notice: Notice | None) -> None:
+        """Take in what the target has committed: `tokens`, the first of them at `position`.
+
+        now: seconds
+        notice: None where the stream broke: the target holds nothing that was sent before
+        """
         ...
 
-    def work(self, now: float) -> bool:
-        """Feed the model a part of the prompt, or make a call; False when no call is worth it."""
+    def work(self, now: float) -> DraftUsage | None:
+        """Feed the model a part of the prompt, or make a call; None when no call is worth it."""
         ...
 
     def flush(self, now: float, next_number: Callable[[], int]) -> Nodes | None:
-        """Unsent candidates that are worth sending now, or None. To be asked until it is None.
+        """Hand over unsent candidates that are worth sending now. To be asked until it is None.
 
         next_number: gives the next node number of the stream.
         """
         ...
 
-    def resend(self) -> None:
-        """Mark all candidates as unsent, because the target has lost them."""
+    def close(self) -> None:
+        """End the text, and free what it held."""
         ...
-
-    def close(self) -> None: ...

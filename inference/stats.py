@@ -8,12 +8,6 @@ from dataclasses import dataclass, field, replace
 from inference.order import Progress
 from inference.proposer import NOBODY
 
-FRAMING_BYTES = 88
-"""Estimated bytes of framing per message: gRPC prefix 5, HTTP/2 frame 9, TLS 1.3 record 22, and
-TCP (with time stamps) and IPv4 headers 52. Messages that leave together share some of them. TCP
-acknowledgements are not counted.
-"""
-
 
 @dataclass
 class Traffic:

@@ -9,23 +9,8 @@ from __future__ import annotations
 from collections import deque
 from statistics import median
 
+from inference.draft_tuning import TUNING
 from inference.times import CHANGED, LATEST, TRUSTED
-
-LOSS = 0.02
-"""Part of a text's tokens that drafting may cost it."""
-
-LOAN = 1.0
-"""Tokens that a text may lose beyond that."""
-
-MOST_AHEAD = 4.0
-"""Tokens of gain that count against later losses."""
-
-FRESH = 512
-"""Tokens after which forwards are timed in silence again."""
-
-MOST_BEHIND = 8.0
-"""Tokens beyond what a text may lose that are remembered: one pause of the machine is no judgement.
-"""
 
 
 class Throttle:
@@ -48,7 +33,7 @@ class Throttle:
     @property
     def _least(self) -> float:
         """Tokens, below 0, that the text may be behind so far."""
-        return -LOAN - LOSS * self._tokens
+        return -TUNING.loan - TUNING.loss * self._tokens
 
     def hear(self, seconds: float, tokens: int, forwards: int, *, quiet: bool) -> None:
         """Record what came after the last time.
@@ -62,8 +47,8 @@ class Throttle:
             self._time(seconds / max(forwards, 1))
         elif len(self._quiet) >= TRUSTED:
             ahead = self._ahead + tokens - seconds / median(self._quiet)
-            self._ahead = min(max(ahead, self._least - MOST_BEHIND), MOST_AHEAD)
-        if not self._needed and self._tokens - self._timed >= FRESH:
+            self._ahead = min(max(ahead, self._least - TUNING.most_behind), TUNING.most_ahead)
+        if not self._needed and self._tokens - self._timed >= TUNING.retimed:
             self._needed = TRUSTED
 
     def _time(self, seconds: float) -> None:

@@ -30,8 +30,8 @@ from inference.errors import BadArtifact, InvalidRequest, OutriderError, Unsuppo
 from inference.json_file import read_json
 from inference.model.checkpoint import weight_files
 from inference.model.config import parse_config, read_config
-from inference.planner.acceptance import SHIPPED, read_acceptance
-from inference.planner.kept_times import Subject, keep_profile, load_profile
+from inference.planner.acceptance_file import SHIPPED, read_acceptance
+from inference.planner.profile_files import Subject, keep_profile, load_profile
 from inference.text import Tokenizer
 from inference.tree_shape import Branches
 from outrider.cli import main

@@ -16,15 +16,16 @@ from grpc_comm.client.connection import Connection, connect
 from grpc_comm.server.server import BackgroundServer, Target
 from inference.backends.eager import EagerModel
 from inference.draft_thread import inline
-from inference.drafters.model_proposer import ROOM, ModelProposer
+from inference.draft_tuning import TUNING
+from inference.drafters.draft import Draft
+from inference.drafters.growing_proposer import GrowingProposer
 from inference.drafters.round_proposer import RoundProposer
 from inference.drafters.tree_policies import BestFirst, Chain, Policy
 from inference.engine.local_session import LocalSession
-from inference.link_times import LinkTimes
 from inference.model.checkpoint import load_decoder
 from inference.model.decoder import Decoder
 from inference.order import Pace
-from inference.planner.acceptance import read_acceptance
+from inference.planner.acceptance_file import read_acceptance
 from inference.planner.knowledge import Knowledge
 from inference.planner.prices import Prices
 from inference.proposer import Proposer
@@ -79,7 +80,7 @@ def load(kind: str, tokenizer: Tokenizer) -> Decoder:
 
 @pytest.fixture(scope="module")
 def draft(tokenizer: Tokenizer) -> EagerModel:
-    return EagerModel(load("draft", tokenizer), rows=1, capacity=1024 + ROOM, max_nodes=256)
+    return EagerModel(load("draft", tokenizer), rows=1, capacity=1024 + TUNING.room, max_nodes=256)
 
 
 @pytest.fixture(scope="module")
@@ -93,11 +94,11 @@ def prompts(tokenizer: Tokenizer) -> list[list[int]]:
     return [long[:1], tokenizer.encode("def main(argv):\n"), long]
 
 
-def growing(model: EagerModel, *, here: bool) -> ModelProposer:
+def growing(model: EagerModel, *, here: bool) -> GrowingProposer:
     """here: the target's forwards are made in this thread, so that each call holds them up."""
     target = LatencyModel({(1, 1): 0.01, (1, 64): 0.02})
-    known = Knowledge(DraftTimes({1: 0.002}), target, LinkTimes(), read_acceptance())
-    return ModelProposer(model, 0, known, Prices(holds_target=here))
+    known = Knowledge(DraftTimes({1: 0.002}), target, read_acceptance())
+    return Draft(model).proposer(0, known, Prices(holds_target=here))
 
 
 PROPOSERS: dict[str, Policy | None] = {"Growing": None} | {
@@ -182,7 +183,7 @@ def test_eight_sessions_at_once_give_the_texts_of_one_by_one(
     decoder = load("draft", tokenizer)
 
     def make(index: int) -> list[int]:
-        model = EagerModel(decoder, rows=1, capacity=1024 + ROOM, max_nodes=256)
+        model = EagerModel(decoder, rows=1, capacity=1024 + TUNING.room, max_nodes=256)
         asked = request(tokenizer, frozenset(), index)
         if index % 2:
             return drafted(asked, connection, model, POLICIES[index // 2 % 2], tokenizer).token_ids

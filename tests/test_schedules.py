@@ -10,11 +10,10 @@ from dataclasses import dataclass, field
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from inference.candidates import BASE, Nodes, Proposal
 from inference.engine.engine import Engine
 from inference.engine.session import Session
 from inference.order import MOST_CREDIT, Decode, End, Pace
-from inference.proposer import NOBODY
+from inference.proposer import BASE, NOBODY, Nodes, Proposal
 from inference.sampling import SamplingParams
 from tests.support.exact import Clock, Exact, exact_engine, own_text, text_of
 

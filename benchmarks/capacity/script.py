@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from inference.backends import Ranked, Segment
-from inference.candidates import BASE, Nodes, Proposal
+from inference.proposer import BASE, Nodes, Proposal
 from inference.tree import IntArray
 
 VOCABULARY = 32_000
@@ -146,6 +146,7 @@ class GrowingDraft:
 
     decoy_chance = DECOY_CHANCE
 
+    _root: int  # position of the last committed token
     _line: dict[int, Node]  # by position: the root, and what follows it on the text's own way
     _decoys: list[tuple[int, Node]]  # ends of wrong ways, and where they left the text's
     _found: list[Node]  # not sent yet

@@ -14,10 +14,10 @@ from benchmarks.capacity.script import VOCABULARY, GrowingDraft, ScriptedTarget,
 from inference.backends import Segment
 from inference.backends.batch import Shape
 from inference.backends.timed import TimeProfile
-from inference.candidates import Nodes
 from inference.engine.engine import Engine
 from inference.order import MOST_CREDIT, Decode, End
 from inference.planner.profiling import emulated_target
+from inference.proposer import Nodes
 from inference.sampling import SamplingParams
 from inference.times import LatencyModel
 from inference.tree import IntArray

@@ -14,10 +14,10 @@ import numpy as np
 
 from benchmarks.floor.laws import Law, Machine
 from inference.backends import Ranked, Segment
-from inference.candidates import BASE, Nodes, Proposal
 from inference.engine.engine import Engine
 from inference.engine.session import Session
 from inference.order import Decode, End
+from inference.proposer import BASE, Nodes, Proposal
 from inference.sampling import SamplingParams
 from inference.times import LatencyModel, Shape
 from inference.tree import IntArray

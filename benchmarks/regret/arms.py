@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from benchmarks.regret.stage import Stage
-from inference.drafters.copy_source import CopySource
-from inference.drafters.model_proposer import ModelProposer
+from inference.drafters.copied_text import CopySource
+from inference.drafters.draft import Draft
 from inference.planner.prices import Prices
 from inference.proposer import Proposer
 
@@ -22,7 +22,7 @@ class Arm(NamedTuple):
 def _drafting(stage: Stage, source: CopySource | None = None) -> list[Proposer]:
     prices = Prices(battery=True)
     return [
-        ModelProposer(stage.draft, 0, stage.knowledge(), prices, clock=stage.now, source=source)
+        Draft(stage.draft).proposer(0, stage.knowledge(), prices, clock=stage.now, source=source)
     ]
 
 

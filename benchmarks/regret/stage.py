@@ -13,8 +13,7 @@ from benchmarks.regret.virtual import Link, MeteredModel, VirtualSession
 from inference.backends import Model
 from inference.backends.timed import TimeProfile, find_profile
 from inference.engine.engine import Engine
-from inference.link_times import LinkTimes
-from inference.planner.acceptance import read_acceptance
+from inference.planner.acceptance_file import read_acceptance
 from inference.planner.knowledge import Knowledge
 from inference.stats import Traffic
 from inference.times import DraftTimes, LatencyModel, Shape
@@ -100,12 +99,9 @@ class Stage:
         """Knowledge of a client before its first text: draft and link as measured, times as the
         target told them, and nothing learned of the pair.
         """
-        link = LinkTimes()
-        for _ in range(PROBES):
-            seconds = self._link.crossing(0) + self._link.crossing(_DESCRIPTION_BYTES)
-            link.observe(seconds, 0.0, 0)
-        draft = DraftTimes(self._profiles.draft_times)
-        return Knowledge(draft, LatencyModel(self._profiles.target_times), link, read_acceptance())
+        round_trip = self._link.crossing(0) + self._link.crossing(_DESCRIPTION_BYTES)
+        draft, target = self._profiles.draft_times, self._profiles.target_times
+        return Knowledge(DraftTimes(draft), LatencyModel(target), read_acceptance(), round_trip)
 
     def spent(self) -> Spent:
         """Costs of texts so far; bytes are those of messages that have arrived."""

@@ -22,12 +22,12 @@ from grpc_comm.proto import verifier_pb2 as pb
 from inference.backends import Model, Ranked, Segment
 from inference.backends.batch import Shape
 from inference.backends.timed import TimeProfile
-from inference.candidates import Nodes
 from inference.engine.engine import Engine
 from inference.engine.session import Session
 from inference.order import Decode, End, Progress
+from inference.proposer import FRAMING_BYTES, Nodes
 from inference.sampling import SamplingParams
-from inference.stats import FRAMING_BYTES, Traffic
+from inference.stats import Traffic
 from inference.tree import IntArray
 
 

@@ -13,13 +13,12 @@ from benchmarks.rivals.arm import Arm, Hear, Told
 from inference.backends.gguf_library import is_gguf
 from inference.decode import Loop, TargetSession, decode
 from inference.draft_thread import Drafter, inline, threaded
-from inference.drafters.copy_proposer import CopyProposer
-from inference.drafters.copy_source import CopySource
-from inference.drafters.model_proposer import ROOM, WIDEST
+from inference.draft_tuning import TUNING
+from inference.drafters.copied_text import CopySource
+from inference.drafters.growing_proposer import GrowingProposer
 from inference.engine.local_session import LocalSession
-from inference.link_times import LinkTimes
 from inference.order import Decode
-from inference.planner.acceptance import read_acceptance
+from inference.planner.acceptance_file import read_acceptance
 from inference.planner.knowledge import Knowledge
 from inference.planner.prices import Prices
 from inference.proposer import Proposer
@@ -27,7 +26,7 @@ from inference.sampling import SamplingParams
 from inference.times import DraftTimes, LatencyModel
 from outrider.client.connecting import connect_target
 from outrider.client.drafting import load_draft
-from outrider.client.pools import GrowingPool, Pair
+from outrider.client.pools import GrowingRows, Pair
 from outrider.draft_methods import find_draft
 from outrider.models.profiles import user_profiles
 from outrider.money.goal import Goal
@@ -115,8 +114,8 @@ def arms_here(models: Models, threads: int) -> Iterator[list[Arm]]:
     served = load_served(role, partial(with_draft, role))
     engine, stop_ids = served.engine, served.description.stop_ids
     times = LatencyModel(dict(served.description.times))
-    known = Knowledge(DraftTimes({}), times, LinkTimes(), read_acceptance())
-    copying = CopyProposer(known, Prices(holds_target=True), CopySource())
+    known = Knowledge(DraftTimes({}), times, read_acceptance())
+    copying = GrowingProposer(known, Prices(holds_target=True), CopySource())
 
     def arm(what: str, proposers: Sequence[Proposer] = (), beside: bool = False) -> Arm:
         session = partial(LocalSession, engine, tenant=what)
@@ -155,10 +154,10 @@ def arms_over_grpc(models: Models) -> Iterator[list[Arm]]:
         )
         found = find_draft(options)
         with connect_target(options.connection, found.tokenizer) as connection:
-            draft = load_draft(options, found, 1, models.length, ROOM, WIDEST)
-            times = user_profiles(options).draft(found, draft, models.length)
+            draft = load_draft(options, found, 1, models.length, TUNING.room, TUNING.widest)
+            times = found.times(user_profiles(options), draft, models.length)
             pair = Pair(connection, times, None)
-            pool = GrowingPool.of_model(draft, pair, Goal(), [CopySource()])
+            pool = GrowingRows(draft, pair, Goal(), [CopySource()])
             stop_ids = connection.description.stop_ids
             way = Decoding(connection.session, stop_ids, threaded(pool.proposers))
             plain = PLAIN + models.suffix

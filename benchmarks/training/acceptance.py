@@ -35,16 +35,9 @@ from benchmarks.training.logistic import WORTH, fit_weights
 from inference.drafters.tree_policies import edge_values
 from inference.errors import InvalidRequest
 from inference.json_file import Json
-from inference.planner.acceptance import (
-    FEATURES,
-    KINDS,
-    RANKS,
-    VERSION,
-    AcceptanceModel,
-    features,
-    read_acceptance,
-)
-from inference.planner.law import FloatArray
+from inference.planner.acceptance import KINDS, RANKS, VERSION, AcceptanceModel
+from inference.planner.acceptance_file import read_acceptance, read_model
+from inference.planner.child_features import RANK_FEATURES, FloatArray, rank_features
 
 K = 8
 """Children of a node in the table."""
@@ -102,7 +95,7 @@ def come_to(text: Text, k: int) -> tuple[FloatArray, NDArray[np.bool_]]:  # [n, 
     """Every child of the first k that was come to: what its scores say, and whether it was
     taken.
     """
-    table = features(text.of.scores[:, :k], text.depths, text.of.greedy)
+    table = rank_features(text.of.scores[:, :k], text.depths, text.of.greedy)
     ranks, taken = np.arange(k)[None], text.of.taken[:, None]
     return table[ranks <= taken], (ranks == taken)[ranks <= taken]
 
@@ -153,7 +146,7 @@ def fit_prior(parts: Sequence[Sequence[Text]]) -> dict[str, Any]:
     shipped = read_acceptance().to_record()
     record = {
         "version": VERSION,
-        "features": list(FEATURES),
+        "features": list(RANK_FEATURES),
         "laws": laws,
         "rates": fit_rates(parts),
         **{name: shipped[name] for name in ("copying", "guessing")},
@@ -163,7 +156,7 @@ def fit_prior(parts: Sequence[Sequence[Text]]) -> dict[str, Any]:
 
 
 def model_of(record: dict[str, Any]) -> AcceptanceModel:
-    return AcceptanceModel.read(Json(record, "this fit", InvalidRequest))
+    return read_model(Json(record, "this fit", InvalidRequest))
 
 
 def loss(chances: FloatArray, taken: NDArray[np.int32]) -> FloatArray:  # [n, K], [n] -> [n]
@@ -177,7 +170,7 @@ def chances_of(model: AcceptanceModel, texts: Sequence[Text]) -> FloatArray:  # 
     parts = []
     for text in texts:
         scores = text.of.scores[:, :K]
-        tables = features(scores, text.depths, text.of.greedy)
+        tables = rank_features(scores, text.depths, text.of.greedy)
         parts.append(model.edges_of(tables, scores, text.of.greedy))
     return np.concatenate(parts)
 

@@ -11,12 +11,17 @@ import numpy as np
 
 from benchmarks.training.agreement import Agreement
 from benchmarks.training.logistic import WORTH, fit_weights
-from inference.drafters.copy_source import CopySource
+from inference.drafters.copied_text import CopySource
 from inference.errors import InvalidRequest
 from inference.json_file import Json
-from inference.planner.acceptance import AcceptanceModel, features, read_acceptance
-from inference.planner.copying import Copying, copy_features, joint_features
-from inference.planner.law import FloatArray
+from inference.planner.acceptance import AcceptanceModel
+from inference.planner.acceptance_file import read_acceptance, read_model
+from inference.planner.child_features import (
+    FloatArray,
+    copy_features,
+    joint_features,
+    rank_features,
+)
 
 _K = 8  # children of a node
 
@@ -38,7 +43,7 @@ def positions(text: Agreement, model: AcceptanceModel) -> Iterator[Position]:
     """All positions of a text at which the source named something."""
     source, scores = CopySource(), text.scores[:, :_K]
     source.open(text.prompt.tolist())
-    tables = features(scores, np.zeros(len(scores), dtype=int), text.greedy)
+    tables = rank_features(scores, np.zeros(len(scores), dtype=int), text.greedy)
     chances = model.edges_of(tables, scores, text.greedy)
     for ids, row, written in zip(
         text.ids[:, :_K].tolist(), chances.tolist(), text.written.tolist(), strict=True
@@ -66,7 +71,7 @@ def fit_copies(seen: Sequence[Position]) -> dict[str, Any]:
 
 def fit_joint(seen: Sequence[Position], copies: dict[str, Any]) -> dict[str, Any]:
     """The law of children that model and source name, given the law of copies."""
-    judge = _copying(copies, read_acceptance().copying.to_record()["joint"])
+    judge = _copying(copies, read_acceptance().to_record()["copying"]["joint"])
     both = [_joint(one, judge) for one in seen]
     table = np.concatenate([table for _, table in both])
     taken = np.concatenate(
@@ -75,13 +80,14 @@ def fit_joint(seen: Sequence[Position], copies: dict[str, Any]) -> dict[str, Any
     return fit_weights(table, taken, np.full(len(taken), WORTH / len(seen)))
 
 
-def _joint(one: Position, judge: Copying) -> tuple[list[int], FloatArray]:
-    chances = judge.chances(one.table.tolist())
+def _joint(one: Position, judge: AcceptanceModel) -> tuple[list[int], FloatArray]:
+    chances = judge.copied(one.table.tolist())
     return joint_features(one.model, dict(zip(one.tokens, chances, strict=True)))
 
 
-def _copying(copies: dict[str, Any], joint: dict[str, Any]) -> Copying:
-    return Copying.read(Json({"copies": copies, "joint": joint}, "this fit", InvalidRequest))
+def _copying(copies: dict[str, Any], joint: dict[str, Any]) -> AcceptanceModel:
+    record = read_acceptance().to_record() | {"copying": {"copies": copies, "joint": joint}}
+    return read_model(Json(record, "this fit", InvalidRequest))
 
 
 def fit(texts: Iterable[Agreement], model: AcceptanceModel) -> dict[str, Any]:

@@ -39,9 +39,10 @@ from inference.command import run_command
 from inference.errors import InvalidRequest
 from inference.json_file import Json
 from inference.model.config import read_config
-from inference.planner.acceptance import features, read_acceptance
-from inference.planner.guessing import LIKELY, OFFSETS, Guessing, guess_features, said_by
-from inference.planner.law import FloatArray, hazards
+from inference.planner.acceptance import LIKELY, OFFSETS
+from inference.planner.acceptance_file import read_acceptance, read_model
+from inference.planner.child_features import FloatArray, mask_features, rank_features, said_by
+from inference.planner.law import hazards
 from inference.sampling import SamplingParams
 from inference.text import Tokenizer
 from inference.tree import TokenTree
@@ -119,7 +120,7 @@ def positions(text: Reading, laws: dict[str, dict[str, Any]] | None) -> Iterator
     laws: by which the chances of a path's later edges are judged; None for the shipped ones
     """
     acceptance, (n, each, _) = read_acceptance(), text.ids.shape
-    tables = features(text.scores.reshape(n * each, K), np.zeros(n * each), text.greedy)
+    tables = rank_features(text.scores.reshape(n * each, K), np.zeros(n * each), text.greedy)
     own = tables.reshape(n, each, K, -1)
     edges = acceptance.edges_of(own[:, 0], text.scores[:, 0], text.greedy)
     weights = None if laws is None else np.array(laws[_KINDS[text.greedy]]["weights"])
@@ -132,11 +133,11 @@ def positions(text: Reading, laws: dict[str, dict[str, Any]] | None) -> Iterator
             path -= math.log(max(chances[named.index(token)], 1e-12))
             named = text.ids[at, offset].tolist()
             again = named.index(token) if token in named else None
-            table = guess_features(said_by(own[at, offset]), offset, path, again)
+            table = mask_features(said_by(own[at, offset]), offset, path, again)
             after = text.written[at + offset]
             yield Position(offset, table, named.index(after) if after in named else None)
             if weights is None:
-                chances = acceptance.guessing.chances(table, text.greedy)
+                chances = acceptance.masked(table, text.greedy)
             else:
                 sticks = hazards(np.array(table), weights)
                 left = np.concatenate([[1.0], np.cumprod(1 - sticks)[:-1]])
@@ -152,11 +153,12 @@ def fit(texts: Sequence[Reading]) -> dict[str, Any]:
             for greedy, kind in enumerate(_KINDS)
         }
         laws = {kind: _fit_law(some) for kind, some in seen.items()}
-    judge = Guessing.read(Json({"laws": laws, **_record_of([0.5])}, "this fit", InvalidRequest))
+    record = read_acceptance().to_record() | {"guessing": {"laws": laws, **_record_of([0.5])}}
+    judge = read_model(Json(record, "this fit", InvalidRequest))
     hits = defaultdict[int, list[bool]](list)
     for greedy, kind in enumerate(_KINDS):
         for one in seen[kind]:
-            chances = judge.chances(one.table, bool(greedy))
+            chances = judge.masked(one.table, bool(greedy))
             hits[one.offset].append(one.taken is not None and chances[one.taken] >= LIKELY)
     return {"laws": laws, **_record_of([float(np.mean(hits[at])) for at in sorted(hits)])}
 

@@ -11,9 +11,9 @@ from grpc_comm.client.call import Call
 from grpc_comm.client.received import Received
 from grpc_comm.proto import verifier_pb2 as pb
 from grpc_comm.translate import Description, SessionTerms
-from inference.candidates import MOST_CANDIDATES, Nodes
 from inference.errors import LimitExceeded, OutriderError
 from inference.order import Progress
+from inference.proposer import MOST_CANDIDATES, Nodes
 from inference.stats import Traffic
 
 MOST_BACKLOG = 16

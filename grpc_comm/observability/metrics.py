@@ -18,7 +18,7 @@ from grpc_comm.observability.events import Drop, Ending, Event, ModelServed, OfM
 from grpc_comm.observability.statistics import ModelTotals, Statistics, occupancy
 from inference.engine.events import Commit, Forward, Prefilled
 from inference.errors import MissingExtra
-from inference.proposer import COPY, HOST, MODEL
+from inference.proposer import COLOCATED, COPY, MODEL
 
 try:
     from prometheus_client import CollectorRegistry, Histogram
@@ -33,7 +33,7 @@ _SECONDS = tuple(
 )  # 0.1 ms to 500 s
 _TOKENS = tuple(step * 10.0**power for power in range(6) for step in (1, 2, 5))
 _ROWS = tuple(2.0**power for power in range(9))
-_PROPOSERS = {MODEL: "model", COPY: "copy", HOST: "host"}
+_PROPOSERS = {MODEL: "model", COPY: "copy", COLOCATED: "host"}
 _KINDS = ("prefill", "decode")
 _MODEL, _FORWARDS = ["model_name"], ["model_name", "kind"]
 

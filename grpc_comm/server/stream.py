@@ -30,7 +30,6 @@ from grpc_comm.server.sender import Send, Sender
 from grpc_comm.server.session_table import SessionRecord
 from grpc_comm.server.state import ServerState
 from grpc_comm.translate import OpenRequest, ResumeRequest, SessionTerms
-from inference.candidates import Nodes
 from inference.errors import (
     Gone,
     LimitExceeded,
@@ -39,6 +38,7 @@ from inference.errors import (
     Unavailable,
 )
 from inference.order import Decode, Opened
+from inference.proposer import Nodes
 
 _NOTHING_NEW = Opened(0, 0.0, 0.0)
 _CANCEL_SECONDS = 0.05

@@ -25,7 +25,7 @@ class Shared(NamedTuple):
     context: NDArray[np.bool_]  # [S] slots, up to the highest in use
 
 
-class Led(NamedTuple):
+class KnownFeatures(NamedTuple):
     """What the nodes of a segment of a head are computed from.
 
     known: how many tokens of the text have features, the first ones
@@ -53,7 +53,7 @@ class Segment(NamedTuple):
     params: SamplingParams
     draft: Segment | None = None  # the draft's share, in a round that one graph drafts and verifies
     shared: Shared | None = None  # for a model that reads another's cache, too
-    led: Led | None = None  # for a head, which reads its target's features
+    features: KnownFeatures | None = None  # for a head, which reads its target's features
 
 
 class Ranked(NamedTuple):
@@ -125,13 +125,6 @@ class Masks(NamedTuple):
 
     token: int
     most: int
-
-
-@runtime_checkable
-class BlockModel(Model, Protocol):
-    """A draft that names tokens of several levels in one call, by masks behind a node."""
-
-    masks: Masks
 
 
 @runtime_checkable

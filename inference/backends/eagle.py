@@ -2,7 +2,7 @@
 
 A node whose preceding token's feature is known is computed from that, any other one from what the
 head returned for its parent. When the feature comes to be known, the node is computed again from
-it, in the next call of its row. A segment says what is known (`Led`).
+it, in the next call of its row. A segment says what is known (`KnownFeatures`).
 
 The first token of a text has no feature before it: no node sees it.
 """
@@ -18,13 +18,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from inference.backends import Ranked, Segment
+from inference.backends import FeatureModel, KnownFeatures, Model, Ranked, Segment
 from inference.backends.batch import Shape, check_rows, pad
+from inference.backends.sequence import MakeSequence, ModelSequence, TargetText
 from inference.backends.slots import FREE
 from inference.model.cache import empty_cache, write_slots, write_states
 from inference.model.eagle import EagleHead
 from inference.model.sampler import Sampling, rank, rank_greedy
-from inference.tree import IntArray
+from inference.sampling import SamplingParams
+from inference.tree import IntArray, TokenTree, TreeNodes
 
 
 class _Wave(NamedTuple):
@@ -32,7 +34,7 @@ class _Wave(NamedTuple):
 
     segment: Segment
     parents: IntArray  # [n] slot of the parent, or FREE
-    led: NDArray[np.bool_]  # [n] whether the feature is the target's, not that of the parent
+    conditioned: NDArray[np.bool_]  # [n] whether the feature is the target's, not the parent's
 
 
 class _Row:
@@ -41,21 +43,21 @@ class _Row:
     def __init__(self, capacity: int) -> None:
         self._tokens = np.zeros(capacity, dtype=np.int32)  # [capacity]
         self._positions = np.zeros(capacity, dtype=np.int32)  # [capacity]
-        self._led = np.zeros(capacity, dtype=np.bool_)  # [capacity]
+        self._conditioned = np.zeros(capacity, dtype=np.bool_)  # [capacity]
 
     def waves(self, segment: Segment) -> Iterator[_Wave]:
         """Yield the segment's nodes after their parents, with those that are computed again."""
-        new, known = segment.slots, segment.led.known if segment.led else 0
+        new, known = segment.slots, segment.features.known if segment.features else 0
         self._tokens[new], self._positions[new] = segment.tokens, segment.positions
-        self._led[new] = False
-        again = self._unled(segment.context, known)
+        self._conditioned[new] = False
+        again = self._to_recompute(segment.context, known)
         slots = np.concatenate([again, new])
         seen = self._seen(segment, again, max(segment.context.shape[1], int(slots.max()) + 1))
         positions = self._positions[slots]
         parents = self._parents(seen, positions)
-        led = _are_led(positions, known)
-        self._led[slots] = led
-        for nodes in _after_parents(slots, parents, positions, led):
+        conditioned = _are_conditioned(positions, known)
+        self._conditioned[slots] = conditioned
+        for nodes in _after_parents(slots, parents, positions, conditioned):
             part = slots[nodes]
             context, mask = seen[nodes].copy(), seen[np.ix_(nodes, part)]
             context[:, part] = False
@@ -65,16 +67,16 @@ class _Row:
                     context=context, tree_mask=mask, pick=np.arange(len(part), dtype=np.int32),
                 ),
                 parents[nodes],
-                led[nodes],
+                conditioned[nodes],
             )  # fmt: skip
 
-    def _unled(self, context: NDArray[np.bool_], known: int) -> IntArray:  # [m]
+    def _to_recompute(self, context: NDArray[np.bool_], known: int) -> IntArray:  # [m]
         """Return slots that were computed before their features were known, in order of position.
         All nodes see them.
         """
         slots = context.all(0).nonzero()[0]
         positions = self._positions[slots]
-        behind = ~self._led[slots] & _are_led(positions, known)
+        behind = ~self._conditioned[slots] & _are_conditioned(positions, known)
         return slots[behind][np.argsort(positions[behind])].astype(np.int32)
 
     def _seen(
@@ -98,13 +100,13 @@ class _Row:
         return np.where(before.any(1), before.argmax(1), FREE).astype(np.int32)
 
 
-def _are_led(positions: IntArray, known: int) -> NDArray[np.bool_]:  # [n]
+def _are_conditioned(positions: IntArray, known: int) -> NDArray[np.bool_]:  # [n]
     """Return whether the token before each position has a known feature."""
     return (positions > 0) & (positions <= known)
 
 
 def _after_parents(
-    slots: IntArray, parents: IntArray, positions: IntArray, led: NDArray[np.bool_]
+    slots: IntArray, parents: IntArray, positions: IntArray, conditioned: NDArray[np.bool_]
 ) -> list[NDArray[np.intp]]:
     """Return the nodes of each wave: those that need no parent of this call, then their children,
     and so on.
@@ -112,13 +114,13 @@ def _after_parents(
     wave = dict[int, int]()  # slot -> its wave
     for node in np.argsort(positions, kind="stable").tolist():
         above = wave.get(int(parents[node]), -1)
-        wave[int(slots[node])] = 0 if led[node] else above + 1
+        wave[int(slots[node])] = 0 if conditioned[node] else above + 1
     order = np.array([wave[slot] for slot in slots.tolist()])
     return [(order == level).nonzero()[0] for level in range(int(order.max()) + 1)]
 
 
 class EagleModel:
-    """A head and its caches: `rows` rows of `capacity` slots. Its sequences are LedSequence."""
+    """A head and its caches: `rows` rows of `capacity` slots. Its sequences are FeatureSequence."""
 
     copies_rows = False
 
@@ -190,13 +192,13 @@ class EagleModel:
     def _features(self, waves: Sequence[_Wave], shape: Shape) -> Tensor:  # [B, T, hidden]
         """Return each node's feature: 0 where there is none."""
         features = self._states.new_zeros((shape.rows, shape.nodes, self._states.shape[-1]))
-        for row, (segment, parents, led) in enumerate(waves):
-            drafted = ~led & (parents != FREE)
+        for row, (segment, parents, conditioned) in enumerate(waves):
+            drafted = ~conditioned & (parents != FREE)
             above = self._tensor(parents[drafted]).long()
             features[row, self._indices(drafted)] = self._states[segment.row, above]
-            if segment.led is not None and led.any():
-                given = segment.led.at(segment.positions[led] - 1)
-                features[row, self._indices(led)] = self._head.fc(given.to(features))
+            if segment.features is not None and conditioned.any():
+                given = segment.features.at(segment.positions[conditioned] - 1)
+                features[row, self._indices(conditioned)] = self._head.fc(given.to(features))
         return features
 
     def _indices(self, marked: NDArray[np.bool_]) -> Tensor:
@@ -204,3 +206,64 @@ class EagleModel:
 
     def _tensor(self, array: np.ndarray) -> Tensor:
         return torch.from_numpy(array).to(self.device)
+
+
+class FeatureSequence(ModelSequence):
+    """A ModelSequence whose segments read features of the target.
+
+    features: of the text, those that are known at the time of a call
+    """
+
+    def __init__(
+        self, model: Model, row: int, params: SamplingParams, *, features: RowFeatures
+    ) -> None:
+        super().__init__(model, row, params)
+        self._features = features
+
+    def prepare_chunk(self, chain: TokenTree) -> Segment:
+        return self._with_features(super().prepare_chunk(chain), self.cached + len(chain))
+
+    def prepare_nodes(self, tree: TreeNodes, nodes: Sequence[int]) -> Segment:
+        segment = super().prepare_nodes(tree, nodes)  # which feeds what was committed
+        return self._with_features(segment, self.cached)
+
+    def _with_features(self, segment: Segment, below: int) -> Segment:
+        """The segment with the features of tokens that are committed here: of positions `below`."""
+        return segment._replace(
+            features=KnownFeatures(min(self._features.known, below), self._features.at)
+        )
+
+
+class RowFeatures:
+    """Features that a target in this process keeps, of the text on one of its rows.
+
+    They lie by slot, beside the keys. So a cached prefix, a copied row and a row that is filled
+    again have theirs.
+
+    where: returns the text's row, at the time of a call
+    """
+
+    def __init__(self, target: FeatureModel, where: TargetText) -> None:
+        self._target, self._where = target, where
+
+    @property
+    def known(self) -> int:
+        """How many tokens have features: all that the row has, the first ones of the text."""
+        return int(self._where().slots.committed.sum())
+
+    def at(self, positions: IntArray) -> Tensor:
+        """Return the features at known positions [n], as [n, layers * hidden]."""
+        row, slots = self._where()
+        return self._target.features(row, slots.at(positions))
+
+
+def feature_sequence(target: FeatureModel) -> MakeSequence:
+    """Make sequences that read the features of the text's row of the target, wherever it is."""
+
+    def make(
+        model: Model, row: int, params: SamplingParams, beside: TargetText | None
+    ) -> FeatureSequence:
+        assert beside is not None, "a head drafts beside its target"
+        return FeatureSequence(model, row, params, features=RowFeatures(target, beside))
+
+    return make

@@ -9,6 +9,7 @@ expanded) are *pending*. The next call feeds them as a chain above the root.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -198,5 +199,24 @@ def _under_chain(
     )
 
 
-MakeSequence = Callable[[Model, int, SamplingParams], ModelSequence]
-"""Makes the sequence of a text on a row of a model."""
+class TargetRow(NamedTuple):
+    """Where a target in this process has the keys of a text."""
+
+    row: int
+    slots: Slots
+
+
+TargetText: TypeAlias = Callable[[], TargetRow]
+"""Returns where the target has a text, at the time of a call."""
+
+MakeSequence: TypeAlias = Callable[[Model, int, SamplingParams, TargetText | None], ModelSequence]
+"""Makes the sequence of a text on a row of a draft. The last argument says where its target has the
+text; None for a draft elsewhere.
+"""
+
+
+def own_sequence(
+    model: Model, row: int, params: SamplingParams, beside: TargetText | None
+) -> ModelSequence:
+    """Make a sequence that reads nothing of the target's."""
+    return ModelSequence(model, row, params)

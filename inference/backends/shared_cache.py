@@ -10,12 +10,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from inference.backends import Segment, Shared
+from inference.backends import Model, Segment, Shared
 from inference.backends.batch import pad
 from inference.backends.eager import EagerModel, context_slots
+from inference.backends.sequence import MakeSequence, ModelSequence, TargetText
+from inference.backends.slots import Slots
 from inference.model.cache import KeysValues, read_rows, write_slots
 from inference.model.decoder import Decoder
 from inference.model.sampler import Sampling
+from inference.sampling import SamplingParams
+from inference.tree import TreeNodes
 
 _NOTHING = Shared(0, np.zeros(0, dtype=np.bool_))
 
@@ -69,3 +73,60 @@ class SharedCacheModel(EagerModel):
             row[0, : len(one.context)] = one.context
         rows = torch.tensor([one.row for one in seen], dtype=torch.int32, device=self.device)
         return rows, torch.from_numpy(mask).to(self.device)
+
+
+class SharedSequence(ModelSequence):
+    """A ModelSequence whose committed tokens lie in a row of the target.
+
+    Calls are made between forwards of the target, when all that it has committed was heard.
+
+    target: the session's row, at the time of a call
+    own: the draft's slots in a row
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        row: int,
+        params: SamplingParams,
+        *,
+        target: TargetText,
+        own: int,
+    ) -> None:
+        super().__init__(model, row, params, Slots(own))
+        self._target = target
+        self.cached = self._committed
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        """Commit tokens, whose keys the target has."""
+        self.cached += len(tokens)
+
+    def prepare_nodes(self, tree: TreeNodes, nodes: Sequence[int]) -> Segment:
+        target = self._target()
+        assert self.cached == self._committed, "the target's row is of another length"
+        seen = target.slots.committed[: target.slots.high_water].copy()
+        return super().prepare_nodes(tree, nodes)._replace(shared=Shared(target.row, seen))
+
+    def advance(self, nodes: Sequence[int], tokens: Sequence[int], gone: Sequence[int]) -> None:
+        """Commit a root and tokens below it: the target has their keys, the draft's are freed."""
+        self.slots.release([self._node_slots.pop(node) for node in (*nodes, *gone)])
+        self.cached += len(tokens)
+
+    @property
+    def _committed(self) -> int:
+        return int(self._target().slots.committed.sum())
+
+
+def shared_sequence(own: int) -> MakeSequence:
+    """Make sequences that see the keys in the text's row of the target, wherever it is.
+
+    own: slots of the draft in a row of its own
+    """
+
+    def make(
+        model: Model, row: int, params: SamplingParams, beside: TargetText | None
+    ) -> SharedSequence:
+        assert beside is not None, "a cache is shared beside its target"
+        return SharedSequence(model, row, params, target=beside, own=own)
+
+    return make

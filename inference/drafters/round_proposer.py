@@ -6,17 +6,16 @@ to go.
 
 from __future__ import annotations
 
-import time
+import math
 from collections.abc import Callable, Sequence
 
 from inference.backends import Model, Ranked
-from inference.backends.sequence import ModelSequence
-from inference.candidates import BASE, Nodes, Proposal
-from inference.drafters.growth import Growth
+from inference.drafters.draft_row import DraftRow
+from inference.drafters.draft_tree import DraftNode, DraftTree
 from inference.drafters.tree_policies import Budget, Policy
-from inference.proposer import MODEL, Notice
+from inference.proposer import BASE, MODEL, DraftUsage, Nodes, Notice, Proposal
 from inference.sampling import SamplingParams
-from inference.tree import TokenTree
+from inference.times import DraftTimes
 
 
 class RoundProposer:
@@ -25,102 +24,78 @@ class RoundProposer:
     room: nodes that the next tree may have; the target tells it anew each round
     """
 
-    kind = MODEL
-
-    _root: int  # the last committed token
-    _position: int  # of the root
-    _end: int
-    _grown: Growth | None  # under this root
-    _order: list[int]  # nodes of the tree that are sent
+    _tree: DraftTree
+    _grown: list[DraftNode] | None  # nodes that are sent, parents before children
+    _sent: bool
+    _used: DraftUsage  # by the tree that grows
 
     def __init__(self, model: Model, policy: Policy, *, room: int, row: int = 0) -> None:
-        self.room = room
-        self.calls, self.drafting = 0, 0.0  # calls of the model, and their seconds
-        self._model, self._policy, self._row = model, policy, row
-        self._begin([0], SamplingParams(), 1)
+        self.room, self._policy = room, policy
+        self._row = DraftRow(model, row, DraftTimes(), room=policy.most_ranked)
+        self.open([0], SamplingParams(), 1)
+
+    @property
+    def usage(self) -> DraftUsage:
+        """Work of the model, over all texts so far."""
+        return self._row.usage
 
     def open(self, prompt: Sequence[int], params: SamplingParams, end: int | None = None) -> None:
-        longest = self._model.capacity - self._policy.most_ranked
-        self._begin(prompt, params, longest if end is None else min(end, longest))
-        if len(prompt) <= longest:
-            self._prompt = list(prompt[:-1])
+        longest = self._row.longest
+        self._row.open(prompt, params)
+        self._root(prompt[-1], len(prompt) - 1, longest if end is None else min(end, longest))
 
-    def hear(self, position: int, tokens: Sequence[int], now: float, notice: Notice) -> None:
-        expected = self._position + 1
+    def hear(self, position: int, tokens: Sequence[int], now: float, notice: Notice | None) -> None:
+        """Take in committed tokens. Raises ValueError for a gap."""
+        tree = self._tree
+        expected = tree.root.position + 1
         if position > expected:
             raise ValueError(f"tokens are heard in order: got position {position}, not {expected}")
-        self.room = notice.room
+        if notice is None:
+            self._sent = False
+        else:
+            self.room = notice.room
         fresh = tokens[expected - position :]
         if not fresh:
             return
-        if self._is_fed:
-            self._commit(fresh)
-        else:
-            self._prompt += [self._root, *fresh[:-1]]
-        self._root, self._position = fresh[-1], self._position + len(fresh)
-        self._grown, self._sent = None, False
+        passed, gone = list[DraftNode](), list[DraftNode]()
+        for token in fresh:
+            passed.append(tree.root)
+            gone += tree.advance(token)
+        gone += [tree.root, *tree.clear()]  # a round begins with no node ranked
+        self._root(fresh[-1], tree.root.position, tree.end)
+        self._row.advance(passed, gone, self._tree.root)
 
-    def _commit(self, fresh: Sequence[int]) -> None:
-        """Keep the keys of these tokens that the tree has, and let the others be computed."""
-        tree = TokenTree.chain([self._root]) if self._grown is None else self._grown.tree
-        path, node = list[int](), 0
-        for token in fresh[:-1]:
-            below = tree.child(node, token)
-            if below is None:
-                break
-            path.append(node := below)
-        self._sequence.commit(tree, path)
-        made_alone = fresh[len(path) : -1]
-        if made_alone:
-            self._sequence.commit(TokenTree.chain(made_alone), range(1, len(made_alone)))
-
-    def work(self, now: float) -> bool:
-        if not self._is_fed:
-            start = self._sequence.length
-            self._sequence.extend(self._prompt[start : start + self._model.max_nodes])
-        if not self._is_fed:
-            return True
+    def work(self, now: float) -> DraftUsage | None:
+        if self._row.feed():
+            return DraftUsage()
         if self._grown is not None:
-            return False
-        room = max(self._end - 2 - self._position, 0)  # the target adds a token of its own
-        budget = Budget(self.room, room) if room else Budget(0, 0)
-        grown = self._policy.grow(self._root, budget, self._rank)
-        self._grown, self._order = grown, grown.best()
-        return True
+            return None
+        tree, self._used = self._tree, DraftUsage()
+        depth = max(tree.end - 2 - tree.root.position, 0)  # the target adds a token of its own
+        self._grown = self._policy.grow(tree, Budget(self.room if depth else 0, depth), self._rank)
+        return self._used
 
     def flush(self, now: float, next_number: Callable[[], int]) -> Nodes | None:
-        grown = self._grown
-        if grown is None or self._sent or len(self._order) < 2:
+        if not self._grown or self._sent:
             return None
-        self._sent = True
-        numbers, proposals = {0: BASE}, list[Proposal]()
-        for node in self._order[1:]:
-            above, numbers[node] = grown.parents[node], next_number()
-            chance = grown.values[node] / grown.values[above]
-            proposals.append(
-                Proposal(numbers[node], numbers[above], int(grown.tokens[node]), chance)
-            )
-        return Nodes(self._position, proposals, self.kind)
-
-    def resend(self) -> None:
-        self._sent = False
+        self._sent, numbers, proposals = True, {self._tree.root: BASE}, list[Proposal]()
+        for node in self._grown:
+            above = node.parent
+            assert above is not None, "the root is not sent"
+            number = numbers[node] = next_number()
+            chance = math.exp(node.log - above.log)
+            proposals.append(Proposal(number, numbers[above], node.token, chance))
+        return Nodes(self._tree.root.position, proposals, MODEL)
 
     def close(self) -> None:
-        self._begin([0], SamplingParams(), 1)
+        self.open([0], SamplingParams(), 1)
 
-    def _begin(self, prompt: Sequence[int], params: SamplingParams, end: int) -> None:
-        self._sequence = ModelSequence(self._model, self._row, params)
-        self._root, self._position, self._end = prompt[-1], len(prompt) - 1, end
-        self._grown, self._order, self._sent, self._prompt = None, [], False, list[int]()
+    def _root(self, token: int, position: int, end: int) -> None:
+        """Begin a tree."""
+        self._tree, self._grown, self._sent = DraftTree(token, position, end), None, False
 
-    @property
-    def _is_fed(self) -> bool:
-        """Whether the prompt's keys are there, or will never be: the text has outgrown the row."""
-        longest = self._model.capacity - self._policy.most_ranked
-        return not self._sequence.length < len(self._prompt) < longest
-
-    def _rank(self, tree: TokenTree, nodes: Sequence[int], k: int) -> Ranked:
-        began = time.perf_counter()
-        ranked = self._sequence.rank(tree, nodes, k)
-        self.calls, self.drafting = self.calls + 1, self.drafting + time.perf_counter() - began
+    def _rank(self, nodes: Sequence[DraftNode], k: int) -> Ranked:
+        indices = self._row.put(nodes, self._tree.root)
+        ranked, seconds = self._row.rank(self._row.segment(indices), k)
+        self._used = self._used.plus(self._row.count(ranked, seconds))
         return ranked

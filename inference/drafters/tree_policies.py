@@ -1,27 +1,27 @@
 """Policies for a draft tree's growth: which nodes the draft ranks next, and which nodes are sent.
 
 A policy calls `rank` for the children of some nodes: the draft's likeliest tokens with their
-scores. It adds the children it wants to the Growth, each with its value: the probability that the
+scores. It adds the children it wants to the tree, each with its value: the probability that the
 target reaches it. Pure: `rank` hides the model.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from inference.backends import Ranked
-from inference.drafters.growth import Growth
+from inference.drafters.draft_tree import DraftNode, DraftTree
 from inference.errors import InvalidRequest
-from inference.tree import TokenTree
 
-Rank = Callable[[TokenTree, Sequence[int], int], Ranked]
-"""rank(tree, nodes, k) returns the k likeliest children of these nodes. Every ancestor of a node
-must have been ranked before it.
+Rank: TypeAlias = Callable[[Sequence[DraftNode], int], Ranked]
+"""rank(nodes, k) returns the k likeliest children of these nodes. Every ancestor of a node must
+have been ranked before it.
 """
 
 
@@ -40,7 +40,7 @@ class Policy(Protocol):
         """Most nodes ranked while growing one tree. Each holds a KV slot of the draft."""
         ...
 
-    def grow(self, root: int, budget: Budget, rank: Rank) -> Growth: ...
+    def grow(self, tree: DraftTree, budget: Budget, rank: Rank) -> list[DraftNode]: ...
 
 
 @dataclass(frozen=True)
@@ -57,11 +57,12 @@ class Chain:
     def most_ranked(self) -> int:
         return self.length
 
-    def grow(self, root: int, budget: Budget, rank: Rank) -> Growth:
-        growth = Growth(root, min(self.length, budget.nodes))
-        for leaf in range(min(growth.limit, budget.depth)):
-            growth.add(leaf, rank(growth.tree, [leaf], 1).ids[0, 0], 1.0)
-        return growth
+    def grow(self, tree: DraftTree, budget: Budget, rank: Rank) -> list[DraftNode]:
+        line = [tree.root]
+        for _ in range(min(self.length, budget.nodes, budget.depth)):
+            token = int(rank(line[-1:], 1).ids[0, 0])
+            line.append(tree.add(line[-1], token, tree.root.log))
+        return line[1:]
 
 
 @dataclass(frozen=True)
@@ -86,28 +87,24 @@ class BestFirst:
     def most_ranked(self) -> int:
         return self.nodes * self.depth + 1
 
-    def grow(self, root: int, budget: Budget, rank: Rank) -> Growth:
-        growth = Growth(root, min(self.nodes, budget.nodes))
-        level = [0]
+    def grow(self, tree: DraftTree, budget: Budget, rank: Rank) -> list[DraftNode]:
+        limit, grown, level = min(self.nodes, budget.nodes), list[DraftNode](), [tree.root]
         for _ in range(min(self.depth, budget.depth)):
-            if not level or growth.limit < 1:
+            if not level or limit < 1:
                 break
-            ranked = rank(growth.tree, level, min(self.width, growth.limit))
-            edges = edge_values(ranked.scores)  # [m, k]
-            worth = (np.array([growth.values[node] for node in level])[:, None] * edges).ravel()
-            least = growth.least_of_best(worth.tolist())
-            best = [
-                index
-                for index in np.argsort(-worth, kind="stable")[: growth.limit].tolist()
-                if worth[index] >= least and worth[index] > 0
-            ]
+            ids, scores = rank(level, min(self.width, limit))
+            above = np.array([node.log for node in level])
+            with np.errstate(divide="ignore"):  # excluded tokens have no chance
+                logs = (above[:, None] + np.log(edge_values(scores))).ravel()
+            worth = sorted([*(node.log for node in grown), *logs.tolist()], reverse=True)
+            least = worth[limit - 1] if limit <= len(worth) else -math.inf
             level = [
-                growth.add(
-                    level[index // edges.shape[1]], ranked.ids.ravel()[index], edges.ravel()[index]
-                )
-                for index in best
+                tree.add(level[index // ids.shape[1]], int(ids.flat[index]), float(logs[index]))
+                for index in np.argsort(-logs, kind="stable")[:limit].tolist()
+                if logs[index] >= least and logs[index] > -math.inf
             ]
-        return growth
+            grown += level
+        return sorted(grown, key=lambda node: node.log, reverse=True)[:limit]
 
 
 def edge_values(scores: NDArray[np.float32]) -> NDArray[np.float64]:  # [m, k] -> [m, k]

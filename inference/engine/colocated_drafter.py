@@ -19,16 +19,17 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Protocol
 from weakref import WeakSet
 
-from inference.backends import Model, Ranked, Segment
-from inference.backends.sequence import MakeSequence, ModelSequence
-from inference.candidates import Nodes
+from inference.backends import Ranked, Segment
+from inference.backends.sequence import TargetRow
 from inference.cost.quantity import Usage
-from inference.drafters.block_proposer import proposers_on
-from inference.drafters.copy_source import CopySource
-from inference.drafters.model_proposer import WIDTH, ModelProposer
+from inference.draft_tuning import TUNING as DRAFTING
+from inference.drafters.copied_text import CopySource
+from inference.drafters.draft import Draft
+from inference.drafters.growing_proposer import GrowingProposer
 from inference.engine.forward import call_each
 from inference.engine.proposer_arbitration import ProposerArbitration, token_seconds
 from inference.engine.scheduler import HeldUp
@@ -37,7 +38,7 @@ from inference.engine.tuning import TUNING
 from inference.order import End
 from inference.planner.knowledge import Knowledge
 from inference.planner.prices import Prices
-from inference.proposer import HOST, Notice
+from inference.proposer import COLOCATED, Nodes, Notice
 
 log = logging.getLogger(__name__)
 
@@ -54,7 +55,11 @@ CALL_NODES = 4
 """Nodes that a call of the draft is taken to rank when it is compared with other proposers."""
 
 
-class ProposalBoard(Protocol):
+MOST_WITHOUT_MODEL = 64
+"""Sessions that a draft without a model serves at a time."""
+
+
+class CandidateReceiver(Protocol):
     """The part of an engine that takes candidates."""
 
     def join(self, session: Session) -> int: ...
@@ -73,7 +78,7 @@ class _DraftedSession:
     """
 
     session: Session
-    proposer: ModelProposer
+    proposer: GrowingProposer
     stream: int  # stream of the proposals
     row: int  # row of the draft
     end: int  # length of the text, as the draft was told
@@ -98,7 +103,7 @@ class _DraftedSession:
         forwards, took = max(spent.forwards - self.forwards, 1), spent.model_seconds - self.seconds
         self.add_service(len(tokens) - TUNING.least_rate * took / root_only)
         if self.gained is not None:
-            named = session.proposers[-len(tokens) :].count(HOST)
+            named = session.proposers[-len(tokens) :].count(COLOCATED)
             self.gained += named - max(took / root_only - forwards, 0.0)
         notice = Notice(
             now,
@@ -127,10 +132,10 @@ class _DraftedSession:
         """Tokens of deficit that the rest of the text can repay."""
         return (1 - TUNING.least_rate) * max(self.end - self.session.length, 0)
 
-    def deliver(self, now: float, board: ProposalBoard) -> None:
+    def deliver(self, now: float, receiver: CandidateReceiver) -> None:
         """Append the proposer's unsent candidates that are worth sending."""
         while (nodes := self.proposer.flush(now, self._next_number)) is not None:
-            board.append(self.session, self.stream, nodes)
+            receiver.append(self.session, self.stream, nodes)
 
     def _next_number(self) -> int:
         self.numbers += 1
@@ -143,24 +148,22 @@ class ColocatedDrafter:
     knowledge: makes a row's times and acceptances, which persist from session to session.
     room: nodes beyond the text that a row may have ranked.
     copies: what a session's text said before is copied, too.
-    sequence: tells how a session's texts lie on a row of the draft.
     clock: returns seconds.
     """
 
     def __init__(
         self,
-        model: Model,
+        draft: Draft,
         knowledge: Callable[[], Knowledge],
         *,
         room: int,
         copies: bool = False,
-        sequence: Callable[[Session], MakeSequence] = lambda session: ModelSequence,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self._sequence = sequence
-        self._model, self._room, self._clock, self._copies = model, room, clock, copies
-        self._known = [knowledge() for _ in range(model.rows)]
-        self._free = list(range(model.rows))
+        self._draft, self._room, self._clock, self._copies = draft, room, clock, copies
+        rows = MOST_WITHOUT_MODEL if draft.model is None else draft.model.rows
+        self._known = [knowledge() for _ in range(rows)]
+        self._free = list(range(rows))
         self._drafted: dict[Session, _DraftedSession] = {}
         self._failed: WeakSet[Session] = WeakSet()
         self._records: defaultdict[str, float] = defaultdict(float)  # tenant -> tokens gained
@@ -172,7 +175,7 @@ class ColocatedDrafter:
         """Rows of the draft that no session has."""
         return len(self._free)
 
-    def work(self, ready: Sequence[Session], root_only: float, board: ProposalBoard) -> None:
+    def work(self, ready: Sequence[Session], root_only: float, receiver: CandidateReceiver) -> None:
         """Draft for the sessions that ask for it, as long as that is worth the delay.
 
         ready: sessions that the next forward will serve.
@@ -180,28 +183,28 @@ class ColocatedDrafter:
         """
         for drafted in list(self._drafted.values()):
             if _is_gone(drafted):
-                self._release(drafted, board)
+                self._release(drafted, receiver)
         others = HeldUp([one for one in ready if not one.drafted_beside], root_only)
         if not root_only:
             return  # no forward has been timed yet
         for session in ready:
-            self._admit(session, root_only, board)
+            self._admit(session, root_only, receiver)
         served = [self._drafted[one] for one in ready if one in self._drafted]
         for drafted in served:
             if not drafted.fed and others.are_ahead():
                 began = self._clock()
-                self._feed(drafted, board)
+                self._feed(drafted, receiver)
                 others.count_delay(self._clock() - began)
             if drafted.fed:
                 if drafted.hear(self._clock(), root_only):
                     self._keep_record(drafted)
-                drafted.deliver(self._clock(), board)
+                drafted.deliver(self._clock(), receiver)
         while others.are_ahead():
             began = self._clock()
             calling = [drafted for drafted in served if self._wants_call(drafted, began, root_only)]
             if not calling:
                 return
-            self._call(calling, began, board)
+            self._call(calling, began, receiver)
             seconds = self._clock() - began
             others.count_delay(seconds)
             for drafted in calling:
@@ -218,7 +221,7 @@ class ColocatedDrafter:
         """Whether other proposers alone make the text faster than this draft would."""
         known = self._known[drafted.row]
         forward, call = known.target.seconds(1, 1), known.draft.seconds(CALL_NODES)
-        level = float(known.acceptance.mean_edges(WIDTH).sum())
+        level = float(known.acceptance.mean_edges(DRAFTING.width).sum())
         token = token_seconds(forward, call, level)
         return drafted.arbitration.suffice(drafted.session.length, forward, token)
 
@@ -235,7 +238,7 @@ class ColocatedDrafter:
             self._records[tenant] = min(max(record, -RECORD_BOUND), RECORD_BOUND)
             drafted.gained = None
 
-    def _admit(self, session: Session, root_only: float, board: ProposalBoard) -> None:
+    def _admit(self, session: Session, root_only: float, receiver: CandidateReceiver) -> None:
         """Give the session a row of the draft, if it asks for the draft and a row is free."""
         order = session.order
         if order is None or not order.beside or order.end <= session.length + 1:
@@ -243,8 +246,7 @@ class ColocatedDrafter:
         if session in self._drafted or session in self._failed or not self._free:
             return
         row = self._free.pop()
-        proposer = proposers_on(self._model)(
-            self._model,
+        proposer = self._draft.proposer(
             row,
             self._known[row],
             Prices(
@@ -255,12 +257,12 @@ class ColocatedDrafter:
             ),
             room=self._room,
             clock=self._clock,
-            kind=HOST,
+            kind=COLOCATED,
             source=CopySource() if self._copies else None,
-            sequence=self._sequence(session),
+            beside=partial(_row_of, session),
         )
         proposer.open(list(session.tokens), session.params, order.end)
-        stream = board.join(session)
+        stream = receiver.join(session)
         spent = session.spent  # forwards before now are none of the draft's
         drafted = _DraftedSession(
             session,
@@ -275,15 +277,17 @@ class ColocatedDrafter:
         drafted.arbitration.silent = self._sufficed.get(session.tenant, False)
         self._drafted[session] = drafted
 
-    def _feed(self, drafted: _DraftedSession, board: ProposalBoard) -> None:
+    def _feed(self, drafted: _DraftedSession, receiver: CandidateReceiver) -> None:
         """Prefill the next part of a session's text in the draft; forwards go on between parts."""
         try:
             drafted.fed = not drafted.proposer.feed()
         # An error of the draft costs speed and never ends a session.
         except Exception as error:
-            self._fail(drafted, error, board)
+            self._fail(drafted, error, receiver)
 
-    def _call(self, calling: Sequence[_DraftedSession], began: float, board: ProposalBoard) -> None:
+    def _call(
+        self, calling: Sequence[_DraftedSession], began: float, receiver: CandidateReceiver
+    ) -> None:
         """Make one call of the draft for several sessions.
 
         Its cost is the time since `began`, plus the time that the last call's answers took to
@@ -294,26 +298,35 @@ class ColocatedDrafter:
         seconds = ended - began + self._around
         for drafted, answer in zip(calling, answers, strict=True):
             if isinstance(answer, Exception):
-                self._fail(drafted, answer, board)
+                self._fail(drafted, answer, receiver)
             else:
                 drafted.proposer.take(answer, seconds)
-                drafted.deliver(self._clock(), board)
+                drafted.deliver(self._clock(), receiver)
         self._around = self._clock() - ended
 
     def _rank(self, segments: Sequence[Segment]) -> list[Ranked]:
-        return self._model.rank(segments, WIDTH)
+        assert self._draft.model is not None, "only a model has calls"
+        return self._draft.model.rank(segments, DRAFTING.width)
 
-    def _fail(self, drafted: _DraftedSession, error: Exception, board: ProposalBoard) -> None:
+    def _fail(
+        self, drafted: _DraftedSession, error: Exception, receiver: CandidateReceiver
+    ) -> None:
         log.error("the draft beside the target failed: %s: %s", type(error).__name__, error)
         self._failed.add(drafted.session)
-        self._release(drafted, board)
+        self._release(drafted, receiver)
 
-    def _release(self, drafted: _DraftedSession, board: ProposalBoard) -> None:
+    def _release(self, drafted: _DraftedSession, receiver: CandidateReceiver) -> None:
         """Stop drafting for a session and free its row of the draft."""
         self._sufficed[drafted.session.tenant] = drafted.arbitration.silent
         del self._drafted[drafted.session]
-        board.leave(drafted.session, drafted.stream)
+        receiver.leave(drafted.session, drafted.stream)
         self._free.append(drafted.row)
+
+
+def _row_of(session: Session) -> TargetRow:
+    """Return where the target has the session's text."""
+    assert session.row is not None, "a session without a row is not drafted for"
+    return TargetRow(session.row.index, session.row.slots)
 
 
 def _is_gone(drafted: _DraftedSession) -> bool:

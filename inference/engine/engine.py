@@ -18,7 +18,7 @@ from functools import partial
 from typing import Any
 
 from inference.backends import Model
-from inference.candidates import Dropped, Nodes
+from inference.candidates import Dropped
 from inference.engine.admission import Admission
 from inference.engine.batch_runner import BatchRunner
 from inference.engine.calibration import Calibration
@@ -29,6 +29,7 @@ from inference.engine.scheduler import Scheduler
 from inference.engine.session import Opening, Session
 from inference.errors import InvalidRequest, LimitExceeded, Unavailable
 from inference.order import Decode, Opened, Progress
+from inference.proposer import Nodes
 from inference.sampling import SamplingParams
 from inference.times import LatencyModel
 
@@ -84,7 +85,7 @@ class Engine:
             self._scheduler,
             self.listeners,
             graphs=graphs,
-            draft=partial(drafter.work, board=self) if drafter is not None else None,
+            draft=partial(drafter.work, receiver=self) if drafter is not None else None,
             clock=clock,
         )
 

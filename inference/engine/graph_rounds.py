@@ -24,12 +24,15 @@ from inference.engine.graph_tree import blank_tree, read_answer
 from inference.engine.scheduler import HeldUp, Kind, Seconds
 from inference.engine.session import Session
 from inference.engine.tuning import TUNING
-from inference.link_times import KEPT
-from inference.proposer import HOST
+from inference.proposer import COLOCATED
 from inference.tree import IntArray, TokenTree
 
 _RECENT = 0.1
 """Weight of the latest round in the moving average of tokens per round."""
+
+
+_KEPT = 15
+"""Latest calls for a number of sessions, whose median is what such a call takes."""
 
 
 class CallRecord:
@@ -57,7 +60,7 @@ class CallRecord:
 
     def add_call(self, sessions: int, seconds: float) -> None:
         """Record the seconds of a call for so many sessions."""
-        self._latest.setdefault(sessions, deque(maxlen=KEPT)).append(seconds)
+        self._latest.setdefault(sessions, deque(maxlen=_KEPT)).append(seconds)
 
     def add_tokens(self, tokens: int) -> None:
         """Record the tokens that a call brought one session."""
@@ -115,7 +118,7 @@ class RoundItem(DraftItem):
         session = self.session
         tree, verdict = read_answer(self.tree, answer, self._limit)
         queue = forward.charge(session, self.nodes, charge)
-        tokens = session.commit_round(tree, verdict, HOST, forward.ended)
+        tokens = session.commit_round(tree, verdict, COLOCATED, forward.ended)
         self._record.add_tokens(len(tokens))
         self._draft.commit(tree, verdict.path[: len(tokens) - 1])
         return forward.commit(session, tokens, self.nodes, queue)

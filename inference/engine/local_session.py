@@ -6,10 +6,10 @@ import threading
 import time
 from collections.abc import Sequence
 
-from inference.candidates import Nodes
 from inference.engine.engine import Engine
 from inference.engine.session import Session
 from inference.order import Decode, End, Progress
+from inference.proposer import Nodes
 from inference.sampling import SamplingParams
 from inference.stats import Traffic
 

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import count
 
-from inference.candidates import CandidateTree, Nodes
+from inference.candidates import CandidateTree
+from inference.proposer import Nodes
 
 
 @dataclass

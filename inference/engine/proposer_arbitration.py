@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from inference.proposer import HOST, NOBODY
+from inference.proposer import COLOCATED, NOBODY
 
 WATCHED = 4
 """Forwards in which the speed by other proposers is measured.
@@ -45,7 +45,7 @@ class ProposerArbitration:
         """
         if self.silent:
             self.made = [*self.made, len(named) / forwards][-WATCHED - 1 :]
-        elif length >= self.until and any(kind not in (HOST, NOBODY) for kind in named):
+        elif length >= self.until and any(kind not in (COLOCATED, NOBODY) for kind in named):
             self.silent, self.made = True, []
 
     def suffice(self, length: int, forward: float, token: float) -> bool:

@@ -14,7 +14,7 @@ from typing import Any
 from inference.accept import Verdict
 from inference.backends import Model, Segment
 from inference.backends.sequence import ModelSequence
-from inference.candidates import CandidateTree, Dropped, Nodes
+from inference.candidates import CandidateTree, Dropped
 from inference.engine.calibration import Calibration, CommittedStep, OwnRecord
 from inference.engine.prefix_cache import CacheRow
 from inference.engine.proposal_streams import ProposalStreams
@@ -32,7 +32,7 @@ from inference.order import (
     Progress,
     Spent,
 )
-from inference.proposer import NOBODY
+from inference.proposer import NOBODY, Nodes
 from inference.sampling import SamplingParams
 from inference.tree import TokenTree
 

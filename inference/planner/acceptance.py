@@ -1,130 +1,175 @@
-"""How likely the target is to take the draft's child of each rank, learnt from every verdict.
+"""How likely the target is to take a child, by what its source says of it, learnt from verdicts.
 
-P(rank r | none before it) is a logistic function of features of the draft's scores. Greedy and
-sampled decoding have a law each. A verdict moves the weights by a Newton step. Old evidence fades
-towards a prior. Output never depends on it, only how much is accepted. Knows nothing of models,
-trees and clocks.
+P(child | none before it) is a logistic function of the child's features, a law. Ranks of a draft
+and words of a mask have a law for each kind of decoding; copied text has one, and so has a child
+that model and copies judge together. A verdict moves a law's weights by a Newton step. Old evidence
+fades towards a prior. Output never depends on it, only how much is accepted. Pure.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
-from inference.errors import InvalidRequest
-from inference.json_file import Json, read_json
-from inference.planner.copying import Copying
-from inference.planner.guessing import Guessing
+from inference.planner.child_features import (
+    EXCLUDED,
+    RANK_FEATURES,
+    SPAN,
+    FloatArray,
+)
 from inference.planner.law import (
     CERTAINTY,
-    FADING,
-    FloatArray,
+    STEEPEST,
+    HitRates,
     Law,
+    Rows,
     broken,
     hazards,
-    read_law,
-    read_numbers,
 )
-from inference.whole_file import write_whole
 
 VERSION = 4
-FEATURES = ("one", "odds", "behind", "entropy", "first", "rank", "depth")
 KINDS = ("sampled", "greedy")
-"""Kinds of decoding. Each has a law of its own."""
+"""Kinds of decoding."""
 
 RANKS = 16
-"""Ranks whose average rates are kept; edges() takes rows of any width."""
+"""Ranks whose average rates are kept; edges_of() takes rows of any width."""
 
-SHIPPED = Path(__file__).parents[1] / "data" / "acceptance.json"
+OFFSETS = 15
+"""Masks behind a node whose rates are kept. Later ones have the last one's."""
 
-EXCLUDED = -1e8  # a score below: top-k or top-p leaves this token no chance
-_UNSEEN = 1e-4  # least mass of the tokens below those that were ranked greedily
-_FOLLOWING = 1.5  # how many more perturbed scores like the next one lie beyond the last
-_STEP = 2.0  # distance of that next one, in e**-score
-_LEAST, _MOST = -40.0, 20.0  # log-probabilities plus noise lie between; excluded tokens do not
-_SPAN = 8.0  # log odds and distances in scores beyond this are as good as certain
-_DEEP = 8
+LIKELY = 0.15
+"""Least chance of a child that counts for a mask's rate. Less likely ones are spread over more
+nodes than a forward has.
+"""
 
-
-def features(
-    scores: ArrayLike, depths: ArrayLike, greedy: bool
-) -> FloatArray:  # [m, k], [m] -> [m, k, F]
-    """Return the FEATURES of each child of m nodes.
-
-    odds: log odds against all later tokens; their mass beyond rank k is known (greedy) or estimated
-    behind: distance of the child's score to the first child's
-    entropy: of the row, in nats
-    first, rank: whether it is the first child, and log(1 + rank)
-    depth: of the node
-    """
-    found = np.fmin(np.fmax(np.asarray(scores, dtype=np.float64), _LEAST), _MOST)
-    mass = np.empty((found.shape[0], found.shape[1] + 1))
-    np.exp(found, out=mass[:, :-1])
-    if greedy:
-        mass[:, -1] = np.maximum(1 - mass[:, :-1].sum(axis=1), _UNSEEN)
-    # Perturbed scores are a Gumbel process: from one rank to the next, e**-score grows on average
-    # by 1 / (probability of the remaining tokens).
-    else:
-        mass[:, -1] = _FOLLOWING / (np.exp(-found[:, -1]) + _STEP)
-    left = np.add.accumulate(mass[:, ::-1], axis=1)[:, ::-1]
-    share = mass / left[:, :1]
-    table = np.empty((*found.shape, len(FEATURES)))
-    table[..., 0] = 1
-    table[..., 1] = np.minimum(np.maximum(np.log(mass[:, :-1] / left[:, 1:]), -_SPAN), _SPAN)
-    table[..., 2] = np.minimum(found[:, :1] - found, _SPAN)
-    table[..., 3] = -(share * np.log(share)).sum(axis=1)[:, None]
-    table[..., 4] = 0
-    table[:, 0, 4] = 1
-    table[..., 5] = np.log1p(np.arange(found.shape[1]))
-    table[..., 6] = np.minimum(depths, _DEEP)[:, None] / _DEEP
-    return table
+_RATES_WORTH = 20.0  # verdicts that a saved rate of masks counts for at most
+_SUREST = 0.999  # sum of the chances of children that two sources judge together, at most
 
 
-class RankRates:
-    """How often each rank was taken, whatever its score: hits / tries, fading to the prior's.
+class Laws(NamedTuple):
+    """The laws of one pair of models. Two: of sampled decoding, then of greedy decoding."""
 
-    Raises InvalidRequest unless there are RANKS of each, with 0 < hits < tries.
+    ranks: tuple[Law, Law]
+    masks: tuple[Law, Law]
+    copies: Law
+    joint: Law
+
+
+class AcceptanceModel:
+    """How well draft and target agree: starts from a record, and learns from verdicts.
+
+    A row of scores is what Model.rank gives for one node, best first: log-probabilities at
+    temperature 0, perturbed scores above it.
+
+    rates: how often each rank was taken
+    mask_rates: by a mask's offset, how often the text came to a node with its children, and how
+        often the target took a LIKELY one of these
     """
 
-    def __init__(self, tries: ArrayLike, hits: ArrayLike) -> None:
-        self.tries, self.hits = np.array(tries, dtype=np.float64), np.array(hits, dtype=np.float64)
-        if self.tries.shape != (RANKS,) or self.hits.shape != (RANKS,):
-            raise InvalidRequest(
-                f"rates have {RANKS} ranks: got {self.tries.shape} tries and {self.hits.shape} hits"
-            )
-        if not (
-            np.isfinite(self.tries).all()
-            and (self.hits > 0).all()
-            and (self.hits < self.tries).all()
-        ):
-            raise InvalidRequest("each rank's hits must lie between 0 and its tries")
-        self._prior = self.tries.copy(), self.hits.copy()
-        self._edges: dict[int, FloatArray] = {}  # by k, until the next verdict
+    def __init__(self, laws: Laws, rates: HitRates, mask_rates: HitRates) -> None:
+        self.laws, self.rates, self.mask_rates = laws, rates, mask_rates
+        self._edges: dict[int, FloatArray] = {}  # mean_edges() by k, until the next verdict
 
-    def learn(self, come_to: int, taken: int | None) -> None:
-        """Learn one verdict: `come_to` ranks were looked at, and the last was taken, or none."""
+    # --- ranks of a draft
+
+    def edges_of(
+        self, tables: FloatArray, scores: NDArray[np.float32], greedy: bool
+    ) -> FloatArray:  # [m, k, F], [m, k] -> [m, k]
+        """Probability that the target takes each child, given that it reaches the node.
+
+        tables: rank_features() of the children
+
+        A row's sum is below 1. A child that top-k or top-p excludes has probability 0.
+        """
+        chances = broken(hazards(tables, self.laws.ranks[greedy].weights))
+        chances[scores < EXCLUDED] = 0
+        return chances
+
+    def observe_path(
+        self, tables: FloatArray, greedy: bool, taken: Sequence[int | None]
+    ) -> None:  # [m, k, F], [m]
+        """Learn from a path of m nodes: the rank that the target took at each, or None."""
+        k = tables.shape[1]
+        hits = np.array([-1 if rank is None else rank for rank in taken])
+        come_to = np.where(hits < 0, k, hits + 1)
+        inside = np.arange(k) < come_to[:, None]
+        self.laws.ranks[greedy].learn(
+            tables[inside], (np.arange(k) == hits[:, None])[inside], len(taken)
+        )
+        for count, rank in zip(come_to.tolist(), taken, strict=True):
+            self.rates.learn(slice(count), rank)
         self._edges = {}
-        self.tries += (1 - FADING) * (self._prior[0] - self.tries)
-        self.hits += (1 - FADING) * (self._prior[1] - self.hits)
-        self.tries[:come_to] += 1
-        if taken is not None and taken < RANKS:
-            self.hits[taken] += 1
 
-    def edges(self, k: int) -> FloatArray:  # [k]
-        """Average probability of the first k ranks; neighbours out of order are averaged."""
+    def mean_edges(self, k: int) -> FloatArray:  # [k]
+        """Return probabilities of the ranks, averaged over nodes: for plans made without scores.
+
+        Non-increasing, with a sum below 1. Raises ValueError unless k is 1 to RANKS.
+        """
+        if not 1 <= k <= RANKS:
+            raise ValueError(f"rates of 1 to {RANKS} ranks are known: got k = {k}")
         if k not in self._edges:
-            self._edges[k] = _descending(broken(self.hits[:k] / self.tries[:k]))
+            rates = self.rates
+            self._edges[k] = _descending(broken(rates.hits[:k] / rates.tries[:k]))
         return self._edges[k]
 
+    # --- copied text
+
+    def copied(self, rows: Rows) -> list[float]:  # [k, F] -> [k]
+        """Return the chance of each copied token, by its copy_features()."""
+        return self.laws.copies.chances(rows, SPAN)
+
+    def observe_copied(self, rows: Rows, taken: int | None) -> None:
+        """Learn which of the copied tokens the target took, or that it took none."""
+        self.laws.copies.observe(rows, taken)
+
+    def together(self, table: FloatArray) -> FloatArray:  # [k, J] -> [k]
+        """Return the chance of each child that two sources judge, by its joint_features()."""
+        chances = hazards(table, self.laws.joint.weights)
+        return np.asarray(chances * min(_SUREST / float(chances.sum()), 1.0))
+
+    def observe_together(self, table: FloatArray, taken: int | None) -> None:  # [k, J]
+        """Learn which child the target took where two sources had named children."""
+        self.laws.joint.learn(table, np.arange(len(table)) == taken)
+
+    # --- masks of a block draft
+
+    def masked(self, rows: Rows, greedy: bool) -> list[float]:  # [k, F] -> [k]
+        """Return the chance of each child that a mask names, by its mask_features()."""
+        return self.laws.masks[greedy].chances(rows, STEEPEST)
+
+    def observe_masked(self, rows: Rows, greedy: bool, offset: int, taken: int | None) -> None:
+        """Learn which child of a mask of this offset the target took, or that it took none."""
+        likely = taken is not None and self.masked(rows[: taken + 1], greedy)[taken] >= LIKELY
+        self.laws.masks[greedy].observe(rows, taken)
+        at = min(offset, OFFSETS) - 1
+        self.mask_rates.learn(slice(at, at + 1), at if likely else None, slice(at, at + 1))
+
+    def mask_rate(self, offset: int) -> float:
+        """Return how often the target takes a LIKELY child of a mask of this offset, from 1."""
+        at = min(offset, OFFSETS) - 1
+        return float(self.mask_rates.hits[at] / self.mask_rates.tries[at])
+
     def to_record(self) -> dict[str, Any]:
-        """Return these rates as a prior."""
-        share = min(1.0, CERTAINTY / float(self.tries[0]))
-        return {"tries": (share * self.tries).tolist(), "hits": (share * self.hits).tolist()}
+        """Return what was learnt, as a prior for other sessions: plain values for JSON."""
+        laws = self.laws
+        ranks, masks = (
+            {kind: law.to_record() for kind, law in zip(KINDS, two, strict=True)}
+            for two in (laws.ranks, laws.masks)
+        )
+        return {
+            "version": VERSION,
+            "features": list(RANK_FEATURES),
+            "laws": ranks,
+            "rates": self.rates.to_record(CERTAINTY / self.rates.tries[0]),
+            "copying": {"copies": laws.copies.to_record(), "joint": laws.joint.to_record()},
+            "guessing": {
+                "laws": masks,
+                **self.mask_rates.to_record(_RATES_WORTH / self.mask_rates.tries),
+            },
+        }
 
 
 def _descending(rates: FloatArray) -> FloatArray:  # [k] -> [k]
@@ -138,93 +183,3 @@ def _descending(rates: FloatArray) -> FloatArray:  # [k] -> [k]
     descending = np.repeat([rate for rate, _ in runs], [count for _, count in runs])
     descending.setflags(write=False)  # callers share the cached array
     return descending
-
-
-class AcceptanceModel:
-    """How well draft and target agree: starts from a record, and learns from verdicts.
-
-    A row of scores is what Model.rank gives for one node, best first: log-probabilities at
-    temperature 0, perturbed scores above it.
-    """
-
-    def __init__(
-        self, laws: tuple[Law, Law], rates: RankRates, copying: Copying, guessing: Guessing
-    ) -> None:
-        """laws: the law of sampled decoding, then the law of greedy decoding
-
-        copying: what copied text is worth
-        guessing: what a block draft's masks are worth
-        """
-        self._laws, self._rates, self.copying, self.guessing = laws, rates, copying, guessing
-
-    def edges_of(
-        self, tables: FloatArray, scores: NDArray[np.float32], greedy: bool
-    ) -> FloatArray:  # [m, k, F], [m, k] -> [m, k]
-        """Probability that the target takes each child, given that it reaches the node.
-
-        tables: features() of the children
-
-        A row's sum is below 1. A child that top-k or top-p excludes has probability 0.
-        """
-        chances = broken(hazards(tables, self._laws[greedy].weights))
-        chances[scores < EXCLUDED] = 0
-        return chances
-
-    def observe_path(
-        self, tables: FloatArray, greedy: bool, taken: Sequence[int | None]
-    ) -> None:  # [m, k, F], [m]
-        """Learn from a path of m nodes: the rank that the target took at each, or None."""
-        k = tables.shape[1]
-        hits = np.array([-1 if rank is None else rank for rank in taken])
-        come_to = np.where(hits < 0, k, hits + 1)
-        inside = np.arange(k) < come_to[:, None]
-        self._laws[greedy].learn(
-            tables[inside], (np.arange(k) == hits[:, None])[inside], len(taken)
-        )
-        for count, rank in zip(come_to.tolist(), taken, strict=True):
-            self._rates.learn(count, rank)
-
-    def mean_edges(self, k: int) -> FloatArray:  # [k]
-        """Probabilities of the ranks, averaged over nodes: for plans made without scores.
-
-        Non-increasing, with a sum below 1. Raises ValueError unless k is 1 to RANKS.
-        """
-        if not 1 <= k <= RANKS:
-            raise ValueError(f"rates of 1 to {RANKS} ranks are known: got k = {k}")
-        return self._rates.edges(k)
-
-    def to_record(self) -> dict[str, Any]:
-        """Return what was learnt, as a prior for other sessions: plain values for JSON."""
-        laws = {kind: law.to_record() for kind, law in zip(KINDS, self._laws, strict=True)}
-        return {
-            "version": VERSION,
-            "features": list(FEATURES),
-            "laws": laws,
-            "rates": self._rates.to_record(),
-            "copying": self.copying.to_record(),
-            "guessing": self.guessing.to_record(),
-        }
-
-    @classmethod
-    def read(cls, record: Json) -> AcceptanceModel:
-        """Read what to_record() described; other fields are ignored. Raises InvalidRequest."""
-        version, features = record.field("version"), record.field("features")
-        if version.value != VERSION or features.value != list(FEATURES):
-            version.refuse(f"an acceptance record of version {VERSION}")
-        laws, rates = record.field("laws"), record.field("rates")
-        sampled, greedy = (read_law(laws.field(kind), len(FEATURES)) for kind in KINDS)
-        known = rates.make(
-            RankRates, read_numbers(rates.field("tries")), read_numbers(rates.field("hits"))
-        )
-        copying = Copying.read(record.field("copying"))
-        return cls((sampled, greedy), known, copying, Guessing.read(record.field("guessing")))
-
-
-def read_acceptance(path: Path = SHIPPED) -> AcceptanceModel:
-    """Read the model from a file, by default the shipped one. Raises InvalidRequest."""
-    return AcceptanceModel.read(read_json(path, InvalidRequest))
-
-
-def write_acceptance(model: AcceptanceModel, path: Path) -> None:
-    """Write what was learnt to a file. Readers never see a part of it."""
-    write_whole(path, json.dumps(model.to_record()) + "\n")

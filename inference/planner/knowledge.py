@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from inference.link_times import LinkTimes
 from inference.planner.acceptance import AcceptanceModel
 from inference.times import DraftTimes, LatencyModel
 
 
 @dataclass
 class Knowledge:
-    """What the proposers of one pair of models know."""
+    """Times and acceptance of one pair of models.
+
+    round_trip: seconds of an exchange with the target without work; 0 for a target beside the draft
+    """
 
     draft: DraftTimes
     target: LatencyModel
-    link: LinkTimes
     acceptance: AcceptanceModel
+    round_trip: float = 0.0

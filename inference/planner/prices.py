@@ -13,28 +13,8 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 from inference.cost.quantity import SPEED, UnitPrices, Usage
-from inference.stats import FRAMING_BYTES
-
-REMEMBERED_TOKENS = 100.0
-"""The cost per token is a moving average: a token weighs 1/e after this many more."""
-
-LEAST_GAIN = 0.005
-"""Expected tokens below which no call is made, however cheap it is."""
-
-BYTES_A_TOKEN = 1000.0
-"""Bytes that may be sent for one expected token, where no price of bytes is stated.
-
-Most nodes of a quick draft are unlikely. Sending them all takes two to three times the bytes and
-saves a few percent of the time.
-"""
-
-BATTERY_PRICE = 0.03
-"""Seconds of waiting that one second of drafting is worth, on a battery or where the power
-source is unknown.
-"""
-
-NODE_BYTES, MESSAGE_BYTES = 5.0, 15.0 + FRAMING_BYTES
-"""Bytes on the way to the target: of a node, and of a message that carries nodes."""
+from inference.draft_tuning import TUNING
+from inference.proposer import NODE_BYTES
 
 
 @dataclass
@@ -58,12 +38,12 @@ class Prices:
         """Cost of a second of drafting, in the tariff's unit."""
         price = self.tariff.drafting
         if self.battery:
-            price = max(price, BATTERY_PRICE * self.tariff.wall)
+            price = max(price, TUNING.battery_price * self.tariff.wall)
         return price + self.tariff.wall if self.holds_target else price
 
     def committed(self, tokens: int, effort: Usage) -> None:
         """Record that so many tokens were committed, and what they took."""
-        kept = max(1 - tokens / REMEMBERED_TOKENS, 0.0)
+        kept = max(1 - tokens / TUNING.remembered_tokens, 0.0)
         self.effort = self.effort.times(kept).plus(effort)
         self.tokens = self.tokens * kept + tokens
 
@@ -89,7 +69,7 @@ class Prices:
         best, most = None, 0.0
         for index, (gain, call) in enumerate(offers):
             net = gain * token - second * call
-            if gain < LEAST_GAIN or (self.tokens and net <= 0 < second):
+            if gain < TUNING.least_gain or (self.tokens and net <= 0 < second):
                 continue
             rate = net if self.holds_target and self.tokens else gain / max(call, 1e-9)
             if best is None or rate > most:
@@ -102,7 +82,7 @@ class Prices:
         At this value, the expected token just pays for the node's bytes, and for its share of a
         forward where the text waits for that.
         """
-        floor, token = NODE_BYTES / BYTES_A_TOKEN, self.token
+        floor, token = NODE_BYTES / TUNING.token_bytes, self.token
         price = NODE_BYTES * self.tariff.byte_up + self.node_seconds * self.tariff.wall
         return max(floor, min(price / token, 1.0)) if token else floor
 

@@ -57,7 +57,7 @@ FirstFree: TypeAlias = Callable[[int], int]
 """FirstFree(row) -> the slot from which on the row holds nothing that is kept."""
 
 
-class Survey:
+class Profiler:
     """Measures a model's calls by shape, a call at a time: one node first, then WIDE nodes, then
     the others, the smallest first.
 
@@ -171,20 +171,20 @@ class Survey:
         return time.perf_counter() - start
 
 
-def survey_draft(model: Model, length: int, width: int) -> Survey:
+def survey_draft(model: Model, length: int, width: int) -> Profiler:
     """Measure ranking 1, 2, 4, ... up to `width` siblings, as far as the model takes them, in one
     call of one row.
 
     length: positions of the model, which is the longest sequence that it was loaded for
     """
     widths = _doublings(min(width, model.max_nodes, model.capacity))
-    return Survey(
+    return Profiler(
         [(1, size) for size in widths],
         lambda shape, first_free: model.rank([_siblings(model, length, shape[1])], RANKED),
     )
 
 
-def survey_target(model: Model, length: int, rows: int, nodes: int) -> Survey:
+def survey_target(model: Model, length: int, rows: int, nodes: int) -> Profiler:
     """Measure a forward by its padded shape, up to `rows` rows of `nodes` nodes.
 
     length: positions of the model
@@ -204,7 +204,7 @@ def survey_target(model: Model, length: int, rows: int, nodes: int) -> Survey:
         for node in _doublings(nodes)
         if node > 1 and 3 * node // 2 < nodes
     }
-    return Survey(
+    return Profiler(
         sorted(shapes),
         lambda shape, first_free: model.choose(_chains(model, length, *shapes[shape], first_free)),
         between,

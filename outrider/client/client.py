@@ -27,10 +27,10 @@ from inference.text import Tokenizer
 from inference.throttle import Throttle, silence
 from outrider.client.connecting import connect_target
 from outrider.client.drafting import Sides, draft_rows
-from outrider.client.pools import AnyRows, GrowingPool
-from outrider.draft_methods import find_draft
+from outrider.client.pools import UNSTEERED, AnyRows
+from outrider.draft_methods import FoundDraft, find_draft
 from outrider.models.devices import pick_device
-from outrider.models.loading import FoundModel, find_tokenizer
+from outrider.models.loading import find_tokenizer
 from outrider.money.budget import RunBudget
 from outrider.money.goal import read_billing, read_goal
 from outrider.options.roles import ClientRole
@@ -56,7 +56,7 @@ class Client:
         options: ClientRole,
         target: Connection,
         tokenizer: Tokenizer,
-        found: FoundModel | None,
+        found: FoundDraft | None,
         billing: Billing,
     ) -> None:
         self.target, self.tokenizer = target, tokenizer
@@ -98,16 +98,16 @@ class Client:
         draft.
         """
         rows = self.wait()
-        return rows.round_trip if isinstance(rows, GrowingPool) else None
+        return None if rows is None else rows.round_trip
 
     @property
     def unsteered(self) -> str:
         """Reason why steer() changes nothing here; empty where it does."""
         rows = self._rows
         loaded = rows is not None and rows.done() and rows.exception() is None
-        if rows is None or not loaded or not isinstance(rows.result(), GrowingPool):
-            return "--cs steers a draft on this machine that never waits: here is none"
-        return self.goal.unsteered
+        if rows is None or not loaded:
+            return UNSTEERED
+        return rows.result().unsteered or self.goal.unsteered
 
     def steer(self, knob: str) -> None:
         """Weigh cost against speed as --cs does, also in texts that are being made.
@@ -117,10 +117,10 @@ class Client:
         """
         goal = read_goal(self._options.goal.but(cs=knob), self.budget.billing)
         rows = self.wait()
-        if not isinstance(rows, GrowingPool):
-            raise InvalidRequest(self.unsteered)
-        self.goal = goal
+        if rows is None:
+            raise InvalidRequest(UNSTEERED)
         rows.steer(goal)
+        self.goal = goal
 
     def load(self, rows: int = 1) -> None:
         """Begin to load the draft, where there is one. Idempotent; the first text does it, too.

@@ -8,16 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
-from functools import partial
 from typing import NamedTuple
 
 from grpc_comm.client.connection import Connection
-from inference.drafters.copy_source import CopySource, History
-from inference.drafters.model_proposer import ROOM, WIDEST
+from inference.draft_tuning import TUNING
+from inference.drafters.copied_text import CopySource, History
+from inference.drafters.draft import Draft
 from inference.drafters.tree_policies import BestFirst, Chain, Policy
-from outrider.client.pools import AnyRows, GrowingPool, Pair, learned_file, rounds
-from outrider.models.loading import PREFILL_NODES, FoundModel, LoadedModel
-from outrider.models.precision import settled
+from outrider.client.pools import AnyRows, GrowingRows, Pair, learned_file, rounds
+from outrider.draft_methods import FoundDraft
+from outrider.models.loading import PREFILL_NODES
 from outrider.models.profiles import user_profiles
 from outrider.models.sequence_length import Capacity
 from outrider.money.goal import Goal
@@ -32,7 +32,7 @@ DEFAULT_TREE = BestFirst(nodes=16, depth=6)
 class Sides(NamedTuple):
     """What drafts here, and the target there."""
 
-    found: FoundModel | None  # the draft model; None copies alone
+    found: FoundDraft | None  # None copies alone
     target: Connection
     rows: int  # texts that are made at once
     length: int  # longest text, prompt and output together
@@ -40,18 +40,19 @@ class Sides(NamedTuple):
 
 def draft_rows(options: ClientRole, sides: Sides, aims: Goal) -> AbstractContextManager[AnyRows]:
     """Load the draft and yield its rows, which draft for one text each."""
-    if options.waits and sides.found is not None:
+    if options.waits and sides.found is not None and sides.found.ranks:
         return _in_rounds(options, sides, sides.found)
     return _growing(options, sides, aims)
 
 
 @contextmanager
-def _in_rounds(options: ClientRole, sides: Sides, found: FoundModel) -> Iterator[AnyRows]:
+def _in_rounds(options: ClientRole, sides: Sides, found: FoundDraft) -> Iterator[AnyRows]:
     """Rows for synchronous rounds: the target waits for a whole tree of a fixed policy."""
     policy = read_policy(options)
-    ranked, found = policy.most_ranked, settled(found, options, drafts=True)
-    model = load_draft(options, found, sides.rows, sides.length, ranked, ranked)
-    pool = rounds(model, policy, sides.target.description.max_tree_nodes - 1)
+    ranked, found = policy.most_ranked, found.settled(options)
+    draft = load_draft(options, found, sides.rows, sides.length, ranked, ranked)
+    assert draft.model is not None, "it ranks nodes"
+    pool = rounds(draft.model, policy, sides.target.description.max_tree_nodes - 1)
     try:
         yield pool
     finally:
@@ -61,30 +62,22 @@ def _in_rounds(options: ClientRole, sides: Sides, found: FoundModel) -> Iterator
 @contextmanager
 def _growing(options: ClientRole, sides: Sides, aims: Goal) -> Iterator[AnyRows]:
     """Rows that never wait. What they learned about the pair is kept at the end."""
-    make = _copying if sides.found is None else partial(_drafting, sides.found)
-    pool = make(options, sides, aims)
+    draft, times, called = Draft(None), dict[int, float](), "copy"
+    if sides.found is not None:
+        found = sides.found.settled(options)
+        draft = load_draft(options, found, sides.rows, sides.length, TUNING.room, TUNING.widest)
+        times, called = (
+            found.times(user_profiles(options), draft, sides.length),
+            found.fingerprint(),
+        )
+    learned = learned_file(called, sides.target.description.model_fingerprint)
+    pair = Pair(sides.target, times, learned)
+    pool = GrowingRows(draft, pair, aims, _sources(options, sides.rows))
     try:
         yield pool
     finally:
         pool.settle()
         pool.keep()
-
-
-def _drafting(found: FoundModel, options: ClientRole, sides: Sides, aims: Goal) -> GrowingPool:
-    """Rows of a draft model, which copy, too, where the options say so."""
-    target, found = sides.target, settled(found, options, drafts=True)
-    model = load_draft(options, found, sides.rows, sides.length, ROOM, WIDEST)
-    times = user_profiles(options).draft(found, model, sides.length)
-    learned = learned_file(found.fingerprint(), target.description.model_fingerprint)
-    pair, sources = Pair(target, times, learned), _sources(options, sides.rows)
-    return GrowingPool.of_model(model, pair, aims, sources)
-
-
-def _copying(options: ClientRole, sides: Sides, aims: Goal) -> GrowingPool:
-    """Rows that copy alone."""
-    target = sides.target
-    pair = Pair(target, {}, learned_file("copy", target.description.model_fingerprint))
-    return GrowingPool.of_copies(_sources(options, sides.rows), pair, aims)
 
 
 def _sources(options: ClientRole, rows: int) -> list[CopySource | None]:
@@ -97,17 +90,14 @@ def _sources(options: ClientRole, rows: int) -> list[CopySource | None]:
 
 
 def load_draft(
-    options: DeviceOptions, found: FoundModel, rows: int, length: int, room: int, widest: int
-) -> LoadedModel:
-    """Load the draft model.
+    options: DeviceOptions, found: FoundDraft, rows: int, length: int, room: int, widest: int
+) -> Draft:
+    """Load the draft.
 
     room: nodes that a row may have ranked beyond its longest text
     widest: most of these nodes in one call
     """
-    return found.load(
-        options,
-        Capacity(rows, length, room, max(PREFILL_NODES, widest)),
-    )
+    return found.load(options, Capacity(rows, length, room, max(PREFILL_NODES, widest)))
 
 
 def read_policy(options: TreeOptions) -> Policy:

@@ -11,24 +11,26 @@ from typing import Generic, NamedTuple, TypeAlias, TypeVar
 
 from grpc_comm.client.connection import Connection
 from inference.backends import Model
-from inference.backends.together import Together
+from inference.backends.dynamic_batcher import DynamicBatcher
 from inference.cache_directory import cache_directory
 from inference.command import say
-from inference.drafters.block_proposer import proposers_on
-from inference.drafters.copy_proposer import CopyProposer
-from inference.drafters.copy_source import CopySource
+from inference.drafters.copied_text import TextSource
+from inference.drafters.draft import Draft
+from inference.drafters.growing_proposer import GrowingProposer
 from inference.drafters.round_proposer import RoundProposer
 from inference.drafters.tree_policies import Policy
 from inference.errors import InvalidRequest
-from inference.planner.acceptance import AcceptanceModel, read_acceptance, write_acceptance
+from inference.planner.acceptance import AcceptanceModel
+from inference.planner.acceptance_file import read_acceptance, write_acceptance
 from inference.planner.knowledge import Knowledge
-from inference.planner.prices import Prices
 from inference.proposer import Proposer
 from inference.times import DraftTimes, LatencyModel
-from outrider.client.probing import link_times, probe_link
+from outrider.client.probing import probe_link, round_trip
 from outrider.money.goal import Goal
 
 One = TypeVar("One", bound=Proposer)
+
+UNSTEERED = "--cs steers a draft on this machine that never waits: here is none"
 
 LOOK_SECONDS = 0.25
 """Seconds between two looks whether a text that waits for a row still wants one."""
@@ -73,13 +75,28 @@ class Rows(Generic[One]):
         return None
 
 
-def rounds(model: Model, policy: Policy, room: int) -> Rows[RoundProposer]:
+class RoundRows(Rows[RoundProposer]):
+    """Rows that draft a whole tree of a policy for each forward. They cannot be steered."""
+
+    round_trip = None
+
+    @property
+    def unsteered(self) -> str:
+        return UNSTEERED
+
+    def steer(self, aims: Goal) -> None:
+        raise InvalidRequest(UNSTEERED)
+
+
+def rounds(model: Model, policy: Policy, room: int) -> RoundRows:
     """Rows that draft a whole tree of this policy for each forward.
 
     room: candidates that a forward has
     """
-    shared = Together(model)
-    return Rows([RoundProposer(shared, policy, room=room, row=row) for row in range(model.rows)])
+    shared = DynamicBatcher(model)
+    return RoundRows(
+        [RoundProposer(shared, policy, room=room, row=row) for row in range(model.rows)]
+    )
 
 
 class Pair(NamedTuple):
@@ -95,61 +112,40 @@ class Pair(NamedTuple):
     learned: Path | None
 
 
-class GrowingPool(Rows[CopyProposer]):
-    """Proposers that never wait, against one target.
+class GrowingRows(Rows[GrowingProposer]):
+    """Proposers that never wait, against one target: one on each row of a draft.
 
     What a row learned in one text serves its next. All rows begin alike.
 
-    make: a row's proposer, from its number, knowledge and prices
+    sources: what each row copies from; None copies nothing
     """
 
+    unsteered = ""
+
     def __init__(
-        self,
-        rows: int,
-        make: Callable[[int, Knowledge, Prices], CopyProposer],
-        pair: Pair,
-        aims: Goal,
+        self, draft: Draft, pair: Pair, aims: Goal, sources: Sequence[TextSource | None]
     ) -> None:
         self._learned = pair.learned
-        known = self._knowledge(pair.times, pair.target)
-        self.round_trip = known.link.seconds(0)
+        target = LatencyModel(dict(pair.target.description.times))
+        self.round_trip: float = round_trip(probe_link(pair.target.probe, say))
+        known = Knowledge(
+            DraftTimes(pair.times), target, _read_learned(pair.learned), self.round_trip
+        )
         # texts are made at once: each row learns alone
-        self.known = [deepcopy(known) for _ in range(rows)]
+        self.known = [deepcopy(known) for _ in sources]
+        shared = None if draft.model is None else DynamicBatcher(draft.model)
+        draft = draft._replace(model=shared)
         super().__init__(
-            [make(row, known, aims.prices(known)) for row, known in enumerate(self.known)]
-        )
-
-    @classmethod
-    def of_model(
-        cls, model: Model, pair: Pair, aims: Goal, sources: Sequence[CopySource | None] = ()
-    ) -> GrowingPool:
-        """A proposer on each row of a draft model.
-
-        sources: what each row copies from; empty where nothing is copied
-        """
-        shared, every = Together(model), sources or [None] * model.rows
-        make = proposers_on(model)
-        return cls(
-            model.rows,
-            lambda row, known, prices: make(shared, row, known, prices, source=every[row]),
-            pair,
-            aims,
-        )
-
-    @classmethod
-    def of_copies(cls, sources: Sequence[CopySource | None], pair: Pair, aims: Goal) -> GrowingPool:
-        """Proposers that copy alone, one for each source."""
-        return cls(
-            len(sources),
-            lambda row, known, prices: CopyProposer(known, prices, sources[row]),
-            pair,
-            aims,
+            [
+                draft.proposer(row, known, aims.prices(known), source=source)
+                for row, (known, source) in enumerate(zip(self.known, sources, strict=True))
+            ]
         )
 
     def steer(self, aims: Goal) -> None:
         """Draft by these aims from now on, also in texts that are being made."""
         for proposer, known in zip(self.proposers, self.known, strict=True):
-            proposer.prices = aims.prices(known)
+            proposer.steer(aims.prices(known))
 
     def keep(self) -> None:
         """Write what was learned to its file, for the next run: that of the row which learned most.
@@ -163,22 +159,18 @@ class GrowingPool(Rows[CopyProposer]):
         except OSError as error:
             say(f"note: what was learned was not kept: {error}")
 
-    def _knowledge(self, profile: dict[int, float], target: Connection) -> Knowledge:
-        times = LatencyModel(dict(target.description.times))
-        link = link_times(probe_link(target.probe, say))
-        return Knowledge(DraftTimes(profile), times, link, self._acceptance())
 
-    def _acceptance(self) -> AcceptanceModel:
-        """The acceptance model of earlier runs, else the shipped prior."""
-        try:
-            if self._learned is not None and self._learned.exists():
-                return read_acceptance(self._learned)
-        except (InvalidRequest, OSError) as error:
-            say(f"note: what was learned is not used: {error}")
-        return read_acceptance()
+def _read_learned(file: Path | None) -> AcceptanceModel:
+    """The acceptance model of earlier runs, else the shipped prior."""
+    try:
+        if file is not None and file.exists():
+            return read_acceptance(file)
+    except (InvalidRequest, OSError) as error:
+        say(f"note: what was learned is not used: {error}")
+    return read_acceptance()
 
 
-AnyRows: TypeAlias = GrowingPool | Rows[RoundProposer]
+AnyRows: TypeAlias = GrowingRows | RoundRows
 """Rows that never wait, or rows for synchronous rounds."""
 
 

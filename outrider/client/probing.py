@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from statistics import median
 
 from grpc_comm.client.call import Probe
-from inference.link_times import LinkTimes
 from inference.planner.profiling import Tell
 from inference.times import TRUSTED
 
 PROBES, PROBE_SECONDS = 9, 1.0
-"""Empty exchanges with the target: fewer than LinkTimes keeps. On a slow link as many as fit into
-PROBE_SECONDS, but at least TRUSTED.
+"""Empty exchanges with the target. On a slow link as many as fit into PROBE_SECONDS, but at least
+TRUSTED.
 """
 
 
 def probe_link(probe: Callable[[], Probe], tell: Tell) -> list[Probe]:
-    """Make empty exchanges one after the other, enough for the round trip and its spread.
-
-    They are all of one size, so they do not tell the time of a byte. Rounds do, since their trees
-    differ.
+    """Make empty exchanges one after the other, enough for the round trip.
 
     tell: hears of a link on which exchanges take longer than PROBE_SECONDS
     """
@@ -38,9 +35,6 @@ def probe_link(probe: Callable[[], Probe], tell: Tell) -> list[Probe]:
     return probes
 
 
-def link_times(probes: Sequence[Probe]) -> LinkTimes:
-    """The link's times from these exchanges."""
-    link = LinkTimes()
-    for probe in probes:
-        link.observe(probe.seconds, 0.0, probe.transferred)
-    return link
+def round_trip(probes: Sequence[Probe]) -> float:
+    """Return the seconds of an exchange: the median of these."""
+    return median(probe.seconds for probe in probes)

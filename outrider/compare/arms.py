@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING, NamedTuple
 from grpc_comm.client.connection import Connection
 from inference.decode import TargetSession
 from inference.draft_thread import inline, on_thread
-from inference.drafters.copy_source import CopySource
+from inference.drafters.copied_text import CopySource
+from inference.drafters.draft import Draft
 from inference.drafters.tree_policies import BestFirst, Chain, Policy
 from inference.engine.local_session import LocalSession
 from inference.errors import InvalidRequest
 from inference.order import Pace
 from inference.text import Tokenizer
-from outrider.client.pools import AnyRows, GrowingPool, Pair, rounds
+from outrider.client.pools import AnyRows, GrowingRows, Pair, rounds
 from outrider.money.goal import Goal
 from outrider.terminal.live_text import silent
 from outrider.text.completion import Completion, Request, complete
@@ -182,15 +183,15 @@ def _in_rounds(bench: Bench, setting: Setting) -> Complete:
 def _growing(bench: Bench, setting: Setting, *, copies: bool) -> Complete:
     """Complete while neither side waits: the model drafts. copies: and copied text"""
     pair = Pair(bench.target, bench.draft_times, None)
-    sources = _sources(bench) if copies else ()
+    sources = _sources(bench) if copies else [None] * bench.draft.rows
     goal = setting.goal or Goal()
-    return _across(bench, GrowingPool.of_model(bench.draft, pair, goal, sources))
+    return _across(bench, GrowingRows(Draft(bench.draft), pair, goal, sources))
 
 
 def _copying(bench: Bench, setting: Setting) -> Complete:
     """Complete while neither side waits: copied text alone drafts."""
     pair, goal = Pair(bench.target, {}, None), setting.goal or Goal()
-    return _across(bench, GrowingPool.of_copies(_sources(bench), pair, goal))
+    return _across(bench, GrowingRows(Draft(None), pair, goal, _sources(bench)))
 
 
 def _sources(bench: Bench) -> list[CopySource]:

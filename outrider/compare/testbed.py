@@ -12,7 +12,8 @@ from functools import partial
 from grpc_comm.translate import Description
 from inference.backends import Model
 from inference.cost.billing import Billing
-from inference.drafters.model_proposer import ROOM
+from inference.draft_tuning import TUNING
+from inference.drafters.draft import Draft
 from inference.drafters.tree_policies import Policy
 from inference.engine.engine import Engine
 from outrider.client.connecting import connect_target
@@ -20,10 +21,8 @@ from outrider.client.drafting import load_draft
 from outrider.compare.arms import FUSED, Bench
 from outrider.compare.compare_options import CompareOptions, PairOptions
 from outrider.compare.rows import Account
-from outrider.draft_methods import find_draft
+from outrider.draft_methods import FoundDraft, find_draft
 from outrider.link.emulated_link import LinkShape, shaped_link
-from outrider.models.loading import FoundModel
-from outrider.models.precision import settled
 from outrider.models.profiles import user_profiles
 from outrider.money.goal import Goal, read_billing, read_goal
 from outrider.options.groups import GoalOptions, MeasureOptions
@@ -54,7 +53,7 @@ class Testbed:
 
     options: CompareOptions
     common: PairOptions  # options of the draft here, and where the target is
-    found: FoundModel  # the draft
+    found: FoundDraft  # the draft
     target: Description
     draft: Model
     draft_times: dict[int, float]
@@ -119,10 +118,12 @@ def testbed(options: CompareOptions, profile: str | None) -> Iterator[Testbed]:
             positions = read_positions(options, billing)
         requests = make_requests(text, prompts, found.tokenizer, length, description.stop_ids)
         settings: list[Policy] = [*options.chains, *options.trees]
-        room = max(ROOM, *(one.most_ranked for one in settings))
-        found = settled(found, common, drafts=True)
-        draft = load_draft(common, found, 1, length, room, room)
-        times = user_profiles(MeasureOptions(measure_first=True)).draft(found, draft, length)
+        room = max(TUNING.room, *(one.most_ranked for one in settings))
+        found = found.settled(common)
+        draft = load_draft(common, found, 1, length, room, room).model
+        assert draft is not None, "the draft of a comparison is a model"
+        profiles = user_profiles(MeasureOptions(measure_first=True))
+        times = found.times(profiles, Draft(draft), length)
         account = Account(billing, whole=target is not None, emulated=bool(profile))
         yield Testbed(
             options,

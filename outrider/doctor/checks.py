@@ -15,12 +15,11 @@ from inference.errors import OutriderError
 from inference.planner.profiling import survey_draft
 from inference.times import LatencyModel
 from outrider.client.connecting import connect_target
-from outrider.client.probing import link_times, probe_link
+from outrider.client.probing import probe_link, round_trip
 from outrider.doctor.findings import Finding, refused, warning
-from outrider.draft_methods import find_draft
+from outrider.draft_methods import FoundDraft, find_draft
 from outrider.models.devices import memory_size
-from outrider.models.loading import PREFILL_NODES, FoundModel
-from outrider.models.precision import settled
+from outrider.models.loading import PREFILL_NODES
 from outrider.models.sequence_length import Capacity
 from outrider.options.roles import DoctorRole
 from outrider.terminal.explain import dear_law
@@ -73,23 +72,22 @@ def machine() -> str:
     return ", ".join([*parts, *(gpus or ["no CUDA GPU"])])
 
 
-def _draft_call(options: DoctorRole, draft: FoundModel) -> float:
+def _draft_call(options: DoctorRole, draft: FoundDraft) -> float:
     """Seconds of a call of the draft that ranks one node, measured now."""
     length = draft.sequence_length(options.sequence_length)
-    draft = settled(draft, options, drafts=True)
-    model = draft.load(options, Capacity(1, length, 1, PREFILL_NODES))
-    return survey_draft(model, length, 1).run(say)[1, 1]
+    loaded = draft.settled(options).load(options, Capacity(1, length, 1, PREFILL_NODES))
+    assert loaded.model is not None, "a draft that is called has a model"
+    return survey_draft(loaded.model, length, 1).run(say)[1, 1]
 
 
 def _of_target(target: Connection, call: float) -> Iterator[Finding]:
     """Findings of the target, of the link, and of a draft with such calls running ahead."""
     description = target.description
-    trip = link_times(probe_link(target.probe, say)).round_trip
+    trip = round_trip(probe_link(target.probe, say))
     where = f"{description.model} on {description.device}, {description.rows} rows"
     yield Finding("target", where)
-    spread = f"give or take {_ms(trip.spread)}"
-    yield Finding("link", f"round trip {_ms(trip.seconds)} ms, {spread}")
-    yield from plan(LatencyModel(dict(description.times)), call, trip.seconds)
+    yield Finding("link", f"round trip {_ms(trip)} ms")
+    yield from plan(LatencyModel(dict(description.times)), call, trip)
 
 
 def plan(times: LatencyModel, call: float, round_trip: float) -> Iterator[Finding]:

@@ -7,19 +7,16 @@ out. A PARD-2 checkpoint drafts here without its target's states.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
-import torch
-
-from inference.backends import Masks, Model, Ranked, Segment
+from inference.backends import Masks, Model
+from inference.drafters.draft import Draft
 from inference.errors import UnsupportedModel
 from inference.json_file import read_json
-from inference.tree import IntArray
-from outrider.models.loading import LoadedModel, OfCheckpoint, find_checkpoint
-from outrider.models.sequence_length import Capacity
-from outrider.options.groups import DeviceOptions, DraftModelOptions
+from outrider.draft_methods import ModelDraft
+from outrider.models.loading import find_checkpoint
+from outrider.options.groups import DraftModelOptions
 
 PUBLISHED_POSITIONS = 8
 """Tokens that a call names where config.json does not say: what PARD's own settings train."""
@@ -27,55 +24,13 @@ PUBLISHED_POSITIONS = 8
 MOST_POSITIONS = 16
 
 
-class MaskedModel:
-    """A BlockModel: a model that computes the mask like other tokens, and which token that is."""
-
-    def __init__(self, model: LoadedModel, masks: Masks) -> None:
-        self.rows, self.capacity = model.rows, model.capacity
-        self.max_nodes, self.copies_rows = model.max_nodes, model.copies_rows
-        self.masks = masks
-        self._model = model
-
-    @property
-    def device(self) -> torch.device:
-        return self._model.device
-
-    @property
-    def dtype(self) -> torch.dtype | str:
-        return self._model.dtype
-
-    def choose(self, segments: Sequence[Segment]) -> list[IntArray]:
-        return self._model.choose(segments)
-
-    def rank(self, segments: Sequence[Segment], k: int) -> list[Ranked]:
-        return self._model.rank(segments, k)
-
-    def padded(self, rows: int, nodes: int) -> tuple[int, int]:
-        return self._model.padded(rows, nodes)
-
-    def copy_row(self, source: int, target: int, slots: int) -> None:
-        self._model.copy_row(source, target, slots)
-
-
-@dataclass(frozen=True)
-class BlockCheckpoint(OfCheckpoint):
-    """A FoundModel with masks."""
-
-    masks: Masks
-
-    def load(self, options: DeviceOptions, capacity: Capacity) -> MaskedModel:
-        model = self.checkpoint.load(options, capacity)
-        return MaskedModel(model, self.masks)
-
-
-def find(options: DraftModelOptions, target: Model | None) -> BlockCheckpoint:
+def find(options: DraftModelOptions, target: Model | None) -> ModelDraft:
     """The checkpoint of --draft_model or --model, or the embedded one. Raises UnsupportedModel for
     one that names no mask.
     """
     checkpoint = find_checkpoint(options.draft_name, "block_draft")
-    return BlockCheckpoint(
-        checkpoint, read_masks(checkpoint.directory, checkpoint.config.vocab_size)
-    )
+    masks = read_masks(checkpoint.directory, checkpoint.config.vocab_size)
+    return ModelDraft(checkpoint, partial(Draft, masks=masks))
 
 
 def read_masks(directory: Path, vocabulary: int) -> Masks:

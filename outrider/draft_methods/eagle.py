@@ -12,7 +12,9 @@ from inference.artifact import features_of
 from inference.backends import FeatureModel, Model
 from inference.backends.timed import feature_model
 from inference.command import say
+from inference.drafters.draft import Draft
 from inference.errors import InvalidRequest, UnsupportedModel
+from outrider.draft_methods import ModelDraft
 from outrider.models.artifacts import artifact_checkpoint
 from outrider.models.devices import describe
 from outrider.models.loading import Checkpoint, OfCheckpoint, find_checkpoint, find_directory
@@ -62,9 +64,8 @@ class FoundHead(OfCheckpoint):
         begun = time.perf_counter()
         head = read_head(self.directory, self.beside.given, capacity.sequence_length)
         self.beside.target.keep_features(head.config.kept)
-        model = EagleModel(
-            head, rows=capacity.rows, capacity=capacity.slots, max_nodes=capacity.max_nodes
-        )
+        rows, length, spare, nodes = capacity
+        model = EagleModel(head, rows=rows, capacity=length + spare, max_nodes=nodes)
         parameters = sum(parameter.numel() for parameter in head.parameters())
         layers = ", ".join(map(str, head.config.kept))
         say(
@@ -75,7 +76,7 @@ class FoundHead(OfCheckpoint):
         return model
 
 
-def find(options: DraftModelOptions, target: Model | None) -> FoundHead:
+def find(options: DraftModelOptions, target: Model | None) -> ModelDraft:
     """The head of --draft_model. Raises UnsupportedModel for a target that keeps no features."""
     from inference.backends.compiled import CompiledModel
     from inference.backends.eager import EagerModel
@@ -93,14 +94,24 @@ def find(options: DraftModelOptions, target: Model | None) -> FoundHead:
     if isinstance(real, CompiledModel) and options.artifact:
         manifest, checkpoint = artifact_checkpoint(Path(options.artifact))
         _check_features(manifest, checkpoint, name, directory)
-        return FoundHead(checkpoint, name, directory, Beside(real, _given(manifest, checkpoint)))
+        return _beside(
+            FoundHead(checkpoint, name, directory, Beside(real, _given(manifest, checkpoint)))
+        )
     if isinstance(real, EagerModel):
         checkpoint = find_checkpoint(options.target_name, "target")
-        return FoundHead(checkpoint, name, directory, Beside(real, OfTarget.of(real.decoder)))
+        given = OfTarget.of(real.decoder)
+        return _beside(FoundHead(checkpoint, name, directory, Beside(real, given)))
     raise UnsupportedModel(
         "--draft eagle reads features of a target on cpu or cuda, or of an artefact that was "
         "built with --features"
     )
+
+
+def _beside(head: FoundHead) -> ModelDraft:
+    """The draft of a head: its texts read the features that its target keeps."""
+    from inference.backends.eagle import feature_sequence
+
+    return ModelDraft(head, partial(Draft, sequence=feature_sequence(head.beside.target)))
 
 
 def _check_features(manifest: Manifest, target: Checkpoint, name: str, head: Path) -> None:

@@ -6,23 +6,23 @@ from dataclasses import replace
 
 from inference.backends import Model
 from inference.errors import InvalidRequest
-from outrider.models.gguf_file import GgufFile
+from outrider.draft_methods import ModelDraft
 from outrider.models.loading import Checkpoint, find_named
 from outrider.models.reduction import WHOLE, Reduction
 from outrider.options.groups import DraftModelOptions, ReductionOptions
 
 
-def find(options: DraftModelOptions, target: Model | None) -> Checkpoint | GgufFile:
+def find(options: DraftModelOptions, target: Model | None) -> ModelDraft:
     """The checkpoint or GGUF file of --draft_model or --model, or the embedded one, reduced as
     asked. Raises InvalidRequest where a GGUF file is to be reduced.
     """
     found = find_named(options.draft_name, "draft")
     if not isinstance(options, ReductionOptions):
-        return found
+        return ModelDraft(found)
     kept = Reduction(options.draft_quantization, options.draft_head_tokens)
     if isinstance(found, Checkpoint):
-        return replace(found, reduction=kept)
+        return ModelDraft(replace(found, reduction=kept))
     if kept != WHOLE:
         flags = ", ".join(options.given(ReductionOptions))
         raise InvalidRequest(f"{flags}: {found.name} is a GGUF file, which has its own precision")
-    return found
+    return ModelDraft(found)

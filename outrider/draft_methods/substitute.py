@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 
 from inference.backends import Model
 from inference.backends.eager import EagerModel
-from inference.backends.shared_cache import SharedCacheModel
+from inference.backends.shared_cache import SharedCacheModel, shared_sequence
+from inference.draft_tuning import TUNING
+from inference.drafters.draft import Draft
 from inference.errors import InvalidRequest
+from outrider.draft_methods import ModelDraft
 from outrider.models.loading import Checkpoint, OfCheckpoint, find_checkpoint, load_eager
 from outrider.models.reduction import Reduction
 from outrider.models.sequence_length import Capacity
@@ -50,19 +54,20 @@ class BesideItsTarget(Substitute):
         )
 
 
-def find(options: DraftModelOptions, target: Model | None) -> Substitute:
+def find(options: DraftModelOptions, target: Model | None) -> ModelDraft:
     """The substitute of --draft_model or --model; beside a target without --draft_model that of the
     target itself.
     """
     if target is None or options.draft_model is not None:
-        return Substitute(_rounded(options.draft_name))
+        return ModelDraft(Substitute(_rounded(options.draft_name)))
     if not isinstance(target, EagerModel):
         raise InvalidRequest(
             "--draft substitute rounds the layers of a target on cpu or cuda in this process: with "
             "--artifact or --emulate name a checkpoint by --draft_model"
         )
     assert isinstance(options, TargetModelOptions)
-    return BesideItsTarget(_rounded(options.target_name), target)
+    found = BesideItsTarget(_rounded(options.target_name), target)
+    return ModelDraft(found, partial(Draft, sequence=shared_sequence(TUNING.room)))
 
 
 def _rounded(name: str | None) -> Checkpoint:

@@ -21,11 +21,10 @@ from fastapi.responses import Response
 from pydantic import BaseModel, ConfigDict
 from starlette.staticfiles import StaticFiles
 
-from inference.candidates import Nodes
 from inference.decode import TargetSession
 from inference.errors import OutriderError
 from inference.order import Progress
-from inference.proposer import NOBODY
+from inference.proposer import NOBODY, Nodes
 from inference.sampling import SEED_BITS, random_seed
 from outrider.client.client import Client
 from outrider.endpoint.answers import TargetState, responses

@@ -17,7 +17,7 @@ from inference.cache_directory import cache_directory
 from inference.command import say
 from inference.errors import InvalidRequest, OutriderError
 from inference.model.config import read_config
-from inference.planner.kept_times import read_profile
+from inference.planner.profile_files import read_profile
 from inference.text import Tokenizer
 from outrider.models.gguf_file import GgufFile
 from outrider.models.loading import EMBEDDED, find_directory

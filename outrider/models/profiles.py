@@ -12,8 +12,8 @@ import torch
 
 from inference.cache_directory import cache_directory
 from inference.command import say
-from inference.planner.kept_times import Subject, keep_profile, load_profile
-from inference.planner.profiling import CONTEXT, Survey, Tell, survey_draft, survey_target
+from inference.planner.profile_files import Subject, keep_profile, load_profile
+from inference.planner.profiling import CONTEXT, Profiler, Tell, survey_draft, survey_target
 from inference.times import LatencyModel, Shape
 from outrider.models.devices import subject_device
 from outrider.models.loading import FoundModel, LoadedModel
@@ -47,17 +47,17 @@ class _Place(NamedTuple):
     what: str  # the model, in words
     tell: Tell
 
-    def keep(self, survey: Survey) -> None:
+    def keep(self, survey: Profiler) -> None:
         path = keep_profile(self.directory, self.subject, survey.times())
         kept = f"kept in {path}" if path else f"not kept: {self.directory} cannot be written to"
         self.tell(f"measured {self.what} in {survey.spent:.1f} s, {kept}")
 
 
 @dataclass
-class Unfinished:
+class PendingProfile:
     """What is left to measure of a target, while it serves."""
 
-    survey: Survey
+    survey: Profiler
     place: _Place
     nodes: int  # of the widest call
     over: bool = False  # all is measured, and the engine has the result
@@ -109,7 +109,7 @@ class Profiles:
 
     def target(
         self, name: str, made_from: str, model: LoadedModel, length: int, nodes: int
-    ) -> tuple[LatencyModel, Unfinished | None]:
+    ) -> tuple[LatencyModel, PendingProfile | None]:
         """Seconds of a forward by rows and by nodes of each row, and what is left to measure.
 
         made_from: fingerprint of its weights, and of its artefact
@@ -120,7 +120,7 @@ class Profiles:
         kept = self._kept(place)
         if kept is None:
             measured = LatencyModel(self._measured(place, survey), measured=True)
-            return measured, None if survey.done else Unfinished(survey, place, nodes)
+            return measured, None if survey.done else PendingProfile(survey, place, nodes)
         survey.run(lambda progress: None, QUICK_SECONDS, wide=2 * QUICK_SECONDS)
         times = LatencyModel(kept)
         times.trust(survey.measured)
@@ -133,7 +133,7 @@ class Profiles:
         """The times of an earlier start."""
         return load_profile(self.directory, place.subject, self.tell)
 
-    def _measured(self, place: _Place, survey: Survey) -> dict[Shape, float]:
+    def _measured(self, place: _Place, survey: Profiler) -> dict[Shape, float]:
         """What can be measured before anything else is done."""
         if not self.whole:
             times = survey.run(lambda progress: None, QUICK_SECONDS)

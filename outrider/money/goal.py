@@ -14,7 +14,8 @@ from inference.cost.billing import ENERGIES, OBJECTIVES, PER_MILLION, Billing, b
 from inference.cost.quantity import SPEED, UnitPrices, Usage
 from inference.errors import InvalidRequest, Unavailable
 from inference.planner.knowledge import Knowledge
-from inference.planner.prices import MESSAGE_BYTES, Prices
+from inference.planner.prices import Prices
+from inference.proposer import MESSAGE_BYTES
 from outrider.options.groups import GoalOptions, PriceOptions
 
 UNPRICED = "give --usd_per_hour or --instance, or ask a target that was started with --usd_per_hour"

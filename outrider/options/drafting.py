@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
 
-from pydantic import AfterValidator
+from pydantic import AfterValidator, Field
 
 from inference.errors import InvalidRequest
 from inference.flags.group import Also, Group, Shown
 from inference.flags.values import Count, Natural
 
 
-class DraftMethod(NamedTuple):
+class MethodEntry(NamedTuple):
     """One kind of model that drafts."""
 
     help: str  # what it is, in a few words
@@ -24,16 +24,24 @@ class DraftMethod(NamedTuple):
 
 
 METHODS = {
-    "model": DraftMethod("a smaller model of the target's family"),
-    "block": DraftMethod("a draft that names several tokens in one call (PARD's format)"),
-    "gguf": DraftMethod("the same as a GGUF file, computed by llama.cpp"),
-    "eagle": DraftMethod("an EAGLE-3 head, which reads what its target has computed", here=False),
-    "substitute": DraftMethod("the target's own layers with 4-bit weights"),
+    "model": MethodEntry("a smaller model of the target's family"),
+    "block": MethodEntry("a draft that names several tokens in one call (PARD's format)"),
+    "gguf": MethodEntry("the same as a GGUF file, computed by llama.cpp"),
+    "eagle": MethodEntry("an EAGLE-3 head, which reads what its target has computed", here=False),
+    "substitute": MethodEntry("the target's own layers with 4-bit weights"),
 }
 """Every method that loads a model. A client has one of them at most."""
 
 COPY = "copy"
 """The source that loads nothing: what followed the same words before."""
+
+_HERE = ", ".join(name for name, method in METHODS.items() if method.here)
+_BESIDE = ", ".join(name for name, method in METHODS.items() if not method.here)
+SOURCES_HELP = (
+    f"where candidates come from: a kind of model ({_HERE}; beside the target {_BESIDE}; "
+    f"docs/runs.md), and {COPY} (what followed the same words before); none copies alone"
+)
+"""The help of --draft."""
 
 
 def _sources(text: str) -> str:
@@ -80,10 +88,7 @@ class TreeOptions(Group, title="drafting"):
 class SourceOptions(Group, title="drafting"):
     """Where candidates come from."""
 
-    draft: Sources = "model,copy"
-    """where candidates come from: a kind of model (model, block, gguf, substitute; beside the
-    target eagle; docs/runs.md), and copy (what followed the same words before); none copies
-    alone"""
+    draft: Annotated[Sources, Field(description=SOURCES_HELP)] = "model,copy"
 
     @property
     def method(self) -> str | None:

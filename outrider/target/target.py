@@ -38,7 +38,7 @@ from outrider.models.artifacts import (
 from outrider.models.devices import describe
 from outrider.models.loading import PREFILL_NODES, FoundModel, LoadedModel, find_target
 from outrider.models.precision import settled
-from outrider.models.profiles import Unfinished, user_profiles
+from outrider.models.profiles import PendingProfile, user_profiles
 from outrider.models.sequence_length import Capacity
 from outrider.options.peer_security import server_security
 from outrider.options.roles import FusedTargetRole, ServingRole
@@ -218,7 +218,7 @@ def _load_artifact(options: ServingRole) -> _Loaded:
 
 def _times(
     options: ServingRole, loaded: _Loaded, emulated: TimeProfile | None
-) -> tuple[LatencyModel, Unfinished | None]:
+) -> tuple[LatencyModel, PendingProfile | None]:
     """Seconds of a forward by shape, and what is left to measure of them. They are the profile of
     an emulated device, else what an earlier start kept, else measured.
     """

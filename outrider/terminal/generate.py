@@ -25,7 +25,7 @@ from inference.text import Tokenizer
 from inference.times import LatencyModel
 from outrider.client.client import Client, open_client
 from outrider.client.connecting import connect_target, print_models
-from outrider.draft_methods import find_draft
+from outrider.draft_methods import FoundDraft, model
 from outrider.models.artifacts import (
     artifact_length,
     load_artifact,
@@ -165,7 +165,7 @@ prompts are known to fit.
 
 
 def _draft_alone(options: VerifyDraftRole) -> Alone:
-    found = find_draft(options)
+    found = model.find(options, None).model
     length = found.sequence_length(options.sequence_length)
     return found, length, partial(_load_alone, found, options, length, 1)
 
@@ -187,7 +187,7 @@ def _load_alone(found: FoundModel, options: DeviceOptions, length: int, nodes: i
     return chosen.load(options, Capacity(1, length, 1, nodes))
 
 
-def session_length(asked: int | None, draft: FoundModel, target: Connection) -> int:
+def session_length(asked: int | None, draft: FoundDraft, target: Connection) -> int:
     """The sequence length, prompt and output together, that draft, target and user allow."""
     return min(draft.sequence_length(asked), target.description.sequence_length)
 

@@ -235,7 +235,7 @@ class _Run:
     def take(self, step: Step, drafting: Drafting) -> bool:
         """Take a step, which may be empty. Returns false when the text is to end here."""
         done = self.done
-        done.draft_calls, done.draft_seconds = drafting.calls, drafting.seconds
+        done.draft_calls, done.draft_seconds = drafting.usage.calls, drafting.usage.seconds
         if step.tokens:
             self._commit(step)
         if step.end is not End.NOT and done.finish_reason == "cancelled":

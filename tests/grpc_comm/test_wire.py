@@ -18,7 +18,6 @@ from grpc_comm import messages, translate
 from grpc_comm.client.connection import Connection, connect
 from grpc_comm.proto import verifier_pb2 as pb
 from grpc_comm.transport import Address, parse_address
-from inference.candidates import BASE, MOST_CANDIDATES, Nodes, Proposal
 from inference.engine.engine import Engine
 from inference.engine.local_session import LocalSession
 from inference.errors import (
@@ -31,7 +30,7 @@ from inference.errors import (
     Unavailable,
 )
 from inference.order import Decode, End, Pace, Progress
-from inference.proposer import COPY, HOST, NOBODY
+from inference.proposer import BASE, COLOCATED, COPY, MOST_CANDIDATES, NOBODY, Nodes, Proposal
 from inference.sampling import SamplingParams
 from tests.support import pairs
 from tests.support.drafts import proposers_of, text_of
@@ -91,7 +90,7 @@ WRONG_NODES: dict[str, dict[str, Any]] = {
     "no tokens": {"tokens": []},
     "a parent before the first number": {"parents": [0, 2]},
     "the greatest parent": {"parents": [0, 2**32 - 1]},
-    "a proposer beside the target": {"proposer": HOST},
+    "a proposer beside the target": {"proposer": COLOCATED},
     "an unknown proposer": {"proposer": 4},
     "too many": {"tokens": [1] * 1025, "parents": [0] * 1025, "chances": bytes(1025)},
 }

@@ -15,18 +15,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inference.candidates import (
-    BASE,
-    PLACE,
-    REMEMBERED_NUMBERS,
-    CandidateTree,
-    Dropped,
-    Nodes,
-    Proposal,
-)
+from inference.candidates import PLACE, REMEMBERED_NUMBERS, CandidateTree, Dropped
 from inference.engine.calibration import HIGHEST, CommittedStep
 from inference.engine.snapshot import Selection, Snapshot, best_of, lines_of
-from inference.proposer import NOBODY
+from inference.proposer import BASE, NOBODY, Nodes, Proposal
 from inference.tree import TokenTree
 
 ROOT = 2  # position of the last of PROMPT

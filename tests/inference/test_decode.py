@@ -6,13 +6,12 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from inference.candidates import BASE, Nodes, Proposal
 from inference.decode import NOTHING, Loop, Step, decode
 from inference.draft_thread import inline
 from inference.engine.engine import Engine
 from inference.engine.local_session import LocalSession
 from inference.order import Decode, End, Pace
-from inference.proposer import COPY, NOBODY, Notice
+from inference.proposer import BASE, COPY, NOBODY, DraftUsage, Nodes, Notice, Proposal
 from inference.sampling import SamplingParams
 from tests.support.exact import exact_engine, free, own_text
 
@@ -25,8 +24,6 @@ class Foreteller:
     the committed ones.
     """
 
-    kind, calls, drafting = COPY, 0, 0.0
-
     def __init__(self, text: Sequence[int], ahead: int = 6, step: int = 3) -> None:
         self.text, self.ahead, self.step = text, ahead, step
         self.heard: list[tuple[int, tuple[int, ...]]] = []
@@ -37,16 +34,20 @@ class Foreteller:
         self.named = self.sent = len(prompt)  # positions before which all is named, and sent
         self.numbers: dict[int, int] = {}
 
-    def hear(self, position: int, tokens: Sequence[int], now: float, notice: Notice) -> None:
+    def hear(self, position: int, tokens: Sequence[int], now: float, notice: Notice | None) -> None:
+        if notice is None:
+            self.resent += 1
+            self.sent = self.base + 1
+            return
         assert position == self.base + 1
         self.heard.append((position, tuple(tokens)))
         self.base += len(tokens)
         self.named, self.sent = max(self.named, self.base + 1), max(self.sent, self.base + 1)
 
-    def work(self, now: float) -> bool:
+    def work(self, now: float) -> DraftUsage | None:
         most = min(self.base + 1 + self.ahead, self.start + len(self.text))
         before, self.named = self.named, min(self.named + self.step, most)
-        return self.named > before
+        return DraftUsage(1) if self.named > before else None
 
     def flush(self, now: float, next_number: Callable[[], int]) -> Nodes | None:
         proposals = list[Proposal]()
@@ -56,11 +57,7 @@ class Foreteller:
             token = self.text[position - self.start]
             proposals.append(Proposal(self.numbers[position], parent, token, 0.9))
         self.sent = self.named
-        return Nodes(self.base, proposals, self.kind) if proposals else None
-
-    def resend(self) -> None:
-        self.resent += 1
-        self.sent = self.base + 1
+        return Nodes(self.base, proposals, COPY) if proposals else None
 
     def close(self) -> None: ...
 
@@ -201,9 +198,9 @@ def test_proposers_take_turns_and_what_one_finds_waits_for_no_other() -> None:
 class Silent(Foreteller):
     """It finds what it finds without a call."""
 
-    def work(self, now: float) -> bool:
+    def work(self, now: float) -> DraftUsage | None:
         super().work(now)
-        return False
+        return None
 
 
 def test_a_target_that_waits_goes_on_with_what_was_found_without_a_call() -> None:

@@ -8,12 +8,11 @@ from contextlib import closing, contextmanager
 
 import pytest
 
-from inference.candidates import BASE, Nodes, Proposal
 from inference.decode import Loop, TargetSession
 from inference.draft_thread import Drafter, Drafting, inline, on_thread, threaded
 from inference.engine.local_session import LocalSession
 from inference.order import Decode, Pace
-from inference.proposer import COPY, Notice, Proposer
+from inference.proposer import BASE, COPY, DraftUsage, Nodes, Notice, Proposal, Proposer
 from inference.sampling import SamplingParams
 from tests.support.drafts import growing, rounds
 from tests.support.exact import exact_engine, own_text
@@ -30,8 +29,6 @@ class Gated:
     each root.
     """
 
-    kind, calls, drafting = COPY, 0, 0.0
-
     def __init__(self, held_in: str = "") -> None:
         self._held_in, self.gate = held_in, threading.Event()
         self.heard, self.opened, self.closed, self._sent = list[int](), 0, 0, True
@@ -44,24 +41,22 @@ class Gated:
         self._pass("open")
         self.opened, self.heard, self._base = self.opened + 1, [], len(prompt) - 1
 
-    def hear(self, position: int, tokens: Sequence[int], now: float, notice: Notice) -> None:
+    def hear(self, position: int, tokens: Sequence[int], now: float, notice: Notice | None) -> None:
         assert position == self._base + 1
         self._pass("hear")
         self.heard += tokens
         self._base, self._sent = self._base + len(tokens), False
 
-    def work(self, now: float) -> bool:
+    def work(self, now: float) -> DraftUsage | None:
         self._pass("work")
-        return False
+        return None
 
     def flush(self, now: float, next_number: Callable[[], int]) -> Nodes | None:
         if self._sent:
             return None
         self._pass("flush")
         self._sent = True
-        return Nodes(self._base, [Proposal(next_number(), BASE, 7, 0.5)], self.kind)
-
-    def resend(self) -> None: ...
+        return Nodes(self._base, [Proposal(next_number(), BASE, 7, 0.5)], COPY)
 
     def close(self) -> None:
         self.closed += 1
@@ -149,7 +144,7 @@ def test_a_proposer_that_joins_late_hears_all_tokens_in_order() -> None:
 
 def test_an_error_of_the_draft_is_raised_where_the_text_is_read() -> None:
     class Faulty(Gated):
-        def work(self, now: float) -> bool:
+        def work(self, now: float) -> DraftUsage | None:
             raise RuntimeError("the draft's model fails")
 
     session, order = LocalSession(exact_engine()[0]), Decode(len(PROMPT) + len(TEXT))
@@ -205,5 +200,5 @@ def test_calls_are_counted_for_the_text_that_they_were_made_for() -> None:
             assert sum(len(step.tokens) for step in loop.steps()) == 20
         usage.append(loop.drafting)
     session.close()
-    assert sum(one.calls for one in usage) == proposer.calls
-    assert sum(one.seconds for one in usage) == pytest.approx(proposer.drafting)
+    assert sum(one.usage.calls for one in usage) == proposer.usage.calls
+    assert sum(one.usage.seconds for one in usage) == pytest.approx(proposer.usage.seconds)

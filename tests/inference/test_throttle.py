@@ -7,7 +7,8 @@ from collections import deque
 
 import pytest
 
-from inference.throttle import FRESH, LOAN, LOSS, Throttle, silence
+from inference.draft_tuning import TUNING
+from inference.throttle import Throttle, silence
 
 
 class Text:
@@ -41,12 +42,12 @@ def test_a_useless_draft_on_the_targets_machine_costs_a_text_two_percent_and_a_f
     for _ in range(1000):
         text.forward()
         lost = text.seconds - text.made
-        assert lost <= LOAN + LOSS * text.made + slower
+        assert lost <= TUNING.loan + TUNING.loss * text.made + slower
 
 
 def test_a_draft_that_pays_is_silent_only_to_time_the_target() -> None:
     text = Text(1.3, 2.5)
-    while text.made < 4 * FRESH:
+    while text.made < 4 * TUNING.retimed:
         text.forward()
     assert text.silent == 3 * 4
     assert text.made / text.seconds > 1.85

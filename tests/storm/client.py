@@ -18,12 +18,11 @@ from typing import Any
 from grpc_comm.client.connection import Connection, connect
 from grpc_comm.client.patience import Patience
 from grpc_comm.client.remote_session import RemoteSession
-from inference.candidates import BASE, Nodes, Proposal
 from inference.decode import Loop
 from inference.draft_thread import inline, threaded
 from inference.errors import OutriderError
 from inference.order import Decode, Pace
-from inference.proposer import MODEL, Notice
+from inference.proposer import BASE, DraftUsage, Nodes, Notice, Proposal
 from inference.sampling import SamplingParams
 
 DEPTH = 6
@@ -66,8 +65,6 @@ class Job:
 class Scripted:
     """A Proposer that knows the text and makes mistakes; right tokens stand beside wrong ones."""
 
-    kind, calls, drafting = MODEL, 0, 0.0
-
     def __init__(self, text: Sequence[int], vocabulary: int, turn: int) -> None:
         self._text, self._vocabulary, self._turn = text, vocabulary, turn
 
@@ -75,15 +72,17 @@ class Scripted:
         self._prompt_length = self._length = len(prompt)
         self._due, self._made = True, False
 
-    def hear(self, position: int, tokens: Sequence[int], now: float, notice: Notice) -> None:
-        self._length, self._due = position + len(tokens), True
+    def hear(self, position: int, tokens: Sequence[int], now: float, notice: Notice | None) -> None:
+        self._due = True
+        if notice is not None:
+            self._length = position + len(tokens)
 
-    def work(self, now: float) -> bool:
+    def work(self, now: float) -> DraftUsage | None:
         if not self._due:
-            return False
+            return None
         time.sleep(DRAFT_SECONDS)
         self._due, self._made = False, True
-        return True
+        return DraftUsage(1, DEPTH, DRAFT_SECONDS)
 
     def flush(self, now: float, next_number: Callable[[], int]) -> Nodes | None:
         if not self._made:
@@ -100,9 +99,6 @@ class Scripted:
             proposals.append(Proposal(number := next_number(), parent, token, 0.8))
             parent = number
         return Nodes(self._length - 1, proposals) if proposals else None
-
-    def resend(self) -> None:
-        self._due = True
 
     def close(self) -> None: ...
 

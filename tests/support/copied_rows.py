@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from inference.candidates import BASE, Nodes, Proposal
 from inference.engine.engine import Engine
 from inference.engine.session import Session
 from inference.order import Decode, End, Pace
+from inference.proposer import BASE, Nodes, Proposal
 from inference.sampling import SamplingParams
 from tests.support.neuron_artifacts import VOCABULARY
 

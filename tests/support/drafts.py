@@ -13,16 +13,14 @@ import torch
 
 from inference.backends.eager import EagerModel
 from inference.decode import Step, TargetSession, decode
-from inference.drafters.block_proposer import BlockProposer
-from inference.drafters.copy_proposer import CopyProposer
-from inference.drafters.copy_source import CopySource
-from inference.drafters.model_proposer import ModelProposer
+from inference.drafters.copied_text import CopySource
+from inference.drafters.draft import Draft
+from inference.drafters.growing_proposer import GrowingProposer
 from inference.drafters.round_proposer import RoundProposer
 from inference.drafters.tree_policies import BestFirst, Policy
-from inference.link_times import LinkTimes
 from inference.model.decoder import Decoder
 from inference.order import Decode, Pace
-from inference.planner.acceptance import read_acceptance
+from inference.planner.acceptance_file import read_acceptance
 from inference.planner.knowledge import Knowledge
 from inference.planner.prices import Prices
 from inference.proposer import Proposer
@@ -49,28 +47,26 @@ def nudged(decoder: Decoder, amount: float = 0.03) -> Decoder:
     return draft
 
 
-def growing(draft: Decoder, clock: Callable[[], float] = time.perf_counter) -> ModelProposer:
-    return ModelProposer(_model(draft), 0, knowledge(), Prices(), clock=clock)
+def growing(draft: Decoder, clock: Callable[[], float] = time.perf_counter) -> GrowingProposer:
+    return Draft(_model(draft)).proposer(0, knowledge(), Prices(), clock=clock)
 
 
-def blocks(draft: Decoder) -> BlockProposer:
+def blocks(draft: Decoder) -> GrowingProposer:
     """With masks that the draft was never taught."""
-    return BlockProposer(_model(draft), 0, knowledge(), Prices(), masks=pairs.MASKS)
+    return Draft(_model(draft), pairs.MASKS).proposer(0, knowledge(), Prices())
 
 
-def copying() -> CopyProposer:
-    return CopyProposer(knowledge(), Prices(), CopySource())
+def copying() -> GrowingProposer:
+    return GrowingProposer(knowledge(), Prices(), CopySource())
 
 
-def growing_and_copying(draft: Decoder) -> ModelProposer:
-    return ModelProposer(_model(draft), 0, knowledge(), Prices(), source=CopySource())
+def growing_and_copying(draft: Decoder) -> GrowingProposer:
+    return Draft(_model(draft)).proposer(0, knowledge(), Prices(), source=CopySource())
 
 
 def knowledge() -> Knowledge:
     """Of a draft that is five times as fast as its target, beside it."""
-    return Knowledge(
-        DraftTimes({1: 0.002}), LatencyModel({(1, 1): 0.01}), LinkTimes(), read_acceptance()
-    )
+    return Knowledge(DraftTimes({1: 0.002}), LatencyModel({(1, 1): 0.01}), read_acceptance())
 
 
 def rounds(draft: Decoder, policy: Policy = BUSHY) -> RoundProposer:

@@ -13,11 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from inference.backends import Ranked, Segment
-from inference.candidates import BASE, Nodes, Proposal
 from inference.engine.engine import Engine
 from inference.engine.events import Commit, EngineEvent, Evicted, Forward, Prefilled
 from inference.engine.session import Session
 from inference.order import Decode, End
+from inference.proposer import BASE, Nodes, Proposal
 from inference.sampling import SamplingParams
 from inference.times import LatencyModel
 from inference.tree import IntArray

@@ -12,10 +12,10 @@ from grpc_comm.observability.events import Ending, ModelServed, OfModel, Session
 from grpc_comm.observability.statistics import Statistics
 from grpc_comm.translate import Description
 from inference.backends import Ranked, Segment
-from inference.candidates import BASE, Nodes, Proposal
 from inference.engine.engine import Engine
 from inference.engine.session import Session
 from inference.order import Decode, Pace
+from inference.proposer import BASE, Nodes, Proposal
 from inference.sampling import SamplingParams
 from inference.tree import IntArray
 

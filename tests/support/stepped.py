@@ -11,14 +11,14 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from inference.accept import accept_match
-from inference.candidates import BASE, CandidateTree, Nodes, Proposal
-from inference.drafters.model_proposer import ModelProposer
+from inference.candidates import CandidateTree
+from inference.drafters.draft import Draft
+from inference.drafters.growing_proposer import GrowingProposer
 from inference.engine.snapshot import best_of
-from inference.link_times import LinkTimes
-from inference.planner.acceptance import read_acceptance
+from inference.planner.acceptance_file import read_acceptance
 from inference.planner.knowledge import Knowledge
 from inference.planner.prices import Prices
-from inference.proposer import Notice, Proposer
+from inference.proposer import BASE, Nodes, Notice, Proposal, Proposer
 from inference.sampling import SamplingParams
 from inference.times import DraftTimes, LatencyModel
 from tests.support.scripted_models import Says, ScriptedModel, target_token
@@ -30,23 +30,20 @@ CALL, FORWARD, ROUND_TRIP = 0.01, 0.03, 0.04
 
 def knowledge(times: float = 1.0) -> Knowledge:
     """times: how far all that is believed is off."""
-    known = Knowledge(
+    return Knowledge(
         DraftTimes({1: CALL * times}),
         LatencyModel({(1, 1): FORWARD * times, (1, 64): FORWARD * times}),
-        LinkTimes(),
         read_acceptance(),
+        ROUND_TRIP * times,
     )
-    known.link.observe(ROUND_TRIP * times, 0.0, 100)
-    return known
 
 
 def scripted_proposer(
     says: Says, *, times: float = 1.0, prices: Prices | None = None, room: int = 200
-) -> ModelProposer:
+) -> GrowingProposer:
     model = ScriptedModel(says, capacity=512 + room)
     ticks = iter(range(10**9))
-    return ModelProposer(
-        model,
+    return Draft(model).proposer(
         0,
         knowledge(times),
         prices or Prices(),
@@ -198,7 +195,7 @@ class World:
         for other, number in enumerate(self.stream_of):
             if number == old.number:
                 self.stream_of[other] = new.number
-                self.proposers[other].resend()
+                self.proposers[other].hear(0, (), self.now, None)
 
     def turn(self) -> None:
         """One forward, as on a good day: three calls of each draft meanwhile, nothing is lost."""

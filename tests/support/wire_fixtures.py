@@ -29,11 +29,10 @@ from grpc_comm.server.server import BackgroundServer, Target, serve
 from grpc_comm.translate import PROTOCOL_VERSION, Description
 from grpc_comm.transport import Address
 from inference.backends import Ranked, Segment
-from inference.candidates import BASE, Nodes, Proposal
 from inference.decode import TargetSession
 from inference.engine.engine import Engine
 from inference.order import Decode, End, Progress
-from inference.proposer import NOBODY
+from inference.proposer import BASE, NOBODY, Nodes, Proposal
 from inference.sampling import SamplingParams
 from inference.tree import IntArray
 from tests.support.repository import ROOT

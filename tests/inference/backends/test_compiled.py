@@ -30,7 +30,7 @@ from inference.backends.compiled import CompiledModel, graph_path, load_compiled
 from inference.backends.eager import EagerModel
 from inference.backends.gguf_model import GgufModel
 from inference.backends.sequence import ModelSequence
-from inference.drafters.model_proposer import ModelProposer
+from inference.drafters.draft import Draft
 from inference.drafters.tree_policies import BestFirst, Chain
 from inference.engine.engine import Engine
 from inference.engine.local_session import LocalSession
@@ -87,7 +87,7 @@ DRAFTS: dict[str, Callable[[Decoder], Proposer]] = {
     "masks": lambda target: blocks(nudged(target)),
     "8-bit matrices": lambda target: growing(Reduction("int8").apply(nudged(target))),
     "the target's own layers in 4 bits": lambda target: growing(substitute_of(target)),
-    "a GGUF file": lambda target: ModelProposer(gguf(), 0, knowledge(), Prices(), room=128),
+    "a GGUF file": lambda target: Draft(gguf()).proposer(0, knowledge(), Prices(), room=128),
 }
 
 

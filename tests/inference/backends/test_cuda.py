@@ -18,7 +18,7 @@ from inference.backends.cuda import (
 )
 from inference.backends.eager import EagerModel
 from inference.backends.sequence import ModelSequence
-from inference.drafters.model_proposer import ModelProposer
+from inference.drafters.draft import Draft
 from inference.drafters.round_proposer import RoundProposer
 from inference.drafters.tree_policies import BestFirst, Chain
 from inference.engine.engine import Engine
@@ -48,7 +48,7 @@ TREE = TokenTree(
 DRAFTS: dict[str, Callable[[CudaModel], Proposer]] = {
     "chain": lambda model: RoundProposer(model, Chain(4), room=63),
     "tree": lambda model: RoundProposer(model, BestFirst(16, 5), room=63),
-    "growing": lambda model: ModelProposer(model, 0, knowledge(), Prices()),
+    "growing": lambda model: Draft(model).proposer(0, knowledge(), Prices()),
 }
 
 

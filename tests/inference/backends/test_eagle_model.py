@@ -13,10 +13,8 @@ import torch
 
 from inference.backends import Ranked
 from inference.backends.eager import EagerModel
-from inference.backends.eagle import EagleModel
-from inference.backends.led_sequence import LedSequence, RowFeatures
-from inference.backends.sequence import ModelSequence
-from inference.backends.shared_sequence import TargetRow
+from inference.backends.eagle import EagleModel, FeatureSequence, RowFeatures
+from inference.backends.sequence import ModelSequence, TargetRow
 from inference.model.eagle import load_head
 from inference.model.sampler import Sampling, rank
 from inference.sampling import SamplingParams
@@ -62,7 +60,7 @@ class Text:
         self.tokens, self.pair = list(prompt), pair
         self.there = ModelSequence(pair.target, row, SamplingParams())
         features = RowFeatures(pair.target, lambda: TargetRow(row, self.there.slots))
-        self.here = LedSequence(pair.model, row, SamplingParams(), features=features)
+        self.here = FeatureSequence(pair.model, row, SamplingParams(), features=features)
         self.there.extend(prompt[:-1])
         self.here.extend(prompt[:-1])
 

@@ -18,24 +18,23 @@ from inference.artifact import Manifest
 from inference.backends import Ranked, Segment
 from inference.backends.artifact_embeddings import read_embeddings
 from inference.backends.eager import EagerModel
-from inference.backends.eagle import EagleModel
+from inference.backends.eagle import EagleModel, feature_sequence
 from inference.backends.feature_store import NOTHING, FeatureForm, check_given
 from inference.backends.neuron import NeuronModel
 from inference.backends.neuron_loading import load_neuron
 from inference.backends.torch_neuron import GRAPHS, RankPlan, RankProgram, compiled_graphs
 from inference.backends.torch_neuron_ranks import Ranks
-from inference.drafters.model_proposer import ROOM
+from inference.draft_tuning import TUNING
+from inference.drafters.draft import Draft
 from inference.engine.colocated_drafter import ColocatedDrafter
 from inference.engine.engine import Engine
 from inference.engine.local_session import LocalSession
-from inference.engine.target_rows import led_by_row
 from inference.errors import UnsupportedModel
-from inference.link_times import LinkTimes
 from inference.model.cache import empty_cache
 from inference.model.eagle import OfTarget, read_head
 from inference.model.verify_graph import example_inputs
 from inference.order import Decode
-from inference.planner.acceptance import read_acceptance
+from inference.planner.acceptance_file import read_acceptance
 from inference.planner.knowledge import Knowledge
 from inference.sampling import SamplingParams
 from inference.times import DraftTimes, LatencyModel
@@ -148,7 +147,7 @@ def beside(served: Served, directory: Path) -> Counted:
     given = OfTarget(config, VOCABULARY, torch.float32, here, embeddings)
     served.model.keep_features(heads.KEPT)
     head = read_head(written, given, LENGTH)
-    model = Counted(head, rows=ROWS, capacity=LENGTH + ROOM, max_nodes=64)
+    model = Counted(head, rows=ROWS, capacity=LENGTH + TUNING.room, max_nodes=64)
     model.clock = Clock()
     return model
 
@@ -156,9 +155,12 @@ def beside(served: Served, directory: Path) -> Counted:
 def engine_with(model: NeuronModel, head: Counted) -> Engine:
     """A target and a head that takes a tenth of its time, on a clock of the test."""
     times = {(row, nodes): FORWARD for row in (1, 2) for nodes in (1, 2, 4, 8)}
-    known = Knowledge(DraftTimes({1: CALL}), LatencyModel(times), LinkTimes(), read_acceptance())
+    known = Knowledge(DraftTimes({1: CALL}), LatencyModel(times), read_acceptance())
     host = ColocatedDrafter(
-        head, lambda: known, room=ROOM, clock=head.clock, sequence=partial(led_by_row, model)
+        Draft(head, sequence=feature_sequence(model)),
+        lambda: known,
+        room=TUNING.room,
+        clock=head.clock,
     )
     return Engine(
         model, sequence_length=LENGTH, max_tree_nodes=TREE, vocabulary=VOCABULARY,

@@ -12,7 +12,7 @@ from inference.backends.eager import EagerModel
 from inference.backends.gguf_library import GgufFacts
 from inference.backends.gguf_model import GgufModel, load_gguf
 from inference.backends.sequence import ModelSequence
-from inference.drafters.model_proposer import ModelProposer
+from inference.drafters.draft import Draft
 from inference.drafters.round_proposer import RoundProposer
 from inference.engine.engine import Engine
 from inference.engine.local_session import LocalSession
@@ -133,7 +133,7 @@ def test_output_equals_the_targets_own_seeded_decoding(
 
     def produce(prompt: Sequence[int], count: int) -> list[int]:
         proposer: Proposer = (
-            ModelProposer(drafting, 0, knowledge(), Prices(), room=ROOM)
+            Draft(drafting).proposer(0, knowledge(), Prices(), room=ROOM)
             if pace == "growing"
             else RoundProposer(drafting, BUSHY, room=16)
         )

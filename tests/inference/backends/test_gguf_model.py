@@ -13,7 +13,7 @@ from inference.backends import gguf_model as module
 from inference.backends.gguf_model import GgufModel
 from inference.backends.host_choice import choose_of_row
 from inference.backends.sequence import ModelSequence
-from inference.drafters.model_proposer import ModelProposer
+from inference.drafters.draft import Draft
 from inference.drafters.round_proposer import RoundProposer
 from inference.engine.engine import Engine
 from inference.engine.local_session import LocalSession
@@ -32,7 +32,7 @@ ROOM = 128
 
 Grow = Callable[[GgufModel], Proposer]
 PROPOSERS: dict[str, Grow] = {
-    "growing": lambda model: ModelProposer(model, 0, knowledge(), Prices(), room=ROOM),
+    "growing": lambda model: Draft(model).proposer(0, knowledge(), Prices(), room=ROOM),
     "rounds": lambda model: RoundProposer(model, BUSHY, room=16),
 }
 

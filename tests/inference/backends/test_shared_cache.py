@@ -6,25 +6,23 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from functools import partial
 
 import pytest
 import torch
 
 from inference.backends import Ranked, Segment
 from inference.backends.eager import EagerModel
-from inference.backends.shared_cache import SharedCacheModel
+from inference.backends.shared_cache import SharedCacheModel, shared_sequence
+from inference.drafters.draft import Draft
 from inference.engine.colocated_drafter import ColocatedDrafter
 from inference.engine.engine import Engine
 from inference.engine.local_session import LocalSession
 from inference.engine.session import Session
-from inference.engine.target_rows import on_target_row
-from inference.link_times import LinkTimes
 from inference.model.decoder import Decoder
 from inference.order import Decode, End
-from inference.planner.acceptance import read_acceptance
+from inference.planner.acceptance_file import read_acceptance
 from inference.planner.knowledge import Knowledge
-from inference.proposer import HOST
+from inference.proposer import COLOCATED
 from inference.sampling import SamplingParams
 from inference.times import DraftTimes, LatencyModel
 from inference.tree import IntArray
@@ -75,7 +73,7 @@ class Watched(SharedCacheModel):
 
 def known() -> Knowledge:
     target = LatencyModel({(1, 1): 0.01, (1, 64): 0.01})
-    return Knowledge(DraftTimes({1: 0.001}), target, LinkTimes(), read_acceptance())
+    return Knowledge(DraftTimes({1: 0.001}), target, read_acceptance())
 
 
 def beside(draft: Decoder) -> tuple[Engine, Watched]:
@@ -90,7 +88,7 @@ def beside(draft: Decoder) -> tuple[Engine, Watched]:
         vocabulary=pairs.VOCABULARY,
         times=LatencyModel({(1, 1): 0.01, (1, 64): 0.01, (2, 64): 0.01}, measured=True),
         drafter=ColocatedDrafter(
-            shared, known, room=OWN, sequence=partial(on_target_row, OWN), clock=clock
+            Draft(shared, sequence=shared_sequence(OWN)), known, room=OWN, clock=clock
         ),
         clock=clock,
     )
@@ -138,7 +136,7 @@ def test_a_draft_with_the_targets_layers_is_right_all_along(params: SamplingPara
     sessions = [asked(engine, prompt, params, 120) for prompt in (pairs.prompt_of(300), [7])]
     finish(engine, sessions)
     for session in sessions:
-        assert session.proposers.count(HOST) + session.spent.forwards == 120
+        assert session.proposers.count(COLOCATED) + session.spent.forwards == 120
         assert session.spent.forwards < 40
     assert draft.chosen == 0, "no prompt is computed for it"
 

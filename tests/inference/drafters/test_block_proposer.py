@@ -10,10 +10,10 @@ import pytest
 from inference.backends import Masks, Ranked, Segment
 from inference.backends.eager import EagerModel
 from inference.backends.sequence import ModelSequence
-from inference.drafters.block_proposer import BlockProposer, proposers_on
-from inference.drafters.copy_source import CopySource
-from inference.drafters.model_proposer import ModelProposer
-from inference.planner.guessing import guess_features
+from inference.drafters.copied_text import CopySource
+from inference.drafters.draft import Draft
+from inference.drafters.growing_proposer import GrowingProposer
+from inference.planner.child_features import mask_features
 from inference.planner.knowledge import Knowledge
 from inference.planner.prices import Prices
 from inference.proposer import COPY, MODEL, Notice
@@ -76,20 +76,18 @@ def proposer_of(
     known: Knowledge | None = None,
     room: int = 200,
     copies: bool = False,
-) -> BlockProposer:
-    return BlockProposer(
-        model,
+) -> GrowingProposer:
+    return Draft(model, MASKS).proposer(
         0,
         known or knowledge(),
         Prices(),
-        masks=MASKS,
         room=room,
         clock=lambda: model.now,
         source=CopySource() if copies else None,
     )
 
 
-def sent(proposer: ModelProposer) -> list[tuple[int, list[int]]]:
+def sent(proposer: GrowingProposer) -> list[tuple[int, list[int]]]:
     """What is sent now: by message, its kind and its tokens."""
     messages = []
     while (nodes := proposer.flush(0.0, lambda: next(NUMBERS))) is not None:
@@ -100,11 +98,11 @@ def sent(proposer: ModelProposer) -> list[tuple[int, list[int]]]:
 def test_one_call_names_tokens_of_as_many_levels_as_there_are_masks_and_one() -> None:
     model, known = Watched(with_masks(perfect, perfect)), knowledge()
     for offset in (1, 2, 3) * 20:  # that masks are right was learnt before
-        sure = guess_features([[1.0, 8.0, 0.0, 0.0, 1.0, 0.0]], offset, 0.0, None)
-        known.acceptance.guessing.observe(sure, SAMPLING.greedy, offset, 0)
+        sure = mask_features([[1.0, 8.0, 0.0, 0.0, 1.0, 0.0]], offset, 0.0, None)
+        known.acceptance.observe_masked(sure, SAMPLING.greedy, offset, 0)
     proposer = proposer_of(model, known)
     proposer.open(PROMPT, SAMPLING, end=200)
-    assert proposer.work(0.0)
+    assert proposer.work(0.0) is not None
     assert model.fed == [[PROMPT[-1], MASK, MASK, MASK]]
     ((kind, tokens),) = sent(proposer)
     assert kind == MODEL
@@ -120,16 +118,15 @@ def test_a_mask_leaves_no_key_behind() -> None:
     masks = 0
     for step in range(90):
         for _ in range(3):
-            if proposer.work(0.0):
+            if proposer.work(0.0) is not None:
                 masks += model.fed[0].count(MASK)
         proposer.hear(len(PROMPT) + step, TEXT[step : step + 1], 0.0, QUIET)
     assert masks > 5 * 40
 
 
 def test_a_draft_whose_masks_are_right_is_called_less_often() -> None:
-    def calls(make: type[ModelProposer], says: Says, **more: Masks) -> float:
-        model = ScriptedModel(says)
-        proposer = make(model, 0, knowledge(), Prices(), **more)
+    def calls(says: Says, masks: Masks | None = None) -> float:
+        proposer = Draft(ScriptedModel(says), masks).proposer(0, knowledge(), Prices())
         target = SteppedTarget(PROMPT, len(PROMPT) + 200, 64)
         world = World([proposer], [0], target)
         while len(target.tokens) < target.end:
@@ -137,8 +134,8 @@ def test_a_draft_whose_masks_are_right_is_called_less_often() -> None:
         assert target.tokens[len(PROMPT) :] == TEXT[:200]
         return target.forwards
 
-    plain = calls(ModelProposer, disagreeing)
-    block = calls(BlockProposer, with_masks(disagreeing, disagreeing), masks=MASKS)
+    plain = calls(disagreeing)
+    block = calls(with_masks(disagreeing, disagreeing), MASKS)
     assert block < plain
 
 
@@ -167,7 +164,7 @@ def test_masks_that_are_never_right_are_given_up() -> None:
     proposer.open(PROMPT, SAMPLING)
     for step in range(300):
         masks.append(0)
-        if proposer.work(0.0):
+        if proposer.work(0.0) is not None:
             masks[-1] = model.fed[0].count(MASK)
         sent(proposer)
         proposer.hear(len(PROMPT) + step, TEXT[step : step + 1], 0.0, QUIET)
@@ -180,7 +177,7 @@ def test_no_mask_is_computed_where_a_wider_call_takes_longer_than_it_brings() ->
     model = Watched(with_masks(perfect, perfect))
     proposer = proposer_of(model, known)
     proposer.open(PROMPT, SAMPLING, end=200)
-    assert proposer.work(0.0)
+    assert proposer.work(0.0) is not None
     assert model.fed == [[PROMPT[-1]]]
 
 
@@ -199,7 +196,7 @@ def test_a_call_is_filled_up_to_its_padding_and_not_beyond_what_it_is_worth() ->
     proposer.open(PROMPT, SAMPLING, end=200)
     sizes, masks = list[int](), list[int]()
     for _ in range(8):
-        assert proposer.work(0.0)
+        assert proposer.work(0.0) is not None
         sizes.append(len(model.fed[0]))
         masks.append(model.fed[0].count(MASK))
     assert max(sizes) == 16
@@ -213,7 +210,7 @@ def test_no_mask_stands_behind_the_last_token_that_is_wanted() -> None:
     model = Watched(with_masks(perfect, perfect))
     proposer = proposer_of(model)
     proposer.open(PROMPT, SAMPLING, end=len(PROMPT) + 3)
-    assert proposer.work(0.0)
+    assert proposer.work(0.0) is not None
     assert model.fed == [[PROMPT[-1], MASK]]
     ((_, tokens),) = sent(proposer)
     assert tokens[:2] == TEXT[:2]
@@ -241,14 +238,6 @@ def test_masks_and_copies_name_a_token_once_and_a_copy_stays_one() -> None:
     assert MODEL in {kind for kind, _ in sent(proposer)}
 
 
-def test_a_draft_with_masks_gets_a_block_proposer_and_no_other() -> None:
-    plain = ScriptedModel(perfect)
-    assert proposers_on(plain) is ModelProposer
-    plain.masks = MASKS  # type: ignore[attr-defined]
-    made = proposers_on(plain)(plain, 0, knowledge(), Prices())
-    assert isinstance(made, BlockProposer)
-
-
 class Recorded(EagerModel):
     """A real draft that keeps what its last call said."""
 
@@ -266,9 +255,9 @@ def test_a_mask_is_ranked_as_the_text_with_masks_is_with_the_noise_of_its_own_pl
     draft, params, prompt = perturbed(1, 0.02), SamplingParams(temperature, seed=5), prompt_of(20)
     masks = Masks(295, 2)
     model = Recorded(draft, rows=1, capacity=1024, max_nodes=128)
-    proposer = BlockProposer(model, 0, knowledge(), Prices(), masks=masks)
+    proposer = Draft(model, masks).proposer(0, knowledge(), Prices())
     proposer.open(prompt, params, 200)
-    assert proposer.work(0.0)
+    assert proposer.work(0.0) is not None
     assert len(model.said.ids) == 3
     for behind in range(3):
         text = [*prompt, *[masks.token] * behind]

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from inference.drafters.copy_source import MOST_NAMED, CopySource, History
-from inference.planner.copying import Following
+from inference.draft_tuning import TUNING
+from inference.drafters.copied_text import CopySource, History
+from inference.planner.child_features import Following
 
 
 def named(source: CopySource) -> list[Following]:
@@ -37,8 +38,8 @@ def test_a_token_that_never_occurred_names_nothing() -> None:
 def test_few_tokens_are_named_and_the_others_are_counted() -> None:
     source = CopySource()
     source.open([token for last in range(10, 16) for token in (1, 2, last)] + [1, 2])
-    assert len(named(source)) == MOST_NAMED
-    assert named(source)[-1].others == 6 - MOST_NAMED
+    assert len(named(source)) == TUNING.copied
+    assert named(source)[-1].others == 6 - TUNING.copied
 
 
 def test_a_step_goes_on_as_if_the_token_had_been_committed() -> None:

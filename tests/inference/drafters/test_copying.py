@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from itertools import count
 
-from inference.drafters.copy_proposer import CopyProposer
-from inference.drafters.copy_source import CopySource
-from inference.drafters.model_proposer import ModelProposer
-from inference.planner.copying import joint_features
+from inference.drafters.copied_text import CopySource
+from inference.drafters.draft import Draft
+from inference.drafters.growing_proposer import GrowingProposer
+from inference.planner.child_features import joint_features
 from inference.planner.prices import Prices
 from inference.proposer import COPY, MODEL, Notice
 from tests.support.scripted_models import ScriptedModel, disagreeing
@@ -18,11 +18,11 @@ PHRASE = [11, 12, 13, 14, 15, 16]
 NUMBERS = count()
 
 
-def copier() -> CopyProposer:
-    return CopyProposer(knowledge(), Prices(), CopySource())
+def copier() -> GrowingProposer:
+    return GrowingProposer(knowledge(), Prices(), CopySource())
 
 
-def sent(proposer: CopyProposer) -> list[tuple[int, list[int]]]:
+def sent(proposer: GrowingProposer) -> list[tuple[int, list[int]]]:
     """What is sent now: by message, its kind and its tokens."""
     messages = []
     while (nodes := proposer.flush(0.0, lambda: next(NUMBERS))) is not None:
@@ -35,33 +35,14 @@ def test_a_phrase_that_begins_again_is_sent_to_its_end_without_a_call() -> None:
     proposer.open([*PHRASE, 7, *PHRASE[:3]], SAMPLING, end=100)
     ((kind, tokens),) = sent(proposer)
     assert (kind, tokens[:4]) == (COPY, [*PHRASE[3:], 7])
-    assert not proposer.work(0.0)
-    assert proposer.calls == 0
+    assert proposer.work(0.0) is None
+    assert proposer.usage.calls == 0
 
 
 def test_nothing_is_sent_where_nothing_was_said_before() -> None:
     proposer = copier()
     proposer.open(list(range(50)), SAMPLING, end=100)
     assert sent(proposer) == []
-
-
-def test_nothing_is_copied_beyond_the_end_of_the_text() -> None:
-    proposer = copier()
-    prompt = [*PHRASE, 7, *PHRASE[:3]]
-    proposer.open(prompt, SAMPLING, end=len(prompt) + 3)
-    ((_, tokens),) = sent(proposer)
-    assert tokens == PHRASE[3:5]
-
-
-def test_what_is_lost_is_sent_again_under_the_new_root() -> None:
-    proposer = copier()
-    prompt = [*PHRASE, 7, *PHRASE[:3]]
-    proposer.open(prompt, SAMPLING, end=100)
-    before = sent(proposer)
-    proposer.hear(len(prompt), PHRASE[3:4], 0.0, QUIET)
-    proposer.resend()
-    ((_, tokens),) = sent(proposer)
-    assert before[0][1][: len(tokens) + 1] == [PHRASE[3], *tokens]
 
 
 def test_a_target_that_never_copies_silences_the_copies() -> None:
@@ -79,7 +60,7 @@ def test_a_target_that_never_copies_silences_the_copies() -> None:
 
 def test_model_and_copies_share_a_list_and_name_a_token_once() -> None:
     model = ScriptedModel(disagreeing, capacity=512)
-    proposer = ModelProposer(model, 0, knowledge(), Prices(), room=99, source=CopySource())
+    proposer = Draft(model).proposer(0, knowledge(), Prices(), room=99, source=CopySource())
     prompt = [*PHRASE, 7, *PHRASE[:3]]
     proposer.open(prompt, SAMPLING, end=200)
     copied = sent(proposer)
@@ -93,7 +74,7 @@ def test_model_and_copies_share_a_list_and_name_a_token_once() -> None:
 
 
 def test_where_the_model_agrees_both_together_are_surer_than_the_model() -> None:
-    known = knowledge().acceptance.copying
+    known = knowledge().acceptance
     tokens, table = joint_features({1: 0.6, 2: 0.2}, {})
     alone = dict(zip(tokens, known.together(table), strict=True))
     tokens, table = joint_features({1: 0.6, 2: 0.2}, {1: 0.9})
@@ -104,13 +85,13 @@ def test_where_the_model_agrees_both_together_are_surer_than_the_model() -> None
 
 
 def test_what_a_context_is_worth_is_learnt() -> None:
-    copying = knowledge().acceptance.copying
+    learned = knowledge().acceptance
     table = [[1.0, 1.1, 0.5, 0.7, 1.0]]
-    (before,) = copying.chances(table)
+    (before,) = learned.copied(table)
     for _ in range(100):
-        copying.observe(table, None)
-    (after,) = copying.chances(table)
+        learned.observe_copied(table, None)
+    (after,) = learned.copied(table)
     assert after < 0.1 < before
     for _ in range(200):
-        copying.observe(table, 0)
-    assert copying.chances(table)[0] > 0.8
+        learned.observe_copied(table, 0)
+    assert learned.copied(table)[0] > 0.8

@@ -13,11 +13,12 @@ from hypothesis import strategies as st
 
 from inference.backends.eager import EagerModel
 from inference.backends.sequence import ModelSequence
-from inference.candidates import BASE, Nodes
-from inference.drafters.model_proposer import ROOM, TRIES_AGAIN, WIDTH, ModelProposer
-from inference.planner.acceptance import features
+from inference.draft_tuning import TUNING
+from inference.drafters.draft import Draft
+from inference.drafters.growing_proposer import GrowingProposer
+from inference.planner.child_features import rank_features
 from inference.planner.prices import Prices
-from inference.proposer import Notice
+from inference.proposer import BASE, Nodes, Notice
 from inference.sampling import SamplingParams
 from inference.tree import TokenTree
 from tests.support.pairs import SEQUENCE_LENGTH, perturbed
@@ -61,7 +62,7 @@ EVENTS = st.one_of(
 )
 
 
-def proposers(times: float, room: int) -> list[ModelProposer]:
+def proposers(times: float, room: int) -> list[GrowingProposer]:
     return [
         scripted_proposer(says, times=times, room=room)
         for says in (disagreeing, useless, perfect, disagreeing)
@@ -88,7 +89,7 @@ def happen(world: World, event: tuple[object, ...]) -> None:
         case "reconnect", int(who):
             world.reconnect(who)
         case "resend", int(who):
-            world.proposers[who].resend()
+            world.proposers[who].hear(0, (), world.now, None)
         case "turn", _:
             world.turn()
         case "acknowledge", int(behind):
@@ -137,7 +138,7 @@ def test_any_schedule_gives_the_targets_own_text(
     assert target.tokens == [*PROMPT, *TEXT[:40]]
 
 
-def fair(says: Says, end: int = 205, **changes: object) -> tuple[World, ModelProposer]:
+def fair(says: Says, end: int = 205, **changes: object) -> tuple[World, GrowingProposer]:
     proposer = scripted_proposer(says, **changes)  # type: ignore[arg-type]
     return World([proposer], [0], SteppedTarget(PROMPT, end, 10**6)), proposer
 
@@ -213,7 +214,7 @@ def test_live_sent_nodes_stay_within_what_the_target_keeps(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     world, _ = fair(disagreeing)
-    monkeypatch.setattr("inference.drafters.copy_proposer.MOST_CANDIDATES", 20)
+    monkeypatch.setattr("inference.drafters.growing_proposer.MOST_CANDIDATES", 20)
     most = 0
     while world.target.may > 0:
         world.turn()
@@ -225,11 +226,11 @@ def test_a_useless_draft_falls_silent_and_tries_again_now_and_then() -> None:
     world, proposer = fair(useless, end=len(PROMPT) + 400)
     while len(world.target.tokens) < 200:
         world.turn()
-    before, began = proposer.calls, len(world.target.tokens)
+    before, began = proposer.usage.calls, len(world.target.tokens)
     while world.target.may > 0:
         world.turn()
     tokens = len(world.target.tokens) - began
-    assert 1 <= proposer.calls - before <= 1 + tokens // TRIES_AGAIN
+    assert 1 <= proposer.usage.calls - before <= 1 + tokens // TUNING.tries_again
 
 
 def test_a_draft_that_becomes_useful_again_is_called_again() -> None:
@@ -261,21 +262,6 @@ def test_beside_the_target_a_call_is_made_for_more_than_it_holds_up() -> None:
     assert prices.width([0.6, 1.2], lambda width: 0.01 * width) == 2
 
 
-def test_resend_sends_everything_that_is_live_again_under_new_numbers() -> None:
-    world, proposer = fair(disagreeing)
-    for _ in range(20):
-        world.turn()
-    known = values(world.target.tokens, [message for _, message in world.sent])
-    proposer.resend()
-    again = world.flush(0, now=0.0)  # nothing is late
-    assert again is not None
-    text = tuple(world.target.tokens[: again.base + 1])
-    live = {path for path, _ in known.values() if path[: len(text)] == text != path}
-    assert len(live) > 5
-    assert min(one.number for one in again.proposals) > max(known)
-    assert live <= {path for path, _ in values(text, [again]).values()}
-
-
 def test_what_the_target_does_not_hold_any_more_is_sent_again() -> None:
     world, proposer = fair(disagreeing)
     for _ in range(20):
@@ -293,35 +279,26 @@ def test_what_the_target_does_not_hold_any_more_is_sent_again() -> None:
     assert world.flush(0, now=0.0) is not None
 
 
-def test_tokens_that_are_heard_twice_count_once_and_a_gap_is_told() -> None:
-    _, proposer = fair(disagreeing)
-    start = len(PROMPT)
-    proposer.hear(start, TEXT[:3], 0.1, QUIET)
-    proposer.hear(start + 1, TEXT[1:5], 0.1, QUIET)
-    with pytest.raises(ValueError, match=f"position {start + 6}, not {start + 5}"):
-        proposer.hear(start + 6, TEXT[6:7], 0.1, QUIET)
-
-
 def test_one_call_of_a_model_serves_several_proposers() -> None:
     model = ScriptedModel(disagreeing, rows=2)
-    both = [ModelProposer(model, row, knowledge(), Prices()) for row in range(2)]
+    both = [Draft(model).proposer(row, knowledge(), Prices()) for row in range(2)]
     for row, proposer in enumerate(both):
         proposer.open([*PROMPT, row], SAMPLING)
         assert not proposer.feed()
     calls = model.calls
     for _ in range(5):
         assert all(proposer.choose(0.0) for proposer in both)
-        ranked = model.rank([proposer.segment() for proposer in both], WIDTH)
+        ranked = model.rank([proposer.segment() for proposer in both], TUNING.width)
         for proposer, own in zip(both, ranked, strict=True):
             proposer.take(own, 0.01)
     assert model.calls == calls + 5
-    assert all(proposer.ranked > 20 for proposer in both)
+    assert all(proposer.usage.nodes > 20 for proposer in both)
 
 
 def test_keys_of_what_lives_on_are_kept_and_all_others_are_free() -> None:
     """A row with room for 40 nodes lasts, and no node that was ranked is fed again."""
     model = ScriptedModel(disagreeing, capacity=140)
-    proposer = ModelProposer(model, 0, knowledge(), Prices(), room=40)
+    proposer = Draft(model).proposer(0, knowledge(), Prices(), room=40)
     proposer.open(PROMPT, SAMPLING)
     assert not proposer.feed()
     fed, stayed = 0, 0
@@ -330,20 +307,20 @@ def test_keys_of_what_lives_on_are_kept_and_all_others_are_free() -> None:
             if proposer.choose(0.0):
                 segment = proposer.segment()
                 fed += len(segment.tokens)
-                proposer.take(model.rank([segment], WIDTH)[0], CALL)
+                proposer.take(model.rank([segment], TUNING.width)[0], CALL)
         stayed += disagreeing((*PROMPT, *TEXT[:step]))[0][0] == TEXT[step]
         proposer.hear(len(PROMPT) + step, TEXT[step : step + 1], 0.0, QUIET)
-    assert proposer.ranked > 5 * 40
+    assert proposer.usage.nodes > 5 * 40
     assert stayed > 50
-    assert fed <= proposer.ranked + 90 - stayed
+    assert fed <= proposer.usage.nodes + 90 - stayed
 
 
 def test_a_row_that_is_full_ends_drafting_and_nothing_else() -> None:
     proposer = scripted_proposer(perfect, room=4)
     proposer.open(PROMPT, SAMPLING, end=len(PROMPT) + 300)
-    while proposer.work(0.0):
+    while proposer.work(0.0) is not None:
         pass
-    assert proposer.ranked == 4
+    assert proposer.usage.nodes == 4
     for step in range(300):
         proposer.hear(len(PROMPT) + step, TEXT[step : step + 1], 0.0, QUIET)
         proposer.work(0.0)
@@ -351,30 +328,19 @@ def test_a_row_that_is_full_ends_drafting_and_nothing_else() -> None:
         proposer.hear(len(PROMPT) + 301, [0], 0.0, QUIET)
 
 
-def test_nothing_is_drafted_beyond_the_end_of_the_text() -> None:
-    proposer = scripted_proposer(perfect)
-    proposer.open(PROMPT, SAMPLING, end=len(PROMPT) + 4)
-    numbers = iter(range(1000))
-    sent = list[Nodes]()
-    while proposer.work(0.0):
-        if (message := proposer.flush(0.0, lambda: next(numbers))) is not None:
-            sent.append(message)
-    assert max(len(path) for path, _ in values(PROMPT, sent).values()) == len(PROMPT) + 3
-
-
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_a_real_draft_ranks_as_if_each_path_was_fed_from_the_beginning(temperature: float) -> None:
     draft, params = perturbed(1, 0.02), SamplingParams(temperature, seed=5)
     prompt = [7 * index % 290 for index in range(20)]
-    proposer = ModelProposer(model_of(draft), 0, knowledge(), Prices())
+    proposer = Draft(model_of(draft)).proposer(0, knowledge(), Prices())
     proposer.open(prompt, params, SEQUENCE_LENGTH)
-    text, nodes = list(prompt), proposer._list
+    text, nodes = list(prompt), proposer._tree
     for step in range(6):
         for _ in range(3):
             proposer.work(0.0)
-        first = nodes.root.named[0]
+        first = nodes.root.ranked.ids[0]
         below = nodes.root.children[first]
-        said = [first, below.named[0] if step % 2 and below.named else 3]
+        said = [first, below.ranked.ids[0] if step % 2 and below.ranked else 3]
         proposer.hear(len(text), said, 0.0, QUIET)
         text += said
     for _ in range(4):
@@ -382,13 +348,13 @@ def test_a_real_draft_ranks_as_if_each_path_was_fed_from_the_beginning(temperatu
     ranked, line = 0, [(nodes.root, text)]
     while line:
         node, prefix = line.pop()
-        if node.features is not None:
+        if node.ranked is not None:
             fresh = ModelSequence(model_of(draft), 0, params)
             fresh.extend(prefix[:-1])
-            again = fresh.rank(TokenTree.chain(prefix[-1:]), [0], WIDTH)
-            expected = features(again.scores, [node.depth], params.greedy)[0]
-            assert node.named == again.ids[0].tolist()
-            np.testing.assert_allclose(node.features, expected, rtol=1e-3, atol=1e-3)
+            again = fresh.rank(TokenTree.chain(prefix[-1:]), [0], TUNING.width)
+            expected = rank_features(again.scores, [node.depth], params.greedy)[0]
+            assert node.ranked.ids == again.ids[0].tolist()
+            np.testing.assert_allclose(node.ranked.table, expected, rtol=1e-3, atol=1e-3)
             ranked += 1
             if ranked > 12:
                 break
@@ -397,7 +363,7 @@ def test_a_real_draft_ranks_as_if_each_path_was_fed_from_the_beginning(temperatu
 
 
 def model_of(draft: object) -> EagerModel:
-    return EagerModel(draft, rows=1, capacity=SEQUENCE_LENGTH + ROOM, max_nodes=64)  # type: ignore[arg-type]
+    return EagerModel(draft, rows=1, capacity=SEQUENCE_LENGTH + TUNING.room, max_nodes=64)  # type: ignore[arg-type]
 
 
 def test_the_targets_text_is_a_hash_that_every_token_changes() -> None:
@@ -410,4 +376,4 @@ def test_a_draft_that_is_slower_than_the_target_tries_now_and_then() -> None:
     world, proposer = fair(disagreeing, end=len(PROMPT) + 400, times=4.0)
     while world.target.may > 0:
         world.turn()
-    assert 3 <= proposer.calls <= 40
+    assert 3 <= proposer.usage.calls <= 40

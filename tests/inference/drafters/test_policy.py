@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
 import pytest
 
 from inference.backends import Ranked
+from inference.drafters.draft_tree import DraftNode, DraftTree
 from inference.drafters.tree_policies import (
     BestFirst,
     Budget,
@@ -16,29 +18,26 @@ from inference.drafters.tree_policies import (
     edge_values,
 )
 from inference.errors import InvalidRequest
-from inference.tree import TokenTree
 
 
 class Ranker:
     """A draft whose children of a node are 10 * token + rank, with scores that depend on the
-    path.
+    token.
     """
 
     def __init__(self) -> None:
-        self.calls: list[list[int]] = []
+        self.ranked = set[DraftNode]()
 
-    def __call__(self, tree: TokenTree, nodes: Sequence[int], k: int) -> Ranked:
-        assert all(tree.parents[node] in self.ranked for node in nodes if node)
-        self.calls.append(list(nodes))
-        ids = np.array(
-            [[10 * tree.tokens[node] + rank for rank in range(k)] for node in nodes], dtype=np.int32
-        )
-        sharp = np.array([1.0 + tree.tokens[node] % 3 for node in nodes], dtype=np.float32)
-        return Ranked(ids, -sharp[:, None] * np.arange(k, dtype=np.float32))
+    def __call__(self, nodes: Sequence[DraftNode], k: int) -> Ranked:
+        assert all(node.parent is None or node.parent in self.ranked for node in nodes)
+        self.ranked |= set(nodes)
+        ids = np.array([[10 * node.token + rank for rank in range(k)] for node in nodes])
+        sharp = np.array([1.0 + node.token % 3 for node in nodes], dtype=np.float32)
+        return Ranked(ids.astype(np.int32), -sharp[:, None] * np.arange(k, dtype=np.float32))
 
-    @property
-    def ranked(self) -> set[int]:
-        return {node for call in self.calls for node in call}
+
+def tree() -> DraftTree:
+    return DraftTree(1, 0, 1000)
 
 
 POLICIES = [Chain(4), BestFirst(12, 4)]
@@ -52,23 +51,27 @@ POLICIES = [Chain(4), BestFirst(12, 4)]
 def test_no_policy_exceeds_its_budget_and_its_best_nodes_are_a_tree(
     policy: Policy, budget: Budget
 ) -> None:
-    growth = policy.grow(1, budget, Ranker())
-    sent = growth.tree.select(growth.best())
-    assert len(sent) - 1 <= min(budget.nodes, 12)
-    assert sent.depths.max() <= budget.depth
-    values = [growth.values[node] for node in growth.best()]
+    grown = policy.grow(tree(), budget, Ranker())
+    assert len(grown) <= min(budget.nodes, 12)
+    assert all(node.position <= budget.depth for node in grown)
+    sent = set[DraftNode]()
+    for node in grown:
+        assert node.parent is not None
+        assert node.parent.parent is None or node.parent in sent
+        sent.add(node)
+    values = [node.log for node in grown]
     assert values == sorted(values, reverse=True)
 
 
 def test_a_chain_is_the_likeliest_token_again_and_again() -> None:
-    growth = Chain(3).grow(1, Budget(9, 9), Ranker())
-    assert growth.tokens == [1, 10, 100, 1000]
-    assert growth.parents == [-1, 0, 1, 2]
+    grown = Chain(3).grow(tree(), Budget(9, 9), Ranker())
+    assert [node.token for node in grown] == [10, 100, 1000]
+    assert [node.position for node in grown] == [1, 2, 3]
 
 
 def test_a_dynamic_tree_holds_the_most_probable_nodes() -> None:
     """Against a full tree of width 3 and depth 3, sorted."""
-    growth = BestFirst(nodes=8, depth=3, width=3).grow(1, Budget(8, 3), Ranker())
+    grown = BestFirst(nodes=8, depth=3, width=3).grow(tree(), Budget(8, 3), Ranker())
     values = {(): 1.0}
     tokens = {(): 1}
     for depth in range(3):
@@ -79,7 +82,7 @@ def test_a_dynamic_tree_holds_the_most_probable_nodes() -> None:
                 values[(*path, rank)] = values[path] * weights[rank] / weights.sum()
                 tokens[(*path, rank)] = 10 * tokens[path] + rank
     expected = sorted((value for path, value in values.items() if path), reverse=True)[:8]
-    assert [growth.values[node] for node in growth.best()[1:]] == pytest.approx(expected)
+    assert [math.exp(node.log) for node in grown] == pytest.approx(expected)
 
 
 def test_a_dynamic_tree_leaves_out_what_cannot_be_chosen_and_ranks_no_more_than_it_sends() -> None:
@@ -87,20 +90,20 @@ def test_a_dynamic_tree_leaves_out_what_cannot_be_chosen_and_ranks_no_more_than_
     are expanded than fit.
     """
 
-    def one_of_eight(tree: TokenTree, nodes: Sequence[int], k: int) -> Ranked:
+    def one_of_eight(nodes: Sequence[DraftNode], k: int) -> Ranked:
         ids = np.arange(k, dtype=np.int32)[None].repeat(len(nodes), 0)
         return Ranked(ids, np.where(ids == 0, 0, -1e9).astype(np.float32))
 
-    def all_equal(tree: TokenTree, nodes: Sequence[int], k: int) -> Ranked:
+    def all_equal(nodes: Sequence[DraftNode], k: int) -> Ranked:
         assert len(nodes) <= 16
         return Ranked(
             np.arange(k, dtype=np.int32)[None].repeat(len(nodes), 0),
             np.zeros((len(nodes), k), dtype=np.float32),
         )
 
-    assert BestFirst(16, 6).grow(1, Budget(16, 6), one_of_eight).parents == [-1, 0, 1, 2, 3, 4, 5]
-    growth = BestFirst(16, 6).grow(1, Budget(16, 6), all_equal)
-    assert len(growth.tree.select(growth.best())) == 17
+    chain = BestFirst(16, 6).grow(tree(), Budget(16, 6), one_of_eight)
+    assert [node.position for node in chain] == [1, 2, 3, 4, 5, 6]
+    assert len(BestFirst(16, 6).grow(tree(), Budget(16, 6), all_equal)) == 16
 
 
 def test_edge_values_are_a_distribution_that_keeps_the_order() -> None:

@@ -24,8 +24,8 @@ def test_rounds_give_the_targets_own_text(policy: Policy, most: int) -> None:
     proposer.open(PROMPT, SAMPLING, target.end)
     numbers = iter(range(10**6))
     while target.may > 0:
-        assert proposer.work(0.0)
-        assert not proposer.work(0.0)  # complete
+        assert proposer.work(0.0) is not None
+        assert proposer.work(0.0) is None  # complete
         nodes = proposer.flush(0.0, lambda: next(numbers))
         if nodes is not None:
             assert len(nodes.proposals) <= 8
@@ -48,28 +48,16 @@ def test_a_round_is_sent_again_and_several_forwards_may_be_heard_at_once() -> No
     text, numbers = own_text(PROMPT, 20), iter(range(100))
     proposer.work(0.0)
     first = proposer.flush(0.0, lambda: next(numbers))
-    proposer.resend()
+    proposer.hear(0, (), 0.0, None)
     again = proposer.flush(0.0, lambda: next(numbers))
     assert first is not None
     assert again is not None
     assert [one.token for one in first.proposals] == [one.token for one in again.proposals]
     assert again.proposals[0].number == 4
     proposer.hear(len(PROMPT), text[:10], 0.0, Notice(0.0, 0.03, 0, 0, 2))
-    assert proposer.work(0.0)  # the scripted model checks that no key is missing
+    assert proposer.work(0.0) is not None  # the scripted model checks that no key is missing
     after = proposer.flush(0.0, lambda: next(numbers))
     assert after is not None
     assert after.base == len(PROMPT) + 9
     assert len(after.proposals) == 2
     assert after.proposals[0].token == disagreeing((*PROMPT, *text[:10]))[0][0]
-
-
-def test_a_tree_stops_one_short_of_the_end() -> None:
-    proposer = RoundProposer(ScriptedModel(disagreeing, capacity=300), Chain(4), room=8)
-    proposer.open(PROMPT, SAMPLING, len(PROMPT) + 3)
-    proposer.work(0.0)
-    nodes = proposer.flush(0.0, iter(range(9)).__next__)
-    assert nodes is not None
-    assert len(nodes.proposals) == 2
-    proposer.hear(len(PROMPT), [1, 2], 0.0, Notice(0.0, 0.03, 0, 0, 8))
-    proposer.work(0.0)
-    assert proposer.flush(0.0, iter(range(9)).__next__) is None

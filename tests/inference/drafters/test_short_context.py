@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from inference.drafters.copy_source import CopySource
-from inference.drafters.model_proposer import ModelProposer
+from inference.drafters.copied_text import CopySource
+from inference.drafters.draft import Draft
+from inference.drafters.growing_proposer import GrowingProposer
 from inference.drafters.round_proposer import RoundProposer
 from inference.drafters.tree_policies import Chain
 from inference.planner.prices import Prices
@@ -17,12 +18,12 @@ TEXT = PHRASE * 20
 REACH, ROOM = 60, 40
 
 
-def proposer() -> ModelProposer:
+def proposer() -> GrowingProposer:
     model = ScriptedModel(disagreeing, capacity=REACH + ROOM)
-    return ModelProposer(model, 0, knowledge(), Prices(), room=ROOM, source=CopySource())
+    return Draft(model).proposer(0, knowledge(), Prices(), room=ROOM, source=CopySource())
 
 
-def calls_and_sent(one: ModelProposer, written: int, tokens: list[int]) -> list[tuple[int, int]]:
+def calls_and_sent(one: GrowingProposer, written: int, tokens: list[int]) -> list[tuple[int, int]]:
     """After each committed token: calls of the model so far, and nodes sent so far."""
     history = []
     for place, token in enumerate(tokens, written):
@@ -30,7 +31,7 @@ def calls_and_sent(one: ModelProposer, written: int, tokens: list[int]) -> list[
         numbers = iter(range(one.proposed, 10**6))
         while one.flush(0.0, lambda left=numbers: next(left)) is not None:  # type: ignore[misc]
             pass
-        history.append((one.calls, one.proposed))
+        history.append((one.usage.calls, one.proposed))
         one.hear(place, [token], 0.0, QUIET)
     return history
 
@@ -61,4 +62,4 @@ def test_rounds_of_a_draft_end_where_it_reaches() -> None:
     for place, token in enumerate(TEXT[70:80], 70):
         one.work(0.0)
         one.hear(place, [token], 0.0, QUIET)
-    assert (one.calls, model.calls) == (0, 0)
+    assert (one.usage.calls, model.calls) == (0, 0)

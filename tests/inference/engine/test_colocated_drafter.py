@@ -12,18 +12,18 @@ import pytest
 
 from inference.backends import Ranked, Segment
 from inference.backends.eager import EagerModel
-from inference.drafters.model_proposer import ROOM
+from inference.draft_tuning import TUNING as DRAFTING
+from inference.drafters import draft as drafts
 from inference.engine.colocated_drafter import ColocatedDrafter
 from inference.engine.engine import Engine
 from inference.engine.local_session import LocalSession
 from inference.engine.session import Session
 from inference.engine.tuning import TUNING
-from inference.link_times import LinkTimes
 from inference.model.decoder import Decoder
 from inference.order import Decode
-from inference.planner.acceptance import read_acceptance
+from inference.planner.acceptance_file import read_acceptance
 from inference.planner.knowledge import Knowledge
-from inference.proposer import COPY, HOST, NOBODY
+from inference.proposer import COLOCATED, COPY, NOBODY
 from inference.sampling import SamplingParams
 from inference.times import DraftTimes, LatencyModel
 from tests.support import pairs
@@ -97,7 +97,9 @@ class Hosted:
         self.clock = Clock()
         self.draft = Draft(says, self.clock, draft_rows or rows, call)
         known = partial(_knowledge, call)
-        self.host = ColocatedDrafter(self.draft, known, room=200, clock=self.clock, copies=copies)
+        self.host = ColocatedDrafter(
+            drafts.Draft(self.draft), known, room=200, clock=self.clock, copies=copies
+        )
         self.model = Exact(rows, self.clock, kinds=kinds, cost=lambda rows, nodes: FORWARD)
         shapes = [(row, nodes) for row in range(1, rows + 1) for nodes in (1, 2, 4, 8, 16, 32)]
         self.engine = Engine(
@@ -118,7 +120,7 @@ class Hosted:
 
 def _knowledge(call: float) -> Knowledge:
     target = LatencyModel({(1, 1): FORWARD, (1, 32): FORWARD})
-    return Knowledge(DraftTimes({1: call}), target, LinkTimes(), read_acceptance())
+    return Knowledge(DraftTimes({1: call}), target, read_acceptance())
 
 
 # --- the text
@@ -132,8 +134,10 @@ def beside(draft: Decoder, *, copies: bool = False) -> Engine:
     """The random target of tests/support/pairs.py with a draft beside it."""
     target, length = pairs.decoder(1), pairs.SEQUENCE_LENGTH
     model = EagerModel(target, rows=2, capacity=length + 64, max_nodes=64)
-    rows = EagerModel(draft, rows=2, capacity=length + ROOM, max_nodes=128)
-    host = ColocatedDrafter(rows, partial(_knowledge, CALL), room=ROOM, copies=copies)
+    rows = EagerModel(draft, rows=2, capacity=length + DRAFTING.room, max_nodes=128)
+    host = ColocatedDrafter(
+        drafts.Draft(rows), partial(_knowledge, CALL), room=DRAFTING.room, copies=copies
+    )
     return Engine(
         model, sequence_length=length, max_tree_nodes=64, vocabulary=pairs.VOCABULARY, drafter=host
     )
@@ -173,7 +177,7 @@ def test_a_draft_that_is_right_makes_a_text_in_few_forwards() -> None:
     finish(hosted.engine, session)
     assert made_by(session) == own_text([1, 2, 3], 200, kinds=KINDS)
     assert session.spent.forwards < 100
-    assert set(session.proposers) == {HOST, NOBODY}
+    assert set(session.proposers) == {COLOCATED, NOBODY}
 
 
 def test_what_the_text_said_before_is_copied_for_who_asked() -> None:
@@ -330,10 +334,10 @@ def test_a_session_that_wants_no_draft_any_more_gives_its_row_back() -> None:
     first, second = (hosted.asked([1, number], 300) for number in range(2))
     for _ in range(5):
         hosted.engine.step()
-    assert HOST not in second.proposers
+    assert COLOCATED not in second.proposers
     hosted.engine.decode(first, Decode(302, credit=512))
     finish(hosted.engine, first, second)
-    assert HOST in second.proposers
+    assert COLOCATED in second.proposers
     for number, session in enumerate((first, second)):
         assert made_by(session) == own_text([1, number], 300, kinds=KINDS)
 

@@ -16,14 +16,13 @@ import numpy as np
 import pytest
 
 from inference.backends import Segment
-from inference.candidates import BASE, Nodes, Proposal
 from inference.engine.engine import Engine
 from inference.engine.events import Commit
 from inference.engine.session import Session
 from inference.engine.tuning import TUNING
 from inference.errors import Busy, InvalidRequest, LimitExceeded, Unavailable
 from inference.order import LEAST_CREDIT, MOST_CREDIT, Decode, End, Pace
-from inference.proposer import NOBODY
+from inference.proposer import BASE, NOBODY, Nodes, Proposal
 from inference.sampling import SamplingParams
 from inference.tree import IntArray
 from tests.support.clock import Clock, WorkingClock

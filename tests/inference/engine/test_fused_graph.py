@@ -29,9 +29,8 @@ from inference.artifact import (
 from inference.backends import Segment
 from inference.backends.eager import EagerModel
 from inference.backends.fused import FusedModel
-from inference.candidates import Nodes
 from inference.decode import Step, decode
-from inference.drafters.growth import Growth
+from inference.drafters.draft_tree import DraftNode, DraftTree
 from inference.drafters.round_proposer import RoundProposer
 from inference.drafters.tree_policies import Budget, Rank
 from inference.engine.engine import Engine
@@ -43,7 +42,7 @@ from inference.errors import BadArtifact, InvalidRequest
 from inference.model.checkpoint import load_decoder
 from inference.model.drafted_tree import accept_in_graph
 from inference.order import Decode, End, Pace
-from inference.proposer import HOST, NOBODY, Proposer
+from inference.proposer import COLOCATED, NOBODY, Nodes, Proposer
 from inference.sampling import SamplingParams
 from inference.stats import DecodeStatistics
 from inference.text import Tokenizer
@@ -215,16 +214,17 @@ class Branching:
         """Nodes that are ranked for one tree."""
         return self.shape.inner
 
-    def grow(self, root: int, budget: Budget, rank: Rank) -> Growth:
-        growth, level = Growth(root, min(self.shape.nodes - 1, budget.nodes)), [0]
+    def grow(self, tree: DraftTree, budget: Budget, rank: Rank) -> list[DraftNode]:
+        grown, level = list[DraftNode](), [tree.root]
         for branch in self.shape.branches[: budget.depth]:
-            ids = rank(growth.tree, level, branch).ids
+            ids = rank(level, branch).ids.tolist()
             level = [
-                growth.add(parent, token, 1.0)
-                for parent, tokens in zip(level, ids.tolist(), strict=True)
+                tree.add(parent, token, tree.root.log)
+                for parent, tokens in zip(level, ids, strict=True)
                 for token in tokens
             ]
-        return growth
+            grown += level
+        return grown
 
 
 def in_rounds(shape: Branches, params: SamplingParams) -> Trees:
@@ -433,7 +433,7 @@ def test_a_session_that_was_drafted_for_elsewhere_shares_the_target() -> None:
         session.close()
         assert tokens == alone(params)[: len(tokens)]
         assert len(tokens) > 8
-    assert named == {HOST}
+    assert named == {COLOCATED}
 
 
 @pytest.mark.parametrize("params", SAMPLINGS[:3], ids=str)
@@ -478,7 +478,7 @@ def test_over_grpc_the_texts_are_the_same_and_counters_are_of_what_happened() ->
             assert session.traffic.nodes == 5 * session.traffic.forwards
             assert session.traffic.forwards == statistics.forwards
             assert statistics.acceptance_length == TOKENS / statistics.forwards > 1.2
-            assert statistics.by_proposer == {HOST: TOKENS - statistics.forwards}
+            assert statistics.by_proposer == {COLOCATED: TOKENS - statistics.forwards}
             assert session.traffic.model_seconds > 0
 
 

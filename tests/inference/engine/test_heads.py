@@ -14,19 +14,18 @@ from pathlib import Path
 import pytest
 
 from inference.backends import Ranked, Segment
-from inference.backends.eagle import EagleModel
-from inference.drafters.model_proposer import ROOM
+from inference.backends.eagle import EagleModel, feature_sequence
+from inference.draft_tuning import TUNING
+from inference.drafters.draft import Draft
 from inference.engine.colocated_drafter import ColocatedDrafter
 from inference.engine.engine import Engine
 from inference.engine.local_session import LocalSession
 from inference.engine.session import Session
-from inference.engine.target_rows import led_by_row
-from inference.link_times import LinkTimes
 from inference.model.eagle import EagleHead, load_head
 from inference.order import Decode
-from inference.planner.acceptance import read_acceptance
+from inference.planner.acceptance_file import read_acceptance
 from inference.planner.knowledge import Knowledge
-from inference.proposer import HOST
+from inference.proposer import COLOCATED
 from inference.sampling import SamplingParams
 from inference.times import DraftTimes, LatencyModel
 from tests.support import heads, pairs
@@ -49,7 +48,7 @@ class Calls(EagleModel):
     clock: Clock
 
     def __init__(self, head: EagleHead, rows: int) -> None:
-        super().__init__(head, rows=rows, capacity=LENGTH + ROOM, max_nodes=128)
+        super().__init__(head, rows=rows, capacity=LENGTH + TUNING.room, max_nodes=128)
         self.together = list[int]()
 
     def rank(self, segments: Sequence[Segment], k: int) -> list[Ranked]:
@@ -76,10 +75,9 @@ class Beside:
             vocabulary=pairs.VOCABULARY,
             times=LatencyModel(times, measured=True),
             drafter=ColocatedDrafter(
-                self.head,
+                Draft(self.head, sequence=feature_sequence(target)),
                 partial(_knowledge, times),
-                room=ROOM,
-                sequence=partial(led_by_row, target),
+                room=TUNING.room,
                 clock=clock,
             ),
             clock=clock,
@@ -92,7 +90,7 @@ class Beside:
 
 
 def _knowledge(times: dict[tuple[int, int], float]) -> Knowledge:
-    return Knowledge(DraftTimes({1: CALL}), LatencyModel(times), LinkTimes(), read_acceptance())
+    return Knowledge(DraftTimes({1: CALL}), LatencyModel(times), read_acceptance())
 
 
 @pytest.fixture(scope="module")
@@ -159,7 +157,7 @@ def test_what_a_head_has_learned_is_accepted(taught: Path) -> None:
     session = beside.asked(PROMPTS[0][-20:])
     finish(beside.engine, session)
     assert session.spent.forwards < TOKENS / 2
-    assert session.proposers.count(HOST) > TOKENS / 2
+    assert session.proposers.count(COLOCATED) > TOKENS / 2
 
 
 # --- sessions

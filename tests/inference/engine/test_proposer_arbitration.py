@@ -10,7 +10,7 @@ from inference.engine.proposer_arbitration import (
     ProposerArbitration,
     token_seconds,
 )
-from inference.proposer import HOST, MODEL, NOBODY
+from inference.proposer import COLOCATED, MODEL, NOBODY
 
 FORWARD = 0.040
 
@@ -27,7 +27,7 @@ def told(
 
 def test_nobody_else_names_a_token_so_it_goes_on() -> None:
     others = ProposerArbitration()
-    length = told(others, 5, 20, HOST)
+    length = told(others, 5, 20, COLOCATED)
     assert not others.suffice(length, FORWARD, 1.0)
 
 

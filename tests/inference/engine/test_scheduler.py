@@ -13,7 +13,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inference.candidates import BASE, Nodes, Proposal
 from inference.engine.admission import Admission
 from inference.engine.calibration import Calibration
 from inference.engine.scheduler import (
@@ -29,6 +28,7 @@ from inference.engine.scheduler import (
 from inference.engine.session import Session
 from inference.engine.tuning import TUNING
 from inference.order import Decode, Pace
+from inference.proposer import BASE, Nodes, Proposal
 from inference.sampling import SamplingParams
 from inference.times import TRUSTED, LatencyModel
 from tests.support.clock import Clock

@@ -14,15 +14,9 @@ from numpy.typing import ArrayLike, NDArray
 
 from inference.errors import InvalidRequest
 from inference.json_file import Json
-from inference.planner.acceptance import (
-    RANKS,
-    SHIPPED,
-    AcceptanceModel,
-    FloatArray,
-    features,
-    read_acceptance,
-    write_acceptance,
-)
+from inference.planner.acceptance import RANKS, AcceptanceModel
+from inference.planner.acceptance_file import SHIPPED, read_acceptance, read_model, write_acceptance
+from inference.planner.child_features import FloatArray, rank_features
 
 Scores = NDArray[np.float32]
 
@@ -35,18 +29,18 @@ def model() -> AcceptanceModel:
 def edges(
     model: AcceptanceModel, scores: Scores, depths: ArrayLike, greedy: bool
 ) -> FloatArray:  # [m, k], [m] -> [m, k]
-    return model.edges_of(features(scores, depths, greedy), scores, greedy)
+    return model.edges_of(rank_features(scores, depths, greedy), scores, greedy)
 
 
 def observe(
     model: AcceptanceModel, scores: Scores, depth: int, greedy: bool, taken: int | None
 ) -> None:
     """Tell the model of one verdict. taken: rank of the target's token, if it is one of [k]."""
-    model.observe_path(features(scores[None], [depth], greedy), greedy, [taken])
+    model.observe_path(rank_features(scores[None], [depth], greedy), greedy, [taken])
 
 
 def made_of(record: dict[str, Any]) -> AcceptanceModel:
-    return AcceptanceModel.read(Json(record, "this record", InvalidRequest))
+    return read_model(Json(record, "this record", InvalidRequest))
 
 
 def draw(generator: np.random.Generator, rows: int, k: int, greedy: bool) -> Scores:  # [rows, k]

@@ -21,7 +21,7 @@ from inference.backends.sequence import ModelSequence
 from inference.backends.timed import find_profile
 from inference.model.checkpoint import random_decoder
 from inference.model.config import parse_config
-from inference.planner.kept_times import Subject, keep_profile, load_profile
+from inference.planner.profile_files import Subject, keep_profile, load_profile
 from inference.planner.profiling import (
     CONTEXT,
     MOST_SECONDS,

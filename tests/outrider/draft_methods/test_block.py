@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
-from inference.backends import BlockModel, Masks
-from inference.drafters.block_proposer import BlockProposer, proposers_on
+from inference.backends import Masks
+from inference.drafters.draft import Draft
 from inference.engine.engine import Engine
 from inference.engine.local_session import LocalSession
 from inference.errors import UnsupportedModel
@@ -19,7 +18,7 @@ from inference.order import Decode
 from inference.planner.prices import Prices
 from inference.sampling import SamplingParams
 from outrider.draft_methods import find_draft
-from outrider.draft_methods.block import PUBLISHED_POSITIONS, BlockCheckpoint
+from outrider.draft_methods.block import PUBLISHED_POSITIONS
 from outrider.models.loading import find_checkpoint
 from outrider.models.sequence_length import Capacity
 from outrider.options.roles import DraftRole
@@ -47,11 +46,11 @@ def target(directory: Path) -> Engine:
     return Engine(model, sequence_length=128, max_tree_nodes=64, vocabulary=512)
 
 
-def found(directory: Path, **changes: Any) -> BlockCheckpoint:
+def found(directory: Path, **changes: Any) -> Draft:
+    """The checkpoint with these changes of its config, loaded."""
     write_checkpoint_with_tokenizer(directory, **PARD | changes)
-    made = find_draft(DraftRole(draft="block", draft_model=str(directory)))
-    assert isinstance(made, BlockCheckpoint)
-    return made
+    role = DraftRole(draft="block", draft_model=str(directory), device="cpu")
+    return find_draft(role).load(role, Capacity(1, 128, 300, 256))
 
 
 def test_a_published_checkpoint_says_which_token_is_its_mask(tmp_path: Path) -> None:
@@ -66,18 +65,14 @@ def test_a_checkpoint_may_say_how_many_tokens_a_call_names(tmp_path: Path) -> No
 def test_a_published_checkpoint_drafts_and_the_text_is_the_targets_own(
     tmp_path: Path, temperature: float
 ) -> None:
-    role = DraftRole(draft="block", draft_model=str(tmp_path / "pard"), device="cpu")
-    model = found(tmp_path / "pard").load(role, Capacity(1, 128, 300, 256))
-    assert isinstance(model, BlockModel)
-    assert model.dtype == torch.float32
+    draft = found(tmp_path / "pard")
     served, prompt = target(tmp_path / "target"), prompt_of(20)
     params = SamplingParams(temperature, seed=11)
-    proposer = proposers_on(model)(model, 0, knowledge(), Prices(), room=300)
-    assert isinstance(proposer, BlockProposer)
+    proposer = draft.proposer(0, knowledge(), Prices(), room=300)
     session, order = LocalSession(served), Decode(len(prompt) + 30)
     made = text_of(prompt, params, session, order, [proposer])
     assert made == alone(LocalSession(served), prompt, params, 30)
-    assert proposer.ranked > proposer.calls  # masks were computed
+    assert proposer.usage.nodes > proposer.usage.calls  # masks were computed
 
 
 def test_a_checkpoint_without_a_mask_is_refused_with_what_is_needed(tmp_path: Path) -> None:

@@ -19,16 +19,16 @@ from grpc_comm.server.server import BackgroundServer, Target
 from grpc_comm.translate import MOST_TIMES, PROTOCOL_VERSION
 from inference.decode import decode
 from inference.draft_thread import inline
-from inference.drafters.model_proposer import ROOM
+from inference.draft_tuning import TUNING
 from inference.engine.engine import Engine
 from inference.engine.local_session import LocalSession
 from inference.errors import Mismatch
 from inference.order import Decode
-from inference.planner.acceptance import read_acceptance
+from inference.planner.acceptance_file import read_acceptance
 from inference.sampling import SamplingParams
 from inference.times import TRUSTED, DraftTimes, LatencyModel
-from outrider.client.pools import GrowingPool, Pair
-from outrider.client.probing import PROBES, link_times, probe_link
+from outrider.client.pools import GrowingRows, Pair
+from outrider.client.probing import PROBES, probe_link, round_trip
 from outrider.draft_methods import find_draft
 from outrider.models.loading import PREFILL_NODES
 from outrider.models.profiles import Profiles
@@ -133,8 +133,8 @@ def test_a_link_is_measured_by_exchanges_without_work() -> None:
         connect(str(server.address)) as connection,
     ):
         assert connection.probe().transferred > 0
-        link = link_times(probe_link(connection.probe, list[str]().append))
-    assert link.round_trip.seconds > 0
+        link = round_trip(probe_link(connection.probe, list[str]().append))
+    assert link > 0
     assert not engine.model.calls  # type: ignore[attr-defined]  # of a Successor
 
 
@@ -149,23 +149,18 @@ def test_a_long_link_is_measured_by_fewer_exchanges_and_said_to_be_when_they_tak
     probes = probe_link(lambda: Probe(seconds, 500), told.append)
     assert len(probes) == exchanges
     assert len(told) == lines
-    assert link_times(probes).round_trip.seconds == pytest.approx(seconds)
-    assert link_times(probes).round_trip.spread < 0.1 * seconds
+    assert round_trip(probes) == pytest.approx(seconds)
 
 
-def pool_of(connection: Connection, rows: int, learned: Path | None) -> GrowingPool:
+def pool_of(connection: Connection, rows: int, learned: Path | None) -> GrowingRows:
     """Of the embedded draft."""
-    model = find_draft(DraftModelOptions()).load(
-        DeviceOptions(),
-        Capacity(rows, 128, ROOM, PREFILL_NODES),
-    )
+    capacity = Capacity(rows, 128, TUNING.room, PREFILL_NODES)
+    draft = find_draft(DraftModelOptions()).load(DeviceOptions(), capacity)
     pair = Pair(connection, {1: 0.002, 64: 0.008}, learned)
-    return GrowingPool.of_model(model, pair, Goal())
+    return GrowingRows(draft, pair, Goal(), [None] * rows)
 
 
-def test_the_link_is_measured_once_for_all_rows_and_each_then_follows_it_alone(
-    port: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_link_is_measured_once_for_all_rows(port: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with connect(f"127.0.0.1:{port}") as connection:
         probes, probe = list[Probe](), connection.probe
 
@@ -175,11 +170,8 @@ def test_the_link_is_measured_once_for_all_rows_and_each_then_follows_it_alone(
 
         monkeypatch.setattr(connection, "probe", counted)
         pool = pool_of(connection, 4, None)
-        links = [known.link for known in pool.known]
         assert len(probes) <= PROBES
-        assert {link.round_trip for link in links} == {link_times(probes).round_trip}
-        links[0].observe(5.0, 0.0, 500)
-        assert links[0].estimate(500) != links[1].estimate(500) == links[2].estimate(500)
+        assert {known.round_trip for known in pool.known} == {round_trip(probes)}
 
 
 @pytest.mark.parametrize("tokens", [(40, 2), (2, 40)], ids=str)
@@ -259,12 +251,8 @@ def test_an_idle_target_measures_by_itself(monkeypatch: pytest.MonkeyPatch, tmp_
 def test_a_profile_that_cannot_be_kept_is_used_all_the_same(tmp_path: Path) -> None:
     (tmp_path / "profiles").write_text("a file", encoding="utf-8")
     options, told = DraftRole(), list[str]()
-    checkpoint = find_draft(options)
-    model = checkpoint.load(options, Capacity(1, 64, 8, 8))
-    assert set(Profiles(tmp_path / "profiles", told.append).draft(checkpoint, model, 64)) == {
-        1,
-        2,
-        4,
-        8,
-    }
+    found = find_draft(options)
+    draft = found.load(options, Capacity(1, 64, 8, 8))
+    profiles = Profiles(tmp_path / "profiles", told.append)
+    assert set(found.times(profiles, draft, 64)) == {1, 2, 4, 8}
     assert "not kept" in told[-1]

@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from inference.planner.kept_times import read_profile
+from inference.planner.profile_files import read_profile
 from outrider.models.loading import EMBEDDED, Checkpoint, find_checkpoint
 from outrider.models.precision import MARGIN, NODES, ComputeType, candidates, pick, settled, told
 from outrider.models.reduction import Reduction

@@ -13,16 +13,16 @@ import pytest
 from inference.backends.eager import EagerModel
 from inference.cost.billing import Billing
 from inference.draft_thread import inline
-from inference.drafters.model_proposer import ROOM, ModelProposer
+from inference.draft_tuning import TUNING
+from inference.drafters.draft import Draft
 from inference.drafters.round_proposer import RoundProposer
 from inference.drafters.tree_policies import BestFirst
 from inference.engine.engine import Engine
 from inference.engine.local_session import LocalSession
 from inference.errors import Mismatch, OutriderError, Unavailable
-from inference.link_times import LinkTimes
 from inference.model.decoder import Decoder
 from inference.order import Pace, Progress
-from inference.planner.acceptance import read_acceptance
+from inference.planner.acceptance_file import read_acceptance
 from inference.planner.knowledge import Knowledge
 from inference.planner.prices import Prices
 from inference.proposer import Proposer
@@ -47,10 +47,12 @@ def request(params: SamplingParams = SamplingParams(), tokens: int = TOKENS) -> 
 
 def growing() -> Proposer:
     """It stands still once a call brings less than what it takes: the target is in this thread."""
-    model = EagerModel(perturbed(1, 0.02), rows=1, capacity=SEQUENCE_LENGTH + ROOM, max_nodes=128)
+    model = EagerModel(
+        perturbed(1, 0.02), rows=1, capacity=SEQUENCE_LENGTH + TUNING.room, max_nodes=128
+    )
     times = LatencyModel({(1, 1): 0.02, (1, 64): 0.03})
-    known = Knowledge(DraftTimes({1: 0.002}), times, LinkTimes(), read_acceptance())
-    return ModelProposer(model, 0, known, Prices(holds_target=True))
+    known = Knowledge(DraftTimes({1: 0.002}), times, read_acceptance())
+    return Draft(model).proposer(0, known, Prices(holds_target=True))
 
 
 def rounds() -> Proposer:
@@ -91,7 +93,7 @@ def test_the_record_counts_what_session_and_proposer_did(served: Engine) -> None
     first = made(LocalSession(served), [proposer], request(), pace=Pace.WAIT)
     second = made(LocalSession(served), [proposer], request(), pace=Pace.WAIT)
     assert first.token_ids == second.token_ids
-    assert proposer.calls == first.draft_calls + second.draft_calls
+    assert proposer.usage.calls == first.draft_calls + second.draft_calls
     assert first.draft_calls == second.draft_calls > 0
     for done in (first, second):
         assert sum(done.chunk_tokens) == len(done.token_ids) == TOKENS

@@ -11,68 +11,54 @@ from __future__ import annotations
 import heapq
 import math
 from bisect import bisect_right, insort
-from collections.abc import Callable, Iterator
-from typing import NamedTuple, TypeAlias
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple, TypeAlias
 
-from inference.drafters.copy_source import Context
-from inference.drafters.timetable import AT_ROOT
-from inference.planner.law import FloatArray
-
+_NEVER = 1e-300  # least chance, whose logarithm is finite
 _SPARE = 64  # entries of an order that may be out of date before it is looked through
 
 
-class Copied(NamedTuple):
-    """What the copy source names for a node: tokens, their features and their chances."""
+class Named(NamedTuple):
+    """Children that one source names for a node."""
 
     ids: list[int]
-    table: list[list[float]]  # [k, F]
-    chances: list[float]  # [k]
+    table: Any  # [k, F] what the source says of each child, as its law reads it: array or lists
+    chances: Sequence[float]  # [k]
 
 
 class Mask(NamedTuple):
-    """What a block draft names at a mask: tokens, and what its scores say of each."""
+    """Tokens that a block draft names at a mask, and what its scores say of each."""
 
     ids: list[int]
     said: list[list[float]]  # [k, SAID]
 
 
 class Block(NamedTuple):
-    """What one call named behind a node whose token it knew: its masks, the nearest first."""
+    """Masks that one call put behind a node whose token it knew, the nearest first."""
 
-    node: Prospect
+    node: DraftNode
     masks: list[Mask]
 
 
-class Guessed(NamedTuple):
-    """What a mask names for a node: tokens, their features and their chances.
-
-    offset: positions between the token that the call knew and the mask
-    """
-
-    ids: list[int]
-    table: list[list[float]]  # [k, F]
-    chances: list[float]  # [k]
-    offset: int
-
-
-class Prospect:
+class DraftNode:
     """A node of the draft's tree.
 
     log: logarithm of its value, from the text's beginning
     ids, logs: its named children and the logarithms of their values, likeliest first
     listed: how many of the named children are nodes
-    named: ids of the named children in the model's own order
-    context: what the copy source knows of the tokens up to it; None without one
-    features: what the model's scores say about each named child; None before it was ranked
-    depth: below the root, when it was ranked
-    copied: what the copy source names for it; None where that names nothing
+    context: the text source's context up to it; None before it was asked for
+    copied, masked, ranked: its children as the text source, the nearest mask and the model name
+        them; None where they name nothing
+    joint: the children that model and text source name, and what both say of each
+    offset: positions between the last token that its mask's call knew and the mask
     block: masks of the nearest call at it or above it; None without a block draft
-    guessed: what one of these masks names for it
     covered: chance that the target takes a child that was named before it was ranked
-    joint: the children that model and copy source name, and what both say of each
-    is_copy: whether the copy source alone had named it when it was made
-    place: its place in the model's row, None where it has no keys
+    is_copy: whether the text source alone had named it when it was made
+    depth: below the root, when it was ranked
+    index: its place among the nodes with keys, None where it has no keys
     number: the number it was sent under, None before
+    arrives: seconds, when it arrives at the target
+    forward_after, epoch: forward that reaches its children, by this version of the target's clock
     """
 
     __slots__ = (
@@ -85,48 +71,47 @@ class Prospect:
         "covered",
         "depth",
         "epoch",
-        "features",
-        "guessed",
+        "forward_after",
         "ids",
+        "index",
         "is_copy",
         "joint",
         "listed",
         "log",
         "logs",
-        "named",
+        "masked",
         "number",
+        "offset",
         "parent",
-        "place",
         "position",
+        "ranked",
         "serial",
         "token",
-        "walk",
     )
 
     def __init__(
-        self, token: int, position: int, log: float, serial: int, parent: Prospect | None
+        self, token: int, position: int, log: float, serial: int, parent: DraftNode | None
     ) -> None:
         self.token, self.position, self.log, self.serial = token, position, log, serial
         self.parent = parent
-        self.children: dict[int, Prospect] = {}
+        self.children: dict[int, DraftNode] = {}
         self.ids: list[int] = []
         self.logs: list[float] = []
-        self.named: list[int] = []
-        self.features: FloatArray | None = None
-        self.context: Context | None = None
-        self.copied: Copied | None = None
+        self.context: object = None
+        self.copied: Named | None = None
+        self.masked: Named | None = None
+        self.ranked: Named | None = None
+        self.joint: Named | None = None
         self.block: Block | None = None if parent is None else parent.block
-        self.guessed: Guessed | None = None
-        self.joint: tuple[list[int], FloatArray] | None = None
         self.covered, self.is_copy = 0.0, False
-        self.listed = self.depth = 0
+        self.listed = self.depth = self.offset = 0
         self.alive = True
-        self.place: int | None = None
+        self.index: int | None = None
         self.number: int | None = None
-        self.arrives, self.walk, self.epoch = math.inf, AT_ROOT, -1
+        self.arrives, self.forward_after, self.epoch = math.inf, 0, -1
 
 
-Entry: TypeAlias = tuple[float, int, Prospect]
+Entry: TypeAlias = tuple[float, int, DraftNode]
 """Negative logarithm of a value, serial number, node. Entries sort by falling value."""
 
 
@@ -136,18 +121,18 @@ class Order:
     A node whose value changed is added again; its older entries no longer count.
     """
 
-    def __init__(self, wanted: Callable[[Prospect], bool]) -> None:
+    def __init__(self, wanted: Callable[[DraftNode], bool]) -> None:
         self._wanted = wanted
         self._entries: list[Entry] = []
         self._sound = 0  # entries after they were last looked through
 
-    def add(self, node: Prospect) -> None:
+    def add(self, node: DraftNode) -> None:
         insort(self._entries, (-node.log, node.serial, node))
         if len(self._entries) > 2 * self._sound + _SPARE:
             self._entries = [entry for entry in self._entries if self._counts(entry)]
             self._sound = len(self._entries)
 
-    def first(self, most: int) -> list[Prospect]:
+    def first(self, most: int) -> list[DraftNode]:
         """Return the `most` most valuable nodes."""
         sound, seen = list[Entry](), 0
         for entry in self._entries:
@@ -160,7 +145,7 @@ class Order:
             self._entries[:seen] = sound
         return [entry[2] for entry in sound]
 
-    def take(self, least: float) -> list[Prospect]:
+    def take(self, least: float) -> list[DraftNode]:
         """Remove and return nodes whose logarithm is at least `least`, the most valuable first."""
         end = bisect_right(self._entries, (-least, math.inf))
         nodes = [entry[2] for entry in self._entries[:end] if self._counts(entry)]
@@ -171,15 +156,15 @@ class Order:
         return -entry[0] == entry[2].log and self._wanted(entry[2])
 
 
-def _unranked(node: Prospect) -> bool:
-    return node.alive and node.place is None
+def _unranked(node: DraftNode) -> bool:
+    return node.alive and node.index is None
 
 
-def _unsent(node: Prospect) -> bool:
+def _unsent(node: DraftNode) -> bool:
     return node.alive and node.number is None and node.parent is not None
 
 
-class Prospects:
+class DraftTree:
     """Nodes below the last committed token.
 
     end: length of the text beyond which no token is wanted
@@ -189,10 +174,10 @@ class Prospects:
 
     def __init__(self, token: int, position: int, end: int) -> None:
         self.end, self._serial = end, 0
-        self.root = Prospect(token, position, 0.0, 0, None)
+        self.root = DraftNode(token, position, 0.0, 0, None)
         self.unranked, self.unsent = Order(_unranked), Order(_unsent)
-        self.sent: dict[int, Prospect] = {}
-        self.fresh: list[Prospect] = []
+        self.sent: dict[int, DraftNode] = {}
+        self.fresh: list[DraftNode] = []
         self._unlisted: list[Entry] = []  # by the likeliest child that is not listed
         self._sound = 0
         self._rankable(self.root)
@@ -201,19 +186,28 @@ class Prospects:
         """Return the `log` of a node with this value."""
         return self.root.log + math.log(value)
 
-    def name(self, node: Prospect, ids: list[int], logs: list[float]) -> None:  # likeliest first
-        """Name the node's children, the likeliest first. They become nodes when they are worth
-        it.
+    def name(self, node: DraftNode, ids: Sequence[int], chances: Sequence[float]) -> None:  # [k]
+        """Name the node's children, each with its chance. They become nodes when they are worth it.
 
         Naming them anew replaces what was named before; children that are nodes stay.
         """
-        node.ids, node.logs, node.listed = ids, logs, 0
-        for token, log in zip(ids, logs, strict=True) if node.children else ():
+        order = sorted(range(len(ids)), key=chances.__getitem__, reverse=True)
+        node.ids, node.listed = [ids[child] for child in order], 0
+        node.logs = [node.log + math.log(max(chances[child], _NEVER)) for child in order]
+        for token, log in zip(node.ids, node.logs, strict=True) if node.children else ():
             child = node.children.get(token)
             if child is not None and child.log != log:
                 self._shift(child, log - child.log)
         if ids:
-            heapq.heappush(self._unlisted, (-logs[0], node.serial, node))
+            heapq.heappush(self._unlisted, (-node.logs[0], node.serial, node))
+
+    def add(self, node: DraftNode, token: int, log: float) -> DraftNode:
+        """Make a child of the node at once, whatever its value."""
+        self._serial += 1
+        made = node.children[token] = DraftNode(token, node.position + 1, log, self._serial, node)
+        self._rankable(made)
+        self.unsent.add(made)
+        return made
 
     def list_children(self, least: float) -> None:
         """Make nodes of all named children of at least this value."""
@@ -231,20 +225,24 @@ class Prospects:
             heapq.heapify(self._unlisted)
             self._sound = len(self._unlisted)
 
-    def advance(self, token: int) -> list[Prospect]:
+    def advance(self, token: int) -> list[DraftNode]:
         """Commit a token: its node becomes the root. Returns the nodes that were pruned."""
         before = self.root
         after = before.children.pop(token, None)
         if after is None:
             self._serial += 1
-            after = Prospect(token, before.position + 1, before.log, self._serial, None)
+            after = DraftNode(token, before.position + 1, before.log, self._serial, None)
             self._rankable(after)
         elif after.number is not None:
             del self.sent[after.number]
         before.alive, after.parent, self.root = False, None, after
         return list(self._prune(before))
 
-    def send(self, node: Prospect, number: int) -> None:
+    def clear(self) -> list[DraftNode]:
+        """Remove all nodes below the root, and return them."""
+        return list(self._prune(self.root))
+
+    def send(self, node: DraftNode, number: int) -> None:
         """Record that the node was sent under this number."""
         node.number = number
         self.sent[number] = node
@@ -256,34 +254,26 @@ class Prospects:
             node.number, node.arrives, node.epoch = None, math.inf, -1
             self.unsent.add(node)
 
-    def _list(self, node: Prospect) -> None:
+    def _list(self, node: DraftNode) -> None:
         index, node.listed = node.listed, node.listed + 1
-        if node.ids[index] not in node.children:
-            self._make(node, index)
+        token = node.ids[index]
+        if token not in node.children:
+            made = self.add(node, token, node.logs[index])
+            drafted = [one for one in (node.ranked, node.masked) if one is not None]
+            made.is_copy = node.copied is not None and all(token not in one.ids for one in drafted)
 
-    def _make(self, node: Prospect, index: int) -> Prospect:
-        token, log = node.ids[index], node.logs[index]
-        self._serial += 1
-        made = node.children[token] = Prospect(token, node.position + 1, log, self._serial, node)
-        made.is_copy = node.copied is not None and token not in node.named
-        if made.is_copy and node.guessed is not None:
-            made.is_copy = token not in node.guessed.ids
-        self._rankable(made)
-        self.unsent.add(made)
-        return made
-
-    def _rankable(self, node: Prospect) -> None:
+    def _rankable(self, node: DraftNode) -> None:
         if node.position < self.end - 2:  # the last token is the target's own in any case
             self.unranked.add(node)
             self.fresh.append(node)
 
-    def _shift(self, node: Prospect, by: float) -> None:
+    def _shift(self, node: DraftNode, by: float) -> None:
         """Change the value of a node and of all nodes below it."""
         below = [node]
         for one in below:  # the list grows during the loop
             one.log += by
             one.logs = [log + by for log in one.logs]
-            if one.place is None and one.position < self.end - 2:
+            if one.index is None and one.position < self.end - 2:
                 self.unranked.add(one)
             if one.number is None:
                 self.unsent.add(one)
@@ -291,7 +281,7 @@ class Prospects:
                 heapq.heappush(self._unlisted, (-one.logs[one.listed], one.serial, one))
             below.extend(one.children.values())
 
-    def _prune(self, node: Prospect) -> Iterator[Prospect]:
+    def _prune(self, node: DraftNode) -> Iterator[DraftNode]:
         below = list(node.children.values())
         node.children = {}
         while below:

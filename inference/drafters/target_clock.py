@@ -8,38 +8,12 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from typing import TypeAlias
 
+from inference.draft_tuning import TUNING
 from inference.proposer import Notice
 
-FORGETTING = 0.2
-"""Weight of the latest forward in the moving average of a forward's seconds."""
 
-CROSSINGS = 50
-"""Latest messages of which the quickest gives the round trip; the prior estimate counts as one.
-
-An estimate that is too long holds back nodes that would be in time. One that is too short costs
-some bytes.
-"""
-
-SPARE = 0.05
-"""Part of a forward by which a node may seem late and is sent nevertheless.
-
-Tokens are heard of only after the draft's call that is under way.
-"""
-
-Walk: TypeAlias = tuple[int, bool]
-"""The forward that reaches a node's position, counted from the next one, and whether the node is
-late.
-
-A late node's token is made by that forward itself. Forwards are counted as if the node's path were
-right.
-"""
-
-AT_ROOT: Walk = (-1, True)
-
-
-class Timetable:
+class TargetClock:
     """When the target's forwards start, and when a message arrives there.
 
     forward: seconds of a forward
@@ -47,14 +21,14 @@ class Timetable:
 
     Both hold prior estimates until something is heard. A message that a forward knew of was sent at
     most that long before the forward began. The shortest such time is the round trip plus a little
-    waiting.
+    waiting. Forwards are counted from the next one, as if a node's path were right.
     """
 
     def __init__(self, forward: float, round_trip: float) -> None:
         self.forward, self.round_trip = forward, round_trip
         self._starts = math.inf  # nothing is late before the target began
         self._sent: deque[tuple[int, float]] = deque()  # (n, when): numbers below n were sent
-        self._waits = deque([round_trip] if round_trip else [], maxlen=CROSSINGS)
+        self._waits = deque([round_trip] if round_trip else [], maxlen=TUNING.crossings)
 
     def sent(self, number: int, now: float) -> None:
         """Record that nodes up to this number were sent at `now` seconds."""
@@ -64,11 +38,11 @@ class Timetable:
         """Forget all numbers: they start again."""
         self._sent.clear()
 
-    def heard(self, notice: Notice) -> None:
+    def hear(self, notice: Notice) -> None:
         """Update the estimates from a message. The next forward starts when its tokens left the
         target.
         """
-        weight = FORGETTING if self.forward else 1.0
+        weight = TUNING.forward_forgetting if self.forward else 1.0
         self.forward += weight * (notice.model_seconds - self.forward)
         newest = None
         while self._sent and self._sent[0][0] <= notice.known:
@@ -82,7 +56,8 @@ class Timetable:
         """Return when a message sent now arrives at the target, in seconds."""
         return now + self.round_trip / 2
 
-    def step(self, above: Walk, arrives: float) -> Walk:
-        """Return the walk of a node that arrives at `arrives`, given its parent's walk."""
-        forward = above[0] + above[1]
-        return forward, arrives > self._starts + (forward + SPARE) * self.forward
+    def is_late(self, forward: int, arrives: float) -> bool:
+        """Tell whether a node that this forward reaches arrives after it: the forward makes the
+        token itself.
+        """
+        return arrives > self._starts + (forward + TUNING.spare) * self.forward

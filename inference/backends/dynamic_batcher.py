@@ -25,7 +25,7 @@ class _Asked(Generic[T]):
         self.done = False
 
 
-class Together:
+class DynamicBatcher:
     """A Model for drafters, each with rows of its own.
 
     Dynamic batching without a timer: whoever gets the lock runs every queued call of the same kind.

@@ -3,18 +3,88 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol
 
+from inference.draft_tuning import TUNING
+from inference.drafters.draft_tree import DraftNode, Named
 from inference.drafters.suffix_automaton import Match, SuffixAutomaton
-from inference.planner.copying import Following
-
-MOST_NAMED = 3
-"""Tokens that are named for a context at most."""
-
-HISTORY_TOKENS = 65_536
-"""Tokens of earlier texts that are kept at most."""
+from inference.planner.acceptance import AcceptanceModel
+from inference.planner.child_features import Following, copy_features
 
 _BETWEEN = -1  # stands between two texts; no token
+
+
+class TextSource(Protocol):
+    """Continuations for one text at a time. A context is of the source's own type."""
+
+    def open(self, prompt: Sequence[int]) -> None:
+        """Begin a text."""
+        ...
+
+    def extend(self, token: int) -> None:
+        """Append a token to the text."""
+        ...
+
+    def close(self) -> None:
+        """End the text."""
+        ...
+
+    @property
+    def end(self) -> Any:
+        """The context of the next token."""
+        ...
+
+    def step(self, context: Any, token: int) -> Any:
+        """Return the context with one more token behind it."""
+        ...
+
+    def following(self, context: Any) -> tuple[int, list[Following]]:
+        """Return the matched length, and what followed it, the most frequent first."""
+        ...
+
+
+class CopiedText:
+    """Names the children of a draft tree's nodes by a text source, and learns what that is worth.
+
+    learned: chances of copied tokens
+    """
+
+    def __init__(self, source: TextSource, learned: AcceptanceModel) -> None:
+        self._source, self._learned = source, learned
+
+    def open(self, prompt: Sequence[int]) -> None:
+        """Begin a text."""
+        self._source.open(prompt)
+
+    def close(self) -> None:
+        """End the text."""
+        self._source.close()
+
+    def name(self, node: DraftNode) -> Named | None:
+        """Return the children that followed the same words before, if some did."""
+        length, following = self._source.following(self._context(node))
+        if not following:
+            return None
+        table = copy_features(length, following)
+        return Named([one.token for one in following], table, self._learned.copied(table))
+
+    def hear(self, root: DraftNode, token: int) -> None:
+        """Append a committed token, and learn whether it was copied at the root before it."""
+        if root.copied is not None:
+            ids, table, _ = root.copied
+            self._learned.observe_copied(table, ids.index(token) if token in ids else None)
+        self._source.extend(token)
+
+    def _context(self, node: DraftNode) -> Any:
+        """The context behind this node's token."""
+        if node.context is None:
+            above = node.parent
+            node.context = (
+                self._source.end
+                if above is None
+                else self._source.step(self._context(above), node.token)
+            )
+        return node.context
 
 
 class Context(NamedTuple):
@@ -30,7 +100,7 @@ class History:
     automaton: may be read while another thread keeps a text
     """
 
-    def __init__(self, most: int = HISTORY_TOKENS) -> None:
+    def __init__(self, most: int = TUNING.history) -> None:
         self._most, self._tokens = most, list[int]()
         self.automaton = SuffixAutomaton()
 
@@ -107,7 +177,7 @@ def _named(automaton: SuffixAutomaton, state: int) -> list[Following]:
     left = sum(count for count, _, _ in seen)
     newest = max((position for _, position, _ in seen), default=0)
     named = list[Following]()
-    for count, position, token in seen[:MOST_NAMED]:
+    for count, position, token in seen[: TUNING.copied]:
         left -= count
         named.append(Following(token, count, left, position == newest))
     return named

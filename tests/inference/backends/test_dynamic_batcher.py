@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from inference.backends import Model, Ranked, Segment
+from inference.backends.dynamic_batcher import DynamicBatcher
 from inference.backends.eager import EagerModel
 from inference.backends.sequence import ModelSequence
-from inference.backends.together import Together
 from inference.sampling import SamplingParams
 from inference.tree import TokenTree
 from tests.support.models import tiny_decoder
@@ -44,7 +44,7 @@ def ranked(model: Model, row: int, k: int = 4) -> Ranked:
 
 def test_what_stands_in_line_is_computed_in_one_call() -> None:
     model = Gated()
-    shared = Together(model)
+    shared = DynamicBatcher(model)
     with ThreadPoolExecutor(ROWS) as pool:
         first = pool.submit(ranked, shared, 0)
         eventually(lambda: model.calls == [1])
@@ -66,7 +66,7 @@ def test_what_stands_in_line_is_computed_in_one_call() -> None:
 def test_everybody_gets_the_answer_of_a_call_alone() -> None:
     model = EagerModel(tiny_decoder(), rows=ROWS, capacity=200, max_nodes=16)
     alone = [ranked(model, row) for row in range(ROWS)]
-    shared = Together(EagerModel(tiny_decoder(), rows=ROWS, capacity=200, max_nodes=16))
+    shared = DynamicBatcher(EagerModel(tiny_decoder(), rows=ROWS, capacity=200, max_nodes=16))
     for _ in range(5):
         with ThreadPoolExecutor(ROWS) as pool:
             for own, one in zip(
@@ -95,7 +95,7 @@ class Faulty(Successor):
 
 def test_a_fault_is_that_of_the_thread_whose_call_fails() -> None:
     model = Faulty(3)
-    shared = Together(model)
+    shared = DynamicBatcher(model)
     model.gate.clear()
     with ThreadPoolExecutor(3) as pool:
         tokens = (10, FAULTY, 12)

@@ -1,0 +1,68 @@
+"""Constants of drafting that matter, in one record: each with its unit and what it was chosen by.
+
+`tuned` cells are those of the regret study (docs/measured.md): the floor, the least gain and the
+width were chosen on its tuning texts and confirmed on held-out ones.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class DraftTuning:
+    """How drafts grow, what is sent, and what the draft may cost."""
+
+    width: int = 8
+    """Children named for a ranked node. Tuned cells."""
+    widest: int = 32
+    """Nodes ranked in one call at most. Tuned cells."""
+    room: int = 768
+    """Ranked nodes whose keys a row holds beyond the committed tokens: what the widest calls fill
+    in one round trip of 300 ms."""
+    worth_ranking: float = 0.6
+    """Children are listed for ranking from this part of the least value that is sent."""
+    part_seconds: float = 0.25
+    """Seconds of a call for a part of the prompt. Copies found meanwhile wait for it."""
+    tries_again: int = 64
+    """Committed tokens after which a draft that has fallen silent is asked once more."""
+    hits_remembered: float = 20.0
+    """Tokens after which a hit of the draft has faded to 1/e in the moving average."""
+    times_kept: int = 16
+    """Calls of the draft after which prices and measured times are read again."""
+    copied: int = 3
+    """Tokens that copied text names for a context at most."""
+    history: int = 65_536
+    """Tokens of earlier texts that are kept for copying at most."""
+    forward_forgetting: float = 0.2
+    """Weight of the latest forward in the moving average of a forward's seconds."""
+    crossings: int = 50
+    """Latest messages of which the quickest gives the round trip; the prior counts as one. An
+    estimate that is too long holds back nodes that are in time; one too short costs some bytes."""
+    spare: float = 0.05
+    """Part of a forward by which a node may seem late and is sent nevertheless: tokens are heard of
+    only after the draft's call that is under way."""
+    remembered_tokens: float = 100.0
+    """Tokens after which a token has faded to 1/e in the average cost of a token."""
+    least_gain: float = 0.005
+    """Expected tokens below which no call is made, however cheap it is. Tuned cells."""
+    token_bytes: float = 1000.0
+    """Bytes that may be sent for one expected token, where no price of bytes is stated. Sending all
+    nodes takes two to three times the bytes and saves a few percent of the time. Tuned cells."""
+    battery_price: float = 0.03
+    """Seconds of waiting that one second of drafting is worth, on a battery or where the power
+    source is unknown."""
+    loss: float = 0.02
+    """Part of a text's tokens that drafting on the target's own machine may cost it."""
+    loan: float = 1.0
+    """Tokens that such a text may lose beyond that."""
+    most_ahead: float = 4.0
+    """Tokens of gain that count against such a text's later losses."""
+    most_behind: float = 8.0
+    """Tokens beyond what such a text may lose that are remembered: one pause of the machine is no
+    judgement."""
+    retimed: int = 512
+    """Tokens of such a text after which forwards are timed in silence again."""
+
+
+TUNING = DraftTuning()

@@ -1,0 +1,63 @@
+"""A loaded draft: all that pools, clients and targets need to know of it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+from inference.backends import Masks, Model
+from inference.backends.sequence import MakeSequence, TargetText, own_sequence
+from inference.draft_tuning import TUNING
+from inference.drafters.copied_text import TextSource
+from inference.drafters.draft_row import DraftRow
+from inference.drafters.growing_proposer import GrowingProposer
+from inference.planner.knowledge import Knowledge
+from inference.planner.prices import Prices
+from inference.proposer import MODEL
+
+
+class Draft(NamedTuple):
+    """A loaded draft, and how it is used.
+
+    model: ranks nodes; None for a draft that ranks none
+    masks: what stands for tokens that are not known yet; None for a draft that knows none
+    sequence: makes the sequence of a text on a row
+    source: makes what names children without a model; None where that is copied text, if anything
+    """
+
+    model: Model | None
+    masks: Masks | None = None
+    sequence: MakeSequence = own_sequence
+    source: Callable[[], TextSource] | None = None
+
+    def proposer(
+        self,
+        row: int,
+        knowledge: Knowledge,
+        prices: Prices,
+        *,
+        source: TextSource | None = None,
+        kind: int = MODEL,
+        room: int = TUNING.room,
+        clock: Callable[[], float] = time.perf_counter,
+        beside: TargetText | None = None,
+    ) -> GrowingProposer:
+        """Make the proposer of a row. Arguments are those of GrowingProposer and DraftRow.
+
+        source: text that is copied, unless the draft has a source of its own
+        """
+        own = source if self.source is None else self.source()
+        if self.model is None:
+            return GrowingProposer(knowledge, prices, own)
+        ranks = DraftRow(
+            self.model,
+            row,
+            knowledge.draft,
+            masks=self.masks,
+            sequence=self.sequence,
+            room=room,
+            clock=clock,
+            beside=beside,
+        )
+        return GrowingProposer(knowledge, prices, own, ranks, kind=kind)

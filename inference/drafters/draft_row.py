@@ -1,0 +1,185 @@
+"""One row of a draft model: the keys of one text, and of the nodes that were ranked below it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+from inference.backends import Masks, Model, Ranked, Segment
+from inference.backends.sequence import MakeSequence, TargetText, own_sequence
+from inference.draft_tuning import TUNING
+from inference.drafters.draft_tree import DraftNode
+from inference.proposer import DraftUsage
+from inference.sampling import SamplingParams
+from inference.times import DraftTimes
+
+
+class RankedNodes:
+    """The nodes that hold a KV slot, as a ModelSequence sees them: small indices that are
+    reused.
+    """
+
+    def __init__(self) -> None:
+        self.tokens, self.parents, self.depths = list[int](), list[int](), list[int]()
+        self._free: list[int] = []
+
+    def __len__(self) -> int:
+        return len(self.tokens) - len(self._free)
+
+    def put(self, token: int, parent: int, depth: int) -> int:
+        """Return a free index for this token, below the token at another one (-1: none)."""
+        if not self._free:
+            self._free.append(len(self.tokens))
+            for column in (self.tokens, self.parents, self.depths):
+                column.append(-1)
+        index = self._free.pop()
+        self.tokens[index], self.parents[index], self.depths[index] = token, parent, depth
+        return index
+
+    def free(self, indices: Sequence[int]) -> None:
+        self._free += indices
+
+
+class DraftRow:
+    """A row of a draft model, for one text after the other.
+
+    masks: what stands for tokens that are not known yet; None for a draft that knows none
+    sequence: makes the sequence of a text on the row
+    room: nodes that may be ranked at a time. The row's slots beyond them are for the text: where
+        it goes on behind them, the model is no longer called
+    clock: returns seconds; asked around a call only
+    beside: where the target has the text, for a draft that reads its target
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        row: int,
+        times: DraftTimes,
+        *,
+        masks: Masks | None = None,
+        sequence: MakeSequence = own_sequence,
+        room: int = TUNING.room,
+        clock: Callable[[], float] = time.perf_counter,
+        beside: TargetText | None = None,
+    ) -> None:
+        self.model, self.masks = model, masks
+        self._make_sequence, self._beside = sequence, beside
+        self._row, self._times, self._room, self._clock = row, times, room, clock
+        self._call_seconds: dict[int, float] = {}
+        self.usage = DraftUsage()
+        self.open([0], SamplingParams())
+
+    def open(self, prompt: Sequence[int], params: SamplingParams) -> None:
+        """Begin a text. Nothing is computed."""
+        self.params, self.nodes = params, RankedNodes()
+        self._sequence = self._make_sequence(self.model, self._row, params, self._beside)
+        # fed in parts: the prompt without its last token, with what came meanwhile
+        self._prompt = list(prompt[:-1]) if len(prompt) <= self.longest else []
+
+    @property
+    def longest(self) -> int:
+        """Length of the longest text that the model drafts for."""
+        return self.model.capacity - self._room
+
+    @property
+    def free(self) -> int:
+        """Number of nodes that the next call may rank."""
+        slots = min(self._room, self.model.capacity - self._sequence.length) - len(self.nodes)
+        return min(TUNING.widest, self.model.max_nodes, slots)
+
+    @property
+    def is_fed(self) -> bool:
+        """Whether the text's keys are there, or will never be: it has outgrown the row."""
+        return not self._sequence.length < len(self._prompt) <= self.longest
+
+    def feed(self) -> bool:
+        """Compute the keys of the next part of the prompt in one call; False when all are there."""
+        if not self.is_fed:
+            start = self._sequence.length
+            self._sequence.extend(self._prompt[start : start + self._part])
+        return not self.is_fed
+
+    def put(self, nodes: Sequence[DraftNode], root: DraftNode) -> list[int]:
+        """Return indices for these nodes, with their present depths below the root."""
+        for node in nodes:
+            above = None if node.parent is None else node.parent.index
+            node.depth = node.position - root.position
+            node.index = self.nodes.put(node.token, -1 if above is None else above, node.depth)
+        return [node.index for node in nodes if node.index is not None]
+
+    def segment(self, indices: Sequence[int]) -> Segment:
+        """Return this row's share of a call that ranks these nodes. It has their keys then."""
+        return self._sequence.prepare_nodes(self.nodes, indices)
+
+    def rank(self, segment: Segment, k: int) -> tuple[Ranked, float]:
+        """Make the call of one segment; returns the k likeliest children, and its seconds."""
+        began = self._clock()
+        [ranked] = self.model.rank([segment], k)
+        return ranked, self._clock() - began
+
+    def count(self, ranked: Ranked, seconds: float) -> DraftUsage:
+        """Record a call and what it took."""
+        used = DraftUsage(1, len(ranked.ids), seconds)
+        self._times.observe(self.computed(used.nodes), seconds)
+        self.usage = self.usage.plus(used)
+        return used
+
+    def advance(
+        self, passed: Sequence[DraftNode], gone: Sequence[DraftNode], root: DraftNode
+    ) -> None:
+        """Commit the roots that were passed: keep their keys where they have some.
+
+        gone: pruned nodes, whose keys are freed
+        root: the new one
+        """
+        line = [node.index for node in passed if node.index is not None]
+        freed = [node.index for node in gone if node.index is not None]
+        tokens = [node.token for node in passed]
+        if self.is_fed:
+            self._sequence.advance(line, tokens, freed)
+        else:
+            self._prompt += tokens
+        self.nodes.free(line + freed)
+        if root.index is not None:
+            self.nodes.parents[root.index] = -1
+
+    def release(self, indices: Sequence[int]) -> None:
+        """Free the keys of indices that no node has."""
+        self._sequence.advance([], [], indices)
+        self.nodes.free(indices)
+
+    # --- what calls take
+
+    def forget_times(self) -> None:
+        """Let the measured times be read again."""
+        self._call_seconds.clear()
+
+    def computed(self, width: int) -> int:
+        """Nodes that the model computes in a call of this width."""
+        return self.model.padded(1, width)[1]
+
+    def seconds(self, width: int) -> float:
+        """Expected seconds of a call of this width, padding included. Committed tokens that were
+        not fed are not counted.
+        """
+        if width not in self._call_seconds:
+            self._call_seconds[width] = self._times.seconds(self.computed(width))
+        return self._call_seconds[width]
+
+    def whole_seconds(self, width: int) -> float:
+        """Expected seconds with committed tokens that were not fed, in as many calls as the
+        model needs.
+        """
+        nodes, most = width + self._sequence.length - self._sequence.cached, self.model.max_nodes
+        return -(-nodes // most) * self.seconds(min(nodes, most))
+
+    @property
+    def _part(self) -> int:
+        """Tokens of the prompt in one call: as many as it takes `part_seconds` for, or the time of
+        two calls of one node.
+        """
+        part, most = self.model.max_nodes, max(TUNING.part_seconds, 2 * self.seconds(1))
+        while part > 1 and self.seconds(part) > most:
+            part //= 2
+        return part

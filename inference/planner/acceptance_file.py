@@ -1,0 +1,77 @@
+"""Files of what was learnt of a pair of models: the shipped prior, and one for each pair."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from inference.errors import InvalidRequest
+from inference.json_file import Json, read_json
+from inference.planner.acceptance import KINDS, OFFSETS, RANKS, VERSION, AcceptanceModel, Laws
+from inference.planner.child_features import (
+    COPY_FEATURES,
+    JOINT_FEATURES,
+    MASK_FEATURES,
+    RANK_FEATURES,
+)
+from inference.planner.law import HitRates, Law
+from inference.whole_file import write_whole
+
+SHIPPED = Path(__file__).parents[1] / "data" / "acceptance.json"
+
+
+def read_acceptance(path: Path = SHIPPED) -> AcceptanceModel:
+    """Read the model from a file, by default the shipped one. Raises InvalidRequest."""
+    return read_model(read_json(path, InvalidRequest))
+
+
+def write_acceptance(model: AcceptanceModel, path: Path) -> None:
+    """Write what was learnt to a file. Readers never see a part of it."""
+    write_whole(path, json.dumps(model.to_record()) + "\n")
+
+
+def read_model(record: Json) -> AcceptanceModel:
+    """Read what AcceptanceModel.to_record() described, and ignore other fields.
+
+    Raises InvalidRequest.
+    """
+    version, features = record.field("version"), record.field("features")
+    if version.value != VERSION or features.value != list(RANK_FEATURES):
+        version.refuse(f"an acceptance record of version {VERSION}")
+    copying, masks = record.field("copying"), record.field("guessing")
+    laws = Laws(
+        _read_laws(record.field("laws"), len(RANK_FEATURES)),
+        _read_laws(masks.field("laws"), len(MASK_FEATURES)),
+        read_law(copying.field("copies"), len(COPY_FEATURES)),
+        read_law(copying.field("joint"), len(JOINT_FEATURES)),
+    )
+    return AcceptanceModel(
+        laws, read_rates(record.field("rates"), RANKS), read_rates(masks, OFFSETS)
+    )
+
+
+def _read_laws(raw: Json, width: int) -> tuple[Law, Law]:
+    """Read a law for each kind of decoding."""
+    sampled, greedy = (read_law(raw.field(kind), width) for kind in KINDS)
+    return sampled, greedy
+
+
+def read_law(raw: Json, width: int) -> Law:
+    """Read what Law.to_record() described, of this many features. Raises InvalidRequest."""
+    weights, precision = raw.field("weights"), raw.field("precision").each(read_numbers)
+    if len(read_numbers(weights)) != width:
+        weights.refuse(f"{width} numbers")
+    if any(len(row) != width for row in precision) or len(precision) != width:
+        raw.field("precision").refuse(f"a square of {width}")
+    return raw.make(Law, read_numbers(weights), precision, raw.field("worth").number())
+
+
+def read_rates(raw: Json, count: int) -> HitRates:
+    """Read what HitRates.to_record() described."""
+    tries, hits = (read_numbers(raw.field(name)) for name in ("tries", "hits"))
+    return raw.make(HitRates, tries, hits, count)
+
+
+def read_numbers(raw: Json) -> tuple[float, ...]:
+    """Read a list of numbers. Raises the file's error where it is none."""
+    return raw.each(Json.number)

@@ -1,0 +1,154 @@
+"""The contract of a Proposer. A new one joins by a line of PROPOSERS."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import count
+
+import pytest
+
+from inference.backends import Masks
+from inference.drafters.copied_text import CopySource
+from inference.drafters.draft import Draft
+from inference.drafters.growing_proposer import GrowingProposer
+from inference.drafters.round_proposer import RoundProposer
+from inference.drafters.tree_policies import BestFirst, Chain
+from inference.planner.prices import Prices
+from inference.proposer import BASE, DraftUsage, Nodes, Notice, Proposer
+from tests.support.scripted_models import (
+    VOCABULARY,
+    Prefix,
+    ScriptedModel,
+    disagreeing,
+    own_text,
+    target_token,
+)
+from tests.support.stepped import FORWARD, SAMPLING, SteppedTarget, World, knowledge
+
+PROMPT = [3, 1, 4, 1, 5, 9, 3, 1, 4]
+TOKENS = 60
+TEXT = own_text(PROMPT, TOKENS)
+
+
+def _at_masks(prefix: Prefix) -> tuple[list[int], list[float]]:
+    """Words of a draft whose masks stand for the target's own tokens."""
+    known = [token for token in prefix if token != VOCABULARY]
+    for _ in range(len(prefix) - len(known)):
+        known.append(target_token(known))
+    return disagreeing(tuple(known))
+
+
+def _drafted(draft: Draft, source: CopySource | None = None) -> Proposer:
+    return draft.proposer(0, knowledge(), Prices(), source=source, room=200)
+
+
+PROPOSERS: dict[str, Callable[[], Proposer]] = {
+    "a model": lambda: _drafted(Draft(ScriptedModel(disagreeing))),
+    "a model and copies": lambda: _drafted(Draft(ScriptedModel(disagreeing)), CopySource()),
+    "masks": lambda: _drafted(Draft(ScriptedModel(_at_masks), Masks(VOCABULARY, 3))),
+    "copies": lambda: GrowingProposer(knowledge(), Prices(), CopySource()),
+    "chains": lambda: RoundProposer(ScriptedModel(disagreeing), Chain(4), room=8),
+    "trees": lambda: RoundProposer(ScriptedModel(disagreeing), BestFirst(8, 4), room=8),
+}
+
+
+@pytest.fixture(params=PROPOSERS)
+def proposer(request: pytest.FixtureRequest) -> Proposer:
+    return PROPOSERS[request.param]()
+
+
+def worked(proposer: Proposer, calls: int = 6) -> None:
+    for _ in range(calls):
+        proposer.work(0.0)
+
+
+def flushed(proposer: Proposer, numbers: Iterator[int]) -> list[Nodes]:
+    """Everything that it hands over at a time at which nothing is late."""
+    messages = list[Nodes]()
+    while (nodes := proposer.flush(0.0, lambda: next(numbers))) is not None:
+        messages.append(nodes)
+    return messages
+
+
+def positions(messages: Sequence[Nodes]) -> dict[int, int]:
+    """Each node's position by its number. Fails for a parent that was not sent before."""
+    found = dict[int, int]()
+    for message in messages:
+        for number, parent, _, chance in message.proposals:
+            assert 0 <= chance <= 1
+            assert number not in found
+            found[number] = (message.base if parent == BASE else found[parent]) + 1
+    return found
+
+
+def told(at: float, numbers: int, held: int) -> Notice:
+    return Notice(at, FORWARD, numbers, held, 64)
+
+
+def test_the_text_is_the_targets_own_also_that_of_a_second_text(proposer: Proposer) -> None:
+    for _ in range(2):
+        target = SteppedTarget(PROMPT, len(PROMPT) + TOKENS, 10**6)
+        world = World([proposer], [0], target)
+        while target.may > 0:
+            world.turn()
+        assert target.tokens == [*PROMPT, *TEXT]
+        positions([nodes for _, nodes in world.sent])
+        proposer.close()
+
+
+def test_it_hands_over_each_node_once_behind_its_parent_and_under_the_root(
+    proposer: Proposer,
+) -> None:
+    proposer.open(PROMPT, SAMPLING)
+    numbers, messages = count(), list[Nodes]()
+    for at in range(10):
+        worked(proposer)
+        fresh = flushed(proposer, numbers)
+        assert {one.base for one in fresh} <= {len(PROMPT) - 1 + at}
+        messages += fresh
+        assert flushed(proposer, numbers) == []
+        held = sum(len(one.proposals) for one in messages)
+        proposer.hear(len(PROMPT) + at, TEXT[at : at + 1], 0.0, told(0.0, 0, held))
+    assert list(positions(messages)) == list(range(next(numbers)))
+    assert len(positions(messages)) > 3
+
+
+@pytest.mark.parametrize("left", [2, 3, 5])
+def test_it_names_nothing_at_the_last_position_of_the_text(proposer: Proposer, left: int) -> None:
+    """The last token is the target's own in any case."""
+    end = len(PROMPT) + left
+    proposer.open(PROMPT, SAMPLING, end)
+    worked(proposer)
+    assert all(at < end - 1 for at in positions(flushed(proposer, count())).values())
+
+
+def test_when_the_stream_breaks_all_that_lives_is_sent_again(proposer: Proposer) -> None:
+    proposer.open(PROMPT, SAMPLING)
+    worked(proposer)
+    before = [one.token for nodes in flushed(proposer, count()) for one in nodes.proposals]
+    proposer.hear(0, (), 0.0, None)
+    after = [one.token for nodes in flushed(proposer, count()) for one in nodes.proposals]
+    assert sorted(after) == sorted(before)
+
+
+def test_tokens_that_are_heard_twice_count_once_and_a_gap_is_told(proposer: Proposer) -> None:
+    start = len(PROMPT)
+    proposer.open(PROMPT, SAMPLING)
+    proposer.hear(start, TEXT[:3], 0.1, told(0.1, 0, 0))
+    proposer.hear(start + 1, TEXT[1:5], 0.1, told(0.1, 0, 0))
+    with pytest.raises(ValueError, match=f"position {start + 6}, not {start + 5}"):
+        proposer.hear(start + 6, TEXT[6:7], 0.1, told(0.1, 0, 0))
+
+
+def test_work_says_what_it_took_until_nothing_is_worth_a_call(proposer: Proposer) -> None:
+    proposer.open(PROMPT, SAMPLING, len(PROMPT) + 2)
+    total = DraftUsage()
+    for _ in range(100):
+        used = proposer.work(0.0)
+        if used is None:
+            break
+        total = total.plus(used)
+    else:
+        pytest.fail("it never stops")
+    assert total.nodes >= total.calls
+    assert total.seconds >= 0

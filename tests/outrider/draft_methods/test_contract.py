@@ -1,0 +1,108 @@
+"""The contract of draft methods. A new one joins by a line of FLAGS."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+
+from inference.engine.engine import Engine
+from inference.engine.local_session import LocalSession
+from inference.model.checkpoint import load_decoder
+from inference.model.config import read_config
+from inference.order import Decode
+from inference.planner.prices import Prices
+from inference.proposer import Proposer
+from inference.sampling import SamplingParams
+from inference.text import Tokenizer
+from outrider.draft_methods import find_draft
+from outrider.models.loading import EMBEDDED
+from outrider.models.sequence_length import Capacity
+from outrider.options.drafting import METHODS
+from outrider.options.roles import DraftRole, FusedTargetRole, TargetRole
+from outrider.target.colocated_draft import with_draft
+from outrider.target.target import load_served
+from tests.support import heads
+from tests.support.drafts import knowledge, text_of
+from tests.support.gguf_files import write_gguf
+
+TOKENS, LENGTH, SAMPLINGS = 24, 256, [SamplingParams(), SamplingParams(0.8, seed=3)]
+OPTIONS = {"device": "cpu", "sequence_length": LENGTH}
+
+
+def a_head(folder: Path) -> dict[str, str]:
+    """A random one for the embedded target."""
+    config = read_config(EMBEDDED / "target")
+    raw = heads.raw_config(config, eagle_aux_hidden_state_layer_ids=[2, 4, 6])
+    return {"draft_model": str(heads.write_head(folder / "head", raw, heads.tensors_of(config)))}
+
+
+def a_file(folder: Path) -> dict[str, str]:
+    """The embedded draft as a GGUF file."""
+    pytest.importorskip("llama_cpp", reason="a GGUF file needs pip install 'outrider[gguf]'")
+    pytest.importorskip("gguf", reason="a GGUF file is written with pip install 'outrider[gguf]'")
+    directory, here = EMBEDDED / "draft", torch.device("cpu")
+    vocabulary = Tokenizer(directory).vocabulary
+    decoder = load_decoder(
+        directory, positions=LENGTH, vocabulary=vocabulary, dtype=torch.float32, device=here
+    )
+    return {"draft_model": str(write_gguf(folder / "draft.gguf", decoder, directory, "Q8_0"))}
+
+
+FLAGS: dict[str, Callable[[Path], dict[str, str]]] = {
+    "model": lambda folder: {},
+    "block": lambda folder: {},
+    "substitute": lambda folder: {},
+    "gguf": a_file,
+    "eagle": a_head,
+}
+
+
+def made(
+    engine: Engine, params: SamplingParams, *, beside: bool, drafts: list[Proposer]
+) -> list[int]:
+    prompt = Tokenizer(EMBEDDED / "target").encode("def main(argv):\n    def main(argv):\n")
+    order = Decode(len(prompt) + TOKENS, beside=beside)
+    return text_of(prompt, params, LocalSession(engine), order, drafts)
+
+
+@pytest.fixture(scope="module")
+def own() -> list[list[int]]:
+    """What the target says alone."""
+    engine = load_served(TargetRole(batch=1, **OPTIONS)).engine
+    return [made(engine, params, beside=False, drafts=[]) for params in SAMPLINGS]
+
+
+def test_every_method_is_here() -> None:
+    assert FLAGS.keys() == METHODS.keys()
+
+
+@pytest.mark.parametrize("name", [name for name, one in METHODS.items() if one.here])
+def test_a_draft_on_a_clients_machine_makes_the_targets_own_text(
+    name: str, tmp_path: Path, own: list[list[int]]
+) -> None:
+    options = DraftRole(draft=name, **OPTIONS, **FLAGS[name](tmp_path))
+    found = find_draft(options).settled(options)
+    assert found.tokenizer.fingerprint() == Tokenizer(EMBEDDED / "target").fingerprint()
+    assert found.sequence_length(LENGTH) == LENGTH
+    assert found.fingerprint() == find_draft(options).settled(options).fingerprint()
+    draft = found.load(options, Capacity(1, LENGTH, 300, 256))
+    engine = load_served(TargetRole(batch=1, **OPTIONS)).engine
+    for params, text in zip(SAMPLINGS, own, strict=True):
+        proposer = draft.proposer(0, knowledge(), Prices(), room=300)
+        assert made(engine, params, beside=False, drafts=[proposer]) == text
+        assert proposer.proposed > 0
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_draft_beside_its_target_makes_the_targets_own_text(
+    name: str, tmp_path: Path, own: list[list[int]]
+) -> None:
+    role = FusedTargetRole(batch=1, draft=f"{name},copy", **OPTIONS, **FLAGS[name](tmp_path))
+    served = load_served(role, partial(with_draft, role))
+    assert served.description.draft_model
+    for params, text in zip(SAMPLINGS, own, strict=True):
+        assert made(served.engine, params, beside=True, drafts=[]) == text
