@@ -30,6 +30,7 @@ from inference.errors import InvalidRequest
 from inference.sampling import SamplingParams
 from outrider.client.client import Client, open_client
 from outrider.options import PRECISIONS
+from outrider.options.network import ConnectionOptions
 from outrider.options.roles import SharedClientRole
 from outrider.target.spawn import started
 from outrider.terminal.live_text import silent
@@ -183,8 +184,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             os.environ["XDG_CACHE_HOME"] = stack.enter_context(TemporaryDirectory())
         for start in range(1, max(given.starts, 1) + 1):
             with started("target", told) as there:
-                where = there.address
-                options = SharedClientRole(target_host=where, device="cpu", threads=1, **own)
+                where = ConnectionOptions(target_host=there.address)
+                options = SharedClientRole(connection=where, device="cpu", threads=1, **own)
                 with open_client(options) as client:
                     asked = asked_questions(client, given.prompts, given.prompt_sets, given.each)
                     for pair in measure(client, start, asked, given.tokens, given.turns):

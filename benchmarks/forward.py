@@ -16,7 +16,7 @@ from typing import Any
 from benchmarks.harness import command, heap, medians, show
 from inference.sampling import SamplingParams
 from outrider.draft_methods import find_draft
-from outrider.models.capacity import Capacity
+from outrider.models.sequence_length import Capacity
 from outrider.options.roles import FusedTargetRole
 from outrider.target.target import load_target
 

@@ -1,5 +1,5 @@
-"""Runs `python -m compile`: builds an artefact, prints what would be built, or moves artefacts to
-and from a store. A verb in front of the flags asks for something else.
+"""Runs `outrider compile`, which is `python -m compile`, too: builds an artefact, prints what would
+be built, or moves artefacts to and from a store. A verb in front asks for something else.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ VERBS = {
     "times": "compile.predictions",
     "try": "compile.try_compiler",
 }
-"""Modules of what `python -m compile VERB FLAGS` does beside building."""
+"""Modules of what `outrider compile VERB FLAGS` does beside building."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -86,10 +86,10 @@ def _build(options: CompileOptions, arguments: Sequence[str]) -> None:
         # It is not taken unasked, because an artefact is executable code.
         if digest := find(planned_manifest(spec, source, builder), open_store(options.push)):
             say(
-                "the same was built and pushed before: in place of building, python -m compile "
+                "the same was built and pushed before: in place of building, outrider compile "
                 f"--pull {shlex.quote(options.push)} --digest {digest} --out DIR"
             )
-    command = shlex.join(["python", "-m", "compile", *arguments])
+    command = shlex.join(["outrider", "compile", *arguments])
     with _progress(spec, source.model_fingerprint) as progress:
         manifest = build_artifact(spec, source, builder, out, command=command, progress=progress)
     if spec.fused is not None:
@@ -98,7 +98,7 @@ def _build(options: CompileOptions, arguments: Sequence[str]) -> None:
         print(*check_rounds(out, manifest, say), sep="\n")
     print(f"{out}: complete, digest {manifest.digest()}")
     if request.lacking:
-        rest = shlex.join(["python", "-m", "compile", *(w for w in arguments if w != "--quick")])
+        rest = shlex.join(["outrider", "compile", *(w for w in arguments if w != "--quick")])
         print(f"it lacks {len(request.lacking)} graphs, which {rest} adds")
 
 
@@ -122,7 +122,7 @@ def _push(options: CompileOptions) -> None:
             "machines share one artefact"
         )
     print(
-        f"pull it with: python -m compile --pull {shlex.quote(options.push)} --digest "
+        f"pull it with: outrider compile --pull {shlex.quote(options.push)} --digest "
         f"{pushed.digest} --out {shlex.quote(str(out))}"
     )
 

@@ -44,7 +44,10 @@ def builder_of(
                     f"--{flag} is for other targets: {spec.target} compiles graph by graph, "
                     "and an artefact holds what was compiled"
                 )
-        return _native_builder(spec, checkpoint)
+        from compile.build.torch_neuron_builder import TorchNeuronBuilder
+        from inference.backends.torch_neuron_sdk import check_native
+
+        return TorchNeuronBuilder(spec, checkpoint, versions=check_native(spec.target))
     if spec.target == "cpu":
         return _cpu_builder(spec, checkpoint, draft, workers, quiet)
     from compile.build.neff_cache import NeffCache
@@ -65,10 +68,3 @@ def _cpu_builder(
     most = workers or workers_within(processors(), worker_memory(spec.target, weights))
     make = partial(CpuBuilder, spec, checkpoint, draft)
     return InProcesses(make, min(most, len(spec.graphs)), quiet=quiet)
-
-
-def _native_builder(spec: CompileSpec, checkpoint: Path) -> Builder:
-    from compile.build.torch_neuron_builder import TorchNeuronBuilder
-    from inference.backends.torch_neuron_sdk import check_native
-
-    return TorchNeuronBuilder(spec, checkpoint, versions=check_native(spec.target))

@@ -1,6 +1,6 @@
-"""Runs `python -m compile check`: the first test on a Neuron instance.
+"""Runs `outrider compile check`: the first test on a Neuron instance.
 
-    python -m compile check --model DIR_OR_NAME --target trn1 --tensor_parallel 2 --out DIR
+    outrider compile check --model DIR_OR_NAME --target trn1 --tensor_parallel 2 --out DIR
 
 It compares the device's noise with the contract, builds one graph, compares its choices with those
 of the eager model, and takes the time of a call. It needs no other machine and leaves its artefact
@@ -21,7 +21,7 @@ from compile import probe
 from compile.agreement import agreements, random_tree
 from compile.build.build import build_artifact, read_source
 from compile.build.neuron_builder import NeuronBuilder
-from compile.build.neuron_compiler import PLATFORMS, aim, compiler_flags, render
+from compile.build.neuron_compiler import PLATFORMS
 from compile.build.progress import BuildProgress
 from compile.compile_options import CompileOptions, parse
 from compile.plan.fit import usual_ranks
@@ -34,8 +34,6 @@ from inference.backends.neuron_loading import load_neuron
 from inference.backends.neuron_sdk import (
     has_device,
     instance_family,
-    load_sdk,
-    logical_cores,
     reserve_cores,
     sdk_versions,
 )
@@ -66,20 +64,22 @@ def _check(options: CompileOptions) -> int:
     if not has_device():
         raise InvalidRequest(
             "no Neuron device here: run this on the instance; to compile without a device use "
-            "python -m compile"
+            "outrider compile"
         )
     versions = ", ".join(f"{name} {number}" for name, number in sdk_versions().items())
     print(f"instance {instance_family() or 'unknown'}; {versions}")
     checkpoint, out = find_checkpoint(options), Path(options.out or "")
     spec = _spec(options, checkpoint)
-    _check_noise(spec, out)
+    reserve_cores(spec.tensor_parallel)
+    probe.check_noise(spec, out / "noise")  # where it is wrong, no model need be compiled
+    print(f"noise: all {len(probe.ROWS) * probe.TOKENS} values as on the host")
     start = time.perf_counter()
     manifest = build_artifact(
         spec,
         read_source(checkpoint.directory),
         NeuronBuilder(spec, checkpoint.directory),
         out,
-        command="python -m compile check",
+        command="outrider compile check",
         progress=BuildProgress(say),
     )
     print(f"built {spec.buckets[0].name} in {time.perf_counter() - start:.0f} s, artefact in {out}")
@@ -127,18 +127,6 @@ def _eager(spec: CompileSpec, directory: Path, most: int) -> EagerModel:
     )
     whole = in_float8(decoder) if spec.dtype == "fp8" else decoder
     return EagerModel(whole, rows=1, capacity=spec.capacity, max_nodes=most)
-
-
-def _check_noise(spec: CompileSpec, out: Path) -> None:
-    """Check the noise on the device. This comes first: where it is wrong, no model need be
-    compiled.
-    """
-    aim(spec.target)
-    reserve_cores(spec.tensor_parallel)
-    logical = logical_cores(spec.target)
-    flags = render(compiler_flags(spec, logical))
-    probe.check_noise(load_sdk(), spec.tensor_parallel, logical, flags, str(out / "noise"))
-    print(f"noise: all {len(probe.ROWS) * probe.TOKENS} values as on the host")
 
 
 def time_call(model: Model, vocabulary: int, nodes: int) -> float:

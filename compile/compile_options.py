@@ -1,196 +1,162 @@
-"""The flags of `python -m compile`, with their defaults and meanings, and what they mean
-together.
-"""
+"""The flags of `outrider compile`, and what they mean together."""
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from typing import Annotated, ClassVar, Literal
 
-from compile.on_instance import OnInstance
-from compile.spec import DTYPES, SAMPLINGS, TARGETS, check_fused_dtype, check_positive, check_target
+from annotated_types import Ge, Gt, Le
+from pydantic import model_validator
+from typing_extensions import Self
+
+from compile.spec import check_fused_dtype, check_target
 from inference.artifact import NATIVE
-from inference.command import USAGE, Parser, add_flags, add_gone, called, option
+from inference.command import called
 from inference.errors import InvalidRequest
+from inference.flags.command_line import CommandOptions, parse_flags
+from inference.flags.flag_rules import FlagRule
+from inference.flags.group import Also, Group, Repeated, Shown
+from inference.flags.values import Count, Directory, File, ModelName, Region
 from inference.tree_shape import Branches
 
 CHAIN = 4
 """Drafted tokens of a round, unless told otherwise."""
 
-_TARGET = "target"
-_FUSED = "a draft in the target's graphs (--role fused_target --artifact DIR serves it)"
+_FUSED = "a draft in the target's graphs (outrider fused_target --artifact DIR serves it)"
 _SIZES = "graphs of given sizes (numbers separated by commas; every combination is built)"
-_PLAN = "graphs planned for a load"
-_STORE = "stores"
+_ON = "built on an instance of EC2, which is removed afterwards (outrider compile --on TYPE)"
+
+Sizes = Annotated[str, Shown("N,...")]
+Store = Annotated[str, Shown("STORE")]
+Minutes = Annotated[float, Gt(0)]
 
 
-@dataclass(frozen=True)
-class CompileOptions:
-    """The flags, as the user wrote them."""
+class InstanceOptions(Group, title=_ON):
+    """Where the artefact is built; here, unless `on` names an instance type."""
 
-    model: str | None = option(
-        None,
-        "model directory or hub name (default: the target that ships here)",
-        _TARGET,
-        metavar="DIR_OR_NAME",
-    )
-    target: str | None = option(None, "device that the graphs are for", _TARGET, choices=TARGETS)
-    out: str | None = option(None, "directory of the artefact", _TARGET, metavar="DIR")
-    rows: int | None = option(
-        None,
-        "sequences held at once (default: as many of 4, 2 or 1 as fit beside weights and graphs)",
-        _TARGET,
-    )
-    sequence_length: int | None = option(
-        None,
-        "prompt and output together (default: the smaller of 2048 and the model's limit)",
-        _TARGET,
-    )
-    max_tree_nodes: int = option(
-        64, "largest tree taken, its root included (default: %(default)s)", _TARGET
-    )
-    dtype: str | None = option(
-        None,
-        "default: float32 for cpu, bfloat16 else; fp8 (trn1 and inf2): matrices of 8-bit floats, "
-        "the rest bfloat16",
-        _TARGET,
-        choices=DTYPES,
-    )
-    tensor_parallel: int | None = option(
-        None, "NeuronCores that share it (default: the smallest instance's)", _TARGET, "tp_degree"
-    )
-    flag: tuple[str, ...] = option(
-        (),
-        "compiler flag, may be repeated: --flag=-O2, --flag=max_autotune=1",
-        _TARGET,
-        metavar="NAME[=VALUE]",
-    )
-    features: str | None = option(
-        None,
-        "layers whose inputs the graphs return with each token, such as 2,16,29; eagle3: the three "
-        "that EAGLE-3 reads; or the EAGLE-3 head that is to read them (default: none)",
-        _TARGET,
-        metavar="N,..._OR_DIR_OR_NAME",
-    )
-    workers: int | None = option(
-        None,
-        "graphs compiled at once (default: what cores and free memory allow)",
-        _TARGET,
-    )
-    quick: bool = option(
-        False,
-        "build only the few graphs without which nothing can be served; the same command without "
-        "--quick adds the others",
-        _TARGET,
-    )
-    fused: bool = option(
-        False,
-        "also build rounds: one graph in which a draft grows a tree, the target verifies it and "
-        "accepts",
-        _FUSED,
-    )
-    draft_model: str | None = option(
-        None,
-        "model directory or hub name of the draft (default: the draft that ships here)",
-        _FUSED,
-        metavar="DIR_OR_NAME",
-    )
-    speculation_length: int | None = option(
-        None,
-        f"the tree is a chain of this many drafted tokens (default: {CHAIN})",
-        _FUSED,
-        "gamma",
-    )
-    draft_tree: str | None = option(
-        None,
-        "the tree has so many children a node, level by level, such as 3,2,1",
-        _FUSED,
-        metavar="N,...",
-    )
-    prompt_chunks: str | None = option(
-        None, "prompt tokens in one call (default: 256 for cpu, 512 else)", _SIZES, metavar="N,..."
-    )
-    tree_sizes: str | None = option(
-        None,
-        "nodes of trees, roots included (default: 1, 4, 16 and the largest)",
-        _SIZES,
-        metavar="N,...",
-    )
-    slots: str | None = option(
-        None,
-        "cache slots that are read (default: half of them and all, prompts also quarters; "
-        "a short cache whole)",
-        _SIZES,
-        metavar="N,...",
-    )
-    sampling: str | None = option(
-        None,
-        "greedy graphs, sampled ones (they take temperature 0 too), or both (default: both; "
-        "sampled where the vocabulary is small)",
-        _SIZES,
-        choices=SAMPLINGS,
-    )
-    load: str | None = option(
-        None,
-        "what is to be served (as in benchmarks/loads), or the outrider-profile.json of a run: the "
-        "sizes that cost it least are chosen, by scipy (outrider[compile])",
-        _PLAN,
-        metavar="FILE",
-    )
-    graphs: int = option(20, "most graphs to build (default: %(default)s)", _PLAN)
-    compile_minutes: float | None = option(
-        None, "most time to spend on building, with --graph_minutes", _PLAN
-    )
-    graph_minutes: float | None = option(
-        None, "what one graph takes, as an earlier build printed it", _PLAN
-    )
-    push: str | None = option(
-        None,
-        "put the artefact (built now, or lying in --out) into a store: a directory or "
-        "s3://BUCKET/PREFIX",
-        _STORE,
-        metavar="STORE",
-    )
-    pull: str | None = option(
-        None, "take an artefact from a store into --out", _STORE, metavar="STORE"
-    )
-    digest: str | None = option(
-        None,
-        "of the artefact to pull; an artefact is executable code, nothing else is accepted",
-        _STORE,
-        metavar="HEX",
-    )
-    graph_store: str | None = option(
-        None,
-        "Neuron: take compiled graphs from this store and put new ones there (a directory or "
-        "s3://BUCKET/PREFIX); name only one that you trust, graphs are executable code",
-        _STORE,
-        metavar="STORE",
-    )
-    dry_run: bool = option(False, "print the plan, memory and computed times, and build nothing")
-    verbose: bool = option(False, "show what the compilers and libraries say")
-    debug: bool = option(False, "show the traceback of an error")
-    where: OnInstance = field(default_factory=OnInstance)
+    on: Annotated[str, Shown("TYPE")] | None = None
+    """instance type, such as r7i.4xlarge or trn1.32xlarge; with --dry_run its price and memory are
+    printed, and nothing is started"""
+    region: Region | None = None
+    """AWS region (default: that of boto3's configuration, else us-east-1)"""
+    spot: bool = False
+    """cheaper, and AWS may end it at any time"""
+    most_hours: Annotated[float, Gt(0), Le(24 * 7), Shown("HOURS")] = 6.0
+    """the instance ends itself after so long, whatever it does"""
+    image: Annotated[str, Shown("PARAMETER")] | None = None
+    """public SSM parameter of the machine image (default: by --target)"""
+    wheel: File | None = None
+    """Outrider for the instance (default: built from this checkout)"""
 
-    def __post_init__(self) -> None:
-        for name in ("rows", "max_tree_nodes", "tensor_parallel", "graphs", "workers"):
-            if getattr(self, name) is not None:
-                check_positive(name, getattr(self, name))
-        for name in ("compile_minutes", "graph_minutes"):
-            minutes = getattr(self, name)
-            if minutes is not None and not 0 < minutes < float("inf"):
-                raise InvalidRequest(f"--{name} {minutes}: more than 0 is needed")
-        self._check_sizes()
-        self._check_draft()
-        self._check_load()
-        _ = self.compiler_flags
 
-    def _check_sizes(self) -> None:
-        """Check what can be told of the sizes without a model."""
-        length = self.sequence_length
-        if length is not None and length < 2:
-            raise InvalidRequest(f"--sequence_length {length}: at least 2 tokens are needed")
+class FusedOptions(Group, title=_FUSED):
+    """The draft whose rounds are built, too."""
+
+    fused: bool = False
+    """also build rounds: one graph in which a draft grows a tree, the target verifies it and
+    accepts"""
+    draft_model: ModelName | None = None
+    """model directory or hub name of the draft (default: the draft that ships here)"""
+    speculation_length: Annotated[Count, Also("gamma")] | None = None
+    """the tree is a chain of this many drafted tokens (default: 4)"""
+    draft_tree: Sizes | None = None
+    """the tree has so many children a node, level by level, such as 3,2,1"""
+
+
+class SizeOptions(Group, title=_SIZES):
+    """Sizes of graphs that are named."""
+
+    prompt_chunks: Sizes | None = None
+    """prompt tokens in one call (default: 256 for cpu, 512 else)"""
+    tree_sizes: Sizes | None = None
+    """nodes of trees, roots included (default: 1, 4, 16 and the largest)"""
+    slots: Sizes | None = None
+    """cache slots that are read (default: half of them and all, prompts also quarters; a short
+    cache whole)"""
+    sampling: Literal["both", "greedy", "sampled"] | None = None
+    """greedy graphs, sampled ones (they take temperature 0 too), or both (default: both; sampled
+    where the vocabulary is small)"""
+
+
+class LoadOptions(Group, title="graphs planned for a load"):
+    """Sizes of graphs that are chosen."""
+
+    load: File | None = None
+    """what is to be served (as in benchmarks/loads), or the outrider-profile.json of a run: the
+    sizes that cost it least are chosen, by scipy (outrider[compile])"""
+    graphs: Count = 20
+    """most graphs to build"""
+    compile_minutes: Minutes | None = None
+    """most time to spend on building, with --graph_minutes"""
+    graph_minutes: Minutes | None = None
+    """what one graph takes, as an earlier build printed it"""
+
+
+class StoreOptions(Group, title="stores"):
+    """Where artefacts and graphs are kept."""
+
+    push: Store | None = None
+    """put the artefact (built now, or lying in --out) into a store: a directory or
+    s3://BUCKET/PREFIX"""
+    pull: Store | None = None
+    """take an artefact from a store into --out"""
+    digest: Annotated[str, Shown("HEX")] | None = None
+    """of the artefact to pull; an artefact is executable code, nothing else is accepted"""
+    graph_store: Store | None = None
+    """Neuron: take compiled graphs from this store and put new ones there (a directory or
+    s3://BUCKET/PREFIX); name only one that you trust, graphs are executable code"""
+
+
+class CompileOptions(
+    StoreOptions, LoadOptions, SizeOptions, FusedOptions, CommandOptions, title="target"
+):
+    """A target that is to be built. Raises InvalidRequest for what cannot be built."""
+
+    RULES: ClassVar = (
+        FlagRule("load", excludes="tree_sizes slots", why="--load chooses the sizes"),
+        FlagRule("compile_minutes", needs="graph_minutes", why="an earlier build printed them"),
+        FlagRule("draft_tree", excludes="speculation_length", why="it says how deep the tree is"),
+        FlagRule("draft_model speculation_length draft_tree", needs="fused"),
+        FlagRule("pull", needs="digest", why="the one that --push printed"),
+        FlagRule("region spot most_hours image wheel", needs="on"),
+    )
+
+    model: ModelName | None = None
+    """model directory or hub name (default: the target that ships here)"""
+    target: Literal["cpu", "trn1", "inf2", "trn2", "trn3"] | None = None
+    """device that the graphs are for"""
+    out: Directory | None = None
+    """directory of the artefact"""
+    rows: Count | None = None
+    """sequences held at once (default: as many of 4, 2 or 1 as fit beside weights and graphs)"""
+    sequence_length: Annotated[int, Ge(2)] | None = None
+    """prompt and output together (default: the smaller of 2048 and the model's limit)"""
+    max_tree_nodes: Count = 64
+    """largest tree taken, its root included"""
+    dtype: Literal["float32", "bfloat16", "float16", "fp8"] | None = None
+    """default: float32 for cpu, bfloat16 else; fp8 (trn1 and inf2): matrices of 8-bit floats, the
+    rest bfloat16"""
+    tensor_parallel: Annotated[Count, Also("tp_degree")] | None = None
+    """NeuronCores that share it (default: the smallest instance's)"""
+    flag: Annotated[tuple[str, ...], Repeated(), Shown("NAME[=VALUE]")] = ()
+    """compiler flag, may be repeated: --flag=-O2, --flag=max_autotune=1"""
+    features: Annotated[str, Shown("N,..._OR_DIR_OR_NAME")] | None = None
+    """layers whose inputs the graphs return with each token, such as 2,16,29; eagle3: the three
+    that EAGLE-3 reads; or the EAGLE-3 head that is to read them (default: none)"""
+    workers: Count | None = None
+    """graphs compiled at once (default: what cores and free memory allow)"""
+    quick: bool = False
+    """build only the few graphs without which nothing can be served; the same command without
+    --quick adds the others"""
+    dry_run: bool = False
+    """print the plan, memory and computed times, and build nothing"""
+    verbose: bool = False
+    """show what the compilers and libraries say"""
+    where: InstanceOptions = InstanceOptions()
+
+    @model_validator(mode="after")
+    def _can_be_built(self) -> Self:
+        """Check what can be told without a model."""
         self.sizes("prompt_chunks")
         self.sizes("slots")
         for size in self.sizes("tree_sizes") or ():
@@ -200,51 +166,24 @@ class CompileOptions:
                     "(--max_tree_nodes)"
                 )
         check_target(self.device, self.tensor_parallel or 1, self.dtype)
-
-    def _check_draft(self) -> None:
-        """Check the flags of the draft beside the target."""
+        _ = self.compiler_flags
         if self.fused:
-            if self.draft_model is None and self.model is not None:
-                raise InvalidRequest(
-                    f"--fused needs --draft_model: the draft that is to stand beside {self.model}, "
-                    "with the same tokenizer"
-                )
-            if self.device in NATIVE:
-                raise InvalidRequest(
-                    f"--fused is for cpu, trn1 and inf2: leave it out for {self.device}"
-                )
-            check_fused_dtype(self.dtype)
-            _ = self.drafted
-            return
-        for name in ("draft_model", "speculation_length", "draft_tree"):
-            if getattr(self, name) is not None:
-                raise InvalidRequest(
-                    f"--{name} is of the draft beside the target: it goes with --fused"
-                )
+            self._check_fused()
+        return self
 
-    def _check_load(self) -> None:
-        if self.load is not None and (self.tree_sizes or self.slots):
-            raise InvalidRequest("--load chooses the sizes: leave out --tree_sizes and --slots")
-        if self.compile_minutes is not None and self.graph_minutes is None:
+    def _check_fused(self) -> None:
+        """Check the flags of the draft beside the target."""
+        if self.draft_model is None and self.model is not None:
             raise InvalidRequest(
-                "--compile_minutes needs --graph_minutes: what one graph takes, as an earlier "
-                "build printed it"
+                f"--fused needs --draft_model: the draft that is to stand beside {self.model}, "
+                "with the same tokenizer"
             )
-
-    def check_command(self) -> None:
-        """Check that the flags say what is to be done: build, print the plan, push or pull."""
-        if self.pull is not None:
-            if self.digest is None:
-                raise InvalidRequest(
-                    "--pull needs --digest, the one that --push printed: an artefact is executable "
-                    "code, nothing is taken on trust"
-                )
-        elif self.target is None and self.push is None:
+        if self.device in NATIVE:
             raise InvalidRequest(
-                "--target is needed: cpu, trn1, inf2, trn2 or trn3 (--help shows examples)"
+                f"--fused is for cpu, trn1 and inf2: leave it out for {self.device}"
             )
-        if self.out is None and not self.dry_run and not self.where.on:
-            raise InvalidRequest("--out is needed: the directory of the artefact")
+        check_fused_dtype(self.dtype)
+        _ = self.drafted
 
     @property
     def device(self) -> str:
@@ -271,16 +210,7 @@ class CompileOptions:
     def drafted(self) -> Branches:
         """The tree of every round: --draft_tree, or a chain of --speculation_length."""
         if self.draft_tree is None:
-            length = CHAIN if self.speculation_length is None else self.speculation_length
-            if length < 1:
-                raise InvalidRequest(
-                    f"--speculation_length {length}: a round drafts one token at least"
-                )
-            return Branches.chain(length)
-        if self.speculation_length is not None:
-            raise InvalidRequest(
-                "--draft_tree says how deep the tree is: leave out --speculation_length"
-            )
+            return Branches.chain(self.speculation_length or CHAIN)
         try:
             return Branches(tuple(int(part) for part in self.draft_tree.split(",")))
         except ValueError as error:
@@ -305,46 +235,39 @@ class CompileOptions:
         return numbers
 
 
-_DESCRIPTION = """Build a target ahead of time: graphs of fixed shapes, weights and tokenizer in one
-directory, which `main.py --role target --artifact DIR` serves. A build that was broken off goes on
-where it stopped."""
+class CompileCommand(CompileOptions):
+    """Build a target ahead of time: graphs of fixed shapes, weights and tokenizer in one directory,
+    which `outrider target --artifact DIR` serves. A build that was broken off goes on where it
+    stopped.
+    """
 
-_EXAMPLES = """examples:
-  python -m compile --target cpu --out artefact                    the model that ships here
-  python -m compile --target cpu --quick --out artefact            its first graphs, in a minute;
+    @model_validator(mode="after")
+    def _says_what_to_do(self) -> Self:
+        """Build, print the plan, push or pull."""
+        if self.target is None and self.push is None and self.pull is None:
+            raise ValueError(
+                "--target is needed: cpu, trn1, inf2, trn2 or trn3 (--help shows examples)"
+            )
+        if self.out is None and not self.dry_run and not self.where.on:
+            raise ValueError("--out is needed: the directory of the artefact")
+        return self
+
+
+EXAMPLES = """examples:
+  outrider compile --target cpu --out artefact                     the model that ships here
+  outrider compile --target cpu --quick --out artefact             its first graphs, in a minute;
                                                                    the line above adds the rest
-  python -m compile --model DIR --target trn1 --dry-run            what would be built, and whether
+  outrider compile --model DIR --target trn1 --dry-run             what would be built, and whether
                                                                    it fits; builds nothing
-  python -m compile --model DIR --target trn1 --load load.json --graphs 10 --out artefact
-  python -m compile --target cpu --fused --gamma 4 --out artefact  target and draft in one graph
-  python -m compile --out artefact --push s3://bucket/artefacts    prints the digest to pull
-  python -m compile --pull s3://bucket/artefacts --digest HEX --out artefact
+  outrider compile --model DIR --target trn1 --load load.json --graphs 10 --out artefact
+  outrider compile --target cpu --fused --gamma 4 --out artefact   target and draft in one graph
+  outrider compile --out artefact --push s3://bucket/artefacts     prints the digest to pull
+  outrider compile --pull s3://bucket/artefacts --digest HEX --out artefact
   outrider compile --on r7i.4xlarge --model NAME --target trn1 --dry_run
 """
 
 
 def parse(arguments: Sequence[str] | None = None) -> CompileOptions:
     """Options from a command line, checked. A mistake gets one line, and exit code 2."""
-    parser = Parser(
-        prog=called("compile", "python -m compile"),
-        description=_DESCRIPTION,
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-    add_flags(CompileOptions, parser)
-    add_flags(OnInstance, parser)
-    add_gone(parser, "trace", "one core is built for as several are, with --tensor_parallel 1")
-    add_gone(parser, "batch", "it is called --rows")
-    add_gone(parser, "prefill_nodes", "it is called --prompt_chunks")
-    add_gone(parser, "tree_nodes", "it is called --tree_sizes")
-    parsed = vars(parser.parse_args(arguments)).items()
-    given = {name: value for name, value in parsed if value is not None}
-    given["flag"] = tuple(given.get("flag", ()))
-    try:
-        where = {one.name: given.pop(one.name, one.default) for one in fields(OnInstance)}
-        options = CompileOptions(**given, where=OnInstance(**where))
-        options.check_command()
-    except InvalidRequest as error:
-        parser.exit(USAGE, f"{parser.prog}: error: {error}\n")
-    return options
+    command = called("compile", "python -m compile")
+    return parse_flags(CompileCommand, command, arguments, EXAMPLES)

@@ -1,4 +1,4 @@
-"""Runs `python -m compile rules` and `python -m compile times`: a target's graphs on one rank, held
+"""Runs `outrider compile rules` and `outrider compile times`: a target's graphs on one rank, held
 against the compiler's rules or priced by cost. They build nothing and need a config.json only.
 """
 

@@ -9,12 +9,15 @@ graphs.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from inference.backends.neuron_sdk import Sdk, load_build_units
+from compile.build.neuron_compiler import Toolchain, render
+from compile.spec import CompileSpec
+from inference.backends.neuron_sdk import load_build_units
 from inference.errors import BadArtifact
 from inference.model.noise import from_limbs, noise, noise_in_limbs, threefry2x32, threefry_in_limbs
 
@@ -100,12 +103,15 @@ def expected() -> tuple[Tensor, Tensor]:
     return words, noise(keys, position, ids)
 
 
-def check_noise(sdk: Sdk, ranks: int, logical: int, flags: str, work: str) -> None:
-    """Compile the probe and run it on the device. Raises BadArtifact, naming a value that
-    differs.
+def check_noise(spec: CompileSpec, work: Path) -> None:
+    """Compile the probe as the spec's graphs are, and run it on the device. Raises BadArtifact,
+    naming a value that differs.
+
+    work: the compiler's directory
     """
+    tools = Toolchain(spec)
     words, drawn = (
-        _run(sdk, NoiseProbe(words=each), ranks, logical, flags, f"{work}/{each}")
+        _run(tools, NoiseProbe(words=each), spec.tensor_parallel, work / str(each))
         for each in (True, False)
     )
     wrong = difference(words, drawn)
@@ -137,16 +143,19 @@ def _place(row: int, token: int) -> str:
 
 
 @torch.no_grad()
-def _run(sdk: Sdk, probe: NoiseProbe, ranks: int, logical: int, flags: str, work: str) -> Tensor:
-    """Trace, compile and run one probe, as a target's graphs are."""
-    inputs, units = probe_inputs(), load_build_units()
-    with sdk.parallel_state(world_size=ranks, tensor_model_parallel_size=ranks, lnc_size=logical):
+def _run(tools: Toolchain, probe: NoiseProbe, ranks: int, work: Path) -> Tensor:
+    """Trace, compile and run one probe."""
+    inputs, sdk = probe_inputs(), tools.sdk
+    units = load_build_units()
+    with sdk.parallel_state(
+        world_size=ranks, tensor_model_parallel_size=ranks, lnc_size=tools.logical
+    ):
         trace = units.trace(model=probe, kwargs=inputs)
         made = units.compile(
             hlo_module=trace.hlo,
             metaneff=trace.metaneff,
-            compiler_workdir=work,
-            compiler_args=flags,
+            compiler_workdir=str(work),
+            compiler_args=render(tools.flags),
             key="noise",
         )
         model: Any = sdk.nxd_model(world_size=ranks)

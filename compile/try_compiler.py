@@ -1,4 +1,4 @@
-"""Runs `python -m compile try`: gives every graph of a Neuron target to neuronx-cc on an
+"""Runs `outrider compile try`: gives every graph of a Neuron target to neuronx-cc on an
 ordinary x86 machine, and holds what the compiler says against what compile/ops predicts.
 
 It needs AWS's packages, no device, and of the model its config.json alone. What it leaves in --out:
@@ -113,7 +113,9 @@ def _try(
         directory.mkdir(parents=True)
         (directory / _HLO).write_bytes(hlo.SerializeToString())
         say(f"{name}: {COMPILER} begins")
-        seconds, error = _compile([compiler, *_arguments(flags)], directory)
+        files = [_HLO, "--output", _NEFF, f"--logfile={LOG}"]  # in its working directory
+        command = [compiler, "compile", "--framework", "XLA", *files, *shlex.split(flags)]
+        seconds, error = _compile([*command, "--verbose=35"], directory)
     report = read_report(directory / LOG, directory / METRICS)
     tried = Tried(name, predicted, seconds, report, error)
     compiled = "compiled before" if kept else f"compiled in {seconds:.0f} s"
@@ -122,12 +124,6 @@ def _try(
         record = {"key": key, **asdict(tried), "predicted": predicted._asdict()}
         write_whole(directory / _REPORT, json.dumps(record, indent=1) + "\n")
     return tried
-
-
-def _arguments(flags: str) -> list[str]:
-    """The compiler's arguments; files are named relative to its working directory."""
-    files = [_HLO, "--output", _NEFF, f"--logfile={LOG}"]
-    return ["compile", "--framework", "XLA", *files, *shlex.split(flags), "--verbose=35"]
 
 
 def _compile(command: Sequence[str], directory: Path) -> tuple[float, str]:

@@ -1,3 +1,3 @@
-"""Tells what a target costs on EC2: prices with their source and date. `python -m deploy prices`
+"""Tells what a target costs on EC2: prices with their source and date. `outrider deploy prices`
 prints them.
 """

@@ -3,52 +3,62 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from types import ModuleType
+from typing import NamedTuple
 
 from inference.command import USAGE, nearest, run_command
-from outrider.options.verb import VerbOptions, parse_verb
+from inference.flags.command_line import CommandOptions, parse_flags
+
+
+class Verb(NamedTuple):
+    """A verb: its help, and its module, which has OPTIONS, EXAMPLES and run(options)."""
+
+    help: str
+    module: str
+
 
 VERBS = {
-    "plan": "what `up` would create, and what that costs",
-    "up": "start a target, or go on with one that is half made",
-    "status": "a target's stack, instance and health, and what it has cost",
-    "logs": "what a target's host logged",
-    "tunnel": "lead a port of this machine to a target",
-    "down": "remove a target with all that was made for it",
-    "prices": "what an hour of an instance costs, with source and day",
-    "k8s": "print the manifests of a target on Kubernetes",
-    "ray": "serve from several replicas behind one address, with Ray Serve",
+    "plan": Verb("what `up` would create, and what that costs", "deploy.commands.plan"),
+    "up": Verb("start a target, or go on with one that is half made", "deploy.commands.up"),
+    "status": Verb("a target's stack, instance, health and cost", "deploy.commands.status"),
+    "logs": Verb("what a target's host logged", "deploy.commands.logs"),
+    "tunnel": Verb("lead a port of this machine to a target", "deploy.commands.tunnel"),
+    "down": Verb("remove a target with all that was made for it", "deploy.commands.down"),
+    "prices": Verb("what an hour of an instance costs", "deploy.commands.prices"),
+    "k8s": Verb("print the manifests of a target on Kubernetes", "deploy.commands.k8s"),
 }
-"""Verbs, each a module of deploy/commands, with their help."""
 
 _COMMAND = "outrider deploy"
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a verb. Returns 0 when what was asked was done."""
-    verb, options = parse(sys.argv[1:] if arguments is None else arguments)
+def main(arguments: Sequence[str] | None = None, verbs: Mapping[str, Verb] = VERBS) -> int:
+    """Run one of these verbs. Returns 0 when what was asked was done."""
+    verb, options = parse(sys.argv[1:] if arguments is None else arguments, verbs)
     return run_command(lambda: int(verb.run(options)), debug=options.debug)
 
 
-def parse(arguments: Sequence[str]) -> tuple[ModuleType, VerbOptions]:
+def parse(
+    arguments: Sequence[str], verbs: Mapping[str, Verb] = VERBS
+) -> tuple[ModuleType, CommandOptions]:
     """The verb's module, and its options. Prints help or an error in one line, and exits."""
     name, *rest = arguments or [""]
     if name in ("-h", "--help"):
-        print(_help())
+        print(_help(verbs))
         raise SystemExit(0)
-    if name not in VERBS:
-        meant = nearest(name, VERBS)
+    if name not in verbs:
+        meant = nearest(name, verbs)
         asked = f"what is {name}? A COMMAND is" if name else "a COMMAND is needed:"
-        print(f"{_COMMAND}: error: {asked} one of {', '.join(VERBS)}{meant}", file=sys.stderr)
+        print(f"{_COMMAND}: error: {asked} one of {', '.join(verbs)}{meant}", file=sys.stderr)
         raise SystemExit(USAGE)
-    verb = import_module(f"deploy.commands.{name.replace('-', '_')}")
-    return verb, parse_verb(verb.OPTIONS, f"{_COMMAND} {name}", rest, verb.EXAMPLES)
+    verb = import_module(verbs[name].module)
+    options = parse_flags(verb.OPTIONS, f"{_COMMAND} {name}", rest, verb.EXAMPLES)
+    return verb, options
 
 
-def _help() -> str:
-    lines = [f"  {name:10}{text}" for name, text in VERBS.items()]
+def _help(verbs: Mapping[str, Verb]) -> str:
+    lines = [f"  {name:10}{verb.help}" for name, verb in verbs.items()]
     head = [f"usage: {_COMMAND} COMMAND [FLAG VALUE ...]", "", "Targets on AWS.", "", "commands:"]
     return "\n".join([*head, *lines, "", f"`{_COMMAND} COMMAND --help` lists a command's flags."])
 

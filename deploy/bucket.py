@@ -1,12 +1,17 @@
-"""The bucket that hosts read Outrider and artefacts from. It outlives its targets."""
+"""The bucket that hosts read Outrider and artefacts from, and the wheel of this very Outrider that
+is put there. It outlives its targets.
+"""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from deploy.aws import Aws, aws_refusals, error_code
 from deploy.deployment import own_bucket
+from inference.artifact import hash_file
 from inference.errors import InvalidRequest
 
 
@@ -97,3 +102,38 @@ class HostBucket:
     def _rows(self) -> list[dict[str, Any]]:
         pages = self._client.get_paginator("list_objects_v2").paginate(Bucket=self.name)
         return [row for page in pages for row in page.get("Contents", ())]
+
+
+_SOURCE = Path(__file__).parents[1]
+
+
+def build_wheel(directory: Path) -> Path:
+    """Build the wheel of the checkout that this runs from, by pip. Raises InvalidRequest where this
+    is no checkout, or pip fails.
+    """
+    if not (_SOURCE / "pyproject.toml").is_file():
+        raise InvalidRequest(
+            f"a host installs the same Outrider as runs here, and {_SOURCE} is no checkout that a "
+            "wheel could be built from: name one with --wheel FILE"
+        )
+    command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--quiet"]
+    built = subprocess.run(  # noqa: S603 (this Python's own pip)
+        [*command, "--wheel-dir", str(directory), str(_SOURCE)], capture_output=True, text=True
+    )
+    wheels = sorted(directory.glob("*.whl"))
+    if built.returncode or not wheels:
+        reason = (built.stderr.strip().splitlines() or ["it printed nothing"])[-1]
+        raise InvalidRequest(
+            f"pip could not build Outrider's wheel ({reason}): name one by --wheel"
+        )
+    return wheels[0]
+
+
+def put_wheel(bucket: HostBucket, wheel: Path) -> tuple[str, str]:
+    """Upload a wheel under its digest; returns its URL and SHA-256. Raises InvalidRequest for what
+    is no wheel.
+    """
+    if wheel.suffix != ".whl" or not wheel.is_file():
+        raise InvalidRequest(f"--wheel {wheel}: a file NAME.whl is needed")
+    sha256 = hash_file(wheel)
+    return bucket.put(f"wheels/{sha256[:16]}/{wheel.name}", wheel), sha256

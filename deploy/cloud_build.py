@@ -17,13 +17,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from compile.compile_options import CompileOptions
+from compile.compile_options import CompileOptions, InstanceOptions
 from compile.plan.build_memory import build_memory
 from compile.plan.device import GIB, device_of
 from compile.request import find_checkpoint, make_request, names_layers
 from compile.store import open_store, pull
 from deploy.aws import Aws
-from deploy.bucket import HostBucket
+from deploy.bucket import HostBucket, build_wheel, put_wheel
 from deploy.deployment import Deployment, hub_token_parameter
 from deploy.handover import put_hub_token, withdraw_secrets
 from deploy.host.build_script import ARTEFACT, LOAD, BuildSettings, build_script
@@ -34,13 +34,16 @@ from deploy.launch import Launch
 from deploy.places import SubnetInZone, find_image, places_for
 from deploy.running_instance import describe_instance, living_instance
 from deploy.stack import StackState, TargetStack
-from deploy.wheel import build_wheel, put_wheel
 from inference.command import glance, say
 from inference.errors import InvalidRequest, OutriderError, Unavailable
+from inference.flags.group import flags_of
 from inference.model.hub import pin_model
 
 POLL_SECONDS = 5.0
-_NOT_FOR_THE_HOST = {"out", "push", "pull", "digest", "graph_store", "load", "dry_run", "debug"}
+_NOT_FOR_THE_HOST = {
+    *("out", "push", "pull", "digest", "graph_store", "load", "dry_run", "debug"),
+    *flags_of(InstanceOptions),
+}
 _NEURON_DISK_GIB, _CPU_DISK_GIB = 250, 100
 _LARGER = {"r7i.xlarge": 32, "r7i.2xlarge": 64, "r7i.4xlarge": 128, "r7i.8xlarge": 256}
 """Types that are named where another has too little memory, with their GiB."""
@@ -121,14 +124,14 @@ def pinned(options: CompileOptions) -> tuple[CompileOptions, bool]:
         del named["features"]
     models = {name: pin_model(given) for name, given in named.items() if given is not None}
     names: dict[str, Any] = {name: model.name for name, model in models.items()}
-    return replace(options, **names), any(model.needs_token for model in models.values())
+    return options.but(**names), any(model.needs_token for model in models.values())
 
 
 def plan(aws: Aws, options: CompileOptions) -> CloudBuild:
     """The build. Raises InvalidRequest where the instance has too little memory for it."""
     on = options.where.on or ""
     options, needs_token = pinned(options)
-    checkpoint = find_checkpoint(replace(options, dry_run=True))
+    checkpoint = find_checkpoint(options.but(dry_run=True))
     need = build_memory(checkpoint.config, make_request(options, checkpoint).spec)
     has = find_type(aws, on).memory_gib * GIB
     if need > has:
@@ -192,9 +195,9 @@ def plan_lines(build: CloudBuild, places: list[SubnetInZone]) -> Iterator[str]:
 def host_arguments(build: CloudBuild) -> tuple[str, ...]:
     """The words after `python -m compile` on the instance: the user's own, and where to."""
     options, words = build.options, list[str]()
-    for name, value in vars(options).items():
-        default = type(options).__dataclass_fields__[name].default
-        if name in _NOT_FOR_THE_HOST or name == "where" or value == default:
+    for name, flag in flags_of(CompileOptions).items():
+        value = options.values()[name]
+        if name in _NOT_FOR_THE_HOST or value == flag.field.default:
             continue
         values = value if isinstance(value, tuple) else (value,)
         words += [f"--{name}" if one is True else f"--{name}={one}" for one in values]

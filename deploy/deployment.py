@@ -49,8 +49,6 @@ class Deployment:
             )
         if self.digest is not None and self.on_s3 is None:
             raise InvalidRequest("--digest is of an --artifact or --model s3://BUCKET/PREFIX")
-        if self.artifact is not None and self.model is not None:
-            raise InvalidRequest("--artifact and --model are both what is served: give one")
         if self.purpose == "target":
             check_image(self.instance.compile_target, self.image)
         compiled_only = self.instance.kind == "neuron" and self.purpose == "target"
@@ -63,11 +61,6 @@ class Deployment:
             )
         if (self.market == "capacity-block") != (self.capacity_block is not None):
             raise InvalidRequest("--capacity_block names the block that was bought (cr-...)")
-        if self.private and self.subnet is None:
-            raise InvalidRequest(
-                "--private needs --subnet: one with a NAT gateway, through which the host fetches "
-                "its packages. Default subnets have none"
-            )
         _check_cidr(self.allow_cidr)
 
     @property

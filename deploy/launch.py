@@ -9,11 +9,11 @@ from datetime import datetime, timedelta, timezone
 
 from deploy.aws import Aws
 from deploy.deployment import Deployment
+from deploy.instance_kind import InstanceKind, Market
 from deploy.instance_types import find_type
-from deploy.launch_failures import Cause, LaunchFailure, capacity_remedy, quota_remedy
 from deploy.places import SubnetInZone
 from deploy.running_instance import describe_instance
-from deploy.stack import Glance, StackState, TargetStack
+from deploy.stack import Cause, Glance, LaunchFailure, StackState, TargetStack
 from deploy.stack_template import stack_parameters, template_body
 from inference.errors import InvalidRequest, OutriderError, Unavailable
 
@@ -114,3 +114,32 @@ class Launch:
                     f"{value or 'none'} is asked for: `outrider deploy down "
                     f"{self._deployment.name}` first, or choose another name"
                 )
+
+
+def quota_remedy(
+    instance: InstanceKind, market: Market, region: str, virtual_cpus: int, reason: str
+) -> str:
+    """What to ask AWS for where the quota is too small. The first request of a new account is often
+    answered within a day.
+    """
+    quota = instance.quota(market)
+    return (
+        f"the account may not run {instance.name} in {region}: its quota {quota.name!r} is too "
+        f"small, {virtual_cpus} vCPU more are needed. Ask AWS for them: "
+        "aws service-quotas request-service-quota-increase --service-code ec2 "
+        f"--quota-code {quota.code} --desired-value {virtual_cpus} --region {region} "
+        f"(AWS said: {reason})"
+    )
+
+
+def capacity_remedy(instance: InstanceKind, market: Market, zones: list[str]) -> str:
+    """What to try where no zone has such an instance free."""
+    other = {
+        "on-demand": "--spot",
+        "spot": "without --spot",
+        "capacity-block": "the zone of the block (--subnet)",
+    }[market]
+    return (
+        f"AWS has no {instance.name} free ({market}) in {', '.join(zones)}. Try again later, "
+        f"another --region, or {other}"
+    )

@@ -1,4 +1,4 @@
-"""A CloudFormation stack: its state, its creation, and its removal."""
+"""A CloudFormation stack: its state, its creation, why that failed, and its removal."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from enum import Enum
+from typing import Any, NamedTuple
 
 from deploy.aws import Aws, aws_refusals, error_code
-from deploy.launch_failures import LaunchFailure
 from inference.errors import InvalidRequest, Unavailable
 
 POLL_SECONDS = 3.0
@@ -17,6 +17,53 @@ GONE = "DELETE_COMPLETE"
 TAG = "outrider:target"
 """Of everything that was made for a target; its value is the target's name."""
 Glance = Callable[[str], None]
+
+
+class Cause(Enum):
+    """What stood in the way."""
+
+    NO_CAPACITY = "no capacity"
+    NO_QUOTA = "no quota"
+    DENIED = "denied"
+    NO_IMAGE = "no image"
+    OTHER = "other"
+
+
+_SIGNS = {
+    Cause.NO_QUOTA: (
+        "VcpuLimitExceeded",
+        "vCPU limit",
+        "InstanceLimitExceeded",
+        "MaxSpotInstanceCountExceeded",
+        "Max spot instance count exceeded",
+    ),
+    Cause.NO_CAPACITY: (
+        "InsufficientInstanceCapacity",
+        "not have sufficient",
+        "no Spot capacity",
+        "SpotMaxPriceTooLow",
+        "InsufficientHostCapacity",
+        "not supported in your requested Availability Zone",
+        "ReservationCapacityExceeded",
+    ),
+    Cause.DENIED: ("not authorized", "AccessDenied", "UnauthorizedOperation"),
+    Cause.NO_IMAGE: ("InvalidAMIID", "The image id", "Unable to fetch parameters"),
+}
+"""Codes of EC2 and parts of its messages; events of CloudFormation hold either."""
+
+
+class LaunchFailure(NamedTuple):
+    """The resource that failed, and why."""
+
+    resource: str
+    reason: str
+
+    @property
+    def cause(self) -> Cause:
+        for cause, signs in _SIGNS.items():
+            if any(sign in self.reason for sign in signs):
+                return cause
+        return Cause.OTHER
 
 
 @dataclass(frozen=True)

@@ -264,7 +264,7 @@ def read_manifest(directory: Path) -> Manifest:
     if not path.is_file():
         raise BadArtifact(
             f"{directory} is not an artefact, or was not finished: it has no {MANIFEST}; build it "
-            "with python -m compile"
+            "with outrider compile"
         )
     return read_manifest_file(path)
 
@@ -274,7 +274,7 @@ def read_manifest_file(path: Path) -> Manifest:
     raw = read_json(path, BadArtifact)
     found = raw.field("schema").value
     if found != SCHEMA:
-        remedy = f"this Outrider reads {SCHEMA}: build it again with python -m compile"
+        remedy = f"this Outrider reads {SCHEMA}: build it again with outrider compile"
         raise BadArtifact(f"{path} has schema {shown(found)}, {remedy}")
     return read_record(raw, Manifest)
 

@@ -1,48 +1,22 @@
-"""What all commands share: flags declared as fields of a record, and exit codes.
+"""Exit codes, errors in one line, and lines for the user: shared by all commands.
 
 An error ends a command with one line on stderr and an exit code.
 """
 
 from __future__ import annotations
 
-import argparse
 import errno
 import os
-import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import field, fields
 from difflib import get_close_matches
-from pathlib import Path
-from typing import Any, NoReturn, get_args, get_origin, get_type_hints
 
 from inference.errors import OutriderError
 
 FAILED, USAGE, INTERRUPTED, UNREAD = 1, 2, 130, 141
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-
-_CHOICE = re.compile(r"invalid choice: '(.*)' \(choose from (.*)\)$")
-_UNKNOWN = re.compile(r"unrecognized arguments: ([^ =]*)")
-
-
-class Parser(argparse.ArgumentParser):
-    """Answers a slip with one line, which names the flag or value that was meant."""
-
-    @property
-    def flags(self) -> set[str]:
-        """Every flag that the help names."""
-        return set(re.findall(r"--\w[\w-]*", self.format_help()))
-
-    def error(self, message: str) -> NoReturn:
-        choice, unknown = _CHOICE.search(message), _UNKNOWN.match(message)
-        meant = ""
-        if choice:
-            meant = nearest(choice[1], [name.strip(" '") for name in choice[2].split(",")])
-        elif unknown:
-            meant = nearest(unknown[1], self.flags)
-        self.exit(USAGE, f"{self.prog}: error: {message}{meant}\n")
 
 
 def called(verb: str, otherwise: str) -> str:
@@ -57,84 +31,6 @@ def nearest(name: str, names: Iterable[str], before: str = "") -> str:
     """
     found = get_close_matches(name, names, 1)
     return f"; did you mean {before}{found[0]}?" if found else ""
-
-
-def add_flag(
-    record: type,
-    group: argparse._ActionsContainer,
-    name: str,
-    text: str,
-    alias: str | None = None,
-    **settings: Any,
-) -> None:
-    """Add a flag for the record's field `name`, with the field's default.
-
-    The flag and its alias are accepted with underscores and with dashes.
-
-    settings: further arguments of argparse; a default among them replaces the field's.
-    """
-    names = [name] if alias is None else [name, alias]
-    spellings = dict.fromkeys(
-        f"--{spelling}" for one in names for spelling in (one, one.replace("_", "-"))
-    )
-    group.add_argument(
-        *spellings, dest=name, help=text, **{"default": getattr(record, name)} | settings
-    )
-
-
-def option(
-    default: Any, text: str, group: str = "", alias: str | None = None, **settings: Any
-) -> Any:
-    """Declare a field of a record as a flag of a command; add_flags() adds it to a parser."""
-    return field(default=default, metadata={"option": (text, group, alias, settings)})
-
-
-def add_flags(record: type, parser: argparse.ArgumentParser) -> None:
-    """Add the flags of all fields that option() declared, in their groups.
-
-    The field's type decides how a flag is read: a bool is a switch, a tuple's flag may be repeated,
-    numbers and paths are converted.
-    """
-    groups: dict[str, argparse._ActionsContainer] = {"": parser}
-    hints = get_type_hints(record)
-    for entry in fields(record):
-        if "option" not in entry.metadata:
-            continue
-        text, title, alias, settings = entry.metadata["option"]
-        if title not in groups:
-            groups[title] = parser.add_argument_group(title)
-        settings = _converting(hints[entry.name]) | settings
-        add_flag(record, groups[title], entry.name, text, alias, **settings)
-
-
-def _converting(hint: Any) -> dict[str, Any]:
-    """Argparse's settings for a field's type, which may be optional."""
-    if get_origin(hint) is tuple:
-        return {"action": "append", "default": None}
-    kind = next(kind for kind in (*get_args(hint), hint) if kind is not type(None))
-    if kind is bool:
-        return {"action": "store_true"}
-    return {"type": kind} if kind in (int, float, Path) else {}
-
-
-class _Gone(argparse.Action):
-    """Argparse action of a removed flag; `const` says what replaced it."""
-
-    def __call__(self, parser: argparse.ArgumentParser, *_given: object) -> None:
-        parser.exit(USAGE, f"{parser.prog}: error: --{self.dest} is gone: {self.const}\n")
-
-
-def add_gone(parser: argparse.ArgumentParser, name: str, why: str) -> None:
-    """Add a removed flag, whose use ends the command with a line that says what replaced it."""
-    parser.add_argument(
-        *dict.fromkeys((f"--{name}", f"--{name.replace('_', '-')}")),
-        action=_Gone,
-        nargs="?",
-        const=why,
-        dest=name,
-        default=argparse.SUPPRESS,
-        help=argparse.SUPPRESS,
-    )
 
 
 def run_command(work: Callable[[], int], *, debug: bool, interrupted: str = "interrupted") -> int:

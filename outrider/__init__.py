@@ -89,8 +89,8 @@ def connect(
     Raises InvalidRequest for an option that is not allowed, Unavailable when no target answers, and
     Mismatch when the two models' tokenizers differ.
     """
+    from grpc_comm.client.named_targets import named_targets
     from outrider.api import Engine
-    from outrider.client.named_targets import named_targets
     from outrider.options.roles import SharedClientRole
 
     where = "target" if target in named_targets() else "target_host"

@@ -1,95 +1,60 @@
-"""Runs the role that a command line asks for. An error becomes one line and an exit code."""
+"""Runs the role or verb that a command line asks for, with errors in one line each."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Any
 
 from inference.command import run_command
 from outrider.options import parse
-from outrider.options.groups import GeneralOptions, TextOptions
-from outrider.options.network import ConnectionOptions
-from outrider.options.roles import (
-    OTHER_VERBS,
-    ChatRole,
-    DoctorRole,
-    ListRole,
-    MakeCertRole,
-    MakeKeyRole,
-    ProfilesRole,
-    PullRole,
-    ServeRole,
-    ServingRole,
-)
+from outrider.options.roles import OTHER_VERBS, ChatRole, DraftRole, FusedClientRole, Role
+
+PROGRAMS = {
+    "target": "outrider.target.target:serve",
+    "fused_target": "outrider.target.target:serve",
+    "serve": "outrider.endpoint.run:serve_http",
+    "chat": "outrider.terminal.chat:chat",
+    "draft": "outrider.terminal.generate:make_texts",
+    "fused_client": "outrider.terminal.generate:make_texts",
+    "verify_target": "outrider.terminal.generate:make_texts",
+    "verify_draft": "outrider.terminal.generate:make_texts",
+    "pull": "outrider.models.models_here:pull",
+    "list": "outrider.models.models_here:list_here",
+    "doctor": "outrider.doctor.command:doctor",
+    "make-cert": "outrider.credentials:make_cert",
+    "make-key": "outrider.credentials:make_key",
+    "profiles": "outrider.models.models_here:profiles",
+    "demo": "outrider.terminal.demo:main",
+    "compile": "outrider.aws_verbs:compile_target",
+    "compare": "outrider.compare.__main__:main",
+    "runs": "outrider.runs.command:main",
+    "deploy": "outrider.aws_verbs:deploy",
+}
+"""The function of each role, which takes its options, and of each other verb, which takes words.
+They are imported when they are called: help needs no torch, a client no server.
+"""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a role or a verb. Returns 0 when it did what was asked."""
     words = sys.argv[1:] if arguments is None else list(arguments)
     if words and words[0] in OTHER_VERBS:
-        return _command(words[0])(words[1:])
+        return _run(words[0], words[1:])
     options = parse(arguments)
     return run_command(lambda: run_role(options), debug=options.debug)
 
 
-def _command(verb: str) -> Callable[[Sequence[str]], int]:
-    """The main function of a verb that is a command of its own."""
-    if verb == "demo":
-        from outrider.terminal.demo import main as command
-    elif verb == "compile":
-        from outrider.compiling import main as command
-    elif verb == "compare":
-        from outrider.compare.__main__ import main as command
-    elif verb == "runs":
-        from outrider.runs.command import main as command
-    else:
-        from deploy.__main__ import main as command
-    return command
-
-
-def run_role(options: GeneralOptions) -> int:
-    """Run the options' role. Roles are imported here: help needs no torch, a client no server."""
-    if isinstance(options, ServingRole):
-        from outrider.target.target import serve
-
-        return serve(options)
-    if isinstance(options, ServeRole):
-        from outrider.endpoint.run import serve_http
-
-        return serve_http(options)
-    if isinstance(options, DoctorRole):
-        from outrider.doctor.command import doctor
-
-        return doctor(options)
-    if isinstance(options, PullRole):
-        from outrider.models.models_here import pull
-
-        return pull(options)
-    if isinstance(options, ListRole):
-        from outrider.models.models_here import list_here
-
-        return list_here(options)
-    if isinstance(options, MakeCertRole):
-        from outrider.credentials import make_cert
-
-        return make_cert(options)
-    if isinstance(options, MakeKeyRole):
-        from outrider.credentials import make_key
-
-        return make_key(options)
-    if isinstance(options, ProfilesRole):
-        from outrider.models.models_here import profiles
-
-        return profiles(options)
-    if isinstance(options, ConnectionOptions):
+def run_role(options: Role) -> int:
+    """Run the options' role."""
+    if isinstance(options, DraftRole | ChatRole | FusedClientRole):
         from outrider.client.connecting import check_listening
 
-        check_listening(options)  # before torch is loaded
-    if isinstance(options, ChatRole):
-        from outrider.terminal.chat import chat
+        check_listening(options.connection)  # before torch is loaded
+    return _run(options.role, options)
 
-        return chat(options)
-    from outrider.terminal.generate import make_texts
 
-    assert isinstance(options, TextOptions)
-    return make_texts(options)
+def _run(name: str, asked: Any) -> int:
+    module, _, function = PROGRAMS[name].partition(":")
+    return int(getattr(import_module(module), function)(asked))

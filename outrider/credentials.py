@@ -22,7 +22,7 @@ def make_cert(options: MakeCertRole) -> int:
 
 def make_key(options: MakeKeyRole) -> int:
     """Add a key to --keys_file and print its token, which is stored nowhere."""
-    token = keys_file.make_key(Path(options.keys_file or ""), options.name or "")
+    token = keys_file.make_key(Path(options.keys_file), options.name)
     say(
         f"{options.name} may call; the token is shown this once, limits can be added to the entry "
         f"in {options.keys_file}:"

@@ -6,16 +6,23 @@ import re
 import shlex
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 
 from compile import compile_options as compiling
-from compile.__main__ import VERBS
+from compile.__main__ import VERBS as COMPILE_VERBS
 from deploy import __main__ as deploying
+from grpc_comm.client.named_targets import NamedTarget
+from inference.flags.command_line import parse_flags
 from outrider import options as running
+from outrider.aws_verbs import DEPLOY_VERBS
 from outrider.compare import compare_options as comparing
 from outrider.compare.testbed import read_positions
 from outrider.money.goal import read_billing
+from outrider.options.roles import OTHER_VERBS, ROLES, VERBS
+from outrider.runs.command import RunsOptions
+from outrider.terminal.demo import DemoOptions
 from tests.support.repository import ROOT
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -24,19 +31,31 @@ HELP = [
     *sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "deploy/commands").glob("*.py")),
     "outrider/compare/compare_options.py",
     "outrider/options/parsing.py",
+    "outrider/runs/command.py",
+    "outrider/target/ray_command.py",
 ]
 
 
 def compiled(arguments: list[str]) -> object:
     """Options of a build, or of a verb of `python -m compile`."""
-    if arguments in ([verb] for verb in VERBS):  # the text names a verb
+    if arguments in ([verb] for verb in COMPILE_VERBS):  # the text names a verb
         return arguments
-    if arguments[0] in VERBS:
+    if arguments[0] in COMPILE_VERBS:
         return compiling.parse([*arguments[1:], "--dry_run"])
     return compiling.parse(arguments)
 
 
+COMMANDS: dict[str, Callable[[list[str]], object]] = {
+    "compile": compiled,
+    "compare": comparing.parse,
+    "deploy": lambda words: deploying.parse(words, DEPLOY_VERBS),
+    "runs": lambda words: parse_flags(RunsOptions, "outrider runs", words),
+    "demo": lambda words: parse_flags(DemoOptions, "outrider demo", words),
+}
+"""Parsers of the verbs that are commands of their own; the others are roles."""
+
 PARSERS: dict[str, Callable[[list[str]], object]] = {
+    "outrider": lambda words: COMMANDS.get(words[0], lambda _: running.parse(words))(words[1:]),
     "main.py": running.parse,
     "compare_architectures.py": comparing.parse,
     "-m compile": compiled,
@@ -45,22 +64,19 @@ PARSERS: dict[str, Callable[[list[str]], object]] = {
 PLACEHOLDERS = {"D": "bfloat16", "T": "trn1", "N": "2", "NAME": "demo"}
 """What a page has the reader put in where not any text will do."""
 
-EXITS = {"main.py --help"}
-"""What prints and ends."""
+SHOWN = {"--help", "--help-all", "--version", "--completion"}
+"""Flags that print something and end."""
 
-
-VERB_OF = r"outrider (deploy|compile) "
-"""Commands that are called as `python -m NAME`, too."""
+START = rf"(?:python +|(?=outrider (?:{'|'.join({*VERBS, *OTHER_VERBS, *ROLES})})\b))"
+"""Start of a command: `python ...` or `outrider VERB ...`."""
 
 
 def commands_of(text: str) -> Iterator[str]:
-    """Each `python ...` and `outrider VERB ...` on a line or between backticks, without comment or
-    redirection.
-    """
-    whole = re.sub(VERB_OF, r"python -m \1 ", text.replace("\\\n", " "))
-    for line in re.findall(r"(?m)^ *(?:.*; )?python (.*)$", whole):
-        yield re.split(r"\s#|\s>|\s2>", line)[0]
-    yield from re.findall(r"`python ([^`]*)`", whole)
+    """Each command on a line or between backticks, without comment or redirection."""
+    whole = re.sub(r"\\\n *", " ", text)
+    for line in re.findall(rf"(?m)^ *(?:.*; )?{START}(.*)$", whole):
+        yield re.split(r"\s#| {3,}|\s>|\s2>|\s\|", line)[0]
+    yield from re.findall(rf"`{START}([^`]*)`", whole)
 
 
 def documented() -> Iterator[tuple[str, str]]:
@@ -70,7 +86,7 @@ def documented() -> Iterator[tuple[str, str]]:
     for name in HELP:
         source = (ROOT / name).read_text(encoding="utf-8")
         text = re.sub(r" \\\\\n *", " ", source)  # a line that goes on
-        for line in re.findall(r"(?m)^  python (.*)$", re.sub(VERB_OF, r"python -m \1 ", text)):
+        for line in re.findall(rf"(?m)^  {START}(.*)$", text):
             yield name, re.split(r" {2,}", line.removesuffix('"""'))[0].strip()
 
 
@@ -81,11 +97,27 @@ def split(command: str) -> tuple[str, list[str]]:
     return " ".join(words[:count]), [PLACEHOLDERS.get(word, word) for word in words[count:]]
 
 
+def is_named(arguments: list[str]) -> bool:
+    """The text names a verb, and shows no whole command."""
+    verbs = [word for word in arguments if word not in ("NAME", "demo")]
+    return len(verbs) == 1 or (verbs[:1] == ["deploy"] and len(verbs) == 2)
+
+
+@pytest.fixture(autouse=True)
+def demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A target of the name that the pages use."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    target = NamedTarget("demo", "127.0.0.1:50151", "us-east-1")
+    target.write()
+    target.write_secret("token", b"t")
+
+
 DOCUMENTED = sorted(set(documented()))
 
 
-def test_the_pages_have_commands_of_every_program() -> None:
-    assert {split(command)[0] for _, command in DOCUMENTED} >= set(PARSERS)
+def test_the_pages_have_commands_of_the_programs_that_they_speak_of() -> None:
+    spoken = {split(command)[0] for _, command in DOCUMENTED}
+    assert spoken >= set(PARSERS) - {"main.py", "compare_architectures.py", "-m deploy"}
 
 
 @pytest.mark.parametrize(
@@ -96,20 +128,21 @@ def test_a_documented_command_is_understood(page: str, command: str) -> None:
     if program not in PARSERS:
         module = arguments[0] if program == "-m pytest" else program.removeprefix("-m ")
         assert (ROOT / module).exists() or find_spec(module) is not None
-    elif command in EXITS:
+    elif SHOWN & {*arguments}:
         with pytest.raises(SystemExit) as ended:
             PARSERS[program](arguments)
         assert ended.value.code == 0
-    elif program == "-m deploy" and arguments[1:] in ([], ["NAME"]):  # the text names a verb
-        assert arguments[0] in deploying.VERBS
+    elif program == "outrider" and is_named(arguments):
+        assert arguments[0] in {*VERBS, *OTHER_VERBS, *ROLES}
+        assert arguments[0] != "deploy" or {*arguments[1:2]} <= {*DEPLOY_VERBS}
     elif arguments:
         PARSERS[program](arguments)
 
 
 @pytest.mark.parametrize(
-    "command", sorted({command for _, command in DOCUMENTED if "_architectures.py --cs" in command})
+    "command", sorted({command for _, command in DOCUMENTED if "outrider compare --cs" in command})
 )
 def test_a_documented_curve_states_the_prices_that_it_weighs(command: str) -> None:
-    options = comparing.parse(split(command)[1])
-    billing = read_billing(options.draft)
+    options = comparing.parse(split(command)[1][1:])
+    billing = read_billing(options.pair.prices)
     assert len(read_positions(options, billing)) == len(options.cs)

@@ -18,6 +18,7 @@ from tests.house import (
 TOP = "inference"
 BELOW = {
     TOP: set[str](),
+    "inference.flags": {TOP},
     "inference.model": {TOP},
     "inference.backends": {TOP, "inference.model"},
     "inference.cost": {TOP},

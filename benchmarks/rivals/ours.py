@@ -31,8 +31,9 @@ from outrider.client.pools import GrowingPool, Pair
 from outrider.draft_methods import find_draft
 from outrider.models.profiles import user_profiles
 from outrider.money.goal import Goal
+from outrider.options.groups import Precision
+from outrider.options.network import ConnectionOptions
 from outrider.options.roles import FusedTargetRole, SharedClientRole
-from outrider.options.values import Precision
 from outrider.target.colocated_draft import with_draft
 from outrider.target.spawn import started
 from outrider.target.target import load_served
@@ -142,7 +143,7 @@ def arms_over_grpc(models: Models) -> Iterator[list[Arm]]:
     given = [part for name, value in flags.items() if value for part in (f"--{name}", str(value))]
     with started("target", ["--measure_first", *given]) as there:
         options = SharedClientRole(
-            target_host=there.address,
+            connection=ConnectionOptions(target_host=there.address),
             draft_model=models.draft,
             draft=models.sources,
             dtype=models.dtype,
@@ -153,7 +154,7 @@ def arms_over_grpc(models: Models) -> Iterator[list[Arm]]:
             measure_first=True,
         )
         found = find_draft(options)
-        with connect_target(options, found.tokenizer) as connection:
+        with connect_target(options.connection, found.tokenizer) as connection:
             draft = load_draft(options, found, 1, models.length, ROOM, WIDEST)
             times = user_profiles(options).draft(found, draft, models.length)
             pair = Pair(connection, times, None)

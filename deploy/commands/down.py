@@ -6,12 +6,11 @@ from deploy.aws import Aws
 from deploy.bucket import HostBucket
 from deploy.commands.options import NamedOptions
 from deploy.deployment import own_bucket, stack_name
-from deploy.handover import withdraw_secrets
-from deploy.leftovers import leftovers
-from deploy.stack import TargetStack, stack_names
+from deploy.handover import secrets_waiting, withdraw_secrets
+from deploy.stack import TAG, TargetStack, stack_names
+from grpc_comm.client.named_targets import find_target, forget_target, named_targets
 from inference.command import FAILED, glance, nearest
 from inference.errors import InvalidRequest
-from outrider.client.named_targets import find_target, forget_target, named_targets
 
 EXAMPLES = """examples:
   outrider deploy down demo
@@ -90,3 +89,22 @@ def _bucket(aws: Aws, *, remove: bool) -> bool:
     held = f"{objects} objects, {size / 1e6:.1f} MB"
     print(f"kept s3://{bucket.name} for the next target: {held}; --with_bucket removes it")
     return False
+
+
+_ALIVE = ["pending", "running", "shutting-down", "stopping", "stopped"]
+
+
+def leftovers(aws: Aws, target: str) -> list[str]:
+    """Instances, volumes, security groups and parameters that belong to the target."""
+    tagged = {"Name": f"tag:{TAG}", "Values": [target]}
+    alive = {"Name": "instance-state-name", "Values": _ALIVE}
+    reservations = aws.rows("ec2", "describe_instances", "Reservations", Filters=[tagged, alive])
+    volumes = aws.rows("ec2", "describe_volumes", "Volumes", Filters=[tagged])
+    groups = aws.rows("ec2", "describe_security_groups", "SecurityGroups", Filters=[tagged])
+    instances = [row for reservation in reservations for row in reservation["Instances"]]
+    return [
+        *(f"instance {row['InstanceId']} ({row['State']['Name']})" for row in instances),
+        *(f"volume {row['VolumeId']} ({row['Size']} GiB)" for row in volumes),
+        *(f"security group {row['GroupId']}" for row in groups),
+        *(f"parameter {name}" for name in secrets_waiting(aws, target)),
+    ]

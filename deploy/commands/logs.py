@@ -12,7 +12,7 @@ from deploy.host_commands import run_on_host
 from deploy.stack import TargetStack
 from inference.command import say
 from inference.errors import InvalidRequest, Unavailable
-from outrider.options.values import Count
+from inference.flags.values import Count
 
 EXAMPLES = """examples:
   outrider deploy logs demo                  the target's own log

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import Annotated, ClassVar
 
 from annotated_types import Ge, Gt, Le
@@ -11,14 +12,15 @@ from typing_extensions import Self
 from deploy.aws import DEFAULT_REGION, Aws
 from deploy.deployment import Deployment
 from deploy.instance_kind import InstanceKind, Market
+from grpc_comm.client.named_targets import check_name, find_target
 from inference.errors import InvalidRequest
-from outrider.client.named_targets import check_name, find_target
-from outrider.options.group import Shown
-from outrider.options.values import Count, ModelName, Name
-from outrider.options.verb import VerbOptions
+from inference.flags.command_line import CommandOptions
+from inference.flags.flag_rules import FlagRule
+from inference.flags.group import Shown, flags_of
+from inference.flags.values import Count, ModelName, Name
 
 
-class NamedOptions(VerbOptions, title="target"):
+class NamedOptions(CommandOptions, title="target"):
     """Which target is meant."""
 
     BARE: ClassVar = "name"
@@ -51,6 +53,12 @@ class NamedOptions(VerbOptions, title="target"):
 
 class DeploymentOptions(NamedOptions, title="instance"):
     """What is to run, and where."""
+
+    RULES: ClassVar = (
+        FlagRule("spot", excludes="capacity_block", why="they are two ways to pay"),
+        FlagRule("artifact", excludes="model", why="both are what is served"),
+        FlagRule("private", needs="subnet", why="default subnets have no NAT gateway"),
+    )
 
     instance: Annotated[str, Shown("TYPE")] = "trn1.2xlarge"
     """EC2 type: trn1, trn2, inf2, one with NVIDIA's GPUs, or one with CPUs alone"""
@@ -94,28 +102,11 @@ class DeploymentOptions(NamedOptions, title="instance"):
 
     @model_validator(mode="after")
     def _can_be(self) -> Self:
-        if self.spot and self.capacity_block:
-            raise ValueError("--spot and --capacity_block are two ways to pay: give one")
         self.deployment(self.region or DEFAULT_REGION)
         return self
 
     def deployment(self, region: str) -> Deployment:
-        return Deployment(
-            name=self.name,
-            region=region,
-            instance=InstanceKind(self.instance),
-            market=self.market,
-            capacity_block=self.capacity_block,
-            artifact=self.artifact,
-            digest=self.digest,
-            model=self.model,
-            disk_gib=self.disk_gib,
-            image=self.image,
-            subnet=self.subnet,
-            private=self.private,
-            bucket=self.bucket,
-            allow_cidr=self.allow_cidr,
-            port=self.port,
-            idle_minutes=self.idle_minutes,
-            lifetime_hours=self.lifetime_hours,
-        )
+        same = {field.name for field in fields(Deployment)} & flags_of(type(self)).keys()
+        given = {name: value for name, value in self.values().items() if name in same}
+        instance = InstanceKind(self.instance)
+        return Deployment(**given | {"region": region, "instance": instance, "market": self.market})

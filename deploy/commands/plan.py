@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Iterator, Sequence
+from typing import Annotated, NamedTuple
 
 from annotated_types import Gt
 
 from deploy.aws import DEFAULT_REGION, Aws
 from deploy.commands.options import DeploymentOptions
-from deploy.plan_lines import ask_account, find_price, plan_lines
+from deploy.deployment import Deployment, secret_parameters
+from deploy.instance_price import InstancePrices, NoPrice, Price
+from deploy.instance_types import bundled_types
+from deploy.places import SubnetInZone, find_image, places_for
 from deploy.served import Speed, computed_speed, read_served
+from deploy.stack_template import created_resources
+from inference.artifact import Manifest
 from inference.command import say
+from inference.cost.billing import hire_usd
 from inference.errors import MissingExtra, Unavailable
 
 EXAMPLES = """examples:
@@ -53,3 +60,105 @@ def _account(options: PlanOptions) -> Aws | None:
     except (MissingExtra, Unavailable) as error:
         say(str(error))
         return None
+
+
+_ROLE = "what AWS's AmazonSSMManagedInstanceCore allows (Session Manager)"
+
+
+class AccountView(NamedTuple):
+    """What the account says of a deployment."""
+
+    number: str
+    places: Sequence[SubnetInZone]
+    image_id: str
+
+
+def ask_account(aws: Aws, deployment: Deployment) -> AccountView:
+    """What the account says of the deployment. Raises InvalidRequest where it cannot be started."""
+    places = places_for(aws, deployment.instance, deployment.subnet)
+    return AccountView(aws.account, places, find_image(aws, deployment.image_parameter))
+
+
+def find_price(deployment: Deployment, *, live: bool) -> Price | NoPrice:
+    """What an hour of the instance costs, or why that is not known."""
+    try:
+        prices = InstancePrices(live=live)
+        return prices.find(deployment.instance.name, deployment.region, deployment.market)
+    except NoPrice as error:
+        return error
+
+
+def plan_lines(
+    deployment: Deployment,
+    manifest: Manifest | None,
+    account: AccountView | None,
+    price: Price | NoPrice,
+    speed: Speed | None,
+) -> Iterator[str]:
+    """The plan, line by line.
+
+    account: None where there are no credentials, so that nothing could be asked
+    """
+    instance = deployment.instance
+    image = f" = {account.image_id}" if account else ""
+    yield _line("target", f"{deployment.name}, stack {deployment.stack} in {deployment.region}")
+    bundled = bundled_types().get(instance.name)
+    device = (bundled.accelerators if bundled else "") or instance.kind
+    yield _line("instance", f"{instance.name} ({device}), {deployment.market}")
+    if account:
+        yield _line("zones", ", ".join(place.zone for place in account.places))
+    yield _line("image", f"{deployment.image_parameter}{image}")
+    yield _line("volume", f"{deployment.volume_gib} GiB gp3, encrypted, deleted with the instance")
+    yield _line("artefact", _served(deployment, manifest))
+    bucket = deployment.bucket_name(account.number if account else "ACCOUNT")
+    yield _line("bucket", f"s3://{bucket} for Outrider's wheel and artefacts; it is kept at `down`")
+    yield _line("role", f"{_ROLE}; reads s3://{bucket} and its own secrets")
+    yield _line("ports", _ports(deployment))
+    yield _line(
+        "secrets",
+        f"{', '.join(secret_parameters(deployment.name))}: deleted when the host has them",
+    )
+    yield _line(
+        "ends",
+        f"after {deployment.idle_minutes} min without a session (--idle_minutes), "
+        f"after {deployment.lifetime_hours:g} h in any case (--lifetime_hours)",
+    )
+    yield _line("creates", ", ".join(created_resources()))
+    yield from _costs(deployment, price, speed)
+    if account is None:
+        yield "AWS was not asked: zones, image, artefact on S3 and prices of today are not checked"
+
+
+def _served(deployment: Deployment, manifest: Manifest | None) -> str:
+    if manifest is not None:
+        return f"{manifest.model} for {manifest.target}, digest {manifest.digest()}"
+    if deployment.artifact is not None:
+        return f"{deployment.artifact}, digest {deployment.digest}"
+    return f"none; the host serves {deployment.model or 'the embedded target'}"
+
+
+def _ports(deployment: Deployment) -> str:
+    if deployment.allow_cidr is None:
+        address = ", which has no public address" if deployment.private else ""
+        return f"none; `outrider deploy tunnel` leads to {deployment.port} on the host{address}"
+    return f"{deployment.port} for {deployment.allow_cidr}, with TLS and a key; no SSH"
+
+
+def _costs(deployment: Deployment, price: Price | NoPrice, speed: Speed | None) -> Iterator[str]:
+    if isinstance(price, NoPrice):
+        yield _line("$/h", str(price))
+        return
+    usd = price.usd_per_hour
+    yield _line("$/h", f"{price}; volume, address and traffic are not in it")
+    most = usd * deployment.lifetime_hours
+    yield _line("at most", f"${most:.2f} for the instance until its lifetime ends")
+    if speed is None:
+        yield _line("$/M tokens", "--tokens_per_second N states a speed; none is computed here")
+        return
+    million = hire_usd(1e6 / speed.tokens_per_second, usd)
+    rate = f"{speed.tokens_per_second:.4g} tokens/s ({speed.source})"
+    yield _line("$/M tokens", f"{million:.4f} at {rate}")
+
+
+def _line(label: str, text: str) -> str:
+    return f"{label:<12}{text}"

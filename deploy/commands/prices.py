@@ -14,8 +14,8 @@ from deploy.instance_price import InstancePrices, NoPrice, Price
 from deploy.instance_types import bundled_types
 from inference.command import FAILED
 from inference.cost.billing import hire_usd
-from outrider.options.group import Shown
-from outrider.options.verb import VerbOptions
+from inference.flags.command_line import CommandOptions
+from inference.flags.group import Shown
 
 EXAMPLES = """examples:
   outrider deploy prices                          every type that a target may run on, in us-east-1
@@ -24,7 +24,7 @@ EXAMPLES = """examples:
 """
 
 
-class PricesOptions(VerbOptions, title="prices"):
+class PricesOptions(CommandOptions, title="prices"):
     """Prices from AWS (boto3's credentials), else those of the bundled table."""
 
     BARE: ClassVar = "instance"

@@ -12,9 +12,9 @@ from deploy.host_commands import progress
 from deploy.instance_price import cost_so_far
 from deploy.running_instance import RunningInstance, describe_instance
 from deploy.stack import TargetStack
+from grpc_comm.client.named_targets import find_target
 from inference.command import FAILED
 from inference.errors import OutriderError, Unavailable
-from outrider.client.named_targets import find_target
 
 EXAMPLES = """examples:
   outrider deploy status demo

@@ -11,24 +11,20 @@ from pathlib import Path
 
 from compile.store import open_store, push
 from deploy.aws import Aws
-from deploy.bucket import HostBucket
+from deploy.bucket import HostBucket, build_wheel, put_wheel
 from deploy.commands.options import DeploymentOptions
+from deploy.commands.plan import ask_account, find_price, plan_lines
+from deploy.commands.tunnel import NO_PLUGIN, PLUGIN
 from deploy.deployment import Deployment, hub_token_parameter, secret_parameters
 from deploy.handover import Handover, put_hub_token, withdraw_secrets
 from deploy.host.user_data import HostSecrets, HostSettings, user_data
 from deploy.host_commands import progress
 from deploy.instance_price import NoPrice, Price
 from deploy.launch import Launch
-from deploy.plan_lines import ask_account, find_price, plan_lines
 from deploy.running_instance import InstanceEnded, RunningInstance, living_instance
 from deploy.served import computed_speed, pinned_model, read_served
 from deploy.stack import StackState
-from deploy.tunnel import NO_PLUGIN, PLUGIN
-from deploy.wheel import build_wheel, put_wheel
-from inference.command import FAILED, glance, say
-from inference.errors import InvalidRequest, OutriderError, Unavailable
-from inference.model.hub import PinnedModel
-from outrider.client.named_targets import (
+from grpc_comm.client.named_targets import (
     NamedTarget,
     find_target,
     forget_target,
@@ -36,7 +32,10 @@ from outrider.client.named_targets import (
     read_target,
     targets_directory,
 )
-from outrider.options.values import Count, File
+from inference.command import FAILED, glance, say
+from inference.errors import InvalidRequest, OutriderError, Unavailable
+from inference.flags.values import Count, File
+from inference.model.hub import PinnedModel
 
 EXAMPLES = """examples:
   outrider deploy up demo --instance c7i.2xlarge             the embedded target on CPUs

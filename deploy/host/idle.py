@@ -17,9 +17,11 @@ from urllib.request import urlopen
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from inference.command import FAILED, Parser, run_command
+from inference.command import FAILED, run_command
 from inference.errors import InvalidRequest
 from inference.file_model import Number, Record, read_record
+from inference.flags.command_line import CommandOptions, parse_flags
+from inference.flags.values import File
 from inference.json_file import read_json
 from inference.whole_file import write_whole
 
@@ -61,14 +63,22 @@ def read_activity(metrics: str) -> Activity:
     return Activity(int(values["outrider_sessions"]), int(values["outrider_sessions_ended"]))
 
 
+class IdleOptions(CommandOptions, title="idle"):
+    """Ask a target on this host whether it is idle."""
+
+    minutes: float
+    """without a session"""
+    state: File
+    """what was seen last, as JSON"""
+    port: int
+    """of the target's metrics"""
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Returns 0 when the target was idle for --minutes."""
-    parser = Parser(prog="python -m deploy.host.idle", description=__doc__, allow_abbrev=False)
-    parser.add_argument("--minutes", type=float, required=True, help="without a session")
-    parser.add_argument("--state", type=Path, required=True, help="what was seen last, as JSON")
-    parser.add_argument("--port", type=int, required=True, help="of the target's metrics")
-    given = parser.parse_args(arguments)
-    return run_command(lambda: _check(given.minutes, given.state, given.port), debug=False)
+    given = parse_flags(IdleOptions, "python -m deploy.host.idle", arguments)
+    state = Path(given.state)
+    return run_command(lambda: _check(given.minutes, state, given.port), debug=given.debug)
 
 
 def _check(minutes: float, state: Path, port: int) -> int:

@@ -35,7 +35,7 @@ from inference.sampling import SamplingParams
 from inference.tree import IntArray
 
 WEIGHTS = "weights/model.safetensors"
-REBUILD = "build it again here with python -m compile --target cpu"
+REBUILD = "build it again here with outrider compile --target cpu"
 _INSTRUCTIONS = ("avx2", "avx512", "avx512_bf16", "vnni", "amx_tile")  # a package may hold them
 
 Graph = Callable[..., tuple[Tensor, ...]]

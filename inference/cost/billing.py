@@ -11,9 +11,8 @@ prices of units say the same. They are read off the costs of one unit each.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
-from inference.cost.quantity import Figure, at_least, total
+from inference.cost.quantity import SPEED, Figure, UnitPrices, Usage, at_least, total
 from inference.errors import InvalidRequest
 
 SECONDS_PER_HOUR = 3600.0
@@ -36,52 +35,15 @@ KNOB = {"tps": 0.0, "balanced": 0.5, "cost": 1.0}
 """Names of a weight: how much cost counts against speed."""
 
 
-class Usage(NamedTuple):
-    """Time and traffic of some tokens."""
-
-    wall: float = 0.0  # seconds by the clock that the target was held
-    drafting: float = 0.0  # seconds of drafting on this machine
-    bytes_up: float = 0.0
-    bytes_down: float = 0.0
-
-    def plus(self, other: Usage) -> Usage:
-        return Usage(*(mine + theirs for mine, theirs in zip(self, other, strict=True)))
-
-    def times(self, factor: float) -> Usage:
-        return Usage(*(part * factor for part in self))
-
-
-class UnitPrices(NamedTuple):
-    """Price of a unit of each part of a Usage, in the unit of an objective."""
-
-    wall: float  # for a second
-    drafting: float = 0.0  # for a second
-    byte_up: float = 0.0
-    byte_down: float = 0.0
-
-    def of(self, usage: Usage) -> float:
-        """Return the price of a usage."""
-        return sum(price * amount for price, amount in zip(self, usage, strict=True))
-
-    def plus(self, other: UnitPrices) -> UnitPrices:
-        return UnitPrices(*(mine + theirs for mine, theirs in zip(self, other, strict=True)))
-
-    def times(self, factor: float) -> UnitPrices:
-        return UnitPrices(*(price * factor for price in self))
-
-
 UNITS = tuple(Usage(*(float(index == part) for index in range(4))) for part in range(4))
 """One unit of each part of a Usage."""
-
-SPEED = UnitPrices(wall=1.0)
-"""The objective of whoever wants speed alone: the price is the seconds themselves."""
 
 
 @dataclass(frozen=True)
 class Billing:
     """Prices in US dollars, watts, and the share of the target that is charged.
 
-    None is what nobody has stated. Raises ValueError for a price that is negative or not finite,
+    None is what nobody has stated. Raises ValueError for a number that is negative or not finite,
     and for a share that is not above 0 or beyond 1.
 
     source: who states the target's price, with the day where it is known; None where nobody does
@@ -97,10 +59,9 @@ class Billing:
     source: str | None = None
 
     def __post_init__(self) -> None:
-        for name in ("target_usd_per_hour", "usd_per_kwh", "usd_per_gb_up", "usd_per_gb_down"):
-            value = getattr(self, name)
-            if value is not None and not 0 <= value < float("inf"):
-                raise ValueError(f"{name} must be a finite price, 0 or more: got {value}")
+        for name, value in vars(self).items():
+            if isinstance(value, float | int) and not 0 <= value < float("inf"):
+                raise ValueError(f"{name} must be finite, 0 or more: got {value}")
         if not 0 < self.target_share <= 1:
             raise ValueError(
                 f"target_share is above 0, and 1 is the whole target: got {self.target_share}"
@@ -202,22 +163,12 @@ def hire_usd(seconds: float, usd_per_hour: float) -> float:
     return usd_per_hour * seconds / SECONDS_PER_HOUR
 
 
-def assumed_joules(watts: float, seconds: float) -> Figure:
-    """Return the energy of a power that the user states: always an estimate.
-
-    Raises ValueError for a power that is not above 0 W.
-    """
-    if not watts > 0:
-        raise ValueError(f"an assumed power is above 0 W: got {watts}")
-    return Figure.estimated(watts * seconds, f"{watts:g} W assumed")
-
-
 def _joules(watts: float | None, seconds: float, whose: str) -> Figure:
     if seconds == 0 or watts == 0:
         return Figure.measured(0.0, f"no time of the {whose}")
     if watts is None:
         return Figure.unavailable(f"nobody has stated the watts of the {whose}")
-    return assumed_joules(watts, seconds)
+    return Figure.estimated(watts * seconds, f"{watts:g} W assumed")
 
 
 def _traffic(size: float, usd_per_gb: float | None, direction: str) -> Figure:

@@ -13,7 +13,7 @@ from itertools import groupby
 from typing import NamedTuple
 
 from inference.candidates import MOST_CANDIDATES, Nodes
-from inference.cost.billing import Usage
+from inference.cost.quantity import Usage
 from inference.drafters.copy_source import Context, CopySource
 from inference.drafters.outbox import Outbox
 from inference.drafters.prospects import Copied, Prospect, Prospects

@@ -25,7 +25,7 @@ from weakref import WeakSet
 from inference.backends import Model, Ranked, Segment
 from inference.backends.sequence import MakeSequence, ModelSequence
 from inference.candidates import Nodes
-from inference.cost.billing import Usage
+from inference.cost.quantity import Usage
 from inference.drafters.block_proposer import proposers_on
 from inference.drafters.copy_source import CopySource
 from inference.drafters.model_proposer import WIDTH, ModelProposer

@@ -10,11 +10,7 @@ from torch import Tensor
 from inference.model.arithmetic import Arithmetic
 from inference.model.cache import KeysValues
 from inference.model.decoder import Decoder, Hidden
-from inference.model.sampler import (
-    Sampling,
-    guess_drawn,
-    guess_greedy,
-)
+from inference.model.sampler import Sampling, guess_drawn, guess_greedy
 from inference.tree_shape import NONE, Branches
 
 

@@ -22,12 +22,7 @@ from inference.model.cache import CachedGraph, KeysValues
 from inference.model.decoder import Decoder, Hidden
 from inference.model.drafted_tree import Draws, Rows, Seen, accept_in_graph, draft_tree
 from inference.model.noise_window import KeepsNoise
-from inference.model.sampler import (
-    Sampling,
-    choose_drawn,
-    choose_greedy,
-    noise_table,
-)
+from inference.model.sampler import Sampling, choose_drawn, choose_greedy, noise_table
 from inference.model.verify_graph import example_inputs, sampling_of
 from inference.tree_shape import Branches
 
@@ -134,7 +129,8 @@ class RoundGraph(_Fused):
 class StatefulRoundGraph(KeepsNoise, _Fused):
     """A round that reassigns its caches and returns one tensor.
 
-    The inputs that are given select the operation:
+    All graphs of a package are calls of one module, traced by the names in one signature. So the
+    inputs that are given select the operation:
     - All inputs of a RoundGraph: a round.
     - The target's inputs alone, or the draft's alone: a StatefulGraph of that model.
     - `rows` [2] alone: in every cache, the second of these rows becomes what the first is.

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-from inference.cost.billing import SPEED, UnitPrices, Usage
+from inference.cost.quantity import SPEED, UnitPrices, Usage
 from inference.stats import FRAMING_BYTES
 
 REMEMBERED_TOKENS = 100.0

@@ -16,7 +16,8 @@ from typing import TypeAlias
 
 from grpc_comm.client.connection import Connection
 from inference.command import printable, say
-from inference.cost.billing import Billing, Usage
+from inference.cost.billing import Billing
+from inference.cost.quantity import Usage
 from inference.decode import TargetSession
 from inference.draft_thread import Drafter, inline, on_thread
 from inference.errors import InvalidRequest, OutriderError
@@ -70,9 +71,9 @@ class Client:
         if asked is not None:
             self.length = min(self.length, asked)
         if not billing.priced:
-            billing = read_billing(options, target.description.usd_per_hour)
-        self.budget = RunBudget(billing, options.max_usd)
-        self.goal = read_goal(options, billing)
+            billing = read_billing(options.goal, target.description.usd_per_hour)
+        self.budget = RunBudget(billing, options.goal.max_usd)
+        self.goal = read_goal(options.goal, billing)
         gc.freeze()  # what is loaded is not searched for garbage in the middle of a text: 0.2 s
         self._rows: Future[AnyRows] | None = None
         self._loader = ThreadPoolExecutor(1, "outrider load")
@@ -114,7 +115,7 @@ class Client:
         Raises InvalidRequest for no such position, without a price of the target, and where nothing
         can be steered or all positions ask for the same.
         """
-        goal = read_goal(self._options.but(cs=knob), self.budget.billing)
+        goal = read_goal(self._options.goal.but(cs=knob), self.budget.billing)
         rows = self.wait()
         if not isinstance(rows, GrowingPool):
             raise InvalidRequest(self.unsteered)
@@ -227,7 +228,7 @@ def open_client(options: ClientRole) -> Iterator[Client]:
     Without a draft model only the tokenizer is read. Raises Mismatch where the tokenizers of both
     sides differ, and InvalidRequest for a device that this machine does not have.
     """
-    billing = read_billing(options)  # errors in prices are told before anybody is asked
+    billing = read_billing(options.goal)  # errors in prices are told before anybody is asked
     drafted = options.method is not None and not options.target_only
     found = find_draft(options) if drafted else None
     if found is not None:
@@ -236,7 +237,7 @@ def open_client(options: ClientRole) -> Iterator[Client]:
         found.tokenizer if found is not None else find_tokenizer(options.draft_name, "draft")
     )
     name = found.name if found is not None else "the tokenizer here"
-    with connect_target(options, tokenizer, name) as target:
+    with connect_target(options.connection, tokenizer, name) as target:
         client = Client(options, target, tokenizer, found, billing)
         try:
             yield client

@@ -16,12 +16,13 @@ from inference.drafters.copy_source import CopySource, History
 from inference.drafters.model_proposer import ROOM, WIDEST
 from inference.drafters.tree_policies import BestFirst, Chain, Policy
 from outrider.client.pools import AnyRows, GrowingPool, Pair, learned_file, rounds
-from outrider.models.capacity import Capacity
 from outrider.models.loading import PREFILL_NODES, FoundModel, LoadedModel
 from outrider.models.precision import settled
 from outrider.models.profiles import user_profiles
+from outrider.models.sequence_length import Capacity
 from outrider.money.goal import Goal
-from outrider.options.groups import DeviceOptions, HistoryOptions, TreeOptions
+from outrider.options.drafting import HistoryOptions, TreeOptions
+from outrider.options.groups import DeviceOptions
 from outrider.options.roles import ClientRole
 
 DEFAULT_TREE = BestFirst(nodes=16, depth=6)
@@ -105,9 +106,7 @@ def load_draft(
     """
     return found.load(
         options,
-        Capacity(
-            rows=rows, sequence_length=length, spare=room, max_nodes=max(PREFILL_NODES, widest)
-        ),
+        Capacity(rows, length, room, max(PREFILL_NODES, widest)),
     )
 
 

@@ -1,1 +1,1 @@
-"""compare_architectures.py: architectures side by side on the same prompts and seeds."""
+"""`outrider compare`: architectures side by side on the same prompts and seeds."""

@@ -1,4 +1,4 @@
-"""Runs compare_architectures.py: architectures side by side, and what follows. It claims nothing
+"""Runs `outrider compare`: architectures side by side, and what follows. It claims nothing
 that was not measured in this call.
 """
 
@@ -15,7 +15,7 @@ from outrider.compare.compare_options import CompareOptions, parse
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the comparison, once for each profile of --emulate. Returns 0 when it was made."""
     options = parse(arguments)
-    return run_command(lambda: _run(options), debug=options.draft.debug)
+    return run_command(lambda: _run(options), debug=options.debug)
 
 
 def _run(options: CompareOptions) -> int:

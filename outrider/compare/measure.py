@@ -190,10 +190,10 @@ def _is_baseline(arm: Arm) -> bool:
 
 
 def _title(ready: Testbed) -> str:
-    draft, prompts, runs = ready.options.draft, len(ready.requests), ready.options.num_runs
+    draft, prompts, runs = ready.options.pair, len(ready.requests), ready.options.num_runs
     return (
         f"{ready.found.name} for {ready.target.model} on {ready.target.device}; "
-        f"{date.today().isoformat()}; temperature {draft.temperature:g}; "
+        f"{date.today().isoformat()}; temperature {draft.text.temperature:g}; "
         f"{prompts * runs} texts each ({prompts} prompts, {runs} runs)"
     )
 
@@ -220,7 +220,7 @@ def _differences(
 
 def _target_checkpoint(options: CompareOptions) -> Checkpoint | None:
     """The target's model, if it is on this machine."""
-    draft = options.draft
+    draft = options.pair
     if draft.artifact or (options.target_host and not (draft.target_model or draft.model)):
         return None
     try:

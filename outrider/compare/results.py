@@ -17,9 +17,10 @@ from typing import Any
 
 from inference.drafters.tree_policies import BestFirst, Chain
 from inference.errors import MissingExtra
+from inference.flags.group import Group
 from inference.whole_file import write_whole
 from outrider.compare.arms import Setting
-from outrider.compare.compare_options import TextsOptions
+from outrider.compare.compare_options import CompareOptions
 from outrider.compare.measure import Comparison
 from outrider.compare.plots import draw
 from outrider.compare.report import tables, verdict
@@ -89,8 +90,10 @@ def plain(value: Any) -> Any:
         return value.record()
     if isinstance(value, Chain | BestFirst):
         return Setting(value).label
-    if isinstance(value, TextsOptions):
-        value = value.model_dump(mode="json")
+    if isinstance(value, CompareOptions):
+        value = vars(value)
+    elif isinstance(value, Group):
+        value = value.values()
     elif is_dataclass(value):
         value = vars(value)
     elif hasattr(value, "_asdict"):

@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 from itertools import pairwise, zip_longest
 from pathlib import Path
 
-from inference.cost.billing import PER_MILLION, Billing, Usage
+from inference.cost.billing import PER_MILLION, Billing
 from inference.cost.energy import EnergyMeter, EnergyReader
-from inference.cost.quantity import Figure
+from inference.cost.quantity import Figure, Usage
 from outrider.compare.arms import Architecture, Arm
 from outrider.compare.divergence import Difference
 from outrider.compare.intervals import (

@@ -13,11 +13,12 @@ from grpc_comm.translate import Description
 from inference.backends import Model
 from inference.cost.billing import Billing
 from inference.drafters.model_proposer import ROOM
+from inference.drafters.tree_policies import Policy
 from inference.engine.engine import Engine
 from outrider.client.connecting import connect_target
 from outrider.client.drafting import load_draft
 from outrider.compare.arms import FUSED, Bench
-from outrider.compare.compare_options import CompareOptions, TextsOptions
+from outrider.compare.compare_options import CompareOptions, PairOptions
 from outrider.compare.rows import Account
 from outrider.draft_methods import find_draft
 from outrider.link.emulated_link import LinkShape, shaped_link
@@ -25,7 +26,7 @@ from outrider.models.loading import FoundModel
 from outrider.models.precision import settled
 from outrider.models.profiles import user_profiles
 from outrider.money.goal import Goal, read_billing, read_goal
-from outrider.options.groups import MeasureOptions
+from outrider.options.groups import GoalOptions, MeasureOptions
 from outrider.options.roles import FusedTargetRole
 from outrider.target.colocated_draft import with_draft
 from outrider.target.spawn import StartedTarget, started
@@ -52,7 +53,7 @@ class Testbed:
     """The running parts of a comparison."""
 
     options: CompareOptions
-    common: TextsOptions  # options of the draft here, and where the target is
+    common: PairOptions  # options of the draft here, and where the target is
     found: FoundModel  # the draft
     target: Description
     draft: Model
@@ -67,12 +68,14 @@ class Testbed:
     def bench(self, round_trip_ms: float) -> Iterator[Bench]:
         """A bench for arms, over a link of this quality."""
         options = self.options
-        shape = LinkShape(round_trip_ms / 2, options.jitter, options.bandwidth)
+        shape = LinkShape(
+            delay_ms=round_trip_ms / 2, jitter_ms=options.jitter, mbit=options.bandwidth
+        )
         with ExitStack() as stack:
-            address = self.common.target_host
+            address = self.common.connection.target_host
             if shape != LinkShape():
                 address = stack.enter_context(shaped_link(address, shape)).address
-            reached = self.common.but(target_host=address)
+            reached = self.common.connection.but(target_host=address)
             yield Bench(
                 stack.enter_context(connect_target(reached, self.found.tokenizer)),
                 self.found.tokenizer,
@@ -92,13 +95,14 @@ def testbed(options: CompareOptions, profile: str | None) -> Iterator[Testbed]:
 
     profile: the device whose times the started target takes
     """
-    draft_device = options.draft_device or options.draft.device
-    common = options.draft.but(device=draft_device)
+    draft_device = options.draft_device or options.pair.device
+    common = options.pair.but(device=draft_device)
     if options.target_host is not None:
         common = common.but(target_host=options.target_host)
-    prompts = PROMPTS if common.prompt is common.prompt_text is None else read_prompts(common)
+    text = common.text
+    prompts = PROMPTS if text.prompt is text.prompt_text is None else read_prompts(text)
     options.check_texts(len(prompts))
-    billing = read_billing(common)
+    billing = read_billing(common.prices)
     positions = read_positions(options, billing) if options.target_host is None else []
     found = find_draft(common)
     with ExitStack() as stack:
@@ -106,15 +110,16 @@ def testbed(options: CompareOptions, profile: str | None) -> Iterator[Testbed]:
         if options.target_host is None:
             target = stack.enter_context(_start(options, profile))
             common = common.but(target_host=target.address)
-        with connect_target(common, found.tokenizer) as connection:
+        with connect_target(common.connection, found.tokenizer) as connection:
             description = connection.description
             length = session_length(common.sequence_length, found, connection)
         if target is None:
             if not billing.priced:
-                billing = read_billing(common, description.usd_per_hour)
+                billing = read_billing(common.prices, description.usd_per_hour)
             positions = read_positions(options, billing)
-        requests = make_requests(common, prompts, found.tokenizer, length, description.stop_ids)
-        room = max(ROOM, *(one.most_ranked for one in (*options.chains, *options.trees)))
+        requests = make_requests(text, prompts, found.tokenizer, length, description.stop_ids)
+        settings: list[Policy] = [*options.chains, *options.trees]
+        room = max(ROOM, *(one.most_ranked for one in settings))
         found = settled(found, common, drafts=True)
         draft = load_draft(common, found, 1, length, room, room)
         times = user_profiles(MeasureOptions(measure_first=True)).draft(found, draft, length)
@@ -138,20 +143,21 @@ def read_positions(options: CompareOptions, billing: Billing) -> list[Goal]:
     """The goal of each position of the knob. Raises InvalidRequest where one weighs a price that
     nobody has stated.
     """
-    return [read_goal(options.draft.but(cs=knob), billing) for knob in options.cs]
+    prices = options.pair.prices.stated()
+    return [read_goal(GoalOptions(cs=knob, **prices), billing) for knob in options.cs]
 
 
 def _start(options: CompareOptions, profile: str | None) -> AbstractContextManager[StartedTarget]:
     """Start a target, with a draft beside it where fused is compared."""
-    flags = ["--device", options.target_device or options.draft.device, "--batch", "1"]
+    flags = ["--device", options.target_device or options.pair.device, "--batch", "1"]
     flags += [] if profile else ["--measure_first"]
-    given = {name: getattr(options.draft, name) for name in OF_TARGET} | {"emulate": profile}
+    given = {name: getattr(options.pair, name) for name in OF_TARGET} | {"emulate": profile}
     for name, value in given.items():
         flags += [] if value is None else [f"--{name}", str(value)]
     return started("fused_target" if FUSED in options.chosen else "target", flags)
 
 
-def _local(common: TextsOptions, length: int) -> Engine:
+def _local(common: PairOptions, length: int) -> Engine:
     """An engine with the target's model in this process, and a draft beside it."""
     shared = ("model", "target_model", "draft_model", "device", "dtype", "threads")
     given = {name: getattr(common, name) for name in shared}

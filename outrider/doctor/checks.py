@@ -18,10 +18,10 @@ from outrider.client.connecting import connect_target
 from outrider.client.probing import link_times, probe_link
 from outrider.doctor.findings import Finding, refused, warning
 from outrider.draft_methods import find_draft
-from outrider.models.capacity import Capacity
 from outrider.models.devices import memory_size
 from outrider.models.loading import PREFILL_NODES, FoundModel
 from outrider.models.precision import settled
+from outrider.models.sequence_length import Capacity
 from outrider.options.roles import DoctorRole
 from outrider.terminal.explain import dear_law
 from outrider.version import outrider_version
@@ -45,7 +45,7 @@ def _check_draft_and_link(options: DoctorRole) -> Iterator[Finding]:
     speed = f"{_ms(call)} ms a call, {1 / call:.0f} tokens/s alone"
     yield Finding("draft", f"{draft.name}: {speed}")
     try:
-        with connect_target(options, draft.tokenizer, draft.name) as target:
+        with connect_target(options.connection, draft.tokenizer, draft.name) as target:
             yield from _of_target(target, call)
     except OutriderError as error:
         yield refused("target", error)
@@ -77,9 +77,7 @@ def _draft_call(options: DoctorRole, draft: FoundModel) -> float:
     """Seconds of a call of the draft that ranks one node, measured now."""
     length = draft.sequence_length(options.sequence_length)
     draft = settled(draft, options, drafts=True)
-    model = draft.load(
-        options, Capacity(rows=1, sequence_length=length, spare=1, max_nodes=PREFILL_NODES)
-    )
+    model = draft.load(options, Capacity(1, length, 1, PREFILL_NODES))
     return survey_draft(model, length, 1).run(say)[1, 1]
 
 

@@ -16,17 +16,18 @@ from grpc_comm.security import SecurityOptions, channel_security
 from grpc_comm.transport import Address, channel_options
 from inference.errors import OutriderError
 from outrider.doctor.findings import Finding, fault, refused, show
+from outrider.options.network import ConnectionOptions
 from outrider.options.roles import DoctorRole
 
 
 def doctor(options: DoctorRole) -> int:
     """Print the findings. Returns 1 where one of them is a fault."""
     if options.health:
-        return show(check_health(options), as_json=options.as_json)
-    if options.list_models:
+        return show(check_health(options.connection), as_json=options.as_json)
+    if options.connection.list_models:
         from outrider.client.connecting import print_models
 
-        print_models(options)
+        print_models(options.connection)
         return 0
     from outrider.doctor.checks import check_all
 
@@ -37,7 +38,7 @@ _SECONDS = 5.0
 _REMEDY = "wait while it loads or drains; else see its log"
 
 
-def check_health(options: DoctorRole) -> Iterator[Finding]:
+def check_health(options: ConnectionOptions) -> Iterator[Finding]:
     """The finding of the first of --target_host's targets."""
     address = options.endpoints[0].address
     try:
@@ -54,7 +55,7 @@ def check_health(options: DoctorRole) -> Iterator[Finding]:
         yield Finding("health", text) if serves else fault("health", text, _REMEDY)
 
 
-def ask_health(address: Address, options: DoctorRole) -> int:
+def ask_health(address: Address, options: ConnectionOptions) -> int:
     """The target's status. Raises grpc.RpcError without an answer."""
     own = Path(options.tls_cert) if options.tls_cert else None
     trusted = Path(options.tls_ca) if options.tls_ca else own

@@ -1,6 +1,6 @@
 """Models that draft, by the name that --draft gives them: a file here for each.
 
-Such a file has find(), a Finder. Its name has a row in outrider/options/draft_methods.py.
+Such a file has find(), a Finder. Its name has a row in outrider/options/drafting.py.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ from typing import Protocol, cast
 
 from inference.backends import Model
 from outrider.models.loading import FoundModel
-from outrider.options.groups import DraftModelOptions, SourceOptions
+from outrider.options.drafting import SourceOptions
+from outrider.options.groups import DraftModelOptions
 
 
 class Finder(Protocol):

@@ -17,8 +17,8 @@ from inference.backends import Masks, Model, Ranked, Segment
 from inference.errors import UnsupportedModel
 from inference.json_file import read_json
 from inference.tree import IntArray
-from outrider.models.capacity import Capacity
 from outrider.models.loading import LoadedModel, OfCheckpoint, find_checkpoint
+from outrider.models.sequence_length import Capacity
 from outrider.options.groups import DeviceOptions, DraftModelOptions
 
 PUBLISHED_POSITIONS = 8

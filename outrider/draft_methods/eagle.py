@@ -14,9 +14,9 @@ from inference.backends.timed import feature_model
 from inference.command import say
 from inference.errors import InvalidRequest, UnsupportedModel
 from outrider.models.artifacts import artifact_checkpoint
-from outrider.models.capacity import Capacity
 from outrider.models.devices import describe
 from outrider.models.loading import Checkpoint, OfCheckpoint, find_checkpoint, find_directory
+from outrider.models.sequence_length import Capacity
 from outrider.options.groups import DeviceOptions, DraftModelOptions
 from outrider.options.roles import FusedTargetRole
 
@@ -120,7 +120,7 @@ def _check_features(manifest: Manifest, target: Checkpoint, name: str, head: Pat
 
 def _command(manifest: Manifest) -> str:
     """The command line that built the artefact, to which flags can be added."""
-    build = "python -m compile"
+    build = "outrider compile"
     told = manifest.command.startswith(f"{build} ") and manifest.command.isprintable()
     return manifest.command if told else build
 

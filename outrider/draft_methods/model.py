@@ -9,8 +9,7 @@ from inference.errors import InvalidRequest
 from outrider.models.gguf_file import GgufFile
 from outrider.models.loading import Checkpoint, find_named
 from outrider.models.reduction import WHOLE, Reduction
-from outrider.options.groups import DraftModelOptions
-from outrider.options.reduction import ReductionOptions
+from outrider.options.groups import DraftModelOptions, ReductionOptions
 
 
 def find(options: DraftModelOptions, target: Model | None) -> Checkpoint | GgufFile:

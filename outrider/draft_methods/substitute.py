@@ -8,9 +8,9 @@ from inference.backends import Model
 from inference.backends.eager import EagerModel
 from inference.backends.shared_cache import SharedCacheModel
 from inference.errors import InvalidRequest
-from outrider.models.capacity import Capacity
 from outrider.models.loading import Checkpoint, OfCheckpoint, find_checkpoint, load_eager
 from outrider.models.reduction import Reduction
+from outrider.models.sequence_length import Capacity
 from outrider.options.groups import DeviceOptions, DraftModelOptions, TargetModelOptions
 
 _INT4 = Reduction("int4")

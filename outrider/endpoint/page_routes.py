@@ -162,11 +162,12 @@ def _state(manager: TargetManager) -> dict[str, Any]:
     """The target in use, or why there is none; the prices, and the position of the knob."""
     texts, options = manager.texts, manager.options
     if texts is None:
-        return {"running": False, "reason": manager.reason, "address": options.target_host}
+        where = options.connection.target_host
+        return {"running": False, "reason": manager.reason, "address": where}
     client = texts.client
     return {
         "running": True,
-        "address": options.target_host,
+        "address": options.connection.target_host,
         "model": client.model,
         "draft": client.draft,
         "device": client.target.description.device,

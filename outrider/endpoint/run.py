@@ -50,8 +50,8 @@ SERVING = "serving "
 
 def serve_http(options: ServeRole) -> int:
     """Serve until a signal. Returns 0."""
-    if options.list_models:
-        print_models(options)
+    if options.connection.list_models:
+        print_models(options.connection)
         return 0
     keys, admin_keys = (
         read_keys(Path(path) if path else None, flag)

@@ -116,8 +116,9 @@ class TargetManager:
         """
         changed = {"preset": None, **settings}  # its flags stay, and may be changed one by one
         given = {"token_file": changed.pop("token", ""), "tls_ca": changed.pop("ca", "")}
-        host = changed.get("target_host", self._first.target_host)
-        if self._first.but(target_host=host).endpoints != self._first.endpoints:
+        host = changed.get("target_host", self._first.connection.target_host)
+        started = self._first.connection
+        if started.but(target_host=host).endpoints != started.endpoints:
             changed |= dict.fromkeys(("token_file", "tls_ca", "tls_cert", "tls_key"))
         if any(given.values()):
             directory = Path(tempfile.mkdtemp(prefix="outrider-"))  # for this user alone

@@ -10,20 +10,19 @@ What was measured through it was measured over an emulated link: say so beside t
 
 from __future__ import annotations
 
-import argparse
 import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import fields
-from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
-from grpc_comm.transport import Address, parse_address
-from inference.command import Parser, add_flag
-from inference.errors import OutriderError, Unavailable
+from grpc_comm.transport import parse_address
+from inference.command import run_command
+from inference.errors import Unavailable
+from inference.flags.command_line import CommandOptions, parse_flags
+from inference.flags.group import Shown, flags_of
 from outrider.link.link_proxy import LinkShape, run
 from outrider.processes import end
 
@@ -71,61 +70,40 @@ def shaped_link(to: str, shape: LinkShape = PERFECT) -> Iterator[ShapedLink]:
         end(process)
 
 
-def _flags(shape: LinkShape) -> list[str]:
+def _flags(shape: LinkShape) -> Iterator[str]:
     """The flags that describe a shape."""
-    flags = []
-    for field in fields(LinkShape):
-        value = getattr(shape, field.name)
-        if value == field.default:
-            continue
-        flags.append(f"--{field.name}")
-        if value is not True:
-            flags.append(",".join(map(str, value)) if isinstance(value, tuple) else str(value))
-    return flags
+    for name, flag in flags_of(LinkShape).items():
+        value = shape.values()[name]
+        if value != flag.field.default:
+            text = ",".join(map(str, value)) if isinstance(value, tuple) else value
+            yield f"--{name}" if value is True else f"--{name}={text}"
 
 
-def _parse(arguments: Sequence[str] | None) -> tuple[Address, Address, LinkShape]:
-    parser = Parser(
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-    parser.add_argument(
-        "--listen",
-        default="127.0.0.1:0",
-        metavar="HOST:PORT",
-        help="port 0 lets the system choose (default: %(default)s)",
-    )
-    parser.add_argument("--to", required=True, metavar="HOST:PORT", help="where the target is")
-    add = partial(add_flag, LinkShape, parser)
-    add("delay_ms", "one way, in each direction (default: %(default)g)", type=float)
-    add("jitter_ms", "up to so much more, evenly spread (default: %(default)g)", type=float)
-    add("mbit", "megabits a second each way, shared by all (default: no limit)", type=float)
-    add("cut_at_s", "S,S,...: break all connections at these moments", type=_moments)
-    add("cut_every_s", "break all connections at this interval", type=float)
-    add("cut_random", "--cut_every_s is a mean: cuts come at random", action="store_true")
-    add("cut_fin", "cuts end connections in order (FIN), not by RST", action="store_true")
-    add("seed", "of jitter and random cuts (default: %(default)s)", type=int)
-    given = vars(parser.parse_args(arguments))
-    listen, to = parse_address(given.pop("listen")), parse_address(given.pop("to"))
-    return listen, to, LinkShape(**given)
+class LinkCommand(CommandOptions, title="link"):
+    """A network link of chosen quality on this machine, until SIGTERM or SIGINT; SIGUSR1 cuts every
+    connection at once. What was measured through it was measured over an emulated link.
+    """
 
-
-def _moments(text: str) -> tuple[float, ...]:
-    return tuple(float(part) for part in text.split(","))
+    listen: Annotated[str, Shown("HOST:PORT")] = "127.0.0.1:0"
+    """port 0 lets the system choose"""
+    to: Annotated[str, Shown("HOST:PORT")]
+    """where the target is"""
+    shape: LinkShape = LinkShape()
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a link; 0 when it ended by a signal."""
-    try:
-        listen, to, shape = _parse(arguments)
+    options = parse_flags(LinkCommand, "python -m outrider.link.emulated_link", arguments)
+    shape = options.shape
+
+    def link() -> int:
+        listen, to = parse_address(options.listen), parse_address(options.to)
         run(
             listen, to, shape, lambda bound: print(f"{READY}{bound} (to {to}; {shape})", flush=True)
         )
-    except OutriderError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    return 0
+        return 0
+
+    return run_command(link, debug=options.debug)
 
 
 if __name__ == "__main__":

@@ -14,44 +14,53 @@ import socket
 import struct
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from selectors import SelectSelector
+from typing import Annotated, ClassVar
+
+from annotated_types import Ge, Gt, Le
+from pydantic import BeforeValidator
 
 from grpc_comm.transport import Address
 from inference.errors import InvalidRequest
+from inference.flags.flag_rules import FlagRule
+from inference.flags.group import Group, Shown
 
 _CHUNK = 16 * 2**10  # bytes; a chunk arrives when its last byte does
 _IN_FLIGHT = 4096  # chunks of one direction of a connection; then its sender waits
 _RESET = struct.pack("ii", 1, 0)  # SO_LINGER: close sends RST
 
 
-@dataclass(frozen=True)
-class LinkShape:
-    """Effects of a link on its connections. Raises InvalidRequest for impossible values."""
+def _moments(given: object) -> object:
+    return given.split(",") if isinstance(given, str) else given
 
-    delay_ms: float = 0.0  # one way, in each direction: a round trip takes twice as long
-    jitter_ms: float = 0.0  # most that is added to it, evenly spread; nothing is overtaken
-    mbit: float | None = None  # a second, each direction, shared by all connections
-    cut_at_s: tuple[float, ...] = ()  # cuts, in seconds since the link listens
-    cut_every_s: float | None = None  # seconds from one cut to the next
-    cut_random: bool = False  # cut_every_s is their mean (exponential)
-    cut_fin: bool = False  # cuts end connections in order instead of resetting them
-    seed: int = 0  # seeds jitter and random cuts
 
-    def __post_init__(self) -> None:
-        for name in ("delay_ms", "jitter_ms"):
-            if not 0 <= getattr(self, name) <= 60_000:
-                raise InvalidRequest(
-                    f"--{name} {getattr(self, name)}: milliseconds from 0 to 60000"
-                )
-        for name in ("mbit", "cut_every_s"):
-            value = getattr(self, name)
-            if value is not None and not 0 < value < float("inf"):
-                raise InvalidRequest(f"--{name} {value}: more than 0 is needed")
-        if not all(0 <= moment < float("inf") for moment in self.cut_at_s):
-            raise InvalidRequest(f"--cut_at_s {self.cut_at_s}: moments are 0 or more")
-        if self.cut_random and self.cut_every_s is None:
-            raise InvalidRequest("--cut_random needs --cut_every_s, the mean")
+Milliseconds = Annotated[float, Ge(0), Le(60_000), Shown("MS")]
+Positive = Annotated[float, Gt(0)]
+
+
+class LinkShape(Group, title="link"):
+    """Effects of a link on its connections."""
+
+    RULES: ClassVar = (FlagRule("cut_random", needs="cut_every_s", why="that is the mean"),)
+
+    delay_ms: Milliseconds = 0.0
+    """one way, in each direction: a round trip takes twice as long"""
+    jitter_ms: Milliseconds = 0.0
+    """up to so much more, evenly spread; nothing is overtaken"""
+    mbit: Positive | None = None
+    """megabits a second each way, shared by all connections (default: no limit)"""
+    cut_at_s: Annotated[
+        tuple[Annotated[float, Ge(0)], ...], BeforeValidator(_moments), Shown("S,S,...")
+    ] = ()
+    """break all connections at these moments, in seconds since the link listens"""
+    cut_every_s: Positive | None = None
+    """break all connections at this interval"""
+    cut_random: bool = False
+    """--cut_every_s is a mean: cuts come at random (exponential)"""
+    cut_fin: bool = False
+    """cuts end connections in order (FIN), not by RST"""
+    seed: int = 0
+    """of jitter and random cuts"""
 
     def cuts(self) -> Iterator[float]:
         """The moments of all cuts, ascending; endless where they recur."""

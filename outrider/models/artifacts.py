@@ -5,7 +5,7 @@ decide for a plain model.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from inference.artifact import NATIVE, check_files, features_of, read_manifest
 from inference.cache_directory import cache_directory
@@ -129,26 +129,21 @@ def with_neuron_artifact(options: Served) -> Served:
     if target not in neuron_targets():
         raise InvalidRequest(
             "--device neuron: no trn1, inf2, trn2 or trn3 instance is recognised here; build with "
-            "python -m compile, then --artifact DIR"
+            "outrider compile, then --artifact DIR"
         )
     head = None  # that reads features of the target
     if isinstance(options, FusedTargetRole) and options.method == "eagle":
         head = options.draft_model
-    asked = CompileOptions(
-        model=options.target_name,
-        target=target,
-        rows=options.batch,
-        sequence_length=options.sequence_length,
-        max_tree_nodes=options.max_tree_nodes,
-        dtype=options.dtype,
-        features=head,
-    )
+    same = ("sequence_length", "max_tree_nodes", "dtype")
+    given: dict[str, Any] = {name: getattr(options, name) for name in same}
+    given |= {"target": target, "rows": options.batch, "features": head}
+    asked = CompileOptions(model=options.target_name, **given)
     checkpoint = find_checkpoint(asked)
     directory = neuron_artifact(
         make_request(asked, checkpoint).spec,
         checkpoint.directory,
         cache_directory("artifacts"),
-        command="main.py --device neuron",
+        command="outrider target --device neuron",
         say=say,
     )
     return options.but(artifact=str(directory), model=None, target_model=None, dtype=None)

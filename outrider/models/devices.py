@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from inference.errors import InvalidRequest
-from outrider.options.values import DEVICES, is_device
+from outrider.options.groups import DEVICES, is_device
 
 _SMALL = 32e6  # parameters; below, several threads cost more than they bring
 _THREADS = torch.get_num_threads()  # torch's choice

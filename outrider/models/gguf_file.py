@@ -13,7 +13,7 @@ from inference.backends.gguf_model import GgufModel, load_gguf
 from inference.command import say
 from inference.errors import InvalidRequest, Mismatch, UnsupportedModel
 from inference.text import Tokenizer
-from outrider.models.capacity import Capacity, allowed_length
+from outrider.models.sequence_length import Capacity, allowed_length
 from outrider.options.groups import DeviceOptions
 
 

@@ -18,12 +18,11 @@ from inference.errors import InvalidRequest, UnsupportedModel
 from inference.model.config import ModelConfig, read_config
 from inference.model.hub import find_model, split_revision
 from inference.text import Tokenizer
-from outrider.models.capacity import Capacity, allowed_length
 from outrider.models.devices import describe, pick_device, set_threads
 from outrider.models.gguf_file import GgufFile, gguf_tokenizer
 from outrider.models.reduction import WHOLE, Reduction
-from outrider.options.groups import DeviceOptions, LegacyOptions, TargetModelOptions
-from outrider.options.offload import OffloadOptions
+from outrider.models.sequence_length import Capacity, allowed_length
+from outrider.options.groups import DeviceOptions, LegacyOptions, OffloadOptions, TargetModelOptions
 from outrider.terminal.status_lines import LoadingStatus
 
 if TYPE_CHECKING:

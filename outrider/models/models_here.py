@@ -42,10 +42,10 @@ class ModelHere(NamedTuple):
 
 def pull(options: PullRole) -> int:
     """Download a model from the hub, or check a directory. An interrupted download is resumed."""
-    if options.name is not None and is_gguf(options.name):
+    if is_gguf(options.name):
         found = _look_into(Path(options.name))
     else:
-        found = _look(options.name or "", find_directory(options.name, "target"))
+        found = _look(options.name, find_directory(options.name, "target"))
     if found.refusal:
         raise InvalidRequest(f"{options.name} is in {found.directory}, but: {found.refusal}")
     say(f"{found.name}: {size_words(found.size)} in {found.directory}")

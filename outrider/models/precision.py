@@ -21,9 +21,7 @@ from inference.command import say
 from inference.planner.kept_times import Subject, keep_profile, load_profile
 from outrider.models.devices import memory_size, pick_device, set_threads, subject_device
 from outrider.models.loading import Checkpoint, FoundModel
-from outrider.options.groups import DeviceOptions
-from outrider.options.reduction import ReductionOptions
-from outrider.options.values import Quantization
+from outrider.options.groups import DeviceOptions, Quantization, ReductionOptions
 from outrider.version import outrider_version
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from typing import TYPE_CHECKING, NamedTuple
 
-from outrider.options.values import Quantization
+from outrider.options.groups import Quantization
 
 if TYPE_CHECKING:
     from inference.model.decoder import Decoder

@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from inference.cost.billing import Billing, Usage
-from inference.cost.quantity import Figure, Quality
+from inference.cost.billing import Billing
+from inference.cost.quantity import Figure, Quality, Usage
 from inference.errors import InvalidRequest
 from inference.stats import Traffic
 from outrider.money.goal import UNPRICED

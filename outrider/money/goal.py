@@ -10,17 +10,8 @@ import math
 from dataclasses import dataclass, field, replace
 
 from inference.command import say
-from inference.cost.billing import (
-    ENERGIES,
-    OBJECTIVES,
-    PER_MILLION,
-    SPEED,
-    Billing,
-    UnitPrices,
-    Usage,
-    blend,
-    read_knob,
-)
+from inference.cost.billing import ENERGIES, OBJECTIVES, PER_MILLION, Billing, blend, read_knob
+from inference.cost.quantity import SPEED, UnitPrices, Usage
 from inference.errors import InvalidRequest, Unavailable
 from inference.planner.knowledge import Knowledge
 from inference.planner.prices import MESSAGE_BYTES, Prices

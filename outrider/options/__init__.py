@@ -1,9 +1,9 @@
-"""Every flag of the command line: groups.py and network.py declare them, roles.py says which role
-has which, sources.py and parsing.py read them.
+"""Flags of the roles: groups.py, drafting.py and network.py declare them, roles.py says which role
+has which, parsing.py reads a command line.
 """
 
-from outrider.options.parsing import parse, parse_as
+from outrider.options.groups import PRECISIONS, is_device
+from outrider.options.parsing import parse
 from outrider.options.roles import ROLES
-from outrider.options.values import PRECISIONS, is_device
 
-__all__ = ["PRECISIONS", "ROLES", "is_device", "parse", "parse_as"]
+__all__ = ["PRECISIONS", "ROLES", "is_device", "parse"]

@@ -1,50 +1,76 @@
-"""The flags, each declared once, in groups of what belongs together. outrider/options/roles.py
-combines groups into roles.
+"""Groups of flags about models, texts and prices. outrider/options/roles.py combines groups into
+roles; drafting.py and network.py have further ones.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal
+import re
+from typing import Annotated, ClassVar, Literal, TypeAlias, get_args
 
 from annotated_types import Ge, Gt, Le, Lt
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 from typing_extensions import Self
 
-from inference.cost.billing import COSTS, ENERGIES, read_knob
-from inference.sampling import CANDIDATES, SEED_BITS, SamplingParams
-from outrider.options.draft_methods import COPY
-from outrider.options.group import Also, Group, Shown
-from outrider.options.values import (
+from inference.cost.billing import read_knob
+from inference.flags.command_line import CommandOptions
+from inference.flags.group import Also, Group, Shown
+from inference.flags.values import (
     Count,
-    Device,
     Directory,
     File,
-    Knob,
     ModelName,
-    Natural,
-    Objective,
-    PrecisionChoice,
     Price,
     Share,
-    Sources,
     Usd,
     Watts,
 )
+from inference.sampling import CANDIDATES, SEED_BITS, SamplingParams
+
+DEVICES = ("auto", "cpu", "cuda", "neuron", "neuron-legacy")
 
 
-class GeneralOptions(Group, title="general"):
+def is_device(name: str) -> bool:
+    """Whether the name can be a --device: one of DEVICES, or cuda:N."""
+    return name in DEVICES or re.fullmatch(r"cuda:\d{1,3}", name) is not None
+
+
+def _device(name: str) -> str:
+    if not is_device(name):
+        raise ValueError(f"one of {', '.join(DEVICES)} or cuda:N is needed")
+    return name
+
+
+def _knob(position: str) -> str:
+    if not 0 <= read_knob(position) <= 1:
+        raise ValueError("tps, balanced, cost or 0 to 100 is needed")
+    return position
+
+
+Device: TypeAlias = Annotated[str, AfterValidator(_device), Shown("DEVICE")]
+Knob: TypeAlias = Annotated[str, AfterValidator(_knob), Shown("KNOB")]
+Seed: TypeAlias = Annotated[int, Ge(0), Lt(2**SEED_BITS)]
+Precision = Literal["float32", "bfloat16", "float16"]
+PRECISIONS: tuple[str, ...] = get_args(Precision)
+PrecisionChoice: TypeAlias = Annotated[
+    Literal["float32", "bfloat16", "float16", "auto"] | None,
+    AfterValidator(lambda given: None if given == "auto" else given),
+]
+"""A Precision; None, also for auto, where outrider/models/precision.py picks one."""
+
+Quantization = Literal["int8", "int4"]
+Objective = Literal[
+    "total_cost", "api_cost", "energy_total", "draft_energy", "target_energy", "latency"
+]
+
+
+class GeneralOptions(CommandOptions, title="general"):
     COMMON: ClassVar[tuple[str, ...]] = ()
     """Flags that most people need, in the order of a verb's help."""
-
-    BARE: ClassVar[str] = ""
-    """The flag whose value may directly follow the verb; empty for none."""
 
     config: File | None = None
     """read options from this YAML file; the command line and OUTRIDER_... come before it"""
     print_config: bool = False
     """print every value and where it comes from, as a file for --config, and end"""
-    debug: bool = False
-    """show tracebacks"""
 
 
 class ModelOptions(Group, title="models and devices"):
@@ -59,6 +85,16 @@ class DraftModelOptions(ModelOptions):
     @property
     def draft_name(self) -> str | None:
         return self.draft_model or self.model
+
+
+class ReductionOptions(DraftModelOptions, title="models and devices"):
+    """How much of a draft's checkpoint is kept."""
+
+    draft_quantization: Quantization | None = None
+    """round the draft's matrices to 8 or 4 bits, on cpu or cuda (docs/drafts.md)"""
+    draft_head_tokens: Annotated[int, Ge(64)] | None = None
+    """the draft guesses only among the N lowest ids of its vocabulary, which are the frequent ones
+    in most tokenizers"""
 
 
 class TargetModelOptions(ModelOptions):
@@ -93,9 +129,17 @@ class TargetOptions(BatchOptions, DeviceOptions, TargetModelOptions):
     """What a target model in this process is loaded from."""
 
     artifact: Directory | None = None
-    """serve this compiled target (python -m compile) in place of a model"""
+    """serve this compiled target (outrider compile) in place of a model"""
     max_tree_nodes: Count = 64
     """largest tree taken, its root included"""
+
+
+class OffloadOptions(TargetOptions, title="models and devices"):
+    """Where the layers of a target are."""
+
+    layer_offload: Literal["host", "disk"] | None = None
+    """keep layers in host memory (for cuda) or in the checkpoint's files, and copy each to the
+    device while the one before computes: for a target larger than memory"""
 
 
 class LegacyOptions(TargetOptions):
@@ -103,12 +147,6 @@ class LegacyOptions(TargetOptions):
 
     tensor_parallel: Annotated[Count, Also("tp_degree")] = 2
     """--device neuron-legacy: NeuronCores that share the target"""
-
-    @model_validator(mode="after")
-    def _legacy_only(self) -> Self:
-        if self.given(LegacyOptions) and self.device != "neuron-legacy":
-            raise ValueError("--tensor_parallel is for --device neuron-legacy")
-        return self
 
 
 class MeasureOptions(Group, title="models and devices"):
@@ -128,7 +166,7 @@ class SamplingOptions(Group, title="text"):
     """1 is off"""
     top_k: Annotated[int, Ge(0), Le(CANDIDATES)] = 0
     """0 is off"""
-    seed: Annotated[int, Ge(0), Lt(2**SEED_BITS)] | None = None
+    seed: Seed | None = None
     """prompt i uses seed + i (default: random, printed)"""
     color: Literal["auto", "always", "never"] = "auto"
     """mark in the text what was guessed; auto: on a terminal, unless NO_COLOR is set"""
@@ -142,8 +180,8 @@ class SamplingOptions(Group, title="text"):
         return SamplingParams(self.temperature, self.top_k, self.top_p, seed).on_the_wire()
 
 
-class TextOptions(SamplingOptions):
-    """Which texts are made, and how they are shown."""
+class PromptOptions(SamplingOptions):
+    """Which texts are made."""
 
     prompt: str | None = None
     """text to go on with, - for standard input; the tokenizer's beginning-of-text token is put in
@@ -152,6 +190,11 @@ class TextOptions(SamplingOptions):
     """one prompt a line, - for standard input; --batch of them at once"""
     chat: bool = False
     """apply the model's chat template to the prompt"""
+
+
+class TextOptions(PromptOptions):
+    """Which texts are made, and how they are told of."""
+
     as_json: bool = Field(default=False, alias="json")
     """one JSON object a prompt on stdout, and nothing else there"""
     profile: Directory | None = None
@@ -163,84 +206,10 @@ class BaselineOptions(Group, title="text"):
     """also run target-only with the same prompt and seed, for the speed-up"""
 
 
-class TreeOptions(Group, title="drafting"):
-    """What the draft proposes, and whether the target waits for it."""
-
-    gamma: Annotated[Natural, Also("speculation_length")] | None = None
-    """rounds: the target waits for a chain of this length"""
-    tree_nodes: Count | None = None
-    """rounds with trees of this many nodes (default of --pace wait and beside --tree_depth: 16)"""
-    tree_depth: Count | None = None
-    """rounds with trees of this depth (default: 6)"""
-    pace: Literal["go_on", "wait"] | None = None
-    """go_on: the target waits for nobody (the default); wait: for whole trees, which takes fewer of
-    its forwards"""
-
-    @property
-    def waits(self) -> bool:
-        """The target makes a forward only when a whole tree is drafted."""
-        return bool(self._fixed) or self.pace == "wait"
-
-    @property
-    def rounds_flag(self) -> str:
-        """The flag that makes the target wait."""
-        return self._fixed[0] if self._fixed else "--pace wait"
-
-    @property
-    def _fixed(self) -> list[str]:
-        return self.given(TreeOptions, "pace")
-
-    @model_validator(mode="after")
-    def _one_way(self) -> Self:
-        if self.gamma is not None and len(self._fixed) > 1:
-            raise ValueError(f"--gamma drafts a chain: it does not go with {self._fixed[1]}")
-        if self._fixed and self.pace == "go_on":
-            raise ValueError(
-                f"{self._fixed[0]} makes the target wait for whole trees, --pace go_on lets it go "
-                "on: give one of them"
-            )
-        return self
-
-
-class SourceOptions(Group, title="drafting"):
-    """Where candidates come from."""
-
-    draft: Sources = "model,copy"
-    """where candidates come from: a kind of model (model, block, gguf, substitute; beside the
-    target eagle; docs/runs.md), and copy (what followed the same words before); none copies
-    alone"""
-
-    @property
-    def method(self) -> str | None:
-        """The kind of model that drafts, a name of METHODS; None where text is copied alone."""
-        return next((name for name in self.draft.split(",") if name != COPY), None)
-
-    @property
-    def copies(self) -> bool:
-        """Earlier text is copied."""
-        return COPY in self.draft.split(",")
-
-
-class HistoryOptions(SourceOptions):
-    """For clients of one user."""
-
-    copy_history: bool = False
-    """copy from earlier texts of this run, too"""
-
-    @model_validator(mode="after")
-    def _something_copies(self) -> Self:
-        if self.copy_history and not self.copies:
-            raise ValueError("--copy_history copies earlier texts: it needs --draft copy")
-        return self
-
-
 class HourlyOptions(Group, title="prices and limits"):
     usd_per_hour: Price | None = None
     """price of the target's machine; a target tells its clients, and --watch shows dollars per
     million tokens, idle time included"""
-
-
-_OF_INSTANCE = ("--region", "--pricing", "--no_live")
 
 
 class PriceOptions(HourlyOptions):
@@ -267,28 +236,22 @@ class PriceOptions(HourlyOptions):
     target_watts: Watts | None = None
     """what the target's machine draws"""
 
-    @model_validator(mode="after")
-    def _one_price(self) -> Self:
-        if self.instance is not None and self.usd_per_hour is not None:
-            raise ValueError("--instance and --usd_per_hour both price the target: give one")
-        about = [name for name in self.given(PriceOptions) if name in _OF_INSTANCE]
-        if about and self.instance is None:
-            raise ValueError(f"{about[0]} says how --instance is priced: give that, too")
-        return self
-
 
 class ExplainOptions(Group, title="prices and limits"):
     explain: bool = False
     """say on stderr what a token costs, what limits it and what would change that"""
 
 
-class GoalOptions(PriceOptions):
+class ObjectiveOptions(PriceOptions):
+    objective: Objective | None = None
+    """what cost is (default: total_cost where all its prices are given, else api_cost)"""
+
+
+class GoalOptions(ObjectiveOptions):
     """What drafting is to keep small, or below a limit."""
 
     cs: Knob = "tps"
     """cost against speed: tps, balanced, cost or 0 to 100"""
-    objective: Objective | None = None
-    """what cost is (default: total_cost where all its prices are given, else api_cost)"""
     min_tps: Annotated[float, Gt(0)] | None = None
     """tokens a second that must be kept, at least cost"""
     max_usd_per_1m: Price | None = None
@@ -300,17 +263,9 @@ class GoalOptions(PriceOptions):
 
     @model_validator(mode="after")
     def _one_goal(self) -> Self:
-        limits = [name for name in self.given(GoalOptions) if name.startswith(("--min", "--max_"))]
-        limits = [name for name in limits if name != "--max_usd"]
-        if len(limits) > 1:
-            raise ValueError(f"one limit at a time: {' or '.join(limits)}")
+        limits = [name for name in self.given(GoalOptions, "max_usd") if name.startswith("--m")]
         if limits and read_knob(self.cs):
             raise ValueError(
                 f"--cs weighs speed against cost, {limits[0]} is a limit that decides it: give one"
-            )
-        costs = ENERGIES if "--max_joules_per_token" in limits else COSTS
-        if limits and limits[0] != "--min_tps" and (self.objective or costs[0]) not in costs:
-            raise ValueError(
-                f"{limits[0]} goes with --objective {', '.join(costs)}: got {self.objective}"
             )
         return self

@@ -9,10 +9,10 @@ from typing import Any, Literal
 from pydantic import model_validator
 from typing_extensions import Self
 
+from grpc_comm.client.named_targets import read_target
 from grpc_comm.transport import DNS, Address, Endpoint, parse_address
-from outrider.client.named_targets import read_target
-from outrider.options.group import Group
-from outrider.options.values import Count, File, Host, Name, Natural, Port, Seconds
+from inference.flags.group import Group
+from inference.flags.values import Count, File, Host, Name, Natural, Port, Seconds
 
 
 class PortOptions(Group, title="network"):
@@ -34,12 +34,6 @@ class TlsOptions(Group, title="security"):
     """file whose first line is the bearer token"""
     insecure: bool = False
     """go without TLS and token beyond this machine"""
-
-    @model_validator(mode="after")
-    def _pairs(self) -> Self:
-        if (self.tls_cert is None) != (self.tls_key is None):
-            raise ValueError("--tls_cert and --tls_key belong together: give both or neither")
-        return self
 
 
 class ConnectionOptions(TlsOptions, PortOptions, title="network"):
@@ -96,7 +90,7 @@ class ConnectionOptions(TlsOptions, PortOptions, title="network"):
         return self
 
 
-class HttpOptions(TlsOptions, title="network"):
+class HttpOptions(Group, title="network"):
     """Where `serve` listens for HTTP, and to whom."""
 
     http_host: Host = "127.0.0.1"
@@ -120,24 +114,6 @@ class HttpOptions(TlsOptions, title="network"):
     """origins of pages elsewhere that may call this server: A,B (CORS)"""
     most_texts: Count = 64
     """texts at the same time; more are asked to come again"""
-
-    @model_validator(mode="after")
-    def _guarded(self) -> Self:
-        if (self.http_cert is None) != (self.http_key is None):
-            raise ValueError("--http_cert and --http_key belong together: give both or neither")
-        if Address(self.http_host, self.http_port).loopback:
-            return self
-        if self.api_keys is None:
-            raise ValueError(
-                f"--http_host {self.http_host} is reached by others: give --api_keys FILE, or "
-                "listen on 127.0.0.1"
-            )
-        if self.http_cert is None and not self.insecure:
-            raise ValueError(
-                f"--http_host {self.http_host} without TLS shows keys and texts to the network: "
-                "give --http_cert and --http_key, or --insecure"
-            )
-        return self
 
 
 class HostOptions(Group, title="network"):
@@ -164,12 +140,6 @@ class ListeningOptions(KeysOptions, TlsOptions, PortOptions, HostOptions, title=
     reflection: bool = False
     """tell callers the protocol (gRPC reflection)"""
 
-    @model_validator(mode="after")
-    def _one_kind_of_key(self) -> Self:
-        if self.token_file is not None and self.keys_file is not None:
-            raise ValueError("--token_file (one for all) and --keys_file (one each): give one")
-        return self
-
 
 class ObservingOptions(Group, title="observing"):
     """How a target tells what it does."""
@@ -184,9 +154,3 @@ class ObservingOptions(Group, title="observing"):
     """info has a line for each session's start and end"""
     watch: bool = False
     """show sessions, batch, acceptance and tokens a second on stderr while serving"""
-
-    @model_validator(mode="after")
-    def _where_needs_which(self) -> Self:
-        if self.metrics_port is None and self.metrics_host != "127.0.0.1":
-            raise ValueError("--metrics_host needs --metrics_port")
-        return self

@@ -6,22 +6,29 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, NoReturn, TypeVar
 
-from inference.command import USAGE, Parser, add_gone, nearest
+from inference.command import USAGE, nearest
 from inference.errors import InvalidRequest
-from outrider.options.group import Flag, Group, Shown, brief, flags_of
+from inference.flags.command_line import Parser, add_flag, with_bare
+from inference.flags.group import Flag, Shown, brief, flags_of
+from inference.flags.sources import (
+    PREFIX,
+    ValueSource,
+    environment,
+    origins,
+    read_file,
+    resolve,
+)
+from outrider.options.drafting import PresetOptions
 from outrider.options.groups import GeneralOptions
-from outrider.options.presets import PresetOptions
-from outrider.options.roles import GONE, OTHER_VERBS, ROLES, VERBS
-from outrider.options.sources import PREFIX, ValueSource, environment, origins, read_file, resolve
+from outrider.options.roles import OTHER_VERBS, ROLES, VERBS, Role
 from outrider.version import outrider_version
 
-Model = TypeVar("Model", bound=Group)
-Role = TypeVar("Role", bound=GeneralOptions)
+Roles = TypeVar("Roles", bound=Role)
 TITLES = (
     "general",
     "models and devices",
@@ -55,19 +62,19 @@ verbs:
 """
 
 EXAMPLES = """examples:
-  python main.py --role target                                        serve the embedded target on
-                                                                      127.0.0.1:50051
-  python main.py --role draft --prompt "def main():" --baseline       draft here, verify there,
-                                                                      compare with target-only
-  python main.py --role target --model DIR --host 0.0.0.0 \\
+  outrider target                                         serve the embedded target on
+                                                          127.0.0.1:50051
+  outrider run "def main():" --baseline                   draft here, verify there, compare with
+                                                          target-only
+  outrider target --model DIR --host 0.0.0.0 \\
     --tls_cert cert.pem --tls_key key.pem --token_file token
-  python main.py --role draft --model DIR --target_host HOST \\
+  outrider run --model DIR --target_host HOST \\
     --tls_ca ca.pem --token_file token --prompt_text prompts.txt
-  python main.py --role fused_target                                  target and draft on one host
-  python main.py --role fused_client --prompt "def main():"           ask such a host
-  python main.py --role make-cert --host HOST --out certificates      a self-signed pair for --tls_*
-  python main.py --role make-key --name alice --keys_file keys.json   a key for a client
-  python main.py --role profiles                                      times that are kept"""
+  outrider fused_target                                   target and draft on one host
+  outrider fused_client --prompt "def main():"            ask such a host
+  outrider cert --host HOST --out certificates            a self-signed pair for --tls_*
+  outrider keys --name alice --keys_file keys.json        a key for a client
+  outrider profiles                                       times that are kept"""
 
 
 class _Start(GeneralOptions):
@@ -77,32 +84,22 @@ class _Start(GeneralOptions):
     """what this process is: one of the roles above"""
 
 
-def parse(arguments: Sequence[str] | None = None) -> GeneralOptions:
+def parse(arguments: Sequence[str] | None = None) -> Role:
     """The options of the role that a command line asks for, by --role or by a verb before the rest.
 
     Prints help or what else is asked to be shown, or an error in one line, and exits.
     """
     words = sys.argv[1:] if arguments is None else list(arguments)
-    verb = words[0] if words and not words[0].startswith("-") else None
-    if verb is not None:
+    verb = words[0] if words and not words[0].startswith("-") else ""
+    if verb:
         words = _with_role(verb, words[1:])
     parser, start = _parser(all_flags()), environment(_Start)
     if not words and not start.values:
         parser.exit(USAGE, _SHORT.format(command=_command()))
     try:
-        if verb is not None:
-            _check_verb(verb)
-        given = _read(parser, words)
-        if given.values.pop("version", False):
-            _print_and_end(f"outrider {outrider_version()}\n")
-        shell = given.values.pop("completion", None)
-        if shell is not None:
-            _print_and_end(shell_completion(shell))
-        if given.values.pop("help_all", False):
-            _print_and_end(_help(given.values.get("role")))
-        if given.values.pop("help", False):
-            role = given.values.get("role")
-            _print_and_end(_help(role) if verb is None else _short_help(verb, _model([role])))
+        _check_verb(verb)
+        given = parser.read(words, ROLES)
+        _show_what_is_asked(given.values, verb)
         path = {**start.values, **given.values}.get("config")
         files = [read_file(Path(path))] if path else []
         roles = [
@@ -110,7 +107,7 @@ def parse(arguments: Sequence[str] | None = None) -> GeneralOptions:
         ]
         model = _model(roles)
         for source in (given, *files):
-            _check_names(model, source, verb or "")
+            _check_names(model, source, verb)
         _check_environment()
         sources = [given, environment(model), *files]
         options = resolve(model, sources)
@@ -123,20 +120,20 @@ def parse(arguments: Sequence[str] | None = None) -> GeneralOptions:
     return options
 
 
-def parse_as(model: type[Model], arguments: Sequence[str], within: Parser) -> Model:
-    """The flags of this model alone, without roles, environment and files.
+def _show_what_is_asked(given: dict[str, Any], verb: str) -> None:
+    """Print version, help or completion, and end, where the flags ask for it."""
+    role = given.get("role")
+    if "version" in given:
+        _print_and_end(f"outrider {outrider_version()}\n")
+    if "completion" in given:
+        _print_and_end(shell_completion(given["completion"]))
+    if "help_all" in given or ("help" in given and not verb):
+        _print_and_end(_help(role))
+    if "help" in given:
+        _print_and_end(_short_help(verb, _model([role])))
 
-    within: the parser of a command that has more flags; it tells the errors
-    """
-    parser = _parser(flags_of(model))
-    parser.prog = within.prog
-    try:
-        return resolve(model, [_read(parser, arguments, within.flags)])
-    except InvalidRequest as error:
-        within.error(str(error))
 
-
-def from_file(role: type[Role], source: ValueSource) -> Role:
+def from_file(role: type[Roles], source: ValueSource) -> Roles:
     """The options of a role that a file gives, without command line and environment."""
     _check_names(role, source)
     return resolve(role, [source])
@@ -156,49 +153,22 @@ def roles_of(name: str) -> list[str]:
     return [role for role, model in ROLES.items() if name in flags_of(model)]
 
 
-def _read(parser: Parser, words: Sequence[str], also: Iterable[str] = ()) -> ValueSource:
-    """The values that a command line gives. Raises InvalidRequest for a flag that there is not.
-
-    also: flags of the command that are read elsewhere
-    """
-    given, unknown = parser.parse_known_args([underscored(word) for word in words])
-    if unknown:
-        word = unknown[0].partition("=")[0]
-        if word.startswith("-"):
-            role = ROLES.get(vars(given).get("role", ""))
-            flags = {f"--{name}" for name in flags_of(role)} if role else parser.flags
-            meant = nearest(word, flags.union(also))
-            raise InvalidRequest(f"there is no flag {word}{meant}")
-        raise InvalidRequest(
-            f"what is {word}? Every value follows a flag{nearest(word, ROLES, '--role ')}"
-        )
-    return ValueSource("--{}", vars(given))
-
-
-def underscored(word: str) -> str:
-    """A flag may be spelt with dashes, too."""
-    name, equals, value = word.partition("=")
-    return f"--{name[2:].replace('-', '_')}{equals}{value}" if word.startswith("--") else word
-
-
 def _with_role(verb: str, rest: list[str]) -> list[str]:
     """A verb's words as flags: its role, and the flag of a value that follows the verb."""
     role = VERBS.get(verb, verb)
     bare = ROLES[role].BARE if role in ROLES else ""
-    if bare and rest and not rest[0].startswith("-"):
-        rest = [f"--{bare}", *rest]
-    return ["--role", role, *rest]
+    return ["--role", role, *with_bare(bare, rest)]
 
 
 def _check_verb(verb: str) -> None:
-    """Raise InvalidRequest for a word that is no verb."""
+    """Raise InvalidRequest for a word that is no verb; empty for none."""
     known = (*VERBS, *OTHER_VERBS, *ROLES)
-    if verb not in known:
+    if verb and verb not in known:
         verbs = ", ".join((*VERBS, *OTHER_VERBS))
         raise InvalidRequest(f"what is {verb}? The verbs are {verbs}{nearest(verb, known)}")
 
 
-def _model(roles: Sequence[Any]) -> type[GeneralOptions]:
+def _model(roles: Sequence[Any]) -> type[Role]:
     """The model of the first of these roles."""
     if not roles:
         raise InvalidRequest(f"--role is needed: one of {', '.join(ROLES)}")
@@ -208,15 +178,13 @@ def _model(roles: Sequence[Any]) -> type[GeneralOptions]:
     return ROLES[roles[0]]
 
 
-def _check_names(model: type[GeneralOptions], source: ValueSource, verb: str = "") -> None:
+def _check_names(model: type[Role], source: ValueSource, verb: str = "") -> None:
     """Raise InvalidRequest for a flag that does not exist or does nothing in this role.
 
     verb: what the user has called the role; empty for --role
     """
     flags, role = all_flags(), model.model_fields["role"].default
     for name in source.values:
-        if name in GONE:
-            raise InvalidRequest(f"{source.call(name)} is gone: {GONE[name]}")
         if name not in flags:
             raise InvalidRequest(f"{source.call(name)} is no flag{nearest(name, flags)}")
         if name not in flags_of(model):
@@ -230,53 +198,25 @@ def _check_environment() -> None:
     """Raise InvalidRequest for a variable that no role reads."""
     variables = {f"{PREFIX}{name.upper()}" for name in all_flags()}
     for variable in os.environ:
-        name = variable.removeprefix(PREFIX).lower()
         if variable.startswith(PREFIX) and variable not in variables:
-            why = f"is gone: {GONE[name]}" if name in GONE else "is no flag"
-            meant = "" if name in GONE else nearest(variable, variables)
-            raise InvalidRequest(f"{variable} {why}{meant}")
+            raise InvalidRequest(f"{variable} is no flag{nearest(variable, variables)}")
 
 
 def _parser(flags: Mapping[str, Flag], description: str = "") -> Parser:
     command = _command()
-    parser = Parser(
-        prog=command,
-        usage=f"{command} --role ROLE [FLAG VALUE ...]",
-        description=description,
-        epilog=EXAMPLES.replace("python main.py", command),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        argument_default=argparse.SUPPRESS,
-        allow_abbrev=False,
-        add_help=False,
-    )
-    groups = {title: parser.add_argument_group(title) for title in TITLES}
+    parser = Parser(command, f"{command} VERB [FLAG VALUE ...]", description, EXAMPLES)
+    general, *_ = (parser.titled(title) for title in TITLES)
     for flag in flags.values():
         roles = roles_of(flag.name)
         whose = f" [{', '.join(roles)}]" if 0 < len(roles) < len(ROLES) else ""
-        add_to(groups[flag.title], flag, whose)
-    groups["general"].add_argument("--version", action="store_true", help="print it, and end")
-    groups["general"].add_argument(
-        "--help_all", "--help-all", action="store_true", help="print the help with all flags"
-    )
-    groups["general"].add_argument(
+        add_flag(parser.titled(flag.title), flag, whose)
+    general.add_argument("--version", action="store_true", help="print it, and end")
+    general.add_argument("--help_all", action="store_true", help="print the help with all flags")
+    general.add_argument(
         "--completion", metavar="SHELL", help="print the completion script for bash, zsh or tcsh"
     )
-    groups["general"].add_argument("-h", "--help", action="store_true", help="print this, and end")
-    for name, why in GONE.items():
-        add_gone(parser, name, why)
+    general.add_argument("-h", "--help", action="store_true", help="print this, and end")
     return parser
-
-
-def add_to(group: argparse._ActionsContainer, flag: Flag, whose: str = "") -> None:
-    """A flag in all its spellings; a switch can be turned off, too. whose: ends its help."""
-    text = f"{flag.help}{whose}".replace("%", "%%")
-    if flag.kind is bool:
-        group.add_argument(*flag.spellings, action="store_true", dest=flag.name, help=text)
-        off = f"--no_{flag.name}"
-        group.add_argument(off, action="store_false", dest=flag.name, help=argparse.SUPPRESS)
-        return
-    shown = f"{{{','.join(flag.choices)}}}" if flag.choices else flag.metavar
-    group.add_argument(*flag.spellings, dest=flag.name, help=text, metavar=shown)
 
 
 def _help(role: str | None) -> str:
@@ -306,26 +246,21 @@ def shell_completion(shell: str) -> str:
     for verb, role in VERBS.items():
         group = verbs.add_parser(verb, help=ROLES[role].__doc__, add_help=False)
         for flag in flags_of(ROLES[role]).values():
-            add_to(group, flag)
+            add_flag(group, flag)
     for verb, text in OTHER_VERBS.items():
         verbs.add_parser(verb, help=text, add_help=False)
     return str(shtab.complete(parser, shell=shell))
 
 
-def _short_help(verb: str, model: type[GeneralOptions]) -> str:
+def _short_help(verb: str, model: type[Role]) -> str:
     """The help of a verb: its common flags. It fits a screen."""
     flags, command = flags_of(model), _command()
     bare = f" {model.BARE.upper()}" if model.BARE else ""
-    parser = Parser(
-        prog=command,
-        usage=f"{command} {verb}{bare} [FLAG VALUE ...]",
-        description=model.__doc__,
-        epilog=f"`{command} {verb} --help-all` lists all {len(flags)} flags.",
-        add_help=False,
-    )
-    group = parser.add_argument_group("common flags")
+    usage = f"{command} {verb}{bare} [FLAG VALUE ...]"
+    more = f"`{command} {verb} --help-all` lists all {len(flags)} flags."
+    parser = Parser(command, usage, str(model.__doc__), more)
     for name in model.COMMON or flags:
-        add_to(group, flags[name])
+        add_flag(parser.titled("common flags"), flags[name])
     return parser.format_help()
 
 

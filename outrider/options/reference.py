@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from outrider.options.group import Flag
+from inference.flags.group import Flag
 from outrider.options.parsing import TITLES, all_flags, roles_of
 from outrider.options.roles import ROLES
 
 _HEAD = """# Flags
 
-Made by `python -m outrider.options.reference > docs/flags.md`. `python main.py --help` says the
+Made by `python -m outrider.options.reference > docs/flags.md`. `outrider --help` says the
 same.
 
 A value stands on the command line, in the environment (`OUTRIDER_BATCH=8`) or in a YAML file

@@ -1,6 +1,6 @@
-"""What each --role takes: a model of its own, composed of the groups of flags.
+"""The roles: each has the flags of its groups. A group that functions take as a whole is a field.
 
-The flags of the last base come first.
+RULES says which flags exclude each other. The flags of the last base come first.
 """
 
 from __future__ import annotations
@@ -10,18 +10,64 @@ from typing import ClassVar, Literal
 from pydantic import Field, model_validator
 from typing_extensions import Self
 
-from outrider.options import groups, network, offload, presets, reduction
-from outrider.options.draft_methods import METHODS
-from outrider.options.values import Directory, File, ModelName, Name
+from grpc_comm.transport import Address
+from inference.cost.billing import COSTS, ENERGIES
+from inference.flags.flag_rules import FlagRule
+from inference.flags.values import Directory, File, ModelName, Name
+from outrider.options import drafting, groups, network
+from outrider.options.drafting import METHODS
+
+OBJECTIVES_BUT = {
+    "max_usd_per_1m": " ".join(f"objective={one}" for one in (*ENERGIES, "latency")),
+    "max_joules_per_token": " ".join(f"objective={one}" for one in (*COSTS, "latency")),
+}
+ROUNDS = "gamma tree_nodes tree_depth pace=wait"
+LIMITS = "min_tps max_usd_per_1m max_joules_per_token"
+
+RULES = (
+    FlagRule("tensor_parallel", needs="device=neuron-legacy"),
+    FlagRule("layer_offload", excludes="artifact device=neuron*", why="it is for a checkpoint"),
+    FlagRule("measure_first", excludes="emulate", why="it states times"),
+    FlagRule("tls_cert", needs="tls_key"),
+    FlagRule("tls_key", needs="tls_cert"),
+    FlagRule("http_cert", needs="http_key"),
+    FlagRule("http_key", needs="http_cert"),
+    FlagRule("token_file", excludes="keys_file", why="one key for all, or one each"),
+    FlagRule("metrics_host", needs="metrics_port"),
+    FlagRule("draft_quantization draft_head_tokens", needs="draft=*model*"),
+    FlagRule("copy_history", needs="draft=*copy*", why="it copies earlier texts"),
+    FlagRule("gamma", excludes="tree_nodes tree_depth", why="--gamma drafts a chain"),
+    FlagRule(
+        "gamma tree_nodes tree_depth", excludes="pace=go_on", why="the target waits for trees"
+    ),
+    FlagRule(ROUNDS, excludes="draft=copy", why="rounds are those of a draft model"),
+    FlagRule(
+        ROUNDS,
+        excludes=f"cs objective {LIMITS} explain",
+        why="those are of a draft that never waits",
+    ),
+    FlagRule("instance", excludes="usd_per_hour", why="both price the target"),
+    FlagRule("region pricing no_live", needs="instance", why="it says how that is priced"),
+    FlagRule(LIMITS, excludes=LIMITS, why="one limit at a time"),
+    *(FlagRule(limit, excludes=others) for limit, others in OBJECTIVES_BUT.items()),
+)
+"""Flags of the roles that exclude each other, or need another."""
+
+
+class Role(groups.GeneralOptions):
+    """Base of every role."""
+
+    RULES: ClassVar = RULES
+    role: str = ""
 
 
 class ServingRole(
-    groups.GeneralOptions,
+    Role,
     network.ObservingOptions,
     groups.HourlyOptions,
     network.ListeningOptions,
     groups.MeasureOptions,
-    offload.OffloadOptions,
+    groups.OffloadOptions,
     title="models and devices",
 ):
     """Options of the roles that serve a target."""
@@ -31,12 +77,6 @@ class ServingRole(
     emulate: Name | None = None
     """the model chooses, each forward takes the time of this profile; all that is reported says
     emulated (unknown names list them)"""
-
-    @model_validator(mode="after")
-    def _what_is_measured(self) -> Self:
-        if self.measure_first and self.emulate:
-            raise ValueError("--emulate states the times that --measure_first measures: give one")
-        return self
 
 
 class TargetRole(ServingRole, groups.LegacyOptions):
@@ -49,7 +89,7 @@ class TargetRole(ServingRole, groups.LegacyOptions):
     role: Literal["target"] = "target"
 
 
-class FusedTargetRole(groups.SourceOptions, reduction.ReductionOptions, ServingRole):
+class FusedTargetRole(drafting.SourceOptions, groups.ReductionOptions, ServingRole):
     """serve a target with a draft beside it, on one host"""
 
     role: Literal["fused_target"] = "fused_target"
@@ -69,17 +109,16 @@ TO_A_TARGET = ("target", "target_host", "model", "tls_ca", "token_file")
 
 
 class ClientRole(
-    groups.GeneralOptions,
-    network.ConnectionOptions,
-    groups.GoalOptions,
-    presets.PresetOptions,
+    Role,
+    drafting.PresetOptions,
     groups.MeasureOptions,
-    groups.SourceOptions,
-    groups.TreeOptions,
     groups.DeviceOptions,
-    reduction.ReductionOptions,
+    groups.ReductionOptions,
 ):
     """Options of the roles that draft here and verify at a target."""
+
+    goal: groups.GoalOptions = groups.GoalOptions()
+    connection: network.ConnectionOptions = network.ConnectionOptions()
 
     @model_validator(mode="after")
     def _drafts_here(self) -> Self:
@@ -90,35 +129,22 @@ class ClientRole(
             )
         return self
 
-    @model_validator(mode="after")
-    def _rounds_need_a_model(self) -> Self:
-        if self.waits and self.method is None:
-            raise ValueError(
-                f"--draft {self.draft} copies without a model, {self.rounds_flag} makes rounds of "
-                "a draft model: give one of them"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _rounds_have_no_goal(self) -> Self:
-        goals = self.given(groups.GoalOptions, "max_usd")
-        if self.waits and goals:
-            raise ValueError(
-                f"{goals[0]} steers a draft that never waits, {self.rounds_flag} makes rounds: "
-                "give one of them"
-            )
-        return self
-
 
 class SharedClientRole(groups.BatchOptions, ClientRole):
     """Options of clients that make several texts at the same time."""
 
 
+class TextRole(Role):
+    """Options of the roles that make the texts of some prompts."""
+
+    text: groups.TextOptions = groups.TextOptions()
+
+
 class DraftRole(
     groups.ExplainOptions,
-    groups.HistoryOptions,
+    drafting.HistoryOptions,
     groups.BaselineOptions,
-    groups.TextOptions,
+    TextRole,
     SharedClientRole,
 ):
     """make text: draft here, verify at a target"""
@@ -127,21 +153,13 @@ class DraftRole(
     COMMON: ClassVar = (*("prompt", "chat", "max_new_tokens", "temperature"), *TO_A_TARGET)
     role: Literal["draft"] = "draft"
 
-    @model_validator(mode="after")
-    def _rounds_explain_nothing(self) -> Self:
-        if self.waits and self.explain:
-            raise ValueError(
-                f"--explain tells of a draft that never waits, {self.rounds_flag} makes rounds: "
-                "give one of them"
-            )
-        return self
 
-
-class ChatRole(groups.HistoryOptions, groups.SamplingOptions, ClientRole):
+class ChatRole(drafting.HistoryOptions, ClientRole, title="text"):
     """chat in the terminal: draft here, verify at a target"""
 
     COMMON: ClassVar = (*TO_A_TARGET, *("system", "temperature", "max_new_tokens", "cs"))
     role: Literal["chat"] = "chat"
+    text: groups.SamplingOptions = groups.SamplingOptions()
     system: str | None = None
     """the system message"""
     load: File | None = None
@@ -154,23 +172,33 @@ class ServeRole(network.HttpOptions, SharedClientRole):
     COMMON: ClassVar = (*TO_A_TARGET, *("http_port", "http_host", "api_keys", "cs"))
     role: Literal["serve"] = "serve"
 
+    @model_validator(mode="after")
+    def _guarded(self) -> Self:
+        if Address(self.http_host, self.http_port).loopback:
+            return self
+        if self.api_keys is None:
+            raise ValueError(
+                f"--http_host {self.http_host} is reached by others: give --api_keys FILE, or "
+                "listen on 127.0.0.1"
+            )
+        if self.http_cert is None and not self.connection.insecure:
+            raise ValueError(
+                f"--http_host {self.http_host} without TLS shows keys and texts to the network: "
+                "give --http_cert and --http_key, or --insecure"
+            )
+        return self
+
 
 class FusedClientRole(
-    groups.GeneralOptions,
-    network.ConnectionOptions,
-    groups.BaselineOptions,
-    groups.TextOptions,
-    groups.BatchOptions,
-    groups.TargetModelOptions,
+    groups.BaselineOptions, groups.BatchOptions, groups.TargetModelOptions, TextRole
 ):
     """make text with a fused target; no model is loaded here"""
 
     role: Literal["fused_client"] = "fused_client"
+    connection: network.ConnectionOptions = network.ConnectionOptions()
 
 
-class VerifyTargetRole(
-    groups.GeneralOptions, groups.TextOptions, offload.OffloadOptions, groups.LegacyOptions
-):
+class VerifyTargetRole(TextRole, groups.OffloadOptions, groups.LegacyOptions):
     """make text with the target alone, in this process"""
 
     role: Literal["verify_target"] = "verify_target"
@@ -182,15 +210,13 @@ class VerifyTargetRole(
         return self
 
 
-class VerifyDraftRole(
-    groups.GeneralOptions, groups.TextOptions, groups.DeviceOptions, reduction.ReductionOptions
-):
+class VerifyDraftRole(TextRole, groups.DeviceOptions, groups.ReductionOptions):
     """make text with the draft alone, in this process"""
 
     role: Literal["verify_draft"] = "verify_draft"
 
 
-class MakeCertRole(groups.GeneralOptions, network.HostOptions, title="security"):
+class MakeCertRole(Role, network.HostOptions, title="security"):
     """make a self-signed certificate for a target"""
 
     COMMON: ClassVar = ("host", "out")
@@ -199,22 +225,18 @@ class MakeCertRole(groups.GeneralOptions, network.HostOptions, title="security")
     """where the certificate is written"""
 
 
-class MakeKeyRole(groups.GeneralOptions, network.KeysOptions, title="security"):
+class MakeKeyRole(Role, title="security"):
     """make a key for a client; its token is printed once"""
 
     COMMON: ClassVar = ("name", "keys_file")
     role: Literal["make-key"] = "make-key"
-    name: Name | None = None
+    name: Name
     """whose key it is"""
-
-    @model_validator(mode="after")
-    def _complete(self) -> Self:
-        if not (self.name and self.keys_file):
-            raise ValueError("a key needs a name and a file: --name NAME --keys_file FILE")
-        return self
+    keys_file: File
+    """clients' keys, each with limits of its own; this key is added"""
 
 
-class ProfilesRole(groups.GeneralOptions, title="general"):
+class ProfilesRole(Role, title="general"):
     """list the times that are kept of models on this machine, or remove them"""
 
     role: Literal["profiles"] = "profiles"
@@ -222,23 +244,17 @@ class ProfilesRole(groups.GeneralOptions, title="general"):
     """remove them"""
 
 
-class PullRole(groups.GeneralOptions, title="models and devices"):
+class PullRole(Role, title="models and devices"):
     """download a model from the hub, with bytes and time left; resumes"""
 
     COMMON: ClassVar = ("name",)
     BARE: ClassVar = "name"
     role: Literal["pull"] = "pull"
-    name: ModelName | None = None
+    name: ModelName
     """the model: hub name or directory"""
 
-    @model_validator(mode="after")
-    def _named(self) -> Self:
-        if not self.name:
-            raise ValueError("pull needs a model: pull NAME")
-        return self
 
-
-class ListRole(groups.GeneralOptions, title="models and devices"):
+class ListRole(Role, title="models and devices"):
     """list the models here, how large they are, and which pairs fit"""
 
     COMMON: ClassVar = ("directory", "remove", "json")
@@ -251,16 +267,12 @@ class ListRole(groups.GeneralOptions, title="models and devices"):
     """one JSON object on stdout"""
 
 
-class DoctorRole(
-    groups.GeneralOptions,
-    network.ConnectionOptions,
-    groups.DeviceOptions,
-    reduction.ReductionOptions,
-):
+class DoctorRole(Role, groups.DeviceOptions, groups.ReductionOptions):
     """check this machine: its draft, the target, the link, and the credentials of AWS"""
 
     COMMON: ClassVar = (*TO_A_TARGET, "device", "json")
     role: Literal["doctor"] = "doctor"
+    connection: network.ConnectionOptions = network.ConnectionOptions()
     health: bool = False
     """only ask the target at --target_host whether it takes sessions; --tls_cert alone trusts that
     very certificate"""
@@ -268,7 +280,7 @@ class DoctorRole(
     """one JSON object on stdout"""
 
 
-ROLES: dict[str, type[groups.GeneralOptions]] = {
+ROLES: dict[str, type[Role]] = {
     "target": TargetRole,
     "draft": DraftRole,
     "chat": ChatRole,
@@ -307,15 +319,3 @@ OTHER_VERBS = {
     "deploy": "targets on AWS: plan, up, status, logs, tunnel, down, and what they cost",
 }
 """Verbs that are commands of their own, with their help."""
-
-GONE = {
-    "architecture": (
-        "the target goes on by itself and takes whatever the draft proposes, so there is nothing "
-        "to choose; --role fused_client asks for the draft beside the target"
-    ),
-    "no_bets": (
-        "the draft never waits for an answer, so it bets on none; --pace wait lets the target wait"
-    ),
-    "acceptance": "every text is the target's own seeded one, as --acceptance match made it",
-}
-"""Flags of earlier versions, and what replaced them."""

@@ -10,7 +10,7 @@ from typing import Any
 
 from inference.command import nearest, say
 from inference.errors import InvalidRequest, MissingExtra
-from outrider.options.group import flags_of
+from inference.flags.group import flags_of
 from outrider.options.roles import FusedClientRole
 from outrider.runs.run_file import RunFile
 

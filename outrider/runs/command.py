@@ -10,15 +10,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
-from pydantic import model_validator
 from rich.console import Console
 from rich.table import Table
-from typing_extensions import Self
 
 from inference.command import FAILED, INTERRUPTED, printable, run_command, say
 from inference.errors import OutriderError
-from outrider.options.values import Directory, File
-from outrider.options.verb import VerbOptions, parse_verb
+from inference.flags.command_line import CommandOptions, parse_flags
+from inference.flags.values import Directory, File
 from outrider.runs.sweeps import NamedRun, read_runs
 from outrider.terminal.summary import PROFILE
 
@@ -30,33 +28,27 @@ EXAMPLES = """examples:
                                           one of them again"""
 
 
-class RunsOptions(VerbOptions, title="general"):
+class RunsOptions(CommandOptions, title="general"):
     """make the runs and sweeps of a file, and keep options and results of each"""
 
     BARE: ClassVar = "file"
-    file: File | None = None
+    file: File
     """a YAML file of runs, or the XML of an AutoDraft experiment (docs/runs.md)"""
     out: Directory = "runs"
     """where results are written: a directory for each run"""
     check: bool = False
     """only read the file, and list its runs"""
 
-    @model_validator(mode="after")
-    def _named(self) -> Self:
-        if self.file is None:
-            raise ValueError("runs needs a file: runs FILE")
-        return self
-
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Make the runs. Returns 0 when all texts of all runs were made."""
     words = sys.argv[1:] if arguments is None else arguments
-    options = parse_verb(RunsOptions, "outrider runs", words, EXAMPLES)
+    options = parse_flags(RunsOptions, "outrider runs", words, EXAMPLES)
     return run_command(lambda: _runs(options), debug=options.debug)
 
 
 def _runs(options: RunsOptions) -> int:
-    runs = read_runs(Path(options.file or ""))
+    runs = read_runs(Path(options.file))
     if options.check:
         print(*(run.name for run in runs), sep="\n")
         return 0

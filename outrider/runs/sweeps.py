@@ -10,15 +10,15 @@ from typing import Any, NamedTuple
 
 from inference.command import nearest
 from inference.errors import InvalidRequest
+from inference.flags.sources import ValueSource
 from outrider.options import ROLES
-from outrider.options.groups import TextOptions
 from outrider.options.parsing import from_file
-from outrider.options.sources import ValueSource
+from outrider.options.roles import TextRole
 from outrider.runs.autodraft import read_autodraft
 from outrider.runs.run_file import Flags, RunFile, Value, read_run_file
 from outrider.text.prompts import read_prompts
 
-TEXT_ROLES = {name: model for name, model in ROLES.items() if issubclass(model, TextOptions)}
+TEXT_ROLES = {name: model for name, model in ROLES.items() if issubclass(model, TextRole)}
 """Roles that make text, which runs may have."""
 
 NOT_IN_RUNS = ("config", "print_config", "profile", "list_models", "debug")
@@ -33,7 +33,7 @@ class NamedRun(NamedTuple):
     """A run of a file."""
 
     name: str  # the file's, and the values that a sweep chose: curve cs=50
-    options: TextOptions
+    options: TextRole
 
     @property
     def directory(self) -> str:
@@ -88,7 +88,7 @@ def _short(value: Value) -> str:
     return Path(value).stem if isinstance(value, str) and "/" in value else str(value)
 
 
-def _options(where: str, values: dict[str, Any]) -> TextOptions:
+def _options(where: str, values: dict[str, Any]) -> TextRole:
     """The options of a run. An error names where it stands."""
     role = str(values.get("role", "draft"))
     if role not in TEXT_ROLES:
@@ -102,10 +102,9 @@ def _options(where: str, values: dict[str, Any]) -> TextOptions:
     stated = {name: value for name, value in values.items() if value is not None}
     try:
         options = from_file(TEXT_ROLES[role], ValueSource(where + ".{}", stated))
-        assert isinstance(options, TextOptions)
-        if "-" in (options.prompt, options.prompt_text):
+        if "-" in (options.text.prompt, options.text.prompt_text):
             raise InvalidRequest("a run cannot be repeated with prompts of standard input")
-        read_prompts(options)
+        read_prompts(options.text)
     except InvalidRequest as error:
         told = str(error)
         raise InvalidRequest(told if told.startswith(where) else f"{where}: {told}") from error

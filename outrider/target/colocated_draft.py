@@ -29,12 +29,11 @@ from inference.planner.acceptance import read_acceptance
 from inference.planner.knowledge import Knowledge
 from inference.times import DraftTimes, LatencyModel
 from outrider.draft_methods import find_draft
-from outrider.models.capacity import Capacity
 from outrider.models.loading import PREFILL_NODES
 from outrider.models.precision import settled
 from outrider.models.profiles import user_profiles
-from outrider.options.groups import DraftModelOptions
-from outrider.options.reduction import ReductionOptions
+from outrider.models.sequence_length import Capacity
+from outrider.options.groups import DraftModelOptions, ReductionOptions
 from outrider.options.roles import FusedTargetRole
 
 
@@ -64,7 +63,7 @@ def with_draft(options: FusedTargetRole, model: Model, description: Description)
     found = settled(found, options, drafts=True)
     draft = found.load(
         options,
-        Capacity(rows=model.rows, sequence_length=length, spare=ROOM, max_nodes=PREFILL_NODES),
+        Capacity(model.rows, length, ROOM, PREFILL_NODES),
     )
     times = user_profiles(options).draft(found, draft, length)
     known = partial(_knowledge, times, description)

@@ -143,7 +143,7 @@ def _check(options: ServingRole, entry: _Entry) -> None:
         return
     if options.device.startswith("neuron"):
         raise InvalidRequest(
-            "for neuron a model is listed as an artifact, which python -m compile builds"
+            "for neuron a model is listed as an artifact, which outrider compile builds"
         )
     pick_device(options.device)
     find_checkpoint(options.model, "target", weights=False).sequence_length(options.sequence_length)

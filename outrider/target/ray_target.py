@@ -110,7 +110,7 @@ def start(fleet: Fleet, options: TargetRole, cluster: str | None = None) -> None
             port=fleet.ingress.port, grpc_servicer_functions=[_SERVICER], enable_reflection=False
         ),
     )
-    given = {name: getattr(options, name) for name in sorted(options.model_fields_set)}
+    given = dict(sorted(options.stated().items()))
     serve.run(_deployment(fleet).bind(given), name=NAME, route_prefix=f"/{NAME}")
     if cluster is None:
         await_routes(fleet.ingress)

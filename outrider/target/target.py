@@ -35,11 +35,11 @@ from outrider.models.artifacts import (
     open_artifact,
     with_neuron_artifact,
 )
-from outrider.models.capacity import Capacity
 from outrider.models.devices import describe
 from outrider.models.loading import PREFILL_NODES, FoundModel, LoadedModel, find_target
 from outrider.models.precision import settled
 from outrider.models.profiles import Unfinished, user_profiles
+from outrider.models.sequence_length import Capacity
 from outrider.options.peer_security import server_security
 from outrider.options.roles import FusedTargetRole, ServingRole
 from outrider.target.model_list import lazily, load_listed, read_listed
@@ -190,12 +190,7 @@ def _load_checkpoint(options: ServingRole) -> _Loaded:
     found = settled(found, options, drafts=False)
     model = found.load(
         options,
-        Capacity(
-            rows=options.batch,
-            sequence_length=length,
-            spare=nodes,
-            max_nodes=max(nodes, PREFILL_NODES),
-        ),
+        Capacity(options.batch, length, nodes, max(nodes, PREFILL_NODES)),
     )
     weights, offload = found.fingerprint(), options.layer_offload
     made_from = f"{weights}, layers on {offload}" if offload else weights

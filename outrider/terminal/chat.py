@@ -37,8 +37,8 @@ Alt-Enter begins a new line within a message. Ctrl-C ends the text that is being
 
 def chat(options: ChatRole) -> int:
     """Role chat: read messages from the terminal, or lines from standard input, until their end."""
-    if options.list_models:
-        print_models(options)
+    if options.connection.list_models:
+        print_models(options.connection)
         return 0
     conversation = Conversation.read(Path(options.load)) if options.load else Conversation()
     if options.system is not None:
@@ -59,7 +59,7 @@ class Chat:
     def __init__(self, client: Client, options: ChatRole, conversation: Conversation) -> None:
         self.conversation, self._client, self._options = conversation, client, options
         self._texts, self._key = list[Completion](), uuid.uuid4().hex
-        self._colour = in_colour(options.color)
+        self._colour = in_colour(options.text.color)
         self._commands: Mapping[str, Callable[[str], None]] = {
             "help": lambda _: say(HELP),
             "stats": lambda _: say(self._all_told()),
@@ -103,7 +103,7 @@ class Chat:
         say(told(made))
 
     def _make(self) -> Completion:
-        options = self._options
+        options = self._options.text
         given = Parameters(
             options.max_new_tokens,
             options.temperature,

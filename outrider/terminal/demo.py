@@ -7,7 +7,8 @@ from __future__ import annotations
 import subprocess
 from collections.abc import Sequence
 
-from inference.command import Parser, run_command, say
+from inference.command import run_command, say
+from inference.flags.command_line import CommandOptions, parse_flags
 from outrider.target.spawn import role_command, role_environment, target_process
 
 PROMPT = '''import os
@@ -20,11 +21,14 @@ def read_lines(path, encoding="utf-8"):
 _LAST = 2  # lines of the draft's summary that compare it with target-only
 
 
+class DemoOptions(CommandOptions):
+    """A target and a draft as two processes on this machine, with the models that ship here."""
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command. Returns 0 when the text was made."""
-    about = "A target and a draft as two processes on this machine, with the models that ship here."
-    Parser(prog="outrider demo", description=about).parse_args(arguments)
-    return run_command(_demonstrate, debug=False)
+    options = parse_flags(DemoOptions, "outrider demo", arguments)
+    return run_command(_demonstrate, debug=options.debug)
 
 
 def _demonstrate() -> int:

@@ -32,11 +32,17 @@ from outrider.models.artifacts import (
     open_artifact,
     with_neuron_artifact,
 )
-from outrider.models.capacity import Capacity
 from outrider.models.loading import FoundModel, find_target, find_tokenizer
 from outrider.models.precision import settled
+from outrider.models.sequence_length import Capacity
 from outrider.options.groups import DeviceOptions, TextOptions
-from outrider.options.roles import DraftRole, FusedClientRole, VerifyDraftRole, VerifyTargetRole
+from outrider.options.roles import (
+    DraftRole,
+    FusedClientRole,
+    TextRole,
+    VerifyDraftRole,
+    VerifyTargetRole,
+)
 from outrider.terminal.explain import Explainer, dear_law
 from outrider.terminal.live_text import LiveText, in_colour, silent
 from outrider.terminal.summary import account, summary, write_options, write_profile
@@ -53,7 +59,7 @@ from outrider.text.prompts import make_requests, read_prompts
 from outrider.text.runner import TextRun
 
 
-def make_texts(options: TextOptions) -> int:
+def make_texts(options: TextRole) -> int:
     """Run a role that makes text. Returns 0 when all texts were made."""
     if isinstance(options, DraftRole):
         return draft(options)
@@ -65,14 +71,14 @@ def make_texts(options: TextOptions) -> int:
 
 def draft(options: DraftRole) -> int:
     """Role draft: draft here, verify at --target_host."""
-    if options.list_models:
-        print_models(options)
+    if options.connection.list_models:
+        print_models(options.connection)
         return 0
-    prompts = read_prompts(options)
+    prompts = read_prompts(options.text)
     take_short_turns()
     with open_client(options) as client:
         stop_ids = client.target.description.stop_ids
-        requests = make_requests(options, prompts, client.tokenizer, client.length, stop_ids)
+        requests = make_requests(options.text, prompts, client.tokenizer, client.length, stop_ids)
         told = partial(account, budget=client.budget, goal=client.goal)
         rows = min(options.batch, len(requests))
 
@@ -104,14 +110,14 @@ def fused_client(options: FusedClientRole) -> int:
     """Role fused_client: ask the target, and the draft at it where there is one. Only the tokenizer
     is loaded here, no model.
     """
-    if options.list_models:
-        print_models(options)
+    if options.connection.list_models:
+        print_models(options.connection)
         return 0
-    prompts, tokenizer = read_prompts(options), find_tokenizer(options.target_name, "target")
-    with connect_target(options, tokenizer) as target:
+    prompts, tokenizer = read_prompts(options.text), find_tokenizer(options.target_name, "target")
+    with connect_target(options.connection, tokenizer) as target:
         description = target.description
         length, stop_ids = description.sequence_length, description.stop_ids
-        requests = make_requests(options, prompts, tokenizer, length, stop_ids)
+        requests = make_requests(options.text, prompts, tokenizer, length, stop_ids)
         colocated = bool(description.draft_model)
         who = "alone: no draft beside it"
         if colocated:
@@ -136,12 +142,12 @@ def verify(options: VerifyTargetRole | VerifyDraftRole) -> int:
     """Roles verify_target and verify_draft: one model alone in this process. Texts of the other
     roles are compared with these.
     """
-    prompts = read_prompts(options)
+    prompts = read_prompts(options.text)
     found, length, load = (
         _draft_alone(options) if isinstance(options, VerifyDraftRole) else _target_alone(options)
     )
     tokenizer = found.tokenizer
-    requests = make_requests(options, prompts, tokenizer, length, found.stop_ids)
+    requests = make_requests(options.text, prompts, tokenizer, length, found.stop_ids)
     engine = Engine(
         load(), sequence_length=length, max_tree_nodes=1, vocabulary=tokenizer.vocabulary
     )
@@ -178,7 +184,7 @@ def _target_alone(options: VerifyTargetRole) -> Alone:
 def _load_alone(found: FoundModel, options: DeviceOptions, length: int, nodes: int) -> Model:
     """Load a model whose text is its own: it keeps its weights exactly."""
     chosen = settled(found, options, drafts=False)
-    return chosen.load(options, Capacity(rows=1, sequence_length=length, spare=1, max_nodes=nodes))
+    return chosen.load(options, Capacity(1, length, 1, nodes))
 
 
 def session_length(asked: int | None, draft: FoundModel, target: Connection) -> int:
@@ -202,7 +208,7 @@ def with_baseline(
 
 
 def run(
-    options: TextOptions,
+    options: TextRole,
     requests: Sequence[Request],
     make: Complete,
     *,
@@ -215,14 +221,14 @@ def run(
     told: further lines of the report
     """
     start, several = time.perf_counter(), len(requests) > 1
-    if several or options.as_json:
-        tell = partial(_show, options, texts=len(requests))
+    if several or options.text.as_json:
+        tell = partial(_show, options.text, texts=len(requests))
         finished, interrupted = _all(make, requests, workers, None, tell)
     else:
-        with LiveText(in_colour(options.color)) as show:
+        with LiveText(in_colour(options.text.color)) as show:
             finished, interrupted = _all(make, requests, workers, show, lambda done: None)
         for done in finished:
-            _show(options, done, texts=1)
+            _show(options.text, done, texts=1)
     if interrupted:
         say("interrupted")
     whole = [done for done in finished if done.failure is None]
@@ -255,12 +261,9 @@ def _all(
             return new_completion(request, error)
 
     finished = dict[int, Completion]()
-    texts, told, interrupted = (
-        TextRun([partial(attempt, one) for one in requests], workers),
-        0,
-        False,
-    )
-    while len(finished) < len(requests):
+    texts = TextRun([partial(attempt, one) for one in requests], workers)
+    told, interrupted = 0, False
+    while True:
         try:
             for index, item in texts:
                 if isinstance(item, Piece):
@@ -271,6 +274,7 @@ def _all(
                 while told in finished and not interrupted:
                     tell(finished[told])
                     told += 1
+            return [finished[index] for index in sorted(begun & finished.keys())], interrupted
         except KeyboardInterrupt:
             interrupted = True
             texts.end()
@@ -278,7 +282,6 @@ def _all(
             texts.end()
             texts.join()
             raise
-    return [finished[index] for index in sorted(begun)], interrupted
 
 
 def _show(options: TextOptions, done: Completion, texts: int) -> None:
@@ -293,7 +296,7 @@ def _show(options: TextOptions, done: Completion, texts: int) -> None:
 
 
 def _report(
-    options: TextOptions,
+    options: TextRole,
     finished: Sequence[Completion],
     seconds: float,
     told: Callable[[Sequence[Completion]], str],
@@ -302,8 +305,8 @@ def _report(
     if finished:
         lines = [summary(finished, seconds), told(finished)]
         say("\n".join(line for line in lines if line))
-    if options.profile is not None:
-        directory = Path(options.profile)
+    if options.text.profile is not None:
+        directory = Path(options.text.profile)
         paths = write_profile(directory, finished)
         paths.append(write_options(directory, options, finished))
         say("profile: " + ", ".join(str(path) for path in paths))

@@ -9,12 +9,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
 
-from inference.cost.billing import COSTS, PER_MILLION, Usage, price_words
-from inference.cost.quantity import Figure
+from inference.cost.billing import COSTS, PER_MILLION, price_words
+from inference.cost.quantity import Figure, Usage
 from inference.whole_file import write_whole
 from outrider.money.budget import RunBudget
 from outrider.money.goal import Goal
-from outrider.options.groups import TextOptions
+from outrider.options.roles import TextRole
 from outrider.text.completion import Completion, gaps_of
 
 PROFILE = "outrider-profile.json"
@@ -198,14 +198,15 @@ def _against_baseline(completions: Sequence[Completion]) -> list[str]:
     ]
 
 
-def write_options(directory: Path, options: TextOptions, completions: Sequence[Completion]) -> Path:
+def write_options(directory: Path, options: TextRole, completions: Sequence[Completion]) -> Path:
     """Write outrider-options.json: every option as it was, a seed that was drawn included. It is a
     file for --config, which makes the same texts again.
     """
     if completions:
         options = options.but(seed=completions[0].seed - completions[0].index)
-    unset = {"config", "print_config", "profile"}
-    values = options.model_dump(mode="json", by_alias=True, exclude=unset, exclude_none=True)
+    unset = ("config", "print_config", "profile")
+    every = options.values().items()
+    values = {name: one for name, one in every if one is not None and name not in unset}
     path = directory / "outrider-options.json"
     write_whole(path, json.dumps(values, indent=1) + "\n")
     return path

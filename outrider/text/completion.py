@@ -13,8 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from inference.cost.billing import Usage
-from inference.cost.quantity import Figure
+from inference.cost.quantity import Figure, Usage
 from inference.decode import Loop, Step, TargetSession
 from inference.draft_thread import Drafter, Drafting
 from inference.errors import OutriderError, Unavailable

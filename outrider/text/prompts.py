@@ -12,7 +12,7 @@ from inference.command import say
 from inference.errors import InvalidRequest, LimitExceeded
 from inference.sampling import SEED_BITS, SamplingParams, random_seed
 from inference.text import Tokenizer
-from outrider.options.groups import TextOptions
+from outrider.options.groups import PromptOptions
 from outrider.text.completion import Request
 from outrider.text.stop_strings import StopStrings
 
@@ -156,7 +156,7 @@ def read_prompt(client: Client, prompt: Prompt) -> Sequence[int]:
     return ids
 
 
-def read_prompts(options: TextOptions) -> list[str]:
+def read_prompts(options: PromptOptions) -> list[str]:
     """The prompts: --prompt, or the lines of --prompt_text. For `-`, what standard input holds."""
     if (options.prompt is None) == (options.prompt_text is None):
         raise InvalidRequest("give one of --prompt TEXT and --prompt_text FILE")
@@ -188,7 +188,7 @@ def _read(flag: str, path: str) -> str:
 
 
 def make_requests(
-    options: TextOptions,
+    options: PromptOptions,
     prompts: Sequence[str],
     tokenizer: Tokenizer,
     length: int,

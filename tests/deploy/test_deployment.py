@@ -13,12 +13,14 @@ from botocore.parsers import create_parser
 
 from compile.compile_options import parse as parse_compile
 from deploy.aws import AwsDown, aws_refusals
+from deploy.commands.plan import PlanOptions
 from deploy.deployment import Deployment
 from deploy.host.user_data import MOST_BYTES
 from deploy.instance_kind import NEURON_IMAGE, InstanceKind
-from deploy.launch_failures import Cause, LaunchFailure
+from deploy.stack import Cause, LaunchFailure
 from deploy.stack_template import TEMPLATE, read_template, template_body
 from inference.errors import InvalidRequest
+from tests.support.refusals import assert_refused
 
 
 def resource(name: str) -> dict[str, Any]:
@@ -70,22 +72,38 @@ def test_accelerators_of_aws_need_an_artefact_and_one_on_s3_its_digest() -> None
     _, command, _ = str(refused.value).split("`")
     options = parse_compile(command.removeprefix("outrider compile ").split())
     assert (options.model, options.target, options.tensor_parallel) == ("some/model", "trn1", 2)
-    with pytest.raises(InvalidRequest, match="needs --digest"):
-        Deployment("demo", "us-east-1", InstanceKind("trn1.2xlarge"), artifact="s3://b/p")
 
 
 def test_an_artefact_for_trn2_is_refused_until_an_image_is_named_that_can_run_it() -> None:
     served: dict[str, Any] = {"artifact": "s3://b/p", "digest": "0" * 64}
     trn2 = InstanceKind("trn2.3xlarge")
-    with pytest.raises(InvalidRequest, match=r"trn2 runs by native PyTorch.*--image names one"):
-        Deployment("demo", "us-east-1", trn2, **served)
     named = Deployment("demo", "us-east-1", trn2, **served, image="/own/image")
     assert named.image_parameter == "/own/image"
 
 
-def test_a_private_target_names_the_subnet_that_leads_out() -> None:
-    with pytest.raises(InvalidRequest, match="--private needs --subnet"):
-        Deployment("demo", "us-east-1", InstanceKind("c7i.large"), private=True)
+@pytest.mark.parametrize(
+    ("given", "shown"),
+    [
+        ({"instance": "trn1.2xlarge", "artifact": "s3://b/p"}, ["s3://b/p", "--digest"]),
+        ({"model": "s3://models/qwen"}, ["s3://models/qwen", "--digest"]),
+        ({"model": "some/model", "digest": "0" * 64}, ["--digest"]),
+        ({"artifact": "s3://b/p", "digest": "0" * 64, "model": "m"}, ["--artifact", "--model"]),
+        (
+            {"instance": "trn2.3xlarge", "artifact": "s3://b/p", "digest": "0" * 64},
+            ["trn2", "--image"],
+        ),
+        ({"private": True}, ["--private", "--subnet"]),
+        ({"spot": True, "capacity_block": "cr-1"}, ["--spot", "--capacity_block"]),
+        ({"allow_cidr": "0.0.0.0/0"}, ["--allow_cidr 0.0.0.0/0"]),
+        ({"allow_cidr": "here"}, ["--allow_cidr here"]),
+        ({"allow_cidr": "203.0.113.7/24"}, ["--allow_cidr 203.0.113.7/24"]),
+    ],
+    ids=str,
+)
+def test_a_target_that_cannot_be_is_refused_with_the_flags_that_say_so(
+    given: dict[str, Any], shown: list[str]
+) -> None:
+    assert_refused(lambda: PlanOptions(**{"instance": "c7i.large"} | given), shown)
 
 
 def test_an_answer_that_is_no_xml_is_told_in_one_line() -> None:
@@ -93,12 +111,6 @@ def test_an_answer_that_is_no_xml_is_told_in_one_line() -> None:
     told = r"^AWS cannot be asked: Unable to parse[^\n]*$"
     with pytest.raises(AwsDown, match=told), aws_refusals():
         create_parser("ec2").parse(answer, None)
-
-
-@pytest.mark.parametrize("cidr", ["0.0.0.0/0", "here", "203.0.113.7/24"])
-def test_the_port_is_opened_to_a_network_and_never_to_the_world(cidr: str) -> None:
-    with pytest.raises(InvalidRequest, match="--allow_cidr"):
-        Deployment("demo", "us-east-1", InstanceKind("c7i.large"), allow_cidr=cidr)
 
 
 @pytest.mark.parametrize(
@@ -153,12 +165,8 @@ def test_a_host_calls_out_for_packages_and_names_alone() -> None:
     ]
 
 
-def test_a_model_on_s3_needs_its_digest_and_its_bucket_is_read() -> None:
+def test_the_bucket_of_a_model_on_s3_is_read() -> None:
     instance, model = InstanceKind("c7i.large"), "s3://models/qwen"
-    with pytest.raises(InvalidRequest, match="s3://models/qwen needs --digest"):
-        Deployment("demo", "us-east-1", instance, model=model)
-    with pytest.raises(InvalidRequest, match="--digest is of an"):
-        Deployment("demo", "us-east-1", instance, model="some/model", digest="0" * 64)
     deployment = Deployment("demo", "us-east-1", instance, model=model, digest="0" * 64)
     assert deployment.bucket_name("1") == "models"
     assert deployment.served == "0" * 64

@@ -10,7 +10,7 @@ from moto import mock_aws
 
 from deploy.aws import Aws
 from deploy.instance_types import DEVICE_GIB, bundled_types, find_type, read_type
-from inference.errors import InvalidRequest
+from tests.support.refusals import assert_refused
 
 
 @pytest.fixture
@@ -45,5 +45,4 @@ def test_a_type_without_accelerators_has_none(ec2: Any) -> None:
 
 
 def test_a_type_that_ec2_does_not_describe_is_refused(ec2: Any) -> None:
-    with pytest.raises(InvalidRequest, match="no instance type trn3"):
-        find_type(Aws("us-east-1"), "trn3.48xlarge")
+    assert_refused(lambda: find_type(Aws("us-east-1"), "trn3.48xlarge"), ["trn3"])

@@ -167,7 +167,7 @@ def test_a_text_that_fails_is_printed_as_far_as_it_was_verified(
 ) -> None:
     options = DraftRole(prompt=PROMPT, json=as_json)
     tokenizer = find_draft(options).tokenizer
-    (request,) = make_requests(options, [PROMPT], tokenizer, 64, frozenset())
+    (request,) = make_requests(options.text, [PROMPT], tokenizer, 64, frozenset())
 
     def fail(request: Request, show: Show, cancelled: Event) -> Completion:
         show(Piece("verified"))

@@ -23,7 +23,7 @@ SLIPS: list[tuple[Command, str, str]] = [
     (compile_main, "--targt cpu", "did you mean --target?"),
     (compile_main, "--target trm1", "did you mean trn1?"),
     (compile_main, "--target", "--target: expected one argument"),
-    (compile_main, "build", "unrecognized arguments: build"),
+    (compile_main, "build", "what is build?"),
     (deploy_main, "price", "did you mean prices?"),
     (deploy_main, "", "COMMAND"),
     (deploy_main, "prices --regoin x", "did you mean --region?"),

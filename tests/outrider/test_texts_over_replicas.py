@@ -64,7 +64,7 @@ def test_texts_are_spread_over_replicas_and_those_of_one_key_stay_together(
     ],
 )
 def test_a_target_host_may_name_replicas(given: str, endpoints: list[Endpoint]) -> None:
-    assert ChatRole(target_host=given, port=7).endpoints == endpoints
+    assert ChatRole(target_host=given, port=7).connection.endpoints == endpoints
 
 
 @pytest.mark.parametrize("given", ["dns:///", "dns:///:1", "a:1,", "dns://a:1"])

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from inference.flags.group import flags_of
 from outrider.cli import main
 from outrider.options import parse
-from outrider.options.group import flags_of
 from outrider.options.roles import OTHER_VERBS, ROLES, VERBS
 
 

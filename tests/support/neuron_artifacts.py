@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from compile.build.build import Source, build_artifact
+from compile.build.build import Builder, Source, build_artifact
 from compile.build.neuron_builder import NeuronBuilder
 from compile.build.progress import BuildProgress
 from compile.spec import CompileSpec, prefill_bucket, verify_bucket
@@ -73,7 +73,7 @@ def build(
     directory: Path,
     checkpoint: Path,
     spec: CompileSpec,
-    builder: type = NeuronBuilder,
+    builder: Callable[[CompileSpec, Path], Builder] = NeuronBuilder,
     said: list[str] | None = None,
 ) -> Manifest:
     source = Source(checkpoint, fingerprint(checkpoint), "tokenizer", dict(TINY), (2,))
@@ -89,7 +89,10 @@ def build(
 
 
 def built_model(
-    directory: Path, checkpoint: Path, spec: CompileSpec, builder: type = NeuronBuilder
+    directory: Path,
+    checkpoint: Path,
+    spec: CompileSpec,
+    builder: Callable[[CompileSpec, Path], Builder] = NeuronBuilder,
 ) -> NeuronModel:
     return load_neuron(directory, build(directory, checkpoint, spec, builder), lambda line: None)
 

@@ -228,7 +228,7 @@ def test_the_command_line_builds_pushes_and_pulls(
     assert [bucket.name for bucket in manifest.buckets] == [bucket.name for bucket in built]
     assert (
         manifest.command
-        == f"python -m compile --target cpu --out {out} {' '.join(sizes)} --push {store}"
+        == f"outrider compile --target cpu --out {out} {' '.join(sizes)} --push {store}"
     )
     assert manifest.stop_ids == (1,)
     shown = capsys.readouterr()
@@ -244,7 +244,7 @@ def test_the_command_line_builds_pushes_and_pulls(
     again = str(tmp_path / "again")
     assert command_line.main(["--target", "cpu", "--out", again, *sizes, "--push", store]) == 0
     assert (
-        f"in place of building, python -m compile --pull {store} --digest {manifest.digest()} "
+        f"in place of building, outrider compile --pull {store} --digest {manifest.digest()} "
         "--out DIR" in capsys.readouterr().err
     )
     assert command_line.main(["--target", "cpu", "--out", again, *sizes, "--push", store]) == 0

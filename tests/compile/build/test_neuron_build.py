@@ -39,9 +39,8 @@ from tests.support.repository import ROOT
 
 
 def test_an_artefact_has_weights_by_rank_one_package_and_a_record_of_each_graph(
-    monkeypatch: pytest.MonkeyPatch, packages: Path, checkpoint: Path, tmp_path: Path
+    neuron: Neuron, checkpoint: Path, tmp_path: Path
 ) -> None:
-    Neuron().install(monkeypatch, packages)
     manifest = build(tmp_path / "a", checkpoint, spec_of(2))
     check_files(tmp_path / "a", manifest)
     graphs = {f"graphs/{bucket.name}.{kind}" for bucket in FEW for kind in ("json", "log.txt")}
@@ -72,9 +71,8 @@ def test_an_artefact_has_weights_by_rank_one_package_and_a_record_of_each_graph(
 
 
 def test_a_graph_added_later_is_in_the_package_and_the_weights_stay(
-    monkeypatch: pytest.MonkeyPatch, packages: Path, checkpoint: Path, tmp_path: Path
+    neuron: Neuron, checkpoint: Path, tmp_path: Path
 ) -> None:
-    Neuron().install(monkeypatch, packages)
     build(tmp_path / "a", checkpoint, spec_of(1))
     said: list[str] = []
     more = (*FEW, verify_bucket(ROWS, 2, JUNK, JUNK, sampled=False))
@@ -121,9 +119,8 @@ def test_the_compilers_own_words_are_passed_on(
 
 
 def test_an_artefact_that_matches_is_used_and_another_one_announced_and_built(
-    monkeypatch: pytest.MonkeyPatch, packages: Path, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, neuron: Neuron, tmp_path: Path
 ) -> None:
-    Neuron().install(monkeypatch, packages)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "user"))
     model, said = ROOT / "inference" / "data" / "draft", [[], [], []]  # type: list[list[str]]
     spec = replace(spec_of(2), vocabulary=Tokenizer(model).vocabulary)
@@ -176,10 +173,7 @@ def test_what_the_user_has_set_is_never_changed(
     }
 
 
-def test_with_a_device_nothing_is_set(
-    monkeypatch: pytest.MonkeyPatch, packages: Path, checkpoint: Path, tmp_path: Path
-) -> None:
-    Neuron().install(monkeypatch, packages)
+def test_with_a_device_nothing_is_set(neuron: Neuron, checkpoint: Path, tmp_path: Path) -> None:
     build(tmp_path / "a", checkpoint, spec_of(1))
     assert OVERRIDE not in os.environ
 
@@ -238,9 +232,8 @@ def test_a_transformers_that_awss_packages_cannot_be_imported_with_is_refused_be
 
 
 def test_an_installation_that_cannot_be_imported_is_explained(
-    monkeypatch: pytest.MonkeyPatch, packages: Path
+    monkeypatch: pytest.MonkeyPatch, neuron: Neuron
 ) -> None:
-    Neuron().install(monkeypatch, packages)
 
     def broken(name: str) -> None:
         raise ImportError("libnrt.so.1: cannot open shared object file")
@@ -255,10 +248,7 @@ def test_an_installation_that_cannot_be_imported_is_explained(
 
 
 @pytest.mark.parametrize("name", neuron_signatures.SIGNATURES)
-def test_the_stand_in_has_the_documented_signature(
-    monkeypatch: pytest.MonkeyPatch, packages: Path, name: str
-) -> None:
-    neuron = Neuron().install(monkeypatch, packages)
+def test_the_stand_in_has_the_documented_signature(neuron: Neuron, name: str) -> None:
     modules = neuron.modules() | {"neuronx_distributed.NxDModel": None}
     module = max(
         (

@@ -111,9 +111,8 @@ def test_a_build_that_is_killed_goes_on_with_the_graph_it_was_at(
 
 
 def test_one_graph_more_compiles_one_graph(
-    monkeypatch: pytest.MonkeyPatch, packages: Path, checkpoint: Path, tmp_path: Path
+    neuron: Neuron, checkpoint: Path, tmp_path: Path
 ) -> None:
-    neuron = Neuron().install(monkeypatch, packages)
     build(tmp_path / "a", checkpoint, spec_of(1, MORE[1:]))
     before = len(neuron.compiled)
     manifest = build(tmp_path / "a", checkpoint, spec_of(1, MORE))
@@ -122,9 +121,8 @@ def test_one_graph_more_compiles_one_graph(
 
 
 def test_a_failure_at_a_later_graph_keeps_the_earlier_ones(
-    monkeypatch: pytest.MonkeyPatch, packages: Path, checkpoint: Path, tmp_path: Path
+    neuron: Neuron, checkpoint: Path, tmp_path: Path
 ) -> None:
-    neuron = Neuron().install(monkeypatch, packages)
     build(tmp_path / "a", checkpoint, spec_of(1, FEW))
     neuron.compiler_fails = "[NCC_EVRF007] too many instructions"
     with pytest.raises(BadArtifact, match="NCC_EVRF007"):
@@ -148,9 +146,8 @@ def test_a_graph_that_was_spoilt_in_the_cache_is_compiled_again(
 
 
 def test_another_machine_takes_the_graphs_from_the_store(
-    monkeypatch: pytest.MonkeyPatch, packages: Path, checkpoint: Path, tmp_path: Path
+    neuron: Neuron, checkpoint: Path, tmp_path: Path
 ) -> None:
-    neuron = Neuron().install(monkeypatch, packages)
     for machine in ("one", "two"):
         cache = NeffCache(tmp_path / machine, DiskObjects(tmp_path / "store"))
         builder = partial(NeuronBuilder, cache=cache)
@@ -181,9 +178,8 @@ def test_another_machine_goes_on_with_a_killed_build_from_the_graphs_on_s3(
 
 
 def test_a_store_whose_file_was_changed_is_told_of(
-    monkeypatch: pytest.MonkeyPatch, packages: Path, checkpoint: Path, tmp_path: Path
+    neuron: Neuron, checkpoint: Path, tmp_path: Path
 ) -> None:
-    Neuron().install(monkeypatch, packages)
     store = DiskObjects(tmp_path / "store")
     build(
         tmp_path / "a",
@@ -204,9 +200,8 @@ def test_a_store_whose_file_was_changed_is_told_of(
 
 @pytest.mark.parametrize("workers", [1, 3])
 def test_graphs_compiled_at_once_are_those_compiled_in_turn(
-    monkeypatch: pytest.MonkeyPatch, packages: Path, checkpoint: Path, tmp_path: Path, workers: int
+    neuron: Neuron, checkpoint: Path, tmp_path: Path, workers: int
 ) -> None:
-    neuron = Neuron().install(monkeypatch, packages)
     spec = spec_of(2, MORE)
     manifest = build(tmp_path / "a", checkpoint, spec, partial(NeuronBuilder, workers=workers))
     assert sorted(neuron.compiled) == sorted([*NAMES, COPY, FILL, "layout_opt"])
@@ -214,9 +209,8 @@ def test_graphs_compiled_at_once_are_those_compiled_in_turn(
 
 
 def test_prompts_are_compiled_at_o1_unless_told_otherwise(
-    monkeypatch: pytest.MonkeyPatch, packages: Path, checkpoint: Path, tmp_path: Path
+    neuron: Neuron, checkpoint: Path, tmp_path: Path
 ) -> None:
-    Neuron().install(monkeypatch, packages)
     build(tmp_path / "a", checkpoint, spec_of(1))
     flags = [str(record_of(tmp_path / "a", bucket.name)["flags"]) for bucket in FEW]
     assert [words.split()[-1] for words in flags] == ["-O2", "-O1"]

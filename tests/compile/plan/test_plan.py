@@ -301,7 +301,7 @@ def test_a_fused_chain_on_neuron_is_as_long_as_the_noise_that_is_kept(
     )  # fmt: skip
     checkpoint = find_checkpoint(options)
     assert make_request(options, checkpoint).spec.fused is not None
-    longer = replace(options, speculation_length=32)
+    longer = options.but(speculation_length=32)
     if not refused:
         assert make_request(longer, checkpoint).spec.fused is not None
         return
@@ -396,7 +396,7 @@ def test_rows_by_default_are_as_many_as_fit(length: str, ranks: str, rows: int) 
     )  # fmt: skip
     spec = make_request(options, find_checkpoint(options)).spec
     assert spec.rows == rows
-    assert make_request(replace(options, rows=3), find_checkpoint(options)).spec.rows == 3
+    assert make_request(options.but(rows=3), find_checkpoint(options)).spec.rows == 3
 
 
 def test_a_planned_spec_explains_itself() -> None:

@@ -18,8 +18,8 @@ import yaml
 import outrider
 from grpc_comm.keys_file import make_key
 from grpc_comm.security import make_certificate
+from inference.flags.group import flags_of
 from outrider.options import ROLES
-from outrider.options.group import flags_of
 from outrider.options.roles import VERBS
 from outrider.target.target import READY
 from tests.house import ROOMS

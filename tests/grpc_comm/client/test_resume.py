@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import NamedTuple
 
 import pytest
@@ -268,8 +268,9 @@ def targets(
 
 @pytest.mark.parametrize("params", SAMPLINGS)
 @pytest.mark.parametrize("pace", Pace)
-def test_when_a_target_dies_the_next_one_goes_on_after_one_prefill(
-    params: SamplingParams, pace: Pace
+@pytest.mark.parametrize("drains", [False, True], ids=["dies", "drains"])
+def test_when_a_target_dies_or_drains_the_next_one_goes_on_after_one_prefill(
+    params: SamplingParams, pace: Pace, drains: bool
 ) -> None:
     engines = [tiny_engine(), tiny_engine()]
     with targets(engines) as (servers, connection), ThreadPoolExecutor() as pool:
@@ -277,12 +278,15 @@ def test_when_a_target_dies_the_next_one_goes_on_after_one_prefill(
         model.halt = 8
         text = pool.submit(made, session, params, pace)
         assert model.halted.wait(WAIT)
-        stopping = pool.submit(servers[0].stop)
-        eventually(lambda: session.lost or session.traffic.reopenings > 0)
-        model.gate.set()
-        assert text.result(WAIT) == alone(params)
+        with draining(servers[0]) if drains else nullcontext():
+            stopping = None if drains else pool.submit(servers[0].stop)
+            if stopping is not None:
+                eventually(lambda: session.lost or session.traffic.reopenings > 0)
+            model.gate.set()
+            assert text.result(WAIT) == alone(params)
         assert (session.traffic.resumes, session.traffic.reopenings) == (0, 1)
-        stopping.result(WAIT)
+        if stopping is not None:
+            stopping.result(WAIT)
 
 
 def test_the_last_of_several_targets_is_found() -> None:
@@ -292,23 +296,6 @@ def test_the_last_of_several_targets_is_found() -> None:
             server.stop()
         assert_serves(session)
         assert session.traffic.reopenings == 1
-
-
-@pytest.mark.parametrize("params", SAMPLINGS)
-@pytest.mark.parametrize("pace", Pace)
-def test_a_draining_target_moves_its_clients_to_the_next(
-    params: SamplingParams, pace: Pace
-) -> None:
-    engines = [tiny_engine(), tiny_engine()]
-    with targets(engines) as (servers, connection), ThreadPoolExecutor() as pool:
-        session, model = connection.session(in_turn(*servers)), halting(engines[0])
-        model.halt = 8
-        text = pool.submit(made, session, params, pace)
-        assert model.halted.wait(WAIT)
-        with draining(servers[0]):
-            model.gate.set()
-            assert text.result(WAIT) == alone(params)
-        assert (session.traffic.resumes, session.traffic.reopenings) == (0, 1)
 
 
 def test_without_patience_a_text_ends_where_its_target_was_drained() -> None:
@@ -447,28 +434,18 @@ def wedged(hasty: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
     engine.model.gate.set()
 
 
-def test_a_target_that_is_connected_and_works_no_more_is_unavailable(wedged: Engine) -> None:
-    assert isinstance(wedged.model, Successor)
-    with connected(wedged) as connection:
-        session = opened(connection)
-        wedged.model.gate.clear()
-        session.decode(Decode(9))
-        with pytest.raises(Unavailable, match="nothing for 1 s"):
-            until_it_fails(session)
-        wedged.model.gate.set()
-
-
+@pytest.mark.parametrize("patience", [0.0, 2.5])
 def test_a_target_that_answers_and_never_works_is_given_up_when_patience_ends(
-    wedged: Engine,
+    wedged: Engine, patience: float
 ) -> None:
     assert isinstance(wedged.model, Successor)
-    with targets([wedged], patience=2.5) as (_, connection):
+    with targets([wedged], patience=patience) as (_, connection):
         session = opened(connection)
         wedged.model.gate.clear()
         session.decode(Decode(9))
         with pytest.raises(Unavailable, match="nothing for 1 s"):
             until_it_fails(session)
-        assert session.traffic.resumes > 0
+        assert (session.traffic.resumes > 0) == (patience > 0)
         wedged.model.gate.set()
 
 

@@ -286,11 +286,11 @@ def test_a_head_that_reads_other_layers_is_told_how_to_build_for_it(
     for path in built.glob("*.json*"):
         shutil.copyfile(path, tmp_path / path.name)
     manifest = read_manifest(built)
-    write_manifest(tmp_path, replace(manifest, features=(0,), command="python -m compile --rows 2"))
+    write_manifest(tmp_path, replace(manifest, features=(0,), command="outrider compile --rows 2"))
     options = FusedTargetRole(artifact=str(tmp_path), draft="eagle", draft_model=head)
     message = (
         "its graphs return inputs of layers 0, and .* reads inputs of layers 0, 1: build it again "
-        "with python -m compile --rows 2 --features 0,1$"
+        "with outrider compile --rows 2 --features 0,1$"
     )
     with pytest.raises(UnsupportedModel, match=message):
         eagle.find(options, model)
@@ -366,9 +366,9 @@ def test_another_schema_another_machine_and_another_target_are_refused(artifact:
     for change, said in (
         ({"schema": 99}, "manifest.json"),
         ({"schema": 1}, "build it again"),
-        ({"host": {**manifest.host, "cpu_capability": "AVX9000"}}, "AVX9000.*python -m compile"),
+        ({"host": {**manifest.host, "cpu_capability": "AVX9000"}}, "AVX9000.*outrider compile"),
         ({"host": {**manifest.host, "cpu_instructions": "avx2 abacus"}}, "abacus.*-m compile"),
-        ({"versions": {"torch": "1.0"}}, "torch 1.0.*python -m compile"),
+        ({"versions": {"torch": "1.0"}}, "torch 1.0.*outrider compile"),
         ({"target": "trn1"}, "built for trn1"),
     ):
         write_manifest(artifact, replace(manifest, **change))

@@ -7,15 +7,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from compile.agreement import check_rounds
-from compile.build.build import Source, build_artifact
 from compile.build.neuron_builder import NeuronBuilder
-from compile.build.progress import BuildProgress
 from inference.artifact import read_manifest
 from inference.backends import RoundModel, Segment
 from inference.backends.neuron import COPY, NeuronFusedModel
@@ -26,19 +25,19 @@ from inference.engine.graph_rounds import GraphRounds
 from inference.engine.graph_tree import blank_tree
 from inference.engine.local_session import LocalSession
 from inference.errors import InvalidRequest
-from inference.model.checkpoint import fingerprint
 from inference.order import Decode
 from inference.sampling import SamplingParams
 from inference.tree import IntArray
 from tests.support.drafts import text_of
 from tests.support.equality import NearTies, assert_same_text
 from tests.support.fake_neuron import Neuron
-from tests.support.models import TINY, write_checkpoint
+from tests.support.models import write_checkpoint
 from tests.support.neuron_artifacts import (
     FUSED_SHAPE,
     LENGTH,
     TREE,
     VOCABULARY,
+    build,
     eager_of,
     engine_of,
     fused_spec_of,
@@ -57,16 +56,7 @@ def built(folder: Path, ranks: int = 2) -> tuple[NeuronFusedModel, Path]:
         write_checkpoint(folder / "draft", seed=1, num_hidden_layers=1, num_key_value_heads=2),
     )
     spec = fused_spec_of(draft, ranks)
-    builder = NeuronBuilder(spec, target, draft)
-    source = Source(target, fingerprint(target), "tokenizer", dict(TINY), (2,))
-    manifest = build_artifact(
-        spec,
-        source,
-        builder,
-        folder / "artifact",
-        command="test",
-        progress=BuildProgress(lambda line: None),
-    )
+    manifest = build(folder / "artifact", target, spec, partial(NeuronBuilder, draft=draft))
     model = load_neuron(folder / "artifact", manifest, lambda line: None)
     assert isinstance(model, NeuronFusedModel)
     return model, target

@@ -33,8 +33,8 @@ from inference.model.decoder import Decoder
 from inference.proposer import NOBODY
 from inference.sampling import SamplingParams
 from inference.tree import TokenTree
-from outrider.models.capacity import Capacity
 from outrider.models.loading import EMBEDDED
+from outrider.models.sequence_length import Capacity
 from outrider.options.roles import DraftRole, TargetRole
 from tests.support.drafts import alone, nudged, rounds, speculated
 from tests.support.equality import NearTies, assert_same_text
@@ -384,6 +384,4 @@ def test_a_draft_does_not_run_on_it(image: LegacyImage) -> None:
 
     options = DraftRole(device="neuron-legacy")
     with pytest.raises(InvalidRequest, match="cpu or cuda"):
-        find_draft(options).load(
-            options, Capacity(rows=1, sequence_length=64, spare=1, max_nodes=8)
-        )
+        find_draft(options).load(options, Capacity(1, 64, 1, 8))

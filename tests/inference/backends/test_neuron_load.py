@@ -14,7 +14,6 @@ import pytest
 import torch
 
 from compile import check, probe
-from compile.build.neuron_compiler import compiler_flags, render
 from compile.neuron_cache import neuron_artifact
 from inference.artifact import Manifest
 from inference.backends import neuron_sdk
@@ -148,15 +147,13 @@ def test_the_probes_table_has_the_noise_that_winners_have() -> None:
 
 
 def test_a_device_with_other_noise_is_refused(
-    monkeypatch: pytest.MonkeyPatch, packages: Path, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, neuron: Neuron, tmp_path: Path
 ) -> None:
-    Neuron().install(monkeypatch, packages)
-    flags = render(compiler_flags(spec_of(1), 1))
-    probe.check_noise(neuron_sdk.load_sdk(), 1, 1, flags, str(tmp_path))
+    probe.check_noise(spec_of(1), tmp_path)
 
     monkeypatch.setattr(probe, "noise_in_limbs", lambda *_: noise_in_limbs(*_) * (1 + 2e-6))
     with pytest.raises(BadArtifact, match=r"seed 26, position 0, token 133856 gave noise 16\.6"):
-        probe.check_noise(neuron_sdk.load_sdk(), 1, 1, flags, str(tmp_path))
+        probe.check_noise(spec_of(1), tmp_path)
 
     def rounded(limbs: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
         """Words on a unit that computes in float32."""
@@ -166,7 +163,7 @@ def test_a_device_with_other_noise_is_refused(
     with pytest.raises(
         BadArtifact, match=r"seed 0, position 0, token 0 gave bits .* 0x9d1c5ec6 is right"
     ):
-        probe.check_noise(neuron_sdk.load_sdk(), 1, 1, flags, str(tmp_path))
+        probe.check_noise(spec_of(1), tmp_path)
 
 
 CHECK = ["check", "--target", "trn1", "--dtype", "float32", "--sequence_length", "64"]
@@ -175,12 +172,11 @@ CHECK = ["check", "--target", "trn1", "--dtype", "float32", "--sequence_length",
 @pytest.mark.parametrize("more", [[], ["--dtype", "fp8"]], ids=["as it is", "8-bit matrices"])
 def test_the_check_passes_on_a_device_that_works(
     monkeypatch: pytest.MonkeyPatch,
-    packages: Path,
+    neuron: Neuron,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     more: list[str],
 ) -> None:
-    Neuron().install(monkeypatch, packages)
     monkeypatch.setattr(probe, "TOKENS", 1000)
     monkeypatch.setattr(check, "CALLS", 2)
     model = ROOT / "inference" / "data" / "draft"
@@ -193,11 +189,10 @@ def test_the_check_passes_on_a_device_that_works(
 
 def test_the_check_fails_on_a_device_that_chooses_otherwise(
     monkeypatch: pytest.MonkeyPatch,
-    packages: Path,
+    neuron: Neuron,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    Neuron().install(monkeypatch, packages)
     monkeypatch.setattr(probe, "TOKENS", 1000)
     monkeypatch.setattr(check, "CALLS", 2)
     honest = check.load_neuron
@@ -249,9 +244,8 @@ def test_a_failure_of_the_runtime_is_told_by_what_it_printed_in_one_line_with_a_
 
 @pytest.mark.parametrize("lost", ["prefill", "copy_rows", "fill_noise"])
 def test_a_package_without_a_graph_of_its_manifest_is_refused(
-    monkeypatch: pytest.MonkeyPatch, packages: Path, checkpoint: Path, tmp_path: Path, lost: str
+    neuron: Neuron, checkpoint: Path, tmp_path: Path, lost: str
 ) -> None:
-    neuron = Neuron().install(monkeypatch, packages)
     manifest = build(tmp_path / "a", checkpoint, spec_of(1))
     for key, (size, graphs) in neuron.saved.items():
         neuron.saved[key] = (
@@ -262,10 +256,7 @@ def test_a_package_without_a_graph_of_its_manifest_is_refused(
         load_neuron(tmp_path / "a", manifest, lambda line: None)
 
 
-def test_loading_says_where_it_is(
-    monkeypatch: pytest.MonkeyPatch, packages: Path, checkpoint: Path, tmp_path: Path
-) -> None:
-    Neuron().install(monkeypatch, packages)
+def test_loading_says_where_it_is(neuron: Neuron, checkpoint: Path, tmp_path: Path) -> None:
     built_model(tmp_path / "a", checkpoint, spec_of(1))
     said: list[str] = []
     load_neuron(tmp_path / "a", build(tmp_path / "a", checkpoint, spec_of(1)), said.append)
@@ -275,13 +266,12 @@ def test_loading_says_where_it_is(
 
 def test_the_command_line_serves_an_artefact_for_neuron(
     monkeypatch: pytest.MonkeyPatch,
-    packages: Path,
+    neuron: Neuron,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     from outrider.cli import main
 
-    Neuron().install(monkeypatch, packages)
     monkeypatch.setattr(probe, "TOKENS", 1000)
     model = ROOT / "inference" / "data" / "draft"
     spec = replace(spec_of(2), vocabulary=Tokenizer(model).vocabulary)

@@ -5,23 +5,14 @@ becomes of figures that nobody knows.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from random import Random
 from typing import Any
 
 import pytest
 
-from inference.cost.billing import (
-    OBJECTIVES,
-    SPEED,
-    Billing,
-    UnitPrices,
-    Usage,
-    assumed_joules,
-    blend,
-    hire_usd,
-    read_knob,
-)
-from inference.cost.quantity import Figure, Quality, at_least, total
+from inference.cost.billing import OBJECTIVES, Billing, blend, hire_usd, read_knob
+from inference.cost.quantity import SPEED, Figure, Quality, UnitPrices, Usage, at_least, total
 from inference.errors import InvalidRequest
 
 UNKNOWN = Figure.unavailable("no counter")
@@ -80,8 +71,7 @@ def test_an_estimate_makes_an_estimate() -> None:
     stated = replace(RENTED, draft_watts=20.0).figures(TOKENS, USAGE)
     assert stated["total_cost"].quality is Quality.ESTIMATED
     assert stated["draft_energy"].value == pytest.approx(20.0 / TOKENS)  # a second of drafting
-    assumed = assumed_joules(watts=20.0, seconds=5.0)
-    assert assumed == Figure(100.0, Quality.ESTIMATED, "20 W assumed")
+    assert stated["draft_energy"].source == "20 W assumed"
 
 
 def test_an_hour_is_hired_by_the_second() -> None:
@@ -99,7 +89,7 @@ def test_an_hour_is_hired_by_the_second() -> None:
         (Billing, (1.0, None, float("inf")), "usd_per_gb_up"),
         (Billing, (1.0, None, None, None, 0.0), "target_share"),
         (Billing, (1.0, None, None, None, 1.5), "target_share"),
-        (assumed_joules, (0.0, 1.0), "0.0"),
+        (partial(Billing, draft_watts=-1.0), (), "draft_watts"),
         (Figure, (0.0, Quality.UNAVAILABLE, "unknown as zero"), "0.0"),
         (Figure.measured, (float("nan"), "counter"), "counter"),
     ],

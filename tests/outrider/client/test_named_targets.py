@@ -8,18 +8,19 @@ from pathlib import Path
 
 import pytest
 
-from inference.errors import InvalidRequest, Unavailable
-from inference.text import Tokenizer
-from outrider.client.connecting import connect_target
-from outrider.client.named_targets import (
+from grpc_comm.client.named_targets import (
     NamedTarget,
     find_target,
     forget_target,
     named_targets,
     read_target,
 )
+from inference.errors import InvalidRequest, Unavailable
+from inference.text import Tokenizer
+from outrider.client.connecting import connect_target
 from outrider.models.loading import EMBEDDED
 from outrider.options.roles import ChatRole
+from tests.support.refusals import assert_refused
 from tests.support.wire_fixtures import free_port
 
 
@@ -48,15 +49,15 @@ def test_what_is_kept_is_for_its_owner_alone(demo: NamedTarget) -> None:
 
 
 def test_the_name_stands_for_address_authority_and_token(demo: NamedTarget) -> None:
-    options = ChatRole(target="demo")
+    options = ChatRole(target="demo").connection
     assert [str(endpoint) for endpoint in options.endpoints] == ["127.0.0.1:50151"]
     assert options.tls_ca == str(demo.ca_file)
     assert options.token_file == str(demo.token_file)
-    assert options.but(temperature=0.7).endpoints == options.endpoints
+    assert options.but(patience=7).endpoints == options.endpoints
 
 
 def test_without_the_name_the_same_place_can_be_left(demo: NamedTarget) -> None:
-    unnamed = ChatRole(target="demo").but(target=None)
+    unnamed = ChatRole(target="demo").but(target=None).connection
     assert unnamed.tls_ca == str(demo.ca_file)
     assert unnamed.but(target_host="127.0.0.1:1").target_host == "127.0.0.1:1"
 
@@ -65,13 +66,12 @@ def test_without_the_name_the_same_place_can_be_left(demo: NamedTarget) -> None:
 def test_a_second_place_beside_the_name_is_refused(
     other: dict[str, str], demo: NamedTarget
 ) -> None:
-    with pytest.raises(InvalidRequest, match=f"--target demo says what --{next(iter(other))} is"):
-        ChatRole(target="demo", **other)
+    shown = ["--target demo", *(f"--{flag}" for flag in other)]
+    assert_refused(lambda: ChatRole(target="demo", **other), shown)
 
 
 def test_an_unknown_name_is_refused_with_the_nearest_one(demo: NamedTarget) -> None:
-    with pytest.raises(InvalidRequest, match=r"there is no target demi.*did you mean demo"):
-        ChatRole(target="demi")
+    assert_refused(lambda: ChatRole(target="demi"), ["demi", "did you mean demo"])
 
 
 @pytest.mark.parametrize("name", ["", "Demo", "a/b", "..", "a--b", "a" * 32])
@@ -86,6 +86,6 @@ def test_a_target_behind_a_closed_tunnel_is_told_with_the_command_that_opens_it(
     replace(demo, address=f"127.0.0.1:{free_port()}").write()
     with (
         pytest.raises(Unavailable, match="`outrider deploy tunnel demo`"),
-        connect_target(ChatRole(target="demo"), Tokenizer(EMBEDDED / "draft")),
+        connect_target(ChatRole(target="demo").connection, Tokenizer(EMBEDDED / "draft")),
     ):
         pass

@@ -15,12 +15,11 @@ import pytest
 
 from inference.cost.billing import Billing
 from inference.drafters.tree_policies import BestFirst, Chain
-from inference.errors import InvalidRequest
 from inference.sampling import SamplingParams
 from inference.text import Tokenizer
 from outrider.compare.__main__ import main
 from outrider.compare.arms import ARCHITECTURES, BASELINE, CHAIN, FUSED, GROWING
-from outrider.compare.compare_options import CompareOptions, TextsOptions, parse
+from outrider.compare.compare_options import CompareOptions, parse
 from outrider.compare.divergence import Divergence, first_difference
 from outrider.compare.measure import compare
 from outrider.compare.report import WIDTH
@@ -30,6 +29,7 @@ from outrider.models.loading import EMBEDDED, find_target
 from outrider.options.groups import TargetModelOptions
 from outrider.target.spawn import started
 from outrider.text.completion import Request, new_completion
+from tests.support.refusals import assert_refused, assert_usage_error
 
 SHORT = ["--num-runs", "2", "--max_new_tokens", "8", "--rtt", "0"]
 ONE_SETTING = ["--chains", "4", "--trees", "8x3"]
@@ -98,7 +98,7 @@ def test_environment_and_options_are_kept(results: Path) -> None:
     found = read(results)
     assert found["environment"]["python"]
     assert found["options"]["chains"] == ["2", "4"]
-    assert found["options"]["draft"]["max_new_tokens"] == 8
+    assert found["options"]["pair"]["max_new_tokens"] == 8
     with (results / "results.csv").open() as file:
         lines = list(csv.DictReader(file))
     assert len(lines) == 2 * len(ARCHITECTURES)
@@ -172,17 +172,14 @@ def test_what_is_known_to_be_missing_or_too_few_is_refused_before_anything_is_lo
 ) -> None:
     """The draft that these name is not there."""
     (tmp_path / "prompts").write_text("one\ntwo\n")
-    draft = TextsOptions(draft_model="/nowhere", prompt_text=str(tmp_path / "prompts"))
-    with pytest.raises(InvalidRequest, match=r"4 texts .* 6 are needed: .* --num_runs 3"):
-        compare(CompareOptions(draft), None)
-    with pytest.raises(InvalidRequest, match="--usd_per_hour or --instance"):
-        compare(CompareOptions(draft, num_runs=3, cs=("0", "100")), None)
+    pair = {"draft_model": "/nowhere", "prompt_text": str(tmp_path / "prompts")}
+    few, priceless = CompareOptions(**pair), CompareOptions(**pair, num_runs=3, cs=("0", "100"))
+    unmeasured = CompareOptions(objective="draft_energy", cs=("50",))
+    assert_refused(lambda: compare(few, None), ["4 texts", "6", "--num_runs 3"])
+    assert_refused(lambda: compare(priceless, None), ["--usd_per_hour", "--instance"])
+    assert_refused(lambda: read_positions(unmeasured, Billing()), ["watts of the draft"])
     for alone in ((BASELINE,), (CHAIN,)):  # nothing is told from anything
-        CompareOptions(draft, architectures=alone).check_texts(1)
-    with pytest.raises(InvalidRequest, match="watts of the draft"):
-        read_positions(
-            CompareOptions(TextsOptions(objective="draft_energy"), cs=("50",)), Billing()
-        )
+        CompareOptions(**pair, architectures=alone).check_texts(1)
 
 
 @pytest.mark.parametrize(
@@ -227,19 +224,13 @@ def test_a_comparison_that_cannot_be_made_says_why(
 def test_flags_that_mean_nothing_are_refused_by_name(
     flags: list[str], named: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(SystemExit) as ended:
-        parse(flags)
-    assert ended.value.code == 2
-    assert named in capsys.readouterr().err.splitlines()[-1]
+    assert_usage_error(capsys, parse, flags, [named])
 
 
 def test_its_flags_stand_beside_those_of_a_draft() -> None:
     options = parse(["--cs", "tps,80", "--usd_per_hour", "1.5", "--max_new_tokens", "9"])
-    assert (options.draft.usd_per_hour, options.draft.max_new_tokens, options.draft.seed) == (
-        1.5,
-        9,
-        0,
-    )
+    given = (options.pair.prices.usd_per_hour, options.pair.text.max_new_tokens)
+    assert (*given, options.pair.text.seed) == (1.5, 9, 0)
     assert options.chosen == (BASELINE, GROWING)
     assert options.rtt == (0.0,)
     assert parse([]) == CompareOptions()

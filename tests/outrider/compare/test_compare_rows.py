@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from inference.cost.billing import Billing, Usage
-from inference.cost.quantity import Figure, Quality
+from inference.cost.billing import Billing
+from inference.cost.quantity import Figure, Quality, Usage
 from inference.drafters.tree_policies import BestFirst, Chain
 from inference.sampling import SamplingParams
 from outrider.compare.arms import (

@@ -20,8 +20,8 @@ from inference.planner.prices import Prices
 from inference.sampling import SamplingParams
 from outrider.draft_methods import find_draft
 from outrider.draft_methods.block import PUBLISHED_POSITIONS, BlockCheckpoint
-from outrider.models.capacity import Capacity
 from outrider.models.loading import find_checkpoint
+from outrider.models.sequence_length import Capacity
 from outrider.options.roles import DraftRole
 from tests.support.drafts import alone, knowledge, text_of
 from tests.support.models import write_checkpoint_with_tokenizer
@@ -42,7 +42,7 @@ def target(directory: Path) -> Engine:
     write_checkpoint_with_tokenizer(directory, seed=7)
     model = find_checkpoint(str(directory), "target").load(
         DraftRole(device="cpu"),
-        Capacity(rows=1, sequence_length=128, spare=64, max_nodes=64),
+        Capacity(1, 128, 64, 64),
     )
     return Engine(model, sequence_length=128, max_tree_nodes=64, vocabulary=512)
 
@@ -67,9 +67,7 @@ def test_a_published_checkpoint_drafts_and_the_text_is_the_targets_own(
     tmp_path: Path, temperature: float
 ) -> None:
     role = DraftRole(draft="block", draft_model=str(tmp_path / "pard"), device="cpu")
-    model = found(tmp_path / "pard").load(
-        role, Capacity(rows=1, sequence_length=128, spare=300, max_nodes=256)
-    )
+    model = found(tmp_path / "pard").load(role, Capacity(1, 128, 300, 256))
     assert isinstance(model, BlockModel)
     assert model.dtype == torch.float32
     served, prompt = target(tmp_path / "target"), prompt_of(20)

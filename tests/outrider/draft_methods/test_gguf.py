@@ -17,9 +17,9 @@ from inference.model.checkpoint import load_decoder
 from inference.text import Tokenizer
 from outrider.cli import main
 from outrider.draft_methods import find_draft
-from outrider.models.capacity import Capacity
 from outrider.models.gguf_file import GgufFile
 from outrider.models.loading import EMBEDDED
+from outrider.models.sequence_length import Capacity
 from outrider.options.groups import DeviceOptions
 from outrider.options.roles import DraftRole, TargetRole
 from outrider.target.target import load_target
@@ -143,6 +143,6 @@ def test_options_that_llama_cpp_does_not_have_are_refused(files: dict[str, Path]
         (DeviceOptions(device="neuron"), "--device neuron: llama.cpp computes"),
     ):
         with pytest.raises((InvalidRequest, UnsupportedModel), match=said):
-            found.load(options, Capacity(rows=1, sequence_length=64, spare=8, max_nodes=8))
+            found.load(options, Capacity(1, 64, 8, 8))
     with pytest.raises(InvalidRequest, match=r"2 to 1024 \(llama\.context_length\)"):
         found.sequence_length(2000)

@@ -14,8 +14,8 @@ from inference.backends.shared_cache import SharedCacheModel
 from inference.backends.timed import PROFILES
 from outrider.cli import main
 from outrider.draft_methods import find_draft
-from outrider.models.capacity import Capacity
 from outrider.models.loading import find_target
+from outrider.models.sequence_length import Capacity
 from outrider.options.roles import FusedTargetRole
 from outrider.target.target import load_target
 
@@ -47,11 +47,9 @@ def test_the_text_is_the_targets_own(
 
 def test_beside_its_target_it_keeps_keys_of_candidates_only() -> None:
     options = FusedTargetRole(draft="substitute", batch=2, sequence_length=256)
-    target = find_target(options).load(
-        options, Capacity(rows=2, sequence_length=256, spare=64, max_nodes=64)
-    )
+    target = find_target(options).load(options, Capacity(2, 256, 64, 64))
     found = find_draft(options, target)
-    draft = found.load(options, Capacity(rows=2, sequence_length=256, spare=40, max_nodes=32))
+    draft = found.load(options, Capacity(2, 256, 40, 32))
     assert isinstance(draft, SharedCacheModel)
     assert draft.read is target.cache
     assert draft.cache.keys[0].shape == (2, 40 + 1, target.cache.keys[0].shape[2])

@@ -30,9 +30,9 @@ from inference.times import TRUSTED, DraftTimes, LatencyModel
 from outrider.client.pools import GrowingPool, Pair
 from outrider.client.probing import PROBES, link_times, probe_link
 from outrider.draft_methods import find_draft
-from outrider.models.capacity import Capacity
 from outrider.models.loading import PREFILL_NODES
 from outrider.models.profiles import Profiles
+from outrider.models.sequence_length import Capacity
 from outrider.money.goal import Goal
 from outrider.options.groups import DeviceOptions, DraftModelOptions
 from outrider.options.roles import DraftRole, FusedTargetRole, TargetRole
@@ -157,7 +157,7 @@ def pool_of(connection: Connection, rows: int, learned: Path | None) -> GrowingP
     """Of the embedded draft."""
     model = find_draft(DraftModelOptions()).load(
         DeviceOptions(),
-        Capacity(rows=rows, sequence_length=128, spare=ROOM, max_nodes=PREFILL_NODES),
+        Capacity(rows, 128, ROOM, PREFILL_NODES),
     )
     pair = Pair(connection, {1: 0.002, 64: 0.008}, learned)
     return GrowingPool.of_model(model, pair, Goal())
@@ -260,7 +260,7 @@ def test_a_profile_that_cannot_be_kept_is_used_all_the_same(tmp_path: Path) -> N
     (tmp_path / "profiles").write_text("a file", encoding="utf-8")
     options, told = DraftRole(), list[str]()
     checkpoint = find_draft(options)
-    model = checkpoint.load(options, Capacity(rows=1, sequence_length=64, spare=8, max_nodes=8))
+    model = checkpoint.load(options, Capacity(1, 64, 8, 8))
     assert set(Profiles(tmp_path / "profiles", told.append).draft(checkpoint, model, 64)) == {
         1,
         2,

@@ -12,8 +12,8 @@ from inference.backends import neuron_sdk
 from inference.model.checkpoint import Loading
 from outrider.cli import main
 from outrider.draft_methods import find_draft
-from outrider.models.capacity import Capacity
 from outrider.models.loading import PREFILL_NODES
+from outrider.models.sequence_length import Capacity
 from outrider.options.groups import DeviceOptions, DraftModelOptions
 from outrider.options.roles import TargetRole
 from outrider.target.target import load_served, load_target
@@ -22,9 +22,7 @@ from tests.support.terminal import Terminal
 
 
 def load() -> None:
-    find_draft(DraftModelOptions()).load(
-        DeviceOptions(), Capacity(rows=1, sequence_length=64, spare=8, max_nodes=PREFILL_NODES)
-    )
+    find_draft(DraftModelOptions()).load(DeviceOptions(), Capacity(1, 64, 8, PREFILL_NODES))
 
 
 def test_a_terminal_shows_file_bytes_and_time_left_while_it_loads(

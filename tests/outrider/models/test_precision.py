@@ -13,13 +13,12 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from inference.planner.kept_times import read_profile
-from outrider.models.capacity import Capacity
 from outrider.models.loading import EMBEDDED, Checkpoint, find_checkpoint
 from outrider.models.precision import MARGIN, NODES, ComputeType, candidates, pick, settled, told
 from outrider.models.reduction import Reduction
+from outrider.models.sequence_length import Capacity
 from outrider.options import parse
-from outrider.options.groups import DeviceOptions
-from outrider.options.reduction import ReductionOptions
+from outrider.options.groups import DeviceOptions, ReductionOptions
 from tests.support.models import write_checkpoint_with_tokenizer
 
 BF16, F32, INT8 = (
@@ -124,7 +123,7 @@ def test_a_target_is_measured_once_and_computed_in_the_kept_choice(
     assert {path: path.read_bytes() for path in cache.iterdir()} == kept
     assert f"--dtype auto takes {quick}: " in capsys.readouterr().err
     assert chosen.fingerprint() == large.fingerprint()
-    model = chosen.load(options, Capacity(rows=1, sequence_length=16, spare=0, max_nodes=16))
+    model = chosen.load(options, Capacity(1, 16, 0, 16))
     assert model.dtype is getattr(torch, quick)
 
 

@@ -16,11 +16,10 @@ from inference.proposer import Proposer
 from inference.sampling import SamplingParams
 from inference.tree import TokenTree
 from outrider.draft_methods import find_draft
-from outrider.models.capacity import Capacity
 from outrider.models.loading import Checkpoint
 from outrider.models.reduction import WHOLE, Reduction
-from outrider.options.groups import DeviceOptions
-from outrider.options.reduction import ReductionOptions
+from outrider.models.sequence_length import Capacity
+from outrider.options.groups import DeviceOptions, ReductionOptions
 from tests.support import pairs
 from tests.support.drafts import alone, growing, rounds, speculated
 from tests.support.equality import NearTies, assert_same_text
@@ -100,7 +99,7 @@ def found(**given: object) -> Checkpoint:
 
 def test_a_draft_is_loaded_as_its_flags_say(capsys: pytest.CaptureFixture[str]) -> None:
     draft = found(draft_quantization="int8", draft_head_tokens=100)
-    model = draft.load(DeviceOptions(), Capacity(rows=1, sequence_length=64, spare=8, max_nodes=16))
+    model = draft.load(DeviceOptions(), Capacity(1, 64, 8, 16))
     assert "float32, int8 matrices, a head of 100 tokens on cpu" in capsys.readouterr().err
     chosen = [
         model.choose([ModelSequence(model, 0, params).prepare(TokenTree.chain(PROMPT))])

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from grpc_comm.server.server import BackgroundServer
-from inference.cost.billing import Billing, Usage
+from inference.cost.billing import Billing
+from inference.cost.quantity import Usage
 from inference.errors import InvalidRequest
 from inference.stats import Traffic
 from outrider.cli import main

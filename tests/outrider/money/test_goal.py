@@ -10,12 +10,14 @@ from typing import Any
 
 import pytest
 
-from inference.cost.billing import SPEED, Billing, UnitPrices, Usage
+from inference.cost.billing import Billing
+from inference.cost.quantity import SPEED, UnitPrices, Usage
 from inference.errors import InvalidRequest, OutriderError
 from inference.planner.prices import Prices
 from outrider.money.goal import EVERY, Goal, SteeredPrices, fallback_note, read_billing, read_goal
 from outrider.options import parse
 from outrider.options.groups import GoalOptions
+from outrider.options.roles import DraftRole
 
 PRICED, HOURS = Billing(1.34375, 0.36, 0.0, 0.09), Billing(1.34)
 LIMITS, NAN, INF = ("min_tps", "max_per_token"), float("nan"), float("inf")
@@ -71,10 +73,6 @@ def test_goals_are_of_the_draft(capsys: pytest.CaptureFixture[str], flags: list[
 
 CONTRADICTIONS = {
     "two limits": ({"min_tps": 9.0, "max_usd_per_1m": 5.0}, ["--min_tps", "--max_usd_per_1m"]),
-    "three limits": (
-        {"min_tps": 9.0, "max_usd_per_1m": 5.0, "max_joules_per_token": 1.0},
-        ["--max_joules_per_token"],
-    ),
     "knob and limit": ({"cs": "balanced", "min_tps": 9.0}, ["--cs", "--min_tps"]),
     "joules of dollars": (
         {"max_joules_per_token": 1.0, "objective": "total_cost"},
@@ -94,7 +92,7 @@ def test_goals_that_contradict_each_other_are_refused_by_name(
     values: dict[str, Any], named: list[str]
 ) -> None:
     with pytest.raises(InvalidRequest) as refused:
-        GoalOptions(**values)
+        DraftRole(**values)
     assert all(flag in str(refused.value) for flag in named)
 
 
@@ -255,9 +253,6 @@ def test_an_instance_that_nobody_prices_is_refused_with_a_flag_that_there_is() -
         OutriderError, match=r"trn9.*--usd_per_hour, in place of --instance, states one$"
     ):
         read_billing(GoalOptions(instance="trn9.2xlarge", no_live=True))
-    options = parse(["--role", "draft", "--prompt", "x", "--usd_per_hour", "1"])
-    assert isinstance(options, GoalOptions)
-    assert options.usd_per_hour == 1.0
 
 
 COST = UnitPrices(wall=1e-3, drafting=1e-2)
@@ -304,18 +299,3 @@ def test_a_limit_moves_the_weight_to_cost_while_there_is_room_and_back(goal: Goa
 def test_a_limit_that_cannot_be_kept_leaves_the_weight_at_its_bound() -> None:
     assert steered(Goal(min_tps=1e6), SLOW).weight == 0.0
     assert steered(Goal(max_per_token=1e-9), SLOW, 100 * EVERY).weight == 1.0
-
-
-@pytest.mark.parametrize(
-    "flags",
-    [["--architecture", "auto"], ["--no_bets"], ["--no-bets"], ["--acceptance", "classic"]],
-    ids=str,
-)
-def test_a_flag_of_earlier_versions_gets_one_line_that_says_what_replaced_it(
-    capsys: pytest.CaptureFixture[str], flags: list[str]
-) -> None:
-    with pytest.raises(SystemExit) as ended:
-        parse(["--role", "draft", "--prompt", "x", *flags])
-    (said,) = capsys.readouterr().err.splitlines()
-    assert ended.value.code == 2
-    assert f"{flags[0].replace('-', '_').replace('__', '--')} is gone: " in said

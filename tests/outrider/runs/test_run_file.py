@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from inference.errors import InvalidRequest
+from inference.flags.group import flags_of
 from outrider.options import parse
-from outrider.options.group import flags_of
 from outrider.options.roles import DraftRole, VerifyTargetRole
 from outrider.runs.sweeps import read_runs
 from tests.support.refusals import assert_refused
@@ -33,8 +32,7 @@ runs:
   - preset: hybrid
     draft: null
 """
-    with pytest.raises(InvalidRequest, match=r"runs\[0\]\.draft is for --role draft"):
-        read_runs(file_of(tmp_path, text))
+    assert_refused(lambda: read_runs(file_of(tmp_path, text)), ["runs[0].draft", "draft"])
     runs = read_runs(file_of(tmp_path, text.replace("draft: model\n", "draft: null\n")))
     common = {"prompt": "x", "max_new_tokens": 8, "seed": 3}
     copied = {**common, "draft": "copy"}
@@ -61,7 +59,7 @@ def test_a_run_is_what_its_flags_are_on_the_command_line(
 def test_the_environment_changes_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OUTRIDER_MAX_NEW_TOKENS", "3")
     (run,) = read_runs(file_of(tmp_path, "runs: [{prompt: x}]"))
-    assert run.options.max_new_tokens == 128
+    assert run.options.text.max_new_tokens == 128
 
 
 @pytest.mark.parametrize(

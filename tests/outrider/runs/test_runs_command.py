@@ -80,4 +80,4 @@ def test_without_a_file_one_is_asked_for(capsys: pytest.CaptureFixture[str]) -> 
         main(["runs"])
     assert ended.value.code == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert "runs FILE" in line
+    assert "--file" in line

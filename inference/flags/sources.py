@@ -4,17 +4,15 @@ YAML file, that before the defaults.
 
 from __future__ import annotations
 
+import os
 from collections import ChainMap
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-import yaml
-from pydantic import ValidationError, create_model
-from pydantic.fields import FieldInfo
-from pydantic_settings import BaseSettings, EnvSettingsSource
+from pydantic import ValidationError
 
 from inference.errors import InvalidRequest
-from outrider.options.group import Group, refusal
+from inference.flags.group import Group, flags_of, refusal
 
 PREFIX = "OUTRIDER_"
 Model = TypeVar("Model", bound=Group)
@@ -32,18 +30,11 @@ class ValueSource(NamedTuple):
         return self.label.format(name.upper() if self.label.startswith(PREFIX) else name)
 
 
-class _Environment(EnvSettingsSource):
-    """Reads a variable for each flag, by the name after its --."""
-
-    def get_field_value(self, field: FieldInfo, field_name: str) -> tuple[Any, str, bool]:
-        name = field.alias or field_name
-        return self.env_vars.get((PREFIX + name).lower()), name, False
-
-
 def environment(model: type[Group]) -> ValueSource:
     """The values that the environment gives to this model's flags."""
-    settings: Any = create_model("Environment", __base__=(model, BaseSettings))
-    return ValueSource(PREFIX + "{}", _Environment(settings)())
+    variables = {name: f"{PREFIX}{name.upper()}" for name in flags_of(model)}
+    given = {name: os.environ[one] for name, one in variables.items() if one in os.environ}
+    return ValueSource(PREFIX + "{}", given)
 
 
 def read_file(path: Path) -> ValueSource:
@@ -55,7 +46,9 @@ def read_file(path: Path) -> ValueSource:
 
 
 def read_yaml(path: Path, called: str) -> Any:
-    """What a YAML file holds. Raises InvalidRequest, which calls the file so."""
+    """The content of a YAML file. Raises InvalidRequest, which calls the file so."""
+    import yaml  # takes longer than all flags together, and few commands read a file
+
     try:
         return yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
@@ -69,7 +62,8 @@ def resolve(model: type[Model], sources: list[ValueSource]) -> Model:
     """
 
     def label(name: str) -> str:
-        return next(source.call(name) for source in sources if name in source.values)
+        given = (source.call(name) for source in sources if name in source.values)
+        return next(given, f"--{name}")
 
     try:
         return model(**ChainMap(*(source.values for source in sources)))
@@ -81,7 +75,7 @@ def resolve(model: type[Model], sources: list[ValueSource]) -> Model:
 
 def origins(options: Group, sources: list[ValueSource]) -> dict[str, tuple[Any, str]]:
     """Every value by its flag's name, and where it comes from."""
-    values = options.model_dump(by_alias=True)
+    values = options.values()
     calls = dict.fromkeys(values, "default")
     for source in reversed(sources):
         calls |= {name: source.call(name) for name in source.values}

@@ -1,5 +1,5 @@
-"""A preset is exactly the flags of its row, its text is the target's own, and one architecture
-measures it.
+"""Every kind of model that drafts has a row, a file and a line in the docs. A preset is exactly the
+flags of its row, its text is the target's own, and one architecture measures it.
 """
 
 from __future__ import annotations
@@ -7,10 +7,13 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import closing
+from importlib import import_module
+from pkgutil import iter_modules
 from typing import Any
 
 import pytest
 
+import outrider.draft_methods
 from grpc_comm.server.server import BackgroundServer
 from inference.drafters.tree_policies import BestFirst, Chain
 from inference.errors import InvalidRequest
@@ -19,10 +22,10 @@ from outrider.compare.arms import ARCHITECTURES, BASELINE, HYBRID, SUFFIX
 from outrider.compare.compare_options import parse as parse_comparison
 from outrider.endpoint.target_manager import TargetManager
 from outrider.options import parse
-from outrider.options.presets import PRESETS
+from outrider.options.drafting import METHODS, PRESETS
 from outrider.options.roles import DraftRole, FusedTargetRole, ServeRole
 from outrider.target.target import load_target
-from tests.support.refusals import assert_refused
+from tests.support.refusals import assert_refused, assert_usage_error
 from tests.support.repository import ROOT
 
 PROMPT = "".join(f"def {name}(a, b):\n    return a + b\n\n\n" for name in ("add", "plus", "sum"))
@@ -51,6 +54,47 @@ def words(preset: str) -> list[str]:
     """The flags of a preset, as a user types them."""
     flags = PRESETS[preset].items()
     return [word for name, value in flags for word in (f"--{name}", str(value)) if word != "True"]
+
+
+# --- methods
+
+
+def test_every_row_has_its_file_and_every_file_its_row() -> None:
+    files = {module.name for module in iter_modules(outrider.draft_methods.__path__)}
+    assert files == set(METHODS)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_file_finds_a_model(name: str) -> None:
+    assert callable(import_module(f"outrider.draft_methods.{name}").find)
+
+
+def test_the_page_of_runs_says_what_each_is() -> None:
+    page = (ROOT / "docs" / "runs.md").read_text(encoding="utf-8")
+    for name, method in METHODS.items():
+        assert f"| `{name}` | {method.help} |" in page
+
+
+@pytest.mark.parametrize("named", ["model,model", "copy,copy", "", "model,", "none,copy"])
+def test_sources_that_are_none_or_said_twice_are_refused(named: str) -> None:
+    assert_refused(lambda: DraftRole(draft=named), ["--draft"])
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_model_drafts_only_where_its_row_says(name: str) -> None:
+    for role, may in ((DraftRole, METHODS[name].here), (FusedTargetRole, True)):
+        if may:
+            assert role(draft=f"{name},copy").method == name
+        else:
+            assert_refused(lambda: DraftRole(draft=name), [f"--draft {name}"])
+
+
+def test_a_target_is_never_reduced(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--role", "target", "--draft_quantization", "int8"]
+    assert_usage_error(capsys, parse, words, ["--draft_quantization", "draft"])
+
+
+# --- presets
 
 
 @pytest.mark.parametrize("role", ["draft", "chat", "serve"])
@@ -115,8 +159,9 @@ def test_a_contradiction_is_told_with_what_the_preset_stands_for(
 
 
 def test_what_a_preset_has_no_part_in_is_told_without_it() -> None:
-    with pytest.raises(InvalidRequest, match=r"^--instance and --usd_per_hour"):
+    with pytest.raises(InvalidRequest) as refused:
         DraftRole(preset="hybrid", instance="trn1.2xlarge", usd_per_hour=1.0)
+    assert str(refused.value).startswith("--instance")
 
 
 def test_the_printed_configuration_says_what_comes_from_the_preset(
@@ -148,7 +193,7 @@ def test_a_comparison_names_architectures_by_preset_with_the_presets_own_setting
     assert set(options.chosen) >= {BASELINE, HYBRID, SUFFIX}
     assert len(options.chosen) == 5
     assert (options.chains, options.trees) == ((Chain(4),), (BestFirst(16, 6),))
-    assert parse_comparison(["--presets", "subspec_sd,vanilla"]).draft.method == "substitute"
+    assert parse_comparison(["--presets", "subspec_sd,vanilla"]).pair.method == "substitute"
     swept = parse_comparison(["--presets", "classic_sd", "--chains", "3,5"])
     assert swept.chains == (Chain(3), Chain(5))
 
@@ -166,7 +211,4 @@ def test_a_comparison_names_architectures_by_preset_with_the_presets_own_setting
 def test_a_comparison_refuses_what_is_no_preset_or_says_it_twice(
     flags: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(SystemExit) as ended:
-        parse_comparison(flags)
-    assert ended.value.code == 2
-    assert flags[0] in capsys.readouterr().err.splitlines()[-1]
+    assert_usage_error(capsys, parse_comparison, flags, [flags[0]])

@@ -6,14 +6,13 @@ import os
 
 import pytest
 
-from deploy.__main__ import main, parse
-from deploy.commands.ray import RayOptions
+from inference.flags.command_line import parse_flags
+from outrider.aws_verbs import deploy as main
+from outrider.target.ray_command import RayOptions
 
 
 def options(*flags: str) -> RayOptions:
-    _, read = parse(["ray", "--insecure", *flags])
-    assert isinstance(read, RayOptions)
-    return read
+    return parse_flags(RayOptions, "outrider deploy ray", ["--insecure", *flags])
 
 
 def test_each_replica_takes_the_targets_flags_and_not_the_ingresss_address() -> None:

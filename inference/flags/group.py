@@ -1,24 +1,37 @@
-"""What a group of options is: a frozen record of flags, each declared once.
+"""Groups of options: frozen records of flags, each declared once.
 
 A field's type says which values its flag takes, its default is the flag's, and the docstring below
 it is the flag's help. Command line, environment, files, help and docs/flags.md are made from that.
+A field may also be another group, whose flags are then flags of this one, too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cache, cached_property
 from inspect import get_annotations
 from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin
+from typing import (
+    Annotated,
+    Any,
+    ClassVar,
+    Literal,
+    NamedTuple,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+)
 
 from annotated_types import Ge, Gt, Le, Lt
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from pydantic.fields import FieldInfo
+from typing_extensions import Self
 
 from inference.command import nearest
 from inference.errors import InvalidRequest
+from inference.flags.flag_rules import FlagRule
 from inference.json_file import shown
 
 Same = TypeVar("Same", bound="Group")
@@ -28,6 +41,10 @@ class Shown(NamedTuple):
     """Marks a field: what stands for its flag's value in the help."""
 
     metavar: str
+
+
+class Repeated(NamedTuple):
+    """Marks a field of a tuple: its flag may be given several times, once for each part."""
 
 
 class Also(NamedTuple):
@@ -48,17 +65,41 @@ class Group(BaseModel):
         protected_namespaces=(),
     )
 
+    RULES: ClassVar[tuple[FlagRule, ...]] = ()
+    """What its flags mean together."""
+
     def __init__(self, /, **given: Any) -> None:
+        """Take values by the names of their flags, those of groups within this one, too."""
+        own = own_flags(type(self))
+        for name, part in parts_of(type(self)).items():
+            if name not in given:
+                inner = [flag for flag in flags_of(part) if flag in given and flag not in own]
+                given[name] = part(**{flag: given.pop(flag) for flag in inner})
         try:
             super().__init__(**given)
         except ValidationError as error:
             raise InvalidRequest(refusal(type(self), error)) from error
 
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        if self.RULES:
+            flags, values = flags_of(type(self)), self.values()
+            known = {name: (values[name], flag.field.default) for name, flag in flags.items()}
+            for rule in self.RULES:
+                rule.check(known)
+        return self
+
     def but(self: Same, **changes: Any) -> Same:
         """A copy of this group with these changes, validated again."""
-        fields = type(self).model_fields
-        given = {fields[name].alias or name: vars(self)[name] for name in self.model_fields_set}
-        return type(self)(**given | changes)
+        return type(self)(**self.stated() | changes)
+
+    def values(self) -> dict[str, Any]:
+        """Every value by its flag's name."""
+        return _flat(self, vars(self), Group.values)
+
+    def stated(self) -> dict[str, Any]:
+        """The values that were given, by the names of their flags."""
+        return _flat(self, self.model_fields_set, Group.stated)
 
     def given(self, group: type[Group], *but: str) -> list[str]:
         """Names of the flags that this group declares and whose value is not the default, without
@@ -70,6 +111,17 @@ class Group(BaseModel):
     def _differs(self, name: str) -> bool:
         field = type(self).model_fields.get(name)
         return field is not None and bool(vars(self)[name] != field.default)
+
+
+def _flat(
+    group: Group, names: Iterable[str], within: Callable[[Group], dict[str, Any]]
+) -> dict[str, Any]:
+    """These fields by the names of their flags; those of a group within by `within`."""
+    found: dict[str, Any] = {}
+    for part in parts_of(type(group)):
+        found |= within(vars(group)[part])
+    own = own_flags(type(group)).items()
+    return found | {flag: vars(group)[name] for flag, name in own if name in names}
 
 
 @dataclass(frozen=True)
@@ -106,14 +158,23 @@ class Flag:
         if self.choices:
             return f"one of {', '.join(self.choices)}"
         kinds = {int: "a whole number", float: "a number", bool: "true or false"}
+        if get_origin(self.kind) is tuple:
+            several = {float: "numbers"}.get(get_args(self.kind)[0], "words")
+            return f"{several} separated by commas"
         return f"{kinds.get(self.kind, 'text')}{self._bounds}"
+
+    @property
+    def repeated(self) -> bool:
+        """The flag may be given several times."""
+        return any(isinstance(mark, Repeated) for mark in self._parts[1])
 
     @property
     def help(self) -> str:
         """The help text, with the default where there is one."""
         text = " ".join((self.field.description or "").split())
         default = self.field.default
-        return text if default is None or default is False else f"{text} (default: {default})"
+        silent = self.field.is_required() or default in (None, ()) or default is False
+        return text if silent else f"{text} (default: {default})"
 
     @property
     def _bounds(self) -> str:
@@ -139,10 +200,31 @@ class Flag:
 
 
 @cache
+def parts_of(model: type[Group]) -> dict[str, type[Group]]:
+    """The groups within a group, by their fields. The mapping is shared between callers."""
+    kinds = ((name, field.annotation) for name, field in model.model_fields.items())
+    return {
+        name: kind for name, kind in kinds if isinstance(kind, type) and issubclass(kind, Group)
+    }
+
+
+@cache
+def own_flags(model: type[Group]) -> dict[str, str]:
+    """Fields of a group by their flags, without those of groups within it, before which they come.
+    The mapping is shared between callers.
+    """
+    fields, parts = model.model_fields.items(), parts_of(model)
+    return {field.alias or name: name for name, field in fields if name not in parts}
+
+
+@cache
 def flags_of(model: type[Group]) -> dict[str, Flag]:
     """A group's flags by name. The mapping is shared between callers: do not change it."""
-    flags = {}
-    for name, field in model.model_fields.items():
+    flags: dict[str, Flag] = {}
+    for part in parts_of(model).values():
+        flags |= flags_of(part)
+    for name in own_flags(model).values():
+        field = model.model_fields[name]
         owner = next(base for base in model.__mro__ if name in get_annotations(base))
         flag = Flag(field.alias or name, field, str(owner.__dict__["model_config"].get("title")))
         flags[flag.name] = flag
@@ -163,10 +245,14 @@ def refusal(
 
     label: how a flag is called
     """
-    first = error.errors(include_url=False)[0]
+    found = error.errors(include_url=False)
+    first = found[0]
     raised = first.get("ctx", {}).get("error")
     if not first["loc"]:
         return str(raised)
+    missing = [label(str(one["loc"][0])) for one in found if one["type"] == "missing"]
+    if missing:
+        return f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} needed"
     name, got, flags = str(first["loc"][0]), brief(first["input"]), flags_of(model)
     if name not in flags:
         return f"there is no option {name}{nearest(name, flags)}"

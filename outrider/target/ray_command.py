@@ -12,10 +12,11 @@ from typing_extensions import Self
 
 from grpc_comm.transport import Address
 from inference.command import say
+from inference.flags.command_line import CommandOptions
+from inference.flags.group import flags_of
+from inference.flags.values import Count, Host, Name, Natural, Port, Seconds
 from outrider.options import groups, network
 from outrider.options.roles import TargetRole
-from outrider.options.values import Count, Host, Name, Natural, Port, Seconds
-from outrider.options.verb import VerbOptions
 
 EXAMPLES = """examples:
   outrider deploy ray --replicas 2 --insecure                  two targets here, for a try
@@ -27,7 +28,7 @@ load balancer with a certificate, or a tunnel, stand in front of it."""
 
 
 class RayOptions(
-    groups.HourlyOptions, groups.TargetOptions, network.KeysOptions, VerbOptions, title="fleet"
+    groups.HourlyOptions, groups.TargetOptions, network.KeysOptions, CommandOptions, title="fleet"
 ):
     """Serve a target from several replicas behind one address.
 
@@ -77,11 +78,7 @@ class RayOptions(
     @property
     def target(self) -> TargetRole:
         """What each replica serves."""
-        shared = (self.model_fields_set & TargetRole.model_fields.keys()) - {
-            "host",
-            "port",
-            "debug",
-        }
+        shared = self.stated().keys() & flags_of(TargetRole).keys() - {"host", "port", "debug"}
         return TargetRole(**{name: getattr(self, name) for name in shared})
 
 
@@ -90,7 +87,7 @@ OPTIONS = RayOptions
 
 def run(options: RayOptions) -> int:
     """Start the fleet; in a cluster of its own, serve until a signal."""
-    from outrider.target.ray_target import Fleet, start, stop
+    from outrider.target.ray_target import Fleet, start, stop  # torch, which help does not need
     from outrider.target.target import READY
 
     fleet = Fleet(

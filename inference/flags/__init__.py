@@ -1,0 +1,1 @@
+"""Flags of every command: declared in groups, read from command line, environment and files."""

@@ -1,0 +1,126 @@
+"""Command lines, made from groups of flags: help, values, and errors in one line each."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from inspect import getdoc
+from typing import Any, ClassVar, NoReturn, TypeVar
+
+from inference.command import USAGE, nearest, printable
+from inference.errors import InvalidRequest
+from inference.flags.group import Flag, Group, flags_of
+from inference.flags.sources import ValueSource, resolve
+
+
+class CommandOptions(Group, title="general"):
+    """Base of a command's options. Its docstring is the first line of the command's help."""
+
+    BARE: ClassVar[str] = ""
+    """The flag whose value may directly follow the command; empty for none."""
+
+    debug: bool = False
+    """show tracebacks"""
+
+
+Options = TypeVar("Options", bound=Group)
+
+
+def parse_flags(
+    model: type[Options], command: str, arguments: Sequence[str] | None, examples: str = ""
+) -> Options:
+    """The options that these words give; None stands for those of this process. Prints help or an
+    error in one line, and exits.
+
+    command: how the command is called, such as `outrider deploy up`
+    examples: ends the help
+    """
+    bare = str(getattr(model, "BARE", ""))
+    usage = f"{command}{f' [{bare.upper()}]' if bare else ''} [FLAG VALUE ...]"
+    parser = Parser(command, usage, getdoc(model) or "", examples)
+    parser.add_flags(flags_of(model).values())
+    parser.add_argument("-h", "--help", action="help", help="print this, and end")
+    words = with_bare(bare, sys.argv[1:] if arguments is None else list(arguments))
+    try:
+        return resolve(model, [parser.read(words)])
+    except InvalidRequest as error:
+        parser.error(str(error))
+
+
+def with_bare(flag: str, words: list[str]) -> list[str]:
+    """The words, the first of which may be the value of this flag."""
+    return [f"--{flag}", *words] if flag and words and not words[0].startswith("-") else words
+
+
+class Parser(argparse.ArgumentParser):
+    """Reads flags as text, which groups check. Answers a slip with one line."""
+
+    def __init__(self, command: str, usage: str, description: str, examples: str) -> None:
+        super().__init__(
+            prog=command,
+            usage=usage,
+            description=description,
+            epilog=examples,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            argument_default=argparse.SUPPRESS,
+            allow_abbrev=False,
+            add_help=False,
+        )
+        self._titled: dict[str, argparse._ArgumentGroup] = {}
+
+    def titled(self, title: str) -> argparse._ArgumentGroup:
+        """The group of flags of this title."""
+        if title not in self._titled:
+            self._titled[title] = self.add_argument_group(title)
+        return self._titled[title]
+
+    def add_flags(self, flags: Iterable[Flag]) -> None:
+        """Add flags, each in the group of its title."""
+        for flag in flags:
+            add_flag(self.titled(flag.title), flag)
+
+    def read(
+        self, words: Iterable[str], roles: Mapping[str, type[Group]] | None = None
+    ) -> ValueSource:
+        """The values that the words give. Raises InvalidRequest for a flag that there is not.
+
+        roles: by the value of --role, those whose flags may have been meant; else any flag may
+        """
+        given, unknown = self.parse_known_args([underscored(word) for word in words])
+        if unknown:
+            word = unknown[0].partition("=")[0]
+            if word.startswith("-"):
+                role = (roles or {}).get(vars(given).get("role", ""))
+                flags = [f"--{name}" for name in flags_of(role)] if role else self._named
+                raise InvalidRequest(f"there is no flag {word}{nearest(word, flags)}")
+            raise InvalidRequest(f"what is {word}? Every value follows a flag")
+        return ValueSource("--{}", vars(given))
+
+    @property
+    def _named(self) -> list[str]:
+        """Every flag that the help names."""
+        return re.findall(r"--\w+", self.format_help())
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(USAGE, f"{self.prog}: error: {printable(message)}\n")
+
+
+def add_flag(group: argparse._ActionsContainer, flag: Flag, whose: str = "") -> None:
+    """Add a flag in all its spellings; a switch can be turned off, too. whose: ends its help."""
+    settings: dict[str, Any] = {"dest": flag.name, "help": f"{flag.help}{whose}".replace("%", "%%")}
+    if flag.kind is bool:
+        group.add_argument(*flag.spellings, action="store_true", **settings)
+        settings["help"] = argparse.SUPPRESS
+        group.add_argument(f"--no_{flag.name}", action="store_false", **settings)
+        return
+    shown = f"{{{','.join(flag.choices)}}}" if flag.choices else flag.metavar
+    action = "append" if flag.repeated else "store"
+    group.add_argument(*flag.spellings, action=action, metavar=shown, **settings)
+
+
+def underscored(word: str) -> str:
+    """A flag may be spelt with dashes, too."""
+    name, equals, value = word.partition("=")
+    return f"--{name[2:].replace('-', '_')}{equals}{value}" if word.startswith("--") else word

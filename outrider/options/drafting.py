@@ -1,0 +1,185 @@
+"""Flags that say who drafts, and how: methods, fixed trees, sources, and presets of all of them.
+
+To add a model that drafts, add its row to METHODS, and its file in outrider/draft_methods. To add a
+preset, add its row to PRESETS, and name it at the architecture that measures it
+(outrider/compare/arms.py).
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
+
+from pydantic import AfterValidator
+
+from inference.errors import InvalidRequest
+from inference.flags.group import Also, Group, Shown
+from inference.flags.values import Count, Natural
+
+
+class DraftMethod(NamedTuple):
+    """One kind of model that drafts."""
+
+    help: str  # what it is, in a few words
+    here: bool = True  # whether it also drafts on a client's machine, away from the target
+
+
+METHODS = {
+    "model": DraftMethod("a smaller model of the target's family"),
+    "block": DraftMethod("a draft that names several tokens in one call (PARD's format)"),
+    "gguf": DraftMethod("the same as a GGUF file, computed by llama.cpp"),
+    "eagle": DraftMethod("an EAGLE-3 head, which reads what its target has computed", here=False),
+    "substitute": DraftMethod("the target's own layers with 4-bit weights"),
+}
+"""Every method that loads a model. A client has one of them at most."""
+
+COPY = "copy"
+"""The source that loads nothing: what followed the same words before."""
+
+
+def _sources(text: str) -> str:
+    if text == "none":
+        return COPY
+    named = text.split(",")
+    methods = [name for name in named if name != COPY]
+    if not set(methods) <= set(METHODS) or len(methods) > 1 or len(set(named)) < len(named):
+        raise ValueError(f"one of {', '.join(METHODS)}, {COPY}, both, or none are needed")
+    return text
+
+
+Sources: TypeAlias = Annotated[str, AfterValidator(_sources), Shown("SOURCE,...")]
+
+
+class TreeOptions(Group, title="drafting"):
+    """What the draft proposes, and whether the target waits for it."""
+
+    gamma: Annotated[Natural, Also("speculation_length")] | None = None
+    """rounds: the target waits for a chain of this length"""
+    tree_nodes: Count | None = None
+    """rounds with trees of this many nodes (default of --pace wait and beside --tree_depth: 16)"""
+    tree_depth: Count | None = None
+    """rounds with trees of this depth (default: 6)"""
+    pace: Literal["go_on", "wait"] | None = None
+    """go_on: the target waits for nobody (the default); wait: for whole trees, which takes fewer of
+    its forwards"""
+
+    @property
+    def waits(self) -> bool:
+        """The target makes a forward only when a whole tree is drafted."""
+        return bool(self._fixed) or self.pace == "wait"
+
+    @property
+    def rounds_flag(self) -> str:
+        """The flag that makes the target wait."""
+        return self._fixed[0] if self._fixed else "--pace wait"
+
+    @property
+    def _fixed(self) -> list[str]:
+        return self.given(TreeOptions, "pace")
+
+
+class SourceOptions(Group, title="drafting"):
+    """Where candidates come from."""
+
+    draft: Sources = "model,copy"
+    """where candidates come from: a kind of model (model, block, gguf, substitute; beside the
+    target eagle; docs/runs.md), and copy (what followed the same words before); none copies
+    alone"""
+
+    @property
+    def method(self) -> str | None:
+        """The kind of model that drafts, a name of METHODS; None where text is copied alone."""
+        return next((name for name in self.draft.split(",") if name != COPY), None)
+
+    @property
+    def copies(self) -> bool:
+        """Earlier text is copied."""
+        return COPY in self.draft.split(",")
+
+
+class HistoryOptions(SourceOptions):
+    """For clients of one user."""
+
+    copy_history: bool = False
+    """copy from earlier texts of this run, too"""
+
+
+PRESETS: dict[str, dict[str, Any]] = {
+    "vanilla": {"target_only": True, "no_beside": True, "pace": "go_on"},
+    "classic_sd": {"draft": "model", "gamma": 4},
+    "tree_sd": {"draft": "model", "tree_nodes": 16, "tree_depth": 6},
+    "adaptive": {"draft": "model", "pace": "go_on"},
+    "suffix": {"draft": "copy", "no_beside": True, "pace": "go_on"},
+    "hybrid": {"draft": "model,copy", "pace": "go_on"},
+    "eagle_sd": {"target_only": True, "pace": "go_on"},
+    "subspec_sd": {"draft": "substitute", "pace": "go_on"},
+}
+"""Every preset: the flags that it stands for."""
+
+SIZES = ("gamma", "tree_nodes", "tree_depth")
+"""Flags whose value in a preset is a default: one that is given takes its place."""
+
+
+def _preset(name: str) -> str:
+    if name not in PRESETS:
+        raise ValueError(f"one of {', '.join(PRESETS)} is needed")
+    return name
+
+
+Preset: TypeAlias = Annotated[str, AfterValidator(_preset), Shown("NAME")]
+
+
+class PresetOptions(SourceOptions, TreeOptions, title="drafting"):
+    """Who drafts for a client: by name, or flag by flag."""
+
+    preset: Preset | None = None
+    """a way of drafting by name: vanilla, classic_sd, tree_sd, adaptive, suffix, hybrid, eagle_sd
+    or subspec_sd; it stands for flags (docs/runs.md), and sizes that are given take the place of
+    its own"""
+    target_only: bool = False
+    """load no draft here; a draft beside the target is used where there is one"""
+    no_beside: bool = False
+    """use no draft beside the target"""
+
+    def __init__(self, /, **given: Any) -> None:
+        """The preset's flags stand where none is given. Raises InvalidRequest for a contradiction,
+        and says what the preset stands for.
+        """
+        meant = self._flags_of(given.get("preset"))
+        missing = {name: value for name, value in meant.items() if given.get(name) is None}
+        try:
+            super().__init__(**given | missing)
+        except InvalidRequest as error:
+            if missing and self._allowed(given | {"preset": None}):
+                raise InvalidRequest(f"{_words(given['preset'])}: {error}") from error
+            raise
+        for name, value in meant.items():
+            if name not in SIZES and vars(self)[name] != value:
+                raise InvalidRequest(
+                    f"{_words(given['preset'])}, got --{name} {given[name]}: give one of them"
+                )
+
+    @property
+    def stands_for(self) -> dict[str, Any]:
+        """The flags that the preset stands for; empty without one."""
+        return self._flags_of(self.preset)
+
+    @staticmethod
+    def _flags_of(preset: object) -> dict[str, Any]:
+        return PRESETS.get(preset, {}) if isinstance(preset, str) else {}
+
+    @classmethod
+    def _allowed(cls, given: dict[str, Any]) -> bool:
+        try:
+            cls(**given)
+        except InvalidRequest:
+            return False
+        return True
+
+
+def _words(preset: str) -> str:
+    """What the preset stands for, as a user writes it."""
+    flags = [
+        f"--{name}" if value is True else f"--{name} {value}"
+        for name, value in PRESETS[preset].items()
+    ]
+    return f"--preset {preset} stands for {' '.join(flags)}"
