@@ -142,7 +142,7 @@ def _out(options: CompileOptions) -> Path:
 
 
 def _request_of(options: CompileOptions) -> BuildRequest:
-    """What is to be built, checked against the device's memory. Prints the plan."""
+    """Print the plan of a build and return its request, checked against the device's memory."""
     from compile.plan.fit import check_fits
     from compile.plan.plan_report import describe, purposes
     from compile.request import find_checkpoint, make_request

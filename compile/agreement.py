@@ -41,7 +41,7 @@ near-tie that rounding decides.
 
 @dataclass(frozen=True)
 class Agreement:
-    """How many choices of a model equal another's after the same tokens."""
+    """The count of a model's choices that equal another's after the same tokens."""
 
     how: str  # the temperature, in words
     equal: int

@@ -32,7 +32,7 @@ Minutes = Annotated[float, Gt(0)]
 
 
 class InstanceOptions(Group, title=_ON):
-    """Where the artefact is built; here, unless `on` names an instance type."""
+    """The machine that builds the artefact: this one, unless `on` names an instance type."""
 
     on: Annotated[str, Shown("TYPE")] | None = None
     """instance type, such as r7i.4xlarge or trn1.32xlarge; with --dry_run its price and memory are
@@ -93,7 +93,7 @@ class LoadOptions(Group, title="graphs planned for a load"):
 
 
 class StoreOptions(Group, title="stores"):
-    """Where artefacts and graphs are kept."""
+    """Stores of artefacts and of compiled graphs."""
 
     push: Store | None = None
     """put the artefact (built now, or lying in --out) into a store: a directory or

@@ -56,7 +56,7 @@ def neuron_artifact(
 
 
 def cost_of_building(spec: CompileSpec, config: ModelConfig, times: BuildTimes) -> Iterator[str]:
-    """What a build costs: host memory by counting, time by earlier builds on this machine."""
+    """Lines on a build's cost: host memory by counting, time by earlier builds on this machine."""
     rank = footprint(config, spec).weights
     whole, memory = (
         rank * spec.tensor_parallel,

@@ -96,8 +96,8 @@ def _directory(model: str | None, options: CompileOptions, embedded: str) -> Pat
 
 
 def make_request(options: CompileOptions, checkpoint: BuildCheckpoint) -> BuildRequest:
-    """What is to be built. The graphs are those of the given sizes, or planned for --load; with
-    --quick, the first of them.
+    """Make the request of a build. Its graphs are those of the given sizes, or planned for --load;
+    with --quick, the first of them.
 
     Where --rows was not given, the most of a few row counts that fit are taken.
     """

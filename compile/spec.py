@@ -17,7 +17,7 @@ DTYPES = ("float32", "bfloat16", "float16", "fp8")
 _FP8_TARGETS = ("trn1", "inf2")
 """Targets of fp8: matrices of 8-bit floats, the rest bfloat16."""
 SAMPLINGS = ("both", "greedy", "sampled")
-"""Which graphs for trees are built."""
+"""Choices for the graphs of trees: greedy ones, sampled ones, or both."""
 
 _MOST_PLACES = 1 << 24
 """Slots of all rows, at most: accelerators may compute an index in float32."""

@@ -46,7 +46,7 @@ _REPORT, _HLO, _NEFF, _OUTPUT = "report.json", "graph.hlo", "graph.neff", "outpu
 
 @dataclass(frozen=True)
 class Tried:
-    """What became of a graph."""
+    """The outcome of compiling one graph, and what was predicted of it."""
 
     name: str
     predicted: GraphTime
@@ -144,7 +144,7 @@ def _compile(command: Sequence[str], directory: Path) -> tuple[float, str]:
 
 
 def _kept_seconds(path: Path, key: str) -> float | None:
-    """What an earlier run took that compiled the same; None where there is none."""
+    """Seconds of an earlier run that compiled the same; None where there is none."""
     if not path.is_file() or not (path.parent / _NEFF).is_file():
         return None
     try:

@@ -16,7 +16,7 @@ from inference.errors import InvalidRequest
 
 
 class Contents(NamedTuple):
-    """What a bucket holds."""
+    """The number and size of a bucket's objects."""
 
     objects: int
     size: int  # bytes

@@ -51,7 +51,7 @@ _LARGER = {"r7i.xlarge": 32, "r7i.2xlarge": 64, "r7i.4xlarge": 128, "r7i.8xlarge
 
 @dataclass(frozen=True)
 class CloudBuild:
-    """What is built, on what, and where it goes."""
+    """A build on an instance: what is built, on what, and where it goes."""
 
     options: CompileOptions
     deployment: Deployment
@@ -169,7 +169,7 @@ def _prefix(build: CloudBuild, store: str) -> str:
 
 
 def plan_lines(build: CloudBuild, places: list[SubnetInZone]) -> Iterator[str]:
-    """What is going to be started, and what it costs."""
+    """The plan, line by line: what is going to be started, and what it costs."""
     deployment = build.deployment
     yield f"instance    {deployment.instance.name}, {deployment.market}, in {places[0].zone}"
     yield f"memory      this build needs about {build.need / GIB:.0f} GiB"
@@ -259,7 +259,7 @@ def removed_afterwards(aws: Aws, build: CloudBuild) -> Iterator[None]:
 
 
 def cost(aws: Aws, state: StackState) -> str:
-    """What the build has cost, or why that is not known."""
+    """The build's cost, or the reason why it is not known."""
     try:
         instance = describe_instance(aws, state.instance_id) if state.instance_id else None
     except OutriderError as error:  # it must not hide what came of the build

@@ -1,4 +1,4 @@
-"""What `outrider deploy up` is asked for: one target, and where and how it is to run."""
+"""The request of `outrider deploy up`: one target, and where and how it is to run."""
 
 from __future__ import annotations
 

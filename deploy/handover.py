@@ -21,7 +21,7 @@ from inference.whole_file import replacing
 
 
 class Credentials(NamedTuple):
-    """What the client keeps: the authority that it trusts, and its token."""
+    """Credentials that the client keeps: the authority that it trusts, and its token."""
 
     ca: bytes
     token: bytes

@@ -20,7 +20,7 @@ PROGRESS = (
 
 
 class HostProgress(NamedTuple):
-    """How far a host is."""
+    """The progress of a host: whether it serves or has failed, and its state and step in words."""
 
     serving: bool
     failed: bool
@@ -28,8 +28,8 @@ class HostProgress(NamedTuple):
 
 
 def run_on_host(aws: Aws, instance_id: str, command: str) -> str:
-    """What the command prints on the host. Raises Unavailable where the host does not answer (its
-    agent needs a minute or two after the start), or the command fails.
+    """Run the command on the host and return what it prints. Raises Unavailable where the host does
+    not answer (its agent needs a minute or two after the start), or the command fails.
     """
     client = aws.client("ssm")
     with aws_refusals():
@@ -62,7 +62,7 @@ def run_on_host(aws: Aws, instance_id: str, command: str) -> str:
 
 
 def progress(aws: Aws, instance_id: str) -> HostProgress:
-    """How far the host is. Raises Unavailable where it does not answer."""
+    """The progress of the host. Raises Unavailable where it does not answer."""
     state, _, setup = run_on_host(aws, instance_id, PROGRESS).strip().partition("\n")
     step = setup.removeprefix("outrider setup:").strip()
     failed = "FAILED" in step or state == "failed"

@@ -1,4 +1,4 @@
-"""What follows from an instance type: its kind of device, machine image, volume and quota."""
+"""The properties of an instance type: its kind of device, machine image, volume and quota."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class InstanceKind:
 
     @property
     def compile_target(self) -> str:
-        """What `outrider compile --target` calls it."""
+        """The value of `outrider compile --target` that builds for it."""
         return self.generation.removesuffix("n") if self.kind == "neuron" else "cpu"
 
     @property

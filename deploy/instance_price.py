@@ -53,7 +53,7 @@ class NoPrice(Unavailable):
 
 @dataclass(frozen=True)
 class Price:
-    """What an hour of an instance costs. It runs Linux in shared tenancy."""
+    """The price of an hour of an instance, which runs Linux in shared tenancy."""
 
     instance_type: str
     region: str
@@ -201,7 +201,7 @@ def filters(terms: Mapping[str, str]) -> list[dict[str, str]]:
 
 
 def cost_so_far(instance: RunningInstance, region: str) -> str:
-    """What the hours of an instance cost at the price of today, or why that is not known."""
+    """The cost of an instance's hours at the price of today, or the reason why it is not known."""
     seconds = ((None if instance.alive else instance.ended) or _now()) - instance.launched
     try:
         price = InstancePrices().find(instance.type, region, instance.market)

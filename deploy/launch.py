@@ -119,8 +119,8 @@ class Launch:
 def quota_remedy(
     instance: InstanceKind, market: Market, region: str, virtual_cpus: int, reason: str
 ) -> str:
-    """What to ask AWS for where the quota is too small. The first request of a new account is often
-    answered within a day.
+    """The request to make to AWS where the quota is too small. The first request of a new account
+    is often answered within a day.
     """
     quota = instance.quota(market)
     return (
@@ -133,7 +133,7 @@ def quota_remedy(
 
 
 def capacity_remedy(instance: InstanceKind, market: Market, zones: list[str]) -> str:
-    """What to try where no zone has such an instance free."""
+    """The advice where no zone has such an instance free: what to try."""
     other = {
         "on-demand": "--spot",
         "spot": "without --spot",

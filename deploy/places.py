@@ -1,4 +1,4 @@
-"""Where an instance can be started: zones that offer its type and have a subnet for it."""
+"""Places where an instance can be started: zones that offer its type and have a subnet for it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class SubnetInZone(NamedTuple):
 
 
 def places_for(aws: Aws, instance: InstanceKind, subnet: str | None) -> list[SubnetInZone]:
-    """Where the instance can be tried, in the order of the zones' names.
+    """The places where the instance can be tried, in the order of the zones' names.
 
     subnet: the only one to try; None takes the default subnets of the region's zones
 

@@ -36,12 +36,12 @@ class RunningInstance:
 
     @property
     def market(self) -> Market:
-        """How it is paid."""
+        """The market that it is paid on: on demand, spot or a capacity block."""
         return _MARKETS.get(self.tags.get("outrider:market", ""), "on-demand")
 
     @property
     def ends_at(self) -> str | None:
-        """When the host powers itself off (UTC)."""
+        """The time at which the host powers itself off (UTC); None where its tags do not say."""
         return self.tags.get("outrider:ends")
 
 

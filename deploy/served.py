@@ -1,5 +1,5 @@
-"""What a host is to serve: the artefact's manifest, checked against the instance, and its speed as
-computed from it.
+"""The artefact that a host is to serve: its manifest, checked against the instance, and its speed
+as computed from it.
 """
 
 from __future__ import annotations

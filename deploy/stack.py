@@ -20,7 +20,7 @@ Glance = Callable[[str], None]
 
 
 class Cause(Enum):
-    """What stood in the way."""
+    """The cause of a failed launch."""
 
     NO_CAPACITY = "no capacity"
     NO_QUOTA = "no quota"
@@ -146,7 +146,7 @@ class TargetStack:
         return state
 
     def failure(self, state: StackState) -> LaunchFailure:
-        """What failed first while the stack was made."""
+        """The first failure among the stack's events; the stack's status where none failed."""
         with aws_refusals():
             pages = self._client.get_paginator("describe_stack_events").paginate(
                 StackName=state.stack_id

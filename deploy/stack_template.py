@@ -57,6 +57,6 @@ def stack_parameters(
 
 
 def created_resources() -> list[str]:
-    """What a stack creates: the resources' names and types."""
+    """Resources that a stack creates: their names and types."""
     resources = read_template()["Resources"]
     return [f"{name} ({resource['Type']})" for name, resource in resources.items()]

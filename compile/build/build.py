@@ -65,7 +65,7 @@ class Builder(Protocol):
         ...
 
     def host(self) -> Mapping[str, str]:
-        """What the files need of the machine that loads them."""
+        """Needs that the files have of the machine that loads them: name -> value."""
         ...
 
     def flags(self) -> Mapping[str, str]:

@@ -1,4 +1,4 @@
-"""What neuronx-cc says about a graph that it compiled: read from its log and from the file of
+"""The report of neuronx-cc on a graph that it compiled, read from its log and from the file of
 metrics that it leaves in its working directory.
 
 Neither format is documented. Both are read as compiler 2.22 wrote them in published

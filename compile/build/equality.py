@@ -34,7 +34,7 @@ ROUNDS = 3
 
 
 class Tolerance(NamedTuple):
-    """How far rounding may move a graph's results.
+    """The most by which rounding may move a graph's results.
 
     A node's states are its keys or values of all layers. The median node counts, because a few of
     the random inputs amplify any rounding.
@@ -89,7 +89,7 @@ def check_equal(eager: Eager, compiled: Graph, bucket: Bucket, *, sequence_lengt
 
 
 def _states(outputs: Sequence[Tensor]) -> list[Tensor]:
-    """What a graph returned behind its answers, each [layers, B, T, width]; features as one."""
+    """Outputs of a graph behind its answers, each [layers, B, T, width]; features as one layer."""
     return [part if part.dim() == 4 else part[None] for part in outputs[1:]]
 
 
@@ -136,7 +136,7 @@ class _Change(NamedTuple):
 
 
 class _Trees:
-    """How graphs that choose at nodes are compared: node by node."""
+    """The comparison of graphs that choose at nodes: node by node."""
 
     answers, states = "choices", ("keys", "values", "features")  # the last may be left out
 
@@ -147,7 +147,7 @@ class _Trees:
         return (made != expected) & (_gap(eager, inputs, made, expected) > allowed.scores)
 
     def most(self, total: int, allowed: Tolerance) -> int:
-        """How many of `total` answers may differ."""
+        """The most of `total` answers that may differ."""
         return 1 + total // 50
 
     def changes(self, inputs: Inputs, other: Inputs) -> Iterator[_Change]:
@@ -166,7 +166,7 @@ class _Trees:
 
 
 class _Rounds:
-    """How rounds are compared: row by row, as trees and verdicts in one."""
+    """The comparison of rounds: row by row, as trees and verdicts in one."""
 
     answers, states = "rounds", ("keys", "values", "draft_keys", "draft_values")
 

@@ -192,7 +192,7 @@ class NeuronGraphs:
         return _Layout(graph, self._transformer(call, graph))
 
     def _transformer(self, call: GraphCall, graph: CompiledCall) -> Any:
-        """What brings the weights into the layout of the priority graph; None where they are."""
+        """The program that brings weights into the priority graph's layout; None where they are."""
         if graph.artifacts.wrapped_neff_hlo_filepath is None:
             return None
         units = self._sdk()
@@ -231,7 +231,7 @@ def _log_of(unit: Path) -> Path | None:
 
 
 def _histogram(hlo: Any) -> Mapping[str, int]:
-    """How many instructions of each operation an HloModuleProto has, the most frequent first."""
+    """Counts of an HloModuleProto's instructions by operation, the most frequent first."""
     counted = Counter(
         instruction.opcode
         for computation in hlo.computations

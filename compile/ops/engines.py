@@ -1,4 +1,4 @@
-"""How fast a rank's parts are: documented rates, and two constants that were fitted to passes that
+"""The speed of a rank's parts: documented rates, and two constants that were fitted to passes that
 others measured.
 
 Documented (aws-neuron-sdk): nki/deep-dives/nki-dma-bandwidth-guide.rst for DMA, and
@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, replace
 
 @dataclass(frozen=True)
 class EngineRates:
-    """What one rank does in a second."""
+    """Rates of one rank's parts, in bytes or cycles a second."""
 
     dma: float  # bytes between memory and the core, as documented
     stream: float  # bytes of a stream of weights, as others measured
@@ -28,7 +28,7 @@ class EngineRates:
 
 @dataclass(frozen=True)
 class Fitted:
-    """What no document states."""
+    """Constants that no document states, in seconds."""
 
     all_reduce: float  # seconds that the ranks wait for each other in one collective
     host: float  # seconds of a call outside the graph: launch, inputs, results

@@ -1,4 +1,4 @@
-"""What each operation is to the engines of a NeuronCore: cycles, bytes and instructions.
+"""The work of each operation for the engines of a NeuronCore: cycles, bytes and instructions.
 
 KINDS is the table of operations: which engine computes each. Cycles are AWS's rules of thumb
 (aws-neuron-sdk, nki/guides/architecture/trainium_inferentia2_arch.rst): VectorE takes N cycles for
@@ -48,7 +48,7 @@ KINDS: Mapping[str, str] = _table(
 
 @dataclass(frozen=True)
 class OpWork:
-    """What an operation takes of each part of a core."""
+    """The work of an operation for each part of a core."""
 
     weights: float = 0.0  # bytes of weights that are read
     cache: float = 0.0  # bytes of keys and values that are read or written
@@ -92,8 +92,8 @@ def instructions(op: Op) -> int:
 
 
 def _read(op: Op) -> OpWork:
-    """What comes from memory: a weight or a cache where it is computed with, rows of it where it is
-    looked up in.
+    """Bytes that move from or to memory: all of a weight or cache that is computed with, the rows
+    of one that is looked up in or written.
     """
     if KINDS[op.name] == "look_up":
         source, size = op.inputs[0].kind, op.outputs[0].bytes

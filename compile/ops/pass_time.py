@@ -33,9 +33,9 @@ COSTS = (
     "collectives", "host",
 )
 # fmt: on
-"""What a pass's time goes to. `widening` is what making 8-bit weights wider takes longer than the
-stream of weights, keys and values, and `matmuls` what TensorE takes longer than both. `norms` has
-the MLP's activations, too.
+"""The costs that make a pass's time. `widening` is what making 8-bit weights wider takes longer
+than the stream of weights, keys and values, and `matmuls` what TensorE takes longer than both.
+`norms` has the MLP's activations, too.
 """
 _NOTHING = OpWork()
 
@@ -59,7 +59,7 @@ class PassTime:
 
 @dataclass(frozen=True)
 class PassWork:
-    """What a pass takes of each part of a core, by cost. It is linear in a graph's operations, so
+    """The work of a pass for each part of a core, by cost. It is linear in a graph's operations, so
     works can be added and scaled.
     """
 
@@ -164,7 +164,7 @@ def work_of(recording: Recording) -> PassWork:
 
 
 def cost_of(op: Op) -> str:
-    """Which of COSTS an operation belongs to, by its kind and the functions that asked for it."""
+    """The one of COSTS that an operation is of, by its kind and the functions that asked for it."""
     kind = KINDS[op.name]
     if kind == "collective":
         return "collectives"

@@ -117,7 +117,7 @@ def _union(op: Op, found: Mapping[int, Range]) -> Range:
 
 
 def _wrapped(bounds: Range) -> Range:
-    """What 32 bits hold of it."""
+    """The bounds where 32 bits hold them, else those of any 32-bit word."""
     inside = WORD.least <= bounds.least and bounds.most <= WORD.most
     return bounds if inside else WORD
 

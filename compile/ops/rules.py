@@ -1,5 +1,5 @@
-"""What neuronx-cc and the engines of a NeuronCore refuse or compute wrongly, as rules over the
-operations of a graph.
+"""Rules over the operations of a graph: what neuronx-cc and the engines of a NeuronCore refuse or
+compute wrongly.
 
 A rule is a name, who publishes it, and a check of one operation. `broken` holds a recording against
 all of them.
@@ -29,7 +29,7 @@ LEAST_WINDOW = 64
 
 @dataclass(frozen=True)
 class Graph:
-    """What a check may ask for beside the operation itself."""
+    """A recorded graph, which a check may ask beside the operation itself."""
 
     recording: Recording
     bounds: Mapping[int, Range]
@@ -38,7 +38,7 @@ class Graph:
 
 
 Check = Callable[[Op, Graph], str | None]
-"""What is wrong with an operation; None where nothing is."""
+"""A check of one operation. It returns what is wrong with it; None where nothing is."""
 
 
 @dataclass(frozen=True)

@@ -1,1 +1,1 @@
-"""Which graphs a target needs, what they need of a device, and how that is told."""
+"""The plan of a build: a target's graphs, their needs of a device, and the report on both."""

@@ -37,8 +37,8 @@ def build_memory(config: ModelConfig, spec: CompileSpec) -> int:
 
 
 def compilers_at_once(target: str) -> int:
-    """How many graphs a build for a Neuron target compiles at once here: half the processors, as
-    far as memory allows; one by native PyTorch.
+    """The number of graphs that a build for a Neuron target compiles at once here: half the
+    processors, as far as memory allows; one by native PyTorch.
     """
     if target in NATIVE:
         return 1
@@ -46,7 +46,7 @@ def compilers_at_once(target: str) -> int:
 
 
 def workers_within(most: int, need: int) -> int:
-    """How many workers of `need` bytes each fit the free memory; `most` at most, one at least."""
+    """The number of workers of `need` bytes each that fit the free memory, from one to `most`."""
     return max(1, min(most, free_memory() // need))
 
 

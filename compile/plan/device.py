@@ -1,4 +1,4 @@
-"""What one rank of a target runs on: its memory, and the instances that have it.
+"""The hardware of one rank of a target: its memory, and the instances that have it.
 
 Figures are AWS's published ones for a chip (docs "about-neuron/arch/neuron-hardware") divided by
 its cores. A rank is one NeuronCore-v2 (trn1, inf2) or one logical core of two cores (NeuronCore-v3

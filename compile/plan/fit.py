@@ -36,7 +36,7 @@ def rank_memory(config: ModelConfig, spec: CompileSpec) -> Footprint:
 
 
 def _without_programs(config: ModelConfig, spec: CompileSpec) -> Footprint:
-    """What is counted without recording a graph, which takes long."""
+    """The bytes of a rank that are counted without recording a graph, which takes long."""
     need = footprint(config, spec)
     if spec.target == "cpu":
         return need

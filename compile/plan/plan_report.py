@@ -117,7 +117,7 @@ def purposes(spec: CompileSpec, graphs: Sequence[Bucket]) -> Iterator[str]:
 
 
 def purpose(spec: CompileSpec, bucket: Bucket) -> str:
-    """What one of the spec's graphs is for."""
+    """The purpose of one of the spec's graphs, in words."""
     if isinstance(bucket, RoundBucket):
         what = f"rounds in one graph: a {bucket.shape} is drafted, verified and accepted"
     elif not bucket.everywhere:

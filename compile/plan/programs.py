@@ -1,4 +1,4 @@
-"""What the programs of a Neuron target take: memory of the device beside the tensors, and time to
+"""The cost of a Neuron target's programs: memory of the device beside the tensors, and time to
 compile. Both follow from the instructions that compile/ops estimates; neither was measured here.
 """
 

@@ -21,7 +21,7 @@ from inference.flags.values import Count, ModelName, Name
 
 
 class NamedOptions(CommandOptions, title="target"):
-    """Which target is meant."""
+    """The target that is meant, and its region."""
 
     BARE: ClassVar = "name"
 
@@ -52,7 +52,7 @@ class NamedOptions(CommandOptions, title="target"):
 
 
 class DeploymentOptions(NamedOptions, title="instance"):
-    """What is to run, and where."""
+    """The target that is to run, and the instance that it runs on."""
 
     RULES: ClassVar = (
         FlagRule("spot", excludes="capacity_block", why="they are two ways to pay"),

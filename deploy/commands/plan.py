@@ -66,7 +66,7 @@ _ROLE = "what AWS's AmazonSSMManagedInstanceCore allows (Session Manager)"
 
 
 class AccountView(NamedTuple):
-    """What the account says of a deployment."""
+    """The account's answer to a deployment: its number, places to start in, and the image's id."""
 
     number: str
     places: Sequence[SubnetInZone]
@@ -74,13 +74,13 @@ class AccountView(NamedTuple):
 
 
 def ask_account(aws: Aws, deployment: Deployment) -> AccountView:
-    """What the account says of the deployment. Raises InvalidRequest where it cannot be started."""
+    """Ask the account about the deployment. Raises InvalidRequest where it cannot be started."""
     places = places_for(aws, deployment.instance, deployment.subnet)
     return AccountView(aws.account, places, find_image(aws, deployment.image_parameter))
 
 
 def find_price(deployment: Deployment, *, live: bool) -> Price | NoPrice:
-    """What an hour of the instance costs, or why that is not known."""
+    """The price of an hour of the instance, or the reason why it is not known."""
     try:
         prices = InstancePrices(live=live)
         return prices.find(deployment.instance.name, deployment.region, deployment.market)

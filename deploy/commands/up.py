@@ -180,7 +180,7 @@ def _settings(
     price: Price | NoPrice,
     model: PinnedModel | None,
 ) -> HostSettings:
-    """What the host is told. Outrider's wheel and an artefact that lies here are uploaded."""
+    """Upload Outrider's wheel and an artefact that lies here; return the settings of the host."""
     with tempfile.TemporaryDirectory(prefix="outrider-") as directory:
         wheel = Path(options.wheel) if options.wheel else build_wheel(Path(directory))
         url, sha256 = put_wheel(bucket, wheel)
@@ -261,7 +261,7 @@ def _wait_until_serving(aws: Aws, instance: RunningInstance, minutes: int) -> No
 
 
 def _words(deployment: Deployment, instance: RunningInstance) -> list[str]:
-    """What to do next, and when the target ends."""
+    """Lines on what to do next, and on when the target ends."""
     name, tunnel = (
         deployment.name,
         f"  outrider deploy tunnel {deployment.name}      # keep it open",

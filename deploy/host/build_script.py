@@ -17,12 +17,12 @@ from deploy.host.installation import S3_OBJECT, Installation, need, script
 WORK = "/var/lib/outrider-build"
 ARTEFACT = f"{WORK}/artefact"
 LOAD = f"{WORK}/load.json"
-"""Where a file that --load names lies on the host."""
+"""The path on the host of a file that --load names."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class BuildSettings(Installation):
-    """What a host is to build. Raises InvalidRequest for a value that cannot be."""
+    """The settings of a host that builds. Raises InvalidRequest for a value that cannot be."""
 
     arguments: tuple[str, ...]  # of `python -m compile`, with --out ARTEFACT and --push
     reports: str  # s3://BUCKET/PREFIX

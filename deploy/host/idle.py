@@ -30,7 +30,7 @@ _ANSWER_SECONDS = 10.0
 
 @dataclass(frozen=True)
 class Activity:
-    """What a target's sessions were at a moment."""
+    """Counts of a target's sessions at a moment."""
 
     open: int  # sessions
     ended: int  # sessions, since the target started
@@ -91,7 +91,7 @@ def _check(minutes: float, state: Path, port: int) -> int:
 
 
 def _kept(state: Path) -> Idleness | None:
-    """What was seen last; None at first, and where the file is spoilt."""
+    """The idleness that was seen last; None at first, and where the file is spoilt."""
     try:
         return read_record(read_json(state, InvalidRequest), Idleness)
     except InvalidRequest:

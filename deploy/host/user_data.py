@@ -41,7 +41,7 @@ class HostSecrets:
 
 @dataclass(frozen=True, kw_only=True)
 class HostSettings(Installation):
-    """What a host is to be. Raises InvalidRequest for a value that cannot be.
+    """The settings of a host that serves. Raises InvalidRequest for a value that cannot be.
 
     A host serves an artefact, or a checkpoint, or the embedded target where neither is named.
     """

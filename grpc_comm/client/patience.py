@@ -77,5 +77,5 @@ class ProgressClock:
         return most
 
     def _latest(self, most: float) -> float:
-        """When the last token came, if the target has its time of silence left."""
+        """The time to take for the last token's, which leaves the target its time of silence."""
         return self._clock() - most + self._patience.silence

@@ -17,7 +17,7 @@ from inference.engine.session import Session
 
 
 class Ending(Enum):
-    """Why a session is over."""
+    """The reason why a session is over."""
 
     CLOSED = "closed"  # by its client
     REFUSED = "refused"  # its client asked for what cannot be done
@@ -82,7 +82,7 @@ class MessageSent(NamedTuple):
 
 
 class Drop(Enum):
-    """Why candidates were dropped."""
+    """The reason why candidates were dropped."""
 
     RATE = "rate"  # they came faster than their key may send them, and were not looked at
     LATE = "late"  # the target had passed their place, or it was pruned

@@ -50,7 +50,7 @@ class TargetServicer:
     """Missing associated documentation comment in .proto file."""
 
     def Describe(self, request, context):
-        """What this target serves.
+        """Describes what this target serves.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
