@@ -26,7 +26,7 @@ _FUSED = "a draft in the target's graphs (outrider fused_target --artifact DIR s
 _SIZES = "graphs of given sizes (numbers separated by commas; every combination is built)"
 _ON = "built on an instance of EC2, which is removed afterwards (outrider compile --on TYPE)"
 
-Sizes = Annotated[str, Shown("N,...")]
+SizeList = Annotated[str, Shown("N,...")]
 Store = Annotated[str, Shown("STORE")]
 Minutes = Annotated[float, Gt(0)]
 
@@ -59,18 +59,18 @@ class FusedOptions(Group, title=_FUSED):
     """model directory or hub name of the draft (default: the draft that ships here)"""
     speculation_length: Annotated[Count, Also("gamma")] | None = None
     """the tree is a chain of this many drafted tokens (default: 4)"""
-    draft_tree: Sizes | None = None
+    draft_tree: SizeList | None = None
     """the tree has so many children a node, level by level, such as 3,2,1"""
 
 
 class SizeOptions(Group, title=_SIZES):
     """Sizes of graphs that are named."""
 
-    prompt_chunks: Sizes | None = None
+    prompt_chunks: SizeList | None = None
     """prompt tokens in one call (default: 256 for cpu, 512 else)"""
-    tree_sizes: Sizes | None = None
+    tree_sizes: SizeList | None = None
     """nodes of trees, roots included (default: 1, 4, 16 and the largest)"""
-    slots: Sizes | None = None
+    slots: SizeList | None = None
     """cache slots that are read (default: half of them and all, prompts also quarters; a short
     cache whole)"""
     sampling: Literal["both", "greedy", "sampled"] | None = None

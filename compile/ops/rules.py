@@ -28,7 +28,7 @@ LEAST_WINDOW = 64
 
 
 @dataclass(frozen=True)
-class Graph:
+class RecordedGraph:
     """A recorded graph, which a check may ask beside the operation itself."""
 
     recording: Recording
@@ -37,7 +37,7 @@ class Graph:
     returned: Set[int]  # numbers of the call's results
 
 
-Check = Callable[[Op, Graph], str | None]
+Check = Callable[[Op, RecordedGraph], str | None]
 """A check of one operation. It returns what is wrong with it; None where nothing is."""
 
 
@@ -71,7 +71,7 @@ def broken(recording: Recording, rules: Sequence[Rule] | None = None) -> list[Vi
     rules: default RULES
     """
     returned = {value.number for value in recording.results}
-    graph = Graph(recording, ranges(recording), recording.users(), returned)
+    graph = RecordedGraph(recording, ranges(recording), recording.users(), returned)
     found = Counter(
         (rule.name, op.where, op.trail[0], f"{op}: {wrong}")
         for op in recording.ops
@@ -113,11 +113,11 @@ def _too_long(recording: Recording) -> Iterator[Violation]:
         yield Violation("instructions", most.where, most.trail[0], what, 1)
 
 
-def _unknown(op: Op, graph: Graph) -> str | None:
+def _unknown(op: Op, graph: RecordedGraph) -> str | None:
     return None if op.view or op.name in KINDS else "not in the table of operations"
 
 
-def _top_k_shape(op: Op, graph: Graph) -> str | None:
+def _top_k_shape(op: Op, graph: RecordedGraph) -> str | None:
     if op.name not in ("topk", "sort"):
         return None
     if op.name == "sort":
@@ -129,19 +129,19 @@ def _top_k_shape(op: Op, graph: Graph) -> str | None:
     return None
 
 
-def _top_k_width(op: Op, graph: Graph) -> str | None:
+def _top_k_width(op: Op, graph: RecordedGraph) -> str | None:
     if op.name != "topk":
         return None
     width = op.inputs[0].shape[-1]
     return f"top-k of {width:,}: at most {WIDEST_TOP_K:,} wide" if width > WIDEST_TOP_K else None
 
 
-def _top_k_type(op: Op, graph: Graph) -> str | None:
+def _top_k_type(op: Op, graph: RecordedGraph) -> str | None:
     integers = op.name == "topk" and not op.inputs[0].dtype.is_floating_point
     return "top-k of integers" if integers else None
 
 
-def _variadic(op: Op, graph: Graph) -> str | None:
+def _variadic(op: Op, graph: RecordedGraph) -> str | None:
     """argmax of floats along the last axis is a call of Neuron's own; others are reductions of
     values with their places.
     """
@@ -155,14 +155,14 @@ def _variadic(op: Op, graph: Graph) -> str | None:
     return None
 
 
-def _shift(op: Op, graph: Graph) -> str | None:
+def _shift(op: Op, graph: RecordedGraph) -> str | None:
     if op.name not in ("bitwise_right_shift", "__rshift__"):
         return None
     least = graph.bounds[op.inputs[0].number].least
     return "arithmetic shift of numbers that may be negative" if least < 0 else None
 
 
-def _integer_arithmetic(op: Op, graph: Graph) -> str | None:
+def _integer_arithmetic(op: Op, graph: RecordedGraph) -> str | None:
     arithmetic = op.name in ("add", "sub", "rsub", "mul", "sum", "cumsum", "neg")
     out = op.outputs[0]
     if not arithmetic or out.dtype.is_floating_point:
@@ -171,7 +171,7 @@ def _integer_arithmetic(op: Op, graph: Graph) -> str | None:
     return f"integers up to {size:,}: exact to {EXACT:,} in float32" if size > EXACT else None
 
 
-def _scatter_window(op: Op, graph: Graph) -> str | None:
+def _scatter_window(op: Op, graph: RecordedGraph) -> str | None:
     """`scatter` names a place for every element. `index_put` writes what its indices leave out."""
     if op.name in ("scatter", "scatter_add", "scatter_reduce", "masked_scatter"):
         places, item = op.inputs[1].elements, op.inputs[0].dtype.itemsize
@@ -185,13 +185,13 @@ def _scatter_window(op: Op, graph: Graph) -> str | None:
     return None
 
 
-def _gather_shape(op: Op, graph: Graph) -> str | None:
+def _gather_shape(op: Op, graph: RecordedGraph) -> str | None:
     if op.name != "gather" or op.inputs[0].shape != op.inputs[1].shape:
         return None
     return "the index has the shape of its source"
 
 
-def _wide_type(op: Op, graph: Graph) -> str | None:
+def _wide_type(op: Op, graph: RecordedGraph) -> str | None:
     for out in op.outputs:
         if out.dtype == torch.int64 and not _only_cast(op, graph):
             return "64-bit integers"
@@ -200,7 +200,7 @@ def _wide_type(op: Op, graph: Graph) -> str | None:
     return None
 
 
-def _only_cast(op: Op, graph: Graph) -> bool:
+def _only_cast(op: Op, graph: RecordedGraph) -> bool:
     """Whether these are places from argmax or top-k, of which only 32 bits are used."""
     uses = [use for out in op.outputs for use in graph.users.get(out.number, ())]
     wide = [out for out in op.outputs if out.dtype == torch.int64]
@@ -216,25 +216,25 @@ def _casts(op: Op) -> bool:
     return op.name == "_to_copy" and op.outputs[0].dtype == torch.int32
 
 
-def _infinite(op: Op, graph: Graph) -> str | None:
+def _infinite(op: Op, graph: RecordedGraph) -> str | None:
     numbers = [number for number in op.arguments if isinstance(number, float)]
     return None if all(map(math.isfinite, numbers)) else "a constant that is not finite"
 
 
-def _integer_matmul(op: Op, graph: Graph) -> str | None:
+def _integer_matmul(op: Op, graph: RecordedGraph) -> str | None:
     integers = op.name in ("mm", "bmm", "addmm") and not op.outputs[0].dtype.is_floating_point
     return "a product of integer matrices" if integers else None
 
 
-def _argmax(op: Op, graph: Graph) -> str | None:
+def _argmax(op: Op, graph: RecordedGraph) -> str | None:
     return "values are reduced together with their places" if op.name == "argmax" else None
 
 
-def _single_numbers(op: Op, graph: Graph) -> str | None:
+def _single_numbers(op: Op, graph: RecordedGraph) -> str | None:
     return "becomes a scatter of single numbers" if op.name == "index_copy" else None
 
 
-def _out_of_place(op: Op, graph: Graph) -> str | None:
+def _out_of_place(op: Op, graph: RecordedGraph) -> str | None:
     """A cache that is reassigned is another tensor for TorchNeuron, and the old one stays."""
     if op.name not in WRITES or op.inputs[0].kind != "state":
         return None

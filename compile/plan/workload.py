@@ -69,7 +69,7 @@ class Load(Record):
             )
 
 
-class _Text(BaseModel):
+class _TextRecord(BaseModel):
     """The fields that are read from the record of a text. The record has more."""
 
     model_config = ConfigDict(allow_inf_nan=False)
@@ -88,11 +88,11 @@ def read_load(path: Path) -> Load:
     raw = read_json(path, InvalidRequest)
     if not isinstance(raw.value, list):
         return read_record(raw, Load)
-    texts = [read_record(item, _Text) for item in raw.items()]
+    texts = [read_record(item, _TextRecord) for item in raw.items()]
     return raw.make(_measured, [text for text in texts if text.forwards and text.token_ids], path)
 
 
-def _measured(texts: list[_Text], path: Path) -> Load:
+def _measured(texts: list[_TextRecord], path: Path) -> Load:
     """A load from records of texts. A text counts with its mean tree, as if it ran alone."""
     trees: defaultdict[int, float] = defaultdict(float)
     for text in texts:

@@ -141,7 +141,7 @@ class Channel:
         self._channel.close()
 
 
-class Listener(Protocol):
+class CallListener(Protocol):
     """Receives a call's messages, on the call's reader thread."""
 
     def on_message(self, call: Call, message: pb.ServerMessage) -> None:
@@ -159,7 +159,7 @@ class Call:
     silent: whether the stream ended because the target said nothing, or made nothing
     """
 
-    def __init__(self, channel: Channel, listener: Listener, traffic: Traffic) -> None:
+    def __init__(self, channel: Channel, listener: CallListener, traffic: Traffic) -> None:
         self.address, self.last_message_at = str(channel.address), time.monotonic()
         self.failure: OutriderError | None = None
         self.silent = False

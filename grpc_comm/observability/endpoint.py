@@ -43,7 +43,7 @@ def serve_metrics(metrics: Metrics, address: Address) -> Iterator[Address]:
 
 
 def _listen(metrics: Metrics, address: Address) -> ThreadingHTTPServer:
-    class Handler(_Handler):
+    class Handler(_MetricsHandler):
         served = metrics
 
     class Server(ThreadingHTTPServer):
@@ -57,7 +57,7 @@ def _listen(metrics: Metrics, address: Address) -> ThreadingHTTPServer:
         ) from error
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _MetricsHandler(BaseHTTPRequestHandler):
     """Answers one request."""
 
     served: ClassVar[Metrics]

@@ -64,7 +64,7 @@ class HostedTarget:
     async def describe(self, request: pb.DescribeRequest, carrier: Carrier) -> pb.Description:
         """Answer Describe. The status of a refused call is the carrier's; its answer is empty."""
         try:
-            return await self._serving.service.Describe(request, _Call(carrier))  # type: ignore[arg-type]  # what it uses of a context
+            return await self._serving.service.Describe(request, _CallContext(carrier))  # type: ignore[arg-type]  # what it uses of a context
         except _EndedError:
             return pb.Description()
 
@@ -72,7 +72,7 @@ class HostedTarget:
         self, messages: AsyncIterator[pb.ClientMessage], carrier: Carrier
     ) -> AsyncIterator[pb.ServerMessage]:
         """Answer Session until either side ends it. The call's status is the carrier's."""
-        call = _Call(carrier)
+        call = _CallContext(carrier)
         work = asyncio.create_task(self._answer(messages, call))
         try:
             while (message := await call.written.get()) is not None:
@@ -84,7 +84,7 @@ class HostedTarget:
                 await asyncio.wait({work}, timeout=_CANCEL_SECONDS)
             work.cancelled() or work.exception()  # retrieved, so that asyncio does not warn
 
-    async def _answer(self, messages: AsyncIterator[pb.ClientMessage], call: _Call) -> None:
+    async def _answer(self, messages: AsyncIterator[pb.ClientMessage], call: _CallContext) -> None:
         details = _Details(_SESSION, call.invocation_metadata())
         try:
             handler = await self._guard.intercept_service(self._handler, details)  # type: ignore[arg-type]  # what it uses of them
@@ -146,7 +146,7 @@ class _EndedError(Exception):
     """Unwinds a call whose status was set."""
 
 
-class _Call:
+class _CallContext:
     """A call, as the service and interceptors see it (grpc.aio.ServicerContext).
 
     written: the answers; None after the last. One waits at a time, so a client that reads nothing
