@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from grpc_comm.client.connection import Connection
-from outrider.endpoint import connections
+from outrider.endpoint import access
 from outrider.endpoint.target_manager import TargetManager
 from tests.outrider.endpoint.conftest import http_server, sent, until_closed
 from tests.support.wire_fixtures import WAIT
@@ -29,7 +29,7 @@ def test_a_request_that_does_not_come_ends_its_connection(
     server: str, part: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("HEAD_SECONDS", "BODY_SECONDS"):
-        monkeypatch.setattr(connections, name, 0.2)
+        monkeypatch.setattr(access, name, 0.2)
     with sent(server, part) as connection:
         came = until_closed(connection)
     assert came.startswith(b"HTTP/1.1 200") is (part[:3] == b"GET")
@@ -41,7 +41,7 @@ def test_an_answer_may_take_longer_than_its_request(
     seconds, gate = 2.0, threading.Event()
 
     monkeypatch.setattr(Connection, "probe", lambda *_given: gate.wait(WAIT))
-    monkeypatch.setattr(connections, "HEAD_SECONDS", seconds)
+    monkeypatch.setattr(access, "HEAD_SECONDS", seconds)
     with sent(server, WHOLE.replace(b"version", b"health")) as connection:
         time.sleep(seconds + 0.5)
         gate.set()
