@@ -88,7 +88,7 @@ class DraftModelOptions(ModelOptions):
 
 
 class ReductionOptions(DraftModelOptions, title="models and devices"):
-    """The part of a draft's checkpoint that is kept."""
+    """The part of a draft's checkpoint that is kept: bits of its matrices, rows of its head."""
 
     draft_quantization: Quantization | None = None
     """round the draft's matrices to 8 or 4 bits, on cpu or cuda (docs/drafts.md)"""
