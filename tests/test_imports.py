@@ -27,7 +27,6 @@ PURE = [
     "cost/energy",
     "cost/quantity",
     "decode",
-    "cost/usage",
     "draft_tuning",
     "drafters/block_masks",
     "drafters/candidate_sender",

@@ -65,7 +65,10 @@ def test_an_emulated_target_has_no_layers_to_round(capsys: pytest.CaptureFixture
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        (["target", "--layer_offload", "disk", "--artifact", "x"], "leave it out with --artifact"),
+        (
+            ["target", "--layer_offload", "disk", "--artifact", "x"],
+            "--layer_offload does not go with --artifact",
+        ),
         (["target", "--layer_offload", "host", "--device", "cpu"], "--layer_offload disk"),
         (["target", "--layer_offload", "tape"], "one of host, disk is needed"),
     ],
