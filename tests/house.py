@@ -265,11 +265,7 @@ def measures() -> list[Measure]:
         ),
         Measure("longest trip of a parameter", MOST_STEPS, len(longest_trip(found)) - 1),
         Measure("type names with several meanings", MOST_NAMES, len(shared_type_names(found))),
-        Measure(
-            "file names that stand for several files",
-            MOST_FILE_NAMES,
-            len(shared_file_names(found)),
-        ),
+        Measure("file names of several files", MOST_FILE_NAMES, len(shared_file_names(found))),
         Measure("longest file, lines", 350, max(module.lines for module in found)),
         Measure("longest function, lines", 60, sizes[-1]),
         Measure("import circles, for types included", 0, len(circles(found))),
