@@ -15,7 +15,7 @@ from inference.errors import InvalidRequest, Unavailable
 POLL_SECONDS = 3.0
 GONE = "DELETE_COMPLETE"
 TAG = "outrider:target"
-"""Of everything that was made for a target; its value is the target's name."""
+"""Key of a tag on everything that was made for a target; its value is the target's name."""
 Glance = Callable[[str], None]
 
 

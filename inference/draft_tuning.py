@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class DraftTuning:
-    """How drafts grow, what is sent, and what the draft may cost."""
+    """Settings of drafting: how drafts grow, what is sent, and what the draft may cost."""
 
     width: int = 8
     """Children named for a ranked node. Tuned cells."""

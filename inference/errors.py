@@ -1,4 +1,4 @@
-"""What can go wrong, in the user's terms.
+"""Errors, in the user's terms.
 
 OutriderError
 ├── InvalidRequest      the request itself is wrong; asking again does not help

@@ -16,14 +16,14 @@ It applies where the client's order names no credit of its own.
 
 
 class Pace(Enum):
-    """When the target makes a forward for a session."""
+    """Condition on which the target makes a forward for a session."""
 
     GO_ON = 0  # whenever the target is free
     WAIT = 1  # only when the client says go
 
 
 class End(Enum):
-    """Why a session's text ends, or does not go on here."""
+    """Reason for which a session's text ends, or does not go on here."""
 
     NOT = 0  # the text goes on
     STOP_ID = 1  # the target chose a stop id

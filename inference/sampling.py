@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from inference.errors import InvalidRequest
 
 CANDIDATES = 256
-"""How many most likely tokens top-k and top-p act on, on every backend."""
+"""Number of most likely tokens that top-k and top-p act on, on every backend."""
 
 SEED_BITS = 63
 
@@ -25,7 +25,7 @@ LEAST_TEMPERATURE, GREATEST_TEMPERATURE = 1e-3, 1e3
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """How tokens are sampled. Raises InvalidRequest for a value out of bounds."""
+    """Parameters by which tokens are sampled. Raises InvalidRequest for a value out of bounds."""
 
     temperature: float = 0.0  # 0: greedy
     top_k: int = 0  # 0: off

@@ -11,7 +11,7 @@ from inference.proposer import NOBODY
 
 @dataclass
 class Traffic:
-    """What the sessions of one text have cost so far; 0 where nothing is counted."""
+    """Costs of the sessions of one text so far; 0 where nothing is counted."""
 
     bytes_up: int = 0  # from client to target, with FRAMING_BYTES added per message
     bytes_down: int = 0  # from target to client, with FRAMING_BYTES added per message

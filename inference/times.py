@@ -140,7 +140,7 @@ class LatencyModel:
         return near.expected
 
     def _near(self, shape: Shape) -> _Near:
-        """What the measured shapes next to this one say of it."""
+        """Bounds and estimates by measured shapes next to this one; kept until the next sample."""
         if shape not in self._near_to:
             self._near_to[shape] = self._between(shape)
         return self._near_to[shape]
@@ -197,7 +197,7 @@ class LatencyModel:
 
 
 class _Near(NamedTuple):
-    """What measured shapes of fewer and of more nodes say of a shape, in seconds."""
+    """Bounds and estimates of a shape's seconds, by measured shapes of fewer and of more nodes."""
 
     lower: float  # the dearest of fewer nodes
     least: float  # the cheapest of more nodes

@@ -1,4 +1,4 @@
-"""How a process that was started here is ended."""
+"""The end of a process that was started here."""
 
 from __future__ import annotations
 

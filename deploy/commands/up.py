@@ -43,7 +43,7 @@ EXAMPLES = """examples:
   outrider deploy up demo --instance g6.xlarge --model Qwen/Qwen2.5-7B --spot
   outrider deploy up demo --instance c7i.2xlarge --allow_cidr 203.0.113.7/32
 """
-"""The same command again goes on where an earlier one was broken off."""
+"""Commands that users type. One given again goes on where an earlier one was broken off."""
 
 _FIRST_LOCAL_PORT = 50151
 _POLL_SECONDS = 5.0

@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 
 
 class Shared(NamedTuple):
-    """What all nodes of a segment see in the cache of another model, a draft's target."""
+    """The part of another model's cache, a draft's target, that all nodes of a segment see."""
 
     row: int
     context: NDArray[np.bool_]  # [S] slots, up to the highest in use
 
 
 class KnownFeatures(NamedTuple):
-    """What the nodes of a segment of a head are computed from.
+    """Features of the target, from which the nodes of a head's segment are computed.
 
     known: how many tokens of the text have features, the first ones
     at: returns the features at known positions [n], as [n, layers * hidden]
@@ -117,7 +117,7 @@ class FeatureModel(Model, Protocol):
 
 
 class Masks(NamedTuple):
-    """What a block draft takes for tokens that are not known yet.
+    """Mask tokens, which a block draft takes for tokens that are not known yet.
 
     token: id of the mask
     most: masks that stand behind a node at most, each of which names one token more

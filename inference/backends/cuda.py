@@ -80,7 +80,7 @@ class CudaGraphs:
 
 
 class Choice(NamedTuple):
-    """How tokens are made of logits [B, P, V]: function(logits, sampling, positions, size)."""
+    """A way to make tokens of logits [B, P, V]: function(logits, sampling, positions, size)."""
 
     function: Callable[[Tensor, Sampling, Tensor, int], Outputs]
     size: int  # positions that noise is made for when choosing, children when ranking

@@ -16,7 +16,7 @@ from inference.tree import IntArray
 
 
 class FeatureForm(NamedTuple):
-    """Which features: the inputs of these layers of the target, ascending, each so wide.
+    """Form of features: inputs of these layers of the target, ascending, `hidden` numbers each.
 
     The number of layers stands for the last layer's output.
     """
@@ -26,7 +26,7 @@ class FeatureForm(NamedTuple):
 
 
 NOTHING = FeatureForm((), 0)
-"""Of graphs that return no features."""
+"""Form of graphs that return no features."""
 
 
 class FeatureStore:

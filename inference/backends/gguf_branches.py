@@ -1,4 +1,4 @@
-"""Which of llama.cpp's sequences hold the keys of which slots.
+"""Sequences of llama.cpp, and the slots whose keys each one holds.
 
 llama.cpp keeps each key in a cell, and knows which sequences a cell belongs to. A node sees the
 cells of its own sequence. So every branch of a tree is a sequence, and cells above a fork belong to
@@ -23,7 +23,7 @@ NONE = -1
 
 
 class Memory(Protocol):
-    """What is done to the cells of sequences."""
+    """Operations on the cells of llama.cpp's sequences."""
 
     def copy(self, source: int, target: int, start: int, end: int) -> None:
         """Let the source's cells at positions `start` to `end` - 1 belong to the target, too."""
@@ -89,7 +89,7 @@ class BranchSequences:
         return np.asarray(slots[order], dtype=np.int32)
 
     def known(self, row: int, path: IntArray) -> int:
-        """How many of the path's first slots have their keys. They are kept for this call."""
+        """The number of the path's first slots whose keys are held. They are kept for this call."""
         holder, length = self._holder(row, path)
         if holder != NONE:
             self._used[holder] = self._call

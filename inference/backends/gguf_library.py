@@ -21,7 +21,7 @@ from inference.tree import IntArray
 
 INSTALL = 'a GGUF file needs llama-cpp-python: pip install "outrider[gguf]"'
 SEQUENCES = 256
-"""As many as llama.cpp takes."""
+"""Number of sequences in a context: the most that llama.cpp takes."""
 
 _ERROR = 4  # ggml_log_level
 _ALL_LAYERS = 1 << 16
@@ -30,7 +30,7 @@ _FLOAT32 = 0  # ggml_type
 _SAMPLE = 1 << 16
 _ALL_FLOAT32 = "0"  # general.file_type
 _ERRORS: list[str] = []
-"""What the library would print of the call under way; the first of them is the reason."""
+"""Errors that the library would print of the call under way; the first one is the reason."""
 
 
 def import_llama_cpp() -> Any:
@@ -63,7 +63,7 @@ def _why() -> str:
 
 
 class GgufFacts(NamedTuple):
-    """What a GGUF file says of its model."""
+    """Facts that a GGUF file states of its model."""
 
     architecture: str
     weights: str  # kind and size in llama.cpp's words, such as "qwen2 0.5B Q4_K - Medium"

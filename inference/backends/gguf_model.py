@@ -33,7 +33,7 @@ _BATCH = 256
 
 
 class LlamaContext(Memory, Protocol):
-    """What GgufContext does: it computes tokens as members of sequences, whose cells it keeps."""
+    """The work of GgufContext: it computes tokens as members of sequences, whose cells it keeps."""
 
     def decode(
         self,
@@ -105,7 +105,7 @@ class GgufModel:
         self._tokens[target] = self._tokens[source]
 
     def _each(self, segments: Sequence[Segment], use: Callable[[Segment, Tensor], T]) -> list[T]:
-        """What `use` makes of each segment and its logits [p, V], in as few decodes as hold
+        """Return what `use` makes of each segment and its logits [p, V], by as few decodes as hold
         them.
         """
         check_rows(segments)

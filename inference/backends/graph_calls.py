@@ -1,5 +1,5 @@
-"""What a call of a compiled graph takes and returns: which calls a graph holds, its inputs by name,
-and each row's share of its outputs.
+"""Calls of compiled graphs: whether a graph holds a call, the call's inputs by name, and each row's
+share of its outputs.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ WHEELS = (
     _TRANSFORMERS,
     "protobuf<7",
 )
-"""What an environment without AWS's packages needs, for pip. Hosts and pages take it from here."""
+"""Packages for pip in an environment without AWS's. Hosts and pages take them from here."""
 _INSTALL = f"pip install --extra-index-url {INDEX} {shlex.join(WHEELS)}"
 _PLACEHOLDERS = (
     "without that index pip finds placeholders of the same names, which install and do not work"

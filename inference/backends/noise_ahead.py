@@ -19,7 +19,7 @@ class Draw(NamedTuple):
     last: int
 
     def ahead(self) -> Draw:
-        """What the next call of this row can need: its root is one of the tokens chosen now."""
+        """Noise that this row's next call can need: its root is one of the tokens chosen now."""
         return self._replace(first=self.first + 1, last=self.last + FILLED)
 
     def whole(self) -> Draw:

@@ -157,7 +157,7 @@ class ModelSequence:
         return Segment(self.row, tokens, slots, positions, context, mask, pick, self._params)
 
     def _context(self, tree: TreeNodes, nodes: Sequence[int]) -> NDArray[np.bool_]:  # [1 or n, S]
-        """Which cached slots each node sees: committed slots and those of its earlier ancestors.
+        """The cached slots that each node sees: committed ones and those of its earlier ancestors.
 
         The second kind exists only for a tree that is grown over several calls.
         """
@@ -200,7 +200,7 @@ def _under_chain(
 
 
 class TargetRow(NamedTuple):
-    """Where a target in this process has the keys of a text."""
+    """The row and the slots in which a target in this process has the keys of a text."""
 
     row: int
     slots: Slots

@@ -40,7 +40,7 @@ DEALT = "weights"
 """Directory with the weights of each rank, and the config.json of the model that is dealt out."""
 
 MEETING = timedelta(minutes=10)
-"""How long ranks wait for each other to join the group."""
+"""Longest time that ranks wait for each other to join the group."""
 
 
 def rank_weights(rank: int) -> str:
@@ -49,7 +49,7 @@ def rank_weights(rank: int) -> str:
 
 
 class TargetSizes(Protocol):
-    """What a spec and a manifest both say of a target."""
+    """Sizes and precision of a target, which a spec and a manifest both state."""
 
     @property
     def buckets(self) -> tuple[Bucket, ...]: ...
@@ -70,7 +70,7 @@ class TargetSizes(Protocol):
 
 
 class RankPlan(NamedTuple):
-    """What every rank of a target must know to make its part of it. It can be sent to a process."""
+    """A plan by which every rank of a target makes its part of it. It can be sent to a process."""
 
     directory: Path  # of the artefact
     target: TargetSizes

@@ -39,10 +39,10 @@ Lost = Callable[[str], None]
 """Hears why the target cannot go on, on a thread of its own."""
 
 _Outputs = tuple[NDArray[np.int32], tuple[int, ...]]
-"""What a call chose, and the shape of its features, which lie in shared memory; () without any."""
+"""Tokens that a call chose, and the shape of its features in shared memory; () without any."""
 
 _Answer = _Outputs | OutriderError | RuntimeError | None
-"""What a rank sends: None when it is loaded, a call's outputs, or why it ends."""
+"""A rank's message: None when it is loaded, a call's outputs, or the error that ends it."""
 
 
 def end_process(why: str) -> NoReturn:
@@ -139,7 +139,7 @@ class Ranks:
         lost(why)
 
     def _why(self) -> str:
-        """Which rank ended first. It may be about to end."""
+        """Name the rank that ended first. One may be about to end: waits for _LEAVING s at most."""
         ended = wait([rank.process.sentinel for rank in self._ranks], _LEAVING)
         gone = [number for number, rank in enumerate(self._ranks) if rank.process.sentinel in ended]
         if gone and not self._ended:

@@ -36,7 +36,7 @@ _INSTALL = (
 
 
 class Machine(NamedTuple):
-    """What a rank runs on. TRAINIUM is what is served on; proofs on a CPU name other backends."""
+    """Device and backends of a rank. Targets run on TRAINIUM; proofs on a CPU name others."""
 
     device: str
     compiler: str | Callable[..., Any]  # backend of torch.compile

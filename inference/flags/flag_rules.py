@@ -11,7 +11,7 @@ Known = Mapping[str, tuple[Any, Any]]
 
 
 class FlagRule(NamedTuple):
-    """What some flags exclude or need. `why` ends the error.
+    """A rule of what some flags exclude or need. `why` ends the error.
 
     Conditions are separated by spaces: `gamma` holds where the flag has another value than its
     default, `pace=wait` and `device=neuron*` where its value is such a one.

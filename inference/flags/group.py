@@ -66,7 +66,7 @@ class Group(BaseModel):
     )
 
     RULES: ClassVar[tuple[FlagRule, ...]] = ()
-    """What its flags mean together."""
+    """Rules of the group's flags, each of which excludes or needs other flags."""
 
     def __init__(self, /, **given: Any) -> None:
         """Take values by the names of their flags, those of groups within this one, too."""

@@ -1,4 +1,4 @@
-"""How a machine computes what a choice needs: the noise, and the greatest scores.
+"""Arithmetic of a choice, as a machine computes it: the noise, and the greatest scores.
 
 There are two ways with one meaning. A graph or a call is given one of them. HOST is for CPUs and
 GPUs. ENGINES is for NeuronCores, whose engines work on float32 and on rows of limited width.

@@ -29,7 +29,7 @@ _SAMPLE = 1 << 16
 
 
 class Loading(NamedTuple):
-    """How far the weights of a checkpoint are read."""
+    """Progress of reading the weights of a checkpoint."""
 
     file: int  # that is read now, counted from 1
     files: int

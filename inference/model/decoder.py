@@ -34,7 +34,7 @@ class Hidden(NamedTuple):
 
 
 class Sight(NamedTuple):
-    """What new nodes see, and at which positions they stand, for all layers of a forward."""
+    """Masks of what new nodes see, and their rotary positions, for all layers of a forward."""
 
     cos: Tensor  # [B, T, 1, head dim / 2]
     sin: Tensor  # [B, T, 1, head dim / 2]

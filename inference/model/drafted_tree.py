@@ -30,7 +30,7 @@ class Rows(NamedTuple):
 
 
 class Draws(NamedTuple):
-    """How each row is sampled, and the noise that draft and target share.
+    """Sampling parameters of each row, and the noise that draft and target share.
 
     The noise covers every token at each position below the row's root.
     """

@@ -141,7 +141,7 @@ class EagleHead(nn.Module):
 
 
 class OfTarget(NamedTuple):
-    """What a head has of its target. vocabulary: ids of the tokenizer."""
+    """Parts of its target that a head is built from. vocabulary: ids of the tokenizer."""
 
     config: ModelConfig
     vocabulary: int
@@ -151,7 +151,7 @@ class OfTarget(NamedTuple):
 
     @classmethod
     def of(cls, target: Decoder) -> OfTarget:
-        """What a head has of a target in this process: its precision and its device, too."""
+        """Take the parts of a target in this process: its precision and its device, too."""
         shared = target.model.embed_tokens.weight
         return cls(target.config, target.vocabulary, shared.dtype, shared.device, lambda: shared)
 

@@ -35,7 +35,7 @@ _NO_WINDOW = {"sliding_window": None, "use_sliding_window": False}
 
 @dataclass(frozen=True)
 class HeadConfig:
-    """What a head computes.
+    """Sizes and form of a head's computation.
 
     layer: how many layers it has, and the sizes of each; the vocabulary is the target's
     draft_vocabulary: tokens that it can name

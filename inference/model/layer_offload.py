@@ -29,10 +29,10 @@ from inference.model.config import ModelConfig
 from inference.model.decoder import WHOLE, Decoder, Layer
 
 Offload = Literal["host", "disk"]
-"""Where layers' weights stay: in host memory, or in the checkpoint's files."""
+"""Place in which layers' weights stay: host memory, or the checkpoint's files."""
 
 LAYERS = "model.layers."
-"""What the names of layers' tensors begin with."""
+"""Prefix of the names of layers' tensors."""
 
 Fetch = Callable[[int, Layer], None]
 """fetch(index, into): copy the weights of a layer into the parameters of another."""

@@ -77,7 +77,7 @@ class InPlaceGraph(StatefulGraph):
 
 
 class Collectives(NamedTuple):
-    """How ranks exchange results."""
+    """Operations by which ranks exchange results."""
 
     ranks: int
     total: Callable[[Tensor], Tensor]
@@ -91,7 +91,7 @@ def _same(x: Tensor) -> Tensor:
 
 
 ALONE = Collectives(1, _same, _same)
-"""Of a rank that has no others."""
+"""Operations of a rank that has no others."""
 
 
 def functional_collectives(ranks: int) -> Collectives:

@@ -98,7 +98,7 @@ class PairOptions(SourceOptions, ReductionOptions, TargetOptions):
 
 
 class LinkOptions(Group, title="target and link"):
-    """Where the target is, and over which links it is compared."""
+    """Place of the target, and links over which it is compared."""
 
     target_host: Host | None = None
     """a running target (default: start one)"""
@@ -155,7 +155,7 @@ class CompareOptions(LinkOptions, CommandOptions, title="what is compared"):
     pair: PairOptions = PairOptions()
 
     def __init__(self, /, **given: Any) -> None:
-        """What presets and --cs stand for stands where nothing else is given."""
+        """Set what presets and --cs stand for, where nothing else is given."""
         names = _words(given.get("presets") or ())
         known = [name for name in names if name in BY_PRESET] if isinstance(names, tuple) else []
         meant: dict[str, Any] = {"rtt": (0.0,)} if given.get("cs") else {}

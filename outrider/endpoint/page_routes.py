@@ -50,7 +50,7 @@ HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "Cache-Control": "no-cache",
 }
-"""Of the page: nothing is loaded from elsewhere, and no text can become a script."""
+"""Headers of the page: nothing is loaded from elsewhere, and no text can become a script."""
 
 
 Told: TypeAlias = tuple[str, dict[str, Any]]

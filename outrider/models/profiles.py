@@ -40,7 +40,7 @@ of one node where these are slow: a client that comes then waits for its end.
 
 
 class _Place(NamedTuple):
-    """Where a profile is kept."""
+    """A place to keep the profile of one subject, a draft or a target."""
 
     directory: Path
     subject: Subject
@@ -55,7 +55,7 @@ class _Place(NamedTuple):
 
 @dataclass
 class PendingProfile:
-    """What is left to measure of a target, while it serves."""
+    """Measurements of a target that are still to be made, while it serves."""
 
     survey: Profiler
     place: _Place
@@ -134,7 +134,7 @@ class Profiles:
         return load_profile(self.directory, place.subject, self.tell)
 
     def _measured(self, place: _Place, survey: Profiler) -> dict[Shape, float]:
-        """What can be measured before anything else is done."""
+        """Seconds by shape, measured before all else: all if `whole`, else for QUICK_SECONDS."""
         if not self.whole:
             times = survey.run(lambda progress: None, QUICK_SECONDS)
         else:

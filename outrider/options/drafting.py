@@ -58,7 +58,7 @@ Sources: TypeAlias = Annotated[str, AfterValidator(_sources), Shown("SOURCE,..."
 
 
 class TreeOptions(Group, title="drafting"):
-    """What the draft proposes, and whether the target waits for it."""
+    """The form of the draft's proposals, and whether the target waits for them."""
 
     gamma: Annotated[Natural, Also("speculation_length")] | None = None
     """rounds: the target waits for a chain of this length"""
@@ -86,7 +86,7 @@ class TreeOptions(Group, title="drafting"):
 
 
 class SourceOptions(Group, title="drafting"):
-    """Where candidates come from."""
+    """The sources of candidates."""
 
     draft: Annotated[Sources, Field(description=SOURCES_HELP)] = "model,copy"
 
@@ -134,7 +134,7 @@ Preset: TypeAlias = Annotated[str, AfterValidator(_preset), Shown("NAME")]
 
 
 class PresetOptions(SourceOptions, TreeOptions, title="drafting"):
-    """Who drafts for a client: by name, or flag by flag."""
+    """A client's way of drafting: by a preset's name, or flag by flag."""
 
     preset: Preset | None = None
     """a way of drafting by name: vanilla, classic_sd, tree_sd, adaptive, suffix, hybrid, eagle_sd
@@ -182,7 +182,7 @@ class PresetOptions(SourceOptions, TreeOptions, title="drafting"):
 
 
 def _words(preset: str) -> str:
-    """What the preset stands for, as a user writes it."""
+    """A sentence with the flags that the preset stands for, as a user writes them."""
     flags = [
         f"--{name}" if value is True else f"--{name} {value}"
         for name, value in PRESETS[preset].items()

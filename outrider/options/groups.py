@@ -88,7 +88,7 @@ class DraftModelOptions(ModelOptions):
 
 
 class ReductionOptions(DraftModelOptions, title="models and devices"):
-    """How much of a draft's checkpoint is kept."""
+    """The part of a draft's checkpoint that is kept: bits of its matrices, rows of its head."""
 
     draft_quantization: Quantization | None = None
     """round the draft's matrices to 8 or 4 bits, on cpu or cuda (docs/drafts.md)"""
@@ -107,7 +107,7 @@ class TargetModelOptions(ModelOptions):
 
 
 class DeviceOptions(Group, title="models and devices"):
-    """Where and how a model is loaded."""
+    """The device of a model, and the way in which it is loaded."""
 
     device: Device = "auto"
     """auto, cpu, cuda, cuda:N, neuron or neuron-legacy; auto takes CUDA where there is one"""
@@ -126,7 +126,7 @@ class BatchOptions(Group, title="models and devices"):
 
 
 class TargetOptions(BatchOptions, DeviceOptions, TargetModelOptions):
-    """What a target model in this process is loaded from."""
+    """The source of a target model in this process, and the largest tree that it takes."""
 
     artifact: Directory | None = None
     """serve this compiled target (outrider compile) in place of a model"""
@@ -135,7 +135,7 @@ class TargetOptions(BatchOptions, DeviceOptions, TargetModelOptions):
 
 
 class OffloadOptions(TargetOptions, title="models and devices"):
-    """Where the layers of a target are."""
+    """The place of a target's layers."""
 
     layer_offload: Literal["host", "disk"] | None = None
     """keep layers in host memory (for cuda) or in the checkpoint's files, and copy each to the
@@ -156,7 +156,7 @@ class MeasureOptions(Group, title="models and devices"):
 
 
 class SamplingOptions(Group, title="text"):
-    """How texts are made, and how they are shown."""
+    """The sampling and the length of texts, and the way in which they are shown."""
 
     max_new_tokens: Count = 128
     """tokens to make at most"""
@@ -181,7 +181,7 @@ class SamplingOptions(Group, title="text"):
 
 
 class PromptOptions(SamplingOptions):
-    """Which texts are made."""
+    """The prompts from which texts are made."""
 
     prompt: str | None = None
     """text to go on with, - for standard input; the tokenizer's beginning-of-text token is put in
@@ -193,7 +193,7 @@ class PromptOptions(SamplingOptions):
 
 
 class TextOptions(PromptOptions):
-    """Which texts are made, and how they are told of."""
+    """The prompts from which texts are made, and the reports on them."""
 
     as_json: bool = Field(default=False, alias="json")
     """one JSON object a prompt on stdout, and nothing else there"""
@@ -213,7 +213,7 @@ class HourlyOptions(Group, title="prices and limits"):
 
 
 class PriceOptions(HourlyOptions):
-    """What the target, traffic and electricity cost."""
+    """Prices of the target, traffic and electricity, and the watts of both machines."""
 
     instance: Annotated[str, Shown("TYPE")] | None = None
     """price the target by EC2 type, such as trn1.2xlarge"""
@@ -248,7 +248,7 @@ class ObjectiveOptions(PriceOptions):
 
 
 class GoalOptions(ObjectiveOptions):
-    """What drafting is to keep small, or below a limit."""
+    """Goals of drafting: what is kept small, or within a limit."""
 
     cs: Knob = "tps"
     """cost against speed: tps, balanced, cost or 0 to 100"""

@@ -21,7 +21,7 @@ class PortOptions(Group, title="network"):
 
 
 class TlsOptions(Group, title="security"):
-    """How a side proves who it is, and checks the other."""
+    """Proofs of who a side is, and checks of the other side."""
 
     tls_cert: File | None = None
     """certificate of this side; a target needs one for TLS"""
@@ -37,7 +37,7 @@ class TlsOptions(Group, title="security"):
 
 
 class ConnectionOptions(TlsOptions, PortOptions, title="network"):
-    """Where a client finds its target."""
+    """The place of a client's target, and the choice of one of its models."""
 
     target: Name | None = None
     """a target by its name, as `outrider deploy up` made it: in place of --target_host,
@@ -56,7 +56,7 @@ class ConnectionOptions(TlsOptions, PortOptions, title="network"):
 
     @property
     def endpoints(self) -> list[Endpoint]:
-        """Where the target's replicas are; --port where --target_host names no port."""
+        """Endpoints of the target's replicas, with --port where --target_host names no port."""
         return [self._endpoint(host.strip()) for host in self.target_host.split(",")]
 
     def _endpoint(self, text: str) -> Endpoint:
@@ -68,7 +68,7 @@ class ConnectionOptions(TlsOptions, PortOptions, title="network"):
     @model_validator(mode="before")
     @classmethod
     def _named(cls, given: dict[str, Any]) -> dict[str, Any]:
-        """What the named target stands for, in the flags of which it takes the place."""
+        """Set the flags that the named target stands for. Raises ValueError where one differs."""
         if not given.get("target"):
             return given
         named = read_target(given["target"])
@@ -91,7 +91,7 @@ class ConnectionOptions(TlsOptions, PortOptions, title="network"):
 
 
 class HttpOptions(Group, title="network"):
-    """Where `serve` listens for HTTP, and to whom."""
+    """Addresses on which `serve` listens for HTTP, and the clients that it listens to."""
 
     http_host: Host = "127.0.0.1"
     """address on which HTTP is served"""
@@ -127,7 +127,7 @@ class KeysOptions(Group, title="security"):
 
 
 class ListeningOptions(KeysOptions, TlsOptions, PortOptions, HostOptions, title="network"):
-    """Where a target listens, and to whom."""
+    """The address on which a target listens, and the sessions that it takes."""
 
     waiting: Natural = 64
     """sessions that may stand in line for a row"""
@@ -142,7 +142,7 @@ class ListeningOptions(KeysOptions, TlsOptions, PortOptions, HostOptions, title=
 
 
 class ObservingOptions(Group, title="observing"):
-    """How a target tells what it does."""
+    """Reports of a target on what it does: metrics, log and live view."""
 
     metrics_port: Port | None = None
     """serve Prometheus metrics and /healthz over HTTP on this port; 0 lets the system choose"""

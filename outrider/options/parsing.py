@@ -277,6 +277,6 @@ def _print_and_end(text: str) -> NoReturn:
 
 
 def _command() -> str:
-    """How this program was called."""
+    """The command that started this program."""
     called = Path(sys.argv[0]).name
     return {"outrider": called, "__main__.py": "python -m outrider"}.get(called, "python main.py")

@@ -1,4 +1,4 @@
-"""How a target and its clients prove who they are, from their options."""
+"""Security of a target and its clients, from their options: proofs of who they are."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from outrider.options.network import ConnectionOptions, ListeningOptions, TlsOpt
 
 
 def server_security(options: ListeningOptions) -> SecurityOptions:
-    """How a target proves who it is, and whom it serves."""
+    """The files by which a target proves who it is, and checks whom it serves."""
     return SecurityOptions(
         **_files(options, "tls_cert", "tls_key", "tls_ca", "token_file", "keys_file"),
         tls=False,
@@ -18,7 +18,7 @@ def server_security(options: ListeningOptions) -> SecurityOptions:
 
 
 def client_security(options: ConnectionOptions) -> SecurityOptions:
-    """How a client proves who it is, and whom it trusts."""
+    """The files by which a client proves who it is, and checks whom it trusts."""
     return SecurityOptions(
         **_files(options, "tls_cert", "tls_key", "tls_ca", "token_file"),
         tls=options.tls,

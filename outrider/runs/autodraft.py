@@ -44,7 +44,7 @@ IGNORED = {
 """Tags without an effect here: names, and what is measured without being asked for."""
 
 DEFAULTS = {"SEED": "4", "MAX_NEW_TOKENS": "256", "BENCHES_CSV": "mt_bench"}
-"""What AutoDraft takes where a file says nothing."""
+"""Values that AutoDraft takes where a file says nothing."""
 
 QUANTIZATIONS: dict[str, dict[str, Any]] = {
     "none": {},

@@ -1,4 +1,4 @@
-"""What a file of runs says, before any flag is looked up. See docs/runs.md."""
+"""Contents of a file of runs, before any flag is looked up. See docs/runs.md."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def read_run_file(path: Path) -> RunFile:
 
 
 def _problem(error: ValidationError) -> str:
-    """What is wrong first, and where: runs[1].gamma."""
+    """The first error, with the place of it in front, such as runs[1].gamma."""
     first = error.errors(include_url=False)[0]
     place = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"])
     place, got = place.lstrip("."), brief(first["input"])

@@ -29,7 +29,7 @@ from outrider.options.roles import FusedTargetRole
 
 
 class Drafts(NamedTuple):
-    """What drafts beside a target, and the description that tells clients of it."""
+    """A drafter or graphs that draft beside a target, and the description for its clients."""
 
     description: Description
     drafter: ColocatedDrafter | None = None

@@ -77,7 +77,7 @@ class RayOptions(
 
     @property
     def target(self) -> TargetRole:
-        """What each replica serves."""
+        """Options of the target that each replica serves."""
         shared = self.stated().keys() & flags_of(TargetRole).keys() - {"host", "port", "debug"}
         return TargetRole(**{name: getattr(self, name) for name in shared})
 

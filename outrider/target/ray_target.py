@@ -21,7 +21,7 @@ from outrider.options.roles import TargetRole
 from outrider.target.target import load_target
 
 NAME = "outrider"
-"""Of the application in Ray Serve."""
+"""Name of the application in Ray Serve."""
 
 _SERVICER = "grpc_comm.proto.verifier_pb2_grpc.add_TargetServicer_to_server"
 _DEREGISTERED_SECONDS = 5.0
