@@ -270,7 +270,7 @@ def measures() -> list[Measure]:
         Measure("longest function, lines", 60, sizes[-1]),
         Measure("import circles, for types included", 0, len(circles(found))),
         Measure("docstrings that lean on the line above", 0, len([*filter(LEANING.match, texts)])),
-        Measure("docstrings that begin like a question", 90, len([*filter(ASKING.match, texts)])),
+        Measure("docstrings that begin like a question", 0, len([*filter(ASKING.match, texts)])),
         Measure("fields packed into a paragraph", 0, len([*filter(PACKED.search, texts)])),
         Measure("private attributes reached by tests", 5, len(private_accesses(found))),
     ]

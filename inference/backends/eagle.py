@@ -38,7 +38,7 @@ class _Wave(NamedTuple):
 
 
 class _Row:
-    """What is known of the slots of one row."""
+    """The positions and features known for the slots of one row."""
 
     def __init__(self, capacity: int) -> None:
         self._tokens = np.zeros(capacity, dtype=np.int32)  # [capacity]
@@ -248,7 +248,7 @@ class RowFeatures:
 
     @property
     def known(self) -> int:
-        """How many tokens have features: all that the row has, the first ones of the text."""
+        """The number of tokens with features: all that the row has, the first ones of the text."""
         return int(self._where().slots.committed.sum())
 
     def at(self, positions: IntArray) -> Tensor:

@@ -182,7 +182,7 @@ class BlockMasks:
                         yield _Plan(width, [nodes[at] for at in masked], depth), size, gain
 
     def _fitting(self, node: DraftNode, most: int) -> int:
-        """How many masks behind the node name tokens that may still be wanted."""
+        """The number of masks behind the node name tokens that may still be wanted."""
         return max(min(most, self._tree.end - 3 - node.position), 0)
 
     def _unfollowed(self, nodes: Sequence[DraftNode]) -> list[list[float]]:

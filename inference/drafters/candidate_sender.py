@@ -1,4 +1,4 @@
-"""Which nodes are sent, and when. Pure: no model, no clock.
+"""Chooses the nodes to send, and the time. Pure: no model, no clock.
 
 A node is sent once, with its unsent ancestors. Its value must be above the floor. It must also
 arrive before the target has passed its position.

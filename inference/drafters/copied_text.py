@@ -1,4 +1,4 @@
-"""What followed the same words before, in this text and in earlier ones of the same user. Pure."""
+"""Prompt lookup: continuations of the same words in this text and the user's earlier ones."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from inference.proposer import Notice
 
 
 class TargetClock:
-    """When the target's forwards start, and when a message arrives there.
+    """Start times of the target's forwards, and arrival times of messages there.
 
     forward: seconds of a forward
     round_trip: seconds between the two ends and back, without the target's work

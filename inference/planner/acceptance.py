@@ -1,4 +1,4 @@
-"""How likely the target is to take a child, by what its source says of it, learnt from verdicts.
+"""Chances that the target takes a child, by its source's claims, learnt from verdicts.
 
 P(child | none before it) is a logistic function of the child's features, a law. Ranks of a draft
 and words of a mask have a law for each kind of decoding; copied text has one, and so has a child
@@ -59,7 +59,7 @@ class Laws(NamedTuple):
 
 
 class AcceptanceModel:
-    """How well draft and target agree: starts from a record, and learns from verdicts.
+    """The agreement of draft and target: starts from a record, and learns from verdicts.
 
     A row of scores is what Model.rank gives for one node, best first: log-probabilities at
     temperature 0, perturbed scores above it.

@@ -34,7 +34,7 @@ repeats the token before it.
 """
 
 SAID = len(RANK_FEATURES) - 1
-"""How many of these depend on the mask's scores alone. They stand first."""
+"""Number of these that depend on the mask's scores alone. They stand first."""
 
 EXCLUDED = -1e8  # a score below: top-k or top-p leaves this token no chance
 SPAN = 8.0  # log odds and distances in scores beyond this are as good as certain

@@ -1,4 +1,4 @@
-"""What drafting may cost: the price of a draft call and of a sent node against the tokens they
+"""Limits of drafting's cost: the price of a draft call and of a sent node against the tokens they
 bring.
 
 Marginal rule: draft while expected extra tokens x current cost per token exceed the cost of the

@@ -30,7 +30,7 @@ DEFAULT_TREE = BestFirst(nodes=16, depth=6)
 
 
 class Sides(NamedTuple):
-    """What drafts here, and the target there."""
+    """The draft here, and the target there."""
 
     found: FoundDraft | None  # None copies alone
     target: Connection
@@ -81,7 +81,7 @@ def _growing(options: ClientRole, sides: Sides, aims: Goal) -> Iterator[AnyRows]
 
 
 def _sources(options: ClientRole, rows: int) -> list[CopySource | None]:
-    """What each row copies from. Earlier texts are shared only where one user said so."""
+    """The text that each row copies from. Earlier texts are shared only where one user said so."""
     if not options.copies:
         return [None] * rows
     shared = isinstance(options, HistoryOptions) and options.copy_history

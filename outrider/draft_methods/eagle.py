@@ -137,8 +137,8 @@ def _command(manifest: Manifest) -> str:
 
 
 def _given(manifest: Manifest, target: Checkpoint) -> OfTarget:
-    """What a head has of an artefact's target. It is computed on the host, in the precision of the
-    target's states.
+    """Return a head's share of an artefact's target. It is computed on the host, in the precision
+    of the target's states.
     """
     import torch
 
