@@ -100,9 +100,13 @@ def load_artifact(options: TargetOptions, manifest: Manifest) -> CompiledModel:
 
 def _load_for_cpu(options: TargetOptions, directory: Path, manifest: Manifest) -> CompiledModel:
     from inference.backends.compiled import WEIGHTS, load_compiled
-    from inference.backends.fused import load_fused
 
-    model = (load_fused if manifest.fused else load_compiled)(directory, manifest)
+    if manifest.fused:
+        from inference.backends.fused import load_fused
+
+        model: CompiledModel = load_fused(directory, manifest)
+    else:
+        model = load_compiled(directory, manifest)
     set_threads(options.threads, (directory / WEIGHTS).stat().st_size // model.dtype.itemsize)
     inside = f", with {manifest.fused.model} in them" if manifest.fused else ""
     say(

@@ -362,7 +362,7 @@ def test_the_command_prints_the_token_alone_on_stdout(
     with pytest.raises(SystemExit) as ended:
         main(["--role", "make-key", "--keys_file", str(path)])
     assert ended.value.code == 2
-    assert "--name NAME" in capsys.readouterr().err
+    assert "--name is needed" in capsys.readouterr().err
 
 
 def test_one_token_for_all_and_one_for_each_exclude_each_other(file: Path) -> None:

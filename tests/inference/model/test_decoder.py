@@ -4,7 +4,7 @@ padding, partly accepted trees.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -25,10 +25,11 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from inference.backends import Segment, eager
+from inference.backends import Ranked, Segment, eager
 from inference.backends.eager import EagerModel
 from inference.backends.sequence import ModelSequence
 from inference.backends.slots import Slots
+from inference.drafters.draft_tree import DraftNode, DraftTree
 from inference.drafters.tree_policies import BestFirst, Budget
 from inference.errors import InvalidRequest, LimitExceeded
 from inference.model.checkpoint import load_decoder
@@ -239,14 +240,25 @@ def grown_tree(sequence: ModelSequence, root: int) -> tuple[TokenTree, dict[int,
     """A tree grown level by level from the model's own ranking, and the scores it gave at each
     node it looked at.
     """
-    seen: dict[int, Table] = {}
+    draft = DraftTree(root, len(PROMPT), 1000)
+    order, seen = {draft.root: 0}, dict[int, Table]()
 
-    def rank(tree: TokenTree, nodes: Sequence[int], k: int) -> Any:
-        ranked = sequence.rank(tree, nodes, VOCABULARY)
-        seen.update(zip(nodes, unranked(*ranked), strict=True))
-        return type(ranked)(ranked.ids[:, :k], ranked.scores[:, :k])
+    def tree_of(nodes: Iterable[DraftNode]) -> TokenTree:
+        for node in nodes:
+            order.setdefault(node, len(order))
+        parents = [-1 if node.parent is None else order[node.parent] for node in order]
+        tokens = np.array([node.token for node in order], dtype=np.int32)
+        return TokenTree(tokens, np.array(parents, dtype=np.int32))
 
-    return BestFirst(nodes=14, depth=4, width=3).grow(root, Budget(14, 4), rank).tree, seen
+    def rank(nodes: Sequence[DraftNode], k: int) -> Ranked:
+        tree = tree_of(nodes)
+        asked = [order[node] for node in nodes]
+        ranked = sequence.rank(tree, asked, VOCABULARY)
+        seen.update(zip(asked, unranked(*ranked), strict=True))
+        return Ranked(ranked.ids[:, :k], ranked.scores[:, :k])
+
+    grown = BestFirst(nodes=14, depth=4, width=3).grow(draft, Budget(14, 4), rank)
+    return tree_of(sorted(grown, key=lambda node: node.position)), seen
 
 
 def test_every_path_of_a_tree_grown_by_levels_scores_as_transformers_scores_it_alone(
