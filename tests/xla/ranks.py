@@ -82,8 +82,8 @@ def rank_graph(whole: StatefulGraph, rank: int, collectives: Collectives) -> Sta
         lambda inputs, outputs, bias: Row(collectives, inputs, outputs, bias),
         lambda ids, size: Width(collectives, ids, size),
         Ids,
-        VocabularyShare(RANKS, lambda part: collectives.join(part, 0)),
-        lambda ids: Column(1, ids, False),
+        share=VocabularyShare(RANKS, lambda part: collectives.join(part, 0)),
+        ids=lambda ids: Column(1, ids, False),
     )
     decoder = Decoder(config, len(whole.decoder.cos), vocabulary, layers).requires_grad_(False)
     tensors = parallel_tensors(
