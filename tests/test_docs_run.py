@@ -28,19 +28,16 @@ NEEDED = {
     "--device neuron": "a Neuron device",
     "neuron-legacy": "a Neuron device",
     "--target_host HOST --gamma": "a target on a Neuron device",
-    "-m compile check": "a Neuron device",
-    "-m compile try": "AWS's compiler",
     "s3://": "AWS",
     "--out artefact": "minutes of compiling, which tests of compile/ do at smaller sizes",
     "--target cpu": "minutes of compiling, which tests of compile/ do at smaller sizes",
     "--artifact": "an artefact",
-    "--role fused_client": "a running fused target",
-    "--role fused_target": "a client that tells when it serves, which tests of outrider/ are",
+    "--draft_quantization": "a target, which the page does not start",
+    "--draft substitute": "a target, which the page does not start",
+    ".gguf": "a GGUF file of the reader's own",
     "--cs 0,": "minutes of measuring",
     "--draft eagle": "a head that was trained for its target",
     "--features": "a checkpoint of the reader's own",
-    "-m compile rules": "minutes of counting, which tests of compile/ops do at smaller sizes",
-    "-m compile times": "minutes of counting, which tests of compile/ops do at smaller sizes",
     "-m benchmarks": "minutes of measuring",
     "meta-llama": "a gated model",
 }
@@ -60,7 +57,10 @@ EMBEDDED = (
 """What stands for models, machines and files of the reader's own."""
 
 
-MAKE_CERT = "python main.py --role make-cert --host localhost --out certificates"
+VERBS = r"outrider (?=(cert|keys|profiles|run|target)\b)"
+"""Verbs that end by themselves, or serve until they are stopped, on any machine."""
+
+MAKE_CERT = "outrider cert --host localhost --out certificates"
 
 
 def scenarios() -> Iterator[tuple[str, list[str]]]:
@@ -70,7 +70,7 @@ def scenarios() -> Iterator[tuple[str, list[str]]]:
         for block in re.findall(r"(?ms)^ *```(?:sh)?\n(.*?)^ *```", page.read_text("utf-8")):
             for line in block.replace("\\\n", " ").splitlines():
                 command = re.split(r"\s+#", line)[0].strip()
-                runs = re.match(r"(python |\(?umask )", command)
+                runs = re.match(rf"(python |{VERBS}|\(?umask )", command)
                 if runs and not any(words in command for words in NEEDED):
                     commands.append(command)
         if commands:
@@ -82,14 +82,12 @@ def here(command: str, port: int) -> str:
     for words, instead in EMBEDDED:
         command = re.sub(words, instead, command)
     command = re.sub(r"--target_host \S+", "", command)
-    if "--role target" in command:
+    if "outrider target" in command:
         command += f" --port {port}"
-    if "--role draft" in command:
+    if "outrider run" in command:
         command += f" --target_host localhost:{port}"
     python = shlex.quote(sys.executable)
-    command = re.sub(
-        r"\bpython main\.py", f"{python} {shlex.quote(str(ROOT / 'main.py'))}", command
-    )
+    command = re.sub(rf"\b{VERBS}", f"{python} {shlex.quote(str(ROOT / 'main.py'))} ", command)
     return re.sub(r"\bpython -m", f"{python} -m", command)
 
 
@@ -119,10 +117,10 @@ def serving(command: str, folder: Path, port: int, environment: dict[str, str]) 
 def run_all(commands: list[str], folder: Path, environment: dict[str, str]) -> None:
     """Run these in order; a target serves those behind it, up to the next target."""
     for place, command in enumerate(commands):
-        if "--role target" in command:
+        if "outrider target" in command:
             port = free_port()
             with serving(here(command, port), folder, port, environment):
-                later = [one for one in commands[place + 1 :] if "--role target" not in one]
+                later = [one for one in commands[place + 1 :] if "outrider target" not in one]
                 for client in later:
                     finished(here(client, port), folder, environment)
             return run_all(
@@ -147,6 +145,6 @@ def finished(command: str, folder: Path, environment: dict[str, str]) -> None:
 @pytest.mark.parametrize(("page", "commands"), list(scenarios()), ids=lambda one: str(one)[:20])
 def test_the_commands_of_a_page_run(page: str, commands: list[str], tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    if not any("make-cert" in command for command in commands):
+    if not any("outrider cert" in command for command in commands):
         finished(here(MAKE_CERT, 0), tmp_path, environment)
     run_all(commands, tmp_path, environment)

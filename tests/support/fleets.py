@@ -34,9 +34,13 @@ class RunningFleet(NamedTuple):
 def running_fleet(*flags: str) -> Iterator[RunningFleet]:
     """`outrider deploy ray` with these flags, until the context ends."""
     port = 20_000 + os.getpid() % 10_000  # a free one of the system's may be taken until Ray is up
-    command = [sys.executable, "-m", "deploy", "ray", "--port", str(port), "--cpus", "0.5", *flags]
+    words = ["-m", "outrider", "deploy", "ray", "--port", str(port), "--cpus", "0.5", *flags]
     with subprocess.Popen(
-        command, cwd=ROOT, env=role_environment(), stderr=subprocess.PIPE, text=True
+        [sys.executable, *words],
+        cwd=ROOT,
+        env=role_environment(),
+        stderr=subprocess.PIPE,
+        text=True,
     ) as process:
         try:
             assert process.stderr is not None

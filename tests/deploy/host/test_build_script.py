@@ -146,6 +146,6 @@ def test_a_gated_model_is_read_with_the_token_that_no_log_shows(
 def test_a_build_that_fails_says_where_and_ends_its_host(host: ScratchHost, wheel: Path) -> None:
     code, status, log = run(host, wheel, "--target=cpu", "--sequence_length=1")
     assert (code, status["state"], status["step"]) == (2, "failed", "build")
-    assert "at least 2 tokens are needed" in log
+    assert "--sequence_length 1: a whole number of 2 or more is needed" in log
     assert "FAILED at: build (exit code 2)" in log
     assert host.calls("shutdown")[-1] == "-P now"
