@@ -93,6 +93,7 @@ def http_config(app: FastAPI, connections: int, **more: Any) -> uvicorn.Config:
         app,
         http=partial(BoundedConnection, connections),  # type: ignore[arg-type]
         ws="none",
+        loop="asyncio",  # uvloop, where it is installed, drops an answer to a half-closed client
         log_level="warning",
         access_log=False,
         server_header=False,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -49,6 +50,8 @@ def a_file(folder: Path) -> dict[str, str]:
     decoder = load_decoder(
         directory, positions=LENGTH, vocabulary=vocabulary, dtype=torch.float32, device=here
     )
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copyfile(directory / name, folder / name)
     return {"draft_model": str(write_gguf(folder / "draft.gguf", decoder, directory, "Q8_0"))}
 
 
