@@ -87,6 +87,9 @@ class Mortal(NamedTuple):
     again: Target
 
 
+Begin = Callable[[float], Mortal]  # its argument is the client's patience in seconds
+
+
 def say(page: Page, text: str, tokens: int = 24) -> None:
     """Send a message, and wait until its answer is finished."""
     page.fill("#tokens", str(tokens))
@@ -186,8 +189,8 @@ def texts_of(page: Page) -> list[dict[str, Any]]:
 
 
 @pytest.fixture
-def mortal(context: BrowserContext) -> Iterator[Callable[[float], Mortal]]:
-    """Begins a text with a target of its own. Its argument is the client's patience in seconds."""
+def mortal(context: BrowserContext) -> Iterator[Begin]:
+    """Begins a text with a target of its own."""
     with ExitStack() as stack:
 
         def begin(patience: float) -> Mortal:
@@ -210,9 +213,7 @@ def mortal(context: BrowserContext) -> Iterator[Callable[[float], Mortal]]:
         yield begin
 
 
-def test_a_target_that_is_away_is_told_while_the_text_waits_for_it(
-    mortal: Callable[[float], Mortal],
-) -> None:
+def test_a_target_that_is_away_is_told_while_the_text_waits_for_it(mortal: Begin) -> None:
     page, _, target, again = mortal(120.0)
     target.stop()
     expect(page.locator("#status")).to_contain_text("is away", timeout=PATIENCE)
@@ -223,15 +224,14 @@ def test_a_target_that_is_away_is_told_while_the_text_waits_for_it(
     assert "400 tokens" in texts_of(page)[-1]["note"]
 
 
-def test_a_text_that_broke_off_is_kept_and_goes_on_as_it_would_have(
-    mortal: Callable[[float], Mortal],
-) -> None:
+def test_a_text_that_broke_off_is_kept_and_goes_on_as_it_would_have(mortal: Begin) -> None:
     page, client, target, again = mortal(0.0)
     target.stop()
     expect(page.locator("#messages")).to_have_attribute("aria-busy", "false", timeout=PATIENCE)
     page.reload()
     note = page.locator(".message.assistant .note")
     expect(note).to_contain_text("broken off: the target at", timeout=PATIENCE)
+    expect(page.locator("#status")).to_contain_text("is away", timeout=PATIENCE)
     asked, broken = texts_of(page)
     assert asked == {"role": "user", "content": "def main():"}
     with BackgroundServer(again):
@@ -247,7 +247,7 @@ def test_a_text_that_broke_off_is_kept_and_goes_on_as_it_would_have(
     assert "going" not in made
 
 
-def test_a_page_that_is_left_keeps_what_came(mortal: Callable[[float], Mortal]) -> None:
+def test_a_page_that_is_left_keeps_what_came(mortal: Begin) -> None:
     page = mortal(0.0).page
     page.reload()
     expect(page.locator(".message.assistant .note")).to_contain_text("broken off")
@@ -260,9 +260,7 @@ def test_a_page_that_is_left_keeps_what_came(mortal: Callable[[float], Mortal]) 
     assert "tokens a forward" in whole["note"]
 
 
-def test_a_message_that_nobody_answered_stays_and_can_be_asked_again(
-    mortal: Callable[[float], Mortal],
-) -> None:
+def test_a_message_that_nobody_answered_stays_and_can_be_asked_again(mortal: Begin) -> None:
     page, _, target, again = mortal(0.0)
     target.stop()
     expect(page.locator("#messages")).to_have_attribute("aria-busy", "false", timeout=PATIENCE)
@@ -273,7 +271,9 @@ def test_a_message_that_nobody_answered_stays_and_can_be_asked_again(
     page.get_by_role("button", name="Edit").click()
     expect(page.locator("#message")).to_have_value("import os")
     say(page, "import sys")
+    expect(page.locator("#error")).to_contain_text("127.0.0.1", timeout=PATIENCE)
     assert texts_of(page) == [{"role": "user", "content": "import sys"}]
+    expect(page.locator("#status")).to_contain_text("is away", timeout=PATIENCE)
     with BackgroundServer(again):
         expect(page.locator("#status")).to_contain_text("drafted by", timeout=PATIENCE)
         page.get_by_role("button", name="Ask again").click()
