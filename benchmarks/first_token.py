@@ -64,7 +64,7 @@ class Pair(NamedTuple):
 
 
 class Waits(NamedTuple):
-    """What the reader of an arm's texts waited for: medians over texts, gaps of all together."""
+    """Waits of the reader of an arm's texts: medians over texts, gaps of all together."""
 
     start: int
     kind: str

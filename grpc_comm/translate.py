@@ -54,14 +54,10 @@ class Description:
     device: str
     stop_ids: frozenset[int]
     draft_model: str = ""  # the draft that runs beside it, if any
-    draft_nodes: int = 0  # nodes that this draft has room for beyond a text
     times: tuple[
         tuple[Shape, float], ...
         # seconds of a forward by rows and nodes of each: dict(times) is a profile for LatencyModel
     ] = ()
-    draft_times: tuple[
-        tuple[int, float], ...
-    ] = ()  # seconds of a call of that draft by width, for DraftTimes
     usd_per_hour: float = 0.0  # price of its machine; 0: not stated
     sessions: int = 0  # open now
 
@@ -105,15 +101,10 @@ def write_description(description: Description, models: Sequence[str]) -> pb.Des
         pb.ForwardTime(rows=rows, nodes=nodes, seconds=seconds)
         for (rows, nodes), seconds in description.times
     ]
-    draft_times = [
-        pb.ForwardTime(rows=1, nodes=width, seconds=seconds)
-        for width, seconds in description.draft_times
-    ]
     fields = {
         **vars(description),
         "stop_ids": sorted(description.stop_ids),
         "times": times,
-        "draft_times": draft_times,
     }
     return pb.Description(protocol_version=PROTOCOL_VERSION, models=models, **fields)
 
@@ -127,9 +118,6 @@ def read_description(message: pb.Description) -> Description:
     fields = {name: _shown(getattr(message, name)) for name in Description.__dataclass_fields__}
     fields["stop_ids"] = frozenset(message.stop_ids)
     fields["times"] = tuple(_read_times(message.times))
-    fields["draft_times"] = tuple(
-        (width, seconds) for (_, width), seconds in _read_times(message.draft_times)
-    )
     if not 0 <= message.usd_per_hour < math.inf:
         raise Mismatch(f"the target says that it costs ${message.usd_per_hour} an hour")
     return Description(**fields)

@@ -28,11 +28,11 @@ class Room(NamedTuple):
 
 
 BOUNDS = {
-    "inference": Room(18_634, 115),
-    "grpc_comm": Room(5_995, 36),
+    "inference": Room(18_626, 115),
+    "grpc_comm": Room(5_975, 36),
     "compile": Room(7_533, 42),
     "deploy": Room(3_639, 29),
-    "outrider": Room(12_697, 81),
+    "outrider": Room(12_681, 81),
     "benchmarks": Room(7_995, 43),
     "tests": Room(45_724, 260),
 }

@@ -73,7 +73,7 @@ def _nothing(law: Law, sessions: int) -> LatencyModel:
 
 
 def _checked(law: Law) -> dict[Shape, float]:
-    """What every start measures: a call of one node and one of 16."""
+    """Times that every start measures: a call of one node and one of 16."""
     return {shape: law.seconds(*shape) for shape in ((1, 1), (1, 16))}
 
 

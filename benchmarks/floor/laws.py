@@ -54,7 +54,7 @@ def _roofline(nodes: int) -> float:
 
 @dataclass(frozen=True)
 class Law:
-    """What forwards take on one machine.
+    """Times of forwards on one machine.
 
     one: seconds of a forward of one node
     units: relative cost by nodes
@@ -119,7 +119,7 @@ def _wide(shape: Shape, factor: float) -> float:
 
 
 class Machine:
-    """What each forward takes: the law, and what the machine does meanwhile, the same each time.
+    """Seconds of each forward: the law, and the machine's pauses and noise, the same each time.
 
     paused: seconds of pauses so far
     """

@@ -9,7 +9,7 @@ import queue
 import threading
 import time
 from collections.abc import Iterator
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -28,13 +28,6 @@ from inference.stats import Traffic
 
 CLOSE_SECONDS = 2.0
 REACH_POLL_SECONDS = 0.02
-
-
-class Probe(NamedTuple):
-    """A sample of the link: an exchange with the target that causes it no work."""
-
-    seconds: float
-    transferred: int  # bytes, both directions together
 
 
 class Channel:
@@ -61,12 +54,11 @@ class Channel:
     def list_models(self, timeout: float) -> list[str]:
         return [translate.plain(name) for name in self._describe("", timeout).models]
 
-    def probe(self, timeout: float) -> Probe:
+    def probe(self, timeout: float) -> float:
+        """Seconds of an exchange that causes the target no work."""
         start = time.perf_counter()
-        message = self._describe("", timeout)
-        return Probe(
-            time.perf_counter() - start, pb.DescribeRequest().ByteSize() + message.ByteSize()
-        )
+        self._describe("", timeout)
+        return time.perf_counter() - start
 
     def _describe(self, model: str, timeout: float) -> pb.Description:
         try:

@@ -11,7 +11,7 @@ import uuid
 import weakref
 
 from grpc_comm import translate
-from grpc_comm.client.call import Channel, Probe
+from grpc_comm.client.call import Channel
 from grpc_comm.client.patience import Patience
 from grpc_comm.client.remote_session import RemoteSession
 from grpc_comm.client.replicas import Replicas
@@ -94,8 +94,8 @@ class Connection:
         """Address of the replica that answered first."""
         return str(self._replicas.met.address)
 
-    def probe(self, timeout: float = CONNECT_SECONDS) -> Probe:
-        """Exchange a message without work with that replica: a sample of the link.
+    def probe(self, timeout: float = CONNECT_SECONDS) -> float:
+        """Exchange a message without work with that replica. Returns the seconds that it took.
 
         Raises Unavailable when it does not answer within `timeout` seconds.
         """

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from statistics import median
+from typing import NamedTuple
 
 import numpy as np
 
@@ -67,50 +68,45 @@ class CallRecord:
         self.tokens += (_RECENT if self.tokens else 1.0) * (tokens - self.tokens)
 
 
-class DraftItem(BatchItem):
-    """One session's part of a call in which only sessions that asked for the draft take part.
+class DraftCall(NamedTuple):
+    """A session's part of a call that drafts.
 
-    draft: the session's sequence on the draft in the graph.
-    record: measurements of this kind of call.
-    held_up: the sessions that the call delays.
+    sequence: the session's, on the draft in the graph
+    record: measurements of this kind of call
+    held_up: the sessions that the call delays
     """
 
+    sequence: ModelSequence
+    record: CallRecord
+    held_up: HeldUp
+
+
+class DraftItem(BatchItem):
+    """A session's part of a forward in which only sessions that asked for the draft take part."""
+
     def __init__(
-        self,
-        session: Session,
-        tree: TokenTree,
-        segment: Segment,
-        draft: ModelSequence,
-        record: CallRecord,
-        held_up: HeldUp,
+        self, session: Session, tree: TokenTree, segment: Segment, draft: DraftCall
     ) -> None:
         super().__init__(session, tree, segment)
-        self._draft, self._record, self._held_up = draft, record, held_up
+        self._draft = draft
 
     def count(self, forward: CompletedForward) -> None:
         """Record the call's time and the delay, once per call: by its first item."""
         if forward.items[0] is self:
-            self._record.add_call(len(forward.items), forward.seconds)
-            self._held_up.count_delay(forward.seconds)
+            self._draft.record.add_call(len(forward.items), forward.seconds)
+            self._draft.held_up.count_delay(forward.seconds)
 
 
 class RoundItem(DraftItem):
     """One session's part of a graph round.
 
-    limit: candidates accepted at most.
+    limit: candidates accepted at most
     """
 
     def __init__(
-        self,
-        session: Session,
-        tree: TokenTree,
-        segment: Segment,
-        draft: ModelSequence,
-        record: CallRecord,
-        held_up: HeldUp,
-        limit: int,
+        self, session: Session, tree: TokenTree, segment: Segment, draft: DraftCall, limit: int
     ) -> None:
-        super().__init__(session, tree, segment, draft, record, held_up)
+        super().__init__(session, tree, segment, draft)
         self._limit = limit
 
     def settle(self, answer: IntArray, forward: CompletedForward, charge: float) -> Commit:
@@ -119,8 +115,8 @@ class RoundItem(DraftItem):
         tree, verdict = read_answer(self.tree, answer, self._limit)
         queue = forward.charge(session, self.nodes, charge)
         tokens = session.commit_round(tree, verdict, COLOCATED, forward.ended)
-        self._record.add_tokens(len(tokens))
-        self._draft.commit(tree, verdict.path[: len(tokens) - 1])
+        self._draft.record.add_tokens(len(tokens))
+        self._draft.sequence.commit(tree, verdict.path[: len(tokens) - 1])
         return forward.commit(session, tokens, self.nodes, queue)
 
 
@@ -131,7 +127,7 @@ class FeedItem(DraftItem):
 
     def settle(self, answer: IntArray, forward: CompletedForward, charge: float) -> None:
         self.count(forward)
-        self._draft.commit(self.tree, range(1, len(self.tree)))
+        self._draft.sequence.commit(self.tree, range(1, len(self.tree)))
 
 
 class GraphRounds:
@@ -197,7 +193,7 @@ class GraphRounds:
         draft, end = self._draft(session), session.length - 1
         tree = TokenTree.chain(session.tokens[draft.length : min(draft.length + self._chunk, end)])
         segment = draft.prepare_chunk(tree)
-        return FeedItem(session, tree, segment, draft, self._feeds, held_up)
+        return FeedItem(session, tree, segment, DraftCall(draft, self._feeds, held_up))
 
     def round_item(self, session: Session, held_up: HeldUp) -> RoundItem:
         """The session's part of the next round; the draft must lack no token of it."""
@@ -207,7 +203,8 @@ class GraphRounds:
         part = _within(draft.prepare(tree.prefix(shape.inner)), draft.length + limit)
         segment = _within(session.prepare(tree), session.live.length + limit)
         segment = segment._replace(draft=part)
-        return RoundItem(session, tree, segment, draft, self._rounds, held_up, limit)
+        call = DraftCall(draft, self._rounds, held_up)
+        return RoundItem(session, tree, segment, call, limit)
 
     def _serves(self, session: Session) -> bool:
         """Whether a session asked for rounds and may spend one round's nodes.

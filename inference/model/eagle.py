@@ -156,11 +156,6 @@ class OfTarget(NamedTuple):
         return cls(target.config, target.vocabulary, shared.dtype, shared.device, lambda: shared)
 
 
-def load_head(directory: Path, target: Decoder, positions: int) -> EagleHead:
-    """Load a head with the precision and on the device of its target, as read_head() does."""
-    return read_head(directory, OfTarget.of(target), positions)
-
-
 def read_head(directory: Path, target: OfTarget, positions: int) -> EagleHead:
     """Load a head, wherever its target is.
 

@@ -38,11 +38,11 @@ class Sides(NamedTuple):
     length: int  # longest text, prompt and output together
 
 
-def draft_rows(options: ClientRole, sides: Sides, aims: Goal) -> AbstractContextManager[AnyRows]:
+def draft_rows(options: ClientRole, sides: Sides, goal: Goal) -> AbstractContextManager[AnyRows]:
     """Load the draft and yield its rows, which draft for one text each."""
     if options.waits and sides.found is not None and sides.found.ranks:
         return _in_rounds(options, sides, sides.found)
-    return _growing(options, sides, aims)
+    return _growing(options, sides, goal)
 
 
 @contextmanager
@@ -60,7 +60,7 @@ def _in_rounds(options: ClientRole, sides: Sides, found: FoundDraft) -> Iterator
 
 
 @contextmanager
-def _growing(options: ClientRole, sides: Sides, aims: Goal) -> Iterator[AnyRows]:
+def _growing(options: ClientRole, sides: Sides, goal: Goal) -> Iterator[AnyRows]:
     """Rows that never wait. What they learned about the pair is kept at the end."""
     draft, times, called = Draft(None), dict[int, float](), "copy"
     if sides.found is not None:
@@ -72,7 +72,7 @@ def _growing(options: ClientRole, sides: Sides, aims: Goal) -> Iterator[AnyRows]
         )
     learned = learned_file(called, sides.target.description.model_fingerprint)
     pair = Pair(sides.target, times, learned)
-    pool = GrowingRows(draft, pair, aims, _sources(options, sides.rows))
+    pool = GrowingRows(draft, pair, goal, _sources(options, sides.rows))
     try:
         yield pool
     finally:

@@ -25,7 +25,7 @@ from inference.planner.acceptance_file import read_acceptance, write_acceptance
 from inference.planner.knowledge import Knowledge
 from inference.proposer import Proposer
 from inference.times import DraftTimes, LatencyModel
-from outrider.client.probing import probe_link, round_trip
+from outrider.client.probing import measure_round_trip
 from outrider.money.goal import Goal
 
 One = TypeVar("One", bound=Proposer)
@@ -84,7 +84,7 @@ class RoundRows(Rows[RoundProposer]):
     def unsteered(self) -> str:
         return UNSTEERED
 
-    def steer(self, aims: Goal) -> None:
+    def steer(self, goal: Goal) -> None:
         raise InvalidRequest(UNSTEERED)
 
 
@@ -123,11 +123,11 @@ class GrowingRows(Rows[GrowingProposer]):
     unsteered = ""
 
     def __init__(
-        self, draft: Draft, pair: Pair, aims: Goal, sources: Sequence[TextSource | None]
+        self, draft: Draft, pair: Pair, goal: Goal, sources: Sequence[TextSource | None]
     ) -> None:
         self._learned = pair.learned
         target = LatencyModel(dict(pair.target.description.times))
-        self.round_trip: float = round_trip(probe_link(pair.target.probe, say))
+        self.round_trip: float = measure_round_trip(pair.target.probe, say)
         known = Knowledge(
             DraftTimes(pair.times), target, _read_learned(pair.learned), self.round_trip
         )
@@ -137,15 +137,15 @@ class GrowingRows(Rows[GrowingProposer]):
         draft = draft._replace(model=shared)
         super().__init__(
             [
-                draft.proposer(row, known, aims.prices(known), source=source)
+                draft.proposer(row, known, goal.prices(known), source=source)
                 for row, (known, source) in enumerate(zip(self.known, sources, strict=True))
             ]
         )
 
-    def steer(self, aims: Goal) -> None:
-        """Draft by these aims from now on, also in texts that are being made."""
+    def steer(self, goal: Goal) -> None:
+        """Draft by this goal from now on, also in texts that are being made."""
         for proposer, known in zip(self.proposers, self.known, strict=True):
-            proposer.steer(aims.prices(known))
+            proposer.steer(goal.prices(known))
 
     def keep(self) -> None:
         """Write what was learned to its file, for the next run: that of the row which learned most.

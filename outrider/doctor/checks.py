@@ -15,7 +15,7 @@ from inference.errors import OutriderError
 from inference.planner.profiling import survey_draft
 from inference.times import LatencyModel
 from outrider.client.connecting import connect_target
-from outrider.client.probing import probe_link, round_trip
+from outrider.client.probing import measure_round_trip
 from outrider.doctor.findings import Finding, refused, warning
 from outrider.draft_methods import FoundDraft, find_draft
 from outrider.models.devices import memory_size
@@ -83,7 +83,7 @@ def _draft_call(options: DoctorRole, draft: FoundDraft) -> float:
 def _of_target(target: Connection, call: float) -> Iterator[Finding]:
     """Findings of the target, of the link, and of a draft with such calls running ahead."""
     description = target.description
-    trip = round_trip(probe_link(target.probe, say))
+    trip = measure_round_trip(target.probe, say)
     where = f"{description.model} on {description.device}, {description.rows} rows"
     yield Finding("target", where)
     yield Finding("link", f"round trip {_ms(trip)} ms")

@@ -73,16 +73,7 @@ class TreeOptions(Group, title="drafting"):
     @property
     def waits(self) -> bool:
         """The target makes a forward only when a whole tree is drafted."""
-        return bool(self._fixed) or self.pace == "wait"
-
-    @property
-    def rounds_flag(self) -> str:
-        """The flag that makes the target wait."""
-        return self._fixed[0] if self._fixed else "--pace wait"
-
-    @property
-    def _fixed(self) -> list[str]:
-        return self.given(TreeOptions, "pace")
+        return bool(self.given(TreeOptions, "pace")) or self.pace == "wait"
 
 
 class SourceOptions(Group, title="drafting"):

@@ -55,8 +55,7 @@ def with_draft(options: FusedTargetRole, model: Model, description: Description)
     times = found.times(user_profiles(options), draft, length)
     known = partial(_knowledge, times, description)
     drafter = ColocatedDrafter(draft, known, room=TUNING.room, copies=options.copies)
-    told = replace(description, draft_model=found.name, draft_times=tuple(times.items()))
-    return Drafts(told, drafter=drafter)
+    return Drafts(replace(description, draft_model=found.name), drafter=drafter)
 
 
 def _knowledge(times: dict[int, float], description: Description) -> Knowledge:

@@ -15,7 +15,7 @@ from inference.backends import Ranked
 from inference.backends.eager import EagerModel
 from inference.backends.eagle import EagleModel, FeatureSequence, RowFeatures
 from inference.backends.sequence import ModelSequence, TargetRow
-from inference.model.eagle import load_head
+from inference.model.eagle import OfTarget, read_head
 from inference.model.sampler import Sampling, rank
 from inference.sampling import SamplingParams
 from inference.tree import TokenTree
@@ -46,7 +46,7 @@ class Pair:
         self.norms_residual = norms_residual
         self.target = EagerModel(TARGET, rows=rows, capacity=200, max_nodes=64)
         self.target.keep_features(heads.KEPT)
-        head = load_head(heads.write_head(directory, raw, self.tensors), TARGET, 200)
+        head = read_head(heads.write_head(directory, raw, self.tensors), OfTarget.of(TARGET), 200)
         self.model = EagleModel(head, rows=rows, capacity=200, max_nodes=64)
 
     def text(self, row: int, prompt: Sequence[int]) -> Text:

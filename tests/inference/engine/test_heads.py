@@ -21,7 +21,7 @@ from inference.engine.colocated_drafter import ColocatedDrafter
 from inference.engine.engine import Engine
 from inference.engine.local_session import LocalSession
 from inference.engine.session import Session
-from inference.model.eagle import EagleHead, load_head
+from inference.model.eagle import EagleHead, OfTarget, read_head
 from inference.order import Decode
 from inference.planner.acceptance_file import read_acceptance
 from inference.planner.knowledge import Knowledge
@@ -64,7 +64,7 @@ class Beside:
     def __init__(self, head: Path, rows: int = 2) -> None:
         clock = Clock()
         target = TimedTarget(TARGET, rows=rows, capacity=LENGTH + 64, max_nodes=64)
-        self.head = Calls(load_head(head, TARGET, LENGTH), rows)
+        self.head = Calls(read_head(head, OfTarget.of(TARGET), LENGTH), rows)
         target.keep_features(heads.KEPT)
         target.clock = self.head.clock = clock
         times = {(row, nodes): FORWARD for row in (1, 2, 4) for nodes in (1, 2, 4, 8, 16, 32, 64)}

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from inference.errors import UnsupportedModel
-from inference.model.eagle import load_head
+from inference.model.eagle import OfTarget, read_head
 from inference.model.eagle_config import read_head_config
 from tests.support import heads, pairs
 
@@ -32,7 +32,7 @@ def written(
 def test_names_of_the_layer_are_read_as_each_project_spells_them(
     tmp_path: Path, spelt: str
 ) -> None:
-    head = load_head(written(tmp_path, spelt=spelt), TARGET, 64)
+    head = read_head(written(tmp_path, spelt=spelt), OfTarget.of(TARGET), 64)
     for name, parameter in head.named_parameters():
         wanted = TENSORS.get(name, TARGET.model.embed_tokens.weight)
         assert torch.equal(parameter, wanted), name
@@ -40,12 +40,13 @@ def test_names_of_the_layer_are_read_as_each_project_spells_them(
 
 def test_a_head_with_embeddings_of_its_own_uses_them(tmp_path: Path) -> None:
     own = torch.randn(TARGET.model.embed_tokens.weight.shape)
-    head = load_head(written(tmp_path, {**TENSORS, "embed_tokens.weight": own}), TARGET, 64)
+    written(tmp_path, {**TENSORS, "embed_tokens.weight": own})
+    head = read_head(tmp_path, OfTarget.of(TARGET), 64)
     assert torch.equal(head.embed_tokens.weight, own)
 
 
 def test_tokens_that_it_names_are_the_targets(tmp_path: Path) -> None:
-    head = load_head(written(tmp_path), TARGET, 64)
+    head = read_head(written(tmp_path), OfTarget.of(TARGET), 64)
     logits = head.logits(torch.randn(1, 2, 32))
     named = (logits[0, 0] > -1e29).nonzero()[:, 0].tolist()
     assert logits.shape == (1, 2, pairs.VOCABULARY)
@@ -56,7 +57,7 @@ def test_a_head_that_names_every_token_needs_no_table(tmp_path: Path) -> None:
     size = TARGET.config.vocab_size
     tensors = heads.tensors_of(TARGET.config, named=size)
     del tensors["d2t"], tensors["t2d"]
-    head = load_head(written(tmp_path, tensors, draft_vocab_size=size), TARGET, 64)
+    head = read_head(written(tmp_path, tensors, draft_vocab_size=size), OfTarget.of(TARGET), 64)
     assert head.ids.tolist() == list(range(size))
 
 
@@ -101,7 +102,7 @@ DEEPER = heads.tensors_of(TARGET.config, depth=3)
 @pytest.mark.parametrize("spelt", ["midlayer.", "layers.0."])
 def test_layers_behind_the_first_are_read(tmp_path: Path, spelt: str) -> None:
     written(tmp_path, DEEPER, spelt, num_hidden_layers=3)
-    head = load_head(tmp_path, TARGET, 64)
+    head = read_head(tmp_path, OfTarget.of(TARGET), 64)
     read = dict(head.named_parameters())
     assert len(head.layers) == 2
     for name in DEEPER.keys() - {"d2t", "t2d"}:
@@ -133,7 +134,7 @@ def test_a_head_that_does_not_fit_is_refused(
     tmp_path: Path, fields: dict[str, Any], says: str
 ) -> None:
     with pytest.raises(UnsupportedModel, match=says):
-        load_head(written(tmp_path, **fields), TARGET, 64)
+        read_head(written(tmp_path, **fields), OfTarget.of(TARGET), 64)
 
 
 @pytest.mark.parametrize(
@@ -155,4 +156,4 @@ def test_tensors_that_do_not_fit_are_refused(
 ) -> None:
     tensors = {name: one for name, one in {**TENSORS, **change}.items() if one is not None}
     with pytest.raises(UnsupportedModel, match=says):
-        load_head(written(tmp_path, tensors), TARGET, 64)
+        read_head(written(tmp_path, tensors), OfTarget.of(TARGET), 64)

@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from statistics import median
 from threading import Event
 
 import pytest
 
 from grpc_comm import translate
-from grpc_comm.client.call import Probe
 from grpc_comm.client.connection import Connection, connect
 from grpc_comm.proto import verifier_pb2 as pb
 from grpc_comm.server.server import BackgroundServer, Target
@@ -26,9 +26,9 @@ from inference.errors import Mismatch
 from inference.order import Decode
 from inference.planner.acceptance_file import read_acceptance
 from inference.sampling import SamplingParams
-from inference.times import TRUSTED, DraftTimes, LatencyModel
+from inference.times import TRUSTED, LatencyModel
 from outrider.client.pools import GrowingRows, Pair
-from outrider.client.probing import PROBES, probe_link, round_trip
+from outrider.client.probing import PROBES, measure_round_trip
 from outrider.draft_methods import find_draft
 from outrider.models.loading import PREFILL_NODES
 from outrider.models.profiles import Profiles
@@ -65,7 +65,6 @@ def test_times_price_and_open_sessions_come_over_the_wire() -> None:
         describe(engine),
         times=TIMES,
         draft_model="d",
-        draft_times=((1, 0.5), (8, 1.0)),
         usd_per_hour=1.5,
     )
     with (
@@ -82,11 +81,10 @@ def test_times_price_and_open_sessions_come_over_the_wire() -> None:
 def test_a_served_model_says_what_it_takes(port: str) -> None:
     with connect(f"127.0.0.1:{port}") as connection:
         said = connection.description
-    target, draft = LatencyModel(dict(said.times)), DraftTimes(dict(said.draft_times))
+    target = LatencyModel(dict(said.times))
     assert sorted({shape[0] for shape, _ in said.times}) == [1, 2]
     assert max(shape[1] for shape, _ in said.times) == 16
     assert 0 < target.seconds(1, 1) <= target.seconds(2, 16)
-    assert draft.seconds(5) > 0
     assert said.usd_per_hour == 1.34375
 
 
@@ -108,7 +106,7 @@ WRONG = {
     "an endless time": pb.Description(
         times=[pb.ForwardTime(rows=1, nodes=1, seconds=float("inf"))]
     ),
-    "no time": pb.Description(draft_times=[pb.ForwardTime(rows=1, nodes=1, seconds=float("nan"))]),
+    "no time": pb.Description(times=[pb.ForwardTime(rows=1, nodes=1, seconds=float("nan"))]),
     "no rows": pb.Description(times=[pb.ForwardTime(rows=0, nodes=1, seconds=0.1)]),
     "no nodes": pb.Description(times=[pb.ForwardTime(rows=1, nodes=0, seconds=0.1)]),
     "too many": pb.Description(
@@ -132,9 +130,7 @@ def test_a_link_is_measured_by_exchanges_without_work() -> None:
         BackgroundServer(Target(engine, describe(engine), LOOPBACK)) as server,
         connect(str(server.address)) as connection,
     ):
-        assert connection.probe().transferred > 0
-        link = round_trip(probe_link(connection.probe, list[str]().append))
-    assert link > 0
+        assert measure_round_trip(connection.probe, list[str]().append) > 0
     assert not engine.model.calls  # type: ignore[attr-defined]  # of a Successor
 
 
@@ -145,11 +141,15 @@ LINKS = {"short": (0.02, PROBES, 0), "long": (0.3, TRUSTED, 0), "longer": (0.6, 
 def test_a_long_link_is_measured_by_fewer_exchanges_and_said_to_be_when_they_take_over_a_second(
     seconds: float, exchanges: int, lines: int
 ) -> None:
-    told: list[str] = []
-    probes = probe_link(lambda: Probe(seconds, 500), told.append)
+    told, probes = list[str](), list[float]()
+
+    def probe() -> float:
+        probes.append(seconds)
+        return seconds
+
+    assert measure_round_trip(probe, told.append) == pytest.approx(seconds)
     assert len(probes) == exchanges
     assert len(told) == lines
-    assert round_trip(probes) == pytest.approx(seconds)
 
 
 def pool_of(connection: Connection, rows: int, learned: Path | None) -> GrowingRows:
@@ -162,16 +162,16 @@ def pool_of(connection: Connection, rows: int, learned: Path | None) -> GrowingR
 
 def test_the_link_is_measured_once_for_all_rows(port: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with connect(f"127.0.0.1:{port}") as connection:
-        probes, probe = list[Probe](), connection.probe
+        probes, probe = list[float](), connection.probe
 
-        def counted() -> Probe:
+        def counted() -> float:
             probes.append(probe())
             return probes[-1]
 
         monkeypatch.setattr(connection, "probe", counted)
         pool = pool_of(connection, 4, None)
         assert len(probes) <= PROBES
-        assert {known.round_trip for known in pool.known} == {round_trip(probes)}
+        assert {known.round_trip for known in pool.known} == {median(probes)}
 
 
 @pytest.mark.parametrize("tokens", [(40, 2), (2, 40)], ids=str)
