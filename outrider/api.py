@@ -8,7 +8,7 @@ from functools import partial
 from threading import Event
 from typing import Any
 
-from grpc_comm.security import server_security as check_security
+from grpc_comm.server.guard import server_security as check_security
 from grpc_comm.server.server import BackgroundServer
 from grpc_comm.transport import Address
 from outrider.client.client import open_client

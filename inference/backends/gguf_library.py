@@ -17,9 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from inference.errors import InvalidRequest, MissingExtra, Unavailable, UnsupportedModel
+from inference.extras import require
 from inference.tree import IntArray
 
-INSTALL = 'a GGUF file needs llama-cpp-python: pip install "outrider[gguf]"'
 SEQUENCES = 256
 """Number of sequences in a context: the most that llama.cpp takes."""
 
@@ -35,10 +35,11 @@ _ERRORS: list[str] = []
 
 def import_llama_cpp() -> Any:
     """Import the package; raise MissingExtra where it is not installed. Its log is kept silent."""
+    require("gguf", "a GGUF file")
     try:
         library = importlib.import_module("llama_cpp")
     except (ImportError, OSError, RuntimeError) as error:  # as it fails to find its own library
-        raise MissingExtra(f"{INSTALL} ({error})") from error
+        raise MissingExtra(f"llama-cpp-python does not start: {error}") from error
     library.llama_log_set(_log(library), ctypes.c_void_p(0))
     return library
 

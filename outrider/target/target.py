@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from grpc_comm.observability.events import Draining, Event
-from grpc_comm.security import server_security as check_security
+from grpc_comm.server.guard import server_security as check_security
 from grpc_comm.server.model_registry import Served
 from grpc_comm.server.server import Target
 from grpc_comm.server.server import serve as serve_target

@@ -427,6 +427,6 @@ def test_a_search_that_is_cut_short_serves_everything_and_states_its_gap(
 
 
 def test_planning_without_its_solver_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "scipy.optimize", None)
+    monkeypatch.setitem(sys.modules, "scipy", None)
     with pytest.raises(MissingExtra, match=r"outrider\[compile\]"):
         plan({CallShape(False, 1, 2, 50): 1.0}, LIMITS, area, BuildBudget(9))

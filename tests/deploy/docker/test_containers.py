@@ -16,8 +16,8 @@ import pytest
 import yaml
 
 import outrider
+from grpc_comm.certificate import make_certificate
 from grpc_comm.keys_file import make_key
-from grpc_comm.security import make_certificate
 from inference.flags.group import flags_of
 from outrider.options import ROLES
 from outrider.options.roles import VERBS

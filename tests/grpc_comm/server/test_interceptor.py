@@ -18,7 +18,7 @@ import pytest
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from grpc_comm.keys import Keys
-from grpc_comm.security import KeyInterceptor
+from grpc_comm.server.guard import KeyInterceptor
 from tests.support.hostile import bearer, keys_file
 from tests.support.wire_fixtures import WAIT
 

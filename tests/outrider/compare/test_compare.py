@@ -114,7 +114,7 @@ def test_plots_are_made_where_matplotlib_is(results: Path) -> None:
 def test_a_draft_beside_a_target_that_runs_is_compared_in_three_lines_and_a_narrow_table(
     target: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)  # an extra that is not installed
+    monkeypatch.setitem(sys.modules, "matplotlib", None)  # an extra that is not installed
     arms = ["--architectures", f"{BASELINE},{FUSED}", "--out", str(tmp_path)]
     runs = ["--num_runs", "3", "--prompt_file", str(tmp_path / "prompts")]
     (tmp_path / "prompts").write_text("def f(x):\nimport os\n")

@@ -47,7 +47,7 @@ def test_without_the_extra_the_error_names_it(
 ) -> None:
     monkeypatch.setitem(sys.modules, "llama_cpp", None)
     (tmp_path / "model.gguf").write_bytes(b"GGUF")
-    with pytest.raises(MissingExtra, match=r"pip install \"outrider\[gguf\]\""):
+    with pytest.raises(MissingExtra, match=r"pip install 'outrider\[gguf\]'"):
         find_draft(DraftRole(draft="gguf", draft_model=str(tmp_path / "model.gguf")))
 
 

@@ -1,0 +1,29 @@
+"""Packages that extras bring. They are looked for before work begins, so that no refusal is late."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+from inference.errors import MissingExtra
+
+PACKAGES = {
+    "torch": "torch",
+    "gguf": "llama_cpp",
+    "aws": "boto3",
+    "compile": "scipy",
+    "plots": "matplotlib",
+    "ray": "ray",
+    "xml": "defusedxml",
+}
+"""The package of each extra that is looked for."""
+
+
+def require(extra: str, what: str, package: str | None = None) -> None:
+    """Raise MissingExtra, with the install line, unless an extra is installed.
+
+    what: needs it
+    package: another one of the extra than that of PACKAGES
+    """
+    name = package or PACKAGES[extra]
+    if find_spec(name) is None:
+        raise MissingExtra(f"{what} needs {name}: pip install 'outrider[{extra}]'")
