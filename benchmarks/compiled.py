@@ -34,7 +34,7 @@ from inference.backends.eager import EagerModel
 from inference.model.checkpoint import DTYPES
 from inference.sampling import SamplingParams
 from inference.text import Tokenizer
-from outrider.models.loading import EMBEDDED
+from outrider.models.directories import EMBEDDED
 
 
 def compiled_model(

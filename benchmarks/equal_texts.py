@@ -51,7 +51,8 @@ from inference.proposer import Proposer
 from inference.sampling import SamplingParams
 from inference.text import Tokenizer
 from inference.times import DraftTimes, LatencyModel
-from outrider.models.loading import EMBEDDED, PREFILL_NODES
+from outrider.models.directories import EMBEDDED
+from outrider.models.loading import PREFILL_NODES
 
 LENGTH = 1024
 ROWS = 4

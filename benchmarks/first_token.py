@@ -29,7 +29,7 @@ from inference.draft_thread import take_short_turns
 from inference.errors import InvalidRequest
 from inference.sampling import SamplingParams
 from outrider.client.client import Client, open_client
-from outrider.options import PRECISIONS
+from outrider.options.groups import PRECISIONS
 from outrider.options.network import ConnectionOptions
 from outrider.options.roles import SharedClientRole
 from outrider.target.spawn import started

@@ -16,6 +16,7 @@ from compile.compile_options import CompileOptions, parse
 from inference.cache_directory import cache_directory
 from inference.command import run_command, say
 from inference.errors import InvalidRequest
+from inference.extras import require
 
 if TYPE_CHECKING:
     from compile.build.progress import BuildProgress
@@ -35,8 +36,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command, a verb or a build. Returns 0 when what was asked was done."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     if given and given[0] in VERBS:
-        run: Callable[[Sequence[str]], int] = import_module(VERBS[given[0]]).main
-        return run(given)
+        return run_command(_check_torch, debug=False) or int(
+            import_module(VERBS[given[0]]).main(given)
+        )
     options = parse(given)
     return run_command(
         lambda: _run(options, given),
@@ -52,12 +54,25 @@ def _run(options: CompileOptions, arguments: Sequence[str]) -> int:
         _pull(options)
     elif options.target is None:
         _push(options)
-    elif options.dry_run:
-        _request_of(options)
     else:
+        _check_torch()
+        if options.dry_run:
+            _request_of(options)
+            return 0
         _build(options, arguments)
         if options.push:
             _push(options)
+    return 0
+
+
+def _run_verb(words: Sequence[str]) -> int:
+    run: Callable[[Sequence[str]], int] = import_module(VERBS[words[0]]).main
+    return run(words)
+
+
+def _check_torch() -> int:
+    """Return 0. Raises MissingExtra without torch."""
+    require("torch", "outrider compile")
     return 0
 
 

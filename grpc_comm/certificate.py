@@ -1,5 +1,5 @@
-"""Certificates in files: makes one for a target without a public name, with the authority that signs
-it, and reads the hosts that one is for. Only this module uses `cryptography`.
+"""Certificates in files: makes one for a target without a public name, with the authority that
+signs it, and reads the hosts that one is for. Only this module uses `cryptography`.
 """
 
 from __future__ import annotations

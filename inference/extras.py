@@ -1,4 +1,4 @@
-"""Packages that extras bring. They are looked for before work begins, so that no refusal is late."""
+"""Packages that extras bring. They are looked for before work begins: no refusal comes late."""
 
 from __future__ import annotations
 
@@ -18,12 +18,13 @@ PACKAGES = {
 """The package of each extra that is looked for."""
 
 
-def require(extra: str, what: str, package: str | None = None) -> None:
+def require(extra: str, what: str, package: str | None = None, *, otherwise: str = "") -> None:
     """Raise MissingExtra, with the install line, unless an extra is installed.
 
     what: needs it
     package: another one of the extra than that of PACKAGES
+    otherwise: end of the line
     """
     name = package or PACKAGES[extra]
     if find_spec(name) is None:
-        raise MissingExtra(f"{what} needs {name}: pip install 'outrider[{extra}]'")
+        raise MissingExtra(f"{what} needs {name}: pip install 'outrider[{extra}]'{otherwise}")

@@ -36,8 +36,8 @@ from inference.command import run_command
 from inference.errors import InvalidRequest, Mismatch
 from inference.model.checkpoint import DTYPES
 from inference.text import Tokenizer
-from outrider.models.loading import find_tokenizer
-from outrider.options import PRECISIONS
+from outrider.models.directories import find_tokenizer
+from outrider.options.groups import PRECISIONS
 
 TOKENS = 64
 

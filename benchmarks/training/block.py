@@ -23,7 +23,7 @@ from benchmarks.training.corpus import parser_of, prepared, read_texts
 from benchmarks.training.pair import CONTEXT, amend_json, ask_teacher, draft_batches, save_model
 from benchmarks.training.trainer import BATCH_TOKENS, Trainer, cut_windows, token_stream
 from inference.command import run_command
-from outrider.models.loading import EMBEDDED
+from outrider.models.directories import EMBEDDED
 
 POSITIONS = 4
 """Tokens that a call names: one behind the node itself, and one behind each of its masks."""

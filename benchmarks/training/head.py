@@ -31,7 +31,7 @@ from inference.model.config import ModelConfig, read_config
 from inference.model.decoder import Decoder, Past, RMSNorm, Sight
 from inference.model.eagle import EagleHead
 from inference.model.eagle_config import HeadConfig
-from outrider.models.loading import EMBEDDED
+from outrider.models.directories import EMBEDDED
 
 MOST_POSITIONS, LENGTH = 1024, 128
 FADING = 0.8

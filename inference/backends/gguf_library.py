@@ -91,11 +91,6 @@ class GgufFacts(NamedTuple):
             library.llama_model_free(model)
 
 
-def is_gguf(name: str) -> bool:
-    """Whether a model's name is that of a GGUF file, by its suffix."""
-    return name.endswith(".gguf")
-
-
 def supports_gpu() -> bool:
     """Whether llama.cpp was built for a GPU: CUDA, Metal or another."""
     return bool(import_llama_cpp().llama_supports_gpu_offload())

@@ -1,52 +1,86 @@
-"""Choices and rankings of one row, made on the host from logits that a library computed."""
+"""Choices and rankings of one row, made on the host from logits that a library computed.
+
+A draft only ranks, and chooses greedily: that needs numpy alone. The choice of a target is that of
+inference/model/sampler.py, which needs torch.
+"""
 
 from __future__ import annotations
 
 import numpy as np
-import torch
-from torch import Tensor
+from numpy.typing import NDArray
 
 from inference.backends import Ranked
-from inference.model.sampler import (
-    Sampling,
-    choose_greedy,
-    choose_open,
-    choose_truncated,
-    rank,
-    rank_greedy,
-)
-from inference.sampling import SamplingParams
+from inference.sampling import CANDIDATES, SamplingParams, threefry2x32
 from inference.tree import IntArray
 
-_HOST = torch.device("cpu")
+Floats = NDArray[np.float32]
+
+_OUT_OF_REACH = np.float32(1e9)
+"""Subtracted from the scores of tokens that top-k or top-p excludes."""
 
 
-def choose_of_row(logits: Tensor, params: SamplingParams, positions: IntArray) -> IntArray:  # [P]
+def choose_of_row(logits: Floats, params: SamplingParams, positions: IntArray) -> IntArray:  # [P]
     """The token chosen at each node.
 
-    logits: [P, V] float32
+    logits: [P, V]
     positions: [P], of the chosen tokens
     """
     if params.greedy:
-        return np.asarray(choose_greedy(logits[None])[0].numpy(), dtype=np.int32)
-    sampling, at = _sampling(params, positions)
-    chosen = (
-        choose_truncated(logits[None], sampling, at)
-        if params.truncated
-        else choose_open(logits[None], sampling, at, 1 + int(np.ptp(positions)))
-    )
+        return np.asarray(logits.argmax(-1), dtype=np.int32)
+    import torch
+
+    from inference.model.sampler import Sampling, choose_open, choose_truncated
+
+    sampling = Sampling.of([params], torch.device("cpu"))
+    scores, at = torch.from_numpy(logits)[None], torch.from_numpy(positions.astype(np.int32))[None]
+    with torch.no_grad():
+        chosen = (
+            choose_truncated(scores, sampling, at)
+            if params.truncated
+            else choose_open(scores, sampling, at, 1 + int(np.ptp(positions)))
+        )
     return np.asarray(chosen[0].numpy(), dtype=np.int32)
 
 
-def rank_of_row(logits: Tensor, params: SamplingParams, positions: IntArray, k: int) -> Ranked:
-    """The k likeliest children of each node, with the arguments of choose_of_row()."""
-    ids, scores = (
-        rank_greedy(logits[None], k)
-        if params.greedy
-        else rank(logits[None], *_sampling(params, positions), k)
-    )
-    return Ranked(ids[0].numpy(), scores[0].numpy())
+def rank_of_row(logits: Floats, params: SamplingParams, positions: IntArray, k: int) -> Ranked:
+    """The k likeliest children of each node, with the arguments of choose_of_row(). They are those
+    of rank() in inference/model/sampler.py, up to the last digits of their scores.
+    """
+    scores = logits / np.float32(params.temperature or 1)
+    best = scores.max(-1, keepdims=True)
+    log_mass = best + np.log(np.exp(scores - best).sum(-1, keepdims=True))
+    if params.greedy:
+        ids, scores = _greatest(scores, k)
+        return Ranked(ids, scores - log_mass)
+    ids, scores = _greatest(scores, CANDIDATES + 1)
+    beyond = scores[:, CANDIDATES:].max(-1, initial=-np.inf, keepdims=True)
+    ids, scores = ids[:, :CANDIDATES], scores[:, :CANDIDATES]
+    mass = np.exp(scores - log_mass)
+    kept = np.arange(ids.shape[-1]) < (params.top_k or CANDIDATES)
+    kept = kept & (mass.cumsum(-1) - mass < (params.top_p if params.top_p < 1 else 2))
+    least = np.where(kept, scores, best).min(-1, keepdims=True)
+    kept = (scores >= least) & (scores > beyond)
+    drawn = np.where(kept, scores, scores - _OUT_OF_REACH) + _noise(params.seed, positions, ids)
+    order = np.lexsort((ids, -drawn))[:, :k]
+    ids, drawn = (np.take_along_axis(each, order, -1) for each in (ids, drawn - log_mass))
+    return Ranked(ids, drawn)
 
 
-def _sampling(params: SamplingParams, positions: IntArray) -> tuple[Sampling, Tensor]:
-    return Sampling.of([params], _HOST), torch.from_numpy(positions.astype(np.int32))[None]
+def _greatest(scores: Floats, count: int) -> tuple[IntArray, Floats]:  # -> [P, n], [P, n]
+    """The ids of the greatest scores [P, V], in descending order, and these; of equal ones the
+    lowest id comes first.
+    """
+    count = min(count, scores.shape[-1])
+    ids = np.argpartition(scores, -count)[:, -count:].astype(np.int32)
+    found = np.take_along_axis(scores, ids, -1)
+    best_first = np.lexsort((ids, -found))
+    return np.take_along_axis(ids, best_first, -1), np.take_along_axis(found, best_first, -1)
+
+
+def _noise(seed: int, positions: IntArray, ids: IntArray) -> Floats:  # [P, n]
+    """Gumbel noise of each node's ids: inference/model/noise.py has the law."""
+    words = np.array([seed & 0xFFFFFFFF, seed >> 32], dtype=np.uint32).view(np.int32)
+    key, counter = (words[:1, None], words[1:, None]), (ids, positions[:, None].astype(np.int32))
+    upper = (threefry2x32(key, counter, np.left_shift, np.right_shift)[0] >> 9) & 0x7FFFFF
+    uniform = (upper.astype(np.float32) + np.float32(0.5)) * np.float32(2.0**-23)
+    return -np.log(-np.log(uniform))

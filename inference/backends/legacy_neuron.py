@@ -130,7 +130,8 @@ class LegacyNeuronModel:
         logits = self._forward(segment.tokens, int(segment.positions[0]))[
             :, torch.tensor(segment.pick, dtype=torch.int64)
         ]
-        return choose_of_row(logits[0], segment.params, segment.positions[segment.pick] + 1)
+        at = segment.positions[segment.pick] + 1
+        return choose_of_row(logits[0].float().numpy(), segment.params, at)
 
     def _forward(self, tokens: IntArray, first: int) -> Tensor:
         """Return logits [1, n, vocabulary] of n tokens whose first position is `first`."""

@@ -6,20 +6,20 @@ import math
 import os
 import platform
 from collections.abc import Iterator
-
-import torch
+from importlib.util import find_spec
 
 from grpc_comm.client.connection import Connection
 from inference.command import printable, say
-from inference.errors import OutriderError
+from inference.errors import MissingExtra, OutriderError
 from inference.planner.profiling import survey_draft
 from inference.times import LatencyModel
 from outrider.client.connecting import connect_target
 from outrider.client.probing import measure_round_trip
 from outrider.doctor.findings import Finding, refused, warning
 from outrider.draft_methods import FoundDraft, find_draft
-from outrider.models.devices import memory_size
+from outrider.models.directories import find_tokenizer
 from outrider.models.loading import PREFILL_NODES
+from outrider.models.machine import memory_size
 from outrider.models.sequence_length import Capacity
 from outrider.options.roles import DoctorRole
 from outrider.terminal.explain import dear_law
@@ -35,16 +35,20 @@ def check_all(options: DoctorRole) -> Iterator[Finding]:
 
 
 def _check_draft_and_link(options: DoctorRole) -> Iterator[Finding]:
+    name, call = "the tokenizer here", None
     try:
         draft = find_draft(options)
-        call = _draft_call(options, draft)
+        tokenizer, name, call = draft.tokenizer, draft.name, _draft_call(options, draft)
+        speed = f"{_ms(call)} ms a call, {1 / call:.0f} tokens/s alone"
+        yield Finding("draft", f"{name}: {speed}")
+    except MissingExtra as error:
+        tokenizer = find_tokenizer(options.draft_name, "draft")
+        yield Finding("draft", printable(str(error)))
     except OutriderError as error:
         yield refused("draft", error)
         return
-    speed = f"{_ms(call)} ms a call, {1 / call:.0f} tokens/s alone"
-    yield Finding("draft", f"{draft.name}: {speed}")
     try:
-        with connect_target(options.connection, draft.tokenizer, draft.name) as target:
+        with connect_target(options.connection, tokenizer, name) as target:
             yield from _of_target(target, call)
     except OutriderError as error:
         yield refused("target", error)
@@ -68,8 +72,16 @@ def machine() -> str:
     parts = [platform.platform(terse=True), f"{cores} cores"]
     if size := memory_size():
         parts.append(f"{size / 2**30:.0f} GiB of memory")
-    gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
-    return ", ".join([*parts, *(gpus or ["no CUDA GPU"])])
+    return ", ".join([*parts, *(_gpus() or ["no CUDA GPU"])])
+
+
+def _gpus() -> list[str]:
+    """Names of the GPUs that torch finds."""
+    if find_spec("torch") is None:
+        return ["without torch"]
+    import torch
+
+    return [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
 
 
 def _draft_call(options: DoctorRole, draft: FoundDraft) -> float:
@@ -80,14 +92,15 @@ def _draft_call(options: DoctorRole, draft: FoundDraft) -> float:
     return survey_draft(loaded.model, length, 1).run(say)[1, 1]
 
 
-def _of_target(target: Connection, call: float) -> Iterator[Finding]:
-    """Findings of the target, of the link, and of a draft with such calls running ahead."""
+def _of_target(target: Connection, call: float | None) -> Iterator[Finding]:
+    """Findings of the target, of the link, and of a draft with such calls, if any, ahead of it."""
     description = target.description
     trip = measure_round_trip(target.probe, say)
     where = f"{description.model} on {description.device}, {description.rows} rows"
     yield Finding("target", where)
     yield Finding("link", f"round trip {_ms(trip)} ms")
-    yield from plan(LatencyModel(dict(description.times)), call, trip)
+    if call is not None:
+        yield from plan(LatencyModel(dict(description.times)), call, trip)
 
 
 def plan(times: LatencyModel, call: float, round_trip: float) -> Iterator[Finding]:

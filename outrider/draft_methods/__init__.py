@@ -17,10 +17,9 @@ from inference.drafters.draft import Draft
 from inference.drafters.growing_proposer import ENDLESS
 from inference.text import Tokenizer
 from outrider.models.loading import FoundModel, LoadedModel
-from outrider.models.precision import settled
 from outrider.models.profiles import Profiles
 from outrider.models.sequence_length import Capacity
-from outrider.options.drafting import SourceOptions
+from outrider.options.drafting import check_method, method_of
 from outrider.options.groups import DeviceOptions, DraftModelOptions
 
 
@@ -44,6 +43,10 @@ class FoundDraft(Protocol):
 
     def fingerprint(self) -> str:
         """Tell the draft from every one that drafts differently."""
+        ...
+
+    def check(self, options: DeviceOptions) -> None:
+        """Raise InvalidRequest for a device that this machine does not have."""
         ...
 
     def settled(self, options: DeviceOptions) -> FoundDraft:
@@ -87,8 +90,11 @@ class ModelDraft:
     def fingerprint(self) -> str:
         return self.model.fingerprint()
 
+    def check(self, options: DeviceOptions) -> None:
+        self.model.check(options)
+
     def settled(self, options: DeviceOptions) -> ModelDraft:
-        return replace(self, model=settled(self.model, options, drafts=True))
+        return replace(self, model=self.model.settled(options, drafts=True))
 
     def load(self, options: DeviceOptions, capacity: Capacity) -> Draft:
         return self.use(self.model.load(options, capacity))
@@ -115,6 +121,9 @@ class SourceDraft:
     def fingerprint(self) -> str:
         return self.name
 
+    def check(self, options: DeviceOptions) -> None:
+        pass
+
     def settled(self, options: DeviceOptions) -> SourceDraft:
         return self
 
@@ -138,10 +147,10 @@ class DraftMethod(Protocol):
 
 def find_draft(options: DraftModelOptions, target: Model | None = None) -> FoundDraft:
     """Find what drafts: the method of --draft, else the checkpoint of --draft_model or --model, or
-    the embedded one.
+    the embedded one. Raises MissingExtra where what computes it is not installed.
 
     target: the model beside which it is to draft; None for a draft on a client's machine
     """
-    named = options.method if isinstance(options, SourceOptions) else None
-    method = cast(DraftMethod, import_module(f"{__name__}.{named or 'model'}"))
+    check_method(options)
+    method = cast(DraftMethod, import_module(f"{__name__}.{method_of(options)}"))
     return method.find(options, target)

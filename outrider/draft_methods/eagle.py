@@ -17,7 +17,8 @@ from inference.errors import InvalidRequest, UnsupportedModel
 from outrider.draft_methods import ModelDraft
 from outrider.models.artifacts import artifact_checkpoint
 from outrider.models.devices import describe
-from outrider.models.loading import Checkpoint, OfCheckpoint, find_checkpoint, find_directory
+from outrider.models.directories import find_directory
+from outrider.models.loading import Checkpoint, OfCheckpoint, find_checkpoint
 from outrider.models.sequence_length import Capacity
 from outrider.options.groups import DeviceOptions, DraftModelOptions
 from outrider.options.roles import FusedTargetRole

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from inference.backends import Model
-from inference.backends.gguf_library import is_gguf
 from inference.errors import InvalidRequest
+from inference.model.hub import is_gguf
 from outrider.draft_methods import ModelDraft
 from outrider.models.gguf_file import GgufFile
 from outrider.options.groups import DraftModelOptions

@@ -8,15 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-import torch
-
 from inference.cache_directory import cache_directory
 from inference.command import say
 from inference.planner.profile_files import Subject, keep_profile, load_profile
 from inference.planner.profiling import CONTEXT, Profiler, Tell, survey_draft, survey_target
 from inference.times import LatencyModel, Shape
-from outrider.models.devices import subject_device
 from outrider.models.loading import FoundModel, LoadedModel
+from outrider.models.machine import Conditions
 from outrider.options.groups import MeasureOptions
 from outrider.version import outrider_version
 
@@ -97,7 +95,8 @@ class Profiles:
         length: the longest sequence that the model was loaded for
         """
         width, made_from = min(WIDEST, model.max_nodes), draft.fingerprint()
-        subject = _subject("draft", model, length, made_from, rows=1, nodes=width)
+        under = draft.conditions(model)
+        subject = _subject("draft", under, model, length, made_from, rows=1, nodes=width)
         place = self._place(subject, f"the draft {draft.name}")
         survey = survey_draft(model, length, width)
         times = self._kept(place)
@@ -108,14 +107,15 @@ class Profiles:
         return {nodes: seconds for (_, nodes), seconds in times.items()}
 
     def target(
-        self, name: str, made_from: str, model: LoadedModel, length: int, nodes: int
+        self, target: FoundModel, made_from: str, model: LoadedModel, length: int, nodes: int
     ) -> tuple[LatencyModel, PendingProfile | None]:
         """Seconds of a forward by rows and by nodes of each row, and what is left to measure.
 
         made_from: fingerprint of its weights, and of its artefact
         """
-        subject = _subject("target", model, length, made_from, rows=model.rows, nodes=nodes)
-        place = self._place(subject, f"the target {name}")
+        under, rows = target.conditions(model), model.rows
+        subject = _subject("target", under, model, length, made_from, rows=rows, nodes=nodes)
+        place = self._place(subject, f"the target {target.name}")
         survey = survey_target(model, length, model.rows, nodes)
         kept = self._kept(place)
         if kept is None:
@@ -151,14 +151,21 @@ def user_profiles(options: MeasureOptions) -> Profiles:
 
 
 def _subject(
-    part: str, model: LoadedModel, length: int, made_from: str, *, rows: int, nodes: int
+    part: str,
+    under: Conditions,
+    model: LoadedModel,
+    length: int,
+    made_from: str,
+    *,
+    rows: int,
+    nodes: int,
 ) -> Subject:
     return Subject(
         part=part,
-        device=subject_device(model.device),
+        device=under.device,
         model=made_from,
         dtype=str(model.dtype).removeprefix("torch."),
-        threads=torch.get_num_threads(),
+        threads=under.threads,
         context=min(CONTEXT, length),
         rows=rows,
         nodes=nodes,

@@ -8,6 +8,7 @@ import subprocess
 from collections.abc import Sequence
 
 from inference.command import run_command, say
+from inference.extras import require
 from inference.flags.command_line import CommandOptions, parse_flags
 from outrider.target.spawn import role_command, role_environment, target_process
 
@@ -33,6 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _demonstrate() -> int:
     """Start a target, draft against it, stop it."""
+    require("torch", "outrider demo")
     say("starting a target process and a draft process on loopback, with the models that ship here")
     with target_process() as address:
         command = role_command(

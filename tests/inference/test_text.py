@@ -9,7 +9,7 @@ import pytest
 
 from inference.errors import InvalidRequest, UnsupportedModel
 from inference.text import Tokenizer
-from outrider.models.loading import EMBEDDED
+from outrider.models.directories import EMBEDDED
 
 SAMPLES = [
     "def main():\n    return 'naïve — 日本語 🙂'\n",

@@ -18,9 +18,8 @@ from grpc_comm.server.server import BackgroundServer
 from inference.errors import Unavailable
 from outrider.cli import main
 from outrider.draft_methods import find_draft
-from outrider.models.loading import EMBEDDED
-from outrider.options import ROLES
-from outrider.options.roles import DraftRole, TargetRole
+from outrider.models.directories import EMBEDDED
+from outrider.options.roles import ROLES, DraftRole, TargetRole
 from outrider.target.spawn import target_process
 from outrider.target.target import load_target
 from outrider.terminal import generate

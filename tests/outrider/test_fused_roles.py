@@ -12,7 +12,7 @@ import pytest
 from grpc_comm.client.connection import connect
 from grpc_comm.server.server import BackgroundServer
 from outrider.cli import main
-from outrider.options import parse
+from outrider.options.parsing import parse
 from outrider.options.roles import FusedTargetRole, TargetRole
 from outrider.target.target import load_target
 

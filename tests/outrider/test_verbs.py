@@ -6,7 +6,7 @@ import pytest
 
 from inference.flags.group import flags_of
 from outrider.cli import main
-from outrider.options import parse
+from outrider.options.parsing import parse
 from outrider.options.roles import OTHER_VERBS, ROLES, VERBS
 
 

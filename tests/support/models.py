@@ -17,7 +17,7 @@ from inference.model.checkpoint import random_decoder
 from inference.model.config import parse_config
 from inference.model.decoder import Decoder
 from inference.text import Tokenizer
-from outrider.models.loading import EMBEDDED
+from outrider.models.directories import EMBEDDED
 
 torch.set_num_threads(1)
 

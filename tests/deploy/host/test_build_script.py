@@ -15,7 +15,7 @@ import pytest
 
 from compile.store import open_store, pull
 from deploy.host.build_script import ARTEFACT, BuildSettings, build_script
-from outrider.models.loading import EMBEDDED
+from outrider.models.directories import EMBEDDED
 from tests.support.hub_server import COMMIT, TOKEN, hub_server
 from tests.support.refusals import assert_refused
 from tests.support.scratch_host import IMAGE_VENV, ScratchHost, scratch_host

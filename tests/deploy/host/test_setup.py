@@ -26,7 +26,7 @@ from deploy.host.user_data import HostSecrets, HostSettings, user_data
 from grpc_comm.certificate import make_certificate
 from grpc_comm.keys_file import make_key
 from inference.artifact import check_files, read_manifest
-from outrider.models.loading import EMBEDDED
+from outrider.models.directories import EMBEDDED
 from tests.support.artifacts import build
 from tests.support.hub_server import COMMIT, TOKEN, hub_server
 from tests.support.repository import ROOT

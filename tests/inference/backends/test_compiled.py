@@ -46,7 +46,7 @@ from inference.sampling import SamplingParams
 from inference.text import Tokenizer
 from outrider.cli import main
 from outrider.draft_methods import eagle
-from outrider.models.loading import EMBEDDED
+from outrider.models.directories import EMBEDDED
 from outrider.models.reduction import Reduction
 from outrider.options.roles import FusedTargetRole, TargetRole
 from outrider.target.spawn import role_environment
@@ -95,7 +95,7 @@ def gguf() -> GgufModel:
     """A draft that llama.cpp computes, and that disagrees."""
     return GgufModel(
         Cells(), rows=1, capacity=JUNK + 128, max_nodes=32, batch=256, vocabulary=61,
-        kind="tiny F32", device=torch.device("cpu"),
+        kind="tiny F32", threads=1, device="cpu",
     )  # fmt: skip
 
 

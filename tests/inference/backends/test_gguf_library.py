@@ -24,7 +24,7 @@ from inference.planner.prices import Prices
 from inference.proposer import Proposer
 from inference.sampling import SamplingParams
 from inference.tree import TokenTree
-from outrider.models.loading import EMBEDDED
+from outrider.models.directories import EMBEDDED
 from tests.support.drafts import BUSHY, alone, knowledge, speculated
 from tests.support.equality import NearTies, assert_same_text
 from tests.support.gguf_files import write_gguf

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
-import torch
 
 from inference.backends import Segment
 from inference.backends import gguf_model as module
@@ -48,7 +47,8 @@ def model_of(
         batch=batch,
         vocabulary=VOCABULARY,
         kind="tiny F32",
-        device=torch.device("cpu"),
+        threads=1,
+        device="cpu",
     )
 
 
@@ -60,7 +60,7 @@ def own_text(prompt: Sequence[int], params: SamplingParams, count: int) -> list[
     """The target's text by hand: the choice after each whole prefix."""
     tokens = list(prompt)
     for at in range(len(prompt), len(prompt) + count):
-        logits = torch.from_numpy(logits_after(seen_after(tokens, 0))[None, :VOCABULARY])
+        logits = logits_after(seen_after(tokens, 0))[None, :VOCABULARY]
         tokens += choose_of_row(logits, params, np.array([at])).tolist()
     return tokens[len(prompt) :]
 

@@ -33,7 +33,7 @@ from inference.model.decoder import Decoder
 from inference.proposer import NOBODY
 from inference.sampling import SamplingParams
 from inference.tree import TokenTree
-from outrider.models.loading import EMBEDDED
+from outrider.models.directories import EMBEDDED
 from outrider.models.sequence_length import Capacity
 from outrider.options.roles import DraftRole, TargetRole
 from tests.support.drafts import alone, nudged, rounds, speculated

@@ -32,8 +32,7 @@ from inference.proposer import Proposer
 from inference.sampling import SamplingParams
 from inference.tree import IntArray, TokenTree
 from outrider.cli import main
-from outrider.options import ROLES
-from outrider.options.roles import ServingRole
+from outrider.options.roles import ROLES, ServingRole
 from outrider.target.target import READY
 from tests.support import pairs
 from tests.support.drafts import alone, growing, rounds, speculated

@@ -48,7 +48,7 @@ from inference.stats import DecodeStatistics
 from inference.text import Tokenizer
 from inference.tree import IntArray, TokenTree
 from inference.tree_shape import NONE, Branches
-from outrider.models.loading import EMBEDDED
+from outrider.models.directories import EMBEDDED
 from tests.support.drafts import growing
 from tests.support.equality import NearTies, assert_same_text
 from tests.support.exact import finish

@@ -11,7 +11,7 @@ from huggingface_hub import constants, file_download
 
 from inference.errors import InvalidRequest
 from inference.model.hub import find_model, pin_model, split_revision
-from outrider.models.loading import EMBEDDED
+from outrider.models.directories import EMBEDDED
 from tests.support.hub_server import COMMIT, TOKEN, hub_server
 
 

@@ -19,7 +19,7 @@ from inference.model.substitute import load_substitute, substitute_of
 from inference.sampling import SamplingParams
 from inference.text import Tokenizer
 from inference.tree import TokenTree
-from outrider.models.loading import EMBEDDED
+from outrider.models.directories import EMBEDDED
 from tests.support.equality import full_logits
 from tests.support.models import write_checkpoint
 

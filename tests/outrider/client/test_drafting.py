@@ -13,7 +13,7 @@ import pytest
 
 from grpc_comm.server.server import BackgroundServer
 from outrider.cli import main
-from outrider.models.loading import EMBEDDED
+from outrider.models.directories import EMBEDDED
 from outrider.options.roles import TargetRole
 from outrider.target.target import load_target
 

@@ -25,7 +25,8 @@ from outrider.compare.measure import compare
 from outrider.compare.report import WIDTH
 from outrider.compare.rows import Meters
 from outrider.compare.testbed import read_positions
-from outrider.models.loading import EMBEDDED, find_target
+from outrider.models.directories import EMBEDDED
+from outrider.models.loading import find_target
 from outrider.options.groups import TargetModelOptions
 from outrider.target.spawn import started
 from outrider.text.completion import Request, new_completion

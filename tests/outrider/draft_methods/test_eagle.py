@@ -14,7 +14,7 @@ from inference.errors import InvalidRequest, UnsupportedModel
 from inference.model.config import read_config
 from outrider.cli import main
 from outrider.draft_methods import eagle
-from outrider.models.loading import EMBEDDED
+from outrider.models.directories import EMBEDDED
 from outrider.options.roles import FusedTargetRole
 from outrider.target.target import load_target
 from tests.support import heads

@@ -17,8 +17,8 @@ from inference.model.checkpoint import load_decoder
 from inference.text import Tokenizer
 from outrider.cli import main
 from outrider.draft_methods import find_draft
+from outrider.models.directories import EMBEDDED
 from outrider.models.gguf_file import GgufFile
-from outrider.models.loading import EMBEDDED
 from outrider.models.sequence_length import Capacity
 from outrider.options.groups import DeviceOptions
 from outrider.options.roles import DraftRole, TargetRole

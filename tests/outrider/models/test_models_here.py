@@ -10,7 +10,7 @@ import pytest
 
 import outrider
 from outrider.cli import main
-from outrider.models.loading import EMBEDDED
+from outrider.models.directories import EMBEDDED
 
 
 def test_the_embedded_pair_is_listed_and_fits(capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,8 +15,8 @@ from inference.cost.quantity import SPEED, UnitPrices, Usage
 from inference.errors import InvalidRequest, OutriderError
 from inference.planner.prices import Prices
 from outrider.money.goal import EVERY, Goal, SteeredPrices, fallback_note, read_billing, read_goal
-from outrider.options import parse
 from outrider.options.groups import GoalOptions
+from outrider.options.parsing import parse
 from outrider.options.roles import DraftRole
 
 PRICED, HOURS = Billing(1.34375, 0.36, 0.0, 0.09), Billing(1.34)

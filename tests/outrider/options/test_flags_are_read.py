@@ -13,9 +13,8 @@ from grpc_comm.server.server import BackgroundServer
 from inference.errors import InvalidRequest
 from inference.flags.group import Group, flags_of, own_flags, parts_of
 from outrider.cli import run_role
-from outrider.models.loading import EMBEDDED
-from outrider.options import ROLES
-from outrider.options.roles import FusedTargetRole
+from outrider.models.directories import EMBEDDED
+from outrider.options.roles import ROLES, FusedTargetRole
 from outrider.target.target import load_target
 
 START = {"role", "config", "print_config", "debug", "target", "preset"}

@@ -26,8 +26,8 @@ from inference.proposer import Proposer
 from inference.sampling import SamplingParams
 from outrider.cli import main
 from outrider.models.devices import pick_device
-from outrider.models.loading import EMBEDDED
-from outrider.options import parse
+from outrider.models.directories import EMBEDDED
+from outrider.options.parsing import parse
 from outrider.options.roles import ServingRole, TargetRole
 from outrider.target.model_list import lazily, read_listed
 from outrider.target.target import load_served, load_target
