@@ -2,7 +2,7 @@
 # make check      lint, types and the fast tests, for while you work
 # make test       lint, types and tests
 # make test-all   the slower tiers; CI runs them after make test; the first run builds llama.cpp
-# They make .venv first; PYTHON chooses the interpreter (3.10 to 3.13).
+# They make .venv first; PYTHON chooses the interpreter (3.11 to 3.14).
 # make test-nxd   Neuron's builder on the real neuronx-distributed of a checkout: NXD=path; see CONTRIBUTING.md
 # make test-isa   arithmetic as a CPU with AVX2 only computes it, and one without; see CONTRIBUTING.md
 # make test-xla   the graphs and their arithmetic on torch 2.9 and torch_xla 2.9, as on trn1; makes .venv-xla, of 7 GB
@@ -46,7 +46,7 @@ proto: .venv/ready
 
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable .
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[torch]'
 	@touch $@
 
 .venv/ready: .venv/installed
@@ -63,7 +63,7 @@ proto: .venv/ready
 
 .venv-xla/ready: pyproject.toml constraints-xla.txt
 	$(PYTHON) -m venv .venv-xla
-	.venv-xla/bin/pip install --quiet --constraint constraints-xla.txt --editable . torch_xla pytest hypothesis
+	.venv-xla/bin/pip install --quiet --constraint constraints-xla.txt --editable '.[torch]' torch_xla pytest hypothesis
 	@touch $@
 
 clean:

@@ -36,7 +36,7 @@ class BuildSettings(Installation):
 
 def build_script(settings: BuildSettings) -> str:
     """The script."""
-    values = settings.assignments("aws,compile") | {
+    values = settings.assignments("torch,aws,compile") | {
         "reports": settings.reports,
         "load": settings.load or "",
     }

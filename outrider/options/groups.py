@@ -5,11 +5,10 @@ roles; drafting.py and network.py have further ones.
 from __future__ import annotations
 
 import re
-from typing import Annotated, ClassVar, Literal, TypeAlias, get_args
+from typing import Annotated, ClassVar, Literal, Self, TypeAlias, get_args
 
 from annotated_types import Ge, Gt, Le, Lt
 from pydantic import AfterValidator, Field, model_validator
-from typing_extensions import Self
 
 from inference.cost.billing import read_knob
 from inference.flags.command_line import CommandOptions

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -101,7 +101,7 @@ def test_a_model_that_lies_here_is_refused(flags: dict[str, Any]) -> None:
 def test_a_cost_that_aws_does_not_tell_hides_no_result(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.setenv(name, "testing")
-    aws, now = Aws(REGION), datetime.now(timezone.utc)
+    aws, now = Aws(REGION), datetime.now(UTC)
     state = StackState("arn", "DELETE_COMPLETE", now, {}, {"InstanceId": "i-1"})
     with Stubber(aws.client("ec2")) as refusing:
         refusing.add_client_error("describe_instances", "InternalError", "try again")
