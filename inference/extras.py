@@ -18,6 +18,11 @@ PACKAGES = {
 """The package of each extra that is looked for."""
 
 
+def is_installed(package: str) -> bool:
+    """Whether a package can be imported, without doing so."""
+    return find_spec(package) is not None
+
+
 def require(extra: str, what: str, package: str | None = None, *, otherwise: str = "") -> None:
     """Raise MissingExtra, with the install line, unless an extra is installed.
 
@@ -26,5 +31,5 @@ def require(extra: str, what: str, package: str | None = None, *, otherwise: str
     otherwise: end of the line
     """
     name = package or PACKAGES[extra]
-    if find_spec(name) is None:
+    if not is_installed(name):
         raise MissingExtra(f"{what} needs {name}: pip install 'outrider[{extra}]'{otherwise}")

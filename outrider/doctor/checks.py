@@ -6,11 +6,11 @@ import math
 import os
 import platform
 from collections.abc import Iterator
-from importlib.util import find_spec
 
 from grpc_comm.client.connection import Connection
 from inference.command import printable, say
 from inference.errors import MissingExtra, OutriderError
+from inference.extras import is_installed
 from inference.planner.profiling import survey_draft
 from inference.times import LatencyModel
 from outrider.client.connecting import connect_target
@@ -77,7 +77,7 @@ def machine() -> str:
 
 def _gpus() -> list[str]:
     """Names of the GPUs that torch finds."""
-    if find_spec("torch") is None:
+    if not is_installed("torch"):
         return ["without torch"]
     import torch
 
