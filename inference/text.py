@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import lru_cache
 from pathlib import Path
@@ -158,38 +158,19 @@ def _of_directory(directory: Path) -> _Parts:
     rules = tokenizers.Tokenizer.from_file(str(directory / "tokenizer.json"))
     rules.no_truncation()
     rules.no_padding()
-    settings = _settings(directory)
+    path = directory / "tokenizer_config.json"
+    settings = read_json(path, UnsupportedModel).dictionary() if path.is_file() else {}
     added = sorted(settings.get("added_tokens_decoder", {}).items(), key=lambda one: int(one[0]))
     rules.add_tokens([tokenizers.AddedToken(**token) for _, token in added])
     named = {name: _content(settings[name]) for name in _NAMED if settings.get(name)}
-    rules.add_special_tokens(
-        [
-            tokenizers.AddedToken(token, special=True, normalized=False)
-            for token in dict.fromkeys([*named.values(), *_further(settings)])
-        ]
-    )
+    special = [tokenizers.AddedToken(one, special=True, normalized=False) for one in named.values()]
+    rules.add_special_tokens(special)
     return _Parts(rules, named, _template(directory, settings))
-
-
-def _settings(directory: Path) -> dict[str, Any]:
-    """The settings beside tokenizer.json, in older directories in two files."""
-    settings, older = (
-        read_json(path, UnsupportedModel).dictionary() if path.is_file() else {}
-        for path in (directory / "tokenizer_config.json", directory / "special_tokens_map.json")
-    )
-    return settings if "added_tokens_decoder" in settings else settings | older
 
 
 def _content(token: str | Mapping[str, Any]) -> str:
     """The text of a token, which some files give with the way in which it is found."""
     return token if isinstance(token, str) else str(token["content"])
-
-
-def _further(settings: Mapping[str, Any]) -> Iterator[str]:
-    """Special tokens without a name of their own."""
-    for name in ("additional_special_tokens", "extra_special_tokens"):
-        tokens = settings.get(name) or ()
-        yield from map(_content, tokens.values() if isinstance(tokens, dict) else tokens)
 
 
 def _template(directory: Path, settings: Mapping[str, Any]) -> str:

@@ -6,17 +6,19 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
+import torch
 
 from inference.backends import Segment
 from inference.backends import gguf_model as module
 from inference.backends.gguf_model import GgufModel
-from inference.backends.host_choice import choose_of_row
+from inference.backends.host_choice import choose_of_row, rank_of_row
 from inference.backends.sequence import ModelSequence
 from inference.drafters.draft import Draft
 from inference.drafters.round_proposer import RoundProposer
 from inference.engine.engine import Engine
 from inference.engine.local_session import LocalSession
 from inference.errors import InvalidRequest, LimitExceeded, Unavailable
+from inference.model import sampler
 from inference.planner.prices import Prices
 from inference.proposer import Proposer
 from inference.sampling import SamplingParams
@@ -194,3 +196,32 @@ def test_keys_that_were_given_up_for_other_branches_are_computed_again(
         ranked = sequence.rank(tree, [node], 1)
         assert ranked.ids[0].tolist() == after([*PROMPT, 0, node - 15], [node])
     assert cells.tokens - before > 15
+
+
+@pytest.mark.parametrize("vocabulary", [100, 5000])
+@pytest.mark.parametrize(
+    "params",
+    [
+        *SAMPLINGS,
+        SamplingParams(0.8, top_k=5, seed=3),
+        SamplingParams(1.5, top_p=0.6, seed=2**40 + 9),
+        SamplingParams(0.3, top_k=200, top_p=0.95, seed=1),
+    ],
+    ids=str,
+)
+def test_a_ranking_without_torch_is_that_of_the_sampling_contract(
+    params: SamplingParams, vocabulary: int
+) -> None:
+    drawn = np.random.default_rng(7).standard_normal((6, vocabulary)) * 3
+    logits, positions = drawn.astype(np.float32), np.array([4, 5, 5, 6, 900, 70_000])
+    ours = rank_of_row(logits, params, positions, 8)
+    scores, at = torch.from_numpy(logits)[None], torch.from_numpy(positions.astype(np.int32))[None]
+    if params.greedy:
+        ids, expected = sampler.rank_greedy(scores, 8)
+    else:
+        sampling = sampler.Sampling.of([params], torch.device("cpu"))
+        ids, expected = sampler.rank(scores, sampling, at, 8)
+    within = expected[0].numpy() > -1e6  # beyond top-k and top-p the order is open
+    assert (ours.ids == ids[0].numpy())[within].all()
+    np.testing.assert_allclose(ours.scores, expected[0].numpy(), rtol=1e-5, atol=2e-5)
+    assert within[:, 0].all()
