@@ -36,9 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command, a verb or a build. Returns 0 when what was asked was done."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     if given and given[0] in VERBS:
-        return run_command(_check_torch, debug=False) or int(
-            import_module(VERBS[given[0]]).main(given)
-        )
+        return run_command(lambda: _run_verb(given), debug="--debug" in given)
     options = parse(given)
     return run_command(
         lambda: _run(options, given),
@@ -55,7 +53,7 @@ def _run(options: CompileOptions, arguments: Sequence[str]) -> int:
     elif options.target is None:
         _push(options)
     else:
-        _check_torch()
+        require("torch", "outrider compile")
         if options.dry_run:
             _request_of(options)
             return 0
@@ -66,14 +64,9 @@ def _run(options: CompileOptions, arguments: Sequence[str]) -> int:
 
 
 def _run_verb(words: Sequence[str]) -> int:
+    require("torch", f"outrider compile {words[0]}")
     run: Callable[[Sequence[str]], int] = import_module(VERBS[words[0]]).main
     return run(words)
-
-
-def _check_torch() -> int:
-    """Return 0. Raises MissingExtra without torch."""
-    require("torch", "outrider compile")
-    return 0
 
 
 def _build(options: CompileOptions, arguments: Sequence[str]) -> None:

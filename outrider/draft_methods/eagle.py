@@ -14,7 +14,7 @@ from inference.backends.timed import feature_model
 from inference.command import say
 from inference.drafters.draft import Draft
 from inference.errors import InvalidRequest, UnsupportedModel
-from outrider.draft_methods import ModelDraft
+from outrider.draft_methods import FoundDraft
 from outrider.models.artifacts import artifact_checkpoint
 from outrider.models.devices import describe
 from outrider.models.directories import find_directory
@@ -77,7 +77,7 @@ class FoundHead(OfCheckpoint):
         return model
 
 
-def find(options: DraftModelOptions, target: Model | None) -> ModelDraft:
+def find(options: DraftModelOptions, target: Model | None) -> FoundDraft:
     """The head of --draft_model. Raises UnsupportedModel for a target that keeps no features."""
     from inference.backends.compiled import CompiledModel
     from inference.backends.eager import EagerModel
@@ -108,11 +108,11 @@ def find(options: DraftModelOptions, target: Model | None) -> ModelDraft:
     )
 
 
-def _beside(head: FoundHead) -> ModelDraft:
+def _beside(head: FoundHead) -> FoundDraft:
     """The draft of a head: its texts read the features that its target keeps."""
     from inference.backends.eagle import feature_sequence
 
-    return ModelDraft(head, partial(Draft, sequence=feature_sequence(head.beside.target)))
+    return FoundDraft.of(head, partial(Draft, sequence=feature_sequence(head.beside.target)))
 
 
 def _check_features(manifest: Manifest, target: Checkpoint, name: str, head: Path) -> None:

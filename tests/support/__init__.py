@@ -39,4 +39,7 @@ Peers and files that mean no good
     hand_streams: a stream message by message
     corruption: JSON files
     refusals: one line of InvalidRequest
+
+Pages
+    flags_page: docs/flags.md
 """

@@ -10,12 +10,11 @@ import pytest
 from inference.backends.eager import EagerModel
 from inference.backends.sequence import ModelSequence
 from inference.engine.local_session import LocalSession
-from inference.model.checkpoint import random_decoder
 from inference.model.decoder import Decoder
 from inference.proposer import Proposer
 from inference.sampling import SamplingParams
 from inference.tree import TokenTree
-from outrider.draft_methods import ModelDraft, find_draft
+from outrider.draft_methods import find_draft
 from outrider.models.loading import Checkpoint
 from outrider.models.reduction import WHOLE, Reduction
 from outrider.models.sequence_length import Capacity
@@ -23,6 +22,7 @@ from outrider.options.groups import DeviceOptions, ReductionOptions
 from tests.support import pairs
 from tests.support.drafts import alone, growing, rounds, speculated
 from tests.support.equality import NearTies, assert_same_text
+from tests.support.models import random_decoder
 
 REDUCTIONS = [Reduction("int8"), Reduction("int4", 100), Reduction(head_tokens=64)]
 SAMPLINGS = [SamplingParams(), SamplingParams(0.7, seed=5), SamplingParams(1.0, seed=6)]
@@ -93,7 +93,6 @@ def test_a_head_of_few_tokens_takes_no_more_memory_than_these() -> None:
 def found(**given: object) -> Checkpoint:
     """The embedded draft."""
     draft = find_draft(ReductionOptions(**given))
-    assert isinstance(draft, ModelDraft)
     assert isinstance(draft.model, Checkpoint)
     return draft.model
 

@@ -14,8 +14,8 @@ from inference.flags.group import Flag, Group, flags_of, parts_of
 from outrider.compare.compare_options import CompareOptions
 from outrider.options.groups import Objective
 from outrider.options.parsing import TITLES, all_flags, parse, roles_of
-from outrider.options.reference import reference
 from outrider.options.roles import ROLES, DraftRole, TargetRole
+from tests.support.flags_page import reference
 from tests.support.refusals import assert_refused, assert_usage_error
 from tests.support.repository import ROOT
 
