@@ -96,6 +96,15 @@ def supports_gpu() -> bool:
     return bool(import_llama_cpp().llama_supports_gpu_offload())
 
 
+def check_gpu() -> None:
+    """Raise InvalidRequest where llama.cpp was built for no GPU."""
+    if not supports_gpu():
+        raise InvalidRequest(
+            "llama-cpp-python was built without a GPU's support: use --device cpu, or install it "
+            "anew with CMAKE_ARGS=-DGGML_CUDA=on"
+        )
+
+
 def fingerprint(path: Path) -> str:
     """A hash of a file's size, head and tail: it tells files apart without reading them whole."""
     size = path.stat().st_size
@@ -175,11 +184,8 @@ class GgufContext:
         self, path: Path, facts: GgufFacts, *, cells: int, batch: int, threads: int, gpu: int | None
     ) -> None:
         library = import_llama_cpp()
-        if gpu is not None and not library.llama_supports_gpu_offload():
-            raise InvalidRequest(
-                "llama-cpp-python was built without a GPU's support: use --device cpu, or install "
-                "it anew with CMAKE_ARGS=-DGGML_CUDA=on"
-            )
+        if gpu is not None:
+            check_gpu()
         params = library.llama_model_default_params()
         params.n_gpu_layers = 0 if gpu is None else _ALL_LAYERS
         params.split_mode, params.main_gpu = _MODEL_SPLIT_NONE, gpu or 0

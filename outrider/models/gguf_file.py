@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self, cast
 
 from inference.backends import Model
-from inference.backends.gguf_library import GgufFacts, fingerprint, supports_gpu
+from inference.backends.gguf_library import GgufFacts, check_gpu, fingerprint, supports_gpu
 from inference.command import say
 from inference.errors import InvalidRequest, Mismatch, UnsupportedModel
 from inference.text import Tokenizer
@@ -54,8 +54,8 @@ class GgufFile:
         return self
 
     def conditions(self, model: Model) -> Conditions:
-        threads = cast("GgufModel", model).threads  # load() made it
-        return Conditions(f"{model.device}, {processor()}, llama.cpp", threads)
+        loaded = cast("GgufModel", model)  # load() made it
+        return Conditions(f"{loaded.device}, {processor()}, llama.cpp", loaded.threads)
 
     def load(self, options: DeviceOptions, capacity: Capacity) -> GgufModel:
         from inference.backends.gguf_model import load_gguf
@@ -126,4 +126,5 @@ def _gpu(device: str) -> int | None:
             f"--device {device}: llama.cpp computes a GGUF file on a CPU or a GPU; take --device "
             "cpu, cuda or auto, or a checkpoint in safetensors"
         )
+    check_gpu()
     return int(device.partition(":")[2] or 0)

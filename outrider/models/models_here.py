@@ -114,13 +114,13 @@ def _look(name: str, directory: Path) -> ModelHere:
         if not weights:
             raise InvalidRequest("it has no weights as safetensors")
         family = Tokenizer(directory).fingerprint()
-        parameters = sum(map(_parameters, weights))
+        parameters = sum(map(_numbers_in, weights))
         return ModelHere(name, directory, size, parameters, family)
     except (OutriderError, OSError) as error:
         return ModelHere(name, directory, size, 0, "", str(error))
 
 
-def _parameters(path: Path) -> int:
+def _numbers_in(path: Path) -> int:
     """Numbers in a file of safetensors, by its header: the length of a JSON object, and that."""
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
