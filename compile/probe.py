@@ -19,14 +19,7 @@ from compile.build.neuron_compiler import Toolchain, render
 from compile.spec import CompileSpec
 from inference.backends.neuron_sdk import load_build_units
 from inference.errors import BadArtifact
-from inference.model.noise import (
-    from_limbs,
-    left,
-    noise,
-    noise_in_limbs,
-    right,
-    threefry_in_limbs,
-)
+from inference.model.noise import from_limbs, left, noise, noise_in_limbs, right, threefry_in_limbs
 from inference.sampling import threefry2x32
 
 TOLERANCE = 2e-5

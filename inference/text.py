@@ -210,9 +210,7 @@ class _Generation(Extension):
 def _compiled(template: str) -> Template:
     """A chat template, ready to be rendered in a sandbox: it comes with a model, from anybody."""
     known = ImmutableSandboxedEnvironment(
-        trim_blocks=True,
-        lstrip_blocks=True,
-        extensions=["jinja2.ext.loopcontrols", _Generation],
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _Generation]
     )
     known.filters["tojson"] = _to_json
     known.globals |= {"raise_exception": _refuse, "strftime_now": _now}

@@ -13,16 +13,7 @@ from pydantic import AfterValidator, Field, model_validator
 from inference.cost.billing import read_knob
 from inference.flags.command_line import CommandOptions
 from inference.flags.group import Also, Group, Shown
-from inference.flags.values import (
-    Count,
-    Directory,
-    File,
-    ModelName,
-    Price,
-    Share,
-    Usd,
-    Watts,
-)
+from inference.flags.values import Count, Directory, File, ModelName, Price, Share, Usd, Watts
 from inference.sampling import CANDIDATES, SEED_BITS, SamplingParams
 
 DEVICES = ("auto", "cpu", "cuda", "neuron", "neuron-legacy")
