@@ -213,7 +213,7 @@ def _compiled(template: str) -> Template:
         trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _Generation]
     )
     known.filters["tojson"] = _to_json
-    known.globals |= {"raise_exception": _refuse, "strftime_now": _now}
+    known.globals.update(raise_exception=_refuse, strftime_now=_now)
     return known.from_string(template)
 
 

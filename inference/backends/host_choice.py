@@ -62,8 +62,8 @@ def rank_of_row(logits: Floats, params: SamplingParams, positions: IntArray, k: 
     kept = (scores >= least) & (scores > beyond)
     drawn = np.where(kept, scores, scores - _OUT_OF_REACH) + _noise(params.seed, positions, ids)
     order = np.lexsort((ids, -drawn))[:, :k]
-    ids, drawn = (np.take_along_axis(each, order, -1) for each in (ids, drawn - log_mass))
-    return Ranked(ids, drawn)
+    drawn = np.take_along_axis(drawn - log_mass, order, -1)
+    return Ranked(np.take_along_axis(ids, order, -1), drawn)
 
 
 def _greatest(scores: Floats, count: int) -> tuple[IntArray, Floats]:  # -> [P, n], [P, n]

@@ -35,7 +35,7 @@ def check_all(options: DoctorRole) -> Iterator[Finding]:
 
 
 def _check_draft_and_link(options: DoctorRole) -> Iterator[Finding]:
-    name, call = "the tokenizer here", None
+    name, call = "the tokenizer here", 0.0  # seconds; 0 without a draft
     try:
         draft = find_draft(options)
         tokenizer, name, call = draft.tokenizer, draft.name, _draft_call(options, draft)
@@ -92,14 +92,17 @@ def _draft_call(options: DoctorRole, draft: FoundDraft) -> float:
     return survey_draft(loaded.model, length, 1).run(say)[1, 1]
 
 
-def _of_target(target: Connection, call: float | None) -> Iterator[Finding]:
-    """Findings of the target, of the link, and of a draft with such calls, if any, ahead of it."""
+def _of_target(target: Connection, call: float) -> Iterator[Finding]:
+    """Findings of the target, of the link, and of a draft ahead of it.
+
+    call: seconds of a call of the draft; 0 without one
+    """
     description = target.description
     trip = measure_round_trip(target.probe, say)
     where = f"{description.model} on {description.device}, {description.rows} rows"
     yield Finding("target", where)
     yield Finding("link", f"round trip {_ms(trip)} ms")
-    if call is not None:
+    if call:
         yield from plan(LatencyModel(dict(description.times)), call, trip)
 
 
