@@ -35,19 +35,21 @@ def check_all(options: DoctorRole) -> Iterator[Finding]:
 
 
 def _check_draft_and_link(options: DoctorRole) -> Iterator[Finding]:
-    name, call = "the tokenizer here", 0.0  # seconds; 0 without a draft
+    draft: FoundDraft | None = None
+    call = 0.0  # seconds; 0 without a draft
     try:
         draft = find_draft(options)
-        tokenizer, name, call = draft.tokenizer, draft.name, _draft_call(options, draft)
+        call = _draft_call(options, draft)
         speed = f"{_ms(call)} ms a call, {1 / call:.0f} tokens/s alone"
-        yield Finding("draft", f"{name}: {speed}")
+        yield Finding("draft", f"{draft.name}: {speed}")
     except MissingExtra as error:
-        tokenizer = find_tokenizer(options.draft_name, "draft")
         yield Finding("draft", printable(str(error)))
     except OutriderError as error:
         yield refused("draft", error)
         return
     try:
+        tokenizer = draft.tokenizer if draft else find_tokenizer(options.draft_name, "draft")
+        name = draft.name if draft else "the tokenizer here"
         with connect_target(options.connection, tokenizer, name) as target:
             yield from _of_target(target, call)
     except OutriderError as error:
