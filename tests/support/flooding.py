@@ -22,13 +22,12 @@ from typing import NamedTuple
 from grpc_comm.security import SecurityOptions
 from grpc_comm.server.server import Target, serve
 from grpc_comm.transport import Address
-from tests.support.hostile import SESSION
+from tests.support.hostile import PREFACE, call_headers, frame, literal
 from tests.support.wire_fixtures import LOOPBACK, WAIT, describe, successor_engine
 
 FLOOD_SECONDS = 1.5
 FLOOD_BYTES = 12 * 2**20
 
-_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 _DATA, _HEADERS, _SETTINGS, _PING, _CONTINUATION = 0, 1, 4, 6, 9
 _END_HEADERS = 4
 _INDEXED_LITERAL, _PLAIN_LITERAL, _NEWEST_ENTRY = b"\x40", b"\0", b"\xbe"
@@ -43,18 +42,19 @@ class Flooded(NamedTuple):
     pid: int
     authority: Path | None
 
-    def resident(self) -> int:
-        """Bytes of its memory."""
-        status = Path(f"/proc/{self.pid}/status").read_text()
-        line = next(line for line in status.splitlines() if line.startswith("VmRSS:"))
-        return int(line.split()[1]) * 1024
-
     def connect(self) -> socket.socket:
         """A connection, greeted."""
         plain = socket.create_connection(self.address, timeout=WAIT)
         peer = plain if self.authority is None else _tls(plain, self.authority)
-        peer.sendall(_PREFACE + frame(_SETTINGS, 0, 0, b""))
+        peer.sendall(PREFACE + frame(_SETTINGS, 0, 0, b""))
         return peer
+
+
+def resident(pid: int) -> int:
+    """Bytes that a process has in memory."""
+    command = ["ps", "-o", "rss=", "-p", str(pid)]
+    said = subprocess.run(command, capture_output=True, text=True, check=True)
+    return int(said.stdout) * 1024
 
 
 @contextmanager
@@ -119,28 +119,28 @@ def settings() -> Iterator[bytes]:
 
 def empty_data() -> Iterator[bytes]:
     """On a stream that was opened without a token."""
-    yield frame(_HEADERS, _END_HEADERS, 1, _call())
+    yield frame(_HEADERS, _END_HEADERS, 1, call_headers())
     yield from itertools.repeat(frame(_DATA, 0, 1, b"") * 1000)
 
 
 def table_churn() -> Iterator[bytes]:
     """Calls whose headers drive each other out of the table; each is as long as the table."""
     for stream in itertools.count(1, 2):
-        header = _INDEXED_LITERAL + _text(f"x-{stream}") + _text("v" * _LONG)
-        yield frame(_HEADERS, _END_HEADERS, stream, _EMPTY_TABLE + _call() + header)
+        header = _INDEXED_LITERAL + literal(f"x-{stream}") + literal("v" * _LONG)
+        yield frame(_HEADERS, _END_HEADERS, stream, _EMPTY_TABLE + call_headers() + header)
 
 
 def header_bomb() -> Iterator[bytes]:
     """Calls of one long header that is then named by one byte, 8,000 times."""
     for stream in itertools.count(1, 2):
-        header = _INDEXED_LITERAL + _text("x") + _text("v" * _LONG)
-        yield frame(_HEADERS, _END_HEADERS, stream, _call() + header + _NEWEST_ENTRY * 8000)
+        header = _INDEXED_LITERAL + literal("x") + literal("v" * _LONG)
+        yield frame(_HEADERS, _END_HEADERS, stream, call_headers() + header + _NEWEST_ENTRY * 8000)
 
 
 def continuations() -> Iterator[bytes]:
     """Headers that never end."""
-    yield frame(_HEADERS, 0, 1, _call())
-    header = _PLAIN_LITERAL + _text("x") + _text("v" * 1000)
+    yield frame(_HEADERS, 0, 1, call_headers())
+    header = _PLAIN_LITERAL + literal("x") + literal("v" * 1000)
     yield from itertools.repeat(frame(_CONTINUATION, 0, 1, header * 15))
 
 
@@ -152,35 +152,6 @@ FLOODS = {
     "HPACK bomb": header_bomb,
     "CONTINUATION": continuations,
 }
-
-
-def frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
-    head = len(payload).to_bytes(3, "big") + bytes((kind, flags)) + stream.to_bytes(4, "big")
-    return head + payload
-
-
-def _call() -> bytes:
-    """The header block of a call without a token."""
-    headers = {
-        ":method": "POST",
-        ":scheme": "http",
-        ":path": SESSION,
-        ":authority": "x",
-        "te": "trailers",
-        "content-type": "application/grpc",
-    }
-    return b"".join(_PLAIN_LITERAL + _text(name) + _text(value) for name, value in headers.items())
-
-
-def _text(text: str) -> bytes:
-    """A string of HPACK (RFC 7541, 5.1 and 5.2), without Huffman coding."""
-    data, length = text.encode(), len(text.encode())
-    if length < 127:
-        return bytes((length,)) + data
-    prefix, rest = b"\x7f", length - 127
-    while rest >= 128:
-        prefix, rest = prefix + bytes((rest % 128 + 128,)), rest // 128
-    return prefix + bytes((rest,)) + data
 
 
 def _tls(plain: socket.socket, authority: Path) -> ssl.SSLSocket:

@@ -46,6 +46,18 @@ class Mutator:
         self._fill(message, DEEPEST)
         return message
 
+    def session(self, first: M, right: Sequence[M]) -> list[bytes]:
+        """A session as it should be, with changes here and there; each message as bytes."""
+        chance = self._chance
+        messages = [first if chance.random() < 0.5 else self.changed(first)]
+        for _ in range(chance.randrange(11)):
+            how, message = chance.randrange(8), chance.choice(right)
+            if how == 0:
+                message = self.afresh(type(first))
+            messages.append(self.changed(message) if how == 1 else message)
+        sent = [message.SerializeToString() for message in messages]
+        return [self.damaged(data) if chance.randrange(12) == 0 else data for data in sent]
+
     def damaged(self, data: bytes) -> bytes:
         """A message's bytes, cut, overwritten, doubled, or replaced by others."""
         return self._chance.choice(self._damages)(data)
