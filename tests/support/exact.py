@@ -6,8 +6,10 @@ text or an error. Its time is a clock that each forward moves on by what the tes
 
 from __future__ import annotations
 
+import threading
 import zlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 from numpy.typing import NDArray
@@ -239,6 +241,20 @@ def chain(
         ],
         proposer,
     )
+
+
+@contextmanager
+def running(engine: Engine) -> Iterator[None]:
+    """Its forwards are made by a thread, as in a server."""
+    stopped = threading.Event()
+    thread = threading.Thread(target=engine.run, args=(stopped,), daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        engine.stop(stopped)
+        thread.join(20)
+        assert not thread.is_alive()
 
 
 def run_dry(engine: Engine) -> None:

@@ -109,6 +109,11 @@ class Said(NamedTuple):
     def tokens(self) -> list[int]:
         return [token for answer in self.answers for token in answer.tokens.ids]
 
+    def check(self, code: grpc.StatusCode, *shown: str) -> None:
+        """It ended with this code, and words that show all of these."""
+        assert self.code is code, self
+        assert all(word in self.details for word in shown), self
+
 
 def say(
     address: Address,
@@ -130,19 +135,6 @@ def say(
                     outbox.end()
         outbox.end()
         return Said(answers, *status(call))
-
-
-@contextmanager
-def left_open(address: Address, first: pb.ClientMessage, name: str = "") -> Iterator[pb.Opened]:
-    """A stream whose session is open, and which says nothing more; on leaving, the call breaks
-    and the session is held.
-    """
-    with raw_stub(address) as stub:
-        outbox = Outbox([first])
-        call = stub.Session(outbox, metadata=bearer(name) if name else None)
-        yield next(call).opened
-        call.cancel()
-        outbox.end()
 
 
 class Outbox:

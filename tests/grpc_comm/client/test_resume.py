@@ -164,19 +164,6 @@ def test_a_stream_cut_in_the_middle_goes_on_without_a_prefill(
     assert len(streams) == 2
 
 
-def test_a_stream_cut_many_times_goes_on(way: Way) -> None:
-    params, session, cuts = SAMPLINGS[1], way.connection.session(), iter(range(5))
-
-    def between(step: Step) -> None:
-        if step.tokens and next(cuts, None) is not None:
-            way.cut()
-            eventually(lambda: session.lost or session.traffic.resumes > 0)
-            eventually(lambda: not session.lost)
-
-    assert made(session, params, between=between) == alone(params)
-    assert session.traffic.resumes > 1
-
-
 def test_what_is_proposed_while_the_target_is_looked_for_is_dropped_without_a_word() -> None:
     with (
         background(successor_engine()) as server,

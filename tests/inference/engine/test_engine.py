@@ -6,8 +6,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
@@ -39,6 +38,7 @@ from tests.support.exact import (
     own_text,
     recorded,
     run_dry,
+    running,
     text_of,
     together,
 )
@@ -54,20 +54,6 @@ WAIT = 20.0
 def prompt_of(seed: int, length: int = 12) -> list[int]:
     tokens: list[int] = np.random.default_rng(seed).integers(0, FAULTY, length).tolist()
     return tokens
-
-
-@contextmanager
-def running(engine: Engine) -> Iterator[None]:
-    """Its forwards are made by a thread, as in a server."""
-    stopped = threading.Event()
-    thread = threading.Thread(target=engine.run, args=(stopped,), daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        engine.stop(stopped)
-        thread.join(WAIT)
-        assert not thread.is_alive()
 
 
 def waited(engine: Engine, session: Session) -> Session:
@@ -240,6 +226,8 @@ def test_no_more_nodes_are_computed_than_are_paid_for(most: int) -> None:
     session = asked(engine, PROMPT, 40, most_nodes=most)
     for one, text in ((session, TEXT), (beside, own_text(prompt_of(1), 40))):
         engine.append(one, engine.join(one), chain(one.length - 1, [*text[:3], 7, 7, 7, 7]))
+    run_dry(engine)
+    engine.decode(session, Decode(43, most_nodes=most))  # said again, it buys nothing
     run_dry(engine)
     assert (session.spent.nodes, session.end) == (most, End.SPENT)
     assert text_of(session) == TEXT[: len(text_of(session))]

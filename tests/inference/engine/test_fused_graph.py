@@ -4,7 +4,6 @@ and what is counted is what happened.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -51,7 +50,7 @@ from inference.tree_shape import NONE, Branches
 from outrider.models.loading import EMBEDDED
 from tests.support.drafts import growing
 from tests.support.equality import NearTies, assert_same_text
-from tests.support.exact import finish
+from tests.support.exact import finish, running
 from tests.support.fused_models import eager_fused
 from tests.support.pairs import SEQUENCE_LENGTH, VOCABULARY, decoder, engine, perturbed
 from tests.support.wire_fixtures import connected
@@ -365,7 +364,7 @@ def finished_after(served: Engine, session: Session) -> list[int]:
 
 def test_texts_of_any_sampling_at_once_are_those_made_one_by_one() -> None:
     model = eager_fused(decoder(1), DRAFTS["close"], Branches.chain(3), rows=3)
-    together, call, stopped = list[int](), model.rounds, threading.Event()
+    together, call = list[int](), model.rounds
 
     def counted(segments: Sequence[Segment]) -> list[IntArray]:
         together.append(len(segments))
@@ -377,16 +376,9 @@ def test_texts_of_any_sampling_at_once_are_those_made_one_by_one() -> None:
     def write(number: int) -> list[int]:
         return tokens_of(steps_of(served, SAMPLINGS[number % 4], [*PROMPT[:-1], number]))
 
-    thread = threading.Thread(target=served.run, args=(stopped,))
-    thread.start()
-    try:
-        with ThreadPoolExecutor(7) as texts:
-            assert list(texts.map(write, range(7))) == [
-                alone(SAMPLINGS[number % 4], number) for number in range(7)
-            ]
-    finally:
-        served.stop(stopped)
-        thread.join()
+    with running(served), ThreadPoolExecutor(7) as texts:
+        made = list(texts.map(write, range(7)))
+    assert made == [alone(SAMPLINGS[number % 4], number) for number in range(7)]
     assert max(together) > 1
     assert served.free_rows == 3
 
