@@ -9,11 +9,10 @@ from inference.drafters.draft import Draft
 from inference.drafters.growing_proposer import GrowingProposer
 from inference.planner.child_features import joint_features
 from inference.planner.prices import Prices
-from inference.proposer import COPY, MODEL, Notice
+from inference.proposer import COPY, MODEL
 from tests.support.scripted_models import ScriptedModel, disagreeing
-from tests.support.stepped import SAMPLING, knowledge
+from tests.support.stepped import QUIET, SAMPLING, knowledge, sent, tokens_of
 
-QUIET = Notice(0.0, 0.03, 0, 0, 64)
 PHRASE = [11, 12, 13, 14, 15, 16]
 NUMBERS = count()
 
@@ -22,19 +21,11 @@ def copier() -> GrowingProposer:
     return GrowingProposer(knowledge(), Prices(), CopySource())
 
 
-def sent(proposer: GrowingProposer) -> list[tuple[int, list[int]]]:
-    """What is sent now: by message, its kind and its tokens."""
-    messages = []
-    while (nodes := proposer.flush(0.0, lambda: next(NUMBERS))) is not None:
-        messages.append((nodes.proposer, [one.token for one in nodes.proposals]))
-    return messages
-
-
 def test_a_phrase_that_begins_again_is_sent_to_its_end_without_a_call() -> None:
     proposer = copier()
     proposer.open([*PHRASE, 7, *PHRASE[:3]], SAMPLING, end=100)
-    ((kind, tokens),) = sent(proposer)
-    assert (kind, tokens[:4]) == (COPY, [*PHRASE[3:], 7])
+    (nodes,) = sent(proposer, NUMBERS)
+    assert (nodes.proposer, tokens_of([nodes])[:4]) == (COPY, [*PHRASE[3:], 7])
     assert proposer.work(0.0) is None
     assert proposer.usage.calls == 0
 
@@ -42,7 +33,7 @@ def test_a_phrase_that_begins_again_is_sent_to_its_end_without_a_call() -> None:
 def test_nothing_is_sent_where_nothing_was_said_before() -> None:
     proposer = copier()
     proposer.open(list(range(50)), SAMPLING, end=100)
-    assert sent(proposer) == []
+    assert sent(proposer, NUMBERS) == []
 
 
 def test_a_target_that_never_copies_silences_the_copies() -> None:
@@ -51,7 +42,7 @@ def test_a_target_that_never_copies_silences_the_copies() -> None:
     for step in range(200):
         copies.append(0)
         for token in (1, 2, 100 + step):
-            copies[-1] += sum(len(tokens) for _, tokens in sent(proposer))
+            copies[-1] += len(tokens_of(sent(proposer, NUMBERS)))
             proposer.hear(length, [token], 0.0, QUIET)
             length += 1
     assert sum(copies[:20]) > 30
@@ -63,14 +54,12 @@ def test_model_and_copies_share_a_list_and_name_a_token_once() -> None:
     proposer = Draft(model).proposer(0, knowledge(), Prices(), room=99, source=CopySource())
     prompt = [*PHRASE, 7, *PHRASE[:3]]
     proposer.open(prompt, SAMPLING, end=200)
-    copied = sent(proposer)
-    assert [kind for kind, _ in copied] == [COPY]
+    assert [nodes.proposer for nodes in sent(proposer, NUMBERS)] == [COPY]
     for _ in range(6):
         proposer.work(0.0)
-    drafted = sent(proposer)
-    assert {kind for kind, _ in drafted} <= {COPY, MODEL}
-    assert MODEL in {kind for kind, _ in drafted}
-    assert PHRASE[3] not in [token for _, tokens in drafted for token in tokens]
+    drafted = sent(proposer, NUMBERS)
+    assert {MODEL} <= {nodes.proposer for nodes in drafted} <= {COPY, MODEL}
+    assert PHRASE[3] not in tokens_of(drafted)
 
 
 def test_where_the_model_agrees_both_together_are_surer_than_the_model() -> None:

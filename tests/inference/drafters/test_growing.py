@@ -18,7 +18,7 @@ from inference.drafters.draft import Draft
 from inference.drafters.growing_proposer import GrowingProposer
 from inference.planner.child_features import rank_features
 from inference.planner.prices import Prices
-from inference.proposer import BASE, Nodes, Notice
+from inference.proposer import BASE, Notice
 from inference.sampling import SamplingParams
 from inference.tree import TokenTree
 from tests.support.pairs import SEQUENCE_LENGTH, perturbed
@@ -28,15 +28,14 @@ from tests.support.scripted_models import (
     disagreeing,
     own_text,
     perfect,
-    target_token,
     useless,
 )
 from tests.support.stepped import (
     CALL,
     FORWARD,
     PROMPT,
+    QUIET,
     SAMPLING,
-    SteppedTarget,
     World,
     hostile,
     knowledge,
@@ -44,7 +43,6 @@ from tests.support.stepped import (
 )
 
 TEXT = own_text(PROMPT, 400)
-QUIET = Notice(0.0, FORWARD, 0, 10**6, 64)
 
 CHANCES = [0.0, 2.0**-16, 0.5, 1.0]
 WHO = st.integers(0, 3)
@@ -93,16 +91,15 @@ def happen(world: World, event: tuple[object, ...]) -> None:
         case "turn", _:
             world.turn()
         case "acknowledge", int(behind):
-            world.target.acknowledged = max(
-                world.target.acknowledged, world.target.position - behind
-            )
+            world.engine.acknowledge(world.session, world.session.length - behind)
         case "hostile", int(base), list(dice), float(chance):
             numbers = [number for number, _ in dice]
             nodes = hostile(base, numbers, [one for _, one in dice], chance)
-            world.target.tree.append(HOSTILE, nodes, lambda who, depth, claimed: claimed)
+            world.engine.append(world.session, HOSTILE, nodes)
 
 
-HOSTILE = 99
+HOSTILE = 9
+"""The number of a stream that is joined behind those of the proposers."""
 
 
 @pytest.mark.slow
@@ -112,7 +109,6 @@ HOSTILE = 99
     times=st.sampled_from([0.5, 1.0, 2.0]),
     credit=st.sampled_from([2, 7, 100]),
     room=st.sampled_from([8, 200]),
-    most=st.sampled_from([24, 1024]),
     streams=st.sampled_from([(0, 0, 1, 2), (0, 0, 0, 0), (0, 1, 2, 3)]),
 )
 def test_any_schedule_gives_the_targets_own_text(
@@ -120,68 +116,54 @@ def test_any_schedule_gives_the_targets_own_text(
     times: float,
     credit: int,
     room: int,
-    most: int,
     streams: Sequence[int],
 ) -> None:
     """And never a token beyond the end, or beyond the acknowledged one and credit."""
-    end = len(PROMPT) + 40
-    target = SteppedTarget(PROMPT, end, credit, most)
-    world = World(proposers(times, room), streams, target)
-    target.tree.join(HOSTILE)
+    world = World(proposers(times, room), 40, streams=streams, credit=credit)
+    session = world.session
+    while world.engine.join(session) < HOSTILE:
+        pass
     for event in events:
         happen(world, event)
-        assert target.tokens == [*PROMPT, *TEXT][: len(target.tokens)]
-        assert len(target.tokens) <= end
-        assert target.position <= target.acknowledged + credit
-    for _ in range(40):
+        assert world.made == TEXT[: len(world.made)]
+        assert len(world.made) <= 40
+        assert session.length <= session.acknowledged + credit
+    for _ in range(42):
         world.turn()
-    assert target.tokens == [*PROMPT, *TEXT[:40]]
+    assert world.made == TEXT[:40]
 
 
-def fair(says: Says, end: int = 205, **changes: object) -> tuple[World, GrowingProposer]:
+def fair(says: Says, tokens: int = 200, **changes: object) -> tuple[World, GrowingProposer]:
     proposer = scripted_proposer(says, **changes)  # type: ignore[arg-type]
-    return World([proposer], [0], SteppedTarget(PROMPT, end, 10**6)), proposer
+    return World([proposer], tokens), proposer
+
+
+def lived(world: World) -> World:
+    """The world when its text has ended."""
+    while world.goes_on:
+        world.turn()
+    return world
 
 
 @pytest.mark.parametrize(("says", "forwards"), [(perfect, 80), (disagreeing, 125)])
 def test_a_draft_that_knows_the_target_saves_forwards(says: Says, forwards: int) -> None:
-    world, _ = fair(says)
-    while world.target.may > 0:
-        world.turn()
-    assert world.target.tokens == [*PROMPT, *TEXT[:200]]
-    assert world.target.forwards < forwards
-
-
-def values(
-    text: Sequence[int], messages: Sequence[Nodes]
-) -> dict[int, tuple[tuple[int, ...], float]]:
-    """Each node by its number: its path from the text's beginning, and the product of the chances
-    below its first message's base. Fails for a parent that was not sent before.
-    """
-    known: dict[int, tuple[tuple[int, ...], float]] = {}
-    for message in messages:
-        base = tuple(text[: message.base + 1])
-        for number, parent, token, chance in message.proposals:
-            path, value = (base, 1.0) if parent == BASE else known[parent]
-            known[number] = (*path, token), value * chance
-    return known
+    world = lived(fair(says)[0])
+    assert world.made == TEXT[:200]
+    assert world.forwards < forwards
 
 
 @pytest.mark.parametrize("says", [perfect, disagreeing])
-def test_a_node_is_sent_once_and_after_its_parent(says: Says) -> None:
-    world, _ = fair(says)
-    while world.target.may > 0:
-        world.turn()
-    known = values(world.target.tokens, [message for _, message in world.sent])
-    assert list(known) == list(range(len(known)))
-    paths = [path for path, _ in known.values()]
-    assert len(set(paths)) == len(paths) > 100
+def test_a_path_is_sent_once(says: Says) -> None:
+    world, paths = lived(fair(says)[0]), dict[int, tuple[int, ...]]()
+    for _, message in world.sent:
+        base = tuple(world.session.tokens[: message.base + 1])
+        for number, parent, token, _ in message.proposals:
+            paths[number] = (*(base if parent == BASE else paths[parent]), token)
+    assert len(set(paths.values())) == len(paths) > 100
 
 
 def test_what_is_sent_is_worth_the_floor_or_leads_to_what_is() -> None:
-    world, _ = fair(disagreeing)
-    while world.target.may > 0:
-        world.turn()
+    world = lived(fair(disagreeing)[0])
     edges: dict[int, tuple[int, int, float]] = {}  # parent, position and chance by number
     seen = 0
     for _, message in world.sent:
@@ -216,33 +198,27 @@ def test_live_sent_nodes_stay_within_what_the_target_keeps(
     world, _ = fair(disagreeing)
     monkeypatch.setattr("inference.drafters.growing_proposer.MOST_CANDIDATES", 20)
     most = 0
-    while world.target.may > 0:
+    while world.goes_on:
         world.turn()
-        most = max(most, world.target.tree.live)
+        most = max(most, world.session.candidates.live)
     assert 10 < most <= 20
 
 
 def test_a_useless_draft_falls_silent_and_tries_again_now_and_then() -> None:
-    world, proposer = fair(useless, end=len(PROMPT) + 400)
-    while len(world.target.tokens) < 200:
+    world, proposer = fair(useless, 400)
+    while len(world.made) < 200:
         world.turn()
-    before, began = proposer.usage.calls, len(world.target.tokens)
-    while world.target.may > 0:
-        world.turn()
-    tokens = len(world.target.tokens) - began
+    before, tokens = proposer.usage.calls, 400 - len(world.made)
+    lived(world)
     assert 1 <= proposer.usage.calls - before <= 1 + tokens // TUNING.tries_again
 
 
 def test_a_draft_that_becomes_useful_again_is_called_again() -> None:
-    world, _ = fair(
-        lambda prefix: (useless if len(prefix) < 150 else perfect)(prefix), end=len(PROMPT) + 400
-    )
-    while len(world.target.tokens) < 149:
+    world, _ = fair(lambda prefix: (useless if len(prefix) < 150 else perfect)(prefix), 400)
+    while world.session.length < 149:
         world.turn()
-    forwards, tokens = world.target.forwards, len(world.target.tokens)
-    while world.target.may > 0:
-        world.turn()
-    assert world.target.forwards - forwards < 0.75 * (len(world.target.tokens) - tokens)
+    forwards, left = world.forwards, 400 - len(world.made)
+    assert lived(world).forwards - forwards < 0.75 * left
 
 
 def test_on_a_battery_a_call_must_bring_more() -> None:
@@ -268,8 +244,8 @@ def test_what_the_target_does_not_hold_any_more_is_sent_again() -> None:
         world.turn()
     world.hear(0)
     world.flush(0)
-    live, numbers, now = world.target.tree.live, world.streams[0].numbers, world.now
-    position = len(world.target.tokens)
+    live, numbers, now = world.session.candidates.live, world.streams[0].numbers, world.now
+    position = world.session.length
     assert live > 0
     proposer.hear(position, [], now, Notice(now, FORWARD, numbers, live, 64))
     assert world.flush(0) is None
@@ -366,14 +342,7 @@ def model_of(draft: object) -> EagerModel:
     return EagerModel(draft, rows=1, capacity=SEQUENCE_LENGTH + TUNING.room, max_nodes=64)  # type: ignore[arg-type]
 
 
-def test_the_targets_text_is_a_hash_that_every_token_changes() -> None:
-    assert target_token([1, 2, 3]) == target_token((1, 2, 3))
-    said = [target_token([0, first, *range(50)]) for first in range(40)]
-    assert len(set(said)) > 15
-
-
 def test_a_draft_that_is_slower_than_the_target_tries_now_and_then() -> None:
-    world, proposer = fair(disagreeing, end=len(PROMPT) + 400, times=4.0)
-    while world.target.may > 0:
-        world.turn()
+    world, proposer = fair(disagreeing, 400, times=4.0)
+    lived(world)
     assert 3 <= proposer.usage.calls <= 40

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+from itertools import count
+
 from inference.drafters.copied_text import CopySource
 from inference.drafters.draft import Draft
 from inference.drafters.growing_proposer import GrowingProposer
 from inference.drafters.round_proposer import RoundProposer
 from inference.drafters.tree_policies import Chain
 from inference.planner.prices import Prices
-from inference.proposer import Notice
 from tests.support.scripted_models import ScriptedModel, disagreeing
-from tests.support.stepped import SAMPLING, knowledge
+from tests.support.stepped import QUIET, SAMPLING, knowledge, sent
 
-QUIET = Notice(0.0, 0.03, 0, 0, 64)
 PHRASE = [11, 12, 13, 14, 15, 16, 17]
 TEXT = PHRASE * 20
 REACH, ROOM = 60, 40
@@ -28,9 +28,7 @@ def calls_and_sent(one: GrowingProposer, written: int, tokens: list[int]) -> lis
     history = []
     for place, token in enumerate(tokens, written):
         one.work(0.0)
-        numbers = iter(range(one.proposed, 10**6))
-        while one.flush(0.0, lambda left=numbers: next(left)) is not None:  # type: ignore[misc]
-            pass
+        sent(one, count(one.proposed))
         history.append((one.usage.calls, one.proposed))
         one.hear(place, [token], 0.0, QUIET)
     return history
