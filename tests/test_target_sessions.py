@@ -127,6 +127,7 @@ def test_one_session_serves_one_text_after_another_and_adds_up_what_they_cost(
     first = session.traffic.copy()
     assert (first.forwards, first.nodes, first.lone) == (2, 2, 2)
     assert 0 < first.share_seconds <= first.model_seconds
+    assert first.prefill_seconds > 0
     session.open([5, 6], GREEDY)
     session.decode(Decode(10))
     assert rest(session) == [*range(7, 15)]

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 os.environ["PJRT_DEVICE"] = "CPU"
 pytest.importorskip("torch_xla", reason="torch_xla is not installed: `make test-xla` runs these")
@@ -68,7 +68,16 @@ class Hlo:
     results: list[Tensor]
 
 
-def lower(graph: VerifyGraph | StatefulGraph, inputs: dict[str, Tensor], run: bool = True) -> Hlo:
+def results_of(graph: nn.Module, inputs: dict[str, Tensor]) -> list[Tensor]:
+    """What a call returns, and the state that the graph reassigns."""
+    with torch.no_grad():
+        returned = graph(**inputs)
+    if isinstance(graph, VerifyGraph):
+        return list(returned)
+    return [returned, *(graph.get_buffer(name) for name in state_of(graph))]
+
+
+def lower(graph: nn.Module, inputs: dict[str, Tensor], run: bool = True) -> Hlo:
     """Moves the graph to the device, calls it once and reads what was recorded. Results come
     after a sync, else they may be wrong.
     """
@@ -76,13 +85,7 @@ def lower(graph: VerifyGraph | StatefulGraph, inputs: dict[str, Tensor], run: bo
     graph, inputs = graph.to(device), {name: tensor.to(device) for name, tensor in inputs.items()}
     torch_xla.sync()
     metrics.clear_all()
-    with torch.no_grad():
-        returned = graph(**inputs)
-    results = (
-        [returned, *(graph.get_buffer(name) for name in state_of(graph))]
-        if isinstance(graph, StatefulGraph)
-        else list(returned)
-    )
+    results = results_of(graph, inputs)
     text: str = torch_xla._XLAC._get_xla_tensors_hlo(results)
     fallbacks = [name for name in metrics.counter_names() if name.startswith("aten::")]
     if run:
@@ -95,15 +98,8 @@ def lower(graph: VerifyGraph | StatefulGraph, inputs: dict[str, Tensor], run: bo
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_a_bucket_lowers_to_allowed_operations_and_equals_eager(case: Case) -> None:
-    graph, inputs = case.graph(), case.inputs(0)
-    with torch.no_grad():
-        returned = graph(**inputs)
-    expected = (
-        [returned, *(graph.get_buffer(name) for name in state_of(graph))]
-        if isinstance(graph, StatefulGraph)
-        else list(returned)
-    )
-    found = lower(case.graph(), inputs)
+    expected = results_of(case.graph(), case.inputs(0))
+    found = lower(case.graph(), case.inputs(0))
     check_text(found, case)
     tolerance = TOLERANCE[case.dtype]
     assert (found.results[0] != expected[0]).sum() <= int(case.dtype == torch.bfloat16)
@@ -122,16 +118,13 @@ def test_copying_a_row_lowers_to_a_gather_and_a_scatter_a_cache_and_equals_eager
         assert moved.equal(cache[[1, 1, 2]])
 
 
-def check_text(found: Hlo, case: Case) -> None:
-    """The rules of lowering: nothing on the host, no operation but the allowed, one sort for the
+def check_rules(found: Hlo, sorts: int, scatters: int) -> None:
+    """The rules of lowering: nothing on the host, no operation but the allowed, a sort for each
     top-k, 32 bits, fixed shapes.
     """
     assert found.fallbacks == []
     assert found.opcodes.keys() <= ALLOWED
-    assert found.opcodes["sort"] == int(case.sampled)
-    scatters = len(state_of(case.graph()))
-    assert found.opcodes["scatter"] == scatters
-    assert found.text.count("update_window_dims={1}") == scatters  # a node's keys are one window
+    assert (found.opcodes["scatter"], found.opcodes["sort"]) == (scatters, sorts)
     assert "<=" not in found.text  # as bounded, dynamic sizes are written
     wide = [
         line.strip()
@@ -141,6 +134,13 @@ def check_text(found: Hlo, case: Case) -> None:
     assert [
         line for line in wide if not any(re.search("= " + allowed, line) for allowed in WIDE)
     ] == []
+
+
+def check_text(found: Hlo, case: Case) -> None:
+    """Those rules, one top-k, and the inputs as parameters."""
+    scatters = len(state_of(case.graph()))
+    check_rules(found, int(case.sampled), scatters)
+    assert found.text.count("update_window_dims={1}") == scatters  # a node's keys are one window
     for name, tensor in case.inputs(0).items():
         shape = f"[{','.join(map(str, tensor.shape))}]"
         kind = "f32" if tensor.is_floating_point() else "s32"

@@ -335,14 +335,6 @@ def test_a_tenants_prompt_does_not_show_in_anothers_prefill(server: BackgroundSe
     assert reused("alice") > 0
 
 
-def test_all_rows_are_free_when_everybody_has_gone(file: Path) -> None:
-    engine = successor_engine(rows=2)
-    with background(engine, security=SecurityOptions(keys_file=file)) as server:
-        for name in ("alice", "bob", "small", "nobody"):
-            say(server.address, [opening(), chain_of(), decode_to(9)], name)
-        eventually(lambda: engine.free_rows == 2 and not engine.sessions)
-
-
 def test_what_one_key_claimed_in_vain_says_nothing_of_another_that_shares_its_rows(
     file: Path,
 ) -> None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
@@ -162,22 +162,6 @@ def test_an_unknown_token_is_refused_and_everything_else_is_only_a_hint() -> Non
 # --- ends
 
 
-def test_a_text_ends_at_a_length_however_often_it_is_asked_for() -> None:
-    engine, _, _ = exact_engine()
-    session = asked(engine, PROMPT, 5)
-    for _ in range(3):
-        engine.decode(session, Decode(len(PROMPT) + 5))
-        run_dry(engine)
-    assert (text_of(session), session.end) == (TEXT[:5], End.MAX_TOKENS)
-    engine.decode(session, Decode(len(PROMPT) + 9))
-    assert session.end is End.NOT
-    run_dry(engine)
-    assert (text_of(session), session.end) == (TEXT[:9], End.MAX_TOKENS)
-    engine.decode(session, Decode(len(PROMPT) + 2))  # behind it already
-    run_dry(engine)
-    assert (text_of(session), session.end) == (TEXT[:9], End.MAX_TOKENS)
-
-
 @pytest.mark.parametrize("tokens", [1, 2, 5, 6])
 def test_candidates_beyond_the_end_are_not_computed(tokens: int) -> None:
     engine, model, _ = exact_engine(times=free)
@@ -197,13 +181,6 @@ def test_a_text_is_cut_at_a_stop_id_wherever_it_comes(at: int) -> None:
     run_dry(engine)
     assert (text_of(session), session.end) == (TEXT[: at + 1], End.STOP_ID)
     assert engine.progress(session, len(PROMPT)).proposers[-1] == NOBODY
-
-
-def test_a_stop_id_in_the_prompt_stops_nothing() -> None:
-    engine, _, _ = exact_engine()
-    session = asked(engine, PROMPT, 4, stop_ids=frozenset({PROMPT[-1]}))
-    run_dry(engine)
-    assert text_of(session) == TEXT[:4]
 
 
 def test_a_session_comes_to_its_limit_and_no_further_can_be_asked() -> None:
@@ -247,6 +224,16 @@ def test_a_target_goes_no_faster_than_it_is_asked_to() -> None:
         assert made <= 10.0 * (clock.now - began + 1.0) + 1  # a second of it may come at once
     assert clock.now - began == pytest.approx(12, abs=1.5)
     assert text_of(session) == TEXT[:120]
+
+
+def test_a_limit_of_tokens_a_second_counts_every_token_of_a_forward() -> None:
+    engine, _, clock = exact_engine(times=free)
+    session = asked(engine, PROMPT, 12, tokens_per_second=2.0)
+    engine.append(session, engine.join(session), chain(LAST, TEXT[:5]))
+    engine.step()
+    assert session.length == len(PROMPT) + 6
+    left = 6 / 2.0 - 1  # a second may come at once
+    assert session.seconds_until_allowed(clock()) == pytest.approx(left)
 
 
 # --- credit and pace
@@ -412,10 +399,32 @@ LEARNING = 10.0
 """Tokens that a session may lose, once, while what the engine believed of times is set right."""
 
 
-def lies(session: Session, first: int) -> Nodes:
+def lies(session: Session, text: list[int], first: int) -> Nodes:
     """Sixteen nodes that are never taken, each said to be certain."""
     root = session.length - 1
     return Nodes(root, [Proposal(first + at, BASE, 990 - at % 16, 1.0) for at in range(16)])
+
+
+def truth(session: Session, text: list[int], first: int) -> Nodes:
+    """The next fifteen tokens of the text."""
+    ahead = text[len(text_of(session)) :][:15]
+    return chain(session.length - 1, ahead, 0.9, first)
+
+
+def live_on(
+    engine: Engine,
+    everybody: Sequence[tuple[Session, int, list[int]]],
+    turns: int,
+    say: Callable[[Session, list[int], int], Nodes] | None,
+) -> None:
+    """So many forwards, before each of which the first says something."""
+    first, stream, text = everybody[0]
+    for turn in range(turns):
+        if say is not None:
+            engine.append(first, stream, say(first, text, 16 * turn))
+        engine.step()
+        for session, _, _ in everybody:
+            engine.acknowledge(session, session.length)
 
 
 @pytest.mark.parametrize("device", [CPU, NEURON], ids=["cpu", "neuron"])
@@ -434,12 +443,7 @@ def test_candidates_that_claim_to_be_certain_slow_down_nobody(
 
     engine, _, clock = exact_engine(rows=4, times=wrong, **device)  # type: ignore[arg-type]
     everybody, began = ready(engine, ["liar", "a", "b", "c"]), clock.now
-    liar, stream, _ = everybody[0]
-    for turn in range(500):
-        engine.append(liar, stream, lies(liar, 16 * turn))
-        engine.step()
-        for session, _, _ in everybody:
-            engine.acknowledge(session, session.length)
+    live_on(engine, everybody, 500, lies)
     alone = (clock.now - began) / cost(4, 1)
     for session, _, text in everybody:
         assert text_of(session) == text[: len(text_of(session))]
@@ -451,15 +455,8 @@ def test_one_with_good_candidates_does_not_hold_up_three_without(device: dict[st
     cost = device["cost"]
     assert callable(cost)
     engine, _, clock = exact_engine(rows=4, times=cost, **device)  # type: ignore[arg-type]
-    everybody, began, number = ready(engine, ["wide", "a", "b", "c"]), clock.now, 0
-    wide, stream, text = everybody[0]
-    for _ in range(400):
-        ahead = text[len(text_of(wide)) : len(text_of(wide)) + 15]
-        engine.append(wide, stream, chain(wide.length - 1, ahead, 0.9, first=number))
-        number += len(ahead)
-        engine.step()
-        for session, _, _ in everybody:
-            engine.acknowledge(session, session.length)
+    everybody, began = ready(engine, ["wide", "a", "b", "c"]), clock.now
+    live_on(engine, everybody, 400, truth)
     alone = (clock.now - began) / cost(4, 1)
     for session, _, _ in everybody[1:]:
         assert len(text_of(session)) >= TUNING.least_rate * alone - TUNING.most_deficit
@@ -471,16 +468,8 @@ def test_the_engines_own_work_slows_down_nobody_who_drafts_nothing() -> None:
     def alone_and_beside(proposing: bool) -> tuple[float, int]:
         clock, cost = WorkingClock(0.020), NEURON["cost"]
         engine, _, _ = exact_engine(rows=4, clock=clock, times=cost, **NEURON)  # type: ignore[arg-type]
-        everybody, began, number = ready(engine, ["wide", "a", "b", "c"]), clock.now, 0
-        wide, stream, text = everybody[0]
-        for _ in range(300):
-            if proposing:
-                ahead = text[len(text_of(wide)) : len(text_of(wide)) + 15]
-                engine.append(wide, stream, chain(wide.length - 1, ahead, 0.9, first=number))
-                number += len(ahead)
-            engine.step()
-            for session, _, _ in everybody:
-                engine.acknowledge(session, session.length)
+        everybody, began = ready(engine, ["wide", "a", "b", "c"]), clock.now
+        live_on(engine, everybody, 300, truth if proposing else None)
         return clock.now - began, min(len(text_of(session)) for session, _, _ in everybody[1:])
 
     alone, tokens = alone_and_beside(False)
@@ -497,12 +486,29 @@ def test_good_candidates_pay_on_a_device_whose_wide_forwards_are_dear() -> None:
     numbers = 0
     while any(session.end is End.NOT for session, _, _ in everybody):
         for session, stream, text in everybody:
-            ahead = text[len(text_of(session)) : len(text_of(session)) + 15]
-            engine.append(session, stream, chain(session.length - 1, ahead, 0.9, first=numbers))
+            engine.append(session, stream, truth(session, text, numbers))
             engine.acknowledge(session, session.length)
         numbers += 15
         engine.step()
     assert 600 / ((clock.now - began) / cost(4, 1)) > 4
+
+
+def test_a_candidate_that_the_target_takes_counts_in_the_sessions_own_record() -> None:
+    engine, _, _ = exact_engine(times=free)
+    right, wrong = asked(engine, PROMPT, 12), asked(engine, PROMPT, 12)
+    engine.append(right, engine.join(right), chain(LAST, TEXT[:5]))
+    engine.append(wrong, engine.join(wrong), chain(LAST, [TEXT[0] - 1, 1, 1, 1, 1]))
+    engine.step()
+    assert right.length == len(PROMPT) + 6
+    assert right.record.factor == 1.0 > wrong.record.factor
+
+
+def test_what_a_session_is_ahead_or_behind_is_bounded() -> None:
+    session = opened(exact_engine()[0], PROMPT)
+    session.add_service(-100.0)
+    assert session.service_credit == -TUNING.most_behind
+    session.add_service(100.0)
+    assert session.service_credit == TUNING.most_ahead
 
 
 # --- rows

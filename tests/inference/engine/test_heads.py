@@ -164,17 +164,6 @@ def test_what_a_head_has_learned_is_accepted(taught: Path) -> None:
 # --------------------------------------------------------------------------------------------------
 
 
-def test_one_call_serves_all_who_asked(taught: Path) -> None:
-    beside = Beside(taught, rows=4)
-    prompts = [prompt[-20:] for prompt in PROMPTS[:4]]
-    sessions = [beside.asked(prompt) for prompt in prompts]
-    finish(beside.engine, *sessions)
-    assert max(beside.head.together) == 4
-    for prompt, session in zip(prompts, sessions, strict=True):
-        assert session.tokens[20:] == own_text(prompt)
-        assert session.spent.forwards < TOKENS / 2
-
-
 def test_a_cached_prefix_has_its_features(taught: Path) -> None:
     """A second session drafts as well as it would with a prompt that was computed."""
     prompt, beside, afresh = PROMPTS[0][-20:], Beside(taught), Beside(taught)
