@@ -7,12 +7,11 @@ import pytest
 from grpc_comm.client import connection, patience
 from grpc_comm.client.connection import connect
 from grpc_comm.client.patience import LONGEST_LINE, Patience, ProgressClock
-from grpc_comm.client.received import MOST_UNREAD, Received, Spending
 from grpc_comm.proto import verifier_pb2 as pb
 from inference.errors import OutriderError
-from inference.order import Decode, End, Pace, Progress
+from inference.order import Decode
 from inference.sampling import SamplingParams
-from inference.stats import Traffic
+from tests.support.clock import Clock
 from tests.support.rogue_target import OPENED, rogue, tokens
 from tests.support.wire_fixtures import until_it_fails
 
@@ -53,20 +52,11 @@ def test_a_target_that_talks_for_ever_is_left(
             until_it_fails(session)
 
 
-class At:
-    """A clock that a test sets."""
-
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 BORNE = Patience(30.0)
 
 
 def test_only_seconds_in_which_a_token_is_owed_count() -> None:
-    at = At()
+    at = Clock(0.0)
     clock = ProgressClock(BORNE, at)
     clock.note_opened()
     at.now = 2 * BORNE.progress
@@ -80,7 +70,7 @@ def test_only_seconds_in_which_a_token_is_owed_count() -> None:
 
 
 def test_a_target_that_was_left_has_its_time_of_silence_again() -> None:
-    at = At()
+    at = Clock(0.0)
     clock = ProgressClock(BORNE, at)
     at.now = BORNE.progress + 1
     assert clock.advance(owes_token=True, opened=True)
@@ -94,7 +84,7 @@ def test_a_target_that_was_left_has_its_time_of_silence_again() -> None:
 
 @pytest.mark.parametrize("evicted", [False, True])
 def test_a_line_may_be_long_and_who_comes_out_of_it_is_not_late(evicted: bool) -> None:
-    at = At()
+    at = Clock(0.0)
     clock = ProgressClock(BORNE, at)
     clock.evicted = evicted
     at.now = LONGEST_LINE
@@ -108,27 +98,3 @@ def test_a_line_may_be_long_and_who_comes_out_of_it_is_not_late(evicted: bool) -
 def test_the_clock_of_progress_is_slower_than_a_step_of_any_target() -> None:
     assert Patience(0.001).progress >= 60
     assert Patience().progress == 10 * Patience().silence
-
-
-def came(position: int, *ids: int, end: End = End.NOT) -> Progress:
-    return Progress(position, ids, (255,) * len(ids), 0, 0, 0, 0, 0, 0, 0.0, 0.0, 0.0, 0, 0, end)
-
-
-def test_nothing_is_owed_without_an_order_or_a_reason_to_go_on() -> None:
-    received = Received([1, 2, 3], 9_999, Traffic())
-    assert not Spending(received).owes_token
-    received.ask(5_000, frozenset())
-    assert Spending(received, Decode(5_000)).owes_token
-    assert not Spending(received, Decode(3)).owes_token
-    assert not Spending(received, Decode(5_000, tokens_per_second=0.1)).owes_token
-    waits = Spending(received, Decode(5_000, pace=Pace.WAIT))
-    assert not waits.owes_token
-    waits.asked = 3
-    assert waits.owes_token
-    received.take(came(3, *range(MOST_UNREAD + 1)))
-    assert received.is_behind
-    assert not Spending(received, Decode(5_000)).owes_token
-    received.read()
-    assert Spending(received, Decode(5_000)).owes_token
-    received.take(came(4 + MOST_UNREAD, end=End.SPENT))
-    assert not Spending(received, Decode(5_000)).owes_token

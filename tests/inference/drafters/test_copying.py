@@ -1,13 +1,18 @@
-"""Copied text beside a model and without one: what is named, sent, learnt and said."""
+"""Copied text: what followed the same words before is named, from this text and from its user's
+earlier ones, beside a model and without one, also where the text outgrows the draft.
+"""
 
 from __future__ import annotations
 
 from itertools import count
 
-from inference.drafters.copied_text import CopySource
+from inference.draft_tuning import TUNING
+from inference.drafters.copied_text import CopySource, History
 from inference.drafters.draft import Draft
 from inference.drafters.growing_proposer import GrowingProposer
-from inference.planner.child_features import joint_features
+from inference.drafters.round_proposer import RoundProposer
+from inference.drafters.tree_policies import Chain
+from inference.planner.child_features import Following, joint_features
 from inference.planner.prices import Prices
 from inference.proposer import COPY, MODEL
 from tests.support.scripted_models import ScriptedModel, disagreeing
@@ -84,3 +89,146 @@ def test_what_a_context_is_worth_is_learnt() -> None:
     for _ in range(200):
         learned.observe_copied(table, 0)
     assert learned.copied(table)[0] > 0.8
+
+
+def named(source: CopySource) -> list[Following]:
+    return source.following(source.end)[1]
+
+
+def copied(source: CopySource) -> list[int]:
+    return [one.token for one in named(source)]
+
+
+def test_the_most_frequent_comes_first_and_the_latest_is_marked() -> None:
+    source = CopySource()
+    source.open([1, 2, 3, 1, 2, 3, 1, 2, 4, 1, 2])
+    assert named(source) == [Following(3, 2, 1, False), Following(4, 1, 0, True)]
+
+
+def test_one_word_names_what_followed_it() -> None:
+    source = CopySource()
+    source.open([5, 1, 6, 1])
+    assert source.following(source.end) == (1, [Following(6, 1, 0, True)])
+
+
+def test_a_token_that_never_occurred_names_nothing() -> None:
+    source = CopySource()
+    source.open([5, 1, 6, 2])
+    assert source.following(source.end) == (0, [])
+
+
+def test_few_tokens_are_named_and_the_others_are_counted() -> None:
+    source = CopySource()
+    source.open([token for last in range(10, 16) for token in (1, 2, last)] + [1, 2])
+    assert len(named(source)) == TUNING.copied
+    assert named(source)[-1].others == 6 - TUNING.copied
+
+
+def test_a_step_goes_on_as_if_the_token_had_been_committed() -> None:
+    source, text = CopySource(), [3, 1, 4, 1, 5, 9, 2, 6, 3, 1, 4]
+    source.open(text[:-2])
+    ahead = source.step(source.step(source.end, 1), 4)
+    assert source.following(ahead)[1][0].token == 1
+
+
+def test_earlier_texts_of_the_same_user_are_copied_and_those_of_others_are_not() -> None:
+    history = History()
+    own, other = CopySource(history), CopySource()
+    for source in (own, other):
+        source.open([1, 2, 3, 4])
+        source.close()
+        source.open([8, 1, 2])
+    assert copied(own) == [3]
+    assert copied(other) == []
+
+
+def test_a_match_never_reaches_over_two_texts() -> None:
+    history = History()
+    for text in ([1, 2], [3, 4], [1, 2]):
+        source = CopySource(history)
+        source.open(text)
+        source.close()
+    source = CopySource(history)
+    source.open([1, 2])
+    assert named(source) == []
+
+
+def test_a_history_is_bounded_and_keeps_the_latest() -> None:
+    history = History(most=100)
+    for start in range(0, 1000, 10):
+        history.keep(list(range(start, start + 10)))
+        assert len(history.automaton) <= 100
+    source = CopySource(history)
+    source.open([995, 996])
+    assert copied(source) == [997]
+    source.open([105, 106])
+    assert copied(source) == []
+
+
+def test_a_text_that_is_made_goes_on_while_its_history_is_rebuilt() -> None:
+    history = History(most=20)
+    history.keep(range(10))
+    source = CopySource(history)
+    source.open([1, 2])
+    before = source.end
+    history.keep(range(100, 118))
+    assert source.following(before)[1][0].token == 3
+
+
+def test_a_longer_match_within_the_text_wins_over_the_history() -> None:
+    history = History()
+    history.keep([2, 3, 9])
+    source = CopySource(history)
+    source.open([1, 2, 3, 4])
+    for token in (1, 2, 3):
+        source.extend(token)
+    assert copied(source) == [4]
+
+
+TEXT = [*PHRASE, 17] * 20
+REACH, ROOM = 60, 40
+
+
+def proposer() -> GrowingProposer:
+    model = ScriptedModel(disagreeing, capacity=REACH + ROOM)
+    return Draft(model).proposer(0, knowledge(), Prices(), room=ROOM, source=CopySource())
+
+
+def calls_and_sent(one: GrowingProposer, written: int, tokens: list[int]) -> list[tuple[int, int]]:
+    """After each committed token: calls of the model so far, and nodes sent so far."""
+    history = []
+    for place, token in enumerate(tokens, written):
+        one.work(0.0)
+        sent(one, count(one.proposed))
+        history.append((one.usage.calls, one.proposed))
+        one.hear(place, [token], 0.0, QUIET)
+    return history
+
+
+def test_a_text_that_outgrows_the_draft_is_copied_without_a_call() -> None:
+    one = proposer()
+    one.open(TEXT[:20], SAMPLING, end=200)
+    within, beyond = 40, 70
+    history = calls_and_sent(one, 20, TEXT[20 : 20 + within + beyond])
+    at_the_end, (calls, sent) = history[within], history[-1]
+    assert at_the_end[0] > 0
+    assert calls == at_the_end[0]
+    assert sent > at_the_end[1] + beyond / 2
+
+
+def test_a_prompt_that_is_longer_than_the_draft_reaches_is_copied_from() -> None:
+    one = proposer()
+    one.open(TEXT[:70], SAMPLING, end=200)
+    history = calls_and_sent(one, 70, TEXT[70:100])
+    assert history[-1][0] == 0
+    assert history[-1][1] > 15
+
+
+def test_rounds_of_a_draft_end_where_it_reaches() -> None:
+    model = ScriptedModel(disagreeing, capacity=REACH)
+    one = RoundProposer(model, Chain(4), room=64)
+    one.open(TEXT[:70], SAMPLING, end=200)
+    for place, token in enumerate(TEXT[70:80], 70):
+        one.work(0.0)
+        one.hear(place, [token], 0.0, QUIET)
+    assert (one.usage.calls, model.calls) == (0, 0)
