@@ -28,10 +28,9 @@ from grpc_comm.translate import Description
 from inference.order import Pace
 from outrider.target.spawn import started
 from tests.storm.clients import Text, again, own_text, sessions_held
-from tests.support.flooding import resident
 from tests.support.hostile import DESCRIBE, ENDINGS, RIGHT, SESSION, converse
 from tests.support.mutator import Mutator
-from tests.support.wire_fixtures import opening
+from tests.support.wire_fixtures import opening, resident
 
 MESSAGES = int(os.environ.get("CAMPAIGN_MESSAGES", "1000"))
 AT_ONCE, TOKENS, TEXTS, LEASE_SECONDS = 8, 12, 3, 2.0

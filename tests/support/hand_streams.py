@@ -4,15 +4,34 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any, NamedTuple
+
+import grpc
 
 from grpc_comm.proto import verifier_pb2 as pb
 from grpc_comm.server.server import BackgroundServer
 from grpc_comm.transport import Address
-from tests.support.hostile import Said, bearer
+from tests.support.hostile import bearer
 from tests.support.wire_fixtures import WAIT, opening, raw_stub, status
+
+
+class Said(NamedTuple):
+    """What came of a stream: the answers, and how it ended."""
+
+    answers: list[pb.ServerMessage]
+    code: grpc.StatusCode
+    details: str
+
+    @property
+    def tokens(self) -> list[int]:
+        return [token for answer in self.answers for token in answer.tokens.ids]
+
+    def check(self, code: grpc.StatusCode, *shown: str) -> None:
+        """It ended with this code, and words that show all of these."""
+        assert self.code is code, self
+        assert all(word in self.details for word in shown), self
 
 
 class Raw:
@@ -63,12 +82,29 @@ class Raw:
         self._call.cancel()
         self.end()
 
+    def said(self) -> Said:
+        """All that comes until the text or the stream ends."""
+        answers = list[pb.ServerMessage]()
+        with suppress(grpc.RpcError):
+            for answer in self._call:
+                answers.append(answer)
+                if answer.tokens.end not in (pb.Tokens.NOT, pb.Tokens.CREDIT, pb.Tokens.EVICTED):
+                    self.end()
+        self.end()
+        return Said(answers, *status(self._call))
+
     def ending(self) -> Said:
         """How the target ends it; the client goes on listening."""
         try:
             return Said([], *status(self._call))
         finally:
             self.end()
+
+
+def say(address: Address, messages: Sequence[pb.ClientMessage], name: str = "") -> Said:
+    """Send all of this at once, as the caller of this name, and listen to the end."""
+    with raw_stub(address) as stub:
+        return Raw(stub, *messages, name=name).said()
 
 
 @contextmanager

@@ -6,15 +6,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import socket
 import struct
 import time
-from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import grpc
 
@@ -32,9 +30,7 @@ from tests.support.wire_fixtures import (
     chain_of,
     decode_to,
     opening,
-    raw_stub,
     rest,
-    status,
 )
 
 SESSION, DESCRIBE = "/outrider.v1.Target/Session", "/outrider.v1.Target/Describe"
@@ -96,80 +92,6 @@ def known_as(name: str, folder: Path) -> SecurityOptions:
     path.write_text(token_of(name))
     path.chmod(0o600)
     return SecurityOptions(token_file=path)
-
-
-class Said(NamedTuple):
-    """What came of a stream: the answers, and how it ended."""
-
-    answers: list[pb.ServerMessage]
-    code: grpc.StatusCode
-    details: str
-
-    @property
-    def tokens(self) -> list[int]:
-        return [token for answer in self.answers for token in answer.tokens.ids]
-
-    def check(self, code: grpc.StatusCode, *shown: str) -> None:
-        """It ended with this code, and words that show all of these."""
-        assert self.code is code, self
-        assert all(word in self.details for word in shown), self
-
-
-def say(
-    address: Address,
-    messages: Iterable[pb.ClientMessage],
-    name: str = "",
-    heartbeats: float | None = None,
-) -> Said:
-    """Send all of this at once, as the caller of this name, and listen until the text or the stream
-    ends. heartbeats: seconds between signs of life meanwhile; None for none.
-    """
-    with raw_stub(address) as stub:
-        outbox = Outbox(messages, heartbeats)
-        call = stub.Session(outbox, metadata=bearer(name) if name else None, timeout=WAIT)
-        answers: list[pb.ServerMessage] = []
-        with suppress(grpc.RpcError):
-            for answer in call:
-                answers.append(answer)
-                if answer.tokens.end not in (pb.Tokens.NOT, pb.Tokens.CREDIT, pb.Tokens.EVICTED):
-                    outbox.end()
-        outbox.end()
-        return Said(answers, *status(call))
-
-
-class Outbox:
-    """Messages for a stream that stays open; `taken` counts those that gRPC took."""
-
-    def __init__(
-        self, messages: Iterable[pb.ClientMessage], heartbeats: float | None = None
-    ) -> None:
-        self._messages, self._ended = iter(messages), False
-        self._heartbeats = heartbeats or math.inf
-        self._added: deque[pb.ClientMessage] = deque()
-        self.taken = 0
-
-    def __iter__(self) -> Outbox:
-        return self
-
-    def __next__(self) -> pb.ClientMessage:
-        for message in self._messages:
-            self.taken += 1
-            return message
-        due = time.monotonic() + self._heartbeats
-        while not (self._added or self._ended):
-            if time.monotonic() >= due:
-                return pb.ClientMessage(heartbeat=pb.Heartbeat())
-            time.sleep(0.02)
-        if not self._added:
-            raise StopIteration
-        self.taken += 1
-        return self._added.popleft()
-
-    def put(self, message: pb.ClientMessage) -> None:
-        self._added.append(message)
-
-    def end(self) -> None:
-        self._ended = True
 
 
 def converse(

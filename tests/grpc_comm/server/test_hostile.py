@@ -21,16 +21,8 @@ from grpc_comm.observability.statistics import Statistics
 from grpc_comm.proto import verifier_pb2 as pb
 from grpc_comm.server.model_registry import Served
 from grpc_comm.server.server import BackgroundServer
-from tests.support.hostile import (
-    ENDINGS,
-    SESSION,
-    Neighbour,
-    Outbox,
-    RawPeer,
-    deaf,
-    neighbour,
-    say,
-)
+from tests.support.hand_streams import Raw, say
+from tests.support.hostile import ENDINGS, SESSION, Neighbour, RawPeer, deaf, neighbour
 from tests.support.wire_fixtures import (
     FAULTY,
     VOCABULARY,
@@ -248,6 +240,18 @@ def test_a_message_that_is_too_large_is_refused_before_it_is_read(served: Backgr
     assert say(served.address, [opening(), huge]).code is CODES.RESOURCE_EXHAUSTED
 
 
+class Flood:
+    """Messages, and then one without end. taken: how many of them gRPC took"""
+
+    def __init__(self, *first: pb.ClientMessage, then: pb.ClientMessage) -> None:
+        self._first, self._then, self.taken = first, then, 0
+
+    def __iter__(self) -> Iterator[pb.ClientMessage]:
+        for message in itertools.chain(self._first, itertools.repeat(self._then)):
+            self.taken += 1
+            yield message
+
+
 FLOODS = {
     "candidates": chain_of(range(4, 35)),
     "acknowledgements": pb.ClientMessage(ack=pb.Ack(length=1)),
@@ -262,15 +266,13 @@ def test_a_flood_is_held_back_at_its_sender(kind: str, monkeypatch: pytest.Monke
     """
     for limit in ("NODES", "BYTES", "MESSAGES"):
         monkeypatch.setattr(f"grpc_comm.server.rate_limit.{limit}_PER_SECOND", 1)
-    engine, flood = successor_engine(rows=1), FLOODS[kind]
+    engine, flood = successor_engine(rows=1), Flood(opening(prompt=[3]), then=FLOODS[kind])
     with background(engine) as server, raw_stub(server.address) as stub:
-        outbox = Outbox(itertools.chain([opening(prompt=[3])], itertools.repeat(flood)))
-        call = stub.Session(outbox)
+        call = stub.Session(iter(flood))
         assert next(call).HasField("opened")
-        eventually(lambda: _still(outbox))
-        assert outbox.taken * (flood.ByteSize() + 5) < 2**20
+        eventually(lambda: _still(flood))
+        assert flood.taken * (FLOODS[kind].ByteSize() + 5) < 2**20
         call.cancel()
-        outbox.end()
         eventually(lambda: all(session.detached for session in engine.sessions))
     assert engine.free_rows == 1
 
@@ -289,34 +291,27 @@ def test_candidates_that_come_too_fast_are_dropped_and_counted(
     assert statistics.dropped[Drop.RATE] == 30
 
 
-def _still(outbox: Outbox) -> bool:
+def _still(flood: Flood) -> bool:
     """gRPC takes no more of it."""
-    before = outbox.taken
+    before = flood.taken
     time.sleep(0.3)
-    return outbox.taken == before
+    return flood.taken == before
 
 
 def test_a_neighbour_has_its_turn_beside_a_flood(
     served: BackgroundServer, attacked: Attacked
 ) -> None:
     with raw_stub(served.address) as stub:
-        outbox = Outbox(
-            itertools.chain([opening(), decode_to(40_000)], itertools.repeat(chain_of()))
-        )
-        call = stub.Session(outbox)
+        call = stub.Session(iter(Flood(opening(), decode_to(40_000), then=chain_of())))
         next(call)
         for _ in range(5):
             attacked.neighbour.goes_on()
         call.cancel()
-        outbox.end()
 
 
 def test_a_call_that_never_opens_a_session_is_ended() -> None:
     with impatient() as server, raw_stub(server.address) as stub:
-        outbox = Outbox([])
-        code, details = status(stub.Session(outbox, timeout=WAIT))
-        assert (code, "nothing came" in details) == (CODES.NOT_FOUND, True)
-        outbox.end()
+        Raw(stub).ending().check(CODES.NOT_FOUND, "nothing came")
 
 
 @pytest.mark.parametrize(
@@ -365,9 +360,19 @@ def test_what_is_not_http_2_is_hung_up_on(words: bytes, served: BackgroundServer
 
 
 def test_a_client_that_reads_nothing_does_not_keep_its_row() -> None:
-    with impatient() as server, deaf(server.address):
-        said = say(server.address, [opening(), decode_to(5)], heartbeats=0.1)
-        assert said.code is CODES.OK, said
+    with impatient() as server, deaf(server.address), raw_stub(server.address) as stub:
+        stream, alive = Raw(stub, opening(), decode_to(5)), threading.Event()
+        beats = threading.Thread(target=lambda: beat(stream, alive))
+        beats.start()
+        stream.said().check(CODES.OK)
+        alive.set()
+        beats.join()
+
+
+def beat(stream: Raw, over: threading.Event) -> None:
+    """Signs of life, for who waits longer than a lease."""
+    while not over.wait(0.1):
+        stream.send(pb.ClientMessage(heartbeat=pb.Heartbeat()))
 
 
 def test_a_client_that_reads_nothing_does_not_keep_the_target_from_ending() -> None:

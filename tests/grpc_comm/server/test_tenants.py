@@ -22,17 +22,8 @@ from grpc_comm.security import SecurityOptions
 from grpc_comm.server.server import BackgroundServer
 from inference.order import Decode, Pace
 from inference.sampling import SamplingParams
-from tests.support.hand_streams import go, left_open, under_way
-from tests.support.hostile import (
-    Said,
-    bearer,
-    keys_file,
-    known_as,
-    neighbour,
-    resume,
-    say,
-    token_of,
-)
+from tests.support.hand_streams import Said, go, left_open, say, under_way
+from tests.support.hostile import bearer, keys_file, known_as, neighbour, resume, token_of
 from tests.support.wire_fixtures import (
     WAIT,
     background,
