@@ -2,7 +2,7 @@
 
 Targets by hand
     exact: on an engine, with a clock; its choice is a hash of what a node sees
-    scripted_models, stepped: a target and proposers without an engine, event by event
+    scripted_models, stepped: drafts for it, and proposers event by event
     wire_fixtures: over gRPC; it counts upwards
     observed: its padding can be computed by hand, and events are heard
 
@@ -22,7 +22,7 @@ Oracles
     lowering: a graph against the allowed operations
 
 Stand-ins
-    clock, timed_target: time, and a small real target that takes it
+    clock: time
     fake_neuron, fake_nxd, fake_ranks, neuron_signatures: AWS's packages on the CPU
     fake_compiler: the neuronx-cc command
     strict_torch_neuron: the compiler of native PyTorch on trn2 and trn3
@@ -35,8 +35,9 @@ Stand-ins
     aws_server: AWS itself, by moto in a process of its own
 
 Peers and files that mean no good
-    hostile, flooding: callers
+    hostile, mutator: callers
     hand_streams: a stream message by message
+    rogue_target: a target
     corruption: JSON files
     refusals: one line of InvalidRequest
 """

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from inference.backends import Ranked, Segment
+from inference.engine.colocated_drafter import ColocatedDrafter
 from inference.engine.engine import Engine
 from inference.engine.events import Commit, EngineEvent, Evicted, Forward, Prefilled
 from inference.engine.session import Session
@@ -161,6 +162,7 @@ def exact_engine(
     waiting: int = 64,
     times: Cost | None = None,
     clock: Clock | None = None,
+    drafter: ColocatedDrafter | None = None,
 ) -> tuple[Engine, Exact, Clock]:
     """An engine whose time is a Clock. times: what it believes that forwards take, to begin with;
     None where it measures them.
@@ -175,6 +177,7 @@ def exact_engine(
         vocabulary=VOCABULARY,
         waiting=waiting,
         times=times and LatencyModel({one: times(*one) for one in shapes}, measured=True),
+        drafter=drafter,
         clock=clock,
     )
     return engine, model, clock

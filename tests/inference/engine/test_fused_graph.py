@@ -107,7 +107,6 @@ def tokens_of(steps: Sequence[Step]) -> list[int]:
 
 
 # --- acceptance
-# --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("branches", [(1,), (1, 1, 1), (3,), (2, 3), (4, 2, 1)], ids=str)
@@ -152,7 +151,6 @@ def test_what_is_accepted_ends_at_the_limit_with_the_token_that_the_target_chose
 
 
 # --- the text
-# --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("draft", DRAFTS)
@@ -230,7 +228,6 @@ def test_nothing_is_committed_behind_a_stop_id(params: SamplingParams) -> None:
 
 
 # --- limits
-# --------------------------------------------------------------------------------------------------
 
 
 def finished(served: Engine, session: Session) -> list[int]:
@@ -271,7 +268,6 @@ def test_a_round_commits_no_more_than_the_clients_credit() -> None:
 
 
 # --- many at once
-# --------------------------------------------------------------------------------------------------
 
 
 def test_texts_of_any_sampling_at_once_are_those_made_one_by_one() -> None:
@@ -387,7 +383,6 @@ def test_over_grpc_the_texts_are_the_same_and_counters_are_of_what_happened() ->
 
 
 # --- what is refused
-# --------------------------------------------------------------------------------------------------
 
 
 def test_rounds_for_greedy_decoding_alone_refuse_another_temperature() -> None:
@@ -405,7 +400,6 @@ def test_a_shape_has_children_on_every_level_and_a_bucket_its_nodes() -> None:
 
 
 # --- the manifest
-# --------------------------------------------------------------------------------------------------
 
 
 def manifest(fused: FusedPart | None) -> Manifest:
