@@ -1,15 +1,11 @@
-"""One rank of a tensor-parallel target with collectives of our own choice: real ones between
-threads, or torch_xla's to be lowered.
-"""
+"""One rank of a tensor-parallel target with torch_xla's collectives."""
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator
-from typing import Protocol
-
 import torch
 import torch.nn.functional as F
+import torch_xla  # type: ignore[import-not-found]
+import torch_xla.core.xla_model as xm  # type: ignore[import-not-found]
 from torch import Tensor, nn
 
 from compile.parallel import parallel_config, parallel_tensors
@@ -21,14 +17,22 @@ from inference.model.vocabulary import VocabularyShare
 RANKS = 2
 
 
-class Collectives(Protocol):
-    """What a rank asks of the others."""
+class Collectives:
+    """torch_xla's collectives: where there is one device they can be lowered (xm.all_reduce
+    would leave itself out), but not run.
+    """
 
-    def add(self, part: Tensor) -> Tensor: ...
+    def add(self, part: Tensor) -> Tensor:
+        total: Tensor = torch_xla._XLAC._xla_all_reduce(
+            xm.REDUCE_SUM, part, 1.0, [list(range(RANKS))], False
+        )
+        return total
 
     def join(self, part: Tensor, axis: int = -1) -> Tensor:
-        """Every rank's part beside each other on one axis, in order of rank."""
-        ...
+        whole: Tensor = xm.all_gather(
+            part, dim=axis % part.dim(), groups=[list(range(RANKS))], pin_layout=False
+        )
+        return whole
 
 
 class Column(nn.Linear):
@@ -71,11 +75,11 @@ class Ids(nn.Linear):
         return super().forward(states)
 
 
-def rank_graph(whole: StatefulGraph, rank: int, collectives: Collectives) -> StatefulGraph:
+def rank_graph(whole: StatefulGraph, rank: int) -> StatefulGraph:
     """This rank's share of a graph: its heads of the caches, its cut of every weight that is
     dealt out.
     """
-    vocabulary = whole.decoder.vocabulary
+    vocabulary, collectives = whole.decoder.vocabulary, Collectives()
     config = parallel_config(whole.decoder.config, RANKS, vocabulary)
     layers = Layers(
         Column,
@@ -108,42 +112,3 @@ def _share(tensor: Tensor, shape: torch.Size, rank: int) -> Tensor:
         if tensor.shape[axis] != size:
             return tensor.chunk(RANKS, axis)[rank]
     return tensor
-
-
-class Threads:
-    """Ranks as threads that meet at every collective."""
-
-    def __init__(self) -> None:
-        self._barrier, self._parts = threading.Barrier(RANKS, timeout=60), dict[int, Tensor]()
-
-    def run(self, graphs: list[StatefulGraph], inputs: dict[str, Tensor]) -> list[Tensor]:
-        """What each rank returns for the same inputs."""
-        results: dict[int, Tensor] = {}
-
-        def one(rank: int) -> None:
-            _here.rank = rank
-            with torch.no_grad():
-                results[rank] = graphs[rank](**inputs)
-
-        threads = [threading.Thread(target=one, args=(rank,)) for rank in range(RANKS)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        return [results[rank] for rank in range(RANKS)]
-
-    def add(self, part: Tensor) -> Tensor:
-        return torch.stack(list(self._exchange(part))).sum(0)
-
-    def join(self, part: Tensor, axis: int = -1) -> Tensor:
-        return torch.cat(list(self._exchange(part)), axis)
-
-    def _exchange(self, part: Tensor) -> Iterator[Tensor]:
-        self._parts[_here.rank] = part
-        self._barrier.wait()
-        parts = [self._parts[rank] for rank in range(RANKS)]
-        self._barrier.wait()
-        return iter(parts)
-
-
-_here = threading.local()

@@ -20,7 +20,6 @@ os.environ["PJRT_DEVICE"] = "CPU"
 pytest.importorskip("torch_xla", reason="torch_xla is not installed: `make test-xla` runs these")
 
 import torch_xla  # type: ignore[import-not-found]
-import torch_xla.core.xla_model as xm  # type: ignore[import-not-found]
 from torch_xla.debug import metrics  # type: ignore[import-not-found]
 
 from inference.model.verify_graph import (
@@ -30,7 +29,7 @@ from inference.model.verify_graph import (
     example_inputs,
 )
 from tests.support.buckets import CASES, Case, state_of
-from tests.xla.ranks import RANKS, Threads, rank_graph
+from tests.xla.ranks import rank_graph
 
 # fmt: off
 ALLOWED = frozenset({
@@ -173,46 +172,12 @@ def test_a_division_in_place_of_a_shift_is_seen() -> None:
     )  # why choice.py shifts by tensors
 
 
-class Lowered:
-    """torch_xla's collectives: where there is one device they can be lowered (xm.all_reduce
-    would leave itself out), but not run.
-    """
-
-    def add(self, part: Tensor) -> Tensor:
-        total: Tensor = torch_xla._XLAC._xla_all_reduce(
-            xm.REDUCE_SUM, part, 1.0, [list(range(RANKS))], False
-        )
-        return total
-
-    def join(self, part: Tensor, axis: int = -1) -> Tensor:
-        whole: Tensor = xm.all_gather(
-            part, dim=axis % part.dim(), groups=[list(range(RANKS))], pin_layout=False
-        )
-        return whole
-
-
-@pytest.mark.parametrize("sampled", [False, True], ids=["greedy", "sampled"])
-def test_two_ranks_equal_the_whole(sampled: bool) -> None:
-    case = Case(stateful=True, sampled=sampled, nodes=8, rows=2, family="llama 2 layers")
-    whole, threads = case.graph(), Threads()
-    assert isinstance(whole, StatefulGraph)
-    ranks = [rank_graph(whole, rank, threads) for rank in range(RANKS)]
-    for call in (0, 1):
-        with torch.no_grad():
-            expected = whole(**case.inputs(call))
-        for chosen in threads.run(ranks, case.inputs(call)):
-            assert chosen.equal(expected)
-        parts = zip(*(rank.cache().tensors for rank in ranks), strict=True)
-        for own, cache in zip(parts, whole.cache().tensors, strict=True):
-            torch.testing.assert_close(torch.cat(own, 2), cache, atol=1e-5, rtol=1e-5)
-
-
 @pytest.mark.parametrize("sampled", [False, True], ids=["greedy", "sampled"])
 def test_a_rank_of_two_lowers_with_two_all_reduces_a_layer(sampled: bool) -> None:
     case = Case(stateful=True, sampled=sampled, nodes=8, rows=2, family="llama 2 layers")
     whole = case.graph()
     assert isinstance(whole, StatefulGraph)
-    found = lower(rank_graph(whole, 0, Lowered()), case.inputs(0), run=False)
+    found = lower(rank_graph(whole, 0), case.inputs(0), run=False)
     assert found.fallbacks == []
     assert found.opcodes.keys() <= ALLOWED | {"all-reduce", "all-gather"}
     assert found.opcodes["all-reduce"] == 2 * 2

@@ -21,7 +21,7 @@ from inference.order import MOST_CREDIT, Decode
 from inference.sampling import SamplingParams
 from inference.tree import IntArray
 from outrider.link.emulated_link import LinkShape, shaped_link
-from tests.support.rogue_target import OPENED, rogue, tokens
+from tests.support.rogue_target import OPENED, asked, tokens
 from tests.support.wire_fixtures import (
     VOCABULARY,
     WAIT,
@@ -107,30 +107,19 @@ ROGUES: dict[str, list[pb.ServerMessage]] = {
 def test_a_target_that_says_what_cannot_be_is_named_and_not_believed(
     said: str, patience: float
 ) -> None:
-    with (
-        rogue(ROGUES[said]) as address,
-        connect(str(address), patience=Patience(patience)) as connection,
-    ):
-        session = connection.session()
-        session.open([1, 2, 3], SamplingParams())
-        session.decode(Decode(60, most_nodes=0))
-        with pytest.raises(Mismatch, match=f"the target at {address} "):
-            until_it_fails(session)
+    named = pytest.raises(Mismatch, match=r"the target at 127\.0\.0\.1:\d+ ")
+    with asked(ROGUES[said], patience=Patience(patience)) as session, named:
+        until_it_fails(session)
 
 
 def test_a_target_that_goes_away_cannot_write_to_the_terminal() -> None:
     notices: list[str] = []
     words = "\x1b[2J\x07bye\nnow"
     away = pb.ServerMessage(go_away=pb.GoAway(reason=words))
-    with (
-        rogue([OPENED, away, tokens(3, 4, end=pb.Tokens.DRAINED)]) as address,
-        connect(str(address), patience=Patience(0.5, notices.append)) as connection,
-    ):
-        session = connection.session()
-        session.open([1, 2, 3], SamplingParams())
-        session.decode(Decode(60))
-        with pytest.raises(OutriderError):
-            until_it_fails(session)
+    said = [OPENED, away, tokens(3, 4, end=pb.Tokens.DRAINED)]
+    patience = Patience(0.5, notices.append)
+    with asked(said, patience=patience) as session, pytest.raises(OutriderError):
+        until_it_fails(session)
     assert "goes away: ?[2J?bye?now; looking for it again" in notices[0]
 
 
@@ -144,12 +133,6 @@ def test_numbers_without_sense_do_no_harm() -> None:
         length=3, queue_seconds=float("nan"), prefill_seconds=-1.0, lease_seconds=float("nan"),
         tree_nodes=2**32 - 1, candidates=2**32 - 1,
     )  # fmt: skip
-    with (
-        rogue([pb.ServerMessage(opened=opened), wild]) as address,
-        connect(str(address)) as connection,
-    ):
-        session = connection.session()
-        session.open([1, 2, 3], SamplingParams())
-        session.decode(Decode(60))
+    with asked([pb.ServerMessage(opened=opened), wild]) as session:
         assert rest(session) == [4]
         assert session.room <= session.candidates <= 1024

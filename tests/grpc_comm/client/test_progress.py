@@ -5,14 +5,11 @@ from __future__ import annotations
 import pytest
 
 from grpc_comm.client import connection, patience
-from grpc_comm.client.connection import connect
 from grpc_comm.client.patience import LONGEST_LINE, Patience, ProgressClock
 from grpc_comm.proto import verifier_pb2 as pb
 from inference.errors import OutriderError
-from inference.order import Decode
-from inference.sampling import SamplingParams
 from tests.support.clock import Clock
-from tests.support.rogue_target import OPENED, rogue, tokens
+from tests.support.rogue_target import OPENED, asked, tokens
 from tests.support.wire_fixtures import until_it_fails
 
 AWAY = pb.ServerMessage(go_away=pb.GoAway(reason="maintenance"))
@@ -39,13 +36,7 @@ def test_a_target_that_talks_for_ever_is_left(
         monkeypatch.setattr(patience, name, 0.3)
     monkeypatch.setattr(patience, "SILENCES", 1)
     answers, forever = TALK[said]
-    with (
-        rogue(answers, forever) as address,
-        connect(str(address), patience=Patience(seconds)) as connected,
-    ):
-        session = connected.session()
-        session.open([1, 2, 3], SamplingParams())
-        session.decode(Decode(60))
+    with asked(answers, forever, Patience(seconds)) as session:
         if "has drained" in said and not seconds:
             return  # the text ends there
         with pytest.raises(OutriderError):
