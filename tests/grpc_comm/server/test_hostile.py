@@ -225,15 +225,6 @@ def test_bytes_that_are_no_message_end_the_session_that_sent_them(
     assert details
 
 
-def test_bytes_that_are_no_message_to_a_method_of_one_message_are_refused(
-    served: BackgroundServer,
-) -> None:
-    with grpc.insecure_channel(str(served.address)) as channel:
-        for method in ("/outrider.v1.Target/Describe", "/grpc.health.v1.Health/Check"):
-            with pytest.raises(grpc.RpcError):
-                channel.unary_unary(method)(b"\xff" * 100, timeout=WAIT)
-
-
 def test_a_message_that_is_too_large_is_refused_before_it_is_read(served: BackgroundServer) -> None:
     huge = pb.ClientMessage(open=pb.Open(model="x" * (17 * 2**20)))
     assert say(served.address, [huge]).code is CODES.RESOURCE_EXHAUSTED
