@@ -1,5 +1,5 @@
-"""A target far away: it does not wait for acknowledgements, a reader that stays behind holds it
-back, and what it must not say is not believed.
+"""A target far away does not wait for acknowledgements, and a reader that stays behind holds it.
+What a target must not say is not believed; one that talks without making tokens is left.
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ from collections.abc import Sequence
 
 import pytest
 
+from grpc_comm.client import connection as client
+from grpc_comm.client import patience as bounds
 from grpc_comm.client.connection import connect
 from grpc_comm.client.patience import Patience
 from grpc_comm.client.received import MOST_UNREAD
@@ -136,3 +138,34 @@ def test_numbers_without_sense_do_no_harm() -> None:
     with asked([pb.ServerMessage(opened=opened), wild]) as session:
         assert rest(session) == [4]
         assert session.room <= session.candidates <= 1024
+
+
+AWAY = pb.ServerMessage(go_away=pb.GoAway(reason="maintenance"))
+TALK = {
+    "signs of life before the session is open": ([], [tokens(3)]),
+    "signs of life": ([OPENED], [tokens(3)]),
+    "one token, then signs of life": ([OPENED, tokens(3, 4)], [tokens(4)]),
+    "that it waits for an acknowledgement": ([OPENED], [tokens(3, end=pb.Tokens.CREDIT)]),
+    "that the session has no row": ([OPENED], [tokens(3, end=pb.Tokens.EVICTED)]),
+    "that the session is open": ([], [OPENED]),
+    "that it drains": ([OPENED], [AWAY, tokens(3)]),
+    "that it drains, and no sign of life": ([OPENED], [AWAY]),
+    "that it has drained": ([OPENED, AWAY, tokens(3, end=pb.Tokens.DRAINED)], [AWAY]),
+}
+
+
+@pytest.mark.parametrize("seconds", [0.0, 0.5])
+@pytest.mark.parametrize("said", TALK)
+def test_a_target_that_talks_for_ever_is_left(
+    said: str, seconds: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client, "HEARTBEAT_SECONDS", 0.02)
+    for name in ("SHORTEST_SILENCE", "LONGEST_SILENCE", "LEAST_PROGRESS", "LONGEST_LINE"):
+        monkeypatch.setattr(bounds, name, 0.3)
+    monkeypatch.setattr(bounds, "SILENCES", 1)
+    answers, forever = TALK[said]
+    with asked(answers, forever, Patience(seconds)) as session:
+        if "has drained" in said and not seconds:
+            return  # the text ends there
+        with pytest.raises(OutriderError):
+            until_it_fails(session)
