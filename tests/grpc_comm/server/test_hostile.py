@@ -22,7 +22,7 @@ from grpc_comm.proto import verifier_pb2 as pb
 from grpc_comm.server.model_registry import Served
 from grpc_comm.server.server import BackgroundServer
 from tests.support.hand_streams import Raw, say
-from tests.support.hostile import ENDINGS, SESSION, Neighbour, RawPeer, deaf, neighbour
+from tests.support.hostile import ENDINGS, SESSION, Neighbour, RawPeer, deaf, frame, neighbour
 from tests.support.wire_fixtures import (
     FAULTY,
     VOCABULARY,
@@ -274,10 +274,7 @@ def test_candidates_that_come_too_fast_are_dropped_and_counted(
     monkeypatch.setattr("grpc_comm.server.rate_limit.NODES_PER_SECOND", 40)
     statistics = Statistics()
     with background(successor_engine(), listener=statistics) as server:
-        said = say(
-            server.address,
-            [opening(), *[chain_of(range(4, 34))] * 2, decode_to(6)],
-        )
+        said = say(server.address, [opening(), *[chain_of(range(4, 34))] * 2, decode_to(6)])
     assert said.code is CODES.OK
     assert statistics.dropped[Drop.RATE] == 30
 
@@ -314,12 +311,11 @@ def test_a_peer_that_dawdles_loses_its_call(how_far: str) -> None:
         peer.call()
         if how_far == "a session and silence":
             peer.send(opening().SerializeToString())
-        elif how_far == "half a message":
-            peer.send(b"\x0a", announced=1000)
         else:
             peer.send(b"\x0a", announced=1000)
-            for _ in range(20):
+            for _ in range(20 if "pieces" in how_far else 0):
                 time.sleep(0.05)
+                peer.socket.sendall(frame(0, 0, 1, b"x"))
         assert peer.ended()
 
 
