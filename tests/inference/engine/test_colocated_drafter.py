@@ -7,7 +7,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-import numpy as np
 import pytest
 
 from inference.backends import Ranked, Segment
@@ -30,33 +29,19 @@ from tests.support import pairs
 from tests.support.clock import Clock
 from tests.support.drafts import growing, text_of
 from tests.support.equality import NearTies, assert_same_text
-from tests.support.exact import asked, exact_engine, finish, free, next_token, own_text, together
+from tests.support.exact import asked, exact_engine, finish, free, own_text, together
 from tests.support.exact import text_of as made_by
-from tests.support.scripted_models import Prefix, Says, ScriptedModel
+from tests.support.scripted_models import VOCABULARY as KINDS
+from tests.support.scripted_models import Prefix, Says, ScriptedModel, useless
+from tests.support.scripted_models import perfect as right
 
 FORWARD, CALL = 0.010, 0.001
 """Seconds of a forward of the target and of a call of its draft, by the tests' clock."""
 
-KINDS = 50
-
-
-def right(prefix: Prefix) -> tuple[list[int], list[float]]:
-    """What the target says, and is sure of it."""
-    token = _next(prefix)
-    return [token, *_others(token)[:7]], [-0.02, *[-5.0 - rank for rank in range(7)]]
-
 
 def wrong(prefix: Prefix) -> tuple[list[int], list[float]]:
-    """Anything but that, and is as sure of it."""
-    return _others(_next(prefix)), [-0.02, *[-5.0 - rank for rank in range(7)]]
-
-
-def _next(prefix: Prefix) -> int:
-    return next_token(np.array(prefix, dtype=np.int64), SamplingParams(), KINDS)
-
-
-def _others(token: int) -> list[int]:
-    return [(token + step) % KINDS for step in range(1, 9)]
+    """Anything but what the target says, and is as sure of it as one that is right."""
+    return useless(prefix)[0], right(prefix)[1]
 
 
 class Draft(ScriptedModel):
