@@ -14,7 +14,7 @@ from inference.order import MOST_CREDIT, End, Progress
 from inference.planner.acceptance_file import read_acceptance
 from inference.planner.knowledge import Knowledge
 from inference.planner.prices import Prices
-from inference.proposer import BASE, Nodes, Notice, Proposal, Proposer
+from inference.proposer import Nodes, Notice, Proposer
 from inference.sampling import SamplingParams
 from inference.times import DraftTimes, LatencyModel
 from tests.support.exact import asked, exact_engine
@@ -205,12 +205,3 @@ def sent(proposer: Proposer, numbers: Iterator[int]) -> list[Nodes]:
 
 def tokens_of(messages: Sequence[Nodes]) -> list[int]:
     return [one.token for nodes in messages for one in nodes.proposals]
-
-
-def hostile(base: int, numbers: Sequence[int], dice: Sequence[int], chance: float) -> Nodes:
-    """Nodes of somebody who knows no rules but those of the types."""
-    proposals = [
-        Proposal(number, BASE if one % 3 == 0 else numbers[one % len(numbers)], one % 40, chance)
-        for number, one in zip(numbers, dice, strict=True)
-    ]
-    return Nodes(base, proposals, 2)

@@ -4,7 +4,7 @@ what is sent is sent once, is worth it, and keeps within what the target keeps.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
@@ -18,7 +18,7 @@ from inference.drafters.draft import Draft
 from inference.drafters.growing_proposer import GrowingProposer
 from inference.planner.child_features import rank_features
 from inference.planner.prices import Prices
-from inference.proposer import BASE, Notice
+from inference.proposer import BASE, Nodes, Notice, Proposal
 from inference.sampling import SamplingParams
 from inference.tree import TokenTree
 from tests.support.pairs import SEQUENCE_LENGTH, perturbed
@@ -37,7 +37,6 @@ from tests.support.stepped import (
     QUIET,
     SAMPLING,
     World,
-    hostile,
     knowledge,
     scripted_proposer,
 )
@@ -52,7 +51,7 @@ EVENTS = st.one_of(
     st.tuples(st.just("hear"), WHO, st.integers(1, 4)),
     st.tuples(st.sampled_from(["reconnect", "resend", "turn", "acknowledge"]), WHO),
     st.tuples(
-        st.just("hostile"),
+        st.just("mislead"),
         st.integers(0, 80),
         st.lists(st.tuples(st.integers(0, 50), st.integers(0, 10**6)), min_size=1, max_size=12),
         st.sampled_from(CHANCES),
@@ -67,37 +66,32 @@ def proposers(times: float, room: int) -> list[GrowingProposer]:
     ]
 
 
-def happen(world: World, event: tuple[object, ...]) -> None:
-    """One event of a schedule."""
-    match event:
-        case "forward", int(most):
-            world.forward(most)
-        case "work", int(who):
-            world.work(who)
-        case "flush", int(who):
-            world.flush(who)
-        case "deliver", int(who):
-            world.deliver(who)
-        case "lose", int(who):
-            world.deliver(who, lost=True)
-        case "duplicate", int(who):
-            world.deliver(who, twice=True)
-        case "hear", int(who), int(messages):
-            world.hear(who, messages)
-        case "reconnect", int(who):
-            world.reconnect(who)
-        case "resend", int(who):
-            world.proposers[who].hear(0, (), world.now, None)
-        case "turn", _:
-            world.turn()
-        case "acknowledge", int(behind):
-            world.engine.acknowledge(world.session, world.session.length - behind)
-        case "hostile", int(base), list(dice), float(chance):
-            numbers = [number for number, _ in dice]
-            nodes = hostile(base, numbers, [one for _, one in dice], chance)
-            world.engine.append(world.session, HOSTILE, nodes)
+def mislead(world: World, base: int, dice: Sequence[tuple[int, int]], chance: float) -> None:
+    """Nodes of somebody who knows no rules but those of the types."""
+    numbers = [number for number, _ in dice]
+    proposals = [
+        Proposal(number, BASE if one % 3 == 0 else numbers[one % len(dice)], one % 40, chance)
+        for number, one in dice
+    ]
+    world.engine.append(world.session, HOSTILE, Nodes(base, proposals, 2))
 
 
+HAPPENS: dict[str, Callable[..., object]] = {
+    "forward": World.forward,
+    "work": World.work,
+    "flush": World.flush,
+    "deliver": World.deliver,
+    "hear": World.hear,
+    "reconnect": World.reconnect,
+    "lose": lambda world, who: world.deliver(who, lost=True),
+    "duplicate": lambda world, who: world.deliver(who, twice=True),
+    "resend": lambda world, who: world.proposers[who].hear(0, (), world.now, None),
+    "turn": lambda world, _: world.turn(),
+    "acknowledge": lambda world, behind: world.engine.acknowledge(
+        world.session, world.session.length - behind
+    ),
+    "mislead": mislead,
+}
 HOSTILE = 9
 """The number of a stream that is joined behind those of the proposers."""
 
@@ -123,8 +117,8 @@ def test_any_schedule_gives_the_targets_own_text(
     session = world.session
     while world.engine.join(session) < HOSTILE:
         pass
-    for event in events:
-        happen(world, event)
+    for what, *arguments in events:
+        HAPPENS[str(what)](world, *arguments)
         assert world.made == TEXT[: len(world.made)]
         assert len(world.made) <= 40
         assert session.length <= session.acknowledged + credit

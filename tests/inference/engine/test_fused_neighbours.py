@@ -22,7 +22,7 @@ from inference.times import LatencyModel
 from inference.tree import IntArray
 from inference.tree_shape import Branches
 from tests.support.clock import Clock
-from tests.support.exact import Cost, chain, free, opened, text_of
+from tests.support.exact import Cost, asked, chain, finish, free, opened, text_of
 from tests.support.fused_models import eager_fused
 from tests.support.pairs import VOCABULARY, decoder, engine, perturbed
 
@@ -82,10 +82,9 @@ class Graph:
 
     def measured(self) -> None:
         """A text alone, by which rounds are known."""
-        sessions = self.asked([(True, 20)])
-        while sessions[0].end is End.NOT:
-            self.step(sessions)
-        self.engine.close(sessions[0])
+        [session] = self.asked([(True, 20)])
+        finish(self.engine, session)
+        self.engine.close(session)
         self.rounds.clear()
 
     def step(self, sessions: Sequence[Session]) -> None:
@@ -112,10 +111,7 @@ class Graph:
 def alone(last: int, params: SamplingParams = SAMPLINGS[0]) -> list[int]:
     """The target's own text after the prompt that ends in this token."""
     served = engine(decoder(1))
-    session = opened(served, [5, 17, last], params)
-    served.decode(session, Decode(220, credit=512))
-    while session.end is End.NOT:
-        served.step()
+    finish(served, session := asked(served, [5, 17, last], 217, params))
     return text_of(session)
 
 
@@ -177,8 +173,7 @@ def test_a_text_goes_on_in_rounds_when_it_is_alone_again() -> None:
         graph.step(sessions)
     assert not graph.rounds, "none was measured, so nobody knows whether one pays"
     before, forwards = len(text_of(sessions[0])), sessions[0].spent.forwards
-    while sessions[0].end is End.NOT:
-        graph.step(sessions)
+    finish(graph.engine, sessions[0])
     assert text_of(sessions[0]) == alone(0)[:200]
     assert sessions[0].spent.forwards - forwards <= 2 + (200 - before) / (1 + DEPTH)
 
