@@ -58,8 +58,8 @@ SESSIONS: dict[str, Callable[[Engine], AbstractContextManager[Begin]]] = {
 
 @pytest.fixture(params=SESSIONS)
 def begin(request: pytest.FixtureRequest) -> Iterator[Begin]:
-    """Sessions of a target that counts upwards, and has one row."""
-    with SESSIONS[request.param](successor_engine(rows=1, waiting=0)) as begin:
+    """Sessions of a target that counts upwards."""
+    with SESSIONS[request.param](successor_engine()) as begin:
         yield begin
 
 
@@ -87,7 +87,6 @@ def test_an_order_that_is_said_again_buys_nothing_twice(session: TargetSession) 
     for _ in range(2):
         session.decode(Decode(40, most_nodes=10))
     assert rest(session) == [*range(4, 14)]
-    session.decode(Decode(40, most_nodes=10))
     session.decode(Decode(40, most_nodes=13))
     assert rest(session) == [14, 15, 16]
     assert session.traffic.nodes == 13
@@ -101,7 +100,8 @@ def test_a_target_that_waits_makes_one_forward_for_each_go_at_the_right_base(
     for base in (2, 2, 1, 7):
         session.go(base)
     assert news(session).tokens == (4,)
-    assert session.receive(0.05) is None
+    came = session.receive(0.05)
+    assert came is None or not came.tokens  # a sign of life
     session.go(3)
     assert news(session).tokens == (5,)
     assert session.traffic.forwards == 2
@@ -168,14 +168,14 @@ def test_what_cannot_be_served_is_refused_with_the_value(begin: Begin, wrong: st
         assert rest(session) == [4]
 
 
-def test_who_comes_to_a_full_target_hears_that_it_is_busy(
-    begin: Begin, session: TargetSession
-) -> None:
-    session.open(PROMPT, GREEDY)
-    session.decode(Decode(4))
-    assert rest(session) == [4]
-    with closing(begin()) as refused, pytest.raises(Busy, match="1"):
-        outcome(refused, lambda one: one.open(PROMPT, GREEDY))
+@pytest.mark.parametrize("where", SESSIONS)
+def test_who_comes_to_a_full_target_hears_that_it_is_busy(where: str) -> None:
+    with SESSIONS[where](successor_engine(rows=1, waiting=0)) as begin, closing(begin()) as held:
+        held.open(PROMPT, GREEDY)
+        held.decode(Decode(4))
+        assert rest(held) == [4]
+        with closing(begin()) as refused, pytest.raises(Busy, match="1"):
+            outcome(refused, lambda one: one.open(PROMPT, GREEDY))
 
 
 SAMPLINGS = [
