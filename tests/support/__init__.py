@@ -19,7 +19,6 @@ Oracles
     equality: a text against the target's own decoding
     row_independence: a node against its neighbours
     copied_rows: a copied row against a prefilled one
-    lowering: a graph against the allowed operations
 
 Stand-ins
     clock, timed_target: time, and a small real target that takes it
