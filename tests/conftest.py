@@ -30,7 +30,6 @@ SLOW = {
     "cli",
     "compare",
     "compiled",
-    "copy_row",
     "corrupted_files",
     "cuda",
     "embedded",

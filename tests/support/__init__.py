@@ -13,6 +13,7 @@ Tiny real models
     heads: EAGLE-3 heads, and what such a head computes
     fused_models, fused_cases, buckets: graphs, and inputs for them
     artifacts, neuron_artifacts, native_targets: built ones
+    backends: one on every backend
 
 Oracles
     growths: random trees under construction
