@@ -63,19 +63,6 @@ def test_what_stands_in_line_is_computed_in_one_call() -> None:
     assert model.calls == [1, ROWS - 1]
 
 
-def test_everybody_gets_the_answer_of_a_call_alone() -> None:
-    model = EagerModel(tiny_decoder(), rows=ROWS, capacity=200, max_nodes=16)
-    alone = [ranked(model, row) for row in range(ROWS)]
-    shared = DynamicBatcher(EagerModel(tiny_decoder(), rows=ROWS, capacity=200, max_nodes=16))
-    for _ in range(5):
-        with ThreadPoolExecutor(ROWS) as pool:
-            for own, one in zip(
-                alone, pool.map(lambda row: ranked(shared, row), range(ROWS)), strict=True
-            ):
-                assert (own.ids == one.ids).all()
-                assert np.allclose(own.scores, one.scores, atol=1e-5)
-
-
 class Faulty(Successor):
     """Fails in every call with a certain token."""
 

@@ -143,23 +143,6 @@ def test_output_equals_the_targets_own_seeded_decoding(
     ties.check()
 
 
-def test_a_gguf_draft_serves_a_target_of_our_own_decoder(
-    target: Decoder, files: dict[str, Path], ties: NearTies
-) -> None:
-    model = EagerModel(target, rows=1, capacity=LENGTH + TREE, max_nodes=TREE)
-    engine = Engine(model, sequence_length=LENGTH, max_tree_nodes=TREE, vocabulary=VOCABULARY)
-    for params in SAMPLINGS:
-        own = alone(LocalSession(engine), PROMPT, params, 32)
-
-        def produce(
-            prompt: Sequence[int], count: int, params: SamplingParams = params
-        ) -> list[int]:
-            proposer = RoundProposer(load(files["Q8_0"], capacity=LENGTH + ROOM), BUSHY, room=16)
-            return speculated(LocalSession(engine), proposer, prompt, params, count)
-
-        assert_same_text(target, PROMPT, params, own, produce, ties)
-
-
 def test_what_a_file_says_of_itself(files: dict[str, Path]) -> None:
     facts = GgufFacts.read(files["Q8_0"])
     assert facts.architecture == "llama"

@@ -6,7 +6,7 @@ Models that read another's row (a head, a shared cache) have their own files.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -16,7 +16,6 @@ import torch
 
 from inference.backends import FeatureModel, Masks, Model, Segment
 from inference.backends.eager import EagerModel
-from inference.backends.sequence import ModelSequence
 from inference.decode import Step
 from inference.drafters.draft import Draft
 from inference.drafters.round_proposer import RoundProposer
@@ -27,7 +26,6 @@ from inference.errors import InvalidRequest, LimitExceeded, OutriderError
 from inference.planner.prices import Prices
 from inference.proposer import Proposer
 from inference.sampling import SamplingParams
-from inference.tree import TokenTree
 from tests.support import heads
 from tests.support.backends import BACKENDS, Machine, Subject, eager_model
 from tests.support.copied_rows import PROMPT, shares

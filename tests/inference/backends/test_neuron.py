@@ -5,10 +5,7 @@ stand-in for AWS's packages.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from contextlib import closing
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,23 +18,18 @@ from compile.spec import verify_bucket
 from inference.backends import Segment
 from inference.backends.neuron import COPY, FILL, NeuronModel
 from inference.backends.sequence import ModelSequence
-from inference.drafters.tree_policies import BestFirst
 from inference.engine.local_session import LocalSession
 from inference.errors import InvalidRequest, LimitExceeded, Unavailable
 from inference.model.cache import cache_names
 from inference.model.config import parse_config
-from inference.model.decoder import Decoder
-from inference.proposer import Proposer
 from inference.sampling import SamplingParams
 from inference.tree import TokenTree
-from tests.support.drafts import alone, growing, rounds, speculated
-from tests.support.equality import NearTies, assert_same_text
+from tests.support.drafts import alone
 from tests.support.fake_neuron import Neuron
-from tests.support.models import TINY, tiny_decoder, write_checkpoint
+from tests.support.models import TINY, write_checkpoint
 from tests.support.neuron_artifacts import (
     FEW,
     JUNK,
-    LENGTH,
     MORE,
     ROWS,
     TREE,
@@ -62,12 +54,6 @@ MODELS: dict[
     "qwen2": (4, {"model_type": "qwen2", "tie_word_embeddings": True}),
     "qwen3": (2, {"model_type": "qwen3", "head_dim": 8, "num_key_value_heads": 1}),
 }
-SAMPLINGS = [
-    SamplingParams(),
-    SamplingParams(0.7, seed=11),
-    SamplingParams(1.0, seed=2**62 + 5),
-    SamplingParams(1.0, top_p=0.9, top_k=20, seed=14),
-]
 
 
 class Served(NamedTuple):
@@ -136,43 +122,6 @@ def test_ranks_together_compute_what_one_whole_model_computes(
         heads = torch.cat(parts, 2).unflatten(2, (-1, config.head_dim))[:, :, ::copies]
         together = heads.flatten(2)
         torch.testing.assert_close(together[:, :JUNK], expected[:, :JUNK], atol=2e-5, rtol=1e-4)
-
-
-@pytest.mark.parametrize(
-    "params", SAMPLINGS, ids=lambda params: f"T{params.temperature}-p{params.top_p}-k{params.top_k}"
-)
-@pytest.mark.parametrize(
-    "draft", [growing, partial(rounds, policy=BestFirst(TREE, 4))], ids=["growing", "rounds"]
-)
-def test_output_equals_the_whole_targets_own_decoding(
-    served: Served, draft: Callable[[Decoder], Proposer], params: SamplingParams
-) -> None:
-    engine, checkpoint = engine_of(served.model), served.checkpoint
-    proposer, ties = draft(tiny_decoder(seed=9, vocabulary=VOCABULARY)), NearTies()
-    for length in (1, 30):
-        prompt = np.random.default_rng(length).integers(0, VOCABULARY, length).tolist()
-        reference = alone(LocalSession(engine_of(eager_of(checkpoint))), prompt, params, 8)
-
-        def produce(prompt: Any, n: int) -> list[int]:
-            return speculated(LocalSession(engine), proposer, prompt, params, n)
-
-        assert_same_text(whole(checkpoint), prompt, params, reference, produce, ties)
-    assert ties.ties == 0
-
-
-def test_a_rows_choices_do_not_depend_on_the_other_rows(served: Served) -> None:
-    engine = engine_of(served.model)
-    first = alone(LocalSession(engine), [1, 2, 3], SamplingParams(1.0, seed=8), 12)
-    with closing(LocalSession(engine)) as held:
-        held.open(list(range(30)), SamplingParams(0.7, seed=1))
-        assert alone(LocalSession(engine), [1, 2, 3], SamplingParams(1.0, seed=8), 12) == first
-
-
-def test_rows_of_one_call_keep_their_own_sampling(served: Served) -> None:
-    model, eager = served.model, eager_of(served.checkpoint)
-    segments = [segment(row, 4, SamplingParams(1.0, seed=row)) for row in (1, 0)]
-    for ours, theirs in zip(model.choose(segments), eager.choose(segments), strict=True):
-        assert ours.tolist() == theirs.tolist()
 
 
 def segment(
@@ -385,11 +334,3 @@ def test_a_single_row_has_no_graph_that_copies(
     assert (model.copies_rows, neuron.calls) == (False, [buckets[0].name, FILL])
     with pytest.raises(InvalidRequest, match="copies"):
         model.copy_row(0, 0, 8)
-
-
-def test_the_longest_text_fits(served: Served) -> None:
-    prompt = np.random.default_rng(1).integers(0, VOCABULARY, LENGTH - 5).tolist()
-    reference = alone(
-        LocalSession(engine_of(eager_of(served.checkpoint))), prompt, SamplingParams(), 5
-    )
-    assert alone(LocalSession(engine_of(served.model)), prompt, SamplingParams(), 5) == reference

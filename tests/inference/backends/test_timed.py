@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -21,22 +21,15 @@ import pytest
 from compile.ops.pass_time import pass_time
 from compile.spec import CompileSpec, verify_bucket
 from inference.backends import Ranked, Segment
-from inference.backends.eager import EagerModel
 from inference.backends.timed import TimedModel, TimeProfile, find_profile, profile_names
-from inference.engine.engine import Engine
-from inference.engine.local_session import LocalSession
 from inference.errors import InvalidRequest
 from inference.model.config import read_config
-from inference.model.decoder import Decoder
-from inference.proposer import Proposer
 from inference.sampling import SamplingParams
 from inference.tree import IntArray, TokenTree
 from outrider.cli import main
 from outrider.options import ROLES
 from outrider.options.roles import ServingRole
 from outrider.target.target import READY
-from tests.support import pairs
-from tests.support.drafts import alone, growing, rounds, speculated
 from tests.support.repository import ROOT
 from tests.support.wire_fixtures import Successor
 
@@ -88,27 +81,6 @@ class Slow(Successor):
 
     def rank(self, segments: Sequence[Segment], k: int) -> list[Ranked]:
         return [Ranked(np.zeros((1, k), dtype=np.int32), np.zeros((1, k), dtype=np.float32))]
-
-
-@pytest.mark.parametrize(
-    "params", [SamplingParams(), SamplingParams(0.7, seed=11), SamplingParams(1.0, seed=2**62 + 5)]
-)
-@pytest.mark.parametrize("draft", [growing, rounds], ids=lambda draft: draft.__name__)
-def test_the_text_is_the_small_models_own(
-    params: SamplingParams, draft: Callable[[Decoder], Proposer]
-) -> None:
-    target = pairs.decoder(1)
-    own = alone(LocalSession(pairs.engine(target)), PROMPT, params, 24)
-    model = TimedModel(
-        EagerModel(target, rows=2, capacity=pairs.SEQUENCE_LENGTH + 64, max_nodes=64),
-        profile(0.001),
-    )
-    engine = Engine(
-        model, sequence_length=pairs.SEQUENCE_LENGTH, max_tree_nodes=64, vocabulary=pairs.VOCABULARY
-    )
-    proposer = draft(pairs.perturbed(1, 0.02))
-    assert speculated(LocalSession(engine), proposer, PROMPT, params, 24) == own
-    assert model.forwards > 0
 
 
 def test_a_forward_takes_at_least_the_profiles_time() -> None:

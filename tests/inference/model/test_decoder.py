@@ -31,7 +31,7 @@ from inference.backends.sequence import ModelSequence
 from inference.backends.slots import Slots
 from inference.drafters.draft_tree import DraftNode, DraftTree
 from inference.drafters.tree_policies import BestFirst, Budget
-from inference.errors import InvalidRequest, LimitExceeded
+from inference.errors import LimitExceeded
 from inference.model.checkpoint import load_decoder
 from inference.model.config import read_config
 from inference.model.noise import noise
@@ -356,51 +356,6 @@ def rows_in_use() -> tuple[EagerModel, list[tuple[int, list[int], TokenTree]]]:
     )
 
 
-def test_rows_in_one_call_score_as_one_by_one() -> None:
-    model, work = rows_in_use()
-    alone = tiny_model(rows=1, capacity=150, max_nodes=100)
-    together = model.rank(
-        [segment(sequence_after(model, prompt, row), tree) for row, prompt, tree in work], 61
-    )
-    for (_, prompt, tree), ranked in zip(work, together, strict=True):
-        expected = scores_at(sequence_after(alone, prompt), tree, range(len(tree)))
-        assert ranked.ids.shape == (len(tree), 61)
-        assert np.abs(unranked(*ranked) - expected).max() < 1e-5
-
-
-def test_rows_in_one_call_choose_as_one_by_one_whatever_their_sampling() -> None:
-    model, work = rows_in_use()
-    alone = tiny_model(rows=1, capacity=150, max_nodes=100)
-    greedy, cut, free = (
-        SamplingParams(),
-        SamplingParams(0.7, 9, 0.9, seed=3),
-        SamplingParams(1.0, seed=2**33),
-    )
-    for mixture in (
-        (greedy,) * 3,
-        (cut,) * 3,
-        (free,) * 3,
-        (free, greedy, cut),
-        (cut, free, greedy),
-        (greedy, cut, greedy),
-    ):
-        sequences = [
-            sequence_after(model, prompt, row, params)
-            for (row, prompt, _), params in zip(work, mixture, strict=True)
-        ]
-        together = model.choose(
-            [
-                segment(sequence, tree)
-                for sequence, (_, _, tree) in zip(sequences, work, strict=True)
-            ]
-        )
-        for (_, prompt, tree), params, chosen in zip(work, mixture, together, strict=True):
-            assert (
-                chosen.tolist()
-                == sequence_after(alone, prompt, params=params).choose(tree).tolist()
-            )
-
-
 def test_rows_that_grow_trees_share_a_call_with_rows_that_start() -> None:
     model, work = rows_in_use()
     alone = tiny_model(rows=1, capacity=150, max_nodes=100)
@@ -415,27 +370,6 @@ def test_rows_that_grow_trees_share_a_call_with_rows_that_start() -> None:
     second = scores_at(sequence_after(alone, work[1][1]), TREE, range(8))
     assert np.abs(unranked(*ranked[0]) - first[[3, 4, 6]]).max() < 1e-5
     assert np.abs(unranked(*ranked[1]) - second).max() < 1e-5
-
-
-def test_a_call_leaves_idle_rows_as_they_were() -> None:
-    model, work = rows_in_use()
-    idle = sequence_after(model, list(range(40)), row=1)
-    expected = scores_at(sequence_after(tiny_model(), list(range(40))), TREE, range(8))
-    model.choose([segment(sequence_after(model, prompt, row), tree) for row, prompt, tree in work])
-    assert np.abs(scores_at(idle, TREE, range(8)) - expected).max() < 1e-5
-
-
-def test_one_row_twice_in_a_call_is_refused() -> None:
-    model = tiny_model()
-    part = segment(sequence_after(model, [1, 2]), TREE)
-    with pytest.raises(InvalidRequest, match="one row twice"):
-        model.choose([part, part])
-
-
-def test_a_tree_larger_than_the_model_takes_is_refused() -> None:
-    sequence = sequence_after(tiny_model(max_nodes=7), [1, 2])
-    with pytest.raises(LimitExceeded, match=r"8 nodes.*7"):
-        sequence.choose(TREE)
 
 
 @pytest.mark.parametrize(
@@ -475,21 +409,6 @@ def fresh_scores(tokens: Sequence[int], tree: TokenTree) -> Table:
 
 NEXT = TokenTree(np.array([11, 12, 13, 14]), np.array([-1, 0, 0, 1]))
 PREFIX = list(range(20, 30))
-
-
-@pytest.mark.parametrize("path", [[], [1], [2, 4], [2, 4, 7]])
-def test_after_a_partly_accepted_tree_it_goes_on_as_if_the_path_had_been_the_prompt(
-    path: list[int],
-) -> None:
-    sequence = sequence_after(tiny_model(), PREFIX)
-    tokens = list(PREFIX)
-    for _ in range(3):  # the third tree lies in the holes of the two before it
-        sequence.choose(TREE)
-        sequence.commit(TREE, path)
-        tokens += [int(TREE.tokens[node]) for node in [0, *path]]
-        assert sequence.length == sequence.cached == len(tokens)
-    assert np.abs(scores_at(sequence, NEXT, range(4)) - fresh_scores(tokens, NEXT)).max() < 1e-5
-    assert sequence.slots.high_water <= len(tokens) + len(TREE)
 
 
 @pytest.mark.parametrize(
@@ -555,10 +474,3 @@ def test_a_row_too_full_for_the_tree_keeps_its_tokens() -> None:
     assert (
         np.abs(scores_at(sequence, NEXT, range(4)) - fresh_scores([*PREFIX, 7], NEXT)).max() < 1e-5
     )
-
-
-def test_a_tree_chosen_again_chooses_the_same() -> None:
-    sequence = sequence_after(tiny_model(), PREFIX, params=SamplingParams(1.0, seed=2))
-    first = sequence.choose(TREE).tolist()
-    assert sequence.choose(NEXT).shape == (4,)
-    assert sequence.choose(TREE).tolist() == first
