@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -12,21 +11,13 @@ from inference.backends.eager import EagerModel
 from inference.backends.gguf_library import GgufFacts
 from inference.backends.gguf_model import GgufModel, load_gguf
 from inference.backends.sequence import ModelSequence
-from inference.drafters.draft import Draft
-from inference.drafters.round_proposer import RoundProposer
-from inference.engine.engine import Engine
-from inference.engine.local_session import LocalSession
 from inference.errors import InvalidRequest, Mismatch, Unavailable, UnsupportedModel
 from inference.model.checkpoint import random_decoder
 from inference.model.config import parse_config
 from inference.model.decoder import Decoder
-from inference.planner.prices import Prices
-from inference.proposer import Proposer
 from inference.sampling import SamplingParams
 from inference.tree import TokenTree
 from outrider.models.loading import EMBEDDED
-from tests.support.drafts import BUSHY, alone, knowledge, speculated
-from tests.support.equality import NearTies, assert_same_text
 from tests.support.gguf_files import write_gguf
 from tests.support.models import TINY
 
@@ -104,43 +95,6 @@ def test_a_tree_has_the_scores_that_our_decoder_gives_the_same_weights(
         difference = np.abs(scores_of(load(files[kind])) - ours).max()
         print(f"{kind}: log-probabilities differ by {difference:.2g} at most")
         assert difference < allowed
-
-
-@pytest.fixture(scope="module")
-def ties() -> NearTies:
-    return NearTies()
-
-
-@pytest.mark.parametrize("params", SAMPLINGS, ids=lambda params: f"T{params.temperature}")
-@pytest.mark.parametrize("draft", ["F32", "Q8_0", "Q4_0", "other"])
-@pytest.mark.parametrize("pace", ["growing", "rounds"])
-def test_output_equals_the_targets_own_seeded_decoding(
-    target: Decoder,
-    files: dict[str, Path],
-    ties: NearTies,
-    draft: str,
-    pace: str,
-    params: SamplingParams,
-) -> None:
-    engine = Engine(
-        load(files["F32"], rows=2),
-        sequence_length=LENGTH,
-        max_tree_nodes=TREE,
-        vocabulary=VOCABULARY,
-    )
-    drafting = load(files[draft], capacity=LENGTH + ROOM)
-    own = alone(LocalSession(engine), PROMPT, params, 32)
-
-    def produce(prompt: Sequence[int], count: int) -> list[int]:
-        proposer: Proposer = (
-            Draft(drafting).proposer(0, knowledge(), Prices(), room=ROOM)
-            if pace == "growing"
-            else RoundProposer(drafting, BUSHY, room=16)
-        )
-        return speculated(LocalSession(engine), proposer, prompt, params, count)
-
-    assert_same_text(target, PROMPT, params, own, produce, ties)
-    ties.check()
 
 
 def test_what_a_file_says_of_itself(files: dict[str, Path]) -> None:

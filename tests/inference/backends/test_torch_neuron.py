@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import multiprocessing
 import threading
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -26,7 +25,7 @@ from tests.support.neuron_artifacts import (
     ROWS,
     VOCABULARY,
 )
-from tests.support.strict_torch_neuron import CPU, strict
+from tests.support.strict_torch_neuron import CPU
 
 
 @pytest.fixture(scope="module")
@@ -51,23 +50,6 @@ def test_a_call_of_another_shape_is_an_error_and_no_compilation(
         assert cache.keys[0][0, JUNK].any(), "the call wrote nothing"
         with pytest.raises(FailOnRecompileLimitHit):
             graph(**example_inputs(wider))
-
-
-REFUSED: list[Callable[[torch.Tensor], torch.Tensor]] = [
-    lambda x: x.argmax(-1),
-    lambda x: x.index_copy(0, torch.tensor([0]), x[:1]),
-    lambda x: x.double() + 1,
-    lambda x: x[x.nonzero()[0]],
-]
-
-
-@pytest.mark.parametrize("run", REFUSED)
-def test_the_stand_in_refuses_what_torch_neuron_refuses(
-    run: Callable[[torch.Tensor], torch.Tensor],
-) -> None:
-    compiled = torch.compile(run, backend=strict, fullgraph=True, dynamic=False)
-    with pytest.raises(RuntimeError):
-        compiled(torch.ones(3, 4))
 
 
 @pytest.mark.slow
