@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 
+from compile.__main__ import main as compile_main
 from compile.agreement import check_rounds
 from compile.build.build import build_artifact, read_source
 from compile.build.cpu import CpuBuilder
@@ -207,8 +208,8 @@ def test_inputs_lie_as_compiled_graphs_take_for_granted() -> None:
 def test_a_dry_run_names_the_rounds_and_refuses_a_tree_larger_than_a_call_takes(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    dry = ["--target", "cpu", "--sequence_length", "256", "--fused", "--dry_run"]
-    assert compile_main([*dry, "--gamma", "5"]) == 0
+    dry = ["--target", "trn1", "--tensor_parallel", "2", "--fused", "--dry_run"]
+    assert compile_main([*dry, "--gamma", "5", "--sequence_length", "256"]) == 0
     printed = capsys.readouterr().out
     assert "every round drafts a chain of 5" in printed
     assert "round_b4_1x1x1x1x1_s320_sampled" in printed
