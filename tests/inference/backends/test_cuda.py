@@ -4,8 +4,6 @@ its function over the buffers again.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 import pytest
 import torch
@@ -22,7 +20,7 @@ from inference.model.decoder import Decoder
 from inference.sampling import SamplingParams
 from inference.tree import TokenTree
 from tests.support.fake_recorder import Reruns
-from tests.support.pairs import SEQUENCE_LENGTH, VOCABULARY, decoder, prompt_of
+from tests.support.pairs import SEQUENCE_LENGTH, decoder, prompt_of
 
 GREEDY, WARM, OPEN = (
     SamplingParams(),
@@ -109,17 +107,9 @@ def segment(
     nodes: int, params: SamplingParams = GREEDY, row: int = 0, first: int = 0, context: int = 0
 ) -> Segment:
     """A chain at the start of a row."""
-    order = np.arange(nodes, dtype=np.int32)
-    return Segment(
-        row,
-        order + 1,
-        order + first,
-        order + first,
-        np.ones((1, context), dtype=np.bool_),
-        np.tri(nodes, dtype=np.bool_),
-        order,
-        params,
-    )
+    order, mask = np.arange(nodes, dtype=np.int32), np.tri(nodes, dtype=np.bool_)
+    seen, at = np.ones((1, context), dtype=np.bool_), order + first
+    return Segment(row, order + 1, at, at, seen, mask, order, params)
 
 
 def test_a_shape_is_run_once_recorded_once_and_replayed_from_then_on(target: Decoder) -> None:
@@ -230,20 +220,3 @@ def test_what_is_recorded_stays_on_the_device_and_waits_for_nothing(
     outputs = on_no_device(calls, rank)
     assert {output.device.type for output in outputs} == {"meta"}
     assert outputs[0].shape[:2] == (2, 4)
-
-
-@pytest.mark.parametrize(
-    "choose",
-    [
-        lambda logits: logits[: int(logits.argmax().item())],
-        lambda logits: logits[logits > 0],
-        lambda logits: logits + torch.arange(VOCABULARY),
-    ],
-    ids=["a value", "a shape that depends on values", "a tensor of the host"],
-)
-def test_a_function_that_could_not_be_recorded_is_seen(
-    choose: Callable[[torch.Tensor], torch.Tensor], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("inference.backends.cuda.choose_greedy", choose)
-    with pytest.raises((RuntimeError, NotImplementedError)):
-        on_no_device([segment(4)])

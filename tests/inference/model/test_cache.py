@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 import torch
 
@@ -19,7 +18,7 @@ from inference.model.verify_graph import (
     copy_inputs,
     example_inputs,
 )
-from tests.support.buckets import fill
+from tests.support.buckets import fill, scattered
 from tests.support.models import tiny_decoder
 
 ROWS, JUNK, VOCABULARY = 5, 40, 61
@@ -40,9 +39,8 @@ def noise(decoder: Decoder, dtype: torch.dtype = torch.float32) -> KeysValues:
 
 def inputs_for(bucket: Bucket, seed: int) -> dict[str, torch.Tensor]:
     """Trees in distinct rows and slots."""
-    inputs, rng = random_inputs(bucket, VOCABULARY, ROWS, 200, seed), np.random.default_rng(seed)
-    slots = [rng.permutation(JUNK)[: bucket.nodes] for _ in range(bucket.rows)]
-    return inputs | {"slots": torch.from_numpy(np.array(slots, dtype=np.int32))}
+    slots = scattered(bucket.rows, bucket.nodes, JUNK, seed)
+    return random_inputs(bucket, VOCABULARY, ROWS, 200, seed) | {"slots": slots}
 
 
 @pytest.mark.parametrize("seed", range(4))

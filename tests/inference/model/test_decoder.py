@@ -277,22 +277,6 @@ def test_every_path_of_a_tree_grown_by_levels_scores_as_transformers_scores_it_a
         assert np.abs(scores - expected).max() < 5e-5
 
 
-@pytest.mark.parametrize(
-    "params",
-    [SamplingParams(), SamplingParams(1.0, seed=4), SamplingParams(0.7, 20, 0.9, seed=5)],
-    ids=str,
-)
-def test_every_node_of_a_whole_tree_chooses_what_its_path_chooses_alone(
-    model: EagerModel, params: SamplingParams
-) -> None:
-    tree, _ = grown_tree(sequence_after(model, PROMPT[:20]), PROMPT[20])
-    chosen = sequence_after(model, PROMPT[:20], params=params).choose(tree)
-    for node in range(len(tree)):
-        path = path_to(tree, node)
-        alone = sequence_after(model, PROMPT[:20] + path[:-1], row=1, params=params)
-        assert chosen[node] == alone.choose(TokenTree.chain(path[-1:]))[0]
-
-
 def test_bfloat16_is_close(family: str, directory: Path) -> None:
     model = EagerModel(decoder_from(directory, torch.bfloat16), rows=1, capacity=70, max_nodes=64)
     found = scores_at(
