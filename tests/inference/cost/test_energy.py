@@ -87,10 +87,7 @@ def test_a_counter_that_the_kernel_denies_is_unavailable_with_the_reason(
         return read(path, *arguments, **settings)
 
     monkeypatch.setattr(Path, "read_text", deny)
-    assert_denied(rapl_readers(tmp_path)[0].joules())
-
-
-def assert_denied(figure: Figure) -> None:
+    figure = rapl_readers(tmp_path)[0].joules()
     assert figure.quality is Quality.UNAVAILABLE
     assert "RAPL package-0: Permission denied" in figure.source
     assert "root only" in figure.source
