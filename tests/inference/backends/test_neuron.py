@@ -202,18 +202,6 @@ def test_nodes_that_see_different_contexts_are_refused(served: Served) -> None:
     assert_refused(lambda: served.model.choose([call]), ["slots"], LimitExceeded)
 
 
-def test_a_tree_deeper_than_the_noise_reaches_is_chosen_at_in_two_calls(
-    neuron: Neuron, checkpoint: Path, tmp_path: Path
-) -> None:
-    shallow = [replace(bucket, levels=3) if bucket.sampled else bucket for bucket in FEW]
-    model, eager = (
-        built_model(tmp_path / "artifact", checkpoint, spec_of(1, shallow)),
-        eager_of(checkpoint),
-    )
-    deep = [segment(1, 6, SamplingParams(1.0, seed=2))]
-    assert model.choose(deep)[0].tolist() == eager.choose(deep)[0].tolist()
-
-
 def test_calls_from_two_threads_are_made_one_after_the_other(served: Served) -> None:
     """The stand-in fails in a call beside another."""
 

@@ -67,19 +67,6 @@ def test_a_graph_writes_the_slots_that_its_call_names_and_no_other_bit(
 
 
 @torch.no_grad()
-def test_a_row_answers_the_same_in_a_graph_of_one_row_and_of_several() -> None:
-    """In whatever place of the call it stands, up to the rounding of other kernels."""
-    decoder, many = tiny_decoder(), verify_bucket(3, 4, JUNK, JUNK, sampled=True)
-    graph = VerifyGraph(decoder, noise(decoder), many.levels)
-    inputs = inputs_for(many, 1)
-    together = graph(**inputs)
-    for row in range(many.rows):
-        alone = graph(**{name: part[row : row + 1] for name, part in inputs.items()})
-        assert alone[0][0].equal(together[0][row])
-        torch.testing.assert_close(alone[1][:, 0], together[1][:, row], atol=1e-5, rtol=1e-5)
-
-
-@torch.no_grad()
 def test_a_copied_row_is_its_source_and_the_others_stay() -> None:
     decoder, cache = tiny_decoder(), noise(tiny_decoder())
     graph = StatefulGraph(decoder, noise(decoder), None)

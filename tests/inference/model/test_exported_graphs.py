@@ -17,14 +17,10 @@ from compile.ops.rank_graph import record_call
 from compile.ops.rules import broken, rules_of
 from compile.spec import CompileSpec, prefill_bucket, verify_bucket
 from inference.model.config import parse_config
-from inference.model.noise import noise
-from inference.model.noise_window import WINDOW, Place, fill_inputs
-from inference.model.round_graph import DRAFT, StatefulRoundGraph, idle_inputs
-from inference.model.sampler import Sampling
-from inference.model.verify_graph import StatefulGraph, example_inputs
-from inference.sampling import SamplingParams
+from inference.model.round_graph import idle_inputs
+from inference.model.verify_graph import example_inputs
 from tests.support import buckets, fused_cases
-from tests.support.buckets import fill, state_of
+from tests.support.buckets import state_of
 from tests.support.models import TINY
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 0.05}
@@ -105,47 +101,3 @@ def test_graphs_of_every_family_break_no_rule_of_the_compilers(family: str, targ
     config = parse_config(TINY | WIDE | FAMILIES[family])
     for bucket in shapes:
         assert broken(record_call(config, spec, idle_inputs(bucket)), rules_of(target)) == []
-
-
-@torch.no_grad()
-def test_making_noise_writes_the_named_places_with_the_contracts_noise() -> None:
-    graph = buckets.Case(stateful=True, sampled=True, nodes=8, rows=2).graph()
-    assert isinstance(graph, StatefulGraph)
-    assert graph.noise is not None
-    before, keys = graph.noise.clone(), graph.cache().keys[0].clone()
-    places = [Place(2, 65, 7), Place(0, 3, 2**40)]
-    graph(**fill_inputs(places))
-    for place in places:
-        seed = Sampling.of([SamplingParams(1.0, seed=place.seed)], torch.device("cpu")).seed
-        at = place.row * WINDOW + place.position % WINDOW
-        position = torch.tensor([place.position], dtype=torch.int32)
-        before[at] = noise(seed, position, graph.decoder.token_ids())
-    torch.testing.assert_close(graph.noise, before, atol=2e-5, rtol=0)
-    assert graph.cache().keys[0][:, :-1].equal(keys[:, :-1])
-
-
-@torch.no_grad()
-def test_a_call_of_the_draft_alone_leaves_the_target_as_it_is() -> None:
-    case = fused_cases.Case(stateful=True, sampled=True, branches=(2, 1))
-    graph, inputs = case.graph(), idle_inputs(case.draft_bucket)
-    inputs["draft_tokens"] += 3
-    inputs["draft_slots"] = torch.arange(8, dtype=torch.int32).repeat(2, 1)
-    inputs["draft_rows"] = torch.arange(2, dtype=torch.int32)
-    keys, draft_keys = (graph.cache(which).keys[0].clone() for which in ("", DRAFT))
-    graph(**inputs)
-    assert graph.cache().keys[0][:, :-1].equal(keys[:, :-1])
-    assert not graph.cache(DRAFT).keys[0][:, :8].equal(draft_keys[:, :8])
-
-
-@torch.no_grad()
-def test_rounds_that_write_their_caches_answer_as_rounds_whose_caller_writes() -> None:
-    """A text lies in another row of the draft than of the target."""
-    writing, plain = (
-        fused_cases.Case(stateful=stateful, sampled=True, branches=(2, 1))
-        for stateful in (True, False)
-    )
-    inputs, graph = writing.inputs(3), writing.graph()
-    assert isinstance(graph, StatefulRoundGraph)
-    assert not inputs["rows"].equal(inputs["draft_rows"])
-    fill(graph, inputs)
-    assert graph(**inputs).equal(plain.graph()(**inputs)[0])
