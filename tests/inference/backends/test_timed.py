@@ -35,7 +35,6 @@ from tests.support.repository import ROOT
 from tests.support.wire_fixtures import Successor
 
 COMPUTED, MEASURED = "llama-3.1-8b-trn1.2xlarge-computed", "llama-3.1-8b-trn1.2xlarge-measured"
-PROMPT = [5, 17, 250, 3, 99]
 
 
 def profile(
