@@ -61,7 +61,7 @@ from tests.support.strict_torch_neuron import CPU
 
 
 class Machine(NamedTuple):
-    """Where a model is made.
+    """A place to make a model in.
 
     folder: an empty one
     after: closes what the model leaves open
@@ -242,7 +242,7 @@ class Subject(NamedTuple):
     def answers(
         self, sequence: ModelSequence, tree: TokenTree
     ) -> NDArray[np.float64]:  # [n, 1 or 1 + VOCABULARY]
-        """What the model says at each node: choices, and scores of all tokens where it ranks."""
+        """The choice at each node, and the scores of all tokens where the model ranks."""
         chosen = sequence.choose(tree)
         sequence.abandon()
         if not self.backend.drafts:
