@@ -14,6 +14,7 @@ from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -40,7 +41,7 @@ COMPUTED, MEASURED = "llama-3.1-8b-trn1.2xlarge-computed", "llama-3.1-8b-trn1.2x
 def profile(
     pass_seconds: float = 0.0, slot: float = 0.0, node: float = 0.0, node_slot: float = 0.0
 ) -> TimeProfile:
-    sizes = {"rows": (1, 4, 8), "nodes": (1, 8, 64), "slot_step": 128}
+    sizes: dict[str, Any] = {"rows": (1, 4, 8), "nodes": (1, 8, 64), "slot_step": 128}
     return TimeProfile("test", "a test", "nothing", pass_seconds, slot, node, node_slot, **sizes)
 
 

@@ -29,8 +29,9 @@ TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 0.05}
 def exported(graph: nn.Module, inputs: dict[str, Tensor]) -> ExportedProgram:
     """The graph in core operations. Strict export drops buffers that are reassigned."""
     with torch.no_grad():
-        program = torch.export.export(graph, (), inputs, strict=False)
-        return program.run_decompositions()
+        whole = torch.export.export(graph, (), inputs, strict=False)
+        program: ExportedProgram = whole.run_decompositions()
+        return program
 
 
 def returned(results: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
