@@ -13,13 +13,13 @@ Tiny real models
     heads: EAGLE-3 heads, and what such a head computes
     fused_models, fused_cases, buckets: graphs, and inputs for them
     artifacts, neuron_artifacts, native_targets: built ones
+    backends: one on every backend
 
 Oracles
     growths: random trees under construction
     equality: a text against the target's own decoding
     row_independence: a node against its neighbours
     copied_rows: a copied row against a prefilled one
-    lowering: a graph against the allowed operations
 
 Stand-ins
     clock: time

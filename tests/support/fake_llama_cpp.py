@@ -11,14 +11,17 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
+from inference.backends.host_choice import choose_of_row
 from inference.errors import Unavailable
+from inference.sampling import SamplingParams
 from inference.tree import IntArray
 
-VOCABULARY = 61
+VOCABULARY = 59
 PADDED = 64
-"""Rows of the head: the last three ids are of no token."""
+"""Rows of the head: the last five ids are of no token."""
 
 
 class Cell(NamedTuple):
@@ -38,6 +41,15 @@ def logits_after(seen: int) -> NDArray[np.float32]:  # [PADDED]
     logits = np.random.default_rng(seen).normal(0, 3, PADDED).astype(np.float32)
     logits[VOCABULARY:] = 100
     return logits
+
+
+def own_text(prompt: Sequence[int], params: SamplingParams, count: int) -> list[int]:
+    """The model's text by hand: the choice after each whole prefix."""
+    tokens = list(prompt)
+    for at in range(len(prompt), len(prompt) + count):
+        logits = torch.from_numpy(logits_after(seen_after(tokens, 0))[None, :VOCABULARY])
+        tokens += choose_of_row(logits, params, np.array([at])).tolist()
+    return tokens[len(prompt) :]
 
 
 class Cells:

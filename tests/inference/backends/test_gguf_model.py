@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -11,88 +11,20 @@ import torch
 from inference.backends import Segment
 from inference.backends import gguf_model as module
 from inference.backends.gguf_model import GgufModel
-from inference.backends.host_choice import choose_of_row
 from inference.backends.sequence import ModelSequence
-from inference.drafters.draft import Draft
-from inference.drafters.round_proposer import RoundProposer
-from inference.engine.engine import Engine
-from inference.engine.local_session import LocalSession
-from inference.errors import InvalidRequest, LimitExceeded, Unavailable
-from inference.planner.prices import Prices
-from inference.proposer import Proposer
+from inference.errors import LimitExceeded, Unavailable
 from inference.sampling import SamplingParams
 from inference.tree import TokenTree
-from tests.support.copied_rows import PROMPT, shares
-from tests.support.drafts import BUSHY, knowledge, speculated
+from tests.support.copied_rows import PROMPT
 from tests.support.fake_llama_cpp import VOCABULARY, Cells, logits_after, seen_after
-
-SAMPLINGS = [SamplingParams(), SamplingParams(0.7, seed=11), SamplingParams(1.0, seed=2**62 + 5)]
-LENGTH, TREE = 160, 16
-ROOM = 128
-
-Grow = Callable[[GgufModel], Proposer]
-PROPOSERS: dict[str, Grow] = {
-    "growing": lambda model: Draft(model).proposer(0, knowledge(), Prices(), room=ROOM),
-    "rounds": lambda model: RoundProposer(model, BUSHY, room=16),
-}
+from tests.support.refusals import assert_refused
 
 
-def model_of(
-    cells: Cells, rows: int = 1, capacity: int = LENGTH + TREE, batch: int = 256
-) -> GgufModel:
+def model_of(cells: Cells, rows: int = 1, capacity: int = 176, batch: int = 256) -> GgufModel:
+    here, sizes = torch.device("cpu"), {"rows": rows, "capacity": capacity, "max_nodes": 32}
     return GgufModel(
-        cells,
-        rows=rows,
-        capacity=capacity,
-        max_nodes=32,
-        batch=batch,
-        vocabulary=VOCABULARY,
-        kind="tiny F32",
-        device=torch.device("cpu"),
+        cells, batch=batch, vocabulary=VOCABULARY, kind="tiny F32", device=here, **sizes
     )
-
-
-def engine_of(model: GgufModel) -> Engine:
-    return Engine(model, sequence_length=LENGTH, max_tree_nodes=TREE, vocabulary=VOCABULARY)
-
-
-def own_text(prompt: Sequence[int], params: SamplingParams, count: int) -> list[int]:
-    """The target's text by hand: the choice after each whole prefix."""
-    tokens = list(prompt)
-    for at in range(len(prompt), len(prompt) + count):
-        logits = torch.from_numpy(logits_after(seen_after(tokens, 0))[None, :VOCABULARY])
-        tokens += choose_of_row(logits, params, np.array([at])).tolist()
-    return tokens[len(prompt) :]
-
-
-@pytest.fixture(params=[256, 72], ids=["enough sequences", "few sequences"])
-def sequences(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
-    """With few of them keys are given up while they are needed, and computed again."""
-    monkeypatch.setattr(module, "SEQUENCES", request.param)
-    return int(request.param)
-
-
-@pytest.mark.parametrize("params", SAMPLINGS, ids=lambda params: f"T{params.temperature}")
-@pytest.mark.parametrize("draft", [0, 1], ids=["the target itself", "a draft that disagrees"])
-@pytest.mark.parametrize("name", PROPOSERS)
-def test_output_equals_the_targets_own_seeded_decoding(
-    sequences: int, name: str, draft: int, params: SamplingParams
-) -> None:
-    own = own_text(PROMPT, params, 40)
-    target = Cells(room=2 * (LENGTH + TREE))
-    engine = engine_of(model_of(target, rows=2))
-    drafting = Cells(draft, room=LENGTH + ROOM)
-    proposer = PROPOSERS[name](model_of(drafting, capacity=LENGTH + ROOM))
-    for _ in range(2):  # the second text finds the first one's keys
-        assert speculated(LocalSession(engine), proposer, PROMPT, params, 40) == own
-    assert drafting.decodes > 10
-
-
-@pytest.mark.parametrize("params", SAMPLINGS, ids=lambda params: f"T{params.temperature}")
-def test_a_text_from_a_copied_row_is_that_of_a_prefilled_one(
-    sequences: int, params: SamplingParams
-) -> None:
-    assert shares(engine_of(model_of(Cells(), rows=3)), params) == len(PROMPT) + 8
 
 
 def siblings(count: int) -> TokenTree:
@@ -128,8 +60,7 @@ def test_a_failed_decode_is_an_error_and_the_next_call_computes_what_it_would_ha
     sequence = ModelSequence(model_of(cells), 0, SamplingParams())
     sequence.extend(PROMPT)
     cells.fails = True
-    with pytest.raises(Unavailable, match="made to fail"):
-        sequence.choose(siblings(5))
+    assert_refused(lambda: sequence.choose(siblings(5)), ["made to fail"], Unavailable)
     assert cells.used == len(PROMPT)
     chosen = sequence.choose(siblings(5))
     assert chosen.tolist()[1:] == after([*PROMPT, 0], range(1, 6))
@@ -141,8 +72,8 @@ def test_a_tree_of_too_many_branches_is_refused_and_changes_nothing(
     monkeypatch.setattr(module, "SEQUENCES", 12)
     sequence = ModelSequence(model_of(cells), 0, SamplingParams())
     sequence.extend(PROMPT)
-    with pytest.raises(LimitExceeded, match=r"6 branches in one call: llama\.cpp takes 5"):
-        sequence.choose(siblings(6))
+    shown = ["6 branches in one call", "5"]
+    assert_refused(lambda: sequence.choose(siblings(6)), shown, LimitExceeded)
     assert sequence.choose(siblings(5)).tolist()[1:] == after([*PROMPT, 0], range(1, 6))
 
 
@@ -164,8 +95,8 @@ def test_a_position_beyond_the_row_is_refused(cells: Cells) -> None:
     segment = Segment(
         0, one, one, one + 8, np.ones((1, 0), bool), np.ones((1, 1), bool), one, SamplingParams()
     )
-    with pytest.raises(LimitExceeded, match="position 8: this model has 8 slots a row"):
-        model.choose([segment])
+    shown = ["position 8: this model has 8 slots a row"]
+    assert_refused(lambda: model.choose([segment]), shown, LimitExceeded)
 
 
 def test_a_node_that_does_not_see_every_position_above_it_is_refused(cells: Cells) -> None:
@@ -175,8 +106,8 @@ def test_a_node_that_does_not_see_every_position_above_it_is_refused(cells: Cell
     segment = sequence.prepare(siblings(1))
     context = segment.context.copy()
     context[0, 3] = False
-    with pytest.raises(InvalidRequest, match="one key at each position"):
-        model.choose([segment._replace(context=context)])
+    broken = segment._replace(context=context)
+    assert_refused(lambda: model.choose([broken]), ["one key at each position"])
 
 
 def test_keys_that_were_given_up_for_other_branches_are_computed_again(
