@@ -38,5 +38,8 @@ Peers and files that mean no good
     hostile, flooding: callers
     hand_streams: a stream message by message
     corruption: JSON files
-    refusals: one line of InvalidRequest
+    refusals: errors of one line
+
+Commands
+    commands: the command line in this process
 """

@@ -20,18 +20,3 @@ def assert_refused(
     line = str(refused.value)
     assert "\n" not in line
     assert all(word in line for word in shown), line
-
-
-def assert_usage_error(
-    capsys: pytest.CaptureFixture[str],
-    parse: Callable[[list[str]], object],
-    arguments: Sequence[str],
-    shown: Sequence[str],
-) -> None:
-    """The command line ends with exit code 2, and one line on stderr with all of these words."""
-    with pytest.raises(SystemExit) as ended:
-        parse(list(arguments))
-    said = capsys.readouterr()
-    assert (ended.value.code, said.out) == (2, "")
-    (line,) = said.err.splitlines()
-    assert all(word in line for word in shown), line

@@ -11,19 +11,15 @@ import sys
 import threading
 import time
 from itertools import islice
+from typing import Any
 
 import pytest
 
-from grpc_comm.client.connection import connect
-from inference.engine.local_session import LocalSession
-from inference.errors import InvalidRequest, Unavailable
-from inference.order import Decode, Pace
-from inference.sampling import SamplingParams
+from inference.errors import Unavailable
 from outrider.link.emulated_link import LinkShape, shaped_link
-from tests.support import pairs
-from tests.support.drafts import alone, proposers_of, text_of
+from tests.support.refusals import assert_refused
 from tests.support.repository import ROOT
-from tests.support.wire_fixtures import WAIT, background
+from tests.support.wire_fixtures import WAIT, free_port
 
 
 @pytest.fixture(scope="module")
@@ -165,11 +161,9 @@ def test_the_moments_of_cuts_are_given_regular_or_random_by_seed() -> None:
     assert chance[-1] / 4000 == pytest.approx(3, rel=0.05)
 
 
-def test_where_nothing_listens_the_link_resets(echo: str) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as unused:
-        port = unused.getsockname()[1]
+def test_where_nothing_listens_the_link_resets() -> None:
     with (
-        shaped_link(f"127.0.0.1:{port}") as link,
+        shaped_link(f"127.0.0.1:{free_port()}") as link,
         pytest.raises(ConnectionResetError),
         opened(link.address) as connection,
     ):
@@ -177,46 +171,32 @@ def test_where_nothing_listens_the_link_resets(echo: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("shape", "words"),
+    ("flag", "value"),
     [
-        ({"delay_ms": -1.0}, "delay_ms"),
-        ({"jitter_ms": float("nan")}, "jitter_ms"),
-        ({"mbit": 0.0}, "mbit"),
-        ({"cut_every_s": 0.0}, "cut_every_s"),
-        ({"cut_at_s": (-1.0,)}, "cut_at_s"),
-        ({"cut_random": True}, "cut_every_s"),
+        ("delay_ms", -1.0),
+        ("jitter_ms", float("nan")),
+        ("mbit", 0.0),
+        ("cut_every_s", 0.0),
+        ("cut_at_s", (-1.0,)),
+        ("cut_random", True),
     ],
 )
-def test_a_link_that_cannot_be_is_refused(shape: dict[str, float], words: str) -> None:
-    with pytest.raises(InvalidRequest, match=words):
-        LinkShape(**shape)  # type: ignore[arg-type]
+def test_a_link_that_cannot_be_is_refused(flag: str, value: Any) -> None:
+    shown = "cut_every_s" if flag == "cut_random" else flag
+    assert_refused(lambda: LinkShape(**{flag: value}), [shown])
 
 
-def test_a_link_that_does_not_start_is_an_error(echo: str) -> None:
+@pytest.mark.parametrize(
+    ("flags", "code", "shown"),
+    [(["--listen", ""], 1, "cannot listen"), (["--delay", "3"], 2, "did you mean --delay_ms?")],
+)
+def test_a_link_that_does_not_start_is_an_error(
+    echo: str, flags: list[str], code: int, shown: str
+) -> None:
     with pytest.raises(Unavailable), shaped_link("nowhere"):
         pass
-    command = [sys.executable, "-m", "outrider.link.emulated_link", "--to", echo, "--listen", echo]
+    given = [flag or echo for flag in flags]
+    command = [sys.executable, "-m", "outrider.link.emulated_link", "--to", echo, *given]
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=WAIT)
-    assert ended.returncode == 1
-    assert "cannot listen" in ended.stderr
-
-
-@pytest.mark.parametrize("pace", list(Pace))
-@pytest.mark.parametrize(
-    "params", [SamplingParams(), SamplingParams(0.7, seed=3)], ids=["greedy", "sampled"]
-)
-def test_a_session_through_a_link_makes_the_targets_own_text(
-    params: SamplingParams, pace: Pace
-) -> None:
-    prompt, target = [5, 17, 250, 3, 99], pairs.decoder(1)
-    own = alone(LocalSession(pairs.engine(target)), prompt, params, 24)
-    shape = LinkShape(delay_ms=4, jitter_ms=3, mbit=20)
-    with (
-        background(pairs.engine(target)) as server,
-        shaped_link(str(server.address), shape) as link,
-        connect(link.address) as connection,
-    ):
-        order = Decode(len(prompt) + 24, pace=pace)
-        proposers = proposers_of("close", pace)
-        made = text_of(prompt, params, connection.session(), order, proposers)
-        assert made == own
+    assert ended.returncode == code
+    assert shown in ended.stderr
