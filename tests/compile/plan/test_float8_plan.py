@@ -11,8 +11,8 @@ from compile.plan.device import device_of
 from compile.plan.fit import check_fits
 from compile.plan.memory import footprint
 from compile.request import find_checkpoint, make_request
-from compile.spec import CompileSpec, takes
-from inference.errors import InvalidRequest, LimitExceeded
+from compile.spec import CompileSpec
+from inference.errors import LimitExceeded
 from inference.model.config import read_config
 from tests.support.repository import ROOT
 
@@ -42,15 +42,3 @@ def test_what_does_not_fit_is_told_that_it_would_in_8_bits(monkeypatch: pytest.M
         check_fits(config, spec())
     with pytest.raises(LimitExceeded, match=r"Would fit: (?!.*fp8)(?!.*trn2)"):
         check_fits(config, spec(dtype="fp8", rows=1, tensor_parallel=1))
-
-
-@pytest.mark.parametrize("target", ["cpu", "trn2", "trn3"])
-def test_targets_without_8_bit_floats_refuse_them_in_one_line(target: str) -> None:
-    assert not takes(target, "fp8")
-    with pytest.raises(InvalidRequest, match=rf"for trn1 and inf2 so far, not for {target}: take "):
-        CompileOptions(target=target, dtype="fp8")
-
-
-def test_no_draft_is_built_into_graphs_of_8_bit_floats() -> None:
-    with pytest.raises(InvalidRequest, match="leave out --dtype fp8"):
-        CompileOptions(target="trn1", dtype="fp8", fused=True)
