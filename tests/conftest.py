@@ -93,6 +93,14 @@ def run(capsys: pytest.CaptureFixture[str]) -> Run:
 
 
 @pytest.fixture
+def aws_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Credentials that stand-ins of AWS take."""
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "testing")
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+
+
+@pytest.fixture
 def server() -> Iterator[BackgroundServer]:
     """A server of tests/support/wire_fixtures.py's target, on a free port."""
     from tests.support.wire_fixtures import background, successor_engine

@@ -14,10 +14,8 @@ from tests.support.refusals import assert_refused
 
 
 @pytest.fixture
-def ec2(monkeypatch: pytest.MonkeyPatch) -> Any:
+def ec2(aws_keys: None) -> Any:
     """EC2 of moto, whose instance types are those that AWS described one day."""
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "testing")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "testing")
     with mock_aws():
         yield boto3.client("ec2", region_name="us-east-1")
 
@@ -39,10 +37,9 @@ def test_the_bundled_types_are_as_ec2_describes_them_but_for_the_corrections(
     assert bundled_types()[name] == read_type(described)
 
 
-def test_a_type_without_accelerators_has_none(ec2: Any) -> None:
+def test_a_type_without_accelerators_has_none_and_one_that_ec2_does_not_describe_is_refused(
+    ec2: Any,
+) -> None:
     host = find_type(Aws("us-east-1"), "r5.2xlarge")
     assert (host.vcpus, host.memory_gib, host.accelerators) == (8, 64, "")
-
-
-def test_a_type_that_ec2_does_not_describe_is_refused(ec2: Any) -> None:
     assert_refused(lambda: find_type(Aws("us-east-1"), "trn3.48xlarge"), ["trn3"])

@@ -6,7 +6,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import boto3
 import pytest
+from moto import mock_aws
 
 from compile.plan.graph_time import graph_time
 from compile.request import find_checkpoint, make_request
@@ -38,39 +40,29 @@ def test_the_speed_is_that_of_the_widest_graph_without_candidates(manifest: Mani
     assert speed.tokens_per_second == pytest.approx(spec.rows / seconds)
 
 
-def test_an_artefact_here_is_read_with_its_digest(manifest: Manifest, tmp_path: Path) -> None:
+def test_an_artefact_here_is_read_with_its_digest_and_refused_for_another_device(
+    manifest: Manifest, tmp_path: Path
+) -> None:
     write_manifest(tmp_path, manifest)
-    deployment = deployed("trn1.2xlarge", str(tmp_path))
+    deployment, other = (deployed(one, str(tmp_path)) for one in ("trn1.2xlarge", "inf2.xlarge"))
     assert read_served(deployment) == manifest
     assert deployment.served == manifest.digest()
+    assert_refused(lambda: read_served(other), ["trn1", "inf2.xlarge"])
 
 
-def test_an_artefact_for_another_device_is_refused(manifest: Manifest, tmp_path: Path) -> None:
-    write_manifest(tmp_path, manifest)
-    assert_refused(
-        lambda: read_served(deployed("inf2.xlarge", str(tmp_path))), ["trn1", "inf2.xlarge"]
-    )
-
-
+@pytest.mark.usefixtures("aws_keys")
 def test_of_an_artefact_on_s3_the_manifest_alone_is_fetched_and_checked(
-    manifest: Manifest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    manifest: Manifest, tmp_path: Path
 ) -> None:
-    import boto3
-    from moto import mock_aws
-
-    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
-        monkeypatch.setenv(name, "testing")
     write_manifest(tmp_path, manifest)
     with mock_aws():
         s3 = boto3.client("s3", region_name="us-east-1")
         s3.create_bucket(Bucket="store")
-        key = f"a/manifests/{manifest.digest()}.json"
-        s3.upload_file(str(tmp_path / "manifest.json"), "store", key)
-        s3.upload_file(str(tmp_path / "manifest.json"), "store", f"a/manifests/{'0' * 64}.json")
-        right = deployed("trn1.2xlarge", "s3://store/a", manifest.digest())
-        assert read_served(right) == manifest
-        assert_refused(
-            lambda: read_served(deployed("trn1.2xlarge", "s3://store/a", "0" * 64)),
-            ["manifests/"],
-            BadArtifact,
+        for digest in (manifest.digest(), "0" * 64):
+            s3.upload_file(str(tmp_path / "manifest.json"), "store", f"a/manifests/{digest}.json")
+        right, wrong = (
+            deployed("trn1.2xlarge", "s3://store/a", digest)
+            for digest in (manifest.digest(), "0" * 64)
         )
+        assert read_served(right) == manifest
+        assert_refused(lambda: read_served(wrong), ["manifests/"], BadArtifact)

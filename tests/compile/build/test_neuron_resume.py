@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,9 +22,11 @@ from inference.artifact import MANIFEST, Bucket, check_files
 from inference.backends.neuron import COPY, FILL
 from inference.backends.neuron_loading import load_neuron
 from inference.errors import BadArtifact
+from tests.support.aws_server import aws_server
 from tests.support.fake_hlo import Lowering
 from tests.support.fake_neuron import Neuron
 from tests.support.neuron_artifacts import FEW, JUNK, MORE, ROWS, build, spec_of
+from tests.support.refusals import assert_refused
 from tests.support.repository import ROOT
 
 NAMES = [bucket.name for bucket in MORE]
@@ -49,25 +50,13 @@ build(folder / "artefact", checkpoint, spec_of(1, MORE), builder)
 
 
 @pytest.fixture
-def s3_server(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """S3 as a server of moto in another process, which boto3 finds in the environment of any."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = str(free.getsockname()[1])
-    url = f"http://127.0.0.1:{port}"
-    for name, value in {
-        "AWS_ENDPOINT_URL": url,
-        "AWS_ACCESS_KEY_ID": "testing",
-        "AWS_SECRET_ACCESS_KEY": "testing",
-        "AWS_DEFAULT_REGION": "us-east-1",
-    }.items():
-        monkeypatch.setenv(name, value)
-    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", port]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server:
-        assert server.stderr is not None
-        while "Running on" not in server.stderr.readline():
-            assert server.poll() is None, "the server ended"
-        yield url
-        server.kill()
+def s3_server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    """S3 in another process, which boto3 finds in the environment of any."""
+    with aws_server(tmp_path) as server:
+        for name, value in server.environment.items():
+            if name.startswith("AWS_"):
+                monkeypatch.setenv(name, value)
+        yield
 
 
 def hot(buckets: Sequence[Bucket] = MORE) -> str:
@@ -99,8 +88,7 @@ def test_a_build_that_is_killed_goes_on_with_the_graph_it_was_at(
     at = NAMES[5]
     killed_at(tmp_path, checkpoint, at)
     assert not (tmp_path / "artefact" / MANIFEST).exists()
-    neuron = Neuron()
-    neuron.install(monkeypatch, tmp_path / "again")
+    neuron = Neuron().install(monkeypatch, tmp_path / "again")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "packages" / "cache"))
     one_by_one = partial(NeuronBuilder, workers=1)
     manifest = build(tmp_path / "artefact", checkpoint, spec_of(1, MORE), one_by_one)
@@ -157,14 +145,14 @@ def test_another_machine_takes_the_graphs_from_the_store(
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("s3_server")
 def test_another_machine_goes_on_with_a_killed_build_from_the_graphs_on_s3(
-    monkeypatch: pytest.MonkeyPatch, checkpoint: Path, tmp_path: Path, s3_server: str
+    monkeypatch: pytest.MonkeyPatch, checkpoint: Path, tmp_path: Path
 ) -> None:
     boto3.client("s3").create_bucket(Bucket="graphs")
     store, at = "s3://graphs/neuron", NAMES[5]
     killed_at(tmp_path / "one", checkpoint, at, store)
-    neuron = Neuron()
-    neuron.install(monkeypatch, tmp_path / "packages")
+    neuron = Neuron().install(monkeypatch, tmp_path / "packages")
     cache = NeffCache(tmp_path / "two", open_store(store))
     builder = partial(NeuronBuilder, workers=1, cache=cache)
     build(tmp_path / "artefact", checkpoint, spec_of(1, MORE), builder)
@@ -181,21 +169,15 @@ def test_a_store_whose_file_was_changed_is_told_of(
     neuron: Neuron, checkpoint: Path, tmp_path: Path
 ) -> None:
     store = DiskObjects(tmp_path / "store")
-    build(
-        tmp_path / "a",
-        checkpoint,
-        spec_of(1),
-        partial(NeuronBuilder, cache=NeffCache(tmp_path / "one", store)),
+    one, two = (
+        partial(NeuronBuilder, cache=NeffCache(tmp_path / machine, store))
+        for machine in ("one", "two")
     )
+    build(tmp_path / "a", checkpoint, spec_of(1), one)
     for path in (tmp_path / "store" / "files").iterdir():
         path.write_text("{}")
-    with pytest.raises(BadArtifact, match="a SHA-256 differs"):
-        build(
-            tmp_path / "b",
-            checkpoint,
-            spec_of(1),
-            partial(NeuronBuilder, cache=NeffCache(tmp_path / "two", store)),
-        )
+    again = partial(build, tmp_path / "b", checkpoint, spec_of(1), two)
+    assert_refused(again, ["SHA-256"], BadArtifact)
 
 
 @pytest.mark.parametrize("workers", [1, 3])
