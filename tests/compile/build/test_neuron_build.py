@@ -5,20 +5,19 @@ nothing here needs a device.
 from __future__ import annotations
 
 import ast
-import inspect
 import json
 import os
 import re
 import shlex
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from compile.__main__ import main as compile_main
 from compile.build.neuron_builder import NeuronBuilder, check_routes
 from compile.build.neuron_compiler import OVERRIDE, compiler_flags, render
 from compile.neuron_cache import neuron_artifact
@@ -29,13 +28,12 @@ from inference.backends.neuron import COPY_RECORD, FILL_RECORD, PACKAGE
 from inference.backends.neuron_loading import load_neuron
 from inference.errors import BadArtifact, InvalidRequest, MissingExtra
 from inference.text import Tokenizer
-from tests.support import neuron_signatures
+from tests.support.commands import Run
 from tests.support.fake_neuron import VERSIONS, Neuron
 from tests.support.neuron_artifacts import FEW, JUNK, ROWS, TREE, build, spec_of
 from tests.support.repository import ROOT
 
 # --- what is built
-# --------------------------------------------------------------------------------------------------
 
 
 def test_an_artefact_has_weights_by_rank_one_package_and_a_record_of_each_graph(
@@ -122,27 +120,21 @@ def test_an_artefact_that_matches_is_used_and_another_one_announced_and_built(
     monkeypatch: pytest.MonkeyPatch, neuron: Neuron, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "user"))
-    model, said = ROOT / "inference" / "data" / "draft", [[], [], []]  # type: list[list[str]]
+    model, said = ROOT / "inference" / "data" / "draft", list[str]()
     spec = replace(spec_of(2), vocabulary=Tokenizer(model).vocabulary)
-    first = neuron_artifact(spec, model, tmp_path / "cache", command="test", say=said[0].append)
-    assert (
-        neuron_artifact(spec, model, tmp_path / "cache", command="test", say=said[1].append)
-        == first
-    )
-    assert said[1] == [f"using the artefact in {first}"]
-    assert any(line.startswith("memory of a rank") for line in said[0])
-    assert any(line.startswith("host memory: ") for line in said[0])
-    assert any(line.startswith("time: not known yet") for line in said[0])
+    find = partial(neuron_artifact, command="test", say=said.append)
+    first = find(spec, model, tmp_path / "cache")
+    for start in ("memory of a rank", "host memory: ", "time: not known yet"):
+        assert any(line.startswith(start) for line in said)
+    said.clear()
+    assert find(spec, model, tmp_path / "cache") == first
+    assert said == [f"using the artefact in {first}"]
     other = replace(spec, compiler_flags={"-O1": ""})
-    assert (
-        neuron_artifact(other, model, tmp_path / "cache", command="test", say=said[2].append)
-        != first
-    )
-    assert any("stages of this model that were built here before" in line for line in said[2])
+    assert find(other, model, tmp_path / "cache") != first
+    assert any("stages of this model that were built here before" in line for line in said)
 
 
 # --- the environment of a compile host
-# --------------------------------------------------------------------------------
 
 
 def test_a_host_without_a_device_is_told_the_platform_and_says_so(
@@ -243,61 +235,25 @@ def test_an_installation_that_cannot_be_imported_is_explained(
         neuron_sdk.load_sdk()
 
 
-# --- signatures and imports
-# -------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", neuron_signatures.SIGNATURES)
-def test_the_stand_in_has_the_documented_signature(neuron: Neuron, name: str) -> None:
-    modules = neuron.modules() | {"neuronx_distributed.NxDModel": None}
-    module = max(
-        (
-            module
-            for module in modules
-            if name.startswith(f"{module}.") and modules[module] is not None
-        ),
-        key=len,
-    )
-    found = modules[module]
-    for part in name.removeprefix(f"{module}.").split("."):
-        found = getattr(found, part)
-    parameters = [
-        each.replace(annotation=inspect.Parameter.empty)
-        for each in inspect.signature(found).parameters.values()
-    ]
-    assert str(inspect.Signature(parameters)) == neuron_signatures.SIGNATURES[name]
+# --- imports and documentation
 
 
 def test_each_of_awss_packages_is_imported_by_one_module_alone() -> None:
-    names = (
-        "torch_neuronx",
-        "neuronx_distributed",
-        "libneuronxla",
-        "neuronxcc",
-        "torch_xla",
-        "transformers_neuronx",
-    )
+    names = {"torch_neuronx", "neuronx_distributed", "libneuronxla", "neuronxcc", "torch_xla"}
+    names.add("transformers_neuronx")
+    alone = {"neuron_sdk.py", "legacy_neuron.py"}  # these import by name, when they are asked
     for room in ("inference", "compile", "outrider", "grpc_comm"):
         for path in (ROOT / room).rglob("*.py"):
             for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
                 found = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
                 found += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
-                assert not [name for name in found if name.split(".")[0] in names], path
-                called = (
-                    isinstance(node, ast.Call)
-                    and isinstance(node.func, ast.Name)
-                    and node.func.id == "import_module"
-                )
-                assert (
-                    not called
-                    or path.name in ("neuron_sdk.py", "legacy_neuron.py")
-                    or room != "inference"
-                ), path
+                assert not {name.split(".")[0] for name in found} & names, path
+                called = node.func if isinstance(node, ast.Call) else None
+                by_name = isinstance(called, ast.Name) and called.id == "import_module"
+                assert not by_name or path.name in alone or room != "inference", path
 
 
-def test_the_memory_table_of_the_documentation_is_what_its_command_prints(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_the_memory_table_of_the_documentation_is_what_its_command_prints(run: Run) -> None:
     page = (ROOT / "docs" / "neuron-reference.md").read_text(encoding="utf-8").splitlines()
     names, *rows = (row.split(" | ") for row in page if row.startswith(("| model | t", "| llama-")))
     assert len(rows) == 4
@@ -305,19 +261,9 @@ def test_the_memory_table_of_the_documentation_is_what_its_command_prints(
         cells = (cell.strip("| ") for cell in row)
         model, where, *parts, total, memory = cells
         target, ranks = where.split(", ")
-        size = ["--rows", "4", "--sequence_length", "4096", "--dry_run"]
-        compile_main(
-            [
-                "--model",
-                str(ROOT / "docs" / "shapes" / model),
-                "--target",
-                target,
-                "--tensor_parallel",
-                ranks,
-                *size,
-            ]
-        )
-        printed = capsys.readouterr().out
+        flags = ["--model", ROOT / "docs" / "shapes" / model, "--target", target, "--dry_run"]
+        flags += ["--tensor_parallel", ranks, "--rows", "4", "--sequence_length", "4096"]
+        printed = run("compile", *flags).out
         assert f"memory of a rank: {total} of {memory}" in printed
         assert "compiling: about " in printed
         for name, value in zip(names[2:], parts, strict=False):

@@ -4,8 +4,6 @@ larger.
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from dataclasses import replace
 from functools import cache
 
@@ -24,16 +22,13 @@ from inference.artifact import DraftBucket, FusedPart, RoundBucket
 from inference.model.config import read_config, read_raw_config
 from inference.model.round_graph import idle_inputs
 from inference.tree_shape import Branches
-from tests.support.repository import ROOT
+from tests.support.repository import ROOT, run_module
 
 SHAPES = ROOT / "docs/shapes"
 
 
 def test_passes_that_others_measured_are_predicted_within_fifteen_percent() -> None:
-    command = [sys.executable, "-m", "benchmarks.known_passes"]
-    made = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert made.returncode == 0, made.stdout + made.stderr
-    assert made.stdout.count("predicted") == 5
+    assert run_module("benchmarks.known_passes").count("predicted") == 5
 
 
 def test_the_constants_are_frozen() -> None:

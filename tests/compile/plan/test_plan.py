@@ -373,3 +373,24 @@ def test_planning_without_its_solver_says_what_to_install(monkeypatch: pytest.Mo
     calls = {CallShape(False, 1, 2, 50): 1.0}
     missing = ["outrider[compile]"]
     assert_refused(lambda: plan(calls, LIMITS, area, BuildBudget(9)), missing, MissingExtra)
+
+
+# --- targets of 8-bit matrices
+
+
+def test_matrices_and_head_take_half_and_embeddings_and_caches_as_much() -> None:
+    config = parse_config(LLAMA_8B)
+    wide, narrow = (footprint(config, spec_of(dtype=dtype)) for dtype in ("bfloat16", "fp8"))
+    table = config.vocab_size * config.hidden_size // 2  # of one rank
+    assert narrow.weights == pytest.approx((wide.weights - 2 * table) / 2 + 2 * table, rel=1e-4)
+    assert narrow.cache == wide.cache
+    assert narrow.noise == wide.noise
+
+
+def test_what_does_not_fit_is_told_that_it_would_in_8_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    config, small = parse_config(LLAMA_8B), replace(device_of("trn1"), memory=6 << 30)
+    monkeypatch.setattr("compile.plan.fit.device_of", lambda target: small)
+    with pytest.raises(LimitExceeded, match="--dtype fp8"):
+        check_fits(config, spec_of())
+    with pytest.raises(LimitExceeded, match=r"Would fit: (?!.*fp8)(?!.*trn2)"):
+        check_fits(config, spec_of(dtype="fp8", tensor_parallel=1))

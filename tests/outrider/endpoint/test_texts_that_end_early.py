@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import socket
+import subprocess
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -19,9 +21,11 @@ import pytest
 from grpc_comm.server.server import BackgroundServer
 from inference.errors import InvalidRequest, OutriderError, Unavailable
 from outrider.endpoint.failures import ApiError
+from outrider.endpoint.run import SERVING
 from outrider.endpoint.target_manager import TargetManager
 from outrider.endpoint.text_runner import READERS, TextRunner
 from outrider.options.roles import ServeRole, TargetRole
+from outrider.target.spawn import role_command, role_environment
 from outrider.target.target import load_target
 from outrider.text.completion import Completion, Piece
 from outrider.text.prompts import Parameters, going_on, make_request
@@ -254,3 +258,21 @@ def test_a_knob_whose_positions_ask_for_the_same_cannot_be_turned(target: str) -
         assert httpx.get(f"{address}/page/state", timeout=60).json()["unsteered"] == message
         assert "api_cost is proportional to time" in message
         assert httpx.post(f"{address}/page/steer", json={"cs": 0}, timeout=60).is_success
+
+
+@pytest.mark.extended
+def test_a_stream_may_end_after_the_first_signal_to_the_server(target: str) -> None:
+    command = role_command("serve", "--target_host", target, "--http_port", "0", "--target_only")
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=role_environment())
+    assert process.stderr is not None
+    with process:
+        line = next(line for line in process.stderr if line.startswith(SERVING))
+        (address,) = re.findall(r"(http://\S+/v1)", line)
+        asked = {"prompt": "def main():", "max_tokens": 200, "temperature": 0, "stream": True}
+        with httpx.stream("POST", f"{address}/completions", json=asked, timeout=60) as answer:
+            lines = answer.iter_lines()
+            next(lines)
+            process.terminate()
+            assert [line for line in lines if line][-1] == "data: [DONE]"
+        process.wait(60)
+    assert process.returncode == 0

@@ -5,13 +5,14 @@ flags of its row, its text is the target's own, and one architecture measures it
 from __future__ import annotations
 
 from contextlib import closing
-from importlib import import_module
 from pkgutil import iter_modules
 from typing import Any
 
 import pytest
 
 import outrider.draft_methods
+from grpc_comm.client.connection import connect
+from grpc_comm.server.server import BackgroundServer
 from inference.drafters.tree_policies import BestFirst, Chain
 from inference.errors import InvalidRequest
 from outrider.compare.arms import ARCHITECTURES, BASELINE, HYBRID, SUFFIX
@@ -19,7 +20,8 @@ from outrider.compare.compare_options import parse as parse_comparison
 from outrider.endpoint.target_manager import TargetManager
 from outrider.options import parse
 from outrider.options.drafting import METHODS, PRESETS
-from outrider.options.roles import DraftRole, FusedTargetRole, ServeRole
+from outrider.options.roles import DraftRole, FusedTargetRole, ServeRole, TargetRole
+from outrider.target.target import load_target
 from tests.support.commands import Run
 from tests.support.refusals import assert_refused
 from tests.support.repository import ROOT
@@ -53,11 +55,6 @@ def words(preset: str) -> list[str]:
 def test_every_row_has_its_file_and_every_file_its_row() -> None:
     files = {module.name for module in iter_modules(outrider.draft_methods.__path__)}
     assert files == set(METHODS)
-
-
-@pytest.mark.parametrize("name", METHODS)
-def test_every_file_finds_a_model(name: str) -> None:
-    assert callable(import_module(f"outrider.draft_methods.{name}").find)
 
 
 def test_the_page_of_runs_says_what_each_is() -> None:
@@ -148,6 +145,40 @@ def test_the_page_of_a_server_with_a_preset_can_still_choose_who_drafts(port: st
         assert manager.open().client.draft is None
         drafted = manager.open({"target_host": f"127.0.0.1:{port}", "target_only": False})
         assert drafted.client.draft is not None
+
+
+# --- the draft of a host
+
+
+HOSTED = ["--prompt", "def main(argv):", "--max_new_tokens", "24", "--seed", "3", "--json"]
+
+
+@pytest.mark.parametrize("temperature", ["0", "0.8"])
+def test_the_hosts_draft_makes_the_targets_own_text(port: str, run: Run, temperature: str) -> None:
+    flags = ["--port", port, *HOSTED, "--baseline", "--temperature", temperature]
+    made = run("fused_client", *flags)
+    (record,) = made.records
+    assert record["token_ids"] == record["baseline"]["token_ids"]
+    assert record["text"] == record["baseline"]["text"]
+    # none, where the host's draft does not pay and nothing is said twice
+    assert sum(record["accepted_by"].values()) == record["num_accepted_tokens"]
+    assert set(record["accepted_by"]) <= {"host", "copy"}
+    assert record["baseline"]["accepted_by"] == {}
+    assert (record["draft_calls"], record["draft_seconds"]) == (0, 0.0)  # none of them here
+    assert "with outrider-embedded-draft beside it" in made.err
+
+
+def test_a_target_says_which_draft_runs_beside_it(port: str) -> None:
+    with connect(f"127.0.0.1:{port}") as connection:
+        assert connection.description.draft_model == "outrider-embedded-draft"
+
+
+def test_a_target_without_a_draft_makes_the_text_alone_and_the_client_says_so(run: Run) -> None:
+    with BackgroundServer(load_target(TargetRole(port=0, batch=1))) as server:
+        made = run("fused_client", "--port", server.address.port, *HOSTED)
+    (record,) = made.records
+    assert record["forwards"] == record["lone_forwards"] == len(record["token_ids"])
+    assert "alone: no draft beside it" in made.err
 
 
 # --- the comparison

@@ -15,19 +15,11 @@ from outrider.options import ROLES, parse
 from outrider.options.groups import Objective
 from outrider.options.parsing import TITLES, all_flags, roles_of
 from outrider.options.reference import reference
-from outrider.options.roles import DraftRole, TargetRole
+from outrider.options.roles import OTHER_VERBS, VERBS, DraftRole, TargetRole
 from tests.support.commands import Run
 from tests.support.repository import ROOT
 
 FLAGS = [flag for name, flag in all_flags().items() if name != "role"]
-START = {"config", "print_config", "role", "target"}
-WITH_ANOTHER = {
-    "http_host",
-    "http_cert",
-    "http_key",
-    "metrics_host", "tls_cert", "tls_key", "region", "pricing", "no_live", "tensor_parallel",
-    "batch",
-}  # fmt: skip
 VALUES = {
     "device": "cpu", "cs": "50", "draft": "model", "draft_head_tokens": "64", "preset": "adaptive",
 }  # fmt: skip
@@ -138,15 +130,6 @@ def test_a_flag_is_refused_in_every_role_where_it_does_nothing(run: Run, flag: F
         refused.assert_usage_error(f"--{flag.name} is for", *roles_of(flag.name))
 
 
-@pytest.mark.parametrize("role", ROLES)
-def test_a_flag_is_taken_in_every_role_that_has_it(role: str) -> None:
-    for flag in flags_of(ROLES[role]).values():
-        given = {flag.name: True if flag.kind is bool else a_value(flag)[-1]}
-        if flag.name in START | WITH_ANOTHER or role in ("make-key", "pull"):
-            continue
-        assert ROLES[role](**given) != ROLES[role]() or flag.field.default is not None
-
-
 def test_other_names_and_dashes_are_the_same_flag() -> None:
     for words in (["--speculation-length", "3"], ["--speculation_length=3"], ["--gamma", "3"]):
         assert parse(["--role", "draft", *words]) == DraftRole(gamma=3)
@@ -184,6 +167,64 @@ def test_the_help_of_a_role_has_its_flags_and_no_others(run: Run) -> None:
 
 def test_the_version_is_printed(run: Run) -> None:
     assert run("--version").out.startswith("outrider ")
+
+
+# --- verbs
+
+
+@pytest.mark.parametrize(("verb", "role"), VERBS.items())
+def test_a_verb_is_its_role(verb: str, role: str) -> None:
+    more = {"pull": ["x"], "keys": ["--name", "a", "--keys_file", "k"]}.get(verb, [])
+    flags = {"pull": ["--name", "x"]}.get(verb, more)
+    assert parse([verb, *more]) == parse(["--role", role, *flags])
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_the_help_of_a_verb_fits_a_screen(verb: str, run: Run) -> None:
+    shown = run(verb, "--help")
+    assert shown.code == 0
+    assert len(shown.out.splitlines()) <= 32
+    assert "--help-all" in shown.out
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_common_flags_are_flags_of_the_role(role: str) -> None:
+    model = ROLES[role]
+    assert set(model.COMMON) <= set(flags_of(model))
+    assert len(model.COMMON) <= 9
+    assert not model.BARE or model.BARE in flags_of(model)
+
+
+@pytest.mark.parametrize("verb", OTHER_VERBS)
+def test_other_verbs_are_commands_with_a_help(verb: str, run: Run) -> None:
+    shown = run(verb, "--help")
+    assert shown.code == 0
+    assert "usage" in shown.out
+
+
+def test_the_help_of_a_verb_shows_what_may_follow_it(run: Run) -> None:
+    assert "pull NAME [FLAG VALUE ...]" in run("pull", "--help").out
+
+
+@pytest.mark.parametrize("verb", ["compile", "compare", "demo"])
+def test_the_help_of_a_command_names_it_as_it_was_called(
+    verb: str, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.argv", ["outrider", verb, "--help"])
+    assert run(verb, "--help").out.startswith(f"usage: outrider {verb} ")
+
+
+def test_the_whole_help_names_every_role_and_no_verb_twice(run: Run) -> None:
+    said = run("--help").out
+    assert all(role in said for role in ROLES)
+    assert [verb for verb in VERBS if said.count(f"\n  {verb} ") != 1] == []
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh"])
+def test_a_completion_script_knows_verbs_and_flags(shell: str, run: Run) -> None:
+    shown = run("--completion", shell).out
+    assert "serve" in shown
+    assert "http_port" in shown
 
 
 # --- the declarations

@@ -13,27 +13,19 @@ import pytest
 from inference.backends.eager import EagerModel
 from inference.cost.billing import Billing
 from inference.draft_thread import inline
-from inference.draft_tuning import TUNING
-from inference.drafters.draft import Draft
 from inference.drafters.round_proposer import RoundProposer
 from inference.drafters.tree_policies import BestFirst
 from inference.engine.engine import Engine
 from inference.engine.local_session import LocalSession
 from inference.errors import Mismatch, OutriderError, Unavailable
-from inference.model.decoder import Decoder
 from inference.order import Pace, Progress
-from inference.planner.acceptance_file import read_acceptance
-from inference.planner.knowledge import Knowledge
-from inference.planner.prices import Prices
 from inference.proposer import Proposer
 from inference.sampling import SamplingParams
 from inference.text import Tokenizer
-from inference.times import DraftTimes, LatencyModel
 from outrider.models.loading import EMBEDDED
 from outrider.money.budget import RunBudget
 from outrider.terminal.live_text import silent
 from outrider.text.completion import Completion, Piece, Request, complete
-from tests.support.equality import NearTies, assert_same_text
 from tests.support.pairs import SEQUENCE_LENGTH, perturbed
 
 TOKENIZER = Tokenizer(EMBEDDED / "target")
@@ -43,16 +35,6 @@ PACES = [Pace.GO_ON, Pace.WAIT]
 
 def request(params: SamplingParams = SamplingParams(), tokens: int = TOKENS) -> Request:  # noqa: B008  # frozen
     return Request(0, "", PROMPT, params, tokens, frozenset())
-
-
-def growing() -> Proposer:
-    """It stands still once a call brings less than what it takes: the target is in this thread."""
-    model = EagerModel(
-        perturbed(1, 0.02), rows=1, capacity=SEQUENCE_LENGTH + TUNING.room, max_nodes=128
-    )
-    times = LatencyModel({(1, 1): 0.02, (1, 64): 0.03})
-    known = Knowledge(DraftTimes({1: 0.002}), times, read_acceptance())
-    return Draft(model).proposer(0, known, Prices(holds_target=True))
 
 
 def rounds() -> Proposer:
@@ -69,23 +51,6 @@ def made(
 ) -> Completion:
     order = asked.order(pace)
     return complete(asked, session, inline(proposers), TOKENIZER, show, Event(), order=order)
-
-
-@pytest.mark.parametrize("pace", PACES, ids=lambda pace: pace.name)
-@pytest.mark.parametrize("proposer", [growing, rounds])
-@pytest.mark.parametrize("params", [SamplingParams(), SamplingParams(0.8, seed=3)], ids=str)
-def test_whoever_proposes_the_text_is_the_targets_own(
-    served: Engine, target: Decoder, ties: NearTies,
-    params: SamplingParams, proposer: Callable[[], Proposer], pace: Pace,
-) -> None:  # fmt: skip
-    alone = made(LocalSession(served), [], request(params))
-    one = proposer()
-
-    def produce(prompt: Sequence[int], n: int) -> list[int]:
-        asked = replace(request(params, n), ids=prompt)
-        return made(LocalSession(served), [one], asked, pace=pace).token_ids
-
-    assert_same_text(target, PROMPT, params, alone.token_ids, produce, ties)
 
 
 def test_the_record_counts_what_session_and_proposer_did(served: Engine) -> None:
