@@ -1,5 +1,5 @@
 """What a host serves: an artefact's manifest from its store, checked against the instance, and the
-speed that is computed from it. Instance types as EC2 describes them, but for what it reports wrongly.
+speed that is computed from it. Instance types as EC2 describes them, wrong reports corrected.
 """
 
 from __future__ import annotations

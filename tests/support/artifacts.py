@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from compile.build.build import Source, build_artifact
+from compile.build.build import Builder, Source, build_artifact
 from compile.build.progress import BuildProgress
 from compile.plan.buckets import Sizes, graphs_of
 from compile.plan.workload import Limits
@@ -84,9 +84,10 @@ def checkpoint(directory: Path) -> Source:
 
 def build(
     directory: Path,
-    builder: FakeBuilder | None = None,
+    builder: Builder | None = None,
     spec: CompileSpec | None = None,
     say: Callable[[str], None] = lambda line: None,
+    progress: BuildProgress | None = None,
 ) -> Manifest:
     """An artefact in `directory`, from a checkpoint beside it."""
     source = checkpoint(directory.parent / "checkpoint")
@@ -96,7 +97,7 @@ def build(
         builder or FakeBuilder(),
         directory,
         command="a test",
-        progress=BuildProgress(say),
+        progress=progress or BuildProgress(say),
     )
 
 

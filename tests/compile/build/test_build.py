@@ -11,15 +11,15 @@ from typing import Any
 
 import pytest
 
-import compile.__main__ as command_line
 from compile import builders
 from compile.build import graph_processes
-from compile.build.build import Builder
 from compile.plan.buckets import first_graphs
 from compile.spec import CompileSpec, verify_bucket
 from inference.artifact import MANIFEST, Bucket, check_files, read_manifest
-from inference.errors import BadArtifact, InvalidRequest
+from inference.errors import BadArtifact
 from tests.support.artifacts import LIMITS, FakeBuilder, build, small_spec
+from tests.support.commands import Run
+from tests.support.refusals import assert_refused
 from tests.support.repository import ROOT
 
 NAMES = [bucket.name for bucket in small_spec().buckets]
@@ -139,23 +139,24 @@ def test_a_directory_that_is_being_rebuilt_has_no_manifest(tmp_path: Path) -> No
     build(tmp_path / "out")
     with pytest.raises(KeyboardInterrupt):
         build(tmp_path / "out", FakeBuilder(version="2", broken=NAMES[0]))
-    with pytest.raises(BadArtifact, match="was not finished"):
-        read_manifest(tmp_path / "out")
+    assert_refused(lambda: read_manifest(tmp_path / "out"), ["not finished"], BadArtifact)
 
 
-def test_a_builder_that_names_a_file_it_did_not_write_is_an_error(tmp_path: Path) -> None:
+def test_a_builder_that_names_a_file_it_did_not_write_and_the_wrong_one_are_refused(
+    tmp_path: Path,
+) -> None:
     class Forgetful(FakeBuilder):
         def finish(self, directory: Path, buckets: Any) -> list[str]:
             return ["graphs/none.bin"]
 
-    with pytest.raises(BadArtifact, match=r"joint.*graphs/none\.bin"):
-        build(tmp_path / "out", Forgetful())
+    builder, out = Forgetful(), tmp_path / "out"
+    assert_refused(lambda: build(out, builder), ["joint", "graphs/none.bin"], BadArtifact)
+    assert_refused(lambda: build(out, FakeBuilder("trn1")), ["trn1", "cpu"])
 
 
 def test_a_place_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     (tmp_path / "out").write_text("a file")
-    with pytest.raises(InvalidRequest, match="cannot be written"):
-        build(tmp_path / "out")
+    assert_refused(lambda: build(tmp_path / "out"), [str(tmp_path / "out")])
 
 
 def test_a_second_build_into_a_directory_is_refused_with_the_number_of_the_first(
@@ -165,11 +166,8 @@ def test_a_second_build_into_a_directory_is_refused_with_the_number_of_the_first
 
     class Twice(FakeBuilder):
         def build(self, bucket: Bucket, directory: Path) -> list[str]:
-            with pytest.raises(
-                InvalidRequest,
-                match=f"{tmp_path / 'out'} is being built by process {os.getpid()} on ",
-            ):
-                build(tmp_path / "out", FakeBuilder(version="2"))
+            told = [str(tmp_path / "out"), f"by process {os.getpid()} on "]
+            assert_refused(lambda: build(tmp_path / "out", FakeBuilder(version="2")), told)
             build(tmp_path / "elsewhere")
             return super().build(bucket, directory)
 
@@ -185,16 +183,11 @@ def test_the_lock_of_a_build_that_was_killed_or_failed_is_free(tmp_path: Path) -
         f"with building_alone(Path({str(tmp_path / 'out')!r})): "
         "print('held', flush=True); time.sleep(60)"
     )
-    with subprocess.Popen(
-        [sys.executable, "-c", code],
-        stdout=subprocess.PIPE,
-        text=True,
-        cwd=ROOT,
-    ) as other:
+    command = [sys.executable, "-c", code]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as other:
         assert other.stdout is not None
         assert other.stdout.readline() == "held\n"
-        with pytest.raises(InvalidRequest, match=f"by process {other.pid} on "):
-            build(tmp_path / "out")
+        assert_refused(lambda: build(tmp_path / "out"), [f"by process {other.pid} on "])
         other.kill()
         other.wait()
         with pytest.raises(KeyboardInterrupt):
@@ -202,15 +195,8 @@ def test_the_lock_of_a_build_that_was_killed_or_failed_is_free(tmp_path: Path) -
         build(tmp_path / "out")
 
 
-def test_the_fake_is_a_builder_and_the_wrong_one_is_refused(tmp_path: Path) -> None:
-    builder: Builder = FakeBuilder("trn1")
-    assert isinstance(builder, FakeBuilder)
-    with pytest.raises(InvalidRequest, match=r"trn1.*cpu"):
-        build(tmp_path / "out", builder)
-
-
 def test_the_command_line_builds_pushes_and_pulls(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     built: list[Bucket] = []
 
@@ -221,31 +207,21 @@ def test_the_command_line_builds_pushes_and_pulls(
     monkeypatch.setattr(builders, "builder_of", fake)
     monkeypatch.setattr(graph_processes, "quiet_libraries", lambda: None)  # it stays so
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    out, store, taken = (str(tmp_path / name) for name in ("out", "store", "taken"))
+    out, store, taken, again = (str(tmp_path / name) for name in ("out", "store", "taken", "again"))
     sizes = ["--rows", "1", "--tree_sizes", "4", "--slots", "256", "--sampling", "greedy"]
-    assert command_line.main(["--target", "cpu", "--out", out, *sizes, "--push", store]) == 0
+    flags = ["--target", "cpu", "--out", out, *sizes, "--push", store]
+    shown = run("compile", *flags)
     manifest = read_manifest(Path(out))
     assert [bucket.name for bucket in manifest.buckets] == [bucket.name for bucket in built]
-    assert (
-        manifest.command
-        == f"outrider compile --target cpu --out {out} {' '.join(sizes)} --push {store}"
-    )
+    assert manifest.command == f"outrider compile {' '.join(flags)}"
     assert manifest.stop_ids == (1,)
-    shown = capsys.readouterr()
     assert f"--digest {manifest.digest()}" in shown.out
     assert "[1/" in shown.err
-    assert command_line.main(["--pull", store, "--digest", manifest.digest(), "--out", taken]) == 0
+    pull = ["compile", "--pull", store, "--digest"]
+    assert run(*pull, manifest.digest(), "--out", taken).code == 0
     assert read_manifest(Path(taken)) == manifest
-    assert (
-        command_line.main(["--pull", store, "--digest", "0" * 64, "--out", str(tmp_path / "other")])
-        == 1
-    )
-    assert "has no manifests/" in capsys.readouterr().err
-    again = str(tmp_path / "again")
-    assert command_line.main(["--target", "cpu", "--out", again, *sizes, "--push", store]) == 0
-    assert (
-        f"in place of building, outrider compile --pull {store} --digest {manifest.digest()} "
-        "--out DIR" in capsys.readouterr().err
-    )
-    assert command_line.main(["--target", "cpu", "--out", again, *sizes, "--push", store]) == 0
-    assert "in place of building" not in capsys.readouterr().err
+    run(*pull, "0" * 64, "--out", tmp_path / "other").assert_failed("manifests/")
+    pulled = f"in place of building, outrider {' '.join(pull)} {manifest.digest()} --out DIR"
+    flags[3] = again
+    assert pulled in run("compile", *flags).err
+    assert "in place of building" not in run("compile", *flags).err, "it is there already"

@@ -26,11 +26,12 @@ from inference.artifact import check_files
 from inference.backends import neuron_sdk
 from inference.backends.neuron import COPY_RECORD, FILL_RECORD, PACKAGE
 from inference.backends.neuron_loading import load_neuron
-from inference.errors import BadArtifact, InvalidRequest, MissingExtra
+from inference.errors import BadArtifact, MissingExtra
 from inference.text import Tokenizer
 from tests.support.commands import Run
 from tests.support.fake_neuron import VERSIONS, Neuron
 from tests.support.neuron_artifacts import FEW, JUNK, ROWS, TREE, build, spec_of
+from tests.support.refusals import assert_refused
 from tests.support.repository import ROOT
 
 # --- what is built
@@ -96,21 +97,19 @@ def test_flags_are_explicit_and_the_specs_come_last() -> None:
         "--target inf2 --lnc=1 --model-type=transformer --auto-cast=matmult "
         "--enable-saturate-infinity -O1"
     )
-    with pytest.raises(InvalidRequest, match="--lnc follows"):
-        compiler_flags(spec_of(compiler_flags={"--lnc": "2"}), 1)
+    assert_refused(lambda: compiler_flags(spec_of(compiler_flags={"--lnc": "2"}), 1), ["--lnc"])
 
 
 def test_graphs_that_inputs_cannot_tell_apart_are_refused() -> None:
-    with pytest.raises(InvalidRequest, match="same inputs"):
-        check_routes([verify_bucket(2, 1, 9, 9, sampled=False), prefill_bucket(2, 1, 9, 9)])
+    same = [verify_bucket(2, 1, 9, 9, sampled=False), prefill_bucket(2, 1, 9, 9)]
+    assert_refused(lambda: check_routes(same), ["same inputs"])
 
 
 def test_the_compilers_own_words_are_passed_on(
     monkeypatch: pytest.MonkeyPatch, packages: Path, checkpoint: Path, tmp_path: Path
 ) -> None:
-    Neuron(compiler_fails="[NCC_EVRF007] too many instructions\nmore").install(
-        monkeypatch, packages
-    )
+    said = "[NCC_EVRF007] too many instructions\nmore"
+    Neuron(compiler_fails=said).install(monkeypatch, packages)
     with pytest.raises(BadArtifact, match=r"\[NCC_EVRF007\] too many instructions") as failure:
         build(tmp_path / "a", checkpoint, spec_of(1))
     assert Path(str(failure.value).rsplit(" ", 1)[1]).is_dir()
@@ -156,8 +155,7 @@ def test_what_the_user_has_set_is_never_changed(
 ) -> None:
     Neuron(device=False).install(monkeypatch, packages)
     monkeypatch.setenv(OVERRIDE, "trn2")
-    with pytest.raises(InvalidRequest, match="is trn2, but --target is trn1"):
-        build(tmp_path / "a", checkpoint, spec_of(1))
+    assert_refused(lambda: build(tmp_path / "a", checkpoint, spec_of(1)), ["trn2", "trn1"])
     monkeypatch.setenv(OVERRIDE, "inf2")
     build(tmp_path / "b", checkpoint, spec_of(1))
     assert {name: value for name, value in os.environ.items() if name.startswith("NEURON")} == {
@@ -165,18 +163,14 @@ def test_what_the_user_has_set_is_never_changed(
     }
 
 
-def test_with_a_device_nothing_is_set(neuron: Neuron, checkpoint: Path, tmp_path: Path) -> None:
+def test_with_a_device_nothing_is_set_and_another_family_is_compiled_only_when_asked_for(
+    neuron: Neuron, packages: Path, checkpoint: Path, tmp_path: Path
+) -> None:
     build(tmp_path / "a", checkpoint, spec_of(1))
     assert OVERRIDE not in os.environ
-
-
-def test_another_family_than_the_machines_is_compiled_only_when_asked_for(
-    monkeypatch: pytest.MonkeyPatch, packages: Path, checkpoint: Path, tmp_path: Path
-) -> None:
-    Neuron().install(monkeypatch, packages)
     (packages / "product_name").write_text("trn2n.48xlarge\n")
-    with pytest.raises(InvalidRequest, match=f"this is a trn2 machine: .*{OVERRIDE}=trn1"):
-        build(tmp_path / "a", checkpoint, spec_of(1))
+    again = partial(build, tmp_path / "b", checkpoint, spec_of(1))
+    assert_refused(again, ["a trn2 machine", f"{OVERRIDE}=trn1"])
 
 
 def test_an_import_before_the_platform_is_known_is_refused(
@@ -184,55 +178,43 @@ def test_an_import_before_the_platform_is_known_is_refused(
 ) -> None:
     Neuron(device=False).install(monkeypatch, packages)
     monkeypatch.setitem(sys.modules, "torch_neuronx", object())  # type: ignore[arg-type]
-    with pytest.raises(InvalidRequest, match="imported already"):
-        build(tmp_path / "a", checkpoint, spec_of(1))
+    assert_refused(lambda: build(tmp_path / "a", checkpoint, spec_of(1)), ["imported already"])
+
+
+PLACEHOLDER, NATIVE, OLD = "1.0.0", "2.14.3.0", "2.8.0.2.10.16998"
+VERSIONS_REFUSED: list[tuple[dict[str, str], list[str]]] = [
+    ({}, ["torch-neuronx, neuronx-cc, neuronx-distributed", neuron_sdk.INDEX]),
+    (VERSIONS | {"torch-neuronx": PLACEHOLDER}, ["placeholder", neuron_sdk.INDEX]),
+    (VERSIONS | {"torch-neuronx": NATIVE}, ["native", "trn2 and trn3", neuron_sdk.INDEX]),
+    (VERSIONS | {"torch-neuronx": OLD}, ["of Neuron SDK 2.26", neuron_sdk.INDEX]),
+]
+
+
+@pytest.mark.parametrize(("versions", "shown"), VERSIONS_REFUSED)
+def test_packages_of_another_kind_are_explained(
+    monkeypatch: pytest.MonkeyPatch, packages: Path, checkpoint: Path,
+    versions: dict[str, str], shown: list[str],
+) -> None:  # fmt: skip
+    Neuron(versions=versions).install(monkeypatch, packages)
+    builder = NeuronBuilder(spec_of(1), checkpoint)
+    assert_refused(builder.versions, shown, MissingExtra)
+
+
+def imported(name: str) -> None:
+    raise ImportError(f"{name}: libnrt.so.1: cannot open shared object file")
 
 
 @pytest.mark.parametrize(
-    ("versions", "words"),
-    [
-        ({}, "torch-neuronx, neuronx-cc, neuronx-distributed is not installed"),
-        ({"torch-neuronx": "1.0.0"}, "placeholder"),
-        ({"torch-neuronx": "2.14.3.0"}, "native package for trn2 and trn3"),
-        ({"torch-neuronx": "2.8.0.2.10.16998"}, r"of Neuron SDK 2\.26"),
-    ],
+    ("transformers", "shown"),
+    [("5.0.0", ["transformers 5.0.0", ">=4.51,<5"]), (VERSIONS["transformers"], ["libnrt.so.1"])],
 )
-def test_packages_of_another_kind_are_explained(
-    monkeypatch: pytest.MonkeyPatch,
-    packages: Path,
-    checkpoint: Path,
-    versions: dict[str, str],
-    words: str,
+def test_a_transformers_that_is_too_new_and_packages_that_cannot_be_imported_are_explained(
+    monkeypatch: pytest.MonkeyPatch, packages: Path, transformers: str, shown: list[str]
 ) -> None:
-    Neuron(versions=VERSIONS | versions if versions else {}).install(monkeypatch, packages)
-    with pytest.raises(MissingExtra, match=words) as failure:
-        NeuronBuilder(spec_of(1), checkpoint).versions()
-    assert neuron_sdk.INDEX in str(failure.value)
-
-
-def test_a_transformers_that_awss_packages_cannot_be_imported_with_is_refused_before_they_are(
-    monkeypatch: pytest.MonkeyPatch, packages: Path
-) -> None:
-    Neuron(versions=VERSIONS | {"transformers": "5.0.0"}).install(monkeypatch, packages)
-
-    def imported(name: str) -> None:
-        raise AssertionError(f"{name} was imported")
-
+    """The first before anything is imported."""
+    Neuron(versions=VERSIONS | {"transformers": transformers}).install(monkeypatch, packages)
     monkeypatch.setattr(neuron_sdk, "import_module", imported)
-    with pytest.raises(MissingExtra, match=r"transformers 5\.0\.0 .* pip install '.*>=4\.51,<5'"):
-        neuron_sdk.load_sdk()
-
-
-def test_an_installation_that_cannot_be_imported_is_explained(
-    monkeypatch: pytest.MonkeyPatch, neuron: Neuron
-) -> None:
-
-    def broken(name: str) -> None:
-        raise ImportError("libnrt.so.1: cannot open shared object file")
-
-    monkeypatch.setattr(neuron_sdk, "import_module", broken)
-    with pytest.raises(MissingExtra, match=r"libnrt\.so\.1"):
-        neuron_sdk.load_sdk()
+    assert_refused(neuron_sdk.load_sdk, shown, MissingExtra)
 
 
 # --- imports and documentation
