@@ -105,9 +105,10 @@ def test_an_artefact_can_be_served_while_graphs_are_added_to_it(tmp_path: Path) 
         (FakeBuilder(version="2"), small_spec()),
         (FakeBuilder(), small_spec(dtype="bfloat16")),
         (FakeBuilder(), small_spec(compiler_flags={"-O2": ""})),
+        (FakeBuilder(), small_spec(features=(0,))),
     ],
 )
-def test_another_compiler_precision_or_flag_builds_everything_again(
+def test_another_compiler_precision_flag_or_list_of_features_builds_everything_again(
     tmp_path: Path, builder: FakeBuilder, spec: CompileSpec
 ) -> None:
     build(tmp_path / "out")

@@ -25,12 +25,11 @@ from compile.spec import prefill_bucket, verify_bucket
 from inference.artifact import check_files
 from inference.backends import neuron_sdk
 from inference.backends.neuron import COPY_RECORD, FILL_RECORD, PACKAGE
-from inference.backends.neuron_loading import load_neuron
 from inference.errors import BadArtifact, MissingExtra
 from inference.text import Tokenizer
 from tests.support.commands import Run
 from tests.support.fake_neuron import VERSIONS, Neuron
-from tests.support.neuron_artifacts import FEW, JUNK, ROWS, TREE, build, spec_of
+from tests.support.neuron_artifacts import FEW, ROWS, TREE, build, spec_of
 from tests.support.refusals import assert_refused
 from tests.support.repository import ROOT
 
@@ -67,17 +66,6 @@ def test_an_artefact_has_weights_by_rank_one_package_and_a_record_of_each_graph(
     assert json.loads((tmp_path / "a" / COPY_RECORD).read_text())["inputs"] == {
         "rows": ["int32", [ROWS]]
     }
-
-
-def test_a_graph_added_later_is_in_the_package_and_the_weights_stay(
-    neuron: Neuron, checkpoint: Path, tmp_path: Path
-) -> None:
-    build(tmp_path / "a", checkpoint, spec_of(1))
-    said: list[str] = []
-    more = (*FEW, verify_bucket(ROWS, 2, JUNK, JUNK, sampled=False))
-    manifest = build(tmp_path / "a", checkpoint, spec_of(1, more), said=said)
-    assert "[1/5] weights: already built" in said
-    load_neuron(tmp_path / "a", manifest, lambda line: None)
 
 
 def test_a_flag_whose_value_has_blanks_stays_one_flag() -> None:

@@ -6,26 +6,23 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-import boto3
 import pytest
 
 from compile.build.neff_cache import NeffCache, hlo_digest, unit_key
 from compile.build.neuron_builder import NeuronBuilder, hot_graph
 from compile.plan import build_memory
-from compile.spec import verify_bucket
-from compile.store import DiskObjects, open_store
+from compile.store import DiskObjects
 from inference.artifact import MANIFEST, Bucket, check_files
 from inference.backends.neuron import COPY, FILL
 from inference.backends.neuron_loading import load_neuron
 from inference.errors import BadArtifact
-from tests.support.aws_server import aws_server
 from tests.support.fake_hlo import Lowering
 from tests.support.fake_neuron import Neuron
-from tests.support.neuron_artifacts import FEW, JUNK, MORE, ROWS, build, spec_of
+from tests.support.neuron_artifacts import FEW, MORE, build, spec_of
 from tests.support.refusals import assert_refused
 from tests.support.repository import ROOT
 
@@ -36,27 +33,14 @@ import sys
 from functools import partial
 from pathlib import Path
 import pytest
-from compile.build.neff_cache import NeffCache
 from compile.build.neuron_builder import NeuronBuilder
-from compile.store import open_store
 from tests.support.fake_neuron import Neuron
 from tests.support.neuron_artifacts import MORE, build, spec_of
 folder, checkpoint, stalls_at = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
 Neuron(stalls_at=stalls_at).install(pytest.MonkeyPatch(), folder / "packages")
-cache = NeffCache(folder / "cache", open_store(sys.argv[4])) if len(sys.argv) > 4 else None
-builder = partial(NeuronBuilder, workers=1, cache=cache)
-build(folder / "artefact", checkpoint, spec_of(1, MORE), builder)
+one_by_one = partial(NeuronBuilder, workers=1)
+build(folder / "artefact", checkpoint, spec_of(1, MORE), one_by_one)
 """
-
-
-@pytest.fixture
-def s3_server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
-    """S3 in another process, which boto3 finds in the environment of any."""
-    with aws_server(tmp_path) as server:
-        for name, value in server.environment.items():
-            if name.startswith("AWS_"):
-                monkeypatch.setenv(name, value)
-        yield
 
 
 def hot(buckets: Sequence[Bucket] = MORE) -> str:
@@ -65,12 +49,9 @@ def hot(buckets: Sequence[Bucket] = MORE) -> str:
     return graph.name
 
 
-def killed_at(folder: Path, checkpoint: Path, graph: str, *store: str) -> None:
-    """A build in another process, which is killed while its compiler is at this graph.
-
-    store: that of compiled graphs, where there is one
-    """
-    command = [sys.executable, "-c", KILLED, str(folder), str(checkpoint), graph, *store]
+def killed_at(folder: Path, checkpoint: Path, graph: str) -> None:
+    """A build in another process, which is killed while its compiler is at this graph."""
+    command = [sys.executable, "-c", KILLED, str(folder), str(checkpoint), graph]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as other:
         assert other.stdout is not None
         assert other.stdout.readline() == f"compiling {graph}\n"
@@ -108,18 +89,6 @@ def test_one_graph_more_compiles_one_graph(
     load_neuron(tmp_path / "a", manifest, lambda line: None)
 
 
-def test_a_failure_at_a_later_graph_keeps_the_earlier_ones(
-    neuron: Neuron, checkpoint: Path, tmp_path: Path
-) -> None:
-    build(tmp_path / "a", checkpoint, spec_of(1, FEW))
-    neuron.compiler_fails = "[NCC_EVRF007] too many instructions"
-    with pytest.raises(BadArtifact, match="NCC_EVRF007"):
-        build(tmp_path / "a", checkpoint, spec_of(1, (*FEW, MORE[0])))
-    neuron.compiler_fails, before = "", len(neuron.compiled)
-    build(tmp_path / "a", checkpoint, spec_of(1, (*FEW, MORE[0])))
-    assert neuron.compiled[before:] == [MORE[0].name]
-
-
 def test_a_graph_that_was_spoilt_in_the_cache_is_compiled_again(
     monkeypatch: pytest.MonkeyPatch, packages: Path, checkpoint: Path, tmp_path: Path
 ) -> None:
@@ -142,27 +111,6 @@ def test_another_machine_takes_the_graphs_from_the_store(
         build(tmp_path / f"artefact-{machine}", checkpoint, spec_of(1), builder)
     beside = 3  # the layout, copying and noise
     assert len(neuron.compiled) == len(set(neuron.compiled)) == len(FEW) + beside
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("s3_server")
-def test_another_machine_goes_on_with_a_killed_build_from_the_graphs_on_s3(
-    monkeypatch: pytest.MonkeyPatch, checkpoint: Path, tmp_path: Path
-) -> None:
-    boto3.client("s3").create_bucket(Bucket="graphs")
-    store, at = "s3://graphs/neuron", NAMES[5]
-    killed_at(tmp_path / "one", checkpoint, at, store)
-    neuron = Neuron().install(monkeypatch, tmp_path / "packages")
-    cache = NeffCache(tmp_path / "two", open_store(store))
-    builder = partial(NeuronBuilder, workers=1, cache=cache)
-    build(tmp_path / "artefact", checkpoint, spec_of(1, MORE), builder)
-    assert neuron.compiled == [*(name for name in NAMES[5:] if name != hot()), COPY, FILL]
-    before = len(neuron.compiled)
-    one_more = (*MORE, verify_bucket(ROWS, 4, JUNK, JUNK, sampled=False))
-    manifest = build(tmp_path / "artefact", checkpoint, spec_of(1, one_more), builder)
-    assert neuron.compiled[before:] == [one_more[-1].name]
-    kept = {f"graphs/{bucket.name}.{kind}" for bucket in one_more for kind in ("json", "log.txt")}
-    assert kept <= manifest.files.keys()
 
 
 def test_a_store_whose_file_was_changed_is_told_of(

@@ -1,8 +1,7 @@
-"""What drafts on the client, as --draft says: a model, copied text, or both."""
+"""What drafts on the client: a model that cannot be loaded, and text that is copied."""
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -30,21 +29,6 @@ def slow() -> Iterator[str]:
         yield str(server.address.port)
 
 
-@pytest.mark.parametrize("prompt", ["def add(a, b):", PROMPT])
-@pytest.mark.parametrize("rounds", [[], ["--gamma", "3"]])
-def test_a_text_may_be_longer_than_the_drafts_context(
-    port: str, tmp_path: Path, run: Run, prompt: str, rounds: list[str]
-) -> None:
-    """Of the second prompt the draft sees nothing, of the first text less than a half."""
-    short = shutil.copytree(EMBEDDED / "draft", tmp_path / "short")
-    config = json.loads((short / "config.json").read_text())
-    (short / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 24}))
-    flags = ["--port", port, "--prompt", prompt, "--draft_model", short, "--baseline"]
-    (record,) = run("run", *TEXT, *flags, *rounds).records
-    assert len(record["token_ids"]) == 32
-    assert record["token_ids"] == record["baseline"]["token_ids"]
-
-
 def test_a_draft_that_cannot_be_loaded_ends_no_text_and_fails_the_command(
     port: str, tmp_path: Path, run: Run
 ) -> None:
@@ -59,15 +43,6 @@ def test_a_draft_that_cannot_be_loaded_ends_no_text_and_fails_the_command(
     assert record["token_ids"] == record["baseline"]["token_ids"]
     told = [line.split(":")[0] for line in made.err.splitlines() if "safetensors" in line]
     assert told == ["note", "error"]
-
-
-def test_copies_alone_make_a_text_that_repeats_itself_in_fewer_forwards(
-    slow: str, run: Run
-) -> None:
-    flags = ["--port", slow, "--prompt", PROMPT, "--draft", "none"]
-    (record,) = run("run", *TEXT, *flags).records
-    assert record["accepted_by"]["copy"] > 0
-    assert record["forwards"] < len(record["token_ids"])
 
 
 def test_earlier_texts_of_a_run_are_copied_where_that_is_asked(

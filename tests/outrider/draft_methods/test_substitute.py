@@ -1,6 +1,4 @@
-"""--draft substitute: a target's own layers draft beside it and keep no keys of their own text. The
-text is the target's own.
-"""
+"""--draft substitute: a target's own layers draft beside it and keep keys of candidates only."""
 
 from __future__ import annotations
 
@@ -13,21 +11,6 @@ from outrider.models.loading import find_target
 from outrider.models.sequence_length import Capacity
 from outrider.options.roles import FusedTargetRole
 from tests.support.commands import Run
-
-TEXT = ["--prompt", "def main(argv):", "--max_new_tokens", "24", "--json", "--baseline"]
-SERVED = FusedTargetRole(
-    port=0, batch=2, sequence_length=256, draft="substitute,copy", layer_offload="disk"
-)
-"""With its own layers beside it, itself read from its files layer by layer."""
-
-
-@pytest.mark.parametrize("temperature", ["0", "0.7", "1"])
-@pytest.mark.parametrize("words", ["run --draft substitute", "fused_client"])
-def test_the_text_is_the_targets_own(words: str, temperature: str, port: str, run: Run) -> None:
-    sampling = ["--temperature", temperature, "--seed", "3"]
-    (record,) = run(*words.split(), "--port", port, *TEXT, *sampling).records
-    assert record["token_ids"] == record["baseline"]["token_ids"]
-    assert len(record["token_ids"]) == 24
 
 
 def test_beside_its_target_it_keeps_keys_of_candidates_only() -> None:
