@@ -143,7 +143,7 @@ def test_the_host_is_closed_encrypted_and_leaves_nothing_when_it_ends() -> None:
     assert "KeyName" not in json.dumps(read_template())
 
 
-def test_a_builds_host_writes_to_its_own_prefixes_and_a_targets_nowhere() -> None:
+def test_a_role_writes_to_its_builds_own_prefixes_and_reads_no_secrets_but_its_own() -> None:
     statements = resource("Role")["Policies"][0]["PolicyDocument"]["Statement"]
     (writing,) = [one["Fn::If"] for one in statements if "Fn::If" in one]
     assert writing[0] == "Builds"
@@ -151,6 +151,9 @@ def test_a_builds_host_writes_to_its_own_prefixes_and_a_targets_nowhere() -> Non
     names = [place["Fn::Sub"].partition("${Bucket}")[2] for place in writing[1]["Resource"]]
     assert names == ["/${Store}*", "/${Graphs}*", "/builds-of/${TargetName}/*"]
     assert "s3:Put" not in json.dumps([one for one in statements if "Fn::If" not in one])
+    (denied,) = [statement for statement in statements if statement.get("Effect") == "Deny"]
+    assert "ssm:GetParameter" in denied["Action"]
+    assert denied["NotResource"][0]["Fn::Sub"].endswith("parameter/outrider/${TargetName}/*")
 
 
 def test_a_host_calls_out_for_packages_and_names_alone() -> None:
@@ -167,13 +170,6 @@ def test_the_bucket_of_a_model_on_s3_is_read() -> None:
     deployment = Deployment("demo", "us-east-1", instance, model=model, digest="0" * 64)
     assert deployment.bucket_name("1") == "models"
     assert deployment.served == "0" * 64
-
-
-def test_a_role_reads_no_secrets_but_its_own() -> None:
-    statements = resource("Role")["Policies"][0]["PolicyDocument"]["Statement"]
-    (denied,) = [statement for statement in statements if statement.get("Effect") == "Deny"]
-    assert "ssm:GetParameter" in denied["Action"]
-    assert denied["NotResource"][0]["Fn::Sub"].endswith("parameter/outrider/${TargetName}/*")
 
 
 def test_the_longest_user_data_fits_into_a_template() -> None:

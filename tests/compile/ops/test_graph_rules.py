@@ -16,12 +16,12 @@ from compile.ops.recording import Op, Recording, record
 from compile.ops.rules import RULES, Violation, broken, live_bytes
 from compile.parallel import calls_between
 from compile.plan.device import device_of
-from compile.predictions import main
 from compile.spec import CompileSpec, prefill_bucket, verify_bucket
 from inference.artifact import Bucket, DraftBucket, FusedPart, RoundBucket
 from inference.model.config import read_config, read_raw_config
 from inference.model.round_graph import idle_inputs
 from inference.tree_shape import Branches
+from tests.support.commands import Run
 from tests.support.repository import ROOT
 
 SHAPES = ROOT / "docs/shapes"
@@ -84,12 +84,19 @@ class OldStyle(nn.Module):
         return self.run(x, seed)
 
 
+def recorded(
+    run: Callable[[Tensor, Tensor], Tensor], shape: tuple[int, ...], *seeds: int
+) -> Recording:
+    """The operations on numbers of this shape. seeds: the shape of the seeds, if it is another"""
+    with torch.device("meta"):
+        x, seed = torch.empty(shape), torch.empty(seeds or shape[:-1], dtype=torch.int32)
+    return record(OldStyle(run), {"x": x, "seed": seed})
+
+
 def violations(
     run: Callable[[Tensor, Tensor], Tensor], shape: tuple[int, ...] = (4, 16, VOCABULARY)
 ) -> list[Violation]:
-    with torch.device("meta"):
-        x, seed = torch.empty(shape), torch.empty(shape[:-1], dtype=torch.int32)
-    return broken(record(OldStyle(run), {"x": x, "seed": seed}))
+    return broken(recorded(run, shape))
 
 
 OLD: list[tuple[str, Callable[[Tensor, Tensor], Tensor]]] = [
@@ -155,9 +162,7 @@ def test_views_and_constants_take_no_instructions() -> None:
     def run(x: Tensor, seed: Tensor) -> Tensor:
         return x.flatten(0, 1)[:3].view(-1) * torch.arange(3 * 64, device="meta")
 
-    with torch.device("meta"):
-        inputs = {"x": torch.empty(2, 4, 64), "seed": torch.empty(1)}
-    ops = record(OldStyle(run), inputs).ops
+    ops = recorded(run, (2, 4, 64)).ops
     assert [op.name for op in ops if instructions(op)] == ["mul"]
 
 
@@ -166,9 +171,7 @@ def test_the_live_set_is_what_is_needed_at_one_time() -> None:
         doubled = x * 2
         return (doubled + 1).sum() + doubled.sum()
 
-    with torch.device("meta"):
-        inputs = {"x": torch.empty(1000), "seed": torch.empty(1)}
-    held, at = live_bytes(record(OldStyle(run), inputs))
+    held, at = live_bytes(recorded(run, (1000,), 1))
     assert held == 2 * 4000 + 4
     assert isinstance(at, Op)
 
@@ -180,9 +183,7 @@ def test_bounds_of_integers_hold_what_a_call_can_make() -> None:
 
     torch.manual_seed(0)
     words = torch.randint(-(2**31), 2**31, (64,), dtype=torch.int64).to(torch.int32)
-    with torch.device("meta"):
-        inputs = {"x": torch.empty(1), "seed": torch.empty(64, dtype=torch.int32)}
-    recording = record(OldStyle(run), inputs)
+    recording = recorded(run, (1,), 64)
     bounds = ranges(recording)[recording.results[0].number]
     made = run(words, words)
     assert bounds.least <= int(made.min())
@@ -199,18 +200,15 @@ def test_places_counted_from_rows_that_are_looked_up_are_known_to_be_few() -> No
     }
 
 
-def test_the_command_names_what_a_graph_breaks_and_fails(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    flags = ["--model", str(SHAPES / "llama-3.2-1b"), "--target", "trn1", "--rows", "1"]
-    sizes = ["--tree_sizes", "1,2", "--max_tree_nodes", "2", "--slots", "2050"]
-    assert main(["rules", *flags, *sizes, "--sampling", "greedy"]) == 0
-    assert "verify_b1_t1_s2050_greedy: 0 violations" in capsys.readouterr().out
-    large = ["--model", str(SHAPES / "llama-3.1-8b"), "--target", "trn1", "--rows", "1"]
+def test_the_command_names_what_a_graph_breaks_and_fails(run: Run) -> None:
+    rules = ["compile", "rules", "--rows", "1", "--sampling", "greedy", "--target", "trn1"]
+    small, large = (["--model", SHAPES / name] for name in ("llama-3.2-1b", "llama-3.1-8b"))
+    trees = ["--tree_sizes", "1,2", "--max_tree_nodes", "2"]
+    kept = run(*rules, *small, *trees, "--slots", "2050")
+    assert (kept.code, "verify_b1_t1_s2050_greedy: 0 violations" in kept.out) == (0, True)
     large += ["--sequence_length", "8192", "--prompt_chunks", "4096", "--slots", "8194"]
-    assert main(["rules", *large, *sizes[:4], "--sampling", "greedy"]) == 1
-    shown = capsys.readouterr().out
-    assert "prefill_b1_t4096_s8194_greedy: 1 violations" in shown
-    assert "  instructions: " in shown
-    assert main(["rules", "--model", str(SHAPES / "llama-3.2-1b"), "--target", "cpu"]) == 1
-    assert "--target is needed" in capsys.readouterr().err
+    shown = run(*rules, *large, *trees)
+    assert shown.code == 1
+    assert "prefill_b1_t4096_s8194_greedy: 1 violations" in shown.out
+    assert "  instructions: " in shown.out
+    run("compile", "rules", *small, "--target", "cpu").assert_failed("--target is needed")

@@ -3,30 +3,17 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
-from grpc_comm.server.server import BackgroundServer
 from outrider.models.loading import EMBEDDED
 from outrider.options.roles import TargetRole
-from outrider.target.target import load_target
 from tests.support.commands import Run
 
-PROMPT = "".join(f"def {name}(a, b):\n    return a + b\n\n\n" for name in ("add", "plus", "sum"))
 TEXT = ["--max_new_tokens", "32", "--json", "--seed", "3"]
-SERVED = TargetRole(port=0, batch=2, sequence_length=256)
-
-
-@pytest.fixture(scope="module")
-def slow() -> Iterator[str]:
-    """The port of a target that takes 37 ms for a forward: on a busy machine, too, copies come in
-    time.
-    """
-    emulating = SERVED.but(emulate="llama-3.1-8b-trn1.2xlarge-measured")
-    with BackgroundServer(load_target(emulating)) as server:
-        yield str(server.address.port)
+SERVED = TargetRole(
+    port=0, batch=2, sequence_length=256, emulate="llama-3.1-8b-trn1.2xlarge-measured"
+)
+"""A forward takes 37 ms: on a busy machine, too, copies come in time."""
 
 
 def test_a_draft_that_cannot_be_loaded_ends_no_text_and_fails_the_command(
@@ -35,7 +22,7 @@ def test_a_draft_that_cannot_be_loaded_ends_no_text_and_fails_the_command(
     spoilt = shutil.copytree(EMBEDDED / "draft", tmp_path / "spoilt")
     weights = spoilt / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1000])
-    flags = ["--port", port, "--prompt", PROMPT, "--draft_model", spoilt, "--baseline"]
+    flags = ["--port", port, "--prompt", "def add(a, b):", "--draft_model", spoilt, "--baseline"]
     made = run("run", *TEXT, *flags)
     made.assert_failed("safetensors")
     (record,) = made.records
@@ -46,11 +33,11 @@ def test_a_draft_that_cannot_be_loaded_ends_no_text_and_fails_the_command(
 
 
 def test_earlier_texts_of_a_run_are_copied_where_that_is_asked(
-    slow: str, run: Run, tmp_path: Path
+    port: str, run: Run, tmp_path: Path
 ) -> None:
     file = tmp_path / "prompts.txt"
     file.write_text("import argparse again\n" * 2)
-    flags = ["--port", slow, "--prompt_text", file, "--batch", "1", "--draft", "none"]
+    flags = ["--port", port, "--prompt_text", file, "--batch", "1", "--draft", "none"]
     fresh = run("run", *TEXT, *flags).records[1]
     kept = run("run", *TEXT, *flags, "--copy_history").records[1]
     assert kept["token_ids"] == fresh["token_ids"]

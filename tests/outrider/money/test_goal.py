@@ -72,6 +72,11 @@ def test_a_cost_without_a_price_says_how_to_give_one(values: dict[str, Any]) -> 
     assert_refused(lambda: read_goal(options, Billing()), ["--usd_per_hour", "--instance"])
 
 
+def test_a_limit_in_joules_needs_the_watts_of_both_machines() -> None:
+    options, alone = GoalOptions(max_joules_per_token=2.0), Billing(draft_watts=20.0)
+    assert_refused(lambda: read_goal(options, alone), ["watts of the target"])
+
+
 ALL = replace(PRICED, usd_per_gb_down=0.0)
 
 
@@ -115,13 +120,6 @@ def test_where_cost_is_time_every_weight_decides_as_speed_alone(weight: float) -
             prices.committed(tokens, usage)
         assert steered.best(offers) == fast.best(offers)
         assert steered.least_value() == fast.least_value()
-
-
-def test_a_limit_in_joules_needs_the_watts_of_both_machines() -> None:
-    options = GoalOptions(max_joules_per_token=2.0)
-    alone = Billing(draft_watts=20.0)
-    assert_refused(lambda: read_goal(options, alone), ["watts of the target"])
-    assert read_goal(options, Billing(draft_watts=20.0, target_watts=400.0)).max_per_token == 2.0
 
 
 @pytest.mark.parametrize(
