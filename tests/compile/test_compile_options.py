@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from dataclasses import replace
@@ -14,14 +13,13 @@ from compile import request
 from compile.compile_options import parse
 from tests.support.commands import Run
 from tests.support.repository import ROOT
-from tests.support.shapes import LLAMA_8B, LOADS
 
 
 def test_a_dry_run_prints_the_plan_and_builds_nothing(tmp_path: Path, run: Run) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(LLAMA_8B))
-    model = ["compile", "--model", tmp_path, "--target", "trn1", "--dry-run"]
-    load = ["--load", LOADS / "chat.json", "--graphs", "8", "--out", tmp_path / "out"]
-    planned = run(*model, *load, "--tensor_parallel", "2")
+    shape, load = ROOT / "docs/shapes/llama-3.1-8b", ROOT / "benchmarks/loads/chat.json"
+    model = ["compile", "--model", shape, "--target", "trn1", "--dry-run"]
+    given = ["--load", load, "--graphs", "8", "--out", tmp_path / "out"]
+    planned = run(*model, *given, "--tensor_parallel", "2")
     assert planned.code == 0
     for part in (
         "trn1.2xlarge, 2 ranks",
@@ -33,7 +31,7 @@ def test_a_dry_run_prints_the_plan_and_builds_nothing(tmp_path: Path, run: Run) 
     ):
         assert part in planned.out
     assert not (tmp_path / "out").exists()
-    refused = run(*model, *load, "--tensor_parallel", "1")
+    refused = run(*model, *given, "--tensor_parallel", "1")
     refused.assert_failed("--target trn1 --tensor_parallel 2 (trn1.2xlarge)")
 
 

@@ -20,8 +20,8 @@ from deploy.instance_types import DEVICE_GIB, bundled_types, find_type, read_typ
 from deploy.served import computed_speed, read_served
 from inference.artifact import Manifest, write_manifest
 from inference.errors import BadArtifact
+from tests.support.artifacts import TRN1, trn1_manifest
 from tests.support.refusals import assert_refused
-from tests.support.trn1_manifest import REQUEST, trn1_manifest
 
 
 @pytest.fixture(scope="module")
@@ -34,8 +34,8 @@ def deployed(instance: str, artifact: str, digest: str | None = None) -> Deploym
 
 
 def test_the_speed_is_that_of_the_widest_graph_without_candidates(manifest: Manifest) -> None:
-    checkpoint = find_checkpoint(REQUEST)
-    spec = make_request(REQUEST, checkpoint).spec
+    checkpoint = find_checkpoint(TRN1)
+    spec = make_request(TRN1, checkpoint).spec
     (bucket,) = [one for one in spec.buckets if one.nodes == 1 and one.rows == spec.rows]
     speed = computed_speed(manifest)
     assert speed is not None

@@ -128,14 +128,6 @@ def test_the_profile_has_numeric_columns(run: Run, port: str, tmp_path: Path) ->
     assert int(row["forwards"]) == record["forwards"]
 
 
-def test_output_ends_with_the_sequence_length_and_says_so(run: Run, port: str) -> None:
-    flags = ["--sequence_length", "20", "--max_new_tokens", "500", "--json"]
-    ended = run("run", PROMPT, "--port", port, *flags)
-    (made,) = ended.records
-    assert made["prompt_tokens"] + len(made["token_ids"]) == 20
-    assert "sequence length of 20" in ended.err
-
-
 @pytest.mark.parametrize(
     ("arguments", "shown"),
     [

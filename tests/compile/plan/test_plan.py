@@ -28,12 +28,13 @@ from compile.request import find_checkpoint, make_request
 from compile.spec import CompileSpec, verify_bucket
 from inference.artifact import Bucket
 from inference.errors import LimitExceeded, MissingExtra
-from inference.model.config import parse_config, read_config
+from inference.model.config import parse_config, read_config, read_raw_config
 from tests.support.models import TINY, tiny_decoder
 from tests.support.refusals import assert_refused
 from tests.support.repository import ROOT
-from tests.support.shapes import LLAMA_8B, LOADS
 
+LOADS = ROOT / "benchmarks/loads"
+LLAMA_8B = read_raw_config(ROOT / "docs/shapes/llama-3.1-8b")
 LIMITS = Limits(rows=2, chunk=16, tree_nodes=8, least_nodes=1, sequence_length=120)
 
 

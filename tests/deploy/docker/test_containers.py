@@ -22,7 +22,7 @@ from outrider.options import ROLES
 from outrider.options.roles import VERBS
 from outrider.target.target import READY
 from tests.house import ROOMS
-from tests.support.container_files import read_dockerfile
+from tests.support.host_files import read_dockerfile
 from tests.support.repository import ROOT, tool
 from tests.support.scratch_host import IMAGE_VENV, ScratchHost, scratch_host
 from tests.support.wire_fixtures import free_port

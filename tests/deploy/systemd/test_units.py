@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from outrider.options.roles import TargetRole
+from tests.support.host_files import read_unit
 from tests.support.repository import ROOT
-from tests.support.units import read_unit
 
 UNITS = sorted((ROOT / "deploy" / "systemd").iterdir())
 

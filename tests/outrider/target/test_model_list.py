@@ -19,25 +19,18 @@ import torch
 from grpc_comm.client.connection import Connection, connect, list_models
 from grpc_comm.server.model_registry import Served
 from grpc_comm.server.server import BackgroundServer
-from inference.engine.local_session import LocalSession
 from inference.errors import Unavailable
-from inference.model.decoder import Decoder
 from inference.order import Decode
-from inference.proposer import Proposer
 from inference.sampling import SamplingParams
 from outrider.models.loading import EMBEDDED
 from outrider.options.roles import ServingRole, TargetRole
 from outrider.target.model_list import lazily, read_listed
-from outrider.target.target import load_served, load_target
+from outrider.target.target import load_target
 from tests.support.artifacts import build
 from tests.support.commands import Run
-from tests.support.drafts import alone, growing, rounds, speculated
-from tests.support.models import tiny_decoder, write_checkpoint_with_tokenizer
+from tests.support.models import write_checkpoint_with_tokenizer
 from tests.support.refusals import assert_refused
 from tests.support.wire_fixtures import WAIT, describe, rest, successor_engine
-
-PROMPT = list(range(40, 60))
-SAMPLINGS = [SamplingParams(), SamplingParams(0.7, seed=3), SamplingParams(1.0, seed=4)]
 
 
 @pytest.fixture(scope="module")
@@ -73,26 +66,6 @@ def server(folder: Path) -> Iterator[BackgroundServer]:
 def named(server: BackgroundServer, name: str, timeout: float = WAIT) -> Iterator[Connection]:
     with connect(str(server.address), model=name, timeout=timeout) as connection:
         yield connection
-
-
-@pytest.mark.parametrize("params", SAMPLINGS, ids=lambda params: f"T{params.temperature}")
-@pytest.mark.parametrize("draft", [growing, rounds], ids=lambda draft: draft.__name__)
-def test_each_listed_model_writes_its_own_text_over_one_server(
-    server: BackgroundServer,
-    folder: Path,
-    draft: Callable[[Decoder], Proposer],
-    params: SamplingParams,
-) -> None:
-    texts = {}
-    for number, name in enumerate(("one", "two"), 1):
-        own = load_served(
-            options(folder, models=None, model=str(folder / f"secret-{number}"))
-        ).engine
-        proposer = draft(tiny_decoder(9, own.vocabulary, vocab_size=own.vocabulary))
-        with named(server, name) as connection:
-            texts[name] = speculated(connection.session(), proposer, PROMPT, params, 20)
-        assert texts[name] == alone(LocalSession(own), PROMPT, params, 20)
-    assert texts["one"] != texts["two"]
 
 
 def test_a_model_is_loaded_when_it_is_first_named_and_once(
@@ -212,17 +185,19 @@ def test_a_load_that_its_client_gave_up_serves_the_next_one() -> None:
     assert slow.loads == 1
 
 
-def test_the_draft_lists_models_and_uses_the_one_it_names(
+def test_a_client_lists_models_and_the_one_it_names_writes_its_own_text(
     server: BackgroundServer, folder: Path, run: Run
 ) -> None:
     there = ["--target_host", server.address]
     listed = run("run", *there, "--list_models").out.splitlines()
     assert listed == [str(EMBEDDED / "draft"), "one", "two"]
     text = ["--prompt", "def main", "--max_new_tokens", "12", "--json", "--temperature", "1"]
-    (ours,) = run("run", *there, "--model_name", "two", *text, "--seed", "5").records
-    model = ["--model", folder / "secret-2", "--dtype", "float32"]
-    (alone,) = run("verify_target", *model, *text, "--seed", "5").records
-    assert ours["text"] == alone["text"]
+    text += ["--seed", "5"]
+    for number, name in enumerate(("one", "two"), 1):
+        (ours,) = run("run", *there, "--model_name", name, *text).records
+        model = ["--model", folder / f"secret-{number}", "--dtype", "float32"]
+        (alone,) = run("verify_target", *model, *text).records
+        assert ours["token_ids"] == alone["token_ids"]
 
 
 def read(folder: Path, entries: object, **changes: Any) -> dict[str, ServingRole]:

@@ -69,13 +69,6 @@ def test_the_record_counts_what_session_and_proposer_did(served: Engine) -> None
         assert 0 < done.traffic.share_seconds <= done.traffic.model_seconds * (1 + 1e-9)
 
 
-def test_the_target_alone_makes_a_forward_a_token(served: Engine) -> None:
-    alone = made(LocalSession(served), [], request())
-    assert alone.traffic.forwards == alone.traffic.lone == alone.traffic.nodes == TOKENS
-    assert (alone.num_draft_tokens, alone.accepted_by, alone.draft_calls) == (0, {}, 0)
-    assert alone.finish_reason == "length"
-
-
 @pytest.mark.parametrize("pace", PACES, ids=lambda pace: pace.name)
 def test_a_stop_id_ends_the_text_and_is_never_shown(served: Engine, pace: Pace) -> None:
     full = made(LocalSession(served), [], request()).token_ids
