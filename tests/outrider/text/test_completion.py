@@ -1,5 +1,5 @@
-"""From a request to its record: the text is the target's own, whoever proposes, and what was
-verified survives whatever ends it.
+"""From a request to its record: what a text took, and what was verified survives whatever ends
+it.
 """
 
 from __future__ import annotations
@@ -33,8 +33,7 @@ PROMPT, TOKENS = [5, 17, 250, 3, 99], 60
 PACES = [Pace.GO_ON, Pace.WAIT]
 
 
-def request(params: SamplingParams = SamplingParams(), tokens: int = TOKENS) -> Request:  # noqa: B008  # frozen
-    return Request(0, "", PROMPT, params, tokens, frozenset())
+REQUEST = Request(0, "", PROMPT, SamplingParams(), TOKENS, frozenset())
 
 
 def rounds() -> Proposer:
@@ -45,7 +44,7 @@ def rounds() -> Proposer:
 def made(
     session: LocalSession,
     proposers: Sequence[Proposer],
-    asked: Request,
+    asked: Request = REQUEST,
     show: Callable[[Piece], None] = silent,
     pace: Pace = Pace.GO_ON,
 ) -> Completion:
@@ -55,8 +54,8 @@ def made(
 
 def test_the_record_counts_what_session_and_proposer_did(served: Engine) -> None:
     proposer = rounds()
-    first = made(LocalSession(served), [proposer], request(), pace=Pace.WAIT)
-    second = made(LocalSession(served), [proposer], request(), pace=Pace.WAIT)
+    first = made(LocalSession(served), [proposer], REQUEST, pace=Pace.WAIT)
+    second = made(LocalSession(served), [proposer], REQUEST, pace=Pace.WAIT)
     assert first.token_ids == second.token_ids
     assert proposer.usage.calls == first.draft_calls + second.draft_calls
     assert first.draft_calls == second.draft_calls > 0
@@ -71,10 +70,10 @@ def test_the_record_counts_what_session_and_proposer_did(served: Engine) -> None
 
 @pytest.mark.parametrize("pace", PACES, ids=lambda pace: pace.name)
 def test_a_stop_id_ends_the_text_and_is_never_shown(served: Engine, pace: Pace) -> None:
-    full = made(LocalSession(served), [], request()).token_ids
+    full = made(LocalSession(served), [], REQUEST).token_ids
     for token in list(dict.fromkeys(full))[:12]:
         cut, pieces = full[: full.index(token) + 1], list[Piece]()
-        asked = replace(request(), stop_ids=frozenset([token]))
+        asked = replace(REQUEST, stop_ids=frozenset([token]))
         done = made(LocalSession(served), [rounds()], asked, pieces.append, pace)
         assert (done.token_ids, done.finish_reason) == (cut, "stop")
         shown = TOKENIZER.stream(PROMPT)
@@ -99,8 +98,8 @@ class Failing(LocalSession):
 
 @pytest.mark.parametrize("error", [Unavailable("it went away"), Mismatch("it contradicts itself")])
 def test_what_was_verified_survives_an_error(served: Engine, error: OutriderError) -> None:
-    whole = made(LocalSession(served), [], request())
-    done = made(Failing(served, error, after=20), [rounds()], request(), pace=Pace.WAIT)
+    whole = made(LocalSession(served), [], REQUEST)
+    done = made(Failing(served, error, after=20), [rounds()], REQUEST, pace=Pace.WAIT)
     with pytest.raises(type(error), match=str(error)):
         done.raise_failure()
     assert 20 <= len(done.token_ids) < TOKENS
@@ -113,7 +112,7 @@ def test_what_was_verified_survives_an_error(served: Engine, error: OutriderErro
 
 
 def test_after_an_error_the_targets_row_is_free(served: Engine) -> None:
-    assert made(Failing(served, Unavailable("gone"), after=5), [], request()).failure is not None
+    assert made(Failing(served, Unavailable("gone"), after=5), [], REQUEST).failure is not None
     assert served.free_rows == served.model.rows
 
 
@@ -141,7 +140,7 @@ class Ticking:
 def test_a_target_that_stalls_spends_no_more_than_was_allowed(served: Engine) -> None:
     """A dollar a second: the text ends, with what was made, although nothing comes."""
     with RunBudget(Billing(3600.0), 50.0, clock=Ticking()).charge() as charge:
-        done = made(Stalled(served), [], replace(request(), charge=charge))
+        done = made(Stalled(served), [], replace(REQUEST, charge=charge))
     assert done.finish_reason == "spent"
     assert len(done.token_ids) == 10
     assert done.usd == pytest.approx(50.0, abs=2.0)
@@ -157,7 +156,7 @@ def test_a_text_is_cancelled_while_nothing_comes(served: Engine) -> None:
                 cancelled.set()
             return progress
 
-    done = complete(request(), Cancelling(served), inline(), TOKENIZER, silent, cancelled)
+    done = complete(REQUEST, Cancelling(served), inline(), TOKENIZER, silent, cancelled)
     assert done.finish_reason == "cancelled"
     assert len(done.token_ids) == 10
 
@@ -165,7 +164,7 @@ def test_a_text_is_cancelled_while_nothing_comes(served: Engine) -> None:
 def test_who_listens_hears_of_every_chunk_but_the_last(served: Engine) -> None:
     heard = list[int]()
     done = complete(
-        request(), LocalSession(served), inline(), TOKENIZER, silent, Event(),
+        REQUEST, LocalSession(served), inline(), TOKENIZER, silent, Event(),
         tell=lambda so_far: heard.append(len(so_far.token_ids)),
     )  # fmt: skip
     assert heard == list(range(1, TOKENS))
