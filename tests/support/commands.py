@@ -20,7 +20,8 @@ class Ended(NamedTuple):
 
     @property
     def records(self) -> list[dict[str, Any]]:
-        """The texts that --json has printed."""
+        """The texts that --json has printed. The command has succeeded."""
+        assert self.code == 0, self.err
         return [json.loads(line) for line in self.out.splitlines()]
 
     def assert_usage_error(self, *shown: str) -> None:

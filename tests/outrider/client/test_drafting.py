@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
@@ -25,7 +26,7 @@ def test_a_draft_that_cannot_be_loaded_ends_no_text_and_fails_the_command(
     flags = ["--port", port, "--prompt", "def add(a, b):", "--draft_model", spoilt, "--baseline"]
     made = run("run", *TEXT, *flags)
     made.assert_failed("safetensors")
-    (record,) = made.records
+    record = json.loads(made.out)
     assert (record["finish_reason"], record["draft_calls"]) == ("length", 0)
     assert record["token_ids"] == record["baseline"]["token_ids"]
     told = [line.split(":")[0] for line in made.err.splitlines() if "safetensors" in line]
