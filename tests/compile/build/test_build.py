@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ import pytest
 from compile import builders
 from compile.build import graph_processes
 from compile.plan.buckets import first_graphs
-from compile.spec import CompileSpec, verify_bucket
+from compile.spec import CompileSpec
 from inference.artifact import MANIFEST, Bucket, check_files, read_manifest
 from inference.errors import BadArtifact
 from tests.support.artifacts import LIMITS, FakeBuilder, build, small_spec
@@ -67,36 +66,22 @@ def test_only_what_changed_is_built_again(tmp_path: Path) -> None:
     assert builder.asked == ["weights", NAMES[1]]
 
 
-def test_another_graph_is_added_to_those_that_are_there(tmp_path: Path) -> None:
-    build(tmp_path / "out")
-    spec, builder = small_spec(), FakeBuilder()
-    more = verify_bucket(1, 4, 64, spec.junk, sampled=True)
-    manifest = build(tmp_path / "out", builder, replace(spec, buckets=(*spec.buckets, more)))
-    assert builder.asked == [more.name, "joint"]
-    assert more in manifest.buckets
-
-
-def test_the_first_graphs_are_completed_without_building_them_again(tmp_path: Path) -> None:
-    whole, first = small_spec(), FakeBuilder()
+def test_the_first_graphs_serve_while_the_others_are_added_and_are_not_built_again(
+    tmp_path: Path,
+) -> None:
+    whole, first, out = small_spec(), FakeBuilder(), tmp_path / "out"
     quick = first_graphs(whole, LIMITS)
-    build(tmp_path / "out", first, quick)
+    served = build(out, first, quick)
     assert first.asked == ["weights", *(bucket.name for bucket in quick.graphs), "joint"]
-    rest = FakeBuilder()
-    manifest = build(tmp_path / "out", rest, whole)
     lacking = [bucket.name for bucket in whole.graphs if bucket not in quick.graphs]
-    assert lacking
-    assert rest.asked == [*lacking, "joint"]
-    assert manifest.files == build(tmp_path / "fresh").files
-
-
-def test_an_artefact_can_be_served_while_graphs_are_added_to_it(tmp_path: Path) -> None:
-    whole = small_spec()
-    manifest = build(tmp_path / "out", None, first_graphs(whole, LIMITS))
-    lacking = [bucket.name for bucket in whole.graphs if bucket not in manifest.buckets]
+    broken, rest = FakeBuilder(broken=lacking[-1]), FakeBuilder()
     with pytest.raises(KeyboardInterrupt):
-        build(tmp_path / "out", FakeBuilder(broken=lacking[-1]), whole)
-    assert read_manifest(tmp_path / "out") == manifest
-    check_files(tmp_path / "out", manifest)
+        build(out, broken, whole)
+    assert broken.asked == lacking
+    assert read_manifest(out) == served
+    check_files(out, served)
+    assert build(out, rest, whole).files == build(tmp_path / "fresh").files
+    assert rest.asked == [lacking[-1], "joint"]
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -58,11 +58,6 @@ def killed_at(folder: Path, checkpoint: Path, graph: str) -> None:
         other.kill()
 
 
-def record_of(artefact: Path, graph: str) -> Mapping[str, object]:
-    record: Mapping[str, object] = json.loads((artefact / f"graphs/{graph}.json").read_text())
-    return record
-
-
 def test_a_build_that_is_killed_goes_on_with_the_graph_it_was_at(
     monkeypatch: pytest.MonkeyPatch, checkpoint: Path, tmp_path: Path
 ) -> None:
@@ -90,9 +85,8 @@ def test_one_graph_more_compiles_one_graph(
 
 
 def test_a_graph_that_was_spoilt_in_the_cache_is_compiled_again(
-    monkeypatch: pytest.MonkeyPatch, packages: Path, checkpoint: Path, tmp_path: Path
+    neuron: Neuron, packages: Path, checkpoint: Path, tmp_path: Path
 ) -> None:
-    neuron = Neuron().install(monkeypatch, packages)
     build(tmp_path / "a", checkpoint, spec_of(1))
     for log in (packages / "cache" / "outrider" / "neuron_graphs").glob("*/log-neuron-cc.txt"):
         if "prefill" in log.read_text():
@@ -138,27 +132,25 @@ def test_graphs_compiled_at_once_are_those_compiled_in_turn(
     load_neuron(tmp_path / "a", manifest, lambda line: None)
 
 
+@pytest.mark.parametrize(
+    ("flags", "levels"), [({}, ["-O2", "-O1"]), ({"--optlevel": "3"}, ["-O3", "-O3"])]
+)
+@pytest.mark.usefixtures("neuron")
 def test_prompts_are_compiled_at_o1_unless_told_otherwise(
-    neuron: Neuron, checkpoint: Path, tmp_path: Path
+    checkpoint: Path, tmp_path: Path, flags: dict[str, str], levels: list[str]
 ) -> None:
-    build(tmp_path / "a", checkpoint, spec_of(1))
-    flags = [str(record_of(tmp_path / "a", bucket.name)["flags"]) for bucket in FEW]
-    assert [words.split()[-1] for words in flags] == ["-O2", "-O1"]
-    build(tmp_path / "b", checkpoint, spec_of(1, compiler_flags={"--optlevel": "3"}))
-    flags = [str(record_of(tmp_path / "b", bucket.name)["flags"]) for bucket in FEW]
-    assert [words.split()[-1] for words in flags] == ["-O3", "-O3"]
+    build(tmp_path / "a", checkpoint, spec_of(1, compiler_flags=flags))
+    paths = [tmp_path / "a" / f"graphs/{bucket.name}.json" for bucket in FEW]
+    given = [json.loads(path.read_text())["flags"] for path in paths]
+    assert [words.split()[-1] for words in given] == levels
 
 
 @pytest.mark.parametrize("changes", [True, False])
 @pytest.mark.parametrize("target", ["trn1", "inf2"])
 def test_weights_are_laid_out_for_the_largest_tree(
-    monkeypatch: pytest.MonkeyPatch,
-    packages: Path,
-    checkpoint: Path,
-    tmp_path: Path,
-    target: str,
-    changes: bool,
-) -> None:
+    monkeypatch: pytest.MonkeyPatch, packages: Path, checkpoint: Path, tmp_path: Path,
+    target: str, changes: bool,
+) -> None:  # fmt: skip
     neuron = Neuron(layout_changes=changes).install(monkeypatch, packages)
     manifest = build(tmp_path / "a", checkpoint, spec_of(1, target=target))
     (packages / "product_name").write_text(f"{target}.2xlarge\n")
@@ -182,16 +174,9 @@ def test_the_key_follows_what_is_computed_and_not_how_it_was_counted() -> None:
     marked = lowering.module(operations)
     marked.frontend_attributes.map["transposable_weight_idx"] = "0"
     assert len({hlo_digest(each) for each in (one, other, turned, marked)}) == 4
-    keys = {
-        unit_key(*parts)
-        for parts in (
-            ("graph", one, "-O2", "2.26"),
-            ("layout", one, "-O2", "2.26"),
-            ("graph", one, "-O1", "2.26"),
-            ("graph", one, "-O2", "2.27"),
-        )
-    }
-    assert len(keys) == 4
+    others = [("graph", "-O2", "2.26"), ("layout", "-O2", "2.26")]
+    others += [("graph", "-O1", "2.26"), ("graph", "-O2", "2.27")]
+    assert len({unit_key(kind, one, flags, version) for kind, flags, version in others}) == 4
 
 
 def test_as_many_compilers_run_as_there_is_memory_for(monkeypatch: pytest.MonkeyPatch) -> None:
