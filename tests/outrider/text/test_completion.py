@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import count
 from threading import Event
 
 import pytest
@@ -109,11 +110,7 @@ def test_what_was_verified_survives_an_error(served: Engine, error: OutriderErro
     assert done.traffic.forwards > 0
     assert "error" in done.record()
     assert "error" not in whole.record()
-
-
-def test_after_an_error_the_targets_row_is_free(served: Engine) -> None:
-    assert made(Failing(served, Unavailable("gone"), after=5), [], REQUEST).failure is not None
-    assert served.free_rows == served.model.rows
+    assert served.free_rows == served.model.rows, "a row was not given back"
 
 
 class Stalled(LocalSession):
@@ -127,19 +124,9 @@ class Stalled(LocalSession):
         return progress
 
 
-class Ticking:
-    """A clock that moves whenever it is looked at."""
-
-    now = 0.0
-
-    def __call__(self) -> float:
-        self.now += 0.1
-        return self.now
-
-
 def test_a_target_that_stalls_spends_no_more_than_was_allowed(served: Engine) -> None:
     """A dollar a second: the text ends, with what was made, although nothing comes."""
-    with RunBudget(Billing(3600.0), 50.0, clock=Ticking()).charge() as charge:
+    with RunBudget(Billing(3600.0), 50.0, clock=count(0.1, 0.1).__next__).charge() as charge:
         done = made(Stalled(served), [], replace(REQUEST, charge=charge))
     assert done.finish_reason == "spent"
     assert len(done.token_ids) == 10
