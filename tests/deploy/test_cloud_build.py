@@ -7,7 +7,6 @@ import re
 import shlex
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from datetime import datetime, timezone
@@ -26,30 +25,11 @@ from deploy.deployment import Deployment
 from deploy.instance_kind import NEURON_IMAGE, InstanceKind
 from deploy.stack import StackState
 from inference.artifact import write_manifest
-from tests.support.artifacts import build
-from tests.support.aws_server import IMAGE, REGION, AwsServer, aws_server
+from tests.support.artifacts import build, trn1_manifest
+from tests.support.aws_server import REGION, AwsServer
 from tests.support.hub_server import COMMIT, TOKEN, hub_server
 from tests.support.refusals import assert_refused
 from tests.support.repository import ROOT
-from tests.support.trn1_manifest import trn1_manifest
-
-QWEN = {
-    "architectures": ["Qwen2ForCausalLM"],
-    "model_type": "qwen2",
-    "hidden_act": "silu",
-    "hidden_size": 3584,
-    "intermediate_size": 18944,
-    "max_position_embeddings": 32768,
-    "num_attention_heads": 28,
-    "num_hidden_layers": 28,
-    "num_key_value_heads": 4,
-    "rms_norm_eps": 1e-06,
-    "rope_theta": 1000000.0,
-    "tie_word_embeddings": False,
-    "torch_dtype": "bfloat16",
-    "vocab_size": 152064,
-}
-"""A config.json of the size of Qwen2.5-7B."""
 
 
 def of(*words: str) -> CloudBuild:
@@ -98,9 +78,8 @@ def test_a_model_that_lies_here_is_refused(flags: dict[str, Any]) -> None:
     assert_refused(lambda: pinned(CompileOptions(target="cpu", **flags)), [". lies"])
 
 
-def test_a_cost_that_aws_does_not_tell_hides_no_result(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
-        monkeypatch.setenv(name, "testing")
+@pytest.mark.usefixtures("aws_keys")
+def test_a_cost_that_aws_does_not_tell_hides_no_result() -> None:
     aws, now = Aws(REGION), datetime.now(timezone.utc)
     state = StackState("arn", "DELETE_COMPLETE", now, {}, {"InstanceId": "i-1"})
     with Stubber(aws.client("ec2")) as refusing:
@@ -110,39 +89,22 @@ def test_a_cost_that_aws_does_not_tell_hides_no_result(monkeypatch: pytest.Monke
     assert "try again" in said
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AwsServer]:
-    with aws_server(tmp_path_factory.mktemp("home")) as running:
-        yield running
-
-
 @pytest.fixture
-def aws(server: AwsServer, monkeypatch: pytest.MonkeyPatch) -> AwsServer:
-    server.control(faults=[])
-    for name, value in server.environment.items():
-        monkeypatch.setenv(name, value)
-    return server
-
-
-@pytest.fixture
-def words(tmp_path: Path) -> list[str]:
+def words(installed: list[str]) -> list[str]:
     """Words of a command that builds on an instance."""
-    wheel = tmp_path / "outrider-0.1.0-py3-none-any.whl"
-    wheel.write_bytes(b"a wheel")
-    on = ["compile", "--on", "c7i.2xlarge", "--image", IMAGE, "--wheel", str(wheel)]
+    on = ["compile", "--on", "c7i.2xlarge", *installed]
     return [*on, "--target", "cpu", "--dtype", "bfloat16"]
 
 
 def begin(aws: AwsServer, words: list[str]) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-m", "outrider", *words],
-        cwd=ROOT,
-        env=aws.environment,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
+    return aws.begin("-m", "outrider", *words)
+
+
+def ended(process: subprocess.Popen[str], code: int = 0) -> str:
+    """What a command with this exit code has said."""
+    told = process.communicate(timeout=200)[0]
+    assert process.returncode == code, told
+    return told
 
 
 def started(process: subprocess.Popen[str]) -> tuple[str, str]:
@@ -182,7 +144,7 @@ def left() -> list[str]:
 def test_a_dry_run_says_price_and_memory_and_starts_nothing(
     aws: AwsServer, words: list[str]
 ) -> None:
-    told = begin(aws, [*words, "--dry_run"]).communicate(timeout=200)[0]
+    told = ended(begin(aws, [*words, "--dry_run"]))
     for part in ("c7i.2xlarge, on-demand", "GiB", "--dtype=bfloat16", "removed after the build"):
         assert part in told
     assert left() == []
@@ -198,8 +160,7 @@ def test_an_artefact_that_was_built_there_is_brought_here_and_the_instance_is_go
     stack, bucket = started(process)
     digest = push(built, open_store(f"s3://{bucket}/artefacts"), print).digest
     report(stack, bucket, "built", digest)
-    told = process.communicate(timeout=200)[0]
-    assert process.returncode == 0, told
+    told = ended(process)
     assert f"digest {digest}" in told
     assert "cost of the build: not known: no price for c7i.2xlarge" in told
     assert (tmp_path / "out/manifest.json").read_bytes() == (built / "manifest.json").read_bytes()
@@ -207,19 +168,17 @@ def test_an_artefact_that_was_built_there_is_brought_here_and_the_instance_is_go
 
 
 @pytest.fixture
-def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The hub as commands see it: Qwen's models for everybody, acme/gated for who has TOKEN. Yields
-    the directory that all of them have.
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The hub as commands see it: Qwen's models for everybody, acme/gated for who has TOKEN. All of
+    them have the shape of one.
     """
-    shape = tmp_path / "shape"
-    shape.mkdir()
-    (shape / "config.json").write_text(json.dumps(QWEN))
     names = ["Qwen/Qwen2.5-7B-Instruct", "Qwen/Qwen2.5-1.5B-Instruct", "acme/gated"]
+    shape = ROOT / "docs/shapes/llama-3.1-8b"
     with hub_server(dict.fromkeys(names, shape), gated="acme/gated") as address:
         monkeypatch.setenv("HF_ENDPOINT", address)
         monkeypatch.setenv("HF_HOME", str(tmp_path / "huggingface"))
         monkeypatch.delenv("HF_TOKEN", raising=False)
-        yield shape
+        yield
 
 
 def cloud_commands(page: str) -> list[list[str]]:
@@ -262,12 +221,9 @@ def test_the_commands_of_a_page_build_start_and_remove_a_target(
             process = begin(aws, command)
         else:
             continue  # a target that does not run here is not talked to
-        told = process.communicate(timeout=200)[0]
-        assert process.returncode == 0, told
+        ended(process)
     if left():  # the page leaves its target running
-        process = begin(aws, ["deploy", "down", "demo", "--with_bucket"])
-        told = process.communicate(timeout=200)[0]
-        assert process.returncode == 0, told
+        ended(begin(aws, ["deploy", "down", "demo", "--with_bucket"]))
     assert left() == []
 
 
@@ -276,9 +232,7 @@ def test_the_commands_of_a_page_build_start_and_remove_a_target(
 def test_a_gated_model_without_a_token_is_refused_before_anything_starts(
     aws: AwsServer, words: list[str]
 ) -> None:
-    process = begin(aws, [*words, "--model", "acme/gated"])
-    told = process.communicate(timeout=200)[0]
-    assert process.returncode == 1, told
+    told = ended(begin(aws, [*words, "--model", "acme/gated"]), 1)
     assert "acme/gated is gated" in told
     assert not {"CreateStack", "PutParameter"} & set(aws.control()["called"])
 
@@ -300,8 +254,7 @@ def test_a_gated_model_gets_the_token_as_a_secret_which_the_end_of_the_build_wit
     assert f"acme/gated@{COMMIT}" in template
     assert TOKEN not in template
     report(stack, bucket, "failed")
-    told = process.communicate(timeout=200)[0]
-    assert TOKEN not in told
+    assert TOKEN not in ended(process, 1)
     assert not ssm.get_parameters(Names=[name])["Parameters"]
     assert left() == []
 
@@ -317,8 +270,7 @@ def test_a_build_that_ends_badly_leaves_nothing_that_is_paid(
         report(stack, bucket, "failed")
     else:
         process.send_signal(signal.SIGINT)
-    told = process.communicate(timeout=200)[0]
-    assert process.returncode == (1 if how == "failed" else 130), told
+    told = ended(process, 1 if how == "failed" else 130)
     assert ("the compiler's last words" in told) == (how == "failed")
     assert left() == []
 

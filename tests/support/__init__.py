@@ -31,7 +31,7 @@ Stand-ins
     fake_recorder: CUDA's recordings
     fleets: on Ray Serve, by the real command line
     terminal: a screen without anybody before it
-    scratch_host, units, container_files: a host to set up, its systemd units, its Dockerfile
+    scratch_host, host_files: a host to set up, its systemd units, its Dockerfile
     aws_server: AWS itself, by moto in a process of its own
 
 Peers and files that mean no good
@@ -39,5 +39,8 @@ Peers and files that mean no good
     hand_streams: a stream message by message
     rogue_target: a target
     corruption: JSON files
-    refusals: one line of InvalidRequest
+    refusals: errors of one line
+
+Commands
+    commands: the command line in this process
 """

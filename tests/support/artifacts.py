@@ -10,10 +10,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from compile.build.build import Source, build_artifact
+from compile.build.build import (
+    Builder,
+    Source,
+    build_artifact,
+    planned_manifest,
+    read_source,
+)
 from compile.build.progress import BuildProgress
+from compile.compile_options import CompileOptions
 from compile.plan.buckets import Sizes, graphs_of
 from compile.plan.workload import Limits
+from compile.request import find_checkpoint, make_request
 from compile.spec import CompileSpec
 from inference.artifact import Bucket, Manifest
 from tests.support.models import TINY
@@ -84,9 +92,10 @@ def checkpoint(directory: Path) -> Source:
 
 def build(
     directory: Path,
-    builder: FakeBuilder | None = None,
+    builder: Builder | None = None,
     spec: CompileSpec | None = None,
     say: Callable[[str], None] = lambda line: None,
+    progress: BuildProgress | None = None,
 ) -> Manifest:
     """An artefact in `directory`, from a checkpoint beside it."""
     source = checkpoint(directory.parent / "checkpoint")
@@ -96,8 +105,18 @@ def build(
         builder or FakeBuilder(),
         directory,
         command="a test",
-        progress=BuildProgress(say),
+        progress=progress or BuildProgress(say),
     )
+
+
+TRN1 = CompileOptions(target="trn1", tensor_parallel=2, dry_run=True)
+
+
+def trn1_manifest() -> Manifest:
+    """The embedded target's for two cores of trn1, which was never built."""
+    found = find_checkpoint(TRN1)
+    spec, source = make_request(TRN1, found).spec, read_source(found.directory)
+    return planned_manifest(spec, source, FakeBuilder("trn1"))
 
 
 def _file(directory: Path, name: str, content: bytes) -> str:
