@@ -52,9 +52,9 @@ def events(err: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in err.splitlines()]
 
 
-def check(event: dict[str, Any], **fields: Any) -> None:
+def check(said: dict[str, Any], **fields: Any) -> None:
     """The event has these fields."""
-    assert {name: event.get(name) for name in fields} == fields
+    assert {name: said.get(name) for name in fields} == fields
 
 
 def test_each_event_is_one_json_object_with_its_counts(capsys: pytest.CaptureFixture[str]) -> None:

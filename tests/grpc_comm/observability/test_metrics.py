@@ -131,7 +131,7 @@ WHAT_HAPPENED: list[tuple[str, dict[str, str], float]] = [
     ("outrider_computed_nodes_total", DECODE, 2 * (2 * 8)),
     ("outrider_useful_nodes_total", PREFILL, 9),  # the second prompt was there
     ("outrider_computed_nodes_total", PREFILL, 2 * 64),
-    *(("outrider_sessions", {"state": state}, state == "waiting") for state in STATES),
+    *(("outrider_sessions", {"state": state}, int(state == "waiting")) for state in STATES),
 ]
 TOLD: list[tuple[str, dict[str, str], float]] = [
     ("outrider_wire_bytes_total", {"direction": "up"}, 200),

@@ -195,7 +195,7 @@ def test_live_sent_nodes_stay_within_what_the_target_keeps(
     while world.goes_on:
         world.turn()
         most = max(most, world.session.candidates.live)
-    assert 10 < most <= 20
+    assert 5 < most <= 20
 
 
 def test_a_useless_draft_falls_silent_and_tries_again_now_and_then() -> None:
