@@ -11,6 +11,7 @@ import shlex
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from functools import reduce
 from pathlib import Path
 from threading import Event
 from typing import Any, NamedTuple
@@ -30,12 +31,11 @@ from outrider.client.client import Client, open_client
 from outrider.client.connecting import connect_target
 from outrider.client.probing import measure_round_trip
 from outrider.doctor.checks import machine
-from outrider.models.devices import pick_device, subject_device
 from outrider.models.loading import EMBEDDED
 from outrider.models.models_here import ModelHere, find_models
 from outrider.options.roles import DraftRole
 from outrider.recommend.__main__ import RecommendOptions
-from outrider.recommend.candidates import fetch_agreed, judged, published_for
+from outrider.recommend.fitting import fetch_agreed, judged, published_for
 from outrider.terminal.explain import Limit, dear_law, limit_of
 from outrider.terminal.live_text import silent
 from outrider.text.completion import Completion, Request
@@ -79,7 +79,7 @@ def recommend(options: RecommendOptions) -> int:
         fetch_agreed(published, there.tokenizer_fingerprint)
         here = [judged(one, there) for one in find_models(paths)]
     print(f"target: {there.model} on {there.device}, round trip {trip * 1e3:.3g} ms")
-    print(f"here: {machine()}; {subject_device(pick_device(options.device.device))}")
+    print(f"here: {machine()}")
     for one in published:
         print(f"published, not here: {one}", flush=True)
     left_out = {one.name: one.refusal for one in here if one.refusal}
@@ -188,9 +188,8 @@ def _text(client: Client, kind: str, prompt: str, tokens: int) -> Completion:
 
 def figures(way: Way, alone: Way) -> dict[str, Any]:
     """What to expect of a way, by the heads of the table. alone: the target's own"""
-    texts, usage = [done for _, done in way.texts], Usage()
-    for done in texts:
-        usage = usage.plus(done.usage)
+    texts = [done for _, done in way.texts]
+    usage = reduce(Usage.plus, (done.usage for done in texts))
     tokens, dollars = sum(len(done.token_ids) for done in texts), way.client.budget.price(usage)
     speed, base = _speed(texts), _speed([done for _, done in alone.texts])
     drawn = np.random.default_rng(0).integers(len(texts), size=(2000, len(texts)))
@@ -219,11 +218,9 @@ def _speed(texts: Sequence[Completion]) -> float:
 
 def command(flags: Mapping[str, Any]) -> str:
     """The command line of `outrider run` with these flags."""
-    words = ["outrider", "run", "def main():"]
-    for name, value in flags.items():
-        words += [f"--{name}" if value is not False else f"--no_{name}"]
-        words += [] if isinstance(value, bool) else [str(value)]
-    return shlex.join(words)
+    given = [(name, value) for name, value in flags.items() if value is not False]
+    words = [f"--{name}" if value is True else f"--{name}={value}" for name, value in given]
+    return shlex.join(["outrider", "run", "def main():", *words])
 
 
 def _line(cells: Iterable[object]) -> str:

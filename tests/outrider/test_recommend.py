@@ -27,7 +27,7 @@ from outrider.options import parse
 from outrider.options.roles import DraftRole
 from outrider.recommend.__main__ import RecommendOptions
 from outrider.recommend.advice import loaded, measure
-from outrider.recommend.candidates import PublishedDraft, fetch_agreed, judged, published_for
+from outrider.recommend.fitting import PublishedDraft, fetch_agreed, judged, published_for
 from tests.support.hub_server import hub_server
 from tests.support.wire_fixtures import background, describe, successor_engine
 
