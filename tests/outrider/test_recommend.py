@@ -25,9 +25,9 @@ from outrider.models.loading import EMBEDDED
 from outrider.models.models_here import ModelHere, find_models
 from outrider.options import parse
 from outrider.options.roles import DraftRole
-from outrider.recommend.__main__ import RecommendOptions
 from outrider.recommend.advice import loaded, measure
 from outrider.recommend.fitting import PublishedDraft, fetch_agreed, judged, published_for
+from outrider.recommend.recommend_options import RecommendOptions
 from tests.support.hub_server import hub_server
 from tests.support.wire_fixtures import background, describe, successor_engine
 
