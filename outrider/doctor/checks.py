@@ -63,10 +63,9 @@ def check_credentials() -> Finding:
 
 
 def machine() -> str:
-    """Cores, instructions, memory and accelerators of this machine."""
+    """Cores, memory and accelerators of this machine."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     parts = [platform.platform(terse=True), f"{cores} cores"]
-    parts.append(torch.backends.cpu.get_cpu_capability())
     if size := memory_size():
         parts.append(f"{size / 2**30:.0f} GiB of memory")
     gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]

@@ -34,7 +34,7 @@ from outrider.doctor.checks import machine
 from outrider.models.loading import EMBEDDED
 from outrider.models.models_here import ModelHere, find_models
 from outrider.options.roles import DraftRole
-from outrider.recommend.fitting import fetch_agreed, judged, published_for
+from outrider.recommend.fitting import fetch_agreed, instructions, judged, published_for
 from outrider.recommend.recommend_options import RecommendOptions
 from outrider.terminal.explain import Limit, dear_law, limit_of
 from outrider.terminal.live_text import silent
@@ -79,7 +79,7 @@ def recommend(options: RecommendOptions) -> int:
         fetch_agreed(published, there.tokenizer_fingerprint)
         here = [judged(one, there) for one in find_models(paths)]
     print(f"target: {there.model} on {there.device}, round trip {trip * 1e3:.3g} ms")
-    print(f"here: {machine()}")
+    print(f"here: {machine()}, {instructions()}")
     for one in published:
         print(f"published, not here: {one}", flush=True)
     left_out = {one.name: one.refusal for one in here if one.refusal}
@@ -123,7 +123,8 @@ def loaded(
             "published one, --draft_model names a directory"
         )
     known = _named("model", sources[0])
-    asked = [("target alone", {"target_only": True, **known}, 0)]
+    asked: list[tuple[str, dict[str, Any], int]] = []
+    asked += [("target alone", {"target_only": True, **known}, 0)]
     asked += [("copies alone", {"draft": "none", **known}, 0)]
     fit = sorted((one for one in here if not one.refusal), key=lambda one: one.size)
     asked += [(one.name, _named("draft_model", one), one.size) for one in fit[:MOST]]
@@ -187,7 +188,7 @@ def _text(client: Client, kind: str, prompt: str, tokens: int) -> Completion:
 
 
 def figures(way: Way, alone: Way) -> dict[str, Any]:
-    """What to expect of a way, by the heads of the table. alone: the target's own"""
+    """Expected figures of a way, by the heads of the table. alone: the target's own"""
     texts = [done for _, done in way.texts]
     usage = reduce(Usage.plus, (done.usage for done in texts))
     tokens, dollars = sum(len(done.token_ids) for done in texts), way.client.budget.price(usage)

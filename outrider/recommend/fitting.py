@@ -46,6 +46,14 @@ class PublishedDraft(Record):
         )
 
 
+def instructions() -> str:
+    """Instructions of this CPU from which drafts gain, where Linux names them."""
+    path = Path("/proc/cpuinfo")
+    words = path.read_text(encoding="utf-8").split() if path.exists() else []
+    known = ("avx2", "avx512f", "avx512_bf16", "avx512_vnni", "amx_bf16", "amx_int8", "asimd")
+    return " ".join(one for one in known if one in words)
+
+
 def judged(one: ModelHere, target: Description) -> ModelHere:
     """A model here; its refusal also says why it is no draft for a target."""
     larger = one.name == target.model or one.parameters > stated_parameters(target.model) / 2
