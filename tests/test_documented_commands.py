@@ -21,7 +21,7 @@ from outrider.compare import compare_options as comparing
 from outrider.compare.testbed import read_positions
 from outrider.money.goal import read_billing
 from outrider.options.roles import OTHER_VERBS, ROLES, VERBS
-from outrider.recommend.recommend_options import RecommendOptions
+from outrider.recommend.command import RecommendOptions
 from outrider.runs.command import RunsOptions
 from outrider.terminal.demo import DemoOptions
 from tests.support.repository import ROOT

@@ -34,8 +34,8 @@ from outrider.doctor.checks import machine
 from outrider.models.loading import EMBEDDED
 from outrider.models.models_here import ModelHere, find_models
 from outrider.options.roles import DraftRole
+from outrider.recommend.command import RecommendOptions
 from outrider.recommend.fitting import fetch_agreed, instructions, judged, published_for
-from outrider.recommend.recommend_options import RecommendOptions
 from outrider.terminal.explain import Limit, dear_law, limit_of
 from outrider.terminal.live_text import silent
 from outrider.text.completion import Completion, Request

@@ -26,8 +26,8 @@ from outrider.models.models_here import ModelHere, find_models
 from outrider.options import parse
 from outrider.options.roles import DraftRole
 from outrider.recommend.advice import loaded, measure
+from outrider.recommend.command import RecommendOptions
 from outrider.recommend.fitting import PublishedDraft, fetch_agreed, judged, published_for
-from outrider.recommend.recommend_options import RecommendOptions
 from tests.support.hub_server import hub_server
 from tests.support.wire_fixtures import background, describe, successor_engine
 

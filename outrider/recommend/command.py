@@ -1,12 +1,15 @@
-"""The flags of `outrider recommend`."""
+"""Flags of `outrider recommend`, whose help needs no model."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from importlib import import_module
 from typing import Any, ClassVar
 
 from pydantic import Field
 
-from inference.flags.command_line import CommandOptions
+from inference.command import run_command
+from inference.flags.command_line import CommandOptions, parse_flags
 from inference.flags.values import Count, File, ModelName, Seconds
 from outrider.options.groups import DeviceOptions, PriceOptions
 from outrider.options.network import ConnectionOptions
@@ -36,3 +39,10 @@ class RecommendOptions(CommandOptions, title="drafting"):
     def of_run(self, **flags: Any) -> dict[str, Any]:
         """Flags of `outrider run`: those of a way of drafting, and those given here."""
         return {**self.connection.stated(), **self.device.stated(), **self.prices.stated(), **flags}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the verb. Returns 0 when it recommends a command."""
+    options = parse_flags(RecommendOptions, "outrider recommend", arguments)
+    advice = import_module("outrider.recommend.advice")  # needs models, which help does not
+    return run_command(lambda: int(advice.recommend(options)), debug=options.debug)
