@@ -74,10 +74,10 @@ def recommend(options: RecommendOptions) -> int:
         there, trip = target.description, measure_round_trip(target.probe, say)
     paths = [Path(path) for path in (options.draft_model or "").split(",") if path]
     here = [judged(one, there) for one in find_models(paths)]
-    published = published_for(there.model, here)
     if options.download:
-        fetch_agreed(published, there.tokenizer_fingerprint)
+        fetch_agreed(published_for(there.model, here), there.tokenizer_fingerprint)
         here = [judged(one, there) for one in find_models(paths)]
+    published = published_for(there.model, here)
     print(f"target: {there.model} on {there.device}, round trip {trip * 1e3:.3g} ms")
     print(f"here: {machine()}, {instructions()}")
     for one in published:
@@ -155,6 +155,7 @@ def measure(ways: Sequence[Way], deadline: float, longest: int) -> None:
     longest: tokens of a text
     """
     prompts = json.loads((Path(__file__).parent / "prompts.json").read_text(encoding="utf-8"))
+    _text(ways[0].client, *prompts[0], 1)
     speed, slowest = _text(ways[0].client, *prompts[0], LEAST).tokens_per_second, 0.0
     tokens = PLANNED * (deadline - time.perf_counter()) * speed / len(ways)  # of one text each
     if tokens < LEAST:
