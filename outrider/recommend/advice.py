@@ -88,16 +88,13 @@ def recommend(options: RecommendOptions) -> int:
         ways = list(loaded(options, here, there, stack, left_out))
         measure(ways, begun + options.seconds, options.max_new_tokens)
         rows = [figures(way, ways[0]) for way in ways]
-    best = max(rows, key=lambda row: float(row["tokens/s"]))
-    law, pays = dear_law(LatencyModel(dict(there.times))), best["x alone"] >= WORTH
-    limit = Limit.ARITHMETIC if law else limit_of(ways[-1].texts[-1][1], trip)
-    why = "" if pays else f"no draft pays here: {limit.value.format(law=law)}"
-    chosen = ways[rows.index(best) if pays else 0]
-    line = command(options.of_run(**chosen.flags))
-    for name, reason in left_out.items():
-        print(f"left out: {name}: {reason}")
+    best, times = choose(rows), LatencyModel(dict(there.times))
+    why = "" if best else reason(times, ways[-1].texts[-1][1], trip)
+    line = command(options.of_run(**ways[best].flags))
+    for name, said in left_out.items():
+        print(f"left out: {name}: {said}")
     print(_line(rows[0]), *(_line(row.values()) for row in rows), sep="\n")
-    print(why or f"the quickest is {chosen.name}:", line, sep="\n")
+    print(why or f"the quickest is {ways[best].name}:", line, sep="\n")
     if options.as_json is not None:
         record = {"target": there.model, "round_trip": trip, "ways": rows, "left_out": left_out}
         record |= {"published": list(map(str, published)), "reason": why, "command": line}
@@ -216,6 +213,19 @@ def figures(way: Way, alone: Way) -> dict[str, Any]:
 def _speed(texts: Sequence[Completion]) -> float:
     """Tokens a second over these texts."""
     return sum(len(done.token_ids) for done in texts) / sum(done.seconds for done in texts)
+
+
+def choose(rows: Sequence[Mapping[str, Any]]) -> int:
+    """Index of the quickest way; 0, the target alone, where no other is worth a draft."""
+    best = max(range(len(rows)), key=lambda index: float(rows[index]["tokens/s"]))
+    return best if rows[best]["x alone"] >= WORTH else 0
+
+
+def reason(times: LatencyModel, drafted: Completion, round_trip: float) -> str:
+    """The reason why no draft pays: the target's times by nodes, else the limit of a text."""
+    law = dear_law(times)
+    limit = Limit.ARITHMETIC if law else limit_of(drafted, round_trip)
+    return f"no draft pays here: {limit.value.format(law=law)}"
 
 
 def command(flags: Mapping[str, Any]) -> str:

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,15 +20,17 @@ import outrider
 from grpc_comm.translate import Description
 from inference.errors import InvalidRequest, Mismatch
 from inference.text import Tokenizer
+from inference.times import LatencyModel
 from outrider.cli import main
 from outrider.link.emulated_link import LinkShape, shaped_link
 from outrider.models.loading import EMBEDDED
 from outrider.models.models_here import ModelHere, find_models
 from outrider.options import parse
 from outrider.options.roles import DraftRole
-from outrider.recommend.advice import loaded, measure
+from outrider.recommend.advice import choose, command, loaded, measure, reason
 from outrider.recommend.command import RecommendOptions
-from outrider.recommend.fitting import PublishedDraft, fetch_agreed, judged, published_for
+from outrider.recommend.fitting import PublishedDraft, fetch, fetch_agreed, judged, published_for
+from outrider.text.completion import Completion
 from tests.support.hub_server import hub_server
 from tests.support.wire_fixtures import background, describe, successor_engine
 
@@ -46,8 +49,11 @@ def target() -> Iterator[str]:
 
 @pytest.fixture
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A hub with one model; yields the cache, which is not there before something is fetched."""
-    with hub_server({OPEN.repository: EMBEDDED / "draft"}) as address:
+    """A hub with two models; yields the cache, which is not there before something is fetched."""
+    (tmp_path / "gguf").mkdir()
+    (tmp_path / "gguf" / "draft.gguf").write_bytes(b"GGUF")
+    models = {OPEN.repository: EMBEDDED / "draft", "acme/gguf": tmp_path / "gguf"}
+    with hub_server(models) as address:
         monkeypatch.setattr(constants, "ENDPOINT", address)
         template = address + "/{repo_id}/resolve/{revision}/{filename}"
         for module in (constants, file_download):
@@ -181,7 +187,14 @@ def test_a_yes_fetches_what_has_the_targets_tokenizer(
     answer(monkeypatch, "y\n")
     fetch_agreed([OPEN], EMBEDDED_TOKENIZER)
     assert list(hub.glob("**/*.safetensors"))
-    assert "acme/open" in [one.name for one in find_models([])]
+
+
+@pytest.mark.usefixtures("hub")
+def test_a_gguf_file_is_fetched_with_its_checkpoints_tokenizer_beside() -> None:
+    draft = replace(OPEN, repository="acme/gguf", file="draft.gguf", tokenizer=OPEN.repository)
+    assert {"draft.gguf", "tokenizer.json"} <= {
+        path.name for path in fetch(draft, EMBEDDED_TOKENIZER).iterdir()
+    }
 
 
 def test_no_weights_of_another_tokenizer_are_fetched(
@@ -204,7 +217,8 @@ def texts_over(address: str, target: Description) -> dict[str, list[list[int]]]:
 
 
 def test_a_far_target_changes_no_text(target: str, served: Description) -> None:
-    known = Description(**{**vars(served), "tokenizer_fingerprint": EMBEDDED_TOKENIZER})
+    named = {"model": "outrider-embedded-target", "tokenizer_fingerprint": EMBEDDED_TOKENIZER}
+    known = Description(**{**vars(served), **named})
     near = texts_over(target, known)
     with shaped_link(target, LinkShape(delay_ms=75)) as link:
         far = texts_over(link.address, known)
@@ -212,21 +226,24 @@ def test_a_far_target_changes_no_text(target: str, served: Description) -> None:
     assert all(texts == near["target alone"] for texts in [*near.values(), *far.values()])
 
 
-def test_a_target_on_which_no_draft_pays_is_told_as_such_with_the_reason(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(("speeds", "chosen"), [((10, 10.2, 9), 0), ((10, 11, 30), 2)])
+def test_a_way_is_taken_where_it_is_clearly_quicker_than_the_target_alone(
+    speeds: tuple[float, ...], chosen: int
 ) -> None:
-    """Each node of a forward costs as much as the first."""
-    times: dict[str, Any] = {"name": "by node", "source": "a test", "assumes": "nothing"}
-    times |= dict.fromkeys(("pass_seconds", "slot_seconds", "node_slot_seconds"), 0.0)
-    times |= {"node_seconds": 0.03, "rows": [1], "nodes": [1, 2, 4, 8, 16, 64], "slot_step": 256}
-    profile = tmp_path / "times.json"
-    profile.write_text(json.dumps(times), encoding="utf-8")
-    words = ["--seconds", "15", "--max_new_tokens", "16"]
-    with outrider.serve(port=0, batch=1, emulate=str(profile)) as served:
-        assert main(["recommend", "--target_host", served.address, *words]) == 0
-    told = capsys.readouterr().out
-    assert "no draft pays here: limited by the target's arithmetic: a forward of 2 nodes" in told
-    assert "--target_only" in told.splitlines()[-1]
+    assert choose([{"tokens/s": one, "x alone": one / speeds[0]} for one in speeds]) == chosen
+
+
+def test_the_targets_times_are_the_reason_where_each_node_costs_as_much_as_the_first() -> None:
+    law = LatencyModel({(1, nodes): 0.03 * nodes for nodes in (1, 2, 4, 8, 16)})
+    told = reason(law, Completion(0, "", 0, 1), 0.02)
+    assert "a forward of 2 nodes takes 2 times as long" in told
+    flat = LatencyModel({(1, nodes): 0.03 for nodes in (1, 2, 4, 8, 16)})
+    assert "nobody proposes anything" in reason(flat, Completion(0, "", 0, 1), 0.02)
+
+
+def test_a_command_says_what_was_given_and_nothing_that_is_off() -> None:
+    line = command({"target_host": "a b", "tls": True, "insecure": False, "threads": 2})
+    assert line == "outrider run 'def main():' '--target_host=a b' --tls --threads=2"
 
 
 def test_a_target_whose_tokenizer_is_not_here_is_refused_in_one_line(
