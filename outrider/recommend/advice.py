@@ -151,7 +151,9 @@ def measure(ways: Sequence[Way], deadline: float, longest: int) -> None:
 
     longest: tokens of a text
     """
-    prompts = json.loads((Path(__file__).parent / "prompts.json").read_text(encoding="utf-8"))
+    prompts: list[tuple[str, str]] = json.loads(
+        (Path(__file__).parent / "prompts.json").read_text(encoding="utf-8")
+    )
     _text(ways[0].client, *prompts[0], 1)
     speed, slowest = _text(ways[0].client, *prompts[0], LEAST).tokens_per_second, 0.0
     tokens = PLANNED * (deadline - time.perf_counter()) * speed / len(ways)  # of one text each
