@@ -21,6 +21,7 @@ from outrider.compare import compare_options as comparing
 from outrider.compare.testbed import read_positions
 from outrider.money.goal import read_billing
 from outrider.options.roles import OTHER_VERBS, ROLES, VERBS
+from outrider.recommend.command import RecommendOptions
 from outrider.runs.command import RunsOptions
 from outrider.terminal.demo import DemoOptions
 from tests.support.repository import ROOT
@@ -50,6 +51,7 @@ COMMANDS: dict[str, Callable[[list[str]], object]] = {
     "compare": comparing.parse,
     "deploy": lambda words: deploying.parse(words, DEPLOY_VERBS),
     "runs": lambda words: parse_flags(RunsOptions, "outrider runs", words),
+    "recommend": lambda words: parse_flags(RecommendOptions, "outrider recommend", words),
     "demo": lambda words: parse_flags(DemoOptions, "outrider demo", words),
 }
 """Parsers of the verbs that are commands of their own; the others are roles."""
