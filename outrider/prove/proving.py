@@ -96,7 +96,8 @@ def _check_device(options: ProveOptions, out: Path) -> list[str]:
     """Compare a Neuron device's noise and choices with the host's, in a process that gives its
     cores back. Returns the lines that it printed. Raises BadArtifact where something differs.
     """
-    given = {"model": options.target_name, "dtype": options.dtype, "target": instance_family()}
+    given = {"model": options.target_name, "target": instance_family()}
+    given["dtype"] = options.compiled_dtype
     words = [*_words(given), "--out", str(out)]
     done = subprocess.run(  # noqa: S603
         [sys.executable, "-m", "compile.check", *words],

@@ -62,6 +62,7 @@ class Proof:
     def record(self) -> dict[str, Any]:
         """The report as plain data for JSON. Times are in seconds."""
         return {
+            "kept": self.is_kept,
             "target": self.target,
             "device": self.device,
             "draft": self.draft,
