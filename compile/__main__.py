@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from compile.spec import CompileSpec
 
 VERBS = {
-    "check": "compile.check",
     "rules": "compile.predictions",
     "times": "compile.predictions",
     "try": "compile.try_compiler",

@@ -1,6 +1,4 @@
-"""Runs `outrider compile check`: the first test on a Neuron instance.
-
-    outrider compile check --model DIR_OR_NAME --target trn1 --tensor_parallel 2 --out DIR
+"""The first test on a Neuron instance, which `outrider prove` runs in a process of its own.
 
 It compares the device's noise with the contract, builds one graph, compares its choices with those
 of the eager model, and takes the time of a call. It needs no other machine and leaves its artefact
@@ -10,6 +8,7 @@ in --out. Not yet run on hardware.
 from __future__ import annotations
 
 import statistics
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -50,11 +49,11 @@ CALLS = 100
 """Calls that are timed."""
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Run the command, given with its verb. Returns 1 where the device computes something else, or
-    the flags are wrong.
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the test with the flags of `outrider compile`. Returns 1 where the device computes
+    something else, or the flags are wrong.
     """
-    options = parse([*_SMALL, *arguments[1:]])
+    options = parse([*_SMALL, *(sys.argv[1:] if arguments is None else arguments)])
     return run_command(lambda: _check(options), debug=options.debug)
 
 
@@ -79,7 +78,7 @@ def _check(options: CompileOptions) -> int:
         read_source(checkpoint.directory),
         NeuronBuilder(spec, checkpoint.directory),
         out,
-        command="outrider compile check",
+        command="outrider prove",
         progress=BuildProgress(say),
     )
     print(f"built {spec.buckets[0].name} in {time.perf_counter() - start:.0f} s, artefact in {out}")
@@ -140,3 +139,7 @@ def time_call(model: Model, vocabulary: int, nodes: int) -> float:
         sequence.choose(tree)
         seconds.append(time.perf_counter() - start)
     return statistics.median(seconds) * 1000
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -5,10 +5,10 @@ or compilers.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
-from inference.artifact import Bucket, FusedPart
+from inference.artifact import Bucket, FusedPart, Manifest
 from inference.errors import InvalidRequest
 from inference.sampling import CANDIDATES
 
@@ -67,6 +67,12 @@ class CompileSpec:
                 "--features is for heads beside the target, and --fused puts a draft into its "
                 "graphs: leave one out"
             )
+
+    @classmethod
+    def of(cls, manifest: Manifest) -> CompileSpec:
+        """The spec of an artefact's own graphs, without a draft beside them."""
+        names = [one.name for one in fields(cls) if one.name != "fused"]
+        return cls(**{name: getattr(manifest, name) for name in names})
 
     def plain(self) -> dict[str, Any]:
         """Return the spec as a dictionary. Features are left out where there are none, so that what

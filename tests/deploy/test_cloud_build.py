@@ -20,11 +20,15 @@ from botocore.stub import Stubber
 from compile.compile_options import CompileOptions, parse
 from compile.store import open_store, push
 from deploy.aws import Aws
-from deploy.cloud_build import CloudBuild, check, cost, host_arguments, pinned, plan
+from deploy.cloud_build import CloudBuild, check, host_arguments, pinned, plan
+from deploy.commands.prove import ProveOptions, commands
 from deploy.deployment import Deployment
+from deploy.host.job_script import RESULTS
+from deploy.host_job import cost
 from deploy.instance_kind import NEURON_IMAGE, InstanceKind
 from deploy.stack import StackState
 from inference.artifact import write_manifest
+from outrider.prove.prove_options import parse as parse_proof
 from tests.support.artifacts import build, trn1_manifest
 from tests.support.aws_server import REGION, AwsServer
 from tests.support.hub_server import COMMIT, TOKEN, hub_server
@@ -46,9 +50,9 @@ def test_the_instance_runs_the_users_own_command_and_pushes() -> None:
         "--tensor_parallel=2",
         "--flag=-O2",
         "--quick",
-        "--load=/var/lib/outrider-build/load.json",
+        "--load=/var/lib/outrider-job/load.json",
         "--graph_store=s3://bucket/graphs",
-        "--out=/var/lib/outrider-build/artefact",
+        "--out=/var/lib/outrider-job/artefact",
         "--push=s3://bucket/artefacts",
     )
 
@@ -306,3 +310,61 @@ def test_a_build_for_neuron_runs_on_its_image_whatever_the_instance(aws: AwsServ
     deployment = plan(Aws(REGION), options).deployment
     assert deployment.image_parameter == NEURON_IMAGE
     assert deployment.volume_gib == 250
+
+
+@pytest.mark.parametrize(
+    ("flags", "instance", "model", "words"),
+    [
+        (
+            {},
+            "trn1.2xlarge",
+            "acme/m@1",
+            [
+                "--target_model=acme/m@1 --draft=copy --device=neuron --compiled_dtype=bfloat16 "
+                f"--out={RESULTS}/bfloat16",
+                "--target_model=acme/m@1 --draft=copy --device=neuron --compiled_dtype=fp8 "
+                f"--out={RESULTS}/fp8",
+            ],
+        ),
+        ({}, "c7i.2xlarge", None, [f"--device=cpu --out={RESULTS}/proof"]),
+        (
+            {"draft_model": "acme/d"},
+            "g6.xlarge",
+            "acme/m@1",
+            [f"--target_model=acme/m@1 --draft_model=acme/d --device=cuda --out={RESULTS}/proof"],
+        ),
+    ],
+)
+def test_a_proof_on_an_instance_is_a_command_that_the_instance_understands(
+    flags: dict[str, Any], instance: str, model: str | None, words: list[str]
+) -> None:
+    given = commands(ProveOptions(**flags), InstanceKind(instance), model)
+    assert [" ".join(command[2:]) for command in given.values()] == words
+    assert [command[:2] for command in given.values()] == [("outrider", "prove")] * len(words)
+    for command in given.values():
+        parse_proof(command[2:])
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize("kept", [True, False])
+def test_a_proof_is_brought_here_and_its_instance_is_gone(
+    kept: bool, aws: AwsServer, installed: list[str], tmp_path: Path
+) -> None:
+    flags = [*installed, "--out", str(tmp_path / "out")]
+    process = begin(aws, ["deploy", "prove", "--instance", "c7i.2xlarge", "--yes", *flags])
+    stack, bucket = started(process)
+    s3, results = boto3.client("s3", region_name=REGION), stack.replace("outrider-", "builds-of/")
+    made = {
+        "report.json": json.dumps({"kept": kept}),
+        "report.md": "# m on cpu",
+        "profile.json": "",
+    }
+    for name, text in made.items():
+        s3.put_object(Bucket=bucket, Key=f"{results}/results/proof/{name}", Body=text.encode())
+    report(stack, bucket, "built")
+    told = process.communicate(timeout=200)[0]
+    assert process.returncode == (0 if kept else 1), told
+    assert "# m on cpu" in told
+    assert "cost of the proof: not known" in told
+    assert {path.name for path in (tmp_path / "out/proof").iterdir()} == set(made)
+    assert left() == []

@@ -12,18 +12,18 @@ from pathlib import Path
 import pytest
 
 from compile.store import open_store, pull
-from deploy.host.build_script import ARTEFACT, BuildSettings, build_script
+from deploy.host.job_script import ARTEFACT, RESULTS, JobSettings, job_script
 from outrider.models.loading import EMBEDDED
 from tests.support.hub_server import COMMIT, TOKEN, hub_server
 from tests.support.refusals import assert_refused
 from tests.support.repository import tool
 from tests.support.scratch_host import IMAGE_VENV, ScratchHost, scratch_host
 
-SETTINGS = BuildSettings(
+SETTINGS = JobSettings(
     region="us-west-2",
     wheel="s3://bucket/outrider.whl",
     wheel_sha256="0" * 64,
-    arguments=("--target=cpu", f"--out={ARTEFACT}", "--push=s3://bucket/artefacts"),
+    commands=(("compile", "--target=cpu", f"--out={ARTEFACT}", "--push=s3://bucket/artefacts"),),
     reports="s3://bucket/builds-of/build-1",
     lifetime_hours=6.0,
 )
@@ -41,28 +41,28 @@ while [ "${1#--}" != "$1" ]; do shift; done
 from=$1 to=$2
 case "$from" in s3://*) from=/srv/aws/$from ;; esac
 case "$to" in s3://*) to=/srv/aws/$to; mkdir -p "$(dirname "$to")" ;; esac
-cp "$from" "$to"
+cp -r "$from" "$to"
 """
 """Stands in for AWS's command line: objects are files below /srv/aws, in both directions."""
 
 
 def test_shellcheck_finds_nothing(tmp_path: Path) -> None:
-    script = tmp_path / "build.sh"
-    script.write_text(build_script(replace(SETTINGS, load="s3://bucket/load.json", venv="/opt/v")))
+    script = tmp_path / "job.sh"
+    script.write_text(job_script(replace(SETTINGS, load="s3://bucket/load.json", venv="/opt/v")))
     checked = subprocess.run([tool("shellcheck"), script], capture_output=True, text=True)
     assert checked.stdout == ""
 
 
 def test_the_end_of_the_lifetime_is_armed_before_anything_is_installed() -> None:
-    script = build_script(replace(SETTINGS, lifetime_hours=1.5))
+    script = job_script(replace(SETTINGS, lifetime_hours=1.5))
     assert "lifetime_minutes=90\n" in script
     assert script.index('shutdown -P "+$lifetime_minutes"') < script.index("\ninstall_tools\n")
 
 
 def test_a_word_of_the_command_stays_one_word_of_the_shell() -> None:
     words = ("--flag=-O2 --x", "--model=$(reboot)")
-    script = build_script(replace(SETTINGS, arguments=words))
-    assert "arguments=('--flag=-O2 --x' '--model=$(reboot)')\n" in script
+    script = job_script(replace(SETTINGS, commands=(("compile", *words),)))
+    assert "-m compile '--flag=-O2 --x' '--model=$(reboot)'\n" in script
 
 
 def test_reports_need_a_place_in_a_bucket() -> None:
@@ -79,21 +79,26 @@ def host(wheel: Path) -> Iterator[ScratchHost]:
 
 
 def run(
-    host: ScratchHost, wheel: Path, *arguments: str, hub: str = ""
+    host: ScratchHost,
+    wheel: Path,
+    *arguments: str,
+    hub: str = "",
+    commands: tuple[tuple[str, ...], ...] | None = None,
 ) -> tuple[int, dict[str, str], str]:
     """Run the script, as cloud-init does; its exit code, last report, and log in the bucket.
 
     hub: address of a stand-in whose token the script takes
+    commands: in place of a build with the arguments
     """
     settings = replace(
         SETTINGS,
         wheel=f"s3://bucket/{wheel.name}",
         wheel_sha256=hashlib.sha256(wheel.read_bytes()).hexdigest(),
-        arguments=(*arguments, f"--out={ARTEFACT}", "--push=/srv/store"),
+        commands=commands or (("compile", *arguments, f"--out={ARTEFACT}", "--push=/srv/store"),),
         venv=IMAGE_VENV,
         hub_token="/outrider/build-1/hub_token" if hub else None,
     )
-    host.write("/var/lib/cloud/user-data", build_script(settings), 0o700)
+    host.write("/var/lib/cloud/user-data", job_script(settings), 0o700)
     offline = {"PIP_NO_INDEX": "1", "PIP_CONFIG_FILE": "/dev/null"}
     done = host.run("/var/lib/cloud/user-data", **offline, HF_ENDPOINT=hub)
     reports = host.root / "srv/aws/s3:/bucket/builds-of/build-1"
@@ -111,7 +116,7 @@ def test_what_is_built_can_be_pulled_by_the_digest_that_is_reported(
         open_store(str(host.root / "srv/store")), status["digest"], tmp_path / "out", print
     )
     assert (manifest.target, manifest.dtype, manifest.rows) == ("cpu", "float32", 1)
-    assert host.calls("shutdown") == ["-P +360 the end of the lifetime of this build", "-P now"]
+    assert host.calls("shutdown") == ["-P +360 the end of the lifetime of this job", "-P now"]
 
 
 @pytest.mark.extended
@@ -133,7 +138,19 @@ def test_a_gated_model_is_read_with_the_token_that_no_log_shows(
 @pytest.mark.extended
 def test_a_build_that_fails_says_where_and_ends_its_host(host: ScratchHost, wheel: Path) -> None:
     code, status, log = run(host, wheel, "--target=cpu", "--sequence_length=1")
-    assert (code, status["state"], status["step"]) == (2, "failed", "build")
+    assert (code, status["state"], status["step"]) == (2, "failed", "commands")
     assert "--sequence_length 1: a whole number of 2 or more is needed" in log
-    assert "FAILED at: build (exit code 2)" in log
+    assert "FAILED at: commands (exit code 2)" in log
     assert host.calls("shutdown")[-1] == "-P now"
+
+
+@pytest.mark.extended
+def test_results_that_a_command_left_are_brought_to_the_bucket_without_artefacts(
+    host: ScratchHost, wheel: Path
+) -> None:
+    keep = f"import pathlib; p = pathlib.Path('{RESULTS}/a'); p.mkdir(parents=True); "
+    write = "(p / 'report.md').write_text('found'); (p / 'artefact').mkdir()"
+    code, status, log = run(host, wheel, commands=(("timeit", "-n1", "-r1", keep + write),))
+    assert (code, status["state"], status["digest"]) == (0, "built", ""), log
+    copied = "s3 cp --only-show-errors --recursive --exclude=*/artefact/*"
+    assert f"{copied} {RESULTS} s3://bucket/builds-of/build-1/results" in host.calls("aws")

@@ -1,10 +1,11 @@
-"""User data of a host that compiles an artefact: a shell script that cloud-init runs once, as root.
+"""User data of a host that runs a job: a shell script that cloud-init runs once, as root.
 
-It arms the end of the host's lifetime, installs Outrider, runs one compile command, which pushes
-what it built, and powers the host off, whatever came of it. How far it is lies in the bucket:
+It arms the end of the host's lifetime, installs Outrider, runs the commands one after the other up
+to the first that fails, and powers the host off, whatever came of them. In the bucket lie:
 
     REPORTS/status.json   {"state": "running" | "built" | "failed", "step", "digest"}
     REPORTS/log.txt       all that was printed
+    REPORTS/results/      the files that the commands left in RESULTS
 """
 
 from __future__ import annotations
@@ -14,17 +15,18 @@ from dataclasses import dataclass
 
 from deploy.host.installation import S3_OBJECT, Installation, need, script
 
-WORK = "/var/lib/outrider-build"
+WORK = "/var/lib/outrider-job"
 ARTEFACT = f"{WORK}/artefact"
+RESULTS = f"{WORK}/results"
 LOAD = f"{WORK}/load.json"
 """The path on the host of a file that --load names."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class BuildSettings(Installation):
-    """The settings of a host that builds. Raises InvalidRequest for a value that cannot be."""
+class JobSettings(Installation):
+    """The settings of a host that runs a job. Raises InvalidRequest for a value that cannot be."""
 
-    arguments: tuple[str, ...]  # of `python -m compile`, with --out ARTEFACT and --push
+    commands: tuple[tuple[str, ...], ...]  # words behind `python -m`; an artefact is in ARTEFACT
     reports: str  # s3://BUCKET/PREFIX
     load: str | None = None  # s3://BUCKET/KEY of the file that --load names
 
@@ -34,11 +36,11 @@ class BuildSettings(Installation):
             need(url, S3_OBJECT, "s3://BUCKET/KEY")
 
 
-def build_script(settings: BuildSettings) -> str:
+def job_script(settings: JobSettings) -> str:
     """The script."""
     values = settings.assignments("aws,compile") | {
         "reports": settings.reports,
         "load": settings.load or "",
     }
-    arguments = f"arguments=({shlex.join(settings.arguments)})\n"
-    return script(values, arguments, main="build.sh")
+    lines = "".join(f'    "$python" -m {shlex.join(words)}\n' for words in settings.commands)
+    return script(values, f"run_commands() {{\n{lines}}}\n", main="job.sh")
