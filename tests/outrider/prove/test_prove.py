@@ -60,7 +60,7 @@ def test_every_text_of_the_embedded_pair_equals_target_only_at_each_temperature(
 def test_the_profile_of_a_proof_is_one_that_a_target_emulates(proved: Path) -> None:
     profile = find_profile(str(proved / "profile.json"))
     measured = {(rows, nodes): seconds for rows, nodes, seconds in read(proved)["times"]}
-    assert profile.pass_seconds == measured[1, 1]
+    assert profile.pass_seconds == measured[min(measured)]
     assert set(profile.nodes) == {nodes for _, nodes in measured}
 
 
