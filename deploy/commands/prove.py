@@ -38,7 +38,7 @@ FILES = ("report.json", "report.md", "profile.json")
 """Files of a proof."""
 
 
-class ProveOptions(CommandOptions, title="proof"):
+class ProofOptions(CommandOptions, title="proof"):
     """Prove a target on an instance: texts equal to target-only's, times beside the plan's, the
     promise at a first start. The instance is removed, and its reports are brought here.
     """
@@ -69,10 +69,10 @@ class ProveOptions(CommandOptions, title="proof"):
     """print the plan and its price, and start nothing"""
 
 
-OPTIONS = ProveOptions
+OPTIONS = ProofOptions
 
 
-def run(options: ProveOptions) -> int:
+def run(options: ProofOptions) -> int:
     """Prove, and bring the reports here. Returns 1 where one says that something is not kept."""
     aws = Aws(options.region)
     pinned = None if options.model is None else pin_model(options.model)
@@ -105,7 +105,7 @@ def run(options: ProveOptions) -> int:
 
 
 def commands(
-    options: ProveOptions, instance: InstanceKind, model: str | None
+    options: ProofOptions, instance: InstanceKind, model: str | None
 ) -> dict[str, tuple[str, ...]]:
     """Words behind `python -m` on the instance, by the name of the proof.
 
@@ -125,7 +125,7 @@ def commands(
 
 
 def _settings(
-    options: ProveOptions, aws: Aws, job: HostJob, words: tuple[tuple[str, ...], ...]
+    options: ProofOptions, aws: Aws, job: HostJob, words: tuple[tuple[str, ...], ...]
 ) -> JobSettings:
     """Upload Outrider's wheel; return what the instance is told."""
     bucket = HostBucket(aws, job.bucket)

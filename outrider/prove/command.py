@@ -19,8 +19,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(options: ProveOptions) -> int:
+    from outrider.prove.proof import markdown, verdict
     from outrider.prove.proving import prove  # needs torch, which help does not
-    from outrider.prove.report import markdown, verdict
 
     out = Path(options.out)
     proof = prove(options, out)

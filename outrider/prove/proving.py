@@ -28,8 +28,8 @@ from outrider.options.groups import PromptOptions
 from outrider.options.network import ConnectionOptions
 from outrider.options.roles import SharedClientRole
 from outrider.prove.device_times import fit_profile, kept_times, planned_times
+from outrider.prove.proof import Proof
 from outrider.prove.prove_options import OF_CLIENT, OF_TARGET, ProveOptions
-from outrider.prove.report import Proof
 from outrider.prove.text_pairs import TextPair, make_pairs
 from outrider.target.spawn import role_environment, started
 from outrider.text.prompts import read_prompts

@@ -1,4 +1,4 @@
-"""Texts made twice in turn, by the target alone and with a draft: are they equal, and how fast?"""
+"""Texts made twice in turn, by the target alone and with a draft: their equality and speed."""
 
 from __future__ import annotations
 

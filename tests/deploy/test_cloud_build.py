@@ -21,7 +21,7 @@ from compile.compile_options import CompileOptions, parse
 from compile.store import open_store, push
 from deploy.aws import Aws
 from deploy.cloud_build import CloudBuild, check, host_arguments, pinned, plan
-from deploy.commands.prove import ProveOptions, commands
+from deploy.commands.prove import ProofOptions, commands
 from deploy.deployment import Deployment
 from deploy.host.job_script import RESULTS
 from deploy.host_job import cost
@@ -338,7 +338,7 @@ def test_a_build_for_neuron_runs_on_its_image_whatever_the_instance(aws: AwsServ
 def test_a_proof_on_an_instance_is_a_command_that_the_instance_understands(
     flags: dict[str, Any], instance: str, model: str | None, words: list[str]
 ) -> None:
-    given = commands(ProveOptions(**flags), InstanceKind(instance), model)
+    given = commands(ProofOptions(**flags), InstanceKind(instance), model)
     assert [" ".join(command[2:]) for command in given.values()] == words
     assert [command[:2] for command in given.values()] == [("outrider", "prove")] * len(words)
     for command in given.values():

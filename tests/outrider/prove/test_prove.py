@@ -20,7 +20,7 @@ from inference.sampling import SamplingParams
 from inference.times import Shape
 from outrider.prove.command import main
 from outrider.prove.device_times import fit_profile, planned_times
-from outrider.prove.report import Proof, markdown, verdict
+from outrider.prove.proof import Proof, markdown, verdict
 from outrider.prove.text_pairs import TEMPERATURES, TextPair
 from outrider.text.completion import Completion, Request, new_completion
 from tests.support.artifacts import trn1_manifest

@@ -1,4 +1,4 @@
-"""The report of `outrider prove`: as data, and as Markdown that stands alone."""
+"""The findings of `outrider prove`: as data, and as a report in Markdown that stands alone."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LEAST_MEAN = 0.98
 
 @dataclass(frozen=True)
 class Proof:
-    """What was found of a target on this machine. At least one pair of texts is needed."""
+    """The findings about a target on this machine. At least one pair of texts is needed."""
 
     target: str  # the model's name
     device: str  # as the target describes it
