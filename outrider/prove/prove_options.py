@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import model_validator
 from typing_extensions import Self
@@ -67,7 +67,7 @@ class ProveOptions(
             )
         return self
 
-    def given_of(self, names: Sequence[str]) -> dict[str, object]:
+    def given_of(self, names: Sequence[str]) -> dict[str, Any]:
         """The values of these flags that are set."""
         found = {name: getattr(self, name) for name in names}
         return {name: value for name, value in found.items() if value is not None}
