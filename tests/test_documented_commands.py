@@ -21,6 +21,7 @@ from outrider.compare import compare_options as comparing
 from outrider.compare.testbed import read_positions
 from outrider.money.goal import read_billing
 from outrider.options.roles import OTHER_VERBS, ROLES, VERBS
+from outrider.prove import prove_options as proving
 from outrider.recommend.command import RecommendOptions
 from outrider.runs.command import RunsOptions
 from outrider.terminal.demo import DemoOptions
@@ -32,6 +33,7 @@ HELP = [
     *sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "deploy/commands").glob("*.py")),
     "outrider/compare/compare_options.py",
     "outrider/options/parsing.py",
+    "outrider/prove/prove_options.py",
     "outrider/runs/command.py",
     "outrider/target/ray_command.py",
 ]
@@ -51,6 +53,7 @@ COMMANDS: dict[str, Callable[[list[str]], object]] = {
     "compare": comparing.parse,
     "deploy": lambda words: deploying.parse(words, DEPLOY_VERBS),
     "runs": lambda words: parse_flags(RunsOptions, "outrider runs", words),
+    "prove": proving.parse,
     "recommend": lambda words: parse_flags(RecommendOptions, "outrider recommend", words),
     "demo": lambda words: parse_flags(DemoOptions, "outrider demo", words),
 }
