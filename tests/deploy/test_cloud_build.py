@@ -31,7 +31,6 @@ from tests.support.hub_server import COMMIT, TOKEN, hub_server
 from tests.support.refusals import assert_refused
 from tests.support.repository import ROOT
 
-
 QWEN = {
     "architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "hidden_act": "silu",
     "hidden_size": 3584, "intermediate_size": 18944, "max_position_embeddings": 32768,
