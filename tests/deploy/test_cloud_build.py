@@ -35,6 +35,15 @@ from tests.support.hub_server import COMMIT, TOKEN, hub_server
 from tests.support.refusals import assert_refused
 from tests.support.repository import ROOT
 
+QWEN = {
+    "architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "hidden_act": "silu",
+    "hidden_size": 3584, "intermediate_size": 18944, "max_position_embeddings": 32768,
+    "num_attention_heads": 28, "num_hidden_layers": 28, "num_key_value_heads": 4,
+    "rms_norm_eps": 1e-06, "rope_theta": 1000000.0, "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16", "vocab_size": 152064,
+}  # fmt: skip
+"""A config.json of the size of Qwen2.5-7B."""
+
 
 def of(*words: str) -> CloudBuild:
     """A build on c7i.2xlarge with these flags, for which nobody was asked."""
@@ -172,17 +181,19 @@ def test_an_artefact_that_was_built_there_is_brought_here_and_the_instance_is_go
 
 
 @pytest.fixture
-def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The hub as commands see it: Qwen's models for everybody, acme/gated for who has TOKEN. All of
-    them have the shape of one.
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The hub as commands see it: Qwen's models for everybody, acme/gated for who has TOKEN. Yields
+    the directory that all of them have.
     """
+    shape = tmp_path / "shape"
+    shape.mkdir()
+    (shape / "config.json").write_text(json.dumps(QWEN))
     names = ["Qwen/Qwen2.5-7B-Instruct", "Qwen/Qwen2.5-1.5B-Instruct", "acme/gated"]
-    shape = ROOT / "docs/shapes/llama-3.1-8b"
     with hub_server(dict.fromkeys(names, shape), gated="acme/gated") as address:
         monkeypatch.setenv("HF_ENDPOINT", address)
         monkeypatch.setenv("HF_HOME", str(tmp_path / "huggingface"))
         monkeypatch.delenv("HF_TOKEN", raising=False)
-        yield
+        yield shape
 
 
 def cloud_commands(page: str) -> list[list[str]]:

@@ -4,7 +4,7 @@ larger.
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -124,7 +124,10 @@ def test_the_work_of_a_deep_graph_is_that_of_its_layers() -> None:
     whole = work_of(record_call(config, SMALL_SPEC, idle_inputs(SMALL)))
     extended = pass_work(config, SMALL_SPEC, SMALL)
     for name, work in whole.by_cost.items():
-        assert asdict(extended.by_cost[name]) == pytest.approx(asdict(work))
+        for field in (
+            "weights", "cache", "vector", "scalar", "tensor", "collectives", "instructions",
+        ):  # fmt: skip
+            assert getattr(extended.by_cost[name], field) == pytest.approx(getattr(work, field))
 
 
 class Weighed(nn.Module):

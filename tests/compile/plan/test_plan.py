@@ -390,8 +390,8 @@ def test_matrices_and_head_take_half_and_embeddings_and_caches_as_much() -> None
 
 def test_what_does_not_fit_is_told_that_it_would_in_8_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     config, small = parse_config(LLAMA_8B), replace(device_of("trn1"), memory=6 << 30)
+    _, spec = planned(tensor_parallel=2, rows=1, quick=True)
     monkeypatch.setattr("compile.plan.fit.device_of", lambda target: small)
-    with pytest.raises(LimitExceeded, match="--dtype fp8"):
-        check_fits(config, spec_of())
+    assert_refused(lambda: check_fits(config, spec), ["--dtype fp8"], LimitExceeded)
     with pytest.raises(LimitExceeded, match=r"Would fit: (?!.*fp8)(?!.*trn2)"):
-        check_fits(config, spec_of(dtype="fp8", tensor_parallel=1))
+        check_fits(config, replace(spec, dtype="fp8", tensor_parallel=1))

@@ -70,7 +70,9 @@ REFUSED = {
     "image": Refused(
         CHAT, {"messages": [SAID | {"content": IMAGE}]}, "messages.0.content.0.type", "'text'"
     ),
-    "silent user": Refused(CHAT, {"messages": [SAID | {"content": None}]}, shown="user needs"),
+    "silent user": Refused(
+        CHAT, {"messages": [SAID | {"content": None}]}, "messages.0", "user needs"
+    ),
     "long chat": Refused(
         CHAT, {"messages": [SAID | {"content": "x = 1\n" * 2000}]}, "messages", "1024", TOO_LONG
     ),

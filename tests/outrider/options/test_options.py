@@ -74,7 +74,7 @@ def test_the_environment_is_of_all_roles_and_of_no_options_that_are_made_in_code
     ("text", "words"),
     [
         ("batsh: 3", ["batsh", "did you mean batch?"]),
-        ("tree_nodes: 3", ["tree_nodes", "--role draft", "target"]),
+        ("tree_nodes: 3", ["tree_nodes", "run, chat", "target"]),
         ("batch: 0", ["batch 0", "1 or more"]),
         ("batch: [1]", ["batch", "a whole number"]),
         ("device: cud", ["device cud", "cuda:N"]),

@@ -47,7 +47,7 @@ VALUES = {
     "threads": "0",
     "sequence_length": "0",
     "max_new_tokens": "1.5",
-    "temperature": "1e-5",  # float32 cannot tell it from 0
+    "temperature": "-1",
     "top_p": "0",
     "top_k": "257",
     "seed": str(2**63),
@@ -64,11 +64,12 @@ VALUES = {
     "cs": "101",
     "device": "cuda:x",
     "draft": "modl",
-    "target_host": "localhost:x",
 }
 """A value that a flag of a draft cannot have."""
 
 NEEDING: list[tuple[str, ...]] = [
+    ("run --temperature 1e-5", "temperature", "0.001", "1e-05"),  # float32 cannot tell it from 0
+    ("run --target_host localhost:x", "HOST:PORT", "localhost:x"),
     ("run --tls_cert x", "--tls_key"),
     ("run --region eu-west-1", "--region", "--instance"),
     ("target --tensor_parallel 4", "--tensor_parallel", "--device neuron-legacy"),
@@ -144,7 +145,7 @@ def test_sources_that_are_none_or_said_twice_are_refused(named: str) -> None:
 
 @pytest.mark.parametrize("host", ["dns:///", "dns:///:1", "a:1,", "dns://a:1"])
 def test_a_target_host_without_a_host_is_refused(host: str) -> None:
-    assert_refused(lambda: DraftRole(target_host=host), [f"--target_host {host}", "HOST"])
+    assert_refused(lambda: DraftRole(target_host=host), ["HOST"])
 
 
 def test_a_limit_in_dollars_needs_a_price() -> None:

@@ -37,7 +37,7 @@ def test_standard_input_that_holds_nothing_is_an_empty_prompt(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("sys.stdin", Piped(b"\n"))
-    assert_refused(lambda: read_prompts(TextOptions(prompt="-")), ["--prompt"])
+    assert_refused(lambda: read_prompts(TextOptions(prompt="-")), ["prompt is empty"])
 
 
 def test_a_file_that_is_not_utf_8_is_refused_with_the_line(tmp_path: Path) -> None:
