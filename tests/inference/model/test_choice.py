@@ -47,7 +47,7 @@ def allowed(logits: NDArray[np.float32], params: SamplingParams) -> NDArray[np.b
     """The tokens that may be chosen, in float64: of the best 256 the best top_k, and of these the
     fewest whose part of all tokens' mass at T reaches top_p. What ties with the last is one, too.
     """
-    if not params.truncated:
+    if params.greedy or not params.truncated:
         return np.ones(len(logits), dtype=np.bool_)
     weights = np.exp(logits.astype(np.float64) / params.temperature)
     order = np.argsort(-weights)[: min(params.top_k or CANDIDATES, CANDIDATES)]
