@@ -178,7 +178,7 @@ class Drafting:
             silent = self._heard_at >= self._busy_until or at <= self._busy_from
             lone = progress.lone - self._last.lone == forwards
             seconds, tokens = at - self._heard_at, len(progress.tokens)
-            self._throttle.hear(seconds, tokens, forwards, quiet=silent and lone)
+            self._throttle.hear(seconds, tokens, forwards, lone=lone, silent=silent)
         self._heard_at = at
         if progress.tokens:
             notice = notice_of(self._last, progress, at)
