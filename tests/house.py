@@ -28,15 +28,17 @@ class Room(NamedTuple):
 
 
 BOUNDS = {
-    "inference": Room(18_626, 115),
+    "inference": Room(18_638, 115),
     "grpc_comm": Room(5_975, 36),
     "compile": Room(7_533, 42),
     "deploy": Room(3_639, 29),
-    "outrider": Room(12_681, 81),
+    "outrider": Room(13_095, 84),
     "benchmarks": Room(7_995, 43),
-    "tests": Room(45_724, 260),
+    "tests": Room(46_003, 261),
 }
-"""Bounds of each room."""
+"""Bounds of each room. outrider/ rose by 414 lines and tests/ by 277 for `outrider recommend`,
+inference/ by 12 for a throttle that times again what a neighbour disturbed.
+"""
 
 MOST_STEPS = 8
 """Bound of the longest trip of a parameter."""
