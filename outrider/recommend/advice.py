@@ -31,11 +31,12 @@ from outrider.client.client import Client, open_client
 from outrider.client.connecting import connect_target
 from outrider.client.probing import measure_round_trip
 from outrider.doctor.checks import machine
+from outrider.models.devices import pick_device, subject_device
 from outrider.models.loading import EMBEDDED
 from outrider.models.models_here import ModelHere, find_models
 from outrider.options.roles import DraftRole
 from outrider.recommend.command import RecommendOptions
-from outrider.recommend.fitting import fetch_agreed, instructions, judged, published_for
+from outrider.recommend.fitting import fetch_agreed, judged, published_for
 from outrider.terminal.explain import Limit, dear_law, limit_of
 from outrider.terminal.live_text import silent
 from outrider.text.completion import Completion, Request
@@ -79,7 +80,7 @@ def recommend(options: RecommendOptions) -> int:
         here = [judged(one, there) for one in find_models(paths)]
     published = published_for(there.model, here)
     print(f"target: {there.model} on {there.device}, round trip {trip * 1e3:.3g} ms")
-    print(f"here: {machine()}, {instructions()}")
+    print(f"here: {machine()}, {subject_device(pick_device(options.device.device))}")
     for one in published:
         print(f"published, not here: {one}", flush=True)
     left_out = {one.name: one.refusal for one in here if one.refusal}

@@ -24,34 +24,24 @@ from outrider.models.models_here import ModelHere
 
 @dataclass(frozen=True)
 class PublishedDraft(Record):
-    """A row of families.json: a draft on the hub, as its page states it."""
+    """A row of families.json: a draft on the hub. Its tokenizer is compared when it is fetched."""
 
     family: Text  # targets have this in their names, in lower case
     repository: Text
     millions: Positive  # of parameters
     precision: Text
-    megabytes: Positive  # to fetch
+    megabytes: Positive  # to fetch; some are computed from the parameters
     licence: Text
     context: Count  # tokens
     file: Text = ""  # a GGUF file of the repository; empty for a checkpoint in safetensors
     tokenizer: Text = ""  # repository of a GGUF file's tokenizer
-    checked: bool = False  # its tokenizer was seen to be that of a larger model
 
     def __str__(self) -> str:
         return (
             f"{self.repository} {self.file}: {self.millions:g} M parameters, {self.precision}, "
-            f"{self.megabytes:g} MB, licence {self.licence}, context {self.context}, by "
-            f"{'llama.cpp' if self.file else 'torch'}, tokenizer "
-            f"{'' if self.checked else 'not '}verified"
+            f"about {self.megabytes:g} MB, licence {self.licence}, context {self.context}, by "
+            f"{'llama.cpp' if self.file else 'torch'}"
         )
-
-
-def instructions() -> str:
-    """Instructions of this CPU from which drafts gain, where Linux names them."""
-    path = Path("/proc/cpuinfo")
-    words = path.read_text(encoding="utf-8").split() if path.exists() else []
-    known = ("avx2", "avx512f", "avx512_bf16", "avx512_vnni", "amx_bf16", "amx_int8", "asimd")
-    return " ".join(one for one in known if one in words)
 
 
 def judged(one: ModelHere, target: Description) -> ModelHere:

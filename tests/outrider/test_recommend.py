@@ -145,11 +145,6 @@ def test_a_published_draft_that_is_here_is_not_offered_again() -> None:
     assert published_for("Qwen2.5-Coder-7B", [again]) == others
 
 
-def test_a_tokenizer_that_nobody_compared_is_told_as_such() -> None:
-    assert "not verified" in str(OPEN)
-    assert "not verified" not in str(published_for("Qwen2.5-Coder-7B", [])[0])
-
-
 def test_nothing_is_fetched_that_was_not_asked_for(
     hub: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -207,13 +202,13 @@ def test_no_weights_of_another_tokenizer_are_fetched(
 
 
 def texts_over(address: str, target: Description) -> dict[str, list[list[int]]]:
-    """The first texts of every way, as ids."""
+    """The texts of every way as ids; on a slow machine there are fewer."""
     options = RecommendOptions(target_host=address)
     models = [judged(one, target) for one in find_models([])]
     with ExitStack() as stack:
         ways = list(loaded(options, models, target, stack, {}))
-        measure(ways, time.perf_counter() + 10, 16)
-        return {way.name: [done.token_ids for _, done in way.texts][:2] for way in ways}
+        measure(ways, time.perf_counter() + 30, 16)
+        return {way.name: [done.token_ids for _, done in way.texts] for way in ways}
 
 
 def test_a_far_target_changes_no_text(target: str, served: Description) -> None:
@@ -222,8 +217,10 @@ def test_a_far_target_changes_no_text(target: str, served: Description) -> None:
     near = texts_over(target, known)
     with shaped_link(target, LinkShape(delay_ms=75)) as link:
         far = texts_over(link.address, known)
-    assert list(near) == WAYS
-    assert all(texts == near["target alone"] for texts in [*near.values(), *far.values()])
+    assert list(near) == list(far) == WAYS
+    for texts in [*near.values(), *far.values()]:
+        assert texts
+        assert all(one == own for one, own in zip(texts, near["target alone"], strict=False))
 
 
 @pytest.mark.parametrize(("speeds", "chosen"), [((10, 10.2, 9), 0), ((10, 11, 30), 2)])
