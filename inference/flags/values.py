@@ -2,11 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Annotated, TypeAlias
 
 from annotated_types import Ge, Gt, Le
+from pydantic import BeforeValidator
 
+from inference.command import nearest
 from inference.flags.group import Shown
+
+
+def comma_separated(given: object) -> object:
+    """The parts of a text, which commas separate; anything else as it is."""
+    if not isinstance(given, str):
+        return given
+    return tuple(part.strip() for part in given.split(",") if part.strip())
+
+
+def among(known: Collection[str]) -> BeforeValidator:
+    """Reads names, which commas separate and each of which must be among these."""
+
+    def read(given: object) -> object:
+        names = comma_separated(given)
+        for name in names if isinstance(names, tuple) else ():
+            if name not in known:
+                raise ValueError(f"there are {', '.join(known)}{nearest(str(name), known)}")
+        return names
+
+    return BeforeValidator(read)
+
 
 File: TypeAlias = Annotated[str, Shown("FILE")]
 Directory: TypeAlias = Annotated[str, Shown("DIR")]
@@ -22,3 +46,6 @@ Usd: TypeAlias = Annotated[float, Ge(0), Shown("USD")]
 Watts: TypeAlias = Annotated[float, Ge(0), Shown("WATTS")]
 Price: TypeAlias = Annotated[float, Gt(0), Shown("USD")]
 Share: TypeAlias = Annotated[float, Gt(0), Le(1)]
+Words: TypeAlias = Annotated[tuple[str, ...], BeforeValidator(comma_separated)]
+Numbers: TypeAlias = Annotated[tuple[float, ...], BeforeValidator(comma_separated)]
+Counts: TypeAlias = Annotated[tuple[Count, ...], BeforeValidator(comma_separated), Shown("N,...")]

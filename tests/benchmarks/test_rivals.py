@@ -43,7 +43,7 @@ def record(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     given = [part for name, value in flags.items() for part in (f"--{name}", str(value))]
     command = [sys.executable, "-m", "benchmarks.rivals", "--dtype", "float32", *given]
     subprocess.run(
-        [*command, "--safetensors", *PAIR], cwd=ROOT, check=True, stdout=subprocess.DEVNULL
+        [*command, "--safetensors", ",".join(PAIR)], cwd=ROOT, check=True, stdout=subprocess.DEVNULL
     )
     made: dict[str, Any] = json.loads((folder / "rivals.json").read_text(encoding="utf-8"))
     return made
