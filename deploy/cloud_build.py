@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from compile.compile_options import CompileOptions, InstanceOptions
-from compile.plan.build_memory import build_memory
 from compile.plan.device import GIB, device_of
+from compile.plan.memory import build_memory
 from compile.request import find_checkpoint, make_request, names_layers
 from compile.store import open_store, pull
 from deploy.aws import Aws

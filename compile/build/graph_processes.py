@@ -12,7 +12,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 from compile.build.build import Builder
-from compile.plan.build_memory import processors
+from compile.plan.memory import processors
 from inference.artifact import Bucket
 from inference.errors import BadArtifact, OutriderError
 

@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from compile.build.stages import hash_of
+from compile.build.build import hash_of
 from compile.store import Objects
 from inference.artifact import hash_file
 from inference.errors import BadArtifact

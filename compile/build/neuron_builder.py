@@ -32,7 +32,7 @@ from compile.parallel import (
     parallel_tensors,
     rank_module,
 )
-from compile.plan.build_memory import compilers_at_once
+from compile.plan.memory import compilers_at_once
 from compile.spec import CompileSpec
 from inference.artifact import Bucket
 from inference.backends.neuron import PACKAGE, SHARD

@@ -21,7 +21,7 @@ from safetensors.torch import load_file
 from compile.__main__ import main as compile_main
 from compile.build.neuron_builder import NeuronBuilder, check_routes
 from compile.build.neuron_compiler import OVERRIDE, compiler_flags, render
-from compile.neuron_cache import neuron_artifact
+from compile.builders import neuron_artifact
 from compile.spec import prefill_bucket, verify_bucket
 from inference.artifact import check_files
 from inference.backends import neuron_sdk

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from compile import check, probe
-from compile.neuron_cache import neuron_artifact
+from compile.builders import neuron_artifact
 from inference.artifact import Manifest
 from inference.backends import neuron_sdk
 from inference.backends.neuron import runtime_error
