@@ -26,7 +26,7 @@ VERBS = {
     "check": "compile.check",
     "rules": "compile.predictions",
     "times": "compile.predictions",
-    "try": "compile.try_compiler",
+    "try": "compile.predictions",
 }
 """Modules of what `outrider compile VERB FLAGS` does beside building."""
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from compile.try_compiler import main
+from compile.predictions import main
 from tests.support import fake_compiler
 from tests.support.fake_neuron import Neuron
 
