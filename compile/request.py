@@ -104,9 +104,9 @@ def make_request(options: CompileOptions, checkpoint: BuildCheckpoint) -> BuildR
     small = checkpoint.vocabulary <= _SMALL_VOCABULARY
     few = small or options.fused  # rounds are graphs, too
     sizes = Sizes(
-        options.sizes("prompt_chunks"),
-        options.sizes("tree_sizes"),
-        options.sizes("slots"),
+        options.prompt_chunks,
+        options.tree_sizes,
+        options.slots,
         options.sampling or ("sampled" if small else "both"),
         few,
         _WINDOWS if options.device != "cpu" and not few else 2,

@@ -199,6 +199,8 @@ def host_arguments(build: CloudBuild) -> tuple[str, ...]:
         value = options.values()[name]
         if name in _NOT_FOR_THE_HOST or value == flag.field.default:
             continue
+        if isinstance(value, tuple) and not flag.repeated:
+            value = ",".join(map(str, value))
         values = value if isinstance(value, tuple) else (value,)
         words += [f"--{name}" if one is True else f"--{name}={one}" for one in values]
     if options.load is not None:
