@@ -79,11 +79,12 @@ def neuron_artifact(
     one is continued.
     """
     source, builder = read_source(checkpoint), builder_of(spec, checkpoint)
+    tools = builder.made_with()
     made_from = {
         "spec": spec.plain(),
         "model": source.model_fingerprint,
-        "versions": dict(builder.versions()),
-        "flags": dict(builder.flags()),
+        "versions": dict(tools.versions),
+        "flags": dict(tools.flags),
     }
     directory = cache / hash_of(made_from)[:16]
     if _complete(directory):

@@ -43,6 +43,7 @@ from compile.plan.graph_time import GraphTime, graph_time, times_between
 from compile.plan.memory import gib
 from compile.request import BuildRequest, find_checkpoint, make_request
 from compile.spec import CompileSpec
+from inference.backends.neuron_sdk import sdk_versions
 from inference.command import run_command, say
 from inference.errors import BadArtifact, InvalidRequest, MissingExtra
 from inference.json_file import read_json
@@ -164,7 +165,7 @@ def _try(
 ) -> Tried:
     """Compile one graph, unless it was compiled before from the same HLO with the same flags."""
     directory, (hlo, flags) = out / name, builder.hlo(name)
-    key = unit_key("tried", hlo, flags, builder.versions()[COMPILER])
+    key = unit_key("tried", hlo, flags, sdk_versions()[COMPILER])
     seconds, error = _kept_seconds(directory / _REPORT, key), ""
     kept = seconds is not None
     if seconds is None:

@@ -44,6 +44,17 @@ STATE = ".build"
 _COPIED = ("config.json", "generation_config.json", *TOKENIZER_FILES)
 
 
+@dataclass(frozen=True)
+class MadeWith:
+    """The compiler of an artefact and its machine. It is asked for before anything is built:
+    compilers may change their settings later.
+    """
+
+    versions: Mapping[str, str]  # of what decides the files: package or SDK -> version
+    host: Mapping[str, str]  # needs that the files have of the machine that loads them
+    flags: Mapping[str, str]  # of the compiler, the spec's included
+
+
 class Builder(Protocol):
     """Turns buckets into files of an artefact directory. Returned paths are relative to it.
 
@@ -66,16 +77,8 @@ class Builder(Protocol):
         """Build what needs all graphs. There may be nothing."""
         ...
 
-    def versions(self) -> Mapping[str, str]:
-        """Versions of what decides the files: package or SDK -> version."""
-        ...
-
-    def host(self) -> Mapping[str, str]:
-        """Needs that the files have of the machine that loads them: name -> value."""
-        ...
-
-    def flags(self) -> Mapping[str, str]:
-        """The compiler flags in force, the spec's included."""
+    def made_with(self) -> MadeWith:
+        """Return what decides the files beside the spec."""
         ...
 
 
@@ -135,7 +138,7 @@ def _build(
     command: str,
     progress: BuildProgress,
 ) -> Manifest:
-    with_ = _MadeWith.by(builder)
+    with_ = builder.made_with()
     names = [bucket.name for bucket in spec.graphs]
     progress.planned([WEIGHTS, *names, JOINT], builder.workers)
     stages = Stages(directory, _base_key(spec, source, with_), progress)
@@ -176,7 +179,7 @@ def _build_graphs(
 
 def planned_manifest(spec: CompileSpec, source: Source, builder: Builder) -> Manifest:
     """The manifest before the build: complete except for files."""
-    return _manifest(spec, source, _MadeWith.by(builder), {}, "")
+    return _manifest(spec, source, builder.made_with(), {}, "")
 
 
 @dataclass(frozen=True)
@@ -265,21 +268,6 @@ def building_alone(directory: Path) -> Iterator[None]:
         lock.release()
 
 
-@dataclass(frozen=True)
-class _MadeWith:
-    """A builder's versions, host and flags before it built: compilers may change their settings
-    later.
-    """
-
-    versions: Mapping[str, str]
-    host: Mapping[str, str]
-    flags: Mapping[str, str]
-
-    @classmethod
-    def by(cls, builder: Builder) -> _MadeWith:
-        return cls(dict(builder.versions()), dict(builder.host()), dict(builder.flags()))
-
-
 def _make_room(directory: Path) -> None:
     try:
         for name in (STATE, "graphs", "weights"):
@@ -288,7 +276,7 @@ def _make_room(directory: Path) -> None:
         raise InvalidRequest(f"--out {directory} cannot be written: {error.strerror}") from error
 
 
-def _base_key(spec: CompileSpec, source: Source, with_: _MadeWith) -> str:
+def _base_key(spec: CompileSpec, source: Source, with_: MadeWith) -> str:
     """Hash of everything that any stage is made from. The list of graphs is left out, so that a
     graph may be added.
     """
@@ -310,7 +298,7 @@ def _base_key(spec: CompileSpec, source: Source, with_: _MadeWith) -> str:
 
 
 def _manifest(
-    spec: CompileSpec, source: Source, with_: _MadeWith, files: Mapping[str, str], command: str
+    spec: CompileSpec, source: Source, with_: MadeWith, files: Mapping[str, str], command: str
 ) -> Manifest:
     return Manifest(
         target=spec.target,

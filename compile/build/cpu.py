@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 
+from compile.build.build import MadeWith
 from compile.build.equality import Eager, check_equal, check_independent
 from compile.spec import CompileSpec
 from inference.artifact import Bucket, DraftBucket, RoundBucket
@@ -122,14 +123,9 @@ class CpuBuilder:
         """Do nothing: each graph stands alone."""
         return []
 
-    def versions(self) -> Mapping[str, str]:
-        return {"torch": torch.__version__}
-
-    def host(self) -> Mapping[str, str]:
-        return host()
-
-    def flags(self) -> Mapping[str, str]:
-        return {name: str(value) for name, value in self._config.items()}
+    def made_with(self) -> MadeWith:
+        flags = {name: str(value) for name, value in self._config.items()}
+        return MadeWith({"torch": torch.__version__}, host(), flags)
 
     @cached_property
     def _target(self) -> Loaded:

@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from compile.build.build import MadeWith
 from compile.build.compiler_report import read_report
 from compile.build.neff_cache import NeffCache
 from compile.build.neuron_compiler import Toolchain, render
@@ -144,7 +145,7 @@ class NeuronBuilder:
             self._cache,
             lambda: self._module("cpu"),
             self._ranks,
-            self.versions()["neuronx-cc"],
+            sdk_versions()["neuronx-cc"],
             None if hot is None else self._call(hot),
         )
 
@@ -167,14 +168,8 @@ class NeuronBuilder:
         write_whole(directory / name, json.dumps(record, indent=1) + "\n")
         return name
 
-    def versions(self) -> Mapping[str, str]:
-        return sdk_versions()
-
-    def host(self) -> Mapping[str, str]:
-        return self._tools.host
-
-    def flags(self) -> Mapping[str, str]:
-        return self._tools.flags
+    def made_with(self) -> MadeWith:
+        return MadeWith(sdk_versions(), self._tools.host, self._tools.flags)
 
     @contextmanager
     def _ranks(self) -> Iterator[None]:

@@ -17,6 +17,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from compile.build.build import MadeWith
 from compile.parallel import calls_between, parallel_config, parallel_tensors
 from compile.spec import CompileSpec
 from inference.artifact import Bucket
@@ -95,19 +96,14 @@ class TorchNeuronBuilder:
             self._ranks = None
         return [*records, *_named(compiled_files(directory / GRAPHS), directory)]
 
-    def versions(self) -> Mapping[str, str]:
-        return self._versions
-
-    def host(self) -> Mapping[str, str]:
-        return {
+    def made_with(self) -> MadeWith:
+        host = {
             "family": self.target,
             "logical_cores": str(logical_cores(self.target)),
             "interface": "torch.compile",
         }
-
-    def flags(self) -> Mapping[str, str]:
         line = self._flags()
-        return {FLAGS: line} if line else {}
+        return MadeWith(self._versions, host, {FLAGS: line} if line else {})
 
     def _flags(self) -> str:
         flags = self._spec.compiler_flags.items()

@@ -14,7 +14,7 @@ import pytest
 import compile.__main__ as command_line
 from compile import builders
 from compile.build import graph_processes
-from compile.build.build import Builder
+from compile.build.build import Builder, MadeWith
 from compile.plan.buckets import first_graphs
 from compile.spec import CompileSpec, verify_bucket
 from inference.artifact import MANIFEST, Bucket, check_files, read_manifest
@@ -119,8 +119,9 @@ def test_a_compiler_that_changes_its_flags_under_way_does_not_change_the_artefac
     tmp_path: Path,
 ) -> None:
     class Restless(FakeBuilder):
-        def flags(self) -> dict[str, str]:
-            return {"graphs so far": str(len(self.asked))}
+        def made_with(self) -> MadeWith:
+            flags = {"graphs so far": str(len(self.asked))}
+            return replace(super().made_with(), flags=flags)
 
     first, builder = build(tmp_path / "out", Restless()), Restless()
     assert build(tmp_path / "out", builder).digest() == first.digest()

@@ -214,7 +214,7 @@ def test_packages_of_another_kind_are_explained(
 ) -> None:
     Neuron(versions=VERSIONS | versions if versions else {}).install(monkeypatch, packages)
     with pytest.raises(MissingExtra, match=words) as failure:
-        NeuronBuilder(spec_of(1), checkpoint).versions()
+        NeuronBuilder(spec_of(1), checkpoint).made_with()
     assert neuron_sdk.INDEX in str(failure.value)
 
 
