@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from filelock import FileLock, Timeout
 
@@ -39,6 +39,9 @@ from inference.errors import BadArtifact, InvalidRequest
 from inference.file_model import Record, Text, read_record
 from inference.json_file import read_json
 from inference.whole_file import write_whole
+
+if TYPE_CHECKING:
+    from inference.model.decoder import Decoder
 
 STATE = ".build"
 _COPIED = ("config.json", "generation_config.json", *TOKENIZER_FILES)
@@ -109,6 +112,22 @@ def read_source(directory: Path) -> Source:
     )
 
 
+def load_whole(spec: CompileSpec, checkpoint: Path) -> Decoder:
+    """A checkpoint's decoder on the CPU, not divided, in the type of the spec's states."""
+    import torch
+
+    from inference.model.checkpoint import load_decoder
+    from inference.model.float8 import states_of
+
+    return load_decoder(
+        checkpoint,
+        positions=spec.sequence_length,
+        vocabulary=spec.vocabulary,
+        dtype=states_of(spec.dtype),
+        device=torch.device("cpu"),
+    )
+
+
 def build_artifact(
     spec: CompileSpec,
     source: Source,
@@ -126,18 +145,6 @@ def build_artifact(
     if not spec.buckets:
         raise InvalidRequest("no graphs are asked for")
     _make_room(directory)
-    with building_alone(directory):
-        return _build(spec, source, builder, directory, command, progress)
-
-
-def _build(
-    spec: CompileSpec,
-    source: Source,
-    builder: Builder,
-    directory: Path,
-    command: str,
-    progress: BuildProgress,
-) -> Manifest:
     with_ = builder.made_with()
     names = [bucket.name for bucket in spec.graphs]
     progress.planned([WEIGHTS, *names, JOINT], builder.workers)
@@ -149,11 +156,12 @@ def _build(
             shutil.copyfile(source.directory / name, directory / name)
         return [*present, *builder.prepare(directory)]
 
-    files = stages.run(WEIGHTS, {"copied": hash_files(source.directory, present)}, prepare)
-    for made in _build_graphs(spec.graphs, builder, stages):
-        files |= made
-    files |= stages.run(JOINT, {"files": files}, lambda: builder.finish(directory, spec.graphs))
-    return _write_once(directory, _manifest(spec, source, with_, files, command))
+    with building_alone(directory):
+        files = stages.run(WEIGHTS, {"copied": hash_files(source.directory, present)}, prepare)
+        for made in _build_graphs(spec.graphs, builder, stages):
+            files |= made
+        files |= stages.run(JOINT, {"files": files}, lambda: builder.finish(directory, spec.graphs))
+        return _write_once(directory, _manifest(spec, source, with_, files, command))
 
 
 def _build_graphs(

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 
-from compile.build.build import MadeWith
+from compile.build.build import MadeWith, load_whole
 from compile.build.equality import Eager, check_equal, check_independent
 from compile.spec import CompileSpec
 from inference.artifact import Bucket, DraftBucket, RoundBucket
@@ -28,7 +28,7 @@ from inference.backends.compiled import WEIGHTS, Graph, graph_path, host, load_g
 from inference.backends.fused import DRAFT_WEIGHTS, round_constants
 from inference.errors import BadArtifact, InvalidRequest
 from inference.model.cache import KeysValues, cache_names, empty_cache
-from inference.model.checkpoint import DTYPES, load_decoder
+from inference.model.checkpoint import DTYPES
 from inference.model.decoder import Decoder
 from inference.model.round_graph import RoundGraph, round_inputs
 from inference.model.verify_graph import VerifyGraph, example_inputs
@@ -138,21 +138,11 @@ class CpuBuilder:
 
     def _load(self, checkpoint: Path) -> Loaded:
         """A decoder, and caches full of noise, which the comparisons read."""
-        spec, dtype = self._spec, DTYPES[self._spec.dtype]
-        decoder = load_decoder(
-            checkpoint,
-            positions=spec.sequence_length,
-            vocabulary=spec.vocabulary,
-            dtype=dtype,
-            device=torch.device("cpu"),
-        )
-        cache, generator = (
-            empty_cache(decoder.config, spec.rows, spec.capacity, dtype),
-            torch.Generator().manual_seed(0),
-        )
-        return Loaded(
-            decoder, KeysValues.of(held.normal_(generator=generator) for held in cache.tensors)
-        )
+        spec, generator = self._spec, torch.Generator().manual_seed(0)
+        decoder = load_whole(spec, checkpoint)
+        cache = empty_cache(decoder.config, spec.rows, spec.capacity, DTYPES[spec.dtype])
+        noise = KeysValues.of(held.normal_(generator=generator) for held in cache.tensors)
+        return Loaded(decoder, noise)
 
 
 def write_package(
