@@ -11,13 +11,13 @@ import inference
 from compile.compile_options import CompileOptions
 from compile.plan.buckets import (
     MOST_GRAPHS,
+    SAMPLED,
     Sizes,
     buckets_of,
     default_chunk,
     first_graphs,
     graphs_of,
     plan_graphs,
-    samplings_of,
     tree_slots,
 )
 from compile.plan.fit import check_fits, fits, usual_ranks
@@ -204,7 +204,7 @@ def _sequence_length(options: CompileOptions, checkpoint: BuildCheckpoint) -> in
 
 
 def _budget(options: CompileOptions, sampling: str, graphs: int) -> BuildBudget:
-    budget = BuildBudget(graphs, samplings=len(samplings_of(sampling)))
+    budget = BuildBudget(graphs, samplings=len(SAMPLED[sampling]))
     if options.compile_minutes is None or options.graph_minutes is None:
         return budget
     seconds = options.graph_minutes * 60
@@ -233,7 +233,7 @@ def _fused_part(
             "most"
         )
     read = {(1, slots) for slots in tree_slots(sizes, limits)} | {(limits.rows, capacity)}
-    rounds = product(sorted(read), samplings_of(sizes.sampling))
+    rounds = product(sorted(read), SAMPLED[sizes.sampling])
     chunk = max(limits.chunk, 1 + shape.inner)
     return FusedPart(
         model=options.draft_model or "outrider-embedded-draft",

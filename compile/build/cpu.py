@@ -10,13 +10,14 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
+from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 
@@ -52,7 +53,8 @@ class Loaded(NamedTuple):
     def constants(self) -> dict[str, Tensor]:
         """The tensors that its graphs take from outside, by their names in the graphs."""
         names = cache_names(len(self.cache.keys))
-        return graph_constants(self.decoder) | dict(zip(names, self.cache.tensors, strict=True))
+        weights = {f"decoder.{name}": one for name, one in weights_of(self.decoder).items()}
+        return weights | dict(zip(names, self.cache.tensors, strict=True))
 
 
 class CpuBuilder:
@@ -75,7 +77,9 @@ class CpuBuilder:
         if self._spec.fused is not None:
             written[DRAFT_WEIGHTS] = self._draft
         for name, model in written.items():
-            save_weights(model.decoder, directory / name)
+            weights = weights_of(model.decoder).items()
+            (directory / name).parent.mkdir(parents=True, exist_ok=True)
+            save_file({key: one.detach().contiguous() for key, one in weights}, directory / name)
         return list(written)
 
     def build(self, bucket: Bucket, directory: Path) -> list[str]:
@@ -192,21 +196,6 @@ def weights_of(decoder: Decoder) -> dict[str, Tensor]:
     return {**dict(decoder.named_parameters()), "cos": decoder.cos, "sin": decoder.sin}
 
 
-def save_weights(decoder: Decoder, path: Path) -> None:
-    """Write the weights to a file, by the names of weights_of()."""
-    from safetensors.torch import save_file
-
-    path.parent.mkdir(parents=True, exist_ok=True)
-    save_file(
-        {name: tensor.detach().contiguous() for name, tensor in weights_of(decoder).items()}, path
-    )
-
-
-def graph_constants(decoder: Decoder) -> dict[str, Tensor]:
-    """The tensors that a graph needs besides its caches, by their names in the graph."""
-    return {f"decoder.{name}": tensor for name, tensor in weights_of(decoder).items()}
-
-
 def _inductor_settings(flags: Mapping[str, str]) -> dict[str, object]:
     """Settings of torch._inductor.config in their own types. Raises InvalidRequest for one that it
     does not have.
@@ -215,21 +204,18 @@ def _inductor_settings(flags: Mapping[str, str]) -> dict[str, object]:
 
     known = config.get_config_copy()
     settings: dict[str, object] = {}
+    readers: Mapping[type, Callable[[str], object]] = {
+        bool: lambda text: text.lower() in ("", "1", "true"),
+        int: int,
+    }
     for name, text in flags.items():
         if name not in known or name in ALWAYS:
             raise InvalidRequest(
                 f"compiler flag {name}: for cpu, flags are settings of torch._inductor.config, "
                 "such as cpp.simdlen=256"
             )
-        kind = type(known[name])
         try:
-            settings[name] = (
-                text.lower() in ("", "1", "true")
-                if kind is bool
-                else int(text)
-                if kind is int
-                else text
-            )
+            settings[name] = readers.get(type(known[name]), str)(text)
         except ValueError as error:
             raise InvalidRequest(f"compiler flag {name}={text}: a number is needed") from error
     return settings

@@ -4,7 +4,7 @@ load.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import TypeVar
@@ -12,7 +12,7 @@ from typing import TypeVar
 from compile.plan.graph_time import call_cost
 from compile.plan.search import BuildBudget, Cost, Plan, plan
 from compile.plan.workload import Calls, CallShape, Limits, Load, calls_of
-from compile.spec import SAMPLINGS, CompileSpec, prefill_bucket, verify_bucket
+from compile.spec import SAMPLINGS, CompileSpec
 from inference.artifact import Bucket
 from inference.errors import InvalidRequest
 from inference.model.config import ModelConfig
@@ -30,7 +30,8 @@ _FEW_TREES = (1, 16)
 _STEP = 64
 _SHORT_CACHE = 1536
 """Caches of up to so many slots are always read whole: reading half of one saves little."""
-_SAMPLINGS = dict(zip(SAMPLINGS, ((False, True), (False,), (True,)), strict=True))
+SAMPLED = dict(zip(SAMPLINGS, ((False, True), (False,), (True,)), strict=True))
+"""Whether the graphs of a tree's shape are sampled, by SAMPLINGS."""
 
 
 @dataclass(frozen=True)
@@ -171,25 +172,11 @@ def plan_graphs(
 
 def buckets_of(shapes: Sequence[CallShape], limits: Limits, sampling: str) -> tuple[Bucket, ...]:
     """The graphs of these shapes: greedy for prompts, as asked for trees."""
-    samplings = samplings_of(sampling)
     return tuple(
-        bucket
+        shape.bucket(limits.capacity, sampled=sampled)
         for shape in sorted({*shapes})
-        for bucket in _buckets(shape, limits.capacity, samplings)
+        for sampled in ((False,) if shape.prefill else SAMPLED[sampling])
     )
-
-
-def samplings_of(sampling: str) -> tuple[bool, ...]:
-    """Whether the graphs of a tree's shape are sampled, for one of SAMPLINGS."""
-    return _SAMPLINGS[sampling]
-
-
-def _buckets(shape: CallShape, junk: int, samplings: Sequence[bool]) -> Iterator[Bucket]:
-    if shape.prefill:
-        yield prefill_bucket(shape.rows, shape.nodes, shape.slots, junk)
-        return
-    for sampled in samplings:
-        yield verify_bucket(shape.rows, shape.nodes, shape.slots, junk, sampled=sampled)
 
 
 def _check_sizes(flag: str, sizes: Sequence[int], most: int) -> None:

@@ -8,8 +8,8 @@ from compile.ops.engines import rates_of
 from compile.plan.buckets import Planned
 from compile.plan.device import Device, device_of
 from compile.plan.graph_time import GraphTime, graph_time, times_between
-from compile.plan.memory import ITEM, Footprint, Work, compilers_at_once, gib, graph_work
-from compile.plan.search import BuildBudget, Plan, serving
+from compile.plan.memory import ITEM, Footprint, compilers_at_once, gib, graph_work
+from compile.plan.search import BuildBudget, serving
 from compile.plan.workload import CallShape
 from compile.spec import CompileSpec, least_nodes
 from inference.artifact import Bucket, DraftBucket, RoundBucket, features_of
@@ -76,7 +76,9 @@ def _graphs(
         f"{'ms':>11}{slower}  most of it"
     )
     for bucket, time in zip(spec.graphs, times, strict=True):
-        yield _graph(bucket, graph_work(config, spec, bucket), time)
+        call = graph_work(config, spec, bucket)
+        work = f"{call.flops / 1e9:>14.3f}{call.moved / 1e6:>18.1f}"
+        yield f"{bucket.name:<36}{work}{_milliseconds(time)}"
     if between:
         yield f"{len(between)} more, called between the others"
         for name, time in between.items():
@@ -88,12 +90,6 @@ def _graphs(
         )
     else:
         yield "computed, not measured: 20 GB/s and 50 GFLOPS assumed"
-
-
-def _graph(bucket: Bucket, call: Work, time: GraphTime) -> str:
-    return (
-        f"{bucket.name:<36}{call.flops / 1e9:>14.3f}{call.moved / 1e6:>18.1f}{_milliseconds(time)}"
-    )
 
 
 def _milliseconds(time: GraphTime) -> str:
@@ -176,11 +172,14 @@ def explain(planned: Planned, budget: BuildBudget, beside: int) -> Iterator[str]
         f"trees, {len(calls)} different shapes"
     )
     used = sum(budget.count(shape) for shape in plan_.shapes)
+    certainty = "no choice of these sizes has less"
+    if not plan_.optimal:
+        certainty = f"the best possible has {plan_.bound / plan_.exact - 1:.1%} or more"
     needed = f" ({beside} for other calls)" if beside else ""
     yield (
         f"{used + beside} graphs{needed} of {budget.graphs + beside} allowed, "
         f"{len(plan_.shapes)} shapes; padding adds {plan_.padding:.1%} of work "
-        f"({_certainty(plan_)})"
+        f"({certainty})"
     )
     yield f"{'shape':<28}{'share of calls':>15}{'share of work':>15}{'padding':>9}"
     for shape in plan_.shapes:
@@ -193,12 +192,6 @@ def explain(planned: Planned, budget: BuildBudget, beside: int) -> Iterator[str]
     yield (
         f"padding with one graph fewer: {fewer}; with {budget.samplings} more: {planned.larger:.1%}"
     )
-
-
-def _certainty(plan_: Plan) -> str:
-    if plan_.optimal:
-        return "no choice of these sizes has less"
-    return f"the best possible has {plan_.bound / plan_.exact - 1:.1%} or more"
 
 
 def _explain_shape(shape: CallShape, planned: Planned) -> str:
