@@ -4,13 +4,13 @@ builder is imported when it is chosen, because each needs its own compiler.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
 from compile.build.build import Builder, build_artifact, hash_of, read_source
 from compile.build.progress import BuildProgress, BuildTimes, Say
+from compile.plan.device import device_of
 from compile.plan.fit import check_fits
 from compile.plan.memory import footprint, gib, processors, worker_memory, workers_within
 from compile.plan.plan_report import describe
@@ -106,15 +106,11 @@ def neuron_artifact(
 def cost_of_building(spec: CompileSpec, config: ModelConfig, times: BuildTimes) -> Iterator[str]:
     """Lines on a build's cost: host memory by counting, time by earlier builds on this machine."""
     rank = footprint(config, spec).weights
-    whole, memory = (
-        rank * spec.tensor_parallel,
-        os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
-    )
     yield (
-        f"host memory: {gib(whole + rank)} at least for dealing out the weights, then "
-        f"{gib(2 * rank)} and what the compilers take"
+        f"host memory: {gib((spec.tensor_parallel + 1) * rank)} at least for dealing out the "
+        f"weights, then {gib(2 * rank)} and what the compilers take"
     )
-    yield f"  this machine has {gib(memory)}"
+    yield f"  this machine has {gib(device_of('cpu').memory)}"
     if times.before:
         yield (
             f"time: the {len(times.before)} stages of this model that were built here before took "

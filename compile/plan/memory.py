@@ -96,16 +96,12 @@ def work(
     weights and cache. The choice among ids and the traffic between ranks are in the times alone.
     """
     ranks = spec.tensor_parallel
-    matrices, head = (
-        config.layers * _layer_matrices(config, ranks),
-        config.hidden_size * spec.vocabulary / ranks,
-    )
+    matrices = config.layers * _layer_matrices(config, ranks)
+    head = config.hidden_size * spec.vocabulary / ranks
     attention = 4 * config.layers * config.heads * config.head_dim / ranks * nodes * (slots + nodes)
     flops = rows * (2 * matrices * nodes + 2 * head * picks + attention)
-    moved = (matrices + head) * _matrix_item(spec) + _cache_bytes(
-        config, spec, rows, slots + 2 * nodes
-    )  # new keys are written to the cache and read
-    return Work(flops, moved)
+    kept = _cache_bytes(config, spec, rows, slots + 2 * nodes)  # new keys are written and read
+    return Work(flops, (matrices + head) * _matrix_item(spec) + kept)
 
 
 def graph_work(config: ModelConfig, spec: CompileSpec, bucket: Bucket) -> Work:
@@ -150,24 +146,16 @@ def _kv_heads(config: ModelConfig, ranks: int) -> int:
 
 def _cache_bytes(config: ModelConfig, spec: CompileSpec, rows: int, slots: int) -> int:
     """Keys and values of all layers for so many slots a row."""
-    return (
-        2
-        * config.layers
-        * rows
-        * _kv_heads(config, spec.tensor_parallel)
-        * slots
-        * config.head_dim
-        * ITEM[spec.dtype]
-    )
+    slot = _kv_heads(config, spec.tensor_parallel) * config.head_dim * ITEM[spec.dtype]
+    return 2 * config.layers * rows * slots * slot
 
 
 def _layer_matrices(config: ModelConfig, ranks: int) -> int:
     """Weights of one layer's matrices on one rank."""
     hidden, size = config.hidden_size, config.head_dim
-    attention = (
-        2 * hidden * config.heads * size // ranks + 2 * hidden * _kv_heads(config, ranks) * size
-    )
-    return attention + 3 * hidden * config.intermediate_size // ranks
+    queries = 2 * hidden * config.heads * size // ranks
+    keys = 2 * hidden * _kv_heads(config, ranks) * size
+    return queries + keys + 3 * hidden * config.intermediate_size // ranks
 
 
 def _matrix_item(spec: CompileSpec) -> int:
@@ -182,9 +170,8 @@ def _weight_bytes(config: ModelConfig, spec: CompileSpec) -> int:
     matrices = config.layers * _layer_matrices(config, spec.tensor_parallel)
     if _matrix_item(spec) == 1:
         matrices += config.vocab_size * config.hidden_size // spec.tensor_parallel
-    return _weight_count(config, spec) * ITEM[spec.dtype] - matrices * (
-        ITEM[spec.dtype] - _matrix_item(spec)
-    )
+    narrower = ITEM[spec.dtype] - _matrix_item(spec)
+    return _weight_count(config, spec) * ITEM[spec.dtype] - matrices * narrower
 
 
 def _weight_count(config: ModelConfig, spec: CompileSpec) -> int:
@@ -205,10 +192,7 @@ def _activations(
     """The tensors that grow with the shapes: name and bytes on one rank."""
     rows, nodes, slots, ranks = bucket.rows, bucket.nodes, bucket.slots, spec.tensor_parallel
     yield "attention scores", rows * config.heads // ranks * nodes * slots * _WIDE
-    yield (
-        "keys of a layer",
-        rows * _kv_heads(config, ranks) * slots * config.head_dim * ITEM[spec.dtype],
-    )
+    yield "keys of a layer", _cache_bytes(config, spec, rows, slots) // (2 * config.layers)
     yield "new keys of all layers", _cache_bytes(config, spec, rows, nodes) // 2
     yield "MLP states", rows * nodes * config.intermediate_size // ranks * ITEM[spec.dtype]
     yield "features", rows * nodes * len(spec.features) * config.hidden_size * ITEM[spec.dtype]

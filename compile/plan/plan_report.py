@@ -200,13 +200,11 @@ def _explain_shape(shape: CallShape, planned: Planned) -> str:
         for call, weight in planned.calls.items()
         if serving(planned.plan.shapes, call, planned.cost) == shape
     }
-    work_, exact = (
-        sum(mine.values()) * planned.cost(shape),
-        sum(weight * planned.cost(call) for call, weight in mine.items()),
-    )
+    work = sum(mine.values()) * planned.cost(shape)
+    exact = sum(weight * planned.cost(call) for call, weight in mine.items())
     name = f"{'prefill' if shape.prefill else 'verify'}_b{shape.rows}_t{shape.nodes}_s{shape.slots}"
-    padding = f"{work_ / exact - 1:>9.1%}" if exact else f"{'-':>9}"
+    padding = f"{work / exact - 1:>9.1%}" if exact else f"{'-':>9}"
     return (
         f"{name:<28}{sum(mine.values()) / sum(planned.calls.values()):>15.1%}"
-        f"{work_ / planned.plan.expected:>15.1%}{padding}"
+        f"{work / planned.plan.expected:>15.1%}{padding}"
     )
