@@ -14,7 +14,6 @@ from compile.plan.buckets import (
     SAMPLED,
     Sizes,
     buckets_of,
-    default_chunk,
     first_graphs,
     graphs_of,
     plan_graphs,
@@ -35,6 +34,9 @@ from inference.model.noise_window import WINDOW
 _EMBEDDED = Path(inference.__file__).parent / "data"
 _NUMBERS = re.compile(r"[0-9]{1,9}(,[0-9]{1,9})*")
 _DEFAULT_SEQUENCE_LENGTH = 2048
+_CHUNK = 256
+_NEURON_CHUNK = 512
+"""Prompt tokens in one call: a call of a Neuron target reads all weights, however few they are."""
 _SMALL_VOCABULARY = 4096
 """Up to so many ids, the noise that a sampled graph makes at temperature 0, too, takes little. Such
 a model is small, and a call of it short beside the time that another graph takes to build.
@@ -166,7 +168,10 @@ def _planned(
     """The spec with the graphs that serve --load best."""
     check_fits(checkpoint.config, spec)
     beside = len(spec.graphs) - len(spec.buckets) + _between(options)
-    budget = _budget(options, sampling, options.graphs - beside)
+    budget = BuildBudget(options.graphs - beside, samplings=len(SAMPLED[sampling]))
+    if options.compile_minutes is not None and options.graph_minutes is not None:
+        each = options.graph_minutes * 60
+        budget = replace(budget, seconds=options.compile_minutes * 60, of=lambda shape: each)
     load = read_load(Path(options.load or ""))
     planned = plan_graphs(load, checkpoint.config, spec, budget, limits)
     buckets = buckets_of(planned.plan.shapes, limits, sampling)
@@ -180,7 +185,7 @@ def _limits(
     length = _sequence_length(options, checkpoint)
     return Limits(
         rows,
-        min(max(sizes.prefill or (default_chunk(options.device),)), length),
+        min(max(sizes.prefill or (_CHUNK if options.device == "cpu" else _NEURON_CHUNK,)), length),
         options.max_tree_nodes,
         least_nodes(options.precision),
         length,
@@ -201,14 +206,6 @@ def _sequence_length(options: CompileOptions, checkpoint: BuildCheckpoint) -> in
             f"{field})"
         )
     return asked
-
-
-def _budget(options: CompileOptions, sampling: str, graphs: int) -> BuildBudget:
-    budget = BuildBudget(graphs, samplings=len(SAMPLED[sampling]))
-    if options.compile_minutes is None or options.graph_minutes is None:
-        return budget
-    seconds = options.graph_minutes * 60
-    return replace(budget, seconds=options.compile_minutes * 60, of=lambda shape: seconds)
 
 
 def _fused_part(

@@ -19,9 +19,6 @@ from inference.model.config import ModelConfig
 
 BucketKind = TypeVar("BucketKind", bound=Bucket)
 
-_CHUNK = 256
-_NEURON_CHUNK = 512
-"""Prompt tokens in one call: a call of a Neuron target reads all weights, however few they are."""
 MOST_GRAPHS = 20
 """Graphs of a target, by default: their programs take memory beside the weights."""
 _TREES = (1, 4, 16)
@@ -70,7 +67,7 @@ def graphs_of(sizes: Sizes, limits: Limits) -> tuple[Bucket, ...]:
     least, most = limits.least_nodes, max(limits.least_nodes, limits.tree_nodes)
     usual = _FEW_TREES if sizes.few else _TREES
     trees = sizes.trees or (*(nodes for nodes in usual if nodes < most), most)
-    slots = slots_of(sizes, limits.capacity)
+    slots = sizes.slots or _windows(limits.capacity, 2)
     _check_sizes("--slots", slots, limits.capacity)
     _check_sizes("--tree_sizes", trees, most)
     shapes: set[CallShape] = set()
@@ -127,18 +124,6 @@ def _one_sampling(buckets: Sequence[BucketKind]) -> tuple[BucketKind, ...]:
     return tuple(bucket for bucket in buckets if bucket not in sampled)
 
 
-def default_chunk(target: str) -> int:
-    """Prompt tokens in one call of a target's graph."""
-    return _CHUNK if target == "cpu" else _NEURON_CHUNK
-
-
-def slots_of(sizes: Sizes, capacity: int) -> tuple[int, ...]:
-    """The numbers of cache slots that graphs read."""
-    if sizes.slots is not None:
-        return sizes.slots
-    return _windows(capacity, 2)
-
-
 def _windows(capacity: int, parts: int) -> tuple[int, ...]:
     """One part of a cache's slots, two, and so on to all: multiples of _STEP, but for the last."""
     if capacity <= _SHORT_CACHE:
@@ -151,7 +136,7 @@ def tree_slots(sizes: Sizes, limits: Limits) -> tuple[int, ...]:
     """The numbers of cache slots that graphs for trees of one session read."""
     if sizes.slots is None and limits.rows > 1:
         return (limits.capacity,)
-    return slots_of(sizes, limits.capacity)
+    return sizes.slots or _windows(limits.capacity, 2)
 
 
 def plan_graphs(
