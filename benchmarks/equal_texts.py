@@ -25,7 +25,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from benchmarks.harness import Flags, Folder, cpu_decoder, differs_at, run
+from benchmarks.harness import Flags, Folder, cpu_decoder, run
 from benchmarks.prompts import read_prompts
 from benchmarks.regret.clock import VirtualClock
 from benchmarks.regret.stage import BYTE_TIME, PROFILES, serve
@@ -48,6 +48,7 @@ from inference.proposer import Proposer
 from inference.sampling import SamplingParams
 from inference.text import Tokenizer
 from inference.times import DraftTimes, LatencyModel
+from outrider.compare.divergence import first_difference
 from outrider.models.loading import EMBEDDED, PREFILL_NODES
 from outrider.options.groups import Precision
 
@@ -173,7 +174,7 @@ class _Reader:
 
 def share(made: Sequence[tuple[int, ...]], references: Sequence[tuple[int, ...]]) -> Share:
     """Count the texts that equal their references. Raises ValueError unless there are as many."""
-    places = [differs_at(*both) for both in zip(made, references, strict=True)]
+    places = [first_difference(*both) for both in zip(made, references, strict=True)]
     return Share(len(made), tuple(place for place in places if place is not None))
 
 

@@ -146,14 +146,6 @@ def geometric_interval(values: Sequence[float]) -> tuple[float, float]:
     return float(low), float(high)
 
 
-def differs_at(ours: Sequence[int], theirs: Sequence[int]) -> int | None:
-    """Place of the first token that differs; None for equal texts."""
-    if list(ours) == list(theirs):
-        return None
-    places = (index for index, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b)
-    return next(places, min(len(ours), len(theirs)))
-
-
 def commit() -> str:
     """The commit of this checkout, marked where files were changed; unknown outside of one."""
     git = shutil.which("git")
