@@ -227,7 +227,7 @@ Row: TypeAlias = Mapping[str, str]
 
 
 class Options(Flags):
-    parts: Annotated[tuple[str, ...], among(PARTS), Shown("NAME,...")] = ("crowd",)
+    parts: Annotated[Words, among(PARTS), Shown("NAME,...")] = ("crowd",)
     cells: Words = ("neuron:256:0.8:64", "neuron:256:0:64")
     seeds: int = 3
     settle: float = 0.6

@@ -23,7 +23,7 @@ from benchmarks.floor.laws import LAWS, PROFILES, Law, shapes
 from benchmarks.floor.race import MOST_NODES, SKILLS, Made, race
 from benchmarks.harness import Flags, run
 from inference.flags.group import Shown
-from inference.flags.values import Counts, among
+from inference.flags.values import Counts, Words, among
 from inference.times import LatencyModel, Shape
 
 MARKS = 64, 256, 1_024
@@ -138,9 +138,9 @@ def misses(made: Sequence[float], best: float) -> Iterator[str]:
 class Options(Flags):
     dozen: bool = False
     """the twelve cells that CI looks at"""
-    law: Annotated[tuple[str, ...], among(LAWS), Shown("NAME,...")] = tuple(LAWS)
-    profile: Annotated[tuple[str, ...], among(BELIEFS), Shown("NAME,...")] = tuple(BELIEFS)
-    draft: Annotated[tuple[str, ...], among(SKILLS), Shown("NAME,...")] = tuple(SKILLS)
+    law: Annotated[Words, among(LAWS), Shown("NAME,...")] = tuple(LAWS)
+    profile: Annotated[Words, among(BELIEFS), Shown("NAME,...")] = tuple(BELIEFS)
+    draft: Annotated[Words, among(SKILLS), Shown("NAME,...")] = tuple(SKILLS)
     sessions: Counts = (1, 8)
     seeds: int = 1
 

@@ -6,7 +6,7 @@ from collections.abc import Collection
 from typing import Annotated, TypeAlias
 
 from annotated_types import Ge, Gt, Le
-from pydantic import BeforeValidator
+from pydantic import AfterValidator, BeforeValidator
 
 from inference.command import nearest
 from inference.flags.group import Shown
@@ -19,17 +19,16 @@ def comma_separated(given: object) -> object:
     return tuple(part.strip() for part in given.split(",") if part.strip())
 
 
-def among(known: Collection[str]) -> BeforeValidator:
-    """Reads names, which commas separate and each of which must be among these."""
+def among(known: Collection[str]) -> AfterValidator:
+    """Check that every name is one of these."""
 
-    def read(given: object) -> object:
-        names = comma_separated(given)
-        for name in names if isinstance(names, tuple) else ():
+    def check(names: tuple[str, ...]) -> tuple[str, ...]:
+        for name in names:
             if name not in known:
-                raise ValueError(f"there are {', '.join(known)}{nearest(str(name), known)}")
+                raise ValueError(f"there are {', '.join(known)}{nearest(name, known)}")
         return names
 
-    return BeforeValidator(read)
+    return AfterValidator(check)
 
 
 File: TypeAlias = Annotated[str, Shown("FILE")]

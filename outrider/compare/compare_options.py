@@ -119,9 +119,9 @@ class CompareOptions(LinkOptions, CommandOptions, title="what is compared"):
         FlagRule("objective", needs="cs", why="it is what --cs weighs speed against"),
     )
 
-    architectures: Annotated[tuple[str, ...], among(NAMES), Shown("NAME,...")] = ()
+    architectures: Annotated[Words, among(NAMES), Shown("NAME,...")] = ()
     """those to compare (default: all that run across a link)"""
-    presets: Annotated[tuple[str, ...], among(tuple(BY_PRESET)), Shown("NAME,...")] = ()
+    presets: Annotated[Words, among(tuple(BY_PRESET)), Shown("NAME,...")] = ()
     """architectures by preset, each with its own setting"""
     local: bool = False
     """also the target in this process, without a network: alone, and with a draft beside it"""
