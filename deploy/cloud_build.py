@@ -196,13 +196,11 @@ def host_arguments(build: CloudBuild) -> tuple[str, ...]:
     """The words after `python -m compile` on the instance: the user's own, and where to."""
     options, words = build.options, list[str]()
     for name, flag in flags_of(CompileOptions).items():
-        value = options.values()[name]
-        if name in _NOT_FOR_THE_HOST or value == flag.field.default:
+        if name in _NOT_FOR_THE_HOST or (value := options.values()[name]) == flag.field.default:
             continue
-        if isinstance(value, tuple) and not flag.repeated:
-            value = ",".join(map(str, value))
-        values = value if isinstance(value, tuple) else (value,)
-        words += [f"--{name}" if one is True else f"--{name}={one}" for one in values]
+        for one in value if flag.repeated else (value,):
+            text = ",".join(map(str, one)) if isinstance(one, tuple) else one
+            words.append(f"--{name}" if one is True else f"--{name}={text}")
     if options.load is not None:
         words.append(f"--load={LOAD}")
     if options.device != "cpu":
