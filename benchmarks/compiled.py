@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import tempfile
 import time
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -78,7 +79,7 @@ def compiled_model(
 def by_nodes(
     model: Path,
     dtype: str,
-    nodes: list[int],
+    nodes: Sequence[int],
     context: int,
     sampled: bool,
     repetitions: int,

@@ -183,7 +183,6 @@ def main(given: Options) -> None:
     flags = {"target_model": given.target_model, "dtype": given.dtype, "emulate": given.emulate}
     told = [part for name, value in flags.items() if value for part in (f"--{name}", value)]
     told = ["--device", "cpu", "--threads", "1", "--batch", "1", *told]
-    own = {"dtype": given.dtype, "draft_model": given.draft_model, "draft": given.draft}
     take_short_turns()  # as the commands do
     pairs = list[Pair]()
     with ExitStack() as stack:
@@ -192,7 +191,14 @@ def main(given: Options) -> None:
         for start in range(1, max(given.starts, 1) + 1):
             with started("target", told) as there:
                 where = ConnectionOptions(target_host=there.address)
-                options = SharedClientRole(connection=where, device="cpu", threads=1, **own)
+                options = SharedClientRole(
+                    connection=where,
+                    device="cpu",
+                    threads=1,
+                    dtype=given.dtype,
+                    draft_model=given.draft_model,
+                    draft=given.draft,
+                )
                 with open_client(options) as client:
                     asked = asked_questions(client, given.prompts, given.prompt_sets, given.each)
                     for pair in measure(client, start, asked, given.tokens, given.turns):

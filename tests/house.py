@@ -28,13 +28,13 @@ class Room(NamedTuple):
 
 
 BOUNDS = {
-    "inference": Room(18_626, 115),
+    "inference": Room(18_652, 115),
     "grpc_comm": Room(5_975, 36),
-    "compile": Room(7_533, 42),
+    "compile": Room(7_215, 37),
     "deploy": Room(3_639, 29),
-    "outrider": Room(12_681, 81),
-    "benchmarks": Room(7_995, 43),
-    "tests": Room(45_724, 260),
+    "outrider": Room(12_624, 81),
+    "benchmarks": Room(8_002, 41),
+    "tests": Room(39_267, 229),
 }
 """Bounds of each room."""
 

@@ -144,16 +144,20 @@ def opened(
     arms, threads = list[Arm](), given.threads
     with ExitStack() as stack:
         if library.PLAIN in needed:
+            assert given.safetensors
             target, draft = given.safetensors
             dtype = DTYPES[given.dtype]
             arms += stack.enter_context(library_arms(Path(target), Path(draft), dtype, threads))
         if ours.PLAIN in needed:
+            assert given.safetensors
             target, draft = given.safetensors
             models = Models(target, draft, given.dtype, given.length)
             arms += stack.enter_context(arms_here(models, threads))
             if ACROSS in wanted:
                 arms += stack.enter_context(arms_over_grpc(models))
         if llama_server.PLAIN in needed:
+            assert given.gguf
+            assert given.llama_server
             target, draft = given.gguf
             servers = stack.enter_context(
                 llama_servers(given.llama_server, target, draft, threads, wanted)
@@ -161,6 +165,7 @@ def opened(
             servers[llama_server.PLAIN].check_prompt(text, ids)
             arms += [Arm(name, 1, server.play) for name, server in servers.items()]
         if OURS_GGUF in needed:
+            assert given.gguf
             target, draft = given.gguf
             arms += stack.enter_context(
                 arms_here(Models(target, draft, None, given.length), threads)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -165,7 +166,7 @@ def draft_round(
 
 
 def train_draft(
-    target: LlamaForCausalLM, stream: torch.Tensor, rounds: list[int], seed: int
+    target: LlamaForCausalLM, stream: torch.Tensor, rounds: Sequence[int], seed: int
 ) -> LlamaForCausalLM:
     """Distil the target into the draft: cross-entropy with the target's probabilities on the
     training text.

@@ -85,7 +85,7 @@ def draft(options: DraftRole) -> int:
         def make(request: Request, show: Show, cancelled: Event) -> Completion:
             client.load(rows)
             explainer = _explainer(options, client, show)
-            tell = explainer and explainer.tell
+            tell = explainer.tell if explainer else None
             done = client.complete(request, show, cancelled, tell)
             if explainer is not None and done.failure is None:
                 explainer.conclude(done)
