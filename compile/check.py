@@ -14,11 +14,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-import torch
 
 from compile import probe
 from compile.agreement import agreements, random_tree
-from compile.build.build import build_artifact, read_source
+from compile.build.build import build_artifact, load_whole, read_source
 from compile.build.neuron_builder import NeuronBuilder
 from compile.build.neuron_compiler import PLATFORMS
 from compile.build.progress import BuildProgress
@@ -39,8 +38,7 @@ from inference.backends.neuron_sdk import (
 from inference.backends.sequence import ModelSequence
 from inference.command import run_command, say
 from inference.errors import InvalidRequest
-from inference.model.checkpoint import load_decoder
-from inference.model.float8 import in_float8, states_of
+from inference.model.float8 import in_float8
 from inference.sampling import SamplingParams
 
 _SMALL = ("--sequence_length", "512", "--max_tree_nodes", "16")
@@ -117,13 +115,7 @@ def _spec(options: CompileOptions, checkpoint: BuildCheckpoint) -> CompileSpec:
 
 def _eager(spec: CompileSpec, directory: Path, most: int) -> EagerModel:
     """The model that the device's choices are compared with, on the CPU."""
-    decoder = load_decoder(
-        directory,
-        positions=spec.sequence_length,
-        vocabulary=spec.vocabulary,
-        dtype=states_of(spec.dtype),
-        device=torch.device("cpu"),
-    )
+    decoder = load_whole(spec, directory)
     whole = in_float8(decoder) if spec.dtype == "fp8" else decoder
     return EagerModel(whole, rows=1, capacity=spec.capacity, max_nodes=most)
 

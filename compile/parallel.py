@@ -148,6 +148,14 @@ def calls_between(spec: CompileSpec) -> dict[str, dict[str, Tensor]]:
     return calls
 
 
+def described(inputs: Mapping[str, Tensor]) -> dict[str, list[Any]]:
+    """The type and the sizes of each input of a graph, by name, as artefacts record them."""
+    return {
+        name: [str(tensor.dtype).removeprefix("torch."), list(tensor.shape)]
+        for name, tensor in inputs.items()
+    }
+
+
 def rank_module(
     spec: CompileSpec, config: ModelConfig, draft: ModelConfig | None, layers: Layers, device: str
 ) -> nn.Module:

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from compile.compile_options import CompileOptions, InstanceOptions
-from compile.plan.build_memory import build_memory
 from compile.plan.device import GIB, device_of
+from compile.plan.memory import build_memory
 from compile.request import find_checkpoint, make_request, names_layers
 from compile.store import open_store, pull
 from deploy.aws import Aws
@@ -171,11 +171,11 @@ def host_arguments(build: CloudBuild) -> tuple[str, ...]:
     """The words after `python -m compile` on the instance: the user's own, and where to."""
     options, words = build.options, list[str]()
     for name, flag in flags_of(CompileOptions).items():
-        value = options.values()[name]
-        if name in _NOT_FOR_THE_HOST or value == flag.field.default:
+        if name in _NOT_FOR_THE_HOST or (value := options.values()[name]) == flag.field.default:
             continue
-        values = value if isinstance(value, tuple) else (value,)
-        words += [f"--{name}" if one is True else f"--{name}={one}" for one in values]
+        for one in value if flag.repeated else (value,):
+            text = ",".join(map(str, one)) if isinstance(one, tuple) else one
+            words.append(f"--{name}" if one is True else f"--{name}={text}")
     if options.load is not None:
         words.append(f"--load={LOAD}")
     if options.device != "cpu":

@@ -123,8 +123,8 @@ def with_neuron_artifact(options: Served) -> Served:
     """
     if options.device != "neuron" or options.artifact:
         return options
+    from compile.builders import neuron_artifact
     from compile.compile_options import CompileOptions
-    from compile.neuron_cache import neuron_artifact
     from compile.plan.device import neuron_targets
     from compile.request import find_checkpoint, make_request
     from inference.backends.neuron_sdk import has_device, instance_family

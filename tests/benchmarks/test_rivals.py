@@ -39,7 +39,7 @@ def record(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     (folder / "mt_bench.jsonl").write_text("\n".join(questions), encoding="utf-8")
     flags = {"prompts": folder, "out": folder, "tokens": TOKENS, "length": 512, "threads": 1}
     given = [part for name, value in flags.items() for part in (f"--{name}", str(value))]
-    run_module("benchmarks.rivals", "--dtype", "float32", *given, "--safetensors", *PAIR)
+    run_module("benchmarks.rivals", "--dtype", "float32", *given, "--safetensors", ",".join(PAIR))
     made: dict[str, Any] = json.loads((folder / "rivals.json").read_text(encoding="utf-8"))
     return made
 

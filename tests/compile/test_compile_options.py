@@ -43,7 +43,7 @@ REFUSED: list[tuple[str, ...]] = [
     *(
         (f"--target cpu --dry_run {flags}", *shown)
         for flags, *shown in (
-            ("--tree_sizes 4,x", "--tree_sizes 4,x"),
+            ("--tree_sizes 4,x", "--tree_sizes x"),
             ("--tree_sizes 65", "--tree_sizes 65", "64"),
             ("--slots 0", "--slots 0"),
             ("--sampling some", "--sampling some"),
@@ -59,7 +59,7 @@ REFUSED: list[tuple[str, ...]] = [
             ("--fused --gamma 0", "--speculation_length 0"),
             ("--fused --gamma 2 --draft_tree 2", "--draft_tree"),
             ("--fused --model x", "--fused", "--draft_model"),
-            ("--fused --draft_tree 2,x", "--draft_tree 2,x"),
+            ("--fused --draft_tree 2,x", "--draft_tree x"),
             ("--spot", "--spot", "--on"),
         )
     ),

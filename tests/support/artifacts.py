@@ -5,13 +5,14 @@ made with it.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from compile.build.build import (
     Builder,
+    MadeWith,
     Source,
     build_artifact,
     planned_manifest,
@@ -55,14 +56,8 @@ class FakeBuilder:
         self.asked.append("joint")
         return [_file(directory, "graphs/joint.bin", str(len(buckets)).encode())]
 
-    def versions(self) -> Mapping[str, str]:
-        return {"fake": self.version}
-
-    def host(self) -> Mapping[str, str]:
-        return {"machine": "any"}
-
-    def flags(self) -> Mapping[str, str]:
-        return {}
+    def made_with(self) -> MadeWith:
+        return MadeWith({"fake": self.version}, {"machine": "any"}, {})
 
 
 def small_spec(**changes: Any) -> CompileSpec:

@@ -20,7 +20,7 @@ from safetensors.torch import load_file
 
 from compile.build.neuron_builder import NeuronBuilder, check_routes
 from compile.build.neuron_compiler import OVERRIDE, compiler_flags, render
-from compile.neuron_cache import neuron_artifact
+from compile.builders import neuron_artifact
 from compile.spec import prefill_bucket, verify_bucket
 from inference.artifact import check_files
 from inference.backends import neuron_sdk
@@ -185,7 +185,7 @@ def test_packages_of_another_kind_are_explained(
 ) -> None:  # fmt: skip
     Neuron(versions=versions).install(monkeypatch, packages)
     builder = NeuronBuilder(spec_of(1), checkpoint)
-    assert_refused(builder.versions, shown, MissingExtra)
+    assert_refused(builder.made_with, shown, MissingExtra)
 
 
 def imported(name: str) -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from compile.build.neff_cache import NeffCache, hlo_digest, unit_key
 from compile.build.neuron_builder import NeuronBuilder, hot_graph
-from compile.plan import build_memory
+from compile.plan import memory
 from compile.store import DiskObjects
 from inference.artifact import MANIFEST, Bucket, check_files
 from inference.backends.neuron import COPY, FILL
@@ -181,9 +181,9 @@ def test_the_key_follows_what_is_computed_and_not_how_it_was_counted() -> None:
 
 def test_as_many_compilers_run_as_there_is_memory_for(monkeypatch: pytest.MonkeyPatch) -> None:
     gib = 1 << 30
-    monkeypatch.setattr(build_memory, "free_memory", lambda: 40 * gib)
-    assert build_memory.workers_within(8, 16 * gib) == 2
-    assert build_memory.workers_within(1, 16 * gib) == 1
-    monkeypatch.setattr(build_memory, "free_memory", lambda: gib)
-    assert build_memory.workers_within(8, 16 * gib) == 1
-    assert 0 < build_memory.processors() <= (os.cpu_count() or 1)
+    monkeypatch.setattr(memory, "free_memory", lambda: 40 * gib)
+    assert memory.workers_within(8, 16 * gib) == 2
+    assert memory.workers_within(1, 16 * gib) == 1
+    monkeypatch.setattr(memory, "free_memory", lambda: gib)
+    assert memory.workers_within(8, 16 * gib) == 1
+    assert 0 < memory.processors() <= (os.cpu_count() or 1)

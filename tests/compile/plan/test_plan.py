@@ -18,10 +18,9 @@ from compile.parallel import calls_between
 from compile.plan import search
 from compile.plan.buckets import Sizes, graphs_of, plan_graphs
 from compile.plan.device import device_of
-from compile.plan.fit import check_fits, check_sharding, rank_memory, usual_ranks
+from compile.plan.fit import check_fits, check_sharding, program_bytes, rank_memory, usual_ranks
 from compile.plan.memory import footprint, work
-from compile.plan.plan_report import explain
-from compile.plan.programs import compiling, program_bytes
+from compile.plan.plan_report import compiling, explain
 from compile.plan.search import BuildBudget, Cost, grid, plan, serving
 from compile.plan.workload import Calls, CallShape, Limits, calls_of, read_load
 from compile.request import find_checkpoint, make_request

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from compile import check, probe
-from compile.neuron_cache import neuron_artifact
+from compile.builders import neuron_artifact
 from inference.backends import neuron_sdk
 from inference.backends.neuron import runtime_error
 from inference.backends.neuron_loading import load_neuron
