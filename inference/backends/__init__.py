@@ -97,25 +97,6 @@ class Model(Protocol):
         ...
 
 
-@runtime_checkable
-class FeatureModel(Model, Protocol):
-    """A target that can keep features, the inputs of some layers, for heads to draft from."""
-
-    def keep_features(self, layers: Sequence[int]) -> None:
-        """From now on keep the inputs of these layers, ascending, beside each node's keys.
-
-        The number of layers stands for the last layer's output.
-        """
-        ...
-
-    def features(self, row: int, slots: IntArray) -> Tensor:
-        """Return the features of the nodes in these slots [n] of a row.
-
-        The result is [n, kept layers * hidden].
-        """
-        ...
-
-
 class Masks(NamedTuple):
     """Mask tokens, which a block draft takes for tokens that are not known yet.
 

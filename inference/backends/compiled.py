@@ -18,7 +18,8 @@ from torch import Tensor
 from inference.artifact import Bucket, Manifest, check_files, read_manifest
 from inference.backends import Ranked, Segment
 from inference.backends.batch import check_rows
-from inference.backends.feature_store import (
+from inference.backends.graph_calls import cost, fits, holds, inputs_of, picked, unstacked
+from inference.backends.target_features import (
     NOTHING,
     FeatureForm,
     FeatureStore,
@@ -26,7 +27,6 @@ from inference.backends.feature_store import (
     form_of,
     select,
 )
-from inference.backends.graph_calls import cost, fits, holds, inputs_of, picked, unstacked
 from inference.errors import BadArtifact, InvalidRequest, LimitExceeded
 from inference.model.cache import KeysValues, cache_names, copy_slots, empty_cache, write_slots
 from inference.model.config import ModelConfig, parse_config

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from inference.backends import Ranked, Segment
 from inference.backends.batch import Shape, check_rows, pad
-from inference.backends.feature_store import FeatureStore
+from inference.backends.target_features import FeatureStore
 from inference.errors import LimitExceeded
 from inference.model.cache import copy_slots, empty_cache, write_slots
 from inference.model.decoder import Decoder

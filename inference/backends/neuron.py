@@ -20,10 +20,10 @@ from torch import Tensor
 from inference.artifact import Bucket, Manifest, RoundBucket
 from inference.backends import Segment
 from inference.backends.compiled import CompiledModel
-from inference.backends.feature_store import form_of
 from inference.backends.fused import fill_round, fused_part, in_rounds
 from inference.backends.graph_calls import inputs_of, picked
 from inference.backends.noise_ahead import Draw, NoiseAhead, draws_of
+from inference.backends.target_features import form_of
 from inference.errors import Busy, InvalidRequest, OutriderError, Unavailable
 from inference.model.cache import KeysValues, empty_cache
 from inference.model.config import parse_config

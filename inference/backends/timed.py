@@ -14,7 +14,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from inference.backends import FeatureModel, Model, Ranked, Segment
+from inference.backends import Model, Ranked, Segment
 from inference.backends.batch import Shape
 from inference.errors import InvalidRequest
 from inference.json_file import Json, read_json
@@ -147,14 +147,6 @@ def _size(raw: Json) -> int:
 
 EMULATED = "emulated "
 """Start of the line in which an emulation says how well it kept its times."""
-
-
-def feature_model(model: Model) -> FeatureModel | None:
-    """Return the model that can keep features, also behind emulated times; None where there is
-    none.
-    """
-    real = model.real if isinstance(model, TimedModel) else model
-    return real if isinstance(real, FeatureModel) else None
 
 
 class TimedModel:

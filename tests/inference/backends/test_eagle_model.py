@@ -13,8 +13,9 @@ import torch
 
 from inference.backends import Ranked
 from inference.backends.eager import EagerModel
-from inference.backends.eagle import EagleModel, FeatureSequence, RowFeatures
+from inference.backends.eagle import EagleModel
 from inference.backends.sequence import ModelSequence, TargetRow
+from inference.backends.target_features import FeatureSequence, RowFeatures
 from inference.model.eagle import OfTarget, read_head
 from inference.model.sampler import Sampling, rank
 from inference.sampling import SamplingParams

@@ -16,12 +16,16 @@ import torch
 
 from inference.artifact import Manifest
 from inference.backends import Ranked, Segment
-from inference.backends.artifact_embeddings import read_embeddings
 from inference.backends.eager import EagerModel
-from inference.backends.eagle import EagleModel, feature_sequence
-from inference.backends.feature_store import NOTHING, FeatureForm, check_given
+from inference.backends.eagle import EagleModel, read_embeddings
 from inference.backends.neuron import NeuronModel
 from inference.backends.neuron_loading import load_neuron
+from inference.backends.target_features import (
+    NOTHING,
+    FeatureForm,
+    check_given,
+    feature_sequence,
+)
 from inference.backends.torch_neuron import GRAPHS, RankPlan, RankProgram, compiled_graphs
 from inference.backends.torch_neuron_ranks import Ranks
 from inference.draft_tuning import TUNING

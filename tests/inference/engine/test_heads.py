@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from inference.backends import Ranked, Segment
-from inference.backends.eagle import EagleModel, feature_sequence
+from inference.backends.eagle import EagleModel
+from inference.backends.target_features import feature_sequence
 from inference.draft_tuning import TUNING
 from inference.drafters.draft import Draft
 from inference.engine.colocated_drafter import ColocatedDrafter

@@ -1,0 +1,180 @@
+"""Features of a target, from which a head beside it drafts.
+
+A target keeps them by slot, beside its keys. A sequence of a head reads those of its text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from inference.artifact import Manifest, features_of
+from inference.backends import KnownFeatures, Model, Segment
+from inference.backends.sequence import MakeSequence, ModelSequence, TargetText
+from inference.backends.timed import TimedModel
+from inference.errors import UnsupportedModel
+from inference.model.cache import write_states
+from inference.model.config import parse_config
+from inference.sampling import SamplingParams
+from inference.tree import IntArray, TokenTree, TreeNodes
+
+
+@runtime_checkable
+class FeatureModel(Model, Protocol):
+    """A target that can keep features, the inputs of some layers, for heads to draft from."""
+
+    def keep_features(self, layers: Sequence[int]) -> None:
+        """From now on keep the inputs of these layers, ascending, beside each node's keys.
+
+        The number of layers stands for the last layer's output.
+        """
+        ...
+
+    def features(self, row: int, slots: IntArray) -> Tensor:
+        """Return the features of the nodes in these slots [n] of a row.
+
+        The result is [n, kept layers * hidden].
+        """
+        ...
+
+
+def feature_model(model: Model) -> FeatureModel | None:
+    """Return the model that can keep features, also behind emulated times; None where there is
+    none.
+    """
+    real = model.real if isinstance(model, TimedModel) else model
+    return real if isinstance(real, FeatureModel) else None
+
+
+class FeatureForm(NamedTuple):
+    """Form of features: inputs of these layers of the target, ascending, `hidden` numbers each.
+
+    The number of layers stands for the last layer's output.
+    """
+
+    layers: tuple[int, ...]
+    hidden: int
+
+
+NOTHING = FeatureForm((), 0)
+"""Form of graphs that return no features."""
+
+
+class FeatureStore:
+    """Features by row and slot: zeros where nothing was written.
+
+    layers: those whose inputs they are, ascending
+    hidden: numbers of one layer's input
+    """
+
+    def __init__(
+        self,
+        layers: Sequence[int],
+        hidden: int,
+        rows: int,
+        slots: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self.layers = tuple(layers)
+        width = len(layers) * hidden
+        self._held = torch.zeros((rows, slots, width), dtype=dtype, device=device)
+
+    def read(self, row: int, slots: IntArray) -> Tensor:  # [n, layers * hidden]
+        return self._held[row, torch.from_numpy(slots).to(self._held.device, torch.int64)]
+
+    def write(self, rows: Tensor, slots: Tensor, features: Tensor) -> None:
+        """Write features [B, T, layers * hidden] at rows [B] and slots [B, T]."""
+        write_states(self._held, rows, slots, features)
+
+    def copy(self, source: int, target: int, slots: int) -> None:
+        """Copy the first slots of row `source` to row `target`."""
+        self._held[target, :slots] = self._held[source, :slots]
+
+
+def form_of(manifest: Manifest) -> FeatureForm:
+    """The features that an artefact's graphs return with every call."""
+    return FeatureForm(manifest.features, parse_config(manifest.config).hidden_size)
+
+
+def check_given(form: FeatureForm, asked: Sequence[int]) -> None:
+    """Raise UnsupportedModel unless features of this form have the inputs of all these layers."""
+    if not set(asked) <= set(form.layers):
+        raise UnsupportedModel(
+            f"the artefact's graphs return {features_of(form.layers)}, and {features_of(asked)} "
+            f"are asked for: build it again with --features {','.join(map(str, asked))}"
+        )
+
+
+def select(whole: Tensor, form: FeatureForm, asked: Sequence[int]) -> Tensor:
+    """Return the inputs of some layers, [B, T, asked * hidden], out of features of this form,
+    [B, T, all * hidden].
+    """
+    if tuple(asked) == form.layers:
+        return whole
+    places = [form.layers.index(layer) for layer in asked]
+    return whole.reshape(*whole.shape[:2], -1, form.hidden)[:, :, places].flatten(2)
+
+
+class FeatureSequence(ModelSequence):
+    """A ModelSequence whose segments read features of the target.
+
+    features: of the text, those that are known at the time of a call
+    """
+
+    def __init__(
+        self, model: Model, row: int, params: SamplingParams, *, features: RowFeatures
+    ) -> None:
+        super().__init__(model, row, params)
+        self._features = features
+
+    def prepare_chunk(self, chain: TokenTree) -> Segment:
+        return self._with_features(super().prepare_chunk(chain), self.cached + len(chain))
+
+    def prepare_nodes(self, tree: TreeNodes, nodes: Sequence[int]) -> Segment:
+        segment = super().prepare_nodes(tree, nodes)  # which feeds what was committed
+        return self._with_features(segment, self.cached)
+
+    def _with_features(self, segment: Segment, below: int) -> Segment:
+        """The segment with the features of tokens that are committed here: of positions `below`."""
+        return segment._replace(
+            features=KnownFeatures(min(self._features.known, below), self._features.at)
+        )
+
+
+class RowFeatures:
+    """Features that a target in this process keeps, of the text on one of its rows.
+
+    They lie by slot, beside the keys. So a cached prefix, a copied row and a row that is filled
+    again have theirs.
+
+    where: returns the text's row, at the time of a call
+    """
+
+    def __init__(self, target: FeatureModel, where: TargetText) -> None:
+        self._target, self._where = target, where
+
+    @property
+    def known(self) -> int:
+        """The number of tokens with features: all that the row has, the first ones of the text."""
+        return int(self._where().slots.committed.sum())
+
+    def at(self, positions: IntArray) -> Tensor:
+        """Return the features at known positions [n], as [n, layers * hidden]."""
+        row, slots = self._where()
+        return self._target.features(row, slots.at(positions))
+
+
+def feature_sequence(target: FeatureModel) -> MakeSequence:
+    """Make sequences that read the features of the text's row of the target, wherever it is."""
+
+    def make(
+        model: Model, row: int, params: SamplingParams, beside: TargetText | None
+    ) -> FeatureSequence:
+        assert beside is not None, "a head drafts beside its target"
+        return FeatureSequence(model, row, params, features=RowFeatures(target, beside))
+
+    return make
