@@ -36,10 +36,8 @@ PURE = [
     "drafters/draft_tree",
     "drafters/growing_proposer",
     "drafters/round_proposer",
-    "drafters/target_clock",
-    "drafters/tree_policies",
     "engine/calibration",
-    "engine/graph_tree",
+    "engine/graph_rounds",
     "engine/proposer_arbitration",
     "engine/snapshot",
     "errors",
@@ -48,7 +46,6 @@ PURE = [
     "planner/acceptance",
     "planner/acceptance_file",
     "planner/child_features",
-    "planner/law",
     "planner/knowledge",
     "planner/prices",
     "proposer",
@@ -110,7 +107,7 @@ LIGHT = {
     "outrider.cli": {"torch", "transformers", "grpc", "numpy"},
     "compile.__main__, compile.compile_options": {"torch", "transformers", "numpy", "boto3"},
     "deploy.__main__, deploy.instance_price": {"torch", "numpy", "boto3"},
-    "grpc_comm.client.connection, inference.decode, inference.drafters.tree_policies": {"torch"},
+    "grpc_comm.client.connection, inference.decode, inference.drafters.round_proposer": {"torch"},
 }
 """What starts fast, or on a machine that has little installed: modules, and what they must not
 import.

@@ -21,9 +21,9 @@ from compile.parallel import calls_between, parallel_config, parallel_tensors
 from compile.spec import CompileSpec
 from inference.artifact import Bucket
 from inference.backends.neuron import Program, runtime_error
+from inference.backends.neuron_loading import FLAGS, compiled_files
 from inference.backends.neuron_sdk import logical_cores
 from inference.backends.torch_neuron import DEALT, GRAPHS, RankPlan, rank_weights
-from inference.backends.torch_neuron_loading import FLAGS, compiled_files
 from inference.backends.torch_neuron_ranks import Ranks
 from inference.backends.torch_neuron_sdk import TRAINIUM, Machine, configure
 from inference.errors import BadArtifact, OutriderError

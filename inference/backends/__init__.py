@@ -124,7 +124,7 @@ class RoundModel(Model, Protocol):
 
     def rounds(self, segments: Sequence[Segment]) -> list[IntArray]:
         """Make one round for each segment and return what read_answer() of
-        inference/engine/graph_tree.py takes, one array a segment.
+        inference/engine/graph_rounds.py takes, one array a segment.
 
         Tokens below the roots are ignored: the draft replaces them. Rows of both models must be
         distinct.

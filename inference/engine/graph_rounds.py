@@ -13,20 +13,22 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from statistics import median
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
+from inference.accept import Verdict
 from inference.backends import RoundModel, Segment
 from inference.backends.sequence import ModelSequence
 from inference.engine.events import Commit
 from inference.engine.forward import BatchItem, CompletedForward, ModelCall
-from inference.engine.graph_tree import blank_tree, read_answer
 from inference.engine.scheduler import HeldUp, Kind, Seconds
 from inference.engine.session import Session
 from inference.engine.tuning import TUNING
 from inference.proposer import COLOCATED
 from inference.tree import IntArray, TokenTree
+from inference.tree_shape import NONE, Branches
 
 _RECENT = 0.1
 """Weight of the latest round in the moving average of tokens per round."""
@@ -258,3 +260,29 @@ class GraphRounds:
 def _within(segment: Segment, last: int) -> Segment:
     """The segment with no position beyond `last`, where the text ends. Nodes there are ignored."""
     return segment._replace(positions=np.minimum(segment.positions, last))
+
+
+def blank_tree(shape: Branches, root: int = 0) -> TokenTree:
+    """A tree of the shape before it is drafted: every token below the root is a placeholder."""
+    tokens = np.arange(shape.nodes, dtype=np.int32)  # distinct, because siblings must be
+    tokens[0] = root
+    return TokenTree(tokens, np.array(shape.parents, dtype=np.int32))
+
+
+def read_answer(asked: TokenTree, answer: NDArray[Any], limit: int) -> tuple[TokenTree, Verdict]:
+    """Return the tree that a graph drafted, and the verdict on it, cut to the limit.
+
+    asked: the tree as the graph was asked for it, by blank_tree()
+    answer: [nodes - 1 + depth + 1] int32. It holds the drafted tokens, the accepted node of each
+        depth (or NONE), and the target's token after them.
+    limit: candidates accepted at most
+
+    Raises InvalidRequest when siblings carry equal tokens.
+    """
+    drafted, path, next_token = np.split(answer, [len(asked) - 1, len(answer) - 1])
+    tokens = np.concatenate([asked.tokens[:1], drafted.astype(np.int32)])
+    tree = TokenTree(tokens, asked.parents)
+    accepted = tuple(int(node) for node in path if node != NONE)
+    if len(accepted) > limit:
+        return tree, Verdict(accepted[:limit], int(tokens[accepted[limit]]))
+    return tree, Verdict(accepted, int(next_token[0]))

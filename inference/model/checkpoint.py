@@ -1,13 +1,14 @@
 """Loads a Decoder with weights from a Hugging Face directory.
 
 Only safetensors are read. Every tensor must be used and every parameter filled: a checkpoint that
-half fits is refused.
+half fits is refused. Tensors are held against the config before anything is built from it.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -21,7 +22,6 @@ from inference.errors import InvalidRequest, UnsupportedModel
 from inference.json_file import Json, read_json
 from inference.model.config import ModelConfig, read_config
 from inference.model.decoder import Decoder
-from inference.model.sizes import check_shape, check_sizes
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _IGNORED = ("rotary_emb.inv_freq",)
@@ -222,3 +222,36 @@ def random_decoder(config: ModelConfig, *, positions: int, vocabulary: int, seed
         spread = torch.randn(parameter.shape, generator=generator) * 0.3
         parameter.data = 1 + spread if "norm" in name else spread
     return decoder.requires_grad_(False).eval()
+
+
+_LAYER = re.compile(r"model\.layers\.([0-9]{1,9})\.")
+
+
+def check_sizes(shapes: Mapping[str, Sequence[int]], config: ModelConfig, directory: Path) -> None:
+    """Raise UnsupportedModel unless the tensors have the config's depth and widths.
+
+    So a config cannot ask for more than the files hold. The error names `directory`, where the
+    tensors lie.
+    """
+    layers = {int(found[1]) for name in shapes if (found := _LAYER.match(name))}
+    if len(layers) < config.layers:
+        asked = f"config.json field num_hidden_layers is {config.layers}"
+        raise UnsupportedModel(f"{directory}: {asked}, and the tensors are of {len(layers)} layers")
+    hidden, first = config.hidden_size, "model.layers.0."
+    expected = {
+        "model.embed_tokens.weight": (config.vocab_size, hidden),
+        f"{first}mlp.gate_proj.weight": (config.intermediate_size, hidden),
+        f"{first}self_attn.q_proj.weight": (config.heads * config.head_dim, hidden),
+        f"{first}self_attn.k_proj.weight": (config.kv_heads * config.head_dim, hidden),
+    }
+    for name, size in expected.items():
+        if name not in shapes:
+            raise UnsupportedModel(f"{directory}: tensor {name} is missing")
+        check_shape(directory, name, shapes[name], size)
+
+
+def check_shape(directory: Path, name: str, shape: Sequence[int], size: Sequence[int]) -> None:
+    """Raise UnsupportedModel unless a tensor has this size."""
+    if tuple(shape) != tuple(size):
+        says = f"has shape {tuple(shape)}, config.json says {tuple(size)}"
+        raise UnsupportedModel(f"{directory}: tensor {name} {says}")

@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from inference.errors import InvalidRequest, UnsupportedModel
 from inference.json_file import Json, read_json
 from inference.model.cache import KeysValues, read_rows
-from inference.model.checkpoint import tensor_shapes, weight_files
+from inference.model.checkpoint import check_shape, tensor_shapes, weight_files
 from inference.model.config import ModelConfig, parse_config
 from inference.model.decoder import (
     MASKED,
@@ -45,7 +45,6 @@ from inference.model.decoder import (
     Sight,
 )
 from inference.model.rotary import rotary_tables
-from inference.model.sizes import check_shape
 
 _LAYER, _LAYERS_READ = "transformer_layer_config", "eagle_aux_hidden_state_layer_ids"
 _OTHER_HEADS = ("norm_before_fc", "norm_output", "fc_norm")

@@ -17,8 +17,7 @@ from inference.command import say
 from inference.drafters.copied_text import TextSource
 from inference.drafters.draft import Draft
 from inference.drafters.growing_proposer import GrowingProposer
-from inference.drafters.round_proposer import RoundProposer
-from inference.drafters.tree_policies import Policy
+from inference.drafters.round_proposer import Policy, RoundProposer
 from inference.errors import InvalidRequest
 from inference.planner.acceptance import AcceptanceModel
 from inference.planner.acceptance_file import read_acceptance, write_acceptance

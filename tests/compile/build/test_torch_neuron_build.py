@@ -16,8 +16,8 @@ from compile.compile_options import CompileOptions
 from compile.parallel import parallel_config, parallel_tensors
 from compile.spec import verify_bucket
 from inference.artifact import Manifest
+from inference.backends.neuron_loading import load_torch_neuron
 from inference.backends.torch_neuron import own_config
-from inference.backends.torch_neuron_loading import load_torch_neuron
 from inference.errors import InvalidRequest
 from inference.model.config import parse_config
 from inference.model.decoder import Decoder

@@ -30,15 +30,15 @@ from inference.backends.compiled import CompiledModel, graph_path, load_compiled
 from inference.backends.eager import EagerModel
 from inference.backends.gguf_model import GgufModel
 from inference.backends.sequence import ModelSequence
+from inference.backends.substitute import substitute_of
 from inference.drafters.draft import Draft
-from inference.drafters.tree_policies import BestFirst, Chain
+from inference.drafters.round_proposer import BestFirst, Chain
 from inference.engine.engine import Engine
 from inference.engine.local_session import LocalSession
 from inference.errors import BadArtifact, InvalidRequest, LimitExceeded, UnsupportedModel
 from inference.model.cache import KeysValues
 from inference.model.checkpoint import load_decoder
 from inference.model.decoder import Decoder
-from inference.model.substitute import substitute_of
 from inference.model.verify_graph import VerifyGraph
 from inference.planner.prices import Prices
 from inference.proposer import Proposer

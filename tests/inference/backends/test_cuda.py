@@ -19,8 +19,7 @@ from inference.backends.cuda import (
 from inference.backends.eager import EagerModel
 from inference.backends.sequence import ModelSequence
 from inference.drafters.draft import Draft
-from inference.drafters.round_proposer import RoundProposer
-from inference.drafters.tree_policies import BestFirst, Chain
+from inference.drafters.round_proposer import BestFirst, Chain, RoundProposer
 from inference.engine.engine import Engine
 from inference.engine.local_session import LocalSession
 from inference.errors import InvalidRequest, LimitExceeded

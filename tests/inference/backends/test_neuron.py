@@ -21,7 +21,7 @@ from compile.spec import verify_bucket
 from inference.backends import Segment
 from inference.backends.neuron import COPY, FILL, NeuronModel
 from inference.backends.sequence import ModelSequence
-from inference.drafters.tree_policies import BestFirst
+from inference.drafters.round_proposer import BestFirst
 from inference.engine.local_session import LocalSession
 from inference.errors import InvalidRequest, LimitExceeded, Unavailable
 from inference.model.cache import cache_names

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from inference.backends.noise_ahead import Draw, NoiseAhead
+from inference.backends.neuron import Draw, NoiseAhead
 from inference.errors import Unavailable
 from inference.model.noise_window import FILLED, WINDOW, Place
 

@@ -18,7 +18,7 @@ from compile.spec import prefill_bucket
 from inference.backends.neuron import NeuronModel
 from inference.backends.torch_neuron import GRAPHS, RankPlan, compiled_graphs
 from inference.backends.torch_neuron_ranks import Ranks
-from inference.drafters.tree_policies import BestFirst
+from inference.drafters.round_proposer import BestFirst
 from inference.engine.local_session import LocalSession
 from inference.errors import Unavailable, UnsupportedModel
 from inference.model.cache import empty_cache

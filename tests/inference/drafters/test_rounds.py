@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from inference.candidates import CandidateTree
-from inference.drafters.round_proposer import RoundProposer
-from inference.drafters.tree_policies import BestFirst, Chain, Policy
+from inference.drafters.round_proposer import BestFirst, Chain, Policy, RoundProposer
 from inference.proposer import Notice
 from tests.support.scripted_models import ScriptedModel, disagreeing, own_text
 from tests.support.stepped import PROMPT, SAMPLING, SteppedTarget

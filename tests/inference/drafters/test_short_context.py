@@ -5,8 +5,7 @@ from __future__ import annotations
 from inference.drafters.copied_text import CopySource
 from inference.drafters.draft import Draft
 from inference.drafters.growing_proposer import GrowingProposer
-from inference.drafters.round_proposer import RoundProposer
-from inference.drafters.tree_policies import Chain
+from inference.drafters.round_proposer import Chain, RoundProposer
 from inference.planner.prices import Prices
 from inference.proposer import Notice
 from tests.support.scripted_models import ScriptedModel, disagreeing

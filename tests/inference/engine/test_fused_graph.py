@@ -31,11 +31,9 @@ from inference.backends.eager import EagerModel
 from inference.backends.fused import FusedModel
 from inference.decode import Step, decode
 from inference.drafters.draft_tree import DraftNode, DraftTree
-from inference.drafters.round_proposer import RoundProposer
-from inference.drafters.tree_policies import Budget, Rank
+from inference.drafters.round_proposer import Budget, Rank, RoundProposer
 from inference.engine.engine import Engine
-from inference.engine.graph_rounds import GraphRounds
-from inference.engine.graph_tree import blank_tree, read_answer
+from inference.engine.graph_rounds import GraphRounds, blank_tree, read_answer
 from inference.engine.local_session import LocalSession
 from inference.engine.session import Session
 from inference.errors import BadArtifact, InvalidRequest

@@ -30,7 +30,7 @@ from inference.backends.eager import EagerModel
 from inference.backends.sequence import ModelSequence
 from inference.backends.slots import Slots
 from inference.drafters.draft_tree import DraftNode, DraftTree
-from inference.drafters.tree_policies import BestFirst, Budget
+from inference.drafters.round_proposer import BestFirst, Budget
 from inference.errors import InvalidRequest, LimitExceeded
 from inference.model.checkpoint import load_decoder
 from inference.model.config import read_config

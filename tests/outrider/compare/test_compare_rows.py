@@ -11,7 +11,7 @@ import pytest
 
 from inference.cost.billing import Billing
 from inference.cost.quantity import Figure, Quality, Usage
-from inference.drafters.tree_policies import BestFirst, Chain
+from inference.drafters.round_proposer import BestFirst, Chain
 from inference.sampling import SamplingParams
 from outrider.compare.arms import (
     ARCHITECTURES,

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from grpc_comm.server.server import BackgroundServer
-from inference.backends.shared_cache import SharedCacheModel
+from inference.backends.substitute import SharedCacheModel
 from inference.backends.timed import PROFILES
 from outrider.cli import main
 from outrider.draft_methods import find_draft
