@@ -18,8 +18,8 @@ from inference.drafters.copied_text import CopySource
 from inference.drafters.growing_proposer import GrowingProposer
 from inference.engine.local_session import LocalSession
 from inference.order import Decode
+from inference.planner.acceptance import Knowledge
 from inference.planner.acceptance_file import read_acceptance
-from inference.planner.knowledge import Knowledge
 from inference.planner.prices import Prices
 from inference.proposer import Proposer
 from inference.sampling import SamplingParams

@@ -16,16 +16,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from inference.backends import Ranked, Segment
-from inference.cost.quantity import Usage
 from inference.draft_tuning import TUNING
 from inference.drafters.block_masks import BlockMasks
 from inference.drafters.candidate_sender import CandidateSender, TargetClock
-from inference.drafters.copied_text import CopiedText, TextSource
 from inference.drafters.draft_row import DraftRow
 from inference.drafters.draft_tree import DraftNode, DraftTree, Named
+from inference.drafters.text_source import CopiedText, TextSource
+from inference.planner.acceptance import Knowledge
 from inference.planner.child_features import joint_features, rank_features
-from inference.planner.knowledge import Knowledge
-from inference.planner.prices import Prices
+from inference.planner.prices import Prices, Usage
 from inference.proposer import (
     COPY,
     MESSAGE_BYTES,

@@ -13,13 +13,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from statistics import median
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
 from inference.accept import Verdict
-from inference.backends import RoundModel, Segment
+from inference.backends import Model, Segment
 from inference.backends.sequence import ModelSequence
 from inference.engine.events import Commit
 from inference.engine.forward import BatchItem, CompletedForward, ModelCall
@@ -36,6 +36,30 @@ _RECENT = 0.1
 
 _KEPT = 15
 """Latest calls for a number of sessions, whose median is what such a call takes."""
+
+
+@runtime_checkable
+class RoundModel(Model, Protocol):
+    """A Model that also makes whole rounds in one call.
+
+    Its own draft grows a tree, the target verifies it, and the accepted tokens come back.
+    """
+
+    shape: Branches  # the shape of every tree
+
+    @property
+    def draft(self) -> Model:
+        """The draft as a Model of its own: a text's tokens are fed to it before the first round."""
+        ...
+
+    def rounds(self, segments: Sequence[Segment]) -> list[IntArray]:
+        """Make one round for each segment and return what read_answer() of
+        inference/engine/graph_rounds.py takes, one array a segment.
+
+        Tokens below the roots are ignored: the draft replaces them. Rows of both models must be
+        distinct.
+        """
+        ...
 
 
 class CallRecord:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -22,6 +23,7 @@ from inference.planner.child_features import (
     SPAN,
     FloatArray,
 )
+from inference.times import DraftTimes, LatencyModel
 
 MEMORY = 200
 """Verdicts after which evidence has faded to 1/e of its weight."""
@@ -323,3 +325,16 @@ def _descending(rates: FloatArray) -> FloatArray:  # [k] -> [k]
     descending = np.repeat([rate for rate, _ in runs], [count for _, count in runs])
     descending.setflags(write=False)  # callers share the cached array
     return descending
+
+
+@dataclass
+class Knowledge:
+    """Times and acceptance of one pair of models.
+
+    round_trip: seconds of an exchange with the target without work; 0 for a target beside the draft
+    """
+
+    draft: DraftTimes
+    target: LatencyModel
+    acceptance: AcceptanceModel
+    round_trip: float = 0.0

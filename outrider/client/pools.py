@@ -14,14 +14,13 @@ from inference.backends import Model
 from inference.backends.dynamic_batcher import DynamicBatcher
 from inference.cache_directory import cache_directory
 from inference.command import say
-from inference.drafters.copied_text import TextSource
 from inference.drafters.draft import Draft
 from inference.drafters.growing_proposer import GrowingProposer
 from inference.drafters.round_proposer import Policy, RoundProposer
+from inference.drafters.text_source import TextSource
 from inference.errors import InvalidRequest
-from inference.planner.acceptance import AcceptanceModel
+from inference.planner.acceptance import AcceptanceModel, Knowledge
 from inference.planner.acceptance_file import read_acceptance, write_acceptance
-from inference.planner.knowledge import Knowledge
 from inference.proposer import Proposer
 from inference.times import DraftTimes, LatencyModel
 from outrider.client.probing import measure_round_trip

@@ -19,13 +19,13 @@ from grpc_comm.server.server import serve as serve_target
 from grpc_comm.tls_files import check_tls_files
 from grpc_comm.translate import Description
 from grpc_comm.transport import Address, check_free
-from inference.backends import RoundModel
 from inference.backends.gguf_model import GgufModel
 from inference.backends.neuron_sdk import has_device
 from inference.backends.timed import TimedModel, TimeProfile, find_profile
 from inference.command import say
 from inference.engine.batch_runner import collect_rarely
 from inference.engine.engine import Engine
+from inference.engine.graph_rounds import RoundModel
 from inference.errors import InvalidRequest
 from inference.planner.profiling import emulated_target
 from inference.times import LatencyModel

@@ -10,7 +10,8 @@ from pathlib import Path
 from statistics import median
 
 from inference.cost.billing import COSTS, PER_MILLION, price_words
-from inference.cost.quantity import Figure, Usage
+from inference.cost.quantity import Figure
+from inference.planner.prices import Usage
 from inference.whole_file import write_whole
 from outrider.money.budget import RunBudget
 from outrider.money.goal import Goal

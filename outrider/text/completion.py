@@ -13,11 +13,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from inference.cost.quantity import Figure, Usage
+from inference.cost.quantity import Figure
 from inference.decode import Loop, Step, TargetSession
 from inference.draft_thread import Drafter, Drafting
 from inference.errors import OutriderError, Unavailable
 from inference.order import Decode, End, Pace
+from inference.planner.prices import Usage
 from inference.proposer import NOBODY
 from inference.sampling import SamplingParams
 from inference.stats import DecodeStatistics, Traffic

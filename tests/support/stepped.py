@@ -15,8 +15,8 @@ from inference.candidates import CandidateTree
 from inference.drafters.draft import Draft
 from inference.drafters.growing_proposer import GrowingProposer
 from inference.engine.snapshot import best_of
+from inference.planner.acceptance import Knowledge
 from inference.planner.acceptance_file import read_acceptance
-from inference.planner.knowledge import Knowledge
 from inference.planner.prices import Prices
 from inference.proposer import BASE, Nodes, Notice, Proposal, Proposer
 from inference.sampling import SamplingParams

@@ -38,8 +38,8 @@ from inference.model.cache import empty_cache
 from inference.model.eagle import OfTarget, read_head
 from inference.model.verify_graph import example_inputs
 from inference.order import Decode
+from inference.planner.acceptance import Knowledge
 from inference.planner.acceptance_file import read_acceptance
-from inference.planner.knowledge import Knowledge
 from inference.sampling import SamplingParams
 from inference.times import DraftTimes, LatencyModel
 from inference.tree import IntArray

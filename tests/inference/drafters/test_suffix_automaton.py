@@ -7,7 +7,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inference.drafters.suffix_automaton import COUNTED, ROOT, Match, SuffixAutomaton
+from inference.drafters.copied_text import COUNTED, ROOT, Match, SuffixAutomaton
 
 TOKENS = st.lists(st.integers(0, 2), min_size=1, max_size=30)
 

@@ -14,8 +14,8 @@ import pytest
 
 from grpc_comm.server.server import BackgroundServer
 from inference.cost.billing import Billing
-from inference.cost.quantity import Usage
 from inference.errors import InvalidRequest
+from inference.planner.prices import Usage
 from inference.stats import Traffic
 from outrider.cli import main
 from outrider.money.budget import RunBudget

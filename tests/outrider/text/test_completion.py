@@ -21,8 +21,8 @@ from inference.engine.local_session import LocalSession
 from inference.errors import Mismatch, OutriderError, Unavailable
 from inference.model.decoder import Decoder
 from inference.order import Pace, Progress
+from inference.planner.acceptance import Knowledge
 from inference.planner.acceptance_file import read_acceptance
-from inference.planner.knowledge import Knowledge
 from inference.planner.prices import Prices
 from inference.proposer import Proposer
 from inference.sampling import SamplingParams
