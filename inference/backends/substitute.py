@@ -175,7 +175,7 @@ def shared_sequence(own: int) -> MakeSequence:
     """
 
     def make(
-        model: Model, row: int, params: SamplingParams, beside: TargetText | None
+        model: Model, row: int, beside: TargetText | None, params: SamplingParams
     ) -> SharedSequence:
         assert beside is not None, "a cache is shared beside its target"
         return SharedSequence(model, row, params, target=beside, own=own)

@@ -172,7 +172,7 @@ def feature_sequence(target: FeatureModel) -> MakeSequence:
     """Make sequences that read the features of the text's row of the target, wherever it is."""
 
     def make(
-        model: Model, row: int, params: SamplingParams, beside: TargetText | None
+        model: Model, row: int, beside: TargetText | None, params: SamplingParams
     ) -> FeatureSequence:
         assert beside is not None, "a head drafts beside its target"
         return FeatureSequence(model, row, params, features=RowFeatures(target, beside))

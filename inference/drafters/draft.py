@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 from inference.backends import Masks, Model
@@ -46,18 +47,13 @@ class Draft(NamedTuple):
         """Make the proposer of a row. Arguments are those of GrowingProposer and DraftRow.
 
         source: text that is copied, unless the draft has a source of its own
+        beside: where the target has the text, for a draft that reads its target
         """
         own = source if self.source is None else self.source()
         if self.model is None:
             return GrowingProposer(knowledge, prices, own)
+        begin = partial(self.sequence, self.model, row, beside)
         ranks = DraftRow(
-            self.model,
-            row,
-            knowledge.draft,
-            masks=self.masks,
-            sequence=self.sequence,
-            room=room,
-            clock=clock,
-            beside=beside,
+            self.model, knowledge.draft, begin, masks=self.masks, room=room, clock=clock
         )
         return GrowingProposer(knowledge, prices, own, ranks, kind=kind)

@@ -13,12 +13,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from inference.backends import Model, Ranked
+from inference.backends.sequence import ModelSequence
 from inference.drafters.draft_row import DraftRow
 from inference.drafters.draft_tree import DraftNode, DraftTree
 from inference.errors import InvalidRequest
@@ -136,7 +138,8 @@ class RoundProposer:
 
     def __init__(self, model: Model, policy: Policy, *, room: int, row: int = 0) -> None:
         self.room, self._policy = room, policy
-        self._row = DraftRow(model, row, DraftTimes(), room=policy.most_ranked)
+        begin = partial(ModelSequence, model, row)
+        self._row = DraftRow(model, DraftTimes(), begin, room=policy.most_ranked)
         self.open([0], SamplingParams(), 1)
 
     @property
