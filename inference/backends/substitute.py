@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from inference.backends import Model, Segment, Shared
 from inference.backends.batch import pad
 from inference.backends.eager import EagerModel, context_slots
-from inference.backends.sequence import MakeSequence, ModelSequence, TargetText
+from inference.backends.sequence import ModelSequence, TargetText
 from inference.backends.slots import Slots
 from inference.model.cache import KeysValues, read_rows, write_slots
 from inference.model.checkpoint import Loading
@@ -131,21 +131,21 @@ class SharedSequence(ModelSequence):
 
     Calls are made between forwards of the target, when all that it has committed was heard.
 
-    target: the session's row, at the time of a call
     own: the draft's slots in a row
+    beside: the session's row of the target, at the time of a call
     """
 
     def __init__(
         self,
+        own: int,
         model: Model,
         row: int,
+        beside: TargetText | None,
         params: SamplingParams,
-        *,
-        target: TargetText,
-        own: int,
     ) -> None:
+        assert beside is not None, "a cache is shared beside its target"
         super().__init__(model, row, params, Slots(own))
-        self._target = target
+        self._target = beside
         self.cached = self._committed
 
     def extend(self, tokens: Sequence[int]) -> None:
@@ -166,18 +166,3 @@ class SharedSequence(ModelSequence):
     @property
     def _committed(self) -> int:
         return int(self._target().slots.committed.sum())
-
-
-def shared_sequence(own: int) -> MakeSequence:
-    """Make sequences that see the keys in the text's row of the target, wherever it is.
-
-    own: slots of the draft in a row of its own
-    """
-
-    def make(
-        model: Model, row: int, beside: TargetText | None, params: SamplingParams
-    ) -> SharedSequence:
-        assert beside is not None, "a cache is shared beside its target"
-        return SharedSequence(model, row, params, target=beside, own=own)
-
-    return make

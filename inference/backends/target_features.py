@@ -13,7 +13,7 @@ from torch import Tensor
 
 from inference.artifact import Manifest, features_of
 from inference.backends import KnownFeatures, Model, Segment
-from inference.backends.sequence import MakeSequence, ModelSequence, TargetText
+from inference.backends.sequence import ModelSequence, TargetText
 from inference.backends.timed import TimedModel
 from inference.errors import UnsupportedModel
 from inference.model.cache import write_states
@@ -120,16 +120,25 @@ def select(whole: Tensor, form: FeatureForm, asked: Sequence[int]) -> Tensor:
 
 
 class FeatureSequence(ModelSequence):
-    """A ModelSequence whose segments read features of the target.
+    """A ModelSequence of a head, whose segments read features that a target in this process keeps.
 
-    features: of the text, those that are known at the time of a call
+    They lie by slot, beside the keys. So a cached prefix, a copied row and a row that is filled
+    again have theirs. Known are those of all tokens that the row has at the time of a call.
+
+    beside: returns the text's row of the target
     """
 
     def __init__(
-        self, model: Model, row: int, params: SamplingParams, *, features: RowFeatures
+        self,
+        target: FeatureModel,
+        model: Model,
+        row: int,
+        beside: TargetText | None,
+        params: SamplingParams,
     ) -> None:
+        assert beside is not None, "a head drafts beside its target"
         super().__init__(model, row, params)
-        self._features = features
+        self._target, self._beside = target, beside
 
     def prepare_chunk(self, chain: TokenTree) -> Segment:
         return self._with_features(super().prepare_chunk(chain), self.cached + len(chain))
@@ -140,41 +149,10 @@ class FeatureSequence(ModelSequence):
 
     def _with_features(self, segment: Segment, below: int) -> Segment:
         """The segment with the features of tokens that are committed here: of positions `below`."""
-        return segment._replace(
-            features=KnownFeatures(min(self._features.known, below), self._features.at)
-        )
+        known = int(self._beside().slots.committed.sum())
+        return segment._replace(features=KnownFeatures(min(known, below), self._features_at))
 
-
-class RowFeatures:
-    """Features that a target in this process keeps, of the text on one of its rows.
-
-    They lie by slot, beside the keys. So a cached prefix, a copied row and a row that is filled
-    again have theirs.
-
-    where: returns the text's row, at the time of a call
-    """
-
-    def __init__(self, target: FeatureModel, where: TargetText) -> None:
-        self._target, self._where = target, where
-
-    @property
-    def known(self) -> int:
-        """The number of tokens with features: all that the row has, the first ones of the text."""
-        return int(self._where().slots.committed.sum())
-
-    def at(self, positions: IntArray) -> Tensor:
+    def _features_at(self, positions: IntArray) -> Tensor:
         """Return the features at known positions [n], as [n, layers * hidden]."""
-        row, slots = self._where()
+        row, slots = self._beside()
         return self._target.features(row, slots.at(positions))
-
-
-def feature_sequence(target: FeatureModel) -> MakeSequence:
-    """Make sequences that read the features of the text's row of the target, wherever it is."""
-
-    def make(
-        model: Model, row: int, beside: TargetText | None, params: SamplingParams
-    ) -> FeatureSequence:
-        assert beside is not None, "a head drafts beside its target"
-        return FeatureSequence(model, row, params, features=RowFeatures(target, beside))
-
-    return make

@@ -15,7 +15,7 @@ from inference.backends import Model
 from inference.backends.compiled import CompiledModel
 from inference.backends.eager import EagerModel
 from inference.backends.eagle import EagleModel, read_embeddings
-from inference.backends.target_features import FeatureModel, feature_model, feature_sequence
+from inference.backends.target_features import FeatureModel, FeatureSequence, feature_model
 from inference.command import say
 from inference.drafters.draft import Draft
 from inference.errors import InvalidRequest, UnsupportedModel
@@ -103,7 +103,8 @@ def find(options: DraftModelOptions, target: Model | None) -> ModelDraft:
 
 def _beside(head: FoundHead) -> ModelDraft:
     """The draft of a head: its texts read the features that its target keeps."""
-    return ModelDraft(head, partial(Draft, sequence=feature_sequence(head.beside.target)))
+    sequence = partial(FeatureSequence, head.beside.target)
+    return ModelDraft(head, partial(Draft, sequence=sequence))
 
 
 def _check_features(manifest: Manifest, target: Checkpoint, name: str, head: Path) -> None:

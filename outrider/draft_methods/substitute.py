@@ -7,7 +7,7 @@ from functools import partial
 
 from inference.backends import Model
 from inference.backends.eager import EagerModel
-from inference.backends.substitute import SharedCacheModel, shared_sequence
+from inference.backends.substitute import SharedCacheModel, SharedSequence
 from inference.draft_tuning import TUNING
 from inference.drafters.draft import Draft
 from inference.errors import InvalidRequest
@@ -67,7 +67,7 @@ def find(options: DraftModelOptions, target: Model | None) -> ModelDraft:
         )
     assert isinstance(options, TargetModelOptions)
     found = BesideItsTarget(_rounded(options.target_name), target)
-    return ModelDraft(found, partial(Draft, sequence=shared_sequence(TUNING.room)))
+    return ModelDraft(found, partial(Draft, sequence=partial(SharedSequence, TUNING.room)))
 
 
 def _rounded(name: str | None) -> Checkpoint:

@@ -23,8 +23,8 @@ from inference.backends.neuron_loading import load_neuron
 from inference.backends.target_features import (
     NOTHING,
     FeatureForm,
+    FeatureSequence,
     check_given,
-    feature_sequence,
 )
 from inference.backends.torch_neuron import GRAPHS, RankPlan, RankProgram, compiled_graphs
 from inference.backends.torch_neuron_ranks import Ranks
@@ -161,7 +161,7 @@ def engine_with(model: NeuronModel, head: Counted) -> Engine:
     times = {(row, nodes): FORWARD for row in (1, 2) for nodes in (1, 2, 4, 8)}
     known = Knowledge(DraftTimes({1: CALL}), LatencyModel(times), read_acceptance())
     host = ColocatedDrafter(
-        Draft(head, sequence=feature_sequence(model)),
+        Draft(head, sequence=partial(FeatureSequence, model)),
         lambda: known,
         room=TUNING.room,
         clock=head.clock,

@@ -6,13 +6,14 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from functools import partial
 
 import pytest
 import torch
 
 from inference.backends import Ranked, Segment
 from inference.backends.eager import EagerModel
-from inference.backends.substitute import SharedCacheModel, shared_sequence
+from inference.backends.substitute import SharedCacheModel, SharedSequence
 from inference.drafters.draft import Draft
 from inference.engine.colocated_drafter import ColocatedDrafter
 from inference.engine.engine import Engine
@@ -88,7 +89,7 @@ def beside(draft: Decoder) -> tuple[Engine, Watched]:
         vocabulary=pairs.VOCABULARY,
         times=LatencyModel({(1, 1): 0.01, (1, 64): 0.01, (2, 64): 0.01}, measured=True),
         drafter=ColocatedDrafter(
-            Draft(shared, sequence=shared_sequence(OWN)), known, room=OWN, clock=clock
+            Draft(shared, sequence=partial(SharedSequence, OWN)), known, room=OWN, clock=clock
         ),
         clock=clock,
     )

@@ -15,7 +15,7 @@ import pytest
 
 from inference.backends import Ranked, Segment
 from inference.backends.eagle import EagleModel
-from inference.backends.target_features import feature_sequence
+from inference.backends.target_features import FeatureSequence
 from inference.draft_tuning import TUNING
 from inference.drafters.draft import Draft
 from inference.engine.colocated_drafter import ColocatedDrafter
@@ -76,7 +76,7 @@ class Beside:
             vocabulary=pairs.VOCABULARY,
             times=LatencyModel(times, measured=True),
             drafter=ColocatedDrafter(
-                Draft(self.head, sequence=feature_sequence(target)),
+                Draft(self.head, sequence=partial(FeatureSequence, target)),
                 partial(_knowledge, times),
                 room=TUNING.room,
                 clock=clock,
