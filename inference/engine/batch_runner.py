@@ -134,13 +134,13 @@ class BatchRunner:
     def _ready_to_draft(self, now: float) -> Sequence[Session]:
         with self._admission.lock:
             self._update_queue_clocks(now)
-            return self._ready_sets(now)[Kind.TREES]
+            return self._ready_sets()[Kind.TREES]
 
     def _schedule(self, now: float) -> tuple[Kind, list[BatchItem], list[Callback]]:
         """Prepare the next forward: its kind, its items, and callbacks of sessions that failed."""
         with self._admission.lock:
             self._update_queue_clocks(now)
-            plan = self._scheduler.next(self._ready_sets(now))
+            plan = self._scheduler.next(self._ready_sets())
             items, failed = prepare(plan, self._makers[plan.kind])
             calls = [
                 call for session, error in failed for call in self._admission.fail(session, error)
@@ -224,14 +224,14 @@ class BatchRunner:
             if not session.missing:
                 session.update_queue_clock(now)
 
-    def _ready_sets(self, now: float) -> ReadySets:
+    def _ready_sets(self) -> ReadySets:
         """Sessions on rows that want a forward now, by kind of forward."""
         filling, decoding = list[Session](), list[Session]()
         for session in self._admission.on_rows:
             if session.missing:
                 if session.wants_row:
                     filling.append(session)
-            elif session.is_ready(now):
+            elif session.is_ready:
                 decoding.append(session)
         ready: dict[Kind, list[Session]] = {Kind.PREFILL: filling, Kind.TREES: decoding}
         if self._graphs is not None:
@@ -247,9 +247,7 @@ class BatchRunner:
         """
         admission, now = self._admission, self._clock()
         can_change = admission.closing or (admission.pool.free and admission.line)
-        if can_change or any(self._ready_sets(now).values()):
+        if can_change or any(self._ready_sets().values()):
             return 0.0
-        waits = [one.seconds_until_allowed(now) for one in admission.on_rows if one.may_decode]
         change = admission.next_change(now)
-        seconds = [*waits, *([] if change is None else [change])]
-        return min([*seconds, LONGEST_WAIT]) if seconds else None
+        return None if change is None else min(change, LONGEST_WAIT)

@@ -233,15 +233,9 @@ class GraphRounds:
         return RoundItem(session, tree, segment, call, limit)
 
     def _serves(self, session: Session) -> bool:
-        """Whether a session asked for rounds and may spend one round's nodes.
-
-        A round always computes all nodes of its tree.
-        """
-        order, nodes = session.order, self._model.shape.nodes
-        if order is None or not session.drafted_beside:
-            return False
-        left = order.most_nodes - session.spent.nodes if order.most_nodes else nodes
-        return nodes <= min(left, session.tree_nodes or nodes)
+        """Whether a session asked for rounds and may have a round's nodes in a forward."""
+        nodes = self._model.shape.nodes
+        return session.drafted_beside and nodes <= (session.tree_nodes or nodes)
 
     @property
     def _chunk(self) -> int:

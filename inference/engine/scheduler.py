@@ -211,7 +211,7 @@ class Scheduler:
     def _trees(self, ready: Sequence[Session]) -> BatchPlan:
         selection = (best_of if self._branches else lines_of)(
             [session.candidates for session in ready],
-            [self._most_nodes(session) for session in ready],
+            [min(self._most, one.tree_nodes or self._most) for one in ready],
             [max(session.allowed - 1, 0) for session in ready],
         )
         width = self._last_width = self._width(ready, selection)
@@ -282,13 +282,6 @@ class Scheduler:
         while width > 1 and self.seconds(rows, width) > width * root_only:
             width //= 2
         return width
-
-    def _most_nodes(self, session: Session) -> int:
-        """Nodes that a session may have in a forward, the root included."""
-        order, most = session.order, min(self._most, session.tree_nodes or self._most)
-        if order is not None and order.most_nodes:
-            most = min(most, max(order.most_nodes - session.spent.nodes, 1))
-        return most
 
     def _chunk_size(self, decoding: int) -> int:
         """Prompt tokens in one forward: the model's most, or fewer while sessions decode."""

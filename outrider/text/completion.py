@@ -29,7 +29,7 @@ from outrider.text.stop_strings import StopStrings
 PROPOSERS = ("model", "copy", "host", "device")
 """Names of the kinds of proposers in a record."""
 
-ENDS = {End.STOP_ID: "stop", End.MAX_TOKENS: "length", End.LIMIT: "length", End.SPENT: "spent"}
+ENDS = {End.STOP_ID: "stop", End.MAX_TOKENS: "length", End.LIMIT: "length"}
 
 
 class Piece(NamedTuple):

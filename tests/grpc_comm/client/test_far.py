@@ -95,7 +95,7 @@ ROGUES: dict[str, list[pb.ServerMessage]] = {
     "another token than before": [OPENED, tokens(3, 4, 5), tokens(4, 9)],
     "a token outside the vocabulary": [OPENED, tokens(3, VOCABULARY)],
     "more than was asked for": [OPENED, tokens(3, *range(4, 99))],
-    "tokens after the end": [OPENED, tokens(3, 4, end=pb.Tokens.SPENT), tokens(4, 5)],
+    "tokens after the end": [OPENED, tokens(3, 4, end=pb.Tokens.LIMIT), tokens(4, 5)],
     "tokens before the session is open": [tokens(3, 4)],
     "another prompt": [pb.ServerMessage(opened=pb.Opened(length=2))],
     "more than the prompt": [pb.ServerMessage(opened=pb.Opened(length=4))],
@@ -117,7 +117,7 @@ def test_a_target_that_says_what_cannot_be_is_named_and_not_believed(
     ):
         session = connection.session()
         session.open([1, 2, 3], SamplingParams())
-        session.decode(Decode(60, most_nodes=0))
+        session.decode(Decode(60))
         with pytest.raises(Mismatch, match=f"the target at {address} "):
             until_it_fails(session)
 
@@ -142,7 +142,7 @@ def test_numbers_without_sense_do_no_harm() -> None:
     greatest = 2**64 - 1
     wild = tokens(
         3, 4, known=2**32 - 1, held=2**32 - 1, nodes=greatest, model_microseconds=greatest,
-        room=2**32 - 1, end=pb.Tokens.SPENT,
+        room=2**32 - 1, end=pb.Tokens.LIMIT,
     )  # fmt: skip
     opened = pb.Opened(
         length=3, queue_seconds=float("nan"), prefill_seconds=-1.0, lease_seconds=float("nan"),

@@ -7,7 +7,7 @@ import pytest
 from grpc_comm.client import connection, patience
 from grpc_comm.client.connection import connect
 from grpc_comm.client.patience import LONGEST_LINE, Patience, ProgressClock
-from grpc_comm.client.received import MOST_UNREAD, Received, Spending
+from grpc_comm.client.received import MOST_UNREAD, Received
 from grpc_comm.proto import verifier_pb2 as pb
 from inference.errors import OutriderError
 from inference.order import Decode, End, Pace, Progress
@@ -116,19 +116,16 @@ def came(position: int, *ids: int, end: End = End.NOT) -> Progress:
 
 def test_nothing_is_owed_without_an_order_or_a_reason_to_go_on() -> None:
     received = Received([1, 2, 3], 9_999, Traffic())
-    assert not Spending(received).owes_token
+    assert not received.owes_token(None, 0)
     received.ask(5_000, frozenset())
-    assert Spending(received, Decode(5_000)).owes_token
-    assert not Spending(received, Decode(3)).owes_token
-    assert not Spending(received, Decode(5_000, tokens_per_second=0.1)).owes_token
-    waits = Spending(received, Decode(5_000, pace=Pace.WAIT))
-    assert not waits.owes_token
-    waits.asked = 3
-    assert waits.owes_token
+    assert received.owes_token(Decode(5_000), 0)
+    assert not received.owes_token(Decode(3), 0)
+    assert not received.owes_token(Decode(5_000, pace=Pace.WAIT), 0)
+    assert received.owes_token(Decode(5_000, pace=Pace.WAIT), 3)
     received.take(came(3, *range(MOST_UNREAD + 1)))
     assert received.is_behind
-    assert not Spending(received, Decode(5_000)).owes_token
+    assert not received.owes_token(Decode(5_000), 0)
     received.read()
-    assert Spending(received, Decode(5_000)).owes_token
-    received.take(came(4 + MOST_UNREAD, end=End.SPENT))
-    assert not Spending(received, Decode(5_000)).owes_token
+    assert received.owes_token(Decode(5_000), 0)
+    received.take(came(4 + MOST_UNREAD, end=End.LIMIT))
+    assert not received.owes_token(Decode(5_000), 0)

@@ -172,13 +172,6 @@ BAD_REQUESTS: dict[str, tuple[pb.ClientMessage, str]] = {
     "a text without end": (decode_to(2**32 - 1), "50000"),
     "a text that ended before it began": (decode_to(0), "length"),
     "a pace that is none": (decode_to(9, pace=7), "pace"),
-    "a rate that is none": (decode_to(9, tokens_per_second=float("nan")), "tokens_per_second"),
-    "a rate below zero": (decode_to(9, tokens_per_second=-1.0), "tokens_per_second"),
-    "a rate without end": (decode_to(9, tokens_per_second=float("inf")), "tokens_per_second"),
-    "a rate of one token in a million years": (
-        decode_to(9, tokens_per_second=1e-14),
-        "tokens_per_second",
-    ),
     "many stop ids": (decode_to(9, stop_ids=[5] * 1_025), "stop ids"),
     "more tokens than there are": (pb.ClientMessage(ack=pb.Ack(length=4)), "4 tokens"),
     "the most tokens": (pb.ClientMessage(ack=pb.Ack(length=2**32 - 1)), "4294967295 tokens"),
@@ -214,8 +207,6 @@ HINTS: dict[str, pb.ClientMessage] = {
     ),
     "to go where the text is not": pb.ClientMessage(go=pb.Go(base=2**32 - 1)),
     "the least credit": decode_to(5, credit=1),
-    "the most nodes": decode_to(5, most_nodes=2**64 - 1),
-    "the greatest rate": decode_to(5, tokens_per_second=3e38),
 }
 
 

@@ -107,14 +107,13 @@ def test_a_target_that_goes_on_makes_the_text_by_itself(served: Served) -> None:
 
 
 def test_an_order_that_is_said_again_buys_nothing_twice(served: Served) -> None:
-    order = decode_to(40, most_nodes=10)
+    order = decode_to(13)
     stream = Raw(served.stub, opening(), order, order)
     stream.answer()
-    assert stream.until(pb.Tokens.SPENT) == list(range(4, 14))
+    assert stream.until(pb.Tokens.MAX_TOKENS) == list(range(4, 14))
     stream.send(order)
-    stream.send(chain_of([14, 15, 16], base=12))
-    stream.send(decode_to(40, most_nodes=13))
-    stream.until(pb.Tokens.SPENT)
+    stream.send(decode_to(16))
+    assert stream.until(pb.Tokens.MAX_TOKENS) == [14, 15, 16]
     assert served.engine.sessions[0].spent.nodes == 13
     stream.cut()
 

@@ -321,18 +321,6 @@ def finished(served: Engine, session: Session) -> list[int]:
     return session.tokens[session.prompt_length :]
 
 
-def test_a_session_that_pays_by_the_node_gets_no_round_that_it_cannot_pay() -> None:
-    """What is left of its nodes goes into ordinary forwards."""
-    served = served_by(eager_fused(decoder(1), DRAFTS["unrelated"], Branches.chain(4)))
-    for most in (1, 4, 5, 13, 31):
-        session, _ = served.open(PROMPT, SAMPLINGS[1])
-        served.decode(session, replace(beside(), most_nodes=most))
-        made = finished(served, session)
-        assert made == alone(SAMPLINGS[1])[: len(made)]
-        assert (session.end, session.spent.nodes) == (End.SPENT, most)
-        served.close(session)
-
-
 def test_a_session_whose_forwards_are_narrower_than_a_round_makes_none() -> None:
     served = served_by(eager_fused(decoder(1), decoder(1), Branches.chain(4)))
     session, _ = served.open(PROMPT, SAMPLINGS[1])

@@ -148,12 +148,10 @@ def test_the_width_is_the_best_of_those_that_keep_everybodys_promise(
             assert rate(other) <= TUNING.least_gain * rate(width) * (1 + 1e-9)
 
 
-def session(
-    *chances: float, length: int = 3, pace: Pace = Pace.GO_ON, most_nodes: int = 0, end: int = 900
-) -> Session:
+def session(*chances: float, length: int = 3, pace: Pace = Pace.GO_ON, end: int = 900) -> Session:
     """A session that decodes, with a candidate of each chance below its root."""
     made = Session(list(range(length)), SamplingParams(), "", 1000, Calibration())
-    made.set_order(Decode(end, pace=pace, most_nodes=most_nodes, credit=500))
+    made.set_order(Decode(end, pace=pace, credit=500))
     made.candidates.join(1)
     said = [Proposal(index, BASE, 500 + index, chance) for index, chance in enumerate(chances)]
     made.candidates.append(1, Nodes(length - 1, said), lambda who, depth, claimed: claimed)
@@ -193,16 +191,6 @@ def test_a_session_that_waits_gets_its_whole_tree_whatever_it_costs() -> None:
 def test_a_session_that_waits_does_not_hold_up_one_that_goes_on() -> None:
     waiting, going = session(*[0.01] * 20, pace=Pace.WAIT), session()
     assert sizes_of(turns(cpu).next(trees(waiting, going))) == [1, 1]
-
-
-def test_nodes_that_a_client_does_not_pay_for_are_not_computed() -> None:
-    poor, rich = session(*[0.9] * 20, most_nodes=5), session(*[0.9] * 20)
-    assert sizes_of(turns(flat).next(trees(poor, rich))) == [5, 21]
-    poor.spent.nodes = 4
-    assert sizes_of(turns(flat).next(trees(poor, rich))) == [1, 21]
-    poor.spent.nodes = 0
-    waiting = session(*[0.9] * 20, most_nodes=5, pace=Pace.WAIT)
-    assert sizes_of(turns(flat).next(trees(waiting))) == [5]
 
 
 def test_a_forward_is_no_deeper_than_what_may_be_committed() -> None:
