@@ -10,8 +10,8 @@ import math
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Protocol, TypeAlias
 
 from inference.order import Decode, Pace, Progress
@@ -247,18 +247,6 @@ def on_thread(lend: Lend, throttle: Throttle | None = None) -> Drafter:
         return drafting.check
 
     return begin
-
-
-def threaded(proposers: Sequence[Proposer]) -> Drafter:
-    """Let these proposers work on a thread of their own, for one text after the other."""
-    turn = threading.Lock()  # of the texts: a call of the last one may still be under way
-
-    @contextmanager
-    def lend(wanted: Callable[[], bool]) -> Iterator[Sequence[Proposer]]:
-        with turn:
-            yield proposers
-
-    return on_thread(lend)
 
 
 def notice_of(before: Progress | None, now: Progress, at: float) -> Notice:

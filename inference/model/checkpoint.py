@@ -211,19 +211,6 @@ def fingerprint(directory: Path) -> str:
     return digest.hexdigest()[:32]
 
 
-def random_decoder(config: ModelConfig, *, positions: int, vocabulary: int, seed: int) -> Decoder:
-    """Return a float32 Decoder with random weights.
-
-    It is for tests and studies that need a draft that disagrees with its target.
-    """
-    decoder = Decoder(config, positions, vocabulary)
-    generator = torch.Generator().manual_seed(seed)
-    for name, parameter in decoder.named_parameters():
-        spread = torch.randn(parameter.shape, generator=generator) * 0.3
-        parameter.data = 1 + spread if "norm" in name else spread
-    return decoder.requires_grad_(False).eval()
-
-
 _LAYER = re.compile(r"model\.layers\.([0-9]{1,9})\.")
 
 

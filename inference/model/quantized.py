@@ -85,9 +85,6 @@ class Int8Matrix(NamedTuple):
     levels: Tensor  # [outputs, inputs] int8
     scale: Tensor  # [outputs] float32
 
-    def dequantized(self) -> Tensor:  # [outputs, inputs] float32
-        return self.levels * self.scale[:, None]
-
 
 class Int4Matrix(NamedTuple):
     """(levels - 8) * scale + middle"""
@@ -95,11 +92,6 @@ class Int4Matrix(NamedTuple):
     levels: Tensor  # [outputs, inputs] int32 of 0 to 15
     scale: Tensor  # [outputs, inputs / GROUP] bfloat16
     middle: Tensor  # [outputs, inputs / GROUP] bfloat16
-
-    def dequantized(self) -> Tensor:  # [outputs, inputs] float32
-        grouped = self.levels.reshape(*self.scale.shape, GROUP) - 8
-        wide: Tensor = grouped * self.scale.float()[..., None] + self.middle.float()[..., None]
-        return wide.flatten(1)
 
 
 def to_int8(weight: Tensor) -> Int8Matrix:

@@ -30,7 +30,7 @@ One = TypeVar("One", bound=Proposer)
 
 UNSTEERED = "--cs steers a draft on this machine that never waits: here is none"
 
-LOOK_SECONDS = 0.25
+WANTED_SECONDS = 0.25
 """Seconds between two looks whether a text that waits for a row still wants one."""
 
 
@@ -67,7 +67,7 @@ class Rows(Generic[One]):
     def _next(self, wanted: Callable[[], bool]) -> One | None:
         while wanted():
             try:
-                return self._free.get(timeout=LOOK_SECONDS)
+                return self._free.get(timeout=WANTED_SECONDS)
             except Empty:
                 pass
         return None

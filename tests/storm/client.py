@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +19,7 @@ from grpc_comm.client.connection import Connection, connect
 from grpc_comm.client.patience import Patience
 from grpc_comm.client.remote_session import RemoteSession
 from inference.decode import Loop
-from inference.draft_thread import inline, threaded
+from inference.draft_thread import inline, on_thread
 from inference.errors import OutriderError
 from inference.order import Decode, Pace
 from inference.proposer import BASE, DraftUsage, Nodes, Notice, Proposal
@@ -120,7 +120,7 @@ def pieces(job: Job, connection: Connection, session: RemoteSession) -> Iterator
     pace = Pace.WAIT if job.waits else Pace.GO_ON
     order = Decode(len(job.prompt) + job.tokens, pace=pace)
     scripted = Scripted(job.text, connection.description.vocabulary, turn=job.session)
-    drafter = inline() if job.alone else threaded([scripted])
+    drafter = inline() if job.alone else on_thread(lambda wanted: nullcontext([scripted]))
     with closing(Loop(job.prompt, params, session, order, drafter)) as loop:
         yield from (list(step.tokens) for step in loop.steps() if step.tokens)
 

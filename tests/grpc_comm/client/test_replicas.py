@@ -161,7 +161,7 @@ def test_sessions_of_one_key_go_to_one_replica() -> None:
 
 
 def test_new_sessions_keep_away_from_a_replica_that_drains(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "LOOK_SECONDS", 0.1)
+    monkeypatch.setattr(module, "HEALTH_SECONDS", 0.1)
     with replicas(2) as (servers, addresses), looking_at(addresses) as connection:
         key = in_turn(*servers)
         first = opened(connection, key)
@@ -273,7 +273,7 @@ def test_a_silent_loss_where_all_others_changed_is_told_and_ends_the_session(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Both replicas are replaced by another target: nothing is left to go on at."""
-    monkeypatch.setattr(module, "LOOK_SECONDS", 0.1)
+    monkeypatch.setattr(module, "HEALTH_SECONDS", 0.1)
     with (
         replicas(2) as (servers, addresses),
         looking_at(addresses) as connection,

@@ -266,7 +266,7 @@ def _parsed(kind: Any, data: bytes) -> Any:
 @fuzzed
 def test_no_token_but_the_right_one_lets_in(value: str | bytes) -> None:
     keys = Keys.single("the-right-one")
-    assert (keys.identify([("authorization", value)]) is not None) == (
+    assert (keys.grant([("authorization", value)]) is not None) == (
         value in ("Bearer the-right-one", b"Bearer the-right-one")
     )
 
@@ -296,7 +296,7 @@ def test_a_keys_file_is_read_or_refused_in_words_and_the_old_keys_stay(
     rewrite(path, content)
     said = refusal_of(path)
     assert said == "" or said.startswith(f"{path}: ")
-    still = keys.identify([("authorization", f"Bearer {token_of('alice')}")])
+    still = keys.grant([("authorization", f"Bearer {token_of('alice')}")])
     assert (still is not None) == (said != "")
 
 

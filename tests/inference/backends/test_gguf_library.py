@@ -17,7 +17,6 @@ from inference.drafters.round_proposer import RoundProposer
 from inference.engine.engine import Engine
 from inference.engine.local_session import LocalSession
 from inference.errors import InvalidRequest, Mismatch, Unavailable, UnsupportedModel
-from inference.model.checkpoint import random_decoder
 from inference.model.config import parse_config
 from inference.model.decoder import Decoder
 from inference.planner.prices import Prices
@@ -28,7 +27,7 @@ from outrider.models.loading import EMBEDDED
 from tests.support.drafts import BUSHY, alone, knowledge, speculated
 from tests.support.equality import NearTies, assert_same_text
 from tests.support.gguf_files import write_gguf
-from tests.support.models import TINY
+from tests.support.models import TINY, random_decoder
 
 pytest.importorskip("llama_cpp", reason="a GGUF file needs pip install 'outrider[gguf]'")
 pytest.importorskip("gguf", reason="a GGUF file is written with pip install 'outrider[gguf]'")

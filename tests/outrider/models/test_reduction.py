@@ -10,7 +10,6 @@ import pytest
 from inference.backends.eager import EagerModel
 from inference.backends.sequence import ModelSequence
 from inference.engine.local_session import LocalSession
-from inference.model.checkpoint import random_decoder
 from inference.model.decoder import Decoder
 from inference.proposer import Proposer
 from inference.sampling import SamplingParams
@@ -23,6 +22,7 @@ from outrider.options.groups import DeviceOptions, ReductionOptions
 from tests.support import pairs
 from tests.support.drafts import alone, growing, rounds, speculated
 from tests.support.equality import NearTies, assert_same_text
+from tests.support.models import random_decoder
 
 REDUCTIONS = [Reduction("int8"), Reduction("int4", 100), Reduction(head_tokens=64)]
 SAMPLINGS = [SamplingParams(), SamplingParams(0.7, seed=5), SamplingParams(1.0, seed=6)]
