@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from inference.backends import Ranked, Segment
-from inference.backends.batch import Shape, check_rows, pad
+from inference.backends.batch import BatchShape, check_rows, pad
 from inference.backends.target_features import FeatureStore
 from inference.errors import LimitExceeded
 from inference.model.cache import copy_slots, empty_cache, write_slots
@@ -147,9 +147,9 @@ class EagerModel:
             self._kept.write(rows, slots, out.features)
         return self.decoder.logits(out.states), torch.gather(positions, 1, pick.to(torch.int64)) + 1
 
-    def _shape(self, segments: Sequence[Segment]) -> Shape:
+    def _shape(self, segments: Sequence[Segment]) -> BatchShape:
         check_rows(segments)
-        least = Shape.least(segments)
+        least = BatchShape.least(segments)
         if least.nodes > self.max_nodes:
             raise LimitExceeded(
                 f"{least.nodes} nodes in one call: this model takes {self.max_nodes}"

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from inference.artifact import NATIVE, Manifest
 from inference.backends import Ranked, Segment
-from inference.backends.batch import Shape, check_rows, pad
+from inference.backends.batch import BatchShape, check_rows, pad
 from inference.backends.compiled import WEIGHTS
 from inference.backends.neuron import SHARD
 from inference.backends.slots import FREE
@@ -46,7 +46,7 @@ class _Wave(NamedTuple):
     conditioned: NDArray[np.bool_]  # [n] whether the feature is the target's, not the parent's
 
 
-class _Row:
+class _HeadRow:
     """The positions and features known for the slots of one row."""
 
     def __init__(self, capacity: int) -> None:
@@ -142,7 +142,7 @@ class EagleModel:
         self._states = torch.zeros(  # what the last layer returned; the junk slot's are no parent's
             (rows, capacity + 1, layer.hidden_size), dtype=self.dtype, device=self.device
         )
-        self._rows = [_Row(capacity) for _ in range(rows)]
+        self._rows = [_HeadRow(capacity) for _ in range(rows)]
 
     @torch.no_grad()
     def rank(self, segments: Sequence[Segment], k: int) -> list[Ranked]:
@@ -189,7 +189,7 @@ class EagleModel:
     def _compute(self, waves: Sequence[_Wave]) -> None:
         """Compute one wave of each row, and write its keys, values and states."""
         segments = [wave.segment for wave in waves]
-        least = Shape.least(segments)
+        least = BatchShape.least(segments)
         batch = pad(segments, least._replace(slots=max(least.slots, 1)), junk=self.capacity)
         arrays = {name: self._tensor(array) for name, array in batch.arrays().items()}
         del arrays["pick"]
@@ -198,7 +198,7 @@ class EagleModel:
         write_slots(self._cache, arrays["rows"], slots, out.new)
         write_states(self._states, arrays["rows"], slots, out.states)
 
-    def _features(self, waves: Sequence[_Wave], shape: Shape) -> Tensor:  # [B, T, hidden]
+    def _features(self, waves: Sequence[_Wave], shape: BatchShape) -> Tensor:  # [B, T, hidden]
         """Return each node's feature: 0 where there is none."""
         features = self._states.new_zeros((shape.rows, shape.nodes, self._states.shape[-1]))
         for row, (segment, parents, conditioned) in enumerate(waves):

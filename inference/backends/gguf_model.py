@@ -46,7 +46,7 @@ class LlamaContext(Memory, Protocol):
         ...
 
 
-class _Line(NamedTuple):
+class _NodeChain(NamedTuple):
     """A chain of a segment's new nodes below what they all see: a sequence of llama.cpp."""
 
     nodes: NDArray[np.intp]  # [d] from the top down
@@ -172,7 +172,7 @@ class GgufModel:
             self._branches.extend(sequence, segment.slots[line.nodes])
         return _dealt(logits, group, picked)
 
-    def _lines(self, segment: Segment) -> Iterator[_Line]:
+    def _lines(self, segment: Segment) -> Iterator[_NodeChain]:
         """A segment's lines. Raises InvalidRequest where a node's position is not the number of
         keys that it sees above it.
         """
@@ -187,7 +187,7 @@ class GgufModel:
                 path is None and (segment.context[nodes] != segment.context[tip]).any()
             ):
                 raise InvalidRequest("llama.cpp needs a tree whose nodes see all above them")
-            yield _Line(nodes, seen)
+            yield _NodeChain(nodes, seen)
 
     def _recall(self, row: int, path: IntArray) -> None:
         """Compute the path's keys again that no sequence holds any more."""

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from inference.artifact import Bucket
 from inference.backends import Segment
-from inference.backends.batch import Shape, pad
+from inference.backends.batch import BatchShape, pad
 from inference.model.cache import KeysValues
 from inference.model.sampler import Sampling
 from inference.sampling import SamplingParams
@@ -47,7 +47,7 @@ def holds(bucket: Bucket, segments: Sequence[Segment]) -> bool:
 
 def inputs_of(bucket: Bucket, segments: Sequence[Segment]) -> dict[str, Tensor]:
     """Return a graph's inputs by name: the segments, then idle rows."""
-    shape = Shape(bucket.rows, bucket.nodes, bucket.picks, 1, bucket.slots)
+    shape = BatchShape(bucket.rows, bucket.nodes, bucket.picks, 1, bucket.slots)
     batch = pad(segments, shape, bucket.junk)
     inputs = {name: torch.from_numpy(array) for name, array in batch.arrays().items()}
     if bucket.everywhere:

@@ -29,7 +29,7 @@ from inference.errors import Busy, InvalidRequest, OutriderError, Unavailable
 from inference.model.cache import KeysValues, empty_cache
 from inference.model.config import parse_config
 from inference.model.float8 import states_of
-from inference.model.noise_window import FILLED, WINDOW, Place, fill_inputs
+from inference.model.noise_window import FILLED, WINDOW, NoisePlace, fill_inputs
 from inference.model.round_graph import idle_inputs, under_draft_names
 from inference.model.verify_graph import copy_inputs
 from inference.tree import IntArray
@@ -57,7 +57,7 @@ SHARD = "weights/tp{}_sharded_checkpoint.safetensors"
 Say = Callable[[str], None]
 
 
-class _Told(NamedTuple):
+class _RuntimeFailure(NamedTuple):
     """A failure of the runtime in words. It is known by what the runtime printed."""
 
     printed: re.Pattern[str]
@@ -71,39 +71,39 @@ def _printed(words: str) -> re.Pattern[str]:
 
 
 _TOLD = (
-    _Told(
+    _RuntimeFailure(
         _printed(r"nrt_allocate_neuron_cores|cores?\(s\) not available|resource busy|in use\b"),
         "the NeuronCores cannot be had",
         "another process has reserved them, and keeps them until it ends. "
         "neuron-ls shows which; or share them out with NEURON_RT_VISIBLE_CORES",
         Busy,
     ),
-    _Told(
+    _RuntimeFailure(
         _printed(r"status\W{0,2}1003\b|numerical error|subtype_numerical"),
         "the device met a NaN or an infinity and gave the call up",
         "the row is lost, and this is a defect to report",
     ),
-    _Told(
+    _RuntimeFailure(
         _printed("failed to alloc|allocation failure|nrt_resource|out of memory|mempool"),
         "the memory of a core is full",
         "build fewer graphs (--tree_sizes, --sampling), --rows 1, or a shorter --sequence_length",
     ),
-    _Told(
+    _RuntimeFailure(
         _printed("driver version|aws-neuronx?-dkms"),
         "the driver does not fit the runtime",
         "apt-get install --only-upgrade aws-neuronx-dkms, then reboot",
     ),
-    _Told(
+    _RuntimeFailure(
         _printed("libnccom"),
         "the ranks cannot speak to each other",
         "apt-get install aws-neuronx-collectives",
     ),
-    _Told(
+    _RuntimeFailure(
         _printed("not (be )?initialized|failed to initialize"),
         "the device did not start",
         "dmesg says why; `sudo rmmod neuron && sudo modprobe neuron` starts it anew",
     ),
-    _Told(
+    _RuntimeFailure(
         _printed("timed out|timeout"),
         "a call or a load took too long",
         "set NEURON_RT_EXEC_TIMEOUT=120, and look at neuron-top",
@@ -169,7 +169,7 @@ class NeuronModel(CompiledModel):
         self._noise.after(draws)
         return answer
 
-    def _fill(self, places: Sequence[Place]) -> None:
+    def _fill(self, places: Sequence[NoisePlace]) -> None:
         self._run(FILL, fill_inputs(places))
 
     def _run(self, graph: str, inputs: dict[str, Tensor]) -> tuple[Tensor, ...]:
@@ -184,7 +184,7 @@ class NeuronModel(CompiledModel):
         """Call every graph once with idle inputs: the first call of a graph initialises it."""
         idle = {bucket.name: idle_inputs(bucket) for bucket in buckets}
         idle |= {COPY: copy_inputs()} if self.copies_rows else {}
-        idle |= {FILL: fill_inputs([Place(0, 0, 0)])} if self._fills else {}
+        idle |= {FILL: fill_inputs([NoisePlace(0, 0, 0)])} if self._fills else {}
         for index, (graph, inputs) in enumerate(idle.items(), 1):
             start = time.perf_counter()
             self._run(graph, inputs)
@@ -299,9 +299,9 @@ class NoiseAhead:
     fill: makes the noise of 1 to FILLED places by one call on the device
     """
 
-    def __init__(self, fill: Callable[[Sequence[Place]], None]) -> None:
+    def __init__(self, fill: Callable[[Sequence[NoisePlace]], None]) -> None:
         self._fill = fill
-        self._held: dict[tuple[int, int], Place] = {}  # by row and place in its window
+        self._held: dict[tuple[int, int], NoisePlace] = {}  # by row and place in its window
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="noise")
         self._later: Future[None] | None = None
 
@@ -322,13 +322,13 @@ class NoiseAhead:
         if places:
             self._later = self._thread.submit(self._make, places)
 
-    def _lacking(self, draw: Draw) -> Iterator[Place]:
+    def _lacking(self, draw: Draw) -> Iterator[NoisePlace]:
         for position in range(draw.first, draw.last + 1):
-            place = Place(draw.row, position, draw.seed)
+            place = NoisePlace(draw.row, position, draw.seed)
             if self._held.get((draw.row, position % WINDOW)) != place:
                 yield place
 
-    def _make(self, places: Sequence[Place]) -> None:
+    def _make(self, places: Sequence[NoisePlace]) -> None:
         for first in range(0, len(places), FILLED):
             some = places[first : first + FILLED]
             self._fill(some)

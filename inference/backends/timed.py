@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from inference.backends import Model, Ranked, Segment
-from inference.backends.batch import Shape
+from inference.backends.batch import BatchShape
 from inference.errors import InvalidRequest
 from inference.json_file import Json, read_json
 from inference.tree import IntArray
@@ -192,7 +192,7 @@ class TimedModel:
         )
 
     def _timed(self, segments: Sequence[Segment], forward: Callable[[], T]) -> T:
-        start, shape = time.perf_counter(), Shape.least(segments)
+        start, shape = time.perf_counter(), BatchShape.least(segments)
         seconds = self.profile.seconds(shape.rows, shape.nodes, shape.slots)
         answer = forward()
         self.forwards += 1

@@ -109,7 +109,7 @@ class SuffixAutomaton:
         return len(self.next) - 1
 
 
-class Context(NamedTuple):
+class CopyContext(NamedTuple):
     """The longest ends of a text that occurred before: in itself, and in earlier texts."""
 
     own: Match
@@ -166,17 +166,17 @@ class CopySource:
         self.open([])
 
     @property
-    def end(self) -> Context:
+    def end(self) -> CopyContext:
         """The context of the next token."""
-        return Context(self._own.end, self._match)
+        return CopyContext(self._own.end, self._match)
 
-    def step(self, context: Context, token: int) -> Context:
+    def step(self, context: CopyContext, token: int) -> CopyContext:
         """Return the context with one more token behind it."""
-        return Context(
+        return CopyContext(
             self._own.step(context.own, token), self._earlier.step(context.earlier, token)
         )
 
-    def following(self, context: Context) -> tuple[int, list[Following]]:
+    def following(self, context: CopyContext) -> tuple[int, list[Following]]:
         """Return the matched length, and what followed it most often, the most frequent first.
 
         The longer match decides; of two that are as long, that within the text.

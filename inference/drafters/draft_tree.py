@@ -111,7 +111,7 @@ class DraftNode:
         self.arrives, self.forward_after, self.epoch = math.inf, 0, -1
 
 
-Entry: TypeAlias = tuple[float, int, DraftNode]
+OrderEntry: TypeAlias = tuple[float, int, DraftNode]
 """Negative logarithm of a value, serial number, node. Entries sort by falling value."""
 
 
@@ -123,7 +123,7 @@ class Order:
 
     def __init__(self, wanted: Callable[[DraftNode], bool]) -> None:
         self._wanted = wanted
-        self._entries: list[Entry] = []
+        self._entries: list[OrderEntry] = []
         self._sound = 0  # entries after they were last looked through
 
     def add(self, node: DraftNode) -> None:
@@ -134,7 +134,7 @@ class Order:
 
     def first(self, most: int) -> list[DraftNode]:
         """Return the `most` most valuable nodes."""
-        sound, seen = list[Entry](), 0
+        sound, seen = list[OrderEntry](), 0
         for entry in self._entries:
             if len(sound) >= most:
                 break
@@ -152,7 +152,7 @@ class Order:
         del self._entries[:end]
         return nodes
 
-    def _counts(self, entry: Entry) -> bool:
+    def _counts(self, entry: OrderEntry) -> bool:
         return -entry[0] == entry[2].log and self._wanted(entry[2])
 
 
@@ -178,7 +178,7 @@ class DraftTree:
         self.unranked, self.unsent = Order(_unranked), Order(_unsent)
         self.sent: dict[int, DraftNode] = {}
         self.fresh: list[DraftNode] = []
-        self._unlisted: list[Entry] = []  # by the likeliest child that is not listed
+        self._unlisted: list[OrderEntry] = []  # by the likeliest child that is not listed
         self._sound = 0
         self._rankable(self.root)
 

@@ -28,7 +28,7 @@ from inference.proposer import BASE, MODEL, DraftUsage, Nodes, Notice, Proposal
 from inference.sampling import SamplingParams
 from inference.times import DraftTimes
 
-Rank: TypeAlias = Callable[[Sequence[DraftNode], int], Ranked]
+RankChildren: TypeAlias = Callable[[Sequence[DraftNode], int], Ranked]
 """rank(nodes, k) returns the k likeliest children of these nodes. Every ancestor of a node must
 have been ranked before it.
 """
@@ -49,7 +49,7 @@ class Policy(Protocol):
         """Most nodes ranked while growing one tree. Each holds a KV slot of the draft."""
         ...
 
-    def grow(self, tree: DraftTree, budget: Budget, rank: Rank) -> list[DraftNode]: ...
+    def grow(self, tree: DraftTree, budget: Budget, rank: RankChildren) -> list[DraftNode]: ...
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Chain:
     def most_ranked(self) -> int:
         return self.length
 
-    def grow(self, tree: DraftTree, budget: Budget, rank: Rank) -> list[DraftNode]:
+    def grow(self, tree: DraftTree, budget: Budget, rank: RankChildren) -> list[DraftNode]:
         line = [tree.root]
         for _ in range(min(self.length, budget.nodes, budget.depth)):
             token = int(rank(line[-1:], 1).ids[0, 0])
@@ -96,7 +96,7 @@ class BestFirst:
     def most_ranked(self) -> int:
         return self.nodes * self.depth + 1
 
-    def grow(self, tree: DraftTree, budget: Budget, rank: Rank) -> list[DraftNode]:
+    def grow(self, tree: DraftTree, budget: Budget, rank: RankChildren) -> list[DraftNode]:
         limit, grown, level = min(self.nodes, budget.nodes), list[DraftNode](), [tree.root]
         for _ in range(min(self.depth, budget.depth)):
             if not level or limit < 1:

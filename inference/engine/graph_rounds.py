@@ -23,7 +23,7 @@ from inference.backends import Model, Segment
 from inference.backends.sequence import ModelSequence
 from inference.engine.events import Commit
 from inference.engine.forward import BatchItem, CompletedForward, ModelCall
-from inference.engine.scheduler import HeldUp, Kind, Seconds
+from inference.engine.scheduler import ForwardKind, ForwardSeconds, HeldUp
 from inference.engine.session import Session
 from inference.engine.tuning import TUNING
 from inference.proposer import COLOCATED
@@ -72,7 +72,7 @@ class CallRecord:
         self.tokens = 0.0
         self._latest: dict[int, deque[float]] = {}  # sessions in a call -> seconds
 
-    def seconds(self, sessions: int, nodes: int, forward: Seconds) -> float | None:
+    def seconds(self, sessions: int, nodes: int, forward: ForwardSeconds) -> float | None:
         """Estimated seconds of a call for so many sessions; None when none was measured.
 
         The nearest measured number of sessions is scaled by how forwards of `nodes` nodes grow.
@@ -167,14 +167,14 @@ class GraphRounds:
         self._drafts: dict[int, tuple[Session, ModelSequence]] = {}  # by row
         self._rounds, self._feeds = CallRecord(), CallRecord()
 
-    def call_of(self, kind: Kind) -> ModelCall:
+    def call_of(self, kind: ForwardKind) -> ModelCall:
         """The model's call for a kind of forward."""
-        if kind is Kind.FEEDS:
+        if kind is ForwardKind.FEEDS:
             return self._model.draft.choose
-        return self._model.rounds if kind is Kind.ROUNDS else self._model.choose
+        return self._model.rounds if kind is ForwardKind.ROUNDS else self._model.choose
 
     def select(
-        self, ready: Sequence[Session], seconds: Seconds
+        self, ready: Sequence[Session], seconds: ForwardSeconds
     ) -> tuple[list[Session], list[Session]]:
         """The sessions whose next forward is a round, and those whose draft is fed first.
 
@@ -196,7 +196,7 @@ class GraphRounds:
         fed: Sequence[Session],
         unfed: Sequence[Session],
         others: Sequence[Session],
-        seconds: Seconds,
+        seconds: ForwardSeconds,
     ) -> bool:
         """Whether the next round pays, and the others have service credit for it."""
         drafted = len(fed) + len(unfed)
@@ -246,7 +246,7 @@ class GraphRounds:
         """Whether the draft needs more than one chunk before the session's next round."""
         return self._draft(session).length + self._chunk < session.length - 1
 
-    def _feeding(self, unfed: Sequence[Session], seconds: Seconds) -> float:
+    def _feeding(self, unfed: Sequence[Session], seconds: ForwardSeconds) -> float:
         """Seconds of the next chunk of these sessions.
 
         Before the first measurement it is the time of a chunk on the target.

@@ -21,11 +21,11 @@ from inference.engine.tuning import TUNING
 from inference.order import Pace
 from inference.times import CHANGED, TRUSTED, LatencyModel, Shape
 
-Seconds = Callable[[int, int], float]
+ForwardSeconds = Callable[[int, int], float]
 """Seconds(rows, nodes of each) -> seconds of a forward, padding included."""
 
 
-class Cost(NamedTuple):
+class ForwardCost(NamedTuple):
     """Seconds of a forward: expected, and at most by what is known. Equal where it was measured."""
 
     expected: float
@@ -33,7 +33,11 @@ class Cost(NamedTuple):
 
 
 def plan_width(
-    values: FloatArray, credit: FloatArray, cost: Callable[[int], Cost], most: int, premium: float
+    values: FloatArray,
+    credit: FloatArray,
+    cost: Callable[[int], ForwardCost],
+    most: int,
+    premium: float,
 ) -> int:
     """Nodes of each row in the next forward, the root included.
 
@@ -79,7 +83,7 @@ def allowed_deficit(session: Session) -> float:
     return min((1 - TUNING.least_rate) * max(left, 0), TUNING.most_deficit)
 
 
-class Kind(Enum):
+class ForwardKind(Enum):
     """Kinds of forwards."""
 
     PREFILL = "prefill"  # chunks of prompts
@@ -88,10 +92,10 @@ class Kind(Enum):
     FEEDS = "feeds"  # chunks for the draft in the target's graph
 
 
-TIMED = frozenset({Kind.PREFILL, Kind.TREES})
+TIMED = frozenset({ForwardKind.PREFILL, ForwardKind.TREES})
 """Kinds of forwards whose times the LatencyModel of the target describes."""
 
-ReadySets: TypeAlias = Mapping[Kind, Sequence[Session]]
+ReadySets: TypeAlias = Mapping[ForwardKind, Sequence[Session]]
 """Sessions on rows that want a forward, by its kind. In order of preference."""
 
 
@@ -120,7 +124,7 @@ class HeldUp(NamedTuple):
             session.add_service(-self.tokens(seconds))
 
 
-Part: TypeAlias = (
+PlanPart: TypeAlias = (
     tuple[Session, Sequence[int]]  # and the chunk of its prompt, for PREFILL
     | tuple[Session, Snapshot]  # and its candidates, for TREES
     | tuple[Session, HeldUp]  # and who is delayed, for ROUNDS and FEEDS
@@ -131,8 +135,8 @@ Part: TypeAlias = (
 class BatchPlan(NamedTuple):
     """The contents of one forward."""
 
-    kind: Kind
-    parts: Sequence[Part]
+    kind: ForwardKind
+    parts: Sequence[PlanPart]
 
 
 class Scheduler:
@@ -148,7 +152,7 @@ class Scheduler:
     ) -> None:
         self.times = times
         self._model, self._most, self._branches = model, most_nodes, branches
-        self._last_made = dict.fromkeys(Kind, 0)  # kind -> serial number of its last forward
+        self._last_made = dict.fromkeys(ForwardKind, 0)  # kind -> serial number of its last forward
         self._forwards = 0
         self._explore: dict[int, tuple[int, int]] = {}  # rows -> forwards since, and their bound
         self._roots = {model.padded(rows, 1) for rows in range(1, model.rows + 1)}
@@ -159,15 +163,20 @@ class Scheduler:
         """The next forward: of the wanted kind that was made least recently. Empty if none is."""
         wanted = [kind for kind, sessions in ready.items() if sessions]
         if not wanted:
-            return BatchPlan(Kind.TREES, ())
+            return BatchPlan(ForwardKind.TREES, ())
         kind = min(wanted, key=lambda kind: self._last_made[kind])
         self._forwards += 1
         self._last_made[kind] = self._forwards
-        if kind is Kind.PREFILL:
-            return self._prefill(ready[kind], self._chunk_size(len(ready.get(Kind.TREES, ()))))
-        if kind is Kind.TREES:
+        if kind is ForwardKind.PREFILL:
+            return self._prefill(
+                ready[kind], self._chunk_size(len(ready.get(ForwardKind.TREES, ())))
+            )
+        if kind is ForwardKind.TREES:
             return self._trees(ready[kind])
-        others, drafted = ready[Kind.TREES], [*ready[Kind.ROUNDS], *ready[Kind.FEEDS]]
+        others, drafted = (
+            ready[ForwardKind.TREES],
+            [*ready[ForwardKind.ROUNDS], *ready[ForwardKind.FEEDS]],
+        )
         held_up = HeldUp(others, self.seconds(len(others) + len(drafted), 1))
         return BatchPlan(kind, [(session, held_up) for session in ready[kind]])
 
@@ -220,7 +229,9 @@ class Scheduler:
             waits = session.order is not None and session.order.pace is Pace.WAIT
             most = self._most if waits else useful
             session.room = min(most, session.tree_nodes or most) - 1
-        return BatchPlan(Kind.TREES, list(zip(ready, selection.snapshots(width), strict=True)))
+        return BatchPlan(
+            ForwardKind.TREES, list(zip(ready, selection.snapshots(width), strict=True))
+        )
 
     def _width(self, ready: Sequence[Session], selection: Selection) -> int:
         if all(session.order and session.order.pace is Pace.WAIT for session in ready):
@@ -265,16 +276,16 @@ class Scheduler:
             return False
         return self.times.seconds(*more) <= CHANGED * self.times.seconds(*fewer)
 
-    def _cost(self, rows: int, nodes: int) -> Cost:
+    def _cost(self, rows: int, nodes: int) -> ForwardCost:
         padded = self._padded(rows, nodes)
-        return Cost(self.times.seconds(*padded), self.times.most(*padded))
+        return ForwardCost(self.times.seconds(*padded), self.times.most(*padded))
 
-    def _hope(self, rows: int, nodes: int) -> Cost:
+    def _hope(self, rows: int, nodes: int) -> ForwardCost:
         """The cost of a forward as a trial hopes where it was never measured."""
         padded = self._padded(rows, nodes)
         if self.times.samples(*padded):
             return self._cost(rows, nodes)
-        return Cost(*self.times.hoped(*padded))
+        return ForwardCost(*self.times.hoped(*padded))
 
     def _useful_width(self, rows: int) -> int:
         """The widest forward that would pay if all candidates were accepted."""
@@ -304,7 +315,7 @@ class Scheduler:
             if chunks and longest * (len(chunks) + 1) > most:
                 break
             chunks.append((session, session.next_chunk(most)))
-        return BatchPlan(Kind.PREFILL, chunks)
+        return BatchPlan(ForwardKind.PREFILL, chunks)
 
     def _padded(self, rows: int, nodes: int) -> tuple[int, int]:
         return self._model.padded(rows, nodes)

@@ -23,7 +23,7 @@ from inference.errors import InvalidRequest
 from inference.flags.group import Flag, Group, flags_of, refusal
 
 PREFIX = "OUTRIDER_"
-Model = TypeVar("Model", bound=Group)
+Options = TypeVar("Options", bound=Group)
 
 
 class ValueSource(NamedTuple):
@@ -64,7 +64,7 @@ def read_yaml(path: Path, called: str) -> Any:
         raise InvalidRequest(f"{called} cannot be read: {reason}") from error
 
 
-def resolve(model: type[Model], sources: list[ValueSource]) -> Model:
+def resolve(model: type[Options], sources: list[ValueSource]) -> Options:
     """The options; an earlier source comes before a later one. Raises InvalidRequest, which names
     the value as its source writes it.
     """
@@ -98,9 +98,6 @@ class CommandOptions(Group, title="general"):
 
     debug: bool = False
     """show tracebacks"""
-
-
-Options = TypeVar("Options", bound=Group)
 
 
 def parse_flags(

@@ -37,7 +37,7 @@ CERTAINTY = 60
 STEEPEST = 12.0
 """Largest absolute log odds of a child."""
 
-Rows: TypeAlias = Sequence[Sequence[float]]
+FeatureRows: TypeAlias = Sequence[Sequence[float]]
 """Features of one node's children [k, F], as plain numbers: too short for an array."""
 
 
@@ -89,12 +89,12 @@ class Law:
         )
         self.weights = self._mean + self._moved
 
-    def observe(self, rows: Rows | FloatArray, taken: int | None) -> None:  # [k, F]
+    def observe(self, rows: FeatureRows | FloatArray, taken: int | None) -> None:  # [k, F]
         """Learn which of a node's children was taken, or that none was."""
         reached = len(rows) if taken is None else taken + 1
         self.learn(np.array(rows[:reached]), np.arange(reached) == taken)
 
-    def chances(self, rows: Rows, steepest: float) -> list[float]:  # [k, F] -> [k]
+    def chances(self, rows: FeatureRows, steepest: float) -> list[float]:  # [k, F] -> [k]
         """Return the probability of each of a node's children. Their sum is below 1.
 
         steepest: largest absolute log odds
@@ -259,11 +259,11 @@ class AcceptanceModel:
 
     # --- copied text
 
-    def copied(self, rows: Rows) -> list[float]:  # [k, F] -> [k]
+    def copied(self, rows: FeatureRows) -> list[float]:  # [k, F] -> [k]
         """Return the chance of each copied token, by its copy_features()."""
         return self.laws.copies.chances(rows, SPAN)
 
-    def observe_copied(self, rows: Rows, taken: int | None) -> None:
+    def observe_copied(self, rows: FeatureRows, taken: int | None) -> None:
         """Learn which of the copied tokens the target took, or that it took none."""
         self.laws.copies.observe(rows, taken)
 
@@ -278,11 +278,13 @@ class AcceptanceModel:
 
     # --- masks of a block draft
 
-    def masked(self, rows: Rows, greedy: bool) -> list[float]:  # [k, F] -> [k]
+    def masked(self, rows: FeatureRows, greedy: bool) -> list[float]:  # [k, F] -> [k]
         """Return the chance of each child that a mask names, by its mask_features()."""
         return self.laws.masks[greedy].chances(rows, STEEPEST)
 
-    def observe_masked(self, rows: Rows, greedy: bool, offset: int, taken: int | None) -> None:
+    def observe_masked(
+        self, rows: FeatureRows, greedy: bool, offset: int, taken: int | None
+    ) -> None:
         """Learn which child of a mask of this offset the target took, or that it took none."""
         likely = taken is not None and self.masked(rows[: taken + 1], greedy)[taken] >= LIKELY
         self.laws.masks[greedy].observe(rows, taken)

@@ -29,7 +29,7 @@ LONGEST_NAME = 80
 
 log = logging.getLogger(__name__)
 
-Load = Callable[[ServingRole], Served]
+LoadModel = Callable[[ServingRole], Served]
 """Loads the model of a command line."""
 
 
@@ -43,7 +43,7 @@ Line: TypeAlias = Annotated[str, Field(min_length=1), AfterValidator(_printable)
 
 
 @dataclass(frozen=True)
-class _Entry(Record):
+class _ListedModel(Record):
     """A listed model. Fields that are None are as on the command line."""
 
     name: Annotated[Line, Field(max_length=LONGEST_NAME)]
@@ -75,7 +75,7 @@ class _Entry(Record):
 class _List(Record):
     """The file."""
 
-    models: Annotated[list[_Entry], Field(min_length=1)]
+    models: Annotated[list[_ListedModel], Field(min_length=1)]
 
 
 def read_listed(path: Path, options: ServingRole) -> dict[str, ServingRole]:
@@ -97,13 +97,13 @@ def read_listed(path: Path, options: ServingRole) -> dict[str, ServingRole]:
     return listed
 
 
-def load_listed(name: str, options: ServingRole, load: Load) -> Served:
+def load_listed(name: str, options: ServingRole, load: LoadModel) -> Served:
     """Load a listed model and describe it by the name in the list."""
     served = load(options)
     return served._replace(description=replace(served.description, model=name))
 
 
-def lazily(name: str, options: ServingRole, load: Load) -> Callable[[], Served]:
+def lazily(name: str, options: ServingRole, load: LoadModel) -> Callable[[], Served]:
     """A function that loads the model for a client. A failure is logged here in full; the client
     gets one line.
     """
@@ -124,7 +124,7 @@ def lazily(name: str, options: ServingRole, load: Load) -> Callable[[], Served]:
     return loader
 
 
-def _check(options: ServingRole, entry: _Entry) -> None:
+def _check(options: ServingRole, entry: _ListedModel) -> None:
     """Check an entry without loading it: the model exists and can be computed, and its device
     exists.
     """

@@ -28,7 +28,7 @@ from torch.fx.node import map_arg
 
 from inference.artifact import Bucket
 from inference.errors import OutriderError
-from inference.model.noise_window import Place, fill_inputs
+from inference.model.noise_window import NoisePlace, fill_inputs
 from inference.model.round_graph import RoundGraph, StatefulRoundGraph
 from inference.model.verify_graph import StatefulGraph, VerifyGraph, copy_inputs, example_inputs
 from tests.support.buckets import state_of
@@ -256,7 +256,7 @@ def prove_copying(graph: StatefulGraph) -> Proof:
 
 def prove_filling(graph: StatefulGraph) -> Proof:
     """The same for the graph that makes noise."""
-    inputs = fill_inputs([Place(0, 0, 0)])
+    inputs = fill_inputs([NoisePlace(0, 0, 0)])
     return compile_program(export(graph, inputs), inputs, state=state_of(graph))
 
 

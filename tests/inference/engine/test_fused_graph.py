@@ -31,7 +31,7 @@ from inference.backends.eager import EagerModel
 from inference.backends.fused import FusedModel
 from inference.decode import Step, decode
 from inference.drafters.draft_tree import DraftNode, DraftTree
-from inference.drafters.round_proposer import Budget, Rank, RoundProposer
+from inference.drafters.round_proposer import Budget, RankChildren, RoundProposer
 from inference.engine.engine import Engine
 from inference.engine.graph_rounds import GraphRounds, blank_tree, read_answer
 from inference.engine.local_session import LocalSession
@@ -212,7 +212,7 @@ class Branching:
         """Nodes that are ranked for one tree."""
         return self.shape.inner
 
-    def grow(self, tree: DraftTree, budget: Budget, rank: Rank) -> list[DraftNode]:
+    def grow(self, tree: DraftTree, budget: Budget, rank: RankChildren) -> list[DraftNode]:
         grown, level = list[DraftNode](), [tree.root]
         for branch in self.shape.branches[: budget.depth]:
             ids = rank(level, branch).ids.tolist()

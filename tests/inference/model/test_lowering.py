@@ -16,7 +16,7 @@ pytest.importorskip("jax", reason="jax, which brings XLA, is not installed: pip 
 from inference.backends.graph_calls import unstacked
 from inference.model.cache import write_slots
 from inference.model.noise import noise
-from inference.model.noise_window import WINDOW, Place, fill_inputs
+from inference.model.noise_window import WINDOW, NoisePlace, fill_inputs
 from inference.model.sampler import Sampling
 from inference.model.verify_graph import (
     StatefulGraph,
@@ -138,7 +138,7 @@ def test_making_noise_compiles_and_writes_the_named_places_with_the_contracts_no
     case = Case(stateful=True, sampled=True, nodes=8, rows=2)
     graph = case.graph()
     assert isinstance(graph, StatefulGraph)
-    proof, places = prove_filling(graph), [Place(2, 65, 7), Place(0, 3, 2**40)]
+    proof, places = prove_filling(graph), [NoisePlace(2, 65, 7), NoisePlace(0, 3, 2**40)]
     before, keys = proof.state["noise"].clone(), proof.state["keys_0"].clone()
     proof(fill_inputs(places))
     now, ids = proof.state["noise"], graph.decoder.token_ids()
