@@ -244,5 +244,5 @@ def _read(path: Path, name: str) -> Tensor:
     with safe_open(path, framework="pt") as file:
         if name not in file.keys():  # noqa: SIM118, it is no mapping
             raise BadArtifact(f"{path} has no tensor {name}: build the artefact again")
-        tensor: Tensor = file.get_read(name)
+        tensor: Tensor = file.get_tensor(name)
         return tensor
