@@ -16,6 +16,7 @@ from torch import Tensor
 
 from inference.backends import Ranked, Segment
 from inference.backends.batch import Batch, BatchShape, pad
+from inference.backends.choices import ranked_rows
 from inference.backends.eager import SLOT_STEP, EagerModel
 from inference.model.decoder import Decoder
 from inference.model.sampler import (
@@ -82,7 +83,7 @@ class CudaGraphs:
 class ChoiceFunction(NamedTuple):
     """A way to make tokens of logits [B, P, V]: function(logits, sampling, positions, size)."""
 
-    function: Callable[[Tensor, Sampling, Tensor, int], Outputs]
+    function: Callable[[Tensor, Sampling, Tensor, int], Tensor | Outputs]
     size: int  # positions that noise is made for when choosing, children when ranking
 
 
@@ -144,13 +145,8 @@ class CudaModel(EagerModel):
     @torch.no_grad()
     def rank(self, segments: Sequence[Segment], k: int) -> list[Ranked]:
         greedy = all(segment.params.greedy for segment in segments)
-        ids, scores = self._call(
-            segments, self._shape(segments), ChoiceFunction(_rank_greedy if greedy else _rank, k)
-        )
-        return [
-            Ranked(ids[row, : len(segment.pick)], scores[row, : len(segment.pick)])
-            for row, segment in enumerate(segments)
-        ]
+        choice = ChoiceFunction(_rank_greedy if greedy else rank, k)
+        return ranked_rows(segments, *self._call(segments, self._shape(segments), choice))
 
     def padded(self, rows: int, nodes: int) -> tuple[int, int]:
         return min(_step(rows), self.rows), min(
@@ -208,7 +204,8 @@ class CudaModel(EagerModel):
         shapes.
         """
         logits, positions = self._write(**buffers.arrays)
-        return choice.function(logits, buffers.sampling, positions, choice.size)
+        outputs = choice.function(logits, buffers.sampling, positions, choice.size)
+        return (outputs,) if isinstance(outputs, Tensor) else outputs
 
 
 def _step(size: int) -> int:
@@ -223,24 +220,16 @@ def _chooser(segments: Sequence[Segment], nodes: int) -> ChoiceFunction:
     if all(segment.params.truncated for segment in segments):
         return ChoiceFunction(_choose_truncated, 0)
     spread = 1 + int(max(np.ptp(segment.positions[segment.pick]) for segment in segments))
-    return ChoiceFunction(_choose_mixed, min(_step(spread), nodes))
+    return ChoiceFunction(choose_mixed, min(_step(spread), nodes))
 
 
-def _choose_greedy(logits: Tensor, sampling: Sampling, positions: Tensor, size: int) -> Outputs:
-    return (choose_greedy(logits),)
+def _choose_greedy(logits: Tensor, sampling: Sampling, positions: Tensor, size: int) -> Tensor:
+    return choose_greedy(logits)
 
 
-def _choose_truncated(logits: Tensor, sampling: Sampling, positions: Tensor, size: int) -> Outputs:
-    return (choose_truncated(logits, sampling, positions),)
-
-
-def _choose_mixed(logits: Tensor, sampling: Sampling, positions: Tensor, size: int) -> Outputs:
-    return (choose_mixed(logits, sampling, positions, size),)
+def _choose_truncated(logits: Tensor, sampling: Sampling, positions: Tensor, size: int) -> Tensor:
+    return choose_truncated(logits, sampling, positions)
 
 
 def _rank_greedy(logits: Tensor, sampling: Sampling, positions: Tensor, size: int) -> Outputs:
     return rank_greedy(logits, size)
-
-
-def _rank(logits: Tensor, sampling: Sampling, positions: Tensor, size: int) -> Outputs:
-    return rank(logits, sampling, positions, size)

@@ -24,6 +24,7 @@ from torch import Tensor
 from inference.artifact import NATIVE, Manifest
 from inference.backends import Ranked, Segment
 from inference.backends.batch import BatchShape, check_rows, pad
+from inference.backends.choices import rank_at
 from inference.backends.compiled import WEIGHTS
 from inference.backends.neuron import SHARD
 from inference.backends.slots import FREE
@@ -32,7 +33,6 @@ from inference.errors import BadArtifact
 from inference.model.cache import empty_cache, write_slots, write_states
 from inference.model.config import parse_config
 from inference.model.eagle import EagleHead
-from inference.model.sampler import Sampling, rank, rank_greedy
 from inference.tree import IntArray
 
 _EMBEDDINGS = "model.embed_tokens.weight"
@@ -152,16 +152,7 @@ class EagleModel:
             self._compute([wave for wave in waves if wave is not None])
         rows, slots, positions = self._picked(segments)
         logits = self._head.logits(self._states[rows, slots])
-        if all(segment.params.greedy for segment in segments):
-            ranked = rank_greedy(logits, k)
-        else:
-            sampling = Sampling.of([segment.params for segment in segments], self.device)
-            ranked = rank(logits, sampling, positions + 1, k)
-        ids, scores = (part.cpu().numpy() for part in ranked)
-        return [
-            Ranked(ids[row, : len(segment.pick)], scores[row, : len(segment.pick)])
-            for row, segment in enumerate(segments)
-        ]
+        return rank_at(logits, positions + 1, segments, k)
 
     def choose(self, segments: Sequence[Segment]) -> list[IntArray]:
         return [ranked.ids[:, 0] for ranked in self.rank(segments, 1)]

@@ -20,9 +20,9 @@ from torch import Tensor
 
 from inference.backends import Ranked, Segment
 from inference.backends.batch import check_rows
+from inference.backends.choices import choose_at, chosen_positions, rank_at
 from inference.backends.gguf_branches import BranchSequences, Memory
 from inference.backends.gguf_library import SEQUENCES, GgufContext, GgufFacts
-from inference.backends.host_choice import choose_of_row, rank_of_row
 from inference.errors import InvalidRequest, LimitExceeded, Mismatch, Unavailable
 from inference.tree import IntArray
 
@@ -87,14 +87,14 @@ class GgufModel:
     def choose(self, segments: Sequence[Segment]) -> list[IntArray]:
         return self._each(
             segments,
-            lambda segment, logits: choose_of_row(logits, segment.params, _chosen_at(segment)),
+            lambda segment, logits: choose_at(logits, chosen_positions(segment), [segment]),
         )
 
     @torch.no_grad()
     def rank(self, segments: Sequence[Segment], k: int) -> list[Ranked]:
         return self._each(
             segments,
-            lambda segment, logits: rank_of_row(logits, segment.params, _chosen_at(segment), k),
+            lambda segment, logits: rank_at(logits, chosen_positions(segment), [segment], k),
         )
 
     def padded(self, rows: int, nodes: int) -> tuple[int, int]:
@@ -104,9 +104,11 @@ class GgufModel:
         self._branches.copy_row(source, target, slots)
         self._tokens[target] = self._tokens[source]
 
-    def _each(self, segments: Sequence[Segment], use: Callable[[Segment, Tensor], T]) -> list[T]:
-        """Return what `use` makes of each segment and its logits [p, V], by as few decodes as hold
-        them.
+    def _each(
+        self, segments: Sequence[Segment], use: Callable[[Segment, Tensor], list[T]]
+    ) -> list[T]:
+        """Return what `use` makes of each segment and its logits [1, p, V], by as few decodes as
+        hold them.
         """
         check_rows(segments)
         for segment in segments:
@@ -114,7 +116,7 @@ class GgufModel:
         made = list[T]()
         for group in self._groups(segments):
             for segment, logits in zip(group, self._decode(group), strict=True):
-                made.append(use(segment, torch.from_numpy(logits[:, : self._vocabulary])))
+                made += use(segment, torch.from_numpy(logits[None, :, : self._vocabulary]))
         return made
 
     def _check(self, segment: Segment) -> None:
@@ -222,11 +224,6 @@ class GgufModel:
 def _tips(segment: Segment) -> NDArray[np.intp]:
     """The new nodes that no other one sees."""
     return np.flatnonzero(segment.tree_mask.sum(axis=0) == 1)
-
-
-def _chosen_at(segment: Segment) -> IntArray:
-    """Positions of the tokens that are chosen at the picked nodes."""
-    return np.asarray(segment.positions[segment.pick] + 1, dtype=np.int32)
 
 
 def _dealt(

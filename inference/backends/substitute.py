@@ -27,7 +27,6 @@ from inference.model.checkpoint import Loading
 from inference.model.decoder import Decoder
 from inference.model.layer_offload import load_offloaded
 from inference.model.quantized import quantize
-from inference.model.sampler import Sampling
 from inference.sampling import SamplingParams
 from inference.tree import TreeNodes
 
@@ -90,7 +89,7 @@ class SharedCacheModel(EagerModel):
         self.capacity = target.capacity + own
         self.read = target.cache  # never written here
 
-    def _forward(self, segments: Sequence[Segment]) -> tuple[Tensor, Sampling, Tensor]:
+    def _forward(self, segments: Sequence[Segment]) -> tuple[Tensor, Tensor]:
         shape = self._shape(segments)
         given = {
             name: torch.from_numpy(array).to(self.device)
@@ -110,9 +109,7 @@ class SharedCacheModel(EagerModel):
             KeysValues.of(read_rows(held, rows, shape.slots) for held in self.cache.tensors),
         )
         write_slots(self.cache, rows, given["slots"], out.new)
-        sampling = Sampling.of([segment.params for segment in segments], self.device)
-        chosen = torch.gather(positions, 1, pick.to(torch.int64)) + 1
-        return self.decoder.logits(out.states), sampling, chosen
+        return self.decoder.logits(out.states), torch.gather(positions, 1, pick.to(torch.int64)) + 1
 
     def _committed(self, segments: Sequence[Segment]) -> tuple[Tensor, Tensor]:
         """Return the target's rows [B] int32, and the slots seen there [B, 1, S] int32."""

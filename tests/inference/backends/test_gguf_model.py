@@ -11,13 +11,13 @@ import torch
 from inference.backends import Segment
 from inference.backends import gguf_model as module
 from inference.backends.gguf_model import GgufModel
-from inference.backends.host_choice import choose_of_row
 from inference.backends.sequence import ModelSequence
 from inference.drafters.draft import Draft
 from inference.drafters.round_proposer import RoundProposer
 from inference.engine.engine import Engine
 from inference.engine.local_session import LocalSession
 from inference.errors import InvalidRequest, LimitExceeded, Unavailable
+from inference.model.sampler import Sampling, choose_mixed
 from inference.planner.prices import Prices
 from inference.proposer import Proposer
 from inference.sampling import SamplingParams
@@ -58,10 +58,11 @@ def engine_of(model: GgufModel) -> Engine:
 
 def own_text(prompt: Sequence[int], params: SamplingParams, count: int) -> list[int]:
     """The target's text by hand: the choice after each whole prefix."""
-    tokens = list(prompt)
+    tokens, sampling = list(prompt), Sampling.of([params], torch.device("cpu"))
     for at in range(len(prompt), len(prompt) + count):
-        logits = torch.from_numpy(logits_after(seen_after(tokens, 0))[None, :VOCABULARY])
-        tokens += choose_of_row(logits, params, np.array([at])).tolist()
+        logits = torch.from_numpy(logits_after(seen_after(tokens, 0))[None, None, :VOCABULARY])
+        position = torch.tensor([[at]], dtype=torch.int32)
+        tokens += choose_mixed(logits, sampling, position, 1)[0].tolist()
     return tokens[len(prompt) :]
 
 
