@@ -282,13 +282,10 @@ class DraftTimes:
 
     profile: seconds (above 0) by width. Other widths are interpolated linearly, and extrapolated by
         the line through the last two.
-    measured: whether these were measured in this process
     """
 
-    def __init__(
-        self, profile: Mapping[int, float] | None = None, *, measured: bool = False
-    ) -> None:
-        self._times = LatencyModel(_lined(sorted((profile or {}).items())), measured=measured)
+    def __init__(self, profile: Mapping[int, float] | None = None) -> None:
+        self._times = LatencyModel(_lined(sorted((profile or {}).items())))
 
     @property
     def known(self) -> bool:

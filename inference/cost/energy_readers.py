@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -103,16 +103,14 @@ class NvmlPower:
     calls.
     """
 
-    def __init__(
-        self, nvml: Any, board: Any, source: str, clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        self._nvml, self._board, self._source, self._clock = nvml, board, source, clock
+    def __init__(self, nvml: Any, board: Any, source: str) -> None:
+        self._nvml, self._board, self._source = nvml, board, source
         self._joules = 0.0
         self._last: tuple[float, float] | None = None  # seconds, watts
 
     def joules(self) -> Figure:
         try:
-            now, watts = self._clock(), self._nvml.nvmlDeviceGetPowerUsage(self._board) / 1e3
+            now, watts = time.monotonic(), self._nvml.nvmlDeviceGetPowerUsage(self._board) / 1e3
         except self._nvml.NVMLError as error:
             return Figure.unavailable(f"{self._source}: {error}")
         if self._last is not None:

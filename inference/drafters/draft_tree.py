@@ -116,7 +116,7 @@ OrderEntry: TypeAlias = tuple[float, int, DraftNode]
 
 
 class Order:
-    """Nodes by value. A node is dropped when `wanted` no longer holds for it.
+    """Nodes by value. A node is dropped when it was pruned, or `wanted` no longer holds for it.
 
     A node whose value changed is added again; its older entries no longer count.
     """
@@ -153,15 +153,8 @@ class Order:
         return nodes
 
     def _counts(self, entry: OrderEntry) -> bool:
-        return -entry[0] == entry[2].log and self._wanted(entry[2])
-
-
-def _unranked(node: DraftNode) -> bool:
-    return node.alive and node.index is None
-
-
-def _unsent(node: DraftNode) -> bool:
-    return node.alive and node.number is None and node.parent is not None
+        node = entry[2]
+        return -entry[0] == node.log and node.alive and self._wanted(node)
 
 
 class DraftTree:
@@ -175,7 +168,8 @@ class DraftTree:
     def __init__(self, token: int, position: int, end: int) -> None:
         self.end, self._serial = end, 0
         self.root = DraftNode(token, position, 0.0, 0, None)
-        self.unranked, self.unsent = Order(_unranked), Order(_unsent)
+        self.unranked = Order(lambda node: node.index is None)
+        self.unsent = Order(lambda node: node.number is None and node.parent is not None)
         self.sent: dict[int, DraftNode] = {}
         self.fresh: list[DraftNode] = []
         self._unlisted: list[OrderEntry] = []  # by the likeliest child that is not listed
