@@ -24,7 +24,6 @@ PURE = [
     "accept",
     "candidates",
     "cost/billing",
-    "cost/energy",
     "cost/quantity",
     "decode",
     "draft_tuning",
@@ -55,7 +54,7 @@ PURE = [
     "times",
     "tree",
     "tree_shape",
-    "whole_file",
+    "files",
 ]
 HOMES = {
     "boto3": ("deploy/aws.py", "compile/s3.py"),

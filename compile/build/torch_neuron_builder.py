@@ -27,10 +27,10 @@ from inference.backends.torch_neuron import DEALT, GRAPHS, RankPlan, rank_weight
 from inference.backends.torch_neuron_ranks import Ranks
 from inference.backends.torch_neuron_sdk import TRAINIUM, Machine, configure
 from inference.errors import BadArtifact, OutriderError
+from inference.files import write_whole
 from inference.model.checkpoint import DTYPES, load_decoder
 from inference.model.config import ModelConfig, read_config, read_raw_config
 from inference.model.verify_graph import example_inputs
-from inference.whole_file import write_whole
 
 _CUT_BY_INPUT = (".o_proj.weight", ".down_proj.weight", "embed_tokens.weight")
 _WHOLE = ("norm.weight", "layernorm.weight", ".o_proj.bias", ".down_proj.bias")

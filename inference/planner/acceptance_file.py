@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 from inference.errors import InvalidRequest
+from inference.files import write_whole
 from inference.json_file import Json, read_json
 from inference.planner.acceptance import (
     KINDS,
@@ -23,7 +24,6 @@ from inference.planner.child_features import (
     MASK_FEATURES,
     RANK_FEATURES,
 )
-from inference.whole_file import write_whole
 
 SHIPPED = Path(__file__).parents[1] / "data" / "acceptance.json"
 

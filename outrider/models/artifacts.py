@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from inference.artifact import NATIVE, check_files, features_of, read_manifest
-from inference.cache_directory import cache_directory
 from inference.command import say
 from inference.errors import BadArtifact, InvalidRequest
+from inference.files import cache_directory
 from inference.model.config import parse_config
 from inference.text import Tokenizer
 from outrider.models.devices import set_threads

@@ -11,8 +11,8 @@ from statistics import median
 
 from inference.cost.billing import COSTS, PER_MILLION, price_words
 from inference.cost.quantity import Figure
+from inference.files import write_whole
 from inference.planner.prices import Usage
-from inference.whole_file import write_whole
 from outrider.money.budget import RunBudget
 from outrider.money.goal import Goal
 from outrider.options.roles import TextRole
