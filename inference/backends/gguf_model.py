@@ -22,7 +22,7 @@ from inference.backends import Ranked, Segment
 from inference.backends.batch import check_rows
 from inference.backends.choices import choose_at, chosen_positions, rank_at
 from inference.backends.gguf_branches import BranchSequences, Memory
-from inference.backends.gguf_library import SEQUENCES, GgufContext, GgufFacts
+from inference.backends.gguf_library import SEQUENCES, GgufContext, GgufFacts, TokenBatch
 from inference.errors import InvalidRequest, LimitExceeded, Mismatch, Unavailable
 from inference.tree import IntArray
 
@@ -35,13 +35,7 @@ _BATCH = 256
 class LlamaContext(Memory, Protocol):
     """The work of GgufContext: it computes tokens as members of sequences, whose cells it keeps."""
 
-    def decode(
-        self,
-        tokens: IntArray,
-        positions: IntArray,
-        sequences: Sequence[Sequence[int]],
-        picked: NDArray[np.bool_],
-    ) -> NDArray[np.float32]:
+    def decode(self, asked: TokenBatch) -> NDArray[np.float32]:
         """Return logits of the picked tokens, [picked, vocabulary]. Raises Unavailable."""
         ...
 
@@ -164,12 +158,13 @@ class GgufModel:
             for node in line.nodes.tolist():
                 members[segment.row][node].append(sequence)
         picked = [np.isin(np.arange(len(segment.tokens)), segment.pick) for segment in group]
-        logits = self._compute(
+        asked = TokenBatch(
             np.concatenate([segment.tokens for segment in group]),
             np.concatenate([segment.positions for segment in group]),
             [sequences for of_row in members.values() for sequences in of_row],
             np.concatenate(picked),
         )
+        logits = self._compute(asked)
         for (segment, line), sequence in zip(lines, taken, strict=True):
             self._branches.extend(sequence, segment.slots[line.nodes])
         return _dealt(logits, group, picked)
@@ -198,24 +193,19 @@ class GgufModel:
             part = path[known : known + self._batch]
             self._branches.begin()
             sequence = self._branches.take(row, path[:known])
-            self._compute(
+            asked = TokenBatch(
                 self._tokens[row, part],
                 np.arange(known, known + len(part), dtype=np.int32),
                 [[sequence]] * len(part),
                 np.zeros(len(part), dtype=np.bool_),
             )
+            self._compute(asked)
             self._branches.extend(sequence, part)
             known += len(part)
 
-    def _compute(
-        self,
-        tokens: IntArray,
-        positions: IntArray,
-        sequences: Sequence[Sequence[int]],
-        picked: NDArray[np.bool_],
-    ) -> NDArray[np.float32]:
+    def _compute(self, asked: TokenBatch) -> NDArray[np.float32]:
         try:
-            return self._context.decode(tokens, positions, sequences, picked)
+            return self._context.decode(asked)
         except Unavailable:
             self._branches.restore()
             raise

@@ -195,7 +195,7 @@ class NeuronModel(CompiledModel):
 
 
 class NeuronFusedModel(NeuronModel):
-    """A RoundModel (inference/backends) whose caches live on the device.
+    """A RoundModel (inference/engine/graph_rounds.py) whose caches live on the device.
 
     The graphs of target, draft and rounds lie in one package, over one state.
     """

@@ -13,8 +13,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from inference.backends.gguf_library import TokenBatch
 from inference.errors import Unavailable
-from inference.tree import IntArray
 
 VOCABULARY = 61
 PADDED = 64
@@ -60,13 +60,8 @@ class Cells:
     def remove(self, sequence: int, start: int) -> None:
         del self._cells.setdefault(sequence, [])[start:]
 
-    def decode(
-        self,
-        tokens: IntArray,
-        positions: IntArray,
-        sequences: Sequence[Sequence[int]],
-        picked: NDArray[np.bool_],
-    ) -> NDArray[np.float32]:
+    def decode(self, asked: TokenBatch) -> NDArray[np.float32]:
+        tokens, positions, sequences, picked = asked
         self.decodes, self.tokens = self.decodes + 1, self.tokens + len(tokens)
         for ids in sequences:
             above = [self._cells.setdefault(sequence, []) for sequence in ids]
