@@ -219,7 +219,9 @@ class Drafting:
             for proposer in self._proposers:
                 proposer.hear(0, (), self._clock(), None)
         self._flush(self._proposers)
-        for index, proposer in enumerate(self._proposers if self._may_call() else ()):
+        throttle, waits = self._throttle, self._order.pace is Pace.WAIT
+        calls = throttle is None or waits or throttle.allows
+        for index, proposer in enumerate(self._proposers if calls else ()):
             self._busy_from = self._clock()
             used = proposer.work(self._busy_from)
             if used is not None:
@@ -229,9 +231,6 @@ class Drafting:
         self._flush(self._proposers)  # candidates that were found without a call
         self._go()
         return False
-
-    def _may_call(self) -> bool:
-        return self._throttle is None or self._order.pace is Pace.WAIT or self._throttle.allows
 
     def _hear(self, at: float, progress: Progress) -> None:
         if progress.tokens and self._throttle is not None and self._last is not None:

@@ -164,7 +164,7 @@ class CandidateSender:
     def _send(self, node: DraftNode, arrives: float, number: int) -> Proposal:
         above = node.parent
         assert above is not None, "the root is not sent"
-        node.arrives, node.epoch = arrives, -1
-        self._tree.send(node, number)
+        node.arrives, node.epoch, node.number = arrives, -1, number
+        self._tree.sent[number] = node
         parent = BASE if above is self._tree.root or above.number is None else above.number
         return Proposal(number, parent, node.token, math.exp(node.log - above.log))

@@ -209,7 +209,12 @@ class DraftTree:
         while heap and heap[0][0] <= bound:
             node = heap[0][2]
             if node.alive and node.listed < len(node.ids) and -node.logs[node.listed] <= bound:
-                self._list(node)
+                token, node.listed = node.ids[node.listed], node.listed + 1
+                if token not in node.children:
+                    made = self.add(node, token, node.logs[node.listed - 1])
+                    drafted = [one for one in (node.ranked, node.masked) if one is not None]
+                    copied = node.copied is not None
+                    made.is_copy = copied and all(token not in one.ids for one in drafted)
             if node.alive and node.listed < len(node.ids):
                 heapq.heapreplace(heap, (-node.logs[node.listed], node.serial, node))
             else:
@@ -236,25 +241,12 @@ class DraftTree:
         """Remove all nodes below the root, and return them."""
         return list(self._prune(self.root))
 
-    def send(self, node: DraftNode, number: int) -> None:
-        """Record that the node was sent under this number."""
-        node.number = number
-        self.sent[number] = node
-
     def recall(self) -> None:
         """Mark every sent node as unsent."""
         sent, self.sent = list(self.sent.values()), {}
         for node in sent:
             node.number, node.arrives, node.epoch = None, math.inf, -1
             self.unsent.add(node)
-
-    def _list(self, node: DraftNode) -> None:
-        index, node.listed = node.listed, node.listed + 1
-        token = node.ids[index]
-        if token not in node.children:
-            made = self.add(node, token, node.logs[index])
-            drafted = [one for one in (node.ranked, node.masked) if one is not None]
-            made.is_copy = node.copied is not None and all(token not in one.ids for one in drafted)
 
     def _rankable(self, node: DraftNode) -> None:
         if node.position < self.end - 2:  # the last token is the target's own in any case

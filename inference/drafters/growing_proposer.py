@@ -211,21 +211,17 @@ class GrowingProposer:
         own = len(nodes)
         if self._masks is not None:
             self._masks.release()
-        self._take_ranks(nodes, Ranked(ranked.ids[:own], ranked.scores[:own]))
+        ids, scores, greedy = ranked.ids[:own], ranked.scores[:own], self._params.greedy
+        tables = rank_features(scores, [node.depth for node in nodes], greedy)
+        edges = self._known.acceptance.edges_of(tables, scores, greedy).tolist()
+        for node, named, table, row in zip(nodes, ids.tolist(), tables, edges, strict=True):
+            node.ranked = Named(named, table, row)
+            self._name(node)
         if self._masks is not None:
             said = Ranked(ranked.ids[own:], ranked.scores[own:])
-            for below in self._masks.take(said, self._params.greedy):
+            for below in self._masks.take(said, greedy):
                 self._name(below)
         return used
-
-    def _take_ranks(self, nodes: Sequence[DraftNode], ranked: Ranked) -> None:
-        """Name the children of nodes that a call has ranked."""
-        greedy = self._params.greedy
-        tables = rank_features(ranked.scores, [node.depth for node in nodes], greedy)
-        edges = self._known.acceptance.edges_of(tables, ranked.scores, greedy).tolist()
-        for node, ids, table, row in zip(nodes, ranked.ids.tolist(), tables, edges, strict=True):
-            node.ranked = Named(ids, table, row)
-            self._name(node)
 
     def _gains(self, values: NDArray[np.float64]) -> NDArray[np.float64]:  # [n] -> [n]
         """Expected nodes worth sending that ranking each of these finds.

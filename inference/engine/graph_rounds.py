@@ -185,7 +185,7 @@ class GraphRounds:
         """
         drafted = [one for one in ready if self._serves(one)]
         others = [one for one in ready if one not in drafted]
-        unfed = [one for one in drafted if self._lacks_tokens(one)]
+        unfed = [one for one in drafted if self._draft(one).length < one.length - 1]
         fed = [one for one in drafted if one not in unfed]
         if not others or self._may_delay(fed, unfed, others, seconds):
             return fed, unfed
@@ -209,10 +209,6 @@ class GraphRounds:
             return False
         far = not fed and all(self._is_far(one) for one in unfed)
         return held_up.can_wait(feeding if far else feeding + drafting)
-
-    def _lacks_tokens(self, session: Session) -> bool:
-        """Whether the draft must be fed tokens of the session before its next round."""
-        return self._draft(session).length < session.length - 1
 
     def feed_item(self, session: Session, held_up: HeldUp) -> FeedItem:
         """The item that feeds the draft the next chunk of the session."""

@@ -187,16 +187,12 @@ class Scheduler:
         if nodes == self._padded(1, 1)[1]:
             self._explore[rows] = 0, min(2 * most, TUNING.explore)
         else:
-            changed = self._has_changed(padded, seconds)
+            known, before = self.times.samples(*padded) >= TRUSTED, self.times.seconds(*padded)
+            # where it takes another time than before, root-only forwards may, too
+            changed = known and not 1 / CHANGED < seconds / before < CHANGED
             due = changed and since >= TUNING.first_explore
             self._explore[rows] = most if due else since + 1, most
         self.times.observe(*padded, seconds)
-
-    def _has_changed(self, padded: Shape, seconds: float) -> bool:
-        """Whether a measured shape takes another time than before: then root-only forwards may."""
-        if self.times.samples(*padded) < TRUSTED:
-            return False
-        return not 1 / CHANGED < seconds / self.times.seconds(*padded) < CHANGED
 
     def promised(self, padded: Shape, rows: int, seconds: float) -> float:
         """Tokens that each session was promised in the time of a forward that was recorded.

@@ -273,7 +273,10 @@ class Session:
         self._remember([self.root, *path])
         tokens = [*path, verdict.next_token]
         groups = self.candidates.advance(tokens)
-        self._pace(len(tokens), now)
+        if self._last_at:
+            rate = len(tokens) / max(now - self._last_at, 1e-6)
+            self._rate += _RATE_WEIGHT * (rate - self._rate)
+        self._last_at = now
         self._in_forward = False
         self.end = self._ended()
         return CommittedStep(tokens, groups)
@@ -311,12 +314,6 @@ class Session:
             if (token := tree.tokens.item(node)) in stop_ids:
                 return Verdict(verdict.path[:index], token)
         return verdict
-
-    def _pace(self, tokens: int, now: float) -> None:
-        if self._last_at:
-            rate = tokens / max(now - self._last_at, 1e-6)
-            self._rate += _RATE_WEIGHT * (rate - self._rate)
-        self._last_at = now
 
     def _remember(self, tokens: Sequence[int]) -> None:
         assert self.row is not None

@@ -165,15 +165,14 @@ class Parser(argparse.ArgumentParser):
             word = unknown[0].partition("=")[0]
             if word.startswith("-"):
                 role = (roles or {}).get(vars(given).get("role", ""))
-                flags = [f"--{name}" for name in flags_of(role)] if role else self._named
+                flags = (
+                    [f"--{name}" for name in flags_of(role)]
+                    if role
+                    else re.findall(r"--\w+", self.format_help())
+                )
                 raise InvalidRequest(f"there is no flag {word}{nearest(word, flags)}")
             raise InvalidRequest(f"what is {word}? Every value follows a flag")
         return ValueSource("--{}", vars(given))
-
-    @property
-    def _named(self) -> list[str]:
-        """Every flag that the help names."""
-        return re.findall(r"--\w+", self.format_help())
 
     def error(self, message: str) -> NoReturn:
         self.exit(USAGE, f"{self.prog}: error: {printable(message)}\n")

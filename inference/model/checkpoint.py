@@ -170,7 +170,10 @@ def opened(path: Path) -> Iterator[Any]:
 def weight_files(directory: Path) -> list[Path]:
     """Return the directory's safetensors files: those that its index names, else the one file."""
     index = directory / "model.safetensors.index.json"
-    names = _indexed(index) if index.is_file() else {"model.safetensors"}
+    names = {"model.safetensors"}
+    if index.is_file():
+        listed = read_json(index, UnsupportedModel).field("weight_map").fields().values()
+        names = {_beside(name) for name in listed}
     paths = [directory / name for name in sorted(names)]
     for path in paths:
         if not path.is_file():
@@ -180,19 +183,11 @@ def weight_files(directory: Path) -> list[Path]:
     return paths
 
 
-def _indexed(index: Path) -> set[str]:
-    """Return the file names in an index. The files lie beside it."""
-    named = read_json(index, UnsupportedModel).field("weight_map").fields().values()
-    return {_beside(name) for name in named}
-
-
 def _beside(name: Json) -> str:
-    plain = name.line()
-    return (
-        plain
-        if plain == Path(plain).name
-        else name.refuse("the name of a file in the same directory")
-    )
+    """Return a file's name in an index, beside which the file lies."""
+    if name.line() != Path(name.line()).name:
+        name.refuse("the name of a file in the same directory")
+    return name.line()
 
 
 def fingerprint(directory: Path) -> str:

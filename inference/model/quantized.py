@@ -47,7 +47,8 @@ def quantize(module: Module, weights: Quantization) -> Module:
     cannot be grouped.
     """
     if isinstance(module, Decoder):
-        _quantize_head(module, weights)
+        cut = module.head_weight()[: module.vocabulary]
+        module.lm_head = CutHead(product(cut, None, weights))
     for owner in list(module.modules()):
         for name, child in list(owner.named_children()):
             if type(child) is nn.Linear:
@@ -234,11 +235,6 @@ class CutHead(nn.Module):
     def forward(self, states: Tensor, vocabulary: int) -> Tensor:
         logits: Tensor = self.product(states)
         return logits
-
-
-def _quantize_head(decoder: Decoder, weights: Quantization) -> None:
-    cut = decoder.head_weight()[: decoder.vocabulary]
-    decoder.lm_head = CutHead(product(cut, None, weights))
 
 
 def _multiply_wide(states: Tensor, levels: Tensor) -> Tensor:
