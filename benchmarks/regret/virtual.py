@@ -105,11 +105,6 @@ class VirtualSession:
         self._received, self._told = _Received(0), None
         self._numbers = 0
 
-    @property
-    def room(self) -> int:
-        last = self._received.last
-        return last.room if last is not None and last.room else self._engine.max_tree_nodes - 1
-
     def open(self, prompt: Sequence[int], params: SamplingParams) -> None:
         self.close()
         self._received, self._told, self._numbers = _Received(len(prompt)), None, 0

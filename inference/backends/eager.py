@@ -10,7 +10,7 @@ from torch import Tensor
 from inference.backends import Ranked, Segment
 from inference.backends.batch import BatchShape, check_rows, pad
 from inference.backends.choices import choose_at, rank_at
-from inference.backends.target_features import FeatureStore
+from inference.backends.target_features import FeatureForm, FeatureStore
 from inference.errors import LimitExceeded
 from inference.model.cache import copy_slots, empty_cache, write_slots
 from inference.model.decoder import Decoder
@@ -38,8 +38,8 @@ class EagerModel:
         self._kept: FeatureStore | None = None
 
     def keep_features(self, layers: Sequence[int]) -> None:
-        hidden, slots = self.decoder.config.hidden_size, self.capacity + 1
-        self._kept = FeatureStore(layers, hidden, self.rows, slots, self.dtype, self.device)
+        form, slots = FeatureForm(tuple(layers), self.decoder.config.hidden_size), self.capacity + 1
+        self._kept = FeatureStore(layers, form, self.rows, slots, self.dtype, self.device)
 
     def features(self, row: int, slots: IntArray) -> Tensor:  # [n, kept layers * hidden]
         assert self._kept is not None, "keep_features() comes before"

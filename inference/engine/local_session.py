@@ -34,11 +34,6 @@ class LocalSession:
         self._ended = End.NOT
         self._last: Progress | None = None
 
-    @property
-    def room(self) -> int:
-        """Candidates that a forward takes from a session at most."""
-        return self._engine.max_tree_nodes - 1
-
     def open(self, prompt: Sequence[int], params: SamplingParams) -> None:
         """Open the session and wait for the prefill. Raises the error that refuses the session."""
         self.close()

@@ -6,7 +6,6 @@ import time
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 
@@ -31,24 +30,20 @@ from outrider.options.groups import DeviceOptions, DraftModelOptions
 from outrider.options.roles import FusedTargetRole
 
 
-class Beside(NamedTuple):
-    """The target beside which a head drafts. given: what the head has of it"""
-
-    target: FeatureModel
-    given: OfTarget
-
-
 @dataclass(frozen=True)
 class FoundHead(OfCheckpoint):
     """A FoundModel whose target's checkpoint gives tokenizer and limits.
 
     called: the head's name
     directory: where the head's files are
+    target: the model that keeps its features
+    given: what the head has of the target
     """
 
     called: str
     directory: Path
-    beside: Beside
+    target: FeatureModel
+    given: OfTarget
 
     @property
     def name(self) -> str:
@@ -60,8 +55,8 @@ class FoundHead(OfCheckpoint):
     def load(self, options: DeviceOptions, capacity: Capacity) -> EagleModel:
         """Load the head where its target is, in its precision."""
         begun = time.perf_counter()
-        head = read_head(self.directory, self.beside.given, capacity.sequence_length)
-        self.beside.target.keep_features(head.config.kept)
+        head = read_head(self.directory, self.given, capacity.sequence_length)
+        self.target.keep_features(head.config.kept)
         rows, length, spare, nodes = capacity
         model = EagleModel(head, rows=rows, capacity=length + spare, max_nodes=nodes)
         parameters = sum(parameter.numel() for parameter in head.parameters())
@@ -88,23 +83,17 @@ def find(options: DraftModelOptions, target: Model | None) -> ModelDraft:
     if isinstance(real, CompiledModel) and options.artifact:
         manifest, checkpoint = artifact_checkpoint(Path(options.artifact))
         _check_features(manifest, checkpoint, name, directory)
-        return _beside(
-            FoundHead(checkpoint, name, directory, Beside(real, _given(manifest, checkpoint)))
-        )
-    if isinstance(real, EagerModel):
+        given = _given(manifest, checkpoint)
+    elif isinstance(real, EagerModel):
         checkpoint = find_checkpoint(options.target_name, "target")
         given = OfTarget.of(real.decoder)
-        return _beside(FoundHead(checkpoint, name, directory, Beside(real, given)))
-    raise UnsupportedModel(
-        "--draft eagle reads features of a target on cpu or cuda, or of an artefact that was "
-        "built with --features"
-    )
-
-
-def _beside(head: FoundHead) -> ModelDraft:
-    """The draft of a head: its texts read the features that its target keeps."""
-    sequence = partial(FeatureSequence, head.beside.target)
-    return ModelDraft(head, partial(Draft, sequence=sequence))
+    else:
+        raise UnsupportedModel(
+            "--draft eagle reads features of a target on cpu or cuda, or of an artefact that was "
+            "built with --features"
+        )
+    found = FoundHead(checkpoint, name, directory, real, given)
+    return ModelDraft(found, partial(Draft, sequence=partial(FeatureSequence, real)))
 
 
 def _check_features(manifest: Manifest, target: Checkpoint, name: str, head: Path) -> None:

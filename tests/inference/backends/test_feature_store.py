@@ -21,10 +21,7 @@ from inference.backends.eagle import EagleModel, read_embeddings
 from inference.backends.neuron import NeuronModel
 from inference.backends.neuron_loading import load_neuron
 from inference.backends.target_features import (
-    NOTHING,
-    FeatureForm,
     FeatureSequence,
-    check_given,
 )
 from inference.backends.torch_neuron import GRAPHS, RankPlan, RankProgram, compiled_graphs
 from inference.backends.torch_neuron_ranks import Ranks
@@ -33,7 +30,6 @@ from inference.drafters.draft import Draft
 from inference.engine.colocated_drafter import ColocatedDrafter
 from inference.engine.engine import Engine
 from inference.engine.local_session import LocalSession
-from inference.errors import UnsupportedModel
 from inference.model.cache import empty_cache
 from inference.model.eagle import OfTarget, read_head
 from inference.model.verify_graph import example_inputs
@@ -185,14 +181,6 @@ def test_a_heads_embeddings_are_put_together_from_all_ranks(served: Served, tmp_
         assert found.shape == expected.shape
         assert found[:VOCABULARY].equal(expected[:VOCABULARY])
         assert not found[VOCABULARY:].any()
-
-
-def test_graphs_that_return_other_features_say_which_are_needed() -> None:
-    told = "inputs of layers 1, 2, and inputs of layers 0, 2 are asked for: build .* --features 0,2"
-    with pytest.raises(UnsupportedModel, match=told):
-        check_given(FeatureForm((1, 2), 16), (0, 2))
-    with pytest.raises(UnsupportedModel, match="return no features"):
-        check_given(NOTHING, (0,))
 
 
 # --- native PyTorch
