@@ -11,14 +11,14 @@ import logging
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Annotated, TypeAlias
+from typing import Annotated
 
-from pydantic import AfterValidator, Field
+from pydantic import Field
 
 from grpc_comm.server.model_registry import Served
 from inference.artifact import read_manifest
 from inference.errors import InvalidRequest, OutriderError, Unavailable
-from inference.file_model import Count, Record, read_record
+from inference.file_model import Count, Line, Record, read_record
 from inference.json_file import read_json
 from outrider.models.artifacts import artifact_length
 from outrider.models.devices import pick_device
@@ -31,15 +31,6 @@ log = logging.getLogger(__name__)
 
 LoadModel = Callable[[ServingRole], Served]
 """Loads the model of a command line."""
-
-
-def _printable(text: str) -> str:
-    if not text.isprintable():
-        raise ValueError("printable characters are needed")
-    return text
-
-
-Line: TypeAlias = Annotated[str, Field(min_length=1), AfterValidator(_printable)]
 
 
 @dataclass(frozen=True)
