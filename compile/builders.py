@@ -13,8 +13,8 @@ from compile.plan.memory import footprint
 from compile.spec import CompileSpec
 from compile.store import open_store
 from inference.artifact import NATIVE
-from inference.cache_directory import cache_directory
 from inference.errors import InvalidRequest
+from inference.files import cache_directory
 from inference.model.config import read_config
 
 if TYPE_CHECKING:

@@ -20,8 +20,8 @@ from compile.plan.memory import footprint, gib
 from compile.plan.plan_report import describe
 from compile.spec import CompileSpec
 from inference.artifact import MANIFEST, read_manifest
-from inference.cache_directory import cache_directory
 from inference.errors import BadArtifact
+from inference.files import cache_directory
 from inference.model.config import ModelConfig, read_config
 
 

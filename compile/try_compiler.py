@@ -37,8 +37,8 @@ from compile.request import find_checkpoint, make_request
 from compile.spec import CompileSpec
 from inference.command import run_command, say
 from inference.errors import BadArtifact, InvalidRequest, MissingExtra
+from inference.files import write_whole
 from inference.json_file import read_json
-from inference.whole_file import write_whole
 
 COMPILER = "neuronx-cc"
 _REPORT, _HLO, _NEFF, _OUTPUT = "report.json", "graph.hlo", "graph.neff", "output.txt"

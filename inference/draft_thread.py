@@ -2,6 +2,10 @@
 
 The loop (inference/decode.py) hands text on and waits for no proposer. A Drafter says where they
 work: on a thread of their own, or by a virtual clock on the loop's thread while nothing has come.
+
+Where draft and target share a machine, each slows the other down, and a throttle keeps the text's
+rate. That promise is relative to the target with the draft silent. So forwards are timed in silence
+now and then, and the draft works while the text loses little against them.
 """
 
 from __future__ import annotations
@@ -10,14 +14,71 @@ import math
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from statistics import median
 from typing import Protocol, TypeAlias
 
+from inference.draft_tuning import TUNING
 from inference.order import Decode, Pace, Progress
 from inference.proposer import DraftUsage, Nodes, Notice, Proposer
 from inference.sampling import SamplingParams
-from inference.throttle import Throttle
+from inference.times import CHANGED, LATEST, TRUSTED
+
+
+class Throttle:
+    """Whether the draft of one text may make calls.
+
+    quiet: seconds of the latest root-only forwards that were made while the draft was silent, as
+        the text's reader sees them. Shared by the texts of one target.
+    """
+
+    def __init__(self, quiet: deque[float]) -> None:
+        self._quiet, self._needed = quiet, 0 if len(quiet) >= TRUSTED else TRUSTED
+        self._tokens, self._timed = 0, 0  # tokens of the text, and when it was last silent
+        self._ahead = 0.0  # tokens, of what the silent target would have made
+
+    @property
+    def allows(self) -> bool:
+        """Whether the next call may be made."""
+        return not self._needed and self._ahead > self._least
+
+    @property
+    def _least(self) -> float:
+        """Tokens, below 0, that the text may be behind so far."""
+        return -TUNING.loan - TUNING.loss * self._tokens
+
+    def hear(self, seconds: float, tokens: int, forwards: int, *, quiet: bool) -> None:
+        """Record what came after the last time.
+
+        seconds: since then, by the reader's clock
+        forwards: that made these tokens
+        quiet: whether all were root-only, and the draft was silent
+        """
+        self._tokens += tokens
+        if quiet:
+            self._time(seconds / max(forwards, 1))
+        elif len(self._quiet) >= TRUSTED:
+            ahead = self._ahead + tokens - seconds / median(self._quiet)
+            self._ahead = min(max(ahead, self._least - TUNING.most_behind), TUNING.most_ahead)
+        if not self._needed and self._tokens - self._timed >= TUNING.retimed:
+            self._needed = TRUSTED
+
+    def _time(self, seconds: float) -> None:
+        """Record a root-only forward in silence. Losses against another pace are forgotten."""
+        before = median(self._quiet) if self._quiet else seconds
+        self._quiet.append(seconds)
+        self._needed = max(self._needed - 1, 0)
+        if not self._needed:
+            self._timed = self._tokens
+        if median(self._quiet) > CHANGED * before:
+            self._ahead = max(self._ahead, 0.0)
+
+
+def silence() -> deque[float]:
+    """Return what the throttles of one target share: nothing yet."""
+    return deque(maxlen=LATEST)
+
 
 LOOK_SECONDS = 0.1
 """Seconds after which idle proposers are asked again, since what a call is worth changes."""
@@ -158,7 +219,9 @@ class Drafting:
             for proposer in self._proposers:
                 proposer.hear(0, (), self._clock(), None)
         self._flush(self._proposers)
-        for index, proposer in enumerate(self._proposers if self._may_call() else ()):
+        throttle, waits = self._throttle, self._order.pace is Pace.WAIT
+        calls = throttle is None or waits or throttle.allows
+        for index, proposer in enumerate(self._proposers if calls else ()):
             self._busy_from = self._clock()
             used = proposer.work(self._busy_from)
             if used is not None:
@@ -168,9 +231,6 @@ class Drafting:
         self._flush(self._proposers)  # candidates that were found without a call
         self._go()
         return False
-
-    def _may_call(self) -> bool:
-        return self._throttle is None or self._order.pace is Pace.WAIT or self._throttle.allows
 
     def _hear(self, at: float, progress: Progress) -> None:
         if progress.tokens and self._throttle is not None and self._last is not None:
@@ -247,18 +307,6 @@ def on_thread(lend: Lend, throttle: Throttle | None = None) -> Drafter:
         return drafting.check
 
     return begin
-
-
-def threaded(proposers: Sequence[Proposer]) -> Drafter:
-    """Let these proposers work on a thread of their own, for one text after the other."""
-    turn = threading.Lock()  # of the texts: a call of the last one may still be under way
-
-    @contextmanager
-    def lend(wanted: Callable[[], bool]) -> Iterator[Sequence[Proposer]]:
-        with turn:
-            yield proposers
-
-    return on_thread(lend)
 
 
 def notice_of(before: Progress | None, now: Progress, at: float) -> Notice:

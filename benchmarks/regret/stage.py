@@ -13,8 +13,8 @@ from benchmarks.regret.virtual import Link, MeteredModel, VirtualSession
 from inference.backends import Model
 from inference.backends.timed import TimeProfile, find_profile
 from inference.engine.engine import Engine
+from inference.planner.acceptance import Knowledge
 from inference.planner.acceptance_file import read_acceptance
-from inference.planner.knowledge import Knowledge
 from inference.stats import Traffic
 from inference.times import DraftTimes, LatencyModel, Shape
 

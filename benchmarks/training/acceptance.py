@@ -32,7 +32,7 @@ from benchmarks.harness import command, table_lines
 from benchmarks.training import copying
 from benchmarks.training.agreement import TEMPERATURES, Agreement, load
 from benchmarks.training.logistic import WORTH, fit_weights
-from inference.drafters.tree_policies import edge_values
+from inference.drafters.round_proposer import edge_values
 from inference.errors import InvalidRequest
 from inference.json_file import Json
 from inference.planner.acceptance import KINDS, RANKS, VERSION, AcceptanceModel

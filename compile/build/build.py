@@ -33,7 +33,7 @@ from inference.artifact import (
     write_manifest,
 )
 from inference.errors import BadArtifact, InvalidRequest
-from inference.whole_file import write_whole
+from inference.files import write_whole
 
 _COPIED = ("config.json", "generation_config.json", *TOKENIZER_FILES)
 

@@ -18,8 +18,8 @@ from compile.build.progress import WEIGHTS, BuildProgress
 from inference.artifact import MANIFEST, hash_files
 from inference.errors import BadArtifact
 from inference.file_model import Record, Text, read_record
+from inference.files import write_whole
 from inference.json_file import read_json
-from inference.whole_file import write_whole
 
 STATE = ".build"
 

@@ -17,14 +17,13 @@ from typing import TypeAlias
 from grpc_comm.client.connection import Connection
 from inference.command import printable, say
 from inference.cost.billing import Billing
-from inference.cost.quantity import Usage
 from inference.decode import TargetSession
-from inference.draft_thread import Drafter, inline, on_thread
+from inference.draft_thread import Drafter, Throttle, inline, on_thread, silence
 from inference.errors import InvalidRequest, OutriderError
 from inference.order import Pace
+from inference.planner.prices import Usage
 from inference.proposer import Proposer
 from inference.text import Tokenizer
-from inference.throttle import Throttle, silence
 from outrider.client.connecting import connect_target
 from outrider.client.drafting import Sides, draft_rows
 from outrider.client.pools import UNSTEERED, AnyRows

@@ -14,7 +14,7 @@ from inference.backends import Model
 from inference.cost.billing import Billing
 from inference.draft_tuning import TUNING
 from inference.drafters.draft import Draft
-from inference.drafters.tree_policies import Policy
+from inference.drafters.round_proposer import Policy
 from inference.engine.engine import Engine
 from outrider.client.connecting import connect_target
 from outrider.client.drafting import load_draft

@@ -7,8 +7,8 @@ from collections import deque
 
 import pytest
 
+from inference.draft_thread import Throttle, silence
 from inference.draft_tuning import TUNING
-from inference.throttle import Throttle, silence
 
 
 class Text:

@@ -72,13 +72,8 @@ class Cells:
     def remove(self, sequence: int, start: int) -> None:
         del self._cells.setdefault(sequence, [])[start:]
 
-    def decode(
-        self,
-        tokens: IntArray,
-        positions: IntArray,
-        sequences: Sequence[Sequence[int]],
-        picked: NDArray[np.bool_],
-    ) -> NDArray[np.float32]:
+    def decode(self, asked: TokenBatch) -> NDArray[np.float32]:
+        tokens, positions, sequences, picked = asked
         self.decodes, self.tokens = self.decodes + 1, self.tokens + len(tokens)
         for ids in sequences:
             above = [self._cells.setdefault(sequence, []) for sequence in ids]

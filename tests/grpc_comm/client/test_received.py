@@ -71,7 +71,7 @@ def test_what_no_target_says_is_a_mismatch_and_changes_nothing(wrong: str) -> No
     assert received.tokens == [1, 2, 3, 4, 5]
 
 
-@pytest.mark.parametrize("end", [End.STOP_ID, End.MAX_TOKENS, End.SPENT, End.LIMIT])
+@pytest.mark.parametrize("end", [End.STOP_ID, End.MAX_TOKENS, End.LIMIT])
 def test_nothing_comes_after_an_end(end: End) -> None:
     received = text(most=5, stop_ids=frozenset({5}))
     received.take(progress(3, 4, 5, end=end))
@@ -79,7 +79,7 @@ def test_nothing_comes_after_an_end(end: End) -> None:
     received.take(progress(5, end=end))
     received.ask(9, frozenset())
     received.take(progress(5, 6))
-    received.take(progress(6, end=End.SPENT))
+    received.take(progress(6, end=End.LIMIT))
     with pytest.raises(Mismatch, match="after the end"):
         received.take(progress(6, 7))
 

@@ -50,14 +50,6 @@ def test_a_heads_embeddings_are_put_together_from_all_ranks(
         assert not found[VOCABULARY:].any()
 
 
-def test_graphs_that_return_other_features_say_which_are_needed() -> None:
-    told = "inputs of layers 1, 2, and inputs of layers 0, 2 are asked for: build .* --features 0,2"
-    with pytest.raises(UnsupportedModel, match=told):
-        check_given(FeatureForm((1, 2), 16), (0, 2))
-    with pytest.raises(UnsupportedModel, match="return no features"):
-        check_given(NOTHING, (0,))
-
-
 # --- native PyTorch
 # --------------------------------------------------------------------------------------------------
 

@@ -24,8 +24,8 @@ from inference.engine.local_session import LocalSession
 from inference.engine.session import Session
 from inference.model.eagle import OfTarget, read_head
 from inference.order import Decode
+from inference.planner.acceptance import Knowledge
 from inference.planner.acceptance_file import read_acceptance
-from inference.planner.knowledge import Knowledge
 from inference.proposer import COLOCATED
 from inference.sampling import SamplingParams
 from inference.times import DraftTimes, LatencyModel

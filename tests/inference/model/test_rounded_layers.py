@@ -14,7 +14,6 @@ from inference.backends.sequence import ModelSequence
 from inference.model.checkpoint import load_decoder
 from inference.model.decoder import Decoder
 from inference.model.quantized import quantize
-from inference.model.substitute import load_substitute, substitute_of
 from inference.sampling import SamplingParams
 from inference.text import Tokenizer
 from inference.tree import TokenTree

@@ -8,7 +8,6 @@ import pytest
 from inference.backends.eager import EagerModel
 from inference.backends.sequence import ModelSequence
 from inference.engine.local_session import LocalSession
-from inference.model.checkpoint import random_decoder
 from inference.model.decoder import Decoder
 from inference.sampling import SamplingParams
 from inference.tree import TokenTree
