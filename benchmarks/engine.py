@@ -30,7 +30,7 @@ from benchmarks.harness import Flags, JsonFile, run, table_lines, write_json
 from grpc_comm.observability.events import OfModel
 from grpc_comm.observability.statistics import ModelTotals, Statistics
 from inference.backends import Segment
-from inference.backends.batch import Shape, check_rows, pad
+from inference.backends.batch import BatchShape, check_rows, pad
 from inference.engine.batch_runner import collect_rarely
 from inference.engine.engine import Engine
 from inference.engine.session import Session
@@ -70,7 +70,7 @@ class NextToken(ScriptedTarget):
         began = time.thread_time()
         self.between.append(began - self._ended)
         check_rows(segments)
-        pad(segments, Shape.least(segments), CAPACITY)
+        pad(segments, BatchShape.least(segments), CAPACITY)
         chosen = [(segment.tokens[segment.pick] + 1) % VOCABULARY for segment in segments]
         self.padding.append(time.thread_time() - began)
         self.meanwhile()

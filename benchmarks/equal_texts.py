@@ -41,8 +41,8 @@ from inference.engine.local_session import LocalSession
 from inference.model.checkpoint import DTYPES
 from inference.model.config import read_config
 from inference.order import Decode, End
+from inference.planner.acceptance import Knowledge
 from inference.planner.acceptance_file import read_acceptance
-from inference.planner.knowledge import Knowledge
 from inference.planner.prices import Prices
 from inference.proposer import Proposer
 from inference.sampling import SamplingParams

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from compile.compile_options import CompileOptions, parse
-from inference.cache_directory import cache_directory
 from inference.command import run_command, say
 from inference.errors import InvalidRequest
+from inference.files import cache_directory
 
 if TYPE_CHECKING:
     from compile.build.progress import BuildProgress

@@ -17,8 +17,8 @@ from compile.plan.plan_report import describe
 from compile.spec import CompileSpec
 from compile.store import open_store
 from inference.artifact import MANIFEST, NATIVE, read_manifest
-from inference.cache_directory import cache_directory
 from inference.errors import BadArtifact, InvalidRequest
+from inference.files import cache_directory
 from inference.model.config import ModelConfig, read_config
 
 

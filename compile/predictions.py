@@ -46,10 +46,10 @@ from compile.spec import CompileSpec
 from inference.backends.neuron_sdk import sdk_versions
 from inference.command import run_command, say
 from inference.errors import BadArtifact, InvalidRequest, MissingExtra
+from inference.files import write_whole
 from inference.json_file import read_json
 from inference.model.config import ModelConfig
 from inference.model.round_graph import idle_inputs
-from inference.whole_file import write_whole
 
 COMPILER = "neuronx-cc"
 _REPORT, _HLO, _NEFF, _OUTPUT = "report.json", "graph.hlo", "graph.neff", "output.txt"

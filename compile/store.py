@@ -31,7 +31,7 @@ from inference.artifact import (
     read_manifest_file,
 )
 from inference.errors import BadArtifact, InvalidRequest
-from inference.whole_file import replacing
+from inference.files import replacing
 
 Say = Callable[[str], None]
 _NOT_INPUTS = ("files", "created", "command", "model")

@@ -79,7 +79,7 @@ LIGHT = {
     "outrider.cli": {"torch", "transformers", "grpc", "numpy"},
     "compile.__main__, compile.compile_options": {"torch", "transformers", "numpy", "boto3"},
     "deploy.__main__, deploy.instance_price": {"torch", "numpy", "boto3"},
-    "grpc_comm.client.connection, inference.decode, inference.drafters.tree_policies": {"torch"},
+    "grpc_comm.client.connection, inference.decode, inference.drafters.round_proposer": {"torch"},
 }
 """What starts fast, or on a machine that has little installed: modules, and what they must not
 import.

@@ -85,11 +85,11 @@ def test_a_text_ends_at_its_length_or_behind_a_stop_id_and_goes_on_when_more_is_
 def test_an_order_that_is_said_again_buys_nothing_twice(session: TargetSession) -> None:
     session.open(PROMPT, GREEDY)
     for _ in range(2):
-        session.decode(Decode(40, most_nodes=10))
-    assert rest(session) == [*range(4, 14)]
-    session.decode(Decode(40, most_nodes=13))
-    assert rest(session) == [14, 15, 16]
-    assert session.traffic.nodes == 13
+        session.decode(Decode(14))
+    assert rest(session) == [*range(4, 15)]
+    session.decode(Decode(17))
+    assert rest(session) == [15, 16, 17]
+    assert session.traffic.nodes == 14
 
 
 def test_a_target_that_waits_makes_one_forward_for_each_go_at_the_right_base(

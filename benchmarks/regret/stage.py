@@ -17,8 +17,8 @@ from inference.backends.timed import TimeProfile, find_profile
 from inference.drafters.copied_text import CopySource
 from inference.drafters.draft import Draft
 from inference.engine.engine import Engine
+from inference.planner.acceptance import Knowledge
 from inference.planner.acceptance_file import read_acceptance
-from inference.planner.knowledge import Knowledge
 from inference.planner.prices import Prices
 from inference.proposer import Proposer
 from inference.stats import Traffic

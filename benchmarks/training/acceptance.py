@@ -31,7 +31,7 @@ from benchmarks.harness import FileName, Flags, run, table_lines
 from benchmarks.training import copying
 from benchmarks.training.agreement import TEMPERATURES, Agreement, load
 from benchmarks.training.logistic import WORTH, fit_weights
-from inference.drafters.tree_policies import edge_values
+from inference.drafters.round_proposer import edge_values
 from inference.errors import InvalidRequest
 from inference.flags.group import Repeated, Shown
 from inference.json_file import Json

@@ -37,10 +37,9 @@ from inference.backends.sequence import ModelSequence
 from inference.errors import InvalidRequest
 from inference.json_file import Json
 from inference.model.config import read_config
-from inference.planner.acceptance import LIKELY, OFFSETS
+from inference.planner.acceptance import LIKELY, OFFSETS, hazards
 from inference.planner.acceptance_file import read_acceptance, read_model
 from inference.planner.child_features import FloatArray, mask_features, rank_features, said_by
-from inference.planner.law import hazards
 from inference.sampling import SamplingParams
 from inference.text import Tokenizer
 from inference.tree import TokenTree

@@ -29,8 +29,7 @@ from inference.flags.values import Counts
 from inference.model.cache import KeysValues
 from inference.model.config import ModelConfig, read_config
 from inference.model.decoder import Decoder, Past, RMSNorm, Sight
-from inference.model.eagle import EagleHead
-from inference.model.eagle_config import HeadConfig
+from inference.model.eagle import EagleHead, HeadConfig
 from outrider.models.loading import EMBEDDED
 
 MOST_POSITIONS, LENGTH = 1024, 128

@@ -37,8 +37,8 @@ from inference.artifact import (
 )
 from inference.errors import BadArtifact, InvalidRequest
 from inference.file_model import Record, Text, read_record
+from inference.files import write_whole
 from inference.json_file import read_json
-from inference.whole_file import write_whole
 
 if TYPE_CHECKING:
     from inference.model.decoder import Decoder

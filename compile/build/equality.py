@@ -19,7 +19,7 @@ from torch import Tensor
 
 from inference.artifact import Bucket, RoundBucket
 from inference.backends.compiled import Graph
-from inference.engine.graph_tree import blank_tree
+from inference.engine.graph_rounds import blank_tree
 from inference.errors import BadArtifact
 from inference.model.noise import noise
 from inference.model.round_graph import RoundGraph, round_inputs

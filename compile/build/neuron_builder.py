@@ -39,12 +39,11 @@ from compile.spec import CompileSpec
 from inference.artifact import Bucket
 from inference.backends.neuron import PACKAGE, SHARD
 from inference.backends.neuron_sdk import sdk_versions
-from inference.cache_directory import cache_directory
 from inference.errors import InvalidRequest
+from inference.files import cache_directory, write_whole
 from inference.model.config import read_config
 from inference.model.float8 import rounded
 from inference.model.round_graph import idle_inputs
-from inference.whole_file import write_whole
 
 _OPTIMISATION = ("-O", "--optlevel")
 

@@ -18,8 +18,8 @@ from pathlib import Path
 from compile.spec import CompileSpec
 from inference.errors import BadArtifact
 from inference.file_model import Number, Record, Text, read_record
+from inference.files import write_whole
 from inference.json_file import read_json
-from inference.whole_file import write_whole
 
 Say = Callable[[str], None]
 WEIGHTS, JOINT = "weights", "joint"

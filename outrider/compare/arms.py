@@ -16,7 +16,7 @@ from inference.decode import TargetSession
 from inference.draft_thread import inline, on_thread
 from inference.drafters.copied_text import CopySource
 from inference.drafters.draft import Draft
-from inference.drafters.tree_policies import BestFirst, Chain, Policy
+from inference.drafters.round_proposer import BestFirst, Chain, Policy
 from inference.engine.local_session import LocalSession
 from inference.errors import InvalidRequest
 from inference.order import Pace

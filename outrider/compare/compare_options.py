@@ -11,7 +11,7 @@ from typing_extensions import Self
 
 from inference.command import called
 from inference.cost.billing import read_knob
-from inference.drafters.tree_policies import BestFirst, Chain
+from inference.drafters.round_proposer import BestFirst, Chain
 from inference.errors import InvalidRequest
 from inference.flags.command_line import CommandOptions, parse_flags
 from inference.flags.flag_rules import FlagRule

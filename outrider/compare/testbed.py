@@ -14,7 +14,7 @@ from grpc_comm.translate import Description
 from inference.cost.billing import Billing
 from inference.draft_tuning import TUNING
 from inference.drafters.draft import Draft
-from inference.drafters.tree_policies import Policy
+from inference.drafters.round_proposer import Policy
 from inference.engine.engine import Engine
 from outrider.client.connecting import connect_target
 from outrider.client.drafting import load_draft

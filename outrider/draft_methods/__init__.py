@@ -12,9 +12,9 @@ from importlib import import_module
 from typing import Protocol, cast
 
 from inference.backends import Model
-from inference.drafters.copied_text import TextSource
 from inference.drafters.draft import Draft
 from inference.drafters.growing_proposer import ENDLESS
+from inference.drafters.text_source import TextSource
 from inference.text import Tokenizer
 from outrider.models.loading import FoundModel, LoadedModel
 from outrider.models.precision import settled

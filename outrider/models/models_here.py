@@ -13,9 +13,9 @@ from typing import NamedTuple
 from safetensors import SafetensorError, safe_open
 
 from inference.backends.gguf_library import is_gguf
-from inference.cache_directory import cache_directory
 from inference.command import say
 from inference.errors import InvalidRequest, OutriderError
+from inference.files import cache_directory
 from inference.model.config import read_config
 from inference.planner.profile_files import read_profile
 from inference.text import Tokenizer

@@ -11,10 +11,9 @@ from dataclasses import dataclass, field, replace
 
 from inference.command import say
 from inference.cost.billing import ENERGIES, OBJECTIVES, PER_MILLION, Billing, blend, read_knob
-from inference.cost.quantity import SPEED, UnitPrices, Usage
 from inference.errors import InvalidRequest, Unavailable
-from inference.planner.knowledge import Knowledge
-from inference.planner.prices import Prices
+from inference.planner.acceptance import Knowledge
+from inference.planner.prices import SPEED, Prices, UnitPrices, Usage
 from inference.proposer import MESSAGE_BYTES
 from outrider.options.groups import GoalOptions, PriceOptions
 

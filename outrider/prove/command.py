@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from inference.command import FAILED, run_command, say
-from inference.whole_file import write_whole
+from inference.files import write_whole
 from outrider.prove.prove_options import ProveOptions, parse
 
 

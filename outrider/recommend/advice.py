@@ -21,12 +21,12 @@ import numpy as np
 from grpc_comm.translate import Description
 from inference.command import printable, say
 from inference.cost.billing import PER_MILLION
-from inference.cost.quantity import Usage
 from inference.draft_thread import take_short_turns
 from inference.errors import InvalidRequest, OutriderError
+from inference.files import write_whole
+from inference.planner.prices import Usage
 from inference.sampling import SamplingParams
 from inference.times import LatencyModel
-from inference.whole_file import write_whole
 from outrider.client.client import Client, open_client
 from outrider.client.connecting import connect_target
 from outrider.client.probing import measure_round_trip

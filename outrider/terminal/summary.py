@@ -10,8 +10,9 @@ from pathlib import Path
 from statistics import median
 
 from inference.cost.billing import COSTS, PER_MILLION, price_words
-from inference.cost.quantity import Figure, Usage
-from inference.whole_file import write_whole
+from inference.cost.quantity import Figure
+from inference.files import write_whole
+from inference.planner.prices import Usage
 from outrider.money.budget import RunBudget
 from outrider.money.goal import Goal
 from outrider.options.roles import TextRole

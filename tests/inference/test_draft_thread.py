@@ -9,7 +9,7 @@ from contextlib import closing, contextmanager
 import pytest
 
 from inference.decode import Loop, TargetSession
-from inference.draft_thread import Drafter, Drafting, inline, on_thread, threaded
+from inference.draft_thread import Drafter, Drafting, inline, on_thread
 from inference.engine.local_session import LocalSession
 from inference.order import Decode, Pace
 from inference.proposer import BASE, COPY, DraftUsage, Nodes, Notice, Proposal, Proposer
@@ -22,6 +22,18 @@ PROMPT = [1, 2, 3]
 TEXT = own_text(PROMPT, 40)
 SECONDS = 60
 """Longest wait for another thread: a test that waits so long has failed."""
+
+
+def threaded(proposers: Sequence[Proposer]) -> Drafter:
+    """Let these proposers work on a thread of their own, for one text after the other."""
+    turn = threading.Lock()  # of the texts: a call of the last one may still be under way
+
+    @contextmanager
+    def lend(wanted: Callable[[], bool]) -> Iterator[Sequence[Proposer]]:
+        with turn:
+            yield proposers
+
+    return on_thread(lend)
 
 
 class Gated:

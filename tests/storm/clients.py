@@ -5,13 +5,13 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, nullcontext
 from typing import NamedTuple
 
 from grpc_comm.client.connection import Connection, connect
 from grpc_comm.client.remote_session import RemoteSession
 from inference.decode import Loop, TargetSession, decode
-from inference.draft_thread import inline, threaded
+from inference.draft_thread import inline, on_thread
 from inference.order import Decode, Pace
 from inference.proposer import BASE, DraftUsage, Nodes, Notice, Proposal
 from inference.sampling import SamplingParams
@@ -101,7 +101,7 @@ def pieces(
 ) -> Iterator[list[int]]:
     """The text as it comes. alone: without a draft"""
     scripted = Scripted(text.tokens, connection.description.vocabulary)
-    drafter = inline() if alone else threaded([scripted])
+    drafter = inline() if alone else on_thread(lambda wanted: nullcontext([scripted]))
     order = Decode(text.end, pace=pace, beside=alone)
     with closing(Loop(text.prompt, text.params, session, order, drafter)) as loop:
         yield from (list(step.tokens) for step in loop.steps() if step.tokens)

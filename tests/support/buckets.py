@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from compile.build.equality import random_inputs
 from inference.artifact import Bucket
 from inference.model.cache import KeysValues, empty_cache
-from inference.model.noise_window import FILLED, Place, empty_window, fill_inputs
+from inference.model.noise_window import FILLED, NoisePlace, empty_window, fill_inputs
 from inference.model.round_graph import DRAFT, StatefulRoundGraph
 from inference.model.verify_graph import StatefulGraph, VerifyGraph
 from tests.support.models import tiny_decoder
@@ -109,7 +109,7 @@ def fill(graph: StatefulGraph | StatefulRoundGraph, inputs: dict[str, Tensor]) -
     for row, first, (low, high) in zip(
         inputs["rows"].tolist(), firsts.amin(-1).tolist(), inputs["seed"].tolist(), strict=True
     ):
-        asked = fill_inputs([Place(row, first + step, 0) for step in range(FILLED)])
+        asked = fill_inputs([NoisePlace(row, first + step, 0) for step in range(FILLED)])
         asked["seed"] = torch.tensor([[low, high]], dtype=torch.int32).repeat(FILLED, 1)
         graph(**asked)
 

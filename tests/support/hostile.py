@@ -51,7 +51,7 @@ ENDINGS = frozenset(
 RIGHT = [
     decode_to(20),
     decode_to(40, pace=pb.Decode.WAIT),
-    decode_to(60, most_nodes=30, credit=9, stop_ids=[33]),
+    decode_to(60, credit=9, stop_ids=[33]),
     chain_of([4, 5, 6]),
     chain_of([4, 9, 5], parents=[0, 0, 2]),
     chain_of([6, 7], base=4, first=3),

@@ -13,8 +13,7 @@ import torch
 from safetensors.torch import save_file
 
 from inference.backends.eager import EagerModel
-from inference.model.checkpoint import random_decoder
-from inference.model.config import parse_config
+from inference.model.config import ModelConfig, parse_config
 from inference.model.decoder import Decoder
 from inference.text import Tokenizer
 from outrider.models.loading import EMBEDDED
@@ -36,6 +35,16 @@ TINY: dict[str, Any] = {
     "tie_word_embeddings": False,
     "eos_token_id": 2,
 }
+
+
+def random_decoder(config: ModelConfig, *, positions: int, vocabulary: int, seed: int) -> Decoder:
+    """A float32 Decoder with random weights, which disagrees with every other one."""
+    decoder = Decoder(config, positions, vocabulary)
+    generator = torch.Generator().manual_seed(seed)
+    for name, parameter in decoder.named_parameters():
+        spread = torch.randn(parameter.shape, generator=generator) * 0.3
+        parameter.data = 1 + spread if "norm" in name else spread
+    return decoder.requires_grad_(False).eval()
 
 
 def tiny_decoder(seed: int = 1, vocabulary: int = 61, **overrides: Any) -> Decoder:

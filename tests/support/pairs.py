@@ -14,9 +14,9 @@ import torch
 from inference.backends import Masks
 from inference.backends.eager import EagerModel
 from inference.engine.engine import Engine
-from inference.model.checkpoint import random_decoder
 from inference.model.config import ModelConfig, parse_config
 from inference.model.decoder import Decoder
+from tests.support.models import random_decoder
 
 VOCABULARY = 290
 SEQUENCE_LENGTH = 512

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from inference.drafters.draft import Draft
 from inference.drafters.growing_proposer import GrowingProposer
 from inference.order import MOST_CREDIT, End, Progress
+from inference.planner.acceptance import Knowledge
 from inference.planner.acceptance_file import read_acceptance
-from inference.planner.knowledge import Knowledge
 from inference.planner.prices import Prices
 from inference.proposer import Nodes, Notice, Proposer
 from inference.sampling import SamplingParams

@@ -15,8 +15,8 @@ from compile.build.torch_neuron_builder import cut, dealt_fields
 from compile.parallel import parallel_config, parallel_tensors
 from compile.spec import verify_bucket
 from inference.artifact import Manifest
+from inference.backends.neuron_loading import load_torch_neuron
 from inference.backends.torch_neuron import own_config
-from inference.backends.torch_neuron_loading import load_torch_neuron
 from inference.model.config import parse_config
 from inference.model.decoder import Decoder
 from inference.model.torch_neuron_graph import Collectives, rank_layers

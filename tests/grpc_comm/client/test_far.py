@@ -129,7 +129,7 @@ def test_numbers_without_sense_do_no_harm() -> None:
     greatest = 2**64 - 1
     wild = tokens(
         3, 4, known=2**32 - 1, held=2**32 - 1, nodes=greatest, model_microseconds=greatest,
-        room=2**32 - 1, end=pb.Tokens.SPENT,
+        room=2**32 - 1, end=pb.Tokens.LIMIT,
     )  # fmt: skip
     opened = pb.Opened(
         length=3, queue_seconds=float("nan"), prefill_seconds=-1.0, lease_seconds=float("nan"),

@@ -1,15 +1,13 @@
-"""A client believes what a target may say of its text, holds a limit on spending over all its
-targets, and measures how long it owes a token.
-"""
+"""A client believes what a target may say of its text, and measures how long it owes a token."""
 
 from __future__ import annotations
 
 import pytest
 
 from grpc_comm.client.patience import LONGEST_LINE, Patience, ProgressClock
-from grpc_comm.client.received import MOST_UNREAD, Received, Spending
+from grpc_comm.client.received import MOST_UNREAD, Received
 from inference.errors import Mismatch
-from inference.order import LEAST_CREDIT, Decode, End, Pace, Progress
+from inference.order import Decode, End, Pace, Progress
 from inference.proposer import NOBODY
 from inference.stats import Traffic
 from tests.support.clock import Clock
@@ -71,7 +69,7 @@ def test_what_no_target_says_is_a_mismatch_and_changes_nothing(wrong: str) -> No
     assert received.tokens == [1, 2, 3, 4, 5]
 
 
-@pytest.mark.parametrize("end", [End.STOP_ID, End.MAX_TOKENS, End.SPENT, End.LIMIT])
+@pytest.mark.parametrize("end", [End.STOP_ID, End.MAX_TOKENS, End.LIMIT])
 def test_nothing_comes_after_an_end(end: End) -> None:
     received = text(most=5, stop_ids=frozenset({5}))
     received.take(progress(3, 4, 5, end=end))
@@ -79,7 +77,7 @@ def test_nothing_comes_after_an_end(end: End) -> None:
     received.take(progress(5, end=end))
     received.ask(9, frozenset())
     received.take(progress(5, 6))
-    received.take(progress(6, end=End.SPENT))
+    received.take(progress(6, end=End.LIMIT))
     with pytest.raises(Mismatch, match="after the end"):
         received.take(progress(6, 7))
 
@@ -119,92 +117,21 @@ def test_sums_go_on_where_another_session_begins_anew() -> None:
     assert (traffic.nodes, traffic.forwards, traffic.model_seconds) == (10, 4, 2.0)
 
 
-def spent(**order: object) -> tuple[Received, Spending]:
-    """Of three tokens, of which so far one target computed 30 nodes for three more."""
-    received = text(80)
-    spending = Spending(received, Decode(80, **order))  # type: ignore[arg-type]
-    received.take(progress(3, 4, 5, 6, nodes=30))
-    return received, spending
-
-
-def asked(spending: Spending) -> int:
-    order = spending.session_order
-    assert order is not None
-    return order.most_nodes
-
-
-def test_without_a_limit_an_order_stays_as_it_is() -> None:
-    _, spending = spent()
-    spending.count_lost(acknowledged=6, tree_nodes=32)
-    spending.settle_doubt()
-    assert spending.session_order == Decode(80)
-    assert not spending.is_spent
-
-
-def test_a_limit_narrows_the_credit_so_that_little_is_spent_unseen() -> None:
-    _, spending = spent(most_nodes=100)
-    assert spending.session_order == Decode(80, most_nodes=100, credit=LEAST_CREDIT)
-    _, chosen = spent(most_nodes=100, credit=9)
-    assert chosen.session_order == Decode(80, most_nodes=100, credit=9)
-
-
-def test_a_session_that_is_found_again_costs_what_it_says() -> None:
-    _, spending = spent(most_nodes=1_000, credit=4)
-    spending.count_lost(acknowledged=6, tree_nodes=32)
-    assert asked(spending) == 1_000
-    spending.clear_doubt()
-    assert asked(spending) == 1_000
-
-
-def test_what_a_lost_target_may_have_computed_counts_as_spent() -> None:
-    received, spending = spent(most_nodes=1_000, credit=4)
-    spending.count_lost(acknowledged=5, tree_nodes=32)  # up to token 9, and 6 are here: 3 forwards
-    spending.settle_doubt()
-    received.begin_session()
-    assert asked(spending) == 1_000 - 30 - 3 * 32
-    received.take(progress(6, 7, nodes=10))
-    assert asked(spending) == 1_000 - 30 - 3 * 32
-    spending.count_lost(acknowledged=7, tree_nodes=32)
-    spending.settle_doubt()
-    received.begin_session()
-    assert asked(spending) == 1_000 - 30 - 3 * 32 - 10 - 4 * 32
-
-
-def test_a_target_that_waits_made_one_forward_at_most() -> None:
-    received, spending = spent(most_nodes=1_000, pace=Pace.WAIT)
-    spending.count_lost(acknowledged=6, tree_nodes=32)
-    spending.settle_doubt()
-    received.begin_session()
-    assert asked(spending) == 1_000 - 30 - 32
-
-
-def test_nothing_is_left_when_all_may_be_spent() -> None:
-    _, spending = spent(most_nodes=60, credit=4)
-    assert not spending.is_spent
-    spending.count_lost(acknowledged=6, tree_nodes=32)
-    assert spending.is_spent
-    spending.clear_doubt()
-    assert not spending.is_spent
-
-
 def test_nothing_is_owed_without_an_order_or_a_reason_to_go_on() -> None:
     received = Received(PROMPT, 9_999, Traffic())
-    assert not Spending(received).owes_token
+    assert not received.owes_token(None, 0)
     received.ask(5_000, frozenset())
-    assert Spending(received, Decode(5_000)).owes_token
-    assert not Spending(received, Decode(3)).owes_token
-    assert not Spending(received, Decode(5_000, tokens_per_second=0.1)).owes_token
-    waits = Spending(received, Decode(5_000, pace=Pace.WAIT))
-    assert not waits.owes_token
-    waits.asked = 3
-    assert waits.owes_token
+    assert received.owes_token(Decode(5_000), 0)
+    assert not received.owes_token(Decode(3), 0)
+    assert not received.owes_token(Decode(5_000, pace=Pace.WAIT), 0)
+    assert received.owes_token(Decode(5_000, pace=Pace.WAIT), 3)
     received.take(progress(3, *range(MOST_UNREAD + 1)))
     assert received.is_behind
-    assert not Spending(received, Decode(5_000)).owes_token
+    assert not received.owes_token(Decode(5_000), 0)
     received.read()
-    assert Spending(received, Decode(5_000)).owes_token
-    received.take(progress(4 + MOST_UNREAD, end=End.SPENT))
-    assert not Spending(received, Decode(5_000)).owes_token
+    assert received.owes_token(Decode(5_000), 0)
+    received.take(progress(4 + MOST_UNREAD, end=End.LIMIT))
+    assert not received.owes_token(Decode(5_000), 0)
 
 
 BORNE = Patience(30.0)

@@ -162,7 +162,7 @@ def test_sessions_of_one_key_go_to_one_replica() -> None:
 
 
 def test_new_sessions_keep_away_from_a_replica_that_drains(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "LOOK_SECONDS", 0.1)
+    monkeypatch.setattr(module, "HEALTH_SECONDS", 0.1)
     with replicas(2) as (servers, addresses), looking_at(addresses) as connection:
         key = in_turn(*servers)
         first = opened(connection, key)

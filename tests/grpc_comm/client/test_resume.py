@@ -440,29 +440,3 @@ def test_a_target_that_only_lets_wait_is_waited_for(hasty: None) -> None:
             assert second.receive(0.1) is None or not second.lost
         first.close()
         assert_serves(second)
-
-
-@pytest.mark.parametrize("pace", Pace)
-def test_spending_is_held_over_targets_that_are_cut_and_lost(pace: Pace) -> None:
-    """Each target is stopped in the middle; what it may have computed unseen counts as spent."""
-    engines = [successor_engine() for _ in range(3)]
-    with targets(engines) as (servers, connection):
-        session = connection.session(in_turn(*servers))
-        session.open([1, 2, 3], SamplingParams())
-        session.decode(Decode(40_000, most_nodes=4_000, pace=pace))
-        spent, lost, last, end = 0, 0, 2, End.NOT
-        for server, engine in zip(servers, engines, strict=True):
-            seen = session.traffic.nodes
-            while session.traffic.nodes < seen + 40 and end is End.NOT:
-                if (came := session.receive(0.1)) is not None:
-                    last, end = last + len(came.tokens), came.end
-                session.go(last)
-            (here,) = engine.sessions
-            if lost:  # less than what is left of what was seen
-                assert here.order is not None
-                assert here.order.most_nodes + lost < 4_000
-            server.stop()
-            lost = session.traffic.nodes
-            spent += here.spent.nodes
-        assert spent <= 4_000
-        session.close()

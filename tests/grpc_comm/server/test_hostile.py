@@ -184,8 +184,6 @@ HINTS: dict[str, pb.ClientMessage] = {
     ),
     "to go where the text is not": pb.ClientMessage(go=pb.Go(base=2**32 - 1)),
     "the least credit": decode_to(5, credit=1),
-    "the most nodes": decode_to(5, most_nodes=2**64 - 1),
-    "the greatest rate": decode_to(5, tokens_per_second=3e38),
 }
 
 

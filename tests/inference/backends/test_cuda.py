@@ -12,7 +12,7 @@ from inference.backends import Segment
 from inference.backends.cuda import (
     CudaModel,
     Outputs,
-    Run,
+    Replay,
 )
 from inference.backends.eager import EagerModel
 from inference.backends.sequence import ModelSequence
@@ -193,7 +193,7 @@ class Seen(Exception):
 class OnNoDevice(Reruns):
     """A recorder of a model without memory: only shapes and devices are computed."""
 
-    def warm(self, run: Run) -> Outputs:
+    def warm(self, run: Replay) -> Outputs:
         raise Seen(run())
 
 

@@ -11,13 +11,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from inference.backends.artifact_embeddings import read_embeddings
 from inference.backends.eager import EagerModel
-from inference.backends.feature_store import NOTHING, FeatureForm, check_given
+from inference.backends.eagle import read_embeddings
 from inference.backends.neuron import NeuronModel
 from inference.backends.torch_neuron import GRAPHS, RankPlan, RankProgram, compiled_graphs
 from inference.backends.torch_neuron_ranks import Ranks
-from inference.errors import UnsupportedModel
 from inference.model.cache import empty_cache
 from inference.model.verify_graph import example_inputs
 from tests.support import heads
@@ -48,14 +46,6 @@ def test_a_heads_embeddings_are_put_together_from_all_ranks(
         assert found.shape == expected.shape
         assert found[:VOCABULARY].equal(expected[:VOCABULARY])
         assert not found[VOCABULARY:].any()
-
-
-def test_graphs_that_return_other_features_say_which_are_needed() -> None:
-    told = "inputs of layers 1, 2, and inputs of layers 0, 2 are asked for: build .* --features 0,2"
-    with pytest.raises(UnsupportedModel, match=told):
-        check_given(FeatureForm((1, 2), 16), (0, 2))
-    with pytest.raises(UnsupportedModel, match="return no features"):
-        check_given(NOTHING, (0,))
 
 
 # --- native PyTorch

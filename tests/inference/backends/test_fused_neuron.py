@@ -14,13 +14,11 @@ import pytest
 from compile.agreement import check_rounds
 from compile.build.neuron_builder import NeuronBuilder
 from inference.artifact import read_manifest
-from inference.backends import RoundModel
 from inference.backends.neuron import COPY, NeuronFusedModel
 from inference.backends.neuron_loading import load_neuron
 from inference.backends.sequence import ModelSequence
 from inference.engine.engine import Engine
-from inference.engine.graph_rounds import GraphRounds
-from inference.engine.graph_tree import blank_tree
+from inference.engine.graph_rounds import GraphRounds, RoundModel, blank_tree
 from inference.engine.local_session import LocalSession
 from inference.errors import InvalidRequest
 from inference.order import Decode

@@ -12,14 +12,13 @@ from inference.backends.gguf_library import GgufFacts
 from inference.backends.gguf_model import GgufModel, load_gguf
 from inference.backends.sequence import ModelSequence
 from inference.errors import Mismatch, Unavailable, UnsupportedModel
-from inference.model.checkpoint import random_decoder
 from inference.model.config import parse_config
 from inference.model.decoder import Decoder
 from inference.sampling import SamplingParams
 from inference.tree import TokenTree
 from outrider.models.loading import EMBEDDED
 from tests.support.gguf_files import write_gguf
-from tests.support.models import TINY
+from tests.support.models import TINY, random_decoder
 from tests.support.refusals import assert_refused
 
 pytest.importorskip("llama_cpp", reason="a GGUF file needs pip install 'outrider[gguf]'")

@@ -14,7 +14,7 @@ import torch
 from inference.backends.eager import EagerModel
 from inference.backends.legacy_neuron import LegacyNeuronModel, load_legacy_neuron
 from inference.backends.sequence import ModelSequence
-from inference.drafters.tree_policies import BestFirst
+from inference.drafters.round_proposer import BestFirst
 from inference.engine.engine import Engine
 from inference.engine.local_session import LocalSession
 from inference.errors import (

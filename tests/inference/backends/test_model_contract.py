@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 import torch
 
-from inference.backends import FeatureModel, Masks, Model, Segment
+from inference.backends import Masks, Model, Segment
 from inference.backends.eager import EagerModel
+from inference.backends.target_features import FeatureModel
 from inference.decode import Step
 from inference.drafters.draft import Draft
-from inference.drafters.round_proposer import RoundProposer
-from inference.drafters.tree_policies import BestFirst, Chain
+from inference.drafters.round_proposer import BestFirst, Chain, RoundProposer
 from inference.engine.local_session import LocalSession
 from inference.engine.prefix_cache import WORTH_COPYING
 from inference.errors import InvalidRequest, LimitExceeded, OutriderError

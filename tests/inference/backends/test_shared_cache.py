@@ -5,21 +5,22 @@ no prompt is computed for the draft.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import pytest
 import torch
 
 from inference.backends import Ranked, Segment
 from inference.backends.eager import EagerModel
-from inference.backends.shared_cache import SharedCacheModel, shared_sequence
+from inference.backends.substitute import SharedCacheModel, SharedSequence
 from inference.drafters.draft import Draft
 from inference.engine.colocated_drafter import ColocatedDrafter
 from inference.engine.engine import Engine
 from inference.engine.session import Session
 from inference.model.decoder import Decoder
 from inference.order import Decode, End
+from inference.planner.acceptance import Knowledge
 from inference.planner.acceptance_file import read_acceptance
-from inference.planner.knowledge import Knowledge
 from inference.proposer import COLOCATED
 from inference.sampling import SamplingParams
 from inference.times import DraftTimes, LatencyModel
@@ -84,7 +85,7 @@ def beside(draft: Decoder) -> tuple[Engine, Watched]:
         vocabulary=pairs.VOCABULARY,
         times=LatencyModel({(1, 1): 0.01, (1, 64): 0.01, (2, 64): 0.01}, measured=True),
         drafter=ColocatedDrafter(
-            Draft(shared, sequence=shared_sequence(OWN)), known, room=OWN, clock=clock
+            Draft(shared, sequence=partial(SharedSequence, OWN)), known, room=OWN, clock=clock
         ),
         clock=clock,
     )

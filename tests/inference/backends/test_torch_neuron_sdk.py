@@ -14,7 +14,7 @@ from compile.build.build import planned_manifest
 from inference.artifact import Manifest
 from inference.backends import neuron_sdk
 from inference.backends.neuron import PACKAGE
-from inference.backends.torch_neuron_loading import check_native_machine
+from inference.backends.neuron_loading import check_native_machine
 from inference.backends.torch_neuron_sdk import (
     check_native,
     configure,

@@ -14,9 +14,9 @@ from typing import Any
 import pynvml
 import pytest
 
-from inference.cost.energy import EnergyMeter
-from inference.cost.energy_readers import (
+from inference.cost.energy import (
     AppleReader,
+    EnergyMeter,
     NeuronReader,
     Unreadable,
     find_readers,

@@ -13,8 +13,8 @@ from inference.backends.sequence import ModelSequence
 from inference.drafters.copied_text import CopySource
 from inference.drafters.draft import Draft
 from inference.drafters.growing_proposer import GrowingProposer
+from inference.planner.acceptance import Knowledge
 from inference.planner.child_features import mask_features
-from inference.planner.knowledge import Knowledge
 from inference.planner.prices import Prices
 from inference.proposer import COPY, MODEL
 from inference.sampling import SamplingParams

@@ -12,12 +12,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inference.draft_tuning import TUNING
-from inference.drafters.copied_text import CopySource, History
+from inference.drafters.copied_text import (
+    COUNTED,
+    ROOT,
+    CopySource,
+    History,
+    Match,
+    SuffixAutomaton,
+)
 from inference.drafters.draft import Draft
 from inference.drafters.growing_proposer import GrowingProposer
-from inference.drafters.round_proposer import RoundProposer
-from inference.drafters.suffix_automaton import COUNTED, ROOT, Match, SuffixAutomaton
-from inference.drafters.tree_policies import Chain
+from inference.drafters.round_proposer import Chain, RoundProposer
 from inference.planner.child_features import Following, joint_features
 from inference.planner.prices import Prices
 from inference.proposer import BASE, COPY, MODEL

@@ -11,8 +11,7 @@ from inference.backends import Masks
 from inference.drafters.copied_text import CopySource
 from inference.drafters.draft import Draft
 from inference.drafters.growing_proposer import GrowingProposer
-from inference.drafters.round_proposer import RoundProposer
-from inference.drafters.tree_policies import BestFirst, Chain
+from inference.drafters.round_proposer import BestFirst, Chain, RoundProposer
 from inference.planner.prices import Prices
 from inference.proposer import BASE, DraftUsage, Nodes, Notice, Proposer
 from tests.support.scripted_models import (

@@ -20,8 +20,8 @@ from inference.engine.session import Session
 from inference.engine.tuning import TUNING
 from inference.model.decoder import Decoder
 from inference.order import Decode
+from inference.planner.acceptance import Knowledge
 from inference.planner.acceptance_file import read_acceptance
-from inference.planner.knowledge import Knowledge
 from inference.proposer import COLOCATED, COPY, NOBODY
 from inference.sampling import SamplingParams
 from inference.times import DraftTimes, LatencyModel

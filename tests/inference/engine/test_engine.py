@@ -194,46 +194,6 @@ def test_a_session_comes_to_its_limit_and_no_further_can_be_asked() -> None:
     assert_refused(lambda: engine.open([], GREEDY), ["prompt"])
 
 
-@pytest.mark.parametrize("most", [1, 2, 7, 12])
-def test_no_more_nodes_are_computed_than_are_paid_for(most: int) -> None:
-    engine, _, _ = exact_engine(times=free)
-    beside = asked(engine, prompt_of(1), 40)
-    session = asked(engine, PROMPT, 40, most_nodes=most)
-    for one, text in ((session, TEXT), (beside, own_text(prompt_of(1), 40))):
-        engine.append(one, engine.join(one), chain(one.length - 1, [*text[:3], 7, 7, 7, 7]))
-    run_dry(engine)
-    engine.decode(session, Decode(43, most_nodes=most))  # said again, it buys nothing
-    run_dry(engine)
-    assert (session.spent.nodes, session.end) == (most, End.SPENT)
-    assert text_of(session) == TEXT[: len(text_of(session))]
-    assert text_of(beside) == own_text(prompt_of(1), 40)
-    engine.decode(session, Decode(43, most_nodes=most + 2))
-    run_dry(engine)
-    assert session.spent.nodes == most + 2
-
-
-def test_a_target_goes_no_faster_than_it_is_asked_to() -> None:
-    engine, _, clock = exact_engine()
-    session, began = asked(engine, PROMPT, 120, tokens_per_second=10.0), clock.now
-    while session.end is End.NOT:
-        if not engine.step():
-            clock.now += session.seconds_until_allowed(clock.now) + 1e-6
-        made = len(text_of(session))
-        assert made <= 10.0 * (clock.now - began + 1.0) + 1  # a second of it may come at once
-    assert clock.now - began == pytest.approx(12, abs=1.5)
-    assert text_of(session) == TEXT[:120]
-
-
-def test_a_limit_of_tokens_a_second_counts_every_token_of_a_forward() -> None:
-    engine, _, clock = exact_engine(times=free)
-    session = asked(engine, PROMPT, 12, tokens_per_second=2.0)
-    engine.append(session, engine.join(session), chain(LAST, TEXT[:5]))
-    engine.step()
-    assert session.length == len(PROMPT) + 6
-    left = 6 / 2.0 - 1  # a second may come at once
-    assert session.seconds_until_allowed(clock()) == pytest.approx(left)
-
-
 # --- credit and pace
 
 

@@ -29,11 +29,9 @@ from inference.backends.eager import EagerModel
 from inference.backends.fused import FusedModel
 from inference.decode import Step, decode
 from inference.drafters.draft_tree import DraftNode, DraftTree
-from inference.drafters.round_proposer import RoundProposer
-from inference.drafters.tree_policies import Budget, Rank
+from inference.drafters.round_proposer import Budget, RankChildren, RoundProposer
 from inference.engine.engine import Engine
-from inference.engine.graph_rounds import GraphRounds
-from inference.engine.graph_tree import blank_tree, read_answer
+from inference.engine.graph_rounds import GraphRounds, blank_tree, read_answer
 from inference.engine.local_session import LocalSession
 from inference.engine.session import Session
 from inference.errors import BadArtifact, InvalidRequest
@@ -177,7 +175,7 @@ class Branching:
         """Nodes that are ranked for one tree."""
         return self.shape.inner
 
-    def grow(self, tree: DraftTree, budget: Budget, rank: Rank) -> list[DraftNode]:
+    def grow(self, tree: DraftTree, budget: Budget, rank: RankChildren) -> list[DraftNode]:
         grown, level = list[DraftNode](), [tree.root]
         for branch in self.shape.branches[: budget.depth]:
             ids = rank(level, branch).ids.tolist()
@@ -234,18 +232,6 @@ def finished(served: Engine, session: Session) -> list[int]:
     """All tokens of a session whose reader acknowledges at once."""
     finish(served, session)
     return session.tokens[session.prompt_length :]
-
-
-def test_a_session_that_pays_by_the_node_gets_no_round_that_it_cannot_pay() -> None:
-    """What is left of its nodes goes into ordinary forwards."""
-    served = served_by(eager_fused(decoder(1), DRAFTS["unrelated"], Branches.chain(4)))
-    for most in (1, 4, 5, 13, 31):
-        session, _ = served.open(PROMPT, SAMPLINGS[1])
-        served.decode(session, replace(beside(), most_nodes=most))
-        made = finished(served, session)
-        assert made == alone(SAMPLINGS[1])[: len(made)]
-        assert (session.end, session.spent.nodes) == (End.SPENT, most)
-        served.close(session)
 
 
 def test_a_session_whose_forwards_are_narrower_than_a_round_makes_none() -> None:

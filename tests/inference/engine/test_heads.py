@@ -15,7 +15,8 @@ import pytest
 
 from inference.backends import Ranked, Segment
 from inference.backends.eager import EagerModel
-from inference.backends.eagle import EagleModel, feature_sequence
+from inference.backends.eagle import EagleModel
+from inference.backends.target_features import FeatureSequence
 from inference.draft_tuning import TUNING
 from inference.drafters.draft import Draft
 from inference.engine.colocated_drafter import ColocatedDrafter
@@ -24,8 +25,8 @@ from inference.engine.local_session import LocalSession
 from inference.engine.session import Session
 from inference.model.eagle import OfTarget, read_head
 from inference.order import Decode
+from inference.planner.acceptance import Knowledge
 from inference.planner.acceptance_file import read_acceptance
-from inference.planner.knowledge import Knowledge
 from inference.proposer import COLOCATED
 from inference.sampling import SamplingParams
 from inference.times import DraftTimes, LatencyModel
@@ -83,7 +84,7 @@ class Beside:
             vocabulary=pairs.VOCABULARY,
             times=LatencyModel(times, measured=True),
             drafter=ColocatedDrafter(
-                Draft(drafts, sequence=feature_sequence(target)),
+                Draft(drafts, sequence=partial(FeatureSequence, target)),
                 partial(_knowledge, times),
                 room=TUNING.room,
                 clock=clock,

@@ -11,10 +11,10 @@ import torch
 from inference.backends import Ranked
 from inference.backends.eager import EagerModel
 from inference.backends.sequence import ModelSequence
+from inference.backends.substitute import load_substitute, substitute_of
 from inference.model.checkpoint import load_decoder
 from inference.model.decoder import Decoder
 from inference.model.quantized import quantize
-from inference.model.substitute import load_substitute, substitute_of
 from inference.sampling import SamplingParams
 from inference.text import Tokenizer
 from inference.tree import TokenTree

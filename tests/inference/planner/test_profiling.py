@@ -19,7 +19,6 @@ from inference.backends import Model, Ranked, Segment
 from inference.backends.eager import EagerModel
 from inference.backends.sequence import ModelSequence
 from inference.backends.timed import find_profile
-from inference.model.checkpoint import random_decoder
 from inference.model.config import parse_config
 from inference.planner.profile_files import Subject, keep_profile, load_profile
 from inference.planner.profiling import (
@@ -34,7 +33,7 @@ from inference.planner.profiling import (
 from inference.sampling import SamplingParams
 from inference.times import LatencyModel, Shape
 from inference.tree import IntArray, TokenTree
-from tests.support.models import TINY, tiny_model
+from tests.support.models import TINY, random_decoder, tiny_model
 
 LENGTH = 500
 SUBJECT = Subject(

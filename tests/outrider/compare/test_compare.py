@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from inference.cost.billing import Billing
-from inference.drafters.tree_policies import BestFirst, Chain
+from inference.drafters.round_proposer import BestFirst, Chain
 from inference.sampling import SamplingParams
 from inference.text import Tokenizer
 from outrider.compare.__main__ import main

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from inference.cost.billing import Billing
-from inference.cost.quantity import Figure, Quality, Usage
-from inference.drafters.tree_policies import BestFirst, Chain
+from inference.cost.quantity import Figure, Quality
+from inference.drafters.round_proposer import BestFirst, Chain
+from inference.planner.prices import Usage
 from inference.sampling import SamplingParams
 from outrider.compare.arms import (
     ARCHITECTURES,

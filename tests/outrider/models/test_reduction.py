@@ -8,7 +8,6 @@ import pytest
 from inference.backends.eager import EagerModel
 from inference.backends.sequence import ModelSequence
 from inference.engine.local_session import LocalSession
-from inference.model.checkpoint import random_decoder
 from inference.model.decoder import Decoder
 from inference.sampling import SamplingParams
 from inference.tree import TokenTree
@@ -19,6 +18,7 @@ from outrider.models.sequence_length import Capacity
 from outrider.options.groups import DeviceOptions, ReductionOptions
 from tests.support import pairs
 from tests.support.drafts import rounds, speculated
+from tests.support.models import random_decoder
 
 SAMPLINGS = [SamplingParams(), SamplingParams(0.7, seed=5), SamplingParams(1.0, seed=6)]
 PROMPT = pairs.prompt_of(9)

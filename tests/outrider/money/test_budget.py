@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from inference.cost.billing import Billing
-from inference.cost.quantity import Usage
 from inference.errors import InvalidRequest
+from inference.planner.prices import Usage
 from inference.stats import Traffic
 from outrider.money.budget import RunBudget
 from outrider.options.roles import TargetRole

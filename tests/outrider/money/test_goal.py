@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 
 from inference.cost.billing import Billing
-from inference.cost.quantity import SPEED, UnitPrices, Usage
 from inference.errors import OutriderError
-from inference.planner.prices import Prices
+from inference.planner.prices import SPEED, Prices, UnitPrices, Usage
 from outrider.money.goal import EVERY, Goal, SteeredPrices, fallback_note, read_billing, read_goal
 from outrider.options.groups import GoalOptions
 from tests.support.refusals import assert_refused

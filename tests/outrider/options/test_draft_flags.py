@@ -13,7 +13,7 @@ import pytest
 import outrider.draft_methods
 from grpc_comm.client.connection import connect
 from grpc_comm.server.server import BackgroundServer
-from inference.drafters.tree_policies import BestFirst, Chain
+from inference.drafters.round_proposer import BestFirst, Chain
 from inference.errors import InvalidRequest
 from outrider.compare.arms import ARCHITECTURES, BASELINE, HYBRID, SUFFIX
 from outrider.compare.compare_options import parse as parse_comparison

@@ -14,8 +14,7 @@ import pytest
 from inference.backends.eager import EagerModel
 from inference.cost.billing import Billing
 from inference.draft_thread import inline
-from inference.drafters.round_proposer import RoundProposer
-from inference.drafters.tree_policies import BestFirst
+from inference.drafters.round_proposer import BestFirst, RoundProposer
 from inference.engine.engine import Engine
 from inference.engine.local_session import LocalSession
 from inference.errors import Mismatch, OutriderError, Unavailable

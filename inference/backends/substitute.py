@@ -1,25 +1,75 @@
-"""A draft of its target's own shape that reads the target's KV cache: no prompt is computed twice,
-and no committed key is kept twice. It never writes there.
+"""A target's substitute, which drafts for it: the target's own layers with 4-bit weights (SubSpec,
+arXiv 2509.18344). Nothing is trained, and it agrees with its target far more often than a smaller
+model does. Its text is not its target's.
+
+In the target's process it shares embeddings, final norm and head, and reads the target's KV cache:
+no prompt is computed twice, and no committed key is kept twice. It never writes there. Elsewhere it
+is a copy of its own, which has a 4-bit head, too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import copy
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from inference.backends import Model, Segment, Shared
 from inference.backends.batch import pad
 from inference.backends.eager import EagerModel, context_slots
-from inference.backends.sequence import MakeSequence, ModelSequence, TargetText
+from inference.backends.sequence import ModelSequence, TargetText
 from inference.backends.slots import Slots
 from inference.model.cache import KeysValues, read_rows, write_slots
+from inference.model.checkpoint import Loading
 from inference.model.decoder import Decoder
-from inference.model.sampler import Sampling
+from inference.model.layer_offload import load_offloaded
+from inference.model.quantized import quantize
 from inference.sampling import SamplingParams
 from inference.tree import TreeNodes
+
+
+def substitute_of(decoder: Decoder) -> Decoder:
+    """Return the substitute of this decoder, which stays as it is. The layers are visited one after
+    the other, so they may be offloaded.
+
+    Raises UnsupportedModel and InvalidRequest as quantize() does.
+    """
+    with torch.device("meta"):
+        draft = Decoder(decoder.config, len(decoder.cos), decoder.vocabulary)
+    draft.cos, draft.sin, draft.lm_head = decoder.cos, decoder.sin, decoder.lm_head
+    draft.model.embed_tokens, draft.model.norm = decoder.model.embed_tokens, decoder.model.norm
+    draft.model.layers = nn.ModuleList(
+        quantize(copy.deepcopy(layer), "int4") for layer in decoder.model.layers
+    )
+    return draft.eval()
+
+
+def load_substitute(
+    directory: Path,
+    *,
+    positions: int,
+    vocabulary: int,
+    dtype: torch.dtype | None,
+    device: torch.device,
+    tell: Callable[[Loading], None] = lambda loading: None,
+) -> Decoder:
+    """Load a checkpoint's substitute with a 4-bit head. Layers are rounded as they are read.
+    Arguments and errors are those of load_decoder().
+    """
+    decoder = load_offloaded(
+        directory,
+        positions=positions,
+        vocabulary=vocabulary,
+        dtype=dtype,
+        device=device,
+        offload="disk",
+        tell=tell,
+    )
+    return quantize(substitute_of(decoder), "int4")
+
 
 _NOTHING = Shared(0, np.zeros(0, dtype=np.bool_))
 
@@ -39,7 +89,7 @@ class SharedCacheModel(EagerModel):
         self.capacity = target.capacity + own
         self.read = target.cache  # never written here
 
-    def _forward(self, segments: Sequence[Segment]) -> tuple[Tensor, Sampling, Tensor]:
+    def _forward(self, segments: Sequence[Segment]) -> tuple[Tensor, Tensor]:
         shape = self._shape(segments)
         given = {
             name: torch.from_numpy(array).to(self.device)
@@ -59,9 +109,7 @@ class SharedCacheModel(EagerModel):
             KeysValues.of(read_rows(held, rows, shape.slots) for held in self.cache.tensors),
         )
         write_slots(self.cache, rows, given["slots"], out.new)
-        sampling = Sampling.of([segment.params for segment in segments], self.device)
-        chosen = torch.gather(positions, 1, pick.to(torch.int64)) + 1
-        return self.decoder.logits(out.states), sampling, chosen
+        return self.decoder.logits(out.states), torch.gather(positions, 1, pick.to(torch.int64)) + 1
 
     def _committed(self, segments: Sequence[Segment]) -> tuple[Tensor, Tensor]:
         """Return the target's rows [B] int32, and the slots seen there [B, 1, S] int32."""
@@ -80,21 +128,21 @@ class SharedSequence(ModelSequence):
 
     Calls are made between forwards of the target, when all that it has committed was heard.
 
-    target: the session's row, at the time of a call
     own: the draft's slots in a row
+    beside: the session's row of the target, at the time of a call
     """
 
     def __init__(
         self,
+        own: int,
         model: Model,
         row: int,
+        beside: TargetText | None,
         params: SamplingParams,
-        *,
-        target: TargetText,
-        own: int,
     ) -> None:
+        assert beside is not None, "a cache is shared beside its target"
         super().__init__(model, row, params, Slots(own))
-        self._target = target
+        self._target = beside
         self.cached = self._committed
 
     def extend(self, tokens: Sequence[int]) -> None:
@@ -115,18 +163,3 @@ class SharedSequence(ModelSequence):
     @property
     def _committed(self) -> int:
         return int(self._target().slots.committed.sum())
-
-
-def shared_sequence(own: int) -> MakeSequence:
-    """Make sequences that see the keys in the text's row of the target, wherever it is.
-
-    own: slots of the draft in a row of its own
-    """
-
-    def make(
-        model: Model, row: int, params: SamplingParams, beside: TargetText | None
-    ) -> SharedSequence:
-        assert beside is not None, "a cache is shared beside its target"
-        return SharedSequence(model, row, params, target=beside, own=own)
-
-    return make

@@ -1,4 +1,4 @@
-"""Atomic file writes: a file is written completely or not at all."""
+"""The cache directory of a user, and atomic writes: a file is written completely or not at all."""
 
 from __future__ import annotations
 
@@ -7,6 +7,11 @@ import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+
+def cache_directory(kind: str) -> Path:
+    """$XDG_CACHE_HOME/outrider/KIND, or ~/.cache/outrider/KIND. The directory may not exist yet."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "outrider" / kind
 
 
 @contextmanager
