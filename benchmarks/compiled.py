@@ -1,7 +1,6 @@
 """Gain of compiling for the CPU: a forward by nodes, compiled against eager.
 
-    python -m benchmarks.compiled [--model DIR] [--dtype bfloat16] [--nodes 1,8,16,32,64]
-    [--context 256] [--sampled] [--json FILE]
+    python -m benchmarks.compiled [--model DIR] [--dtype bfloat16]
 
 Median milliseconds and process CPU milliseconds of one row; shapes are visited in turn, so that a
 busy machine slows all alike. The graphs are compiled first, which takes minutes for a large model;
@@ -12,13 +11,23 @@ from __future__ import annotations
 
 import tempfile
 import time
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from benchmarks.harness import command, cpu_decoder, heap, show, with_cpu
+from benchmarks.harness import (
+    Flags,
+    Folder,
+    JsonFile,
+    cpu_decoder,
+    heap,
+    run,
+    show,
+    with_cpu,
+)
 from compile.build.build import build_artifact, read_source
 from compile.build.cpu import CpuBuilder
 from compile.build.progress import BuildProgress
@@ -31,10 +40,12 @@ from inference.backends.compiled import (
     read_compiled,
 )
 from inference.backends.eager import EagerModel
+from inference.flags.values import Counts
 from inference.model.checkpoint import DTYPES
 from inference.sampling import SamplingParams
 from inference.text import Tokenizer
 from outrider.models.directories import EMBEDDED
+from outrider.options.groups import Precision
 
 
 def compiled_model(
@@ -68,7 +79,7 @@ def compiled_model(
 def by_nodes(
     model: Path,
     dtype: str,
-    nodes: list[int],
+    nodes: Sequence[int],
     context: int,
     sampled: bool,
     repetitions: int,
@@ -96,34 +107,34 @@ def by_nodes(
     return {f"build_seconds {dtype}": round(seconds, 1)} | with_cpu(calls, repetitions)
 
 
-def main() -> None:
-    parser = command(__doc__)
-    parser.add_argument("--model", type=Path, default=EMBEDDED / "target", metavar="DIR")
-    parser.add_argument("--dtype", default="float32", choices=sorted(DTYPES))
-    parser.add_argument("--nodes", default="1,8,16,32,64")
-    parser.add_argument("--context", type=int, default=256)
-    parser.add_argument("--sampled", action="store_true", help="at temperature 1 instead of greedy")
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--repetitions", type=int, default=15)
-    parser.add_argument(
-        "--keep", type=Path, metavar="DIR", help="build here, and go on from what is there"
-    )
-    parser.add_argument("--json", type=Path, metavar="FILE")
-    given = parser.parse_args()
+class Options(Flags):
+    model: Folder = EMBEDDED / "target"
+    dtype: Precision = "float32"
+    nodes: Counts = (1, 8, 16, 32, 64)
+    context: int = 256
+    sampled: bool = False
+    """at temperature 1 instead of greedy"""
+    threads: int = 1
+    repetitions: int = 15
+    keep: Folder | None = None
+    """build here, and go on from what is there"""
+    json_file: JsonFile = None
+
+
+def main(given: Options) -> None:
     torch.set_num_threads(given.threads)
-    numbers = [int(part) for part in given.nodes.split(",")]
     with tempfile.TemporaryDirectory() as scratch:
         figures = by_nodes(
             given.model,
             given.dtype,
-            numbers,
+            given.nodes,
             given.context,
             given.sampled,
             given.repetitions,
             given.keep or Path(scratch),
         )
-    show(figures, given.json)
+    show(figures, given.json_file)
 
 
 if __name__ == "__main__":
-    main()
+    run(Options, main)

@@ -1,8 +1,7 @@
 """Cost of the engine outside the model, in milliseconds of a processor: a forward, and a
 message of candidates on its way in.
 
-    python -m benchmarks.engine [--sessions 1,8,64] [--nodes 64] [--forwards 100] [--json FILE]
-        [--collect_often]
+    python -m benchmarks.engine [--sessions 1,8,64] [--nodes 64] [--forwards 100]
 
 The target chooses at once: token + 1 after every token. All sessions have full candidate trees
 (900 nodes and more), which messages of 32 nodes keep full, and 600 or more committed tokens. The
@@ -22,19 +21,20 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
-from benchmarks.harness import command, table_lines, write_json
+from benchmarks.capacity.script import ScriptedTarget
+from benchmarks.harness import Flags, JsonFile, run, table_lines, write_json
 from grpc_comm.observability.events import OfModel
 from grpc_comm.observability.statistics import ModelTotals, Statistics
-from inference.backends import Ranked, Segment
-from inference.backends.batch import Shape, check_rows, pad
+from inference.backends import Segment
+from inference.backends.batch import BatchShape, check_rows, pad
 from inference.engine.batch_runner import collect_rarely
 from inference.engine.engine import Engine
 from inference.engine.session import Session
+from inference.flags.values import Counts
 from inference.order import MOST_CREDIT, Decode
 from inference.proposer import BASE, Nodes, Proposal
 from inference.sampling import SamplingParams
@@ -52,7 +52,7 @@ SURE, UNSURE = 0.75, 0.08
 """Chances claimed of the right token where it is the likeliest, and where it is not."""
 
 
-class NextToken:
+class NextToken(ScriptedTarget):
     """A Model that chooses token + 1 after every token, in no time but that of padding its call.
 
     meanwhile: what others do while the device computes.
@@ -60,10 +60,8 @@ class NextToken:
     between: [calls] processor seconds of the calling thread since the end of the call before.
     """
 
-    capacity, max_nodes, copies_rows = CAPACITY, 256, True
-
     def __init__(self, rows: int) -> None:
-        self.rows = rows
+        super().__init__(rows, CAPACITY, 256)
         self.meanwhile: Callable[[], None] = lambda: None
         self.padding, self.inside, self.between = list[float](), list[float](), list[float]()
         self._ended = time.thread_time()
@@ -72,22 +70,13 @@ class NextToken:
         began = time.thread_time()
         self.between.append(began - self._ended)
         check_rows(segments)
-        pad(segments, Shape.least(segments), CAPACITY)
+        pad(segments, BatchShape.least(segments), CAPACITY)
         chosen = [(segment.tokens[segment.pick] + 1) % VOCABULARY for segment in segments]
         self.padding.append(time.thread_time() - began)
         self.meanwhile()
         self._ended = time.thread_time()
         self.inside.append(self._ended - began)
         return chosen
-
-    def rank(self, segments: Sequence[Segment], k: int) -> list[Ranked]:
-        raise NotImplementedError
-
-    def padded(self, rows: int, nodes: int) -> tuple[int, int]:
-        return rows, nodes
-
-    def copy_row(self, source: int, target: int, slots: int) -> None:
-        """There are no keys."""
 
 
 class Right(NamedTuple):
@@ -296,27 +285,23 @@ def row(one: Cost) -> list[str]:
     return [str(one.sessions), *each, str(one.collections)]
 
 
-def main() -> None:
-    parser = command(__doc__)
-    parser.add_argument("--sessions", default="1,8,64", help="default: %(default)s")
-    parser.add_argument(
-        "--nodes", type=int, default=64, help="of a session in one forward (default: %(default)s)"
-    )
-    parser.add_argument("--forwards", type=int, default=100, help="default: %(default)s")
-    parser.add_argument("--json", type=Path, metavar="FILE")
-    parser.add_argument(
-        "--collect_often",
-        action="store_true",
-        help="leave Python's garbage collector as it is; a target's process makes it look rarely",
-    )
-    given = parser.parse_args()
+class Options(Flags):
+    sessions: Counts = (1, 8, 64)
+    nodes: int = 64
+    """of a session in one forward"""
+    forwards: int = 100
+    json_file: JsonFile = None
+    collect_often: bool = False
+    """leave Python's garbage collector as it is; a target's process makes it look rarely"""
+
+
+def main(given: Options) -> None:
     if not given.collect_often:
         collect_rarely()
-    counts = [int(count) for count in given.sessions.split(",")]
-    costs = [cost(count, given.nodes, given.forwards) for count in counts]
+    costs = [cost(count, given.nodes, given.forwards) for count in given.sessions]
     print(*table_lines(HEADS, map(row, costs)), sep="\n")
-    write_json(given.json, [one._asdict() for one in costs])
+    write_json(given.json_file, [one._asdict() for one in costs])
 
 
 if __name__ == "__main__":
-    main()
+    run(Options, main)

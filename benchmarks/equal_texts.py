@@ -1,7 +1,6 @@
 """Share of texts that stay the same, to the token, in other orders of arrival or beside sessions.
 
-    python -m benchmarks.equal_texts --dtype bfloat16 [--orders 20] [--first 0]
-    [--target DIR --draft DIR --prompts DIR --each 1] [--tokens 64]
+    python -m benchmarks.equal_texts --dtype bfloat16 [--orders 20]
 
 Every text is made by target-only in a session by itself: the reference. Then for each order
 
@@ -17,7 +16,6 @@ all are equal, up to near-ties; in bfloat16 rounding depends on a forward's shap
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
@@ -27,7 +25,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from benchmarks.harness import command, cpu_decoder, differs_at
+from benchmarks.harness import Flags, Folder, cpu_decoder, run
 from benchmarks.prompts import read_prompts
 from benchmarks.regret.clock import VirtualClock
 from benchmarks.regret.stage import BYTE_TIME, PROFILES, serve
@@ -35,7 +33,6 @@ from benchmarks.regret.texts import HELD_OUT, PROMPTS
 from benchmarks.regret.virtual import Link, MeteredModel, VirtualSession
 from inference.backends import Model
 from inference.backends.eager import EagerModel
-from inference.command import run_command
 from inference.decode import TargetSession, decode
 from inference.draft_tuning import TUNING
 from inference.drafters.draft import Draft
@@ -44,15 +41,17 @@ from inference.engine.local_session import LocalSession
 from inference.model.checkpoint import DTYPES
 from inference.model.config import read_config
 from inference.order import Decode, End
+from inference.planner.acceptance import Knowledge
 from inference.planner.acceptance_file import read_acceptance
-from inference.planner.knowledge import Knowledge
 from inference.planner.prices import Prices
 from inference.proposer import Proposer
 from inference.sampling import SamplingParams
 from inference.text import Tokenizer
 from inference.times import DraftTimes, LatencyModel
+from outrider.compare.divergence import first_difference
 from outrider.models.directories import EMBEDDED
 from outrider.models.loading import PREFILL_NODES
+from outrider.options.groups import Precision
 
 LENGTH = 1024
 ROWS = 4
@@ -176,7 +175,7 @@ class _Reader:
 
 def share(made: Sequence[tuple[int, ...]], references: Sequence[tuple[int, ...]]) -> Share:
     """Count the texts that equal their references. Raises ValueError unless there are as many."""
-    places = [differs_at(*both) for both in zip(made, references, strict=True)]
+    places = [first_difference(*both) for both in zip(made, references, strict=True)]
     return Share(len(made), tuple(place for place in places if place is not None))
 
 
@@ -193,19 +192,24 @@ def load_pair(target: Path, draft: Path, tokenizer: Tokenizer, dtype: torch.dtyp
     )
 
 
-def main() -> int:
-    parser = command(__doc__)
-    parser.add_argument("--target", type=Path, default=EMBEDDED / "target")
-    parser.add_argument("--draft", type=Path, default=EMBEDDED / "draft")
-    parser.add_argument("--dtype", choices=sorted(DTYPES), default="bfloat16")
-    parser.add_argument("--prompts", type=Path, metavar="DIR", help="see benchmarks/prompts.py")
-    parser.add_argument("--each", type=int, default=1, help="prompts of each kind")
-    parser.add_argument("--tokens", type=int, default=64, help="of a text, at most")
-    parser.add_argument("--temperature", type=float, default=0.0)
-    parser.add_argument("--orders", type=int, default=20)
-    parser.add_argument("--first", type=int, default=0, help="order, to go on with others")
-    parser.add_argument("--threads", type=int, default=1)
-    given = parser.parse_args()
+class Options(Flags):
+    target: Folder = EMBEDDED / "target"
+    draft: Folder = EMBEDDED / "draft"
+    dtype: Precision = "bfloat16"
+    prompts: Folder | None = None
+    """see benchmarks/prompts.py"""
+    each: int = 1
+    """prompts of each kind"""
+    tokens: int = 64
+    """of a text, at most"""
+    temperature: float = 0.0
+    orders: int = 20
+    first: int = 0
+    """order, to go on with others"""
+    threads: int = 1
+
+
+def main(given: Options) -> None:
     torch.set_num_threads(given.threads)
     tokenizer = Tokenizer(given.target)
     asked = (
@@ -231,8 +235,7 @@ def main() -> int:
             f"beside {share(batched, count * reference)}",
             flush=True,
         )
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(run_command(main, debug=False))
+    run(Options, main)

@@ -1,8 +1,7 @@
 """What a reader waits for, with a draft and without: the first piece, gaps, and the whole text.
 
-    python -m benchmarks.first_token [--target_model DIR --draft_model DIR] [--draft model,copy]
-    [--dtype bfloat16] [--emulate PROFILE] [--prompts 50,300 | --prompt_sets DIR --each 10]
-    [--tokens 64] [--turns 5] [--starts 2] [--json FILE]
+    python -m benchmarks.first_token [--target_model DIR --draft_model DIR]
+    [--emulate PROFILE] [--prompts 50,300 | --prompt_sets DIR --each 10] [--starts 2]
 
 The target runs in a process of its own. The draft runs in this one, with one thread. Both arms
 make every text, in turn; before each turn the target makes one token of its prompt alone, so the
@@ -22,14 +21,14 @@ from tempfile import TemporaryDirectory
 from threading import Event
 from typing import NamedTuple
 
-from benchmarks.harness import command, table_lines, write_json
+from benchmarks.harness import Flags, Folder, JsonFile, run, table_lines, write_json
 from benchmarks.prompts import read_prompts
-from inference.command import run_command
 from inference.draft_thread import take_short_turns
 from inference.errors import InvalidRequest
+from inference.flags.values import Counts, ModelName, Name
 from inference.sampling import SamplingParams
 from outrider.client.client import Client, open_client
-from outrider.options.groups import PRECISIONS
+from outrider.options.groups import Precision
 from outrider.options.network import ConnectionOptions
 from outrider.options.roles import SharedClientRole
 from outrider.target.spawn import started
@@ -127,16 +126,17 @@ def measure(
             yield Pair(start, kind, made[True], made[False])
 
 
-def asked_questions(client: Client, lengths: str, sets: Path | None, each: int) -> list[Question]:
+def asked_questions(
+    client: Client, lengths: Sequence[int], sets: Path | None, each: int
+) -> list[Question]:
     """Return the prompts of the kinds, or beginnings of one text of so many tokens each."""
     if sets is not None:
         prompts = read_prompts(sets, each)
         return [Question(one.kind, client.tokenizer.encode(one.text, chat=True)) for one in prompts]
     ids = client.tokenizer.encode(SOURCE.read_text(encoding="utf-8"))
-    wanted = [int(length) for length in lengths.split(",")]
-    if max(wanted) > len(ids):
-        raise InvalidRequest(f"--prompts {lengths}: at most {len(ids)} tokens are there")
-    return [Question(f"{length} tokens", ids[:length]) for length in wanted]
+    if max(lengths) > len(ids):
+        raise InvalidRequest(f"--prompts {max(lengths)}: at most {len(ids)} tokens are there")
+    return [Question(f"{length} tokens", ids[:length]) for length in lengths]
 
 
 def table(pairs: Sequence[Pair]) -> list[str]:
@@ -156,27 +156,33 @@ def table(pairs: Sequence[Pair]) -> list[str]:
     return lines
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    parser = command(__doc__)
-    parser.add_argument("--target_model", metavar="DIR")
-    parser.add_argument("--draft_model", metavar="DIR")
-    parser.add_argument("--draft", default="model,copy", help="as of outrider draft")
-    parser.add_argument("--dtype", choices=PRECISIONS)
-    parser.add_argument("--emulate", metavar="PROFILE", help="each forward takes what this says")
-    parser.add_argument("--prompts", default="50,300", help="tokens of each prompt")
-    parser.add_argument("--prompt_sets", type=Path, metavar="DIR", help="see benchmarks/prompts.py")
-    parser.add_argument("--each", type=int, default=10, help="prompts of each kind")
-    parser.add_argument("--tokens", type=int, default=64, help="of a text, at most")
-    parser.add_argument("--turns", type=int, default=5, help="texts of each arm and prompt")
-    parser.add_argument(
-        "--starts", type=int, default=0, help="0: one, with the times that are kept"
-    )
-    parser.add_argument("--json", type=Path, metavar="FILE")
-    given = parser.parse_args(arguments)
+class Options(Flags):
+    target_model: ModelName | None = None
+    draft_model: ModelName | None = None
+    draft: str = "model,copy"
+    """as of outrider draft"""
+    dtype: Precision | None = None
+    emulate: Name | None = None
+    """profile of times that each forward takes"""
+    prompts: Counts = (50, 300)
+    """tokens of each prompt"""
+    prompt_sets: Folder | None = None
+    """see benchmarks/prompts.py"""
+    each: int = 10
+    """prompts of each kind"""
+    tokens: int = 64
+    """of a text, at most"""
+    turns: int = 5
+    """texts of each arm and prompt"""
+    starts: int = 0
+    """0: one, with the times that are kept"""
+    json_file: JsonFile = None
+
+
+def main(given: Options) -> None:
     flags = {"target_model": given.target_model, "dtype": given.dtype, "emulate": given.emulate}
     told = [part for name, value in flags.items() if value for part in (f"--{name}", value)]
     told = ["--device", "cpu", "--threads", "1", "--batch", "1", *told]
-    own = {"dtype": given.dtype, "draft_model": given.draft_model, "draft": given.draft}
     take_short_turns()  # as the commands do
     pairs = list[Pair]()
     with ExitStack() as stack:
@@ -185,16 +191,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for start in range(1, max(given.starts, 1) + 1):
             with started("target", told) as there:
                 where = ConnectionOptions(target_host=there.address)
-                options = SharedClientRole(connection=where, device="cpu", threads=1, **own)
+                options = SharedClientRole(
+                    connection=where,
+                    device="cpu",
+                    threads=1,
+                    dtype=given.dtype,
+                    draft_model=given.draft_model,
+                    draft=given.draft,
+                )
                 with open_client(options) as client:
                     asked = asked_questions(client, given.prompts, given.prompt_sets, given.each)
                     for pair in measure(client, start, asked, given.tokens, given.turns):
                         pairs.append(pair)
                         print(f"{start} {pair.kind}: {pair.speed:.2f}", file=sys.stderr, flush=True)
     print(*table(pairs), sep="\n")
-    write_json(given.json, [one._asdict() for group in by_kind(pairs) for one in waits(group)])
-    return 0
+    write_json(given.json_file, [one._asdict() for group in by_kind(pairs) for one in waits(group)])
 
 
 if __name__ == "__main__":
-    sys.exit(run_command(main, debug=False))
+    run(Options, main)

@@ -1,7 +1,6 @@
 """Times of a pass: the target's by nodes and by rows, the draft's by width.
 
-    python -m benchmarks.forward [--target DIR --draft DIR] [--device cpu|cuda] [--dtype bfloat16]
-    [--json FILE]
+    python -m benchmarks.forward [--target DIR --draft DIR] [--dtype bfloat16]
 
 Median milliseconds; shapes are visited in turn (A B C A B C), so that a busy machine slows all of
 them alike.
@@ -10,13 +9,14 @@ them alike.
 from __future__ import annotations
 
 from functools import partial
-from pathlib import Path
 from typing import Any
 
-from benchmarks.harness import command, heap, medians, show
+from benchmarks.harness import Flags, JsonFile, heap, medians, run, show
+from inference.flags.values import ModelName
 from inference.sampling import SamplingParams
 from outrider.draft_methods import find_draft
 from outrider.models.sequence_length import Capacity
+from outrider.options.groups import Precision
 from outrider.options.roles import FusedTargetRole
 from outrider.target.target import load_target
 
@@ -62,16 +62,19 @@ def measure(options: FusedTargetRole, repetitions: int) -> dict[str, Any]:
     return figures
 
 
-def main() -> None:
-    parser = command(__doc__)
-    parser.add_argument("--target", metavar="DIR", help="default: the embedded target")
-    parser.add_argument("--draft", metavar="DIR", help="default: the embedded draft")
-    parser.add_argument("--device", default="auto")
-    parser.add_argument("--dtype")
-    parser.add_argument("--threads", type=int)
-    parser.add_argument("--repetitions", type=int, default=15)
-    parser.add_argument("--json", type=Path, metavar="FILE")
-    given = parser.parse_args()
+class Options(Flags):
+    target: ModelName | None = None
+    """default: the embedded target"""
+    draft: ModelName | None = None
+    """default: the embedded draft"""
+    device: str = "auto"
+    dtype: Precision | None = None
+    threads: int | None = None
+    repetitions: int = 15
+    json_file: JsonFile = None
+
+
+def main(given: Options) -> None:
     options = FusedTargetRole(
         target_model=given.target,
         draft_model=given.draft,
@@ -80,8 +83,8 @@ def main() -> None:
         threads=given.threads,
         batch=max(ROWS),
     )
-    show(measure(options, given.repetitions), given.json)
+    show(measure(options, given.repetitions), given.json_file)
 
 
 if __name__ == "__main__":
-    main()
+    run(Options, main)

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 import inference
-from benchmarks.harness import command, cpu_decoder, show
+from benchmarks.harness import Flags, Folder, JsonFile, cpu_decoder, run, show
 from benchmarks.training.agreement import Prompt, write_texts
 from inference.backends.eager import EagerModel
 from inference.backends.sequence import ModelSequence
@@ -26,8 +26,8 @@ from inference.model.float8 import in_float8
 from inference.sampling import SamplingParams
 from inference.text import Tokenizer
 from inference.tree import TokenTree
+from outrider.models.directories import EMBEDDED
 
-_TARGET = Path(inference.__file__).parent / "data" / "target"
 _CAPACITY, _PROMPT = 512, 128  # tokens
 TEXT = 48  # tokens that agreement is counted on
 
@@ -81,20 +81,21 @@ def measure(directory: Path, prompts: Sequence[str]) -> dict[str, object]:
     }
 
 
-def main() -> None:
-    parser = command(__doc__)
-    parser.add_argument("--model", type=Path, default=_TARGET, metavar="DIR")
-    parser.add_argument("--prompts", type=int, default=12)
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--json", type=Path, metavar="FILE")
-    given = parser.parse_args()
+class Options(Flags):
+    model: Folder = EMBEDDED / "target"
+    prompts: int = 12
+    threads: int = 2
+    json_file: JsonFile = None
+
+
+def main(given: Options) -> None:
     torch.set_num_threads(given.threads)
     torch.set_grad_enabled(False)
     files = sorted(Path(inference.__file__).parent.glob("*/*.py"))
     long = [path for path in files if path.name != "__init__.py"]
     every = long[:: max(1, len(long) // given.prompts)][: given.prompts]
-    show(measure(given.model, [path.read_text("utf-8") for path in every]), given.json)
+    show(measure(given.model, [path.read_text("utf-8") for path in every]), given.json_file)
 
 
 if __name__ == "__main__":
-    main()
+    run(Options, main)

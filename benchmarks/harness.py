@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import platform
 import shutil
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import median
-from typing import NamedTuple
+from typing import Annotated, Any, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 import torch
+from pydantic import Field
 
 from inference.backends import Segment
+from inference.command import run_command
+from inference.flags.command_line import CommandOptions, parse_flags
+from inference.flags.group import Shown
 from inference.model.checkpoint import load_decoder
 from inference.model.decoder import Decoder
 from inference.sampling import SamplingParams
@@ -27,6 +31,11 @@ WARM_UP = 2
 """Rounds of calls that are not counted."""
 
 _DRAWS, _SEED = 2000, 20261
+
+Folder: TypeAlias = Annotated[Path, Shown("DIR")]
+FileName: TypeAlias = Annotated[Path, Shown("FILE")]
+JsonFile: TypeAlias = Annotated[Path | None, Field(alias="json"), Shown("FILE")]
+"""Field of the flag --json: the file that all figures are written to."""
 
 
 class Taken(NamedTuple):
@@ -88,13 +97,23 @@ def cpu_decoder(
     )
 
 
-def command(text: str | None) -> argparse.ArgumentParser:
-    """A parser whose help is a module's docstring."""
-    return argparse.ArgumentParser(
-        description=text,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+class Flags(CommandOptions):
+    """Base of a measurement's flags, whose help is the docstring of the measurement's module."""
+
+    def __init_subclass__(cls, **config: Any) -> None:
+        super().__init_subclass__(**config)
+        cls.__doc__ = sys.modules[cls.__module__].__doc__
+
+
+Given = TypeVar("Given", bound=Flags)
+
+
+def run(flags: type[Given], main: Callable[[Given], int | None]) -> None:
+    """Run a measurement with the flags of this process, and exit with its status."""
+    spec = sys.modules[flags.__module__].__spec__
+    name = spec.name.removesuffix(".__main__") if spec else ""
+    given = parse_flags(flags, f"python -m {name}", None)
+    sys.exit(run_command(lambda: main(given) or 0, debug=given.debug))
 
 
 def write_json(path: Path | None, figures: object) -> None:
@@ -125,14 +144,6 @@ def geometric_interval(values: Sequence[float]) -> tuple[float, float]:
     draws = np.random.default_rng(_SEED).choice(logs, (_DRAWS, len(logs)))
     low, high = np.exp(np.percentile(draws.mean(1), [2.5, 97.5]))
     return float(low), float(high)
-
-
-def differs_at(ours: Sequence[int], theirs: Sequence[int]) -> int | None:
-    """Place of the first token that differs; None for equal texts."""
-    if list(ours) == list(theirs):
-        return None
-    places = (index for index, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b)
-    return next(places, min(len(ours), len(theirs)))
 
 
 def commit() -> str:

@@ -10,7 +10,6 @@ host; `--fit` repeats that search. Exit status 1 if a prediction is off by more 
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
@@ -21,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from benchmarks.harness import command
+from benchmarks.harness import Flags, run
 from compile.ops import pass_time
 from compile.ops.engines import FITTED, Fitted, rates_of
 from compile.ops.pass_time import PassTime, PassWork, work_of
@@ -174,10 +173,13 @@ def fit() -> Iterator[tuple[float, Fitted]]:
         yield max(abs(math.log(time.total / known.milliseconds)) for time, known in times), fitted
 
 
-def main() -> int:
-    parser = command(__doc__)
-    parser.add_argument("--fit", action="store_true")
-    if parser.parse_args().fit:
+class Options(Flags):
+    fit: bool = False
+    """search for the two fitted constants"""
+
+
+def main(given: Options) -> int:
+    if given.fit:
         for error, fitted in sorted(fit(), key=lambda found: found[0])[:12]:
             print(f"{error:.1%}  {fitted}")
         return 0
@@ -196,4 +198,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(Options, main)

@@ -1,8 +1,7 @@
 """Savings by a shared beginning: copying a row's keys against computing them, and the time to the
 first token over gRPC.
 
-    python -m benchmarks.prefix [--model DIR --dtype bfloat16] [--threads N] [--prefix 1000]
-    [--repetitions 15] [--json FILE]
+    python -m benchmarks.prefix [--model DIR --dtype bfloat16] [--prefix 1000]
 
 First table: milliseconds to copy N tokens' keys from another row and to prefill N tokens, in turn,
 and the median of their ratios. Second: seconds from asking for a session to its first token, for a
@@ -18,18 +17,19 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 
-from benchmarks.harness import command, write_json
+from benchmarks.harness import Flags, JsonFile, run, write_json
 from grpc_comm.client.connection import Connection, connect
 from grpc_comm.client.remote_session import RemoteSession
 from grpc_comm.server.server import BackgroundServer, Target
 from inference.backends import Model
 from inference.backends.sequence import ModelSequence
+from inference.flags.values import ModelName
 from inference.order import Decode
 from inference.sampling import SamplingParams
+from outrider.options.groups import Precision
 from outrider.options.roles import TargetRole
 from outrider.target.target import load_target
 
@@ -116,15 +116,16 @@ def _first(connection: Connection, prompt: list[int]) -> tuple[float, RemoteSess
     return time.perf_counter() - start, session
 
 
-def main() -> None:
-    parser = command(__doc__)
-    parser.add_argument("--model", metavar="DIR")
-    parser.add_argument("--dtype")
-    parser.add_argument("--threads", type=int)
-    parser.add_argument("--prefix", type=int, default=1000)
-    parser.add_argument("--repetitions", type=int, default=15)
-    parser.add_argument("--json", type=Path, metavar="FILE")
-    given = parser.parse_args()
+class Options(Flags):
+    model: ModelName | None = None
+    dtype: Precision | None = None
+    threads: int | None = None
+    prefix: int = 1000
+    repetitions: int = 15
+    json_file: JsonFile = None
+
+
+def main(given: Options) -> None:
     options = TargetRole(
         port=0, model=given.model, dtype=given.dtype, threads=given.threads, batch=3
     )
@@ -145,8 +146,8 @@ def main() -> None:
             f"first token, {name:<9}{took['seconds'] * 1e3:>9.1f} ms, {took['ratio']:.3f} of a new "
             "prompt's"
         )
-    write_json(given.json, {"copying": figures, "first token": waits})
+    write_json(given.json_file, {"copying": figures, "first token": waits})
 
 
 if __name__ == "__main__":
-    main()
+    run(Options, main)

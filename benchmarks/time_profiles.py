@@ -12,7 +12,7 @@ import json
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from benchmarks.harness import command
+from benchmarks.harness import Flags, Folder, run
 from compile.ops.pass_time import PassTime, pass_time
 from compile.spec import CompileSpec, prefill_bucket, verify_bucket
 from inference.backends.timed import TimeProfile
@@ -113,17 +113,18 @@ def _short(value: object) -> object:
     return float(f"{value:.4g}") if isinstance(value, float) else value
 
 
-def main() -> None:
-    parser = command(__doc__)
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR")
-    directory = parser.parse_args().out
+class Options(Flags):
+    out: Folder
+
+
+def main(given: Options) -> None:
     base = computed()
     for profile in (base, measured(base)):
         fields = ",\n ".join(f'"{k}": {json.dumps(_short(v))}' for k, v in asdict(profile).items())
-        file = directory / f"{profile.name}.json"
+        file = given.out / f"{profile.name}.json"
         file.write_text(f"{{\n {fields}\n}}\n", encoding="utf-8")
         print(file)
 
 
 if __name__ == "__main__":
-    main()
+    run(Options, main)

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from compile.compile_options import CompileOptions, parse
-from inference.cache_directory import cache_directory
 from inference.command import run_command, say
 from inference.errors import InvalidRequest
 from inference.extras import require
+from inference.files import cache_directory
 
 if TYPE_CHECKING:
     from compile.build.progress import BuildProgress
@@ -24,10 +24,9 @@ if TYPE_CHECKING:
     from compile.spec import CompileSpec
 
 VERBS = {
-    "check": "compile.check",
     "rules": "compile.predictions",
     "times": "compile.predictions",
-    "try": "compile.try_compiler",
+    "try": "compile.predictions",
 }
 """Modules of what `outrider compile VERB FLAGS` does beside building."""
 
@@ -77,7 +76,7 @@ def _build(options: CompileOptions, arguments: Sequence[str]) -> None:
 
     if not options.verbose:
         quiet_libraries()
-    out, request = _out(options), _request_of(options)
+    out, request = Path(options.out or ""), _request_of(options)
     spec, checkpoint = request.spec, request.checkpoint
     source = read_source(checkpoint.directory)
     builder = builder_of(
@@ -121,16 +120,15 @@ def _progress(spec: CompileSpec, fingerprint: str) -> AbstractContextManager[Bui
 def _push(options: CompileOptions) -> None:
     from compile.store import open_store, push
 
-    assert options.push is not None
-    out = _out(options)
-    pushed = push(out, open_store(options.push), say)
+    store, out = options.push or "", Path(options.out or "")
+    pushed = push(out, open_store(store), say)
     if pushed.first != pushed.digest:
         print(
             f"the same was built and pushed before, as {pushed.first}: prefer that one, so that "
             "machines share one artefact"
         )
     print(
-        f"pull it with: outrider compile --pull {shlex.quote(options.push)} --digest "
+        f"pull it with: outrider compile --pull {shlex.quote(store)} --digest "
         f"{pushed.digest} --out {shlex.quote(str(out))}"
     )
 
@@ -138,15 +136,9 @@ def _push(options: CompileOptions) -> None:
 def _pull(options: CompileOptions) -> None:
     from compile.store import open_store, pull
 
-    assert options.pull is not None
-    assert options.digest is not None, "the options were checked"
-    manifest = pull(open_store(options.pull), options.digest, _out(options), say)
+    store, out = open_store(options.pull or ""), Path(options.out or "")
+    manifest = pull(store, options.digest or "", out, say)
     print(f"{options.out}: {manifest.model} for {manifest.target}, every file checked")
-
-
-def _out(options: CompileOptions) -> Path:
-    assert options.out is not None, "the options were checked"
-    return Path(options.out)
 
 
 def _request_of(options: CompileOptions) -> BuildRequest:

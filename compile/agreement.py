@@ -14,7 +14,7 @@ import numpy as np
 
 from inference.accept import accept_match
 from inference.artifact import Manifest
-from inference.backends import Model, RoundModel
+from inference.backends import Model
 from inference.backends.fused import load_fused
 from inference.backends.neuron import Say
 from inference.backends.neuron_loading import load_neuron
@@ -22,7 +22,7 @@ from inference.backends.neuron_sdk import has_device
 from inference.backends.sequence import ModelSequence
 from inference.decode import decode
 from inference.engine.engine import Engine
-from inference.engine.graph_rounds import GraphRounds
+from inference.engine.graph_rounds import GraphRounds, RoundModel
 from inference.engine.local_session import LocalSession
 from inference.errors import BadArtifact
 from inference.order import Decode

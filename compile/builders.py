@@ -1,24 +1,25 @@
-"""Chooses the builder of a spec. Each is imported when it is chosen, because each needs its own
-compiler.
+"""Chooses the builder of a spec, and builds what `--device neuron` serves without --artifact. Each
+builder is imported when it is chosen, because each needs its own compiler.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from compile.plan.build_memory import processors, worker_memory, workers_within
-from compile.plan.memory import footprint
+from compile.build.build import Builder, build_artifact, hash_of, read_source
+from compile.build.progress import BuildProgress, BuildTimes, Say
+from compile.plan.device import device_of
+from compile.plan.fit import check_fits
+from compile.plan.memory import footprint, gib, processors, worker_memory, workers_within
+from compile.plan.plan_report import describe
 from compile.spec import CompileSpec
 from compile.store import open_store
-from inference.artifact import NATIVE
-from inference.cache_directory import cache_directory
-from inference.errors import InvalidRequest
-from inference.model.config import read_config
-
-if TYPE_CHECKING:
-    from compile.build.build import Builder
+from inference.artifact import MANIFEST, NATIVE, read_manifest
+from inference.errors import BadArtifact, InvalidRequest
+from inference.files import cache_directory
+from inference.model.config import ModelConfig, read_config
 
 
 def builder_of(
@@ -68,3 +69,62 @@ def _cpu_builder(
     most = workers or workers_within(processors(), worker_memory(spec.target, weights))
     make = partial(CpuBuilder, spec, checkpoint, draft)
     return InProcesses(make, min(most, len(spec.graphs)), quiet=quiet)
+
+
+def neuron_artifact(
+    spec: CompileSpec, checkpoint: Path, cache: Path, *, command: str, say: Say
+) -> Path:
+    """The directory of a complete artefact for the spec: in the cache, under a hash of everything
+    that it is made from, or built there. A build takes long, so its cost is told before; a broken
+    one is continued.
+    """
+    source, builder = read_source(checkpoint), builder_of(spec, checkpoint)
+    tools = builder.made_with()
+    made_from = {
+        "spec": spec.plain(),
+        "model": source.model_fingerprint,
+        "versions": dict(tools.versions),
+        "flags": dict(tools.flags),
+    }
+    directory = cache / hash_of(made_from)[:16]
+    if _complete(directory):
+        say(f"using the artefact in {directory}")
+        return directory
+    config = read_config(checkpoint)
+    times = BuildTimes.of(cache_directory("build_times"), spec, source.model_fingerprint)
+    for line in (
+        *describe(spec, config, check_fits(config, spec)),
+        *cost_of_building(spec, config, times),
+        f"building it in {directory}",
+    ):
+        say(line)
+    progress = BuildProgress(say, times)
+    build_artifact(spec, source, builder, directory, command=command, progress=progress)
+    return directory
+
+
+def cost_of_building(spec: CompileSpec, config: ModelConfig, times: BuildTimes) -> Iterator[str]:
+    """Lines on a build's cost: host memory by counting, time by earlier builds on this machine."""
+    rank = footprint(config, spec).weights
+    yield (
+        f"host memory: {gib((spec.tensor_parallel + 1) * rank)} at least for dealing out the "
+        f"weights, then {gib(2 * rank)} and what the compilers take"
+    )
+    yield f"  this machine has {gib(device_of('cpu').memory)}"
+    if times.before:
+        yield (
+            f"time: the {len(times.before)} stages of this model that were built here before took "
+            f"{sum(times.before.values()):.0f} s"
+        )
+    else:
+        yield (
+            f"time: not known yet, this model was not built here before; {len(spec.buckets)} "
+            "graphs, and the compiler may take minutes for each"
+        )
+
+
+def _complete(directory: Path) -> bool:
+    try:
+        return (directory / MANIFEST).is_file() and bool(read_manifest(directory).files)
+    except BadArtifact:
+        return False

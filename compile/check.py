@@ -1,6 +1,4 @@
-"""Runs `outrider compile check`: the first test on a Neuron instance.
-
-    outrider compile check --model DIR_OR_NAME --target trn1 --tensor_parallel 2 --out DIR
+"""The first test on a Neuron instance, which `outrider prove` runs in a process of its own.
 
 It compares the device's noise with the contract, builds one graph, compares its choices with those
 of the eager model, and takes the time of a call. It needs no other machine and leaves its artefact
@@ -10,16 +8,16 @@ in --out. Not yet run on hardware.
 from __future__ import annotations
 
 import statistics
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-import torch
 
 from compile import probe
 from compile.agreement import agreements, random_tree
-from compile.build.build import build_artifact, read_source
+from compile.build.build import build_artifact, load_whole, read_source
 from compile.build.neuron_builder import NeuronBuilder
 from compile.build.neuron_compiler import PLATFORMS
 from compile.build.progress import BuildProgress
@@ -40,8 +38,7 @@ from inference.backends.neuron_sdk import (
 from inference.backends.sequence import ModelSequence
 from inference.command import run_command, say
 from inference.errors import InvalidRequest
-from inference.model.checkpoint import load_decoder
-from inference.model.float8 import in_float8, states_of
+from inference.model.float8 import in_float8
 from inference.sampling import SamplingParams
 
 _SMALL = ("--sequence_length", "512", "--max_tree_nodes", "16")
@@ -50,11 +47,11 @@ CALLS = 100
 """Calls that are timed."""
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Run the command, given with its verb. Returns 1 where the device computes something else, or
-    the flags are wrong.
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the test with the flags of `outrider compile`. Returns 1 where the device computes
+    something else, or the flags are wrong.
     """
-    options = parse([*_SMALL, *arguments[1:]])
+    options = parse([*_SMALL, *(sys.argv[1:] if arguments is None else arguments)])
     return run_command(lambda: _check(options), debug=options.debug)
 
 
@@ -79,7 +76,7 @@ def _check(options: CompileOptions) -> int:
         read_source(checkpoint.directory),
         NeuronBuilder(spec, checkpoint.directory),
         out,
-        command="outrider compile check",
+        command="outrider prove",
         progress=BuildProgress(say),
     )
     print(f"built {spec.buckets[0].name} in {time.perf_counter() - start:.0f} s, artefact in {out}")
@@ -118,13 +115,7 @@ def _spec(options: CompileOptions, checkpoint: BuildCheckpoint) -> CompileSpec:
 
 def _eager(spec: CompileSpec, directory: Path, most: int) -> EagerModel:
     """The model that the device's choices are compared with, on the CPU."""
-    decoder = load_decoder(
-        directory,
-        positions=spec.sequence_length,
-        vocabulary=spec.vocabulary,
-        dtype=states_of(spec.dtype),
-        device=torch.device("cpu"),
-    )
+    decoder = load_whole(spec, directory)
     whole = in_float8(decoder) if spec.dtype == "fp8" else decoder
     return EagerModel(whole, rows=1, capacity=spec.capacity, max_nodes=most)
 
@@ -140,3 +131,7 @@ def time_call(model: Model, vocabulary: int, nodes: int) -> float:
         sequence.choose(tree)
         seconds.append(time.perf_counter() - start)
     return statistics.median(seconds) * 1000
+
+
+if __name__ == "__main__":
+    sys.exit(main())

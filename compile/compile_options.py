@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, ClassVar, Literal, Self
 
 from annotated_types import Ge, Gt, Le
-from pydantic import model_validator
+from pydantic import AfterValidator, model_validator
 
 from compile.spec import check_fused_dtype, check_target
 from inference.artifact import NATIVE
@@ -15,7 +15,7 @@ from inference.errors import InvalidRequest
 from inference.flags.command_line import CommandOptions, parse_flags
 from inference.flags.flag_rules import FlagRule
 from inference.flags.group import Also, Group, Repeated, Shown
-from inference.flags.values import Count, Directory, File, ModelName, Region
+from inference.flags.values import Count, Counts, Directory, File, ModelName, Region
 from inference.tree_shape import Branches
 
 CHAIN = 4
@@ -25,7 +25,7 @@ _FUSED = "a draft in the target's graphs (outrider fused_target --artifact DIR s
 _SIZES = "graphs of given sizes (numbers separated by commas; every combination is built)"
 _ON = "built on an instance of EC2, which is removed afterwards (outrider compile --on TYPE)"
 
-SizeList = Annotated[str, Shown("N,...")]
+Sizes = Annotated[Counts, AfterValidator(lambda sizes: tuple(sorted(set(sizes))))]
 Store = Annotated[str, Shown("STORE")]
 Minutes = Annotated[float, Gt(0)]
 
@@ -58,18 +58,18 @@ class FusedOptions(Group, title=_FUSED):
     """model directory or hub name of the draft (default: the draft that ships here)"""
     speculation_length: Annotated[Count, Also("gamma")] | None = None
     """the tree is a chain of this many drafted tokens (default: 4)"""
-    draft_tree: SizeList | None = None
+    draft_tree: Counts | None = None
     """the tree has so many children a node, level by level, such as 3,2,1"""
 
 
 class SizeOptions(Group, title=_SIZES):
     """Sizes of graphs that are named."""
 
-    prompt_chunks: SizeList | None = None
+    prompt_chunks: Sizes | None = None
     """prompt tokens in one call (default: 256 for cpu, 512 else)"""
-    tree_sizes: SizeList | None = None
+    tree_sizes: Sizes | None = None
     """nodes of trees, roots included (default: 1, 4, 16 and the largest)"""
-    slots: SizeList | None = None
+    slots: Sizes | None = None
     """cache slots that are read (default: half of them and all, prompts also quarters; a short
     cache whole)"""
     sampling: Literal["both", "greedy", "sampled"] | None = None
@@ -156,9 +156,7 @@ class CompileOptions(
     @model_validator(mode="after")
     def _can_be_built(self) -> Self:
         """Check what can be told without a model."""
-        self.sizes("prompt_chunks")
-        self.sizes("slots")
-        for size in self.sizes("tree_sizes") or ():
+        for size in self.tree_sizes or ():
             if size > self.max_tree_nodes:
                 raise InvalidRequest(
                     f"--tree_sizes {size}: sizes lie between 1 and {self.max_tree_nodes} "
@@ -182,7 +180,6 @@ class CompileOptions(
                 f"--fused is for cpu, trn1 and inf2: leave it out for {self.device}"
             )
         check_fused_dtype(self.dtype)
-        _ = self.drafted
 
     @property
     def device(self) -> str:
@@ -208,30 +205,8 @@ class CompileOptions(
     @property
     def drafted(self) -> Branches:
         """The tree of every round: --draft_tree, or a chain of --speculation_length."""
-        if self.draft_tree is None:
-            return Branches.chain(self.speculation_length or CHAIN)
-        try:
-            return Branches(tuple(int(part) for part in self.draft_tree.split(",")))
-        except ValueError as error:
-            raise InvalidRequest(
-                f"--draft_tree {self.draft_tree}: children of a node on each level are needed, "
-                "such as 3,2,1"
-            ) from error
-
-    def sizes(self, name: str) -> tuple[int, ...] | None:
-        """The numbers of a flag that lists them; None where it was not given."""
-        text: str | None = getattr(self, name)
-        if text is None:
-            return None
-        try:
-            numbers = tuple(sorted({int(part) for part in text.split(",")}))
-        except ValueError as error:
-            raise InvalidRequest(
-                f"--{name} {text}: whole numbers separated by commas are needed"
-            ) from error
-        if numbers[0] < 1:
-            raise InvalidRequest(f"--{name} {text}: sizes of at least 1 are needed")
-        return numbers
+        chain = (1,) * (self.speculation_length or CHAIN)
+        return Branches(self.draft_tree or chain)
 
 
 class CompileCommand(CompileOptions):

@@ -28,7 +28,7 @@ from inference.model.cache import empty_cache
 from inference.model.config import ModelConfig
 from inference.model.decoder import Decoder, Layers, attend_in_turn
 from inference.model.float8 import scaled, states_of, stored_type
-from inference.model.noise_window import Place, empty_window, fill_inputs
+from inference.model.noise_window import NoisePlace, empty_window, fill_inputs
 from inference.model.round_graph import StatefulRoundGraph
 from inference.model.torch_neuron_graph import InPlaceGraph
 from inference.model.verify_graph import StatefulGraph, copy_inputs
@@ -144,8 +144,16 @@ def calls_between(spec: CompileSpec) -> dict[str, dict[str, Tensor]]:
     """
     calls = {COPY: copy_inputs()} if spec.rows > 1 else {}
     if any(bucket.sampled for bucket in spec.graphs):
-        calls[FILL] = fill_inputs([Place(0, 0, 0)])
+        calls[FILL] = fill_inputs([NoisePlace(0, 0, 0)])
     return calls
+
+
+def described(inputs: Mapping[str, Tensor]) -> dict[str, list[Any]]:
+    """The type and the sizes of each input of a graph, by name, as artefacts record them."""
+    return {
+        name: [str(tensor.dtype).removeprefix("torch."), list(tensor.shape)]
+        for name, tensor in inputs.items()
+    }
 
 
 def rank_module(

@@ -11,13 +11,12 @@ import inference
 from compile.compile_options import CompileOptions
 from compile.plan.buckets import (
     MOST_GRAPHS,
+    SAMPLED,
     Sizes,
     buckets_of,
-    default_chunk,
     first_graphs,
     graphs_of,
     plan_graphs,
-    samplings_of,
     tree_slots,
 )
 from compile.plan.fit import check_fits, fits, usual_ranks
@@ -28,13 +27,16 @@ from compile.spec import CompileSpec, least_nodes
 from inference.artifact import Bucket, DraftBucket, FusedPart, RoundBucket
 from inference.errors import InvalidRequest, Mismatch
 from inference.model.config import ModelConfig, parse_config, read_config, read_raw_config
-from inference.model.eagle_config import EAGLE3, named_layers, read_head_config
+from inference.model.eagle import EAGLE3, named_layers, read_head_config
 from inference.model.hub import find_model, split_revision
 from inference.model.noise_window import WINDOW
 
 _EMBEDDED = Path(inference.__file__).parent / "data"
 _NUMBERS = re.compile(r"[0-9]{1,9}(,[0-9]{1,9})*")
 _DEFAULT_SEQUENCE_LENGTH = 2048
+_CHUNK = 256
+_NEURON_CHUNK = 512
+"""Prompt tokens in one call: a call of a Neuron target reads all weights, however few they are."""
 _SMALL_VOCABULARY = 4096
 """Up to so many ids, the noise that a sampled graph makes at temperature 0, too, takes little. Such
 a model is small, and a call of it short beside the time that another graph takes to build.
@@ -104,9 +106,9 @@ def make_request(options: CompileOptions, checkpoint: BuildCheckpoint) -> BuildR
     small = checkpoint.vocabulary <= _SMALL_VOCABULARY
     few = small or options.fused  # rounds are graphs, too
     sizes = Sizes(
-        options.sizes("prompt_chunks"),
-        options.sizes("tree_sizes"),
-        options.sizes("slots"),
+        options.prompt_chunks,
+        options.tree_sizes,
+        options.slots,
         options.sampling or ("sampled" if small else "both"),
         few,
         _WINDOWS if options.device != "cpu" and not few else 2,
@@ -166,7 +168,10 @@ def _planned(
     """The spec with the graphs that serve --load best."""
     check_fits(checkpoint.config, spec)
     beside = len(spec.graphs) - len(spec.buckets) + _between(options)
-    budget = _budget(options, sampling, options.graphs - beside)
+    budget = BuildBudget(options.graphs - beside, samplings=len(SAMPLED[sampling]))
+    if options.compile_minutes is not None and options.graph_minutes is not None:
+        each = options.graph_minutes * 60
+        budget = replace(budget, seconds=options.compile_minutes * 60, of=lambda shape: each)
     load = read_load(Path(options.load or ""))
     planned = plan_graphs(load, checkpoint.config, spec, budget, limits)
     buckets = buckets_of(planned.plan.shapes, limits, sampling)
@@ -180,7 +185,7 @@ def _limits(
     length = _sequence_length(options, checkpoint)
     return Limits(
         rows,
-        min(max(sizes.prefill or (default_chunk(options.device),)), length),
+        min(max(sizes.prefill or (_CHUNK if options.device == "cpu" else _NEURON_CHUNK,)), length),
         options.max_tree_nodes,
         least_nodes(options.precision),
         length,
@@ -201,14 +206,6 @@ def _sequence_length(options: CompileOptions, checkpoint: BuildCheckpoint) -> in
             f"{field})"
         )
     return asked
-
-
-def _budget(options: CompileOptions, sampling: str, graphs: int) -> BuildBudget:
-    budget = BuildBudget(graphs, samplings=len(samplings_of(sampling)))
-    if options.compile_minutes is None or options.graph_minutes is None:
-        return budget
-    seconds = options.graph_minutes * 60
-    return replace(budget, seconds=options.compile_minutes * 60, of=lambda shape: seconds)
 
 
 def _fused_part(
@@ -233,7 +230,7 @@ def _fused_part(
             "most"
         )
     read = {(1, slots) for slots in tree_slots(sizes, limits)} | {(limits.rows, capacity)}
-    rounds = product(sorted(read), samplings_of(sizes.sampling))
+    rounds = product(sorted(read), SAMPLED[sizes.sampling])
     chunk = max(limits.chunk, 1 + shape.inner)
     return FusedPart(
         model=options.draft_model or "outrider-embedded-draft",

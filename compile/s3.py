@@ -7,6 +7,7 @@ from __future__ import annotations
 import base64
 import hashlib
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -15,6 +16,7 @@ from inference.extras import require
 
 _ONE_PUT = 64 << 20
 """Files of more bytes than this are uploaded in parts."""
+_REFUSALS = ["NoSuchBucket", "403", "AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch"]
 T = TypeVar("T")
 
 
@@ -27,16 +29,11 @@ class S3Objects:
         if not self._bucket:
             raise InvalidRequest(f"{url}: a store on S3 is s3://BUCKET or s3://BUCKET/PREFIX")
         self._prefix = f"{prefix}/" if prefix else ""
-        self._client = self._ask(_make_client)
+        self._client: Any = self._ask(lambda: import_module("boto3").client("s3"))
 
     def has(self, name: str) -> bool:
-        return (
-            self._ask(
-                lambda: self._client.head_object(Bucket=self._bucket, Key=self._prefix + name),
-                absent=None,
-            )
-            is not None
-        )
+        of = {"Bucket": self._bucket, "Key": self._prefix + name}
+        return self._ask(lambda: self._client.head_object(**of), absent=None) is not None
 
     def put(self, name: str, path: Path, sha256: str) -> None:
         key, checksum = self._prefix + name, base64.b64encode(bytes.fromhex(sha256)).decode()
@@ -80,24 +77,13 @@ class S3Objects:
         try:
             return call()
         except from_boto as error:
-            code = _code(error)
+            response: dict[str, Any] = getattr(error, "response", None) or {}
+            code = str(response.get("Error", {}).get("Code", ""))
             if absent and code in ("404", "NoSuchKey", "412", "PreconditionFailed"):
                 return absent["absent"]
-            if code in (
-                "NoSuchBucket",
-                "403",
-                "AccessDenied",
-                "InvalidAccessKeyId",
-                "SignatureDoesNotMatch",
-            ):
+            if code in _REFUSALS:
                 raise InvalidRequest(f"{self._url}: S3 refuses ({error})") from error
             raise Unavailable(f"{self._url}: {error}") from error
-
-
-def _make_client() -> Any:
-    import boto3
-
-    return boto3.client("s3")
 
 
 def _boto_errors() -> tuple[type[Exception], ...]:
@@ -106,8 +92,3 @@ def _boto_errors() -> tuple[type[Exception], ...]:
     from botocore.exceptions import BotoCoreError, ClientError
 
     return (Boto3Error, BotoCoreError, ClientError)
-
-
-def _code(error: Exception) -> str:
-    response: dict[str, Any] = getattr(error, "response", None) or {}
-    return str(response.get("Error", {}).get("Code", ""))

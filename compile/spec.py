@@ -4,11 +4,11 @@ or compilers.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
-from inference.artifact import Bucket, FusedPart
+from inference.artifact import Bucket, FusedPart, Manifest
 from inference.errors import InvalidRequest
 from inference.sampling import CANDIDATES
 
@@ -44,10 +44,12 @@ class CompileSpec:
     features: tuple[int, ...] = ()  # layers whose inputs the graphs return, ascending
 
     def __post_init__(self) -> None:
-        _check_choice("--target", self.target, TARGETS)
-        _check_choice("--dtype", self.dtype, DTYPES)
+        for name, allowed in (("target", TARGETS), ("dtype", DTYPES)):
+            if (value := getattr(self, name)) not in allowed:
+                raise InvalidRequest(f"--{name} {value}: one of {', '.join(allowed)} is needed")
         for name in ("vocabulary", "rows", "max_tree_nodes", "tensor_parallel"):
-            check_positive(name, getattr(self, name))
+            if (value := getattr(self, name)) < 1:
+                raise InvalidRequest(f"--{name} {value}: at least 1 is needed")
         if self.sequence_length < 2:
             raise InvalidRequest(
                 f"--sequence_length {self.sequence_length}: prompt and output need two tokens at "
@@ -67,6 +69,12 @@ class CompileSpec:
                 "--features is for heads beside the target, and --fused puts a draft into its "
                 "graphs: leave one out"
             )
+
+    @classmethod
+    def of(cls, manifest: Manifest) -> CompileSpec:
+        """The spec of an artefact's own graphs, without a draft beside them."""
+        names = [one.name for one in fields(cls) if one.name != "fused"]
+        return cls(**{name: getattr(manifest, name) for name in names})
 
     def plain(self) -> dict[str, Any]:
         """Return the spec as a dictionary. Features are left out where there are none, so that what
@@ -146,16 +154,6 @@ def check_fused_dtype(dtype: str | None) -> None:
     """Raise InvalidRequest for a precision in which no draft is built beside a target."""
     if dtype == "fp8":
         raise InvalidRequest("--fused is for float32, bfloat16 or float16: leave out --dtype fp8")
-
-
-def check_positive(name: str, value: int) -> None:
-    if value < 1:
-        raise InvalidRequest(f"--{name} {value}: at least 1 is needed")
-
-
-def _check_choice(flag: str, value: str, allowed: Sequence[str]) -> None:
-    if value not in allowed:
-        raise InvalidRequest(f"{flag} {value}: one of {', '.join(allowed)} is needed")
 
 
 def _check_buckets(spec: CompileSpec) -> None:

@@ -31,7 +31,7 @@ from inference.artifact import (
     read_manifest_file,
 )
 from inference.errors import BadArtifact, InvalidRequest
-from inference.whole_file import replacing
+from inference.files import replacing
 
 Say = Callable[[str], None]
 _NOT_INPUTS = ("files", "created", "command", "model")
@@ -158,9 +158,8 @@ class DiskObjects:
             partial.write(content)
             partial.flush()
             try:
-                (self._root / name).hardlink_to(
-                    partial.name
-                )  # unlike a rename, fails when the name is taken
+                # unlike a rename, fails when the name is taken
+                (self._root / name).hardlink_to(partial.name)
             except FileExistsError:
                 return False
         return True
@@ -208,10 +207,10 @@ def _fetch(store: Objects, sha256: str, path: Path) -> None:
     with replacing(path) as part:
         store.get(f"files/{sha256}", part)
         if hash_file(part) != sha256:
-            found = (
-                f"{path.name}: the store's file is not the one that was built (its SHA-256 differs)"
+            raise BadArtifact(
+                f"{path.name}: the store's file is not the one that was built (its SHA-256 "
+                "differs): nothing of it was loaded"
             )
-            raise BadArtifact(f"{found}: nothing of it was loaded")
 
 
 def _read(store: Objects, name: str) -> str:

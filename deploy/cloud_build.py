@@ -1,45 +1,35 @@
 """Builds an artefact on an instance of EC2: `outrider compile --on TYPE`.
 
-The instance has a stack of its own, as a target has, and writes artefact, compiled graphs, log and
-state to the bucket. The stack is removed whatever comes of the build. If this machine is lost, the
-instance ends itself at the end of its build, or of its lifetime.
+It is a job of an instance (deploy/host_job.py), which pushes artefact and graphs to the bucket.
 """
 
 from __future__ import annotations
 
-import json
 import secrets
 import tempfile
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from compile.compile_options import CompileOptions, InstanceOptions
-from compile.plan.build_memory import build_memory
 from compile.plan.device import GIB, device_of
+from compile.plan.memory import build_memory
 from compile.request import find_checkpoint, make_request, names_layers
 from compile.store import open_store, pull
 from deploy.aws import Aws
 from deploy.bucket import HostBucket, build_wheel, put_wheel
 from deploy.deployment import Deployment, hub_token_parameter
-from deploy.handover import put_hub_token, withdraw_secrets
-from deploy.host.build_script import ARTEFACT, LOAD, BuildSettings, build_script
+from deploy.host.job_script import ARTEFACT, LOAD, JobSettings, job_script
+from deploy.host_job import HostJob, end_lines, run_job
 from deploy.instance_kind import NEURON_IMAGE, NEURON_VENV, InstanceKind, check_image
-from deploy.instance_price import InstancePrices, NoPrice, cost_so_far
 from deploy.instance_types import find_type
-from deploy.launch import Launch
 from deploy.places import SubnetInZone, find_image, places_for
-from deploy.running_instance import describe_instance, living_instance
-from deploy.stack import StackState, TargetStack
-from inference.command import glance, say
-from inference.errors import InvalidRequest, OutriderError, Unavailable
+from inference.command import say
+from inference.errors import InvalidRequest
 from inference.flags.group import flags_of
 from inference.model.hub import pin_model
 
-POLL_SECONDS = 5.0
 _NOT_FOR_THE_HOST = {
     *("out", "push", "pull", "digest", "graph_store", "load", "dry_run", "debug"),
     *flags_of(InstanceOptions),
@@ -66,8 +56,8 @@ class CloudBuild:
         return self.options.graph_store or f"s3://{self.bucket}/graphs"
 
     @property
-    def reports(self) -> str:
-        return f"builds-of/{self.deployment.name}"
+    def job(self) -> HostJob:
+        return HostJob("build", self.deployment, self.bucket, self.needs_token)
 
 
 def build_on(options: CompileOptions) -> int:
@@ -80,13 +70,7 @@ def build_on(options: CompileOptions) -> int:
     print(*plan_lines(build, places), sep="\n", flush=True)
     if options.dry_run:
         return 0
-    user_data = build_script(prepare(aws, build))
-    launch = Launch(aws, build.deployment, say, glance)
-    with removed_afterwards(aws, build):
-        if build.needs_token:
-            put_hub_token(aws, build.deployment.name)
-        state = launch.start(places, user_data, build.bucket)
-        digest = wait(aws, build, state)
+    digest = run_job(aws, build.job, places, job_script(prepare(aws, build)))
     print(f"built and pushed: {build.store}, digest {digest}")
     print(f"serve it: {up_command(build, digest)}")
     if options.out is not None:
@@ -180,27 +164,18 @@ def plan_lines(build: CloudBuild, places: list[SubnetInZone]) -> Iterator[str]:
         yield "token       yours of the hub: a SecureString, which the instance reads and deletes"
     yield f"store       {build.store}; it is kept"
     yield f"stack       {deployment.stack}: removed after the build, whatever comes of it"
-    yield f"ends        itself after {deployment.lifetime_hours:g} h at most (--most_hours)"
-    try:
-        price = InstancePrices().find(
-            deployment.instance.name, deployment.region, deployment.market
-        )
-    except NoPrice as error:
-        yield f"$/h         {error}"
-        return
-    most = price.usd_per_hour * deployment.lifetime_hours
-    yield f"$/h         {price}; at most ${most:.2f} in all, for the instance alone"
+    yield from end_lines(deployment)
 
 
 def host_arguments(build: CloudBuild) -> tuple[str, ...]:
     """The words after `python -m compile` on the instance: the user's own, and where to."""
     options, words = build.options, list[str]()
     for name, flag in flags_of(CompileOptions).items():
-        value = options.values()[name]
-        if name in _NOT_FOR_THE_HOST or value == flag.field.default:
+        if name in _NOT_FOR_THE_HOST or (value := options.values()[name]) == flag.field.default:
             continue
-        values = value if isinstance(value, tuple) else (value,)
-        words += [f"--{name}" if one is True else f"--{name}={one}" for one in values]
+        for one in value if flag.repeated else (value,):
+            text = ",".join(map(str, one)) if isinstance(one, tuple) else one
+            words.append(f"--{name}" if one is True else f"--{name}={text}")
     if options.load is not None:
         words.append(f"--load={LOAD}")
     if options.device != "cpu":
@@ -208,7 +183,7 @@ def host_arguments(build: CloudBuild) -> tuple[str, ...]:
     return (*words, f"--out={ARTEFACT}", f"--push={build.store}")
 
 
-def prepare(aws: Aws, build: CloudBuild) -> BuildSettings:
+def prepare(aws: Aws, build: CloudBuild) -> JobSettings:
     """Put into the bucket what the instance needs; returns what it is told."""
     bucket, options = HostBucket(aws, build.bucket), build.options
     bucket.make()
@@ -218,76 +193,15 @@ def prepare(aws: Aws, build: CloudBuild) -> BuildSettings:
         url, sha256 = put_wheel(bucket, wheel)
     load = None
     if options.load is not None:
-        load = bucket.put(f"{build.reports}/load.json", Path(options.load))
-    return BuildSettings(
+        load = bucket.put(f"{build.job.reports}/load.json", Path(options.load))
+    return JobSettings(
         region=aws.region,
         wheel=url,
         wheel_sha256=sha256,
-        arguments=host_arguments(build),
-        reports=f"s3://{build.bucket}/{build.reports}",
+        commands=(("compile", *host_arguments(build)),),
+        reports=f"s3://{build.bucket}/{build.job.reports}",
         load=load,
         hub_token=hub_token_parameter(build.deployment.name) if build.needs_token else None,
         venv=None if options.device == "cpu" else NEURON_VENV,
         lifetime_hours=build.deployment.lifetime_hours,
     )
-
-
-@contextmanager
-def removed_afterwards(aws: Aws, build: CloudBuild) -> Iterator[None]:
-    """Removes the build's stack at the end, also after an error or Ctrl-C, and says what the
-    instance has cost.
-    """
-    stack = TargetStack(aws, build.deployment.stack)
-    try:
-        yield
-    finally:
-        try:
-            state = stack.state()
-            if state is not None:
-                say(f"removing {stack.name}")
-                stack.remove(state, glance)
-            withdraw_secrets(aws, build.deployment.name)
-        except (OutriderError, KeyboardInterrupt):
-            say(
-                f"{stack.name} was not removed: `outrider deploy down {build.deployment.name}` "
-                f"does it; its instance ends itself after {build.deployment.lifetime_hours:g} h"
-            )
-            raise
-        if state is not None:
-            say(f"{stack.name} is removed; its log is s3://{build.bucket}/{build.reports}/log.txt")
-            say(f"cost of the build: {cost(aws, state)}")
-
-
-def cost(aws: Aws, state: StackState) -> str:
-    """The build's cost, or the reason why it is not known."""
-    try:
-        instance = describe_instance(aws, state.instance_id) if state.instance_id else None
-    except OutriderError as error:  # it must not hide what came of the build
-        return f"not known: {error}"
-    return cost_so_far(instance, aws.region) if instance else "nothing, it had no instance"
-
-
-def wait(aws: Aws, build: CloudBuild, state: StackState) -> str:
-    """The digest of the artefact, when it was built. Raises Unavailable where it was not."""
-    began = time.monotonic()
-    while True:
-        told = _status(aws, build)
-        if told["state"] == "built":
-            return told["digest"]
-        if told["state"] == "failed":
-            raise Unavailable(f"the build failed at: {told['step']}\n{_log(aws, build)}")
-        instance = living_instance(aws, state.instance_id or "")
-        glance(f"{instance.instance_id}: {told['step']}, {time.monotonic() - began:.0f} s")
-        time.sleep(POLL_SECONDS)
-
-
-def _status(aws: Aws, build: CloudBuild) -> dict[str, str]:
-    content = HostBucket(aws, build.bucket).read(f"{build.reports}/status.json")
-    told: dict[str, str] = json.loads(content) if content else {}
-    return {"state": "running", "step": "starting", "digest": ""} | told
-
-
-def _log(aws: Aws, build: CloudBuild) -> str:
-    """The last lines of what the instance printed."""
-    content = HostBucket(aws, build.bucket).read(f"{build.reports}/log.txt") or b""
-    return "\n".join(content.decode("utf-8", "replace").splitlines()[-15:])

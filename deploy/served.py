@@ -74,19 +74,7 @@ def computed_speed(manifest: Manifest) -> Speed | None:
 
     graphs = [bucket for bucket in manifest.buckets if bucket.everywhere]
     bucket = max(graphs, key=lambda bucket: (-bucket.nodes, bucket.rows, -bucket.slots))
-    spec = CompileSpec(
-        model=manifest.model,
-        target=manifest.target,
-        vocabulary=manifest.vocabulary,
-        buckets=manifest.buckets,
-        rows=manifest.rows,
-        sequence_length=manifest.sequence_length,
-        max_tree_nodes=manifest.max_tree_nodes,
-        dtype=manifest.dtype,
-        tensor_parallel=manifest.tensor_parallel,
-        compiler_flags=manifest.compiler_flags,
-    )
-    time = graph_time(parse_config(manifest.config), spec, bucket)
+    time = graph_time(parse_config(manifest.config), CompileSpec.of(manifest), bucket)
     return Speed(
         bucket.rows / time.seconds,
         f"{bucket.rows} texts at once, nothing drafted, {time.seconds * 1e3:.3g} ms a forward; "

@@ -68,11 +68,6 @@ class Keys:
         """Whether callers are asked for a token."""
         return self._entries is not None
 
-    def identify(self, metadata: Metadata | None) -> Key | None:
-        """Return the key whose token a call's metadata carries; None: refuse the call."""
-        grant = self.grant(metadata)
-        return None if grant is None else grant.key
-
     def grant(self, metadata: Metadata | None) -> Grant | None:
         """Return what a call with this metadata may do while it lasts; None: refuse it."""
         self.reload()

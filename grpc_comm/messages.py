@@ -16,9 +16,6 @@ from inference.proposer import BASE, COPY, MODEL, MOST_CANDIDATES, NOBODY, Nodes
 
 MOST_STOP_IDS = 1024
 
-LEAST_RATE = 0.01
-"""Tokens a second. A slower target would look like one that hangs."""
-
 CLIENT_KINDS = frozenset({MODEL, COPY})
 """Kinds of proposers that a client may have."""
 
@@ -129,16 +126,9 @@ def read_decode(message: pb.Decode) -> Decode:
         raise LimitExceeded(f"{len(message.stop_ids)} stop ids: at most {MOST_STOP_IDS} are taken")
     if message.pace not in pb.Decode.Pace.values():
         raise InvalidRequest(f"a pace is GO_ON or WAIT: got {message.pace}")
-    if 0 < message.tokens_per_second < LEAST_RATE:
-        raise InvalidRequest(
-            f"tokens_per_second is 0 for no limit, or {LEAST_RATE} or more: got "
-            f"{message.tokens_per_second:g}"
-        )
     return Decode(
         message.end,
         frozenset(message.stop_ids),
-        message.most_nodes,
-        message.tokens_per_second,
         Pace(message.pace),
         message.credit,
         message.beside,

@@ -20,9 +20,9 @@ from pydantic import AfterValidator, Field
 
 from inference.errors import BadArtifact
 from inference.file_model import Count, Record, Size, Text, read_record
+from inference.files import write_whole
 from inference.json_file import LARGEST, read_json, shown
 from inference.tree_shape import Branches
-from inference.whole_file import write_whole
 
 NATIVE = ("trn2", "trn3")
 """Targets of native PyTorch on Neuron. trn1 and inf2 are PyTorch/XLA's."""

@@ -24,13 +24,10 @@ def called(verb: str, otherwise: str) -> str:
     return f"outrider {verb}" if sys.argv[1:2] == [verb] else otherwise
 
 
-def nearest(name: str, names: Iterable[str], before: str = "") -> str:
-    """The end of an error about an unknown name: a similar name, where there is one.
-
-    before: what stands before that name
-    """
+def nearest(name: str, names: Iterable[str]) -> str:
+    """The end of an error about an unknown name: a similar name, where there is one."""
     found = get_close_matches(name, names, 1)
-    return f"; did you mean {before}{found[0]}?" if found else ""
+    return f"; did you mean {found[0]}?" if found else ""
 
 
 def run_command(work: Callable[[], int], *, debug: bool, interrupted: str = "interrupted") -> int:

@@ -26,16 +26,10 @@ TICK_SECONDS = 0.1
 
 
 class TargetSession(CandidateSink, Protocol):
-    """The target's side of one text, in process or behind a network.
-
-    room: candidates that a forward takes from this session at present.
-    """
+    """The target's side of one text, in process or behind a network."""
 
     @property
     def traffic(self) -> Traffic: ...
-
-    @property
-    def room(self) -> int: ...
 
     def open(self, prompt: Sequence[int], params: SamplingParams) -> None:
         """Begin a text. An error that refuses the session is raised here or by receive()."""

@@ -10,8 +10,8 @@ import math
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Protocol, TypeAlias
 
 from inference.order import Decode, Pace, Progress
@@ -158,7 +158,9 @@ class Drafting:
             for proposer in self._proposers:
                 proposer.hear(0, (), self._clock(), None)
         self._flush(self._proposers)
-        for index, proposer in enumerate(self._proposers if self._may_call() else ()):
+        throttle, waits = self._throttle, self._order.pace is Pace.WAIT
+        calls = throttle is None or waits or throttle.allows
+        for index, proposer in enumerate(self._proposers if calls else ()):
             self._busy_from = self._clock()
             used = proposer.work(self._busy_from)
             if used is not None:
@@ -169,16 +171,13 @@ class Drafting:
         self._go()
         return False
 
-    def _may_call(self) -> bool:
-        return self._throttle is None or self._order.pace is Pace.WAIT or self._throttle.allows
-
     def _hear(self, at: float, progress: Progress) -> None:
         if progress.tokens and self._throttle is not None and self._last is not None:
             forwards = progress.forwards - self._last.forwards
             silent = self._heard_at >= self._busy_until or at <= self._busy_from
             lone = progress.lone - self._last.lone == forwards
             seconds, tokens = at - self._heard_at, len(progress.tokens)
-            self._throttle.hear(seconds, tokens, forwards, quiet=silent and lone)
+            self._throttle.hear(seconds, tokens, forwards, lone=lone, silent=silent)
         self._heard_at = at
         if progress.tokens:
             notice = notice_of(self._last, progress, at)
@@ -247,18 +246,6 @@ def on_thread(lend: Lend, throttle: Throttle | None = None) -> Drafter:
         return drafting.check
 
     return begin
-
-
-def threaded(proposers: Sequence[Proposer]) -> Drafter:
-    """Let these proposers work on a thread of their own, for one text after the other."""
-    turn = threading.Lock()  # of the texts: a call of the last one may still be under way
-
-    @contextmanager
-    def lend(wanted: Callable[[], bool]) -> Iterator[Sequence[Proposer]]:
-        with turn:
-            yield proposers
-
-    return on_thread(lend)
 
 
 def notice_of(before: Progress | None, now: Progress, at: float) -> Notice:

@@ -30,11 +30,18 @@ def _without_nul(text: str) -> str:
     return text
 
 
+def _printable(text: str) -> str:
+    if not text.isprintable():
+        raise ValueError("printable characters are needed")
+    return text
+
+
 Count = Annotated[int, Field(ge=1, le=LARGEST)]
 Size = Annotated[int, Field(ge=0, le=LARGEST)]
 Number = Annotated[float, Field(ge=-GREATEST, le=GREATEST)]
 Positive = Annotated[float, Field(gt=0, le=GREATEST)]
 Text = Annotated[str, AfterValidator(_without_nul)]
+Line = Annotated[str, Field(min_length=1), AfterValidator(_printable)]
 
 
 class Record:

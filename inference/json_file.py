@@ -68,7 +68,8 @@ class Json:
         missing, unknown = set(needed) - names, names - set(needed) - set(optional)
         if missing or unknown:
             parts = [f"no {', '.join(sorted(missing))}"] * bool(missing)
-            parts += [f"unknown {_some(unknown)}"] * bool(unknown)
+            named = [*sorted(map(_spelt, unknown))[:4], *["..."] * (len(unknown) > 4)]
+            parts += [f"unknown {', '.join(named)}"] * bool(unknown)
             fields = ", ".join([*needed, *optional])
             raise self.refusal(f"{self.where} has {' and '.join(parts)}: its fields are {fields}")
         return self
@@ -197,8 +198,3 @@ def _encodes(text: str) -> bool:
 
 def _spelt(name: str) -> str:
     return name if name.isidentifier() else shown(name)
-
-
-def _some(names: Iterable[str]) -> str:
-    ordered = sorted(map(_spelt, names))
-    return ", ".join([*ordered[:4], *["..."] * (len(ordered) > 4)])

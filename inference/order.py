@@ -28,7 +28,6 @@ class End(Enum):
     NOT = 0  # the text goes on
     STOP_ID = 1  # the target chose a stop id
     MAX_TOKENS = 2  # the length that the client ordered
-    SPENT = 3  # all nodes that the client pays for are computed
     LIMIT = 4  # the session's greatest length
     DRAINED = 5  # the target stops; the client goes on elsewhere
     CREDIT = 6  # no end: the target waits for the client to acknowledge tokens
@@ -44,8 +43,6 @@ class Decode:
 
     end: int  # length in tokens, prompt included, at which the text ends
     stop_ids: frozenset[int] = frozenset()  # the text ends after the first of these
-    most_nodes: int = 0  # nodes computed for the session in all, roots included; 0: no limit
-    tokens_per_second: float = 0.0  # the greatest rate; 0: no limit
     pace: Pace = Pace.GO_ON
     credit: int = 0  # tokens the target may be ahead of the acknowledged length; 0: the default
     beside: bool = False  # the draft beside the target also appends candidates
@@ -53,10 +50,6 @@ class Decode:
     def __post_init__(self) -> None:
         if self.end < 1:
             raise InvalidRequest(f"a text ends at a length of 1 or more: got {self.end}")
-        if not 0 <= self.tokens_per_second < float("inf"):
-            raise InvalidRequest(
-                f"tokens_per_second is a rate, 0 for none: got {self.tokens_per_second}"
-            )
 
 
 class Progress(NamedTuple):

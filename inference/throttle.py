@@ -22,6 +22,7 @@ class Throttle:
 
     def __init__(self, quiet: deque[float]) -> None:
         self._quiet, self._needed = quiet, 0 if len(quiet) >= TRUSTED else TRUSTED
+        self._quicker = 0  # latest forwards beside the draft that were quicker than in silence
         self._tokens, self._timed = 0, 0  # tokens of the text, and when it was last silent
         self._ahead = 0.0  # tokens, of what the silent target would have made
 
@@ -35,16 +36,26 @@ class Throttle:
         """Tokens, below 0, that the text may be behind so far."""
         return -TUNING.loan - TUNING.loss * self._tokens
 
-    def hear(self, seconds: float, tokens: int, forwards: int, *, quiet: bool) -> None:
+    def hear(self, seconds: float, tokens: int, forwards: int, *, lone: bool, silent: bool) -> None:
         """Record what came after the last time.
+
+        A draft makes no forward quicker. So TRUSTED root-only forwards beside it that are clearly
+        quicker than those in silence show that a neighbour slowed these: they are timed again.
 
         seconds: since then, by the reader's clock
         forwards: that made these tokens
-        quiet: whether all were root-only, and the draft was silent
+        lone: whether all were root-only
+        silent: whether the draft was silent meanwhile
         """
         self._tokens += tokens
-        if quiet:
-            self._time(seconds / max(forwards, 1))
+        pace = seconds / max(forwards, 1)
+        is_quicker = bool(self._quiet) and pace * CHANGED < median(self._quiet)
+        self._quicker = self._quicker + 1 if lone and not silent and is_quicker else 0
+        if lone and silent:
+            self._time(pace)
+        elif self._quicker == TRUSTED:
+            self._quiet.clear()
+            self._needed = TRUSTED
         elif len(self._quiet) >= TRUSTED:
             ahead = self._ahead + tokens - seconds / median(self._quiet)
             self._ahead = min(max(ahead, self._least - TUNING.most_behind), TUNING.most_ahead)

@@ -64,11 +64,11 @@ class LatencyModel:
     ) -> None:
         self.profile = dict(profile or {})
         self._held = dict[Shape, float]()  # seconds by the profile of shapes that it does not name
-        self._seen: dict[Shape, _Seen] = {}  # the latest stands last
+        self._seen: dict[Shape, _ShapeSamples] = {}  # the latest stands last
         self._calls = 0  # observed so far
         self._cache: dict[Shape, float] = {}
         self._near_to: dict[Shape, _Near] = {}
-        self._table: _Table | None = None
+        self._table: _ShapeTable | None = None
         if measured:
             self.trust(self.profile)
 
@@ -81,7 +81,7 @@ class LatencyModel:
         """Record that a call of this padded shape took so many seconds."""
         seconds = max(seconds, LEAST)
         self._calls += 1
-        seen = self._seen.pop((rows, nodes), None) or _Seen()
+        seen = self._seen.pop((rows, nodes), None) or _ShapeSamples()
         seen.add(seconds, self._calls)
         self._seen[rows, nodes] = seen
         while self._calls - next(iter(self._seen.values())).at > REMEMBERED:
@@ -190,9 +190,9 @@ class LatencyModel:
         return self._held[shape]
 
     @property
-    def _measured(self) -> _Table:
+    def _measured(self) -> _ShapeTable:
         if self._table is None:
-            self._table = _Table(self._seen)
+            self._table = _ShapeTable(self._seen)
         return self._table
 
 
@@ -206,7 +206,7 @@ class _Near(NamedTuple):
     profiled: bool  # whether the profile is believed here
 
 
-class _Seen:
+class _ShapeSamples:
     """Latest samples of one shape.
 
     at: the serial number of the last
@@ -226,12 +226,12 @@ class _Seen:
         self.middle = median(self.latest) if self.trusted else min(self.latest)
 
 
-class _Table:
+class _ShapeTable:
     """The measured shapes as arrays [n], in the order of the nodes of all rows: these nodes,
     seconds, whether there are enough samples, and when the last was taken.
     """
 
-    def __init__(self, seen: Mapping[Shape, _Seen]) -> None:
+    def __init__(self, seen: Mapping[Shape, _ShapeSamples]) -> None:
         self._shapes = sorted(seen, key=lambda shape: (math.prod(shape), shape))
         latest = [seen[shape] for shape in self._shapes]
         self.nodes = np.array([math.prod(shape) for shape in self._shapes], dtype=np.int64)
@@ -282,13 +282,10 @@ class DraftTimes:
 
     profile: seconds (above 0) by width. Other widths are interpolated linearly, and extrapolated by
         the line through the last two.
-    measured: whether these were measured in this process
     """
 
-    def __init__(
-        self, profile: Mapping[int, float] | None = None, *, measured: bool = False
-    ) -> None:
-        self._times = LatencyModel(_lined(sorted((profile or {}).items())), measured=measured)
+    def __init__(self, profile: Mapping[int, float] | None = None) -> None:
+        self._times = LatencyModel(_lined(sorted((profile or {}).items())))
 
     @property
     def known(self) -> bool:

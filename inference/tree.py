@@ -64,7 +64,8 @@ class TokenTree:
             raise InvalidRequest(f"token ids are 0 or more: got {tokens.min()}")
         object.__setattr__(self, "tokens", tokens)
         object.__setattr__(self, "parents", parents)
-        if len(self._children) != len(tokens) - 1:
+        edges = set(zip(parents[1:].tolist(), tokens[1:].tolist(), strict=True))
+        if len(edges) != len(tokens) - 1:
             raise InvalidRequest(
                 "siblings must be distinct tokens: two children of one node carry the same token"
             )
@@ -77,15 +78,6 @@ class TokenTree:
 
     def __len__(self) -> int:
         return len(self.tokens)
-
-    @cached_property
-    def _children(self) -> dict[tuple[int, int], int]:
-        pairs = zip(self.parents[1:].tolist(), self.tokens[1:].tolist(), strict=True)
-        return {pair: node for node, pair in enumerate(pairs, start=1)}
-
-    def child(self, node: int, token: int) -> int | None:
-        """The child of `node` that carries `token`, if there is one."""
-        return self._children.get((node, token))
 
     @cached_property
     def depths(self) -> IntArray:  # [n]
@@ -103,26 +95,6 @@ class TokenTree:
     def prefix(self, nodes: int) -> TokenTree:
         """The tree of the first `nodes` nodes, or the whole tree if it has fewer."""
         return self if len(self) <= nodes else TokenTree(self.tokens[:nodes], self.parents[:nodes])
-
-    def select(self, nodes: Sequence[int]) -> TokenTree:
-        """The tree of the given nodes in the given order.
-
-        The first must be the root, and each other node must come after its parent.
-        """
-        return select(self, nodes)
-
-
-def select(tree: TreeNodes, nodes: Sequence[int]) -> TokenTree:
-    """The tree of the given nodes in the given order.
-
-    The first node becomes the root. The others lie below it, and each comes after its parent.
-    """
-    place = {node: index for index, node in enumerate(nodes)}
-    parents = [place.get(tree.parents[node], -1) for node in nodes]
-    return TokenTree(
-        np.array([tree.tokens[node] for node in nodes], dtype=np.int32),
-        np.array(parents, dtype=np.int32),
-    )
 
 
 def trees_of(

@@ -29,6 +29,8 @@ PROGRAMS = {
     "demo": "outrider.terminal.demo:main",
     "compile": "outrider.aws_verbs:compile_target",
     "compare": "outrider.compare.__main__:main",
+    "recommend": "outrider.recommend.command:main",
+    "prove": "outrider.prove.command:main",
     "runs": "outrider.runs.command:main",
     "deploy": "outrider.aws_verbs:deploy",
 }

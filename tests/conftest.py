@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from grpc_comm.server.server import BackgroundServer
     from inference.engine.engine import Engine
     from inference.model.decoder import Decoder
+    from tests.support.commands import Run
     from tests.support.equality import NearTies
     from tests.support.fake_neuron import Neuron
 
@@ -30,15 +31,14 @@ SLOW = {
     "cli",
     "compare",
     "compiled",
-    "copy_row",
     "corrupted_files",
     "cuda",
     "embedded",
+    "exported_graphs",
     "far",
     "floods",
     "fused_compiled",
     "fused_graph",
-    "fused_lowering",
     "fused_neighbours",
     "fused_neuron",
     "fuzz",
@@ -49,7 +49,6 @@ SLOW = {
     "listed",
     "listening",
     "lossless",
-    "lowering",
     "neuron",
     "neuron_build",
     "neuron_load",
@@ -81,6 +80,22 @@ def user_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         yield
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Run:
+    """Runs `outrider` with the words that it is called with, in this process."""
+    from tests.support.commands import runner
+
+    return runner(capsys)
+
+
+@pytest.fixture
+def aws_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Credentials that stand-ins of AWS take."""
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "testing")
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
 
 
 @pytest.fixture

@@ -15,12 +15,14 @@ from compile.__main__ import VERBS as COMPILE_VERBS
 from deploy import __main__ as deploying
 from grpc_comm.client.named_targets import NamedTarget
 from inference.flags.command_line import parse_flags
-from outrider import options as running
 from outrider.aws_verbs import DEPLOY_VERBS
 from outrider.compare import compare_options as comparing
 from outrider.compare.testbed import read_positions
 from outrider.money.goal import read_billing
+from outrider.options import parsing as running
 from outrider.options.roles import OTHER_VERBS, ROLES, VERBS
+from outrider.prove import prove_options as proving
+from outrider.recommend.command import RecommendOptions
 from outrider.runs.command import RunsOptions
 from outrider.terminal.demo import DemoOptions
 from tests.support.repository import ROOT
@@ -31,6 +33,7 @@ HELP = [
     *sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "deploy/commands").glob("*.py")),
     "outrider/compare/compare_options.py",
     "outrider/options/parsing.py",
+    "outrider/prove/prove_options.py",
     "outrider/runs/command.py",
     "outrider/target/ray_command.py",
 ]
@@ -50,6 +53,8 @@ COMMANDS: dict[str, Callable[[list[str]], object]] = {
     "compare": comparing.parse,
     "deploy": lambda words: deploying.parse(words, DEPLOY_VERBS),
     "runs": lambda words: parse_flags(RunsOptions, "outrider runs", words),
+    "prove": proving.parse,
+    "recommend": lambda words: parse_flags(RecommendOptions, "outrider recommend", words),
     "demo": lambda words: parse_flags(DemoOptions, "outrider demo", words),
 }
 """Parsers of the verbs that are commands of their own; the others are roles."""

@@ -19,14 +19,13 @@ from inference.draft_thread import inline
 from inference.draft_tuning import TUNING
 from inference.drafters.draft import Draft
 from inference.drafters.growing_proposer import GrowingProposer
-from inference.drafters.round_proposer import RoundProposer
-from inference.drafters.tree_policies import BestFirst, Chain, Policy
+from inference.drafters.round_proposer import BestFirst, Chain, Policy, RoundProposer
 from inference.engine.local_session import LocalSession
 from inference.model.checkpoint import load_decoder
 from inference.model.decoder import Decoder
 from inference.order import Pace
+from inference.planner.acceptance import Knowledge
 from inference.planner.acceptance_file import read_acceptance
-from inference.planner.knowledge import Knowledge
 from inference.planner.prices import Prices
 from inference.proposer import Proposer
 from inference.sampling import SamplingParams

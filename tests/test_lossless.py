@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from inference.decode import Step, decode
-from inference.drafters.tree_policies import BestFirst, Chain
+from inference.drafters.round_proposer import BestFirst, Chain
 from inference.engine.engine import Engine
 from inference.engine.local_session import LocalSession
 from inference.model.decoder import Decoder

@@ -36,7 +36,6 @@ class Client:
     sent: list[tuple[int, Nodes]] = field(default_factory=list)  # with the stream
     numbers: int = 0
     read: list[int] = field(default_factory=list)
-    most_nodes: list[int] = field(default_factory=list)  # nodes it may come to, 0 for no limit
 
     @property
     def length(self) -> int:
@@ -57,7 +56,6 @@ class Client:
         assert made == self.own[: len(made)]
         assert session.length <= max(order.end, session.prompt_length) <= LONGEST
         assert session.length <= session.acknowledged + MOST_CREDIT
-        assert not order.most_nodes or session.spent.nodes <= max(self.most_nodes)
         assert not order.stop_ids & set(made[:-1])
         assert self.read == made[: len(self.read)]
 
@@ -86,7 +84,7 @@ class World:
         params = SamplingParams(0.7 if seed else 0.0, seed=seed)
         session, _ = self.engine.open(prompt, params, tenant=tenant)
         own = own_text(prompt, LONGEST, params, KINDS)
-        client = Client(self.engine, session, own, order, most_nodes=[order.most_nodes])
+        client = Client(self.engine, session, own, order)
         self.engine.decode(session, order)
         client.streams.append(self.engine.join(session))
         self.clients.append(client)
@@ -172,12 +170,9 @@ class World:
         client.order = Decode(
             min(order.end + more, LONGEST),
             order.stop_ids,
-            order.most_nodes and order.most_nodes + more,
-            order.tokens_per_second,
             order.pace,
             order.credit,
         )
-        client.most_nodes.append(client.order.most_nodes)
         self.engine.decode(client.session, client.order)
 
     def close(self, client: Client, dice: list[int]) -> None:
@@ -219,14 +214,11 @@ WEIGHTS = {
 WHATS = [what for what, weight in WEIGHTS.items() for _ in range(weight)]
 ENDS, CREDITS = [60, 40, 20, 5], [0, 0, 30, 3]
 STOPS: list[frozenset[int]] = [frozenset(), frozenset(), frozenset(), frozenset({1})]
-BUDGETS, RATES = [0, 0, 0, 40, 9, 1], [0.0, 0.0, 0.0, 20.0]
 
 ORDERS = st.builds(
     Decode,
     end=st.sampled_from(ENDS),
     stop_ids=st.sampled_from(STOPS),
-    most_nodes=st.sampled_from(BUDGETS),
-    tokens_per_second=st.sampled_from(RATES),
     pace=st.sampled_from(Pace),
     credit=st.sampled_from(CREDITS),
 )
@@ -269,8 +261,6 @@ def test_long_schedules_give_the_targets_own_texts() -> None:
                 Decode(
                     dice.choice(ENDS),
                     dice.choice(STOPS),
-                    dice.choice(BUDGETS),
-                    dice.choice(RATES),
                     dice.choice(list(Pace)),
                     dice.choice(CREDITS),
                 ),

@@ -13,9 +13,9 @@ import pytest
 from compile.store import DiskObjects, pull, push
 from inference.artifact import read_manifest, write_manifest
 from inference.command import FAILED, run_command
+from inference.files import replacing, write_whole
 from inference.planner.acceptance_file import read_acceptance, write_acceptance
 from inference.planner.profile_files import Subject, keep_profile
-from inference.whole_file import replacing, write_whole
 from tests.support.artifacts import build
 
 ROOM = 50

@@ -1,8 +1,7 @@
 """Crowds, visitors and tenants of one target, on a virtual clock (benchmarks/capacity/world.py).
 
     python -m benchmarks.capacity [--parts crowd,arrivals,tenants]
-        [--cells neuron:256:0.8:64,...] [--seeds 3] [--load 0.7] [--every 1 --pause 0.3]
-        [--json FILE]
+        [--cells neuron:256:0.8:64,...] [--load 0.7] [--every 1 --pause 0.3]
 
 crowd: sessions that stay, target-only and with growing drafts; a cell is
 curve:context:temperature:sessions. arrivals: users who come by chance, ask for 48 tokens and go.
@@ -16,20 +15,20 @@ target must say.
 
 from __future__ import annotations
 
-import argparse
 import math
 import random
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
-from pathlib import Path
 from statistics import mean, median
-from typing import NamedTuple, TypeAlias
+from typing import Annotated, NamedTuple, TypeAlias
 
 from benchmarks.capacity.script import SKILLS, GrowingDraft, WideDraft
 from benchmarks.capacity.world import CHUNK, Came, Delays, Wish, World, random_prompt
-from benchmarks.harness import command, table_lines, write_json
+from benchmarks.harness import Flags, JsonFile, run, table_lines, write_json
 from inference.backends.timed import TimeProfile, find_profile
+from inference.flags.group import Shown
+from inference.flags.values import Words, among
 
 PARTS = ("crowd", "arrivals", "tenants")
 ARRIVING_ROWS = 64
@@ -227,14 +226,45 @@ Row: TypeAlias = Mapping[str, str]
 """A row of a table, by heads."""
 
 
-def crowds(given: argparse.Namespace, delays: Delays) -> Iterator[Row]:
+class Options(Flags):
+    parts: Annotated[Words, among(PARTS), Shown("NAME,...")] = ("crowd",)
+    cells: Words = ("neuron:256:0.8:64", "neuron:256:0:64")
+    seeds: int = 3
+    settle: float = 0.6
+    """seconds before the window"""
+    seconds: float = 2.0
+    """of a crowd's window"""
+    users: int = 240
+    """who come and go"""
+    load: float = LOAD
+    """of what target-only could serve"""
+    temperature: float = 0.0
+    """of who come and go"""
+    late: float = 0.003
+    """seconds more of a forward"""
+    link: float = 0.004
+    """seconds of a message"""
+    work: float = 0.0
+    """seconds of a fifth of the engine's"""
+    every: float = 0.0
+    """seconds between pauses; 0: none"""
+    pause: float = 0.3
+    """seconds that the machine stops"""
+    json_file: JsonFile = None
+
+    @property
+    def delays(self) -> Delays:
+        return Delays(self.late, self.link, self.work, self.every, self.pause)
+
+
+def crowds(given: Options) -> Iterator[Row]:
     """Every arm of every cell."""
     window = Window(given.settle, given.seconds)
-    for name in given.cells.split(","):
+    for name in given.cells:
         curve, context, heat, sessions = name.split(":")
         cell = Cell(curve, int(context), float(heat), int(sessions))
         for seed in range(given.seeds):
-            seen = {arm: crowd(cell, arm, window, seed, delays) for arm in (ALONE, GROWING)}
+            seen = {arm: crowd(cell, arm, window, seed, given.delays) for arm in (ALONE, GROWING)}
             usual = median(seen[ALONE].rates)
             for arm, one in seen.items():
                 yield {
@@ -250,11 +280,11 @@ def crowds(given: argparse.Namespace, delays: Delays) -> Iterator[Row]:
                 }
 
 
-def visiting(given: argparse.Namespace, delays: Delays) -> Iterator[Row]:
+def visiting(given: Options) -> Iterator[Row]:
     """Both arms, for each seed."""
     for seed in range(given.seeds):
         for arm in (ALONE, GROWING):
-            seen = arrivals(arm, given.temperature, given.users, given.load, seed, delays)
+            seen = arrivals(arm, given.temperature, given.users, given.load, seed, given.delays)
             yield {
                 "arm": arm,
                 "seed": f"{seed}",
@@ -269,14 +299,14 @@ def visiting(given: argparse.Namespace, delays: Delays) -> Iterator[Row]:
             }
 
 
-def tenancies(given: argparse.Namespace, delays: Delays) -> Iterator[Row]:
+def tenancies(given: Options) -> Iterator[Row]:
     """Narrow tenants who draft honestly or not at all, on every curve."""
     window = Window(given.settle, TENANTS_SECONDS)
     for curve in CURVES:
         for seed in range(given.seeds):
-            alone = tenants(curve, None, window, seed, delays)
+            alone = tenants(curve, None, window, seed, given.delays)
             for narrow in (ALONE, GROWING):
-                seen = tenants(curve, narrow, window, seed, delays)
+                seen = tenants(curve, narrow, window, seed, given.delays)
                 wide, *others = (
                     mine / own for mine, own in zip(seen.rates, alone.rates, strict=True)
                 )
@@ -293,41 +323,16 @@ def tenancies(given: argparse.Namespace, delays: Delays) -> Iterator[Row]:
 MADE = {"crowd": crowds, "arrivals": visiting, "tenants": tenancies}
 
 
-def parser() -> argparse.ArgumentParser:
-    made = command(__doc__)
-    made.add_argument("--parts", default="crowd", help=f"of {','.join(PARTS)}")
-    made.add_argument("--cells", default="neuron:256:0.8:64,neuron:256:0:64")
-    made.add_argument("--seeds", type=int, default=3)
-    made.add_argument("--settle", type=float, default=0.6, help="seconds before the window")
-    made.add_argument("--seconds", type=float, default=2.0, help="of a crowd's window")
-    made.add_argument("--users", type=int, default=240, help="who come and go")
-    made.add_argument("--load", type=float, default=LOAD, help="of what target-only could serve")
-    made.add_argument("--temperature", type=float, default=0.0, help="of who come and go")
-    made.add_argument("--late", type=float, default=0.003, help="seconds more of a forward")
-    made.add_argument("--link", type=float, default=0.004, help="seconds of a message")
-    made.add_argument("--work", type=float, default=0.0, help="seconds of a fifth of the engine's")
-    made.add_argument("--every", type=float, default=0.0, help="seconds between pauses; 0: none")
-    made.add_argument("--pause", type=float, default=0.3, help="seconds that the machine stops")
-    made.add_argument("--json", type=Path, metavar="FILE", help="where all rows are written")
-    return made
-
-
-def main() -> int:
-    asking = parser()
-    given = asking.parse_args()
-    delays = Delays(given.late, given.link, given.work, given.every, given.pause)
-    if unknown := set(given.parts.split(",")) - set(PARTS):
-        asking.error(f"--parts: got {', '.join(sorted(unknown))}, there are {', '.join(PARTS)}")
+def main(given: Options) -> None:
     written = dict[str, list[Row]]()
-    for part in given.parts.split(","):
+    for part in given.parts:
         rows = written[part] = list[Row]()
-        for row in MADE[part](given, delays):
+        for row in MADE[part](given):
             rows.append(row)
             print(*row.values(), file=sys.stderr, flush=True)
         print("\n".join(["", *table_lines(list(rows[0]), [list(row.values()) for row in rows])]))
-    write_json(given.json, written)
-    return 0
+    write_json(given.json_file, written)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(Options, main)

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from benchmarks.capacity.script import VOCABULARY, GrowingDraft, ScriptedTarget, Text
 from inference.backends import Segment
-from inference.backends.batch import Shape
+from inference.backends.batch import BatchShape
 from inference.backends.timed import TimeProfile
 from inference.engine.engine import Engine
 from inference.order import MOST_CREDIT, Decode, End
@@ -98,7 +98,7 @@ class VirtualTarget(ScriptedTarget):
         return self._profile.padded(rows, nodes)
 
     def choose(self, segments: Sequence[Segment]) -> list[IntArray]:
-        shape, began = Shape.least(segments), self._clock.now
+        shape, began = BatchShape.least(segments), self._clock.now
         seconds = self._profile.seconds(shape.rows, shape.nodes, shape.slots) + self._late
         self._clock.works(seconds)
         if segments[0].pick.size:  # of a prompt's chunk nothing is chosen

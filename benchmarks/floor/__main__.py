@@ -1,6 +1,6 @@
 """The promise where times are not known: the real scheduler on laws of time, on a virtual clock.
 
-    python -m benchmarks.floor [--dozen] [--law NAME ...] [--profile NAME ...] [--seeds N]
+    python -m benchmarks.floor [--dozen] [--law NAME,...] [--profile NAME,...] [--seeds N]
 
 Each cell is a law of time, what the engine believes of it at the start, and a draft. Every session
 makes a text of 1,024 tokens. A figure is tokens per token of root-only forwards in the same time,
@@ -14,15 +14,16 @@ is possible over 256.
 
 from __future__ import annotations
 
-import argparse
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from itertools import product
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 from benchmarks.floor.laws import LAWS, PROFILES, Law, shapes
 from benchmarks.floor.race import MOST_NODES, SKILLS, Made, race
+from benchmarks.harness import Flags, run
+from inference.flags.group import Shown
+from inference.flags.values import Counts, Words, among
 from inference.times import LatencyModel, Shape
 
 MARKS = 64, 256, 1_024
@@ -134,16 +135,18 @@ def misses(made: Sequence[float], best: float) -> Iterator[str]:
         yield f"{made[MARKS.index(256)] / best:.2f} of what is possible"
 
 
-def main() -> int:
+class Options(Flags):
+    dozen: bool = False
+    """the twelve cells that CI looks at"""
+    law: Annotated[Words, among(LAWS), Shown("NAME,...")] = tuple(LAWS)
+    profile: Annotated[Words, among(BELIEFS), Shown("NAME,...")] = tuple(BELIEFS)
+    draft: Annotated[Words, among(SKILLS), Shown("NAME,...")] = tuple(SKILLS)
+    sessions: Counts = (1, 8)
+    seeds: int = 1
+
+
+def main(options: Options) -> int:
     """Print a line for each cell and the sum of misses; return the exit status."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--dozen", action="store_true", help="the twelve cells that CI looks at")
-    parser.add_argument("--law", nargs="+", choices=LAWS, default=list(LAWS))
-    parser.add_argument("--profile", nargs="+", choices=BELIEFS, default=list(BELIEFS))
-    parser.add_argument("--draft", nargs="+", choices=SKILLS, default=list(SKILLS))
-    parser.add_argument("--sessions", nargs="+", type=int, default=[1, 8])
-    parser.add_argument("--seeds", type=int, default=1)
-    options = parser.parse_args()
     asked = product(options.law, options.profile, options.draft, options.sessions)
     cells = [Cell(*one) for one in (DOZEN if options.dozen else asked)]
     seeds = [DOZEN_SEED] if options.dozen else range(options.seeds)
@@ -163,4 +166,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(Options, main)

@@ -12,8 +12,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from benchmarks.capacity.script import VOCABULARY, ScriptedTarget
 from benchmarks.floor.laws import Law, Machine
-from inference.backends import Ranked, Segment
+from inference.backends import Segment
 from inference.engine.engine import Engine
 from inference.engine.session import Session
 from inference.order import Decode, End
@@ -22,7 +23,7 @@ from inference.sampling import SamplingParams
 from inference.times import LatencyModel, Shape
 from inference.tree import IntArray
 
-VOCABULARY, MOST_NODES, CHUNK = 32_000, 64, 256
+MOST_NODES, CHUNK = 64, 256
 LENGTH = 2_048
 ROUND_TRIP = 0.02  # seconds
 CALL, CALL_NODE = 1 / 8, 0.1
@@ -53,16 +54,15 @@ class Clock:
         return self.now
 
 
-class TimedTarget:
+class TimedTarget(ScriptedTarget):
     """A Model whose next token depends on seed, position and token, and whose time on a machine.
 
     made: rows and nodes of each forward that chose tokens
     """
 
-    copies_rows, max_nodes, capacity = True, CHUNK, LENGTH + MOST_NODES
-
     def __init__(self, rows: int, machine: Machine, clock: Clock) -> None:
-        self.rows, self._machine, self._clock = rows, machine, clock
+        super().__init__(rows, LENGTH + MOST_NODES, CHUNK)
+        self._machine, self._clock = machine, clock
         self.made = list[Shape]()
 
     def choose(self, segments: Sequence[Segment]) -> list[IntArray]:
@@ -79,15 +79,6 @@ class TimedTarget:
             )
             for one in segments
         ]
-
-    def rank(self, segments: Sequence[Segment], k: int) -> list[Ranked]:
-        raise NotImplementedError("this model is a target")
-
-    def padded(self, rows: int, nodes: int) -> Shape:
-        return rows, nodes
-
-    def copy_row(self, source: int, target: int, slots: int) -> None:
-        """There are no keys."""
 
 
 class Skill(NamedTuple):

@@ -16,17 +16,17 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 
 import torch
 
-from benchmarks.harness import command, write_json
+from benchmarks.harness import Flags, JsonFile, run, write_json
 from benchmarks.regret import table
-from benchmarks.regret.arms import ALONE, GROWING
 from benchmarks.regret.settings import DOZEN, MAIN, SERIES, Series, settings
+from benchmarks.regret.stage import ALONE, GROWING
 from benchmarks.regret.study import Played, Study, embedded_study, play
 from benchmarks.regret.texts import TOKENS
-from inference.command import run_command
+from inference.errors import InvalidRequest
+from inference.flags.values import Words
 
 
 def told(playing: Iterable[Played], count: int) -> Iterator[Played]:
@@ -43,18 +43,24 @@ def told(playing: Iterable[Played], count: int) -> Iterator[Played]:
         yield played
 
 
-def main() -> int:
-    parser = command(__doc__)
-    parser.add_argument("--cells", default="*", metavar="PATTERN,...", help="as 80:mid:*")
-    parser.add_argument("--dozen", action="store_true", help="the cells that every change plays")
-    parser.add_argument("--held-out", action="store_true", help="the held-out texts, too")
-    parser.add_argument("--texts", type=int, help="texts of a series (default: all)")
-    parser.add_argument("--tokens", type=int, default=TOKENS, help="of a text")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="where all figures are written")
-    given = parser.parse_args()
-    among = settings(DOZEN if given.dozen else given.cells.split(","))
+class Options(Flags):
+    cells: Words = ("*",)
+    """patterns such as 80:mid:*"""
+    dozen: bool = False
+    """the cells that every change plays"""
+    held_out: bool = False
+    """the held-out texts, too"""
+    texts: int | None = None
+    """of a series (default: all)"""
+    tokens: int = TOKENS
+    """of a text"""
+    json_file: JsonFile = None
+
+
+def main(given: Options) -> None:
+    among = settings(DOZEN if given.dozen else given.cells)
     if not among:
-        parser.error(f"--cells {given.cells}: no cell matches")
+        raise InvalidRequest(f"--cells {','.join(given.cells)}: no cell matches")
     torch.set_num_threads(1)
     series = SERIES if given.held_out else (MAIN,)
 
@@ -63,9 +69,8 @@ def main() -> int:
 
     studied = list(told(play(among, series, study), len(among) * len(series)))
     print(table.markdown(studied))
-    write_json(given.json, table.record(studied))
-    return 0
+    write_json(given.json_file, table.record(studied))
 
 
 if __name__ == "__main__":
-    sys.exit(run_command(main, debug=False))
+    run(Options, main)

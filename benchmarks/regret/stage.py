@@ -1,4 +1,6 @@
-"""The stage of an arm: a draft here, and a target across a link, on a virtual clock."""
+"""The arms of the study: the target alone, a draft here, and a draft here that copies, too; and the
+stage of an arm, which has a target across a link, on a virtual clock.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +14,13 @@ from benchmarks.regret.pair import PrefixModel
 from benchmarks.regret.virtual import Link, MeteredModel, VirtualSession
 from inference.backends import Model
 from inference.backends.timed import TimeProfile, find_profile
+from inference.drafters.copied_text import CopySource
+from inference.drafters.draft import Draft
 from inference.engine.engine import Engine
+from inference.planner.acceptance import Knowledge
 from inference.planner.acceptance_file import read_acceptance
-from inference.planner.knowledge import Knowledge
+from inference.planner.prices import Prices
+from inference.proposer import Proposer
 from inference.stats import Traffic
 from inference.times import DraftTimes, LatencyModel, Shape
 
@@ -125,3 +131,25 @@ def serve(
         times=LatencyModel(times, measured=True),
         clock=clock,
     )
+
+
+class Arm(NamedTuple):
+    """A way to make texts. propose: its proposers, which learn from text to text."""
+
+    name: str
+    propose: Callable[[Stage], list[Proposer]]
+
+
+def _drafting(stage: Stage, source: CopySource | None = None) -> list[Proposer]:
+    prices = Prices(battery=True)
+    return [
+        Draft(stage.draft).proposer(0, stage.knowledge(), prices, clock=stage.now, source=source)
+    ]
+
+
+ALONE = Arm("target-only", lambda stage: [])
+GROWING = Arm("growing", _drafting)
+HYBRID = Arm("hybrid", lambda stage: _drafting(stage, CopySource()))
+"""The draft here that copies, too, which is the default of --role draft."""
+
+ARMS = (ALONE, GROWING, HYBRID)

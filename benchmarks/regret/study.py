@@ -11,11 +11,10 @@ from typing import NamedTuple
 import torch
 
 from benchmarks.harness import cpu_decoder
-from benchmarks.regret.arms import ARMS, Arm
 from benchmarks.regret.pair import LEVELS, Agreement, Pair, Text
 from benchmarks.regret.prefixes import Prefixes
 from benchmarks.regret.settings import Cell, Series, Setting
-from benchmarks.regret.stage import SEQUENCE_LENGTH, Stage
+from benchmarks.regret.stage import ARMS, SEQUENCE_LENGTH, Arm, Stage
 from benchmarks.regret.texts import PROMPTS, SEED, TOKENS, texts_of
 from inference.decode import Loop
 from inference.draft_thread import Drafter, inline

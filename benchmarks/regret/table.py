@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from benchmarks.harness import table_lines
-from benchmarks.regret.arms import ALONE, ARMS, GROWING, HYBRID
+from benchmarks.regret.stage import ALONE, ARMS, GROWING, HYBRID
 from benchmarks.regret.study import Played, Reading
 
 LEAST = 0.98

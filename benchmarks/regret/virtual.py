@@ -20,7 +20,7 @@ from grpc_comm import messages
 from grpc_comm.client.remote_session import ACKNOWLEDGED_AT_ONCE
 from grpc_comm.proto import verifier_pb2 as pb
 from inference.backends import Model, Ranked, Segment
-from inference.backends.batch import Shape
+from inference.backends.batch import BatchShape
 from inference.backends.timed import TimeProfile
 from inference.engine.engine import Engine
 from inference.engine.session import Session
@@ -68,7 +68,7 @@ class MeteredModel:
         self._model.copy_row(source, target, slots)
 
     def _spend_on(self, segments: Sequence[Segment]) -> None:
-        shape = Shape.least(segments)
+        shape = BatchShape.least(segments)
         seconds = self._profile.seconds(shape.rows, shape.nodes, shape.slots)
         self.calls += 1
         self.seconds += seconds
@@ -104,11 +104,6 @@ class VirtualSession:
         self._there: _Served | None = None
         self._received, self._told = _Received(0), None
         self._numbers = 0
-
-    @property
-    def room(self) -> int:
-        last = self._received.last
-        return last.room if last is not None and last.room else self._engine.max_tree_nodes - 1
 
     def open(self, prompt: Sequence[int], params: SamplingParams) -> None:
         self.close()

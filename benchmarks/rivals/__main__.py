@@ -1,8 +1,8 @@
 """Outrider beside other engines, on one pair of models and one machine.
 
     python -m benchmarks.rivals --prompts DIR --each 20 --out DIR
-        [--safetensors TARGET_DIR DRAFT_DIR]
-        [--gguf TARGET.gguf DRAFT.gguf --llama_server FILE]
+        [--safetensors TARGET_DIR,DRAFT_DIR]
+        [--gguf TARGET.gguf,DRAFT.gguf --llama_server FILE]
 
 Of every prompt all arms make a greedy text, one after the other in an order that changes, from the
 same ids, on the same cores. What came of a prompt is written at once to rivals.jsonl; the same
@@ -11,7 +11,6 @@ command goes on behind it. docs/rivals.md tells of the arms and how threads are 
 
 from __future__ import annotations
 
-import argparse
 import importlib.metadata
 import os
 import platform
@@ -20,26 +19,87 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, TypeAlias
 
-from benchmarks.harness import command, machine, write_json
+from annotated_types import Len
+
+from benchmarks.harness import FileName, Flags, Folder, machine, run, write_json
 from benchmarks.prompts import Prompt, read_prompts
 from benchmarks.rivals import library, llama_server, ours
 from benchmarks.rivals.arm import Arm
-from benchmarks.rivals.choice import ACROSS, OURS_GGUF, chosen, groups_of, plain_of
 from benchmarks.rivals.library import library_arms
 from benchmarks.rivals.llama_server import llama_servers, llama_version
 from benchmarks.rivals.ours import Models, arms_here, arms_over_grpc
 from benchmarks.rivals.play import Archive, Question, play
 from benchmarks.rivals.report import Group, markdown, record
-from inference.command import run_command
 from inference.errors import InvalidRequest, Mismatch
+from inference.flags.group import Shown
+from inference.flags.values import Words
 from inference.model.checkpoint import DTYPES
 from inference.text import Tokenizer
 from outrider.models.directories import find_tokenizer
-from outrider.options.groups import PRECISIONS
+from outrider.options.groups import Precision
 
-TOKENS = 64
+OURS_GGUF = ours.PLAIN + ours.GGUF
+ACROSS = f"{ours.HYBRID} gRPC"
+"""The arm whose target is in a process of its own."""
+
+SAFETENSORS = (*library.HELPS, ours.PLAIN, f"{ours.PLAIN} copies", ours.HYBRID, ACROSS)
+GGUF = (*llama_server.ARMS, OURS_GGUF, f"{OURS_GGUF} copies", f"{OURS_GGUF} hybrid")
+
+PairNames: TypeAlias = Annotated[Words, Len(2, 2), Shown("TARGET,DRAFT")]
+
+
+class Options(Flags):
+    safetensors: PairNames | None = None
+    """directories of two checkpoints"""
+    gguf: PairNames | None = None
+    """two GGUF files"""
+    llama_server: FileName | None = None
+    """llama.cpp's server"""
+    prompts: Folder
+    """see benchmarks/prompts.py"""
+    each: int = 1
+    """prompts of each kind"""
+    tokens: int = 64
+    """of a text, at most"""
+    length: int = 2048
+    """of a text, prompt included"""
+    threads: int = 2
+    """cores, and threads of every arm"""
+    dtype: Precision = "bfloat16"
+    """of checkpoints"""
+    arms: Annotated[Words, Shown("NAME,...")] = ()
+    """default: all that there are files for"""
+    out: Folder
+    """for what is written"""
+
+
+def plain_of(arm: str) -> str:
+    """The name of the arm that drafts nothing with the same engine."""
+    plains = (OURS_GGUF, ours.PLAIN, library.PLAIN, llama_server.PLAIN)
+    return next(plain for plain in plains if arm.startswith(plain))
+
+
+def groups_of(given: Options) -> list[Group]:
+    """The arms to play, by kind of files. Raises InvalidRequest for an unknown arm, for one without
+    its plain arm, and where there are no files.
+    """
+    files = [("Safetensors", ours.HYBRID, SAFETENSORS)] * bool(given.safetensors)
+    files += [("GGUF files", GGUF[-1], GGUF)] * bool(given.gguf)
+    known = [arm for _, _, arms in files for arm in arms]
+    wanted = given.arms or known
+    if not known:
+        raise InvalidRequest("no models: --safetensors or --gguf names them")
+    if unknown := [name for name in wanted if name not in known]:
+        raise InvalidRequest(f"--arms: no arm {unknown[0]!r}; there are {', '.join(known)}")
+    if alone := [name for name in wanted if plain_of(name) not in wanted]:
+        raise InvalidRequest(f"--arms: {alone[0]} is measured against {plain_of(alone[0])}: add it")
+    groups = [
+        Group(title, hybrid, {arm: plain_of(arm) for arm in arms if arm in wanted})
+        for title, hybrid, arms in files
+    ]
+    return [group for group in groups if group.plains]
 
 
 def pin(threads: int) -> list[int]:
@@ -73,7 +133,7 @@ def ask(prompts: Sequence[Prompt], models: Sequence[str]) -> list[Question]:
 
 @contextmanager
 def opened(
-    given: argparse.Namespace,
+    given: Options,
     groups: Sequence[Group],
     text: str,
     ids: Sequence[int],
@@ -84,16 +144,20 @@ def opened(
     arms, threads = list[Arm](), given.threads
     with ExitStack() as stack:
         if library.PLAIN in needed:
+            assert given.safetensors
             target, draft = given.safetensors
             dtype = DTYPES[given.dtype]
             arms += stack.enter_context(library_arms(Path(target), Path(draft), dtype, threads))
         if ours.PLAIN in needed:
+            assert given.safetensors
             target, draft = given.safetensors
             models = Models(target, draft, given.dtype, given.length)
             arms += stack.enter_context(arms_here(models, threads))
             if ACROSS in wanted:
                 arms += stack.enter_context(arms_over_grpc(models))
         if llama_server.PLAIN in needed:
+            assert given.gguf
+            assert given.llama_server
             target, draft = given.gguf
             servers = stack.enter_context(
                 llama_servers(given.llama_server, target, draft, threads, wanted)
@@ -101,6 +165,7 @@ def opened(
             servers[llama_server.PLAIN].check_prompt(text, ids)
             arms += [Arm(name, 1, server.play) for name, server in servers.items()]
         if OURS_GGUF in needed:
+            assert given.gguf
             target, draft = given.gguf
             arms += stack.enter_context(
                 arms_here(Models(target, draft, None, given.length), threads)
@@ -108,7 +173,7 @@ def opened(
         yield [arm for arm in arms if arm.name in wanted]
 
 
-def weights(given: argparse.Namespace) -> list[Path]:
+def weights(given: Options) -> list[Path]:
     """The files of all models."""
     checkpoints = [
         file for one in given.safetensors or () for file in sorted(Path(one).glob("*.safetensors"))
@@ -116,9 +181,7 @@ def weights(given: argparse.Namespace) -> list[Path]:
     return [*checkpoints, *map(Path, given.gguf or ())]
 
 
-def settings(
-    given: argparse.Namespace, groups: Sequence[Group], cores: list[int]
-) -> dict[str, Any]:
+def settings(given: Options, groups: Sequence[Group], cores: list[int]) -> dict[str, Any]:
     """Settings that a comparison must keep from its first prompt to its last."""
     versions = {name: importlib.metadata.version(name) for name in ("torch", "transformers")}
     if given.gguf:
@@ -126,8 +189,8 @@ def settings(
     if given.llama_server:
         versions["llama-server"] = llama_version(given.llama_server)
     return {
-        "safetensors": given.safetensors,
-        "gguf": given.gguf,
+        "safetensors": given.safetensors and list(given.safetensors),
+        "gguf": given.gguf and list(given.gguf),
         "dtype": given.dtype,
         "tokens": given.tokens,
         "threads": given.threads,
@@ -139,32 +202,9 @@ def settings(
     }
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = command(__doc__)
-    pair = ("TARGET", "DRAFT")
-    parser.add_argument(
-        "--safetensors", nargs=2, metavar=pair, help="directories of two checkpoints"
-    )
-    parser.add_argument("--gguf", nargs=2, metavar=pair, help="two GGUF files")
-    parser.add_argument("--llama_server", type=Path, metavar="FILE", help="llama.cpp's server")
-    parser.add_argument(
-        "--prompts", type=Path, required=True, metavar="DIR", help="see benchmarks/prompts.py"
-    )
-    parser.add_argument("--each", type=int, default=1, help="prompts of each kind")
-    parser.add_argument("--tokens", type=int, default=TOKENS, help="of a text, at most")
-    parser.add_argument("--length", type=int, default=2048, help="of a text, prompt included")
-    parser.add_argument("--threads", type=int, default=2, help="cores, and threads of every arm")
-    parser.add_argument("--dtype", choices=PRECISIONS, default="bfloat16", help="of checkpoints")
-    parser.add_argument("--arms", metavar="NAME,...", help="default: all that there are files for")
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="what is written")
-    return parser
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    given = _parser().parse_args(arguments)
+def main(given: Options) -> None:
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # servers end with their contexts
-    files = groups_of(safetensors=bool(given.safetensors), gguf=bool(given.gguf))
-    groups = chosen(files, given.arms)
+    groups = groups_of(given)
     played = {arm for group in groups for arm in group.plains}
     if played & set(llama_server.ARMS) and not given.llama_server:
         raise InvalidRequest("--llama_server names the binary for the arms of llama.cpp")
@@ -174,12 +214,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     questions = ask(prompts, [*(given.safetensors or ()), *(given.gguf or ())])
     if all(map(archive.has, questions)):
         tell(given.out, fixed, archive, groups)
-        return 0
+        return
     with opened(given, groups, prompts[0].text, questions[0].ids) as arms:
         for made in play(arms, questions, given.tokens, archive, weights(given)):
             print(f"{made.kind} {made.name}: load {made.loads[1]:.1f}", file=sys.stderr)
             tell(given.out, fixed, archive, groups)
-    return 0
 
 
 def tell(out: Path, fixed: dict[str, Any], archive: Archive, groups: Sequence[Group]) -> None:
@@ -197,4 +236,4 @@ def tell(out: Path, fixed: dict[str, Any], archive: Archive, groups: Sequence[Gr
 
 
 if __name__ == "__main__":
-    sys.exit(run_command(main, debug=False))
+    run(Options, main)

@@ -11,22 +11,22 @@ from typing import NamedTuple
 
 from benchmarks.rivals.arm import Arm, Hear, Told
 from inference.decode import Loop, TargetSession, decode
-from inference.draft_thread import Drafter, inline, threaded
+from inference.draft_thread import Drafter, inline, on_thread
 from inference.draft_tuning import TUNING
 from inference.drafters.copied_text import CopySource
 from inference.drafters.growing_proposer import GrowingProposer
 from inference.engine.local_session import LocalSession
 from inference.model.hub import is_gguf
 from inference.order import Decode
+from inference.planner.acceptance import Knowledge
 from inference.planner.acceptance_file import read_acceptance
-from inference.planner.knowledge import Knowledge
 from inference.planner.prices import Prices
 from inference.proposer import Proposer
 from inference.sampling import SamplingParams
 from inference.times import DraftTimes, LatencyModel
 from outrider.client.connecting import connect_target
 from outrider.client.drafting import load_draft
-from outrider.client.pools import GrowingRows, Pair
+from outrider.client.pools import GrowingRows, Pair, Rows
 from outrider.draft_methods import find_draft
 from outrider.models.profiles import user_profiles
 from outrider.money.goal import Goal
@@ -119,7 +119,8 @@ def arms_here(models: Models, threads: int) -> Iterator[list[Arm]]:
 
     def arm(what: str, proposers: Sequence[Proposer] = (), beside: bool = False) -> Arm:
         session = partial(LocalSession, engine, tenant=what)
-        way = Decoding(session, stop_ids, threaded(proposers), beside)
+        drafter = on_thread(Rows(proposers).lent) if proposers else inline()
+        way = Decoding(session, stop_ids, drafter, beside)
         name = f"{PLAIN}{models.suffix} {what}".strip()
         return Arm(name, threads, way.play, way.forget)
 
@@ -159,6 +160,6 @@ def arms_over_grpc(models: Models) -> Iterator[list[Arm]]:
             pair = Pair(connection, times, None)
             pool = GrowingRows(draft, pair, Goal(), [CopySource()])
             stop_ids = connection.description.stop_ids
-            way = Decoding(connection.session, stop_ids, threaded(pool.proposers))
+            way = Decoding(connection.session, stop_ids, on_thread(pool.lent))
             plain = PLAIN + models.suffix
             yield [Arm(f"{plain} hybrid gRPC", 1, way.play, way.forget)]

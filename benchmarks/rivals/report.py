@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from statistics import geometric_mean
 from typing import Any
 
-from benchmarks.harness import differs_at, geometric_interval, table_lines
+from benchmarks.harness import geometric_interval, table_lines
 from benchmarks.rivals.arm import Made
 from benchmarks.rivals.play import Answers
+from outrider.compare.divergence import first_difference
 
 ALL = "all"
 
@@ -52,7 +53,7 @@ def differing(answers: Sequence[Answers], group: Group) -> Iterator[tuple[str, s
     """
     for arm, plain in group.plains.items():
         for one in answers:
-            place = differs_at(one.made[arm].ids, one.made[plain].ids)
+            place = first_difference(one.made[arm].ids, one.made[plain].ids)
             if place is not None:
                 yield arm, f"{one.kind} {one.name}", place
 

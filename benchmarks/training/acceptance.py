@@ -17,23 +17,23 @@ of the other texts. --write fits all texts. Nothing is timed.
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import product
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.harness import command, table_lines
+from benchmarks.harness import FileName, Flags, run, table_lines
 from benchmarks.training import copying
 from benchmarks.training.agreement import TEMPERATURES, Agreement, load
 from benchmarks.training.logistic import WORTH, fit_weights
-from inference.drafters.tree_policies import edge_values
+from inference.drafters.round_proposer import edge_values
 from inference.errors import InvalidRequest
+from inference.flags.group import Repeated, Shown
 from inference.json_file import Json
 from inference.planner.acceptance import KINDS, RANKS, VERSION, AcceptanceModel
 from inference.planner.acceptance_file import read_acceptance, read_model
@@ -199,26 +199,18 @@ def origin(pairs: Sequence[Pair]) -> dict[str, Any]:
     }
 
 
-def named(text: str) -> tuple[str, Path]:
-    """NAME=FILE."""
-    name, _, path = text.rpartition("=")
-    if not name:
-        raise argparse.ArgumentTypeError(f"NAME=FILE is needed: got {text}")
-    return name, Path(path)
+class Options(Flags):
+    pair: Annotated[tuple[str, ...], Repeated(), Shown("NAME=DATA.npz")]
+    """collected texts, by a name for the table; may be repeated"""
+    write: FileName | None = None
+    """fit all texts, the held-out ones too, and write the record here"""
 
 
-def main() -> None:
-    parser = command(__doc__)
-    parser.add_argument(
-        "--pair", type=named, action="append", required=True, metavar="NAME=DATA.npz"
-    )
-    parser.add_argument(
-        "--write", type=Path, help="fit all texts, the held-out ones too, and write the record here"
-    )
-    given = parser.parse_args()
+def main(given: Options) -> None:
     random = np.random.default_rng(0)
     pairs = [
-        Pair(name, [rounds_of(text, random) for text in load(path)]) for name, path in given.pair
+        Pair(name, [rounds_of(text, random) for text in load(Path(path))])
+        for name, _, path in (one.rpartition("=") for one in given.pair)
     ]
     heads = ("pair", "T", "positions", "softmax", "shipped", "fitted on the others")
     print("\n".join(table_lines(heads, rows(pairs))))
@@ -229,4 +221,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run(Options, main)

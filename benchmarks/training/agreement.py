@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from benchmarks.harness import command, cpu_decoder
+from benchmarks.harness import FileName, Flags, Folder, cpu_decoder, run
 from benchmarks.training.corpus import read_texts
 from inference.backends.eager import EagerModel
 from inference.backends.sequence import ModelSequence
@@ -227,24 +227,24 @@ def written(
     return [Written(*one) for one in zip(asked, texts, params, strict=True)]
 
 
-def main() -> None:
-    parser = command(__doc__)
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--target", type=Path, default=EMBEDDED / "target")
-    parser.add_argument("--draft", type=Path, default=EMBEDDED / "draft")
-    parser.add_argument(
-        "--prompts", type=Path, help="lines of JSON; default: the embedded pair's held-out files"
-    )
-    parser.add_argument(
-        "--chat", action="store_true", help="put each prompt into the model's chat template"
-    )
-    parser.add_argument(
-        "--texts", type=int, default=16, help="prompts, each continued at every temperature"
-    )
-    parser.add_argument("--new", type=int, default=128, help="tokens of a text")
-    parser.add_argument("--batch", type=int, default=24, help="texts written at once")
-    parser.add_argument("--threads", type=int, default=1)
-    given = parser.parse_args()
+class Options(Flags):
+    out: FileName
+    target: Folder = EMBEDDED / "target"
+    draft: Folder = EMBEDDED / "draft"
+    prompts: FileName | None = None
+    """lines of JSON (default: the embedded pair's held-out files)"""
+    chat: bool = False
+    """put each prompt into the model's chat template"""
+    texts: int = 16
+    """prompts, each continued at every temperature"""
+    new: int = 128
+    """tokens of a text"""
+    batch: int = 24
+    """texts written at once"""
+    threads: int = 1
+
+
+def main(given: Options) -> None:
     torch.set_num_threads(given.threads)
     tokenizer = Tokenizer(given.target)
     prompts = (
@@ -266,4 +266,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run(Options, main)

@@ -9,7 +9,6 @@ PARD's published format. All that a mask is taught is what the target says at it
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,10 +18,10 @@ import torch
 from torch import Tensor
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
-from benchmarks.training.corpus import parser_of, prepared, read_texts
+from benchmarks.harness import Folder, run
+from benchmarks.training.corpus import TrainingFlags, prepared, read_texts
 from benchmarks.training.pair import CONTEXT, amend_json, ask_teacher, draft_batches, save_model
 from benchmarks.training.trainer import BATCH_TOKENS, Trainer, cut_windows, token_stream
-from inference.command import run_command
 from outrider.models.directories import EMBEDDED
 
 POSITIONS = 4
@@ -166,12 +165,13 @@ def write(model: LlamaForCausalLM, pair: Path, folder: Path) -> None:
     amend_json(folder / "config.json", pard_token=mask, para_num=POSITIONS, spd_type="pard")
 
 
-def main() -> int:
-    parser = parser_of(__doc__, threads=1)
-    parser.add_argument("--pair", type=Path, default=EMBEDDED)
-    parser.add_argument("--out", type=Path, default=EMBEDDED / "block_draft")
-    parser.add_argument("--steps", type=int, default=500)
-    given = parser.parse_args()
+class Options(TrainingFlags):
+    pair: Folder = EMBEDDED
+    out: Folder = EMBEDDED / "block_draft"
+    steps: int = 500
+
+
+def main(given: Options) -> None:
     listing = prepared(given, given.pair)
     tokenizer = PreTrainedTokenizerFast.from_pretrained(given.pair / "draft")
     stream = token_stream(tokenizer, read_texts(listing, "train"))
@@ -184,8 +184,7 @@ def main() -> int:
     model = train(target, draft, stream, given.steps, given.seed)
     print(f"{time.process_time() - began:.0f} CPU seconds", flush=True)
     write(model, given.pair, given.out)
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(run_command(main, debug=False))
+    run(Options, main)

@@ -5,7 +5,6 @@ A list of its files with their digests, some of them held out, is kept beside th
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import json
 import platform
@@ -16,7 +15,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.harness import command
+from benchmarks.harness import Flags
 
 HELD_OUT_SHARE = 0.05
 # Tests are not on every installation; the others are generated tables, build leftovers or grammar
@@ -100,22 +99,16 @@ def checked_listing(path: Path, allow_different: bool) -> dict[str, Any]:
     return listing
 
 
-def parser_of(text: str | None, threads: int) -> argparse.ArgumentParser:
-    """A parser with the flags of every training.
+class TrainingFlags(Flags):
+    """Flags of every training."""
 
-    text: the help, a module's docstring
-    threads: of the CPU, where the user says nothing
-    """
-    parser = command(text)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--threads", type=int, default=threads, help="CPU threads")
-    parser.add_argument(
-        "--allow-different-files", action="store_true", help="go on where local files differ"
-    )
-    return parser
+    seed: int = 0
+    threads: int = 1
+    allow_different_files: bool = False
+    """go on where local files differ"""
 
 
-def prepared(given: argparse.Namespace, pair: Path) -> dict[str, Any]:
+def prepared(given: TrainingFlags, pair: Path) -> dict[str, Any]:
     """Prepare torch for a training with these flags, and return the list of the pair's files."""
     torch.set_num_threads(given.threads)
     torch.use_deterministic_algorithms(True)

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import json
 import math
-import sys
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -24,7 +23,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from benchmarks.harness import command, cpu_decoder, table_lines
+from benchmarks.harness import FileName, Flags, Folder, cpu_decoder, run, table_lines
 from benchmarks.training.agreement import (
     TEMPERATURES,
     Prompt,
@@ -35,14 +34,12 @@ from benchmarks.training.logistic import WORTH, fit_weights
 from inference.backends import Masks
 from inference.backends.eager import EagerModel
 from inference.backends.sequence import ModelSequence
-from inference.command import run_command
 from inference.errors import InvalidRequest
 from inference.json_file import Json
 from inference.model.config import read_config
-from inference.planner.acceptance import LIKELY, OFFSETS
+from inference.planner.acceptance import LIKELY, OFFSETS, hazards
 from inference.planner.acceptance_file import read_acceptance, read_model
 from inference.planner.child_features import FloatArray, mask_features, rank_features, said_by
-from inference.planner.law import hazards
 from inference.sampling import SamplingParams
 from inference.text import Tokenizer
 from inference.tree import TokenTree
@@ -205,14 +202,19 @@ def shares(texts: Sequence[Reading]) -> Iterator[list[str]]:
             yield [f"{temperature:g}", str(offset), str(len(right)), *row]
 
 
-def main() -> int:
-    parser = command(__doc__)
-    parser.add_argument("--draft", type=Path, default=EMBEDDED / "block_draft")
-    parser.add_argument("--texts", type=int, default=12, help="prompts")
-    parser.add_argument("--new", type=int, default=96, help="tokens of a text")
-    parser.add_argument("--batch", type=int, default=36, help="texts written at once")
-    parser.add_argument("--write", type=Path, help="put the fit of all texts into this record")
-    given = parser.parse_args()
+class Options(Flags):
+    draft: Folder = EMBEDDED / "block_draft"
+    texts: int = 12
+    """prompts"""
+    new: int = 96
+    """tokens of a text"""
+    batch: int = 36
+    """texts written at once"""
+    write: FileName | None = None
+    """put the fit of all texts into this record"""
+
+
+def main(given: Options) -> None:
     torch.set_num_threads(1)
     masks = read_masks(given.draft, read_config(given.draft).vocab_size)
     texts = collect(given.draft, masks, given.texts, given.new, given.batch)
@@ -222,8 +224,7 @@ def main() -> int:
         record = json.loads(given.write.read_text(encoding="utf-8"))
         record["guessing"] = fit(texts)
         given.write.write_text(json.dumps(record) + "\n", encoding="utf-8")
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(run_command(main, debug=False))
+    run(Options, main)

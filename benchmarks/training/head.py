@@ -11,7 +11,6 @@ one length; each step learns all of them.
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict
@@ -23,14 +22,14 @@ from safetensors.torch import save_file
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
-from benchmarks.harness import cpu_decoder
-from benchmarks.training.corpus import parser_of, prepared, read_texts
+from benchmarks.harness import FileName, Folder, cpu_decoder, run
+from benchmarks.training.corpus import TrainingFlags, prepared, read_texts
 from benchmarks.training.trainer import Trainer, batches, token_stream
+from inference.flags.values import Counts
 from inference.model.cache import KeysValues
 from inference.model.config import ModelConfig, read_config
 from inference.model.decoder import Decoder, Past, RMSNorm, Sight
-from inference.model.eagle import EagleHead
-from inference.model.eagle_config import HeadConfig
+from inference.model.eagle import EagleHead, HeadConfig
 from outrider.models.directories import EMBEDDED
 
 MOST_POSITIONS, LENGTH = 1024, 128
@@ -154,7 +153,22 @@ def save_head(head: EagleHead, directory: Path) -> None:
     save_file(tensors, directory / "model.safetensors")
 
 
-def texts_of(given: argparse.Namespace) -> Iterator[Tensor]:
+class Options(TrainingFlags):
+    out: Folder
+    """of the head"""
+    target: Folder = EMBEDDED / "target"
+    ids: FileName | None = None
+    """texts to learn from"""
+    layers: Counts = (2, 4, 6)
+    """of the target, whose states it reads"""
+    inner: int = 512
+    """width of its MLP"""
+    steps: int = 2000
+    levels: int = 2
+    """depths that it learns for"""
+
+
+def texts_of(given: Options) -> Iterator[Tensor]:
     """Endless batches [N, L] of what is learnt from."""
     if given.ids is not None:
         return repeat(torch.tensor(json.loads(given.ids.read_text(encoding="utf-8"))))
@@ -164,26 +178,16 @@ def texts_of(given: argparse.Namespace) -> Iterator[Tensor]:
     return (inputs for inputs, _ in batches(stream, LENGTH, generator))
 
 
-def main() -> None:
-    parser = parser_of(__doc__, threads=1)
-    parser.add_argument("--out", type=Path, required=True, help="folder of the head")
-    parser.add_argument("--target", type=Path, default=EMBEDDED / "target", metavar="DIR")
-    parser.add_argument("--ids", type=Path, metavar="FILE", help="texts to learn from")
-    parser.add_argument("--layers", default="2,4,6", help="of the target, whose states it reads")
-    parser.add_argument("--inner", type=int, default=512, help="width of its MLP")
-    parser.add_argument("--steps", type=int, default=2000, help="training steps")
-    parser.add_argument("--levels", type=int, default=2, help="depths that it learns for")
-    given = parser.parse_args()
+def main(given: Options) -> None:
     torch.manual_seed(given.seed)
     texts = texts_of(given)
     config = read_config(given.target)
     positions = min(config.max_positions, MOST_POSITIONS)
     target = cpu_decoder(given.target, positions, config.vocab_size, torch.float32)
-    kept = tuple(map(int, given.layers.split(",")))
-    head = new_head(target, kept, given.inner, positions)
+    head = new_head(target, given.layers, given.inner, positions)
     teach(head, target, texts, steps=given.steps, levels=given.levels)
     save_head(head, given.out)
 
 
 if __name__ == "__main__":
-    main()
+    run(Options, main)

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from inference.planner.acceptance import hazards
 from inference.planner.child_features import FloatArray
-from inference.planner.law import hazards
 
 WORTH = 30
 """Verdicts that the fitted prior stands for: what a session of another pair must outweigh."""

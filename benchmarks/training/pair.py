@@ -8,10 +8,10 @@ The text is the Python standard library's own source, so nothing is downloaded:
 
 from __future__ import annotations
 
-import argparse
 import json
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, 
 from torch.nn import functional
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from benchmarks.training.corpus import make_file_list, parser_of, prepared, read_texts
+from benchmarks.harness import Folder, run
+from benchmarks.training.corpus import TrainingFlags, make_file_list, prepared, read_texts
 from benchmarks.training.pair_metrics import measure_pair, write_card
 from benchmarks.training.trainer import (
     BATCH_TOKENS,
@@ -31,6 +32,7 @@ from benchmarks.training.trainer import (
     cut_windows,
     token_stream,
 )
+from inference.flags.values import Counts
 from outrider.models.directories import EMBEDDED
 
 BEGIN, END = "<|begin|>", "<|end|>"
@@ -164,7 +166,7 @@ def draft_round(
 
 
 def train_draft(
-    target: LlamaForCausalLM, stream: torch.Tensor, rounds: list[int], seed: int
+    target: LlamaForCausalLM, stream: torch.Tensor, rounds: Sequence[int], seed: int
 ) -> LlamaForCausalLM:
     """Distil the target into the draft: cross-entropy with the target's probabilities on the
     training text.
@@ -206,7 +208,21 @@ def save_model(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, fold
             path.replace(folder / path.name)
 
 
-def train_pair(options: argparse.Namespace, listing: dict[str, Any]) -> dict[str, Any]:
+class Options(TrainingFlags):
+    threads: int = 2
+    out: Folder = EMBEDDED
+    """of the pair"""
+    steps: int = 2200
+    """training steps of the target"""
+    draft_steps: Counts = (2600, 2800)
+    """the draft's steps, by round"""
+    write_file_list: bool = False
+    """list the local library's files, and stop"""
+    measure_only: bool = False
+    """measure the pair that is there, and stop"""
+
+
+def train_pair(options: Options, listing: dict[str, Any]) -> dict[str, Any]:
     """Train and write both models, and say what it took."""
     texts = read_texts(listing, "train")
     tokenizer = make_tokenizer(texts)
@@ -232,25 +248,8 @@ def train_pair(options: argparse.Namespace, listing: dict[str, Any]) -> dict[str
     }
 
 
-def main() -> None:
+def main(options: Options) -> None:
     """Train, measure and describe the embedded pair."""
-    parser = parser_of(__doc__, threads=2)
-    parser.add_argument("--out", type=Path, default=EMBEDDED, help="folder of the pair")
-    parser.add_argument("--steps", type=int, default=2200, help="training steps of the target")
-    parser.add_argument(
-        "--draft-steps",
-        type=int,
-        nargs="+",
-        default=[2600, 2800],
-        help="the draft's steps, by round",
-    )
-    parser.add_argument(
-        "--write-file-list", action="store_true", help="list the local library's files, and stop"
-    )
-    parser.add_argument(
-        "--measure-only", action="store_true", help="measure the pair that is there, and stop"
-    )
-    options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     if options.write_file_list:
         listed = json.dumps(make_file_list(options.seed), indent=1) + "\n"
@@ -269,4 +268,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run(Options, main)

@@ -286,7 +286,7 @@ def write_card(out: Path, metrics: dict[str, Any], listing: dict[str, Any]) -> N
         agreement=agreement_table(metrics),
         positions=position_table(metrics),
         samples=sample_text(metrics),
-        **training | {"draft_steps": " ".join(map(str, training["draft_steps"]))},
+        **training | {"draft_steps": ",".join(map(str, training["draft_steps"]))},
         **{f"machine_{name}": value for name, value in machine_facts.items()},
     )
     (out / "README.md").write_text(card)

@@ -1,27 +1,30 @@
 """Builds an artefact directory from a spec, stage by stage, through a Builder. A finished stage is
 not built again.
 
-Stages are the weights, each graph, and what needs all graphs. The manifest is written last. It is
+Stages are the weights, each graph, and what needs all graphs. `.build/` in the artefact's directory
+remembers what each was made from, and the hashes of its files. The manifest is written last. It is
 removed before anything that it covers is changed.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import platform
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from filelock import FileLock, Timeout
 
 from compile.build.progress import JOINT, WEIGHTS, BuildProgress
-from compile.build.stages import STATE, Stages, hash_of
 from compile.spec import CompileSpec
 from inference.artifact import (
     MANIFEST,
@@ -33,9 +36,26 @@ from inference.artifact import (
     write_manifest,
 )
 from inference.errors import BadArtifact, InvalidRequest
-from inference.whole_file import write_whole
+from inference.file_model import Record, Text, read_record
+from inference.files import write_whole
+from inference.json_file import read_json
 
+if TYPE_CHECKING:
+    from inference.model.decoder import Decoder
+
+STATE = ".build"
 _COPIED = ("config.json", "generation_config.json", *TOKENIZER_FILES)
+
+
+@dataclass(frozen=True)
+class MadeWith:
+    """The compiler of an artefact and its machine. It is asked for before anything is built:
+    compilers may change their settings later.
+    """
+
+    versions: Mapping[str, str]  # of what decides the files: package or SDK -> version
+    host: Mapping[str, str]  # needs that the files have of the machine that loads them
+    flags: Mapping[str, str]  # of the compiler, the spec's included
 
 
 class Builder(Protocol):
@@ -60,16 +80,8 @@ class Builder(Protocol):
         """Build what needs all graphs. There may be nothing."""
         ...
 
-    def versions(self) -> Mapping[str, str]:
-        """Versions of what decides the files: package or SDK -> version."""
-        ...
-
-    def host(self) -> Mapping[str, str]:
-        """Needs that the files have of the machine that loads them: name -> value."""
-        ...
-
-    def flags(self) -> Mapping[str, str]:
-        """The compiler flags in force, the spec's included."""
+    def made_with(self) -> MadeWith:
+        """Return what decides the files beside the spec."""
         ...
 
 
@@ -100,6 +112,22 @@ def read_source(directory: Path) -> Source:
     )
 
 
+def load_whole(spec: CompileSpec, checkpoint: Path) -> Decoder:
+    """A checkpoint's decoder on the CPU, not divided, in the type of the spec's states."""
+    import torch
+
+    from inference.model.checkpoint import load_decoder
+    from inference.model.float8 import states_of
+
+    return load_decoder(
+        checkpoint,
+        positions=spec.sequence_length,
+        vocabulary=spec.vocabulary,
+        dtype=states_of(spec.dtype),
+        device=torch.device("cpu"),
+    )
+
+
 def build_artifact(
     spec: CompileSpec,
     source: Source,
@@ -117,19 +145,7 @@ def build_artifact(
     if not spec.buckets:
         raise InvalidRequest("no graphs are asked for")
     _make_room(directory)
-    with building_alone(directory):
-        return _build(spec, source, builder, directory, command, progress)
-
-
-def _build(
-    spec: CompileSpec,
-    source: Source,
-    builder: Builder,
-    directory: Path,
-    command: str,
-    progress: BuildProgress,
-) -> Manifest:
-    with_ = _MadeWith.by(builder)
+    with_ = builder.made_with()
     names = [bucket.name for bucket in spec.graphs]
     progress.planned([WEIGHTS, *names, JOINT], builder.workers)
     stages = Stages(directory, _base_key(spec, source, with_), progress)
@@ -140,11 +156,12 @@ def _build(
             shutil.copyfile(source.directory / name, directory / name)
         return [*present, *builder.prepare(directory)]
 
-    files = stages.run(WEIGHTS, {"copied": hash_files(source.directory, present)}, prepare)
-    for made in _build_graphs(spec.graphs, builder, stages):
-        files |= made
-    files |= stages.run(JOINT, {"files": files}, lambda: builder.finish(directory, spec.graphs))
-    return _write_once(directory, _manifest(spec, source, with_, files, command))
+    with building_alone(directory):
+        files = stages.run(WEIGHTS, {"copied": hash_files(source.directory, present)}, prepare)
+        for made in _build_graphs(spec.graphs, builder, stages):
+            files |= made
+        files |= stages.run(JOINT, {"files": files}, lambda: builder.finish(directory, spec.graphs))
+        return _write_once(directory, _manifest(spec, source, with_, files, command))
 
 
 def _build_graphs(
@@ -170,7 +187,71 @@ def _build_graphs(
 
 def planned_manifest(spec: CompileSpec, source: Source, builder: Builder) -> Manifest:
     """The manifest before the build: complete except for files."""
-    return _manifest(spec, source, _MadeWith.by(builder), {}, "")
+    return _manifest(spec, source, builder.made_with(), {}, "")
+
+
+@dataclass(frozen=True)
+class Stage(Record):
+    """The record of a finished stage. It lies beside the artefact."""
+
+    key: Text  # hash of what it was made from
+    files: Mapping[Text, Text]  # path -> SHA-256
+
+
+@dataclass(frozen=True)
+class Stages:
+    """The stages of one build. Several may run at the same time, from several threads."""
+
+    directory: Path
+    base: str  # hash of what every stage is made from
+    progress: BuildProgress
+
+    def run(
+        self, name: str, made_from: Mapping[str, Any], make: Callable[[], Iterable[str]]
+    ) -> dict[str, str]:
+        """Run the stage if needed. Returns its files: path -> SHA-256."""
+        key = hash_of({"base": self.base, **made_from})
+        path = self.directory / STATE / f"{name}.json"
+        files = _finished(self.directory, path, key)
+        if files is not None:
+            self.progress.present(name)
+            return files
+        self.progress.started(name)
+        if path.is_file() or name == WEIGHTS:  # a manifest does not cover a graph that is new
+            (self.directory / MANIFEST).unlink(missing_ok=True)
+        path.unlink(missing_ok=True)
+        start = time.perf_counter()
+        files = _hash_made(self.directory, name, make())
+        seconds = time.perf_counter() - start
+        write_whole(path, json.dumps(asdict(Stage(key, files))) + "\n")
+        size = sum((self.directory / file).stat().st_size for file in files)
+        self.progress.finished(name, seconds, size)
+        return files
+
+
+def hash_of(value: Mapping[str, Any]) -> str:
+    """SHA-256 of a value's JSON, in hexadecimal digits."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+
+
+def _finished(directory: Path, path: Path, key: str) -> dict[str, str] | None:
+    """Files of a stage that was made from the same inputs and is unchanged. None: it has to be
+    run.
+    """
+    try:
+        stage = read_record(read_json(path, BadArtifact), Stage)
+        made = stage.key == key and hash_files(directory, stage.files) == stage.files
+    except (BadArtifact, OSError):
+        return None
+    return dict(stage.files) if made else None
+
+
+def _hash_made(directory: Path, stage: str, names: Iterable[str]) -> dict[str, str]:
+    names = list(names)
+    missing = [name for name in names if not (directory / name).is_file()]
+    if missing:
+        raise BadArtifact(f"{stage}: the builder named {missing[0]}, which it did not write")
+    return hash_files(directory, names)
 
 
 @contextmanager
@@ -195,21 +276,6 @@ def building_alone(directory: Path) -> Iterator[None]:
         lock.release()
 
 
-@dataclass(frozen=True)
-class _MadeWith:
-    """A builder's versions, host and flags before it built: compilers may change their settings
-    later.
-    """
-
-    versions: Mapping[str, str]
-    host: Mapping[str, str]
-    flags: Mapping[str, str]
-
-    @classmethod
-    def by(cls, builder: Builder) -> _MadeWith:
-        return cls(dict(builder.versions()), dict(builder.host()), dict(builder.flags()))
-
-
 def _make_room(directory: Path) -> None:
     try:
         for name in (STATE, "graphs", "weights"):
@@ -218,7 +284,7 @@ def _make_room(directory: Path) -> None:
         raise InvalidRequest(f"--out {directory} cannot be written: {error.strerror}") from error
 
 
-def _base_key(spec: CompileSpec, source: Source, with_: _MadeWith) -> str:
+def _base_key(spec: CompileSpec, source: Source, with_: MadeWith) -> str:
     """Hash of everything that any stage is made from. The list of graphs is left out, so that a
     graph may be added.
     """
@@ -240,7 +306,7 @@ def _base_key(spec: CompileSpec, source: Source, with_: _MadeWith) -> str:
 
 
 def _manifest(
-    spec: CompileSpec, source: Source, with_: _MadeWith, files: Mapping[str, str], command: str
+    spec: CompileSpec, source: Source, with_: MadeWith, files: Mapping[str, str], command: str
 ) -> Manifest:
     return Manifest(
         target=spec.target,

@@ -10,16 +10,18 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
+from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 
+from compile.build.build import MadeWith, load_whole
 from compile.build.equality import Eager, check_equal, check_independent
 from compile.spec import CompileSpec
 from inference.artifact import Bucket, DraftBucket, RoundBucket
@@ -27,7 +29,7 @@ from inference.backends.compiled import WEIGHTS, Graph, graph_path, host, load_g
 from inference.backends.fused import DRAFT_WEIGHTS, round_constants
 from inference.errors import BadArtifact, InvalidRequest
 from inference.model.cache import KeysValues, cache_names, empty_cache
-from inference.model.checkpoint import DTYPES, load_decoder
+from inference.model.checkpoint import DTYPES
 from inference.model.decoder import Decoder
 from inference.model.round_graph import RoundGraph, round_inputs
 from inference.model.verify_graph import VerifyGraph, example_inputs
@@ -51,7 +53,8 @@ class Loaded(NamedTuple):
     def constants(self) -> dict[str, Tensor]:
         """The tensors that its graphs take from outside, by their names in the graphs."""
         names = cache_names(len(self.cache.keys))
-        return graph_constants(self.decoder) | dict(zip(names, self.cache.tensors, strict=True))
+        weights = {f"decoder.{name}": one for name, one in weights_of(self.decoder).items()}
+        return weights | dict(zip(names, self.cache.tensors, strict=True))
 
 
 class CpuBuilder:
@@ -74,7 +77,9 @@ class CpuBuilder:
         if self._spec.fused is not None:
             written[DRAFT_WEIGHTS] = self._draft
         for name, model in written.items():
-            save_weights(model.decoder, directory / name)
+            weights = weights_of(model.decoder).items()
+            (directory / name).parent.mkdir(parents=True, exist_ok=True)
+            save_file({key: one.detach().contiguous() for key, one in weights}, directory / name)
         return list(written)
 
     def build(self, bucket: Bucket, directory: Path) -> list[str]:
@@ -122,14 +127,9 @@ class CpuBuilder:
         """Do nothing: each graph stands alone."""
         return []
 
-    def versions(self) -> Mapping[str, str]:
-        return {"torch": torch.__version__}
-
-    def host(self) -> Mapping[str, str]:
-        return host()
-
-    def flags(self) -> Mapping[str, str]:
-        return {name: str(value) for name, value in self._config.items()}
+    def made_with(self) -> MadeWith:
+        flags = {name: str(value) for name, value in self._config.items()}
+        return MadeWith({"torch": torch.__version__}, host(), flags)
 
     @cached_property
     def _target(self) -> Loaded:
@@ -142,21 +142,11 @@ class CpuBuilder:
 
     def _load(self, checkpoint: Path) -> Loaded:
         """A decoder, and caches full of noise, which the comparisons read."""
-        spec, dtype = self._spec, DTYPES[self._spec.dtype]
-        decoder = load_decoder(
-            checkpoint,
-            positions=spec.sequence_length,
-            vocabulary=spec.vocabulary,
-            dtype=dtype,
-            device=torch.device("cpu"),
-        )
-        cache, generator = (
-            empty_cache(decoder.config, spec.rows, spec.capacity, dtype),
-            torch.Generator().manual_seed(0),
-        )
-        return Loaded(
-            decoder, KeysValues.of(held.normal_(generator=generator) for held in cache.tensors)
-        )
+        spec, generator = self._spec, torch.Generator().manual_seed(0)
+        decoder = load_whole(spec, checkpoint)
+        cache = empty_cache(decoder.config, spec.rows, spec.capacity, DTYPES[spec.dtype])
+        noise = KeysValues.of(held.normal_(generator=generator) for held in cache.tensors)
+        return Loaded(decoder, noise)
 
 
 def write_package(
@@ -206,21 +196,6 @@ def weights_of(decoder: Decoder) -> dict[str, Tensor]:
     return {**dict(decoder.named_parameters()), "cos": decoder.cos, "sin": decoder.sin}
 
 
-def save_weights(decoder: Decoder, path: Path) -> None:
-    """Write the weights to a file, by the names of weights_of()."""
-    from safetensors.torch import save_file
-
-    path.parent.mkdir(parents=True, exist_ok=True)
-    save_file(
-        {name: tensor.detach().contiguous() for name, tensor in weights_of(decoder).items()}, path
-    )
-
-
-def graph_constants(decoder: Decoder) -> dict[str, Tensor]:
-    """The tensors that a graph needs besides its caches, by their names in the graph."""
-    return {f"decoder.{name}": tensor for name, tensor in weights_of(decoder).items()}
-
-
 def _inductor_settings(flags: Mapping[str, str]) -> dict[str, object]:
     """Settings of torch._inductor.config in their own types. Raises InvalidRequest for one that it
     does not have.
@@ -229,21 +204,18 @@ def _inductor_settings(flags: Mapping[str, str]) -> dict[str, object]:
 
     known = config.get_config_copy()
     settings: dict[str, object] = {}
+    readers: Mapping[type, Callable[[str], object]] = {
+        bool: lambda text: text.lower() in ("", "1", "true"),
+        int: int,
+    }
     for name, text in flags.items():
         if name not in known or name in ALWAYS:
             raise InvalidRequest(
                 f"compiler flag {name}: for cpu, flags are settings of torch._inductor.config, "
                 "such as cpp.simdlen=256"
             )
-        kind = type(known[name])
         try:
-            settings[name] = (
-                text.lower() in ("", "1", "true")
-                if kind is bool
-                else int(text)
-                if kind is int
-                else text
-            )
+            settings[name] = readers.get(type(known[name]), str)(text)
         except ValueError as error:
             raise InvalidRequest(f"compiler flag {name}={text}: a number is needed") from error
     return settings

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from inference.artifact import Bucket, RoundBucket
 from inference.backends.compiled import Graph
-from inference.engine.graph_tree import blank_tree
+from inference.engine.graph_rounds import blank_tree
 from inference.errors import BadArtifact
 from inference.model.noise import noise
 from inference.model.round_graph import RoundGraph, round_inputs
@@ -64,7 +64,8 @@ def check_equal(eager: Eager, compiled: Graph, bucket: Bucket, *, sequence_lengt
     """Raise BadArtifact unless answers, keys, values and features are those of the eager graph,
     within the tolerance of its precision.
     """
-    first, kind = eager.cache().keys[0], _kind_of(bucket)
+    first = eager.cache().keys[0]
+    kind = _Rounds() if isinstance(bucket, RoundBucket) else _Trees()
     allowed = ROUNDING[first.dtype]
     differing = total = 0
     errors: dict[str, list[Tensor]] = {}
@@ -95,10 +96,8 @@ def _states(outputs: Sequence[Tensor]) -> list[Tensor]:
 
 def distances(ours: Tensor, theirs: Tensor) -> Tensor:  # [layers, B, T, width] twice -> [B * T]
     """The distance of each node's states, relative to their length."""
-    errors, lengths = (
-        part.float().square().sum((0, 3)).sqrt() for part in (ours.float() - theirs.float(), theirs)
-    )
-    return (errors / lengths).flatten()
+    differences = (ours.float() - theirs.float()).square().sum((0, 3)).sqrt()
+    return (differences / theirs.float().square().sum((0, 3)).sqrt()).flatten()
 
 
 @torch.no_grad()
@@ -106,7 +105,8 @@ def check_independent(eager: Eager, graph: Graph, bucket: Bucket, *, sequence_le
     """Raise BadArtifact if any bit of a result depends on nodes that it does not see or on other
     rows.
     """
-    kind, rows = _kind_of(bucket), len(eager.cache().keys[0])
+    rows = len(eager.cache().keys[0])
+    kind = _Rounds() if isinstance(bucket, RoundBucket) else _Trees()
     inputs, other = (
         random_inputs(bucket, eager.decoder.vocabulary, rows, sequence_length, seed)
         for seed in (0, 1)
@@ -189,10 +189,6 @@ class _Rounds:
         yield _Change("the root's", "what is drafted below it", redrafted, root)
 
 
-def _kind_of(bucket: Bucket) -> _Trees | _Rounds:
-    return _Rounds() if isinstance(bucket, RoundBucket) else _Trees()
-
-
 def random_inputs(
     bucket: Bucket, vocabulary: int, cache_rows: int, sequence_length: int, seed: int
 ) -> Inputs:
@@ -201,16 +197,12 @@ def random_inputs(
     """
     rng = np.random.default_rng(seed)
     if isinstance(bucket, RoundBucket):
-        inputs, drawn = (
-            round_inputs(bucket),
-            _draw_round(bucket, vocabulary, sequence_length, rng, seed),
-        )
+        inputs = round_inputs(bucket)
+        drawn = _draw_round(bucket, vocabulary, sequence_length, rng, seed)
         drawn["draft_rows"] = rng.permutation(cache_rows)[: bucket.rows]
     else:
-        inputs, drawn = (
-            example_inputs(bucket),
-            _draw_trees(bucket, vocabulary, sequence_length, rng),
-        )
+        inputs = example_inputs(bucket)
+        drawn = _draw_trees(bucket, vocabulary, sequence_length, rng)
     drawn["rows"] = rng.permutation(cache_rows)[: bucket.rows]
     inputs |= {
         name: torch.from_numpy(np.ascontiguousarray(array, dtype=np.int32))
@@ -295,10 +287,8 @@ def _gap(eager: Eager, inputs: Inputs, ours: Tensor, theirs: Tensor) -> Tensor: 
         scores = sampling.scaled(scores)
         greatest = scores.abs().amax(-1)
         ids = torch.arange(scores.shape[-1], dtype=torch.int32)
-        scores = scores + sampling.weigh(
-            noise(sampling.seed[:, None, None], inputs["after"][:, :, None], ids)
-        )
-    both = torch.gather(
-        scores, -1, torch.stack((ours, theirs), -1).to(torch.int64).clamp(0, scores.shape[-1] - 1)
-    )
+        drawn = noise(sampling.seed[:, None, None], inputs["after"][:, :, None], ids)
+        scores = scores + sampling.weigh(drawn)
+    chosen = torch.stack((ours, theirs), -1).to(torch.int64).clamp(0, scores.shape[-1] - 1)
+    both = torch.gather(scores, -1, chosen)
     return (both[..., 0] - both[..., 1]).abs() / greatest

@@ -5,16 +5,17 @@ from __future__ import annotations
 import logging
 import multiprocessing
 import os
-import threading
+import signal
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from multiprocessing.connection import Connection
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
-from compile.build.build import Builder
-from compile.plan.build_memory import processors
+from compile.build.build import Builder, MadeWith
+from compile.plan.memory import processors
 from inference.artifact import Bucket
-from inference.errors import BadArtifact, OutriderError
+from inference.errors import BadArtifact
 
 _TALKATIVE = ("torch", "absl", "jax", "Neuron", "neuronx_distributed", "libneuronxla")
 
@@ -29,76 +30,51 @@ class InProcesses:
     """
 
     def __init__(self, make: MakeBuilder, workers: int, *, quiet: bool) -> None:
-        self._make, self._quiet, self.workers = make, quiet, workers
-        self._here = make()
+        self.workers, self._here = workers, make()
         self.target = self._here.target
-        self._idle: list[Connection] = []
-        self._lock = threading.Lock()
+        threads = max(1, processors() // workers)
+        spawned = multiprocessing.get_context("spawn")
+        self._pool = ProcessPoolExecutor(workers, spawned, _begin, (make, threads, quiet))
 
     def prepare(self, directory: Path) -> list[str]:
         return self._here.prepare(directory)
 
     def build(self, bucket: Bucket, directory: Path) -> list[str]:
         """Build one graph in another process. Raises what its builder raised."""
-        with self._lock:
-            worker = self._idle.pop() if self._idle else self._start()
         try:
-            worker.send((bucket, directory))
-            made: list[str] | OutriderError = worker.recv()
-        except (EOFError, OSError) as error:
+            return self._pool.submit(_build, bucket, directory).result()
+        except BrokenProcessPool as error:
             raise BadArtifact(
                 f"graph {bucket.name}: the process that built it ended. With too little memory, "
                 "--workers 1 builds one graph at a time"
             ) from error
-        with self._lock:
-            self._idle.append(worker)
-        if isinstance(made, OutriderError):
-            raise made
-        return made
 
     def finish(self, directory: Path, buckets: Sequence[Bucket]) -> list[str]:
         """Let the processes end."""
-        while self._idle:
-            self._idle.pop().close()
+        self._pool.shutdown()
         return self._here.finish(directory, buckets)
 
-    def versions(self) -> Mapping[str, str]:
-        return self._here.versions()
-
-    def host(self) -> Mapping[str, str]:
-        return self._here.host()
-
-    def flags(self) -> Mapping[str, str]:
-        return self._here.flags()
-
-    def _start(self) -> Connection:
-        context = multiprocessing.get_context("spawn")
-        ours, theirs = context.Pipe()
-        threads = max(1, processors() // self.workers)
-        arguments = (theirs, self._make, threads, self._quiet)
-        context.Process(target=_serve, args=arguments, daemon=True).start()
-        theirs.close()  # so that the end of the process ends our waiting
-        return ours
+    def made_with(self) -> MadeWith:
+        return self._here.made_with()
 
 
-def _serve(requests: Connection, make: MakeBuilder, threads: int, quiet: bool) -> None:
-    """Build graphs as they are asked for, until nobody can ask any more."""
+_BUILDERS: list[Builder] = []
+"""The builder of a process that builds graphs."""
+
+
+def _begin(make: MakeBuilder, threads: int, quiet: bool) -> None:
+    """Prepare a process for graphs. Ctrl-C ends it without a word."""
     import torch
 
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     if quiet:
         quiet_libraries()
     torch.set_num_threads(threads)
-    try:
-        builder = make()
-        while True:
-            bucket, directory = requests.recv()
-            try:
-                made: list[str] | OutriderError = builder.build(bucket, directory)
-            except OutriderError as error:
-                made = error
-            requests.send(made)
-    except (EOFError, KeyboardInterrupt):
-        return
+    _BUILDERS.append(make())
+
+
+def _build(bucket: Bucket, directory: Path) -> list[str]:
+    return _BUILDERS[0].build(bucket, directory)
 
 
 def quiet_libraries() -> None:

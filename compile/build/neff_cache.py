@@ -13,15 +13,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import secrets
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
-from compile.build.stages import hash_of
+from compile.build.build import hash_of
 from compile.store import Objects
 from inference.artifact import hash_file
 from inference.errors import BadArtifact
@@ -99,7 +99,7 @@ class NeffCache:
             return unit
         if self._store is None or not self._store.has(f"units/{key}.json"):
             return None
-        with _Part(unit) as part:
+        with _replacing(unit) as part:
             self._store.get(f"units/{key}.json", part / _RECORD)
             for name, sha256 in _read(part).items():
                 self._store.get(f"files/{sha256}", part / name)
@@ -113,7 +113,7 @@ class NeffCache:
     def keep(self, key: str, files: Mapping[str, Path]) -> Path:
         """Keep a unit's files, by their names in it. Returns their directory."""
         unit = self._directory / key
-        with _Part(unit) as part:
+        with _replacing(unit) as part:
             for name, path in files.items():
                 shutil.copyfile(path, part / name)
             record = Unit({name: hash_file(part / name) for name in sorted(files)})
@@ -125,22 +125,17 @@ class NeffCache:
         return unit
 
 
-class _Part:
+@contextmanager
+def _replacing(unit: Path) -> Iterator[Path]:
     """A new directory beside the unit's, which takes its place when the context ends well."""
-
-    def __init__(self, unit: Path) -> None:
-        self._unit = unit
-        self._part = unit.with_name(f".{unit.name}.{os.getpid()}.{secrets.token_hex(4)}")
-
-    def __enter__(self) -> Path:
-        self._part.mkdir(parents=True)
-        return self._part
-
-    def __exit__(self, kind: object, *_: object) -> None:
-        if kind is None and not _whole(self._unit):
-            shutil.rmtree(self._unit, ignore_errors=True)
-            self._part.replace(self._unit)
-        shutil.rmtree(self._part, ignore_errors=True)
+    unit.parent.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(dir=unit.parent, prefix=".") as name:
+        part = Path(name) / "unit"
+        part.mkdir()
+        yield part
+        if not _whole(unit):
+            shutil.rmtree(unit, ignore_errors=True)
+            part.replace(unit)
 
 
 def _whole(unit: Path) -> bool:

@@ -21,29 +21,29 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from compile.build.build import MadeWith, load_whole
 from compile.build.compiler_report import read_report
 from compile.build.neff_cache import NeffCache
 from compile.build.neuron_compiler import Toolchain, render
 from compile.build.neuron_graphs import GraphCall, NeuronGraphs
 from compile.parallel import (
     calls_between,
+    described,
     layers_of,
     parallel_config,
     parallel_tensors,
     rank_module,
 )
-from compile.plan.build_memory import compilers_at_once
+from compile.plan.memory import compilers_at_once
 from compile.spec import CompileSpec
 from inference.artifact import Bucket
 from inference.backends.neuron import PACKAGE, SHARD
 from inference.backends.neuron_sdk import sdk_versions
-from inference.cache_directory import cache_directory
 from inference.errors import InvalidRequest
-from inference.model.checkpoint import load_decoder
+from inference.files import cache_directory, write_whole
 from inference.model.config import read_config
-from inference.model.float8 import rounded, states_of
+from inference.model.float8 import rounded
 from inference.model.round_graph import idle_inputs
-from inference.whole_file import write_whole
 
 _OPTIMISATION = ("-O", "--optlevel")
 
@@ -144,7 +144,7 @@ class NeuronBuilder:
             self._cache,
             lambda: self._module("cpu"),
             self._ranks,
-            self.versions()["neuronx-cc"],
+            sdk_versions()["neuronx-cc"],
             None if hot is None else self._call(hot),
         )
 
@@ -159,22 +159,12 @@ class NeuronBuilder:
 
     def _record(self, directory: Path, name: str, call: GraphCall, more: Mapping[str, Any]) -> str:
         """Write what a graph takes. Returns the file's name."""
-        described = {
-            name: [str(tensor.dtype).removeprefix("torch."), list(tensor.shape)]
-            for name, tensor in call.inputs.items()
-        }
-        record = {"inputs": described, **more, "flags": render(call.flags)}
+        record = {"inputs": described(call.inputs), **more, "flags": render(call.flags)}
         write_whole(directory / name, json.dumps(record, indent=1) + "\n")
         return name
 
-    def versions(self) -> Mapping[str, str]:
-        return sdk_versions()
-
-    def host(self) -> Mapping[str, str]:
-        return self._tools.host
-
-    def flags(self) -> Mapping[str, str]:
-        return self._tools.flags
+    def made_with(self) -> MadeWith:
+        return MadeWith(sdk_versions(), self._tools.host, self._tools.flags)
 
     @contextmanager
     def _ranks(self) -> Iterator[None]:
@@ -195,13 +185,7 @@ class NeuronBuilder:
 
     def _weights_of(self, name: str) -> dict[str, Tensor]:
         spec = self._spec
-        whole = load_decoder(
-            self._checkpoints[name],
-            positions=spec.sequence_length,
-            vocabulary=spec.vocabulary,
-            dtype=states_of(spec.dtype),
-            device=torch.device("cpu"),
-        )
+        whole = load_whole(spec, self._checkpoints[name])
         tensors = parallel_tensors(
             whole.named_parameters(), self._configs[name], spec.tensor_parallel, spec.vocabulary
         )

@@ -134,11 +134,8 @@ def aim(target: str) -> None:
                 f"{OVERRIDE}={platform} first"
             )
         return
-    imported = [
-        name
-        for name in ("torch_neuronx", "neuronx_distributed", "torch_xla")
-        if name in sys.modules
-    ]
+    packages = ("torch_neuronx", "neuronx_distributed", "torch_xla")
+    imported = [name for name in packages if name in sys.modules]
     if imported:
         raise InvalidRequest(
             f"there is no Neuron device here and {imported[0]} was imported already: set "
@@ -156,4 +153,4 @@ def _cause(error: BaseException) -> str:
     """The message of the innermost error, which is the compiler's own."""
     while error.__cause__ is not None:
         error = error.__cause__
-    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)

@@ -14,13 +14,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 from compile.spec import CompileSpec
 from inference.errors import BadArtifact
 from inference.file_model import Number, Record, Text, read_record
+from inference.files import write_whole
 from inference.json_file import read_json
-from inference.whole_file import write_whole
 
 Say = Callable[[str], None]
 WEIGHTS, JOINT = "weights", "joint"
@@ -83,12 +82,12 @@ class TimeLeft:
     def __init__(self, times: BuildTimes) -> None:
         self._times, self._workers = times, 1
         self._open: dict[str, float | None] = {}  # stage -> when it started
-        self._stages = 0
+        self.stages = 0
         self._took: dict[str, float] = {}
 
     def planned(self, stages: Sequence[str], workers: int) -> None:
         self._open, self._workers = dict.fromkeys(stages), workers
-        self._stages = len(stages)
+        self.stages = len(stages)
 
     def started(self, stage: str) -> None:
         self._open[stage] = time.monotonic()
@@ -103,11 +102,13 @@ class TimeLeft:
 
     def passed(self) -> int:
         """Number of stages that have ended, or need not be run."""
-        return self._stages - len(self._open)
+        return self.stages - len(self._open)
 
-    def running(self) -> list[str]:
-        """The stages that have started and not ended."""
-        return [stage for stage, since in self._open.items() if since is not None]
+    def running(self) -> str:
+        """The stages that have started and not ended, in words."""
+        stages = [stage for stage, since in self._open.items() if since is not None]
+        more = f" and {len(stages) - 1} more" if len(stages) > 1 else ""
+        return f"{stages[0]}{more}" if stages else "planning"
 
     def seconds(self) -> float | None:
         """Seconds until the build ends; None while nothing is known of its graphs."""
@@ -136,27 +137,18 @@ class TimeLeft:
         return sum(graphs) / len(graphs) if graphs else None
 
 
-class BarState(NamedTuple):
-    """The state of a build, for a bar."""
-
-    stages: int
-    passed: int
-    running: str  # the stages that are running, in words
-    left: str  # the time left, in words; empty where it is not known
-
-
 class BuildProgress:
     """Tells of a build's stages. They may run at the same time, and report from their own threads.
 
     say: takes each line
-    show: takes the state, for a bar; without it, a line says when a stage starts
+    show: brings a bar up to date; without it, a line says when a stage starts
     """
 
     def __init__(
         self,
         say: Say,
         times: BuildTimes | None = None,
-        show: Callable[[BarState], None] | None = None,
+        show: Callable[[TimeLeft], None] | None = None,
     ) -> None:
         self._say, self._show, self._lock = say, show, threading.Lock()
         self._left = TimeLeft(times or BuildTimes())
@@ -195,13 +187,9 @@ class BuildProgress:
 
     def show(self) -> None:
         """Bring the bar up to date, where there is one."""
-        if self._show is None:
-            return
-        with self._lock:
-            running, left, passed = self._left.running(), self._left.seconds(), self._left.passed()
-        more = f" and {len(running) - 1} more" if len(running) > 1 else ""
-        what = f"{running[0]}{more}" if running else "planning"
-        self._show(BarState(len(self._labels), passed, what, _told(left).removeprefix(" ")))
+        if self._show is not None:
+            with self._lock:
+                self._show(self._left)
 
 
 @contextmanager
@@ -223,10 +211,10 @@ def live_progress(times: BuildTimes) -> Iterator[BuildProgress]:
     def say(line: str) -> None:
         bar.console.print(line, highlight=False, markup=False)
 
-    def show(now: BarState) -> None:
-        bar.update(
-            task, total=now.stages, completed=now.passed, description=now.running, left=now.left
-        )
+    def show(now: TimeLeft) -> None:
+        left = _told(now.seconds()).strip()
+        passed, running = now.passed(), now.running()
+        bar.update(task, total=now.stages, completed=passed, description=running, left=left)
 
     progress = BuildProgress(say, times, show)
 

@@ -13,24 +13,23 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from compile.parallel import calls_between, parallel_config, parallel_tensors
+from compile.build.build import MadeWith, load_whole
+from compile.parallel import calls_between, described, parallel_config, parallel_tensors
 from compile.spec import CompileSpec
 from inference.artifact import Bucket
 from inference.backends.neuron import Program, runtime_error
+from inference.backends.neuron_loading import FLAGS, compiled_files
 from inference.backends.neuron_sdk import logical_cores
 from inference.backends.torch_neuron import DEALT, GRAPHS, RankPlan, rank_weights
-from inference.backends.torch_neuron_loading import FLAGS, compiled_files
 from inference.backends.torch_neuron_ranks import Ranks
 from inference.backends.torch_neuron_sdk import TRAINIUM, Machine, configure
 from inference.errors import BadArtifact, OutriderError
-from inference.model.checkpoint import DTYPES, load_decoder
+from inference.files import write_whole
 from inference.model.config import ModelConfig, read_config, read_raw_config
 from inference.model.verify_graph import example_inputs
-from inference.whole_file import write_whole
 
 _CUT_BY_INPUT = (".o_proj.weight", ".down_proj.weight", "embed_tokens.weight")
 _WHOLE = ("norm.weight", "layernorm.weight", ".o_proj.bias", ".down_proj.bias")
@@ -60,13 +59,7 @@ class TorchNeuronBuilder:
 
     def prepare(self, directory: Path) -> list[str]:
         """Write each rank's weights, and the config of the model as it is dealt out."""
-        whole = load_decoder(
-            self._checkpoint,
-            positions=self._spec.sequence_length,
-            vocabulary=self._spec.vocabulary,
-            dtype=DTYPES[self._spec.dtype],
-            device=torch.device("cpu"),
-        )
+        whole = load_whole(self._spec, self._checkpoint)
         ranks = self._spec.tensor_parallel
         tensors = parallel_tensors(
             whole.named_parameters(), self._config, ranks, self._spec.vocabulary
@@ -95,19 +88,14 @@ class TorchNeuronBuilder:
             self._ranks = None
         return [*records, *_named(compiled_files(directory / GRAPHS), directory)]
 
-    def versions(self) -> Mapping[str, str]:
-        return self._versions
-
-    def host(self) -> Mapping[str, str]:
-        return {
+    def made_with(self) -> MadeWith:
+        host = {
             "family": self.target,
             "logical_cores": str(logical_cores(self.target)),
             "interface": "torch.compile",
         }
-
-    def flags(self) -> Mapping[str, str]:
         line = self._flags()
-        return {FLAGS: line} if line else {}
+        return MadeWith(self._versions, host, {FLAGS: line} if line else {})
 
     def _flags(self) -> str:
         flags = self._spec.compiler_flags.items()
@@ -124,11 +112,7 @@ class TorchNeuronBuilder:
             raise
         except RuntimeError as error:
             raise _failed(name, error) from error
-        taken = {
-            given: [str(tensor.dtype).removeprefix("torch."), list(tensor.shape)]
-            for given, tensor in inputs.items()
-        }
-        write_whole(directory / record, json.dumps({"inputs": taken}, indent=1) + "\n")
+        write_whole(directory / record, json.dumps({"inputs": described(inputs)}, indent=1) + "\n")
         return [record, *_named(compiled_files(graphs) - before, directory)]
 
     def _program(self, directory: Path) -> Program:

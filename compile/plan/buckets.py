@@ -4,7 +4,7 @@ load.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import TypeVar
@@ -12,16 +12,13 @@ from typing import TypeVar
 from compile.plan.graph_time import call_cost
 from compile.plan.search import BuildBudget, Cost, Plan, plan
 from compile.plan.workload import Calls, CallShape, Limits, Load, calls_of
-from compile.spec import SAMPLINGS, CompileSpec, prefill_bucket, verify_bucket
+from compile.spec import SAMPLINGS, CompileSpec
 from inference.artifact import Bucket
 from inference.errors import InvalidRequest
 from inference.model.config import ModelConfig
 
 BucketKind = TypeVar("BucketKind", bound=Bucket)
 
-_CHUNK = 256
-_NEURON_CHUNK = 512
-"""Prompt tokens in one call: a call of a Neuron target reads all weights, however few they are."""
 MOST_GRAPHS = 20
 """Graphs of a target, by default: their programs take memory beside the weights."""
 _TREES = (1, 4, 16)
@@ -30,7 +27,8 @@ _FEW_TREES = (1, 16)
 _STEP = 64
 _SHORT_CACHE = 1536
 """Caches of up to so many slots are always read whole: reading half of one saves little."""
-_SAMPLINGS = dict(zip(SAMPLINGS, ((False, True), (False,), (True,)), strict=True))
+SAMPLED = dict(zip(SAMPLINGS, ((False, True), (False,), (True,)), strict=True))
+"""Whether the graphs of a tree's shape are sampled, by SAMPLINGS."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +67,7 @@ def graphs_of(sizes: Sizes, limits: Limits) -> tuple[Bucket, ...]:
     least, most = limits.least_nodes, max(limits.least_nodes, limits.tree_nodes)
     usual = _FEW_TREES if sizes.few else _TREES
     trees = sizes.trees or (*(nodes for nodes in usual if nodes < most), most)
-    slots = slots_of(sizes, limits.capacity)
+    slots = sizes.slots or _windows(limits.capacity, 2)
     _check_sizes("--slots", slots, limits.capacity)
     _check_sizes("--tree_sizes", trees, most)
     shapes: set[CallShape] = set()
@@ -126,18 +124,6 @@ def _one_sampling(buckets: Sequence[BucketKind]) -> tuple[BucketKind, ...]:
     return tuple(bucket for bucket in buckets if bucket not in sampled)
 
 
-def default_chunk(target: str) -> int:
-    """Prompt tokens in one call of a target's graph."""
-    return _CHUNK if target == "cpu" else _NEURON_CHUNK
-
-
-def slots_of(sizes: Sizes, capacity: int) -> tuple[int, ...]:
-    """The numbers of cache slots that graphs read."""
-    if sizes.slots is not None:
-        return sizes.slots
-    return _windows(capacity, 2)
-
-
 def _windows(capacity: int, parts: int) -> tuple[int, ...]:
     """One part of a cache's slots, two, and so on to all: multiples of _STEP, but for the last."""
     if capacity <= _SHORT_CACHE:
@@ -150,7 +136,7 @@ def tree_slots(sizes: Sizes, limits: Limits) -> tuple[int, ...]:
     """The numbers of cache slots that graphs for trees of one session read."""
     if sizes.slots is None and limits.rows > 1:
         return (limits.capacity,)
-    return slots_of(sizes, limits.capacity)
+    return sizes.slots or _windows(limits.capacity, 2)
 
 
 def plan_graphs(
@@ -171,25 +157,11 @@ def plan_graphs(
 
 def buckets_of(shapes: Sequence[CallShape], limits: Limits, sampling: str) -> tuple[Bucket, ...]:
     """The graphs of these shapes: greedy for prompts, as asked for trees."""
-    samplings = samplings_of(sampling)
     return tuple(
-        bucket
+        shape.bucket(limits.capacity, sampled=sampled)
         for shape in sorted({*shapes})
-        for bucket in _buckets(shape, limits.capacity, samplings)
+        for sampled in ((False,) if shape.prefill else SAMPLED[sampling])
     )
-
-
-def samplings_of(sampling: str) -> tuple[bool, ...]:
-    """Whether the graphs of a tree's shape are sampled, for one of SAMPLINGS."""
-    return _SAMPLINGS[sampling]
-
-
-def _buckets(shape: CallShape, junk: int, samplings: Sequence[bool]) -> Iterator[Bucket]:
-    if shape.prefill:
-        yield prefill_bucket(shape.rows, shape.nodes, shape.slots, junk)
-        return
-    for sampled in samplings:
-        yield verify_bucket(shape.rows, shape.nodes, shape.slots, junk, sampled=sampled)
 
 
 def _check_sizes(flag: str, sizes: Sequence[int], most: int) -> None:

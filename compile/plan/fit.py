@@ -4,14 +4,15 @@ devices. What a Neuron device holds beside the tensors is an estimate; none was 
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
+from compile.ops.pass_time import pass_work
 from compile.parallel import shards_evenly
 from compile.plan.device import Device, device_of, neuron_targets
-from compile.plan.memory import Footprint, footprint, gib, models_of
-from compile.plan.programs import program_bytes, ring_bytes
+from compile.plan.memory import Footprint, footprint, gib, graph_work, models_of
 from compile.spec import CompileSpec, takes
 from inference.artifact import Bucket
 from inference.errors import InvalidRequest, LimitExceeded
@@ -24,6 +25,17 @@ _RESERVE = 0.1
 """Share of a rank's memory for what AWS lists besides (neuron-runtime/explore/device-memory): the
 scratchpad in pages of 512 MiB, constants, and collectives (up to 518 MiB in the tables of
 transformers-neuronx, issues 49 and 92).
+"""
+
+
+_INSTRUCTION = 64
+"""Bytes. A published log of neuronx-cc 2.22 reports 317 KB of code for 5,067 instructions."""
+_MICROCODE = 96 << 20
+"""Bytes that the runtime takes of each physical core (AWS, neuron-runtime/explore/device-memory).
+"""
+_RUN, _DESCRIPTORS = 2048, 32
+"""Bytes that are moved at once, and those of the two descriptors that say from where to where. The
+first is assumed: tables in transformers-neuronx, issues 49 and 92, have 6.5 and 1.5 GiB of rings.
 """
 
 
@@ -42,6 +54,30 @@ def _without_programs(config: ModelConfig, spec: CompileSpec) -> Footprint:
         return need
     reserve = int(_RESERVE * device_of(spec.target).memory)
     return replace(need, rings=ring_bytes(config, spec), reserve=reserve)
+
+
+def program_bytes(config: ModelConfig, spec: CompileSpec) -> int:
+    """Bytes of a rank's programs and microcode. Graphs for prompts are all taken to be as long as
+    the longest of them, and so are those for trees and for rounds. The small ones between calls
+    are not counted.
+    """
+    kinds: defaultdict[object, list[Bucket]] = defaultdict(list)
+    for bucket in spec.graphs:
+        kinds[type(bucket), bucket.everywhere].append(bucket)
+    graphs = 0
+    for kind in kinds.values():
+        longest = max(
+            kind, key=lambda graph: (graph.rows * graph.nodes, graph.slots, graph.sampled)
+        )
+        graphs += len(kind) * pass_work(config, spec, longest).instructions
+    microcode = device_of(spec.target).physical_cores * _MICROCODE
+    return graphs * _INSTRUCTION + microcode
+
+
+def ring_bytes(config: ModelConfig, spec: CompileSpec) -> int:
+    """Bytes of the descriptors of what all graphs move on a rank."""
+    moved = sum(graph_work(config, spec, bucket).moved for bucket in spec.graphs)
+    return round(moved / _RUN * _DESCRIPTORS)
 
 
 def fits(config: ModelConfig, spec: CompileSpec) -> bool:

@@ -16,7 +16,7 @@ from compile.ops.engines import rates_of
 from compile.ops.pass_time import PassWork, pass_work, work_between
 from compile.plan.memory import graph_work, work
 from compile.plan.workload import CallShape
-from compile.spec import CompileSpec, prefill_bucket, verify_bucket
+from compile.spec import CompileSpec
 from inference.artifact import Bucket
 from inference.model.config import ModelConfig
 
@@ -84,11 +84,8 @@ def call_cost(config: ModelConfig, spec: CompileSpec) -> Callable[[CallShape], f
         return nodes, fixed, slopes
 
     def seconds(prefill: bool, rows: int, nodes: int, slots: int) -> float:
-        if prefill:
-            bucket = prefill_bucket(rows, nodes, slots, spec.junk)
-        else:
-            sampled = any(graph.sampled for graph in spec.buckets)
-            bucket = verify_bucket(rows, nodes, slots, spec.junk, sampled=sampled)
+        sampled = any(graph.sampled for graph in spec.buckets)
+        bucket = CallShape(prefill, rows, nodes, slots).bucket(spec.junk, sampled=sampled)
         return graph_time(config, spec, bucket).seconds
 
     return cpu if spec.target == "cpu" else neuron

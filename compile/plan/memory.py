@@ -1,5 +1,6 @@
 """Counts what a spec needs of each rank: weights, KV cache, the largest activation and a call's
-work. What a device holds besides, and what fits, is in compile/plan/fit.py.
+work; and what the machine needs that builds it. What a device holds besides, and what fits, is in
+compile/plan/fit.py.
 
 Sharding is that of compile/parallel.py. Matrices, embeddings and head are cut into
 `tensor_parallel` parts. So are key-value heads, which are repeated where there are fewer heads than
@@ -8,17 +9,21 @@ ranks. On Neuron the head is a table of its own. Small vectors are counted whole
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from compile.plan.device import GIB
 from compile.spec import CompileSpec
-from inference.artifact import Bucket, DraftBucket, RoundBucket
+from inference.artifact import NATIVE, Bucket, DraftBucket, RoundBucket
 from inference.model.config import ModelConfig, parse_config
 from inference.model.noise_window import WINDOW
 
 ITEM = {"float32": 4, "bfloat16": 2, "float16": 2, "fp8": 2}
 """Bytes of a number in states and caches. fp8 concerns matrices only."""
+_SYSTEM = 2 * GIB
+_MEMORY = Path("/proc/meminfo")
 _WIDE = 4  # scores, logits and noise are float32 whatever the weights are
 
 
@@ -91,16 +96,12 @@ def work(
     weights and cache. The choice among ids and the traffic between ranks are in the times alone.
     """
     ranks = spec.tensor_parallel
-    matrices, head = (
-        config.layers * _layer_matrices(config, ranks),
-        config.hidden_size * spec.vocabulary / ranks,
-    )
+    matrices = config.layers * _layer_matrices(config, ranks)
+    head = config.hidden_size * spec.vocabulary / ranks
     attention = 4 * config.layers * config.heads * config.head_dim / ranks * nodes * (slots + nodes)
     flops = rows * (2 * matrices * nodes + 2 * head * picks + attention)
-    moved = (matrices + head) * _matrix_item(spec) + _cache_bytes(
-        config, spec, rows, slots + 2 * nodes
-    )  # new keys are written to the cache and read
-    return Work(flops, moved)
+    kept = _cache_bytes(config, spec, rows, slots + 2 * nodes)  # new keys are written and read
+    return Work(flops, (matrices + head) * _matrix_item(spec) + kept)
 
 
 def graph_work(config: ModelConfig, spec: CompileSpec, bucket: Bucket) -> Work:
@@ -145,24 +146,16 @@ def _kv_heads(config: ModelConfig, ranks: int) -> int:
 
 def _cache_bytes(config: ModelConfig, spec: CompileSpec, rows: int, slots: int) -> int:
     """Keys and values of all layers for so many slots a row."""
-    return (
-        2
-        * config.layers
-        * rows
-        * _kv_heads(config, spec.tensor_parallel)
-        * slots
-        * config.head_dim
-        * ITEM[spec.dtype]
-    )
+    slot = _kv_heads(config, spec.tensor_parallel) * config.head_dim * ITEM[spec.dtype]
+    return 2 * config.layers * rows * slots * slot
 
 
 def _layer_matrices(config: ModelConfig, ranks: int) -> int:
     """Weights of one layer's matrices on one rank."""
     hidden, size = config.hidden_size, config.head_dim
-    attention = (
-        2 * hidden * config.heads * size // ranks + 2 * hidden * _kv_heads(config, ranks) * size
-    )
-    return attention + 3 * hidden * config.intermediate_size // ranks
+    queries = 2 * hidden * config.heads * size // ranks
+    keys = 2 * hidden * _kv_heads(config, ranks) * size
+    return queries + keys + 3 * hidden * config.intermediate_size // ranks
 
 
 def _matrix_item(spec: CompileSpec) -> int:
@@ -177,9 +170,8 @@ def _weight_bytes(config: ModelConfig, spec: CompileSpec) -> int:
     matrices = config.layers * _layer_matrices(config, spec.tensor_parallel)
     if _matrix_item(spec) == 1:
         matrices += config.vocab_size * config.hidden_size // spec.tensor_parallel
-    return _weight_count(config, spec) * ITEM[spec.dtype] - matrices * (
-        ITEM[spec.dtype] - _matrix_item(spec)
-    )
+    narrower = ITEM[spec.dtype] - _matrix_item(spec)
+    return _weight_count(config, spec) * ITEM[spec.dtype] - matrices * narrower
 
 
 def _weight_count(config: ModelConfig, spec: CompileSpec) -> int:
@@ -200,13 +192,59 @@ def _activations(
     """The tensors that grow with the shapes: name and bytes on one rank."""
     rows, nodes, slots, ranks = bucket.rows, bucket.nodes, bucket.slots, spec.tensor_parallel
     yield "attention scores", rows * config.heads // ranks * nodes * slots * _WIDE
-    yield (
-        "keys of a layer",
-        rows * _kv_heads(config, ranks) * slots * config.head_dim * ITEM[spec.dtype],
-    )
+    yield "keys of a layer", _cache_bytes(config, spec, rows, slots) // (2 * config.layers)
     yield "new keys of all layers", _cache_bytes(config, spec, rows, nodes) // 2
     yield "MLP states", rows * nodes * config.intermediate_size // ranks * ITEM[spec.dtype]
     yield "features", rows * nodes * len(spec.features) * config.hidden_size * ITEM[spec.dtype]
     yield "logits", rows * bucket.picks * _ids(spec) * _WIDE
     if bucket.sampled and spec.target == "cpu":
         yield "noise", rows * bucket.levels * spec.vocabulary * _WIDE
+
+
+def worker_memory(target: str, weights: int) -> int:
+    """Bytes that one process which builds graphs may take.
+
+    weights: bytes of the model's. For a CPU a process holds them twice, since it compares the
+        compiled graph's results with those of the model, beside its libraries and C++ compiler.
+        Neuron's compiler takes up to 16 GiB whatever the model is.
+    """
+    return 2 * weights + 2 * GIB if target == "cpu" else 16 * GIB
+
+
+def build_memory(config: ModelConfig, spec: CompileSpec) -> int:
+    """Bytes that a machine needs to build the spec with one process: the system, that process, and
+    for Neuron the weights of all ranks, which are dealt out by the process that starts it.
+    """
+    weights = footprint(config, spec).weights
+    held = 0 if spec.target == "cpu" else weights * spec.tensor_parallel
+    return _SYSTEM + held + worker_memory(spec.target, weights)
+
+
+def compilers_at_once(target: str) -> int:
+    """The number of graphs that a build for a Neuron target compiles at once here: half the
+    processors, as far as memory allows; one by native PyTorch.
+    """
+    if target in NATIVE:
+        return 1
+    return workers_within(max(1, processors() // 2), worker_memory(target, 0))
+
+
+def workers_within(most: int, need: int) -> int:
+    """The number of workers of `need` bytes each that fit the free memory, from one to `most`."""
+    return max(1, min(most, free_memory() // need))
+
+
+def free_memory() -> int:
+    """Bytes that programs can still have, without what the system would give up for them."""
+    try:
+        for line in _MEMORY.read_text(encoding="ascii").splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) << 10
+    except OSError:
+        pass
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
+
+
+def processors() -> int:
+    """Processors that this process may use."""
+    return len(os.sched_getaffinity(0))

@@ -6,12 +6,10 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from compile.ops.engines import rates_of
 from compile.plan.buckets import Planned
-from compile.plan.build_memory import compilers_at_once
 from compile.plan.device import Device, device_of
 from compile.plan.graph_time import GraphTime, graph_time, times_between
-from compile.plan.memory import ITEM, Footprint, Work, gib, graph_work
-from compile.plan.programs import compiling
-from compile.plan.search import BuildBudget, Plan, serving
+from compile.plan.memory import ITEM, Footprint, compilers_at_once, gib, graph_work
+from compile.plan.search import BuildBudget, serving
 from compile.plan.workload import CallShape
 from compile.spec import CompileSpec, least_nodes
 from inference.artifact import Bucket, DraftBucket, RoundBucket, features_of
@@ -22,6 +20,11 @@ _ESTIMATED = {
     "rings": "descriptors of what the graphs move, 2 KiB at once",
     "reserve": "a tenth, for scratchpad, collectives and constants",
 }
+
+_A_SECOND = 3500
+"""Instructions that one compiler gets through. A published build of Llama-3.2-1B for one core of
+trn1 took 45 s for the graph of one token, whose instructions are estimated at 160,000.
+"""
 
 
 def describe(
@@ -73,7 +76,9 @@ def _graphs(
         f"{'ms':>11}{slower}  most of it"
     )
     for bucket, time in zip(spec.graphs, times, strict=True):
-        yield _graph(bucket, graph_work(config, spec, bucket), time)
+        call = graph_work(config, spec, bucket)
+        work = f"{call.flops / 1e9:>14.3f}{call.moved / 1e6:>18.1f}"
+        yield f"{bucket.name:<36}{work}{_milliseconds(time)}"
     if between:
         yield f"{len(between)} more, called between the others"
         for name, time in between.items():
@@ -85,12 +90,6 @@ def _graphs(
         )
     else:
         yield "computed, not measured: 20 GB/s and 50 GFLOPS assumed"
-
-
-def _graph(bucket: Bucket, call: Work, time: GraphTime) -> str:
-    return (
-        f"{bucket.name:<36}{call.flops / 1e9:>14.3f}{call.moved / 1e6:>18.1f}{_milliseconds(time)}"
-    )
 
 
 def _milliseconds(time: GraphTime) -> str:
@@ -108,6 +107,27 @@ def _memory(need: Footprint, device: Device) -> Iterator[str]:
         if size:
             what = f" ({known[name]})" if name in known else ""
             yield f"  {name:<18}  {gib(size)}{what}"
+
+
+def compiling(counts: Sequence[int], at_once: int) -> Iterator[str]:
+    """The lines of a plan about the time of compiling.
+
+    counts: instructions of each graph; at_once: compilers that run at a time
+    """
+    each = [count / _A_SECOND / 60 for count in counts]
+    together = max(max(each), sum(each) / at_once)
+    yield (
+        f"compiling: {_minutes(sum(each))} in all, {_minutes(max(each))} for the longest graph; "
+        f"here, {at_once} at once, {_minutes(together)}"
+    )
+    yield (
+        f"  at {_A_SECOND:,} instructions a second, from one published build of another model: "
+        "within a factor of 3 at best"
+    )
+
+
+def _minutes(minutes: float) -> str:
+    return f"about {minutes / 60:.1f} h" if minutes >= 90 else f"about {max(minutes, 1):.0f} min"
 
 
 def purposes(spec: CompileSpec, graphs: Sequence[Bucket]) -> Iterator[str]:
@@ -152,11 +172,14 @@ def explain(planned: Planned, budget: BuildBudget, beside: int) -> Iterator[str]
         f"trees, {len(calls)} different shapes"
     )
     used = sum(budget.count(shape) for shape in plan_.shapes)
+    certainty = "no choice of these sizes has less"
+    if not plan_.optimal:
+        certainty = f"the best possible has {plan_.bound / plan_.exact - 1:.1%} or more"
     needed = f" ({beside} for other calls)" if beside else ""
     yield (
         f"{used + beside} graphs{needed} of {budget.graphs + beside} allowed, "
         f"{len(plan_.shapes)} shapes; padding adds {plan_.padding:.1%} of work "
-        f"({_certainty(plan_)})"
+        f"({certainty})"
     )
     yield f"{'shape':<28}{'share of calls':>15}{'share of work':>15}{'padding':>9}"
     for shape in plan_.shapes:
@@ -171,25 +194,17 @@ def explain(planned: Planned, budget: BuildBudget, beside: int) -> Iterator[str]
     )
 
 
-def _certainty(plan_: Plan) -> str:
-    if plan_.optimal:
-        return "no choice of these sizes has less"
-    return f"the best possible has {plan_.bound / plan_.exact - 1:.1%} or more"
-
-
 def _explain_shape(shape: CallShape, planned: Planned) -> str:
     mine = {
         call: weight
         for call, weight in planned.calls.items()
         if serving(planned.plan.shapes, call, planned.cost) == shape
     }
-    work_, exact = (
-        sum(mine.values()) * planned.cost(shape),
-        sum(weight * planned.cost(call) for call, weight in mine.items()),
-    )
+    work = sum(mine.values()) * planned.cost(shape)
+    exact = sum(weight * planned.cost(call) for call, weight in mine.items())
     name = f"{'prefill' if shape.prefill else 'verify'}_b{shape.rows}_t{shape.nodes}_s{shape.slots}"
-    padding = f"{work_ / exact - 1:>9.1%}" if exact else f"{'-':>9}"
+    padding = f"{work / exact - 1:>9.1%}" if exact else f"{'-':>9}"
     return (
         f"{name:<28}{sum(mine.values()) / sum(planned.calls.values()):>15.1%}"
-        f"{work_ / planned.plan.expected:>15.1%}{padding}"
+        f"{work / planned.plan.expected:>15.1%}{padding}"
     )

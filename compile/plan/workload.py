@@ -12,6 +12,8 @@ from typing import NamedTuple
 
 from pydantic import BaseModel, ConfigDict
 
+from compile.spec import prefill_bucket, verify_bucket
+from inference.artifact import Bucket
 from inference.errors import InvalidRequest
 from inference.file_model import Count, Number, Record, Size, Text, read_record
 from inference.json_file import read_json
@@ -34,6 +36,12 @@ class CallShape(NamedTuple):
             and self.nodes >= call.nodes
             and self.slots >= call.slots
         )
+
+    def bucket(self, junk: int, *, sampled: bool) -> Bucket:
+        """The bucket of a graph of this shape. A prompt's is greedy in any case."""
+        if self.prefill:
+            return prefill_bucket(self.rows, self.nodes, self.slots, junk)
+        return verify_bucket(self.rows, self.nodes, self.slots, junk, sampled=sampled)
 
 
 Calls = Mapping[CallShape, float]

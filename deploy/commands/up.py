@@ -143,7 +143,7 @@ def _start(
     price = find_price(deployment, live=True)
     speed = computed_speed(manifest) if manifest else None
     print(*plan_lines(deployment, manifest, account, price, speed), sep="\n", flush=True)
-    if not (options.yes or _agreed()):
+    if not (options.yes or ask()):
         return None
     bucket = HostBucket(aws, deployment.bucket_name(account.number))
     bucket.make()
@@ -164,7 +164,7 @@ def _start(
         raise
 
 
-def _agreed() -> bool:
+def ask() -> bool:
     """Whether the user wants to pay for it. Raises InvalidRequest where nobody can be asked."""
     if not sys.stdin.isatty():
         raise InvalidRequest(

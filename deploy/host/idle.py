@@ -20,10 +20,10 @@ from prometheus_client.parser import text_string_to_metric_families
 from inference.command import FAILED, run_command
 from inference.errors import InvalidRequest
 from inference.file_model import Number, Record, read_record
+from inference.files import write_whole
 from inference.flags.command_line import CommandOptions, parse_flags
 from inference.flags.values import File
 from inference.json_file import read_json
-from inference.whole_file import write_whole
 
 _ANSWER_SECONDS = 10.0
 

@@ -18,8 +18,8 @@ from grpc_comm.transport import Address, parse_address
 from inference.command import nearest
 from inference.errors import InvalidRequest
 from inference.file_model import Record, Text, read_record
+from inference.files import replacing
 from inference.json_file import read_json, shown
-from inference.whole_file import replacing
 
 _NAME = re.compile(r"[a-z](-?[a-z0-9]){0,30}")
 

@@ -1,17 +1,14 @@
-"""The tokens that a client has of a session, which of them nobody has read yet, and what the text
-may still spend.
+"""The tokens that a client has of a session, and which of them nobody has read yet.
 
-Everything that a target says is checked. A limit on spending holds over all targets together. Pure;
-its owner guards it against other threads.
+Everything that a target says is checked. Pure; its owner guards it against other threads.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from inference.errors import Mismatch
-from inference.order import LEAST_CREDIT, Decode, End, Pace, Progress
+from inference.order import Decode, End, Pace, Progress
 from inference.stats import Traffic
 
 SUMS = ("nodes", "forwards", "lone", "queue_seconds", "model_seconds", "share_seconds")
@@ -83,9 +80,15 @@ class Received:
         """Withdraw the end that was announced: another target goes on."""
         self.end = End.NOT
 
-    def finish(self, end: End) -> None:
-        """End the text where it is."""
-        self.end, self._news = end, True
+    def owes_token(self, order: Decode | None, asked: int) -> bool:
+        """Whether an open session has what it needs to make a token soon.
+
+        asked: with pace WAIT, the length below which a forward was asked for last
+        """
+        if order is None or self.end is not End.NOT or self.is_behind:
+            return False
+        length = len(self.tokens)
+        return length < order.end and (order.pace is Pace.GO_ON or asked >= length)
 
     def read(self) -> Progress | None:
         """Return what came since the last call."""
@@ -143,76 +146,6 @@ class Received:
         if said is End.STOP_ID and not (made and self.tokens[-1] in self.stop_ids):
             return End.NOT
         return said
-
-
-class Spending:
-    """An order, and nodes that may have been paid for without our hearing of them.
-
-    A lost target may have gone on as far as its credit goes. All of that counts as spent, unless
-    the session is found again.
-
-    asked: with pace WAIT, the length below which a forward was asked for last
-    """
-
-    def __init__(self, received: Received, order: Decode | None = None) -> None:
-        self._received, self.asked = received, 0
-        self._unseen = self._in_doubt = 0
-        if order is not None and order.most_nodes and not order.credit:
-            order = replace(order, credit=LEAST_CREDIT)  # little credit: little can be spent unseen
-        self.order = order
-
-    @property
-    def is_limited(self) -> bool:
-        return self.order is not None and self.order.most_nodes > 0
-
-    @property
-    def is_spent(self) -> bool:
-        """Whether nothing is left for another session."""
-        return self.is_limited and self._left <= 0
-
-    @property
-    def owes_token(self) -> bool:
-        """Whether an open session has what it needs to make a token soon."""
-        received, order = self._received, self.order
-        if order is None or received.end is not End.NOT or received.is_behind:
-            return False
-        length = len(received.tokens)
-        free = order.pace is Pace.GO_ON or self.asked >= length
-        return free and length < order.end and not 0 < order.tokens_per_second < 1
-
-    @property
-    def session_order(self) -> Decode | None:
-        """The order for the present session: less what other sessions have computed."""
-        if self.order is None or not self.is_limited:
-            return self.order
-        left = self._left + self._in_doubt + self._received.session.nodes
-        return replace(self.order, most_nodes=max(left, 1))
-
-    def count_lost(self, acknowledged: int, tree_nodes: int) -> None:
-        """Count what a lost session may have computed beyond the acknowledged length.
-
-        That is as many tokens as its credit allows; each takes a forward of at most `tree_nodes`
-        nodes.
-        """
-        if self.order is not None and self.is_limited:
-            order, length = self.order, len(self._received.tokens)
-            ahead = max(min(acknowledged + order.credit, order.end) - length, 0)
-            forwards = min(ahead, 1) if order.pace is Pace.WAIT else ahead
-            self._in_doubt = min(forwards * tree_nodes, max(self._left, 0))
-
-    def clear_doubt(self) -> None:
-        """Count nothing extra: the session was found and tells what it has computed."""
-        self._in_doubt = 0
-
-    def settle_doubt(self) -> None:
-        """Keep the doubtful nodes as spent: another session goes on."""
-        self._unseen, self._in_doubt = self._unseen + self._in_doubt, 0
-
-    @property
-    def _left(self) -> int:
-        assert self.order is not None
-        seen = self._received.last.nodes
-        return self.order.most_nodes - seen - self._unseen - self._in_doubt
 
 
 _NOTHING = Progress(0, (), (), 0, 0, 0, 0, 0, 0, 0.0, 0.0, 0.0, 0, 0, End.NOT)

@@ -17,7 +17,7 @@ from typing import Any
 from grpc_comm import messages, translate
 from grpc_comm.client.call import Call, Channel
 from grpc_comm.client.patience import Patience, ProgressClock
-from grpc_comm.client.received import Received, Spending
+from grpc_comm.client.received import Received
 from grpc_comm.client.replicas import Replicas
 from grpc_comm.client.wire_session import WireSession
 from grpc_comm.proto import verifier_pb2 as pb
@@ -59,7 +59,9 @@ class RemoteSession(WireSession):
         super().__init__(description)
         self._replicas, self._key, self._patience = replicas, key, patience
         self._closed = threading.Event()
-        self._params, self._spending = SamplingParams(), Spending(self._received)
+        self._params = SamplingParams()
+        self._order: Decode | None = None
+        self._asked = 0  # with pace WAIT, the length below which a forward was asked for last
         self._at = self._candidate = replicas.order(key)[
             0
         ]  # where the session is, and the call goes
@@ -93,7 +95,7 @@ class RemoteSession(WireSession):
         self._check_prompt(prompt)
         with self._changed:
             self._received = Received(prompt, self._description.vocabulary, self.traffic)
-            self._params, self._spending = params, Spending(self._received)
+            self._params, self._order, self._asked = params, None, 0
             self._held = self._failure = self._search = self._deadline = None
             self._closed = threading.Event()
             self._progress = ProgressClock(self._patience)
@@ -105,7 +107,7 @@ class RemoteSession(WireSession):
         """Let the target decode by this order, which replaces an earlier one."""
         with self._changed:
             self._received.ask(order.end, order.stop_ids)
-            self._spending = Spending(self._received, order)
+            self._order, self._asked = order, 0
             self._send_order()
 
     def go(self, base: int) -> None:
@@ -114,7 +116,7 @@ class RemoteSession(WireSession):
             call = self._open_call()
             if call is not None and not self.lost:
                 call.send(go=pb.Go(base=base))
-                self._spending.asked = base + 1
+                self._asked = base + 1
 
     def close(self) -> None:
         """End the session, waiting a moment for the target's confirmation. Idempotent."""
@@ -139,7 +141,7 @@ class RemoteSession(WireSession):
             call.heartbeat((LEAST_LEASE if held is None else held.lease_seconds) / 3)
             call.give_up_after(self._patience.silence)
             with self._changed:
-                owed = self._spending.owes_token or not self._is_opened
+                owed = self._received.owes_token(self._order, self._asked) or not self._is_opened
                 seconds = self._progress.advance(owes_token=owed, opened=self._is_opened)
             if seconds:
                 call.give_up(f"has made no token for {seconds:.0f} s")
@@ -156,16 +158,11 @@ class RemoteSession(WireSession):
         if self._held is not None:
             self.traffic.resumes += resumed
             self.traffic.reopenings += not resumed
-        if resumed:
-            self._spending.clear_doubt()
-        else:
-            self._spending.settle_doubt()
+        if not resumed:
             self._received.begin_session()
             self._epoch = 0
         self.stream += self._search is not None
         self._held, self._at, self._search, self._is_opened = terms, self._candidate, None, True
-        if self._spending.is_limited and not resumed:
-            self._send_order()
 
     def _handle_tokens(self, call: Call, progress: Progress) -> None:
         if not self._is_opened:
@@ -174,7 +171,8 @@ class RemoteSession(WireSession):
             if not self._progress.stalled:
                 self._deadline = None
             return self._received.note_alive()
-        length, owed = len(self._received.tokens), self._spending.owes_token
+        length = len(self._received.tokens)
+        owed = self._received.owes_token(self._order, self._asked)
         self._progress.evicted = progress.end is End.EVICTED
         super()._handle_tokens(call, progress)
         came = len(self._received.tokens) > length
@@ -194,7 +192,7 @@ class RemoteSession(WireSession):
 
     def _acknowledge(self, call: Call) -> None:
         """Acknowledge what has come, unless its reader is far behind."""
-        length, order = len(self._received.tokens), self._spending.order
+        length, order = len(self._received.tokens), self._order
         at_once = ACKNOWLEDGED_AT_ONCE
         if order is not None and order.credit:
             at_once = max(1, min(at_once, order.credit // 4))
@@ -208,8 +206,6 @@ class RemoteSession(WireSession):
             return  # the call was an attempt of the search
         patient = self._patience.seconds > 0 and not self._closed.is_set()
         if patient and isinstance(failure, Unavailable) and self._received.end is End.NOT:
-            if self._is_opened:
-                self._spending.count_lost(self._acknowledged, self._tree_nodes)
             self._start_search(self._leaving_error(call) if self._leaving else failure, call)
         else:
             self._failure = self._failure or failure
@@ -289,18 +285,9 @@ class RemoteSession(WireSession):
                 return self._try(channel, RESUME_SECONDS, resume=asked)
             except Gone:
                 pass
-        if self._spending.is_spent:
-            return self._end_here()
         if not checked:  # another target may have taken its place
             self._replicas.reach(channel, REACH_SECONDS, self._closed)
         self._try(channel, self._patience.silence, open=self._opening())
-
-    def _end_here(self) -> None:
-        """End the text: no target may be asked for more."""
-        with self._changed:
-            self._received.finish(End.SPENT)
-            self._search = None
-            self._changed.notify_all()
 
     def _try(self, channel: Channel, seconds: float, **first: Any) -> None:
         """Wait until the session is open there, while the target speaks at least every
@@ -337,12 +324,7 @@ class RemoteSession(WireSession):
         )
 
     def _send_order(self) -> None:
-        """Send the present order.
-
-        An order that limits spending waits until the session is open. Else forwards whose answers
-        are lost would be spent unseen.
-        """
-        call, order = self._open_call(), self._spending.session_order
-        in_sight = self._is_opened or self._resuming or not self._spending.is_limited
-        if call is not None and order is not None and in_sight:
-            call.send(decode=messages.write_decode(order))
+        """Send the present order."""
+        call = self._open_call()
+        if call is not None and self._order is not None:
+            call.send(decode=messages.write_decode(self._order))

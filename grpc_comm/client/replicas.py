@@ -20,7 +20,7 @@ from grpc_comm.translate import Description
 from grpc_comm.transport import DNS, Address, Endpoint
 from inference.errors import InvalidRequest, Mismatch, OutriderError, Unavailable
 
-LOOK_SECONDS = 2.0
+HEALTH_SECONDS = 2.0
 """Seconds between looks at each of several replicas, and for its answer."""
 
 GATHER_SECONDS = 1.0
@@ -71,7 +71,7 @@ class Replica:
         timeout: seconds for a model that may have to be loaded first
         """
         try:
-            self.channel.check_health(min(LOOK_SECONDS, timeout))
+            self.channel.check_health(min(HEALTH_SECONDS, timeout))
             if self.description is None:
                 self.description = self.channel.describe(model, timeout)
             self.serves = True
@@ -220,7 +220,7 @@ class Replicas:
             with self._changed:
                 self._changed.notify_all()
                 known = self._replicas.get(address) is replica
-            self._closed.wait(LOOK_SECONDS)
+            self._closed.wait(HEALTH_SECONDS)
 
     def _follow(self) -> None:
         """Look for new addresses of the names; keep those known while there is no answer."""

@@ -152,7 +152,7 @@ class Opened(_message.Message):
     def __init__(self, session_id: _Optional[str] = ..., length: _Optional[int] = ..., queue_seconds: _Optional[float] = ..., prefill_seconds: _Optional[float] = ..., resume_key: _Optional[bytes] = ..., lease_seconds: _Optional[float] = ..., reused_tokens: _Optional[int] = ..., tree_nodes: _Optional[int] = ..., candidates: _Optional[int] = ...) -> None: ...
 
 class Decode(_message.Message):
-    __slots__ = ("end", "stop_ids", "most_nodes", "tokens_per_second", "pace", "credit", "beside")
+    __slots__ = ("end", "stop_ids", "pace", "credit", "beside")
     class Pace(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         GO_ON: _ClassVar[Decode.Pace]
@@ -161,19 +161,15 @@ class Decode(_message.Message):
     WAIT: Decode.Pace
     END_FIELD_NUMBER: _ClassVar[int]
     STOP_IDS_FIELD_NUMBER: _ClassVar[int]
-    MOST_NODES_FIELD_NUMBER: _ClassVar[int]
-    TOKENS_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
     PACE_FIELD_NUMBER: _ClassVar[int]
     CREDIT_FIELD_NUMBER: _ClassVar[int]
     BESIDE_FIELD_NUMBER: _ClassVar[int]
     end: int
     stop_ids: _containers.RepeatedScalarFieldContainer[int]
-    most_nodes: int
-    tokens_per_second: float
     pace: Decode.Pace
     credit: int
     beside: bool
-    def __init__(self, end: _Optional[int] = ..., stop_ids: _Optional[_Iterable[int]] = ..., most_nodes: _Optional[int] = ..., tokens_per_second: _Optional[float] = ..., pace: _Optional[_Union[Decode.Pace, str]] = ..., credit: _Optional[int] = ..., beside: _Optional[bool] = ...) -> None: ...
+    def __init__(self, end: _Optional[int] = ..., stop_ids: _Optional[_Iterable[int]] = ..., pace: _Optional[_Union[Decode.Pace, str]] = ..., credit: _Optional[int] = ..., beside: _Optional[bool] = ...) -> None: ...
 
 class Nodes(_message.Message):
     __slots__ = ("first", "base", "parents", "tokens", "chances", "proposer")
@@ -210,7 +206,6 @@ class Tokens(_message.Message):
         NOT: _ClassVar[Tokens.End]
         STOP_ID: _ClassVar[Tokens.End]
         MAX_TOKENS: _ClassVar[Tokens.End]
-        SPENT: _ClassVar[Tokens.End]
         LIMIT: _ClassVar[Tokens.End]
         DRAINED: _ClassVar[Tokens.End]
         CREDIT: _ClassVar[Tokens.End]
@@ -218,7 +213,6 @@ class Tokens(_message.Message):
     NOT: Tokens.End
     STOP_ID: Tokens.End
     MAX_TOKENS: Tokens.End
-    SPENT: Tokens.End
     LIMIT: Tokens.End
     DRAINED: Tokens.End
     CREDIT: Tokens.End

@@ -5,14 +5,12 @@ host.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from inference.sampling import SamplingParams
-from inference.tree import IntArray
-from inference.tree_shape import Branches
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -33,7 +31,7 @@ class KnownFeatures(NamedTuple):
     """
 
     known: int
-    at: Callable[[IntArray], Tensor]
+    at: Callable[[NDArray[np.int32]], Tensor]
 
 
 class Segment(NamedTuple):
@@ -42,14 +40,13 @@ class Segment(NamedTuple):
     """
 
     row: int
-    tokens: IntArray  # [n]
-    slots: IntArray  # [n] where the new keys are written
-    positions: IntArray  # [n]
-    context: NDArray[
-        np.bool_
-    ]  # [1 or n, S] the slots each node sees (1: all nodes the same), S up to the highest in use
+    tokens: NDArray[np.int32]  # [n]
+    slots: NDArray[np.int32]  # [n] where the new keys are written
+    positions: NDArray[np.int32]  # [n]
+    # [1 or n, S] the slots each node sees (1: all nodes the same), S up to the highest in use
+    context: NDArray[np.bool_]
     tree_mask: NDArray[np.bool_]  # [n, n] which new nodes each new node sees, itself included
-    pick: IntArray  # [p] the nodes to choose at
+    pick: NDArray[np.int32]  # [p] the nodes to choose at
     params: SamplingParams
     draft: Segment | None = None  # the draft's share, in a round that one graph drafts and verifies
     shared: Shared | None = None  # for a model that reads another's cache, too
@@ -59,7 +56,7 @@ class Segment(NamedTuple):
 class Ranked(NamedTuple):
     """The draft's likeliest children of m nodes, best first."""
 
-    ids: IntArray  # [m, k]
+    ids: NDArray[np.int32]  # [m, k]
     scores: NDArray[np.float32]  # [m, k]
 
 
@@ -71,7 +68,7 @@ class Model(Protocol):
     max_nodes: int  # new nodes of one row in one call
     copies_rows: bool  # whether copy_row may be called
 
-    def choose(self, segments: Sequence[Segment]) -> list[IntArray]:
+    def choose(self, segments: Sequence[Segment]) -> list[NDArray[np.int32]]:
         """Write the new nodes' keys and return the token chosen at each picked node.
 
         The result has one [p] array for each segment. Rows must be distinct.
@@ -97,25 +94,6 @@ class Model(Protocol):
         ...
 
 
-@runtime_checkable
-class FeatureModel(Model, Protocol):
-    """A target that can keep features, the inputs of some layers, for heads to draft from."""
-
-    def keep_features(self, layers: Sequence[int]) -> None:
-        """From now on keep the inputs of these layers, ascending, beside each node's keys.
-
-        The number of layers stands for the last layer's output.
-        """
-        ...
-
-    def features(self, row: int, slots: IntArray) -> Tensor:
-        """Return the features of the nodes in these slots [n] of a row.
-
-        The result is [n, kept layers * hidden].
-        """
-        ...
-
-
 class Masks(NamedTuple):
     """Mask tokens, which a block draft takes for tokens that are not known yet.
 
@@ -125,27 +103,3 @@ class Masks(NamedTuple):
 
     token: int
     most: int
-
-
-@runtime_checkable
-class RoundModel(Model, Protocol):
-    """A Model that also makes whole rounds in one call.
-
-    Its own draft grows a tree, the target verifies it, and the accepted tokens come back.
-    """
-
-    shape: Branches  # the shape of every tree
-
-    @property
-    def draft(self) -> Model:
-        """The draft as a Model of its own: a text's tokens are fed to it before the first round."""
-        ...
-
-    def rounds(self, segments: Sequence[Segment]) -> list[IntArray]:
-        """Make one round for each segment and return what read_answer() of
-        inference/engine/graph_tree.py takes, one array a segment.
-
-        Tokens below the roots are ignored: the draft replaces them. Rows of both models must be
-        distinct.
-        """
-        ...

@@ -15,7 +15,7 @@ from inference.errors import InvalidRequest
 from inference.tree import IntArray
 
 
-class Shape(NamedTuple):
+class BatchShape(NamedTuple):
     """The sizes that a call is padded to."""
 
     rows: int
@@ -25,7 +25,7 @@ class Shape(NamedTuple):
     slots: int  # cache slots that are read
 
     @classmethod
-    def least(cls, segments: Sequence[Segment]) -> Shape:
+    def least(cls, segments: Sequence[Segment]) -> BatchShape:
         """Return the smallest shape that holds these segments."""
         nodes = max(len(segment.tokens) for segment in segments)
         contexts = 1 if all(segment.context.shape[0] == 1 for segment in segments) else nodes
@@ -42,7 +42,7 @@ class Shape(NamedTuple):
 class Batch:
     """The arrays of one call, all int32. Idle rows write to the junk slot of row 0."""
 
-    def __init__(self, shape: Shape, junk: int) -> None:
+    def __init__(self, shape: BatchShape, junk: int) -> None:
         rows, nodes = shape.rows, shape.nodes
         self.rows: IntArray = np.zeros(rows, dtype=np.int32)
         self.tokens: IntArray = np.zeros((rows, nodes), dtype=np.int32)
@@ -63,7 +63,7 @@ def check_rows(segments: Sequence[Segment]) -> None:
         raise InvalidRequest("one row twice in a batch")
 
 
-def pad(segments: Sequence[Segment], shape: Shape, junk: int) -> Batch:
+def pad(segments: Sequence[Segment], shape: BatchShape, junk: int) -> Batch:
     """Return a Batch with the segments in its first rows, in their order."""
     batch = Batch(shape, junk)
     for row, segment in enumerate(segments):

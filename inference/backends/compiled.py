@@ -18,19 +18,17 @@ from torch import Tensor
 from inference.artifact import Bucket, Manifest, check_files, read_manifest
 from inference.backends import Ranked, Segment
 from inference.backends.batch import check_rows
-from inference.backends.feature_store import (
+from inference.backends.graph_calls import cost, fits, holds, inputs_of, picked, unstacked
+from inference.backends.target_features import (
     NOTHING,
     FeatureForm,
     FeatureStore,
-    check_given,
     form_of,
-    select,
 )
-from inference.backends.graph_calls import cost, fits, holds, inputs_of, picked, unstacked
 from inference.errors import BadArtifact, InvalidRequest, LimitExceeded
 from inference.model.cache import KeysValues, cache_names, copy_slots, empty_cache, write_slots
+from inference.model.checkpoint import check_sizes
 from inference.model.config import ModelConfig, parse_config
-from inference.model.sizes import check_sizes
 from inference.sampling import SamplingParams
 from inference.tree import IntArray
 
@@ -108,13 +106,9 @@ class CompiledModel:
         return largest.rows + rest[0], max(largest.nodes, rest[1])
 
     def keep_features(self, layers: Sequence[int]) -> None:
-        """See FeatureModel. They are kept in this host's memory. Raises UnsupportedModel for layers
-        whose inputs the graphs do not return.
-        """
-        check_given(self._returned, layers)
-        hidden, slots = self._returned.hidden, self.capacity + 1
-        here = torch.device("cpu")
-        self._kept = FeatureStore(layers, hidden, self.rows, slots, self.dtype, here)
+        """See FeatureModel. They are kept in this host's memory. The graphs return all of them."""
+        slots, here = self.capacity + 1, torch.device("cpu")
+        self._kept = FeatureStore(layers, self._returned, self.rows, slots, self.dtype, here)
 
     def features(self, row: int, slots: IntArray) -> Tensor:  # [n, kept layers * hidden]
         assert self._kept is not None, "keep_features() comes before"
@@ -138,9 +132,8 @@ class CompiledModel:
     def _keep(self, inputs: Mapping[str, Tensor], features: Sequence[Tensor]) -> None:
         """Keep the features that a call of a graph with these inputs returned, if it did."""
         if self._kept is not None:
-            (whole,) = features
-            given = select(whole, self._returned, self._kept.layers)
-            self._kept.write(inputs["rows"], inputs["slots"], given)
+            (returned,) = features
+            self._kept.write(inputs["rows"], inputs["slots"], returned)
 
     def _in_turn(self, segments: Sequence[Segment]) -> list[IntArray]:
         """Answer rows that no graph holds together, in as few calls as the graphs allow.

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from inference.backends import Ranked, Segment
-from inference.backends.batch import Batch, Shape, pad
+from inference.backends.batch import Batch, BatchShape, pad
+from inference.backends.choices import ranked_rows
 from inference.backends.eager import SLOT_STEP, EagerModel
 from inference.model.decoder import Decoder
 from inference.model.sampler import (
@@ -30,7 +31,7 @@ from inference.sampling import SamplingParams
 from inference.tree import IntArray
 
 Outputs = tuple[Tensor, ...]
-Run = Callable[[], Outputs]
+Replay = Callable[[], Outputs]
 
 MOST_GRAPHS = 256
 """Recordings that are kept. Shapes met after them run eagerly."""
@@ -39,11 +40,11 @@ MOST_GRAPHS = 256
 class Recorder(Protocol):
     """Runs a function over tensors with fixed addresses: at once, or recorded and repeated."""
 
-    def warm(self, run: Run) -> Outputs:
+    def warm(self, run: Replay) -> Outputs:
         """Run it once, as is required before recording it."""
         ...
 
-    def record(self, run: Run) -> tuple[Callable[[], None], Outputs]:
+    def record(self, run: Replay) -> tuple[Callable[[], None], Outputs]:
         """Return a function that repeats `run`, and the tensors that hold its outputs.
 
         The next repetition of any recording may overwrite these tensors.
@@ -61,7 +62,7 @@ class CudaGraphs:
         self._device, self._pool = device, torch.cuda.graph_pool_handle()
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
-    def warm(self, run: Run) -> Outputs:
+    def warm(self, run: Replay) -> Outputs:
         """Run on the recordings' stream, where libraries set themselves up."""
         current = torch.cuda.current_stream(self._device)
         self._stream.wait_stream(current)
@@ -70,7 +71,7 @@ class CudaGraphs:
         current.wait_stream(self._stream)
         return outputs
 
-    def record(self, run: Run) -> tuple[Callable[[], None], Outputs]:
+    def record(self, run: Replay) -> tuple[Callable[[], None], Outputs]:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(
             graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"
@@ -79,24 +80,24 @@ class CudaGraphs:
         return graph.replay, outputs
 
 
-class Choice(NamedTuple):
+class ChoiceFunction(NamedTuple):
     """A way to make tokens of logits [B, P, V]: function(logits, sampling, positions, size)."""
 
-    function: Callable[[Tensor, Sampling, Tensor, int], Outputs]
+    function: Callable[[Tensor, Sampling, Tensor, int], Tensor | Outputs]
     size: int  # positions that noise is made for when choosing, children when ranking
 
 
-class _Key(NamedTuple):
+class _RecordingKey(NamedTuple):
     """Identifies one recording."""
 
-    shape: Shape
-    choice: Choice
+    shape: BatchShape
+    choice: ChoiceFunction
 
 
 class _Buffers:
     """The input tensors of one shape on the device."""
 
-    def __init__(self, shape: Shape, junk: int, device: torch.device) -> None:
+    def __init__(self, shape: BatchShape, junk: int, device: torch.device) -> None:
         self.arrays = {
             name: torch.from_numpy(array).to(device)
             for name, array in Batch(shape, junk).arrays().items()
@@ -128,8 +129,8 @@ class CudaModel(EagerModel):
     ) -> None:
         super().__init__(decoder, rows=rows, capacity=capacity, max_nodes=max_nodes)
         self._recorder = recorder
-        self._buffers: dict[Shape, _Buffers] = {}
-        self._recorded: dict[_Key, _Recorded | None] = {}  # None: met once
+        self._buffers: dict[BatchShape, _Buffers] = {}
+        self._recorded: dict[_RecordingKey, _Recorded | None] = {}  # None: met once
 
     def keep_features(self, layers: Sequence[int]) -> None:
         super().keep_features(layers)
@@ -144,25 +145,20 @@ class CudaModel(EagerModel):
     @torch.no_grad()
     def rank(self, segments: Sequence[Segment], k: int) -> list[Ranked]:
         greedy = all(segment.params.greedy for segment in segments)
-        ids, scores = self._call(
-            segments, self._shape(segments), Choice(_rank_greedy if greedy else _rank, k)
-        )
-        return [
-            Ranked(ids[row, : len(segment.pick)], scores[row, : len(segment.pick)])
-            for row, segment in enumerate(segments)
-        ]
+        choice = ChoiceFunction(_rank_greedy if greedy else rank, k)
+        return ranked_rows(segments, *self._call(segments, self._shape(segments), choice))
 
     def padded(self, rows: int, nodes: int) -> tuple[int, int]:
         return min(_step(rows), self.rows), min(
             max(_step(nodes), self._least_nodes), max(self.max_nodes, self._least_nodes)
         )
 
-    def _shape(self, segments: Sequence[Segment]) -> Shape:
+    def _shape(self, segments: Sequence[Segment]) -> BatchShape:
         """Round sizes up to powers of two. Either one node or every node is picked."""
         least = super()._shape(segments)
         rows, nodes = self.padded(least.rows, least.nodes)
         slots = SLOT_STEP * _step(-(-least.slots // SLOT_STEP))
-        return Shape(
+        return BatchShape(
             rows,
             nodes,
             1 if least.picks == 1 else nodes,
@@ -170,7 +166,9 @@ class CudaModel(EagerModel):
             min(slots, self.capacity + 1),
         )
 
-    def _call(self, segments: Sequence[Segment], shape: Shape, choice: Choice) -> list[np.ndarray]:
+    def _call(
+        self, segments: Sequence[Segment], shape: BatchShape, choice: ChoiceFunction
+    ) -> list[np.ndarray]:
         """Return the outputs on the host, copied before another recording may overwrite them."""
         buffers = self._buffers.get(shape)
         if buffers is None:
@@ -182,10 +180,10 @@ class CudaModel(EagerModel):
         )
         return [
             output.to("cpu", copy=True).numpy()
-            for output in self._outputs(_Key(shape, choice), buffers)
+            for output in self._outputs(_RecordingKey(shape, choice), buffers)
         ]
 
-    def _outputs(self, key: _Key, buffers: _Buffers) -> Outputs:
+    def _outputs(self, key: _RecordingKey, buffers: _Buffers) -> Outputs:
         def run() -> Outputs:
             return self._compute(key.choice, buffers)
 
@@ -199,14 +197,15 @@ class CudaModel(EagerModel):
         recorded.replay()
         return recorded.outputs
 
-    def _compute(self, choice: Choice, buffers: _Buffers) -> Outputs:
+    def _compute(self, choice: ChoiceFunction, buffers: _Buffers) -> Outputs:
         """The computation that is recorded.
 
         It must not wait for the device, and may depend on values only through tensors of fixed
         shapes.
         """
         logits, positions = self._write(**buffers.arrays)
-        return choice.function(logits, buffers.sampling, positions, choice.size)
+        outputs = choice.function(logits, buffers.sampling, positions, choice.size)
+        return (outputs,) if isinstance(outputs, Tensor) else outputs
 
 
 def _step(size: int) -> int:
@@ -214,31 +213,23 @@ def _step(size: int) -> int:
     return 1 << (size - 1).bit_length()
 
 
-def _chooser(segments: Sequence[Segment], nodes: int) -> Choice:
+def _chooser(segments: Sequence[Segment], nodes: int) -> ChoiceFunction:
     """Return the cheapest choice that serves every row. Few distinct sizes occur."""
     if all(segment.params.greedy for segment in segments):
-        return Choice(_choose_greedy, 0)
+        return ChoiceFunction(_choose_greedy, 0)
     if all(segment.params.truncated for segment in segments):
-        return Choice(_choose_truncated, 0)
+        return ChoiceFunction(_choose_truncated, 0)
     spread = 1 + int(max(np.ptp(segment.positions[segment.pick]) for segment in segments))
-    return Choice(_choose_mixed, min(_step(spread), nodes))
+    return ChoiceFunction(choose_mixed, min(_step(spread), nodes))
 
 
-def _choose_greedy(logits: Tensor, sampling: Sampling, positions: Tensor, size: int) -> Outputs:
-    return (choose_greedy(logits),)
+def _choose_greedy(logits: Tensor, sampling: Sampling, positions: Tensor, size: int) -> Tensor:
+    return choose_greedy(logits)
 
 
-def _choose_truncated(logits: Tensor, sampling: Sampling, positions: Tensor, size: int) -> Outputs:
-    return (choose_truncated(logits, sampling, positions),)
-
-
-def _choose_mixed(logits: Tensor, sampling: Sampling, positions: Tensor, size: int) -> Outputs:
-    return (choose_mixed(logits, sampling, positions, size),)
+def _choose_truncated(logits: Tensor, sampling: Sampling, positions: Tensor, size: int) -> Tensor:
+    return choose_truncated(logits, sampling, positions)
 
 
 def _rank_greedy(logits: Tensor, sampling: Sampling, positions: Tensor, size: int) -> Outputs:
     return rank_greedy(logits, size)
-
-
-def _rank(logits: Tensor, sampling: Sampling, positions: Tensor, size: int) -> Outputs:
-    return rank(logits, sampling, positions, size)

@@ -4,25 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from inference.backends import Ranked, Segment
-from inference.backends.batch import Shape, check_rows, pad
-from inference.backends.feature_store import FeatureStore
+from inference.backends.batch import BatchShape, check_rows, pad
+from inference.backends.choices import choose_at, rank_at
+from inference.backends.target_features import FeatureForm, FeatureStore
 from inference.errors import LimitExceeded
 from inference.model.cache import copy_slots, empty_cache, write_slots
 from inference.model.decoder import Decoder
-from inference.model.sampler import (
-    Sampling,
-    choose_greedy,
-    choose_mixed,
-    choose_open,
-    choose_truncated,
-    rank,
-    rank_greedy,
-)
 from inference.tree import IntArray
 
 SLOT_STEP = 64
@@ -47,8 +38,8 @@ class EagerModel:
         self._kept: FeatureStore | None = None
 
     def keep_features(self, layers: Sequence[int]) -> None:
-        hidden, slots = self.decoder.config.hidden_size, self.capacity + 1
-        self._kept = FeatureStore(layers, hidden, self.rows, slots, self.dtype, self.device)
+        form, slots = FeatureForm(tuple(layers), self.decoder.config.hidden_size), self.capacity + 1
+        self._kept = FeatureStore(layers, form, self.rows, slots, self.dtype, self.device)
 
     def features(self, row: int, slots: IntArray) -> Tensor:  # [n, kept layers * hidden]
         assert self._kept is not None, "keep_features() comes before"
@@ -56,32 +47,11 @@ class EagerModel:
 
     @torch.no_grad()
     def choose(self, segments: Sequence[Segment]) -> list[IntArray]:
-        logits, sampling, positions = self._forward(segments)
-        if all(segment.params.greedy for segment in segments):
-            chosen = choose_greedy(logits)
-        elif all(segment.params.truncated for segment in segments):
-            chosen = choose_truncated(logits, sampling, positions)
-        else:
-            spread = [np.ptp(segment.positions[segment.pick]) for segment in segments]
-            choose_ = (
-                choose_mixed
-                if any(segment.params.truncated for segment in segments)
-                else choose_open
-            )
-            chosen = choose_(logits, sampling, positions, 1 + int(max(spread)))
-        table = chosen.cpu().numpy()
-        return [table[row, : len(segment.pick)] for row, segment in enumerate(segments)]
+        return choose_at(*self._forward(segments), segments)
 
     @torch.no_grad()
     def rank(self, segments: Sequence[Segment], k: int) -> list[Ranked]:
-        logits, sampling, positions = self._forward(segments)
-        greedy = all(segment.params.greedy for segment in segments)
-        ranked = rank_greedy(logits, k) if greedy else rank(logits, sampling, positions, k)
-        ids, scores = (part.cpu().numpy() for part in ranked)
-        return [
-            Ranked(ids[row, : len(segment.pick)], scores[row, : len(segment.pick)])
-            for row, segment in enumerate(segments)
-        ]
+        return rank_at(*self._forward(segments), segments, k)
 
     def padded(self, rows: int, nodes: int) -> tuple[int, int]:
         return rows, max(nodes, self._least_nodes)
@@ -104,19 +74,17 @@ class EagerModel:
         """
         return 2 if self.dtype == torch.float32 else 1
 
-    def _forward(self, segments: Sequence[Segment]) -> tuple[Tensor, Sampling, Tensor]:
-        """Return logits at the picked nodes [B, P, V], each row's sampling, and positions [B, P].
-
-        A position is that of the token to be chosen.
+    def _forward(self, segments: Sequence[Segment]) -> tuple[Tensor, Tensor]:
+        """Return logits at the picked nodes [B, P, V], and positions [B, P] of the tokens to be
+        chosen.
         """
         batch = pad(segments, self._shape(segments), junk=self._junk)
-        logits, positions = self._write(
+        return self._write(
             **{
                 name: torch.from_numpy(array).to(self.device)
                 for name, array in batch.arrays().items()
             }
         )
-        return logits, Sampling.of([segment.params for segment in segments], self.device), positions
 
     def _write(
         self,
@@ -147,9 +115,9 @@ class EagerModel:
             self._kept.write(rows, slots, out.features)
         return self.decoder.logits(out.states), torch.gather(positions, 1, pick.to(torch.int64)) + 1
 
-    def _shape(self, segments: Sequence[Segment]) -> Shape:
+    def _shape(self, segments: Sequence[Segment]) -> BatchShape:
         check_rows(segments)
-        least = Shape.least(segments)
+        least = BatchShape.least(segments)
         if least.nodes > self.max_nodes:
             raise LimitExceeded(
                 f"{least.nodes} nodes in one call: this model takes {self.max_nodes}"

@@ -4,29 +4,38 @@ A node whose preceding token's feature is known is computed from that, any other
 head returned for its parent. When the feature comes to be known, the node is computed again from
 it, in the next call of its row. A segment says what is known (`KnownFeatures`).
 
-The first token of a text has no feature before it: no node sees it.
+The first token of a text has no feature before it: no node sees it. Heads without embeddings share
+those of their target; of a compiled one they are read from its artefact.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import zip_longest
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from safetensors import safe_open
 from torch import Tensor
 
-from inference.backends import FeatureModel, KnownFeatures, Model, Ranked, Segment
-from inference.backends.batch import Shape, check_rows, pad
-from inference.backends.sequence import MakeSequence, ModelSequence, TargetText
+from inference.artifact import NATIVE, Manifest
+from inference.backends import Ranked, Segment
+from inference.backends.batch import BatchShape, check_rows, pad
+from inference.backends.choices import rank_at
+from inference.backends.compiled import WEIGHTS
+from inference.backends.neuron import SHARD
 from inference.backends.slots import FREE
+from inference.backends.torch_neuron import rank_weights
+from inference.errors import BadArtifact
 from inference.model.cache import empty_cache, write_slots, write_states
+from inference.model.config import parse_config
 from inference.model.eagle import EagleHead
-from inference.model.sampler import Sampling, rank, rank_greedy
-from inference.sampling import SamplingParams
-from inference.tree import IntArray, TokenTree, TreeNodes
+from inference.tree import IntArray
+
+_EMBEDDINGS = "model.embed_tokens.weight"
 
 
 class _Wave(NamedTuple):
@@ -37,7 +46,7 @@ class _Wave(NamedTuple):
     conditioned: NDArray[np.bool_]  # [n] whether the feature is the target's, not the parent's
 
 
-class _Row:
+class _HeadRow:
     """The positions and features known for the slots of one row."""
 
     def __init__(self, capacity: int) -> None:
@@ -74,7 +83,7 @@ class _Row:
         """Return slots that were computed before their features were known, in order of position.
         All nodes see them.
         """
-        slots = context.all(0).nonzero()[0]
+        slots = np.flatnonzero(context.all(0))
         positions = self._positions[slots]
         behind = ~self._conditioned[slots] & _are_conditioned(positions, known)
         return slots[behind][np.argsort(positions[behind])].astype(np.int32)
@@ -133,7 +142,7 @@ class EagleModel:
         self._states = torch.zeros(  # what the last layer returned; the junk slot's are no parent's
             (rows, capacity + 1, layer.hidden_size), dtype=self.dtype, device=self.device
         )
-        self._rows = [_Row(capacity) for _ in range(rows)]
+        self._rows = [_HeadRow(capacity) for _ in range(rows)]
 
     @torch.no_grad()
     def rank(self, segments: Sequence[Segment], k: int) -> list[Ranked]:
@@ -143,16 +152,7 @@ class EagleModel:
             self._compute([wave for wave in waves if wave is not None])
         rows, slots, positions = self._picked(segments)
         logits = self._head.logits(self._states[rows, slots])
-        if all(segment.params.greedy for segment in segments):
-            ranked = rank_greedy(logits, k)
-        else:
-            sampling = Sampling.of([segment.params for segment in segments], self.device)
-            ranked = rank(logits, sampling, positions + 1, k)
-        ids, scores = (part.cpu().numpy() for part in ranked)
-        return [
-            Ranked(ids[row, : len(segment.pick)], scores[row, : len(segment.pick)])
-            for row, segment in enumerate(segments)
-        ]
+        return rank_at(logits, positions + 1, segments, k)
 
     def choose(self, segments: Sequence[Segment]) -> list[IntArray]:
         return [ranked.ids[:, 0] for ranked in self.rank(segments, 1)]
@@ -180,7 +180,7 @@ class EagleModel:
     def _compute(self, waves: Sequence[_Wave]) -> None:
         """Compute one wave of each row, and write its keys, values and states."""
         segments = [wave.segment for wave in waves]
-        least = Shape.least(segments)
+        least = BatchShape.least(segments)
         batch = pad(segments, least._replace(slots=max(least.slots, 1)), junk=self.capacity)
         arrays = {name: self._tensor(array) for name, array in batch.arrays().items()}
         del arrays["pick"]
@@ -189,7 +189,7 @@ class EagleModel:
         write_slots(self._cache, arrays["rows"], slots, out.new)
         write_states(self._states, arrays["rows"], slots, out.states)
 
-    def _features(self, waves: Sequence[_Wave], shape: Shape) -> Tensor:  # [B, T, hidden]
+    def _features(self, waves: Sequence[_Wave], shape: BatchShape) -> Tensor:  # [B, T, hidden]
         """Return each node's feature: 0 where there is none."""
         features = self._states.new_zeros((shape.rows, shape.nodes, self._states.shape[-1]))
         for row, (segment, parents, conditioned) in enumerate(waves):
@@ -208,62 +208,32 @@ class EagleModel:
         return torch.from_numpy(array).to(self.device)
 
 
-class FeatureSequence(ModelSequence):
-    """A ModelSequence whose segments read features of the target.
+def read_embeddings(directory: Path, manifest: Manifest) -> Tensor:  # [vocabulary, hidden]
+    """The embeddings, in the precision of the target's states.
 
-    features: of the text, those that are known at the time of a call
+    Ranks hold parts of their width, for the tokenizer's ids. Rows of further ids are zeros.
+
+    Raises BadArtifact.
     """
-
-    def __init__(
-        self, model: Model, row: int, params: SamplingParams, *, features: RowFeatures
-    ) -> None:
-        super().__init__(model, row, params)
-        self._features = features
-
-    def prepare_chunk(self, chain: TokenTree) -> Segment:
-        return self._with_features(super().prepare_chunk(chain), self.cached + len(chain))
-
-    def prepare_nodes(self, tree: TreeNodes, nodes: Sequence[int]) -> Segment:
-        segment = super().prepare_nodes(tree, nodes)  # which feeds what was committed
-        return self._with_features(segment, self.cached)
-
-    def _with_features(self, segment: Segment, below: int) -> Segment:
-        """The segment with the features of tokens that are committed here: of positions `below`."""
-        return segment._replace(
-            features=KnownFeatures(min(self._features.known, below), self._features.at)
-        )
+    size = parse_config(manifest.config).vocab_size
+    files, name = _parts_of(manifest)
+    table = torch.cat([_read(directory / file, name) for file in files], 1)[:size]
+    return torch.nn.functional.pad(table, (0, 0, 0, size - len(table)))
 
 
-class RowFeatures:
-    """Features that a target in this process keeps, of the text on one of its rows.
-
-    They lie by slot, beside the keys. So a cached prefix, a copied row and a row that is filled
-    again have theirs.
-
-    where: returns the text's row, at the time of a call
-    """
-
-    def __init__(self, target: FeatureModel, where: TargetText) -> None:
-        self._target, self._where = target, where
-
-    @property
-    def known(self) -> int:
-        """The number of tokens with features: all that the row has, the first ones of the text."""
-        return int(self._where().slots.committed.sum())
-
-    def at(self, positions: IntArray) -> Tensor:
-        """Return the features at known positions [n], as [n, layers * hidden]."""
-        row, slots = self._where()
-        return self._target.features(row, slots.at(positions))
+def _parts_of(manifest: Manifest) -> tuple[Sequence[str], str]:
+    """The files with the parts of the embeddings, in the order of ranks, and their name there."""
+    ranks = range(manifest.tensor_parallel)
+    if manifest.target == "cpu":
+        return [WEIGHTS], _EMBEDDINGS
+    if manifest.target in NATIVE:
+        return [rank_weights(rank) for rank in ranks], _EMBEDDINGS
+    return [SHARD.format(rank) for rank in ranks], f"decoder.{_EMBEDDINGS}"
 
 
-def feature_sequence(target: FeatureModel) -> MakeSequence:
-    """Make sequences that read the features of the text's row of the target, wherever it is."""
-
-    def make(
-        model: Model, row: int, params: SamplingParams, beside: TargetText | None
-    ) -> FeatureSequence:
-        assert beside is not None, "a head drafts beside its target"
-        return FeatureSequence(model, row, params, features=RowFeatures(target, beside))
-
-    return make
+def _read(path: Path, name: str) -> Tensor:
+    with safe_open(path, framework="pt") as file:
+        if name not in file.keys():  # noqa: SIM118, it is no mapping
+            raise BadArtifact(f"{path} has no tensor {name}: build the artefact again")
+        tensor: Tensor = file.get_tensor(name)
+        return tensor

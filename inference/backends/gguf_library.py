@@ -172,6 +172,15 @@ def _metadata(library: Any, model: Any, key: str) -> str:
     return value.value.decode(errors="replace")
 
 
+class TokenBatch(NamedTuple):
+    """Tokens that are computed together, each as a member of its sequences."""
+
+    tokens: IntArray  # [n]
+    positions: IntArray  # [n]
+    sequences: Sequence[Sequence[int]]  # [n]
+    picked: NDArray[np.bool_]  # [n] whether the token's logits are returned
+
+
 class GgufContext:
     """A model with its keys: one decode at a time. It is the Memory of gguf_branches.
 
@@ -214,37 +223,29 @@ class GgufContext:
     def remove(self, sequence: int, start: int) -> None:
         self._library.llama_memory_seq_rm(self._memory, sequence, start, -1)
 
-    def decode(
-        self,
-        tokens: IntArray,
-        positions: IntArray,
-        sequences: Sequence[Sequence[int]],
-        picked: NDArray[np.bool_],
-    ) -> NDArray[np.float32]:
-        """Compute n tokens, each as a member of its sequences, and return logits of the picked.
-
-        tokens, positions, picked: [n]
-        result: [picked, vocabulary], overwritten by the next call
+    def decode(self, asked: TokenBatch) -> NDArray[np.float32]:
+        """Compute tokens, and return logits of the picked ones: [picked, vocabulary], overwritten
+        by the next call.
 
         Raises Unavailable where llama.cpp fails; its cells may then hold some of the tokens.
         """
-        batch, n = self._batch, len(tokens)
+        batch, n = self._batch, len(asked.tokens)
         batch.n_tokens = n
         for pointer, values in (
-            (batch.token, tokens),
-            (batch.pos, positions),
-            (batch.logits, picked),
-            (batch.n_seq_id, np.array([len(ids) for ids in sequences])),
+            (batch.token, asked.tokens),
+            (batch.pos, asked.positions),
+            (batch.logits, asked.picked),
+            (batch.n_seq_id, np.array([len(ids) for ids in asked.sequences])),
         ):
             np.ctypeslib.as_array(pointer, (n,))[:] = values
-        for at, ids in enumerate(sequences):
+        for at, ids in enumerate(asked.sequences):
             for place, sequence in enumerate(ids):
                 batch.seq_id[at][place] = sequence
         _ERRORS.clear()
         failed = self._library.llama_decode(self._context, batch)
         if failed:
             raise Unavailable(f"llama.cpp computed nothing (code {failed}): {_why()}")
-        shape = int(np.count_nonzero(picked)), self._vocabulary
+        shape = int(np.count_nonzero(asked.picked)), self._vocabulary
         if not shape[0]:
             self._library.llama_synchronize(self._context)
             return np.zeros(shape, dtype=np.float32)

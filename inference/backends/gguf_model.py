@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from inference.backends import Ranked, Segment
 from inference.backends.batch import check_rows
 from inference.backends.gguf_branches import BranchSequences, Memory
-from inference.backends.gguf_library import SEQUENCES, GgufContext, GgufFacts
+from inference.backends.gguf_library import SEQUENCES, GgufContext, GgufFacts, TokenBatch
 from inference.backends.host_choice import Floats, choose_of_row, rank_of_row
 from inference.errors import InvalidRequest, LimitExceeded, Mismatch, Unavailable
 from inference.tree import IntArray
@@ -33,18 +33,12 @@ _BATCH = 256
 class LlamaContext(Memory, Protocol):
     """The work of GgufContext: it computes tokens as members of sequences, whose cells it keeps."""
 
-    def decode(
-        self,
-        tokens: IntArray,
-        positions: IntArray,
-        sequences: Sequence[Sequence[int]],
-        picked: NDArray[np.bool_],
-    ) -> NDArray[np.float32]:
+    def decode(self, asked: TokenBatch) -> NDArray[np.float32]:
         """Return logits of the picked tokens, [picked, vocabulary]. Raises Unavailable."""
         ...
 
 
-class _Line(NamedTuple):
+class _NodeChain(NamedTuple):
     """A chain of a segment's new nodes below what they all see: a sequence of llama.cpp."""
 
     nodes: NDArray[np.intp]  # [d] from the top down
@@ -84,16 +78,10 @@ class GgufModel:
         self._tokens: IntArray = np.zeros((rows, capacity), dtype=np.int32)
 
     def choose(self, segments: Sequence[Segment]) -> list[IntArray]:
-        return self._each(
-            segments,
-            lambda segment, logits: choose_of_row(logits, segment.params, _chosen_at(segment)),
-        )
+        return self._each(segments, lambda segment, logits: choose_of_row(logits, segment))
 
     def rank(self, segments: Sequence[Segment], k: int) -> list[Ranked]:
-        return self._each(
-            segments,
-            lambda segment, logits: rank_of_row(logits, segment.params, _chosen_at(segment), k),
-        )
+        return self._each(segments, lambda segment, logits: rank_of_row(logits, segment, k))
 
     def padded(self, rows: int, nodes: int) -> tuple[int, int]:
         return rows, nodes
@@ -160,17 +148,18 @@ class GgufModel:
             for node in line.nodes.tolist():
                 members[segment.row][node].append(sequence)
         picked = [np.isin(np.arange(len(segment.tokens)), segment.pick) for segment in group]
-        logits = self._compute(
+        asked = TokenBatch(
             np.concatenate([segment.tokens for segment in group]),
             np.concatenate([segment.positions for segment in group]),
             [sequences for of_row in members.values() for sequences in of_row],
             np.concatenate(picked),
         )
+        logits = self._compute(asked)
         for (segment, line), sequence in zip(lines, taken, strict=True):
             self._branches.extend(sequence, segment.slots[line.nodes])
         return _dealt(logits, group, picked)
 
-    def _lines(self, segment: Segment) -> Iterator[_Line]:
+    def _lines(self, segment: Segment) -> Iterator[_NodeChain]:
         """A segment's lines. Raises InvalidRequest where a node's position is not the number of
         keys that it sees above it.
         """
@@ -185,7 +174,7 @@ class GgufModel:
                 path is None and (segment.context[nodes] != segment.context[tip]).any()
             ):
                 raise InvalidRequest("llama.cpp needs a tree whose nodes see all above them")
-            yield _Line(nodes, seen)
+            yield _NodeChain(nodes, seen)
 
     def _recall(self, row: int, path: IntArray) -> None:
         """Compute the path's keys again that no sequence holds any more."""
@@ -194,24 +183,19 @@ class GgufModel:
             part = path[known : known + self._batch]
             self._branches.begin()
             sequence = self._branches.take(row, path[:known])
-            self._compute(
+            asked = TokenBatch(
                 self._tokens[row, part],
                 np.arange(known, known + len(part), dtype=np.int32),
                 [[sequence]] * len(part),
                 np.zeros(len(part), dtype=np.bool_),
             )
+            self._compute(asked)
             self._branches.extend(sequence, part)
             known += len(part)
 
-    def _compute(
-        self,
-        tokens: IntArray,
-        positions: IntArray,
-        sequences: Sequence[Sequence[int]],
-        picked: NDArray[np.bool_],
-    ) -> NDArray[np.float32]:
+    def _compute(self, asked: TokenBatch) -> NDArray[np.float32]:
         try:
-            return self._context.decode(tokens, positions, sequences, picked)
+            return self._context.decode(asked)
         except Unavailable:
             self._branches.restore()
             raise
@@ -220,11 +204,6 @@ class GgufModel:
 def _tips(segment: Segment) -> NDArray[np.intp]:
     """The new nodes that no other one sees."""
     return np.flatnonzero(segment.tree_mask.sum(axis=0) == 1)
-
-
-def _chosen_at(segment: Segment) -> IntArray:
-    """Positions of the tokens that are chosen at the picked nodes."""
-    return np.asarray(segment.positions[segment.pick] + 1, dtype=np.int32)
 
 
 def _dealt(

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from inference.artifact import Bucket
 from inference.backends import Segment
-from inference.backends.batch import Shape, pad
+from inference.backends.batch import BatchShape, pad
 from inference.model.cache import KeysValues
 from inference.model.sampler import Sampling
 from inference.sampling import SamplingParams
@@ -40,14 +40,16 @@ def cost(bucket: Bucket) -> tuple[int, int, int, bool]:
 
 def holds(bucket: Bucket, segments: Sequence[Segment]) -> bool:
     """Whether one call of the bucket's graph serves all these rows."""
+    levels = bucket.levels if bucket.sampled else bucket.nodes  # positions that have noise
     return len(segments) <= bucket.rows and all(
-        fits(bucket, segment) and _spread(segment) <= _levels(bucket) for segment in segments
+        fits(bucket, segment) and np.ptp(segment.positions[segment.pick]) < levels
+        for segment in segments
     )
 
 
 def inputs_of(bucket: Bucket, segments: Sequence[Segment]) -> dict[str, Tensor]:
     """Return a graph's inputs by name: the segments, then idle rows."""
-    shape = Shape(bucket.rows, bucket.nodes, bucket.picks, 1, bucket.slots)
+    shape = BatchShape(bucket.rows, bucket.nodes, bucket.picks, 1, bucket.slots)
     batch = pad(segments, shape, bucket.junk)
     inputs = {name: torch.from_numpy(array) for name, array in batch.arrays().items()}
     if bucket.everywhere:
@@ -82,12 +84,3 @@ def fits(bucket: Bucket, segment: Segment) -> bool:
         and segment.context.shape[1] <= bucket.slots
     )
     return room and segment.context.shape[0] == 1 and (bucket.sampled or segment.params.greedy)
-
-
-def _levels(bucket: Bucket) -> int:
-    return bucket.levels if bucket.sampled else bucket.nodes
-
-
-def _spread(segment: Segment) -> int:
-    """Number of positions that noise is needed for, from the first to the last."""
-    return int(np.ptp(segment.positions[segment.pick])) + 1

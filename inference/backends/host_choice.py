@@ -1,7 +1,7 @@
 """Choices and rankings of one row, made on the host from logits that a library computed.
 
-A draft only ranks, and chooses greedily: that needs numpy alone. The choice of a target is that of
-inference/model/sampler.py, which needs torch.
+A draft only ranks: that needs numpy alone, as does temperature 0. Another choice is that of
+inference/backends/choices.py, which needs torch.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from inference.backends import Ranked
-from inference.sampling import CANDIDATES, SamplingParams, threefry2x32
+from inference.backends import Ranked, Segment
+from inference.sampling import CANDIDATES, threefry2x32
 from inference.tree import IntArray
 
 Floats = NDArray[np.float32]
@@ -19,33 +19,25 @@ _OUT_OF_REACH = np.float32(1e9)
 """Subtracted from the scores of tokens that top-k or top-p excludes."""
 
 
-def choose_of_row(logits: Floats, params: SamplingParams, positions: IntArray) -> IntArray:  # [P]
-    """The token chosen at each node.
+def choose_of_row(logits: Floats, segment: Segment) -> IntArray:  # [p]
+    """Return the token chosen at each picked node.
 
-    logits: [P, V]
-    positions: [P], of the chosen tokens
+    logits: [p, V], of the picked nodes
     """
-    if params.greedy:
+    if segment.params.greedy:
         return np.asarray(logits.argmax(-1), dtype=np.int32)
     import torch
 
-    from inference.model.sampler import Sampling, choose_open, choose_truncated
+    from inference.backends.choices import choose_at, chosen_positions
 
-    sampling = Sampling.of([params], torch.device("cpu"))
-    scores, at = torch.from_numpy(logits)[None], torch.from_numpy(positions.astype(np.int32))[None]
-    with torch.no_grad():
-        chosen = (
-            choose_truncated(scores, sampling, at)
-            if params.truncated
-            else choose_open(scores, sampling, at, 1 + int(np.ptp(positions)))
-        )
-    return np.asarray(chosen[0].numpy(), dtype=np.int32)
+    return choose_at(torch.from_numpy(logits[None]), chosen_positions(segment), [segment])[0]
 
 
-def rank_of_row(logits: Floats, params: SamplingParams, positions: IntArray, k: int) -> Ranked:
-    """The k likeliest children of each node, with the arguments of choose_of_row(). They are those
-    of rank() in inference/model/sampler.py, up to the last digits of their scores.
+def rank_of_row(logits: Floats, segment: Segment, k: int) -> Ranked:
+    """Return the k likeliest children of each picked node, with the logits of choose_of_row(). They
+    are those of rank() in inference/model/sampler.py, up to the last digits of their scores.
     """
+    params, positions = segment.params, segment.positions[segment.pick] + 1
     scores = logits / np.float32(params.temperature or 1)
     best = scores.max(-1, keepdims=True)
     log_mass = best + np.log(np.exp(scores - best).sum(-1, keepdims=True))
@@ -83,4 +75,4 @@ def _noise(seed: int, positions: IntArray, ids: IntArray) -> Floats:  # [P, n]
     key, counter = (words[:1, None], words[1:, None]), (ids, positions[:, None].astype(np.int32))
     upper = (threefry2x32(key, counter, np.left_shift, np.right_shift)[0] >> 9) & 0x7FFFFF
     uniform = (upper.astype(np.float32) + np.float32(0.5)) * np.float32(2.0**-23)
-    return -np.log(-np.log(uniform))
+    return np.asarray(-np.log(-np.log(uniform)), dtype=np.float32)

@@ -26,13 +26,12 @@ from torch import Tensor
 
 from inference.backends import Ranked, Segment
 from inference.backends.batch import check_rows
-from inference.backends.host_choice import choose_of_row
+from inference.backends.choices import choose_at, chosen_positions
 from inference.backends.neuron import runtime_error
 from inference.backends.neuron_sdk import DEVICE, INDEX, has_device, instance_family
 from inference.errors import InvalidRequest, LimitExceeded, MissingExtra, UnsupportedModel
-from inference.model.checkpoint import tensor_shapes
+from inference.model.checkpoint import check_sizes, tensor_shapes
 from inference.model.config import ModelConfig
-from inference.model.sizes import check_sizes
 from inference.tree import IntArray
 
 PREFILL = 128
@@ -130,8 +129,7 @@ class LegacyNeuronModel:
         logits = self._forward(segment.tokens, int(segment.positions[0]))[
             :, torch.tensor(segment.pick, dtype=torch.int64)
         ]
-        at = segment.positions[segment.pick] + 1
-        return choose_of_row(logits[0].float().numpy(), segment.params, at)
+        return choose_at(logits, chosen_positions(segment), [segment])[0]
 
     def _forward(self, tokens: IntArray, first: int) -> Tensor:
         """Return logits [1, n, vocabulary] of n tokens whose first position is `first`."""

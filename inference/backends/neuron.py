@@ -1,7 +1,8 @@
 """A compiled target on NeuronCores, which serves one call at a time.
 
-The caches are the graphs' state on the device, and a graph writes the slots that a call names. Not
-yet run on hardware: see docs/neuron.md.
+The caches are the graphs' state on the device, and a graph writes the slots that a call names. The
+noise of the next positions is made there while nobody waits for it. Not yet run on hardware: see
+docs/neuron.md.
 """
 
 from __future__ import annotations
@@ -9,7 +10,8 @@ from __future__ import annotations
 import re
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
@@ -20,15 +22,14 @@ from torch import Tensor
 from inference.artifact import Bucket, Manifest, RoundBucket
 from inference.backends import Segment
 from inference.backends.compiled import CompiledModel
-from inference.backends.feature_store import form_of
 from inference.backends.fused import fill_round, fused_part, in_rounds
 from inference.backends.graph_calls import inputs_of, picked
-from inference.backends.noise_ahead import Draw, NoiseAhead, draws_of
+from inference.backends.target_features import form_of
 from inference.errors import Busy, InvalidRequest, OutriderError, Unavailable
 from inference.model.cache import KeysValues, empty_cache
 from inference.model.config import parse_config
 from inference.model.float8 import states_of
-from inference.model.noise_window import Place, fill_inputs
+from inference.model.noise_window import FILLED, WINDOW, NoisePlace, fill_inputs
 from inference.model.round_graph import idle_inputs, under_draft_names
 from inference.model.verify_graph import copy_inputs
 from inference.tree import IntArray
@@ -56,7 +57,7 @@ SHARD = "weights/tp{}_sharded_checkpoint.safetensors"
 Say = Callable[[str], None]
 
 
-class _Told(NamedTuple):
+class _RuntimeFailure(NamedTuple):
     """A failure of the runtime in words. It is known by what the runtime printed."""
 
     printed: re.Pattern[str]
@@ -70,39 +71,39 @@ def _printed(words: str) -> re.Pattern[str]:
 
 
 _TOLD = (
-    _Told(
+    _RuntimeFailure(
         _printed(r"nrt_allocate_neuron_cores|cores?\(s\) not available|resource busy|in use\b"),
         "the NeuronCores cannot be had",
         "another process has reserved them, and keeps them until it ends. "
         "neuron-ls shows which; or share them out with NEURON_RT_VISIBLE_CORES",
         Busy,
     ),
-    _Told(
+    _RuntimeFailure(
         _printed(r"status\W{0,2}1003\b|numerical error|subtype_numerical"),
         "the device met a NaN or an infinity and gave the call up",
         "the row is lost, and this is a defect to report",
     ),
-    _Told(
+    _RuntimeFailure(
         _printed("failed to alloc|allocation failure|nrt_resource|out of memory|mempool"),
         "the memory of a core is full",
         "build fewer graphs (--tree_sizes, --sampling), --rows 1, or a shorter --sequence_length",
     ),
-    _Told(
+    _RuntimeFailure(
         _printed("driver version|aws-neuronx?-dkms"),
         "the driver does not fit the runtime",
         "apt-get install --only-upgrade aws-neuronx-dkms, then reboot",
     ),
-    _Told(
+    _RuntimeFailure(
         _printed("libnccom"),
         "the ranks cannot speak to each other",
         "apt-get install aws-neuronx-collectives",
     ),
-    _Told(
+    _RuntimeFailure(
         _printed("not (be )?initialized|failed to initialize"),
         "the device did not start",
         "dmesg says why; `sudo rmmod neuron && sudo modprobe neuron` starts it anew",
     ),
-    _Told(
+    _RuntimeFailure(
         _printed("timed out|timeout"),
         "a call or a load took too long",
         "set NEURON_RT_EXEC_TIMEOUT=120, and look at neuron-top",
@@ -168,7 +169,7 @@ class NeuronModel(CompiledModel):
         self._noise.after(draws)
         return answer
 
-    def _fill(self, places: Sequence[Place]) -> None:
+    def _fill(self, places: Sequence[NoisePlace]) -> None:
         self._run(FILL, fill_inputs(places))
 
     def _run(self, graph: str, inputs: dict[str, Tensor]) -> tuple[Tensor, ...]:
@@ -183,7 +184,7 @@ class NeuronModel(CompiledModel):
         """Call every graph once with idle inputs: the first call of a graph initialises it."""
         idle = {bucket.name: idle_inputs(bucket) for bucket in buckets}
         idle |= {COPY: copy_inputs()} if self.copies_rows else {}
-        idle |= {FILL: fill_inputs([Place(0, 0, 0)])} if self._fills else {}
+        idle |= {FILL: fill_inputs([NoisePlace(0, 0, 0)])} if self._fills else {}
         for index, (graph, inputs) in enumerate(idle.items(), 1):
             start = time.perf_counter()
             self._run(graph, inputs)
@@ -194,7 +195,7 @@ class NeuronModel(CompiledModel):
 
 
 class NeuronFusedModel(NeuronModel):
-    """A RoundModel (inference/backends) whose caches live on the device.
+    """A RoundModel (inference/engine/graph_rounds.py) whose caches live on the device.
 
     The graphs of target, draft and rounds lie in one package, over one state.
     """
@@ -263,3 +264,72 @@ def runtime_error(error: Exception) -> OutriderError:
             return told.kind(f"{told.what} ({met[0].strip()}): {told.remedy}")
     line = next((line for line in text.splitlines() if line.strip()), type(error).__name__)
     return Unavailable(f"the Neuron runtime failed: {line}")
+
+
+class Draw(NamedTuple):
+    """Noise that one row of a call needs, of positions `first` to `last`."""
+
+    row: int
+    seed: int
+    first: int
+    last: int
+
+    def ahead(self) -> Draw:
+        """Noise that this row's next call can need: its root is one of the tokens chosen now."""
+        return self._replace(first=self.first + 1, last=self.last + FILLED)
+
+    def whole(self) -> Draw:
+        """The whole window from here on."""
+        return self._replace(last=self.first + WINDOW - 1)
+
+
+def draws_of(segments: Iterable[Segment]) -> list[Draw]:
+    """Return what choosing at the picked nodes of these rows needs."""
+    drawn = [segment for segment in segments if not segment.params.greedy]
+    after = [segment.positions[segment.pick] + 1 for segment in drawn]
+    return [
+        Draw(segment.row, segment.params.seed, int(positions.min()), int(positions.max()))
+        for segment, positions in zip(drawn, after, strict=True)
+    ]
+
+
+class NoiseAhead:
+    """Knows which noise lies in the windows, and has filled what lacks.
+
+    fill: makes the noise of 1 to FILLED places by one call on the device
+    """
+
+    def __init__(self, fill: Callable[[Sequence[NoisePlace]], None]) -> None:
+        self._fill = fill
+        self._held: dict[tuple[int, int], NoisePlace] = {}  # by row and place in its window
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="noise")
+        self._later: Future[None] | None = None
+
+    def before(self, draws: Sequence[Draw]) -> None:
+        """Return when the windows hold all of this, of at most WINDOW positions a row. Raises what
+        the device raised, also while it filled ahead.
+        """
+        if draws and self._later is not None:
+            later, self._later = self._later, None
+            later.result()
+        self._make([place for draw in draws for place in self._lacking(draw)])
+
+    def after(self, draws: Sequence[Draw]) -> None:
+        """Begin to fill what the next call of these rows can need. Returns at once."""
+        near = [draw.ahead() for draw in draws]
+        short = [draw for draw in near if any(self._lacking(draw))]
+        places = [place for draw in short for place in self._lacking(draw.whole())]
+        if places:
+            self._later = self._thread.submit(self._make, places)
+
+    def _lacking(self, draw: Draw) -> Iterator[NoisePlace]:
+        for position in range(draw.first, draw.last + 1):
+            place = NoisePlace(draw.row, position, draw.seed)
+            if self._held.get((draw.row, position % WINDOW)) != place:
+                yield place
+
+    def _make(self, places: Sequence[NoisePlace]) -> None:
+        for first in range(0, len(places), FILLED):
+            some = places[first : first + FILLED]
+            self._fill(some)
+            self._held |= {(place.row, place.position % WINDOW): place for place in some}

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
-from collections.abc import Mapping, MutableMapping
+from collections.abc import MutableMapping
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -197,7 +197,7 @@ def instance_family() -> str | None:
     return family if re.fullmatch(r"(trn|inf)\d+", family) else None
 
 
-def logical_cores(target: str, environment: Mapping[str, str] = os.environ) -> int:
+def logical_cores(target: str) -> int:
     """Return the physical cores of one logical core: 1 before trn2, else 2 unless the user sets it.
 
     Raises InvalidRequest for a setting that does not exist.
@@ -205,8 +205,8 @@ def logical_cores(target: str, environment: Mapping[str, str] = os.environ) -> i
     if target not in ("trn2", "trn3"):
         return 1
     stated = (
-        environment.get("NEURON_LOGICAL_NC_CONFIG")
-        or environment.get("NEURON_RT_VIRTUAL_CORE_SIZE")
+        os.environ.get("NEURON_LOGICAL_NC_CONFIG")
+        or os.environ.get("NEURON_RT_VIRTUAL_CORE_SIZE")
         or "2"
     )
     if stated not in ("1", "2"):

@@ -209,14 +209,14 @@ class TargetRow(NamedTuple):
 TargetText: TypeAlias = Callable[[], TargetRow]
 """Returns where the target has a text, at the time of a call."""
 
-MakeSequence: TypeAlias = Callable[[Model, int, SamplingParams, TargetText | None], ModelSequence]
-"""Makes the sequence of a text on a row of a draft. The last argument says where its target has the
-text; None for a draft elsewhere.
+MakeSequence: TypeAlias = Callable[[Model, int, TargetText | None, SamplingParams], ModelSequence]
+"""Makes the sequence of a text on a row of a draft. The third argument says where its target has
+the text; None for a draft elsewhere.
 """
 
 
 def own_sequence(
-    model: Model, row: int, params: SamplingParams, beside: TargetText | None
+    model: Model, row: int, beside: TargetText | None, params: SamplingParams
 ) -> ModelSequence:
     """Make a sequence that reads nothing of the target's."""
     return ModelSequence(model, row, params)

@@ -10,14 +10,17 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, TypeVar
 
-from inference.backends import FeatureModel, Model, Ranked, Segment
-from inference.backends.batch import Shape
+from pydantic import AfterValidator, Field
+
+from inference.backends import Model, Ranked, Segment
+from inference.backends.batch import BatchShape
 from inference.errors import InvalidRequest
-from inference.json_file import Json, read_json
+from inference.file_model import Count, Line, Record, read_record
+from inference.json_file import GREATEST, read_json
 from inference.tree import IntArray
 
 PROFILES = Path(__file__).parents[1] / "data" / "profiles"
@@ -26,47 +29,36 @@ PROFILES = Path(__file__).parents[1] / "data" / "profiles"
 T = TypeVar("T")
 
 
-_TEXTS = ("name", "source", "assumes")
-_HIDING = ("pass_seconds", "slot_seconds", "node_seconds", "node_slot_seconds")
-_SERIAL = (
-    "serial_seconds", "serial_slot_seconds", "serial_node_seconds", "serial_node_slot_seconds",
-)  # fmt: skip
-_TIMES = (*_HIDING, *_SERIAL)
+def _ascending(sizes: tuple[int, ...]) -> tuple[int, ...]:
+    if list(sizes) != sorted(set(sizes)):
+        raise ValueError(f"sizes are ascending: got {list(sizes)}")
+    return sizes
+
+
+Time = Annotated[float, Field(ge=0, le=GREATEST)]
+Sizes = Annotated[tuple[Count, ...], Field(min_length=1), AfterValidator(_ascending)]
 
 
 @dataclass(frozen=True)
-class TimeProfile:
+class TimeProfile(Record):
     """Seconds of a forward, padding included: the slower of memory traffic and arithmetic, which
     hide each other, and behind it what nothing hides.
-
-    Raises ValueError for figures that are no times or sizes.
     """
 
-    name: str
-    source: str  # where the figures come from
-    assumes: str  # what in them is not known
-    pass_seconds: float  # memory: the weights, once a forward
-    slot_seconds: float  # memory: keys and values, for each row and slot of context
-    node_seconds: float  # arithmetic: for each row and node
-    node_slot_seconds: float  # arithmetic: for each row, node and slot of context
-    rows: tuple[int, ...]  # sizes that calls are padded to, ascending
-    nodes: tuple[int, ...]  # of one row, ascending
-    slot_step: int  # context is read in multiples of this
-    serial_seconds: float = 0.0  # not hidden: once a forward
-    serial_slot_seconds: float = 0.0  # not hidden: for each row and slot of context
-    serial_node_seconds: float = 0.0  # not hidden: for each row and node
-    serial_node_slot_seconds: float = 0.0  # not hidden: for each row, node and slot of context
-
-    def __post_init__(self) -> None:
-        for field in _TIMES:
-            if not 0 <= getattr(self, field) < float("inf"):
-                raise ValueError(f"{field} {getattr(self, field)}: a time is 0 or more")
-        for field in ("rows", "nodes"):
-            sizes = getattr(self, field)
-            if not sizes or sizes[0] < 1 or list(sizes) != sorted(set(sizes)):
-                raise ValueError(f"{field} {list(sizes)}: sizes are 1 or more, ascending")
-        if self.slot_step < 1:
-            raise ValueError(f"slot_step {self.slot_step}: at least 1 is needed")
+    name: Line
+    source: Line  # where the figures come from
+    assumes: Line  # what in them is not known
+    pass_seconds: Time  # memory: the weights, once a forward
+    slot_seconds: Time  # memory: keys and values, for each row and slot of context
+    node_seconds: Time  # arithmetic: for each row and node
+    node_slot_seconds: Time  # arithmetic: for each row, node and slot of context
+    rows: Sizes  # sizes that calls are padded to, ascending
+    nodes: Sizes  # of one row, ascending
+    slot_step: Count  # context is read in multiples of this
+    serial_seconds: Time = 0.0  # not hidden: once a forward
+    serial_slot_seconds: Time = 0.0  # not hidden: for each row and slot of context
+    serial_node_seconds: Time = 0.0  # not hidden: for each row and node
+    serial_node_slot_seconds: Time = 0.0  # not hidden: for each row, node and slot of context
 
     def seconds(self, rows: int, nodes: int, context: int) -> float:
         """Return the seconds of a forward of `rows` rows with up to `nodes` new nodes each.
@@ -88,7 +80,8 @@ class TimeProfile:
 
     def slower(self, times: float) -> TimeProfile:
         """Return the profile with every time so many times as long."""
-        return replace(self, **{name: times * getattr(self, name) for name in _TIMES})
+        seconds = {name: value for name, value in vars(self).items() if name.endswith("seconds")}
+        return replace(self, **{name: times * value for name, value in seconds.items()})
 
     def label(self, choices_by: str) -> str:
         """Return the device in words, for everything that reports a time."""
@@ -122,7 +115,7 @@ def find_profile(name: str) -> TimeProfile:
         raise InvalidRequest(
             f"no profile {name!r}: there are {bundled}, or a FILE.json of your own"
         )
-    return parse_profile(read_json(path, InvalidRequest))
+    return read_record(read_json(path, InvalidRequest), TimeProfile)
 
 
 def profile_names() -> list[str]:
@@ -130,31 +123,8 @@ def profile_names() -> list[str]:
     return sorted(path.stem for path in PROFILES.glob("*.json"))
 
 
-def parse_profile(raw: Json) -> TimeProfile:
-    """Read a profile from a file's contents; raise InvalidRequest, naming the field that is
-    wrong.
-    """
-    raw.keys([field.name for field in fields(TimeProfile) if field.name not in _SERIAL], _SERIAL)
-    given: dict[str, Any] = {name: raw.field(name).line() for name in _TEXTS}
-    given |= {name: each.number() for name, each in raw.fields().items() if name in _TIMES}
-    given |= {name: raw.field(name).each(_size) for name in ("rows", "nodes")}
-    return raw.make(TimeProfile, **given, slot_step=_size(raw.field("slot_step")))
-
-
-def _size(raw: Json) -> int:
-    return raw.integer()
-
-
 EMULATED = "emulated "
 """Start of the line in which an emulation says how well it kept its times."""
-
-
-def feature_model(model: Model) -> FeatureModel | None:
-    """Return the model that can keep features, also behind emulated times; None where there is
-    none.
-    """
-    real = model.real if isinstance(model, TimedModel) else model
-    return real if isinstance(real, FeatureModel) else None
 
 
 class TimedModel:
@@ -200,7 +170,7 @@ class TimedModel:
         )
 
     def _timed(self, segments: Sequence[Segment], forward: Callable[[], T]) -> T:
-        start, shape = time.perf_counter(), Shape.least(segments)
+        start, shape = time.perf_counter(), BatchShape.least(segments)
         seconds = self.profile.seconds(shape.rows, shape.nodes, shape.slots)
         answer = forward()
         self.forwards += 1

@@ -51,7 +51,7 @@ def end_process(why: str) -> NoReturn:
     os._exit(1)
 
 
-class _Rank(NamedTuple):
+class _RankProcess(NamedTuple):
     process: BaseProcess
     calls: Connection
 
@@ -154,7 +154,7 @@ class Ranks:
 
 def _started(
     plan: RankPlan, rank: int, meeting: Path, cores: list[int], room: Tensor | None
-) -> _Rank:
+) -> _RankProcess:
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     process = context.Process(
@@ -163,7 +163,7 @@ def _started(
     with _environment(rank_environment(rank, cores)):
         process.start()
     theirs.close()  # so that the end of the process ends our waiting
-    return _Rank(process, ours)
+    return _RankProcess(process, ours)
 
 
 def _serve(

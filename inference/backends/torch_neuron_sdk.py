@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 import torch
 
 from inference.backends.neuron_sdk import DEVICE, INDEX, has_device, instance_family
-from inference.cache_directory import cache_directory
 from inference.errors import BadArtifact, InvalidRequest, MissingExtra
+from inference.files import cache_directory
 
 _SETTINGS = {
     # an operation that the compiler refuses is an error, never a slow run without a graph

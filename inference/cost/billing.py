@@ -12,8 +12,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from inference.cost.quantity import SPEED, Figure, UnitPrices, Usage, at_least, total
+from inference.cost.quantity import Figure, at_least, total
 from inference.errors import InvalidRequest
+from inference.planner.prices import SPEED, UnitPrices, Usage
 
 SECONDS_PER_HOUR = 3600.0
 JOULES_PER_KWH = 3.6e6

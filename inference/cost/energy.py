@@ -1,16 +1,18 @@
-"""Joules of this machine while something runs, from the counters of
-inference/cost/energy_readers.py.
+"""Joules of this machine while something runs, from the counters of NVIDIA boards, CPU packages
+(RAPL), Apple and Neuron devices.
 
 A counter that cannot be read is unavailable, with the reason; it never counts as 0. All readers see
-whole devices, not processes.
+whole devices, not processes. The Neuron and Apple readers have not yet run on hardware.
 """
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from pathlib import Path
+from typing import Any, Protocol
 
 from inference.cost.quantity import Figure, at_least
 
@@ -88,3 +90,213 @@ def _used(first: Figure, last: Figure, seconds: float) -> Figure:
     if joules <= 0:
         return Figure.unavailable(f"{last.source}: did not advance in {seconds:.1f} s")
     return Figure(joules, max(first.quality, last.quality), last.source)
+
+
+POWERCAP = Path("/sys/class/powercap")
+NEURON_DEVICES = Path("/sys/devices/virtual/neuron_device")
+NVIDIA_DRIVER = Path("/proc/driver/nvidia")
+_INSTALL = "pip install 'outrider[energy]'"
+
+
+def find_readers() -> list[EnergyReader]:
+    """Return a reader for everything that uses energy here.
+
+    A device that cannot be read has a reader, too, which gives the reason.
+    """
+    if sys.platform == "darwin":
+        return apple_readers()
+    return [*rapl_readers(POWERCAP), *nvml_readers(), *neuron_readers(NEURON_DEVICES)]
+
+
+class Unreadable:
+    """A device whose energy cannot be read here, and why."""
+
+    def __init__(self, reason: str) -> None:
+        self._figure = Figure.unavailable(reason)
+
+    def joules(self) -> Figure:
+        return self._figure
+
+
+class RaplReader:
+    """One zone of the kernel's power capping tree: a CPU package, or the memory beside it.
+
+    Its counter is in uJ and wraps.
+    """
+
+    def __init__(self, zone: Path) -> None:
+        """Raises OSError where the zone cannot be read: since Linux 5.10 only root may."""
+        self._counter = zone / "energy_uj"
+        self._range = int((zone / "max_energy_range_uj").read_text())
+        self._source = f"RAPL {(zone / 'name').read_text().strip()}"
+        self._last = int(self._counter.read_text())
+        self._microjoules = 0
+
+    def joules(self) -> Figure:
+        try:
+            now = int(self._counter.read_text())
+        except OSError as error:
+            return Figure.unavailable(f"{self._source}: {error.strerror}")
+        self._microjoules += now - self._last + self._range * (now < self._last)
+        self._last = now
+        return Figure.measured(self._microjoules / 1e6, self._source)
+
+
+def rapl_readers(powercap: Path) -> list[EnergyReader]:
+    """Return readers for CPU packages, and for memory that is counted apart from them.
+
+    Cores are part of a package and psys contains packages, so neither is added.
+    """
+    readers: list[EnergyReader] = []
+    for zone in sorted(powercap.glob("intel-rapl:*")):
+        name = (zone / "name").read_text().strip()
+        if not name.startswith("package") and name != "dram":
+            continue
+        try:
+            readers.append(RaplReader(zone))
+        except OSError as error:
+            why = f"{error.strerror} ({zone / 'energy_uj'} is readable by root only)"
+            readers.append(Unreadable(f"RAPL {name}: {why}"))
+    return readers or [
+        Unreadable(f"CPU: no counter under {powercap}, as in virtual machines and on EC2")
+    ]
+
+
+class NvmlCounter:
+    """A board's own energy counter, in mJ since the driver was loaded (Volta and later)."""
+
+    def __init__(self, nvml: Any, board: Any, source: str) -> None:
+        self._nvml, self._board, self._source = nvml, board, source
+
+    def joules(self) -> Figure:
+        try:
+            millijoules = self._nvml.nvmlDeviceGetTotalEnergyConsumption(self._board)
+        except self._nvml.NVMLError as error:
+            return Figure.unavailable(f"{self._source}: {error}")
+        return Figure.measured(millijoules / 1e3, f"{self._source}, energy counter")
+
+
+class NvmlPower:
+    """A board without an energy counter: its power in mW, integrated by trapezoids between the
+    calls.
+    """
+
+    def __init__(self, nvml: Any, board: Any, source: str) -> None:
+        self._nvml, self._board, self._source = nvml, board, source
+        self._joules = 0.0
+        self._last: tuple[float, float] | None = None  # seconds, watts
+
+    def joules(self) -> Figure:
+        try:
+            now, watts = time.monotonic(), self._nvml.nvmlDeviceGetPowerUsage(self._board) / 1e3
+        except self._nvml.NVMLError as error:
+            return Figure.unavailable(f"{self._source}: {error}")
+        if self._last is not None:
+            then, before = self._last
+            self._joules += (now - then) * (before + watts) / 2
+        self._last = now, watts
+        return Figure.measured(self._joules, f"{self._source}, power sampled")
+
+
+def nvml_readers(driver: Path = NVIDIA_DRIVER) -> list[EnergyReader]:
+    """Return a reader for each NVIDIA board; none without an NVIDIA driver."""
+    try:
+        import pynvml
+    except ImportError:
+        return [Unreadable(f"NVIDIA: {_INSTALL}")] if driver.exists() else []
+    try:
+        pynvml.nvmlInit()
+        return [_board(pynvml, index) for index in range(pynvml.nvmlDeviceGetCount())]
+    except (pynvml.NVMLError_LibraryNotFound, pynvml.NVMLError_DriverNotLoaded):
+        return []
+    except pynvml.NVMLError as error:
+        return [Unreadable(f"NVIDIA: {error}")]
+
+
+def _board(nvml: Any, index: int) -> EnergyReader:
+    board = nvml.nvmlDeviceGetHandleByIndex(index)
+    source = f"{nvml.nvmlDeviceGetName(board)} {index}"
+    try:
+        nvml.nvmlDeviceGetTotalEnergyConsumption(board)
+    except nvml.NVMLError_NotSupported:
+        return NvmlPower(nvml, board, source)
+    return NvmlCounter(nvml, board, source)
+
+
+class AppleReader:
+    """The sum of some counters, in mJ, that zeus_apple_silicon's monitor takes from IOReport.
+
+    It needs no root.
+    """
+
+    def __init__(self, monitor: Any, fields: Sequence[str], source: str) -> None:
+        self._monitor, self._fields, self._source = monitor, fields, source
+
+    def joules(self) -> Figure:
+        try:
+            metrics = self._monitor.get_cumulative_energy()
+        except RuntimeError as error:
+            return Figure.unavailable(f"{self._source}: {error}")
+        counted = [getattr(metrics, field) for field in self._fields]
+        millijoules = [value for value in counted if value is not None]
+        if not millijoules:
+            return Figure.unavailable(f"{self._source}: not counted on this processor")
+        return Figure.measured(sum(millijoules) / 1e3, self._source)
+
+
+def apple_readers() -> list[EnergyReader]:
+    """Return two readers: one for CPU and memory, one for the GPU.
+
+    On some Macs the counters of CPU and memory stand still until `sudo powermetrics` runs, while
+    the GPU's advances.
+    """
+    try:
+        import zeus_apple_silicon
+    except ImportError:
+        return [Unreadable(f"Apple processor: {_INSTALL}")]
+    try:
+        monitor = zeus_apple_silicon.AppleEnergyMonitor()
+    except RuntimeError as error:
+        return [Unreadable(f"Apple processor: {error}")]
+    return [
+        AppleReader(monitor, ("cpu_total_mj", "dram_mj"), "Apple CPU and memory"),
+        AppleReader(monitor, ("gpu_mj", "gpu_sram_mj", "ane_mj"), "Apple GPU and neural engine"),
+    ]
+
+
+class NeuronReader:
+    """A Neuron device. Its driver publishes mean power by the minute, less idle power, in percent
+    of a maximum that AWS does not publish. So its joules are not known.
+    """
+
+    def __init__(self, utilization: Path, device: str) -> None:
+        self._path, self._device = utilization, device
+
+    def joules(self) -> Figure:
+        try:
+            status, percent = _neuron_minute(self._path.read_text())
+        except (OSError, ValueError) as error:
+            return Figure.unavailable(f"{self._device}: {error}")
+        if status != "POWER_STATUS_VALID":
+            return Figure.unavailable(f"{self._device}: {status}")
+        return Figure.unavailable(
+            f"{self._device}: {percent:.2f} % of a maximum that AWS does not publish"
+        )
+
+
+def _neuron_minute(text: str) -> tuple[str, float]:
+    """Parse STATUS,EPOCH,LEAST,MOST,MEAN into status and mean percent."""
+    status, _, _, _, mean = text.strip().split(",")
+    return status, float(mean)
+
+
+def neuron_readers(devices: Path) -> list[EnergyReader]:
+    """Return a reader for each Neuron device.
+
+    Drivers from 2.31 on have moved files, so each file is searched for below its device.
+    """
+    return [
+        NeuronReader(path, device.name)
+        for device in sorted(devices.glob("neuron*"))
+        for path in sorted(device.glob("**/power/utilization"))
+    ]

@@ -23,7 +23,7 @@ from inference.planner.child_features import EXCLUDED, mask_features, rank_featu
 from inference.planner.prices import Prices, widths_of
 
 
-class _Plan(NamedTuple):
+class _CallPlan(NamedTuple):
     """A call: how many of the likeliest nodes it ranks, and behind which of them masks stand."""
 
     width: int
@@ -31,14 +31,14 @@ class _Plan(NamedTuple):
     depth: int  # masks behind each of these
 
 
-_NO_CALL = _Plan(0, [], 0)
+_NO_CALL = _CallPlan(0, [], 0)
 
 
 class BlockMasks:
     """The masks of one proposer: where they are worth the wider call, and what they name."""
 
     _tree: DraftTree
-    _plan: _Plan
+    _plan: _CallPlan
     _behind: list[tuple[DraftNode, list[int]]]  # of the call: masked nodes, their masks' indices
 
     def __init__(self, masks: Masks, row: DraftRow, learned: AcceptanceModel) -> None:
@@ -154,7 +154,7 @@ class BlockMasks:
 
     def _plans(
         self, nodes: Sequence[DraftNode], gains: Sequence[float], hits: float
-    ) -> Iterator[tuple[_Plan, int, float]]:
+    ) -> Iterator[tuple[_CallPlan, int, float]]:
         """Calls that may be made, with their nodes, masks counted, and their expected tokens.
 
         Their sizes are few, since a call is padded. Within a size masks replace the least likely
@@ -163,7 +163,7 @@ class BlockMasks:
         if not nodes:
             return
         for width in widths_of(len(nodes)):
-            yield _Plan(width, [], 0), width, gains[width - 1]
+            yield _CallPlan(width, [], 0), width, gains[width - 1]
         free, room = self._unfollowed(nodes), self._row.free
         for depth in widths_of(self._masks.most):
             each = [self._gain(node, depth, hits) for node in nodes]
@@ -179,7 +179,7 @@ class BlockMasks:
                     size = width + sum(self._fitting(nodes[at], depth) for at in masked)
                     if masked and 2 * size > most:  # smaller ones were offered before
                         gain = gains[width - 1] + sum(worth[at] for at in masked)
-                        yield _Plan(width, [nodes[at] for at in masked], depth), size, gain
+                        yield _CallPlan(width, [nodes[at] for at in masked], depth), size, gain
 
     def _fitting(self, node: DraftNode, most: int) -> int:
         """The number of masks behind the node name tokens that may still be wanted."""

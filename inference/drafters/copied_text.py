@@ -1,93 +1,115 @@
-"""Prompt lookup: continuations of the same words in this text and the user's earlier ones."""
+"""Prompt lookup: continuations of the same words in this text and the user's earlier ones.
+
+They are found in a suffix automaton of a sequence of tokens, which grows at its end. It is the
+smallest automaton that accepts every suffix (Blumer et al., 1985). Each state stands for a set of
+substrings that end at the same positions. So it tells, for a context of any length, which tokens
+followed it before and how often. A token costs amortized constant time. Pure.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple
 
 from inference.draft_tuning import TUNING
-from inference.drafters.draft_tree import DraftNode, Named
-from inference.drafters.suffix_automaton import Match, SuffixAutomaton
-from inference.planner.acceptance import AcceptanceModel
-from inference.planner.child_features import Following, copy_features
+from inference.planner.child_features import Following
 
 _BETWEEN = -1  # stands between two texts; no token
 
+ROOT = 0
+"""The state of the empty context."""
 
-class TextSource(Protocol):
-    """Continuations for one text at a time. A context is of the source's own type."""
+COUNTED = 64
+"""States that a new token is counted in at most, those of the longest contexts first.
 
-    def open(self, prompt: Sequence[int]) -> None:
-        """Begin a text."""
-        ...
-
-    def extend(self, token: int) -> None:
-        """Append a token to the text."""
-        ...
-
-    def close(self) -> None:
-        """End the text."""
-        ...
-
-    @property
-    def end(self) -> Any:
-        """The context of the next token."""
-        ...
-
-    def step(self, context: Any, token: int) -> Any:
-        """Return the context with one more token behind it."""
-        ...
-
-    def following(self, context: Any) -> tuple[int, list[Following]]:
-        """Return the matched length, and what followed it, the most frequent first."""
-        ...
+A text that repeats one token has as many such states as it has tokens.
+"""
 
 
-class CopiedText:
-    """Names the children of a draft tree's nodes by a text source, and learns what that is worth.
+class Match(NamedTuple):
+    """The longest known end of a context: its state, and its length in tokens."""
 
-    learned: chances of copied tokens
+    state: int = ROOT
+    length: int = 0
+
+
+class SuffixAutomaton:
+    """next: [state] token -> state of the context with that token behind it
+    counts: [state] how often its substrings occurred
+    latest: [state] position at which they ended last
     """
 
-    def __init__(self, source: TextSource, learned: AcceptanceModel) -> None:
-        self._source, self._learned = source, learned
+    def __init__(self) -> None:
+        self.next: list[dict[int, int]] = [{}]
+        self.counts, self.latest = [0], [-1]
+        self._lengths, self._links = [0], [-1]
+        self._last, self._size = ROOT, 0
 
-    def open(self, prompt: Sequence[int]) -> None:
-        """Begin a text."""
-        self._source.open(prompt)
+    def __len__(self) -> int:
+        """Tokens of the sequence."""
+        return self._size
 
-    def close(self) -> None:
-        """End the text."""
-        self._source.close()
+    @property
+    def end(self) -> Match:
+        """The longest end of the sequence that occurred in it before."""
+        state = self._links[self._last] if self._size else ROOT
+        return Match(state, self._lengths[state])
 
-    def name(self, node: DraftNode) -> Named | None:
-        """Return the children that followed the same words before, if some did."""
-        length, following = self._source.following(self._context(node))
-        if not following:
-            return None
-        table = copy_features(length, following)
-        return Named([one.token for one in following], table, self._learned.copied(table))
+    def extend(self, token: int) -> None:
+        """Append a token to the sequence."""
+        made = self._add(self._lengths[self._last] + 1, {})
+        state = self._last
+        while state >= ROOT and token not in self.next[state]:
+            self.next[state][token] = made
+            state = self._links[state]
+        self._links[made] = ROOT if state < ROOT else self._behind(state, token)
+        self._last = made
+        self._count(made)
+        self._size += 1
 
-    def hear(self, root: DraftNode, token: int) -> None:
-        """Append a committed token, and learn whether it was copied at the root before it."""
-        if root.copied is not None:
-            ids, table, _ = root.copied
-            self._learned.observe_copied(table, ids.index(token) if token in ids else None)
-        self._source.extend(token)
+    def step(self, match: Match, token: int) -> Match:
+        """Return the match of a context with one more token behind it."""
+        state, length = match
+        while token not in self.next[state]:
+            if state == ROOT:
+                return Match()
+            state = self._links[state]
+            length = self._lengths[state]
+        return Match(self.next[state][token], length + 1)
 
-    def _context(self, node: DraftNode) -> Any:
-        """The context behind this node's token."""
-        if node.context is None:
-            above = node.parent
-            node.context = (
-                self._source.end
-                if above is None
-                else self._source.step(self._context(above), node.token)
-            )
-        return node.context
+    def _behind(self, state: int, token: int) -> int:
+        """The state of exactly this context and the token. A state that also stands for longer
+        substrings is split.
+        """
+        found, length = self.next[state][token], self._lengths[state] + 1
+        if self._lengths[found] == length:
+            return found
+        split = self._add(length, dict(self.next[found]))
+        self._links[split], self._links[found] = self._links[found], split
+        self.counts[split], self.latest[split] = self.counts[found], self.latest[found]
+        while state >= ROOT and self.next[state].get(token) == found:
+            self.next[state][token] = split
+            state = self._links[state]
+        return split
+
+    def _count(self, state: int) -> None:
+        for _ in range(COUNTED):
+            if state <= ROOT:
+                return
+            self.counts[state] += 1
+            self.latest[state] = self._size
+            state = self._links[state]
+
+    def _add(self, length: int, following: dict[int, int]) -> int:
+        self.next.append(following)
+        self.counts.append(0)
+        self.latest.append(-1)
+        self._lengths.append(length)
+        self._links.append(ROOT)
+        return len(self.next) - 1
 
 
-class Context(NamedTuple):
+class CopyContext(NamedTuple):
     """The longest ends of a text that occurred before: in itself, and in earlier texts."""
 
     own: Match
@@ -144,17 +166,17 @@ class CopySource:
         self.open([])
 
     @property
-    def end(self) -> Context:
+    def end(self) -> CopyContext:
         """The context of the next token."""
-        return Context(self._own.end, self._match)
+        return CopyContext(self._own.end, self._match)
 
-    def step(self, context: Context, token: int) -> Context:
+    def step(self, context: CopyContext, token: int) -> CopyContext:
         """Return the context with one more token behind it."""
-        return Context(
+        return CopyContext(
             self._own.step(context.own, token), self._earlier.step(context.earlier, token)
         )
 
-    def following(self, context: Context) -> tuple[int, list[Following]]:
+    def following(self, context: CopyContext) -> tuple[int, list[Following]]:
         """Return the matched length, and what followed it most often, the most frequent first.
 
         The longer match decides; of two that are as long, that within the text.

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 from inference.backends import Masks, Model
 from inference.backends.sequence import MakeSequence, TargetText, own_sequence
 from inference.draft_tuning import TUNING
-from inference.drafters.copied_text import TextSource
 from inference.drafters.draft_row import DraftRow
 from inference.drafters.growing_proposer import GrowingProposer
-from inference.planner.knowledge import Knowledge
+from inference.drafters.text_source import TextSource
+from inference.planner.acceptance import Knowledge
 from inference.planner.prices import Prices
 from inference.proposer import MODEL
 
@@ -46,18 +47,13 @@ class Draft(NamedTuple):
         """Make the proposer of a row. Arguments are those of GrowingProposer and DraftRow.
 
         source: text that is copied, unless the draft has a source of its own
+        beside: where the target has the text, for a draft that reads its target
         """
         own = source if self.source is None else self.source()
         if self.model is None:
             return GrowingProposer(knowledge, prices, own)
+        begin = partial(self.sequence, self.model, row, beside)
         ranks = DraftRow(
-            self.model,
-            row,
-            knowledge.draft,
-            masks=self.masks,
-            sequence=self.sequence,
-            room=room,
-            clock=clock,
-            beside=beside,
+            self.model, knowledge.draft, begin, masks=self.masks, room=room, clock=clock
         )
         return GrowingProposer(knowledge, prices, own, ranks, kind=kind)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 from inference.backends import Masks, Model, Ranked, Segment
-from inference.backends.sequence import MakeSequence, TargetText, own_sequence
 from inference.draft_tuning import TUNING
 from inference.drafters.draft_tree import DraftNode
 from inference.proposer import DraftUsage
@@ -40,32 +40,40 @@ class RankedNodes:
         self._free += indices
 
 
+class RowSequence(Protocol):
+    """The keys of a text on the row: a ModelSequence."""
+
+    cached: int
+
+    @property
+    def length(self) -> int: ...
+    def extend(self, tokens: Sequence[int]) -> None: ...
+    def prepare_nodes(self, tree: RankedNodes, nodes: Sequence[int]) -> Segment: ...
+    def advance(self, nodes: Sequence[int], tokens: Sequence[int], gone: Sequence[int]) -> None: ...
+
+
 class DraftRow:
     """A row of a draft model, for one text after the other.
 
+    begin: begins a text on the row
     masks: what stands for tokens that are not known yet; None for a draft that knows none
-    sequence: makes the sequence of a text on the row
     room: nodes that may be ranked at a time. The row's slots beyond them are for the text: where
         it goes on behind them, the model is no longer called
     clock: returns seconds; asked around a call only
-    beside: where the target has the text, for a draft that reads its target
     """
 
     def __init__(
         self,
         model: Model,
-        row: int,
         times: DraftTimes,
+        begin: Callable[[SamplingParams], RowSequence],
         *,
         masks: Masks | None = None,
-        sequence: MakeSequence = own_sequence,
         room: int = TUNING.room,
         clock: Callable[[], float] = time.perf_counter,
-        beside: TargetText | None = None,
     ) -> None:
-        self.model, self.masks = model, masks
-        self._make_sequence, self._beside = sequence, beside
-        self._row, self._times, self._room, self._clock = row, times, room, clock
+        self.model, self.masks, self._begin = model, masks, begin
+        self._times, self._room, self._clock = times, room, clock
         self._call_seconds: dict[int, float] = {}
         self.usage = DraftUsage()
         self.open([0], SamplingParams())
@@ -73,7 +81,7 @@ class DraftRow:
     def open(self, prompt: Sequence[int], params: SamplingParams) -> None:
         """Begin a text. Nothing is computed."""
         self.params, self.nodes = params, RankedNodes()
-        self._sequence = self._make_sequence(self.model, self._row, params, self._beside)
+        self._sequence = self._begin(params)
         # fed in parts: the prompt without its last token, with what came meanwhile
         self._prompt = list(prompt[:-1]) if len(prompt) <= self.longest else []
 

@@ -111,19 +111,19 @@ class DraftNode:
         self.arrives, self.forward_after, self.epoch = math.inf, 0, -1
 
 
-Entry: TypeAlias = tuple[float, int, DraftNode]
+OrderEntry: TypeAlias = tuple[float, int, DraftNode]
 """Negative logarithm of a value, serial number, node. Entries sort by falling value."""
 
 
 class Order:
-    """Nodes by value. A node is dropped when `wanted` no longer holds for it.
+    """Nodes by value. A node is dropped when it was pruned, or `wanted` no longer holds for it.
 
     A node whose value changed is added again; its older entries no longer count.
     """
 
     def __init__(self, wanted: Callable[[DraftNode], bool]) -> None:
         self._wanted = wanted
-        self._entries: list[Entry] = []
+        self._entries: list[OrderEntry] = []
         self._sound = 0  # entries after they were last looked through
 
     def add(self, node: DraftNode) -> None:
@@ -134,7 +134,7 @@ class Order:
 
     def first(self, most: int) -> list[DraftNode]:
         """Return the `most` most valuable nodes."""
-        sound, seen = list[Entry](), 0
+        sound, seen = list[OrderEntry](), 0
         for entry in self._entries:
             if len(sound) >= most:
                 break
@@ -152,16 +152,9 @@ class Order:
         del self._entries[:end]
         return nodes
 
-    def _counts(self, entry: Entry) -> bool:
-        return -entry[0] == entry[2].log and self._wanted(entry[2])
-
-
-def _unranked(node: DraftNode) -> bool:
-    return node.alive and node.index is None
-
-
-def _unsent(node: DraftNode) -> bool:
-    return node.alive and node.number is None and node.parent is not None
+    def _counts(self, entry: OrderEntry) -> bool:
+        node = entry[2]
+        return -entry[0] == node.log and node.alive and self._wanted(node)
 
 
 class DraftTree:
@@ -175,10 +168,11 @@ class DraftTree:
     def __init__(self, token: int, position: int, end: int) -> None:
         self.end, self._serial = end, 0
         self.root = DraftNode(token, position, 0.0, 0, None)
-        self.unranked, self.unsent = Order(_unranked), Order(_unsent)
+        self.unranked = Order(lambda node: node.index is None)
+        self.unsent = Order(lambda node: node.number is None and node.parent is not None)
         self.sent: dict[int, DraftNode] = {}
         self.fresh: list[DraftNode] = []
-        self._unlisted: list[Entry] = []  # by the likeliest child that is not listed
+        self._unlisted: list[OrderEntry] = []  # by the likeliest child that is not listed
         self._sound = 0
         self._rankable(self.root)
 
@@ -215,7 +209,12 @@ class DraftTree:
         while heap and heap[0][0] <= bound:
             node = heap[0][2]
             if node.alive and node.listed < len(node.ids) and -node.logs[node.listed] <= bound:
-                self._list(node)
+                token, node.listed = node.ids[node.listed], node.listed + 1
+                if token not in node.children:
+                    made = self.add(node, token, node.logs[node.listed - 1])
+                    drafted = [one for one in (node.ranked, node.masked) if one is not None]
+                    copied = node.copied is not None
+                    made.is_copy = copied and all(token not in one.ids for one in drafted)
             if node.alive and node.listed < len(node.ids):
                 heapq.heapreplace(heap, (-node.logs[node.listed], node.serial, node))
             else:
@@ -242,25 +241,12 @@ class DraftTree:
         """Remove all nodes below the root, and return them."""
         return list(self._prune(self.root))
 
-    def send(self, node: DraftNode, number: int) -> None:
-        """Record that the node was sent under this number."""
-        node.number = number
-        self.sent[number] = node
-
     def recall(self) -> None:
         """Mark every sent node as unsent."""
         sent, self.sent = list(self.sent.values()), {}
         for node in sent:
             node.number, node.arrives, node.epoch = None, math.inf, -1
             self.unsent.add(node)
-
-    def _list(self, node: DraftNode) -> None:
-        index, node.listed = node.listed, node.listed + 1
-        token = node.ids[index]
-        if token not in node.children:
-            made = self.add(node, token, node.logs[index])
-            drafted = [one for one in (node.ranked, node.masked) if one is not None]
-            made.is_copy = node.copied is not None and all(token not in one.ids for one in drafted)
 
     def _rankable(self, node: DraftNode) -> None:
         if node.position < self.end - 2:  # the last token is the target's own in any case

@@ -16,17 +16,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from inference.backends import Ranked, Segment
-from inference.cost.quantity import Usage
 from inference.draft_tuning import TUNING
 from inference.drafters.block_masks import BlockMasks
-from inference.drafters.candidate_sender import CandidateSender
-from inference.drafters.copied_text import CopiedText, TextSource
+from inference.drafters.candidate_sender import CandidateSender, TargetClock
 from inference.drafters.draft_row import DraftRow
 from inference.drafters.draft_tree import DraftNode, DraftTree, Named
-from inference.drafters.target_clock import TargetClock
+from inference.drafters.text_source import CopiedText, TextSource
+from inference.planner.acceptance import Knowledge
 from inference.planner.child_features import joint_features, rank_features
-from inference.planner.knowledge import Knowledge
-from inference.planner.prices import Prices
+from inference.planner.prices import Prices, Usage
 from inference.proposer import (
     COPY,
     MESSAGE_BYTES,
@@ -213,21 +211,17 @@ class GrowingProposer:
         own = len(nodes)
         if self._masks is not None:
             self._masks.release()
-        self._take_ranks(nodes, Ranked(ranked.ids[:own], ranked.scores[:own]))
+        ids, scores, greedy = ranked.ids[:own], ranked.scores[:own], self._params.greedy
+        tables = rank_features(scores, [node.depth for node in nodes], greedy)
+        edges = self._known.acceptance.edges_of(tables, scores, greedy).tolist()
+        for node, named, table, row in zip(nodes, ids.tolist(), tables, edges, strict=True):
+            node.ranked = Named(named, table, row)
+            self._name(node)
         if self._masks is not None:
             said = Ranked(ranked.ids[own:], ranked.scores[own:])
-            for below in self._masks.take(said, self._params.greedy):
+            for below in self._masks.take(said, greedy):
                 self._name(below)
         return used
-
-    def _take_ranks(self, nodes: Sequence[DraftNode], ranked: Ranked) -> None:
-        """Name the children of nodes that a call has ranked."""
-        greedy = self._params.greedy
-        tables = rank_features(ranked.scores, [node.depth for node in nodes], greedy)
-        edges = self._known.acceptance.edges_of(tables, ranked.scores, greedy).tolist()
-        for node, ids, table, row in zip(nodes, ranked.ids.tolist(), tables, edges, strict=True):
-            node.ranked = Named(ids, table, row)
-            self._name(node)
 
     def _gains(self, values: NDArray[np.float64]) -> NDArray[np.float64]:  # [n] -> [n]
         """Expected nodes worth sending that ranking each of these finds.

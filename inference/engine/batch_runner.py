@@ -36,7 +36,7 @@ from inference.engine.forward import (
     read,
 )
 from inference.engine.graph_rounds import GraphRounds
-from inference.engine.scheduler import TIMED, Kind, ReadySets, Scheduler
+from inference.engine.scheduler import TIMED, ForwardKind, ReadySets, Scheduler
 from inference.engine.session import Session
 from inference.order import Opened
 
@@ -83,9 +83,15 @@ class BatchRunner:
         self._model, self._graphs, self._draft = model, graphs, draft
         self._admission, self._scheduler, self._listeners = admission, scheduler, listeners
         self._clock = clock
-        self._makers: dict[Kind, MakeItem] = {Kind.PREFILL: ChunkItem, Kind.TREES: TreeItem}
+        self._makers: dict[ForwardKind, MakeItem] = {
+            ForwardKind.PREFILL: ChunkItem,
+            ForwardKind.TREES: TreeItem,
+        }
         if graphs is not None:
-            self._makers |= {Kind.ROUNDS: graphs.round_item, Kind.FEEDS: graphs.feed_item}
+            self._makers |= {
+                ForwardKind.ROUNDS: graphs.round_item,
+                ForwardKind.FEEDS: graphs.feed_item,
+            }
         self._step_began: float | None = None
 
     @property
@@ -134,13 +140,13 @@ class BatchRunner:
     def _ready_to_draft(self, now: float) -> Sequence[Session]:
         with self._admission.lock:
             self._update_queue_clocks(now)
-            return self._ready_sets(now)[Kind.TREES]
+            return self._ready_sets()[ForwardKind.TREES]
 
-    def _schedule(self, now: float) -> tuple[Kind, list[BatchItem], list[Callback]]:
+    def _schedule(self, now: float) -> tuple[ForwardKind, list[BatchItem], list[Callback]]:
         """Prepare the next forward: its kind, its items, and callbacks of sessions that failed."""
         with self._admission.lock:
             self._update_queue_clocks(now)
-            plan = self._scheduler.next(self._ready_sets(now))
+            plan = self._scheduler.next(self._ready_sets())
             items, failed = prepare(plan, self._makers[plan.kind])
             calls = [
                 call for session, error in failed for call in self._admission.fail(session, error)
@@ -150,7 +156,7 @@ class BatchRunner:
 
     def _forward(
         self,
-        kind: Kind,
+        kind: ForwardKind,
         items: Sequence[BatchItem],
         begun: float,
         last: Sequence[Callback],
@@ -224,20 +230,27 @@ class BatchRunner:
             if not session.missing:
                 session.update_queue_clock(now)
 
-    def _ready_sets(self, now: float) -> ReadySets:
+    def _ready_sets(self) -> ReadySets:
         """Sessions on rows that want a forward now, by kind of forward."""
         filling, decoding = list[Session](), list[Session]()
         for session in self._admission.on_rows:
             if session.missing:
                 if session.wants_row:
                     filling.append(session)
-            elif session.is_ready(now):
+            elif session.is_ready:
                 decoding.append(session)
-        ready: dict[Kind, list[Session]] = {Kind.PREFILL: filling, Kind.TREES: decoding}
+        ready: dict[ForwardKind, list[Session]] = {
+            ForwardKind.PREFILL: filling,
+            ForwardKind.TREES: decoding,
+        }
         if self._graphs is not None:
             rounds, feeds = self._graphs.select(decoding, self._scheduler.seconds)
             trees = [one for one in decoding if one not in rounds and one not in feeds]
-            ready |= {Kind.TREES: trees, Kind.ROUNDS: rounds, Kind.FEEDS: feeds}
+            ready |= {
+                ForwardKind.TREES: trees,
+                ForwardKind.ROUNDS: rounds,
+                ForwardKind.FEEDS: feeds,
+            }
         return ready
 
     def idle_seconds(self) -> float | None:
@@ -247,9 +260,7 @@ class BatchRunner:
         """
         admission, now = self._admission, self._clock()
         can_change = admission.closing or (admission.pool.free and admission.line)
-        if can_change or any(self._ready_sets(now).values()):
+        if can_change or any(self._ready_sets().values()):
             return 0.0
-        waits = [one.seconds_until_allowed(now) for one in admission.on_rows if one.may_decode]
         change = admission.next_change(now)
-        seconds = [*waits, *([] if change is None else [change])]
-        return min([*seconds, LONGEST_WAIT]) if seconds else None
+        return None if change is None else min(change, LONGEST_WAIT)

@@ -35,7 +35,7 @@ class Claims(NamedTuple):
     taken: bool  # the target took one of them
 
 
-class _Record:
+class _ClassRecord:
     """Recent claims and acceptances of one class, and the resulting factor."""
 
     __slots__ = ("claimed", "factor", "taken")
@@ -80,7 +80,7 @@ class Calibration:
     """
 
     def __init__(self) -> None:
-        self._records: dict[int, list[_Record]] = {}  # kind -> [class of levels]
+        self._records: dict[int, list[_ClassRecord]] = {}  # kind -> [class of levels]
 
     @property
     def factors(self) -> dict[tuple[int, int], float]:
@@ -101,7 +101,7 @@ class Calibration:
         """Record claims whose outcome the target's walk has decided."""
         records = self._records.get(claims.proposer)
         if records is None:
-            records = self._records[claims.proposer] = [_Record() for _ in _LEVELS]
+            records = self._records[claims.proposer] = [_ClassRecord() for _ in _LEVELS]
         records[_class_of(claims.depth)].observe(claims.named, claims.claimed, claims.taken)
 
     def factor(self, proposer: int, depth: int) -> float:

@@ -25,7 +25,6 @@ from weakref import WeakSet
 
 from inference.backends import Ranked, Segment
 from inference.backends.sequence import TargetRow
-from inference.cost.quantity import Usage
 from inference.draft_tuning import TUNING as DRAFTING
 from inference.drafters.copied_text import CopySource
 from inference.drafters.draft import Draft
@@ -36,8 +35,8 @@ from inference.engine.scheduler import HeldUp
 from inference.engine.session import Session
 from inference.engine.tuning import TUNING
 from inference.order import End
-from inference.planner.knowledge import Knowledge
-from inference.planner.prices import Prices
+from inference.planner.acceptance import Knowledge
+from inference.planner.prices import Prices, Usage
 from inference.proposer import COLOCATED, Nodes, Notice
 
 log = logging.getLogger(__name__)

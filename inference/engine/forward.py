@@ -10,7 +10,7 @@ from inference.accept import Verdict, accept_matches
 from inference.backends import Segment
 from inference.engine.calibration import CommittedStep
 from inference.engine.events import Commit, Forward
-from inference.engine.scheduler import BatchPlan, Seconds
+from inference.engine.scheduler import BatchPlan, ForwardSeconds
 from inference.engine.session import Session
 from inference.engine.snapshot import Snapshot
 from inference.errors import OutriderError
@@ -107,7 +107,7 @@ class CompletedForward(NamedTuple):
         """Time of the model's call, in seconds."""
         return self.ended - self.started
 
-    def charges(self, seconds: Seconds) -> list[float]:
+    def charges(self, seconds: ForwardSeconds) -> list[float]:
         """[items] seconds charged to each item, which add up to the forward's seconds.
 
         The time of a root-only forward is divided evenly, and the rest by nodes below the root.

@@ -13,20 +13,22 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from statistics import median
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
+from numpy.typing import NDArray
 
-from inference.backends import RoundModel, Segment
+from inference.accept import Verdict
+from inference.backends import Model, Segment
 from inference.backends.sequence import ModelSequence
 from inference.engine.events import Commit
 from inference.engine.forward import BatchItem, CompletedForward, ModelCall
-from inference.engine.graph_tree import blank_tree, read_answer
-from inference.engine.scheduler import HeldUp, Kind, Seconds
+from inference.engine.scheduler import ForwardKind, ForwardSeconds, HeldUp
 from inference.engine.session import Session
 from inference.engine.tuning import TUNING
 from inference.proposer import COLOCATED
 from inference.tree import IntArray, TokenTree
+from inference.tree_shape import NONE, Branches
 
 _RECENT = 0.1
 """Weight of the latest round in the moving average of tokens per round."""
@@ -34,6 +36,30 @@ _RECENT = 0.1
 
 _KEPT = 15
 """Latest calls for a number of sessions, whose median is what such a call takes."""
+
+
+@runtime_checkable
+class RoundModel(Model, Protocol):
+    """A Model that also makes whole rounds in one call.
+
+    Its own draft grows a tree, the target verifies it, and the accepted tokens come back.
+    """
+
+    shape: Branches  # the shape of every tree
+
+    @property
+    def draft(self) -> Model:
+        """The draft as a Model of its own: a text's tokens are fed to it before the first round."""
+        ...
+
+    def rounds(self, segments: Sequence[Segment]) -> list[IntArray]:
+        """Make one round for each segment and return what read_answer() of
+        inference/engine/graph_rounds.py takes, one array a segment.
+
+        Tokens below the roots are ignored: the draft replaces them. Rows of both models must be
+        distinct.
+        """
+        ...
 
 
 class CallRecord:
@@ -46,7 +72,7 @@ class CallRecord:
         self.tokens = 0.0
         self._latest: dict[int, deque[float]] = {}  # sessions in a call -> seconds
 
-    def seconds(self, sessions: int, nodes: int, forward: Seconds) -> float | None:
+    def seconds(self, sessions: int, nodes: int, forward: ForwardSeconds) -> float | None:
         """Estimated seconds of a call for so many sessions; None when none was measured.
 
         The nearest measured number of sessions is scaled by how forwards of `nodes` nodes grow.
@@ -141,14 +167,14 @@ class GraphRounds:
         self._drafts: dict[int, tuple[Session, ModelSequence]] = {}  # by row
         self._rounds, self._feeds = CallRecord(), CallRecord()
 
-    def call_of(self, kind: Kind) -> ModelCall:
+    def call_of(self, kind: ForwardKind) -> ModelCall:
         """The model's call for a kind of forward."""
-        if kind is Kind.FEEDS:
+        if kind is ForwardKind.FEEDS:
             return self._model.draft.choose
-        return self._model.rounds if kind is Kind.ROUNDS else self._model.choose
+        return self._model.rounds if kind is ForwardKind.ROUNDS else self._model.choose
 
     def select(
-        self, ready: Sequence[Session], seconds: Seconds
+        self, ready: Sequence[Session], seconds: ForwardSeconds
     ) -> tuple[list[Session], list[Session]]:
         """The sessions whose next forward is a round, and those whose draft is fed first.
 
@@ -159,7 +185,7 @@ class GraphRounds:
         """
         drafted = [one for one in ready if self._serves(one)]
         others = [one for one in ready if one not in drafted]
-        unfed = [one for one in drafted if self._lacks_tokens(one)]
+        unfed = [one for one in drafted if self._draft(one).length < one.length - 1]
         fed = [one for one in drafted if one not in unfed]
         if not others or self._may_delay(fed, unfed, others, seconds):
             return fed, unfed
@@ -170,7 +196,7 @@ class GraphRounds:
         fed: Sequence[Session],
         unfed: Sequence[Session],
         others: Sequence[Session],
-        seconds: Seconds,
+        seconds: ForwardSeconds,
     ) -> bool:
         """Whether the next round pays, and the others have service credit for it."""
         drafted = len(fed) + len(unfed)
@@ -183,10 +209,6 @@ class GraphRounds:
             return False
         far = not fed and all(self._is_far(one) for one in unfed)
         return held_up.can_wait(feeding if far else feeding + drafting)
-
-    def _lacks_tokens(self, session: Session) -> bool:
-        """Whether the draft must be fed tokens of the session before its next round."""
-        return self._draft(session).length < session.length - 1
 
     def feed_item(self, session: Session, held_up: HeldUp) -> FeedItem:
         """The item that feeds the draft the next chunk of the session."""
@@ -207,15 +229,9 @@ class GraphRounds:
         return RoundItem(session, tree, segment, call, limit)
 
     def _serves(self, session: Session) -> bool:
-        """Whether a session asked for rounds and may spend one round's nodes.
-
-        A round always computes all nodes of its tree.
-        """
-        order, nodes = session.order, self._model.shape.nodes
-        if order is None or not session.drafted_beside:
-            return False
-        left = order.most_nodes - session.spent.nodes if order.most_nodes else nodes
-        return nodes <= min(left, session.tree_nodes or nodes)
+        """Whether a session asked for rounds and may have a round's nodes in a forward."""
+        nodes = self._model.shape.nodes
+        return session.drafted_beside and nodes <= (session.tree_nodes or nodes)
 
     @property
     def _chunk(self) -> int:
@@ -226,7 +242,7 @@ class GraphRounds:
         """Whether the draft needs more than one chunk before the session's next round."""
         return self._draft(session).length + self._chunk < session.length - 1
 
-    def _feeding(self, unfed: Sequence[Session], seconds: Seconds) -> float:
+    def _feeding(self, unfed: Sequence[Session], seconds: ForwardSeconds) -> float:
         """Seconds of the next chunk of these sessions.
 
         Before the first measurement it is the time of a chunk on the target.
@@ -258,3 +274,29 @@ class GraphRounds:
 def _within(segment: Segment, last: int) -> Segment:
     """The segment with no position beyond `last`, where the text ends. Nodes there are ignored."""
     return segment._replace(positions=np.minimum(segment.positions, last))
+
+
+def blank_tree(shape: Branches, root: int = 0) -> TokenTree:
+    """A tree of the shape before it is drafted: every token below the root is a placeholder."""
+    tokens = np.arange(shape.nodes, dtype=np.int32)  # distinct, because siblings must be
+    tokens[0] = root
+    return TokenTree(tokens, np.array(shape.parents, dtype=np.int32))
+
+
+def read_answer(asked: TokenTree, answer: NDArray[Any], limit: int) -> tuple[TokenTree, Verdict]:
+    """Return the tree that a graph drafted, and the verdict on it, cut to the limit.
+
+    asked: the tree as the graph was asked for it, by blank_tree()
+    answer: [nodes - 1 + depth + 1] int32. It holds the drafted tokens, the accepted node of each
+        depth (or NONE), and the target's token after them.
+    limit: candidates accepted at most
+
+    Raises InvalidRequest when siblings carry equal tokens.
+    """
+    drafted, path, next_token = np.split(answer, [len(asked) - 1, len(answer) - 1])
+    tokens = np.concatenate([asked.tokens[:1], drafted.astype(np.int32)])
+    tree = TokenTree(tokens, asked.parents)
+    accepted = tuple(int(node) for node in path if node != NONE)
+    if len(accepted) > limit:
+        return tree, Verdict(accepted[:limit], int(tokens[accepted[limit]]))
+    return tree, Verdict(accepted, int(next_token[0]))

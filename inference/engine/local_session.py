@@ -25,24 +25,19 @@ class LocalSession:
 
     stream, lost = 0, False
 
-    def __init__(self, engine: Engine, *, tenant: str = "", limit: int | None = None) -> None:
+    def __init__(self, engine: Engine, *, tenant: str = "") -> None:
         self.traffic = Traffic()
-        self._engine, self._tenant, self._limit = engine, tenant, limit
+        self._engine, self._tenant = engine, tenant
         self._session: Session | None = None
         self._woken = threading.Event()
         self._cursor = self._numbers = self._own = 0
         self._ended = End.NOT
         self._last: Progress | None = None
 
-    @property
-    def room(self) -> int:
-        """Candidates that a forward takes from a session at most."""
-        return self._engine.max_tree_nodes - 1
-
     def open(self, prompt: Sequence[int], params: SamplingParams) -> None:
         """Open the session and wait for the prefill. Raises the error that refuses the session."""
         self.close()
-        session, future = self._engine.open(prompt, params, tenant=self._tenant, limit=self._limit)
+        session, future = self._engine.open(prompt, params, tenant=self._tenant)
         self._session, self._cursor, self._numbers = session, len(prompt), 0
         self._ended, self._last = End.NOT, None
         self._own = self._engine.join(session)

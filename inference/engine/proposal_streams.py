@@ -11,7 +11,7 @@ from inference.proposer import Nodes
 
 
 @dataclass
-class _Stream:
+class _StreamState:
     """One stream of proposals."""
 
     arrived: int = 0  # nodes that have arrived
@@ -24,13 +24,13 @@ class ProposalStreams:
 
     def __init__(self, candidates: CandidateTree) -> None:
         self._candidates, self._ids = candidates, count(1)
-        self._streams: dict[int, _Stream] = {}
+        self._streams: dict[int, _StreamState] = {}
 
     def join(self) -> int:
         """Begin a stream; returns its id."""
         stream = next(self._ids)
         self._candidates.join(stream)
-        self._streams[stream] = _Stream()
+        self._streams[stream] = _StreamState()
         return stream
 
     def leave(self, stream: int) -> None:

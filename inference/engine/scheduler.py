@@ -21,11 +21,11 @@ from inference.engine.tuning import TUNING
 from inference.order import Pace
 from inference.times import CHANGED, TRUSTED, LatencyModel, Shape
 
-Seconds = Callable[[int, int], float]
+ForwardSeconds = Callable[[int, int], float]
 """Seconds(rows, nodes of each) -> seconds of a forward, padding included."""
 
 
-class Cost(NamedTuple):
+class ForwardCost(NamedTuple):
     """Seconds of a forward: expected, and at most by what is known. Equal where it was measured."""
 
     expected: float
@@ -33,7 +33,11 @@ class Cost(NamedTuple):
 
 
 def plan_width(
-    values: FloatArray, credit: FloatArray, cost: Callable[[int], Cost], most: int, premium: float
+    values: FloatArray,
+    credit: FloatArray,
+    cost: Callable[[int], ForwardCost],
+    most: int,
+    premium: float,
 ) -> int:
     """Nodes of each row in the next forward, the root included.
 
@@ -79,7 +83,7 @@ def allowed_deficit(session: Session) -> float:
     return min((1 - TUNING.least_rate) * max(left, 0), TUNING.most_deficit)
 
 
-class Kind(Enum):
+class ForwardKind(Enum):
     """Kinds of forwards."""
 
     PREFILL = "prefill"  # chunks of prompts
@@ -88,10 +92,10 @@ class Kind(Enum):
     FEEDS = "feeds"  # chunks for the draft in the target's graph
 
 
-TIMED = frozenset({Kind.PREFILL, Kind.TREES})
+TIMED = frozenset({ForwardKind.PREFILL, ForwardKind.TREES})
 """Kinds of forwards whose times the LatencyModel of the target describes."""
 
-ReadySets: TypeAlias = Mapping[Kind, Sequence[Session]]
+ReadySets: TypeAlias = Mapping[ForwardKind, Sequence[Session]]
 """Sessions on rows that want a forward, by its kind. In order of preference."""
 
 
@@ -120,7 +124,7 @@ class HeldUp(NamedTuple):
             session.add_service(-self.tokens(seconds))
 
 
-Part: TypeAlias = (
+PlanPart: TypeAlias = (
     tuple[Session, Sequence[int]]  # and the chunk of its prompt, for PREFILL
     | tuple[Session, Snapshot]  # and its candidates, for TREES
     | tuple[Session, HeldUp]  # and who is delayed, for ROUNDS and FEEDS
@@ -131,8 +135,8 @@ Part: TypeAlias = (
 class BatchPlan(NamedTuple):
     """The contents of one forward."""
 
-    kind: Kind
-    parts: Sequence[Part]
+    kind: ForwardKind
+    parts: Sequence[PlanPart]
 
 
 class Scheduler:
@@ -148,7 +152,7 @@ class Scheduler:
     ) -> None:
         self.times = times
         self._model, self._most, self._branches = model, most_nodes, branches
-        self._last_made = dict.fromkeys(Kind, 0)  # kind -> serial number of its last forward
+        self._last_made = dict.fromkeys(ForwardKind, 0)  # kind -> serial number of its last forward
         self._forwards = 0
         self._explore: dict[int, tuple[int, int]] = {}  # rows -> forwards since, and their bound
         self._roots = {model.padded(rows, 1) for rows in range(1, model.rows + 1)}
@@ -159,15 +163,20 @@ class Scheduler:
         """The next forward: of the wanted kind that was made least recently. Empty if none is."""
         wanted = [kind for kind, sessions in ready.items() if sessions]
         if not wanted:
-            return BatchPlan(Kind.TREES, ())
+            return BatchPlan(ForwardKind.TREES, ())
         kind = min(wanted, key=lambda kind: self._last_made[kind])
         self._forwards += 1
         self._last_made[kind] = self._forwards
-        if kind is Kind.PREFILL:
-            return self._prefill(ready[kind], self._chunk_size(len(ready.get(Kind.TREES, ()))))
-        if kind is Kind.TREES:
+        if kind is ForwardKind.PREFILL:
+            return self._prefill(
+                ready[kind], self._chunk_size(len(ready.get(ForwardKind.TREES, ())))
+            )
+        if kind is ForwardKind.TREES:
             return self._trees(ready[kind])
-        others, drafted = ready[Kind.TREES], [*ready[Kind.ROUNDS], *ready[Kind.FEEDS]]
+        others, drafted = (
+            ready[ForwardKind.TREES],
+            [*ready[ForwardKind.ROUNDS], *ready[ForwardKind.FEEDS]],
+        )
         held_up = HeldUp(others, self.seconds(len(others) + len(drafted), 1))
         return BatchPlan(kind, [(session, held_up) for session in ready[kind]])
 
@@ -178,16 +187,12 @@ class Scheduler:
         if nodes == self._padded(1, 1)[1]:
             self._explore[rows] = 0, min(2 * most, TUNING.explore)
         else:
-            changed = self._has_changed(padded, seconds)
+            known, before = self.times.samples(*padded) >= TRUSTED, self.times.seconds(*padded)
+            # where it takes another time than before, root-only forwards may, too
+            changed = known and not 1 / CHANGED < seconds / before < CHANGED
             due = changed and since >= TUNING.first_explore
             self._explore[rows] = most if due else since + 1, most
         self.times.observe(*padded, seconds)
-
-    def _has_changed(self, padded: Shape, seconds: float) -> bool:
-        """Whether a measured shape takes another time than before: then root-only forwards may."""
-        if self.times.samples(*padded) < TRUSTED:
-            return False
-        return not 1 / CHANGED < seconds / self.times.seconds(*padded) < CHANGED
 
     def promised(self, padded: Shape, rows: int, seconds: float) -> float:
         """Tokens that each session was promised in the time of a forward that was recorded.
@@ -211,7 +216,7 @@ class Scheduler:
     def _trees(self, ready: Sequence[Session]) -> BatchPlan:
         selection = (best_of if self._branches else lines_of)(
             [session.candidates for session in ready],
-            [self._most_nodes(session) for session in ready],
+            [min(self._most, one.tree_nodes or self._most) for one in ready],
             [max(session.allowed - 1, 0) for session in ready],
         )
         width = self._last_width = self._width(ready, selection)
@@ -220,7 +225,9 @@ class Scheduler:
             waits = session.order is not None and session.order.pace is Pace.WAIT
             most = self._most if waits else useful
             session.room = min(most, session.tree_nodes or most) - 1
-        return BatchPlan(Kind.TREES, list(zip(ready, selection.snapshots(width), strict=True)))
+        return BatchPlan(
+            ForwardKind.TREES, list(zip(ready, selection.snapshots(width), strict=True))
+        )
 
     def _width(self, ready: Sequence[Session], selection: Selection) -> int:
         if all(session.order and session.order.pace is Pace.WAIT for session in ready):
@@ -265,16 +272,16 @@ class Scheduler:
             return False
         return self.times.seconds(*more) <= CHANGED * self.times.seconds(*fewer)
 
-    def _cost(self, rows: int, nodes: int) -> Cost:
+    def _cost(self, rows: int, nodes: int) -> ForwardCost:
         padded = self._padded(rows, nodes)
-        return Cost(self.times.seconds(*padded), self.times.most(*padded))
+        return ForwardCost(self.times.seconds(*padded), self.times.most(*padded))
 
-    def _hope(self, rows: int, nodes: int) -> Cost:
+    def _hope(self, rows: int, nodes: int) -> ForwardCost:
         """The cost of a forward as a trial hopes where it was never measured."""
         padded = self._padded(rows, nodes)
         if self.times.samples(*padded):
             return self._cost(rows, nodes)
-        return Cost(*self.times.hoped(*padded))
+        return ForwardCost(*self.times.hoped(*padded))
 
     def _useful_width(self, rows: int) -> int:
         """The widest forward that would pay if all candidates were accepted."""
@@ -282,13 +289,6 @@ class Scheduler:
         while width > 1 and self.seconds(rows, width) > width * root_only:
             width //= 2
         return width
-
-    def _most_nodes(self, session: Session) -> int:
-        """Nodes that a session may have in a forward, the root included."""
-        order, most = session.order, min(self._most, session.tree_nodes or self._most)
-        if order is not None and order.most_nodes:
-            most = min(most, max(order.most_nodes - session.spent.nodes, 1))
-        return most
 
     def _chunk_size(self, decoding: int) -> int:
         """Prompt tokens in one forward: the model's most, or fewer while sessions decode."""
@@ -311,7 +311,7 @@ class Scheduler:
             if chunks and longest * (len(chunks) + 1) > most:
                 break
             chunks.append((session, session.next_chunk(most)))
-        return BatchPlan(Kind.PREFILL, chunks)
+        return BatchPlan(ForwardKind.PREFILL, chunks)
 
     def _padded(self, rows: int, nodes: int) -> tuple[int, int]:
         return self._model.padded(rows, nodes)

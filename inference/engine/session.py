@@ -97,7 +97,7 @@ class Session:
         self.spent, self.record, self.service_credit, self.room = Spent(), OwnRecord(), 0.0, 0
         self.ready_since = self.got_row = 0.0
         self.streams = ProposalStreams(self.candidates)
-        self._next_at, self._rate, self._last_at = 0.0, 0.0, 0.0
+        self._rate = self._last_at = 0.0
 
     @property
     def root(self) -> int:
@@ -127,14 +127,11 @@ class Session:
 
     @property
     def allowed(self) -> int:
-        """Tokens that the next forward may commit: what length, credit and spending leave."""
+        """Tokens that the next forward may commit: what length and credit leave."""
         order = self.order
         if order is None or self.end is not End.NOT:
             return 0
-        left = min(order.end, self.limit, self.acknowledged + self.credit) - len(self.tokens)
-        if order.most_nodes:
-            left = min(left, order.most_nodes - self.spent.nodes)
-        return max(left, 0)
+        return max(min(order.end, self.limit, self.acknowledged + self.credit) - self.length, 0)
 
     @property
     def wants_row(self) -> bool:
@@ -143,7 +140,7 @@ class Session:
 
     @property
     def may_decode(self) -> bool:
-        """Whether the target may decode for it, now or when its rate limit allows."""
+        """Whether the target may decode for it."""
         if self.closed is not None or self.detached or self.order is None:
             return False
         told = self.order.pace is Pace.GO_ON or self._told == self.length - 1
@@ -154,13 +151,10 @@ class Session:
         """Whether its order asks for the draft beside the target."""
         return self.order is not None and self.order.beside
 
-    def seconds_until_allowed(self, now: float) -> float:
-        """Seconds until the rate limit of the order allows the next forward."""
-        return max(0.0, self._next_at - now)
-
-    def is_ready(self, now: float) -> bool:
+    @property
+    def is_ready(self) -> bool:
         """Whether the next forward can include it, once its row holds the keys of its tokens."""
-        return self.opening is None and now >= self._next_at and self.may_decode
+        return self.opening is None and self.may_decode
 
     # Requests of clients.
 
@@ -219,7 +213,7 @@ class Session:
 
     def update_queue_clock(self, now: float) -> None:
         """Begin the queue time when the session has become ready; end it when it is not."""
-        self.ready_since = (self.ready_since or now) if self.is_ready(now) else 0.0
+        self.ready_since = (self.ready_since or now) if self.is_ready else 0.0
 
     def assign_row(self, row: CacheRow, model: Model, now: float) -> None:
         self.row, self.reused, self.got_row = row, len(row.tokens), now
@@ -279,7 +273,10 @@ class Session:
         self._remember([self.root, *path])
         tokens = [*path, verdict.next_token]
         groups = self.candidates.advance(tokens)
-        self._pace(len(tokens), now)
+        if self._last_at:
+            rate = len(tokens) / max(now - self._last_at, 1e-6)
+            self._rate += _RATE_WEIGHT * (rate - self._rate)
+        self._last_at = now
         self._in_forward = False
         self.end = self._ended()
         return CommittedStep(tokens, groups)
@@ -308,8 +305,6 @@ class Session:
             return End.LIMIT
         if self.length >= order.end:
             return End.MAX_TOKENS
-        if order.most_nodes and self.spent.nodes >= order.most_nodes:
-            return End.SPENT
         return End.DRAINED if self._drained else End.NOT
 
     def _until_stop(self, tree: TokenTree, verdict: Verdict) -> Verdict:
@@ -319,14 +314,6 @@ class Session:
             if (token := tree.tokens.item(node)) in stop_ids:
                 return Verdict(verdict.path[:index], token)
         return verdict
-
-    def _pace(self, tokens: int, now: float) -> None:
-        if self._last_at:
-            rate = tokens / max(now - self._last_at, 1e-6)
-            self._rate += _RATE_WEIGHT * (rate - self._rate)
-        self._last_at = now
-        if self.order is not None and self.order.tokens_per_second:
-            self._next_at = max(self._next_at, now - 1.0) + tokens / self.order.tokens_per_second
 
     def _remember(self, tokens: Sequence[int]) -> None:
         assert self.row is not None

@@ -159,8 +159,8 @@ class Flag:
             return f"one of {', '.join(self.choices)}"
         kinds = {int: "a whole number", float: "a number", bool: "true or false"}
         if get_origin(self.kind) is tuple:
-            several = {float: "numbers"}.get(get_args(self.kind)[0], "words")
-            return f"{several} separated by commas"
+            several = {float: "numbers", str: "words"}.get(get_args(self.kind)[0], "whole numbers")
+            return f"a list of {several} separated by commas"
         return f"{kinds.get(self.kind, 'text')}{self._bounds}"
 
     @property

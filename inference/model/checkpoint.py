@@ -1,13 +1,14 @@
 """Loads a Decoder with weights from a Hugging Face directory.
 
 Only safetensors are read. Every tensor must be used and every parameter filled: a checkpoint that
-half fits is refused.
+half fits is refused. Tensors are held against the config before anything is built from it.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -21,7 +22,6 @@ from inference.errors import InvalidRequest, UnsupportedModel
 from inference.json_file import Json, read_json
 from inference.model.config import ModelConfig, read_config
 from inference.model.decoder import Decoder
-from inference.model.sizes import check_shape, check_sizes
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _IGNORED = ("rotary_emb.inv_freq",)
@@ -170,7 +170,10 @@ def opened(path: Path) -> Iterator[Any]:
 def weight_files(directory: Path) -> list[Path]:
     """Return the directory's safetensors files: those that its index names, else the one file."""
     index = directory / "model.safetensors.index.json"
-    names = _indexed(index) if index.is_file() else {"model.safetensors"}
+    names = {"model.safetensors"}
+    if index.is_file():
+        listed = read_json(index, UnsupportedModel).field("weight_map").fields().values()
+        names = {_beside(name) for name in listed}
     paths = [directory / name for name in sorted(names)]
     for path in paths:
         if not path.is_file():
@@ -180,19 +183,11 @@ def weight_files(directory: Path) -> list[Path]:
     return paths
 
 
-def _indexed(index: Path) -> set[str]:
-    """Return the file names in an index. The files lie beside it."""
-    named = read_json(index, UnsupportedModel).field("weight_map").fields().values()
-    return {_beside(name) for name in named}
-
-
 def _beside(name: Json) -> str:
-    plain = name.line()
-    return (
-        plain
-        if plain == Path(plain).name
-        else name.refuse("the name of a file in the same directory")
-    )
+    """Return a file's name in an index, beside which the file lies."""
+    if name.line() != Path(name.line()).name:
+        name.refuse("the name of a file in the same directory")
+    return name.line()
 
 
 def fingerprint(directory: Path) -> str:
@@ -209,3 +204,36 @@ def fingerprint(directory: Path) -> str:
             file.seek(max(0, size - _SAMPLE))
             digest.update(file.read(_SAMPLE))
     return digest.hexdigest()[:32]
+
+
+_LAYER = re.compile(r"model\.layers\.([0-9]{1,9})\.")
+
+
+def check_sizes(shapes: Mapping[str, Sequence[int]], config: ModelConfig, directory: Path) -> None:
+    """Raise UnsupportedModel unless the tensors have the config's depth and widths.
+
+    So a config cannot ask for more than the files hold. The error names `directory`, where the
+    tensors lie.
+    """
+    layers = {int(found[1]) for name in shapes if (found := _LAYER.match(name))}
+    if len(layers) < config.layers:
+        asked = f"config.json field num_hidden_layers is {config.layers}"
+        raise UnsupportedModel(f"{directory}: {asked}, and the tensors are of {len(layers)} layers")
+    hidden, first = config.hidden_size, "model.layers.0."
+    expected = {
+        "model.embed_tokens.weight": (config.vocab_size, hidden),
+        f"{first}mlp.gate_proj.weight": (config.intermediate_size, hidden),
+        f"{first}self_attn.q_proj.weight": (config.heads * config.head_dim, hidden),
+        f"{first}self_attn.k_proj.weight": (config.kv_heads * config.head_dim, hidden),
+    }
+    for name, size in expected.items():
+        if name not in shapes:
+            raise UnsupportedModel(f"{directory}: tensor {name} is missing")
+        check_shape(directory, name, shapes[name], size)
+
+
+def check_shape(directory: Path, name: str, shape: Sequence[int], size: Sequence[int]) -> None:
+    """Raise UnsupportedModel unless a tensor has this size."""
+    if tuple(shape) != tuple(size):
+        says = f"has shape {tuple(shape)}, config.json says {tuple(size)}"
+        raise UnsupportedModel(f"{directory}: tensor {name} {says}")

@@ -14,7 +14,7 @@ from inference.model.sampler import Sampling, guess_drawn, guess_greedy
 from inference.tree_shape import NONE, Branches
 
 
-class Seen(NamedTuple):
+class NodeSight(NamedTuple):
     """Positions of a model's new nodes, and what they see."""
 
     positions: Tensor  # [B, n] int32
@@ -22,11 +22,11 @@ class Seen(NamedTuple):
     tree_mask: Tensor  # [B, n, n] int32 0/1
 
 
-class Rows(NamedTuple):
+class CacheRows(NamedTuple):
     """The cache rows of a model's new nodes, and what the nodes see there."""
 
     rows: Tensor  # [B] int32
-    seen: Seen
+    seen: NodeSight
 
 
 class Draws(NamedTuple):
@@ -47,7 +47,7 @@ def draft_tree(
     draft: Decoder,
     shape: Branches,
     entry: Tensor,
-    at: Rows,
+    at: CacheRows,
     cache: KeysValues,
     draws: Draws | None,
     by: Arithmetic,

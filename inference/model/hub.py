@@ -21,11 +21,12 @@ class PinnedModel(NamedTuple):
     needs_token: bool  # whether the hub shows it to accounts only
 
 
-def find_model(name: str, *, weights: bool = True) -> Path:
+def find_model(name: str, *, weights: bool = True, file: str = "") -> Path:
     """Return the directory of a model that is given as a path or a hub name.
 
     name: a hub name may end with a revision, NAME@REVISION
     weights: False where its weights may be absent
+    file: the only one that is wanted, such as a GGUF file; empty for a checkpoint
 
     Raises InvalidRequest with the remedy.
     """
@@ -41,7 +42,7 @@ def find_model(name: str, *, weights: bool = True) -> Path:
             snapshot_download(
                 repository,
                 revision=revision,
-                allow_patterns=_FILES,
+                allow_patterns=file or _FILES,
                 ignore_patterns=_OTHER_FORMATS if weights else ["*.safetensors"],
             )
         )

@@ -113,18 +113,15 @@ class OffloadedLayers(nn.Module):
         if self._coming != 0:  # the first forward, or one that was broken off
             self._start(0)
         for index in range(self._count):
-            layer = self._finish()
+            self._coming = None
+            self._copies.finish()
+            layer = self._buffer
             self._start((index + 1) % self._count)
             yield layer
 
     def _start(self, index: int) -> None:
         self._at, self._coming = 1 - self._at, index
         self._copies.start(partial(self._fetch, index, self._buffer))
-
-    def _finish(self) -> Layer:
-        self._coming = None
-        self._copies.finish()
-        return self._buffer
 
     @property
     def _buffer(self) -> Layer:

@@ -27,7 +27,7 @@ FILLED = 16
 """Places that one call fills, of any rows."""
 
 
-class Place(NamedTuple):
+class NoisePlace(NamedTuple):
     """The noise of one position, for a row of the caches."""
 
     row: int
@@ -40,7 +40,7 @@ def empty_window(rows: int, ids: int, device: torch.device | str = "cpu") -> Ten
     return torch.zeros(rows * WINDOW, ids, device=device)
 
 
-def fill_inputs(places: Sequence[Place]) -> dict[str, Tensor]:
+def fill_inputs(places: Sequence[NoisePlace]) -> dict[str, Tensor]:
     """Return inputs, by parameter name, that make a stateful graph fill 1 to FILLED places."""
     every = [*places, *[places[0]] * (FILLED - len(places))]
     params = [SamplingParams(1.0, seed=place.seed) for place in every]

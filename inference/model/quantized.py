@@ -47,7 +47,8 @@ def quantize(module: Module, weights: Quantization) -> Module:
     cannot be grouped.
     """
     if isinstance(module, Decoder):
-        _quantize_head(module, weights)
+        cut = module.head_weight()[: module.vocabulary]
+        module.lm_head = CutHead(product(cut, None, weights))
     for owner in list(module.modules()):
         for name, child in list(owner.named_children()):
             if type(child) is nn.Linear:
@@ -85,9 +86,6 @@ class Int8Matrix(NamedTuple):
     levels: Tensor  # [outputs, inputs] int8
     scale: Tensor  # [outputs] float32
 
-    def dequantized(self) -> Tensor:  # [outputs, inputs] float32
-        return self.levels * self.scale[:, None]
-
 
 class Int4Matrix(NamedTuple):
     """(levels - 8) * scale + middle"""
@@ -95,11 +93,6 @@ class Int4Matrix(NamedTuple):
     levels: Tensor  # [outputs, inputs] int32 of 0 to 15
     scale: Tensor  # [outputs, inputs / GROUP] bfloat16
     middle: Tensor  # [outputs, inputs / GROUP] bfloat16
-
-    def dequantized(self) -> Tensor:  # [outputs, inputs] float32
-        grouped = self.levels.reshape(*self.scale.shape, GROUP) - 8
-        wide: Tensor = grouped * self.scale.float()[..., None] + self.middle.float()[..., None]
-        return wide.flatten(1)
 
 
 def to_int8(weight: Tensor) -> Int8Matrix:
@@ -242,11 +235,6 @@ class CutHead(nn.Module):
     def forward(self, states: Tensor, vocabulary: int) -> Tensor:
         logits: Tensor = self.product(states)
         return logits
-
-
-def _quantize_head(decoder: Decoder, weights: Quantization) -> None:
-    cut = decoder.head_weight()[: decoder.vocabulary]
-    decoder.lm_head = CutHead(product(cut, None, weights))
 
 
 def _multiply_wide(states: Tensor, levels: Tensor) -> Tensor:

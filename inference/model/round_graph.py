@@ -20,7 +20,7 @@ from inference.artifact import Bucket, DraftBucket, RoundBucket
 from inference.model.arithmetic import ENGINES, HOST
 from inference.model.cache import CachedGraph, KeysValues
 from inference.model.decoder import Decoder, Hidden
-from inference.model.drafted_tree import Draws, Rows, Seen, accept_in_graph, draft_tree
+from inference.model.drafted_tree import CacheRows, Draws, NodeSight, accept_in_graph, draft_tree
 from inference.model.noise_window import KeepsNoise
 from inference.model.sampler import Sampling, choose_drawn, choose_greedy, noise_table
 from inference.model.verify_graph import example_inputs, sampling_of
@@ -58,7 +58,7 @@ class _Fused(CachedGraph):
         self.hold(draft_cache, DRAFT)
 
     def _made(
-        self, entry: Tensor, target: Rows, draft: Rows, sampling: Sampling | None
+        self, entry: Tensor, target: CacheRows, draft: CacheRows, sampling: Sampling | None
     ) -> tuple[Tensor, KeysValues, KeysValues]:
         """Return the round's answer, and the new keys and values of the target and of the draft.
 
@@ -82,7 +82,7 @@ class _Fused(CachedGraph):
         path, next_token = accept_in_graph(self.shape, tokens, chosen)
         return torch.cat((tokens[:, 1:], path, next_token[:, None]), 1), out.new, drafted
 
-    def _table(self, sampling: Sampling, target: Rows) -> Tensor:  # [B, depth + 1, V]
+    def _table(self, sampling: Sampling, target: CacheRows) -> Tensor:  # [B, depth + 1, V]
         """Return weighed noise at each position below the roots, the first nodes."""
         raise NotImplementedError
 
@@ -115,13 +115,13 @@ class RoundGraph(_Fused):
         """
         answer, new, drafted = self._made(
             draft_tokens,
-            Rows(rows, Seen(positions, context_mask, tree_mask)),
-            Rows(draft_rows, Seen(draft_positions, draft_context_mask, draft_tree_mask)),
+            CacheRows(rows, NodeSight(positions, context_mask, tree_mask)),
+            CacheRows(draft_rows, NodeSight(draft_positions, draft_context_mask, draft_tree_mask)),
             sampling_of(temperature, top_k, top_p, seed),
         )
         return answer, *new.stacked(), *drafted.stacked()
 
-    def _table(self, sampling: Sampling, target: Rows) -> Tensor:
+    def _table(self, sampling: Sampling, target: CacheRows) -> Tensor:
         first, ids = target.seen.positions[:, :1] + 1, self.decoder.token_ids()
         return noise_table(sampling, first, self.shape.depth + 1, ids, self.arithmetic)
 
@@ -214,12 +214,14 @@ class StatefulRoundGraph(KeepsNoise, _Fused):
                 self.copy_row(rows[:1], rows[1:], which)
         return rows + rows
 
-    def _table(self, sampling: Sampling, target: Rows) -> Tensor:
+    def _table(self, sampling: Sampling, target: CacheRows) -> Tensor:
         steps = torch.arange(1, self.shape.depth + 2, dtype=torch.int32, device=target.rows.device)
         positions = target.seen.positions[:, :1] + steps
         return sampling.weigh(self.noise_at(target.rows, positions))
 
-    def _round(self, target: _Part, draft: _Part, sampling: Sampling | None) -> Tensor:
+    def _round(
+        self, target: _ModelInputs, draft: _ModelInputs, sampling: Sampling | None
+    ) -> Tensor:
         assert draft.tokens is not None, "the draft starts from a root"
         answer, new, drafted = self._made(draft.tokens, target.at, draft.at, sampling)
         self.write(target.at.rows, target.slots, new)
@@ -230,7 +232,7 @@ class StatefulRoundGraph(KeepsNoise, _Fused):
         self,
         model: Decoder,
         which: str,
-        part: _Part,
+        part: _ModelInputs,
         after: Tensor | None,
         sampling: Sampling | None,
     ) -> Tensor:
@@ -252,7 +254,7 @@ class StatefulRoundGraph(KeepsNoise, _Fused):
         return chosen
 
 
-class _Part(NamedTuple):
+class _ModelInputs(NamedTuple):
     """One model's inputs of a call.
 
     In a round, the target's tokens are drafted inside the graph, and both models pick all nodes.
@@ -260,7 +262,7 @@ class _Part(NamedTuple):
 
     tokens: Tensor | None
     slots: Tensor
-    at: Rows
+    at: CacheRows
     pick: Tensor | None
 
 
@@ -272,7 +274,7 @@ def _part(
     context_mask: Tensor | None,
     tree_mask: Tensor | None,
     pick: Tensor | None,
-) -> _Part | None:
+) -> _ModelInputs | None:
     """Return the model's inputs together; None where it takes no part in the call."""
     if (
         rows is None
@@ -282,7 +284,9 @@ def _part(
         or tree_mask is None
     ):
         return None
-    return _Part(tokens, slots, Rows(rows, Seen(positions, context_mask, tree_mask)), pick)
+    return _ModelInputs(
+        tokens, slots, CacheRows(rows, NodeSight(positions, context_mask, tree_mask)), pick
+    )
 
 
 def round_inputs(bucket: RoundBucket) -> dict[str, Tensor]:

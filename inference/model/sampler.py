@@ -161,9 +161,7 @@ def _best_candidate(
     return torch.where(drawn_among, best, greedy)
 
 
-def choose_open(
-    logits: Tensor, sampling: Sampling, positions: Tensor, levels: int, by: Arithmetic = HOST
-) -> Tensor:
+def choose_open(logits: Tensor, sampling: Sampling, positions: Tensor, levels: int) -> Tensor:
     """Choose among all tokens.
 
     Noise is made once for each distinct position, and shared by the nodes of one depth.
@@ -172,7 +170,7 @@ def choose_open(
     positions: [B, P] int32, of the chosen tokens, within `levels` of the row's least
     result: [B, P] int32
     """
-    drawn = shared_noise(sampling, positions, levels, _all_ids(logits), by)
+    drawn = shared_noise(sampling, positions, levels, _all_ids(logits), HOST)
     return choose_greedy(sampling.scaled(logits) + drawn)
 
 

@@ -32,7 +32,7 @@ _Inputs = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor | None]
 """Tokens, rows, positions, context mask, tree mask and pick, in this order."""
 
 
-class _Graph(CachedGraph):
+class _ChoosingGraph(CachedGraph):
     """A Decoder, its caches and the choice. A bucket reads the first `bucket.slots` slots.
 
     kept: layers whose inputs are returned as features
@@ -75,7 +75,7 @@ def sampling_of(
     return Sampling(temperature, top_k, top_p, seed)
 
 
-class VerifyGraph(_Graph):
+class VerifyGraph(_ChoosingGraph):
     """A graph that reads the caches. Its caller writes the new keys and values at `slots`.
 
     levels: positions of a row that noise is made for
@@ -115,7 +115,7 @@ class VerifyGraph(_Graph):
         return shared_noise(sampling, after, self.levels, ids, self.arithmetic)
 
 
-class StatefulGraph(KeepsNoise, _Graph):
+class StatefulGraph(KeepsNoise, _ChoosingGraph):
     """A graph that reassigns its caches and returns chosen [B, P], and behind it features
     [B, T, kept layers * hidden] where layers are kept.
 

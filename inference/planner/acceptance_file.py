@@ -6,16 +6,24 @@ import json
 from pathlib import Path
 
 from inference.errors import InvalidRequest
+from inference.files import write_whole
 from inference.json_file import Json, read_json
-from inference.planner.acceptance import KINDS, OFFSETS, RANKS, VERSION, AcceptanceModel, Laws
+from inference.planner.acceptance import (
+    KINDS,
+    OFFSETS,
+    RANKS,
+    VERSION,
+    AcceptanceModel,
+    HitRates,
+    Law,
+    Laws,
+)
 from inference.planner.child_features import (
     COPY_FEATURES,
     JOINT_FEATURES,
     MASK_FEATURES,
     RANK_FEATURES,
 )
-from inference.planner.law import HitRates, Law
-from inference.whole_file import write_whole
 
 SHIPPED = Path(__file__).parents[1] / "data" / "acceptance.json"
 

@@ -14,10 +14,10 @@ from pydantic import Field
 
 from inference.errors import InvalidRequest
 from inference.file_model import Count, Positive, Record, read_record
+from inference.files import write_whole
 from inference.json_file import read_json
 from inference.planner.profiling import Tell
 from inference.times import Shape
-from inference.whole_file import write_whole
 
 SCHEMA = 1
 

@@ -105,7 +105,9 @@ class Profiler:
             self._began = True
             self._call(shape, first_free)  # brings the weights in
             return
-        seconds, samples = self._seconds(shape, first_free), self._samples[shape]
+        start, samples = time.perf_counter(), self._samples[shape]
+        self._call(shape, first_free)
+        seconds = time.perf_counter() - start
         self.spent += seconds
         samples.append(seconds)
         trusted = len(samples) >= TRUSTED  # else the last one counts
@@ -164,11 +166,6 @@ class Profiler:
         share = (self.most - self.spent + sum(samples)) / len(self._left)
         enough = len(samples) >= TRUSTED and sum(samples) > ENOUGH_SECONDS
         return enough or len(samples) >= CALLS or sum(samples) + samples[-1] >= share
-
-    def _seconds(self, shape: Shape, first_free: FirstFree) -> float:
-        start = time.perf_counter()
-        self._call(shape, first_free)
-        return time.perf_counter() - start
 
 
 def survey_draft(model: Model, length: int, width: int) -> Profiler:

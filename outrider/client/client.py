@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, TypeAlias
 from grpc_comm.client.connection import Connection
 from inference.command import printable, say
 from inference.cost.billing import Billing
-from inference.cost.quantity import Usage
 from inference.decode import TargetSession
 from inference.draft_thread import Drafter, inline, on_thread
 from inference.errors import InvalidRequest, OutriderError
 from inference.order import Pace
+from inference.planner.prices import Usage
 from inference.proposer import Proposer
 from inference.text import Tokenizer
 from inference.throttle import Throttle, silence

@@ -17,13 +17,14 @@ from outrider.options.peer_security import client_security
 
 @contextmanager
 def connect_target(
-    options: ConnectionOptions, tokenizer: Tokenizer, name: str = "the model here"
+    options: ConnectionOptions, tokenizer: Tokenizer | None, name: str = "the model here"
 ) -> Iterator[Connection]:
     """Connect to the target at --target_host and --port.
 
     A model that is named may have to be loaded there first. That is waited for as long as
     --patience says. Raises Mismatch where token ids do not mean the same on both sides.
 
+    tokenizer: None where any will do
     name: the model whose tokenizer this is
     """
     seconds = max(CONNECT_SECONDS, options.patience) if options.model_name else CONNECT_SECONDS
@@ -39,7 +40,7 @@ def connect_target(
             )
         )
         there = target.description
-        if tokenizer.fingerprint() != there.tokenizer_fingerprint:
+        if tokenizer and tokenizer.fingerprint() != there.tokenizer_fingerprint:
             raise Mismatch(
                 f"the tokenizers differ: {name} has {tokenizer.vocabulary} tokens, {there.model} "
                 f"on the target {there.vocabulary}; take a draft of the target's own family"

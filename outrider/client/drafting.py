@@ -14,7 +14,7 @@ from grpc_comm.client.connection import Connection
 from inference.draft_tuning import TUNING
 from inference.drafters.copied_text import CopySource, History
 from inference.drafters.draft import Draft
-from inference.drafters.tree_policies import BestFirst, Chain, Policy
+from inference.drafters.round_proposer import BestFirst, Chain, Policy
 from outrider.client.pools import AnyRows, GrowingRows, Pair, learned_file, rounds
 from outrider.draft_methods import FoundDraft
 from outrider.models.loading import PREFILL_NODES

@@ -12,17 +12,15 @@ from typing import Generic, NamedTuple, TypeAlias, TypeVar
 from grpc_comm.client.connection import Connection
 from inference.backends import Model
 from inference.backends.dynamic_batcher import DynamicBatcher
-from inference.cache_directory import cache_directory
 from inference.command import say
-from inference.drafters.copied_text import TextSource
 from inference.drafters.draft import Draft
 from inference.drafters.growing_proposer import GrowingProposer
-from inference.drafters.round_proposer import RoundProposer
-from inference.drafters.tree_policies import Policy
+from inference.drafters.round_proposer import Policy, RoundProposer
+from inference.drafters.text_source import TextSource
 from inference.errors import InvalidRequest
-from inference.planner.acceptance import AcceptanceModel
+from inference.files import cache_directory
+from inference.planner.acceptance import AcceptanceModel, Knowledge
 from inference.planner.acceptance_file import read_acceptance, write_acceptance
-from inference.planner.knowledge import Knowledge
 from inference.proposer import Proposer
 from inference.times import DraftTimes, LatencyModel
 from outrider.client.probing import measure_round_trip
@@ -30,7 +28,7 @@ from outrider.money.goal import UNSTEERED, Goal
 
 One = TypeVar("One", bound=Proposer)
 
-LOOK_SECONDS = 0.25
+WANTED_SECONDS = 0.25
 """Seconds between two looks whether a text that waits for a row still wants one."""
 
 
@@ -67,7 +65,7 @@ class Rows(Generic[One]):
     def _next(self, wanted: Callable[[], bool]) -> One | None:
         while wanted():
             try:
-                return self._free.get(timeout=LOOK_SECONDS)
+                return self._free.get(timeout=WANTED_SECONDS)
             except Empty:
                 pass
         return None

@@ -16,7 +16,7 @@ from inference.decode import TargetSession
 from inference.draft_thread import inline, on_thread
 from inference.drafters.copied_text import CopySource
 from inference.drafters.draft import Draft
-from inference.drafters.tree_policies import BestFirst, Chain, Policy
+from inference.drafters.round_proposer import BestFirst, Chain, Policy
 from inference.engine.local_session import LocalSession
 from inference.errors import InvalidRequest
 from inference.order import Pace
@@ -141,36 +141,41 @@ def read_setting(text: str) -> Policy:
         ) from error
 
 
-def _across(
-    bench: Bench, rows: AnyRows | None = None, pace: Pace = Pace.GO_ON, *, colocated: bool = False
+def _with_target(
+    bench: Bench,
+    open_session: Callable[[], TargetSession],
+    rows: AnyRows | None = None,
+    pace: Pace = Pace.GO_ON,
+    *,
+    colocated: bool = False,
 ) -> Complete:
-    """Complete over the link, with these rows' proposers drafting here. The record names the
-    target's device. Raises the error that ended a text.
+    """Complete in sessions of a target, with these rows' proposers drafting here. Raises the error
+    that ended a text.
     """
-    device = bench.target.description.device
 
     def complete_one(request: Request) -> Completion:
-        order, session = request.order(pace, colocated=colocated), bench.target.session()
+        order, session = request.order(pace, colocated=colocated), open_session()
         drafter = on_thread(rows.lent) if rows else inline()
         done = complete(request, session, drafter, bench.tokenizer, silent, Event(), order=order)
         if rows:
             rows.settle()  # its last call is not to slow down the next arm
-        return replace(done.raise_failure(), device=device)
+        return done.raise_failure()
 
     return complete_one
+
+
+def _across(
+    bench: Bench, rows: AnyRows | None = None, pace: Pace = Pace.GO_ON, *, colocated: bool = False
+) -> Complete:
+    """Complete over the link. The record names the target's device."""
+    made = _with_target(bench, bench.target.session, rows, pace, colocated=colocated)
+    return lambda request: replace(made(request), device=bench.target.description.device)
 
 
 def _here(bench: Bench, *, colocated: bool) -> Complete:
     """Complete with the target in this process, alone or with a draft beside it."""
-
-    def complete_one(request: Request) -> Completion:
-        assert bench.local is not None
-        session: TargetSession = LocalSession(bench.local)
-        order = request.order(colocated=colocated)
-        done = complete(request, session, inline(), bench.tokenizer, silent, Event(), order=order)
-        return done.raise_failure()
-
-    return complete_one
+    assert bench.local is not None
+    return _with_target(bench, partial(LocalSession, bench.local), colocated=colocated)
 
 
 def _in_rounds(bench: Bench, setting: Setting) -> Complete:
@@ -180,22 +185,14 @@ def _in_rounds(bench: Bench, setting: Setting) -> Complete:
     return _across(bench, rounds(bench.draft, setting.policy, room), Pace.WAIT)
 
 
-def _growing(bench: Bench, setting: Setting, *, copies: bool) -> Complete:
-    """Complete while neither side waits: the model drafts. copies: and copied text"""
-    pair = Pair(bench.target, bench.draft_times, None)
-    sources = _sources(bench) if copies else [None] * bench.draft.rows
-    goal = setting.goal or Goal()
-    return _across(bench, GrowingRows(Draft(bench.draft), pair, goal, sources))
-
-
-def _copying(bench: Bench, setting: Setting) -> Complete:
-    """Complete while neither side waits: copied text alone drafts."""
-    pair, goal = Pair(bench.target, {}, None), setting.goal or Goal()
-    return _across(bench, GrowingRows(Draft(None), pair, goal, _sources(bench)))
-
-
-def _sources(bench: Bench) -> list[CopySource]:
-    return [CopySource() for _ in range(bench.draft.rows)]
+def _growing(
+    bench: Bench, setting: Setting, *, model: bool = True, copies: bool = True
+) -> Complete:
+    """Complete while neither side waits. model, copies: what drafts"""
+    pair = Pair(bench.target, bench.draft_times if model else {}, None)
+    sources = [CopySource() if copies else None for _ in range(bench.draft.rows)]
+    draft = Draft(bench.draft if model else None)
+    return _across(bench, GrowingRows(draft, pair, setting.goal or Goal(), sources))
 
 
 def _positions(bench: Bench) -> list[Setting]:
@@ -245,8 +242,8 @@ ARCHITECTURES: tuple[Architecture, ...] = (
         drafts_here=True,
         presets=("adaptive", "subspec_sd"),
     ),
-    Architecture(SUFFIX, _positions, _copying, drafts_here=True, presets=("suffix",)),
     Architecture(
-        HYBRID, _positions, partial(_growing, copies=True), drafts_here=True, presets=("hybrid",)
+        SUFFIX, _positions, partial(_growing, model=False), drafts_here=True, presets=("suffix",)
     ),
+    Architecture(HYBRID, _positions, _growing, drafts_here=True, presets=("hybrid",)),
 )

@@ -8,14 +8,22 @@ from typing import Annotated, Any, ClassVar, Self, TypeAlias
 from annotated_types import Ge
 from pydantic import BeforeValidator, InstanceOf, model_validator
 
-from inference.command import called, nearest
+from inference.command import called
 from inference.cost.billing import read_knob
-from inference.drafters.tree_policies import BestFirst, Chain
+from inference.drafters.round_proposer import BestFirst, Chain
 from inference.errors import InvalidRequest
 from inference.flags.command_line import CommandOptions, parse_flags
 from inference.flags.flag_rules import FlagRule
 from inference.flags.group import Group, Shown
-from inference.flags.values import Count, Directory, Host
+from inference.flags.values import (
+    Count,
+    Directory,
+    Host,
+    Numbers,
+    Words,
+    among,
+    comma_separated,
+)
 from outrider.client.drafting import read_policy
 from outrider.compare.arms import ARCHITECTURES, BASELINE, GROWING, read_setting
 from outrider.compare.intervals import FEWEST
@@ -38,26 +46,6 @@ BY_PRESET = {preset: one.name for one in ARCHITECTURES for preset in one.presets
 STEERED = tuple(one.name for one in ARCHITECTURES if one.steered)
 
 
-def _words(given: object) -> object:
-    """The parts of a text, which commas separate; anything else as it is."""
-    if not isinstance(given, str):
-        return given
-    return tuple(part.strip() for part in given.split(",") if part.strip())
-
-
-def _known(known: Sequence[str]) -> BeforeValidator:
-    """Reads names, each of which must be among these."""
-
-    def read(given: object) -> object:
-        names = _words(given)
-        for name in names if isinstance(names, tuple) else ():
-            if name not in known:
-                raise ValueError(f"there are {', '.join(known)}{nearest(str(name), known)}")
-        return names
-
-    return BeforeValidator(read)
-
-
 def _policies(kind: type[Chain] | type[BestFirst]) -> BeforeValidator:
     """Reads settings of this kind."""
 
@@ -75,7 +63,6 @@ def _policies(kind: type[Chain] | type[BestFirst]) -> BeforeValidator:
     return BeforeValidator(read)
 
 
-Words: TypeAlias = Annotated[tuple[str, ...], BeforeValidator(_words)]
 Milliseconds: TypeAlias = Annotated[float, Ge(0), Shown("MS")]
 
 
@@ -107,7 +94,7 @@ class LinkOptions(Group, title="target and link"):
     """of the draft in this process (default: that of --device)"""
     emulate: Annotated[Words, Shown("PROFILE,...")] = ()
     """the target's passes take the times of this profile; several: one comparison each"""
-    rtt: Annotated[tuple[float, ...], BeforeValidator(_words), Shown("MS,...")] = (0.0, 40.0)
+    rtt: Annotated[Numbers, Shown("MS,...")] = (0.0, 40.0)
     """round trips to emulate, milliseconds beyond the machine's own (with --cs: 0)"""
     jitter: Milliseconds = 0.0
     """up to so many milliseconds more each way"""
@@ -131,9 +118,9 @@ class CompareOptions(LinkOptions, CommandOptions, title="what is compared"):
         FlagRule("objective", needs="cs", why="it is what --cs weighs speed against"),
     )
 
-    architectures: Annotated[tuple[str, ...], _known(NAMES), Shown("NAME,...")] = ()
+    architectures: Annotated[Words, among(NAMES), Shown("NAME,...")] = ()
     """those to compare (default: all that run across a link)"""
-    presets: Annotated[tuple[str, ...], _known(tuple(BY_PRESET)), Shown("NAME,...")] = ()
+    presets: Annotated[Words, among(tuple(BY_PRESET)), Shown("NAME,...")] = ()
     """architectures by preset, each with its own setting"""
     local: bool = False
     """also the target in this process, without a network: alone, and with a draft beside it"""
@@ -155,7 +142,7 @@ class CompareOptions(LinkOptions, CommandOptions, title="what is compared"):
 
     def __init__(self, /, **given: Any) -> None:
         """Set what presets and --cs stand for, where nothing else is given."""
-        names = _words(given.get("presets") or ())
+        names = comma_separated(given.get("presets") or ())
         known = [name for name in names if name in BY_PRESET] if isinstance(names, tuple) else []
         meant: dict[str, Any] = {"rtt": (0.0,)} if given.get("cs") else {}
         super().__init__(**meant | _of_presets(known) | given)

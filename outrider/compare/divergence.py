@@ -4,11 +4,11 @@ scores of both tokens are computed in float32 here.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from compile.plan.memory import free_memory
 from inference.cost.quantity import Figure
 from inference.sampling import SamplingParams
 
@@ -62,7 +62,10 @@ class Divergence:
             )
         if ours is None or theirs is None:
             return Figure.unavailable("one of the texts ended there")
-        if self._decoder is None and (needed := _float32_bytes(self._checkpoint)) > _free_bytes():
+        # 16-bit files double in float32
+        files = self._checkpoint.directory.glob("*.safetensors")
+        needed = 2 * sum(path.stat().st_size for path in files)
+        if self._decoder is None and needed > free_memory():
             return Figure.unavailable(
                 f"the target needs {needed / 1e9:.1f} GB in float32, more than is free here"
             )
@@ -111,24 +114,11 @@ class Divergence:
         if self._decoder is None:
             assert self._checkpoint is not None
             known = self._checkpoint
-            length, vocabulary = known.sequence_length(None), known.tokenizer.vocabulary
             self._decoder = load_decoder(
                 known.directory,
-                positions=length,
-                vocabulary=vocabulary,
+                positions=known.sequence_length(None),
+                vocabulary=known.tokenizer.vocabulary,
                 dtype=torch.float32,
                 device=torch.device("cpu"),
             )
         return self._decoder
-
-
-def _float32_bytes(checkpoint: Checkpoint) -> int:
-    """An upper bound of the checkpoint's bytes in float32: 16-bit files double."""
-    return 2 * sum(path.stat().st_size for path in checkpoint.directory.glob("*.safetensors"))
-
-
-def _free_bytes() -> int:
-    try:
-        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (ValueError, OSError):  # not known on this system
-        return 0

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from datetime import date
 from typing import NamedTuple
 
-from inference.cost.energy_readers import find_readers
+from inference.cost.energy import find_readers
 from inference.errors import OutriderError
 from outrider.compare.arms import ARCHITECTURES, BASELINE, FUSED, Arm, groups_of
 from outrider.compare.compare_options import CompareOptions

@@ -15,10 +15,10 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from inference.drafters.tree_policies import BestFirst, Chain
+from inference.drafters.round_proposer import BestFirst, Chain
 from inference.errors import MissingExtra
+from inference.files import write_whole
 from inference.flags.group import Group
-from inference.whole_file import write_whole
 from outrider.compare.arms import Setting
 from outrider.compare.compare_options import CompareOptions
 from outrider.compare.measure import Comparison

@@ -13,7 +13,8 @@ from pathlib import Path
 
 from inference.cost.billing import PER_MILLION, Billing
 from inference.cost.energy import EnergyMeter, EnergyReader
-from inference.cost.quantity import Figure, Usage
+from inference.cost.quantity import Figure
+from inference.planner.prices import Usage
 from outrider.compare.arms import Architecture, Arm
 from outrider.compare.divergence import Difference
 from outrider.compare.intervals import (

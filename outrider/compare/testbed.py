@@ -4,17 +4,17 @@ it, the draft and the requests.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 
+from grpc_comm.client.connection import Connection
 from grpc_comm.translate import Description
-from inference.backends import Model
 from inference.cost.billing import Billing
 from inference.draft_tuning import TUNING
 from inference.drafters.draft import Draft
-from inference.drafters.tree_policies import Policy
+from inference.drafters.round_proposer import Policy
 from inference.engine.engine import Engine
 from outrider.client.connecting import connect_target
 from outrider.client.drafting import load_draft
@@ -55,36 +55,23 @@ class Testbed:
     common: PairOptions  # options of the draft here, and where the target is
     found: FoundDraft  # the draft
     target: Description
-    draft: Model
-    draft_times: dict[int, float]
     requests: list[Request]
     positions: list[Goal]  # positions of the knob --cs
     account: Account
     started: StartedTarget | None  # None: the user named a target
-    local: Engine | None
+    bench_of: Callable[[Connection], Bench]
 
     @contextmanager
     def bench(self, round_trip_ms: float) -> Iterator[Bench]:
         """A bench for arms, over a link of this quality."""
-        options = self.options
-        shape = LinkShape(
-            delay_ms=round_trip_ms / 2, jitter_ms=options.jitter, mbit=options.bandwidth
-        )
+        jitter, mbit = self.options.jitter, self.options.bandwidth
+        shape = LinkShape(delay_ms=round_trip_ms / 2, jitter_ms=jitter, mbit=mbit)
         with ExitStack() as stack:
             address = self.common.connection.target_host
             if shape != LinkShape():
                 address = stack.enter_context(shaped_link(address, shape)).address
             reached = self.common.connection.but(target_host=address)
-            yield Bench(
-                stack.enter_context(connect_target(reached, self.found.tokenizer)),
-                self.found.tokenizer,
-                self.draft,
-                self.draft_times,
-                options.chains,
-                options.trees,
-                self.positions,
-                self.local,
-            )
+            yield self.bench_of(stack.enter_context(connect_target(reached, self.found.tokenizer)))
 
 
 @contextmanager
@@ -125,18 +112,18 @@ def testbed(options: CompareOptions, profile: str | None) -> Iterator[Testbed]:
         profiles = user_profiles(MeasureOptions(measure_first=True))
         times = found.times(profiles, Draft(draft), length)
         account = Account(billing, whole=target is not None, emulated=bool(profile))
+        bench_of = partial(
+            Bench,
+            tokenizer=found.tokenizer,
+            draft=draft,
+            draft_times=times,
+            chains=options.chains,
+            trees=options.trees,
+            positions=positions,
+            local=_local(common, length) if options.with_local else None,
+        )
         yield Testbed(
-            options,
-            common,
-            found,
-            description,
-            draft,
-            times,
-            requests,
-            positions,
-            account,
-            target,
-            _local(common, length) if options.with_local else None,
+            options, common, found, description, requests, positions, account, target, bench_of
         )
 
 

@@ -6,14 +6,21 @@ import time
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
 
-from inference.artifact import features_of
-from inference.backends import FeatureModel, Model
-from inference.backends.timed import feature_model
+import torch
+
+from inference.artifact import Manifest, features_of
+from inference.backends import Model
+from inference.backends.compiled import CompiledModel
+from inference.backends.eager import EagerModel
+from inference.backends.eagle import EagleModel, read_embeddings
+from inference.backends.target_features import FeatureModel, FeatureSequence, feature_model
 from inference.command import say
 from inference.drafters.draft import Draft
 from inference.errors import InvalidRequest, UnsupportedModel
+from inference.model.checkpoint import fingerprint
+from inference.model.eagle import OfTarget, read_head, read_head_config
+from inference.model.float8 import states_of
 from outrider.draft_methods import FoundDraft
 from outrider.models.artifacts import artifact_checkpoint
 from outrider.models.devices import describe
@@ -23,18 +30,6 @@ from outrider.models.sequence_length import Capacity
 from outrider.options.groups import DeviceOptions, DraftModelOptions
 from outrider.options.roles import FusedTargetRole
 
-if TYPE_CHECKING:
-    from inference.artifact import Manifest
-    from inference.backends.eagle import EagleModel
-    from inference.model.eagle import OfTarget
-
-
-class Beside(NamedTuple):
-    """The target beside which a head drafts. given: what the head has of it"""
-
-    target: FeatureModel
-    given: OfTarget
-
 
 @dataclass(frozen=True)
 class FoundHead(OfCheckpoint):
@@ -42,29 +37,27 @@ class FoundHead(OfCheckpoint):
 
     called: the head's name
     directory: where the head's files are
+    target: the model that keeps its features
+    given: what the head has of the target
     """
 
     called: str
     directory: Path
-    beside: Beside
+    target: FeatureModel
+    given: OfTarget
 
     @property
     def name(self) -> str:
         return self.called
 
     def fingerprint(self) -> str:
-        from inference.model.checkpoint import fingerprint
-
         return fingerprint(self.directory)
 
     def load(self, options: DeviceOptions, capacity: Capacity) -> EagleModel:
         """Load the head where its target is, in its precision."""
-        from inference.backends.eagle import EagleModel
-        from inference.model.eagle import read_head
-
         begun = time.perf_counter()
-        head = read_head(self.directory, self.beside.given, capacity.sequence_length)
-        self.beside.target.keep_features(head.config.kept)
+        head = read_head(self.directory, self.given, capacity.sequence_length)
+        self.target.keep_features(head.config.kept)
         rows, length, spare, nodes = capacity
         model = EagleModel(head, rows=rows, capacity=length + spare, max_nodes=nodes)
         parameters = sum(parameter.numel() for parameter in head.parameters())
@@ -79,10 +72,6 @@ class FoundHead(OfCheckpoint):
 
 def find(options: DraftModelOptions, target: Model | None) -> FoundDraft:
     """The head of --draft_model. Raises UnsupportedModel for a target that keeps no features."""
-    from inference.backends.compiled import CompiledModel
-    from inference.backends.eager import EagerModel
-    from inference.model.eagle import OfTarget
-
     assert isinstance(options, FusedTargetRole), "no other role has a draft beside its target"
     assert target is not None, "a head drafts beside its target"
     if options.draft_model is None:
@@ -95,32 +84,23 @@ def find(options: DraftModelOptions, target: Model | None) -> FoundDraft:
     if isinstance(real, CompiledModel) and options.artifact:
         manifest, checkpoint = artifact_checkpoint(Path(options.artifact))
         _check_features(manifest, checkpoint, name, directory)
-        return _beside(
-            FoundHead(checkpoint, name, directory, Beside(real, _given(manifest, checkpoint)))
-        )
-    if isinstance(real, EagerModel):
+        given = _given(manifest, checkpoint)
+    elif isinstance(real, EagerModel):
         checkpoint = find_checkpoint(options.target_name, "target")
         given = OfTarget.of(real.decoder)
-        return _beside(FoundHead(checkpoint, name, directory, Beside(real, given)))
-    raise UnsupportedModel(
-        "--draft eagle reads features of a target on cpu or cuda, or of an artefact that was "
-        "built with --features"
-    )
-
-
-def _beside(head: FoundHead) -> FoundDraft:
-    """The draft of a head: its texts read the features that its target keeps."""
-    from inference.backends.eagle import feature_sequence
-
-    return FoundDraft.of(head, partial(Draft, sequence=feature_sequence(head.beside.target)))
+    else:
+        raise UnsupportedModel(
+            "--draft eagle reads features of a target on cpu or cuda, or of an artefact that was "
+            "built with --features"
+        )
+    found = FoundHead(checkpoint, name, directory, real, given)
+    return FoundDraft.of(found, partial(Draft, sequence=partial(FeatureSequence, real)))
 
 
 def _check_features(manifest: Manifest, target: Checkpoint, name: str, head: Path) -> None:
     """Raise UnsupportedModel, with the command that mends it, unless the artefact's graphs return
     what the head reads.
     """
-    from inference.model.eagle_config import read_head_config
-
     reads = read_head_config(head, target.config).kept
     if not set(reads) <= set(manifest.features):
         raise UnsupportedModel(
@@ -141,12 +121,6 @@ def _given(manifest: Manifest, target: Checkpoint) -> OfTarget:
     """Return a head's share of an artefact's target. It is computed on the host, in the precision
     of the target's states.
     """
-    import torch
-
-    from inference.backends.artifact_embeddings import read_embeddings
-    from inference.model.eagle import OfTarget
-    from inference.model.float8 import states_of
-
     return OfTarget(
         target.config,
         manifest.vocabulary,

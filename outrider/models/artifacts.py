@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from inference.artifact import NATIVE, check_files, features_of, read_manifest
-from inference.cache_directory import cache_directory
 from inference.command import say
 from inference.errors import BadArtifact, InvalidRequest
+from inference.files import cache_directory
 from inference.model.config import parse_config
 from inference.text import Tokenizer
 from outrider.models.devices import set_threads
@@ -69,7 +69,7 @@ def _read(device: str, directory: Path) -> Manifest:
         return read_compiled(directory)
     manifest = read_manifest(directory)
     if manifest.target in NATIVE:
-        from inference.backends.torch_neuron_loading import check_native_machine
+        from inference.backends.neuron_loading import check_native_machine
 
         check_native_machine(manifest)
     else:
@@ -84,7 +84,7 @@ def load_artifact(options: TargetOptions, manifest: Manifest) -> CompiledModel:
     """The artefact's model, loaded. Prints what was loaded on stderr."""
     directory = Path(options.artifact or "")
     if manifest.target in NATIVE:
-        from inference.backends.torch_neuron_loading import load_torch_neuron
+        from inference.backends.neuron_loading import load_torch_neuron
 
         model: CompiledModel = load_torch_neuron(directory, manifest, say)
     elif manifest.target != "cpu":
@@ -123,8 +123,8 @@ def with_neuron_artifact(options: Served) -> Served:
     """
     if options.device != "neuron" or options.artifact:
         return options
+    from compile.builders import neuron_artifact
     from compile.compile_options import CompileOptions
-    from compile.neuron_cache import neuron_artifact
     from compile.plan.device import neuron_targets
     from compile.request import find_checkpoint, make_request
     from inference.backends.neuron_sdk import has_device, instance_family

@@ -10,9 +10,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from inference.cache_directory import cache_directory
 from inference.command import say
 from inference.errors import InvalidRequest, OutriderError
+from inference.files import cache_directory
 from inference.model.config import read_config
 from inference.model.hub import is_gguf
 from inference.planner.profile_files import read_profile
@@ -53,7 +53,8 @@ def list_here(options: ListRole) -> int:
     """Print the models here, and which pairs fit. With --remove, delete one of the hub's."""
     if options.remove is not None:
         return _remove(options.remove)
-    found = list(_found([Path(path) for path in (options.directory or "").split(",") if path]))
+    paths = [Path(path) for path in (options.directory or "").split(",") if path]
+    found = list(find_models(paths))
     pairs = list(fitting(found))
     if options.as_json:
         record = {"models": [one.record() for one in found], "pairs": pairs}
@@ -78,18 +79,20 @@ def fitting(found: Sequence[ModelHere]) -> Iterator[tuple[str, str]]:
                 yield draft.name, target.name
 
 
-def _found(directories: Sequence[Path]) -> Iterator[ModelHere]:
-    """The embedded pair, the hub's models in its cache, and those in directories."""
+def find_models(paths: Sequence[Path]) -> Iterator[ModelHere]:
+    """The embedded pair, the hub's models in its cache, those below directories, and GGUF files.
+    Raises InvalidRequest for a path without anything.
+    """
     for part in ("draft", "target"):
         yield _look(f"outrider-embedded-{part}", EMBEDDED / part)
     yield from _cached()
-    for directory in directories:
-        if not directory.is_dir():
-            raise InvalidRequest(f"--directory {directory}: there is no such directory")
-        for config in sorted(directory.glob("**/config.json")):
+    for path in paths:
+        if not path.exists():
+            raise InvalidRequest(f"{path}: there is no such directory or file")
+        for config in sorted(path.glob("**/config.json")):
             yield _look(str(config.parent), config.parent)
-        for path in sorted(directory.glob("**/*.gguf")):
-            yield _look_into(path)
+        for file in [path] if path.is_file() else sorted(path.glob("**/*.gguf")):
+            yield _look_into(file)
 
 
 def _cached() -> Iterator[ModelHere]:
@@ -103,7 +106,10 @@ def _cached() -> Iterator[ModelHere]:
     for repository in sorted(repositories, key=lambda one: one.repo_id):
         revisions = sorted(repository.revisions, key=lambda one: one.last_modified)
         if repository.repo_type == "model" and revisions:
-            yield _look(repository.repo_id, revisions[-1].snapshot_path)
+            place = revisions[-1].snapshot_path
+            yield from map(_look_into, sorted(place.glob("*.gguf")))
+            if not any(place.glob("*.gguf")):
+                yield _look(repository.repo_id, place)
 
 
 def _look(name: str, directory: Path) -> ModelHere:

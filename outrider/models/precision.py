@@ -16,8 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from inference.cache_directory import cache_directory
 from inference.command import say
+from inference.files import cache_directory
 from inference.planner.profile_files import Subject, keep_profile, load_profile
 from outrider.models.devices import conditions, pick_device, set_threads
 from outrider.models.machine import memory_size

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from inference.cache_directory import cache_directory
 from inference.command import say
+from inference.files import cache_directory
 from inference.planner.profile_files import Subject, keep_profile, load_profile
 from inference.planner.profiling import CONTEXT, Profiler, Tell, survey_draft, survey_target
 from inference.times import LatencyModel, Shape

@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from inference.cost.billing import Billing
-from inference.cost.quantity import Figure, Quality, Usage
+from inference.cost.quantity import Figure, Quality
 from inference.errors import InvalidRequest
+from inference.planner.prices import Usage
 from inference.stats import Traffic
 from outrider.money.goal import UNPRICED
 

@@ -12,14 +12,13 @@ from typing import TYPE_CHECKING
 
 from inference.command import say
 from inference.cost.billing import ENERGIES, OBJECTIVES, PER_MILLION, Billing, blend, read_knob
-from inference.cost.quantity import SPEED, UnitPrices, Usage
 from inference.errors import InvalidRequest, Unavailable
-from inference.planner.prices import Prices
+from inference.planner.prices import SPEED, Prices, UnitPrices, Usage
 from inference.proposer import MESSAGE_BYTES
 from outrider.options.groups import GoalOptions, PriceOptions
 
 if TYPE_CHECKING:
-    from inference.planner.knowledge import Knowledge
+    from inference.planner.acceptance import Knowledge
 
 UNPRICED = "give --usd_per_hour or --instance, or ask a target that was started with --usd_per_hour"
 

@@ -13,16 +13,18 @@ from typing import Annotated, Any, NoReturn, TypeVar
 
 from inference.command import USAGE, nearest
 from inference.errors import InvalidRequest
-from inference.flags.command_line import Parser, add_flag, with_bare
-from inference.flags.group import Flag, Shown, brief, flags_of
-from inference.flags.sources import (
+from inference.flags.command_line import (
     PREFIX,
+    Parser,
     ValueSource,
+    add_flag,
     environment,
     origins,
     read_file,
     resolve,
+    with_bare,
 )
+from inference.flags.group import Flag, Shown, brief, flags_of
 from outrider.options.drafting import PresetOptions
 from outrider.options.groups import GeneralOptions
 from outrider.options.roles import OTHER_VERBS, ROLES, VERBS, Role

@@ -8,8 +8,8 @@ from typing import Annotated, Any, TypeAlias
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from inference.errors import InvalidRequest
+from inference.flags.command_line import read_yaml
 from inference.flags.group import brief
-from inference.flags.sources import read_yaml
 
 Value: TypeAlias = bool | int | float | str | None
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from inference.command import nearest
 from inference.errors import InvalidRequest
-from inference.flags.sources import ValueSource
+from inference.flags.command_line import ValueSource
 from outrider.options.parsing import from_file
 from outrider.options.roles import ROLES, TextRole
 from outrider.runs.autodraft import read_autodraft

@@ -11,14 +11,14 @@ from typing import NamedTuple
 
 from grpc_comm.translate import Description
 from inference.artifact import read_manifest
-from inference.backends import Model, RoundModel
+from inference.backends import Model
 from inference.backends.fused import fused_part
 from inference.draft_tuning import TUNING
 from inference.engine.colocated_drafter import ColocatedDrafter
-from inference.engine.graph_rounds import GraphRounds
+from inference.engine.graph_rounds import GraphRounds, RoundModel
 from inference.errors import InvalidRequest, Mismatch
+from inference.planner.acceptance import Knowledge
 from inference.planner.acceptance_file import read_acceptance
-from inference.planner.knowledge import Knowledge
 from inference.times import DraftTimes, LatencyModel
 from outrider.draft_methods import find_draft
 from outrider.models.loading import PREFILL_NODES

@@ -11,14 +11,14 @@ import logging
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Annotated, TypeAlias
+from typing import Annotated
 
-from pydantic import AfterValidator, Field
+from pydantic import Field
 
 from grpc_comm.server.model_registry import Served
 from inference.artifact import read_manifest
 from inference.errors import InvalidRequest, OutriderError, Unavailable
-from inference.file_model import Count, Record, read_record
+from inference.file_model import Count, Line, Record, read_record
 from inference.json_file import read_json
 from outrider.models.artifacts import artifact_length
 from outrider.models.devices import pick_device
@@ -29,21 +29,12 @@ LONGEST_NAME = 80
 
 log = logging.getLogger(__name__)
 
-Load = Callable[[ServingRole], Served]
+LoadModel = Callable[[ServingRole], Served]
 """Loads the model of a command line."""
 
 
-def _printable(text: str) -> str:
-    if not text.isprintable():
-        raise ValueError("printable characters are needed")
-    return text
-
-
-Line: TypeAlias = Annotated[str, Field(min_length=1), AfterValidator(_printable)]
-
-
 @dataclass(frozen=True)
-class _Entry(Record):
+class _ListedModel(Record):
     """A listed model. Fields that are None are as on the command line."""
 
     name: Annotated[Line, Field(max_length=LONGEST_NAME)]
@@ -75,7 +66,7 @@ class _Entry(Record):
 class _List(Record):
     """The file."""
 
-    models: Annotated[list[_Entry], Field(min_length=1)]
+    models: Annotated[list[_ListedModel], Field(min_length=1)]
 
 
 def read_listed(path: Path, options: ServingRole) -> dict[str, ServingRole]:
@@ -97,13 +88,13 @@ def read_listed(path: Path, options: ServingRole) -> dict[str, ServingRole]:
     return listed
 
 
-def load_listed(name: str, options: ServingRole, load: Load) -> Served:
+def load_listed(name: str, options: ServingRole, load: LoadModel) -> Served:
     """Load a listed model and describe it by the name in the list."""
     served = load(options)
     return served._replace(description=replace(served.description, model=name))
 
 
-def lazily(name: str, options: ServingRole, load: Load) -> Callable[[], Served]:
+def lazily(name: str, options: ServingRole, load: LoadModel) -> Callable[[], Served]:
     """A function that loads the model for a client. A failure is logged here in full; the client
     gets one line.
     """
@@ -124,7 +115,7 @@ def lazily(name: str, options: ServingRole, load: Load) -> Callable[[], Served]:
     return loader
 
 
-def _check(options: ServingRole, entry: _Entry) -> None:
+def _check(options: ServingRole, entry: _ListedModel) -> None:
     """Check an entry without loading it: the model exists and can be computed, and its device
     exists.
     """

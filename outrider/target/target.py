@@ -19,13 +19,13 @@ from grpc_comm.server.server import serve as serve_target
 from grpc_comm.tls_files import check_tls_files
 from grpc_comm.translate import Description
 from grpc_comm.transport import Address, check_free
-from inference.backends import RoundModel
 from inference.backends.gguf_model import GgufModel
 from inference.backends.neuron_sdk import has_device
 from inference.backends.timed import TimedModel, TimeProfile, find_profile
 from inference.command import say
 from inference.engine.batch_runner import collect_rarely
 from inference.engine.engine import Engine
+from inference.engine.graph_rounds import RoundModel
 from inference.errors import InvalidRequest
 from inference.planner.profiling import emulated_target
 from inference.times import LatencyModel
@@ -194,7 +194,7 @@ class RunningTarget:
         self.close()
 
 
-class _Loaded(NamedTuple):
+class _LoadedTarget(NamedTuple):
     """A model on its device, and what its clients are told of it."""
 
     model: LoadedModel
@@ -206,7 +206,7 @@ class _Loaded(NamedTuple):
     dtype: str
 
 
-def _load_checkpoint(options: ServingRole) -> _Loaded:
+def _load_checkpoint(options: ServingRole) -> _LoadedTarget:
     found: FoundModel = find_target(options)
     nodes = options.max_tree_nodes
     length = found.sequence_length(options.sequence_length)
@@ -217,18 +217,18 @@ def _load_checkpoint(options: ServingRole) -> _Loaded:
     )
     weights, offload = found.fingerprint(), options.layer_offload
     made_from = f"{weights}, layers on {offload}" if offload else weights
-    return _Loaded(
+    return _LoadedTarget(
         model, found, weights, made_from, length, nodes, str(model.dtype).removeprefix("torch.")
     )
 
 
-def _load_artifact(options: ServingRole) -> _Loaded:
+def _load_artifact(options: ServingRole) -> _LoadedTarget:
     manifest, checkpoint = open_artifact(options)
     length, nodes = (
         artifact_length(options, manifest),
         min(options.max_tree_nodes, manifest.max_tree_nodes),
     )
-    return _Loaded(
+    return _LoadedTarget(
         load_artifact(options, manifest),
         checkpoint,
         manifest.model_fingerprint,
@@ -240,7 +240,7 @@ def _load_artifact(options: ServingRole) -> _Loaded:
 
 
 def _times(
-    options: ServingRole, loaded: _Loaded, emulated: TimeProfile | None
+    options: ServingRole, loaded: _LoadedTarget, emulated: TimeProfile | None
 ) -> tuple[LatencyModel, PendingProfile | None]:
     """Seconds of a forward by shape, and what is left to measure of them. They are the profile of
     an emulated device, else what an earlier start kept, else measured.

@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from threading import Event
 
-from inference.cache_directory import cache_directory
 from inference.command import glance, printable, say
 from inference.draft_thread import take_short_turns
 from inference.errors import InvalidRequest, OutriderError
+from inference.files import cache_directory
 from outrider.client.client import Client, open_client
 from outrider.client.connecting import print_models
 from outrider.options.roles import ChatRole

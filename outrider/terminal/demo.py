@@ -38,17 +38,9 @@ def _demonstrate() -> int:
 
     say("starting a target process and a draft process on loopback, with the models that ship here")
     with target_process() as address:
-        command = role_command(
-            "draft",
-            "--target_host",
-            address,
-            "--prompt",
-            PROMPT,
-            "--max_new_tokens",
-            "200",
-            "--baseline",
-        )
-        command += ["--temperature", "0.7", "--top_p", "0.9", "--seed", "7"]
+        command = role_command("draft", "--target_host", address, "--prompt", PROMPT, "--baseline")
+        sampling = "--max_new_tokens 200 --temperature 0.7 --top_p 0.9 --seed 7"
+        command += sampling.split()
         say(
             f"prompt:\n{PROMPT}\n\ncontinuation (coloured on a terminal: green was guessed by the "
             "draft, bold is the target's own):"

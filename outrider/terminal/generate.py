@@ -90,16 +90,13 @@ def fused_client(options: FusedClientRole) -> int:
         length, stop_ids = description.sequence_length, description.stop_ids
         requests = make_requests(options.text, prompts, tokenizer, length, stop_ids)
         colocated = bool(description.draft_model)
-        who = "alone: no draft beside it"
-        if colocated:
-            who = f"with {description.draft_model} beside it"
+        drafted = f"with {description.draft_model} beside it"
+        who = drafted if colocated else "alone: no draft beside it"
         say(f"{description.model} {who}")
 
         def make(request: Request, show: Show, cancelled: Event) -> Completion:
-            order = request.order(colocated=colocated)
-            done = complete(
-                request, target.session(), inline(), tokenizer, show, cancelled, order=order
-            )
+            order, session = request.order(colocated=colocated), target.session()
+            done = complete(request, session, inline(), tokenizer, show, cancelled, order=order)
             device = f"{description.device}, {who}" if colocated else description.device
             done = replace(done, device=device)
             if options.baseline:
@@ -125,8 +122,7 @@ def with_baseline(
     alone = complete(request, target.session(), inline(), tokenizer, silent, cancelled)
     if alone.failure is not None:
         return replace(done, finish_reason="error", failure=alone.failure)
-    alone = replace(alone, device=target.description.device)
-    return replace(done, baseline=alone)
+    return replace(done, baseline=replace(alone, device=target.description.device))
 
 
 def run(

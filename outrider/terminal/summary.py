@@ -10,8 +10,9 @@ from pathlib import Path
 from statistics import median
 
 from inference.cost.billing import COSTS, PER_MILLION, price_words
-from inference.cost.quantity import Figure, Usage
-from inference.whole_file import write_whole
+from inference.cost.quantity import Figure
+from inference.files import write_whole
+from inference.planner.prices import Usage
 from outrider.money.budget import RunBudget
 from outrider.money.goal import Goal
 from outrider.options.roles import TextRole
@@ -39,10 +40,8 @@ def summary(completions: Sequence[Completion], wall_seconds: float) -> str:
             f"ended by --max_usd: {len(spent)} of {len(completions)} texts"
             + f", {never} of them before they began" * bool(never)
         )
-    lines += [
-        f"target on {device}"
-        for device in sorted({done.device for done in completions if done.device})
-    ]
+    devices = sorted({done.device for done in completions if done.device})
+    lines += [f"target on {device}" for device in devices]
     return "\n".join([*lines, *_against_baseline(completions)])
 
 
@@ -51,10 +50,8 @@ def _time(completions: Sequence[Completion], wall_seconds: float) -> str:
     texts.
     """
     compared = any(done.baseline is not None for done in completions)
-    tokens, seconds = (
-        sum(len(done.token_ids) for done in completions),
-        sum(done.seconds for done in completions) if compared else wall_seconds,
-    )
+    tokens = sum(len(done.token_ids) for done in completions)
+    seconds = sum(done.seconds for done in completions) if compared else wall_seconds
     whole = f" of {wall_seconds:.2f} s with target-only runs" * compared
     return f"time {seconds:.2f} s{whole}, {tokens / seconds if seconds else 0:.1f} tokens/s"
 
@@ -182,10 +179,8 @@ def _against_baseline(completions: Sequence[Completion]) -> list[str]:
     pairs = [(done, done.baseline) for done in completions if done.baseline is not None]
     if not pairs:
         return []
-    same, cut = (
-        sum(done.token_ids == baseline.token_ids for done, baseline in pairs),
-        sum(not done.whole for done, _ in pairs),
-    )
+    same = sum(done.token_ids == baseline.token_ids for done, baseline in pairs)
+    cut = sum(not done.whole for done, _ in pairs)
     ours, theirs = (sum(run.seconds for run in side) for side in zip(*pairs, strict=True))
     forwards, alone = (
         sum(run.traffic.forwards for run in side) for side in zip(*pairs, strict=True)

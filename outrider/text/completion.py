@@ -13,11 +13,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from inference.cost.quantity import Figure, Usage
+from inference.cost.quantity import Figure
 from inference.decode import Loop, Step, TargetSession
 from inference.draft_thread import Drafter, Drafting
 from inference.errors import OutriderError, Unavailable
 from inference.order import Decode, End, Pace
+from inference.planner.prices import Usage
 from inference.proposer import NOBODY
 from inference.sampling import SamplingParams
 from inference.stats import DecodeStatistics, Traffic
@@ -28,7 +29,7 @@ from outrider.text.stop_strings import StopStrings
 PROPOSERS = ("model", "copy", "host", "device")
 """Names of the kinds of proposers in a record."""
 
-ENDS = {End.STOP_ID: "stop", End.MAX_TOKENS: "length", End.LIMIT: "length", End.SPENT: "spent"}
+ENDS = {End.STOP_ID: "stop", End.MAX_TOKENS: "length", End.LIMIT: "length"}
 
 
 class Piece(NamedTuple):

@@ -11,7 +11,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from inference.errors import InvalidRequest
-from inference.whole_file import write_whole
+from inference.files import write_whole
 from outrider.text.prompts import Message
 
 FORMAT = "outrider-conversation-1"

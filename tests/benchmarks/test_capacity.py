@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 
 import pytest
 
-from tests.support.repository import ROOT
+from tests.support.repository import run_module
 
 Rows = dict[str, list[dict[str, str]]]
 SIZES = ["--cells", "neuron:256:0.8:16", "--users", "12", "--settle", "0.2", "--seconds", "0.6"]
@@ -18,9 +16,7 @@ SIZES = ["--cells", "neuron:256:0.8:16", "--users", "12", "--settle", "0.2", "--
 def parts(tmp_path_factory: pytest.TempPathFactory) -> Rows:
     file = tmp_path_factory.mktemp("capacity") / "rows.json"
     flags = ["--parts", "crowd,arrivals,tenants", "--seeds", "1", *SIZES, "--json", str(file)]
-    command = [sys.executable, "-m", "benchmarks.capacity", *flags]
-    made = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert made.returncode == 0, made.stdout + made.stderr
+    run_module("benchmarks.capacity", *flags)
     rows: Rows = json.loads(file.read_text(encoding="utf-8"))
     return rows
 

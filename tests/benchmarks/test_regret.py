@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from typing import Any
 
 import pytest
 
 from inference.backends.timed import find_profile
-from tests.support.repository import ROOT
+from tests.support.repository import run_module
 
 LEAST_SPEED = {
     **{"20:useless:0": 0.98, "300:useless:0": 0.98},
@@ -31,10 +29,7 @@ def dozen(tmp_path_factory: pytest.TempPathFactory) -> Figures:
     """By cell and arm: what the only text's row holds."""
     file = tmp_path_factory.mktemp("regret") / "dozen.json"
     flags = ["--dozen", "--texts", "1", "--tokens", "64", "--json", str(file)]
-    command = [sys.executable, "-m", "benchmarks.regret", *flags]
-    made = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert made.returncode == 0, made.stdout + made.stderr
-    assert "Below 0.98 of target-only: in no cell" in made.stdout
+    assert "Below 0.98 of target-only: in no cell" in run_module("benchmarks.regret", *flags)
     return {
         cell["setting"]: {
             arm: dict(zip(cell["columns"], rows[0], strict=True))

@@ -6,13 +6,11 @@ from __future__ import annotations
 
 import gzip
 import json
-import subprocess
-import sys
 from typing import Any
 
 import pytest
 
-from tests.support.repository import ROOT
+from tests.support.repository import ROOT, run_module
 
 PAIR = [str(ROOT / "inference/data" / name) for name in ("target", "draft")]
 KINDS = ["code", "chat", "edits", "agent"]
@@ -41,10 +39,7 @@ def record(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     (folder / "mt_bench.jsonl").write_text("\n".join(questions), encoding="utf-8")
     flags = {"prompts": folder, "out": folder, "tokens": TOKENS, "length": 512, "threads": 1}
     given = [part for name, value in flags.items() for part in (f"--{name}", str(value))]
-    command = [sys.executable, "-m", "benchmarks.rivals", "--dtype", "float32", *given]
-    subprocess.run(
-        [*command, "--safetensors", *PAIR], cwd=ROOT, check=True, stdout=subprocess.DEVNULL
-    )
+    run_module("benchmarks.rivals", "--dtype", "float32", *given, "--safetensors", ",".join(PAIR))
     made: dict[str, Any] = json.loads((folder / "rivals.json").read_text(encoding="utf-8"))
     return made
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from dataclasses import replace
@@ -11,22 +10,17 @@ from pathlib import Path
 import pytest
 
 from compile import request
-from compile.__main__ import main
 from compile.compile_options import parse
-from tests.support.refusals import assert_usage_error
+from tests.support.commands import Run
 from tests.support.repository import ROOT
-from tests.support.shapes import LLAMA_8B, LOADS
 
 
-def test_a_dry_run_prints_the_plan_and_builds_nothing(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(LLAMA_8B))
-    model = ["--model", str(tmp_path), "--target", "trn1"]
-    arguments = [*model, "--dry-run", "--out", str(tmp_path / "out")]
-    load = ["--load", str(LOADS / "chat.json"), "--graphs", "8"]
-    assert main([*arguments, "--tensor_parallel", "2", *load]) == 0
-    shown = capsys.readouterr().out
+def test_a_dry_run_prints_the_plan_and_builds_nothing(tmp_path: Path, run: Run) -> None:
+    shape, load = ROOT / "docs/shapes/llama-3.1-8b", ROOT / "benchmarks/loads/chat.json"
+    model = ["compile", "--model", shape, "--target", "trn1", "--dry-run"]
+    given = ["--load", load, "--graphs", "8", "--out", tmp_path / "out"]
+    planned = run(*model, *given, "--tensor_parallel", "2")
+    assert planned.code == 0
     for part in (
         "trn1.2xlarge, 2 ranks",
         "8 graphs (2 for other calls) of 8 allowed",
@@ -35,76 +29,72 @@ def test_a_dry_run_prints_the_plan_and_builds_nothing(
         "at 180 GB/s",
         "computed, not measured",
     ):
-        assert part in shown
+        assert part in planned.out
     assert not (tmp_path / "out").exists()
-    assert main([*arguments, "--tensor_parallel", "1"]) == 1
-    assert "--target trn1 --tensor_parallel 2 (trn1.2xlarge)" in capsys.readouterr().err
+    refused = run(*model, *given, "--tensor_parallel", "1")
+    refused.assert_failed("--target trn1 --tensor_parallel 2 (trn1.2xlarge)")
 
 
 DRY = ["--target", "cpu", "--dry_run"]
+REFUSED: list[tuple[str, ...]] = [
+    ("", "--target"),
+    ("--target cpu", "--out"),
+    ("--pull somewhere --out x", "--pull", "--digest"),
+    *(
+        (f"--target cpu --dry_run {flags}", *shown)
+        for flags, *shown in (
+            ("--tree_sizes 4,x", "--tree_sizes x"),
+            ("--tree_sizes 65", "--tree_sizes 65", "64"),
+            ("--slots 0", "--slots 0"),
+            ("--sampling some", "--sampling some"),
+            ("--rows 0", "--rows 0"),
+            ("--workers 0", "--workers 0"),
+            ("--sequence_length 1", "--sequence_length 1", "2"),
+            ("--tensor_parallel 2", "--tensor_parallel 2", "cpu"),
+            ("--load x --slots 64", "--load", "--slots"),
+            ("--compile_minutes 5", "--compile_minutes", "--graph_minutes"),
+            ("--graph_minutes 0", "--graph_minutes 0"),
+            ("--flag =3", "--flag =3"),
+            ("--gamma 4", "--speculation_length", "--fused"),
+            ("--fused --gamma 0", "--speculation_length 0"),
+            ("--fused --gamma 2 --draft_tree 2", "--draft_tree"),
+            ("--fused --model x", "--fused", "--draft_model"),
+            ("--fused --draft_tree 2,x", "--draft_tree x"),
+            ("--spot", "--spot", "--on"),
+        )
+    ),
+    *(
+        (f"--target {target} --dtype fp8 --dry_run", "fp8", target)
+        for target in ("cpu", "trn2", "trn3")
+    ),
+    ("--target trn1 --fused --dtype fp8 --dry_run", "fp8"),
+    ("--target trn3 --fused --dry_run", "--fused", "cpu, trn1 and inf2"),
+]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "shown"),
-    [
-        ([], ["--target"]),
-        (["--target", "cpu"], ["--out"]),
-        ([*DRY, "--tree_sizes", "4,x"], ["--tree_sizes 4,x"]),
-        ([*DRY, "--tree_sizes", "65"], ["--tree_sizes 65", "64"]),
-        ([*DRY, "--slots", "0"], ["--slots 0"]),
-        ([*DRY, "--sampling", "some"], ["--sampling some"]),
-        ([*DRY, "--rows", "0"], ["--rows 0"]),
-        ([*DRY, "--workers", "0"], ["--workers 0"]),
-        ([*DRY, "--sequence_length", "1"], ["--sequence_length 1", "2"]),
-        ([*DRY, "--tensor_parallel", "2"], ["cpu"]),
-        ([*DRY, "--load", "x", "--slots", "64"], ["--load", "--slots"]),
-        ([*DRY, "--compile_minutes", "5"], ["--compile_minutes", "--graph_minutes"]),
-        ([*DRY, "--graph_minutes", "0"], ["--graph_minutes 0"]),
-        ([*DRY, "--flag", "=3"], ["--flag =3"]),
-        ([*DRY, "--gamma", "4"], ["--speculation_length", "--fused"]),
-        ([*DRY, "--fused", "--gamma", "0"], ["--speculation_length 0"]),
-        ([*DRY, "--fused", "--gamma", "2", "--draft_tree", "2"], ["--draft_tree"]),
-        ([*DRY, "--fused", "--model", "x"], ["--fused", "--draft_model"]),
-        ([*DRY, "--fused", "--draft_tree", "2,x"], ["--draft_tree 2,x"]),
-        ([*DRY, "--spot"], ["--spot", "--on"]),
-        ([*DRY, "--tre_sizes", "4"], ["--tre_sizes", "did you mean --tree_sizes?"]),
-        (["--target", "trn1", "--dry_run", "--fused", "--dtype", "fp8"], ["fp8"]),
-        (["--target", "trn2", "--dry_run", "--dtype", "fp8"], ["fp8", "trn2"]),
-        (["--pull", "somewhere", "--out", "x"], ["--pull", "--digest"]),
-    ],
-)
+@pytest.mark.parametrize("refused", REFUSED, ids=lambda refused: refused[0])
 def test_wrong_flags_are_told_before_anything_is_loaded(
-    arguments: list[str],
-    shown: list[str],
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    refused: tuple[str, ...], run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(request, "find_checkpoint", None)
-    assert_usage_error(capsys, main, arguments, shown)
+    flags, *shown = refused
+    run("compile", *flags.split()).assert_usage_error(*shown)
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        ([*DRY, "--sequence_length", "9999"], "takes 2 to 1024"),
-        ([*DRY, "--load", "gone.json"], "gone.json cannot be read"),
-    ],
+    ("flags", "shown"),
+    [(["--sequence_length", "9999"], "2 to 1024"), (["--load", "gone.json"], "gone.json")],
 )
 def test_what_the_model_or_a_file_refuses_gets_one_line(
-    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+    flags: list[str], shown: str, run: Run
 ) -> None:
-    assert main(arguments) == 1
-    error = capsys.readouterr().err
-    assert error.startswith("error: ")
-    assert said in error
-    assert error.count("\n") == 1
+    refused = run("compile", *DRY, *flags)
+    refused.assert_failed(shown)
+    assert refused.err.count("\n") == 1
 
 
-def test_the_embedded_models_plan_is_a_few_graphs_and_says_what_each_is_for(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    assert main(DRY) == 0
-    shown = capsys.readouterr().out
+def test_the_embedded_models_plan_is_a_few_graphs_and_says_what_each_is_for(run: Run) -> None:
+    shown = run("compile", *DRY).out
     assert "6 graphs" in shown
     purposes = shown.split("what each graph is for:\n")[1]
     assert purposes.count("\n") == 7
@@ -114,7 +104,7 @@ def test_the_embedded_models_plan_is_a_few_graphs_and_says_what_each_is_for(
 
 @pytest.mark.parametrize("more", [[], ["--fused"], ["--target", "trn1"], ["--sampling", "greedy"]])
 def test_quick_builds_the_first_graphs_of_the_whole_plan_and_names_the_others(
-    more: list[str], capsys: pytest.CaptureFixture[str]
+    more: list[str], run: Run
 ) -> None:
     requests = [
         request.make_request(options, request.find_checkpoint(options))
@@ -125,8 +115,8 @@ def test_quick_builds_the_first_graphs_of_the_whole_plan_and_names_the_others(
     assert set(quick.graphs) | set(requests[1].lacking) == set(whole.graphs)
     assert len(quick.buckets) == 3
     assert replace(quick, buckets=whole.buckets, fused=whole.fused) == whole
-    assert main([*DRY, *more, "--quick"]) == 0
-    assert f"left out by --quick ({len(requests[1].lacking)} graphs" in capsys.readouterr().out
+    lacking = f"left out by --quick ({len(requests[1].lacking)} graphs"
+    assert lacking in run("compile", *DRY, *more, "--quick").out
 
 
 @pytest.mark.parametrize("library", ["torch", "transformers", "numpy", "boto3"])

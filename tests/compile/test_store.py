@@ -8,6 +8,7 @@ import json
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,9 @@ import pytest
 
 from compile.store import DiskObjects, Objects, build_key, open_store, pull, push
 from inference.artifact import MANIFEST, check_files, read_manifest, write_manifest
-from inference.errors import BadArtifact, InvalidRequest, MissingExtra, Unavailable
+from inference.errors import BadArtifact, MissingExtra, Unavailable
 from tests.support.artifacts import FakeBuilder, build
+from tests.support.refusals import assert_refused
 
 URL = "s3://artefacts/some/prefix"
 
@@ -27,12 +29,9 @@ def silent(line: str) -> None:
 
 
 @pytest.fixture
-def s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+def s3(aws_keys: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """A bucket that moto keeps; nothing leaves this machine."""
-    boto3, moto = pytest.importorskip("boto3"), pytest.importorskip("moto")
-    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
-        monkeypatch.setenv(name, "testing")
-    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    moto = pytest.importorskip("moto")
     monkeypatch.setattr(
         "botocore.httpsession.URLLib3Session.send",
         lambda *_: pytest.fail("a request left for the network"),
@@ -43,12 +42,22 @@ def s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         yield client
 
 
+@pytest.fixture
+def disk(tmp_path: Path) -> DiskObjects:
+    return DiskObjects(tmp_path / "store")
+
+
 @pytest.fixture(params=["disk", "s3"])
-def store(request: pytest.FixtureRequest, tmp_path: Path) -> Objects:
-    if request.param == "s3":
-        request.getfixturevalue("s3")
-        return open_store(URL)
-    return open_store(str(tmp_path / "store"))
+def store(request: pytest.FixtureRequest) -> Objects:
+    opened = request.getfixturevalue(request.param)
+    return opened if isinstance(opened, DiskObjects) else open_store(URL)
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    """The directory of a built artefact."""
+    build(tmp_path / "out")
+    return tmp_path / "out"
 
 
 def put(store: Objects, tmp_path: Path, name: str, content: bytes) -> None:
@@ -58,9 +67,8 @@ def put(store: Objects, tmp_path: Path, name: str, content: bytes) -> None:
     store.put(name, path, hashlib.sha256(content).hexdigest())
 
 
-def test_what_is_pulled_is_what_was_pushed(store: Objects, tmp_path: Path) -> None:
-    manifest = build(tmp_path / "out")
-    pushed = push(tmp_path / "out", store, silent)
+def test_what_is_pulled_is_what_was_pushed(store: Objects, out: Path, tmp_path: Path) -> None:
+    manifest, pushed = read_manifest(out), push(out, store, silent)
     assert pushed.digest == pushed.first == manifest.digest()
     assert pull(store, pushed.digest, tmp_path / "new" / "taken", silent) == manifest
     assert read_manifest(tmp_path / "new" / "taken") == manifest
@@ -69,12 +77,11 @@ def test_what_is_pulled_is_what_was_pushed(store: Objects, tmp_path: Path) -> No
 
 
 def test_the_first_of_two_builds_of_the_same_is_the_shared_one(
-    store: Objects, tmp_path: Path
+    store: Objects, out: Path, tmp_path: Path
 ) -> None:
-    manifest = build(tmp_path / "out")
-    first = push(tmp_path / "out", store, silent)
-    write_manifest(tmp_path / "out", replace(manifest, created="later"))
-    second = push(tmp_path / "out", store, silent)
+    first = push(out, store, silent)
+    write_manifest(out, replace(read_manifest(out), created="later"))
+    second = push(out, store, silent)
     assert second.first == first.digest != second.digest
     assert pull(store, second.digest, tmp_path / "taken", silent).created == "later"
 
@@ -88,27 +95,20 @@ def test_another_compiler_makes_another_build(tmp_path: Path) -> None:
     assert build_key(one) == build_key(same) != build_key(other)
 
 
-def test_a_file_that_was_changed_in_the_store_is_not_taken(store: Objects, tmp_path: Path) -> None:
-    manifest = build(tmp_path / "out")
-    digest = push(tmp_path / "out", store, silent).digest
-    put(store, tmp_path, f"files/{manifest.files['weights/all.bin']}", b"other weights")
-    with pytest.raises(BadArtifact, match=r"all\.bin"):
-        pull(store, digest, tmp_path / "taken", silent)
-    assert not (tmp_path / "taken").exists()
-
-
-def test_a_manifest_that_was_changed_in_the_store_is_not_taken(
-    store: Objects, tmp_path: Path
+@pytest.mark.parametrize(("forged", "shown"), [("file", "all.bin"), ("manifest", "loaded")])
+def test_what_was_changed_in_the_store_is_not_taken(
+    store: Objects, out: Path, tmp_path: Path, forged: str, shown: str
 ) -> None:
-    manifest = build(tmp_path / "out")
-    digest = push(tmp_path / "out", store, silent).digest
-    forged = json.loads((tmp_path / "out" / MANIFEST).read_text()) | {
-        "files": {**manifest.files, "graphs/evil.so": "0" * 64}
-    }
-    put(store, tmp_path, f"manifests/{digest}.json", json.dumps(forged).encode())
-    with pytest.raises(BadArtifact, match="loaded"):
-        pull(store, digest, tmp_path / "taken", silent)
-    assert not (tmp_path / "taken").exists()
+    digest, files = push(out, store, silent).digest, read_manifest(out).files
+    if forged == "file":
+        put(store, tmp_path, f"files/{files['weights/all.bin']}", b"other weights")
+    else:
+        more = {"files": {**files, "graphs/evil.so": "0" * 64}}
+        changed = json.loads((out / MANIFEST).read_text()) | more
+        put(store, tmp_path, f"manifests/{digest}.json", json.dumps(changed).encode())
+    taken = tmp_path / "taken"
+    assert_refused(lambda: pull(store, digest, taken, silent), [shown], BadArtifact)
+    assert not taken.exists()
 
 
 @pytest.mark.parametrize(
@@ -119,40 +119,38 @@ def test_a_manifest_that_was_changed_in_the_store_is_not_taken(
     ],
     ids=str.__len__,
 )
-def test_a_manifest_cannot_name_files_outside_its_directory(tmp_path: Path, name: str) -> None:
-    store = DiskObjects(tmp_path / "store")
-    bad = replace(build(tmp_path / "out"), files={name: "0" * 64})
-    write_manifest(tmp_path / "out", bad)
-    put(
-        store,
-        tmp_path,
-        f"manifests/{bad.digest()}.json",
-        (tmp_path / "out" / MANIFEST).read_bytes(),
-    )
-    with pytest.raises(BadArtifact, match="not a file"):
-        pull(store, bad.digest(), tmp_path / "taken", silent)
-    with pytest.raises(BadArtifact, match="not a file"):
-        push(tmp_path / "out", store, silent)
+def test_a_manifest_cannot_name_files_outside_its_directory(
+    disk: DiskObjects, out: Path, tmp_path: Path, name: str
+) -> None:
+    bad = replace(read_manifest(out), files={name: "0" * 64})
+    write_manifest(out, bad)
+    put(disk, tmp_path, f"manifests/{bad.digest()}.json", (out / MANIFEST).read_bytes())
+    for move in (
+        lambda: pull(disk, bad.digest(), tmp_path / "taken", silent),
+        lambda: push(out, disk, silent),
+    ):
+        assert_refused(move, ["not a file"], BadArtifact)
 
 
-def test_a_push_that_was_broken_off_published_nothing(tmp_path: Path) -> None:
+def test_a_push_that_was_broken_off_published_nothing(
+    disk: DiskObjects, out: Path, tmp_path: Path
+) -> None:
     class Failing(DiskObjects):
         def put(self, name: str, path: Path, sha256: str) -> None:
             if path.name == "all.bin":
                 raise Unavailable("gone")
             super().put(name, path, sha256)
 
-    manifest = build(tmp_path / "out")
+    manifest, said = read_manifest(out), list[str]()
     with pytest.raises(Unavailable):
-        push(tmp_path / "out", Failing(tmp_path / "store"), silent)
-    store, said = DiskObjects(tmp_path / "store"), list[str]()
-    with pytest.raises(BadArtifact, match="has no manifests/"):
-        pull(store, manifest.digest(), tmp_path / "taken", silent)
-    push(tmp_path / "out", store, said.append)
+        push(out, Failing(tmp_path / "store"), silent)
+    taking = partial(pull, disk, manifest.digest(), tmp_path / "taken", silent)
+    assert_refused(taking, ["manifests/"], BadArtifact)
+    push(out, disk, said.append)
     assert sum("already there" in line for line in said) == len(manifest.files) - 1
 
 
-def test_a_pull_that_was_broken_off_fetches_only_the_rest(tmp_path: Path) -> None:
+def test_a_pull_that_was_broken_off_fetches_only_the_rest(out: Path, tmp_path: Path) -> None:
     class Flaky(DiskObjects):
         failing = True
 
@@ -162,110 +160,88 @@ def test_a_pull_that_was_broken_off_fetches_only_the_rest(tmp_path: Path) -> Non
                 raise Unavailable("gone")
             super().get(name, path)
 
-    fetched: list[str] = []
-    manifest, store = build(tmp_path / "out"), Flaky(tmp_path / "store")
-    digest = push(tmp_path / "out", store, silent).digest
+    fetched, store = list[str](), Flaky(tmp_path / "store")
+    digest = push(out, store, silent).digest
     fetched.clear()
     with pytest.raises(Unavailable):
         pull(store, digest, tmp_path / "taken", silent)
     assert not (tmp_path / "taken").exists()
     store.failing = False
     fetched.clear()
-    pull(store, digest, tmp_path / "taken", silent)
-    assert len([name for name in fetched if name.startswith("files/")]) == len(manifest.files) - 2
+    files = pull(store, digest, tmp_path / "taken", silent).files
+    assert len([name for name in fetched if name.startswith("files/")]) == len(files) - 2
 
 
-def test_a_directory_with_something_else_in_it_is_not_pulled_into(tmp_path: Path) -> None:
-    store = DiskObjects(tmp_path / "store")
-    build(tmp_path / "out")
-    digest = push(tmp_path / "out", store, silent).digest
-    assert pull(store, digest, tmp_path / "out", silent).digest() == digest
-    with pytest.raises(InvalidRequest, match="holds another artefact"):
-        pull(store, "0" * 64, tmp_path / "out", silent)
-    with pytest.raises(InvalidRequest, match="is not empty"):
-        pull(store, digest, tmp_path / "checkpoint", silent)
+def test_a_directory_with_something_else_in_it_is_not_pulled_into(
+    disk: DiskObjects, out: Path, tmp_path: Path
+) -> None:
+    digest = push(out, disk, silent).digest
+    assert pull(disk, digest, out, silent).digest() == digest
+    assert_refused(lambda: pull(disk, "0" * 64, out, silent), [str(out), "another artefact"])
+    place = tmp_path / "checkpoint"
+    assert_refused(lambda: pull(disk, digest, place, silent), [str(place), "not empty"])
 
 
 @pytest.mark.parametrize("digest", ["", "abc", "Z" * 64, "../" * 22])
-def test_a_digest_that_is_none_is_refused(tmp_path: Path, digest: str) -> None:
-    with pytest.raises(InvalidRequest, match="64 hexadecimal digits"):
-        pull(DiskObjects(tmp_path), digest, tmp_path / "taken", silent)
+def test_a_digest_that_is_none_is_refused(disk: DiskObjects, tmp_path: Path, digest: str) -> None:
+    taken = tmp_path / "taken"
+    assert_refused(lambda: pull(disk, digest, taken, silent), [digest, "64 hexadecimal digits"])
 
 
-def test_only_whole_artefacts_are_pushed(tmp_path: Path) -> None:
-    build(tmp_path / "out")
-    (tmp_path / "out" / "weights" / "all.bin").write_bytes(b"changed")
-    with pytest.raises(BadArtifact, match="not the file"):
-        push(tmp_path / "out", DiskObjects(tmp_path / "store"), silent)
-    with pytest.raises(BadArtifact, match="artefact"):
-        push(tmp_path / "checkpoint", DiskObjects(tmp_path / "store"), silent)
+def test_only_whole_artefacts_are_pushed(disk: DiskObjects, out: Path, tmp_path: Path) -> None:
+    (out / "weights" / "all.bin").write_bytes(b"changed")
+    for place, shown in ((out, "not the file"), (tmp_path / "checkpoint", "artefact")):
+        assert_refused(partial(push, place, disk, silent), [shown], BadArtifact)
 
 
+@pytest.mark.usefixtures("s3")
 def test_large_files_go_up_in_parts_and_come_back_whole(
-    s3: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("compile.s3._ONE_PUT", 8)
-    manifest = build(tmp_path / "out")
     store = open_store("s3://artefacts")
-    push(tmp_path / "out", store, silent)
-    check_files(tmp_path / "taken", pull(store, manifest.digest(), tmp_path / "taken", silent))
+    digest = push(out, store, silent).digest
+    check_files(tmp_path / "taken", pull(store, digest, tmp_path / "taken", silent))
 
 
+@pytest.mark.usefixtures("s3")
 def test_uploads_carry_checksums_and_the_manifest_follows_its_files(
-    s3: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     written: list[dict[str, Any]] = []
     monkeypatch.setattr(boto3, "DEFAULT_SESSION", boto3.Session())
     boto3.DEFAULT_SESSION.events.register(
         "provide-client-params.s3.PutObject", lambda params, **_: written.append(params)
     )
-    store = open_store(URL)
-    manifest = build(tmp_path / "out")
-    push(tmp_path / "out", store, silent)
-    keys, hashes = (
-        [params["Key"].split("/") for params in written],
-        sorted(set(manifest.files.values())),
-    )
-    assert [key[:3] for key in keys] == [["some", "prefix", "files"]] * len(hashes) + [
-        ["some", "prefix", "manifests"],
-        ["some", "prefix", "builds"],
-    ]
-    assert (
-        sorted(base64.b64decode(params["ChecksumSHA256"]).hex() for params in written[:-2])
-        == hashes
-        == sorted(key[3] for key in keys[:-2])
-    )
+    push(out, open_store(URL), silent)
+    hashes = sorted(set(read_manifest(out).files.values()))
+    keys = [params["Key"].split("/") for params in written]
+    rooms = ["files"] * len(hashes) + ["manifests", "builds"]
+    assert [key[:3] for key in keys] == [["some", "prefix", room] for room in rooms]
+    sums = [base64.b64decode(params["ChecksumSHA256"]).hex() for params in written[:-2]]
+    assert sorted(sums) == hashes == sorted(key[3] for key in keys[:-2])
     assert [params.get("IfNoneMatch") for params in written[-2:]] == ["*", "*"]
 
 
-def test_a_bucket_that_is_not_there_is_named(s3: Any, tmp_path: Path) -> None:
-    build(tmp_path / "out")
-    with pytest.raises(InvalidRequest, match=r"s3://nowhere: .*bucket"):
-        push(tmp_path / "out", open_store("s3://nowhere"), silent)
-
-
-def test_without_credentials_the_error_says_so(
-    s3: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.usefixtures("s3")
+def test_a_bucket_that_is_not_there_and_missing_credentials_are_named(
+    out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    absent = open_store("s3://nowhere")
+    assert_refused(lambda: push(out, absent, silent), ["s3://nowhere", "bucket"])
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.delenv(name)
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setattr("boto3.DEFAULT_SESSION", None)
-    build(tmp_path / "out")
-    with pytest.raises(Unavailable, match="credentials"):
-        push(tmp_path / "out", open_store(URL), silent)
+    assert_refused(lambda: push(out, open_store(URL), silent), ["credentials"], Unavailable)
 
 
 def test_s3_without_boto3_gets_its_install_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "boto3", None)
-    with pytest.raises(MissingExtra, match=r"pip install 'outrider\[aws\]'"):
-        open_store(URL)
+    assert_refused(lambda: open_store(URL), ["outrider[aws]"], MissingExtra)
 
 
-@pytest.mark.parametrize(
-    ("url", "said"), [("s3://", "s3://BUCKET"), ("http://x/y", "a store is a directory or s3")]
-)
-def test_what_is_no_store_is_refused(url: str, said: str) -> None:
-    with pytest.raises(InvalidRequest, match=said):
-        open_store(url)
+@pytest.mark.parametrize("url", ["s3://", "http://x/y"])
+def test_what_is_no_store_is_refused(url: str) -> None:
+    assert_refused(lambda: open_store(url), [url, "s3://BUCKET"])

@@ -7,7 +7,6 @@ import re
 import shlex
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -21,34 +20,28 @@ from botocore.stub import Stubber
 from compile.compile_options import CompileOptions, parse
 from compile.store import open_store, push
 from deploy.aws import Aws
-from deploy.cloud_build import CloudBuild, check, cost, host_arguments, pinned, plan
+from deploy.cloud_build import CloudBuild, check, host_arguments, pinned, plan
+from deploy.commands.prove import ProofOptions, commands
 from deploy.deployment import Deployment
+from deploy.host.job_script import RESULTS
+from deploy.host_job import cost
 from deploy.instance_kind import NEURON_IMAGE, InstanceKind
 from deploy.stack import StackState
 from inference.artifact import write_manifest
-from tests.support.artifacts import build
-from tests.support.aws_server import IMAGE, REGION, AwsServer, aws_server
+from outrider.prove.prove_options import parse as parse_proof
+from tests.support.artifacts import build, trn1_manifest
+from tests.support.aws_server import REGION, AwsServer
 from tests.support.hub_server import COMMIT, TOKEN, hub_server
 from tests.support.refusals import assert_refused
 from tests.support.repository import ROOT
-from tests.support.trn1_manifest import trn1_manifest
 
 QWEN = {
-    "architectures": ["Qwen2ForCausalLM"],
-    "model_type": "qwen2",
-    "hidden_act": "silu",
-    "hidden_size": 3584,
-    "intermediate_size": 18944,
-    "max_position_embeddings": 32768,
-    "num_attention_heads": 28,
-    "num_hidden_layers": 28,
-    "num_key_value_heads": 4,
-    "rms_norm_eps": 1e-06,
-    "rope_theta": 1000000.0,
-    "tie_word_embeddings": False,
-    "torch_dtype": "bfloat16",
-    "vocab_size": 152064,
-}
+    "architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "hidden_act": "silu",
+    "hidden_size": 3584, "intermediate_size": 18944, "max_position_embeddings": 32768,
+    "num_attention_heads": 28, "num_hidden_layers": 28, "num_key_value_heads": 4,
+    "rms_norm_eps": 1e-06, "rope_theta": 1000000.0, "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16", "vocab_size": 152064,
+}  # fmt: skip
 """A config.json of the size of Qwen2.5-7B."""
 
 
@@ -66,9 +59,9 @@ def test_the_instance_runs_the_users_own_command_and_pushes() -> None:
         "--tensor_parallel=2",
         "--flag=-O2",
         "--quick",
-        "--load=/var/lib/outrider-build/load.json",
+        "--load=/var/lib/outrider-job/load.json",
         "--graph_store=s3://bucket/graphs",
-        "--out=/var/lib/outrider-build/artefact",
+        "--out=/var/lib/outrider-job/artefact",
         "--push=s3://bucket/artefacts",
     )
 
@@ -98,9 +91,8 @@ def test_a_model_that_lies_here_is_refused(flags: dict[str, Any]) -> None:
     assert_refused(lambda: pinned(CompileOptions(target="cpu", **flags)), [". lies"])
 
 
-def test_a_cost_that_aws_does_not_tell_hides_no_result(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
-        monkeypatch.setenv(name, "testing")
+@pytest.mark.usefixtures("aws_keys")
+def test_a_cost_that_aws_does_not_tell_hides_no_result() -> None:
     aws, now = Aws(REGION), datetime.now(UTC)
     state = StackState("arn", "DELETE_COMPLETE", now, {}, {"InstanceId": "i-1"})
     with Stubber(aws.client("ec2")) as refusing:
@@ -110,39 +102,22 @@ def test_a_cost_that_aws_does_not_tell_hides_no_result(monkeypatch: pytest.Monke
     assert "try again" in said
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AwsServer]:
-    with aws_server(tmp_path_factory.mktemp("home")) as running:
-        yield running
-
-
 @pytest.fixture
-def aws(server: AwsServer, monkeypatch: pytest.MonkeyPatch) -> AwsServer:
-    server.control(faults=[])
-    for name, value in server.environment.items():
-        monkeypatch.setenv(name, value)
-    return server
-
-
-@pytest.fixture
-def words(tmp_path: Path) -> list[str]:
+def words(installed: list[str]) -> list[str]:
     """Words of a command that builds on an instance."""
-    wheel = tmp_path / "outrider-0.1.0-py3-none-any.whl"
-    wheel.write_bytes(b"a wheel")
-    on = ["compile", "--on", "c7i.2xlarge", "--image", IMAGE, "--wheel", str(wheel)]
+    on = ["compile", "--on", "c7i.2xlarge", *installed]
     return [*on, "--target", "cpu", "--dtype", "bfloat16"]
 
 
 def begin(aws: AwsServer, words: list[str]) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-m", "outrider", *words],
-        cwd=ROOT,
-        env=aws.environment,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
+    return aws.begin("-m", "outrider", *words)
+
+
+def ended(process: subprocess.Popen[str], code: int = 0) -> str:
+    """What a command with this exit code has said."""
+    told = process.communicate(timeout=200)[0]
+    assert process.returncode == code, told
+    return told
 
 
 def started(process: subprocess.Popen[str]) -> tuple[str, str]:
@@ -182,7 +157,7 @@ def left() -> list[str]:
 def test_a_dry_run_says_price_and_memory_and_starts_nothing(
     aws: AwsServer, words: list[str]
 ) -> None:
-    told = begin(aws, [*words, "--dry_run"]).communicate(timeout=200)[0]
+    told = ended(begin(aws, [*words, "--dry_run"]))
     for part in ("c7i.2xlarge, on-demand", "GiB", "--dtype=bfloat16", "removed after the build"):
         assert part in told
     assert left() == []
@@ -198,8 +173,7 @@ def test_an_artefact_that_was_built_there_is_brought_here_and_the_instance_is_go
     stack, bucket = started(process)
     digest = push(built, open_store(f"s3://{bucket}/artefacts"), print).digest
     report(stack, bucket, "built", digest)
-    told = process.communicate(timeout=200)[0]
-    assert process.returncode == 0, told
+    told = ended(process)
     assert f"digest {digest}" in told
     assert "cost of the build: not known: no price for c7i.2xlarge" in told
     assert (tmp_path / "out/manifest.json").read_bytes() == (built / "manifest.json").read_bytes()
@@ -262,12 +236,9 @@ def test_the_commands_of_a_page_build_start_and_remove_a_target(
             process = begin(aws, command)
         else:
             continue  # a target that does not run here is not talked to
-        told = process.communicate(timeout=200)[0]
-        assert process.returncode == 0, told
+        ended(process)
     if left():  # the page leaves its target running
-        process = begin(aws, ["deploy", "down", "demo", "--with_bucket"])
-        told = process.communicate(timeout=200)[0]
-        assert process.returncode == 0, told
+        ended(begin(aws, ["deploy", "down", "demo", "--with_bucket"]))
     assert left() == []
 
 
@@ -276,9 +247,7 @@ def test_the_commands_of_a_page_build_start_and_remove_a_target(
 def test_a_gated_model_without_a_token_is_refused_before_anything_starts(
     aws: AwsServer, words: list[str]
 ) -> None:
-    process = begin(aws, [*words, "--model", "acme/gated"])
-    told = process.communicate(timeout=200)[0]
-    assert process.returncode == 1, told
+    told = ended(begin(aws, [*words, "--model", "acme/gated"]), 1)
     assert "acme/gated is gated" in told
     assert not {"CreateStack", "PutParameter"} & set(aws.control()["called"])
 
@@ -300,8 +269,7 @@ def test_a_gated_model_gets_the_token_as_a_secret_which_the_end_of_the_build_wit
     assert f"acme/gated@{COMMIT}" in template
     assert TOKEN not in template
     report(stack, bucket, "failed")
-    told = process.communicate(timeout=200)[0]
-    assert TOKEN not in told
+    assert TOKEN not in ended(process, 1)
     assert not ssm.get_parameters(Names=[name])["Parameters"]
     assert left() == []
 
@@ -317,8 +285,7 @@ def test_a_build_that_ends_badly_leaves_nothing_that_is_paid(
         report(stack, bucket, "failed")
     else:
         process.send_signal(signal.SIGINT)
-    told = process.communicate(timeout=200)[0]
-    assert process.returncode == (1 if how == "failed" else 130), told
+    told = ended(process, 1 if how == "failed" else 130)
     assert ("the compiler's last words" in told) == (how == "failed")
     assert left() == []
 
@@ -354,3 +321,61 @@ def test_a_build_for_neuron_runs_on_its_image_whatever_the_instance(aws: AwsServ
     deployment = plan(Aws(REGION), options).deployment
     assert deployment.image_parameter == NEURON_IMAGE
     assert deployment.volume_gib == 250
+
+
+@pytest.mark.parametrize(
+    ("flags", "instance", "model", "words"),
+    [
+        (
+            {},
+            "trn1.2xlarge",
+            "acme/m@1",
+            [
+                "--target_model=acme/m@1 --draft=copy --device=neuron --compiled_dtype=bfloat16 "
+                f"--out={RESULTS}/bfloat16",
+                "--target_model=acme/m@1 --draft=copy --device=neuron --compiled_dtype=fp8 "
+                f"--out={RESULTS}/fp8",
+            ],
+        ),
+        ({}, "c7i.2xlarge", None, [f"--device=cpu --out={RESULTS}/proof"]),
+        (
+            {"draft_model": "acme/d"},
+            "g6.xlarge",
+            "acme/m@1",
+            [f"--target_model=acme/m@1 --draft_model=acme/d --device=cuda --out={RESULTS}/proof"],
+        ),
+    ],
+)
+def test_a_proof_on_an_instance_is_a_command_that_the_instance_understands(
+    flags: dict[str, Any], instance: str, model: str | None, words: list[str]
+) -> None:
+    given = commands(ProofOptions(**flags), InstanceKind(instance), model)
+    assert [" ".join(command[2:]) for command in given.values()] == words
+    assert [command[:2] for command in given.values()] == [("outrider", "prove")] * len(words)
+    for command in given.values():
+        parse_proof(command[2:])
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize("kept", [True, False])
+def test_a_proof_is_brought_here_and_its_instance_is_gone(
+    kept: bool, aws: AwsServer, installed: list[str], tmp_path: Path
+) -> None:
+    flags = [*installed, "--out", str(tmp_path / "out")]
+    process = begin(aws, ["deploy", "prove", "--instance", "c7i.2xlarge", "--yes", *flags])
+    stack, bucket = started(process)
+    s3, results = boto3.client("s3", region_name=REGION), stack.replace("outrider-", "builds-of/")
+    made = {
+        "report.json": json.dumps({"kept": kept}),
+        "report.md": "# m on cpu",
+        "profile.json": "",
+    }
+    for name, text in made.items():
+        s3.put_object(Bucket=bucket, Key=f"{results}/results/proof/{name}", Body=text.encode())
+    report(stack, bucket, "built")
+    told = process.communicate(timeout=200)[0]
+    assert process.returncode == (0 if kept else 1), told
+    assert "# m on cpu" in told
+    assert "cost of the proof: not known" in told
+    assert {path.name for path in (tmp_path / "out/proof").iterdir()} == set(made)
+    assert left() == []

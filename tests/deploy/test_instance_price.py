@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Callable
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import boto3
@@ -15,7 +16,6 @@ import pytest
 from botocore.awsrequest import AWSResponse
 from botocore.stub import ANY, Stubber
 
-from deploy.__main__ import main
 from deploy.instance_price import (
     ON_DEMAND_TERMS,
     InstancePrices,
@@ -28,6 +28,7 @@ from deploy.instance_price import (
     on_demand_terms,
 )
 from deploy.running_instance import RunningInstance
+from tests.support.commands import Run
 from tests.support.refusals import assert_refused
 
 TRN1 = ("trn1.2xlarge", "us-east-1")
@@ -46,12 +47,6 @@ def nobodys_account(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
-@pytest.fixture
-def credentials(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "testing")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "testing")
-
-
 def hourly(instance: tuple[str, str], usd: str, **attributes: str) -> str:
     """A row of the price list."""
     named = {"instanceType": instance[0], "regionCode": instance[1]}
@@ -65,12 +60,8 @@ def hourly(instance: tuple[str, str], usd: str, **attributes: str) -> str:
 
 def live(service: str, script: Callable[[Stubber], object]) -> InstancePrices:
     """Prices of a client of this service that answers by the script."""
-    client = boto3.client(
-        service,
-        region_name="us-east-1",
-        aws_access_key_id="testing",
-        aws_secret_access_key="testing",
-    )
+    keys = dict.fromkeys(("aws_access_key_id", "aws_secret_access_key"), "testing")
+    client = boto3.client(service, region_name="us-east-1", **keys)
     stubber = Stubber(client)
     script(stubber)
     stubber.activate()
@@ -82,64 +73,48 @@ def live(service: str, script: Callable[[Stubber], object]) -> InstancePrices:
     return InstancePrices(client=make)
 
 
-def price_list(*rows: str, instance: tuple[str, str] = TRN1) -> InstancePrices:
-    asked = {
-        "ServiceCode": "AmazonEC2",
-        "FormatVersion": "aws_v1",
-        "Filters": filters(on_demand_terms(*instance)),
-    }
-    return live(
-        "pricing", lambda stub: stub.add_response("get_products", {"PriceList": list(rows)}, asked)
-    )
+def asking(instance: tuple[str, str]) -> dict[str, Any]:
+    """What the price list is asked."""
+    rows = filters(on_demand_terms(*instance))
+    return {"ServiceCode": "AmazonEC2", "FormatVersion": "aws_v1", "Filters": rows}
+
+
+def price_list(*rows: str, instance: tuple[str, str] = FAR) -> InstancePrices:
+    answer = {"PriceList": list(rows)}
+    return live("pricing", lambda stub: stub.add_response("get_products", answer, asking(instance)))
+
+
+def failing(code: str) -> InstancePrices:
+    """Prices of a client whose first call is refused."""
+    return live("pricing", lambda stub: stub.add_client_error("get_products", code, "no", 400))
 
 
 def test_a_capacity_block_row_at_no_dollars_does_not_make_an_instance_free() -> None:
-    prices = price_list(
-        hourly(P5, "0.0000000000", marketoption="CapacityBlock"),
-        hourly(P5, "55.0500000000"),
-        instance=P5,
-    )
-    assert prices.find(*P5).usd_per_hour == 55.05
-
-
-def test_a_row_at_no_dollars_alone_is_no_price() -> None:
-    assert_refused(
-        lambda: price_list(hourly(FAR, "0.0000000000"), instance=FAR).find(*FAR),
-        ["us-west-2"],
-        NoPrice,
-    )
+    free = hourly(P5, "0.0000000000", marketoption="CapacityBlock")
+    assert price_list(free, hourly(P5, "55.05"), instance=P5).find(*P5).usd_per_hour == 55.05
 
 
 def test_a_row_for_windows_is_passed_over() -> None:
-    prices = price_list(
-        hourly(FAR, "1.9000000000", operatingSystem="Windows"),
-        hourly(FAR, "1.3437500000"),
-        instance=FAR,
-    )
-    assert prices.find(*FAR).usd_per_hour == 1.34375
+    windows = hourly(FAR, "1.9000000000", operatingSystem="Windows")
+    assert price_list(windows, hourly(FAR, "1.3437500000")).find(*FAR).usd_per_hour == 1.34375
 
 
-def test_two_different_prices_are_refused() -> None:
-    assert_refused(
-        lambda: price_list(hourly(FAR, "1.3"), hourly(FAR, "1.4"), instance=FAR).find(*FAR),
-        ["$1.3", "$1.4"],
-        NoPrice,
-    )
+@pytest.mark.parametrize(
+    ("usd", "shown"), [(["0.0000000000"], ["us-west-2"]), (["1.3", "1.4"], ["$1.3", "$1.4"])]
+)
+def test_a_row_at_no_dollars_alone_and_two_different_prices_are_no_price(
+    usd: list[str], shown: list[str]
+) -> None:
+    prices = price_list(*(hourly(FAR, each) for each in usd))
+    assert_refused(lambda: prices.find(*FAR), shown, NoPrice)
 
 
 def test_a_price_on_the_second_page_is_found() -> None:
-    asked = {
-        "ServiceCode": "AmazonEC2",
-        "FormatVersion": "aws_v1",
-        "Filters": filters(on_demand_terms(*TRN1)),
-    }
-
     def pages(stub: Stubber) -> None:
         first = {"PriceList": [hourly(TRN1, "1.9", operatingSystem="Windows")], "NextToken": "more"}
-        stub.add_response("get_products", first, asked)
-        stub.add_response(
-            "get_products", {"PriceList": [hourly(TRN1, "1.34375")]}, asked | {"NextToken": "more"}
-        )
+        second = {"PriceList": [hourly(TRN1, "1.34375")]}
+        stub.add_response("get_products", first, asking(TRN1))
+        stub.add_response("get_products", second, asking(TRN1) | {"NextToken": "more"})
 
     before = datetime.now(UTC).date()
     price = live("pricing", pages).find(*TRN1)
@@ -156,7 +131,8 @@ def test_every_filter_that_pins_the_row_is_sent() -> None:
     assert {entry["Type"] for entry in filters(on_demand_terms(*TRN1))} == {"TERM_MATCH"}
 
 
-def test_a_throttled_call_is_made_again(credentials: None) -> None:
+@pytest.mark.usefixtures("aws_keys")
+def test_a_throttled_call_is_made_again() -> None:
     client = make_client("pricing", "us-east-1")
     replies = [
         (400, {"__type": "ThrottlingException", "message": "Rate exceeded"}),
@@ -165,38 +141,19 @@ def test_a_throttled_call_is_made_again(credentials: None) -> None:
 
     def answer(request: Any, **_: object) -> AWSResponse:
         status, body = replies.pop(0)
-        return AWSResponse(
-            request.url,
-            status,
-            {"content-type": "application/x-amz-json-1.1"},
-            _Body(json.dumps(body).encode()),
-        )
+        content = SimpleNamespace(stream=lambda: [json.dumps(body).encode()])
+        kind = {"content-type": "application/x-amz-json-1.1"}
+        return AWSResponse(request.url, status, kind, content)
 
     client.meta.events.register("before-send.pricing.GetProducts", answer)
     assert InstancePrices(client=lambda *_: client).find(*TRN1).source == "AWS price list"
     assert not replies
 
 
-class _Body:
-    """What botocore reads a reply from."""
-
-    def __init__(self, content: bytes) -> None:
-        self._content = content
-
-    def stream(self) -> list[bytes]:
-        return [self._content]
-
-
 def test_a_call_that_stays_throttled_leaves_the_bundled_price(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    prices = live(
-        "pricing",
-        lambda stub: stub.add_client_error(
-            "get_products", "ThrottlingException", "Rate exceeded", 400
-        ),
-    )
-    price = prices.find(*TRN1)
+    price = failing("ThrottlingException").find(*TRN1)
     assert (price.usd_per_hour, price.as_of) == (1.34375, date(2026, 9, 24))
     assert "takes no more calls of GetProducts" in capsys.readouterr().err
 
@@ -212,12 +169,7 @@ def test_a_denied_call_names_the_permission_and_the_next_is_made() -> None:
 
 
 def test_refused_credentials_end_all_asking() -> None:
-    prices = live(
-        "pricing",
-        lambda stub: stub.add_client_error(
-            "get_products", "UnrecognizedClientException", "invalid", 400
-        ),
-    )
+    prices = failing("UnrecognizedClientException")
     for _ in range(2):
         assert_refused(lambda: prices.find(*FAR), ["credentials"], NoPrice)
 
@@ -231,43 +183,34 @@ def test_without_credentials_the_bundled_price_holds_and_a_note_says_why_once(
     assert capsys.readouterr().err.count("there are no AWS credentials here") == 1
 
 
-@pytest.mark.parametrize("market", ["on-demand", "spot"])
-def test_prices_of_other_regions_and_of_spot_are_not_guessed(market: Any) -> None:
-    instance = FAR if market == "on-demand" else TRN1
-    assert_refused(
-        lambda: InstancePrices(live=False).find(*instance, market), ["us-east-1"], NoPrice
-    )
+@pytest.mark.parametrize(("instance", "market"), [(FAR, "on-demand"), (TRN1, "spot")])
+def test_prices_of_other_regions_and_of_spot_are_not_guessed(
+    instance: tuple[str, str], market: Any
+) -> None:
+    prices = InstancePrices(live=False)
+    assert_refused(lambda: prices.find(*instance, market), ["us-east-1"], NoPrice)
 
 
 def test_spot_is_the_cheapest_zone_now_and_names_it() -> None:
     def row(zone: str, usd: str, hours: int, product: str = "Linux/UNIX") -> dict[str, Any]:
+        named = {"AvailabilityZone": zone, "SpotPrice": usd, "ProductDescription": product}
         at = NOW - timedelta(hours=hours)
-        return {
-            "AvailabilityZone": zone,
-            "SpotPrice": usd,
-            "Timestamp": at,
-            "ProductDescription": product,
-            "InstanceType": "trn1.2xlarge",
-        }
+        return {**named, "Timestamp": at, "InstanceType": "trn1.2xlarge"}
 
     history = [
         row("us-east-1b", "0.4000", 1),
         row("us-east-1b", "0.1000", 9),
         row("us-east-1c", "0.3000", 2, "Linux/UNIX (Amazon VPC)"),
+        row("us-east-1f", "0.4813", 1),
+        row("us-east-1f", "0.0100", 1, "Windows"),
     ]
-    history += [row("us-east-1f", "0.4813", 1), row("us-east-1f", "0.0100", 1, "Windows")]
-    asked = {
-        "InstanceTypes": ["trn1.2xlarge"],
-        "ProductDescriptions": ["Linux/UNIX"],
-        "StartTime": ANY,
-    }
-    prices = live(
-        "ec2",
-        lambda stub: stub.add_response(
-            "describe_spot_price_history", {"SpotPriceHistory": history}, asked
-        ),
-    )
-    price = prices.find(*TRN1, "spot")
+    asked = {"InstanceTypes": ["trn1.2xlarge"], "ProductDescriptions": ["Linux/UNIX"]}
+    answer = {"SpotPriceHistory": history}
+
+    def script(stub: Stubber) -> None:
+        stub.add_response("describe_spot_price_history", answer, asked | {"StartTime": ANY})
+
+    price = live("ec2", script).find(*TRN1, "spot")
     assert price.usd_per_hour == 0.3
     assert price.source == "EC2 spot history, us-east-1c, the cheapest of 3 zones, median $0.4"
 
@@ -282,11 +225,8 @@ def test_spot_is_the_cheapest_zone_now_and_names_it() -> None:
 def test_a_capacity_block_has_no_price_whatever_the_price_list_says(
     instance: str, market: Any, says: str
 ) -> None:
-    assert_refused(
-        lambda: live("pricing", lambda stub: None).find(instance, "us-east-2", market),
-        [says],
-        NoPrice,
-    )
+    prices = live("pricing", lambda stub: None)
+    assert_refused(lambda: prices.find(instance, "us-east-2", market), [says], NoPrice)
 
 
 def test_the_bundled_prices_are_not_too_old() -> None:
@@ -306,39 +246,16 @@ def test_an_instance_costs_its_hours_until_it_ended() -> None:
     assert cost_so_far(instance, FAR[1]).startswith("not known: no price for trn1.2xlarge")
 
 
-def test_the_command_prints_a_table_with_source_and_day(capsys: pytest.CaptureFixture[str]) -> None:
-    assert (
-        main(
-            [
-                "prices",
-                "--instance",
-                "trn1.2xlarge",
-                "--region",
-                "us-east-1",
-                "--no_live",
-                "--tokens-per-second",
-                "40",
-            ]
-        )
-        == 0
-    )
-    printed = capsys.readouterr()
-    for part in (
-        "trn1.2xlarge",
-        "on-demand",
-        "1.34375",
-        "9.3316",
-        "2026-09-24",
-        "20260924211011",
-    ):
-        assert part in printed.out
+def test_the_command_prints_a_table_with_source_and_day(run: Run) -> None:
+    flags = ["--instance", "trn1.2xlarge", "--region", "us-east-1", "--no_live"]
+    shown = run("deploy", "prices", *flags, "--tokens-per-second", "40")
+    figures = ("on-demand", "1.34375", "9.3316", "2026-09-24", "20260924211011")
+    assert all(part in shown.out for part in ("trn1.2xlarge", *figures))
 
 
-def test_the_commands_json_has_every_price_that_is_known(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    assert main(["prices", "--no_live", "--json", "--tokens_per_second", "40"]) == 0
-    rows = json.loads(capsys.readouterr().out)
+def test_the_commands_json_has_every_price_that_is_known(run: Run) -> None:
+    shown = run("deploy", "prices", "--no_live", "--json", "--tokens_per_second", "40")
+    rows = json.loads(shown.out)
     assert {row["instance_type"] for row in rows} == set(bundled_prices().usd_per_hour)
     first = next(row for row in rows if row["instance_type"] == "trn1.2xlarge")
     assert round(first.pop("usd_per_million_tokens"), 4) == 9.3316
@@ -347,26 +264,16 @@ def test_the_commands_json_has_every_price_that_is_known(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        (["--instance", "trn1", "--no_live"], "is no instance type"),
-        (["--region", "Oregon", "--no_live"], "is no region"),
-        (["--instance", "trn2.48xlarge", "--no_live"], "trn2.48xlarge is sold as capacity blocks"),
-    ],
+    "flags", ["--instance trn1", "--region Oregon", "--instance trn2.48xlarge"]
 )
-def test_the_command_refuses_in_one_line(
-    arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["prices", *arguments]) == 1
-    assert says in capsys.readouterr().err
+def test_the_command_refuses_in_one_line(flags: str, run: Run) -> None:
+    refused = run("deploy", "prices", "--no_live", *flags.split())
+    (line,) = refused.err.splitlines()
+    assert (refused.code, flags.split()[1] in line) == (1, True)
 
 
-def test_a_speed_of_zero_is_refused_before_anybody_is_asked(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    with pytest.raises(SystemExit):
-        main(["prices", "--tokens_per_second", "0"])
-    assert "above 0" in capsys.readouterr().err
+def test_a_speed_of_zero_is_refused_before_anybody_is_asked(run: Run) -> None:
+    run("deploy", "prices", "--tokens_per_second", "0").assert_usage_error("--tokens_per_second 0")
 
 
 @pytest.mark.skipif(

@@ -4,9 +4,7 @@ rules of the `restricted` pod security standard.
 
 from __future__ import annotations
 
-import copy
 import re
-from collections.abc import Callable
 from typing import Any
 
 import kubernetes_validate
@@ -14,10 +12,9 @@ import pytest
 import yaml
 
 from compile.compile_options import parse as parse_compile
-from deploy.__main__ import main
 from outrider.options.parsing import parse
 from outrider.options.roles import TargetRole
-from tests.support.refusals import assert_usage_error
+from tests.support.commands import Run
 from tests.support.repository import ROOT
 
 VERSION = "1.37"
@@ -32,17 +29,16 @@ FORMS = {
 Manifest = dict[str, Any]
 
 
-def printed(capsys: pytest.CaptureFixture[str], *flags: str) -> dict[str, Manifest]:
+def printed(run: Run, form: str) -> dict[str, Manifest]:
     """The manifests that the command prints, by kind."""
-    assert main(["k8s", "--image", "registry/outrider:1", *flags]) == 0
-    text = capsys.readouterr().out
+    text = run("deploy", "k8s", "--image", "registry/outrider:1", *FORMS[form]).out
     assert "&id" not in text, "aliases are hard to read"
     return {one["kind"]: one for one in yaml.safe_load_all(text)}
 
 
 @pytest.fixture(params=FORMS)
-def form(request: pytest.FixtureRequest, capsys: pytest.CaptureFixture[str]) -> dict[str, Manifest]:
-    return printed(capsys, *FORMS[request.param])
+def form(request: pytest.FixtureRequest, run: Run) -> dict[str, Manifest]:
+    return printed(run, request.param)
 
 
 def pod_of(documents: dict[str, Manifest]) -> Manifest:
@@ -68,54 +64,6 @@ def options_of(documents: dict[str, Manifest]) -> TargetRole:
 def test_every_form_is_valid(form: dict[str, Manifest]) -> None:
     for document in form.values():
         kubernetes_validate.validate(document, VERSION, strict=True)
-
-
-def _replicas(one: dict[str, Manifest]) -> None:
-    one["StatefulSet"]["spec"]["replicas"] = "one"
-
-
-def _service(one: dict[str, Manifest]) -> None:
-    one["StatefulSet"]["spec"]["servicename"] = one["StatefulSet"]["spec"].pop("serviceName")
-
-
-def _probe(one: dict[str, Manifest]) -> None:
-    target = target_of(one)
-    target["readynessProbe"] = target.pop("readinessProbe")
-
-
-def _port(one: dict[str, Manifest]) -> None:
-    one["Service"]["spec"]["ports"][0]["port"] = "grpc"
-
-
-def _budget(one: dict[str, Manifest]) -> None:
-    one["PodDisruptionBudget"]["spec"]["maxUnavailable"] = [1]
-
-
-def _policy(one: dict[str, Manifest]) -> None:
-    one["NetworkPolicy"]["spec"]["policyTypes"] = "Ingress"
-
-
-def _claim(one: dict[str, Manifest]) -> None:
-    one["ResourceClaimTemplate"]["spec"]["spec"]["devices"]["requests"][0]["exactly"]["count"] = "2"
-
-
-def _root(one: dict[str, Manifest]) -> None:
-    pod_of(one)["securityContext"]["runAsNonRoot"] = "yes"
-
-
-@pytest.mark.parametrize(
-    "spoil", [_replicas, _service, _probe, _port, _budget, _policy, _claim, _root]
-)
-def test_each_of_these_slips_is_found(
-    spoil: Callable[[dict[str, Manifest]], None], capsys: pytest.CaptureFixture[str]
-) -> None:
-    right = printed(capsys, *FORMS["neuron-dra"])
-    spoiled = copy.deepcopy(right)
-    spoil(spoiled)
-    changed = [kind for kind in right if right[kind] != spoiled[kind]]
-    assert len(changed) == 1
-    with pytest.raises(kubernetes_validate.ValidationError):
-        kubernetes_validate.validate(spoiled[changed[0]], VERSION, strict=True)
 
 
 def test_the_containers_arguments_are_flags_of_our_own(form: dict[str, Manifest]) -> None:
@@ -198,10 +146,8 @@ def test_all_that_the_image_writes_to_is_a_volume_and_its_user_is_the_pods(
         assert {*owned[1].split(), "/tmp"} <= written
 
 
-def test_devices_come_from_the_plugin_or_by_a_claim_and_never_both(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    plugin, claim = (printed(capsys, *FORMS[form]) for form in ("neuron", "neuron-dra"))
+def test_devices_come_from_the_plugin_or_by_a_claim_and_never_both(run: Run) -> None:
+    plugin, claim = (printed(run, form) for form in ("neuron", "neuron-dra"))
     assert target_of(plugin)["resources"]["limits"]["aws.amazon.com/neuron"] == 2
     assert "claims" not in target_of(plugin)["resources"]
     assert "aws.amazon.com/neuron" not in target_of(claim)["resources"]["limits"]
@@ -216,18 +162,17 @@ def test_devices_come_from_the_plugin_or_by_a_claim_and_never_both(
     assert chosen == {"node.kubernetes.io/instance-type": "inf2.xlarge"}
 
 
-@pytest.mark.parametrize(
-    ("flags", "shown"),
-    [
-        ([], ["--image"]),
-        (["--image", "x"], ["--form neuron", "--artifact"]),
-        (["--image", "x", "--artifact", "s3://a/b"], ["--artifact", "--digest"]),
-        (["--image", "x", "--artifact", "a", "--digest", "b"], ["--artifact a"]),
-        (["--image", "x", "--form", "cpu", "--memory", "4"], ["--memory 4"]),
-        (["--image", "x", "--model", "m", *ARTEFACT], ["--artifact", "--model"]),
-    ],
-)
-def test_what_is_missing_is_said_in_one_line(
-    flags: list[str], shown: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert_usage_error(capsys, main, ["k8s", *flags], shown)
+REFUSED: list[tuple[str, ...]] = [
+    ("", "--image"),
+    ("--image x", "--form neuron", "--artifact"),
+    ("--image x --artifact s3://a/b", "--artifact", "--digest"),
+    ("--image x --artifact a --digest b", "--artifact a"),
+    ("--image x --form cpu --memory 4", "--memory 4"),
+    (f"--image x --model m {' '.join(ARTEFACT)}", "--artifact", "--model"),
+]
+
+
+@pytest.mark.parametrize("refused", REFUSED)
+def test_what_is_missing_is_said_in_one_line(refused: tuple[str, ...], run: Run) -> None:
+    flags, *shown = refused
+    run("deploy", "k8s", *flags.split()).assert_usage_error(*shown)

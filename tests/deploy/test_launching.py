@@ -6,27 +6,19 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import stat
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import boto3
 import pytest
+from cryptography import x509
 
 from deploy.__main__ import main
-from tests.support.aws_server import (
-    FAILED,
-    IMAGE,
-    REGION,
-    SERVING,
-    AwsServer,
-    aws_server,
-)
-from tests.support.repository import ROOT
+from tests.support.aws_server import FAILED, REGION, SERVING, AwsServer
+from tests.support.commands import Run
 
 pytestmark = pytest.mark.extended
 
@@ -40,32 +32,24 @@ NO_QUOTA = (
 )
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AwsServer]:
-    with aws_server(tmp_path_factory.mktemp("home")) as running:
-        yield running
-
-
-@pytest.fixture
-def aws(server: AwsServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[AwsServer]:
-    """The server without faults, also for commands that run in this process."""
-    server.control(faults=[], host=SERVING, takes_secrets=True)
-    for name, value in server.environment.items():
-        monkeypatch.setenv(name, value)
-    yield server
-    server.control(faults=[])
+@pytest.fixture(autouse=True)
+def nothing_left(aws: AwsServer) -> Iterator[None]:
+    yield
+    aws.control(faults=[])
     main(["down", "demo", "--with_bucket"])  # 1 where the test left nothing
     assert instances() == []
     assert boto3.client("s3", region_name=REGION).list_buckets()["Buckets"] == []
 
 
 @pytest.fixture
-def up(tmp_path: Path) -> list[str]:
+def up(installed: list[str]) -> list[str]:
     """Words of a command that starts a target."""
-    wheel = tmp_path / "outrider-0.1.0-py3-none-any.whl"
-    wheel.write_bytes(b"a wheel")
-    words = ["up", "demo", "--instance", "g6.xlarge", "--image", IMAGE]
-    return [*words, "--wheel", str(wheel), "--yes"]
+    return ["up", "demo", "--instance", "g6.xlarge", *installed, "--yes"]
+
+
+@pytest.fixture
+def deploy(run: Run) -> Run:
+    return partial(run, "deploy")
 
 
 def kept(aws: AwsServer) -> Path:
@@ -76,14 +60,7 @@ def kept(aws: AwsServer) -> Path:
 def killed(aws: AwsServer, words: list[str], after: str) -> None:
     """Run a command and end it by SIGKILL once AWS was asked for the action `after`."""
     aws.control()
-    process = subprocess.Popen(
-        [sys.executable, "-m", "deploy", *words],
-        cwd=ROOT,
-        env=aws.environment,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
+    process = aws.begin("-m", "deploy", *words)
     called: list[str] = []
     ends = time.monotonic() + 300
     while after not in called:
@@ -91,7 +68,7 @@ def killed(aws: AwsServer, words: list[str], after: str) -> None:
         assert time.monotonic() < ends, called
         called += aws.control()["called"]
         time.sleep(0.05)
-    process.send_signal(signal.SIGKILL)
+    process.kill()
     process.wait()
 
 
@@ -103,31 +80,32 @@ def instances() -> list[str]:
 
 
 def test_a_target_is_planned_started_told_of_and_removed_without_a_trace(
-    aws: AwsServer, up: list[str]
+    aws: AwsServer, up: list[str], deploy: Run
 ) -> None:
-    plan = aws.deploy("plan", *up[1:6])
-    assert "AWS::EC2::Instance" in plan.stdout
-    assert "0.80" in plan.stdout
+    plan = deploy("plan", *up[1:6])
+    assert "AWS::EC2::Instance" in plan.out
+    assert "0.80" in plan.out
     assert instances() == []
-    started = aws.deploy(*up)
-    assert "outrider chat --target demo" in started.stdout
-    assert "30 min without a session" in started.stdout
+    started = deploy(*up)
+    assert "outrider chat --target demo" in started.out
+    assert "30 min without a session" in started.out
     assert len(instances()) == 1
     assert {path.name for path in kept(aws).iterdir()} == {"target.json", "ca.pem", "token"}
     assert {stat.S_IMODE(path.stat().st_mode) for path in kept(aws).iterdir()} == {0o600}
-    told = aws.deploy("status", "demo")
-    assert "CREATE_COMPLETE" in told.stdout
-    assert "$" in told.stdout
-    removed = aws.deploy("down", "demo")
-    assert "left of demo in us-east-1: nothing" in removed.stdout
-    assert "kept s3://outrider-123456789012-us-east-1" in removed.stdout
+    told = deploy("status", "demo")
+    assert told.code == 0
+    assert "CREATE_COMPLETE" in told.out
+    assert "$" in told.out
+    removed = deploy("down", "demo")
+    assert "left of demo in us-east-1: nothing" in removed.out
+    assert "kept s3://outrider-123456789012-us-east-1" in removed.out
     assert instances() == []
     assert not kept(aws).exists()
-    aws.deploy("status", "demo", check=1)
+    assert deploy("status", "demo").code == 1
 
 
 def test_no_secret_is_in_the_stack_and_the_host_alone_is_told_the_key(
-    aws: AwsServer, up: list[str], monkeypatch: pytest.MonkeyPatch
+    aws: AwsServer, up: list[str]
 ) -> None:
     aws.control(takes_secrets=False, host="activating\n")
     assert main([*up, "--no_wait"]) == 0
@@ -145,134 +123,99 @@ def test_no_secret_is_in_the_stack_and_the_host_alone_is_told_the_key(
 
 
 def test_a_zone_without_capacity_is_followed_by_the_next(
-    aws: AwsServer, up: list[str], capsys: pytest.CaptureFixture[str]
+    aws: AwsServer, up: list[str], deploy: Run
 ) -> None:
-    fault = {"action": "CreateStack", "zone": "us-east-1a", "reason": NO_CAPACITY}
-    aws.control(faults=[fault])
-    assert main(up) == 0
-    said = capsys.readouterr()
+    aws.control(faults=[{"action": "CreateStack", "zone": "us-east-1a", "reason": NO_CAPACITY}])
+    said = deploy(*up)
+    assert said.code == 0
     assert "us-east-1a has no g6.xlarge free" in said.err
     assert "starting g6.xlarge in us-east-1b" in said.err
     assert len(instances()) == 1
 
 
-@pytest.mark.parametrize(
-    ("fault", "says"),
-    [
-        ({"action": "CreateStack", "reason": NO_CAPACITY}, "AWS has no g6.xlarge free"),
-        ({"action": "CreateStack", "reason": NO_QUOTA}, "--quota-code L-DB2E81BA"),
-        (
-            {"action": "CreateStack", "reason": "User is not authorized to perform iam:CreateRole"},
-            "docs/deploy.md",
-        ),
-        (
-            {"action": "CreateStack", "code": "AccessDenied", "message": "no"},
-            "AWS denies CreateStack",
-        ),
-        (
-            {"action": "DescribeStacks", "code": "Throttling", "message": "Rate exceeded"},
-            "the same command goes on",
-        ),
-        (
-            {"action": "DescribeSubnets", "code": "UnauthorizedOperation", "message": "no"},
-            "AWS denies DescribeSubnets",
-        ),
-    ],
-)
+def refusal(action: str, code: str, after: str = "") -> dict[str, str]:
+    """A call that AWS refuses."""
+    return {"action": action, "code": code, "message": "no"} | ({"after": after} if after else {})
+
+
+NOT_AUTHORIZED = "User is not authorized to perform iam:CreateRole"
+REFUSED = [
+    ({"action": "CreateStack", "reason": NO_CAPACITY}, "AWS has no g6.xlarge free"),
+    ({"action": "CreateStack", "reason": NO_QUOTA}, "--quota-code L-DB2E81BA"),
+    ({"action": "CreateStack", "reason": NOT_AUTHORIZED}, "docs/deploy.md"),
+    (refusal("CreateStack", "AccessDenied"), "AWS denies CreateStack"),
+    (refusal("DescribeStacks", "Throttling"), "the same command goes on"),
+    (refusal("DescribeSubnets", "UnauthorizedOperation"), "AWS denies DescribeSubnets"),
+    *(
+        ({"action": action, "page": "<html>\nlog in<br>\n"}, "AWS cannot be asked: Unable to parse")
+        for action in ("DescribeSubnets", "GetCallerIdentity", "CreateStack")
+    ),
+]
+
+
+@pytest.mark.parametrize(("fault", "says"), REFUSED)
 def test_a_refusal_of_aws_says_what_to_do_and_leaves_no_instance(
-    fault: dict[str, str],
-    says: str,
-    aws: AwsServer,
-    up: list[str],
-    capsys: pytest.CaptureFixture[str],
+    fault: dict[str, str], says: str, aws: AwsServer, up: list[str], deploy: Run
 ) -> None:
     aws.control(faults=[fault])
-    assert main(up) == 1
-    *before, error = capsys.readouterr().err.strip().splitlines()
-    assert error.startswith("error: ")
-    assert says in error
+    ended = deploy(*up)
+    ended.assert_failed(says)
     assert instances() == []
     assert not kept(aws).exists()
     made = fault["action"] == "CreateStack"
-    assert ("s3://outrider-123456789012-us-east-1 keeps what" in "".join(before)) == made
+    assert ("s3://outrider-123456789012-us-east-1 keeps what" in ended.err) == made
 
 
 @pytest.mark.parametrize(
-    "fault",
+    ("fault", "told"),
     [
-        {"action": "PutParameter", "code": "AccessDenied", "message": "no"},
-        {"action": "PutParameter", "code": "ThrottlingException", "message": "slowly"},
-        {"action": "SendCommand", "code": "AccessDeniedException", "message": "no"},
+        (refusal("PutParameter", "AccessDenied"), "`outrider deploy down demo` ends it"),
+        (refusal("PutParameter", "ThrottlingException"), "`outrider deploy down demo` ends it"),
+        (refusal("SendCommand", "AccessDeniedException"), "`outrider deploy down demo` ends it"),
+        (refusal("DescribeStacks", "Throttling", "CreateStack"), "may be running"),
     ],
 )
-def test_a_refusal_after_the_start_says_that_an_instance_is_paid_for_and_how_to_end_it(
-    fault: dict[str, str], aws: AwsServer, up: list[str], capsys: pytest.CaptureFixture[str]
+def test_a_refusal_after_the_start_says_that_an_instance_is_paid_for_and_the_same_command_goes_on(
+    fault: dict[str, str], told: str, aws: AwsServer, up: list[str], deploy: Run
 ) -> None:
     aws.control(faults=[fault])
-    assert main(up) == 1
-    *_, told, error = capsys.readouterr().err.strip().splitlines()
-    assert "it is paid for: `outrider deploy down demo` ends it" in told
-    assert error.startswith("error: ")
+    ended = deploy(*up)
+    ended.assert_failed()
+    assert told in ended.err
+    assert "it is paid for" in ended.err
     (before,) = instances()
     aws.control(faults=[])
     assert main(up) == 0
     assert instances() == [before]
 
 
-def test_a_stack_whose_state_is_not_told_any_more_may_be_paid_for(
-    aws: AwsServer, up: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    refused = {"action": "DescribeStacks", "code": "Throttling", "message": "slowly"}
-    aws.control(faults=[refused | {"after": "CreateStack"}])
-    assert main(up) == 1
-    assert "an instance of demo may be running, and it is paid for" in capsys.readouterr().err
-    (before,) = instances()
-    aws.control(faults=[])
-    assert main(up) == 0
-    assert instances() == [before]
-
-
-@pytest.mark.parametrize("action", ["DescribeSubnets", "GetCallerIdentity", "CreateStack"])
-def test_a_page_of_a_proxy_in_place_of_an_answer_is_one_line(
-    action: str, aws: AwsServer, up: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    aws.control(faults=[{"action": action, "page": "<html>\nlog in<br>\n"}])
-    assert main(up) == 1
-    error = capsys.readouterr().err.strip().splitlines()[-1]
-    assert error.startswith("error: AWS cannot be asked: Unable to parse response")
-
-
-def test_prices_behind_a_proxy_say_what_could_not_be_asked(
-    aws: AwsServer, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_prices_behind_a_proxy_say_what_could_not_be_asked(aws: AwsServer, deploy: Run) -> None:
     aws.control(faults=[{"action": "DescribeSpotPriceHistory", "page": "<html>\nlog in<br>\n"}])
-    main(["prices", "--instance", "trn1.2xlarge", "--region", "eu-west-1"])
-    assert "Traceback" not in capsys.readouterr().err
+    asked = deploy("prices", "--instance", "trn1.2xlarge", "--region", "eu-west-1")
+    assert "Traceback" not in asked.err
 
 
 def test_a_target_in_another_region_is_found_and_a_missing_one_is_no_success(
-    aws: AwsServer,
-    up: list[str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    aws: AwsServer, up: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, deploy: Run
 ) -> None:
     assert main(up) == 0
     (before,) = instances()
+    for words in (["down", "demo"], up):
+        deploy(*words, "--region", "eu-west-1").assert_failed("demo was started in us-east-1")
+    assert (kept(aws) / "token").is_file(), "its credentials are lost"
     with monkeypatch.context() as elsewhere:
         elsewhere.setenv("XDG_CONFIG_HOME", str(tmp_path / "another machine"))
-        assert main(["down", "demo", "--region", "eu-west-1"]) == 1
-        assert "it runs in us-east-1: --region us-east-1" in capsys.readouterr().err
+        asked = deploy("down", "demo", "--region", "eu-west-1")
+        asked.assert_failed("it runs in us-east-1: --region us-east-1")
         assert main(["down", "absent"]) == 1
     assert instances() == [before]
+    deploy(*up, "--spot").assert_failed("Market on-demand", "spot")
 
 
-def test_a_private_instance_has_no_public_address(
-    aws: AwsServer, up: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_private_instance_has_no_public_address(up: list[str], deploy: Run) -> None:
     subnet = boto3.client("ec2").describe_subnets()["Subnets"][0]["SubnetId"]
-    assert main([*up, "--private", "--subnet", subnet]) == 0
-    assert "which has no public address" in capsys.readouterr().out
+    started = deploy(*up, "--private", "--subnet", subnet)
+    assert "which has no public address" in started.out
     (stack,) = boto3.client("cloudformation").describe_stacks()["Stacks"]
     given = {one["ParameterKey"]: one["ParameterValue"] for one in stack["Parameters"]}
     assert (given["Private"], given["SubnetId"]) == ("true", subnet)
@@ -283,23 +226,25 @@ def test_a_private_instance_has_no_public_address(
     [("none", "--image names another one;"), ("neuron/none", "(for Neuron /aws/service/neuron/")],
 )
 def test_an_image_that_is_gone_is_said_before_anything_is_made(
-    aws: AwsServer, up: list[str], capsys: pytest.CaptureFixture[str], family: str, said: str
+    aws: AwsServer, up: list[str], deploy: Run, family: str, said: str
 ) -> None:
-    assert main([*up[:4], "--image", f"/aws/service/{family}/latest/image_id", *up[6:]]) == 1
-    error = capsys.readouterr().err
-    assert "the machine image is gone" in error
-    assert said in error
+    gone = ["--image", f"/aws/service/{family}/latest/image_id"]
+    deploy(*up[:4], *gone, *up[6:]).assert_failed("the machine image is gone", said)
     assert "CreateStack" not in aws.control()["called"]
 
 
-def test_a_start_that_was_killed_before_the_handover_goes_on(aws: AwsServer, up: list[str]) -> None:
+@pytest.mark.parametrize("then", ["up", "down"])
+def test_a_start_that_was_killed_before_the_handover_goes_on_or_can_be_removed(
+    aws: AwsServer, up: list[str], then: str
+) -> None:
     aws.control(faults=[{"action": "PutParameter", "seconds": 10}])
     killed(aws, up, after="PutParameter")
-    (before,) = instances()
+    before = instances()
+    assert len(before) == 1
     aws.control(faults=[])
-    assert main(up) == 0
-    assert instances() == [before]
-    assert (kept(aws) / "token").is_file()
+    assert main(up if then == "up" else ["down", "demo"]) == 0
+    assert instances() == (before if then == "up" else [])
+    assert (kept(aws) / "token").is_file() == (then == "up")
 
 
 def test_a_start_that_was_killed_while_waiting_goes_on_with_the_same_credentials(
@@ -314,48 +259,29 @@ def test_a_start_that_was_killed_while_waiting_goes_on_with_the_same_credentials
     assert (kept(aws) / "token").read_text() == token
 
 
-def test_a_start_that_was_killed_can_be_removed(aws: AwsServer, up: list[str]) -> None:
-    aws.control(faults=[{"action": "PutParameter", "seconds": 10}])
-    killed(aws, up, after="PutParameter")
-    aws.control(faults=[])
-    assert main(["down", "demo"]) == 0
-    assert instances() == []
-
-
 def test_a_host_that_fails_is_told_of_with_its_step(
-    aws: AwsServer, up: list[str], capsys: pytest.CaptureFixture[str]
+    aws: AwsServer, up: list[str], deploy: Run
 ) -> None:
     aws.control(host=FAILED)
-    assert main(up) == 1
-    assert "FAILED at: model" in capsys.readouterr().err
+    deploy(*up).assert_failed("FAILED at: model")
 
 
 def test_a_host_that_ended_itself_is_started_anew(
-    aws: AwsServer, up: list[str], capsys: pytest.CaptureFixture[str]
+    aws: AwsServer, up: list[str], deploy: Run
 ) -> None:
     assert main(up) == 0
     (first,), token = instances(), (kept(aws) / "token").read_text()
     boto3.client("ec2", region_name=REGION).terminate_instances(InstanceIds=[first])
-    assert main(["status", "demo"]) == 1
-    assert "terminated" in capsys.readouterr().out
+    told = deploy("status", "demo")
+    assert (told.code, "terminated" in told.out) == (1, True)
     assert main(up) == 0
     assert instances() != [first]
     assert (kept(aws) / "token").read_text() != token
 
 
-def test_a_name_that_stands_with_something_else_is_refused(
-    aws: AwsServer, up: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(up) == 0
-    assert main([*up, "--spot"]) == 1
-    assert "stands with Market on-demand, and spot is asked for" in capsys.readouterr().err
-
-
 def test_an_open_port_is_in_the_certificate_and_in_the_named_target(
     aws: AwsServer, up: list[str]
 ) -> None:
-    from cryptography import x509
-
     aws.control(takes_secrets=False)
     assert main([*up, "--allow_cidr", "203.0.113.7/32", "--no_wait"]) == 0
     pem = boto3.client("ssm").get_parameter(Name="/outrider/demo/certificate", WithDecryption=True)
@@ -368,9 +294,12 @@ def test_an_open_port_is_in_the_certificate_and_in_the_named_target(
 
 
 def test_a_tunnel_hands_the_session_to_awss_plugin_without_showing_it_in_its_arguments(
-    aws: AwsServer, up: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    aws: AwsServer, up: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, deploy: Run
 ) -> None:
     assert main(up) == 0
+    with monkeypatch.context() as without:
+        without.setenv("PATH", "/nowhere")
+        deploy("tunnel", "demo").assert_failed("session-manager-plugin", "not installed")
     plugin, noted = tmp_path / "session-manager-plugin", tmp_path / "noted"
     plugin.write_text(f'#!/bin/sh\necho "$AWS_SSM_START_SESSION_RESPONSE" "$@" > {noted}\n')
     plugin.chmod(0o755)
@@ -383,38 +312,13 @@ def test_a_tunnel_hands_the_session_to_awss_plugin_without_showing_it_in_its_arg
     assert "TerminateSession" in aws.control()["called"]
 
 
-def test_without_the_plugin_a_tunnel_says_what_is_missing(
-    aws: AwsServer,
-    up: list[str],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    assert main(up) == 0
-    monkeypatch.setenv("PATH", "/nowhere")
-    assert main(["tunnel", "demo"]) == 1
-    assert "session-manager-plugin, which is not installed" in capsys.readouterr().err
-
-
-def test_a_running_targets_credentials_are_not_lost_by_a_command_for_another_region(
-    aws: AwsServer, up: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(up) == 0
-    for words in (["down", "demo"], up):
-        assert main([*words, "--region", "eu-west-1"]) == 1
-        assert "demo was started in us-east-1" in capsys.readouterr().err
-    assert (kept(aws) / "token").is_file()
-
-
-def test_a_stack_that_outrider_did_not_make_is_left_alone(
-    aws: AwsServer, up: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_stack_that_outrider_did_not_make_is_left_alone(up: list[str], deploy: Run) -> None:
     cloudformation = boto3.client("cloudformation")
     topic = {"Resources": {"Topic": {"Type": "AWS::SNS::Topic"}}}
     cloudformation.create_stack(StackName="outrider-demo", TemplateBody=json.dumps(topic))
     try:
         for words in (up, ["down", "demo"], ["status", "demo"]):
-            assert main(words) == 1
-            assert "was not made by Outrider" in capsys.readouterr().err
+            deploy(*words).assert_failed("was not made by Outrider")
         (stack,) = cloudformation.describe_stacks(StackName="outrider-demo")["Stacks"]
         assert stack["StackStatus"] == "CREATE_COMPLETE"
     finally:
@@ -422,18 +326,13 @@ def test_a_stack_that_outrider_did_not_make_is_left_alone(
 
 
 def test_nothing_is_started_unasked_where_nobody_can_be_asked(
-    aws: AwsServer, up: list[str], capsys: pytest.CaptureFixture[str]
+    aws: AwsServer, up: list[str], deploy: Run
 ) -> None:
-    assert main(up[:-1]) == 1
-    assert "--yes starts" in capsys.readouterr().err
-    called = aws.control()["called"]
-    assert "CreateStack" not in called
-    assert "CreateBucket" not in called
+    deploy(*up[:-1]).assert_failed("--yes starts")
+    assert not {"CreateStack", "CreateBucket"} & set(aws.control()["called"])
 
 
-def test_the_bucket_is_not_removed_under_another_target(
-    aws: AwsServer, up: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_bucket_is_not_removed_under_another_target(up: list[str], deploy: Run) -> None:
     assert main(up) == 0
-    assert main(["down", "other", "--with_bucket"]) == 1
-    assert "outrider-demo may need what the bucket holds" in capsys.readouterr().err
+    removed = deploy("down", "other", "--with_bucket")
+    removed.assert_failed("outrider-demo may need what the bucket holds")

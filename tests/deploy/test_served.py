@@ -1,22 +1,27 @@
 """What a host serves: an artefact's manifest from its store, checked against the instance, and the
-speed that is computed from it.
+speed that is computed from it. Instance types as EC2 describes them, wrong reports corrected.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+import boto3
 import pytest
+from moto import mock_aws
 
 from compile.plan.graph_time import graph_time
 from compile.request import find_checkpoint, make_request
+from deploy.aws import Aws
 from deploy.deployment import Deployment
 from deploy.instance_kind import InstanceKind
+from deploy.instance_types import DEVICE_GIB, bundled_types, find_type, read_type
 from deploy.served import computed_speed, read_served
 from inference.artifact import Manifest, write_manifest
 from inference.errors import BadArtifact
+from tests.support.artifacts import TRN1, trn1_manifest
 from tests.support.refusals import assert_refused
-from tests.support.trn1_manifest import REQUEST, trn1_manifest
 
 
 @pytest.fixture(scope="module")
@@ -29,8 +34,8 @@ def deployed(instance: str, artifact: str, digest: str | None = None) -> Deploym
 
 
 def test_the_speed_is_that_of_the_widest_graph_without_candidates(manifest: Manifest) -> None:
-    checkpoint = find_checkpoint(REQUEST)
-    spec = make_request(REQUEST, checkpoint).spec
+    checkpoint = find_checkpoint(TRN1)
+    spec = make_request(TRN1, checkpoint).spec
     (bucket,) = [one for one in spec.buckets if one.nodes == 1 and one.rows == spec.rows]
     speed = computed_speed(manifest)
     assert speed is not None
@@ -38,39 +43,64 @@ def test_the_speed_is_that_of_the_widest_graph_without_candidates(manifest: Mani
     assert speed.tokens_per_second == pytest.approx(spec.rows / seconds)
 
 
-def test_an_artefact_here_is_read_with_its_digest(manifest: Manifest, tmp_path: Path) -> None:
+def test_an_artefact_here_is_read_with_its_digest_and_refused_for_another_device(
+    manifest: Manifest, tmp_path: Path
+) -> None:
     write_manifest(tmp_path, manifest)
-    deployment = deployed("trn1.2xlarge", str(tmp_path))
+    deployment, other = (deployed(one, str(tmp_path)) for one in ("trn1.2xlarge", "inf2.xlarge"))
     assert read_served(deployment) == manifest
     assert deployment.served == manifest.digest()
+    assert_refused(lambda: read_served(other), ["trn1", "inf2.xlarge"])
 
 
-def test_an_artefact_for_another_device_is_refused(manifest: Manifest, tmp_path: Path) -> None:
-    write_manifest(tmp_path, manifest)
-    assert_refused(
-        lambda: read_served(deployed("inf2.xlarge", str(tmp_path))), ["trn1", "inf2.xlarge"]
-    )
-
-
+@pytest.mark.usefixtures("aws_keys")
 def test_of_an_artefact_on_s3_the_manifest_alone_is_fetched_and_checked(
-    manifest: Manifest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    manifest: Manifest, tmp_path: Path
 ) -> None:
-    import boto3
-    from moto import mock_aws
-
-    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
-        monkeypatch.setenv(name, "testing")
     write_manifest(tmp_path, manifest)
     with mock_aws():
         s3 = boto3.client("s3", region_name="us-east-1")
         s3.create_bucket(Bucket="store")
-        key = f"a/manifests/{manifest.digest()}.json"
-        s3.upload_file(str(tmp_path / "manifest.json"), "store", key)
-        s3.upload_file(str(tmp_path / "manifest.json"), "store", f"a/manifests/{'0' * 64}.json")
-        right = deployed("trn1.2xlarge", "s3://store/a", manifest.digest())
-        assert read_served(right) == manifest
-        assert_refused(
-            lambda: read_served(deployed("trn1.2xlarge", "s3://store/a", "0" * 64)),
-            ["manifests/"],
-            BadArtifact,
+        for digest in (manifest.digest(), "0" * 64):
+            s3.upload_file(str(tmp_path / "manifest.json"), "store", f"a/manifests/{digest}.json")
+        right, wrong = (
+            deployed("trn1.2xlarge", "s3://store/a", digest)
+            for digest in (manifest.digest(), "0" * 64)
         )
+        assert read_served(right) == manifest
+        assert_refused(lambda: read_served(wrong), ["manifests/"], BadArtifact)
+
+
+# --- instance types
+
+
+@pytest.fixture
+def ec2(aws_keys: None) -> Any:
+    """EC2 of moto, whose instance types are those that AWS described one day."""
+    with mock_aws():
+        yield boto3.client("ec2", region_name="us-east-1")
+
+
+def test_trainium2_has_96_gib_although_ec2_says_512(ec2: Any) -> None:
+    described = ec2.describe_instance_types(InstanceTypes=["trn2.48xlarge"])["InstanceTypes"][0]
+    said = described["NeuronInfo"]["NeuronDevices"][0]["MemoryInfo"]["SizeInMiB"]
+    corrected = read_type(described)
+    assert said == 524288, "EC2 reports it rightly now: the correction can go"
+    assert corrected.device_gib == DEVICE_GIB["Trainium2"] == 96
+    assert corrected.accelerators == "16 Trainium2: 128 cores, 1536 GiB"
+
+
+@pytest.mark.parametrize("name", ["trn1.2xlarge", "trn1.32xlarge", "trn2.48xlarge", "inf2.xlarge"])
+def test_the_bundled_types_are_as_ec2_describes_them_but_for_the_corrections(
+    name: str, ec2: Any
+) -> None:
+    described = ec2.describe_instance_types(InstanceTypes=[name])["InstanceTypes"][0]
+    assert bundled_types()[name] == read_type(described)
+
+
+def test_a_type_without_accelerators_has_none_and_one_that_ec2_does_not_describe_is_refused(
+    ec2: Any,
+) -> None:
+    host = find_type(Aws("us-east-1"), "r5.2xlarge")
+    assert (host.vcpus, host.memory_gib, host.accelerators) == (8, 64, "")
+    assert_refused(lambda: find_type(Aws("us-east-1"), "trn3.48xlarge"), ["trn3"])

@@ -4,38 +4,34 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 from cryptography.hazmat.primitives import serialization
 
-from grpc_comm.certificate import Issued, issue
+from grpc_comm.certificate import issue
 from grpc_comm.client.connection import connect
 from grpc_comm.security import SecurityOptions
 from grpc_comm.transport import Address
-from inference.errors import InvalidRequest
 from outrider.cli import main
 from outrider.link.emulated_link import main as link
 from outrider.options.parsing import roles_of
 from outrider.target.spawn import role_command, role_environment
+from tests.support.refusals import assert_refused, assert_usage_error
 from tests.support.wire_fixtures import WAIT, background, successor_engine
 
-NO_PORTS = ["70000", "65536", "-1", "4464.0", "x", "", "9" * 5000]
+NO_PORTS = ["70000", "65536", "-1", "4464.5", "x", "", "9" * 5000]
 
 
 @pytest.mark.parametrize("flag", ["port", "metrics_port"])
-@pytest.mark.parametrize("port", ["70000", "65536", "-1", "4464.5", "x", "", "9" * 5000])
+@pytest.mark.parametrize("port", NO_PORTS)
 def test_no_role_takes_a_port_that_is_none(
     port: str, flag: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for role in roles_of(flag):
-        with pytest.raises(SystemExit) as refusal:
-            main(["--role", role, f"--{flag}={port}"])
-        (line,) = capsys.readouterr().err.splitlines()
-        assert refusal.value.code == 2
-        assert f"--{flag} {port[:20]}" in line
-        assert "65535" in line
+        words = ["--role", role, f"--{flag}={port}"]
+        assert_usage_error(capsys, main, words, [f"--{flag} {port[:20]}", "65535"])
 
 
 @pytest.mark.parametrize("port", NO_PORTS)
@@ -45,11 +41,8 @@ def test_an_address_with_a_port_that_is_none_is_refused_in_one_line(
 ) -> None:
     target = f"127.0.0.1:{port}"
     for role in ("draft", "fused_client"):
-        with pytest.raises(SystemExit) as refusal:
-            main(["--role", role, "--prompt", "x", "--target_host", target])
-        assert refusal.value.code == 2
-        (line,) = capsys.readouterr().err.splitlines()
-        assert "a port is " in line or "an address is HOST:PORT" in line
+        words = ["--role", role, "--prompt", "x", "--target_host", target]
+        assert_usage_error(capsys, main, words, [port[:20]])
     for words in (["--to", target], ["--to", "127.0.0.1:1", "--listen", target]):
         assert link(words) == 1
         (line,) = capsys.readouterr().err.splitlines()
@@ -58,8 +51,8 @@ def test_an_address_with_a_port_that_is_none_is_refused_in_one_line(
 
 @pytest.mark.parametrize("port", [70_000, 65_536, -1])
 def test_a_server_does_not_listen_on_a_port_that_is_none(port: int) -> None:
-    with pytest.raises(InvalidRequest, match=f"from 0 to 65535: got {port}"):
-        background(successor_engine(), Address("127.0.0.1", port))
+    address = Address("127.0.0.1", port)
+    assert_refused(lambda: background(successor_engine(), address), [str(port), "65535"])
 
 
 PEM, PKCS8 = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
@@ -77,43 +70,24 @@ def run(command: list[str]) -> tuple[int, list[str]]:
     return ended.returncode, ended.stderr.splitlines()
 
 
-Spoil = Callable[[Issued], Issued]
-BAD: dict[str, tuple[str, str, Spoil]] = {
-    "no certificate": ("cert", "a certificate", lambda pair: pair._replace(certificate=b"")),
-    "half a certificate": (
-        "cert",
-        "a certificate",
-        lambda pair: pair._replace(certificate=pair.certificate[:200]),
-    ),
-    "a key as a certificate": (
-        "cert",
-        "a certificate",
-        lambda pair: pair._replace(certificate=pair.key),
-    ),
-    "binary": ("cert", "a certificate", lambda pair: pair._replace(certificate=b"\xff\0\x01")),
-    "no key": ("key", "a private key", lambda pair: pair._replace(key=b"\n")),
-    "a certificate as a key": (
-        "key",
-        "a private key",
-        lambda pair: pair._replace(key=pair.certificate),
-    ),
-    "a key with a passphrase": (
-        "key",
-        "without a passphrase",
-        lambda pair: pair._replace(key=encrypted(pair.key)),
-    ),
-    "another's key": (
-        "key",
-        "this one is another's",
-        lambda pair: pair._replace(key=issue(["x"]).key),
-    ),
-    "no authority": ("ca", "a certificate", lambda pair: pair._replace(ca=b"x")),
+SOUND = issue(["localhost"])
+BAD: dict[str, tuple[str, bytes, str]] = {
+    "no certificate": ("cert", b"", "a certificate"),
+    "half a certificate": ("cert", SOUND.certificate[:200], "a certificate"),
+    "a key as a certificate": ("cert", SOUND.key, "a certificate"),
+    "binary": ("cert", b"\xff\0\x01", "a certificate"),
+    "no key": ("key", b"\n", "a private key"),
+    "a certificate as a key": ("key", SOUND.certificate, "a private key"),
+    "a key with a passphrase": ("key", encrypted(SOUND.key), "without a passphrase"),
+    "another's key": ("key", issue(["x"]).key, "this one is another's"),
+    "no authority": ("ca", b"x", "a certificate"),
 }
+"""What one of the files is in place of what it should be, and what is said of it."""
 
 
-def spoilt(folder: Path, spoil: Spoil) -> SecurityOptions:
-    issued = spoil(issue(["localhost"]))
-    files = {"ca": issued.ca, "cert": issued.certificate, "key": issued.key}
+def written(folder: Path, **spoilt: bytes) -> SecurityOptions:
+    """The files of a target and its clients, some of them others."""
+    files = {"ca": SOUND.ca, "cert": SOUND.certificate, "key": SOUND.key} | spoilt
     for name, content in files.items():
         (folder / name).write_bytes(content)
         (folder / name).chmod(0o600)
@@ -122,29 +96,25 @@ def spoilt(folder: Path, spoil: Spoil) -> SecurityOptions:
 
 @pytest.mark.parametrize("bad", BAD)
 def test_a_bad_tls_file_is_named_at_both_ends_with_what_is_wrong(bad: str, tmp_path: Path) -> None:
-    name, words, spoil = BAD[bad]
-    security = spoilt(tmp_path, spoil)
+    name, content, words = BAD[bad]
+    security = written(tmp_path, **{name: content})
     for end in (
         lambda: background(successor_engine(), security=security),
         lambda: connect("127.0.0.1:1", security=security),
     ):
-        with pytest.raises(InvalidRequest) as refusal:
-            end()
-        assert str(refusal.value).startswith(f"--tls_{name} {tmp_path / name}: ")
-        assert words in str(refusal.value)
+        line = assert_refused(end, [words])
+        assert line.startswith(f"--tls_{name} {tmp_path / name}: ")
 
 
 def test_a_sound_pair_on_a_port_in_use_is_not_called_bad(tmp_path: Path) -> None:
-    security = spoilt(tmp_path, lambda pair: pair)
-    with (
-        background(successor_engine(), security=security) as server,
-        pytest.raises(InvalidRequest, match="in use"),
-    ):
-        background(successor_engine(), server.address, security=security)
+    security = written(tmp_path)
+    with background(successor_engine(), security=security) as server:
+        second = partial(background, successor_engine(), server.address, security=security)
+        assert_refused(second, [str(server.address), "in use"])
 
 
 def test_a_target_with_a_bad_certificate_says_one_line_before_it_loads(tmp_path: Path) -> None:
-    spoilt(tmp_path, BAD["another's key"][2])
+    written(tmp_path, key=BAD["another's key"][1])
     files = ("--tls_cert", str(tmp_path / "cert"), "--tls_key", str(tmp_path / "key"))
     command = role_command("target", "--port", "0", "--model", str(tmp_path), *files)
     code, (line,) = run(command)

@@ -152,16 +152,6 @@ def test_a_text_that_is_long_enough_already_is_not_begun() -> None:
     assert [nodes for _, nodes in model.calls] in ([], [2])
 
 
-def test_traffic_adds_up_what_the_session_cost() -> None:
-    engine, _, _ = exact_engine(times=free)
-    session = LocalSession(engine)
-    steps = made(session, Foreteller(TEXT[:40]))
-    assert session.traffic.forwards == len(steps)
-    assert session.traffic.model_seconds == pytest.approx(0.010 * len(steps))
-    assert session.traffic.nodes >= 40
-    assert session.traffic.prefill_seconds == pytest.approx(0.010)
-
-
 def test_what_was_found_is_sent_after_what_came_meanwhile_was_heard() -> None:
     engine, _, _ = exact_engine(times=free)
     session, proposer = Told(engine), Foreteller(TEXT[:40])

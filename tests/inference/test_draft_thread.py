@@ -9,7 +9,7 @@ from contextlib import closing, contextmanager
 import pytest
 
 from inference.decode import Loop, TargetSession
-from inference.draft_thread import Drafter, Drafting, inline, on_thread, threaded
+from inference.draft_thread import Drafter, Drafting, inline, on_thread
 from inference.engine.local_session import LocalSession
 from inference.order import Decode, Pace
 from inference.proposer import BASE, COPY, DraftUsage, Nodes, Notice, Proposal, Proposer
@@ -22,6 +22,18 @@ PROMPT = [1, 2, 3]
 TEXT = own_text(PROMPT, 40)
 SECONDS = 60
 """Longest wait for another thread: a test that waits so long has failed."""
+
+
+def threaded(proposers: Sequence[Proposer]) -> Drafter:
+    """Let these proposers work on a thread of their own, for one text after the other."""
+    turn = threading.Lock()  # of the texts: a call of the last one may still be under way
+
+    @contextmanager
+    def lend(wanted: Callable[[], bool]) -> Iterator[Sequence[Proposer]]:
+        with turn:
+            yield proposers
+
+    return on_thread(lend)
 
 
 class Gated:
@@ -72,9 +84,13 @@ class Told(LocalSession):
         super().propose(nodes)
 
 
-def text_of(session: TargetSession, drafter: Drafter, pace: Pace = Pace.GO_ON) -> list[int]:
+def begun(session: TargetSession, drafter: Drafter, pace: Pace = Pace.GO_ON) -> Loop:
     order = Decode(len(PROMPT) + len(TEXT), pace=pace)
-    with closing(session), closing(Loop(PROMPT, SamplingParams(), session, order, drafter)) as loop:
+    return Loop(PROMPT, SamplingParams(), session, order, drafter)
+
+
+def text_of(session: TargetSession, drafter: Drafter, pace: Pace = Pace.GO_ON) -> list[int]:
+    with closing(session), closing(begun(session, drafter, pace)) as loop:
         return [token for step in loop.steps() for token in step.tokens]
 
 
@@ -126,9 +142,7 @@ def test_a_waiting_target_goes_on_while_no_draft_has_joined() -> None:
 
 def test_a_proposer_that_joins_late_hears_all_tokens_in_order() -> None:
     proposer, session = Gated("open"), Told(exact_engine()[0])
-    order = Decode(len(PROMPT) + len(TEXT))
-    loop = Loop(PROMPT, SamplingParams(), session, order, threaded([proposer]))
-    made = list[int]()
+    loop, made = begun(session, threaded([proposer])), list[int]()
     while len(made) < 10:
         made += loop.step(1.0).tokens
     assert session.proposed == 0
@@ -147,8 +161,8 @@ def test_an_error_of_the_draft_is_raised_where_the_text_is_read() -> None:
         def work(self, now: float) -> DraftUsage | None:
             raise RuntimeError("the draft's model fails")
 
-    session, order = LocalSession(exact_engine()[0]), Decode(len(PROMPT) + len(TEXT))
-    loop = Loop(PROMPT, SamplingParams(), session, order, threaded([Faulty()]))
+    session = LocalSession(exact_engine()[0])
+    loop = begun(session, threaded([Faulty()]))
     left()
     with pytest.raises(RuntimeError, match="the draft's model fails"):
         list(loop.steps())
@@ -160,8 +174,7 @@ def test_the_next_text_has_the_draft_once_its_last_call_is_over() -> None:
     proposer = Gated("work")
     drafter, session = threaded([proposer]), Told(exact_engine()[0])
     assert text_of(session, drafter) == TEXT
-    order = Decode(len(PROMPT) + len(TEXT))
-    loop = Loop(PROMPT, SamplingParams(), session, order, drafter)
+    loop = begun(session, drafter)
     assert loop.step(1.0).tokens
     assert proposer.opened == 1
     proposer.gate.set()

@@ -121,12 +121,12 @@ def test_the_fingerprint_does_not_depend_on_file_bytes(
 
 
 def swap_two_ids(model: dict[str, dict[str, int]]) -> dict[str, dict[str, int]]:
-    words = list(model["vocab"])[300:302]
-    model["vocab"][words[0]], model["vocab"][words[1]] = (
-        model["vocab"][words[1]],
-        model["vocab"][words[0]],
-    )
+    ids, (one, other) = model["vocab"], list(model["vocab"])[300:302]
+    ids[one], ids[other] = ids[other], ids[one]
     return model
+
+
+BYTE_LEVEL = ("add_prefix_space", "trim_offsets", "use_regex")
 
 
 @pytest.mark.parametrize(
@@ -135,15 +135,7 @@ def swap_two_ids(model: dict[str, dict[str, int]]) -> dict[str, dict[str, int]]:
         ("model", swap_two_ids),
         ("model", lambda model: {**model, "merges": model["merges"][:-1]}),
         ("normalizer", {"type": "NFC"}),
-        (
-            "pre_tokenizer",
-            {
-                "type": "ByteLevel",
-                "add_prefix_space": True,
-                "trim_offsets": True,
-                "use_regex": True,
-            },
-        ),
+        ("pre_tokenizer", {"type": "ByteLevel"} | dict.fromkeys(BYTE_LEVEL, True)),
     ],
     ids=["ids", "merges", "normalizer", "pre-tokenizer"],
 )

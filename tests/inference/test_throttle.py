@@ -29,7 +29,7 @@ class Text:
         whole = int(self.tokens)
         drafted = whole + (self._chance.random() < self.tokens - whole)
         took, tokens = (self.pace * self.slower, drafted) if allowed else (self.pace, 1)
-        self.throttle.hear(took, tokens, 1, quiet=not allowed)
+        self.throttle.hear(took, tokens, 1, lone=tokens == 1, silent=not allowed)
         self.seconds, self.made = self.seconds + took, self.made + tokens
         self.silent += not allowed
 
@@ -72,3 +72,15 @@ def test_a_machine_that_has_slowed_down_is_no_fault_of_the_draft() -> None:
     for _ in range(200):
         text.forward()
     assert text.silent - silent <= 3
+
+
+def test_a_neighbour_during_the_silence_gives_the_draft_no_credit() -> None:
+    quiet = silence()
+    disturbed = Text(1.0, 1.0, quiet)
+    disturbed.pace = 2.0
+    for _ in range(3):
+        disturbed.forward()
+    text = Text(1.3, 1.0, quiet)  # the neighbour has left, and each call costs this text 0.3
+    for _ in range(60):
+        text.forward()
+    assert text.seconds - text.made <= TUNING.loan + TUNING.loss * text.made + 4 * 1.3

@@ -73,18 +73,6 @@ def test_the_mask_of_any_tree_is_ancestors_and_self(choices: list[int]) -> None:
         assert drawn.depths[node] == len(ancestors) - 1
 
 
-def test_a_selection_keeps_order_and_parents() -> None:
-    drawn = tree([10, 11, 12, 13, 14], [-1, 0, 0, 1, 2])
-    kept = drawn.select([0, 2, 4, 1])
-    assert kept.tokens.tolist() == [10, 12, 14, 11]
-    assert kept.parents.tolist() == [-1, 0, 1, 0]
-
-
-def test_a_selection_without_a_parent_is_refused() -> None:
-    with pytest.raises(InvalidRequest, match="parent"):
-        tree([10, 11, 12], [-1, 0, 1]).select([0, 2])
-
-
 def test_acceptance_walks_while_the_chosen_token_is_a_child() -> None:
     drawn = tree([0, 5, 6, 7, 8], [-1, 0, 0, 2, 3])
     assert accept_match(drawn, np.array([6, 9, 7, 8, 3])) == Verdict((2, 3, 4), 3)

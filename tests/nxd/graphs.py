@@ -11,7 +11,8 @@ import enum
 import hashlib
 import threading
 import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -23,43 +24,9 @@ from torch.export import ExportedProgram
 
 from inference.model.arithmetic import WIDEST
 from tests.support.fake_hlo import Lowering, program_of
+from tests.support.fake_ranks import Group, as_rank
 
 Shards = list[dict[str, Tensor]]
-
-
-class Ranks:
-    """The ranks of one run, and what they have given to each collective so far."""
-
-    def __init__(self, size: int) -> None:
-        self.size, self._barrier = size, threading.Barrier(size, timeout=120)
-        self._parts: dict[int, dict[int, Tensor]] = {}
-
-    def exchange(self, rank: int, step: int, part: Tensor) -> list[Tensor]:
-        self._parts.setdefault(step, {})[rank] = part
-        self._barrier.wait()
-        return [self._parts[step][each] for each in range(self.size)]
-
-    def run(self, function: Callable[[int], Tensor]) -> list[Tensor]:
-        """The function's result on every rank."""
-        results: dict[int, Tensor] = {}
-        failures: list[BaseException] = []
-
-        def one(rank: int) -> None:
-            _here.ranks, _here.rank, _here.step = self, rank, 0
-            try:
-                results[rank] = function(rank)
-            except BaseException as error:
-                failures.append(error)
-                self._barrier.abort()
-
-        threads = [threading.Thread(target=one, args=(rank,)) for rank in range(self.size)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        if failures:
-            raise RuntimeError(f"a rank failed: {failures[0]!r}") from failures[0]
-        return [results[rank] for rank in range(self.size)]
 
 
 _here = threading.local()
@@ -67,12 +34,9 @@ _here = threading.local()
 
 def _parts(part: Tensor, size: int) -> list[Tensor]:
     """Every rank's part; while tracing, one rank stands for all."""
-    ranks: Ranks | None = getattr(_here, "ranks", None)
-    if ranks is None:
-        return [part] * size
-    assert ranks.size == size, f"a collective of {size} ranks among {ranks.size}"
-    _here.step += 1
-    return ranks.exchange(_here.rank, _here.step, part)
+    parts = Group(size).exchange(part)
+    assert len(parts) == size, f"a collective of {size} ranks among {len(parts)}"
+    return parts
 
 
 def all_reduce(
@@ -109,7 +73,7 @@ def _in_graph() -> bool:
     """Whether this thread traces or runs a graph. The host's own work beside it has torch's
     operations: noise is made while nobody waits for a call.
     """
-    return getattr(_here, "ranks", None) is not None or getattr(_here, "tracing", False)
+    return getattr(_here, "within", False)
 
 
 def _listed_topk(
@@ -137,7 +101,7 @@ def replaced_operations() -> Iterator[None]:
     """torch.topk and torch.argmax as torch_neuronx replaces them, for graphs of this thread and
     of ranks.
     """
-    _here.tracing = True
+    _here.within = True
     with (
         patch.object(torch, "topk", _listed_topk),
         patch.object(Tensor, "topk", _listed_topk),
@@ -148,7 +112,7 @@ def replaced_operations() -> Iterator[None]:
         try:
             yield
         finally:
-            _here.tracing = False
+            _here.within = False
 
 
 @dataclass
@@ -308,7 +272,18 @@ def run(graph: Graph, states: Shards, weights: Shards, inputs: Sequence[Tensor])
         wanted = graph.example[name]
         assert (tensor.shape, tensor.dtype) == (wanted.shape, wanted.dtype), name
 
+    group = Group(len(weights))
+
     def one(rank: int) -> Tensor:
+        _here.within = True
+        try:
+            with as_rank(rank, group):
+                return computed(rank)
+        except BaseException:
+            group.abort()
+            raise
+
+    def computed(rank: int) -> Tensor:
         module = copy.deepcopy(graph.module)
         for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
             value = (states if name in graph.states else weights)[rank][name]
@@ -322,7 +297,7 @@ def run(graph: Graph, states: Shards, weights: Shards, inputs: Sequence[Tensor])
         states[rank] |= {name: module.get_buffer(name) for name in graph.states}
         return out
 
-    with replaced_operations():
-        outs = Ranks(len(weights)).run(one)
+    with replaced_operations(), ThreadPoolExecutor(group.size) as pool:
+        outs = list(pool.map(one, range(group.size)))
     assert all(torch.equal(outs[0], out) for out in outs[1:]), "ranks disagree"
     return outs[0]

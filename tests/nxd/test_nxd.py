@@ -28,7 +28,7 @@ from inference.backends.eager import EagerModel
 from inference.backends.neuron import NeuronFusedModel
 from inference.backends.neuron_loading import load_neuron
 from inference.model.float8 import in_float8
-from tests.nxd import closed, graphs
+from tests.nxd import closed
 from tests.support.fake_neuron import VERSIONS, lay_out
 from tests.support.models import write_checkpoint
 from tests.support.neuron_artifacts import (
@@ -156,30 +156,3 @@ def _plain(default: Any) -> bool:
     return (
         isinstance(default, int | float | str | torch.dtype) or default is inspect.Parameter.empty
     )
-
-
-def test_a_constant_that_is_in_no_checkpoint_is_refused() -> None:
-    class Reads(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.register_buffer("table", torch.ones(2), persistent=False)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return x + self.table
-
-    with pytest.raises(AssertionError, match=r"in no checkpoint: \['table'"):
-        graphs.generate_hlo(
-            Reads(),
-            {"x": torch.ones(2)},
-            inline_weights_to_neff=False,
-            cpu_backend=True,
-            treat_inputs_as_kwargs=True,
-        )
-
-
-@pytest.mark.parametrize("scores", [torch.zeros(1, 2, 9), torch.zeros(1, 16_385)], ids=str)
-def test_a_topk_that_becomes_a_sort_is_refused(scores: torch.Tensor) -> None:
-    with graphs.replaced_operations():
-        assert isinstance(torch.topk(torch.zeros(2, 9), 2), list)
-        with pytest.raises(RuntimeError, match="NCC_EVRF029"):
-            torch.topk(scores, 2)

@@ -6,10 +6,20 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from pkgutil import iter_modules
 
 import pytest
 
 import outrider
+from grpc_comm.observability.events import SessionOpened
+from grpc_comm.server.server import BackgroundServer
+from grpc_comm.transport import Address, Endpoint
+from outrider.options.roles import ChatRole, TargetRole
+from outrider.target.target import load_target
+from tests.support.refusals import assert_refused
+from tests.support.wire_fixtures import WAIT
 
 PROMPT = "def main():"
 
@@ -102,27 +112,19 @@ def test_token_ids_are_a_prompt_too(engine: outrider.Engine) -> None:
         ([], {}),
         ([-1], {}),
         ([10**9], {}),
-        ("x", {"max_tokens": 0}),
         ("x", {"temperature": -1.0}),
-        ("x", {"stop": [""]}),
         ("x = 1\n" * 2000, {}),
     ],
 )
 def test_what_cannot_be_made_is_refused(
     engine: outrider.Engine, prompt: object, given: dict[str, object]
 ) -> None:
-    with pytest.raises(outrider.InvalidRequest):
-        engine.generate(prompt, **given)  # type: ignore[arg-type]
+    assert_refused(lambda: engine.generate(prompt, **given), [])  # type: ignore[arg-type]
 
 
-def test_a_misspelt_option_is_named_with_the_nearest() -> None:
-    with pytest.raises(outrider.InvalidRequest, match="token_file"):
-        outrider.connect("127.0.0.1:1", token_fil="x")
-
-
-def test_no_target_is_an_unavailable() -> None:
-    with pytest.raises(outrider.Unavailable):
-        outrider.connect("127.0.0.1:1")
+def test_a_misspelt_option_is_named_with_the_nearest_and_no_target_is_an_unavailable() -> None:
+    assert_refused(lambda: outrider.connect("127.0.0.1:1", token_fil="x"), ["token_file"])
+    assert_refused(lambda: outrider.connect("127.0.0.1:1"), ["127.0.0.1:1"], outrider.Unavailable)
 
 
 def test_every_public_name_exists_and_importing_needs_no_torch() -> None:
@@ -133,7 +135,55 @@ def test_every_public_name_exists_and_importing_needs_no_torch() -> None:
 
 
 def test_no_module_takes_the_place_of_a_public_name() -> None:
-    from pkgutil import iter_modules
-
     modules = {module.name for module in iter_modules(outrider.__path__)}
     assert not modules & set(outrider.__all__)
+
+
+# --- replicas
+
+
+@contextmanager
+def two_targets() -> Iterator[tuple[str, list[list[object]]]]:
+    """The embedded target twice: the addresses, and what each one's listener heard."""
+    with ExitStack() as stack:
+        heard: list[list[object]] = [[], []]
+        servers = [
+            stack.enter_context(
+                BackgroundServer(
+                    replace(load_target(TargetRole(port=0, batch=2)), listener=events.append)
+                )
+            )
+            for events in heard
+        ]
+        yield ",".join(str(server.address) for server in servers), heard
+
+
+def test_texts_are_spread_over_replicas_and_those_of_one_key_stay_together(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("grpc_comm.client.replicas.GATHER_SECONDS", WAIT)
+    with two_targets() as (addresses, heard), outrider.connect(addresses, draft=False) as engine:
+
+        def sessions() -> list[int]:
+            return [sum(isinstance(event, SessionOpened) for event in events) for events in heard]
+
+        texts = {engine.generate(PROMPT, max_tokens=8, prompt_cache_key="a").text for _ in range(4)}
+        assert sorted(sessions()) == [0, 4]
+        for number in range(12):
+            own = engine.generate(PROMPT, max_tokens=8, prompt_cache_key=str(number))
+            texts.add(own.text)
+        assert min(sessions()) > 0
+        assert len(texts) == 1
+
+
+@pytest.mark.parametrize(
+    ("given", "endpoints"),
+    [
+        ("a", [Endpoint(Address("a", 7))]),
+        ("a:1,b", [Endpoint(Address("a", 1)), Endpoint(Address("b", 7))]),
+        ("dns:///a", [Endpoint(Address("a", 7), resolved=True)]),
+        ("dns:///a:1", [Endpoint(Address("a", 1), resolved=True)]),
+    ],
+)
+def test_a_target_host_may_name_replicas(given: str, endpoints: list[Endpoint]) -> None:
+    assert ChatRole(target_host=given, port=7).connection.endpoints == endpoints

@@ -1,4 +1,10 @@
-"""A target is what it was before a campaign of hostile messages.
+"""A target is what it was before a campaign of messages that no honest client sends.
+
+The target is a process of its own with the embedded pair, the draft beside it. Hostile clients say
+sessions with other values in any field, damaged bytes, in any order, and leave. Every call has to
+end in time with a code that the protocol lists. A neighbour's texts, and afterwards every way to
+ask for a text, must bring what they brought before; the target must hold no session, log no error
+and need no more memory.
 
 CAMPAIGN_MESSAGES=N sends N of them in place of 1,000.
 """
@@ -7,116 +13,108 @@ from __future__ import annotations
 
 import os
 import random
-from typing import Any
+from collections import Counter
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from threading import Event
 
 import grpc
-import pytest
-from google.protobuf.message import Message
-from google.protobuf.message_factory import GetMessageClass
 
+from grpc_comm.client.connection import connect
+from grpc_comm.client.patience import Patience
 from grpc_comm.proto import verifier_pb2 as pb
-from tests.storm.campaign import SERVICE, campaign
-from tests.storm.hostile_calls import Author, Call, Outcome
-from tests.storm.recorder import Conversation
+from grpc_comm.translate import Description
+from inference.order import Pace
+from outrider.target.spawn import started
+from tests.storm.clients import Text, again, own_text, sessions_held
+from tests.support.hostile import DESCRIBE, ENDINGS, RIGHT, SESSION, converse
 from tests.support.mutator import Mutator
-from tests.support.wire_fixtures import chain_of, decode_to, opening
+from tests.support.wire_fixtures import opening, resident
 
-KINDS = [GetMessageClass(method.input_type) for method in SERVICE.methods]
+MESSAGES = int(os.environ.get("CAMPAIGN_MESSAGES", "1000"))
+AT_ONCE, TOKENS, TEXTS, LEASE_SECONDS = 8, 12, 3, 2.0
+PATIENCE = Patience(30.0)
+MOST_GROWTH = 128 * 2**20
+"""Bytes by which the target's memory may grow once it is warm."""
+
+FLAGS = {
+    "batch": 16,
+    "sequence_length": 96,
+    "lease": LEASE_SECONDS,
+    "waiting": 64,
+    "log": "text",
+    "log_level": "error",
+}
+OWN = (("grpc.use_local_subchannel_pool", 1),)
+"""Each client has a connection of its own."""
+
+
+def wage(address: str, served: Description, messages: int) -> Counter[grpc.StatusCode]:
+    """Codes with which the calls of so many messages ended."""
+    near = [value for value in vars(served).values() if type(value) is int]
+    known = {
+        "tokenizer_fingerprint": served.tokenizer_fingerprint,
+        "model_fingerprint": served.model_fingerprint,
+    }
+
+    def client(number: int) -> Counter[grpc.StatusCode]:
+        chance, codes, said = random.Random(number), Counter[grpc.StatusCode](), 0
+        mutator = Mutator(chance, near)
+        with grpc.insecure_channel(address, OWN) as channel:
+            while said < messages / AT_ONCE:
+                method, hostile = SESSION, mutator.session(opening(**known), RIGHT)
+                if chance.random() < 0.1:
+                    request = mutator.afresh(pb.DescribeRequest).SerializeToString()
+                    method, hostile = DESCRIBE, [mutator.damaged(request)]
+                code, _ = converse(channel, hostile, method, leaves=chance.random() < 0.01)
+                codes[code] += 1
+                said += len(hostile)
+        return codes
+
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        return sum(pool.map(client, range(AT_ONCE)), Counter())
+
+
+def go_on(address: str, texts: Sequence[Text], over: Event) -> int:
+    """Texts of a neighbour meanwhile, all of them right."""
+    made = 0
+    with connect(address, timeout=30, patience=PATIENCE) as connection:
+        while not over.is_set():
+            for text in texts:
+                assert again(connection, text, alone=False, pace=Pace.GO_ON) == text.due
+                made += 1
+    return made
 
 
 def test_a_target_is_the_same_after_a_campaign() -> None:
-    messages = int(os.environ.get("CAMPAIGN_MESSAGES", "1000"))
-    report = campaign(messages)
-    assert report.problems == []
-    assert report.messages >= messages
-    assert report.texts > 0
-    assert {"OK", "INVALID_ARGUMENT", "FAILED_PRECONDITION"} <= set(report.codes)
-
-
-def set_fields(message: Message) -> set[str]:
-    """Full names of the fields that are set, in messages within it, too."""
-    found = set[str]()
-    for field, held in message.ListFields():
-        found.add(field.full_name)
-        for inner in [] if field.message_type is None else held if field.is_repeated else [held]:
-            found |= set_fields(inner)
-    return found
-
-
-def fields_of(descriptor: Any) -> set[str]:
-    found = {field.full_name for field in descriptor.fields}
-    within = [field.message_type for field in descriptor.fields if field.message_type]
-    return found.union(*map(fields_of, within))
-
-
-@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.DESCRIPTOR.name)
-def test_every_field_of_every_message_is_tried(kind: type[Message]) -> None:
-    mutator = Mutator(random.Random(1))
-    tried = set[str]()
-    for _ in range(500):
-        tried |= set_fields(mutator.afresh(kind))
-    assert tried == fields_of(kind.DESCRIPTOR)
-
-
-@pytest.mark.parametrize("right", [opening(), chain_of(), decode_to(2)])
-def test_a_message_is_changed_in_each_of_its_fields_and_mostly_in_few(right: Message) -> None:
-    mutator = Mutator(random.Random(1))
-    before, changed, same = right.SerializeToString(), set[str](), 0
-    for _ in range(1_000):
-        other = mutator.changed(right)
-        differing = different_fields(right, other)
-        changed |= differing
-        same += not differing
-    assert right.SerializeToString() == before
-    assert changed == fields_of(right.DESCRIPTOR)
-    assert 50 < same < 500
-
-
-def different_fields(one: Message, other: Message) -> set[str]:
-    """Full names of the fields in which they differ, in messages within them, too."""
-    found = set[str]()
-    for field in one.DESCRIPTOR.fields:
-        ours, theirs = getattr(one, field.name), getattr(other, field.name)
-        set_in = {field.has_presence and message.HasField(field.name) for message in (one, other)}
-        if ours != theirs or len(set_in) > 1:
-            found.add(field.full_name)
-            if field.message_type and not field.is_repeated:
-                found |= different_fields(ours, theirs)
-    return found
-
-
-def test_a_seed_makes_the_same_calls_again_with_ids_of_their_own() -> None:
-    heard = [
-        Conversation("/outrider.v1.Target/Session", [one.SerializeToString()])
-        for one in (opening(model_fingerprint="f" * 32), opening(model_fingerprint="f" * 32))
-    ]
-    heard += [
-        Conversation("/outrider.v1.Target/Describe", [b""]),
-    ]
-    calls = [[Author(heard, SERVICE, [1], seed=5).call() for _ in range(20)] for _ in range(2)]
-    assert calls[0] == calls[1]
-    author = Author(heard, SERVICE, [1], seed=5)
-    first = [pb.ClientMessage.FromString(heard[0].messages[0]) for _ in range(2)]
-    renamed = [author.renamed(message, {}) for message in first]
-    assert renamed[0] != renamed[1]
-    assert {message.open.model_fingerprint for message in first} == {"f" * 32}
-
-
-def test_a_method_that_no_honest_client_called_is_missed() -> None:
-    with pytest.raises(ValueError, match="no honest"):
-        Author([], SERVICE, [], seed=0)
-
-
-def test_an_end_that_should_not_have_been_is_counted() -> None:
-    outcome = Outcome()
-    call = Call("/x.Y/Z", [b""], leaves=False)
-    outcome.ended(call, 1, grpc.StatusCode.INVALID_ARGUMENT, "no")
-    assert not outcome.problems
-    for code in (
-        grpc.StatusCode.INTERNAL,
-        grpc.StatusCode.UNKNOWN,
-        grpc.StatusCode.DEADLINE_EXCEEDED,
-    ):
-        outcome.ended(call, 1, code, "why")
-    assert len(outcome.problems) == 3
-    assert (outcome.calls, outcome.messages) == (4, 4)
+    flags = [word for name, value in FLAGS.items() for word in (f"--{name}", str(value))]
+    flags.append("--measure_first")  # a target that measures while it is idle says so
+    with started("fused_target", flags) as target, ThreadPoolExecutor(1) as pool:
+        with connect(target.address, timeout=30, patience=PATIENCE) as connection:
+            served, over = connection.description, Event()
+            with closing(connection.session()) as session:
+                texts = [own_text(session, at, TOKENS, served.vocabulary) for at in range(TEXTS)]
+            target.said.clear()  # of its start
+            neighbour = pool.submit(go_on, target.address, texts, over)
+            try:
+                codes = wage(target.address, served, MESSAGES // 10)
+                warm = resident(target.pid)
+                codes += wage(target.address, served, MESSAGES)
+            finally:
+                over.set()
+            assert neighbour.result() > 0
+            for text in texts:
+                for alone in (False, True):
+                    for pace in Pace:
+                        assert again(connection, text, alone=alone, pace=pace) == text.due
+        assert sessions_held(target.address, 3 * LEASE_SECONDS + 10) == 0
+        assert resident(target.pid) - warm < MOST_GROWTH
+        said = list(target.said)
+    assert said == []
+    assert set(codes) <= {*ENDINGS, grpc.StatusCode.CANCELLED}, codes
+    assert {
+        grpc.StatusCode.OK,
+        grpc.StatusCode.INVALID_ARGUMENT,
+        grpc.StatusCode.FAILED_PRECONDITION,
+    } <= set(codes)

@@ -5,15 +5,24 @@ made with it.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from compile.build.build import Source, build_artifact
+from compile.build.build import (
+    Builder,
+    MadeWith,
+    Source,
+    build_artifact,
+    planned_manifest,
+    read_source,
+)
 from compile.build.progress import BuildProgress
+from compile.compile_options import CompileOptions
 from compile.plan.buckets import Sizes, graphs_of
 from compile.plan.workload import Limits
+from compile.request import find_checkpoint, make_request
 from compile.spec import CompileSpec
 from inference.artifact import Bucket, Manifest
 from tests.support.models import TINY
@@ -47,14 +56,8 @@ class FakeBuilder:
         self.asked.append("joint")
         return [_file(directory, "graphs/joint.bin", str(len(buckets)).encode())]
 
-    def versions(self) -> Mapping[str, str]:
-        return {"fake": self.version}
-
-    def host(self) -> Mapping[str, str]:
-        return {"machine": "any"}
-
-    def flags(self) -> Mapping[str, str]:
-        return {}
+    def made_with(self) -> MadeWith:
+        return MadeWith({"fake": self.version}, {"machine": "any"}, {})
 
 
 def small_spec(**changes: Any) -> CompileSpec:
@@ -84,9 +87,10 @@ def checkpoint(directory: Path) -> Source:
 
 def build(
     directory: Path,
-    builder: FakeBuilder | None = None,
+    builder: Builder | None = None,
     spec: CompileSpec | None = None,
     say: Callable[[str], None] = lambda line: None,
+    progress: BuildProgress | None = None,
 ) -> Manifest:
     """An artefact in `directory`, from a checkpoint beside it."""
     source = checkpoint(directory.parent / "checkpoint")
@@ -96,8 +100,18 @@ def build(
         builder or FakeBuilder(),
         directory,
         command="a test",
-        progress=BuildProgress(say),
+        progress=progress or BuildProgress(say),
     )
+
+
+TRN1 = CompileOptions(target="trn1", tensor_parallel=2, dry_run=True)
+
+
+def trn1_manifest() -> Manifest:
+    """The embedded target's for two cores of trn1, which was never built."""
+    found = find_checkpoint(TRN1)
+    spec, source = make_request(TRN1, found).spec, read_source(found.directory)
+    return planned_manifest(spec, source, FakeBuilder("trn1"))
 
 
 def _file(directory: Path, name: str, content: bytes) -> str:

@@ -56,8 +56,8 @@ class AwsServer:
         """Set faults (each {action, code, message} for a refused call, {action, seconds} for one
         that hangs and comes to nothing, {action, page} for a proxy's answer, or {action:
         CreateStack, zone, reason} for a stack that fails; `after` is an action that must have been
-        called before), what hosts answer, or whether they take
-        secrets. Returns the actions that were called since.
+        called before), what hosts answer, or whether they take secrets. Returns the actions that
+        were called since.
         """
         request = urllib.request.Request(
             self.address + _CONTROL, data=json.dumps(settings).encode(), method="POST"
@@ -66,20 +66,17 @@ class AwsServer:
             told: dict[str, Any] = json.load(answer)
         return told
 
-    def deploy(self, *arguments: str, check: int | None = 0) -> subprocess.CompletedProcess[str]:
-        """Run `python -m deploy` with these arguments; check is the exit code that it must have."""
-        ran = subprocess.run(
-            [sys.executable, "-m", "deploy", *arguments],
+    def begin(self, *arguments: str) -> subprocess.Popen[str]:
+        """Start this Python with these arguments. What it says comes to its stdout."""
+        return subprocess.Popen(
+            [sys.executable, *arguments],
             cwd=ROOT,
             env=self.environment,
-            capture_output=True,
-            text=True,
-            timeout=120,
             stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
         )
-        if check is not None:
-            assert ran.returncode == check, ran.stdout + ran.stderr
-        return ran
 
 
 @contextmanager

@@ -10,9 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from compile.build.equality import random_inputs
 from inference.artifact import Bucket
 from inference.model.cache import KeysValues, empty_cache
-from inference.model.noise_window import FILLED, Place, empty_window, fill_inputs
+from inference.model.noise_window import FILLED, NoisePlace, empty_window, fill_inputs
 from inference.model.round_graph import DRAFT, StatefulRoundGraph
 from inference.model.verify_graph import StatefulGraph, VerifyGraph
 from tests.support.models import tiny_decoder
@@ -79,56 +80,16 @@ class Case:
         return VerifyGraph(decoder, cache, self.bucket.levels, self.kept)
 
     def inputs(self, call: int) -> dict[str, Tensor]:
-        """Of the first or second call: trees (chains in a prefill) with context, whose second
-        context holds the first's nodes.
-        """
-        batch, nodes = self.rows, self.nodes
-        order = torch.stack(
-            [
-                torch.randperm(SLOTS, generator=torch.Generator().manual_seed(row))
-                for row in range(batch)
-            ]
-        )
-        context = torch.zeros(batch, 1, SLOTS).scatter(2, order[:, None, : 7 + call * nodes], 1.0)
-        slots = order[:, 7 + call * nodes :][:, :nodes].clone()
-        ancestors, depths = _tree(nodes, chain=self.prefill)
-        tree = ancestors.repeat(batch, 1, 1)
-        if nodes >= 8:  # the last node is padding
-            slots[:, -1] = JUNK
-            tree[:, -1] = torch.eye(nodes)[-1]
-        pick = (
-            torch.full((batch, 1), nodes - 2)
-            if self.prefill
-            else torch.arange(nodes).repeat(batch, 1)
-        )
-        whole = {
-            "tokens": torch.randint(
-                0, 61, (batch, nodes), generator=torch.Generator().manual_seed(call)
-            ),
-            "rows": CACHE_ROWS - 1 - torch.arange(batch),
-            "slots": slots,
-            "positions": (7 + call * nodes + depths).repeat(batch, 1),
-            "context_mask": context,
-            "tree_mask": tree,
-        }
-        if not self.bucket.everywhere:
-            whole["pick"] = pick.clamp(min=0)
-        if self.sampled:
-            whole["after"] = whole["positions"].gather(1, pick.clamp(min=0)) + 1
-        inputs = {name: tensor.to(torch.int32) for name, tensor in whole.items()}
-        return inputs | self._sampling(call) if self.sampled else inputs
+        """A call with random trees (chains in a prefill) above a random context."""
+        inputs = random_inputs(self.bucket, 61, CACHE_ROWS, 200, call)
+        return inputs | {"slots": scattered(self.rows, self.nodes, SLOTS, call)}
 
-    def _sampling(self, call: int) -> dict[str, Tensor]:
-        """Truncated both ways, open, and greedy, in turns; seeds of both signs."""
-        turn = torch.arange(call, call + self.rows)
-        return {
-            "temperature": torch.tensor([0.8, 1.0, 0.0])[turn],
-            "top_k": torch.tensor([5, 0, 0], dtype=torch.int32)[turn],
-            "top_p": torch.tensor([0.9, 1.0, 1.0])[turn],
-            "seed": torch.tensor(
-                [[-1234567890, 7], [2023406814, -(2**31)], [1, 2]], dtype=torch.int32
-            )[turn],
-        }
+
+def scattered(rows: int, nodes: int, slots: int, seed: int) -> Tensor:  # [rows, nodes]
+    """Different slots for the nodes of each row."""
+    draw = torch.Generator().manual_seed(seed)
+    drawn = [torch.randperm(slots, generator=draw)[:nodes] for _ in range(rows)]
+    return torch.stack(drawn).to(torch.int32)
 
 
 def state_of(graph: nn.Module) -> tuple[str, ...]:
@@ -148,17 +109,9 @@ def fill(graph: StatefulGraph | StatefulRoundGraph, inputs: dict[str, Tensor]) -
     for row, first, (low, high) in zip(
         inputs["rows"].tolist(), firsts.amin(-1).tolist(), inputs["seed"].tolist(), strict=True
     ):
-        asked = fill_inputs([Place(row, first + step, 0) for step in range(FILLED)])
+        asked = fill_inputs([NoisePlace(row, first + step, 0) for step in range(FILLED)])
         asked["seed"] = torch.tensor([[low, high]], dtype=torch.int32).repeat(FILLED, 1)
         graph(**asked)
-
-
-def _tree(nodes: int, chain: bool) -> tuple[Tensor, Tensor]:
-    """Ancestors-or-self [T, T] and depths [T] of a chain or a binary heap."""
-    mask = torch.eye(nodes)
-    for node in range(1, nodes):
-        mask[node] += mask[node - 1 if chain else (node - 1) // 2]
-    return mask, mask.sum(1) - 1
 
 
 PREFILL, BFLOAT16 = True, torch.bfloat16

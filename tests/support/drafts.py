@@ -16,12 +16,11 @@ from inference.decode import Step, TargetSession, decode
 from inference.drafters.copied_text import CopySource
 from inference.drafters.draft import Draft
 from inference.drafters.growing_proposer import GrowingProposer
-from inference.drafters.round_proposer import RoundProposer
-from inference.drafters.tree_policies import BestFirst, Policy
+from inference.drafters.round_proposer import BestFirst, Policy, RoundProposer
 from inference.model.decoder import Decoder
 from inference.order import Decode, Pace
+from inference.planner.acceptance import Knowledge
 from inference.planner.acceptance_file import read_acceptance
-from inference.planner.knowledge import Knowledge
 from inference.planner.prices import Prices
 from inference.proposer import Proposer
 from inference.sampling import SamplingParams

@@ -6,13 +6,16 @@ text or an error. Its time is a clock that each forward moves on by what the tes
 
 from __future__ import annotations
 
+import threading
 import zlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 from numpy.typing import NDArray
 
 from inference.backends import Ranked, Segment
+from inference.engine.colocated_drafter import ColocatedDrafter
 from inference.engine.engine import Engine
 from inference.engine.events import Commit, EngineEvent, Evicted, Forward, Prefilled
 from inference.engine.session import Session
@@ -159,6 +162,7 @@ def exact_engine(
     waiting: int = 64,
     times: Cost | None = None,
     clock: Clock | None = None,
+    drafter: ColocatedDrafter | None = None,
 ) -> tuple[Engine, Exact, Clock]:
     """An engine whose time is a Clock. times: what it believes that forwards take, to begin with;
     None where it measures them.
@@ -173,6 +177,7 @@ def exact_engine(
         vocabulary=VOCABULARY,
         waiting=waiting,
         times=times and LatencyModel({one: times(*one) for one in shapes}, measured=True),
+        drafter=drafter,
         clock=clock,
     )
     return engine, model, clock
@@ -239,6 +244,20 @@ def chain(
         ],
         proposer,
     )
+
+
+@contextmanager
+def running(engine: Engine) -> Iterator[None]:
+    """Its forwards are made by a thread, as in a server."""
+    stopped = threading.Event()
+    thread = threading.Thread(target=engine.run, args=(stopped,), daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        engine.stop(stopped)
+        thread.join(20)
+        assert not thread.is_alive()
 
 
 def run_dry(engine: Engine) -> None:

@@ -11,14 +11,18 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
+from inference.backends import Segment
+from inference.backends.choices import choose_at
+from inference.backends.gguf_library import TokenBatch
 from inference.errors import Unavailable
-from inference.tree import IntArray
+from inference.sampling import SamplingParams
 
-VOCABULARY = 61
+VOCABULARY = 59
 PADDED = 64
-"""Rows of the head: the last three ids are of no token."""
+"""Rows of the head: the last five ids are of no token."""
 
 
 class Cell(NamedTuple):
@@ -38,6 +42,18 @@ def logits_after(seen: int) -> NDArray[np.float32]:  # [PADDED]
     logits = np.random.default_rng(seen).normal(0, 3, PADDED).astype(np.float32)
     logits[VOCABULARY:] = 100
     return logits
+
+
+def own_text(prompt: Sequence[int], params: SamplingParams, count: int) -> list[int]:
+    """The model's text by hand: the choice after each whole prefix."""
+    tokens = list(prompt)
+    for at in range(len(prompt), len(prompt) + count):
+        logits = torch.from_numpy(logits_after(seen_after(tokens, 0))[None, None, :VOCABULARY])
+        here = np.array([at - 1])
+        sees = np.ones((1, 1), dtype=bool)
+        segment = Segment(0, np.array(tokens[-1:]), here, here, sees, sees, here * 0, params)
+        tokens += choose_at(logits, torch.tensor([[at]]), [segment])[0].tolist()
+    return tokens[len(prompt) :]
 
 
 class Cells:
@@ -60,13 +76,8 @@ class Cells:
     def remove(self, sequence: int, start: int) -> None:
         del self._cells.setdefault(sequence, [])[start:]
 
-    def decode(
-        self,
-        tokens: IntArray,
-        positions: IntArray,
-        sequences: Sequence[Sequence[int]],
-        picked: NDArray[np.bool_],
-    ) -> NDArray[np.float32]:
+    def decode(self, asked: TokenBatch) -> NDArray[np.float32]:
+        tokens, positions, sequences, picked = asked
         self.decodes, self.tokens = self.decodes + 1, self.tokens + len(tokens)
         for ids in sequences:
             above = [self._cells.setdefault(sequence, []) for sequence in ids]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from inference.backends.cuda import Outputs, Run
+from inference.backends.cuda import Outputs, Replay
 
 
 @dataclass
@@ -20,11 +20,11 @@ class Reruns:
     recorded: int = 0
     replayed: int = 0
 
-    def warm(self, run: Run) -> Outputs:
+    def warm(self, run: Replay) -> Outputs:
         self.warmed += 1
         return run()
 
-    def record(self, run: Run) -> tuple[Callable[[], None], Outputs]:
+    def record(self, run: Replay) -> tuple[Callable[[], None], Outputs]:
         self.recorded += 1
         outputs = tuple(torch.full_like(output, -1) for output in run())
 

@@ -9,7 +9,6 @@ such packages for one test.
 from __future__ import annotations
 
 import bisect
-import inspect
 import json
 import sys
 import threading
@@ -34,20 +33,6 @@ VERSIONS = {
 }
 STALE = 1e4
 """Stands in every slot that a call must not read: the keys of other texts lie there."""
-
-SIGNATURES = {
-    "from_pretrained": "(pretrained_model_path, *model_args, **kwargs)",
-    "__init__": (
-        "(self, config, *, n_positions=2048, batch_size=1, amp='f32', tp_degree=2, "
-        "context_length_estimate=None, context_unroll=None, "
-        "unroll=None, neuron_config=None, prefixed_length=0, **kwargs)"
-    ),
-    "enable_speculative_decoder": "(self, speculation_length, batch_sizes=None)",
-    "to_neuron": "(self)",
-    "speculative_forward": (
-        "(self, input_ids, cache_ids=None, start_ids=None, speculation_length=None)"
-    ),
-}
 
 
 class LlamaConfig:
@@ -210,13 +195,3 @@ class LegacyImage:
         patch.setitem(sys.modules, "transformers_neuronx", module)  # type: ignore[arg-type]
         patch.setattr(legacy_neuron, "DEVICE", folder / "neuron0")
         return self
-
-
-def signature(name: str) -> str:
-    """Of one of the stand-in's methods, without annotations."""
-    found = inspect.signature(getattr(LlamaForSampling, name))
-    bare = [
-        parameter.replace(annotation=inspect.Parameter.empty)
-        for parameter in found.parameters.values()
-    ]
-    return str(found.replace(parameters=bare, return_annotation=inspect.Signature.empty))

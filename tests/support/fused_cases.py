@@ -13,6 +13,7 @@ from inference.model.cache import KeysValues, empty_cache
 from inference.model.noise_window import empty_window
 from inference.model.round_graph import RoundGraph, StatefulRoundGraph
 from inference.tree_shape import Branches
+from tests.support.buckets import scattered
 from tests.support.models import tiny_decoder
 
 LENGTH, SLOTS, JUNK, VOCABULARY = 40, 40, 47, 61
@@ -63,14 +64,8 @@ class Case:
     def inputs(self, seed: int) -> dict[str, Tensor]:
         """A busy call; texts lie in other rows of the draft than of the target."""
         inputs = random_inputs(self.bucket, VOCABULARY, self.rows, LENGTH, seed)
-        slots = torch.stack(
-            [
-                torch.randperm(SLOTS, generator=torch.Generator().manual_seed(seed + row))
-                for row in range(self.rows)
-            ]
-        ).to(torch.int32)
         for name in ("slots", "draft_slots"):
-            inputs[name] = slots[:, : inputs[name].shape[1]].contiguous()
+            inputs[name] = scattered(self.rows, inputs[name].shape[1], SLOTS, seed)
         inputs["draft_rows"] = inputs["rows"].flip(0)
         return inputs
 

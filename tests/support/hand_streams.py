@@ -4,23 +4,44 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any, NamedTuple
 
 import grpc
 
 from grpc_comm.proto import verifier_pb2 as pb
 from grpc_comm.server.server import BackgroundServer
-from tests.support.wire_fixtures import WAIT, status
+from grpc_comm.transport import Address
+from tests.support.hostile import bearer
+from tests.support.wire_fixtures import WAIT, opening, raw_stub, status
+
+
+class Said(NamedTuple):
+    """What came of a stream: the answers, and how it ended."""
+
+    answers: list[pb.ServerMessage]
+    code: grpc.StatusCode
+    details: str
+
+    @property
+    def tokens(self) -> list[int]:
+        return [token for answer in self.answers for token in answer.tokens.ids]
+
+    def check(self, code: grpc.StatusCode, *shown: str) -> None:
+        """It ended with this code, and words that show all of these."""
+        assert self.code is code, self
+        assert all(word in self.details for word in shown), self
 
 
 class Raw:
     """A stream by hand: what is sent goes at once, answers come when they are asked for."""
 
-    def __init__(self, stub: Any, *first: pb.ClientMessage) -> None:
+    def __init__(self, stub: Any, *first: pb.ClientMessage, name: str = "") -> None:
         self._outbox: queue.SimpleQueue[pb.ClientMessage | None] = queue.SimpleQueue()
-        self._call = stub.Session(iter(self._outbox.get, None), timeout=WAIT)
+        self._call = stub.Session(
+            iter(self._outbox.get, None), metadata=bearer(name) if name else None, timeout=WAIT
+        )
         for message in first:
             self.send(message)
 
@@ -30,6 +51,12 @@ class Raw:
     def answer(self) -> pb.ServerMessage:
         message: pb.ServerMessage = next(self._call)
         return message
+
+    def spoken(self) -> pb.Tokens:
+        """The next answer that has tokens."""
+        while not (answer := self.answer()).tokens.ids:
+            pass
+        return answer.tokens
 
     def tokens(self, count: int) -> list[int]:
         """The next ones; the first of them follows what came before."""
@@ -47,16 +74,60 @@ class Raw:
             if answer.end == end:
                 return came
 
-    def cut(self) -> None:
-        self._call.cancel()
+    def end(self) -> None:
+        """Say nothing more."""
         self._outbox.put(None)
 
-    def ending(self) -> tuple[grpc.StatusCode, str]:
+    def cut(self) -> None:
+        self._call.cancel()
+        self.end()
+
+    def said(self) -> Said:
+        """All that comes until the text or the stream ends."""
+        answers = list[pb.ServerMessage]()
+        with suppress(grpc.RpcError):
+            for answer in self._call:
+                answers.append(answer)
+                if answer.tokens.end not in (pb.Tokens.NOT, pb.Tokens.CREDIT, pb.Tokens.EVICTED):
+                    self.end()
+        self.end()
+        return Said(answers, *status(self._call))
+
+    def ending(self) -> Said:
         """How the target ends it; the client goes on listening."""
         try:
-            return status(self._call)
+            return Said([], *status(self._call))
         finally:
-            self._outbox.put(None)
+            self.end()
+
+
+def say(address: Address, messages: Sequence[pb.ClientMessage], name: str = "") -> Said:
+    """Send all of this at once, as the caller of this name, and listen to the end."""
+    with raw_stub(address) as stub:
+        return Raw(stub, *messages, name=name).said()
+
+
+@contextmanager
+def under_way(
+    address: Address, name: str = "", first: pb.ClientMessage | None = None
+) -> Iterator[Raw]:
+    """A stream whose session is open."""
+    with raw_stub(address) as stub:
+        stream = Raw(stub, first or opening(), name=name)
+        stream.answer()
+        yield stream
+        stream.end()
+
+
+@contextmanager
+def left_open(address: Address, name: str = "", **changes: Any) -> Iterator[pb.Opened]:
+    """A stream whose session is open, and which says nothing more; on leaving, the call breaks
+    and the session is held.
+    """
+    with raw_stub(address) as stub:
+        stream = Raw(stub, opening(**changes), name=name)
+        yield stream.answer().opened
+        stream.cut()
 
 
 def go(base: int) -> pb.ClientMessage:

@@ -15,8 +15,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from inference.backends import FeatureModel
 from inference.backends.sequence import ModelSequence
+from inference.backends.target_features import FeatureModel
 from inference.model.cache import KeysValues
 from inference.model.config import ModelConfig
 from inference.model.decoder import Decoder

@@ -6,15 +6,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import socket
 import struct
 import time
-from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import grpc
 
@@ -26,9 +24,42 @@ from grpc_comm.translate import PROTOCOL_VERSION
 from grpc_comm.transport import Address
 from inference.order import Decode
 from inference.sampling import SamplingParams
-from tests.support.wire_fixtures import WAIT, candidates, decode_to, opening, raw_stub, rest, status
+from tests.support.wire_fixtures import (
+    WAIT,
+    candidates,
+    chain_of,
+    decode_to,
+    opening,
+    rest,
+)
 
-SESSION = "/outrider.v1.Target/Session"
+SESSION, DESCRIBE = "/outrider.v1.Target/Session", "/outrider.v1.Target/Describe"
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+LINGER_SECONDS = 0.01
+
+ENDINGS = frozenset(
+    {
+        grpc.StatusCode.OK,
+        grpc.StatusCode.INVALID_ARGUMENT,
+        grpc.StatusCode.FAILED_PRECONDITION,
+        grpc.StatusCode.NOT_FOUND,
+        grpc.StatusCode.RESOURCE_EXHAUSTED,
+    }
+)
+"""Codes that a call may end with, whatever was sent."""
+
+RIGHT = [
+    decode_to(20),
+    decode_to(40, pace=pb.Decode.WAIT),
+    decode_to(60, credit=9, stop_ids=[33]),
+    chain_of([4, 5, 6]),
+    chain_of([4, 9, 5], parents=[0, 0, 2]),
+    chain_of([6, 7], base=4, first=3),
+    pb.ClientMessage(ack=pb.Ack(length=3)),
+    pb.ClientMessage(go=pb.Go(base=2)),
+    pb.ClientMessage(heartbeat=pb.Heartbeat()),
+]
+"""What a client may say once [1, 2, 3] is open, in any order."""
 
 
 def keys_file(path: Path, **limits: dict[str, int]) -> Path:
@@ -63,86 +94,25 @@ def known_as(name: str, folder: Path) -> SecurityOptions:
     return SecurityOptions(token_file=path)
 
 
-class Said(NamedTuple):
-    """What came of a stream: the answers, and how it ended."""
+def converse(
+    channel: grpc.Channel, messages: Sequence[bytes], method: str = SESSION, leaves: bool = False
+) -> tuple[grpc.StatusCode, list[bytes]]:
+    """Say all of it at once; the code, and the answers.
 
-    answers: list[pb.ServerMessage]
-    code: grpc.StatusCode
-    details: str
-
-    @property
-    def tokens(self) -> list[int]:
-        return [token for answer in self.answers for token in answer.tokens.ids]
-
-
-def say(
-    address: Address,
-    messages: Iterable[pb.ClientMessage],
-    name: str = "",
-    heartbeats: float | None = None,
-) -> Said:
-    """Send all of this at once, as the caller of this name, and listen until the text or the stream
-    ends. heartbeats: seconds between signs of life meanwhile; None for none.
+    A client that has no more to say leaves a moment later, or with the first answer.
     """
-    with raw_stub(address) as stub:
-        outbox = Outbox(messages, heartbeats)
-        call = stub.Session(outbox, metadata=bearer(name) if name else None, timeout=WAIT)
-        answers: list[pb.ServerMessage] = []
-        with suppress(grpc.RpcError):
-            for answer in call:
-                answers.append(answer)
-                if answer.tokens.end not in (pb.Tokens.NOT, pb.Tokens.CREDIT, pb.Tokens.EVICTED):
-                    outbox.end()
-        outbox.end()
-        return Said(answers, *status(call))
 
+    def said() -> Iterator[bytes]:
+        yield from messages
+        time.sleep(LINGER_SECONDS)
 
-@contextmanager
-def left_open(address: Address, first: pb.ClientMessage, name: str = "") -> Iterator[pb.Opened]:
-    """A stream whose session is open, and which says nothing more; on leaving, the call breaks
-    and the session is held.
-    """
-    with raw_stub(address) as stub:
-        outbox = Outbox([first])
-        call = stub.Session(outbox, metadata=bearer(name) if name else None)
-        yield next(call).opened
-        call.cancel()
-        outbox.end()
-
-
-class Outbox:
-    """Messages for a stream that stays open; `taken` counts those that gRPC took."""
-
-    def __init__(
-        self, messages: Iterable[pb.ClientMessage], heartbeats: float | None = None
-    ) -> None:
-        self._messages, self._ended = iter(messages), False
-        self._heartbeats = heartbeats or math.inf
-        self._added: deque[pb.ClientMessage] = deque()
-        self.taken = 0
-
-    def __iter__(self) -> Outbox:
-        return self
-
-    def __next__(self) -> pb.ClientMessage:
-        for message in self._messages:
-            self.taken += 1
-            return message
-        due = time.monotonic() + self._heartbeats
-        while not (self._added or self._ended):
-            if time.monotonic() >= due:
-                return pb.ClientMessage(heartbeat=pb.Heartbeat())
-            time.sleep(0.02)
-        if not self._added:
-            raise StopIteration
-        self.taken += 1
-        return self._added.popleft()
-
-    def put(self, message: pb.ClientMessage) -> None:
-        self._added.append(message)
-
-    def end(self) -> None:
-        self._ended = True
+    call, answers = channel.stream_stream(method)(said(), timeout=3 * WAIT), list[bytes]()
+    with suppress(grpc.RpcError):
+        for answer in call:
+            answers.append(answer)
+            if leaves:
+                call.cancel()  # type: ignore[no-untyped-call]
+    return call.code(), answers
 
 
 class Neighbour:
@@ -193,73 +163,55 @@ class RawPeer:
 
     def greet(self, window: int = 65535) -> None:
         """`window`: bytes of messages that it takes before it reads them."""
-        self.socket.sendall(
-            b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + _frame(4, 0, 0, struct.pack(">HI", 4, window))
-        )
+        self.socket.sendall(PREFACE + frame(4, 0, 0, struct.pack(">HI", 4, window)))
 
-    def call(self, method: str = SESSION, token: str | None = None) -> None:
+    def call(self, method: str = SESSION) -> None:
         """Start a call: the headers, and no message."""
-        headers = [
-            (":method", "POST"),
-            (":scheme", "http"),
-            (":path", method),
-            (":authority", "x"),
-            ("te", "trailers"),
-        ]
-        headers += [("content-type", "application/grpc")] + (
-            [("authorization", f"Bearer {token}")] if token else []
-        )
-        block = b"".join(b"\0" + _literal(name) + _literal(value) for name, value in headers)
-        self.socket.sendall(_frame(1, 4, 1, block))
+        self.socket.sendall(frame(1, 4, 1, call_headers(method)))
 
     def send(self, message: bytes, announced: int | None = None) -> None:
         """A message, or the beginning of one of `announced` bytes."""
         prefix = struct.pack(">BI", 0, len(message) if announced is None else announced)
-        self.socket.sendall(_frame(0, 0, 1, prefix + message))
+        self.socket.sendall(frame(0, 0, 1, prefix + message))
 
     def window(self, size: int) -> None:
         """Take so many bytes more."""
         for stream in (0, 1):
-            self.socket.sendall(_frame(8, 0, stream, struct.pack(">I", size)))
+            self.socket.sendall(frame(8, 0, stream, struct.pack(">I", size)))
 
     def messages(self, tokens: int) -> list[pb.ServerMessage]:
         """What comes, until it holds so many tokens."""
-        received, data, said = b"", b"", list[pb.ServerMessage]()
-        while sum(len(one.tokens.ids) for one in said) < tokens:
-            received += self.socket.recv(65536)
-            while len(received) >= 9 + int.from_bytes(received[:3], "big"):
-                size = int.from_bytes(received[:3], "big")
-                if received[3] == 0:
-                    data += received[9 : 9 + size]
-                received = received[9 + size :]
-            while len(data) >= 5 + int.from_bytes(data[1:5], "big"):
-                size = int.from_bytes(data[1:5], "big")
+        data, said = b"", list[pb.ServerMessage]()
+        for kind, _, _, payload in self._frames():
+            data += payload if kind == 0 else b""
+            while len(data) >= 5 + (size := int.from_bytes(data[1:5], "big")):
                 said.append(pb.ServerMessage.FromString(data[5 : 5 + size]))
                 data = data[5 + size :]
-        return said
+            if sum(len(one.tokens.ids) for one in said) >= tokens:
+                return said
+        raise AssertionError("the other side hung up")
 
     def ended(self) -> bool:
         """Read until the other side closes the connection, or resets or ends the stream; False
         when neither comes in time.
         """
-        received = b""
         try:
-            while chunk := self.socket.recv(65536):
-                received += chunk
-                while len(received) >= 9 and len(received) >= 9 + int.from_bytes(
-                    received[:3], "big"
-                ):
-                    kind, flags, stream = (
-                        received[3],
-                        received[4],
-                        int.from_bytes(received[5:9], "big"),
-                    )
-                    if stream == 1 and (kind == 3 or (kind in (0, 1) and flags & 1)):
-                        return True
-                    received = received[9 + int.from_bytes(received[:3], "big") :]
+            for kind, flags, stream, _ in self._frames():
+                if stream == 1 and (kind == 3 or (kind in (0, 1) and flags & 1)):
+                    break
         except TimeoutError:
             return False
         return True
+
+    def _frames(self) -> Iterator[tuple[int, int, int, bytes]]:
+        """Kind, flags, stream and payload of each, until the other side hangs up."""
+        received = b""
+        while chunk := self.socket.recv(65536):
+            received += chunk
+            while len(received) >= 9 + (size := int.from_bytes(received[:3], "big")):
+                stream = int.from_bytes(received[5:9], "big")
+                yield received[3], received[4], stream, received[9 : 9 + size]
+                received = received[9 + size :]
 
     def close(self) -> None:
         self.socket.close()
@@ -280,12 +232,30 @@ def deaf(address: Address, *, asks: bool = True) -> Iterator[RawPeer]:
         yield peer
 
 
-def _frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
-    return (
-        len(payload).to_bytes(3, "big") + bytes((kind, flags)) + stream.to_bytes(4, "big") + payload
-    )
+def frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
+    head = len(payload).to_bytes(3, "big") + bytes((kind, flags)) + stream.to_bytes(4, "big")
+    return head + payload
 
 
-def _literal(text: str) -> bytes:
-    assert len(text) < 127
-    return bytes((len(text),)) + text.encode()
+def call_headers(method: str = SESSION) -> bytes:
+    """The header block of a call without a token."""
+    headers = {
+        ":method": "POST",
+        ":scheme": "http",
+        ":path": method,
+        ":authority": "x",
+        "te": "trailers",
+        "content-type": "application/grpc",
+    }
+    return b"".join(b"\0" + literal(name) + literal(value) for name, value in headers.items())
+
+
+def literal(text: str) -> bytes:
+    """A string of HPACK (RFC 7541, 5.1 and 5.2), without Huffman coding."""
+    data, length = text.encode(), len(text.encode())
+    if length < 127:
+        return bytes((length,)) + data
+    prefix, rest = b"\x7f", length - 127
+    while rest >= 128:
+        prefix, rest = prefix + bytes((rest % 128 + 128,)), rest // 128
+    return prefix + bytes((rest,)) + data

@@ -38,7 +38,7 @@ TINY: dict[str, Any] = {
 
 
 def random_decoder(config: ModelConfig, *, positions: int, vocabulary: int, seed: int) -> Decoder:
-    """A float32 Decoder with random weights: as a draft it disagrees with its target."""
+    """A float32 Decoder with random weights, which disagrees with every other one."""
     decoder = Decoder(config, positions, vocabulary)
     generator = torch.Generator().manual_seed(seed)
     for name, parameter in decoder.named_parameters():

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from random import Random
 from typing import Any, TypeVar
 
@@ -46,56 +46,59 @@ class Mutator:
         self._fill(message, DEEPEST)
         return message
 
+    def session(self, first: M, right: Sequence[M]) -> list[bytes]:
+        """A session as it should be, with changes here and there; each message as bytes."""
+        chance = self._chance
+        messages = [first if chance.random() < 0.5 else self.changed(first)]
+        for _ in range(chance.randrange(11)):
+            how, message = chance.randrange(8), chance.choice(right)
+            if how == 0:
+                message = self.afresh(type(first))
+            messages.append(self.changed(message) if how == 1 else message)
+        sent = [message.SerializeToString() for message in messages]
+        return [self.damaged(data) if chance.randrange(12) == 0 else data for data in sent]
+
     def damaged(self, data: bytes) -> bytes:
         """A message's bytes, cut, overwritten, doubled, or replaced by others."""
-        return self._chance.choice(self._damages)(data)
+        chance, at = self._chance, self._chance.randrange(len(data) + 1)
+        other = self._bytes(chance.randint(1, 3))
+        unknown = _varint(8 * chance.randint(1, 2**29 - 1)) + _varint(chance.getrandbits(64))
+        longer = chance.choice((data, unknown, self._bytes(self._length())))
+        over = data[:at] + other + data[at + len(other) :]
+        return chance.choice((data[:at], over, over, data + longer, self._strange(data)))
 
     def _change(self, message: Message) -> None:
-        """One field, here or in a message within."""
-        places = _places(message)
+        """One field, here or in a message within: another value, another list, or none."""
+        chance, places = self._chance, _places(message)
         if not places:
             return
-        holder, field = self._chance.choice(places)
-        if field.message_type is not None:
-            self._change_message(holder, field)
-        elif not field.is_repeated:
-            setattr(holder, field.name, self.value(field))
-        else:
-            self._change_list(getattr(holder, field.name), field)
-
-    def _change_message(self, holder: Message, field: Field) -> None:
-        if self._chance.random() < 0.3:
+        holder, field = chance.choice(places)
+        if field.is_repeated and field.message_type is None and chance.random() < 0.75:
+            values = list(getattr(holder, field.name))
+            at = chance.randrange(len(values) + 1)
+            new = [self.value(field)] * chance.randrange(2)
+            values[at : at + chance.randrange(2)] = new  # replaced, inserted or left out
             holder.ClearField(field.name)
+            getattr(holder, field.name).extend(values)
             return
-        held = getattr(holder, field.name)
-        self._fill(held.add() if field.is_repeated else held, DEEPEST)
-
-    def _change_list(self, values: list[Value], field: Field) -> None:
-        how = self._chance.randrange(4) if values else 3
-        if how == 0:
-            values[self._chance.randrange(len(values))] = self.value(field)
-        elif how == 1:
-            del values[self._chance.randrange(len(values))]
-        elif how == 2:
-            values.append(self.value(field))
-        else:
-            del values[:]
-            values.extend(self._values(field))
+        holder.ClearField(field.name)
+        if chance.random() < 0.8:
+            self._fill_field(holder, field, DEEPEST)
 
     def _fill(self, message: Message, depth: int) -> None:
         message.SetInParent()
         fields: list[Field] = list(message.DESCRIPTOR.fields)
         self._chance.shuffle(fields)  # of those that exclude each other the last one stays
         for field in fields[: self._chance.randrange(len(fields) + 1)]:
-            if field.message_type is None:
-                self._set(message, field)
-            elif depth:
-                held = getattr(message, field.name)
-                self._fill(held.add() if field.is_repeated else held, depth - 1)
+            self._fill_field(message, field, depth)
 
-    def _set(self, message: Message, field: Field) -> None:
-        if field.is_repeated:
-            getattr(message, field.name).extend(self._values(field))
+    def _fill_field(self, message: Message, field: Field, depth: int) -> None:
+        held = getattr(message, field.name)
+        if field.message_type is not None:
+            if depth:
+                self._fill(held.add() if field.is_repeated else held, depth - 1)
+        elif field.is_repeated:
+            held.extend(self._values(field))
         else:
             setattr(message, field.name, self.value(field))
 
@@ -111,7 +114,11 @@ class Mutator:
         if kind in (FieldDescriptor.CPPTYPE_FLOAT, FieldDescriptor.CPPTYPE_DOUBLE):
             return self._float()
         if kind == FieldDescriptor.CPPTYPE_STRING:
-            return self._bytes() if field.type == FieldDescriptor.TYPE_BYTES else self._text()
+            return (
+                self._bytes(self._length())
+                if field.type == FieldDescriptor.TYPE_BYTES
+                else self._text()
+            )
         return self._number(*_RANGES[kind])
 
     def _number(self, least: int, greatest: int) -> int:
@@ -140,41 +147,20 @@ class Mutator:
         text = "".join(self._chance.choice(LETTERS) for _ in range(min(self._length(), LONG)))
         return text * (LONGEST // LONG) if self._chance.random() < 0.02 else text
 
-    def _bytes(self) -> bytes:
-        return self._random_bytes(self._length())
-
-    def _random_bytes(self, count: int) -> bytes:
+    def _bytes(self, count: int) -> bytes:
         return self._chance.getrandbits(8 * count).to_bytes(count, "little") if count else b""
-
-    @property
-    def _damages(self) -> tuple[Callable[[bytes], bytes], ...]:
-        return (self._cut, self._overwritten, self._overwritten, self._longer, self._strange)
-
-    def _cut(self, data: bytes) -> bytes:
-        return data[: self._chance.randrange(len(data) + 1)]
-
-    def _overwritten(self, data: bytes) -> bytes:
-        at = self._chance.randrange(len(data) + 1)
-        other = self._random_bytes(self._chance.randint(1, 3))
-        return data[:at] + other + data[at + len(other) :]
-
-    def _longer(self, data: bytes) -> bytes:
-        """Twice, or with a field of a number that the protocol does not know."""
-        number, value = self._chance.randint(1, 2**29 - 1), self._chance.getrandbits(64)
-        unknown = _varint(8 * number) + _varint(value)
-        return data + self._chance.choice((data, unknown, self._random_bytes(self._length())))
 
     def _strange(self, data: bytes) -> bytes:
         """Bytes that are well formed to a careless parser only."""
-        nested = self._chance.randrange(NESTED)
-        number = 8 * self._chance.randint(1, 31)
-        return self._chance.choice(
+        chance, nested = self._chance, self._chance.randrange(NESTED)
+        number = 8 * chance.randint(1, 31) % 256
+        return chance.choice(
             (
-                self._random_bytes(self._length()),
-                bytes((number % 256 | 3,)) * nested,  # groups in groups that do not end
-                bytes((number % 256 | 2,)) + _varint(2 ** self._chance.randrange(64)) + data,
+                self._bytes(self._length()),
+                bytes((number | 3,)) * nested,  # groups in groups that do not end
+                bytes((number | 2,)) + _varint(2 ** chance.randrange(64)) + data,
                 b"\xff" * nested,  # a number that does not end
-                bytes((number % 256 | self._chance.randrange(8),)) + data,
+                bytes((number | chance.randrange(8),)) + data,
             )
         )
 

@@ -39,42 +39,16 @@ def seed_words(seed: int) -> Tensor:
     return int32(seed % WORD, seed >> 32)
 
 
-def threefry_rounds(key: tuple[int, int]) -> list[tuple[str, int, int]]:
-    """Threefry-2x32-13 as a list of steps on Python integers: ("key", a, b) adds, ("turn", r, _)
-    mixes.
-    """
-    parts = (key[0], key[1], 0x1BD11BDA ^ key[0] ^ key[1])
-    turns = [13, 15, 26, 6, 17, 29, 16, 24, 13, 15, 26, 6, 17]
-    steps = [("key", parts[0], parts[1])]
-    for count, turn in enumerate(turns, start=1):
-        steps.append(("turn", turn, 0))
-        if count in (4, 8, 12):
-            nth = count // 4
-            steps.append(("key", parts[nth % 3], parts[(nth + 1) % 3] + nth))
-    return steps
-
-
 def oracle(key: tuple[int, int], counter: tuple[int, int]) -> tuple[int, int]:
-    x, y = counter
-    for kind, a, b in threefry_rounds(key):
-        if kind == "key":
-            x, y = (x + a) % WORD, (y + b) % WORD
-        else:
-            x = (x + y) % WORD
-            y = (y * 2**a % WORD + y // 2 ** (32 - a)) ^ x
-    return x, y
-
-
-def inverse(key: tuple[int, int], block: tuple[int, int]) -> tuple[int, int]:
-    """The counter that threefry turns into `block`."""
-    x, y = block
-    for kind, a, b in reversed(threefry_rounds(key)):
-        if kind == "key":
-            x, y = (x - a) % WORD, (y - b) % WORD
-        else:
-            y ^= x
-            y = y // 2**a + y * 2 ** (32 - a) % WORD
-            x = (x - y) % WORD
+    """Threefry-2x32-13 on Python integers."""
+    parts = (key[0], key[1], 0x1BD11BDA ^ key[0] ^ key[1])
+    x, y = (counter[0] + parts[0]) % WORD, (counter[1] + parts[1]) % WORD
+    for count, turn in enumerate([13, 15, 26, 6, 17, 29, 16, 24, 13, 15, 26, 6, 17], start=1):
+        x = (x + y) % WORD
+        y = (y * 2**turn % WORD + y // 2 ** (32 - turn)) ^ x
+        if count % 4 == 0:
+            nth = count // 4
+            x, y = (x + parts[nth % 3]) % WORD, (y + parts[(nth + 1) % 3] + nth) % WORD
     return x, y
 
 

@@ -7,41 +7,29 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 
 from grpc_comm.observability.events import Ending, ModelServed, OfModel, SessionEnded, SessionOpened
 from grpc_comm.observability.statistics import Statistics
-from grpc_comm.translate import Description
-from inference.backends import Ranked, Segment
 from inference.engine.engine import Engine
 from inference.engine.session import Session
 from inference.order import Decode, Pace
 from inference.proposer import BASE, Nodes, Proposal
 from inference.sampling import SamplingParams
-from inference.tree import IntArray
+from tests.support.wire_fixtures import Successor, describe
 
 MODEL = "padded successor"
 TENANT = "alice"
 SESSION_ID = "0123456789abcdef"
 
 
-class PaddedSuccessor:
-    """A Model that chooses token + 1 after every token, and computes calls as 2 or 4 rows of 8
-    or 64 nodes.
-    """
+class PaddedSuccessor(Successor):
+    """A Successor that computes calls as 2 or 4 rows of 8 or 64 nodes."""
 
-    rows, capacity, max_nodes, copies_rows = 4, 1_000, 64, True
-
-    def choose(self, segments: Sequence[Segment]) -> list[IntArray]:
-        return [segment.tokens[segment.pick] + 1 for segment in segments]
-
-    def rank(self, segments: Sequence[Segment], k: int) -> list[Ranked]:
-        raise NotImplementedError
+    capacity = 1_000
 
     def padded(self, rows: int, nodes: int) -> tuple[int, int]:
         return 2 if rows <= 2 else 4, 8 if nodes <= 8 else 64
-
-    def copy_row(self, source: int, target: int, slots: int) -> None:
-        """There are no keys."""
 
 
 class Service:
@@ -49,20 +37,11 @@ class Service:
 
     def __init__(self, statistics: Statistics, model: str = MODEL) -> None:
         self.emit = statistics
-        self.model = PaddedSuccessor()
+        self.model = PaddedSuccessor(4)
         self.engine = Engine(self.model, sequence_length=500, max_tree_nodes=32, vocabulary=4_000)
-        self.description = Description(
-            server_version="1.2",
-            model=model,
-            model_fingerprint="m",
-            tokenizer_fingerprint="t",
-            vocabulary=4_000,
-            sequence_length=500,
-            max_tree_nodes=32,
-            rows=self.model.rows,
-            dtype="int32",
-            device="emulated: by hand",
-            stop_ids=frozenset(),
+        served = describe(self.engine)
+        self.description = replace(
+            served, server_version="1.2", model=model, device="emulated: by hand"
         )
         statistics(ModelServed(self.engine, self.description))
         self.engine.listeners.append(lambda event: statistics(OfModel(model, event)))

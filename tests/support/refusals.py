@@ -13,13 +13,14 @@ def assert_refused(
     asked: Callable[[], object],
     shown: Sequence[str],
     error: type[OutriderError] = InvalidRequest,
-) -> None:
-    """The call raises this error, of one line with all of these words."""
+) -> str:
+    """The call raises this error, of one line with all of these words; the line."""
     with pytest.raises(error) as refused:
         asked()
     line = str(refused.value)
     assert "\n" not in line
     assert all(word in line for word in shown), line
+    return line
 
 
 def assert_usage_error(

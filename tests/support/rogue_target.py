@@ -11,10 +11,17 @@ from typing import Any
 import grpc.aio
 
 from grpc_comm import translate
+from grpc_comm.client.connection import connect
+from grpc_comm.client.patience import Patience
+from grpc_comm.client.remote_session import RemoteSession
 from grpc_comm.proto import verifier_pb2 as pb
 from grpc_comm.proto import verifier_pb2_grpc
 from grpc_comm.transport import Address
+from inference.order import Decode
+from inference.sampling import SamplingParams
 from tests.support.wire_fixtures import WAIT, describe, successor_engine
+
+PATIENCE = Patience(0.0)
 
 
 class Rogue(verifier_pb2_grpc.TargetServicer):
@@ -66,6 +73,23 @@ def rogue(
     finally:
         stop.set()
         thread.join(WAIT)
+
+
+@contextmanager
+def asked(
+    answers: Sequence[pb.ServerMessage],
+    forever: Sequence[pb.ServerMessage] = (),
+    patience: Patience = PATIENCE,
+) -> Iterator[RemoteSession]:
+    """A session on [1, 2, 3] with such a target, which was asked for a text of 60 tokens."""
+    with (
+        rogue(answers, forever) as address,
+        connect(str(address), patience=patience) as connection,
+    ):
+        session = connection.session()
+        session.open([1, 2, 3], SamplingParams())
+        session.decode(Decode(60))
+        yield session
 
 
 def tokens(position: int, *ids: int, **fields: Any) -> pb.ServerMessage:

@@ -1,4 +1,4 @@
-"""A target and drafts without weights: what they say is a hash of the whole prefix.
+"""Drafts without weights: what they say is a hash of the whole prefix.
 
 The model keeps keys as a real one does (a token and a position in each slot) and reads the prefix
 of a node from what it sees, so that wrong bookkeeping is a gap in the prefix or another answer.
@@ -13,8 +13,11 @@ import numpy as np
 
 from inference.backends import Ranked, Segment
 from inference.tree import IntArray
+from tests.support import exact
+from tests.support.exact import GREEDY, next_token
 
 VOCABULARY = 40
+MASK = VOCABULARY
 
 Prefix = tuple[int, ...]
 Says = Callable[[Prefix], tuple[list[int], list[float]]]
@@ -27,16 +30,13 @@ def dice(prefix: Sequence[int], seed: int) -> int:
 
 
 def target_token(prefix: Sequence[int]) -> int:
-    """What the target says after these tokens."""
-    return dice(prefix, 7) % VOCABULARY
+    """What the target of tests/support/exact.py says after these tokens."""
+    return next_token(np.array(prefix, dtype=np.int64), GREEDY, VOCABULARY)
 
 
 def own_text(prompt: Sequence[int], tokens: int) -> list[int]:
     """What the target says alone."""
-    said = list(prompt)
-    while len(said) < len(prompt) + tokens:
-        said.append(target_token(said))
-    return said[len(prompt) :]
+    return exact.own_text(prompt, tokens, kinds=VOCABULARY)
 
 
 def _after(token: int) -> list[int]:
@@ -63,6 +63,22 @@ def disagreeing(prefix: Prefix) -> tuple[list[int], list[float]]:
     if chance < 85:
         return [others[0], token, *others[1:7]], scores
     return others, scores
+
+
+def with_masks(says: Says, at_masks: Says) -> Says:
+    """A draft that says one thing at tokens and another at masks, which stand for the target's own
+    tokens.
+    """
+
+    def said(prefix: Prefix) -> tuple[list[int], list[float]]:
+        known = [token for token in prefix if token != MASK]
+        ahead = len(prefix) - len(known)
+        assert MASK not in prefix[: len(known)], "a mask that is nobody's own"
+        for _ in range(ahead):
+            known.append(target_token(known))
+        return (at_masks if ahead else says)(tuple(known))
+
+    return said
 
 
 class ScriptedModel:

@@ -1,31 +1,30 @@
-"""A target, its proposers and the way between them, stepped one event at a time: no threads, no
+"""An engine, its proposers and the way between them, stepped one event at a time: no threads, no
 clock of the machine, no network.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
-
-from inference.accept import accept_match
-from inference.candidates import CandidateTree
 from inference.drafters.draft import Draft
 from inference.drafters.growing_proposer import GrowingProposer
-from inference.engine.snapshot import best_of
+from inference.order import MOST_CREDIT, End, Progress
+from inference.planner.acceptance import Knowledge
 from inference.planner.acceptance_file import read_acceptance
-from inference.planner.knowledge import Knowledge
 from inference.planner.prices import Prices
-from inference.proposer import BASE, Nodes, Notice, Proposal, Proposer
+from inference.proposer import Nodes, Notice, Proposer
 from inference.sampling import SamplingParams
 from inference.times import DraftTimes, LatencyModel
-from tests.support.scripted_models import Says, ScriptedModel, target_token
+from tests.support.exact import asked, exact_engine
+from tests.support.scripted_models import VOCABULARY, Says, ScriptedModel
 
 SAMPLING = SamplingParams()
 PROMPT = [3, 1, 4, 1, 5]
 CALL, FORWARD, ROUND_TRIP = 0.01, 0.03, 0.04
+QUIET = Notice(0.0, FORWARD, 0, 10**6, 64)
+"""It holds whatever was sent."""
 
 
 def knowledge(times: float = 1.0) -> Knowledge:
@@ -36,6 +35,10 @@ def knowledge(times: float = 1.0) -> Knowledge:
         read_acceptance(),
         ROUND_TRIP * times,
     )
+
+
+def forward_seconds(rows: int, nodes: int) -> float:
+    return FORWARD
 
 
 def scripted_proposer(
@@ -52,65 +55,6 @@ def scripted_proposer(
     )
 
 
-class SteppedTarget:
-    """One session: it commits what its hash says, and never more than it may.
-
-    end: length of the text.  credit: tokens beyond the acknowledged one.
-    """
-
-    def __init__(self, prompt: Sequence[int], end: int, credit: int, most: int = 1024) -> None:
-        self.tokens = list(prompt)
-        self.tree = CandidateTree(self.tokens, most)
-        self.end, self.credit, self.acknowledged = end, credit, len(prompt) - 1
-        self.arrived: dict[int, int] = {}  # by stream: numbers below this one
-        self.forwards = self.accepted = self.lone = 0
-
-    @property
-    def may(self) -> int:
-        """Tokens that the next forward may commit."""
-        return min(self.end - len(self.tokens), self.acknowledged + self.credit - self.position)
-
-    @property
-    def position(self) -> int:
-        return len(self.tokens) - 1
-
-    def join(self, stream: int) -> None:
-        self.tree.join(stream)
-        self.arrived[stream] = 0
-
-    def append(self, stream: int, nodes: Nodes) -> None:
-        self.tree.append(stream, nodes, lambda proposer, depth, claimed: claimed)
-        if stream in self.arrived:
-            self.arrived[stream] = max(self.arrived[stream], nodes.proposals[-1].number + 1)
-
-    def forward(self, most: int) -> Told | None:
-        """One forward over so many nodes, the root among them; None where it may not."""
-        if self.may < 1:
-            return None
-        before, known = len(self.tokens), dict(self.arrived)
-        [snapshot] = best_of([self.tree], [most], [self.may - 1]).snapshots(most)
-        self.tree.take(snapshot.places)
-        tree, prefixes = snapshot.tree, [tuple(self.tokens)]
-        for token, parent in zip(tree.tokens[1:].tolist(), tree.parents[1:].tolist(), strict=True):
-            prefixes.append((*prefixes[parent], token))
-        chosen = np.array([target_token(prefix) for prefix in prefixes], dtype=np.int32)
-        verdict = accept_match(tree, chosen)
-        self.tree.advance([*tree.tokens[list(verdict.path)].tolist(), verdict.next_token])
-        self.forwards, self.accepted = self.forwards + 1, self.accepted + len(verdict.path)
-        self.lone += len(tree) == 1
-        return Told(before, self.tokens[before:], known, self.tree.live)
-
-
-@dataclass(frozen=True)
-class Told:
-    """What one forward tells."""
-
-    position: int
-    tokens: list[int]
-    known: dict[int, int]
-    held: int
-
-
 @dataclass
 class Stream:
     """A way to the target: messages in order, of one or more proposers."""
@@ -125,47 +69,79 @@ class Stream:
 
 
 class World:
-    """Proposers on streams of one session, and what is under way between them."""
+    """Proposers on streams of one session of an engine, and what is under way between them.
+
+    tokens: that the session is asked for.  credit: tokens beyond the acknowledged one.
+    """
 
     def __init__(
-        self, proposers: Sequence[Proposer], streams: Sequence[int], target: SteppedTarget
+        self,
+        proposers: Sequence[Proposer],
+        tokens: int,
+        *,
+        streams: Sequence[int] = (0,),
+        prompt: Sequence[int] = PROMPT,
+        credit: int = MOST_CREDIT,
     ) -> None:
-        self.target, self.proposers, self.now = target, proposers, 0.0
-        self.streams = {one: Stream(one) for one in set(streams)}
+        self.engine, _, _ = exact_engine(
+            1,
+            kinds=VOCABULARY,
+            cost=forward_seconds,
+            times=forward_seconds,
+            sizes=(1, 2, 4, 8, 16, 32, 64),
+            max_tree_nodes=64,
+        )
+        self.session = asked(self.engine, prompt, tokens, credit=credit)
+        self.proposers, self.now = proposers, 0.0
+        self.streams = {one: self._joined() for one in set(streams)}
         self.stream_of = list(streams)
-        self.inboxes: list[deque[Told]] = [deque() for _ in proposers]
+        self.inboxes: list[deque[tuple[int, Progress]]] = [deque() for _ in proposers]
         self.sent: list[tuple[int, Nodes]] = []
-        self._next_stream = max(streams) + 1
-        for stream in self.streams:
-            target.join(stream)
         for proposer in proposers:
-            proposer.open(target.tokens, SAMPLING, target.end)
+            proposer.open(prompt, SAMPLING, len(prompt) + tokens)
 
-    def forward(self, most: int = 64) -> bool:
+    @property
+    def goes_on(self) -> bool:
+        """Whether the text has not ended."""
+        return self.session.end is End.NOT
+
+    @property
+    def forwards(self) -> int:
+        return self.session.spent.forwards
+
+    @property
+    def made(self) -> list[int]:
+        """What was committed beyond the prompt."""
+        return self.session.tokens[self.session.prompt_length :]
+
+    def forward(self, most: int = 64) -> None:
+        """One forward over so many nodes at most, the root among them, where it may be made."""
         self.now += FORWARD
-        told = self.target.forward(most)
-        if told is not None:
-            for inbox in self.inboxes:
-                inbox.append(told)
-        return told is not None
+        before, self.session.tree_nodes = self.session.length, most
+        self.engine.step()
+        if self.session.length > before:
+            for inbox, one in zip(self.inboxes, self.stream_of, strict=True):
+                stream = self.streams[one].number
+                inbox.append((stream, self.engine.progress(self.session, before, stream)))
 
     def hear(self, index: int, messages: int = 1) -> None:
         """So many messages reach a proposer as one."""
         inbox = self.inboxes[index]
         told = [inbox.popleft() for _ in range(min(messages, len(inbox)))]
         if told:
-            tokens = [token for one in told for token in one.tokens]
-            known = told[-1].known.get(self.stream_of[index], 0)
-            notice = Notice(self.now, FORWARD, known, told[-1].held, 64)
-            self.proposers[index].hear(told[0].position, tokens, self.now, notice)
+            tokens = [token for _, one in told for token in one.tokens]
+            stream, last = told[-1]
+            known = last.known if stream == self._stream(index).number else 0
+            notice = Notice(self.now, FORWARD, known, last.held, 64)
+            self.proposers[index].hear(told[0][1].position, tokens, self.now, notice)
 
-    def work(self, index: int) -> bool:
+    def work(self, index: int) -> None:
         self.now += CALL
-        return self.proposers[index].work(self.now)
+        self.proposers[index].work(self.now)
 
     def flush(self, index: int, now: float | None = None) -> Nodes | None:
         """What the proposer sends, at this time or another."""
-        stream = self.streams[self.stream_of[index]]
+        stream = self._stream(index)
         at = self.now if now is None else now
         nodes = self.proposers[index].flush(at, stream.next_number)
         if nodes is not None:
@@ -175,35 +151,30 @@ class World:
 
     def deliver(self, index: int, *, lost: bool = False, twice: bool = False) -> None:
         """The oldest message of a proposer's stream arrives, or does not."""
-        stream = self.streams[self.stream_of[index]]
+        stream = self._stream(index)
         if stream.messages:
             nodes = stream.messages.popleft()
             for _ in range(0 if lost else 1 + twice):
-                self.target.append(stream.number, nodes)
+                self.engine.append(self.session, stream.number, nodes)
 
     def reconnect(self, index: int) -> None:
         """The proposer's stream breaks; what was under way may still come, and is of no use."""
-        old = self.streams.pop(self.stream_of[index])
-        new = Stream(self._next_stream)
-        self._next_stream += 1
-        self.target.tree.leave(old.number)
-        self.target.arrived.pop(old.number)
-        self.streams[new.number] = new
-        self.target.join(new.number)
+        broken, old = self.stream_of[index], self._stream(index)
+        self.engine.leave(self.session, old.number)
+        self.streams[broken] = self._joined()
         for nodes in old.messages:
-            self.target.append(old.number, nodes)
-        for other, number in enumerate(self.stream_of):
-            if number == old.number:
-                self.stream_of[other] = new.number
+            self.engine.append(self.session, old.number, nodes)
+        for other, stream in enumerate(self.stream_of):
+            if stream == broken:
                 self.proposers[other].hear(0, (), self.now, None)
 
-    def turn(self) -> None:
+    def turn(self, most: int = 64) -> None:
         """One forward, as on a good day: three calls of each draft meanwhile, nothing is lost."""
         for index in range(len(self.proposers)):
             self.hear(index, len(self.inboxes[index]))
-        self.target.acknowledged = self.target.position
+        self.engine.acknowledge(self.session, self.session.length)
         began = self.now
-        self.forward()
+        self.forward(most)
         self.now = began
         told = [inbox.pop() for inbox in self.inboxes if inbox]
         for _ in range(3):
@@ -211,17 +182,26 @@ class World:
             for index in range(len(self.proposers)):
                 self.proposers[index].work(self.now - CALL)
                 self.flush(index)
-            for stream in self.streams.values():
-                while stream.messages:
-                    self.target.append(stream.number, stream.messages.popleft())
+            for index in range(len(self.proposers)):
+                while self._stream(index).messages:
+                    self.deliver(index)
         for inbox, one in zip(self.inboxes, told, strict=False):
             inbox.append(one)
 
+    def _stream(self, index: int) -> Stream:
+        return self.streams[self.stream_of[index]]
 
-def hostile(base: int, numbers: Sequence[int], dice: Sequence[int], chance: float) -> Nodes:
-    """Nodes of somebody who knows no rules but those of the types."""
-    proposals = [
-        Proposal(number, BASE if one % 3 == 0 else numbers[one % len(numbers)], one % 40, chance)
-        for number, one in zip(numbers, dice, strict=True)
-    ]
-    return Nodes(base, proposals, 2)
+    def _joined(self) -> Stream:
+        return Stream(self.engine.join(self.session))
+
+
+def sent(proposer: Proposer, numbers: Iterator[int]) -> list[Nodes]:
+    """Everything that it hands over at a time at which nothing is late."""
+    messages = list[Nodes]()
+    while (nodes := proposer.flush(0.0, lambda: next(numbers))) is not None:
+        messages.append(nodes)
+    return messages
+
+
+def tokens_of(messages: Sequence[Nodes]) -> list[int]:
+    return [one.token for nodes in messages for one in nodes.proposals]

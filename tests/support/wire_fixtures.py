@@ -15,6 +15,7 @@ import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import count
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -25,6 +26,7 @@ from grpc_comm.client.replicas import rendezvous
 from grpc_comm.client.wire_session import WireSession
 from grpc_comm.proto import verifier_pb2 as pb
 from grpc_comm.proto import verifier_pb2_grpc
+from grpc_comm.security import SecurityOptions
 from grpc_comm.server.server import BackgroundServer, Target, serve
 from grpc_comm.translate import PROTOCOL_VERSION, Description
 from grpc_comm.transport import Address
@@ -235,10 +237,19 @@ def progress(position: int, *tokens: int, **changes: Any) -> Progress:
     return Progress(position, tokens, **(fields | changes))
 
 
+def resident(pid: int) -> int:
+    """Bytes that a process has in memory."""
+    command = ["ps", "-o", "rss=", "-p", str(pid)]
+    said = subprocess.run(command, capture_output=True, text=True, check=True)
+    return int(said.stdout) * 1024
+
+
 @contextmanager
-def process() -> Iterator[tuple[subprocess.Popen[str], Address]]:
-    """That target in a process of its own, in the foreground."""
-    command = [sys.executable, "-m", "tests.support.wire_fixtures"]
+def process(*files: Path) -> Iterator[tuple[subprocess.Popen[str], Address]]:
+    """That target in a process of its own, in the foreground. files: of keys, a certificate, and
+    its key
+    """
+    command = [sys.executable, "-m", "tests.support.wire_fixtures", *map(str, files)]
     pipe = subprocess.PIPE
     with subprocess.Popen(command, cwd=ROOT, stdout=pipe, stderr=pipe, text=True) as started:
         try:
@@ -256,4 +267,7 @@ def free_port() -> int:
 
 if __name__ == "__main__":
     served = successor_engine()
-    serve(Target(served, describe(served), LOOPBACK), lambda bound: print(bound.port, flush=True))
+    keys, certificate, key = [*map(Path, sys.argv[1:]), None, None, None][:3]
+    security = SecurityOptions(keys_file=keys, tls_cert=certificate, tls_key=key)
+    target = Target(served, describe(served), LOOPBACK, security)
+    serve(target, lambda bound: print(bound.port, flush=True))

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from torch import Tensor
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 os.environ["PJRT_DEVICE"] = "CPU"
 pytest.importorskip("torch_xla", reason="torch_xla is not installed: `make test-xla` runs these")
@@ -23,14 +24,17 @@ import torch_xla  # type: ignore[import-not-found]
 import torch_xla.core.xla_model as xm  # type: ignore[import-not-found]
 from torch_xla.debug import metrics  # type: ignore[import-not-found]
 
+from compile.parallel import parallel_config, parallel_tensors
+from inference.model.cache import KeysValues
+from inference.model.decoder import Decoder, Layers
 from inference.model.verify_graph import (
     StatefulGraph,
     VerifyGraph,
     copy_inputs,
     example_inputs,
 )
+from inference.model.vocabulary import VocabularyShare
 from tests.support.buckets import CASES, Case, state_of
-from tests.xla.ranks import RANKS, Threads, rank_graph
 
 # fmt: off
 ALLOWED = frozenset({
@@ -68,7 +72,16 @@ class Hlo:
     results: list[Tensor]
 
 
-def lower(graph: VerifyGraph | StatefulGraph, inputs: dict[str, Tensor], run: bool = True) -> Hlo:
+def results_of(graph: nn.Module, inputs: dict[str, Tensor]) -> list[Tensor]:
+    """What a call returns, and the state that the graph reassigns."""
+    with torch.no_grad():
+        returned = graph(**inputs)
+    if isinstance(graph, VerifyGraph):
+        return list(returned)
+    return [returned, *(graph.get_buffer(name) for name in state_of(graph))]
+
+
+def lower(graph: nn.Module, inputs: dict[str, Tensor], run: bool = True) -> Hlo:
     """Moves the graph to the device, calls it once and reads what was recorded. Results come
     after a sync, else they may be wrong.
     """
@@ -76,13 +89,7 @@ def lower(graph: VerifyGraph | StatefulGraph, inputs: dict[str, Tensor], run: bo
     graph, inputs = graph.to(device), {name: tensor.to(device) for name, tensor in inputs.items()}
     torch_xla.sync()
     metrics.clear_all()
-    with torch.no_grad():
-        returned = graph(**inputs)
-    results = (
-        [returned, *(graph.get_buffer(name) for name in state_of(graph))]
-        if isinstance(graph, StatefulGraph)
-        else list(returned)
-    )
+    results = results_of(graph, inputs)
     text: str = torch_xla._XLAC._get_xla_tensors_hlo(results)
     fallbacks = [name for name in metrics.counter_names() if name.startswith("aten::")]
     if run:
@@ -95,15 +102,8 @@ def lower(graph: VerifyGraph | StatefulGraph, inputs: dict[str, Tensor], run: bo
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_a_bucket_lowers_to_allowed_operations_and_equals_eager(case: Case) -> None:
-    graph, inputs = case.graph(), case.inputs(0)
-    with torch.no_grad():
-        returned = graph(**inputs)
-    expected = (
-        [returned, *(graph.get_buffer(name) for name in state_of(graph))]
-        if isinstance(graph, StatefulGraph)
-        else list(returned)
-    )
-    found = lower(case.graph(), inputs)
+    expected = results_of(case.graph(), case.inputs(0))
+    found = lower(case.graph(), case.inputs(0))
     check_text(found, case)
     tolerance = TOLERANCE[case.dtype]
     assert (found.results[0] != expected[0]).sum() <= int(case.dtype == torch.bfloat16)
@@ -122,16 +122,13 @@ def test_copying_a_row_lowers_to_a_gather_and_a_scatter_a_cache_and_equals_eager
         assert moved.equal(cache[[1, 1, 2]])
 
 
-def check_text(found: Hlo, case: Case) -> None:
-    """The rules of lowering: nothing on the host, no operation but the allowed, one sort for the
+def check_rules(found: Hlo, sorts: int, scatters: int) -> None:
+    """The rules of lowering: nothing on the host, no operation but the allowed, a sort for each
     top-k, 32 bits, fixed shapes.
     """
     assert found.fallbacks == []
     assert found.opcodes.keys() <= ALLOWED
-    assert found.opcodes["sort"] == int(case.sampled)
-    scatters = len(state_of(case.graph()))
-    assert found.opcodes["scatter"] == scatters
-    assert found.text.count("update_window_dims={1}") == scatters  # a node's keys are one window
+    assert (found.opcodes["scatter"], found.opcodes["sort"]) == (scatters, sorts)
     assert "<=" not in found.text  # as bounded, dynamic sizes are written
     wide = [
         line.strip()
@@ -141,6 +138,13 @@ def check_text(found: Hlo, case: Case) -> None:
     assert [
         line for line in wide if not any(re.search("= " + allowed, line) for allowed in WIDE)
     ] == []
+
+
+def check_text(found: Hlo, case: Case) -> None:
+    """Those rules, one top-k, and the inputs as parameters."""
+    scatters = len(state_of(case.graph()))
+    check_rules(found, int(case.sampled), scatters)
+    assert found.text.count("update_window_dims={1}") == scatters  # a node's keys are one window
     for name, tensor in case.inputs(0).items():
         shape = f"[{','.join(map(str, tensor.shape))}]"
         kind = "f32" if tensor.is_floating_point() else "s32"
@@ -173,7 +177,10 @@ def test_a_division_in_place_of_a_shift_is_seen() -> None:
     )  # why choice.py shifts by tensors
 
 
-class Lowered:
+RANKS = 2
+
+
+class Collectives:
     """torch_xla's collectives: where there is one device they can be lowered (xm.all_reduce
     would leave itself out), but not run.
     """
@@ -191,20 +198,83 @@ class Lowered:
         return whole
 
 
-@pytest.mark.parametrize("sampled", [False, True], ids=["greedy", "sampled"])
-def test_two_ranks_equal_the_whole(sampled: bool) -> None:
-    case = Case(stateful=True, sampled=sampled, nodes=8, rows=2, family="llama 2 layers")
-    whole, threads = case.graph(), Threads()
-    assert isinstance(whole, StatefulGraph)
-    ranks = [rank_graph(whole, rank, threads) for rank in range(RANKS)]
-    for call in (0, 1):
-        with torch.no_grad():
-            expected = whole(**case.inputs(call))
-        for chosen in threads.run(ranks, case.inputs(call)):
-            assert chosen.equal(expected)
-        parts = zip(*(rank.cache().tensors for rank in ranks), strict=True)
-        for own, cache in zip(parts, whole.cache().tensors, strict=True):
-            torch.testing.assert_close(torch.cat(own, 2), cache, atol=1e-5, rtol=1e-5)
+class Column(nn.Linear):
+    """Some of the outputs; no rank needs the others'."""
+
+    def __init__(self, inputs: int, outputs: int, bias: bool) -> None:
+        super().__init__(inputs, outputs // RANKS, bias)
+
+
+class Row(nn.Linear):
+    """Some of the inputs; the bias, which every rank has whole, is added to the sum."""
+
+    def __init__(self, collectives: Collectives, inputs: int, outputs: int, bias: bool) -> None:
+        super().__init__(inputs // RANKS, outputs, bias)
+        self.collectives = collectives
+
+    def forward(self, x: Tensor) -> Tensor:
+        total = self.collectives.add(F.linear(x, self.weight))
+        return total if self.bias is None else total + self.bias
+
+
+class Width(nn.Embedding):
+    """Some of the width of every id."""
+
+    def __init__(self, collectives: Collectives, ids: int, size: int) -> None:
+        super().__init__(ids, size // RANKS)
+        self.collectives = collectives
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.collectives.join(super().forward(ids))
+
+
+class Ids(nn.Linear):
+    """The head of some of the ids; every rank keeps its own logits."""
+
+    def __init__(self, inputs: int, outputs: int, bias: bool) -> None:
+        super().__init__(inputs, outputs // RANKS, bias)
+
+    def forward(self, states: Tensor, vocabulary: int) -> Tensor:  # type: ignore[override]
+        return super().forward(states)
+
+
+def rank_graph(whole: StatefulGraph, rank: int) -> StatefulGraph:
+    """This rank's share of a graph: its heads of the caches, its cut of every weight that is
+    dealt out.
+    """
+    vocabulary, collectives = whole.decoder.vocabulary, Collectives()
+    config = parallel_config(whole.decoder.config, RANKS, vocabulary)
+    layers = Layers(
+        Column,
+        lambda inputs, outputs, bias: Row(collectives, inputs, outputs, bias),
+        lambda ids, size: Width(collectives, ids, size),
+        Ids,
+        share=VocabularyShare(RANKS, lambda part: collectives.join(part, 0)),
+        ids=lambda ids: Column(1, ids, False),
+    )
+    decoder = Decoder(config, len(whole.decoder.cos), vocabulary, layers).requires_grad_(False)
+    tensors = parallel_tensors(
+        whole.decoder.named_parameters(), whole.decoder.config, RANKS, vocabulary
+    )
+    for name, mine in decoder.named_parameters():
+        mine.copy_(_share(tensors[name].detach(), mine.shape, rank))
+    cache = KeysValues.of(part.chunk(RANKS, 2)[rank].clone() for part in whole.cache().tensors)
+    return StatefulGraph(decoder, cache, _window(whole.noise, config.vocab_size, rank))
+
+
+def _window(whole: Tensor | None, ids: int, rank: int) -> Tensor | None:
+    """This rank's part of the windows of noise, whose ids are padded."""
+    if whole is None:
+        return None
+    return F.pad(whole, (0, ids - whole.shape[1])).chunk(RANKS, 1)[rank].clone()
+
+
+def _share(tensor: Tensor, shape: torch.Size, rank: int) -> Tensor:
+    """This rank's part along the axis that is cut, or the whole where none is."""
+    for axis, size in enumerate(shape):
+        if tensor.shape[axis] != size:
+            return tensor.chunk(RANKS, axis)[rank]
+    return tensor
 
 
 @pytest.mark.parametrize("sampled", [False, True], ids=["greedy", "sampled"])
@@ -212,7 +282,7 @@ def test_a_rank_of_two_lowers_with_two_all_reduces_a_layer(sampled: bool) -> Non
     case = Case(stateful=True, sampled=sampled, nodes=8, rows=2, family="llama 2 layers")
     whole = case.graph()
     assert isinstance(whole, StatefulGraph)
-    found = lower(rank_graph(whole, 0, Lowered()), case.inputs(0), run=False)
+    found = lower(rank_graph(whole, 0), case.inputs(0), run=False)
     assert found.fallbacks == []
     assert found.opcodes.keys() <= ALLOWED | {"all-reduce", "all-gather"}
     assert found.opcodes["all-reduce"] == 2 * 2

@@ -11,15 +11,16 @@ from typing import Any
 
 import pytest
 
-import compile.__main__ as command_line
 from compile import builders
 from compile.build import graph_processes
-from compile.build.build import Builder
+from compile.build.build import MadeWith
 from compile.plan.buckets import first_graphs
-from compile.spec import CompileSpec, verify_bucket
+from compile.spec import CompileSpec
 from inference.artifact import MANIFEST, Bucket, check_files, read_manifest
-from inference.errors import BadArtifact, InvalidRequest
+from inference.errors import BadArtifact
 from tests.support.artifacts import LIMITS, FakeBuilder, build, small_spec
+from tests.support.commands import Run
+from tests.support.refusals import assert_refused
 from tests.support.repository import ROOT
 
 NAMES = [bucket.name for bucket in small_spec().buckets]
@@ -67,36 +68,22 @@ def test_only_what_changed_is_built_again(tmp_path: Path) -> None:
     assert builder.asked == ["weights", NAMES[1]]
 
 
-def test_another_graph_is_added_to_those_that_are_there(tmp_path: Path) -> None:
-    build(tmp_path / "out")
-    spec, builder = small_spec(), FakeBuilder()
-    more = verify_bucket(1, 4, 64, spec.junk, sampled=True)
-    manifest = build(tmp_path / "out", builder, replace(spec, buckets=(*spec.buckets, more)))
-    assert builder.asked == [more.name, "joint"]
-    assert more in manifest.buckets
-
-
-def test_the_first_graphs_are_completed_without_building_them_again(tmp_path: Path) -> None:
-    whole, first = small_spec(), FakeBuilder()
+def test_the_first_graphs_serve_while_the_others_are_added_and_are_not_built_again(
+    tmp_path: Path,
+) -> None:
+    whole, first, out = small_spec(), FakeBuilder(), tmp_path / "out"
     quick = first_graphs(whole, LIMITS)
-    build(tmp_path / "out", first, quick)
+    served = build(out, first, quick)
     assert first.asked == ["weights", *(bucket.name for bucket in quick.graphs), "joint"]
-    rest = FakeBuilder()
-    manifest = build(tmp_path / "out", rest, whole)
     lacking = [bucket.name for bucket in whole.graphs if bucket not in quick.graphs]
-    assert lacking
-    assert rest.asked == [*lacking, "joint"]
-    assert manifest.files == build(tmp_path / "fresh").files
-
-
-def test_an_artefact_can_be_served_while_graphs_are_added_to_it(tmp_path: Path) -> None:
-    whole = small_spec()
-    manifest = build(tmp_path / "out", None, first_graphs(whole, LIMITS))
-    lacking = [bucket.name for bucket in whole.graphs if bucket not in manifest.buckets]
+    broken, rest = FakeBuilder(broken=lacking[-1]), FakeBuilder()
     with pytest.raises(KeyboardInterrupt):
-        build(tmp_path / "out", FakeBuilder(broken=lacking[-1]), whole)
-    assert read_manifest(tmp_path / "out") == manifest
-    check_files(tmp_path / "out", manifest)
+        build(out, broken, whole)
+    assert broken.asked == lacking
+    assert read_manifest(out) == served
+    check_files(out, served)
+    assert build(out, rest, whole).files == build(tmp_path / "fresh").files
+    assert rest.asked == [lacking[-1], "joint"]
 
 
 @pytest.mark.parametrize(
@@ -105,9 +92,10 @@ def test_an_artefact_can_be_served_while_graphs_are_added_to_it(tmp_path: Path) 
         (FakeBuilder(version="2"), small_spec()),
         (FakeBuilder(), small_spec(dtype="bfloat16")),
         (FakeBuilder(), small_spec(compiler_flags={"-O2": ""})),
+        (FakeBuilder(), small_spec(features=(0,))),
     ],
 )
-def test_another_compiler_precision_or_flag_builds_everything_again(
+def test_another_compiler_precision_flag_or_list_of_features_builds_everything_again(
     tmp_path: Path, builder: FakeBuilder, spec: CompileSpec
 ) -> None:
     build(tmp_path / "out")
@@ -119,8 +107,9 @@ def test_a_compiler_that_changes_its_flags_under_way_does_not_change_the_artefac
     tmp_path: Path,
 ) -> None:
     class Restless(FakeBuilder):
-        def flags(self) -> dict[str, str]:
-            return {"graphs so far": str(len(self.asked))}
+        def made_with(self) -> MadeWith:
+            flags = {"graphs so far": str(len(self.asked))}
+            return replace(super().made_with(), flags=flags)
 
     first, builder = build(tmp_path / "out", Restless()), Restless()
     assert build(tmp_path / "out", builder).digest() == first.digest()
@@ -139,23 +128,24 @@ def test_a_directory_that_is_being_rebuilt_has_no_manifest(tmp_path: Path) -> No
     build(tmp_path / "out")
     with pytest.raises(KeyboardInterrupt):
         build(tmp_path / "out", FakeBuilder(version="2", broken=NAMES[0]))
-    with pytest.raises(BadArtifact, match="was not finished"):
-        read_manifest(tmp_path / "out")
+    assert_refused(lambda: read_manifest(tmp_path / "out"), ["not finished"], BadArtifact)
 
 
-def test_a_builder_that_names_a_file_it_did_not_write_is_an_error(tmp_path: Path) -> None:
+def test_a_builder_that_names_a_file_it_did_not_write_and_the_wrong_one_are_refused(
+    tmp_path: Path,
+) -> None:
     class Forgetful(FakeBuilder):
         def finish(self, directory: Path, buckets: Any) -> list[str]:
             return ["graphs/none.bin"]
 
-    with pytest.raises(BadArtifact, match=r"joint.*graphs/none\.bin"):
-        build(tmp_path / "out", Forgetful())
+    builder, out = Forgetful(), tmp_path / "out"
+    assert_refused(lambda: build(out, builder), ["joint", "graphs/none.bin"], BadArtifact)
+    assert_refused(lambda: build(out, FakeBuilder("trn1")), ["trn1", "cpu"])
 
 
 def test_a_place_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     (tmp_path / "out").write_text("a file")
-    with pytest.raises(InvalidRequest, match="cannot be written"):
-        build(tmp_path / "out")
+    assert_refused(lambda: build(tmp_path / "out"), [str(tmp_path / "out")])
 
 
 def test_a_second_build_into_a_directory_is_refused_with_the_number_of_the_first(
@@ -165,11 +155,8 @@ def test_a_second_build_into_a_directory_is_refused_with_the_number_of_the_first
 
     class Twice(FakeBuilder):
         def build(self, bucket: Bucket, directory: Path) -> list[str]:
-            with pytest.raises(
-                InvalidRequest,
-                match=f"{tmp_path / 'out'} is being built by process {os.getpid()} on ",
-            ):
-                build(tmp_path / "out", FakeBuilder(version="2"))
+            told = [str(tmp_path / "out"), f"by process {os.getpid()} on "]
+            assert_refused(lambda: build(tmp_path / "out", FakeBuilder(version="2")), told)
             build(tmp_path / "elsewhere")
             return super().build(bucket, directory)
 
@@ -185,16 +172,11 @@ def test_the_lock_of_a_build_that_was_killed_or_failed_is_free(tmp_path: Path) -
         f"with building_alone(Path({str(tmp_path / 'out')!r})): "
         "print('held', flush=True); time.sleep(60)"
     )
-    with subprocess.Popen(
-        [sys.executable, "-c", code],
-        stdout=subprocess.PIPE,
-        text=True,
-        cwd=ROOT,
-    ) as other:
+    command = [sys.executable, "-c", code]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as other:
         assert other.stdout is not None
         assert other.stdout.readline() == "held\n"
-        with pytest.raises(InvalidRequest, match=f"by process {other.pid} on "):
-            build(tmp_path / "out")
+        assert_refused(lambda: build(tmp_path / "out"), [f"by process {other.pid} on "])
         other.kill()
         other.wait()
         with pytest.raises(KeyboardInterrupt):
@@ -202,15 +184,8 @@ def test_the_lock_of_a_build_that_was_killed_or_failed_is_free(tmp_path: Path) -
         build(tmp_path / "out")
 
 
-def test_the_fake_is_a_builder_and_the_wrong_one_is_refused(tmp_path: Path) -> None:
-    builder: Builder = FakeBuilder("trn1")
-    assert isinstance(builder, FakeBuilder)
-    with pytest.raises(InvalidRequest, match=r"trn1.*cpu"):
-        build(tmp_path / "out", builder)
-
-
 def test_the_command_line_builds_pushes_and_pulls(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     built: list[Bucket] = []
 
@@ -221,31 +196,21 @@ def test_the_command_line_builds_pushes_and_pulls(
     monkeypatch.setattr(builders, "builder_of", fake)
     monkeypatch.setattr(graph_processes, "quiet_libraries", lambda: None)  # it stays so
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    out, store, taken = (str(tmp_path / name) for name in ("out", "store", "taken"))
+    out, store, taken, again = (str(tmp_path / name) for name in ("out", "store", "taken", "again"))
     sizes = ["--rows", "1", "--tree_sizes", "4", "--slots", "256", "--sampling", "greedy"]
-    assert command_line.main(["--target", "cpu", "--out", out, *sizes, "--push", store]) == 0
+    flags = ["--target", "cpu", "--out", out, *sizes, "--push", store]
+    shown = run("compile", *flags)
     manifest = read_manifest(Path(out))
     assert [bucket.name for bucket in manifest.buckets] == [bucket.name for bucket in built]
-    assert (
-        manifest.command
-        == f"outrider compile --target cpu --out {out} {' '.join(sizes)} --push {store}"
-    )
+    assert manifest.command == f"outrider compile {' '.join(flags)}"
     assert manifest.stop_ids == (1,)
-    shown = capsys.readouterr()
     assert f"--digest {manifest.digest()}" in shown.out
     assert "[1/" in shown.err
-    assert command_line.main(["--pull", store, "--digest", manifest.digest(), "--out", taken]) == 0
+    pull = ["compile", "--pull", store, "--digest"]
+    assert run(*pull, manifest.digest(), "--out", taken).code == 0
     assert read_manifest(Path(taken)) == manifest
-    assert (
-        command_line.main(["--pull", store, "--digest", "0" * 64, "--out", str(tmp_path / "other")])
-        == 1
-    )
-    assert "has no manifests/" in capsys.readouterr().err
-    again = str(tmp_path / "again")
-    assert command_line.main(["--target", "cpu", "--out", again, *sizes, "--push", store]) == 0
-    assert (
-        f"in place of building, outrider compile --pull {store} --digest {manifest.digest()} "
-        "--out DIR" in capsys.readouterr().err
-    )
-    assert command_line.main(["--target", "cpu", "--out", again, *sizes, "--push", store]) == 0
-    assert "in place of building" not in capsys.readouterr().err
+    run(*pull, "0" * 64, "--out", tmp_path / "other").assert_failed("manifests/")
+    pulled = f"in place of building, outrider {' '.join(pull)} {manifest.digest()} --out DIR"
+    flags[3] = again
+    assert pulled in run("compile", *flags).err
+    assert "in place of building" not in run("compile", *flags).err, "it is there already"

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from compile.build.build import Builder, build_artifact
 from compile.build.graph_processes import InProcesses, quiet_libraries
 from compile.build.progress import BuildProgress, BuildTimes, TimeLeft, live_progress
 from inference.artifact import Bucket, check_files
 from inference.errors import BadArtifact
-from tests.support.artifacts import FakeBuilder, build, checkpoint, small_spec
+from tests.support.artifacts import FakeBuilder, build, small_spec
+from tests.support.refusals import assert_refused
 
 NAMES = [bucket.name for bucket in small_spec().buckets]
 STAGES = ["weights", *NAMES, "joint"]
@@ -28,15 +28,10 @@ def left_of(kept: BuildTimes, workers: int = 1) -> TimeLeft:
     return left
 
 
-def test_nothing_is_said_of_the_time_left_before_a_graph_is_known() -> None:
-    left = left_of(BuildTimes())
-    left.finished("weights", 5.0)
-    assert left.seconds() is None
-
-
 def test_a_graph_that_nobody_knows_is_expected_to_take_what_the_others_took() -> None:
     left = left_of(BuildTimes())
     left.finished("weights", 5.0)
+    assert left.seconds() is None, "no graph is known yet"
     left.finished(NAMES[0], 10.0)
     left.present(NAMES[1])
     assert left.seconds() == 10.0 * (len(NAMES) - 2)
@@ -74,16 +69,10 @@ def test_times_of_another_model_are_not_taken_and_a_spoilt_file_is_none(tmp_path
 
 
 def test_a_second_build_says_what_is_left_from_the_times_of_the_first(tmp_path: Path) -> None:
-    source, said = checkpoint(tmp_path / "checkpoint"), list[str]()
+    said: list[str] = []
     for out in ("one", "two"):
-        build_artifact(
-            small_spec(),
-            source,
-            FakeBuilder(),
-            tmp_path / out,
-            command="a test",
-            progress=BuildProgress(said.append, BuildTimes(tmp_path / "times.json")),
-        )
+        progress = BuildProgress(said.append, BuildTimes(tmp_path / "times.json"))
+        build(tmp_path / out, progress=progress)
     first, second = said[: len(said) // 2], said[len(said) // 2 :]
     assert f"[2/{len(STAGES)}] {NAMES[0]} ..." in first
     assert f"[2/{len(STAGES)}] {NAMES[0]} ... about 1 s left" in second
@@ -93,14 +82,7 @@ def test_the_live_progress_leaves_a_line_for_each_stage(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with live_progress(BuildTimes()) as live:
-        build_artifact(
-            small_spec(),
-            checkpoint(tmp_path / "checkpoint"),
-            FakeBuilder(),
-            tmp_path / "out",
-            command="a test",
-            progress=live,
-        )
+        build(tmp_path / "out", progress=live)
     shown = capsys.readouterr().err
     for index, stage in enumerate(STAGES, 1):
         assert f"[{index}/{len(STAGES)}] {stage}: 0.0 s" in shown
@@ -132,16 +114,7 @@ class Watched(FakeBuilder):
 
 
 def test_graphs_built_by_processes_are_those_of_one_builder(tmp_path: Path) -> None:
-    builder: Builder = InProcesses(Watched, 2, quiet=True)
-    said: list[str] = []
-    manifest = build_artifact(
-        small_spec(),
-        checkpoint(tmp_path / "checkpoint"),
-        builder,
-        tmp_path / "out",
-        command="a test",
-        progress=BuildProgress(said.append),
-    )
+    manifest = build(tmp_path / "out", InProcesses(Watched, 2, quiet=True))
     check_files(tmp_path / "out", manifest)
     assert manifest.files == build(tmp_path / "other").files
     processes = {path.read_text() for path in (tmp_path / "out").glob("*.pid")}
@@ -150,19 +123,11 @@ def test_graphs_built_by_processes_are_those_of_one_builder(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
-    [({"broken": NAMES[1]}, "was not compiled"), ({"version": "dies"}, "--workers 1 builds")],
+    ("settings", "shown"),
+    [({"broken": NAMES[1]}, ["was not compiled"]), ({"version": "dies"}, ["--workers 1"])],
 )
 def test_what_goes_wrong_in_a_process_is_an_error_here(
-    tmp_path: Path, settings: dict[str, str], said: str
+    tmp_path: Path, settings: dict[str, str], shown: list[str]
 ) -> None:
     builder = InProcesses(partial(Watched, **settings), 2, quiet=True)  # type: ignore[arg-type]
-    with pytest.raises(BadArtifact, match=said):
-        build_artifact(
-            small_spec(),
-            checkpoint(tmp_path / "checkpoint"),
-            builder,
-            tmp_path / "out",
-            command="a test",
-            progress=BuildProgress(lambda line: None),
-        )
+    assert_refused(lambda: build(tmp_path / "out", builder), shown, BadArtifact)

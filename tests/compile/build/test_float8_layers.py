@@ -19,7 +19,6 @@ from inference.backends.eager import EagerModel
 from inference.backends.neuron import SHARD
 from inference.backends.neuron_loading import load_neuron
 from inference.engine.local_session import LocalSession
-from inference.errors import BadArtifact
 from inference.model.decoder import Decoder
 from inference.model.float8 import in_float8
 from inference.sampling import SamplingParams
@@ -98,18 +97,3 @@ def test_a_ranks_matrices_are_bytes_and_only_its_own_outputs_have_scales(
     assert shard["decoder.model.embed_tokens.weight"].dtype == torch.bfloat16
     record = json.loads((directory / f"graphs/{FEW[0].name}.json").read_text(encoding="utf-8"))
     assert "fp8e4m3fn-as-fp8e4m3" in record["flags"]
-
-
-def test_another_dtype_is_another_graph(neuron: Neuron, tmp_path: Path) -> None:
-    checkpoint = write_checkpoint(tmp_path / "model")
-    build(tmp_path / "wide", checkpoint, spec_of(1, dtype="bfloat16"))
-    before = len(neuron.compiled)
-    build(tmp_path / "narrow", checkpoint, spec_of(1, dtype="fp8"))
-    assert len(neuron.compiled) == 2 * before
-
-
-def test_without_its_flag_the_compiler_refuses(neuron: Neuron, tmp_path: Path) -> None:
-    flags = {"--internal-hlo2tensorizer-options": "--verify-hlo=true"}
-    checkpoint = write_checkpoint(tmp_path / "model")
-    with pytest.raises(BadArtifact, match="NCC_EVRF051"):
-        build(tmp_path / "artifact", checkpoint, spec_of(1, dtype="fp8", compiler_flags=flags))

@@ -5,37 +5,35 @@ nothing here needs a device.
 from __future__ import annotations
 
 import ast
-import inspect
 import json
 import os
 import re
 import shlex
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from compile.__main__ import main as compile_main
 from compile.build.neuron_builder import NeuronBuilder, check_routes
 from compile.build.neuron_compiler import OVERRIDE, compiler_flags, render
-from compile.neuron_cache import neuron_artifact
+from compile.builders import neuron_artifact
 from compile.spec import prefill_bucket, verify_bucket
 from inference.artifact import check_files
 from inference.backends import neuron_sdk
 from inference.backends.neuron import COPY_RECORD, FILL_RECORD, PACKAGE
-from inference.backends.neuron_loading import load_neuron
-from inference.errors import BadArtifact, InvalidRequest, MissingExtra
+from inference.errors import BadArtifact, MissingExtra
 from inference.text import Tokenizer
-from tests.support import neuron_signatures
+from tests.support.commands import Run
 from tests.support.fake_neuron import VERSIONS, Neuron
-from tests.support.neuron_artifacts import FEW, JUNK, ROWS, TREE, build, spec_of
+from tests.support.neuron_artifacts import FEW, ROWS, TREE, build, spec_of
+from tests.support.refusals import assert_refused
 from tests.support.repository import ROOT
 
 # --- what is built
-# --------------------------------------------------------------------------------------------------
 
 
 def test_an_artefact_has_weights_by_rank_one_package_and_a_record_of_each_graph(
@@ -70,17 +68,6 @@ def test_an_artefact_has_weights_by_rank_one_package_and_a_record_of_each_graph(
     }
 
 
-def test_a_graph_added_later_is_in_the_package_and_the_weights_stay(
-    neuron: Neuron, checkpoint: Path, tmp_path: Path
-) -> None:
-    build(tmp_path / "a", checkpoint, spec_of(1))
-    said: list[str] = []
-    more = (*FEW, verify_bucket(ROWS, 2, JUNK, JUNK, sampled=False))
-    manifest = build(tmp_path / "a", checkpoint, spec_of(1, more), said=said)
-    assert "[1/5] weights: already built" in said
-    load_neuron(tmp_path / "a", manifest, lambda line: None)
-
-
 def test_a_flag_whose_value_has_blanks_stays_one_flag() -> None:
     value = "--enable-ccop-compute-overlap --cc-pipeline-tiling-factor=2"
     spec = spec_of(compiler_flags={"--tensorizer-options": value})
@@ -98,21 +85,19 @@ def test_flags_are_explicit_and_the_specs_come_last() -> None:
         "--target inf2 --lnc=1 --model-type=transformer --auto-cast=matmult "
         "--enable-saturate-infinity -O1"
     )
-    with pytest.raises(InvalidRequest, match="--lnc follows"):
-        compiler_flags(spec_of(compiler_flags={"--lnc": "2"}), 1)
+    assert_refused(lambda: compiler_flags(spec_of(compiler_flags={"--lnc": "2"}), 1), ["--lnc"])
 
 
 def test_graphs_that_inputs_cannot_tell_apart_are_refused() -> None:
-    with pytest.raises(InvalidRequest, match="same inputs"):
-        check_routes([verify_bucket(2, 1, 9, 9, sampled=False), prefill_bucket(2, 1, 9, 9)])
+    same = [verify_bucket(2, 1, 9, 9, sampled=False), prefill_bucket(2, 1, 9, 9)]
+    assert_refused(lambda: check_routes(same), ["same inputs"])
 
 
 def test_the_compilers_own_words_are_passed_on(
     monkeypatch: pytest.MonkeyPatch, packages: Path, checkpoint: Path, tmp_path: Path
 ) -> None:
-    Neuron(compiler_fails="[NCC_EVRF007] too many instructions\nmore").install(
-        monkeypatch, packages
-    )
+    said = "[NCC_EVRF007] too many instructions\nmore"
+    Neuron(compiler_fails=said).install(monkeypatch, packages)
     with pytest.raises(BadArtifact, match=r"\[NCC_EVRF007\] too many instructions") as failure:
         build(tmp_path / "a", checkpoint, spec_of(1))
     assert Path(str(failure.value).rsplit(" ", 1)[1]).is_dir()
@@ -122,27 +107,21 @@ def test_an_artefact_that_matches_is_used_and_another_one_announced_and_built(
     monkeypatch: pytest.MonkeyPatch, neuron: Neuron, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "user"))
-    model, said = ROOT / "inference" / "data" / "draft", [[], [], []]  # type: list[list[str]]
+    model, said = ROOT / "inference" / "data" / "draft", list[str]()
     spec = replace(spec_of(2), vocabulary=Tokenizer(model).vocabulary)
-    first = neuron_artifact(spec, model, tmp_path / "cache", command="test", say=said[0].append)
-    assert (
-        neuron_artifact(spec, model, tmp_path / "cache", command="test", say=said[1].append)
-        == first
-    )
-    assert said[1] == [f"using the artefact in {first}"]
-    assert any(line.startswith("memory of a rank") for line in said[0])
-    assert any(line.startswith("host memory: ") for line in said[0])
-    assert any(line.startswith("time: not known yet") for line in said[0])
+    find = partial(neuron_artifact, command="test", say=said.append)
+    first = find(spec, model, tmp_path / "cache")
+    for start in ("memory of a rank", "host memory: ", "time: not known yet"):
+        assert any(line.startswith(start) for line in said)
+    said.clear()
+    assert find(spec, model, tmp_path / "cache") == first
+    assert said == [f"using the artefact in {first}"]
     other = replace(spec, compiler_flags={"-O1": ""})
-    assert (
-        neuron_artifact(other, model, tmp_path / "cache", command="test", say=said[2].append)
-        != first
-    )
-    assert any("stages of this model that were built here before" in line for line in said[2])
+    assert find(other, model, tmp_path / "cache") != first
+    assert any("stages of this model that were built here before" in line for line in said)
 
 
 # --- the environment of a compile host
-# --------------------------------------------------------------------------------
 
 
 def test_a_host_without_a_device_is_told_the_platform_and_says_so(
@@ -164,8 +143,7 @@ def test_what_the_user_has_set_is_never_changed(
 ) -> None:
     Neuron(device=False).install(monkeypatch, packages)
     monkeypatch.setenv(OVERRIDE, "trn2")
-    with pytest.raises(InvalidRequest, match="is trn2, but --target is trn1"):
-        build(tmp_path / "a", checkpoint, spec_of(1))
+    assert_refused(lambda: build(tmp_path / "a", checkpoint, spec_of(1)), ["trn2", "trn1"])
     monkeypatch.setenv(OVERRIDE, "inf2")
     build(tmp_path / "b", checkpoint, spec_of(1))
     assert {name: value for name, value in os.environ.items() if name.startswith("NEURON")} == {
@@ -173,18 +151,14 @@ def test_what_the_user_has_set_is_never_changed(
     }
 
 
-def test_with_a_device_nothing_is_set(neuron: Neuron, checkpoint: Path, tmp_path: Path) -> None:
+def test_with_a_device_nothing_is_set_and_another_family_is_compiled_only_when_asked_for(
+    neuron: Neuron, packages: Path, checkpoint: Path, tmp_path: Path
+) -> None:
     build(tmp_path / "a", checkpoint, spec_of(1))
     assert OVERRIDE not in os.environ
-
-
-def test_another_family_than_the_machines_is_compiled_only_when_asked_for(
-    monkeypatch: pytest.MonkeyPatch, packages: Path, checkpoint: Path, tmp_path: Path
-) -> None:
-    Neuron().install(monkeypatch, packages)
     (packages / "product_name").write_text("trn2n.48xlarge\n")
-    with pytest.raises(InvalidRequest, match=f"this is a trn2 machine: .*{OVERRIDE}=trn1"):
-        build(tmp_path / "a", checkpoint, spec_of(1))
+    again = partial(build, tmp_path / "b", checkpoint, spec_of(1))
+    assert_refused(again, ["a trn2 machine", f"{OVERRIDE}=trn1"])
 
 
 def test_an_import_before_the_platform_is_known_is_refused(
@@ -192,112 +166,64 @@ def test_an_import_before_the_platform_is_known_is_refused(
 ) -> None:
     Neuron(device=False).install(monkeypatch, packages)
     monkeypatch.setitem(sys.modules, "torch_neuronx", object())  # type: ignore[arg-type]
-    with pytest.raises(InvalidRequest, match="imported already"):
-        build(tmp_path / "a", checkpoint, spec_of(1))
+    assert_refused(lambda: build(tmp_path / "a", checkpoint, spec_of(1)), ["imported already"])
+
+
+PLACEHOLDER, NATIVE, OLD = "1.0.0", "2.14.3.0", "2.8.0.2.10.16998"
+VERSIONS_REFUSED: list[tuple[dict[str, str], list[str]]] = [
+    ({}, ["torch-neuronx, neuronx-cc, neuronx-distributed", neuron_sdk.INDEX]),
+    (VERSIONS | {"torch-neuronx": PLACEHOLDER}, ["placeholder", neuron_sdk.INDEX]),
+    (VERSIONS | {"torch-neuronx": NATIVE}, ["native", "trn2 and trn3", neuron_sdk.INDEX]),
+    (VERSIONS | {"torch-neuronx": OLD}, ["of Neuron SDK 2.26", neuron_sdk.INDEX]),
+]
+
+
+@pytest.mark.parametrize(("versions", "shown"), VERSIONS_REFUSED)
+def test_packages_of_another_kind_are_explained(
+    monkeypatch: pytest.MonkeyPatch, packages: Path, checkpoint: Path,
+    versions: dict[str, str], shown: list[str],
+) -> None:  # fmt: skip
+    Neuron(versions=versions).install(monkeypatch, packages)
+    builder = NeuronBuilder(spec_of(1), checkpoint)
+    assert_refused(builder.made_with, shown, MissingExtra)
+
+
+def imported(name: str) -> None:
+    raise ImportError(f"{name}: libnrt.so.1: cannot open shared object file")
 
 
 @pytest.mark.parametrize(
-    ("versions", "words"),
-    [
-        ({}, "torch-neuronx, neuronx-cc, neuronx-distributed is not installed"),
-        ({"torch-neuronx": "1.0.0"}, "placeholder"),
-        ({"torch-neuronx": "2.14.3.0"}, "native package for trn2 and trn3"),
-        ({"torch-neuronx": "2.8.0.2.10.16998"}, r"of Neuron SDK 2\.26"),
-    ],
+    ("transformers", "shown"),
+    [("5.0.0", ["transformers 5.0.0", ">=4.51,<5"]), (VERSIONS["transformers"], ["libnrt.so.1"])],
 )
-def test_packages_of_another_kind_are_explained(
-    monkeypatch: pytest.MonkeyPatch,
-    packages: Path,
-    checkpoint: Path,
-    versions: dict[str, str],
-    words: str,
+def test_a_transformers_that_is_too_new_and_packages_that_cannot_be_imported_are_explained(
+    monkeypatch: pytest.MonkeyPatch, packages: Path, transformers: str, shown: list[str]
 ) -> None:
-    Neuron(versions=VERSIONS | versions if versions else {}).install(monkeypatch, packages)
-    with pytest.raises(MissingExtra, match=words) as failure:
-        NeuronBuilder(spec_of(1), checkpoint).versions()
-    assert neuron_sdk.INDEX in str(failure.value)
-
-
-def test_a_transformers_that_awss_packages_cannot_be_imported_with_is_refused_before_they_are(
-    monkeypatch: pytest.MonkeyPatch, packages: Path
-) -> None:
-    Neuron(versions=VERSIONS | {"transformers": "5.0.0"}).install(monkeypatch, packages)
-
-    def imported(name: str) -> None:
-        raise AssertionError(f"{name} was imported")
-
+    """The first before anything is imported."""
+    Neuron(versions=VERSIONS | {"transformers": transformers}).install(monkeypatch, packages)
     monkeypatch.setattr(neuron_sdk, "import_module", imported)
-    with pytest.raises(MissingExtra, match=r"transformers 5\.0\.0 .* pip install '.*>=4\.51,<5'"):
-        neuron_sdk.load_sdk()
+    assert_refused(neuron_sdk.load_sdk, shown, MissingExtra)
 
 
-def test_an_installation_that_cannot_be_imported_is_explained(
-    monkeypatch: pytest.MonkeyPatch, neuron: Neuron
-) -> None:
-
-    def broken(name: str) -> None:
-        raise ImportError("libnrt.so.1: cannot open shared object file")
-
-    monkeypatch.setattr(neuron_sdk, "import_module", broken)
-    with pytest.raises(MissingExtra, match=r"libnrt\.so\.1"):
-        neuron_sdk.load_sdk()
-
-
-# --- signatures and imports
-# -------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", neuron_signatures.SIGNATURES)
-def test_the_stand_in_has_the_documented_signature(neuron: Neuron, name: str) -> None:
-    modules = neuron.modules() | {"neuronx_distributed.NxDModel": None}
-    module = max(
-        (
-            module
-            for module in modules
-            if name.startswith(f"{module}.") and modules[module] is not None
-        ),
-        key=len,
-    )
-    found = modules[module]
-    for part in name.removeprefix(f"{module}.").split("."):
-        found = getattr(found, part)
-    parameters = [
-        each.replace(annotation=inspect.Parameter.empty)
-        for each in inspect.signature(found).parameters.values()
-    ]
-    assert str(inspect.Signature(parameters)) == neuron_signatures.SIGNATURES[name]
+# --- imports and documentation
 
 
 def test_each_of_awss_packages_is_imported_by_one_module_alone() -> None:
-    names = (
-        "torch_neuronx",
-        "neuronx_distributed",
-        "libneuronxla",
-        "neuronxcc",
-        "torch_xla",
-        "transformers_neuronx",
-    )
+    names = {"torch_neuronx", "neuronx_distributed", "libneuronxla", "neuronxcc", "torch_xla"}
+    names.add("transformers_neuronx")
+    alone = {"neuron_sdk.py", "legacy_neuron.py"}  # these import by name, when they are asked
     for room in ("inference", "compile", "outrider", "grpc_comm"):
         for path in (ROOT / room).rglob("*.py"):
             for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
                 found = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
                 found += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
-                assert not [name for name in found if name.split(".")[0] in names], path
-                called = (
-                    isinstance(node, ast.Call)
-                    and isinstance(node.func, ast.Name)
-                    and node.func.id == "import_module"
-                )
-                assert (
-                    not called
-                    or path.name in ("neuron_sdk.py", "legacy_neuron.py")
-                    or room != "inference"
-                ), path
+                assert not {name.split(".")[0] for name in found} & names, path
+                called = node.func if isinstance(node, ast.Call) else None
+                by_name = isinstance(called, ast.Name) and called.id == "import_module"
+                assert not by_name or path.name in alone or room != "inference", path
 
 
-def test_the_memory_table_of_the_documentation_is_what_its_command_prints(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_the_memory_table_of_the_documentation_is_what_its_command_prints(run: Run) -> None:
     page = (ROOT / "docs" / "neuron-reference.md").read_text(encoding="utf-8").splitlines()
     names, *rows = (row.split(" | ") for row in page if row.startswith(("| model | t", "| llama-")))
     assert len(rows) == 4
@@ -305,19 +231,9 @@ def test_the_memory_table_of_the_documentation_is_what_its_command_prints(
         cells = (cell.strip("| ") for cell in row)
         model, where, *parts, total, memory = cells
         target, ranks = where.split(", ")
-        size = ["--rows", "4", "--sequence_length", "4096", "--dry_run"]
-        compile_main(
-            [
-                "--model",
-                str(ROOT / "docs" / "shapes" / model),
-                "--target",
-                target,
-                "--tensor_parallel",
-                ranks,
-                *size,
-            ]
-        )
-        printed = capsys.readouterr().out
+        flags = ["--model", ROOT / "docs" / "shapes" / model, "--target", target, "--dry_run"]
+        flags += ["--tensor_parallel", ranks, "--rows", "4", "--sequence_length", "4096"]
+        printed = run("compile", *flags).out
         assert f"memory of a rank: {total} of {memory}" in printed
         assert "compiling: about " in printed
         for name, value in zip(names[2:], parts, strict=False):

@@ -4,28 +4,26 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-import boto3
 import pytest
 
 from compile.build.neff_cache import NeffCache, hlo_digest, unit_key
 from compile.build.neuron_builder import NeuronBuilder, hot_graph
-from compile.plan import build_memory
-from compile.spec import verify_bucket
-from compile.store import DiskObjects, open_store
+from compile.plan import memory
+from compile.store import DiskObjects
 from inference.artifact import MANIFEST, Bucket, check_files
 from inference.backends.neuron import COPY, FILL
 from inference.backends.neuron_loading import load_neuron
 from inference.errors import BadArtifact
 from tests.support.fake_hlo import Lowering
 from tests.support.fake_neuron import Neuron
-from tests.support.neuron_artifacts import FEW, JUNK, MORE, ROWS, build, spec_of
+from tests.support.neuron_artifacts import FEW, MORE, build, spec_of
+from tests.support.refusals import assert_refused
 from tests.support.repository import ROOT
 
 NAMES = [bucket.name for bucket in MORE]
@@ -35,39 +33,14 @@ import sys
 from functools import partial
 from pathlib import Path
 import pytest
-from compile.build.neff_cache import NeffCache
 from compile.build.neuron_builder import NeuronBuilder
-from compile.store import open_store
 from tests.support.fake_neuron import Neuron
 from tests.support.neuron_artifacts import MORE, build, spec_of
 folder, checkpoint, stalls_at = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
 Neuron(stalls_at=stalls_at).install(pytest.MonkeyPatch(), folder / "packages")
-cache = NeffCache(folder / "cache", open_store(sys.argv[4])) if len(sys.argv) > 4 else None
-builder = partial(NeuronBuilder, workers=1, cache=cache)
-build(folder / "artefact", checkpoint, spec_of(1, MORE), builder)
+one_by_one = partial(NeuronBuilder, workers=1)
+build(folder / "artefact", checkpoint, spec_of(1, MORE), one_by_one)
 """
-
-
-@pytest.fixture
-def s3_server(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """S3 as a server of moto in another process, which boto3 finds in the environment of any."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = str(free.getsockname()[1])
-    url = f"http://127.0.0.1:{port}"
-    for name, value in {
-        "AWS_ENDPOINT_URL": url,
-        "AWS_ACCESS_KEY_ID": "testing",
-        "AWS_SECRET_ACCESS_KEY": "testing",
-        "AWS_DEFAULT_REGION": "us-east-1",
-    }.items():
-        monkeypatch.setenv(name, value)
-    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", port]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server:
-        assert server.stderr is not None
-        while "Running on" not in server.stderr.readline():
-            assert server.poll() is None, "the server ended"
-        yield url
-        server.kill()
 
 
 def hot(buckets: Sequence[Bucket] = MORE) -> str:
@@ -76,21 +49,13 @@ def hot(buckets: Sequence[Bucket] = MORE) -> str:
     return graph.name
 
 
-def killed_at(folder: Path, checkpoint: Path, graph: str, *store: str) -> None:
-    """A build in another process, which is killed while its compiler is at this graph.
-
-    store: that of compiled graphs, where there is one
-    """
-    command = [sys.executable, "-c", KILLED, str(folder), str(checkpoint), graph, *store]
+def killed_at(folder: Path, checkpoint: Path, graph: str) -> None:
+    """A build in another process, which is killed while its compiler is at this graph."""
+    command = [sys.executable, "-c", KILLED, str(folder), str(checkpoint), graph]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as other:
         assert other.stdout is not None
         assert other.stdout.readline() == f"compiling {graph}\n"
         other.kill()
-
-
-def record_of(artefact: Path, graph: str) -> Mapping[str, object]:
-    record: Mapping[str, object] = json.loads((artefact / f"graphs/{graph}.json").read_text())
-    return record
 
 
 def test_a_build_that_is_killed_goes_on_with_the_graph_it_was_at(
@@ -99,8 +64,7 @@ def test_a_build_that_is_killed_goes_on_with_the_graph_it_was_at(
     at = NAMES[5]
     killed_at(tmp_path, checkpoint, at)
     assert not (tmp_path / "artefact" / MANIFEST).exists()
-    neuron = Neuron()
-    neuron.install(monkeypatch, tmp_path / "again")
+    neuron = Neuron().install(monkeypatch, tmp_path / "again")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "packages" / "cache"))
     one_by_one = partial(NeuronBuilder, workers=1)
     manifest = build(tmp_path / "artefact", checkpoint, spec_of(1, MORE), one_by_one)
@@ -120,22 +84,9 @@ def test_one_graph_more_compiles_one_graph(
     load_neuron(tmp_path / "a", manifest, lambda line: None)
 
 
-def test_a_failure_at_a_later_graph_keeps_the_earlier_ones(
-    neuron: Neuron, checkpoint: Path, tmp_path: Path
-) -> None:
-    build(tmp_path / "a", checkpoint, spec_of(1, FEW))
-    neuron.compiler_fails = "[NCC_EVRF007] too many instructions"
-    with pytest.raises(BadArtifact, match="NCC_EVRF007"):
-        build(tmp_path / "a", checkpoint, spec_of(1, (*FEW, MORE[0])))
-    neuron.compiler_fails, before = "", len(neuron.compiled)
-    build(tmp_path / "a", checkpoint, spec_of(1, (*FEW, MORE[0])))
-    assert neuron.compiled[before:] == [MORE[0].name]
-
-
 def test_a_graph_that_was_spoilt_in_the_cache_is_compiled_again(
-    monkeypatch: pytest.MonkeyPatch, packages: Path, checkpoint: Path, tmp_path: Path
+    neuron: Neuron, packages: Path, checkpoint: Path, tmp_path: Path
 ) -> None:
-    neuron = Neuron().install(monkeypatch, packages)
     build(tmp_path / "a", checkpoint, spec_of(1))
     for log in (packages / "cache" / "outrider" / "neuron_graphs").glob("*/log-neuron-cc.txt"):
         if "prefill" in log.read_text():
@@ -156,46 +107,19 @@ def test_another_machine_takes_the_graphs_from_the_store(
     assert len(neuron.compiled) == len(set(neuron.compiled)) == len(FEW) + beside
 
 
-@pytest.mark.slow
-def test_another_machine_goes_on_with_a_killed_build_from_the_graphs_on_s3(
-    monkeypatch: pytest.MonkeyPatch, checkpoint: Path, tmp_path: Path, s3_server: str
-) -> None:
-    boto3.client("s3").create_bucket(Bucket="graphs")
-    store, at = "s3://graphs/neuron", NAMES[5]
-    killed_at(tmp_path / "one", checkpoint, at, store)
-    neuron = Neuron()
-    neuron.install(monkeypatch, tmp_path / "packages")
-    cache = NeffCache(tmp_path / "two", open_store(store))
-    builder = partial(NeuronBuilder, workers=1, cache=cache)
-    build(tmp_path / "artefact", checkpoint, spec_of(1, MORE), builder)
-    assert neuron.compiled == [*(name for name in NAMES[5:] if name != hot()), COPY, FILL]
-    before = len(neuron.compiled)
-    one_more = (*MORE, verify_bucket(ROWS, 4, JUNK, JUNK, sampled=False))
-    manifest = build(tmp_path / "artefact", checkpoint, spec_of(1, one_more), builder)
-    assert neuron.compiled[before:] == [one_more[-1].name]
-    kept = {f"graphs/{bucket.name}.{kind}" for bucket in one_more for kind in ("json", "log.txt")}
-    assert kept <= manifest.files.keys()
-
-
 def test_a_store_whose_file_was_changed_is_told_of(
     neuron: Neuron, checkpoint: Path, tmp_path: Path
 ) -> None:
     store = DiskObjects(tmp_path / "store")
-    build(
-        tmp_path / "a",
-        checkpoint,
-        spec_of(1),
-        partial(NeuronBuilder, cache=NeffCache(tmp_path / "one", store)),
+    one, two = (
+        partial(NeuronBuilder, cache=NeffCache(tmp_path / machine, store))
+        for machine in ("one", "two")
     )
+    build(tmp_path / "a", checkpoint, spec_of(1), one)
     for path in (tmp_path / "store" / "files").iterdir():
         path.write_text("{}")
-    with pytest.raises(BadArtifact, match="a SHA-256 differs"):
-        build(
-            tmp_path / "b",
-            checkpoint,
-            spec_of(1),
-            partial(NeuronBuilder, cache=NeffCache(tmp_path / "two", store)),
-        )
+    again = partial(build, tmp_path / "b", checkpoint, spec_of(1), two)
+    assert_refused(again, ["SHA-256"], BadArtifact)
 
 
 @pytest.mark.parametrize("workers", [1, 3])
@@ -208,27 +132,25 @@ def test_graphs_compiled_at_once_are_those_compiled_in_turn(
     load_neuron(tmp_path / "a", manifest, lambda line: None)
 
 
+@pytest.mark.parametrize(
+    ("flags", "levels"), [({}, ["-O2", "-O1"]), ({"--optlevel": "3"}, ["-O3", "-O3"])]
+)
+@pytest.mark.usefixtures("neuron")
 def test_prompts_are_compiled_at_o1_unless_told_otherwise(
-    neuron: Neuron, checkpoint: Path, tmp_path: Path
+    checkpoint: Path, tmp_path: Path, flags: dict[str, str], levels: list[str]
 ) -> None:
-    build(tmp_path / "a", checkpoint, spec_of(1))
-    flags = [str(record_of(tmp_path / "a", bucket.name)["flags"]) for bucket in FEW]
-    assert [words.split()[-1] for words in flags] == ["-O2", "-O1"]
-    build(tmp_path / "b", checkpoint, spec_of(1, compiler_flags={"--optlevel": "3"}))
-    flags = [str(record_of(tmp_path / "b", bucket.name)["flags"]) for bucket in FEW]
-    assert [words.split()[-1] for words in flags] == ["-O3", "-O3"]
+    build(tmp_path / "a", checkpoint, spec_of(1, compiler_flags=flags))
+    paths = [tmp_path / "a" / f"graphs/{bucket.name}.json" for bucket in FEW]
+    given = [json.loads(path.read_text())["flags"] for path in paths]
+    assert [words.split()[-1] for words in given] == levels
 
 
 @pytest.mark.parametrize("changes", [True, False])
 @pytest.mark.parametrize("target", ["trn1", "inf2"])
 def test_weights_are_laid_out_for_the_largest_tree(
-    monkeypatch: pytest.MonkeyPatch,
-    packages: Path,
-    checkpoint: Path,
-    tmp_path: Path,
-    target: str,
-    changes: bool,
-) -> None:
+    monkeypatch: pytest.MonkeyPatch, packages: Path, checkpoint: Path, tmp_path: Path,
+    target: str, changes: bool,
+) -> None:  # fmt: skip
     neuron = Neuron(layout_changes=changes).install(monkeypatch, packages)
     manifest = build(tmp_path / "a", checkpoint, spec_of(1, target=target))
     (packages / "product_name").write_text(f"{target}.2xlarge\n")
@@ -252,23 +174,16 @@ def test_the_key_follows_what_is_computed_and_not_how_it_was_counted() -> None:
     marked = lowering.module(operations)
     marked.frontend_attributes.map["transposable_weight_idx"] = "0"
     assert len({hlo_digest(each) for each in (one, other, turned, marked)}) == 4
-    keys = {
-        unit_key(*parts)
-        for parts in (
-            ("graph", one, "-O2", "2.26"),
-            ("layout", one, "-O2", "2.26"),
-            ("graph", one, "-O1", "2.26"),
-            ("graph", one, "-O2", "2.27"),
-        )
-    }
-    assert len(keys) == 4
+    others = [("graph", "-O2", "2.26"), ("layout", "-O2", "2.26")]
+    others += [("graph", "-O1", "2.26"), ("graph", "-O2", "2.27")]
+    assert len({unit_key(kind, one, flags, version) for kind, flags, version in others}) == 4
 
 
 def test_as_many_compilers_run_as_there_is_memory_for(monkeypatch: pytest.MonkeyPatch) -> None:
     gib = 1 << 30
-    monkeypatch.setattr(build_memory, "free_memory", lambda: 40 * gib)
-    assert build_memory.workers_within(8, 16 * gib) == 2
-    assert build_memory.workers_within(1, 16 * gib) == 1
-    monkeypatch.setattr(build_memory, "free_memory", lambda: gib)
-    assert build_memory.workers_within(8, 16 * gib) == 1
-    assert 0 < build_memory.processors() <= (os.cpu_count() or 1)
+    monkeypatch.setattr(memory, "free_memory", lambda: 40 * gib)
+    assert memory.workers_within(8, 16 * gib) == 2
+    assert memory.workers_within(1, 16 * gib) == 1
+    monkeypatch.setattr(memory, "free_memory", lambda: gib)
+    assert memory.workers_within(8, 16 * gib) == 1
+    assert 0 < memory.processors() <= (os.cpu_count() or 1)

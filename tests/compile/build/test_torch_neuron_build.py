@@ -12,13 +12,11 @@ import torch
 from compile.build.build import build_artifact
 from compile.build.progress import BuildProgress
 from compile.build.torch_neuron_builder import cut, dealt_fields
-from compile.compile_options import CompileOptions
 from compile.parallel import parallel_config, parallel_tensors
 from compile.spec import verify_bucket
 from inference.artifact import Manifest
+from inference.backends.neuron_loading import load_torch_neuron
 from inference.backends.torch_neuron import own_config
-from inference.backends.torch_neuron_loading import load_torch_neuron
-from inference.errors import InvalidRequest
 from inference.model.config import parse_config
 from inference.model.decoder import Decoder
 from inference.model.torch_neuron_graph import Collectives, rank_layers
@@ -85,8 +83,3 @@ def test_shares_of_the_weights_fit_the_layers_and_make_the_whole_again(
         parts = [share[name] for share in shares]
         joined = [torch.cat(parts, axis) for axis in range(tensor.dim())]
         assert any(torch.equal(each, tensor) for each in (parts[0], *joined)), name
-
-
-def test_a_draft_in_the_graphs_is_refused_where_native_pytorch_builds() -> None:
-    with pytest.raises(InvalidRequest, match="--fused is for cpu, trn1 and inf2"):
-        CompileOptions(target="trn3", fused=True)

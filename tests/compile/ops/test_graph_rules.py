@@ -1,8 +1,11 @@
-"""Graphs at real size, held against what neuronx-cc refuses: the shipped graphs have none of it."""
+"""Graphs at real size, held against what neuronx-cc and native PyTorch refuse: the shipped graphs
+have none of it.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -11,17 +14,20 @@ from torch import Tensor, nn
 
 from compile.ops.op_work import instructions
 from compile.ops.ranges import ranges
-from compile.ops.rank_graph import record_call
+from compile.ops.rank_graph import meta_module, record_call
 from compile.ops.recording import Op, Recording, record
-from compile.ops.rules import RULES, Violation, broken, live_bytes
+from compile.ops.rules import RULES, Violation, broken, live_bytes, rules_of
 from compile.parallel import calls_between
 from compile.plan.device import device_of
-from compile.predictions import main
 from compile.spec import CompileSpec, prefill_bucket, verify_bucket
 from inference.artifact import Bucket, DraftBucket, FusedPart, RoundBucket
+from inference.backends.neuron import COPY, FILL
+from inference.model.cache import cache_names
 from inference.model.config import read_config, read_raw_config
 from inference.model.round_graph import idle_inputs
+from inference.model.verify_graph import example_inputs
 from inference.tree_shape import Branches
+from tests.support.commands import Run
 from tests.support.repository import ROOT
 
 SHAPES = ROOT / "docs/shapes"
@@ -84,12 +90,19 @@ class OldStyle(nn.Module):
         return self.run(x, seed)
 
 
+def recorded(
+    run: Callable[[Tensor, Tensor], Tensor], shape: tuple[int, ...], *seeds: int
+) -> Recording:
+    """The operations on numbers of this shape. seeds: the shape of the seeds, if it is another"""
+    with torch.device("meta"):
+        x, seed = torch.empty(shape), torch.empty(seeds or shape[:-1], dtype=torch.int32)
+    return record(OldStyle(run), {"x": x, "seed": seed})
+
+
 def violations(
     run: Callable[[Tensor, Tensor], Tensor], shape: tuple[int, ...] = (4, 16, VOCABULARY)
 ) -> list[Violation]:
-    with torch.device("meta"):
-        x, seed = torch.empty(shape), torch.empty(shape[:-1], dtype=torch.int32)
-    return broken(record(OldStyle(run), {"x": x, "seed": seed}))
+    return broken(recorded(run, shape))
 
 
 OLD: list[tuple[str, Callable[[Tensor, Tensor], Tensor]]] = [
@@ -155,9 +168,7 @@ def test_views_and_constants_take_no_instructions() -> None:
     def run(x: Tensor, seed: Tensor) -> Tensor:
         return x.flatten(0, 1)[:3].view(-1) * torch.arange(3 * 64, device="meta")
 
-    with torch.device("meta"):
-        inputs = {"x": torch.empty(2, 4, 64), "seed": torch.empty(1)}
-    ops = record(OldStyle(run), inputs).ops
+    ops = recorded(run, (2, 4, 64)).ops
     assert [op.name for op in ops if instructions(op)] == ["mul"]
 
 
@@ -166,9 +177,7 @@ def test_the_live_set_is_what_is_needed_at_one_time() -> None:
         doubled = x * 2
         return (doubled + 1).sum() + doubled.sum()
 
-    with torch.device("meta"):
-        inputs = {"x": torch.empty(1000), "seed": torch.empty(1)}
-    held, at = live_bytes(record(OldStyle(run), inputs))
+    held, at = live_bytes(recorded(run, (1000,), 1))
     assert held == 2 * 4000 + 4
     assert isinstance(at, Op)
 
@@ -180,9 +189,7 @@ def test_bounds_of_integers_hold_what_a_call_can_make() -> None:
 
     torch.manual_seed(0)
     words = torch.randint(-(2**31), 2**31, (64,), dtype=torch.int64).to(torch.int32)
-    with torch.device("meta"):
-        inputs = {"x": torch.empty(1), "seed": torch.empty(64, dtype=torch.int32)}
-    recording = record(OldStyle(run), inputs)
+    recording = recorded(run, (1,), 64)
     bounds = ranges(recording)[recording.results[0].number]
     made = run(words, words)
     assert bounds.least <= int(made.min())
@@ -199,18 +206,81 @@ def test_places_counted_from_rows_that_are_looked_up_are_known_to_be_few() -> No
     }
 
 
-def test_the_command_names_what_a_graph_breaks_and_fails(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    flags = ["--model", str(SHAPES / "llama-3.2-1b"), "--target", "trn1", "--rows", "1"]
-    sizes = ["--tree_sizes", "1,2", "--max_tree_nodes", "2", "--slots", "2050"]
-    assert main(["rules", *flags, *sizes, "--sampling", "greedy"]) == 0
-    assert "verify_b1_t1_s2050_greedy: 0 violations" in capsys.readouterr().out
-    large = ["--model", str(SHAPES / "llama-3.1-8b"), "--target", "trn1", "--rows", "1"]
+def test_the_command_names_what_a_graph_breaks_and_fails(run: Run) -> None:
+    rules = ["compile", "rules", "--rows", "1", "--sampling", "greedy", "--target", "trn1"]
+    small, large = (["--model", SHAPES / name] for name in ("llama-3.2-1b", "llama-3.1-8b"))
+    trees = ["--tree_sizes", "1,2", "--max_tree_nodes", "2"]
+    kept = run(*rules, *small, *trees, "--slots", "2050")
+    assert (kept.code, "verify_b1_t1_s2050_greedy: 0 violations" in kept.out) == (0, True)
     large += ["--sequence_length", "8192", "--prompt_chunks", "4096", "--slots", "8194"]
-    assert main(["rules", *large, *sizes[:4], "--sampling", "greedy"]) == 1
-    shown = capsys.readouterr().out
-    assert "prefill_b1_t4096_s8194_greedy: 1 violations" in shown
-    assert "  instructions: " in shown
-    assert main(["rules", "--model", str(SHAPES / "llama-3.2-1b"), "--target", "cpu"]) == 1
-    assert "--target is needed" in capsys.readouterr().err
+    shown = run(*rules, *large, *trees)
+    assert shown.code == 1
+    assert "prefill_b1_t4096_s8194_greedy: 1 violations" in shown.out
+    assert "  instructions: " in shown.out
+    run("compile", "rules", *small, "--target", "cpu").assert_failed("--target is needed")
+
+
+# --- native PyTorch
+
+
+NATIVE = read_config(SHAPES / "llama-3.1-8b")
+LARGEST = verify_bucket(4, 64, JUNK, JUNK, sampled=True)
+BUCKETS = (
+    LARGEST,
+    verify_bucket(1, 1, 2112, JUNK, sampled=True),
+    prefill_bucket(1, 512, JUNK, JUNK),
+)
+SPEC = CompileSpec("shapes only", "trn2", VOCABULARY, BUCKETS, 4, 4096, 64, "bfloat16", 4)
+
+
+@pytest.mark.parametrize("bucket", BUCKETS, ids=lambda bucket: bucket.name)
+def test_a_graph_at_real_size_breaks_no_rule(bucket: Bucket) -> None:
+    recording = record_call(NATIVE, SPEC, idle_inputs(bucket))
+    assert broken(recording, rules_of("trn2")) == []
+    writes = [op for op in recording.ops if op.name == "index_put"]
+    assert len(writes) == 2 * NATIVE.layers, "keys and values of every layer, each once"
+
+
+@pytest.mark.parametrize("name", [COPY, FILL])
+def test_what_is_called_between_breaks_no_rule(name: str) -> None:
+    assert broken(record_call(NATIVE, SPEC, calls_between(SPEC)[name]), rules_of("trn2")) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("bucket", BUCKETS[:1], ids=lambda bucket: bucket.name)
+def test_a_graph_at_real_width_exports_whole_with_static_shapes(bucket: Bucket) -> None:
+    graph = meta_module(replace(NATIVE, layers=1), SPEC)
+    inputs = {name: tensor.to("meta") for name, tensor in example_inputs(bucket).items()}
+    program = torch.export.export(graph, (), inputs, strict=True)
+    assert not program.range_constraints, "a shape is not fixed"
+    lowered = program.run_decompositions({})
+    assert set(lowered.graph_signature.buffers_to_mutate.values()) == set(cache_names(1))
+
+
+class Cached(nn.Module):
+    """Operations on scores and on a cache."""
+
+    def __init__(self, run: Callable[[Tensor, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.run = run
+        self.register_buffer("keys_0", torch.empty(100, 64, device="meta"))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.run(x, self.keys_0)
+
+
+PLACES = torch.tensor([1, 2], dtype=torch.int32)
+NATIVE_OLD: list[tuple[str, Callable[[Tensor, Tensor], Tensor]]] = [
+    ("argmax", lambda x, cache: x.argmax(-1).to(torch.int32)),
+    ("single_numbers", lambda x, cache: cache.index_copy_(0, PLACES.long().to("meta"), x[:2])),
+    ("in_place", lambda x, cache: cache.index_put((PLACES.to("meta"),), x[:2])),
+]
+
+
+@pytest.mark.parametrize(("rule", "run"), NATIVE_OLD)
+def test_what_only_native_pytorch_refuses_is_caught_there(
+    rule: str, run: Callable[[Tensor, Tensor], Tensor]
+) -> None:
+    recording = record(Cached(run), {"x": torch.empty(8, 64, device="meta")})
+    assert rule in {one.rule for one in broken(recording, rules_of("trn2"))}
+    assert rule not in {one.rule for one in broken(recording, rules_of("trn1"))}

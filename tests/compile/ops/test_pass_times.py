@@ -4,8 +4,6 @@ larger.
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from dataclasses import replace
 from functools import cache
 
@@ -18,22 +16,19 @@ from compile.ops.op_work import OpWork, op_work
 from compile.ops.pass_time import COSTS, PassTime, pass_time, pass_work, work_of
 from compile.ops.rank_graph import record_call
 from compile.ops.recording import record
-from compile.predictions import main
 from compile.spec import CompileSpec, verify_bucket
 from inference.artifact import DraftBucket, FusedPart, RoundBucket
 from inference.model.config import read_config, read_raw_config
 from inference.model.round_graph import idle_inputs
 from inference.tree_shape import Branches
-from tests.support.repository import ROOT
+from tests.support.commands import Run
+from tests.support.repository import ROOT, run_module
 
 SHAPES = ROOT / "docs/shapes"
 
 
 def test_passes_that_others_measured_are_predicted_within_fifteen_percent() -> None:
-    command = [sys.executable, "-m", "benchmarks.known_passes"]
-    made = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert made.returncode == 0, made.stdout + made.stderr
-    assert made.stdout.count("predicted") == 5
+    assert run_module("benchmarks.known_passes").count("predicted") == 5
 
 
 def test_the_constants_are_frozen() -> None:
@@ -83,10 +78,8 @@ def test_every_cost_is_named_and_they_add_up() -> None:
 
 def test_matrices_of_8_bits_halve_the_stream_and_are_widened_behind_it() -> None:
     """One engine widens 3.75 billion numbers of a rank in 26 ms, of which the stream hides half."""
-    config, bucket = (
-        read_config(SHAPES / "llama-3.1-8b"),
-        verify_bucket(1, 16, 2112, 4160, sampled=True),
-    )
+    config = read_config(SHAPES / "llama-3.1-8b")
+    bucket = verify_bucket(1, 16, 2112, 4160, sampled=True)
     wide, narrow = time_of(1, 16, 2112, sampled=True), pass_time(config, spec(1, "fp8"), bucket)
     assert narrow.costs["weights"] == pytest.approx(wide.costs["weights"] / 2, rel=0.002)
     assert wide.costs["widening"] == 0.0
@@ -113,13 +106,12 @@ def test_a_drawn_pass_takes_a_millisecond_more_than_a_greedy_one_at_most() -> No
         assert drawn.total - greedy.total < 1.0
 
 
+SMALL = verify_bucket(1, 8, 256, 256, sampled=False)
+SMALL_SPEC = CompileSpec("m", "trn1", 128_256, (SMALL,), 1, 248, 8, "bfloat16", 2)
+
+
 def test_a_slower_stream_makes_the_whole_pass_slower() -> None:
-    config, bucket = (
-        read_config(SHAPES / "llama-3.2-1b"),
-        verify_bucket(1, 8, 256, 256, sampled=False),
-    )
-    small = CompileSpec("m", "trn1", 128_256, (bucket,), 1, 248, 8, "bfloat16", 2)
-    work = pass_work(config, small, bucket)
+    work = pass_work(read_config(SHAPES / "llama-3.2-1b"), SMALL_SPEC, SMALL)
     assert (
         work.milliseconds(rates_of("trn1"), rates_of("trn1").observed).total
         > work.milliseconds(rates_of("trn1")).total
@@ -128,13 +120,9 @@ def test_a_slower_stream_makes_the_whole_pass_slower() -> None:
 
 
 def test_the_work_of_a_deep_graph_is_that_of_its_layers() -> None:
-    config, bucket = (
-        read_config(SHAPES / "llama-3.2-1b"),
-        verify_bucket(1, 8, 256, 256, sampled=False),
-    )
-    small = CompileSpec("m", "trn1", 128_256, (bucket,), 1, 248, 8, "bfloat16", 2)
-    whole = work_of(record_call(config, small, idle_inputs(bucket)))
-    extended = pass_work(config, small, bucket)
+    config = read_config(SHAPES / "llama-3.2-1b")
+    whole = work_of(record_call(config, SMALL_SPEC, idle_inputs(SMALL)))
+    extended = pass_work(config, SMALL_SPEC, SMALL)
     for name, work in whole.by_cost.items():
         for field in (
             "weights", "cache", "vector", "scalar", "tensor", "collectives", "instructions",
@@ -176,11 +164,10 @@ def test_float32_products_take_four_times_as_long() -> None:
     assert cycles[1] == 4 * cycles[0] > 0
 
 
-def test_the_command_prints_a_line_for_each_graph(capsys: pytest.CaptureFixture[str]) -> None:
-    flags = ["--model", str(SHAPES / "llama-3.2-1b"), "--target", "trn1", "--rows", "1"]
+def test_the_command_prints_a_line_for_each_graph(run: Run) -> None:
+    flags = ["--model", SHAPES / "llama-3.2-1b", "--target", "trn1", "--rows", "1"]
     sizes = ["--tree_sizes", "2", "--max_tree_nodes", "2", "--slots", "2050"]
-    assert main(["times", *flags, *sizes]) == 0
-    head, *lines = capsys.readouterr().out.splitlines()
+    head, *lines = run("compile", "times", *flags, *sizes).out.splitlines()
     assert all(cost in head for cost in COSTS)
     assert len(lines) == 6
     assert lines[-1].startswith("fill_noise ")

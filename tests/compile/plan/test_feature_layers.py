@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -16,11 +17,12 @@ from compile.plan.plan_report import describe
 from compile.request import find_checkpoint, make_request
 from compile.spec import CompileSpec, prefill_bucket, verify_bucket
 from inference.artifact import read_manifest, write_manifest
-from inference.errors import BadArtifact, InvalidRequest
+from inference.errors import BadArtifact
 from inference.model.config import read_config
 from inference.model.round_graph import idle_inputs
 from tests.support import artifacts, heads
 from tests.support.models import write_checkpoint
+from tests.support.refusals import assert_refused
 from tests.support.repository import ROOT
 
 EIGHT = ROOT / "docs/shapes/llama-3.1-8b"
@@ -49,14 +51,10 @@ def test_a_head_names_the_layers_that_it_reads(tmp_path: Path) -> None:
     assert asked(str(head), target).features == (0, 2)
 
 
-def test_a_layer_that_the_target_lacks_is_refused() -> None:
-    with pytest.raises(InvalidRequest, match="--features 2,33: the target has layers up to 32"):
-        asked("2,33")
-
-
-def test_graphs_that_return_no_features_are_not_asked_for_them() -> None:
-    with pytest.raises(InvalidRequest, match="leave one out"):
-        asked("2", target="cpu", fused=True, draft_model=str(EIGHT))
+def test_a_layer_that_the_target_lacks_and_graphs_that_return_no_features_are_refused() -> None:
+    assert_refused(lambda: asked("2,33"), ["--features 2,33", "up to 32"])
+    fused = partial(asked, "2", target="cpu", fused=True, draft_model=str(EIGHT))
+    assert_refused(fused, ["--features", "--fused"])
 
 
 def test_features_are_part_of_an_artefacts_digest_and_their_absence_is_not(tmp_path: Path) -> None:
@@ -68,8 +66,7 @@ def test_features_are_part_of_an_artefacts_digest_and_their_absence_is_not(tmp_p
         assert read_manifest(tmp_path) == manifest
         assert ("features" in (tmp_path / "manifest.json").read_text()) == bool(manifest.features)
     write_manifest(tmp_path, replace(plain, features=(2, 0)))
-    with pytest.raises(BadArtifact, match="ascending"):
-        read_manifest(tmp_path)
+    assert_refused(lambda: read_manifest(tmp_path), ["ascending"], BadArtifact)
 
 
 def test_a_spec_without_features_is_made_from_what_it_was_before_they_existed() -> None:
@@ -78,17 +75,6 @@ def test_a_spec_without_features_is_made_from_what_it_was_before_they_existed() 
         name: value for name, value in asdict(spec).items() if name != "features"
     }
     assert replace(spec, features=(1,)).plain()["features"] == (1,)
-
-
-def test_graphs_with_another_list_of_features_are_built_anew(tmp_path: Path) -> None:
-    builder = artifacts.FakeBuilder()
-    first = artifacts.build(tmp_path / "out", builder)
-    made = len(builder.asked)
-    artifacts.build(tmp_path / "out", builder)
-    assert len(builder.asked) == made
-    second = artifacts.build(tmp_path / "out", builder, artifacts.small_spec(features=(0,)))
-    assert len(builder.asked) == 2 * made
-    assert (first.features, second.features) == ((), (0,))
 
 
 def neuron_spec(target: str, features: tuple[int, ...]) -> CompileSpec:

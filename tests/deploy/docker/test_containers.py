@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,21 +21,14 @@ from inference.flags.group import flags_of
 from outrider.options.roles import ROLES, VERBS
 from outrider.target.target import READY
 from tests.house import ROOMS
-from tests.support.container_files import read_dockerfile
-from tests.support.repository import ROOT
+from tests.support.host_files import read_dockerfile
+from tests.support.repository import ROOT, tool
 from tests.support.scratch_host import IMAGE_VENV, ScratchHost, scratch_host
 from tests.support.wire_fixtures import free_port
 
 DOCKER = ROOT / "deploy" / "docker"
 DOCKERFILES = sorted(DOCKER.glob("Dockerfile*"))
 COMPOSE = DOCKER / "compose.yaml"
-
-
-def tool(name: str) -> str:
-    path = Path(sys.executable).with_name(name)
-    if not path.exists():
-        pytest.skip(f"{name} is not installed")
-    return str(path)
 
 
 @pytest.mark.parametrize("path", DOCKERFILES, ids=lambda path: path.name)

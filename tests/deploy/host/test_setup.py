@@ -13,12 +13,11 @@ import socket
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from zipfile import ZipFile
 
 import boto3
 import pytest
-from moto.server import ThreadedMotoServer
 
 import outrider
 from compile.store import open_store, push
@@ -28,10 +27,11 @@ from grpc_comm.keys_file import make_key
 from inference.artifact import check_files, read_manifest
 from outrider.models.directories import EMBEDDED
 from tests.support.artifacts import build
+from tests.support.aws_server import AwsServer
+from tests.support.host_files import read_unit
 from tests.support.hub_server import COMMIT, TOKEN, hub_server
 from tests.support.repository import ROOT
 from tests.support.scratch_host import IMAGE_VENV, ScratchHost, scratch_host
-from tests.support.units import read_unit
 from tests.support.wire_fixtures import free_port
 
 pytestmark = pytest.mark.extended
@@ -94,15 +94,30 @@ def set_up(
     return host.run("/var/lib/cloud/user-data", **offline, **environment)
 
 
+class Made(NamedTuple):
+    """A host that was set up."""
+
+    host: ScratchHost
+    settings: HostSettings
+    printed: str
+
+
 @pytest.fixture(scope="module")
-def made(wheel: Path, credentials: Path) -> Iterator[tuple[ScratchHost, HostSettings, str]]:
-    """A host that was set up, its settings, and what was printed meanwhile."""
+def made(wheel: Path, credentials: Path) -> Iterator[Made]:
     with scratch_host() as host:
         of = settings(wheel)
         prepare(host, wheel, credentials)
         done = set_up(host, of)
         assert done.returncode == 0, done.stdout + done.stderr
-        yield host, of, done.stdout + done.stderr
+        yield Made(host, of, done.stdout + done.stderr)
+
+
+@pytest.fixture
+def host(request: pytest.FixtureRequest, wheel: Path, credentials: Path) -> Iterator[ScratchHost]:
+    """A host on which nothing was run. A test may say which packages its image has instead."""
+    with scratch_host() as bare:
+        prepare(bare, wheel, credentials, **getattr(request, "param", {}))
+        yield bare
 
 
 def installed(host: ScratchHost) -> set[str]:
@@ -110,29 +125,27 @@ def installed(host: ScratchHost) -> set[str]:
     return set(listed.stdout.split())
 
 
-def test_timers_are_armed_first_and_the_target_is_started_before_the_idle_timer(
-    made: tuple[ScratchHost, HostSettings, str],
-) -> None:
-    assert made[0].calls("systemctl") == [
+def test_timers_are_armed_first_and_the_target_is_started_before_the_idle_timer(made: Made) -> None:
+    assert made.host.calls("systemctl") == [
         "daemon-reload",
         "enable --now outrider-lifetime.timer",
         "enable --now outrider-target.service",
         "enable --now outrider-idle.timer",
     ]
-    assert made[0].calls("shutdown") == []
+    assert made.host.calls("shutdown") == []
 
 
-def test_no_package_of_the_image_moved(made: tuple[ScratchHost, HostSettings, str]) -> None:
-    assert {f"{name}=={version}" for name, version in PINNED.items()} <= installed(made[0])
+def test_no_package_of_the_image_moved(made: Made) -> None:
+    assert {f"{name}=={version}" for name, version in PINNED.items()} <= installed(made.host)
 
 
 def test_no_secret_is_printed_and_only_the_service_may_read_them(
-    made: tuple[ScratchHost, HostSettings, str], credentials: Path
+    made: Made, credentials: Path
 ) -> None:
-    host, _, printed = made
+    host = made.host
     for name in ("key.pem", "keys.json"):
         for line in (credentials / name).read_text().split():
-            assert len(line) < 20 or line not in printed
+            assert len(line) < 20 or line not in made.printed
         seen = host.run("stat", "-c", "%U %G %a", f"/etc/outrider/{name}").stdout
         assert seen == "root outrider 640\n"
     assert host.run("runuser", "-u", "nobody", "--", "ls", "/etc/outrider").returncode != 0
@@ -140,25 +153,12 @@ def test_no_secret_is_printed_and_only_the_service_may_read_them(
     assert deleted in host.calls("aws")
 
 
-def test_systemd_has_nothing_to_say_of_the_installed_units(
-    made: tuple[ScratchHost, HostSettings, str],
-) -> None:
-    host = made[0]
-    if host.run("which", "systemd-analyze").returncode:
-        pytest.skip("systemd-analyze is not installed (Debian's package systemd)")
-    for unit in sorted((ROOT / "deploy" / "systemd").iterdir()):
-        said = host.run("systemd-analyze", "verify", f"/etc/systemd/system/{unit.name}").stderr
-        assert said == ""
-
-
 @pytest.fixture
-def service(
-    made: tuple[ScratchHost, HostSettings, str],
-) -> Iterator[tuple[subprocess.Popen[str], socket.socket]]:
-    """The unit's command, run as its user with its environment, and its service manager's socket.
-    It is ready.
+def service(made: Made) -> Iterator[tuple[subprocess.Popen[str], socket.socket]]:
+    """The unit's command, run as its user with its environment, and its service manager's
+    socket.
     """
-    host = made[0]
+    host = made.host
     unit = read_unit(host.root / "etc/systemd/system/outrider-target.service")
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
         address = host.root / "run/notify"
@@ -182,9 +182,7 @@ def service(
 
 
 def test_what_the_unit_starts_serves_only_who_has_the_key_and_drains_on_sigterm(
-    made: tuple[ScratchHost, HostSettings, str],
-    service: tuple[subprocess.Popen[str], socket.socket],
-    credentials: Path,
+    made: Made, service: tuple[subprocess.Popen[str], socket.socket], credentials: Path
 ) -> None:
     host, of, _ = made
     process, manager = service
@@ -209,94 +207,72 @@ def test_what_the_unit_starts_serves_only_who_has_the_key_and_drains_on_sigterm(
 
 
 def test_a_gated_model_is_fetched_with_a_token_and_then_served_without_one(
-    wheel: Path, credentials: Path, tmp_path: Path
+    host: ScratchHost, wheel: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "token").write_text(TOKEN)
+    host.put_object("ssm/outrider/hub_token", tmp_path / "token")
     name = f"acme/gated@{COMMIT}"
-    with scratch_host() as host:
-        prepare(host, wheel, credentials)
-        host.put_object("ssm/outrider/hub_token", tmp_path / "token")
-        with hub_server({"acme/gated": EMBEDDED / "target"}, gated="acme/gated") as address:
-            of = settings(wheel, model=name, digest=None, hub_token="/outrider/hub_token")
-            done = set_up(host, of, HF_ENDPOINT=address)
-        assert done.returncode == 0, done.stdout + done.stderr
-        assert TOKEN not in done.stdout + done.stderr
-        assert "ssm delete-parameters --names /outrider/hub_token" in host.calls("aws")
-        unit = read_unit(host.root / "etc/systemd/system/outrider-target.service")
-        find = f"from inference.model.hub import find_model; print(find_model({name!r}).name)"
-        found = host.run(f"{IMAGE_VENV}/bin/python", "-c", find, **unit.environment)
-        assert found.stdout == f"{COMMIT}\n", found.stderr
+    with hub_server({"acme/gated": EMBEDDED / "target"}, gated="acme/gated") as address:
+        of = settings(wheel, model=name, digest=None, hub_token="/outrider/hub_token")
+        done = set_up(host, of, HF_ENDPOINT=address)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert TOKEN not in done.stdout + done.stderr
+    assert "ssm delete-parameters --names /outrider/hub_token" in host.calls("aws")
+    unit = read_unit(host.root / "etc/systemd/system/outrider-target.service")
+    find = f"from inference.model.hub import find_model; print(find_model({name!r}).name)"
+    found = host.run(f"{IMAGE_VENV}/bin/python", "-c", find, **unit.environment)
+    assert found.stdout == f"{COMMIT}\n", found.stderr
 
 
-def test_a_changed_wheel_is_not_installed_and_the_host_ends(wheel: Path, credentials: Path) -> None:
-    with scratch_host() as host:
-        prepare(host, wheel, credentials)
-        before = installed(host)
-        done = set_up(host, settings(wheel, wheel_sha256="0" * 64, lifetime_hours=2.0))
-        assert done.returncode != 0
-        assert "FAILED at: Outrider" in done.stdout
-        assert installed(host) == before
-        assert host.calls("shutdown") == ["-P +30 Outrider was not set up"]
-        timer = host.root / "etc/systemd/system/outrider-lifetime.timer.d/lifetime.conf"
-        assert "OnBootSec=120min" in timer.read_text()
+def test_a_changed_wheel_is_not_installed_and_the_host_ends(host: ScratchHost, wheel: Path) -> None:
+    before = installed(host)
+    done = set_up(host, settings(wheel, wheel_sha256="0" * 64, lifetime_hours=2.0))
+    assert done.returncode != 0
+    assert "FAILED at: Outrider" in done.stdout
+    assert installed(host) == before
+    assert host.calls("shutdown") == ["-P +30 Outrider was not set up"]
+    timer = host.root / "etc/systemd/system/outrider-lifetime.timer.d/lifetime.conf"
+    assert "OnBootSec=120min" in timer.read_text()
 
 
-def test_a_model_on_s3_that_was_changed_is_not_served(wheel: Path, credentials: Path) -> None:
-    with scratch_host() as host:
-        prepare(host, wheel, credentials)
-        changed = host.root / "srv/aws/s3:/bucket/target/config.json"
-        changed.write_text(changed.read_text() + " ")
-        done = set_up(host, settings(wheel))
-        assert "FAILED at: model" in done.stdout
-        assert "enable --now outrider-target.service" not in host.calls("systemctl")
+def test_a_model_on_s3_that_was_changed_is_not_served(host: ScratchHost, wheel: Path) -> None:
+    changed = host.root / "srv/aws/s3:/bucket/target/config.json"
+    changed.write_text(changed.read_text() + " ")
+    done = set_up(host, settings(wheel))
+    assert "FAILED at: model" in done.stdout
+    assert "enable --now outrider-target.service" not in host.calls("systemctl")
 
 
-def test_an_image_that_is_too_old_is_left_as_it_was(wheel: Path, credentials: Path) -> None:
+@pytest.mark.parametrize("host", [{"torch": "2.1.0"}], indirect=True)
+def test_an_image_that_is_too_old_is_left_as_it_was(wheel: Path, host: ScratchHost) -> None:
     """pip could take the newer torch that it finds, and does not."""
-    with scratch_host() as host:
-        prepare(host, wheel, credentials, torch="2.1.0")
-        before = installed(host)
-        with ZipFile(host.root / "srv/torch-2.9.0-py3-none-any.whl", "w") as newer:
-            record = "torch-2.9.0.dist-info"
-            newer.writestr(
-                f"{record}/METADATA", "Metadata-Version: 2.1\nName: torch\nVersion: 2.9.0\n"
-            )
-            newer.writestr(f"{record}/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
-            newer.writestr(f"{record}/RECORD", "")
-        done = set_up(host, settings(wheel), PIP_FIND_LINKS="/srv")
-        assert "FAILED at: Outrider" in done.stdout
-        assert "torch" in done.stderr
-        assert installed(host) == before
+    before = installed(host)
+    with ZipFile(host.root / "srv/torch-2.9.0-py3-none-any.whl", "w") as newer:
+        named = "Metadata-Version: 2.1\nName: torch\nVersion: 2.9.0\n"
+        tagged = "Wheel-Version: 1.0\nTag: py3-none-any\n"
+        for name, content in (("METADATA", named), ("WHEEL", tagged), ("RECORD", "")):
+            newer.writestr(f"torch-2.9.0.dist-info/{name}", content)
+    done = set_up(host, settings(wheel), PIP_FIND_LINKS="/srv")
+    assert "FAILED at: Outrider" in done.stdout
+    assert "torch" in done.stderr
+    assert installed(host) == before
 
 
 def test_an_artefact_is_pulled_by_its_digest_and_no_other_is_served(
-    wheel: Path, credentials: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    host: ScratchHost, wheel: Path, tmp_path: Path, aws: AwsServer
 ) -> None:
     """Outrider's own pull, from a stand-in of S3. Setting up again goes on where it failed."""
-    server = ThreadedMotoServer(port=0, verbose=False)
-    server.start()
-    aws = {
-        "AWS_ENDPOINT_URL": "http://{}:{}".format(*server.get_host_and_port()),
-        "AWS_ACCESS_KEY_ID": "testing",
-        "AWS_SECRET_ACCESS_KEY": "testing",
-    }
-    for name, value in aws.items():
-        monkeypatch.setenv(name, value)
-    try:
-        boto3.client("s3", region_name="us-east-1").create_bucket(Bucket="artefacts")
-        manifest = build(tmp_path / "artefact")
-        url = "s3://artefacts/store"
-        digest = push(tmp_path / "artefact", open_store(url), lambda _line: None).digest
-        with scratch_host() as host:
-            prepare(host, wheel, credentials)
-            served = {"model": None, "artifact_store": url}
-            wrong = set_up(host, settings(wheel, **served, digest="0" * 64), **aws)
-            assert "FAILED at: model" in wrong.stdout
-            assert "enable --now outrider-target.service" not in host.calls("systemctl")
-            right = set_up(host, settings(wheel, **served, digest=digest), **aws)
-            assert right.returncode == 0, right.stdout + right.stderr
-            place = host.root / "var/lib/outrider/artifact"
-            check_files(place, read_manifest(place))
-            assert read_manifest(place).digest() == manifest.digest()
-    finally:
-        server.stop()
+    names = ("AWS_ENDPOINT_URL", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
+    there = {name: aws.environment[name] for name in names}
+    boto3.client("s3", region_name="us-east-1").create_bucket(Bucket="artefacts")
+    manifest, url = build(tmp_path / "artefact"), "s3://artefacts/store"
+    digest = push(tmp_path / "artefact", open_store(url), lambda _line: None).digest
+    served = {"model": None, "artifact_store": url}
+    wrong = set_up(host, settings(wheel, **served, digest="0" * 64), **there)
+    assert "FAILED at: model" in wrong.stdout
+    assert "enable --now outrider-target.service" not in host.calls("systemctl")
+    right = set_up(host, settings(wheel, **served, digest=digest), **there)
+    assert right.returncode == 0, right.stdout + right.stderr
+    place = host.root / "var/lib/outrider/artifact"
+    check_files(place, read_manifest(place))
+    assert read_manifest(place).digest() == manifest.digest()

@@ -1,14 +1,16 @@
-"""What a client believes of what a target says."""
+"""A client believes what a target may say of its text, and measures how long it owes a token."""
 
 from __future__ import annotations
 
 import pytest
 
-from grpc_comm.client.received import Received
+from grpc_comm.client.patience import LONGEST_LINE, Patience, ProgressClock
+from grpc_comm.client.received import MOST_UNREAD, Received
 from inference.errors import Mismatch
-from inference.order import End, Progress
+from inference.order import Decode, End, Pace, Progress
 from inference.proposer import NOBODY
 from inference.stats import Traffic
+from tests.support.clock import Clock
 from tests.support.wire_fixtures import progress
 
 PROMPT = [1, 2, 3]
@@ -67,7 +69,7 @@ def test_what_no_target_says_is_a_mismatch_and_changes_nothing(wrong: str) -> No
     assert received.tokens == [1, 2, 3, 4, 5]
 
 
-@pytest.mark.parametrize("end", [End.STOP_ID, End.MAX_TOKENS, End.SPENT, End.LIMIT])
+@pytest.mark.parametrize("end", [End.STOP_ID, End.MAX_TOKENS, End.LIMIT])
 def test_nothing_comes_after_an_end(end: End) -> None:
     received = text(most=5, stop_ids=frozenset({5}))
     received.take(progress(3, 4, 5, end=end))
@@ -75,7 +77,7 @@ def test_nothing_comes_after_an_end(end: End) -> None:
     received.take(progress(5, end=end))
     received.ask(9, frozenset())
     received.take(progress(5, 6))
-    received.take(progress(6, end=End.SPENT))
+    received.take(progress(6, end=End.LIMIT))
     with pytest.raises(Mismatch, match="after the end"):
         received.take(progress(6, 7))
 
@@ -113,3 +115,68 @@ def test_sums_go_on_where_another_session_begins_anew() -> None:
     assert read is not None
     assert (read.nodes, read.forwards, received.session.nodes) == (10, 4, 2)
     assert (traffic.nodes, traffic.forwards, traffic.model_seconds) == (10, 4, 2.0)
+
+
+def test_nothing_is_owed_without_an_order_or_a_reason_to_go_on() -> None:
+    received = Received(PROMPT, 9_999, Traffic())
+    assert not received.owes_token(None, 0)
+    received.ask(5_000, frozenset())
+    assert received.owes_token(Decode(5_000), 0)
+    assert not received.owes_token(Decode(3), 0)
+    assert not received.owes_token(Decode(5_000, pace=Pace.WAIT), 0)
+    assert received.owes_token(Decode(5_000, pace=Pace.WAIT), 3)
+    received.take(progress(3, *range(MOST_UNREAD + 1)))
+    assert received.is_behind
+    assert not received.owes_token(Decode(5_000), 0)
+    received.read()
+    assert received.owes_token(Decode(5_000), 0)
+    received.take(progress(4 + MOST_UNREAD, end=End.LIMIT))
+    assert not received.owes_token(Decode(5_000), 0)
+
+
+BORNE = Patience(30.0)
+
+
+def test_only_seconds_in_which_a_token_is_owed_count() -> None:
+    at = Clock(0.0)
+    clock = ProgressClock(BORNE, at)
+    clock.note_opened()
+    at.now = 2 * BORNE.progress
+    assert not clock.advance(owes_token=False, opened=True)
+    at.now += BORNE.progress
+    assert not clock.advance(owes_token=True, opened=True)
+    clock.restart()
+    at.now += BORNE.progress + 1
+    assert clock.advance(owes_token=True, opened=True) == BORNE.progress
+    assert clock.stalled
+
+
+def test_a_target_that_was_left_has_its_time_of_silence_again() -> None:
+    at = Clock(0.0)
+    clock = ProgressClock(BORNE, at)
+    at.now = BORNE.progress + 1
+    assert clock.advance(owes_token=True, opened=True)
+    at.now += BORNE.silence
+    assert not clock.advance(owes_token=True, opened=True)
+    at.now += 1
+    assert clock.advance(owes_token=True, opened=True)
+    clock.restart()
+    assert not clock.stalled
+
+
+@pytest.mark.parametrize("evicted", [False, True])
+def test_a_line_may_be_long_and_who_comes_out_of_it_is_not_late(evicted: bool) -> None:
+    at = Clock(0.0)
+    clock = ProgressClock(BORNE, at)
+    clock.evicted = evicted
+    at.now = LONGEST_LINE
+    assert not clock.advance(owes_token=True, opened=evicted)
+    clock.note_opened()
+    assert not clock.advance(owes_token=True, opened=True)
+    at.now += BORNE.silence + 1
+    assert clock.advance(owes_token=True, opened=True)
+
+
+def test_the_clock_of_progress_is_slower_than_a_step_of_any_target() -> None:
+    assert Patience(0.001).progress >= 60
+    assert Patience().progress == 10 * Patience().silence

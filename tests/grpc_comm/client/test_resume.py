@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, nullcontext
-from typing import NamedTuple
 
 import pytest
 
@@ -79,12 +78,8 @@ class Halting(EagerModel):
 
 
 def tiny_engine() -> Engine:
-    return Engine(
-        Halting(2),
-        sequence_length=pairs.SEQUENCE_LENGTH,
-        max_tree_nodes=64,
-        vocabulary=pairs.VOCABULARY,
-    )
+    length, vocabulary = pairs.SEQUENCE_LENGTH, pairs.VOCABULARY
+    return Engine(Halting(2), sequence_length=length, max_tree_nodes=64, vocabulary=vocabulary)
 
 
 def halting(engine: Engine) -> Halting:
@@ -92,43 +87,11 @@ def halting(engine: Engine) -> Halting:
     return engine.model
 
 
-class Way(NamedTuple):
-    """A client's way to a target of its own that can be cut and held up; `notices` is what the
-    user is told.
-    """
-
-    model: Halting
-    connection: Connection
-    cut: Callable[[], None]
-    notices: list[str]
-
-    def halt_in(self, forwards: int) -> None:
-        self.model.halted.clear()
-        self.model.gate.clear()
-        self.model.halt = forwards
-
-    def break_while_halted(self, session: RemoteSession) -> None:
-        """Cut the link while the target computes."""
-        assert self.model.halted.wait(WAIT)
-        self.cut()
-        eventually(lambda: session.lost or bool(session.traffic.resumes))
-        self.model.gate.set()
-
-
 @pytest.fixture(scope="module")
 def link() -> Iterator[tuple[Engine, ShapedLink]]:
     engine = tiny_engine()
     with background(engine) as server, shaped_link(str(server.address)) as link:
         yield engine, link
-
-
-@pytest.fixture
-def way(link: tuple[Engine, ShapedLink]) -> Iterator[Way]:
-    engine, shaped = link
-    notices: list[str] = []
-    with connect(shaped.address, patience=Patience(WAIT, notices.append)) as connection:
-        yield Way(halting(engine), connection, shaped.cut, notices)
-        halting(engine).gate.set()
 
 
 def alone(params: SamplingParams) -> list[int]:
@@ -151,30 +114,27 @@ def made(
 @pytest.mark.parametrize("params", SAMPLINGS)
 @pytest.mark.parametrize("pace", Pace)
 def test_a_stream_cut_in_the_middle_goes_on_without_a_prefill(
-    way: Way, params: SamplingParams, pace: Pace
+    link: tuple[Engine, ShapedLink], params: SamplingParams, pace: Pace
 ) -> None:
-    session, streams = way.connection.session(), set[int]()
-    way.halt_in(6)
-    with ThreadPoolExecutor() as pool:
+    (engine, shaped), notices, streams = link, list[str](), set[int]()
+    patience, model = Patience(WAIT, notices.append), halting(engine)
+    with (
+        connect(shaped.address, patience=patience) as connection,
+        ThreadPoolExecutor() as pool,
+    ):
+        session = connection.session()
+        for event in (model.halted, model.gate):
+            event.clear()
+        model.halt = 6
         text = pool.submit(made, session, params, pace, lambda step: streams.add(session.stream))
-        way.break_while_halted(session)
+        assert model.halted.wait(WAIT)
+        shaped.cut()
+        eventually(lambda: session.lost or bool(session.traffic.resumes))
+        model.gate.set()
         assert text.result(WAIT) == alone(params)
     assert (session.traffic.resumes, session.traffic.reopenings) == (1, 0)
-    assert ["looking for it again" in way.notices[0], "connected" in way.notices[1]] == [True, True]
+    assert ["looking for it again" in notices[0], "connected" in notices[1]] == [True, True]
     assert len(streams) == 2
-
-
-def test_a_stream_cut_many_times_goes_on(way: Way) -> None:
-    params, session, cuts = SAMPLINGS[1], way.connection.session(), iter(range(5))
-
-    def between(step: Step) -> None:
-        if step.tokens and next(cuts, None) is not None:
-            way.cut()
-            eventually(lambda: session.lost or session.traffic.resumes > 0)
-            eventually(lambda: not session.lost)
-
-    assert made(session, params, between=between) == alone(params)
-    assert session.traffic.resumes > 1
 
 
 def test_what_is_proposed_while_the_target_is_looked_for_is_dropped_without_a_word() -> None:
@@ -480,29 +440,3 @@ def test_a_target_that_only_lets_wait_is_waited_for(hasty: None) -> None:
             assert second.receive(0.1) is None or not second.lost
         first.close()
         assert_serves(second)
-
-
-@pytest.mark.parametrize("pace", Pace)
-def test_spending_is_held_over_targets_that_are_cut_and_lost(pace: Pace) -> None:
-    """Each target is stopped in the middle; what it may have computed unseen counts as spent."""
-    engines = [successor_engine() for _ in range(3)]
-    with targets(engines) as (servers, connection):
-        session = connection.session(in_turn(*servers))
-        session.open([1, 2, 3], SamplingParams())
-        session.decode(Decode(40_000, most_nodes=4_000, pace=pace))
-        spent, lost, last, end = 0, 0, 2, End.NOT
-        for server, engine in zip(servers, engines, strict=True):
-            seen = session.traffic.nodes
-            while session.traffic.nodes < seen + 40 and end is End.NOT:
-                if (came := session.receive(0.1)) is not None:
-                    last, end = last + len(came.tokens), came.end
-                session.go(last)
-            (here,) = engine.sessions
-            if lost:  # less than what is left of what was seen
-                assert here.order is not None
-                assert here.order.most_nodes + lost < 4_000
-            server.stop()
-            lost = session.traffic.nodes
-            spent += here.spent.nodes
-        assert spent <= 4_000
-        session.close()

@@ -35,6 +35,10 @@ LOOPBACK = Address("127.0.0.1", 0)
 SECRET_TOKEN = 3_777
 """Stands in a prompt, and must stand nowhere else."""
 
+ACCEPTED = "vllm:spec_decode_num_accepted_tokens"
+ENDED = "outrider_sessions_ended_total"
+STATES = ("in_line", "prefill", "decode", "credit", "waiting", "parked", "away")
+
 
 def get(address: Address, path: str, accept: str = "") -> tuple[int, str, str]:
     """Status, content type and body."""
@@ -90,93 +94,71 @@ def samples() -> list[Sample]:
     return scraped(metrics)
 
 
-WHAT_HAPPENED = {
-    "vllm:spec_decode_num_drafts_total": 1,  # the second forward had none
-    "vllm:spec_decode_num_draft_tokens_total": 5,
-    "vllm:spec_decode_num_accepted_tokens_total": 3,
-    "vllm:generation_tokens_total": 5,  # three and the target's own, then one
-    "vllm:prompt_tokens_total": 20,
-    "vllm:prefix_cache_queries_total": 20,
-    "vllm:prefix_cache_hits_total": 9,  # the last token of a prompt is a root, never found
-    "vllm:num_preemptions_total": 0,
-    "vllm:time_to_first_token_seconds_count": 1,
-    "vllm:inter_token_latency_seconds_count": 1,
-    "vllm:request_time_per_output_token_seconds_count": 1,
-    "vllm:e2e_request_latency_seconds_count": 1,
-    "vllm:request_queue_time_seconds_count": 2,
-    "vllm:request_prefill_time_seconds_count": 2,
-    "vllm:request_prompt_tokens_sum": 10,
-    "vllm:request_generation_tokens_sum": 5,
-    "vllm:num_requests_running": 1,
-    "vllm:num_requests_waiting": 0,
-    "vllm:kv_cache_usage_perc": 9 / 4_000,
-    "outrider_rows": 4,
-    "outrider_used_slots": 9,
-    "outrider_forward_queue_seconds_count": 2,
-    "outrider_root_only_forwards_total": 1,
-    "outrider_credit_stalls_total": 0,
-}
+DECODE, PREFILL = {"kind": "decode"}, {"kind": "prefill"}
+WHAT_HAPPENED: list[tuple[str, dict[str, str], float]] = [
+    ("vllm:spec_decode_num_drafts_total", {}, 1),  # the second forward had none
+    ("vllm:spec_decode_num_draft_tokens_total", {}, 5),
+    ("vllm:spec_decode_num_accepted_tokens_total", {}, 3),
+    ("vllm:generation_tokens_total", {}, 5),  # three and the target's own, then one
+    ("vllm:prompt_tokens_total", {}, 20),
+    ("vllm:prefix_cache_queries_total", {}, 20),
+    ("vllm:prefix_cache_hits_total", {}, 9),  # the last token of a prompt is a root, never found
+    ("vllm:num_preemptions_total", {}, 0),
+    ("vllm:time_to_first_token_seconds_count", {}, 1),
+    ("vllm:inter_token_latency_seconds_count", {}, 1),
+    ("vllm:request_time_per_output_token_seconds_count", {}, 1),
+    ("vllm:e2e_request_latency_seconds_count", {}, 1),
+    ("vllm:request_queue_time_seconds_count", {}, 2),
+    ("vllm:request_prefill_time_seconds_count", {}, 2),
+    ("vllm:request_prompt_tokens_sum", {}, 10),
+    ("vllm:request_generation_tokens_sum", {}, 5),
+    ("vllm:num_requests_running", {}, 1),
+    ("vllm:num_requests_waiting", {}, 0),
+    ("vllm:kv_cache_usage_perc", {}, 9 / 4_000),
+    *((f"{ACCEPTED}_per_pos_total", {"position": str(depth)}, 1) for depth in range(3)),
+    ("outrider_rows", {}, 4),
+    ("outrider_used_slots", {}, 9),
+    ("outrider_forward_queue_seconds_count", {}, 2),
+    ("outrider_root_only_forwards_total", {}, 1),
+    ("outrider_credit_stalls_total", {}, 0),
+    ("outrider_forward_seconds_count", DECODE, 2),
+    ("outrider_batch_rows_sum", DECODE, 2),
+    ("outrider_computed_rows_total", DECODE, 4),  # padding is what was not asked for
+    ("outrider_useful_nodes_total", DECODE, 6 + 1),
+    ("outrider_computed_nodes_total", DECODE, 2 * (2 * 8)),
+    ("outrider_useful_nodes_total", PREFILL, 9),  # the second prompt was there
+    ("outrider_computed_nodes_total", PREFILL, 2 * 64),
+    *(("outrider_sessions", {"state": state}, int(state == "waiting")) for state in STATES),
+]
+TOLD: list[tuple[str, dict[str, str], float]] = [
+    ("outrider_wire_bytes_total", {"direction": "up"}, 200),
+    ("outrider_wire_bytes_total", {"direction": "down"}, 40),
+    ("outrider_rejected_total", {"code": "RESOURCE_EXHAUSTED"}, 2),
+    ("outrider_dropped_candidates_total", {"reason": "rate"}, 17),
+    ("outrider_dropped_candidates_total", {"reason": "late"}, 5),
+    ("outrider_dropped_candidates_total", {"reason": "cap"}, 3),
+    ("outrider_streams_lost_total", {}, 1),
+    ("outrider_sessions_resumed_total", {}, 1),
+    *((ENDED, {"reason": reason.value}, reason is Ending.CLOSED) for reason in Ending),
+]
 
 
-@pytest.mark.parametrize("name", WHAT_HAPPENED)
-def test_a_scrape_says_what_happened(samples: list[Sample], name: str) -> None:
-    assert value(samples, name, model_name=MODEL) == pytest.approx(WHAT_HAPPENED[name])
+@pytest.mark.parametrize(("name", "labels", "expected"), WHAT_HAPPENED)
+def test_a_scrape_says_what_happened(
+    samples: list[Sample], name: str, labels: dict[str, str], expected: float
+) -> None:
+    assert value(samples, name, model_name=MODEL, **labels) == pytest.approx(expected)
 
 
-def test_accepted_tokens_are_counted_by_depth(samples: list[Sample]) -> None:
-    name = "vllm:spec_decode_num_accepted_tokens_per_pos_total"
-    assert {
-        sample.labels["position"]: sample.value for sample in samples if sample.name == name
-    } == {"0": 1, "1": 1, "2": 1}
-
-
-def test_padding_is_what_was_computed_and_not_asked_for(samples: list[Sample]) -> None:
-    assert value(samples, "outrider_forward_seconds_count", kind="decode") == 2
-    assert value(samples, "outrider_batch_rows_sum", kind="decode") == 2
-    assert value(samples, "outrider_computed_rows_total", kind="decode") == 4
-    assert value(samples, "outrider_useful_nodes_total", kind="decode") == 6 + 1
-    assert value(samples, "outrider_computed_nodes_total", kind="decode") == 2 * (2 * 8)
-    assert (
-        value(samples, "outrider_useful_nodes_total", kind="prefill") == 9
-    )  # the second prompt was there
-    assert value(samples, "outrider_computed_nodes_total", kind="prefill") == 2 * 64
-
-
-def test_what_the_server_tells_is_counted(samples: list[Sample]) -> None:
-    assert value(samples, "outrider_wire_bytes_total", direction="up") == 200
-    assert value(samples, "outrider_wire_bytes_total", direction="down") == 40
-    assert value(samples, "outrider_rejected_total", code="RESOURCE_EXHAUSTED") == 2
-    dropped = "outrider_dropped_candidates_total"
-    assert value(samples, dropped, reason="rate") == 17
-    assert value(samples, dropped, reason="late") == 5
-    assert value(samples, dropped, reason="cap") == 3
-    assert value(samples, "outrider_streams_lost_total") == 1
-    assert value(samples, "outrider_sessions_resumed_total") == 1
-    assert {
-        reason: value(samples, "outrider_sessions_ended_total", reason=reason.value)
-        for reason in Ending
-    } == {reason: float(reason is Ending.CLOSED) for reason in Ending}
+@pytest.mark.parametrize(("name", "labels", "expected"), TOLD)
+def test_what_the_server_tells_is_counted(
+    samples: list[Sample], name: str, labels: dict[str, str], expected: float
+) -> None:
+    assert value(samples, name, **labels) == expected
 
 
 def test_the_device_is_named_so_that_emulated_times_are_known(samples: list[Sample]) -> None:
     assert value(samples, "outrider_target_info", device="emulated: by hand", version="1.2") == 1
-
-
-def test_sessions_are_counted_by_what_they_do(samples: list[Sample]) -> None:
-    states = {
-        sample.labels["state"]: sample.value
-        for sample in samples
-        if sample.name == "outrider_sessions"
-    }
-    assert states == {
-        "in_line": 0,
-        "prefill": 0,
-        "decode": 0,
-        "credit": 0,
-        "waiting": 1,
-        "parked": 0,
-        "away": 0,
-    }
 
 
 def test_how_far_a_key_is_trusted_is_told_by_its_name_proposer_and_depth() -> None:

@@ -27,6 +27,7 @@ from outrider.options.roles import TargetRole
 from outrider.target.observing import observed
 from tests.support.clock import Clock
 from tests.support.observed import MODEL, TENANT, Service, log_as_before
+from tests.support.refusals import assert_usage_error
 
 WAIT = 10.0
 
@@ -179,9 +180,7 @@ def test_it_shows_itself_until_it_is_told_to_stop(
 def test_flags_that_would_do_nothing_are_refused(
     capsys: pytest.CaptureFixture[str], flags: str
 ) -> None:
-    with pytest.raises(SystemExit):
-        parse(flags.split())
-    assert "error: --" in capsys.readouterr().err
+    assert_usage_error(capsys, parse, flags.split(), ["error: --"])
 
 
 def test_a_target_that_was_asked_for_all_of_it_tells_all_of_it(

@@ -10,11 +10,10 @@ import itertools
 import json
 import os
 import resource
-import threading
-import time
 from collections.abc import Iterator, Sequence
-from contextlib import closing, suppress
-from pathlib import Path
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from threading import Event
 from typing import Any
 
 import grpc
@@ -28,28 +27,21 @@ from grpc_comm.proto import verifier_pb2 as pb
 from grpc_comm.server.server import BackgroundServer
 from inference.engine.engine import Engine
 from inference.errors import InvalidRequest
-from tests.support.hostile import SESSION, Neighbour, RawPeer, keys_file, neighbour, token_of
-from tests.support.mutator import Mutator
-from tests.support.wire_fixtures import (
-    FAULTY,
-    WAIT,
-    Successor,
-    background,
-    chain_of,
-    decode_to,
-    eventually,
-    opening,
+from tests.support.hostile import (
+    DESCRIBE,
+    ENDINGS,
+    RIGHT,
+    RawPeer,
+    converse,
+    frame,
+    keys_file,
+    neighbour,
+    token_of,
 )
+from tests.support.mutator import Mutator
+from tests.support.wire_fixtures import FAULTY, WAIT, Successor, background, eventually, opening
 
-ENDINGS = {
-    grpc.StatusCode.OK,
-    grpc.StatusCode.INVALID_ARGUMENT,
-    grpc.StatusCode.FAILED_PRECONDITION,
-    grpc.StatusCode.NOT_FOUND,
-    grpc.StatusCode.RESOURCE_EXHAUSTED,
-}
 LENGTH = 64
-LINGER = 0.01
 MEGABYTES = 400
 """By which the process may grow over all examples, Hypothesis's own memory included."""
 
@@ -65,35 +57,9 @@ NEAR = (FAULTY, LENGTH, 32)
 """Ids, lengths and tree sizes that this target takes, and some."""
 
 text = st.text(max_size=80)
-mutators = st.randoms(use_true_random=False).map(lambda chance: Mutator(chance, NEAR))
-
-
-RIGHT = [
-    decode_to(20),
-    decode_to(40, pace=pb.Decode.WAIT),
-    decode_to(60, most_nodes=30, credit=9, stop_ids=[33]),
-    chain_of([4, 5, 6]),
-    chain_of([4, 9, 5], parents=[0, 0, 2]),
-    chain_of([6, 7], base=4, first=3),
-    pb.ClientMessage(ack=pb.Ack(length=3)),
-    pb.ClientMessage(go=pb.Go(base=2)),
-    pb.ClientMessage(heartbeat=pb.Heartbeat()),
-]
-"""What a client may say once [1, 2, 3] is open, in any order."""
-
-
-@st.composite
-def sessions(draw: st.DrawFn) -> list[bytes]:
-    """A session as it should be, with changes here and there; each message as bytes."""
-    mutator = draw(mutators)
-    messages = [opening() if draw(st.booleans()) else mutator.changed(opening())]
-    for _ in range(draw(st.integers(0, 10))):
-        how, message = draw(st.integers(0, 7)), draw(st.sampled_from(RIGHT))
-        if how == 0:
-            message = mutator.afresh(pb.ClientMessage)
-        messages.append(mutator.changed(message) if how == 1 else message)
-    sent = [message.SerializeToString() for message in messages]
-    return [mutator.damaged(data) if draw(st.integers(0, 11)) == 0 else data for data in sent]
+sessions = st.randoms(use_true_random=False).map(
+    lambda chance: Mutator(chance, NEAR).session(opening(), RIGHT)
+)
 
 
 @pytest.fixture(scope="module")
@@ -125,33 +91,24 @@ def beside(server: BackgroundServer) -> Iterator[None]:
     """Another client's sessions, one after another, all the while; each must be as if it were
     alone.
     """
-    stopped, done, failures = threading.Event(), [0], []
+    stopped, begun = Event(), Event()
 
     def work() -> None:
-        try:
-            while not stopped.is_set():
-                with neighbour(server.address) as other:
-                    _goes_on_for(other, times=15)
-                    done[0] += 1
-        except BaseException as error:
-            failures.append(error)
+        while not stopped.is_set():
+            with neighbour(server.address) as other:
+                for _ in range(15):
+                    other.goes_on()
+                    begun.set()
 
-    thread = threading.Thread(target=work)
-    thread.start()
-    yield
-    eventually(lambda: done[0] > 0 or bool(failures))
-    stopped.set()
-    thread.join(WAIT)
-    assert not failures, failures
-    assert not thread.is_alive()
+    with ThreadPoolExecutor(1) as pool:
+        working = pool.submit(work)
+        yield
+        eventually(lambda: begun.is_set() or working.done())
+        stopped.set()
+        working.result(WAIT)
 
 
-def _goes_on_for(other: Neighbour, times: int) -> None:
-    for _ in range(times):
-        other.goes_on()
-
-
-@given(messages=sessions())
+@given(messages=sessions)
 @fuzzed
 def test_a_session_is_answered_rightly_as_long_as_it_is_right_and_then_refused(
     channel: grpc.Channel, beside: None, messages: list[bytes]
@@ -179,7 +136,7 @@ def test_bytes_are_refused_or_happen_to_be_a_session(
 @fuzzed
 def test_describe_answers_or_refuses(channel: grpc.Channel, beside: None, request: bytes) -> None:
     asked = _parsed(pb.DescribeRequest, request)
-    call = channel.unary_unary("/outrider.v1.Target/Describe").future(request, timeout=WAIT)
+    call = channel.unary_unary(DESCRIBE).future(request, timeout=WAIT)
     if asked is not None and asked.model in ("", "successor"):
         assert pb.Description.FromString(call.result()).model == "successor"
     else:
@@ -203,45 +160,19 @@ def test_frames_that_no_library_sends_end_their_connection_at_most(
     with closing(RawPeer(server.address)) as peer:
         peer.greet()
         peer.call()
-        for frame in frames:
-            if not isinstance(frame, bytes):
-                kind, flags, stream, payload = frame
-                frame = (
-                    len(payload).to_bytes(3, "big")
-                    + bytes((kind, flags))
-                    + stream.to_bytes(4, "big")
-                    + payload
-                )
+        for one in frames:
             try:
-                peer.socket.sendall(frame)
+                peer.socket.sendall(one if isinstance(one, bytes) else frame(*one))
             except OSError:  # hung up on
                 return
 
 
-def converse(
-    channel: grpc.Channel, messages: Sequence[bytes]
-) -> tuple[grpc.StatusCode, list[pb.ServerMessage]]:
-    """All of it at once; a client that has no more to say leaves a moment later."""
-
-    def said() -> Iterator[bytes]:
-        yield from messages
-        time.sleep(LINGER)
-
-    call = channel.stream_stream(SESSION, response_deserializer=pb.ServerMessage.FromString)(
-        said(), timeout=WAIT
-    )
-    answers: list[pb.ServerMessage] = []
-    with suppress(grpc.RpcError):
-        answers.extend(call)
-    return call.code(), answers
-
-
-def check_answers(first: bytes, answers: Sequence[pb.ServerMessage]) -> None:
+def check_answers(first: bytes, answers: Sequence[bytes]) -> None:
     """The text counts up from the prompt's last token, each token at its position, once."""
     opened = _parsed(pb.ClientMessage, first)
     prompt = list(opened.open.prompt) if opened is not None else []
     text = prompt[:]
-    for answer in answers:
+    for answer in map(pb.ServerMessage.FromString, answers):
         if answer.HasField("tokens"):
             assert answer.tokens.position == len(text)
             text += answer.tokens.ids
@@ -266,7 +197,7 @@ def _parsed(kind: Any, data: bytes) -> Any:
 @fuzzed
 def test_no_token_but_the_right_one_lets_in(value: str | bytes) -> None:
     keys = Keys.single("the-right-one")
-    assert (keys.identify([("authorization", value)]) is not None) == (
+    assert (keys.grant([("authorization", value)]) is not None) == (
         value in ("Bearer the-right-one", b"Bearer the-right-one")
     )
 
@@ -292,24 +223,13 @@ def test_a_keys_file_is_read_or_refused_in_words_and_the_old_keys_stay(
     tmp_path_factory: pytest.TempPathFactory, content: bytes
 ) -> None:
     path = keys_file(tmp_path_factory.getbasetemp() / "fuzzed.json", alice={})
-    keys = Keys.read(path)
-    rewrite(path, content)
-    said = refusal_of(path)
-    assert said == "" or said.startswith(f"{path}: ")
-    still = keys.identify([("authorization", f"Bearer {token_of('alice')}")])
-    assert (still is not None) == (said != "")
-
-
-def refusal_of(path: Path) -> str:
-    """What is said of the file; empty when it can be used."""
+    keys, said = Keys.read(path), ""
+    path.unlink()  # another version: a file of another size and number
+    path.write_bytes(content)
     try:
         Keys.read(path)
     except InvalidRequest as error:
-        return str(error)
-    return ""
-
-
-def rewrite(path: Path, content: bytes) -> None:
-    """As another version: a file of another size and number."""
-    path.unlink()
-    path.write_bytes(content)
+        said = str(error)
+    assert said == "" or said.startswith(f"{path}: ")
+    still = keys.identify([("authorization", f"Bearer {token_of('alice')}")])
+    assert (still is not None) == (said != "")

@@ -20,7 +20,8 @@ from grpc_comm.security import SecurityOptions
 from grpc_comm.server.hosted import HostedTarget, await_routes
 from grpc_comm.server.server import Target
 from grpc_comm.transport import Address
-from inference.errors import InvalidRequest
+from tests.support.hostile import resume
+from tests.support.refusals import assert_refused
 from tests.support.wire_fixtures import (
     LOOPBACK,
     WAIT,
@@ -81,22 +82,24 @@ def tokens(messages: Sequence[pb.ServerMessage]) -> list[int]:
     return [token for message in messages for token in message.tokens.ids]
 
 
-async def within(target: HostedTarget, *calls: Any) -> list[Any]:
-    target.begin()
-    try:
-        return [await asyncio.wait_for(call, WAIT) for call in calls]
-    finally:
-        await target.end()
+def carried(target: HostedTarget, *calls: Any) -> list[Any]:
+    """What came of these calls, one after another."""
+
+    async def run() -> list[Any]:
+        target.begin()
+        try:
+            return [await asyncio.wait_for(call, WAIT) for call in calls]
+        finally:
+            await target.end()
+
+    return asyncio.run(run())
 
 
 def test_a_carried_session_makes_its_text() -> None:
-    async def run() -> None:
-        target, call = hosted(), Carried()
-        (came,) = await within(target, answers(target, call, opening(), chain_of(), decode_to(6)))
-        assert tokens(came) == [4, 5, 6]
-        assert call.code is None
-
-    asyncio.run(run())
+    target, call = hosted(), Carried()
+    (came,) = carried(target, answers(target, call, opening(), chain_of(), decode_to(6)))
+    assert tokens(came) == [4, 5, 6]
+    assert call.code is None
 
 
 @pytest.fixture
@@ -110,98 +113,73 @@ def keyed(tmp_path: Path) -> tuple[SecurityOptions, str]:
 def test_who_has_no_key_gets_nothing_from_a_target_behind_an_ingress(
     keyed: tuple[SecurityOptions, str],
 ) -> None:
-    async def run() -> None:
-        target = hosted(security=keyed[0])
-        calls = [Carried(), Carried("wrong"), Carried(), Carried("wrong")]
-        said = await within(
-            target,
-            answers(target, calls[0], opening(), decode_to(6)),
-            answers(target, calls[1], opening(), decode_to(6)),
-            target.describe(pb.DescribeRequest(), calls[2]),
-            target.describe(pb.DescribeRequest(), calls[3]),
-        )
-        assert said == [[], [], pb.Description(), pb.Description()]
-        assert {call.code for call in calls} == {grpc.StatusCode.UNAUTHENTICATED}
-
-    asyncio.run(run())
+    target, calls = hosted(security=keyed[0]), [Carried(token) for token in ("", "wrong") * 2]
+    said = carried(
+        target,
+        *(answers(target, call, opening(), decode_to(6)) for call in calls[:2]),
+        *(target.describe(pb.DescribeRequest(), call) for call in calls[2:]),
+    )
+    assert said == [[], [], pb.Description(), pb.Description()]
+    assert {call.code for call in calls} == {grpc.StatusCode.UNAUTHENTICATED}
 
 
 def test_who_has_a_key_is_served_behind_an_ingress(keyed: tuple[SecurityOptions, str]) -> None:
-    async def run() -> None:
-        security, token = keyed
-        target = hosted(security=security)
-        came, description = await within(
-            target,
-            answers(target, Carried(token), opening(), decode_to(6)),
-            target.describe(pb.DescribeRequest(), Carried(token)),
-        )
-        assert tokens(came) == [4, 5, 6]
-        assert description.model == "successor"
-
-    asyncio.run(run())
+    security, token = keyed
+    target = hosted(security=security)
+    came, description = carried(
+        target,
+        answers(target, Carried(token), opening(), decode_to(6)),
+        target.describe(pb.DescribeRequest(), Carried(token)),
+    )
+    assert tokens(came) == [4, 5, 6]
+    assert description.model == "successor"
 
 
 def test_a_key_that_is_taken_out_ends_its_stream(keyed: tuple[SecurityOptions, str]) -> None:
-    async def run() -> None:
-        security, token = keyed
-        target, call = hosted(security=security), Carried(token)
+    security, token = keyed
+    target, call = hosted(security=security), Carried(token)
 
-        async def until_refused() -> None:
-            async for message in target.session(said(opening()), call):
-                if message.WhichOneof("kind") == "opened":
-                    assert security.keys_file is not None
-                    security.keys_file.write_text('{"keys": []}')
+    async def until_refused() -> None:
+        async for message in target.session(said(opening()), call):
+            if message.WhichOneof("kind") == "opened":
+                assert security.keys_file is not None
+                security.keys_file.write_text('{"keys": []}')
 
-        await within(target, until_refused())
-        assert call.code is grpc.StatusCode.UNAUTHENTICATED
-
-    asyncio.run(run())
+    carried(target, until_refused())
+    assert call.code is grpc.StatusCode.UNAUTHENTICATED
 
 
 def test_a_full_target_says_when_to_come_again() -> None:
-    async def run() -> None:
-        target, first, second = hosted(), Carried(), Carried()
+    target, second = hosted(), Carried()
 
-        async def beside() -> None:
-            async for _ in target.session(said(opening()), first):
-                await answers(target, second, opening())
-                break
+    async def beside() -> None:
+        async for _ in target.session(said(opening()), Carried()):
+            await answers(target, second, opening())
+            break
 
-        await within(target, beside())
-        assert second.code is grpc.StatusCode.RESOURCE_EXHAUSTED
-        assert dict(second.trailing)["retry-after-ms"].isdigit()
-
-    asyncio.run(run())
+    carried(target, beside())
+    assert second.code is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert dict(second.trailing)["retry-after-ms"].isdigit()
 
 
 def test_a_call_that_the_host_drops_leaves_its_session_to_be_resumed() -> None:
-    async def run() -> None:
-        target = hosted()
+    target = hosted()
 
-        async def dropped_and_resumed() -> list[pb.ServerMessage]:
-            stream = target.session(said(opening()), Carried())
+    async def dropped_and_resumed() -> list[pb.ServerMessage]:
+        stream = target.session(said(opening()), Carried())
+        opened = (await anext(stream)).opened
+        while not opened.resume_key:
             opened = (await anext(stream)).opened
-            while not opened.resume_key:
-                opened = (await anext(stream)).opened
-            await stream.aclose()  # type: ignore[attr-defined]  # it is a generator
-            resume = pb.Resume(
-                session_id=opened.session_id,
-                protocol_version=opening().open.protocol_version,
-                resume_key=opened.resume_key,
-                epoch=1,
-                length=3,
-            )
-            return await answers(target, Carried(), pb.ClientMessage(resume=resume), decode_to(6))
+        await stream.aclose()  # type: ignore[attr-defined]  # it is a generator
+        return await answers(target, Carried(), resume(opened), decode_to(6))
 
-        (came,) = await within(target, dropped_and_resumed())
-        assert tokens(came) == [4, 5, 6]
-
-    asyncio.run(run())
+    (came,) = carried(target, dropped_and_resumed())
+    assert tokens(came) == [4, 5, 6]
 
 
 def test_tls_behind_an_ingress_is_refused_with_what_to_do_instead() -> None:
-    with pytest.raises(InvalidRequest, match="in front of the ingress"):
-        hosted(security=SecurityOptions(tls_cert=Path("a"), tls_key=Path("b")))
+    tls = SecurityOptions(tls_cert=Path("a"), tls_key=Path("b"))
+    assert_refused(lambda: hosted(security=tls), ["--tls_cert", "in front of the ingress"])
 
 
 class LateIngress(verifier_pb2_grpc.TargetServicer):

@@ -1,4 +1,7 @@
-"""Messages that are not taken end their call with a code of the protocol, and no ERROR of gRPC."""
+"""Messages that are not taken end their call with a code of the protocol, and no ERROR of gRPC.
+
+What is longer than its sender's key allows is not parsed: it would be no message.
+"""
 
 from __future__ import annotations
 
@@ -25,10 +28,10 @@ MOST_BYTES = 100
 
 CODES = grpc.StatusCode
 UNREADABLE = "a message that cannot be read: the client does not speak this protocol"
-TOO_LONG = f"a message of 150 bytes: this key may send {MOST_BYTES} at once"
+TOO_LONG = f"a message of {MOST_BYTES + 1} bytes: this key may send {MOST_BYTES} at once"
 REFUSED = {
-    "no protobuf": (b"\xff" * 50, CODES.INVALID_ARGUMENT, UNREADABLE),
-    "longer than the key's": (b"\xff" * 150, CODES.INVALID_ARGUMENT, TOO_LONG),
+    "no protobuf": (b"\xff" * MOST_BYTES, CODES.INVALID_ARGUMENT, UNREADABLE),
+    "longer than the key's": (b"\xff" * (MOST_BYTES + 1), CODES.INVALID_ARGUMENT, TOO_LONG),
     "longer than any": (b"\xff" * 2**20, CODES.RESOURCE_EXHAUSTED, "larger than max"),
 }
 

@@ -4,39 +4,32 @@ nothing else.
 
 from __future__ import annotations
 
-import os
 import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 
-import grpc
 import pytest
-from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from grpc_comm.client.connection import connect
 from grpc_comm.proto import verifier_pb2 as pb
 from grpc_comm.security import SecurityOptions
 from grpc_comm.server.server import BackgroundServer
-from inference.decode import TargetSession
-from inference.engine.local_session import LocalSession
-from inference.errors import Busy, InvalidRequest, OutriderError, Unavailable
-from inference.order import Decode, Pace
+from inference.errors import OutriderError, Unavailable
+from inference.order import Decode
 from inference.sampling import SamplingParams
-from tests.support import pairs
-from tests.support.drafts import proposers_of, text_of
+from tests.support.hand_streams import left_open
+from tests.support.hostile import deaf
 from tests.support.repository import ROOT
 from tests.support.wire_fixtures import (
     FAULTY,
-    LOOPBACK,
-    VOCABULARY,
     WAIT,
     Successor,
     assert_serves,
     background,
-    candidates,
     connected,
     decode_to,
     free_port,
@@ -144,52 +137,6 @@ def test_closing_stops_a_target_that_goes_on(one_row: tuple[Successor, Backgroun
             until_it_fails(session)
 
 
-def test_sessions_under_way_interleave(server: BackgroundServer) -> None:
-    with connect(str(server.address)) as connection:
-        busy, other = opened(connection), opened(connection)
-        busy.decode(Decode(40_000))
-        news(busy)
-        assert_serves(other)
-        assert busy.traffic.forwards < 40_000
-        other.open([5] * 49_000, GREEDY)
-        made = 0
-        while made < 20:
-            made += len(news(busy).tokens)
-        assert not other.is_open
-        other.close()
-        busy.close()
-
-
-def speculated(session: TargetSession, number: int) -> list[int]:
-    """The text of one of eight clients, each with its own prompt, seed, pace and draft."""
-    params = SamplingParams(temperature=(0.0, 0.7, 1.0)[number % 3], seed=number)
-    pace = Pace(number % 2)
-    proposers = proposers_of(("close", "unrelated", "none")[number % 3], pace)
-    return text_of([7, number, 30 + number], params, session, Decode(19, pace=pace), proposers)
-
-
-def test_eight_clients_at_two_rows_get_the_texts_that_each_gets_alone() -> None:
-    engine = pairs.engine(pairs.decoder(1), rows=2)
-    alone = [speculated(LocalSession(engine), number) for number in range(8)]
-    with connected(engine) as connection, ThreadPoolExecutor(8) as clients:
-        together = [clients.submit(speculated, connection.session(), number) for number in range(8)]
-        assert [text.result(WAIT) for text in together] == alone
-    assert engine.free_rows == 2
-
-
-def test_a_full_line_is_refused_and_the_waiting_one_is_served_later() -> None:
-    with connected(successor_engine(rows=1, waiting=1)) as connection:
-        first = opened(connection)
-        patient, refused = connection.session(), connection.session()
-        patient.open([1, 2, 3], GREEDY)
-        assert patient.receive(WAIT) is not None  # it is in line
-        refused.open([1, 2, 3], GREEDY)
-        with pytest.raises(Busy):
-            until_it_fails(refused)
-        first.close()
-        assert_serves(patient)
-
-
 def test_a_client_that_leaves_the_line_is_forgotten() -> None:
     with connected(successor_engine(rows=1, waiting=2)) as connection:
         first, second, third = opened(connection), connection.session(), connection.session()
@@ -201,38 +148,14 @@ def test_a_client_that_leaves_the_line_is_forgotten() -> None:
         assert_serves(third)
 
 
-def test_a_port_where_nobody_listens_is_unavailable_in_words() -> None:
-    port = free_port()
-    with pytest.raises(Unavailable, match=f"127.0.0.1:{port} .*refused"):
-        connect(f"127.0.0.1:{port}")
-
-
-def test_a_port_where_something_else_listens_is_unavailable_within_the_deadline() -> None:
+def test_an_address_without_a_target_is_unavailable_in_words_within_the_deadline() -> None:
+    insecure = SecurityOptions(insecure=True)
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        port = silent.getsockname()[1]
-        with pytest.raises(Unavailable, match=f"127.0.0.1:{port}"):
-            connect(f"127.0.0.1:{port}", timeout=0.3)
-
-
-def test_a_host_that_does_not_exist_is_unavailable_in_words() -> None:
-    with pytest.raises(Unavailable, match=r"no-such-host\.invalid:1"):
-        connect("no-such-host.invalid:1", security=SecurityOptions(insecure=True))
-
-
-def test_a_killed_server_fails_the_sessions_of_its_clients() -> None:
-    with process() as (server, address), connect(str(address)) as connection:
-        idle, busy = opened(connection), opened(connection)
-        busy.decode(Decode(40_000))
-        news(busy)
-        os.kill(server.pid, signal.SIGKILL)
-        for session in (idle, busy):
-            with pytest.raises(Unavailable, match=f"the target at {address} went away"):
-                until_it_fails(session)
-            session.close()
-        late = connection.session()
-        late.open([1], GREEDY)
-        with pytest.raises(Unavailable):
-            until_it_fails(late)
+        nobody, other = f"127.0.0.1:{free_port()}", f"127.0.0.1:{silent.getsockname()[1]}"
+        for address, shown in ((nobody, "refused"), (other, ""), ("no-such-host.invalid:1", "")):
+            seconds = 0.3 if address == other else WAIT
+            with pytest.raises(Unavailable, match=f"{address}.*{shown}"):
+                connect(address, security=insecure, timeout=seconds)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -250,45 +173,11 @@ def test_a_server_told_to_stop_ends_the_session_under_way_and_exits_cleanly(
         assert server.wait(WAIT) == 0
 
 
-def test_a_server_that_stops_at_once_fails_the_sessions_under_way() -> None:
-    server = background(successor_engine())
-    with connect(str(server.address)) as connection:
-        session = opened(connection)
-        server.stop()
-        with pytest.raises(Unavailable):
-            until_it_fails(session)
-    server.stop()
-
-
 def test_a_session_of_a_closed_connection_says_so(server: BackgroundServer) -> None:
     connection = connect(str(server.address))
     connection.close()
     with pytest.raises(Unavailable, match="is closed"):
         connection.session().open([1], GREEDY)
-
-
-def test_health_says_serving(server: BackgroundServer) -> None:
-    with grpc.insecure_channel(str(server.address)) as channel:
-        for service in ("", "outrider.v1.Target"):
-            reply = health_pb2_grpc.HealthStub(channel).Check(
-                health_pb2.HealthCheckRequest(service=service), timeout=WAIT
-            )
-            assert reply.status == health_pb2.HealthCheckResponse.SERVING
-
-
-def test_port_0_becomes_a_port(server: BackgroundServer) -> None:
-    assert LOOPBACK.port == 0
-    assert server.address.port > 0
-
-
-def test_a_refused_session_stays_ended(server: BackgroundServer) -> None:
-    with connect(str(server.address)) as connection:
-        session = opened(connection)
-        session.propose(candidates(session, 2, [VOCABULARY]))
-        for _ in range(2):
-            with pytest.raises(InvalidRequest, match="outside the vocabulary"):
-                rest(session)
-        assert_serves(opened(connection))
 
 
 def test_a_fault_of_the_target_is_logged_with_its_traceback(
@@ -301,3 +190,28 @@ def test_a_fault_of_the_target_is_logged_with_its_traceback(
         with pytest.raises(OutriderError, match="RuntimeError"):
             rest(session)
     assert "in choose" in caplog.text
+
+
+SETTLE = 0.2
+
+
+@pytest.mark.parametrize("asks", [False, True])
+def test_clients_that_go_while_they_are_told_to_leave_no_exception_on_stderr(asks: bool) -> None:
+    with process() as (target, address), ExitStack() as clients:
+        peers = [clients.enter_context(deaf(address, asks=asks)) for _ in range(2)]
+        time.sleep(SETTLE)
+        target.send_signal(signal.SIGTERM)
+        time.sleep(SETTLE)
+        for peer in peers:
+            peer.close()
+        _, said = target.communicate(timeout=WAIT)
+    assert (target.returncode, said) == (0, "")
+
+
+def test_clients_that_leave_when_told_to_leave_no_exception_on_stderr() -> None:
+    with process() as (target, address):
+        with left_open(address), left_open(address):
+            target.send_signal(signal.SIGTERM)
+            time.sleep(SETTLE)
+        _, said = target.communicate(timeout=WAIT)
+    assert (target.returncode, said) == (0, "")

@@ -4,8 +4,6 @@ its function over the buffers again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-
 import numpy as np
 import pytest
 import torch
@@ -14,26 +12,15 @@ from inference.backends import Segment
 from inference.backends.cuda import (
     CudaModel,
     Outputs,
-    Run,
+    Replay,
 )
 from inference.backends.eager import EagerModel
 from inference.backends.sequence import ModelSequence
-from inference.drafters.draft import Draft
-from inference.drafters.round_proposer import RoundProposer
-from inference.drafters.tree_policies import BestFirst, Chain
-from inference.engine.engine import Engine
-from inference.engine.local_session import LocalSession
-from inference.errors import InvalidRequest, LimitExceeded
 from inference.model.decoder import Decoder
-from inference.planner.prices import Prices
-from inference.proposer import Proposer
 from inference.sampling import SamplingParams
 from inference.tree import TokenTree
-from tests.support.drafts import alone, knowledge, speculated
-from tests.support.equality import NearTies, assert_same_text
 from tests.support.fake_recorder import Reruns
-from tests.support.pairs import SEQUENCE_LENGTH, VOCABULARY, decoder, engine, perturbed, prompt_of
-from tests.support.row_independence import assert_rows_are_independent
+from tests.support.pairs import SEQUENCE_LENGTH, decoder, prompt_of
 
 GREEDY, WARM, OPEN = (
     SamplingParams(),
@@ -43,13 +30,6 @@ GREEDY, WARM, OPEN = (
 TREE = TokenTree(
     np.array([7, 3, 9, 4, 5], dtype=np.int32), np.array([-1, 0, 0, 1, 3], dtype=np.int32)
 )
-
-
-DRAFTS: dict[str, Callable[[CudaModel], Proposer]] = {
-    "chain": lambda model: RoundProposer(model, Chain(4), room=63),
-    "tree": lambda model: RoundProposer(model, BestFirst(16, 5), room=63),
-    "growing": lambda model: Draft(model).proposer(0, knowledge(), Prices()),
-}
 
 
 class AlikePadded(CudaModel):
@@ -103,39 +83,6 @@ def test_every_call_is_the_eager_models_to_the_last_bit_at_the_same_shape(
     assert reruns.replayed > reruns.recorded > 0
 
 
-@pytest.mark.parametrize(
-    "params",
-    [GREEDY, SamplingParams(0.7, seed=11), WARM, OPEN],
-    ids=lambda params: f"T{params.temperature}-p{params.top_p:.1f}",
-)
-@pytest.mark.parametrize("draft", DRAFTS)
-def test_text_is_the_targets_own_with_both_models_recorded(
-    target: Decoder, params: SamplingParams, draft: str
-) -> None:
-    served, _ = recorded(target)
-    drafted, reruns = recorded(perturbed(1, 0.02), rows=1, max_nodes=128)
-    proposer, ties = DRAFTS[draft](drafted), NearTies()
-    recorded_engine = Engine(
-        served, sequence_length=SEQUENCE_LENGTH, max_tree_nodes=64, vocabulary=VOCABULARY
-    )
-    reference = alone(LocalSession(engine(target)), prompt_of(70), params, 30)
-
-    def produce(prompt: Sequence[int], n: int) -> list[int]:
-        return speculated(LocalSession(recorded_engine), proposer, prompt, params, n)
-
-    assert_same_text(target, prompt_of(70), params, reference, produce, ties)
-    assert ties.ties == 0
-    assert reruns.replayed > 10
-
-
-@pytest.mark.parametrize(
-    "params", [GREEDY, WARM, OPEN], ids=lambda params: f"T{params.temperature}"
-)
-def test_rows_and_nodes_are_independent(target: Decoder, params: SamplingParams) -> None:
-    model, _ = recorded(target)
-    assert_rows_are_independent(model, model.cache, 8, VOCABULARY, params)
-
-
 def test_rows_of_one_call_keep_their_sampling_and_an_idle_row_disturbs_none(
     target: Decoder,
 ) -> None:
@@ -160,17 +107,9 @@ def segment(
     nodes: int, params: SamplingParams = GREEDY, row: int = 0, first: int = 0, context: int = 0
 ) -> Segment:
     """A chain at the start of a row."""
-    order = np.arange(nodes, dtype=np.int32)
-    return Segment(
-        row,
-        order + 1,
-        order + first,
-        order + first,
-        np.ones((1, context), dtype=np.bool_),
-        np.tri(nodes, dtype=np.bool_),
-        order,
-        params,
-    )
+    order, mask = np.arange(nodes, dtype=np.int32), np.tri(nodes, dtype=np.bool_)
+    seen, at = np.ones((1, context), dtype=np.bool_), order + first
+    return Segment(row, order + 1, at, at, seen, mask, order, params)
 
 
 def test_a_shape_is_run_once_recorded_once_and_replayed_from_then_on(target: Decoder) -> None:
@@ -227,14 +166,6 @@ def test_calls_are_padded_to_powers_of_two_within_the_models_limits(
     assert model.padded(len(call), len(call[0].tokens)) == shape[:2]
 
 
-def test_what_the_eager_model_refuses_is_refused(target: Decoder) -> None:
-    model, _ = recorded(target, max_nodes=8)
-    with pytest.raises(LimitExceeded, match="9 nodes"):
-        model.choose([segment(9)])
-    with pytest.raises(InvalidRequest, match="twice"):
-        model.choose([segment(2), segment(2)])
-
-
 def test_shapes_beyond_the_most_run_as_they_are(
     target: Decoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -262,7 +193,7 @@ class Seen(Exception):
 class OnNoDevice(Reruns):
     """A recorder of a model without memory: only shapes and devices are computed."""
 
-    def warm(self, run: Run) -> Outputs:
+    def warm(self, run: Replay) -> Outputs:
         raise Seen(run())
 
 
@@ -289,20 +220,3 @@ def test_what_is_recorded_stays_on_the_device_and_waits_for_nothing(
     outputs = on_no_device(calls, rank)
     assert {output.device.type for output in outputs} == {"meta"}
     assert outputs[0].shape[:2] == (2, 4)
-
-
-@pytest.mark.parametrize(
-    "choose",
-    [
-        lambda logits: logits[: int(logits.argmax().item())],
-        lambda logits: logits[logits > 0],
-        lambda logits: logits + torch.arange(VOCABULARY),
-    ],
-    ids=["a value", "a shape that depends on values", "a tensor of the host"],
-)
-def test_a_function_that_could_not_be_recorded_is_seen(
-    choose: Callable[[torch.Tensor], torch.Tensor], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("inference.backends.cuda.choose_greedy", choose)
-    with pytest.raises((RuntimeError, NotImplementedError)):
-        on_no_device([segment(4)])

@@ -36,44 +36,37 @@ class Gated(EagerModel):
         return super().rank(segments, k)
 
 
-def ranked(model: Model, row: int, k: int = 4) -> Ranked:
+def sequence_after(model: Model, row: int, tokens: Sequence[int]) -> ModelSequence:
     sequence = ModelSequence(model, row, SamplingParams(0.7, seed=row))
-    sequence.extend([5 + row, 7, 9])
-    return sequence.rank(TokenTree.chain([11 + row]), [0], k)
+    sequence.extend(tokens)
+    return sequence
 
 
-def test_what_stands_in_line_is_computed_in_one_call() -> None:
-    model = Gated()
+def ranked(model: Model, row: int) -> Ranked:
+    return sequence_after(model, row, [5 + row, 7, 9]).rank(TokenTree.chain([11 + row]), [0], 4)
+
+
+def test_what_stands_in_line_is_computed_in_one_call_and_answered_as_if_alone() -> None:
+    model, alone = Gated(), EagerModel(tiny_decoder(), rows=ROWS, capacity=200, max_nodes=16)
     shared = DynamicBatcher(model)
     with ThreadPoolExecutor(ROWS) as pool:
         first = pool.submit(ranked, shared, 0)
         eventually(lambda: model.calls == [1])
         # The others' prompts have to wait for the first call as well, so only their ranking is left
         # to the threads.
-        waiting = [
-            ModelSequence(shared, row, SamplingParams(0.7, seed=row)) for row in range(1, ROWS)
-        ]
+        waiting = [sequence_after(shared, row, []) for row in range(1, ROWS)]
         others = [
             pool.submit(one.rank, TokenTree.chain([11 + row]), [0], 4)
             for row, one in enumerate(waiting, start=1)
         ]
         eventually(lambda: sum(len(line) for line in shared._line.values()) == ROWS - 1)
         model.gate.set()
-        assert [len(one.result(WAIT).ids) for one in (first, *others)] == [1] * ROWS
+        for row, one in enumerate(others, start=1):
+            expected = sequence_after(alone, row, []).rank(TokenTree.chain([11 + row]), [0], 4)
+            assert one.result(WAIT).ids.tolist() == expected.ids.tolist()
+            assert np.allclose(one.result(WAIT).scores, expected.scores, atol=1e-5)
+        assert len(first.result(WAIT).ids) == 1
     assert model.calls == [1, ROWS - 1]
-
-
-def test_everybody_gets_the_answer_of_a_call_alone() -> None:
-    model = EagerModel(tiny_decoder(), rows=ROWS, capacity=200, max_nodes=16)
-    alone = [ranked(model, row) for row in range(ROWS)]
-    shared = DynamicBatcher(EagerModel(tiny_decoder(), rows=ROWS, capacity=200, max_nodes=16))
-    for _ in range(5):
-        with ThreadPoolExecutor(ROWS) as pool:
-            for own, one in zip(
-                alone, pool.map(lambda row: ranked(shared, row), range(ROWS)), strict=True
-            ):
-                assert (own.ids == one.ids).all()
-                assert np.allclose(own.scores, one.scores, atol=1e-5)
 
 
 class Faulty(Successor):

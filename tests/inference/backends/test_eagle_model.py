@@ -13,8 +13,9 @@ import torch
 
 from inference.backends import Ranked
 from inference.backends.eager import EagerModel
-from inference.backends.eagle import EagleModel, FeatureSequence, RowFeatures
+from inference.backends.eagle import EagleModel
 from inference.backends.sequence import ModelSequence, TargetRow
+from inference.backends.target_features import FeatureSequence
 from inference.model.eagle import OfTarget, read_head
 from inference.model.sampler import Sampling, rank
 from inference.sampling import SamplingParams
@@ -59,8 +60,13 @@ class Text:
     def __init__(self, pair: Pair, row: int, prompt: Sequence[int]) -> None:
         self.tokens, self.pair = list(prompt), pair
         self.there = ModelSequence(pair.target, row, SamplingParams())
-        features = RowFeatures(pair.target, lambda: TargetRow(row, self.there.slots))
-        self.here = FeatureSequence(pair.model, row, SamplingParams(), features=features)
+        self.here = FeatureSequence(
+            pair.target,
+            pair.model,
+            row,
+            lambda: TargetRow(row, self.there.slots),
+            SamplingParams(),
+        )
         self.there.extend(prompt[:-1])
         self.here.extend(prompt[:-1])
 

@@ -5,9 +5,10 @@ Skipped where no C++ compiler is.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -27,7 +28,7 @@ from inference.backends.eager import EagerModel
 from inference.backends.fused import FusedModel, load_fused
 from inference.engine.engine import Engine
 from inference.engine.local_session import LocalSession
-from inference.errors import BadArtifact, InvalidRequest
+from inference.errors import BadArtifact
 from inference.model.checkpoint import fingerprint, load_decoder
 from inference.model.config import read_raw_config
 from inference.model.decoder import Decoder
@@ -42,6 +43,7 @@ from outrider.target.target import load_target
 from tests.support.drafts import text_of
 from tests.support.equality import NearTies, assert_same_text
 from tests.support.models import write_checkpoint_with_tokenizer
+from tests.support.refusals import assert_refused
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler")
 
@@ -80,28 +82,13 @@ def built(source: Path, draft: Path, tmp_path_factory: pytest.TempPathFactory) -
         (DraftBucket(1, 16, JUNK, 1, 1, False, JUNK),),
         (RoundBucket.of(SHAPE, 2, JUNK, JUNK, sampled=True),),
     )
-    buckets = (verify_bucket(2, TREE, JUNK, JUNK, sampled=True),)
-    spec = CompileSpec(
-        "tiny",
-        "cpu",
-        vocabulary,
-        buckets,
-        rows=2,
-        sequence_length=LENGTH,
-        max_tree_nodes=TREE,
-        fused=part,
-    )
+    graphs = (verify_bucket(2, TREE, JUNK, JUNK, sampled=True),)
+    spec = CompileSpec("tiny", "cpu", vocabulary, graphs, 2, LENGTH, TREE, fused=part)
+    builder, out = CpuBuilder(spec, source, draft), tmp_path_factory.mktemp("artifact")
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path_factory.mktemp("inductor")))
-        out = tmp_path_factory.mktemp("artifact")
-        build_artifact(
-            spec,
-            read_source(source),
-            CpuBuilder(spec, source, draft),
-            out,
-            command="test",
-            progress=BuildProgress(print),
-        )
+        progress = BuildProgress(print)
+        build_artifact(spec, read_source(source), builder, out, command="test", progress=progress)
         yield out
 
 
@@ -121,12 +108,9 @@ def target(source: Path) -> Decoder:
 
 
 def decoder_of(directory: Path) -> Decoder:
+    vocabulary, cpu = Tokenizer(directory).vocabulary, torch.device("cpu")
     return load_decoder(
-        directory,
-        positions=LENGTH,
-        vocabulary=Tokenizer(directory).vocabulary,
-        dtype=torch.float32,
-        device=torch.device("cpu"),
+        directory, positions=LENGTH, vocabulary=vocabulary, dtype=torch.float32, device=cpu
     )
 
 
@@ -150,59 +134,39 @@ def test_an_artefact_holds_both_models_and_says_so(built: Path, manifest: Manife
 
 
 def test_the_served_text_is_the_targets_own_with_many_clients_of_different_sampling(
-    built: Path, target: Decoder
+    built: Path, target: Decoder, ties: NearTies
 ) -> None:
     """Through the command line's own loading and gRPC; fused and target-only."""
-    options, ties = (
-        FusedTargetRole(artifact=str(built), host="127.0.0.1", port=0),
-        NearTies(),
-    )
+    role = FusedTargetRole(artifact=str(built), host="127.0.0.1", port=0)
+    statistics, nodes = DecodeStatistics(), {True: 0, False: 0}
     with (
-        BackgroundServer(load_target(options)) as server,
+        BackgroundServer(load_target(role)) as server,
         connect(str(server.address)) as connection,
     ):
-        description = connection.description
-        assert (
-            description.draft_model
-            == "disagreeing draft (in the target's graph: tree of 2 nodes (2 children a node))"
-        )
-        statistics, nodes, alone_nodes = DecodeStatistics(), list[int](), list[int]()
 
         def write(number: int, fused: bool = True) -> None:
-            params, prompt = (
-                SAMPLINGS[number % 4],
-                np.random.default_rng(number).integers(0, target.vocabulary, 5 + number).tolist(),
-            )
+            params = SAMPLINGS[number % 4]
+            tokens = np.random.default_rng(number).integers(0, target.vocabulary, 5 + number)
+            own = alone(target, tokens.tolist(), params, 20)
 
-            def produce(prompt: list[int], n: int) -> list[int]:
+            def produce(prompt: Sequence[int], n: int) -> list[int]:
                 session, order = connection.session(), Decode(len(prompt) + n, beside=fused)
-                made = text_of(
-                    prompt,
-                    params,
-                    session,
-                    order,
-                    between=lambda step: statistics.count(step.proposers),
-                )
-                traffic = session.traffic
-                (nodes if fused else alone_nodes).append(traffic.nodes - traffic.forwards)
+                count = lambda step: statistics.count(step.proposers)  # noqa: E731
+                made = text_of(prompt, params, session, order, between=count)
+                nodes[fused] += session.traffic.nodes - session.traffic.forwards
                 return made
 
-            assert_same_text(
-                target,
-                prompt,
-                params,
-                alone(target, prompt, params, 20),
-                lambda prompt, n: produce(list(prompt), n),
-                ties,
-            )
+            assert_same_text(target, tokens.tolist(), params, own, produce, ties)
 
+        assert connection.description.draft_model == (
+            "disagreeing draft (in the target's graph: tree of 2 nodes (2 children a node))"
+        )
         with ThreadPoolExecutor(5) as clients:
             list(clients.map(write, range(8)))
-        assert sum(nodes) == 2 * statistics.forwards
-        assert 0 < statistics.num_accepted_tokens < sum(nodes)
+        assert nodes[True] == 2 * statistics.forwards
+        assert 0 < statistics.num_accepted_tokens < nodes[True]
         write(1, fused=False)
-        assert alone_nodes == [0]
-    ties.check()
+        assert nodes[False] == 0
 
 
 def test_a_round_that_computes_something_else_is_not_written(
@@ -212,29 +176,27 @@ def test_a_round_that_computes_something_else_is_not_written(
     eager = RoundGraph(target, decoder_of(draft), model.cache, model.draft.cache, SHAPE)
     for part in (*model.cache.tensors, *model.draft.cache.tensors):
         part.normal_(generator=torch.Generator().manual_seed(1))
-    check_equal(eager, graph, bucket, sequence_length=LENGTH)
-    with pytest.raises(BadArtifact, match="rounds differ"):
-        check_equal(
-            eager,
-            lambda **inputs: ((part := graph(**inputs))[0].roll(1, -1), *part[1:]),
-            bucket,
-            sequence_length=LENGTH,
-        )
-    with pytest.raises(BadArtifact, match="draft_values differ"):
-        check_equal(
-            eager,
-            lambda **inputs: (*graph(**inputs)[:4], graph(**inputs)[4] + 1),
-            bucket,
-            sequence_length=LENGTH,
-        )
+
+    def rolled(**inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        answer, *others = graph(**inputs)
+        return answer.roll(1, -1), *others
+
+    def moved(**inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        *others, values = graph(**inputs)
+        return *others, values + 1
 
     def leaking(**inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        answer, keys, *rest = graph(**inputs)
-        return (answer, keys * keys.abs().max(), *rest)
+        answer, keys, *others = graph(**inputs)
+        return answer, keys * keys.abs().max(), *others
 
-    check_independent(eager, graph, bucket, sequence_length=LENGTH)
-    with pytest.raises(BadArtifact, match="keys change"):
-        check_independent(eager, leaking, bucket, sequence_length=LENGTH)
+    for check, wrong, shown in (
+        (check_equal, rolled, "rounds differ"),
+        (check_equal, moved, "draft_values differ"),
+        (check_independent, leaking, "keys change"),
+    ):
+        check(eager, graph, bucket, sequence_length=LENGTH)
+        with pytest.raises(BadArtifact, match=shown):
+            check(eager, wrong, bucket, sequence_length=LENGTH)
 
 
 def test_inputs_lie_as_compiled_graphs_take_for_granted() -> None:
@@ -243,40 +205,28 @@ def test_inputs_lie_as_compiled_graphs_take_for_granted() -> None:
         assert all(tensor.is_contiguous() for tensor in inputs.values())
 
 
-def test_a_tree_larger_than_a_call_takes_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    flags = ["--target", "cpu", "--out", "nowhere", "--dry_run", "--fused", "--draft_tree", "9,9"]
-    assert compile_main(flags) == 1
-    assert "--max_tree_nodes 64 is too small" in capsys.readouterr().err
-
-
-def test_a_dry_run_names_the_rounds(capsys: pytest.CaptureFixture[str]) -> None:
-    assert (
-        compile_main(
-            [
-                "--target",
-                "trn1",
-                "--tensor_parallel",
-                "2",
-                "--fused",
-                "--gamma",
-                "5",
-                "--dry_run",
-                "--sequence_length",
-                "256",
-            ]
-        )
-        == 0
-    )
+def test_a_dry_run_names_the_rounds_and_refuses_a_tree_larger_than_a_call_takes(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    dry = ["--target", "trn1", "--tensor_parallel", "2", "--fused", "--dry_run"]
+    assert compile_main([*dry, "--gamma", "5", "--sequence_length", "256"]) == 0
     printed = capsys.readouterr().out
     assert "every round drafts a chain of 5" in printed
     assert "round_b4_1x1x1x1x1_s320_sampled" in printed
+    assert compile_main([*dry, "--out", "nowhere", "--draft_tree", "9,9"]) == 1
+    assert "--max_tree_nodes 64 is too small" in capsys.readouterr().err
 
 
-def test_flags_that_contradict_the_artefact_are_refused(built: Path) -> None:
+@pytest.mark.parametrize(
+    ("changes", "shown"),
+    [
+        ({"draft_model": "another"}, "holds a draft, too"),
+        ({"draft_quantization": "int8"}, "leave out --draft_quantization"),
+        ({"max_tree_nodes": 2}, "3 nodes"),
+    ],
+)
+def test_flags_that_contradict_the_artefact_are_refused(
+    built: Path, changes: dict[str, Any], shown: str
+) -> None:
     options = FusedTargetRole(artifact=str(built), host="127.0.0.1", port=0)
-    with pytest.raises(InvalidRequest, match="holds a draft, too"):
-        load_target(options.but(draft_model="another"))
-    with pytest.raises(InvalidRequest, match="leave out --draft_quantization"):
-        load_target(options.but(draft_quantization="int8"))
-    with pytest.raises(InvalidRequest, match="3 nodes"):
-        load_target(options.but(max_tree_nodes=2))
+    assert_refused(lambda: load_target(options.but(**changes)), [shown])

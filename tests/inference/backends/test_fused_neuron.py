@@ -4,9 +4,7 @@ state, rows of two models, losslessness.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
@@ -16,18 +14,15 @@ import pytest
 from compile.agreement import check_rounds
 from compile.build.neuron_builder import NeuronBuilder
 from inference.artifact import read_manifest
-from inference.backends import RoundModel, Segment
 from inference.backends.neuron import COPY, NeuronFusedModel
 from inference.backends.neuron_loading import load_neuron
 from inference.backends.sequence import ModelSequence
 from inference.engine.engine import Engine
-from inference.engine.graph_rounds import GraphRounds
-from inference.engine.graph_tree import blank_tree
+from inference.engine.graph_rounds import GraphRounds, RoundModel, blank_tree
 from inference.engine.local_session import LocalSession
 from inference.errors import InvalidRequest
 from inference.order import Decode
 from inference.sampling import SamplingParams
-from inference.tree import IntArray
 from tests.support.drafts import text_of
 from tests.support.equality import NearTies, assert_same_text
 from tests.support.fake_neuron import Neuron
@@ -106,28 +101,6 @@ def test_rounds_of_two_ranks_write_the_whole_targets_own_text(
         "draft_prefill_b1_t16_s72_greedy",
         COPY,
     } <= set(neuron.calls)
-
-
-def test_two_texts_share_a_call(neuron: Neuron, tmp_path: Path) -> None:
-    model, target = built(tmp_path, ranks=1)
-    engine, stopped, together = drafting(model), threading.Event(), list[int]()
-    call = model.rounds
-
-    def counted(segments: Sequence[Segment]) -> list[IntArray]:
-        together.append(len(segments))
-        return call(segments)
-
-    model.rounds = counted  # type: ignore[method-assign]
-    serving = threading.Thread(target=engine.run, args=(stopped,))
-    serving.start()
-    with ThreadPoolExecutor(2) as clients:
-        texts = list(clients.map(lambda n: written(engine, [5, 17, n], SAMPLINGS[n], 10), range(2)))
-    engine.stop(stopped)
-    serving.join()
-    for number, text in enumerate(texts):
-        by_itself = engine_of(eager_of(target))
-        assert text == written(by_itself, [5, 17, number], SAMPLINGS[number], 10)
-    assert max(together) == 2
 
 
 def test_a_round_answers_the_same_wherever_its_draft_lies(neuron: Neuron, tmp_path: Path) -> None:

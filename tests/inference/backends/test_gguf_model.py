@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -10,91 +10,23 @@ import torch
 
 from inference.backends import Segment
 from inference.backends import gguf_model as module
+from inference.backends.choices import rank_at
 from inference.backends.gguf_model import GgufModel
-from inference.backends.host_choice import choose_of_row, rank_of_row
+from inference.backends.host_choice import rank_of_row
 from inference.backends.sequence import ModelSequence
-from inference.drafters.draft import Draft
-from inference.drafters.round_proposer import RoundProposer
-from inference.engine.engine import Engine
-from inference.engine.local_session import LocalSession
-from inference.errors import InvalidRequest, LimitExceeded, Unavailable
-from inference.model import sampler
-from inference.planner.prices import Prices
-from inference.proposer import Proposer
+from inference.errors import LimitExceeded, Unavailable
 from inference.sampling import SamplingParams
 from inference.tree import TokenTree
-from tests.support.copied_rows import PROMPT, shares
-from tests.support.drafts import BUSHY, knowledge, speculated
+from tests.support.copied_rows import PROMPT
 from tests.support.fake_llama_cpp import VOCABULARY, Cells, logits_after, seen_after
-
-SAMPLINGS = [SamplingParams(), SamplingParams(0.7, seed=11), SamplingParams(1.0, seed=2**62 + 5)]
-LENGTH, TREE = 160, 16
-ROOM = 128
-
-Grow = Callable[[GgufModel], Proposer]
-PROPOSERS: dict[str, Grow] = {
-    "growing": lambda model: Draft(model).proposer(0, knowledge(), Prices(), room=ROOM),
-    "rounds": lambda model: RoundProposer(model, BUSHY, room=16),
-}
+from tests.support.refusals import assert_refused
 
 
-def model_of(
-    cells: Cells, rows: int = 1, capacity: int = LENGTH + TREE, batch: int = 256
-) -> GgufModel:
+def model_of(cells: Cells, rows: int = 1, capacity: int = 176, batch: int = 256) -> GgufModel:
+    sizes = {"rows": rows, "capacity": capacity, "max_nodes": 32, "threads": 1}
     return GgufModel(
-        cells,
-        rows=rows,
-        capacity=capacity,
-        max_nodes=32,
-        batch=batch,
-        vocabulary=VOCABULARY,
-        kind="tiny F32",
-        threads=1,
-        device="cpu",
+        cells, batch=batch, vocabulary=VOCABULARY, kind="tiny F32", device="cpu", **sizes
     )
-
-
-def engine_of(model: GgufModel) -> Engine:
-    return Engine(model, sequence_length=LENGTH, max_tree_nodes=TREE, vocabulary=VOCABULARY)
-
-
-def own_text(prompt: Sequence[int], params: SamplingParams, count: int) -> list[int]:
-    """The target's text by hand: the choice after each whole prefix."""
-    tokens = list(prompt)
-    for at in range(len(prompt), len(prompt) + count):
-        logits = logits_after(seen_after(tokens, 0))[None, :VOCABULARY]
-        tokens += choose_of_row(logits, params, np.array([at])).tolist()
-    return tokens[len(prompt) :]
-
-
-@pytest.fixture(params=[256, 72], ids=["enough sequences", "few sequences"])
-def sequences(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
-    """With few of them keys are given up while they are needed, and computed again."""
-    monkeypatch.setattr(module, "SEQUENCES", request.param)
-    return int(request.param)
-
-
-@pytest.mark.parametrize("params", SAMPLINGS, ids=lambda params: f"T{params.temperature}")
-@pytest.mark.parametrize("draft", [0, 1], ids=["the target itself", "a draft that disagrees"])
-@pytest.mark.parametrize("name", PROPOSERS)
-def test_output_equals_the_targets_own_seeded_decoding(
-    sequences: int, name: str, draft: int, params: SamplingParams
-) -> None:
-    own = own_text(PROMPT, params, 40)
-    target = Cells(room=2 * (LENGTH + TREE))
-    engine = engine_of(model_of(target, rows=2))
-    drafting = Cells(draft, room=LENGTH + ROOM)
-    proposer = PROPOSERS[name](model_of(drafting, capacity=LENGTH + ROOM))
-    for _ in range(2):  # the second text finds the first one's keys
-        assert speculated(LocalSession(engine), proposer, PROMPT, params, 40) == own
-    assert drafting.decodes > 10
-
-
-@pytest.mark.parametrize("params", SAMPLINGS, ids=lambda params: f"T{params.temperature}")
-def test_a_text_from_a_copied_row_is_that_of_a_prefilled_one(
-    sequences: int, params: SamplingParams
-) -> None:
-    assert shares(engine_of(model_of(Cells(), rows=3)), params) == len(PROMPT) + 8
 
 
 def siblings(count: int) -> TokenTree:
@@ -130,8 +62,7 @@ def test_a_failed_decode_is_an_error_and_the_next_call_computes_what_it_would_ha
     sequence = ModelSequence(model_of(cells), 0, SamplingParams())
     sequence.extend(PROMPT)
     cells.fails = True
-    with pytest.raises(Unavailable, match="made to fail"):
-        sequence.choose(siblings(5))
+    assert_refused(lambda: sequence.choose(siblings(5)), ["made to fail"], Unavailable)
     assert cells.used == len(PROMPT)
     chosen = sequence.choose(siblings(5))
     assert chosen.tolist()[1:] == after([*PROMPT, 0], range(1, 6))
@@ -143,8 +74,8 @@ def test_a_tree_of_too_many_branches_is_refused_and_changes_nothing(
     monkeypatch.setattr(module, "SEQUENCES", 12)
     sequence = ModelSequence(model_of(cells), 0, SamplingParams())
     sequence.extend(PROMPT)
-    with pytest.raises(LimitExceeded, match=r"6 branches in one call: llama\.cpp takes 5"):
-        sequence.choose(siblings(6))
+    shown = ["6 branches in one call", "5"]
+    assert_refused(lambda: sequence.choose(siblings(6)), shown, LimitExceeded)
     assert sequence.choose(siblings(5)).tolist()[1:] == after([*PROMPT, 0], range(1, 6))
 
 
@@ -166,8 +97,8 @@ def test_a_position_beyond_the_row_is_refused(cells: Cells) -> None:
     segment = Segment(
         0, one, one, one + 8, np.ones((1, 0), bool), np.ones((1, 1), bool), one, SamplingParams()
     )
-    with pytest.raises(LimitExceeded, match="position 8: this model has 8 slots a row"):
-        model.choose([segment])
+    shown = ["position 8: this model has 8 slots a row"]
+    assert_refused(lambda: model.choose([segment]), shown, LimitExceeded)
 
 
 def test_a_node_that_does_not_see_every_position_above_it_is_refused(cells: Cells) -> None:
@@ -177,8 +108,8 @@ def test_a_node_that_does_not_see_every_position_above_it_is_refused(cells: Cell
     segment = sequence.prepare(siblings(1))
     context = segment.context.copy()
     context[0, 3] = False
-    with pytest.raises(InvalidRequest, match="one key at each position"):
-        model.choose([segment._replace(context=context)])
+    broken = segment._replace(context=context)
+    assert_refused(lambda: model.choose([broken]), ["one key at each position"])
 
 
 def test_keys_that_were_given_up_for_other_branches_are_computed_again(
@@ -202,7 +133,9 @@ def test_keys_that_were_given_up_for_other_branches_are_computed_again(
 @pytest.mark.parametrize(
     "params",
     [
-        *SAMPLINGS,
+        SamplingParams(),
+        SamplingParams(0.7, seed=11),
+        SamplingParams(1.0, seed=2**62 + 5),
         SamplingParams(0.8, top_k=5, seed=3),
         SamplingParams(1.5, top_p=0.6, seed=2**40 + 9),
         SamplingParams(0.3, top_k=200, top_p=0.95, seed=1),
@@ -213,15 +146,12 @@ def test_a_ranking_without_torch_is_that_of_the_sampling_contract(
     params: SamplingParams, vocabulary: int
 ) -> None:
     drawn = np.random.default_rng(7).standard_normal((6, vocabulary)) * 3
-    logits, positions = drawn.astype(np.float32), np.array([4, 5, 5, 6, 900, 70_000])
-    ours = rank_of_row(logits, params, positions, 8)
-    scores, at = torch.from_numpy(logits)[None], torch.from_numpy(positions.astype(np.int32))[None]
-    if params.greedy:
-        ids, expected = sampler.rank_greedy(scores, 8)
-    else:
-        sampling = sampler.Sampling.of([params], torch.device("cpu"))
-        ids, expected = sampler.rank(scores, sampling, at, 8)
-    within = expected[0].numpy() > -1e6  # beyond top-k and top-p the order is open
-    assert (ours.ids == ids[0].numpy())[within].all()
-    np.testing.assert_allclose(ours.scores, expected[0].numpy(), rtol=1e-5, atol=2e-5)
+    logits, at = drawn.astype(np.float32), np.array([4, 5, 5, 6, 900, 70_000], dtype=np.int32)
+    pick, sees = np.arange(6, dtype=np.int32), np.eye(6, dtype=np.bool_)
+    segment = Segment(0, pick, pick, at - 1, sees[:1], sees, pick, params)
+    ours = rank_of_row(logits, segment, 8)
+    (theirs,) = rank_at(torch.from_numpy(logits[None]), torch.from_numpy(at[None]), [segment], 8)
+    within = theirs.scores > -1e6  # beyond top-k and top-p the order is open
+    assert (ours.ids == theirs.ids)[within].all()
+    np.testing.assert_allclose(ours.scores, theirs.scores, rtol=1e-5, atol=2e-5)
     assert within[:, 0].all()

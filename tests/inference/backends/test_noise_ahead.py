@@ -7,22 +7,22 @@ from collections.abc import Sequence
 
 import pytest
 
-from inference.backends.noise_ahead import Draw, NoiseAhead
+from inference.backends.neuron import Draw, NoiseAhead
 from inference.errors import Unavailable
-from inference.model.noise_window import FILLED, WINDOW, Place
+from inference.model.noise_window import FILLED, WINDOW, NoisePlace
 
 
 class Device:
     """Windows as a device keeps them, and the calls that filled them."""
 
     def __init__(self) -> None:
-        self.window: dict[tuple[int, int], Place] = {}
+        self.window: dict[tuple[int, int], NoisePlace] = {}
         self.calls: list[int] = []
         self.go_on = threading.Event()
         self.go_on.set()
         self.fails = False
 
-    def fill(self, places: Sequence[Place]) -> None:
+    def fill(self, places: Sequence[NoisePlace]) -> None:
         self.go_on.wait(10)
         if self.fails:
             raise Unavailable("the device is gone")
@@ -32,7 +32,8 @@ class Device:
 
     def holds(self, draw: Draw) -> bool:
         return all(
-            self.window.get((draw.row, position % WINDOW)) == Place(draw.row, position, draw.seed)
+            self.window.get((draw.row, position % WINDOW))
+            == NoisePlace(draw.row, position, draw.seed)
             for position in range(draw.first, draw.last + 1)
         )
 

@@ -94,30 +94,3 @@ class SlotsAgainstADict(RuleBasedStateMachine):
 
 TestSlotsAgainstADict = SlotsAgainstADict.TestCase
 TestSlotsAgainstADict.settings = settings(max_examples=60, stateful_step_count=20, deadline=None)
-
-
-def test_a_freed_slot_is_taken_before_a_fresh_one() -> None:
-    slots = Slots(10)
-    assert slots.take(positions(0, 1, 2, 2, 3)).tolist() == [0, 1, 2, 3, 4]
-    slots.commit([0, 1, 3])
-    assert slots.take(positions(3, 4, 5)).tolist() == [2, 4, 5]
-    assert slots.high_water == 6
-
-
-def test_a_row_that_is_too_full_takes_nothing() -> None:
-    slots = Slots(3)
-    slots.take(positions(0, 1))
-    with pytest.raises(LimitExceeded, match=r"2 slots.*1 of 3"):
-        slots.take(positions(2, 3))
-    assert slots.high_water == 2
-    assert slots.take(positions(2)).tolist() == [2]
-
-
-def test_trimming_to_a_prefix_frees_its_continuation_wherever_it_lies() -> None:
-    slots = Slots(6)
-    slots.take(positions(0, 1, 2, 3))
-    slots.commit([0, 1, 2, 3])
-    slots.trim(2)
-    assert slots.take(positions(2)).tolist() == [2]
-    assert slots.positions[:3].tolist() == [0, 1, 2]
-    assert slots.committed.tolist() == [True, True, False, False, False, False]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from compile.build.build import planned_manifest
 from inference.artifact import Manifest
 from inference.backends import neuron_sdk
 from inference.backends.neuron import PACKAGE
-from inference.backends.torch_neuron_loading import check_native_machine
+from inference.backends.neuron_loading import check_native_machine
 from inference.backends.torch_neuron_sdk import (
     check_native,
     configure,
@@ -21,32 +22,31 @@ from inference.backends.torch_neuron_sdk import (
     native_versions,
     rank_environment,
 )
-from inference.errors import BadArtifact, InvalidRequest, MissingExtra
+from inference.errors import BadArtifact, MissingExtra
 from tests.support.fake_neuron import lay_out
 from tests.support.models import write_checkpoint
 from tests.support.native_targets import native_builder, native_source, native_spec
+from tests.support.refusals import assert_refused
 
 FAMILY = ".".join(torch.__version__.split(".")[:2])
 NATIVE = {"torch-neuronx": f"{FAMILY}.3.0.1", "neuronx-cc": "2.28.7631.0"}
 
 
 @pytest.mark.parametrize(
-    ("versions", "said"),
+    ("versions", "shown"),
     [
         ({}, "torch-neuronx is not installed"),
-        ({"torch-neuronx": "2.9.0.2.15.32035"}, "PyTorch/XLA one, up to 2.9, serves trn1 and inf2"),
+        ({"torch-neuronx": "2.9.0.2.15.32035"}, "up to 2.9, serves trn1 and inf2"),
         ({"torch-neuronx": "1.0"}, "is not the native package"),
         ({"torch-neuronx": "2.99.3.0.1"}, "goes with torch 2.99"),
         ({"torch-neuronx": NATIVE["torch-neuronx"]}, "neuronx-cc is not installed"),
     ],
 )
 def test_packages_that_do_not_serve_are_refused_with_the_install_line(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, versions: Mapping[str, str], said: str
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, versions: Mapping[str, str], shown: str
 ) -> None:
     lay_out(monkeypatch, tmp_path, versions, device=True)
-    with pytest.raises(MissingExtra, match=said) as raised:
-        native_versions()
-    assert "'torch-neuronx==2.14.*'" in str(raised.value)
+    assert_refused(native_versions, [shown, "'torch-neuronx==2.14.*'"], MissingExtra)
 
 
 def machine(
@@ -67,25 +67,31 @@ def test_a_machine_of_the_target_gives_the_versions(
     assert check_native("trn2") == {"torch": torch.__version__, **NATIVE}
 
 
-def test_another_machine_is_refused_with_the_remedy(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+@pytest.mark.parametrize(
+    ("instance", "device", "target", "shown"),
+    [
+        ("trn1.2xlarge", True, "trn2", "this is a trn1 instance"),
+        ("", False, "trn3", "no Neuron device"),
+    ],
+)
+def test_another_machine_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    instance: str,
+    device: bool,
+    target: str,
+    shown: str,
 ) -> None:
-    with monkeypatch.context() as patch:
-        machine(patch, tmp_path / "other", "trn1.2xlarge")
-        with pytest.raises(InvalidRequest, match="this is a trn1 instance"):
-            check_native("trn2")
-    with monkeypatch.context() as patch:
-        machine(patch, tmp_path / "none", device=False)
-        with pytest.raises(InvalidRequest, match="no Neuron device"):
-            check_native("trn3")
+    machine(monkeypatch, tmp_path, instance, device=device)
+    assert_refused(lambda: check_native(target), [shown])
 
 
 def test_a_torch_that_did_not_load_the_device_is_told(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     lay_out(monkeypatch, tmp_path, NATIVE, device=True)
-    with pytest.raises(MissingExtra, match="TORCH_DEVICE_BACKEND_AUTOLOAD"):
-        check_native("trn2")
+    shown = ["TORCH_DEVICE_BACKEND_AUTOLOAD"]
+    assert_refused(lambda: check_native("trn2"), shown, MissingExtra)
 
 
 @pytest.fixture
@@ -102,13 +108,13 @@ def test_an_artefact_runs_on_the_machine_and_with_the_versions_that_it_was_built
     machine(monkeypatch, tmp_path / "machine", "trn2.3xlarge")
     check_native_machine(manifest)
     other = replace(manifest, versions={**manifest.versions, "neuronx-cc": "2.29.1"})
-    with pytest.raises(BadArtifact, match=r"built with neuronx-cc 2\.29\.1, here is 2\.28"):
-        check_native_machine(other)
-    with pytest.raises(BadArtifact, match="built for trn2 with PyTorch/XLA"):
-        check_native_machine(replace(manifest, files={PACKAGE: "0" * 64}))
+    for each, shown in (
+        (other, ["neuronx-cc 2.29.1", "here is 2.28"]),
+        (replace(manifest, files={PACKAGE: "0" * 64}), ["built for trn2 with PyTorch/XLA"]),
+    ):
+        assert_refused(partial(check_native_machine, each), shown, BadArtifact)
     monkeypatch.setenv("NEURON_LOGICAL_NC_CONFIG", "1")
-    with pytest.raises(BadArtifact, match="logical cores of 2"):
-        check_native_machine(manifest)
+    assert_refused(lambda: check_native_machine(manifest), ["logical cores of 2"], BadArtifact)
 
 
 @pytest.mark.parametrize(("stated", "cores"), [("", [0, 1]), ("4-7", [4, 5]), ("6,2-3", [6, 2])])
@@ -118,8 +124,8 @@ def test_ranks_take_the_cores_that_the_user_left_them(stated: str, cores: list[i
 
 @pytest.mark.parametrize("stated", ["3", "a-b"])
 def test_too_few_cores_are_told_before_anything_starts(stated: str) -> None:
-    with pytest.raises(InvalidRequest, match=f"NEURON_RT_VISIBLE_CORES={stated}"):
-        cores_of(2, {"NEURON_RT_VISIBLE_CORES": stated})
+    shown = f"NEURON_RT_VISIBLE_CORES={stated}"
+    assert_refused(lambda: cores_of(2, {"NEURON_RT_VISIBLE_CORES": stated}), [shown])
 
 
 def test_a_rank_has_a_core_of_its_own_and_its_number() -> None:

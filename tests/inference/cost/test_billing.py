@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 from inference.cost.billing import OBJECTIVES, Billing, blend, hire_usd, read_knob
-from inference.cost.quantity import SPEED, Figure, Quality, UnitPrices, Usage, at_least, total
+from inference.cost.quantity import Figure, Quality, at_least, total
 from inference.errors import InvalidRequest
+from inference.planner.prices import SPEED, UnitPrices, Usage
 
 UNKNOWN = Figure.unavailable("no counter")
 JOULES = Figure.measured(100.0, "counter")

@@ -13,49 +13,30 @@ from inference.backends.sequence import ModelSequence
 from inference.drafters.copied_text import CopySource
 from inference.drafters.draft import Draft
 from inference.drafters.growing_proposer import GrowingProposer
+from inference.planner.acceptance import Knowledge
 from inference.planner.child_features import mask_features
-from inference.planner.knowledge import Knowledge
 from inference.planner.prices import Prices
-from inference.proposer import COPY, MODEL, Notice
+from inference.proposer import COPY, MODEL
 from inference.sampling import SamplingParams
 from inference.times import DraftTimes
 from inference.tree import TokenTree
 from tests.support.drafts import knowledge
 from tests.support.pairs import perturbed, prompt_of
 from tests.support.scripted_models import (
-    VOCABULARY,
-    Prefix,
+    MASK,
     Says,
     ScriptedModel,
     disagreeing,
     own_text,
     perfect,
-    target_token,
     useless,
+    with_masks,
 )
-from tests.support.stepped import PROMPT, SAMPLING, SteppedTarget, World
+from tests.support.stepped import PROMPT, QUIET, SAMPLING, World, sent, tokens_of
 
-MASK = VOCABULARY
 MASKS = Masks(MASK, 3)
 TEXT = own_text(PROMPT, 400)
 NUMBERS = count()
-QUIET = Notice(0.0, 0.03, 0, 0, 64)
-
-
-def with_masks(says: Says, at_masks: Says) -> Says:
-    """A draft that says one thing at tokens and another at masks, which stand for the target's own
-    tokens.
-    """
-
-    def said(prefix: Prefix) -> tuple[list[int], list[float]]:
-        known = [token for token in prefix if token != MASK]
-        ahead = len(prefix) - len(known)
-        assert MASK not in prefix[: len(known)], "a mask that is nobody's own"
-        for _ in range(ahead):
-            known.append(target_token(known))
-        return (at_masks if ahead else says)(tuple(known))
-
-    return said
 
 
 class Watched(ScriptedModel):
@@ -87,14 +68,6 @@ def proposer_of(
     )
 
 
-def sent(proposer: GrowingProposer) -> list[tuple[int, list[int]]]:
-    """What is sent now: by message, its kind and its tokens."""
-    messages = []
-    while (nodes := proposer.flush(0.0, lambda: next(NUMBERS))) is not None:
-        messages.append((nodes.proposer, [one.token for one in nodes.proposals]))
-    return messages
-
-
 def test_one_call_names_tokens_of_as_many_levels_as_there_are_masks_and_one() -> None:
     model, known = Watched(with_masks(perfect, perfect)), knowledge()
     for offset in (1, 2, 3) * 20:  # that masks are right was learnt before
@@ -104,8 +77,9 @@ def test_one_call_names_tokens_of_as_many_levels_as_there_are_masks_and_one() ->
     proposer.open(PROMPT, SAMPLING, end=200)
     assert proposer.work(0.0) is not None
     assert model.fed == [[PROMPT[-1], MASK, MASK, MASK]]
-    ((kind, tokens),) = sent(proposer)
-    assert kind == MODEL
+    (nodes,) = sent(proposer, NUMBERS)
+    tokens = tokens_of([nodes])
+    assert nodes.proposer == MODEL
     assert tokens[:4] == TEXT[:4]
     assert MASK not in tokens
 
@@ -127,12 +101,11 @@ def test_a_mask_leaves_no_key_behind() -> None:
 def test_a_draft_whose_masks_are_right_is_called_less_often() -> None:
     def calls(says: Says, masks: Masks | None = None) -> float:
         proposer = Draft(ScriptedModel(says), masks).proposer(0, knowledge(), Prices())
-        target = SteppedTarget(PROMPT, len(PROMPT) + 200, 64)
-        world = World([proposer], [0], target)
-        while len(target.tokens) < target.end:
+        world = World([proposer], 200, credit=64)
+        while world.goes_on:
             world.turn()
-        assert target.tokens[len(PROMPT) :] == TEXT[:200]
-        return target.forwards
+        assert world.made == TEXT[:200]
+        return world.forwards
 
     plain = calls(disagreeing)
     block = calls(with_masks(disagreeing, disagreeing), MASKS)
@@ -150,11 +123,10 @@ class Slow(Watched):
 def test_a_draft_that_the_target_overtakes_ranks_no_node_without_those_above_it() -> None:
     """The scripted model finds a gap where the keys of a parent are missing."""
     model = Slow(with_masks(disagreeing, disagreeing))
-    target = SteppedTarget(PROMPT, len(PROMPT) + 120, 64)
-    world = World([proposer_of(model)], [0], target)
-    while len(target.tokens) < target.end:
+    world = World([proposer_of(model)], 120, credit=64)
+    while world.goes_on:
         world.turn()
-    assert target.tokens[len(PROMPT) :] == TEXT[:120]
+    assert world.made == TEXT[:120]
 
 
 def test_masks_that_are_never_right_are_given_up() -> None:
@@ -166,7 +138,7 @@ def test_masks_that_are_never_right_are_given_up() -> None:
         masks.append(0)
         if proposer.work(0.0) is not None:
             masks[-1] = model.fed[0].count(MASK)
-        sent(proposer)
+        sent(proposer, NUMBERS)
         proposer.hear(len(PROMPT) + step, TEXT[step : step + 1], 0.0, QUIET)
     assert sum(masks[-50:]) < 0.2 * sum(masks[:50])
 
@@ -212,8 +184,7 @@ def test_no_mask_stands_behind_the_last_token_that_is_wanted() -> None:
     proposer.open(PROMPT, SAMPLING, end=len(PROMPT) + 3)
     assert proposer.work(0.0) is not None
     assert model.fed == [[PROMPT[-1], MASK]]
-    ((_, tokens),) = sent(proposer)
-    assert tokens[:2] == TEXT[:2]
+    assert tokens_of(sent(proposer, NUMBERS))[:2] == TEXT[:2]
 
 
 def test_a_node_that_a_mask_named_is_ranked_later_and_named_better() -> None:
@@ -222,7 +193,7 @@ def test_a_node_that_a_mask_named_is_ranked_later_and_named_better() -> None:
     proposer.open(PROMPT, SAMPLING, end=200)
     for _ in range(6):
         proposer.work(0.0)
-    named = [token for _, tokens in sent(proposer) for token in tokens]
+    named = tokens_of(sent(proposer, NUMBERS))
     assert named[:4] == TEXT[:4]
     assert set(TEXT[:8]) <= set(named)
 
@@ -232,10 +203,10 @@ def test_masks_and_copies_name_a_token_once_and_a_copy_stays_one() -> None:
     model = Watched(with_masks(useless, useless))
     proposer = proposer_of(model, copies=True)
     proposer.open([*phrase, 7, *phrase[:3]], SAMPLING, end=200)
-    assert [kind for kind, _ in sent(proposer)] == [COPY]
+    assert [nodes.proposer for nodes in sent(proposer, NUMBERS)] == [COPY]
     for _ in range(4):
         proposer.work(0.0)
-    assert MODEL in {kind for kind, _ in sent(proposer)}
+    assert MODEL in {nodes.proposer for nodes in sent(proposer, NUMBERS)}
 
 
 class Recorded(EagerModel):

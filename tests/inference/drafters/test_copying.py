@@ -1,19 +1,34 @@
-"""Copied text beside a model and without one: what is named, sent, learnt and said."""
+"""Copied text: what followed the same words before is named, from this text and from its user's
+earlier ones, beside a model and without one, also where the text outgrows the draft. An automaton
+knows every context that occurred, and how often each token followed it.
+"""
 
 from __future__ import annotations
 
+from collections import Counter
 from itertools import count
 
-from inference.drafters.copied_text import CopySource
+from hypothesis import given
+from hypothesis import strategies as st
+
+from inference.draft_tuning import TUNING
+from inference.drafters.copied_text import (
+    COUNTED,
+    ROOT,
+    CopySource,
+    History,
+    Match,
+    SuffixAutomaton,
+)
 from inference.drafters.draft import Draft
 from inference.drafters.growing_proposer import GrowingProposer
-from inference.planner.child_features import joint_features
+from inference.drafters.round_proposer import Chain, RoundProposer
+from inference.planner.child_features import Following, joint_features
 from inference.planner.prices import Prices
-from inference.proposer import COPY, MODEL, Notice
+from inference.proposer import BASE, COPY, MODEL
 from tests.support.scripted_models import ScriptedModel, disagreeing
-from tests.support.stepped import SAMPLING, knowledge
+from tests.support.stepped import QUIET, SAMPLING, knowledge, sent, tokens_of
 
-QUIET = Notice(0.0, 0.03, 0, 0, 64)
 PHRASE = [11, 12, 13, 14, 15, 16]
 NUMBERS = count()
 
@@ -22,19 +37,11 @@ def copier() -> GrowingProposer:
     return GrowingProposer(knowledge(), Prices(), CopySource())
 
 
-def sent(proposer: GrowingProposer) -> list[tuple[int, list[int]]]:
-    """What is sent now: by message, its kind and its tokens."""
-    messages = []
-    while (nodes := proposer.flush(0.0, lambda: next(NUMBERS))) is not None:
-        messages.append((nodes.proposer, [one.token for one in nodes.proposals]))
-    return messages
-
-
 def test_a_phrase_that_begins_again_is_sent_to_its_end_without_a_call() -> None:
     proposer = copier()
     proposer.open([*PHRASE, 7, *PHRASE[:3]], SAMPLING, end=100)
-    ((kind, tokens),) = sent(proposer)
-    assert (kind, tokens[:4]) == (COPY, [*PHRASE[3:], 7])
+    (nodes,) = sent(proposer, NUMBERS)
+    assert (nodes.proposer, tokens_of([nodes])[:4]) == (COPY, [*PHRASE[3:], 7])
     assert proposer.work(0.0) is None
     assert proposer.usage.calls == 0
 
@@ -42,7 +49,7 @@ def test_a_phrase_that_begins_again_is_sent_to_its_end_without_a_call() -> None:
 def test_nothing_is_sent_where_nothing_was_said_before() -> None:
     proposer = copier()
     proposer.open(list(range(50)), SAMPLING, end=100)
-    assert sent(proposer) == []
+    assert sent(proposer, NUMBERS) == []
 
 
 def test_a_target_that_never_copies_silences_the_copies() -> None:
@@ -51,7 +58,7 @@ def test_a_target_that_never_copies_silences_the_copies() -> None:
     for step in range(200):
         copies.append(0)
         for token in (1, 2, 100 + step):
-            copies[-1] += sum(len(tokens) for _, tokens in sent(proposer))
+            copies[-1] += len(tokens_of(sent(proposer, NUMBERS)))
             proposer.hear(length, [token], 0.0, QUIET)
             length += 1
     assert sum(copies[:20]) > 30
@@ -63,14 +70,13 @@ def test_model_and_copies_share_a_list_and_name_a_token_once() -> None:
     proposer = Draft(model).proposer(0, knowledge(), Prices(), room=99, source=CopySource())
     prompt = [*PHRASE, 7, *PHRASE[:3]]
     proposer.open(prompt, SAMPLING, end=200)
-    copied = sent(proposer)
-    assert [kind for kind, _ in copied] == [COPY]
+    assert [nodes.proposer for nodes in sent(proposer, NUMBERS)] == [COPY]
     for _ in range(6):
         proposer.work(0.0)
-    drafted = sent(proposer)
-    assert {kind for kind, _ in drafted} <= {COPY, MODEL}
-    assert MODEL in {kind for kind, _ in drafted}
-    assert PHRASE[3] not in [token for _, tokens in drafted for token in tokens]
+    drafted = sent(proposer, NUMBERS)
+    assert {MODEL} <= {nodes.proposer for nodes in drafted} <= {COPY, MODEL}
+    below = [one for nodes in drafted for one in nodes.proposals if one.parent == BASE]
+    assert PHRASE[3] not in [one.token for one in below]
 
 
 def test_where_the_model_agrees_both_together_are_surer_than_the_model() -> None:
@@ -95,3 +101,204 @@ def test_what_a_context_is_worth_is_learnt() -> None:
     for _ in range(200):
         learned.observe_copied(table, 0)
     assert learned.copied(table)[0] > 0.8
+
+
+def named(source: CopySource) -> list[Following]:
+    return source.following(source.end)[1]
+
+
+def copied(source: CopySource) -> list[int]:
+    return [one.token for one in named(source)]
+
+
+def test_the_most_frequent_comes_first_and_the_latest_is_marked() -> None:
+    source = CopySource()
+    source.open([1, 2, 3, 1, 2, 3, 1, 2, 4, 1, 2])
+    assert named(source) == [Following(3, 2, 1, False), Following(4, 1, 0, True)]
+
+
+def test_one_word_names_what_followed_it() -> None:
+    source = CopySource()
+    source.open([5, 1, 6, 1])
+    assert source.following(source.end) == (1, [Following(6, 1, 0, True)])
+
+
+def test_a_token_that_never_occurred_names_nothing() -> None:
+    source = CopySource()
+    source.open([5, 1, 6, 2])
+    assert source.following(source.end) == (0, [])
+
+
+def test_few_tokens_are_named_and_the_others_are_counted() -> None:
+    source = CopySource()
+    source.open([token for last in range(10, 16) for token in (1, 2, last)] + [1, 2])
+    assert len(named(source)) == TUNING.copied
+    assert named(source)[-1].others == 6 - TUNING.copied
+
+
+def test_a_step_goes_on_as_if_the_token_had_been_committed() -> None:
+    source, text = CopySource(), [3, 1, 4, 1, 5, 9, 2, 6, 3, 1, 4]
+    source.open(text[:-2])
+    ahead = source.step(source.step(source.end, 1), 4)
+    assert source.following(ahead)[1][0].token == 1
+
+
+def test_earlier_texts_of_the_same_user_are_copied_and_those_of_others_are_not() -> None:
+    history = History()
+    own, other = CopySource(history), CopySource()
+    for source in (own, other):
+        source.open([1, 2, 3, 4])
+        source.close()
+        source.open([8, 1, 2])
+    assert copied(own) == [3]
+    assert copied(other) == []
+
+
+def test_a_match_never_reaches_over_two_texts() -> None:
+    history = History()
+    for text in ([1, 2], [3, 4], [1, 2]):
+        source = CopySource(history)
+        source.open(text)
+        source.close()
+    source = CopySource(history)
+    source.open([1, 2])
+    assert named(source) == []
+
+
+def test_a_history_is_bounded_and_keeps_the_latest() -> None:
+    history = History(most=100)
+    for start in range(0, 1000, 10):
+        history.keep(list(range(start, start + 10)))
+        assert len(history.automaton) <= 100
+    source = CopySource(history)
+    source.open([995, 996])
+    assert copied(source) == [997]
+    source.open([105, 106])
+    assert copied(source) == []
+
+
+def test_a_text_that_is_made_goes_on_while_its_history_is_rebuilt() -> None:
+    history = History(most=20)
+    history.keep(range(10))
+    source = CopySource(history)
+    source.open([1, 2])
+    before = source.end
+    history.keep(range(100, 118))
+    assert source.following(before)[1][0].token == 3
+
+
+def test_a_longer_match_within_the_text_wins_over_the_history() -> None:
+    history = History()
+    history.keep([2, 3, 9])
+    source = CopySource(history)
+    source.open([1, 2, 3, 4])
+    for token in (1, 2, 3):
+        source.extend(token)
+    assert copied(source) == [4]
+
+
+TEXT = [*PHRASE, 17] * 20
+REACH, ROOM = 60, 40
+
+
+def proposer() -> GrowingProposer:
+    model = ScriptedModel(disagreeing, capacity=REACH + ROOM)
+    return Draft(model).proposer(0, knowledge(), Prices(), room=ROOM, source=CopySource())
+
+
+def calls_and_sent(one: GrowingProposer, written: int, tokens: list[int]) -> list[tuple[int, int]]:
+    """After each committed token: calls of the model so far, and nodes sent so far."""
+    history = []
+    for place, token in enumerate(tokens, written):
+        one.work(0.0)
+        sent(one, count(one.proposed))
+        history.append((one.usage.calls, one.proposed))
+        one.hear(place, [token], 0.0, QUIET)
+    return history
+
+
+def test_a_text_that_outgrows_the_draft_is_copied_without_a_call() -> None:
+    one = proposer()
+    one.open(TEXT[:20], SAMPLING, end=200)
+    within, beyond = 40, 70
+    history = calls_and_sent(one, 20, TEXT[20 : 20 + within + beyond])
+    at_the_end, (calls, sent) = history[within], history[-1]
+    assert at_the_end[0] > 0
+    assert calls == at_the_end[0]
+    assert sent > at_the_end[1] + beyond / 2
+
+
+def test_a_prompt_that_is_longer_than_the_draft_reaches_is_copied_from() -> None:
+    one = proposer()
+    one.open(TEXT[:70], SAMPLING, end=200)
+    history = calls_and_sent(one, 70, TEXT[70:100])
+    assert history[-1][0] == 0
+    assert history[-1][1] > 15
+
+
+def test_rounds_of_a_draft_end_where_it_reaches() -> None:
+    model = ScriptedModel(disagreeing, capacity=REACH)
+    one = RoundProposer(model, Chain(4), room=64)
+    one.open(TEXT[:70], SAMPLING, end=200)
+    for place, token in enumerate(TEXT[70:80], 70):
+        one.work(0.0)
+        one.hear(place, [token], 0.0, QUIET)
+    assert (one.usage.calls, model.calls) == (0, 0)
+
+
+TOKENS = st.lists(st.integers(0, 2), min_size=1, max_size=30)
+
+
+def automaton_of(tokens: list[int]) -> SuffixAutomaton:
+    automaton = SuffixAutomaton()
+    for token in tokens:
+        automaton.extend(token)
+    return automaton
+
+
+def occurrences(part: list[int], whole: list[int]) -> list[int]:
+    """Positions behind every occurrence of a part."""
+    size = len(part)
+    return [at for at in range(size, len(whole) + 1) if whole[at - size : at] == part]
+
+
+@given(TOKENS)
+def test_its_end_is_the_longest_end_that_occurred_before(tokens: list[int]) -> None:
+    longest = max(
+        size
+        for size in range(len(tokens))
+        if len(occurrences(tokens[len(tokens) - size :], tokens)) > 1 or size == 0
+    )
+    assert automaton_of(tokens).end.length == longest
+
+
+@given(TOKENS, TOKENS)
+def test_a_match_is_the_longest_and_counts_what_followed(
+    tokens: list[int], context: list[int]
+) -> None:
+    automaton, match = automaton_of(tokens), Match()
+    for end, token in enumerate(context, 1):
+        match = automaton.step(match, token)
+        known = [size for size in range(end + 1) if occurrences(context[end - size : end], tokens)]
+        assert match.length == max(known)
+        behind = occurrences(context[end - match.length : end], tokens)
+        followed = Counter(tokens[at] for at in behind if at < len(tokens))
+        after = automaton.next[match.state]
+        assert {one: automaton.counts[state] for one, state in after.items()} == followed
+        for one, state in after.items():
+            assert automaton.latest[state] == max(
+                at for at in behind if tokens[at : at + 1] == [one]
+            )
+
+
+def test_a_token_that_is_repeated_costs_no_more_than_others() -> None:
+    automaton = automaton_of([7] * 1000)
+    assert len(automaton.next) == 1001
+    assert automaton.end.length == 999
+    assert sum(automaton.counts) <= 1000 * COUNTED
+
+
+def test_what_never_occurred_matches_nothing() -> None:
+    automaton = automaton_of([1, 2, 3])
+    assert automaton.step(Match(), 9) == Match(ROOT, 0)
+    assert automaton_of([]).end == Match(ROOT, 0)

@@ -4,7 +4,7 @@ what is sent is sent once, is worth it, and keeps within what the target keeps.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
@@ -18,7 +18,7 @@ from inference.drafters.draft import Draft
 from inference.drafters.growing_proposer import GrowingProposer
 from inference.planner.child_features import rank_features
 from inference.planner.prices import Prices
-from inference.proposer import BASE, Nodes, Notice
+from inference.proposer import BASE, Nodes, Notice, Proposal
 from inference.sampling import SamplingParams
 from inference.tree import TokenTree
 from tests.support.pairs import SEQUENCE_LENGTH, perturbed
@@ -28,23 +28,20 @@ from tests.support.scripted_models import (
     disagreeing,
     own_text,
     perfect,
-    target_token,
     useless,
 )
 from tests.support.stepped import (
     CALL,
     FORWARD,
     PROMPT,
+    QUIET,
     SAMPLING,
-    SteppedTarget,
     World,
-    hostile,
     knowledge,
     scripted_proposer,
 )
 
 TEXT = own_text(PROMPT, 400)
-QUIET = Notice(0.0, FORWARD, 0, 10**6, 64)
 
 CHANCES = [0.0, 2.0**-16, 0.5, 1.0]
 WHO = st.integers(0, 3)
@@ -54,7 +51,7 @@ EVENTS = st.one_of(
     st.tuples(st.just("hear"), WHO, st.integers(1, 4)),
     st.tuples(st.sampled_from(["reconnect", "resend", "turn", "acknowledge"]), WHO),
     st.tuples(
-        st.just("hostile"),
+        st.just("mislead"),
         st.integers(0, 80),
         st.lists(st.tuples(st.integers(0, 50), st.integers(0, 10**6)), min_size=1, max_size=12),
         st.sampled_from(CHANCES),
@@ -69,40 +66,34 @@ def proposers(times: float, room: int) -> list[GrowingProposer]:
     ]
 
 
-def happen(world: World, event: tuple[object, ...]) -> None:
-    """One event of a schedule."""
-    match event:
-        case "forward", int(most):
-            world.forward(most)
-        case "work", int(who):
-            world.work(who)
-        case "flush", int(who):
-            world.flush(who)
-        case "deliver", int(who):
-            world.deliver(who)
-        case "lose", int(who):
-            world.deliver(who, lost=True)
-        case "duplicate", int(who):
-            world.deliver(who, twice=True)
-        case "hear", int(who), int(messages):
-            world.hear(who, messages)
-        case "reconnect", int(who):
-            world.reconnect(who)
-        case "resend", int(who):
-            world.proposers[who].hear(0, (), world.now, None)
-        case "turn", _:
-            world.turn()
-        case "acknowledge", int(behind):
-            world.target.acknowledged = max(
-                world.target.acknowledged, world.target.position - behind
-            )
-        case "hostile", int(base), list(dice), float(chance):
-            numbers = [number for number, _ in dice]
-            nodes = hostile(base, numbers, [one for _, one in dice], chance)
-            world.target.tree.append(HOSTILE, nodes, lambda who, depth, claimed: claimed)
+def mislead(world: World, base: int, dice: Sequence[tuple[int, int]], chance: float) -> None:
+    """Nodes of somebody who knows no rules but those of the types."""
+    numbers = [number for number, _ in dice]
+    proposals = [
+        Proposal(number, BASE if one % 3 == 0 else numbers[one % len(dice)], one % 40, chance)
+        for number, one in dice
+    ]
+    world.engine.append(world.session, HOSTILE, Nodes(base, proposals, 2))
 
 
-HOSTILE = 99
+HAPPENS: dict[str, Callable[..., object]] = {
+    "forward": World.forward,
+    "work": World.work,
+    "flush": World.flush,
+    "deliver": World.deliver,
+    "hear": World.hear,
+    "reconnect": World.reconnect,
+    "lose": lambda world, who: world.deliver(who, lost=True),
+    "duplicate": lambda world, who: world.deliver(who, twice=True),
+    "resend": lambda world, who: world.proposers[who].hear(0, (), world.now, None),
+    "turn": lambda world, _: world.turn(),
+    "acknowledge": lambda world, behind: world.engine.acknowledge(
+        world.session, world.session.length - behind
+    ),
+    "mislead": mislead,
+}
+HOSTILE = 9
+"""The number of a stream that is joined behind those of the proposers."""
 
 
 @pytest.mark.slow
@@ -112,7 +103,6 @@ HOSTILE = 99
     times=st.sampled_from([0.5, 1.0, 2.0]),
     credit=st.sampled_from([2, 7, 100]),
     room=st.sampled_from([8, 200]),
-    most=st.sampled_from([24, 1024]),
     streams=st.sampled_from([(0, 0, 1, 2), (0, 0, 0, 0), (0, 1, 2, 3)]),
 )
 def test_any_schedule_gives_the_targets_own_text(
@@ -120,68 +110,54 @@ def test_any_schedule_gives_the_targets_own_text(
     times: float,
     credit: int,
     room: int,
-    most: int,
     streams: Sequence[int],
 ) -> None:
     """And never a token beyond the end, or beyond the acknowledged one and credit."""
-    end = len(PROMPT) + 40
-    target = SteppedTarget(PROMPT, end, credit, most)
-    world = World(proposers(times, room), streams, target)
-    target.tree.join(HOSTILE)
-    for event in events:
-        happen(world, event)
-        assert target.tokens == [*PROMPT, *TEXT][: len(target.tokens)]
-        assert len(target.tokens) <= end
-        assert target.position <= target.acknowledged + credit
-    for _ in range(40):
+    world = World(proposers(times, room), 40, streams=streams, credit=credit)
+    session = world.session
+    while world.engine.join(session) < HOSTILE:
+        pass
+    for what, *arguments in events:
+        HAPPENS[str(what)](world, *arguments)
+        assert world.made == TEXT[: len(world.made)]
+        assert len(world.made) <= 40
+        assert session.length <= session.acknowledged + credit
+    for _ in range(42):
         world.turn()
-    assert target.tokens == [*PROMPT, *TEXT[:40]]
+    assert world.made == TEXT[:40]
 
 
-def fair(says: Says, end: int = 205, **changes: object) -> tuple[World, GrowingProposer]:
+def fair(says: Says, tokens: int = 200, **changes: object) -> tuple[World, GrowingProposer]:
     proposer = scripted_proposer(says, **changes)  # type: ignore[arg-type]
-    return World([proposer], [0], SteppedTarget(PROMPT, end, 10**6)), proposer
+    return World([proposer], tokens), proposer
+
+
+def lived(world: World) -> World:
+    """The world when its text has ended."""
+    while world.goes_on:
+        world.turn()
+    return world
 
 
 @pytest.mark.parametrize(("says", "forwards"), [(perfect, 80), (disagreeing, 125)])
 def test_a_draft_that_knows_the_target_saves_forwards(says: Says, forwards: int) -> None:
-    world, _ = fair(says)
-    while world.target.may > 0:
-        world.turn()
-    assert world.target.tokens == [*PROMPT, *TEXT[:200]]
-    assert world.target.forwards < forwards
-
-
-def values(
-    text: Sequence[int], messages: Sequence[Nodes]
-) -> dict[int, tuple[tuple[int, ...], float]]:
-    """Each node by its number: its path from the text's beginning, and the product of the chances
-    below its first message's base. Fails for a parent that was not sent before.
-    """
-    known: dict[int, tuple[tuple[int, ...], float]] = {}
-    for message in messages:
-        base = tuple(text[: message.base + 1])
-        for number, parent, token, chance in message.proposals:
-            path, value = (base, 1.0) if parent == BASE else known[parent]
-            known[number] = (*path, token), value * chance
-    return known
+    world = lived(fair(says)[0])
+    assert world.made == TEXT[:200]
+    assert world.forwards < forwards
 
 
 @pytest.mark.parametrize("says", [perfect, disagreeing])
-def test_a_node_is_sent_once_and_after_its_parent(says: Says) -> None:
-    world, _ = fair(says)
-    while world.target.may > 0:
-        world.turn()
-    known = values(world.target.tokens, [message for _, message in world.sent])
-    assert list(known) == list(range(len(known)))
-    paths = [path for path, _ in known.values()]
-    assert len(set(paths)) == len(paths) > 100
+def test_a_path_is_sent_once(says: Says) -> None:
+    world, paths = lived(fair(says)[0]), dict[int, tuple[int, ...]]()
+    for _, message in world.sent:
+        base = tuple(world.session.tokens[: message.base + 1])
+        for number, parent, token, _ in message.proposals:
+            paths[number] = (*(base if parent == BASE else paths[parent]), token)
+    assert len(set(paths.values())) == len(paths) > 100
 
 
 def test_what_is_sent_is_worth_the_floor_or_leads_to_what_is() -> None:
-    world, _ = fair(disagreeing)
-    while world.target.may > 0:
-        world.turn()
+    world = lived(fair(disagreeing)[0])
     edges: dict[int, tuple[int, int, float]] = {}  # parent, position and chance by number
     seen = 0
     for _, message in world.sent:
@@ -216,33 +192,27 @@ def test_live_sent_nodes_stay_within_what_the_target_keeps(
     world, _ = fair(disagreeing)
     monkeypatch.setattr("inference.drafters.growing_proposer.MOST_CANDIDATES", 20)
     most = 0
-    while world.target.may > 0:
+    while world.goes_on:
         world.turn()
-        most = max(most, world.target.tree.live)
-    assert 10 < most <= 20
+        most = max(most, world.session.candidates.live)
+    assert 5 < most <= 20
 
 
 def test_a_useless_draft_falls_silent_and_tries_again_now_and_then() -> None:
-    world, proposer = fair(useless, end=len(PROMPT) + 400)
-    while len(world.target.tokens) < 200:
+    world, proposer = fair(useless, 400)
+    while len(world.made) < 200:
         world.turn()
-    before, began = proposer.usage.calls, len(world.target.tokens)
-    while world.target.may > 0:
-        world.turn()
-    tokens = len(world.target.tokens) - began
+    before, tokens = proposer.usage.calls, 400 - len(world.made)
+    lived(world)
     assert 1 <= proposer.usage.calls - before <= 1 + tokens // TUNING.tries_again
 
 
 def test_a_draft_that_becomes_useful_again_is_called_again() -> None:
-    world, _ = fair(
-        lambda prefix: (useless if len(prefix) < 150 else perfect)(prefix), end=len(PROMPT) + 400
-    )
-    while len(world.target.tokens) < 149:
+    world, _ = fair(lambda prefix: (useless if len(prefix) < 150 else perfect)(prefix), 400)
+    while world.session.length < 149:
         world.turn()
-    forwards, tokens = world.target.forwards, len(world.target.tokens)
-    while world.target.may > 0:
-        world.turn()
-    assert world.target.forwards - forwards < 0.75 * (len(world.target.tokens) - tokens)
+    forwards, left = world.forwards, 400 - len(world.made)
+    assert lived(world).forwards - forwards < 0.75 * left
 
 
 def test_on_a_battery_a_call_must_bring_more() -> None:
@@ -268,8 +238,8 @@ def test_what_the_target_does_not_hold_any_more_is_sent_again() -> None:
         world.turn()
     world.hear(0)
     world.flush(0)
-    live, numbers, now = world.target.tree.live, world.streams[0].numbers, world.now
-    position = len(world.target.tokens)
+    live, numbers, now = world.session.candidates.live, world.streams[0].numbers, world.now
+    position = world.session.length
     assert live > 0
     proposer.hear(position, [], now, Notice(now, FORWARD, numbers, live, 64))
     assert world.flush(0) is None
@@ -366,14 +336,7 @@ def model_of(draft: object) -> EagerModel:
     return EagerModel(draft, rows=1, capacity=SEQUENCE_LENGTH + TUNING.room, max_nodes=64)  # type: ignore[arg-type]
 
 
-def test_the_targets_text_is_a_hash_that_every_token_changes() -> None:
-    assert target_token([1, 2, 3]) == target_token((1, 2, 3))
-    said = [target_token([0, first, *range(50)]) for first in range(40)]
-    assert len(set(said)) > 15
-
-
 def test_a_draft_that_is_slower_than_the_target_tries_now_and_then() -> None:
-    world, proposer = fair(disagreeing, end=len(PROMPT) + 400, times=4.0)
-    while world.target.may > 0:
-        world.turn()
+    world, proposer = fair(disagreeing, 400, times=4.0)
+    lived(world)
     assert 3 <= proposer.usage.calls <= 40

@@ -10,7 +10,7 @@ import pytest
 
 from inference.backends import Ranked
 from inference.drafters.draft_tree import DraftNode, DraftTree
-from inference.drafters.tree_policies import (
+from inference.drafters.round_proposer import (
     BestFirst,
     Budget,
     Chain,

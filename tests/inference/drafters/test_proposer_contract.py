@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from itertools import count
 
 import pytest
@@ -11,31 +11,21 @@ from inference.backends import Masks
 from inference.drafters.copied_text import CopySource
 from inference.drafters.draft import Draft
 from inference.drafters.growing_proposer import GrowingProposer
-from inference.drafters.round_proposer import RoundProposer
-from inference.drafters.tree_policies import BestFirst, Chain
+from inference.drafters.round_proposer import BestFirst, Chain, RoundProposer
 from inference.planner.prices import Prices
 from inference.proposer import BASE, DraftUsage, Nodes, Notice, Proposer
 from tests.support.scripted_models import (
-    VOCABULARY,
-    Prefix,
+    MASK,
     ScriptedModel,
     disagreeing,
     own_text,
-    target_token,
+    with_masks,
 )
-from tests.support.stepped import FORWARD, SAMPLING, SteppedTarget, World, knowledge
+from tests.support.stepped import FORWARD, SAMPLING, World, knowledge, sent, tokens_of
 
 PROMPT = [3, 1, 4, 1, 5, 9, 3, 1, 4]
 TOKENS = 60
 TEXT = own_text(PROMPT, TOKENS)
-
-
-def _at_masks(prefix: Prefix) -> tuple[list[int], list[float]]:
-    """Words of a draft whose masks stand for the target's own tokens."""
-    known = [token for token in prefix if token != VOCABULARY]
-    for _ in range(len(prefix) - len(known)):
-        known.append(target_token(known))
-    return disagreeing(tuple(known))
 
 
 def _drafted(draft: Draft, source: CopySource | None = None) -> Proposer:
@@ -45,7 +35,9 @@ def _drafted(draft: Draft, source: CopySource | None = None) -> Proposer:
 PROPOSERS: dict[str, Callable[[], Proposer]] = {
     "a model": lambda: _drafted(Draft(ScriptedModel(disagreeing))),
     "a model and copies": lambda: _drafted(Draft(ScriptedModel(disagreeing)), CopySource()),
-    "masks": lambda: _drafted(Draft(ScriptedModel(_at_masks), Masks(VOCABULARY, 3))),
+    "masks": lambda: _drafted(
+        Draft(ScriptedModel(with_masks(disagreeing, disagreeing)), Masks(MASK, 3))
+    ),
     "copies": lambda: GrowingProposer(knowledge(), Prices(), CopySource()),
     "chains": lambda: RoundProposer(ScriptedModel(disagreeing), Chain(4), room=8),
     "trees": lambda: RoundProposer(ScriptedModel(disagreeing), BestFirst(8, 4), room=8),
@@ -60,14 +52,6 @@ def proposer(request: pytest.FixtureRequest) -> Proposer:
 def worked(proposer: Proposer, calls: int = 6) -> None:
     for _ in range(calls):
         proposer.work(0.0)
-
-
-def flushed(proposer: Proposer, numbers: Iterator[int]) -> list[Nodes]:
-    """Everything that it hands over at a time at which nothing is late."""
-    messages = list[Nodes]()
-    while (nodes := proposer.flush(0.0, lambda: next(numbers))) is not None:
-        messages.append(nodes)
-    return messages
 
 
 def positions(messages: Sequence[Nodes]) -> dict[int, int]:
@@ -85,15 +69,28 @@ def told(at: float, numbers: int, held: int) -> Notice:
     return Notice(at, FORWARD, numbers, held, 64)
 
 
-def test_the_text_is_the_targets_own_also_that_of_a_second_text(proposer: Proposer) -> None:
+@pytest.mark.parametrize("most", [64, 3, 1])
+def test_the_text_is_the_targets_own_also_that_of_a_second_text(
+    proposer: Proposer, most: int
+) -> None:
+    """most: nodes of a forward; where not all fit, a walk ends within the tree."""
     for _ in range(2):
-        target = SteppedTarget(PROMPT, len(PROMPT) + TOKENS, 10**6)
-        world = World([proposer], [0], target)
-        while target.may > 0:
-            world.turn()
-        assert target.tokens == [*PROMPT, *TEXT]
+        world = World([proposer], TOKENS, prompt=PROMPT)
+        while world.goes_on:
+            world.turn(most)
+        assert world.made == TEXT
         positions([nodes for _, nodes in world.sent])
         proposer.close()
+
+
+def test_several_forwards_may_be_heard_at_once(proposer: Proposer) -> None:
+    """The scripted model finds a key that is missing."""
+    proposer.open(PROMPT, SAMPLING)
+    worked(proposer)
+    sent(proposer, numbers := count())
+    proposer.hear(len(PROMPT), TEXT[:10], 0.0, told(0.0, 0, 0))
+    worked(proposer)
+    assert {nodes.base for nodes in sent(proposer, numbers)} <= {len(PROMPT) + 9}
 
 
 def test_it_hands_over_each_node_once_behind_its_parent_and_under_the_root(
@@ -103,10 +100,10 @@ def test_it_hands_over_each_node_once_behind_its_parent_and_under_the_root(
     numbers, messages = count(), list[Nodes]()
     for at in range(10):
         worked(proposer)
-        fresh = flushed(proposer, numbers)
+        fresh = sent(proposer, numbers)
         assert {one.base for one in fresh} <= {len(PROMPT) - 1 + at}
         messages += fresh
-        assert flushed(proposer, numbers) == []
+        assert sent(proposer, numbers) == []
         held = sum(len(one.proposals) for one in messages)
         proposer.hear(len(PROMPT) + at, TEXT[at : at + 1], 0.0, told(0.0, 0, held))
     assert list(positions(messages)) == list(range(next(numbers)))
@@ -119,16 +116,15 @@ def test_it_names_nothing_at_the_last_position_of_the_text(proposer: Proposer, l
     end = len(PROMPT) + left
     proposer.open(PROMPT, SAMPLING, end)
     worked(proposer)
-    assert all(at < end - 1 for at in positions(flushed(proposer, count())).values())
+    assert all(at < end - 1 for at in positions(sent(proposer, count())).values())
 
 
 def test_when_the_stream_breaks_all_that_lives_is_sent_again(proposer: Proposer) -> None:
     proposer.open(PROMPT, SAMPLING)
     worked(proposer)
-    before = [one.token for nodes in flushed(proposer, count()) for one in nodes.proposals]
+    before = tokens_of(sent(proposer, count()))
     proposer.hear(0, (), 0.0, None)
-    after = [one.token for nodes in flushed(proposer, count()) for one in nodes.proposals]
-    assert sorted(after) == sorted(before)
+    assert sorted(tokens_of(sent(proposer, count()))) == sorted(before)
 
 
 def test_tokens_that_are_heard_twice_count_once_and_a_gap_is_told(proposer: Proposer) -> None:

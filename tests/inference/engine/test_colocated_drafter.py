@@ -7,7 +7,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-import numpy as np
 import pytest
 
 from inference.backends import Ranked, Segment
@@ -21,8 +20,8 @@ from inference.engine.session import Session
 from inference.engine.tuning import TUNING
 from inference.model.decoder import Decoder
 from inference.order import Decode
+from inference.planner.acceptance import Knowledge
 from inference.planner.acceptance_file import read_acceptance
-from inference.planner.knowledge import Knowledge
 from inference.proposer import COLOCATED, COPY, NOBODY
 from inference.sampling import SamplingParams
 from inference.times import DraftTimes, LatencyModel
@@ -30,33 +29,19 @@ from tests.support import pairs
 from tests.support.clock import Clock
 from tests.support.drafts import growing, text_of
 from tests.support.equality import NearTies, assert_same_text
-from tests.support.exact import VOCABULARY, Exact, finish, next_token, opened, own_text
+from tests.support.exact import asked, exact_engine, finish, free, own_text, together
 from tests.support.exact import text_of as made_by
-from tests.support.scripted_models import Prefix, Says, ScriptedModel
+from tests.support.scripted_models import VOCABULARY as KINDS
+from tests.support.scripted_models import Prefix, Says, ScriptedModel, useless
+from tests.support.scripted_models import perfect as right
 
 FORWARD, CALL = 0.010, 0.001
 """Seconds of a forward of the target and of a call of its draft, by the tests' clock."""
 
-KINDS = 50
-
-
-def right(prefix: Prefix) -> tuple[list[int], list[float]]:
-    """What the target says, and is sure of it."""
-    token = _next(prefix)
-    return [token, *_others(token)[:7]], [-0.02, *[-5.0 - rank for rank in range(7)]]
-
 
 def wrong(prefix: Prefix) -> tuple[list[int], list[float]]:
-    """Anything but that, and is as sure of it."""
-    return _others(_next(prefix)), [-0.02, *[-5.0 - rank for rank in range(7)]]
-
-
-def _next(prefix: Prefix) -> int:
-    return next_token(np.array(prefix, dtype=np.int64), SamplingParams(), KINDS)
-
-
-def _others(token: int) -> list[int]:
-    return [(token + step) % KINDS for step in range(1, 9)]
+    """Anything but what the target says, and is as sure of it as one that is right."""
+    return useless(prefix)[0], right(prefix)[1]
 
 
 class Draft(ScriptedModel):
@@ -100,22 +85,12 @@ class Hosted:
         self.host = ColocatedDrafter(
             drafts.Draft(self.draft), known, room=200, clock=self.clock, copies=copies
         )
-        self.model = Exact(rows, self.clock, kinds=kinds, cost=lambda rows, nodes: FORWARD)
-        shapes = [(row, nodes) for row in range(1, rows + 1) for nodes in (1, 2, 4, 8, 16, 32)]
-        self.engine = Engine(
-            self.model,
-            sequence_length=1500,
-            max_tree_nodes=32,
-            vocabulary=VOCABULARY,
-            times=LatencyModel(dict.fromkeys(shapes, FORWARD), measured=True),
-            drafter=self.host,
-            clock=self.clock,
+        self.engine, self.model, _ = exact_engine(
+            rows, kinds=kinds, times=free, clock=self.clock, drafter=self.host
         )
 
     def asked(self, prompt: Sequence[int], tokens: int, *, beside: bool = True) -> Session:
-        session = opened(self.engine, prompt)
-        self.engine.decode(session, Decode(len(prompt) + tokens, credit=512, beside=beside))
-        return session
+        return asked(self.engine, prompt, tokens, beside=beside)
 
 
 def _knowledge(call: float) -> Knowledge:
@@ -124,7 +99,6 @@ def _knowledge(call: float) -> Knowledge:
 
 
 # --- the text
-# --------------------------------------------------------------------------------------------------
 
 SAMPLINGS = [SamplingParams(), SamplingParams(0.7, seed=3), SamplingParams(1.0, seed=4)]
 CLOSE, UNRELATED = pairs.perturbed(1, 0.02), pairs.decoder(99, layers=1)
@@ -168,7 +142,6 @@ def test_a_client_that_proposes_too_shares_the_session_with_the_draft_beside_the
 
 
 # --- what it brings
-# --------------------------------------------------------------------------------------------------
 
 
 def test_a_draft_that_is_right_makes_a_text_in_few_forwards() -> None:
@@ -192,9 +165,8 @@ def test_what_the_text_said_before_is_copied_for_who_asked() -> None:
 
 def test_one_call_serves_all_who_asked() -> None:
     hosted = Hosted(right)
-    sessions = [opened(hosted.engine, [1, 2, number]) for number in range(4)]
-    for session in sessions:
-        hosted.engine.decode(session, Decode(103, credit=512, beside=True))
+    prompts = [[1, 2, number] for number in range(4)]
+    sessions = together(hosted.engine, prompts, 100, beside=True)
     finish(hosted.engine, *sessions)
     for number, session in enumerate(sessions):
         assert made_by(session) == own_text([1, 2, number], 100, kinds=KINDS)
@@ -219,8 +191,7 @@ def test_a_draft_that_is_never_right_falls_silent_and_is_asked_now_and_then() ->
 def test_a_text_is_never_much_slower_than_without_the_draft(says: Says, call: float) -> None:
     """Whatever a call takes, in units of a forward of 10 ms."""
     hosted = Hosted(says, call=call)
-    session = opened(hosted.engine, [1, 2, 3])
-    hosted.engine.decode(session, Decode(203, credit=512, beside=True))
+    session = hosted.asked([1, 2, 3], 200)
     began = hosted.clock.now
     finish(hosted.engine, session)
     fed = len(hosted.draft.fed) * call
@@ -237,8 +208,7 @@ def test_a_draft_that_is_of_no_use_takes_a_fiftieth_of_a_text_at_most(
     """From the first text on, and of every one."""
     hosted = Hosted(wrong, call=call)
     for number in range(3):
-        session = opened(hosted.engine, [1, 2, number])
-        hosted.engine.decode(session, Decode(3 + tokens, credit=512, beside=True))
+        session = hosted.asked([1, 2, number], tokens)
         hosted.engine.step()  # feeds the prompt
         began, made = hosted.clock.now, session.length
         finish(hosted.engine, session)
@@ -259,7 +229,6 @@ def test_a_key_whose_drafts_bring_nothing_pays_for_its_first_call_beforehand() -
 
 
 # --- who did not ask
-# --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("says", [right, wrong])
@@ -297,7 +266,6 @@ def test_a_long_text_is_fed_to_the_draft_in_parts_between_forwards() -> None:
 
 
 # --- rows
-# --------------------------------------------------------------------------------------------------
 
 
 def test_a_closed_session_gives_its_row_back() -> None:
@@ -354,7 +322,6 @@ def test_a_text_that_is_asked_to_go_on_is_drafted_to_its_new_end() -> None:
 
 
 # --- faults
-# --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("steps", [0, 3])

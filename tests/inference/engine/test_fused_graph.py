@@ -4,13 +4,11 @@ and what is counted is what happened.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -31,27 +29,22 @@ from inference.backends.eager import EagerModel
 from inference.backends.fused import FusedModel
 from inference.decode import Step, decode
 from inference.drafters.draft_tree import DraftNode, DraftTree
-from inference.drafters.round_proposer import RoundProposer
-from inference.drafters.tree_policies import Budget, Rank
+from inference.drafters.round_proposer import Budget, RankChildren, RoundProposer
 from inference.engine.engine import Engine
-from inference.engine.graph_rounds import GraphRounds
-from inference.engine.graph_tree import blank_tree, read_answer
+from inference.engine.graph_rounds import GraphRounds, blank_tree, read_answer
 from inference.engine.local_session import LocalSession
 from inference.engine.session import Session
 from inference.errors import BadArtifact, InvalidRequest
-from inference.model.checkpoint import load_decoder
 from inference.model.drafted_tree import accept_in_graph
 from inference.order import Decode, End, Pace
-from inference.proposer import COLOCATED, NOBODY, Nodes, Proposer
+from inference.proposer import COLOCATED, NOBODY, Proposer
 from inference.sampling import SamplingParams
 from inference.stats import DecodeStatistics
-from inference.text import Tokenizer
 from inference.tree import IntArray, TokenTree
 from inference.tree_shape import NONE, Branches
-from outrider.models.directories import EMBEDDED
 from tests.support.drafts import growing
 from tests.support.equality import NearTies, assert_same_text
-from tests.support.exact import finish
+from tests.support.exact import finish, run_dry, running
 from tests.support.fused_models import eager_fused
 from tests.support.pairs import SEQUENCE_LENGTH, VOCABULARY, decoder, engine, perturbed
 from tests.support.wire_fixtures import connected
@@ -112,7 +105,6 @@ def tokens_of(steps: Sequence[Step]) -> list[int]:
 
 
 # --- acceptance
-# --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("branches", [(1,), (1, 1, 1), (3,), (2, 3), (4, 2, 1)], ids=str)
@@ -157,7 +149,6 @@ def test_what_is_accepted_ends_at_the_limit_with_the_token_that_the_target_chose
 
 
 # --- the text
-# --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("draft", DRAFTS)
@@ -173,36 +164,6 @@ def test_the_text_is_the_targets_own_seeded_decoding(
         )  # fmt: skip
 
 
-class Trees(NamedTuple):
-    """Texts as they were made, and the tokens of the trees that were drafted for them."""
-
-    tokens: list[tuple[int, ...]]
-    drafted: list[list[int]]
-
-
-def in_the_graph(shape: Branches, params: SamplingParams) -> Trees:
-    model, drafted = eager_fused(decoder(1), DRAFTS["close"], shape), list[list[int]]()
-    rounds = model.rounds
-
-    def watched(segments: Sequence[Segment]) -> list[IntArray]:
-        answers = rounds(segments)
-        drafted.extend(answer[: shape.nodes - 1].tolist() for answer in answers)
-        return answers
-
-    model.rounds = watched  # type: ignore[method-assign]
-    return Trees([step.tokens for step in steps_of(served_by(model), params)], drafted)
-
-
-class WatchedSession(LocalSession):
-    def __init__(self, served: Engine, drafted: list[list[int]]) -> None:
-        super().__init__(served)
-        self._drafted = drafted
-
-    def propose(self, nodes: Nodes) -> None:
-        self._drafted.append([one.token for one in nodes.proposals])
-        super().propose(nodes)
-
-
 @dataclass(frozen=True)
 class Branching:
     """A tree policy that drafts trees of one shape, level by level."""
@@ -214,7 +175,7 @@ class Branching:
         """Nodes that are ranked for one tree."""
         return self.shape.inner
 
-    def grow(self, tree: DraftTree, budget: Budget, rank: Rank) -> list[DraftNode]:
+    def grow(self, tree: DraftTree, budget: Budget, rank: RankChildren) -> list[DraftNode]:
         grown, level = list[DraftNode](), [tree.root]
         for branch in self.shape.branches[: budget.depth]:
             ids = rank(level, branch).ids.tolist()
@@ -227,75 +188,26 @@ class Branching:
         return grown
 
 
-def in_rounds(shape: Branches, params: SamplingParams) -> Trees:
-    """The same trees from a client that the target waits for."""
-    drafted = list[list[int]]()
-    model = EagerModel(DRAFTS["close"], rows=1, capacity=SEQUENCE_LENGTH, max_nodes=64)
-    proposer, order = RoundProposer(model, Branching(shape), room=64), beside()
-    session = WatchedSession(engine(decoder(1)), drafted)
-    waits = replace(order, pace=Pace.WAIT)
-    steps = [step.tokens for step in decode(PROMPT, params, session, waits, [proposer])]
-    session.close()
-    return Trees([tokens for tokens in steps if tokens], drafted)
-
-
 @pytest.mark.parametrize("params", SAMPLINGS, ids=str)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_a_round_drafts_what_the_same_draft_drafts_elsewhere(
     shape: Branches, params: SamplingParams
 ) -> None:
-    """Its caches are right after any verdict: else its trees would be others. The last rounds are
-    cut to what is left.
+    """Its caches are right after any verdict: else its trees, and what is accepted, would be
+    others. The same trees come from a client that the target waits for.
     """
-    ours, theirs = in_the_graph(shape, params), in_rounds(shape, params)
-    assert ours.tokens == theirs.tokens
-    assert ours.drafted[:-3] == theirs.drafted[: len(ours.drafted) - 3]
-
-
-@pytest.mark.parametrize("params", SAMPLINGS[:3], ids=lambda params: f"T{params.temperature}")
-def test_the_embedded_pair_writes_its_targets_text_in_fewer_rounds(
-    params: SamplingParams, ties: NearTies
-) -> None:
-    tokenizer = Tokenizer(EMBEDDED / "target")
-    target, draft = (
-        load_decoder(
-            EMBEDDED / which,
-            positions=LENGTH,
-            vocabulary=tokenizer.vocabulary,
-            dtype=torch.float32,
-            device=torch.device("cpu"),
-        )
-        for which in ("target", "draft")
-    )
-    prompt = tokenizer.encode("def main():\n    parser = argparse.")
-    length, vocabulary = LENGTH, tokenizer.vocabulary
-    model = EagerModel(target, rows=1, capacity=LENGTH + 8, max_nodes=64)
-    by_itself = Engine(model, sequence_length=length, max_tree_nodes=8, vocabulary=vocabulary)
-    reference = tokens_of(steps_of(by_itself, params, prompt, 40))
-    fused = eager_fused(target, draft, Branches.chain(4))
-    served = Engine(
-        fused,
-        sequence_length=length,
-        max_tree_nodes=5,
-        vocabulary=vocabulary,
-        graphs=GraphRounds(fused),
-    )
-    assert len(steps_of(served, params, prompt, 40)) < 25
-    assert_same_text(
-        target,
-        prompt,
-        params,
-        reference,
-        lambda prompt, n: tokens_of(steps_of(served, params, prompt, n)),
-        ties,
-    )
+    model = EagerModel(DRAFTS["close"], rows=1, capacity=SEQUENCE_LENGTH, max_nodes=64)
+    elsewhere = RoundProposer(model, Branching(shape), room=64)
+    waits = replace(beside(), pace=Pace.WAIT)
+    served = served_by(eager_fused(decoder(1), DRAFTS["close"], shape))
+    ours = steps_of(served, params)
+    theirs = steps_of(engine(decoder(1)), params, order=waits, proposers=[elsewhere])
+    assert [step.tokens for step in ours] == [step.tokens for step in theirs]
 
 
 def test_the_last_round_ends_where_the_sequence_does() -> None:
-    served, room = (
-        served_by(eager_fused(decoder(1), decoder(1), Branches.chain(4), length=40), 40),
-        40 - len(PROMPT),
-    )
+    served = served_by(eager_fused(decoder(1), decoder(1), Branches.chain(4), length=40), 40)
+    room = 40 - len(PROMPT)
     for tokens in (1, 2, 7, room):
         made = steps_of(served, SAMPLINGS[1], tokens=tokens)
         assert tokens_of(made) == alone(SAMPLINGS[1], tokens=tokens)
@@ -314,25 +226,12 @@ def test_nothing_is_committed_behind_a_stop_id(params: SamplingParams) -> None:
 
 
 # --- limits
-# --------------------------------------------------------------------------------------------------
 
 
 def finished(served: Engine, session: Session) -> list[int]:
     """All tokens of a session whose reader acknowledges at once."""
     finish(served, session)
     return session.tokens[session.prompt_length :]
-
-
-def test_a_session_that_pays_by_the_node_gets_no_round_that_it_cannot_pay() -> None:
-    """What is left of its nodes goes into ordinary forwards."""
-    served = served_by(eager_fused(decoder(1), DRAFTS["unrelated"], Branches.chain(4)))
-    for most in (1, 4, 5, 13, 31):
-        session, _ = served.open(PROMPT, SAMPLINGS[1])
-        served.decode(session, replace(beside(), most_nodes=most))
-        made = finished(served, session)
-        assert made == alone(SAMPLINGS[1])[: len(made)]
-        assert (session.end, session.spent.nodes) == (End.SPENT, most)
-        served.close(session)
 
 
 def test_a_session_whose_forwards_are_narrower_than_a_round_makes_none() -> None:
@@ -348,24 +247,18 @@ def test_a_round_commits_no_more_than_the_clients_credit() -> None:
     served = served_by(eager_fused(decoder(1), decoder(1), Branches.chain(4)))
     session, _ = served.open(PROMPT, SAMPLINGS[1])
     served.decode(session, replace(beside(), credit=7))
-    while served.step():
-        pass
+    run_dry(served)
     assert session.length == len(PROMPT) + 7
-    assert finished_after(served, session) == alone(SAMPLINGS[1])
-
-
-def finished_after(served: Engine, session: Session) -> list[int]:
     served.acknowledge(session, session.length)
-    return finished(served, session)
+    assert finished(served, session) == alone(SAMPLINGS[1])
 
 
 # --- many at once
-# --------------------------------------------------------------------------------------------------
 
 
 def test_texts_of_any_sampling_at_once_are_those_made_one_by_one() -> None:
     model = eager_fused(decoder(1), DRAFTS["close"], Branches.chain(3), rows=3)
-    together, call, stopped = list[int](), model.rounds, threading.Event()
+    together, call = list[int](), model.rounds
 
     def counted(segments: Sequence[Segment]) -> list[IntArray]:
         together.append(len(segments))
@@ -377,16 +270,9 @@ def test_texts_of_any_sampling_at_once_are_those_made_one_by_one() -> None:
     def write(number: int) -> list[int]:
         return tokens_of(steps_of(served, SAMPLINGS[number % 4], [*PROMPT[:-1], number]))
 
-    thread = threading.Thread(target=served.run, args=(stopped,))
-    thread.start()
-    try:
-        with ThreadPoolExecutor(7) as texts:
-            assert list(texts.map(write, range(7))) == [
-                alone(SAMPLINGS[number % 4], number) for number in range(7)
-            ]
-    finally:
-        served.stop(stopped)
-        thread.join()
+    with running(served), ThreadPoolExecutor(7) as texts:
+        made = list(texts.map(write, range(7)))
+    assert made == [alone(SAMPLINGS[number % 4], number) for number in range(7)]
     assert max(together) > 1
     assert served.free_rows == 3
 
@@ -483,7 +369,6 @@ def test_over_grpc_the_texts_are_the_same_and_counters_are_of_what_happened() ->
 
 
 # --- what is refused
-# --------------------------------------------------------------------------------------------------
 
 
 def test_rounds_for_greedy_decoding_alone_refuse_another_temperature() -> None:
@@ -501,7 +386,6 @@ def test_a_shape_has_children_on_every_level_and_a_bucket_its_nodes() -> None:
 
 
 # --- the manifest
-# --------------------------------------------------------------------------------------------------
 
 
 def manifest(fused: FusedPart | None) -> Manifest:

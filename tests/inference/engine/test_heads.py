@@ -14,47 +14,55 @@ from pathlib import Path
 import pytest
 
 from inference.backends import Ranked, Segment
-from inference.backends.eagle import EagleModel, feature_sequence
+from inference.backends.eager import EagerModel
+from inference.backends.eagle import EagleModel
+from inference.backends.target_features import FeatureSequence
 from inference.draft_tuning import TUNING
 from inference.drafters.draft import Draft
 from inference.engine.colocated_drafter import ColocatedDrafter
 from inference.engine.engine import Engine
 from inference.engine.local_session import LocalSession
 from inference.engine.session import Session
-from inference.model.eagle import EagleHead, OfTarget, read_head
+from inference.model.eagle import OfTarget, read_head
 from inference.order import Decode
+from inference.planner.acceptance import Knowledge
 from inference.planner.acceptance_file import read_acceptance
-from inference.planner.knowledge import Knowledge
 from inference.proposer import COLOCATED
 from inference.sampling import SamplingParams
 from inference.times import DraftTimes, LatencyModel
+from inference.tree import IntArray
 from tests.support import heads, pairs
 from tests.support.clock import Clock
 from tests.support.drafts import text_of
 from tests.support.equality import NearTies, assert_same_text
-from tests.support.exact import finish, opened
+from tests.support.exact import asked, finish
 from tests.support.repository import ROOT
-from tests.support.timed_target import FORWARD, TimedTarget
 
 TARGET, LENGTH = pairs.decoder(1), pairs.SEQUENCE_LENGTH
-CALL = 0.001
+FORWARD, CALL = 0.010, 0.001
+"""Seconds of a forward of the target and of a call of its head, by the tests' clock."""
+
 PROMPTS = [pairs.prompt_of(length) for length in range(20, 24)]
 TOKENS = 40
 
 
-class Calls(EagleModel):
-    """A head whose calls take their time. together: texts in each call that ranks."""
+class TimedTarget(EagerModel):
+    """A target that computes, and whose forwards take their time."""
 
     clock: Clock
 
-    def __init__(self, head: EagleHead, rows: int) -> None:
-        super().__init__(head, rows=rows, capacity=LENGTH + TUNING.room, max_nodes=128)
-        self.together = list[int]()
+    def choose(self, segments: Sequence[Segment]) -> list[IntArray]:
+        self.clock.now += FORWARD
+        return super().choose(segments)
+
+
+class TimedHead(EagleModel):
+    """A head whose calls take their time."""
+
+    clock: Clock
 
     def rank(self, segments: Sequence[Segment], k: int) -> list[Ranked]:
         self.clock.now += CALL
-        if k > 1:
-            self.together.append(len(segments))
         return super().rank(segments, k)
 
 
@@ -64,9 +72,10 @@ class Beside:
     def __init__(self, head: Path, rows: int = 2) -> None:
         clock = Clock()
         target = TimedTarget(TARGET, rows=rows, capacity=LENGTH + 64, max_nodes=64)
-        self.head = Calls(read_head(head, OfTarget.of(TARGET), LENGTH), rows)
+        of_target = read_head(head, OfTarget.of(TARGET), LENGTH)
+        drafts = TimedHead(of_target, rows=rows, capacity=LENGTH + TUNING.room, max_nodes=128)
         target.keep_features(heads.KEPT)
-        target.clock = self.head.clock = clock
+        target.clock = drafts.clock = clock
         times = {(row, nodes): FORWARD for row in (1, 2, 4) for nodes in (1, 2, 4, 8, 16, 32, 64)}
         self.engine = Engine(
             target,
@@ -75,7 +84,7 @@ class Beside:
             vocabulary=pairs.VOCABULARY,
             times=LatencyModel(times, measured=True),
             drafter=ColocatedDrafter(
-                Draft(self.head, sequence=feature_sequence(target)),
+                Draft(drafts, sequence=partial(FeatureSequence, target)),
                 partial(_knowledge, times),
                 room=TUNING.room,
                 clock=clock,
@@ -84,9 +93,7 @@ class Beside:
         )
 
     def asked(self, prompt: Sequence[int], tokens: int = TOKENS) -> Session:
-        session = opened(self.engine, prompt)
-        self.engine.decode(session, Decode(len(prompt) + tokens, credit=512, beside=True))
-        return session
+        return asked(self.engine, prompt, tokens, beside=True)
 
 
 def _knowledge(times: dict[tuple[int, int], float]) -> Knowledge:
@@ -132,7 +139,6 @@ def own_text(
 
 
 # --- the text
-# --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("head", ["useless", "taught"])
@@ -161,18 +167,6 @@ def test_what_a_head_has_learned_is_accepted(taught: Path) -> None:
 
 
 # --- sessions
-# --------------------------------------------------------------------------------------------------
-
-
-def test_one_call_serves_all_who_asked(taught: Path) -> None:
-    beside = Beside(taught, rows=4)
-    prompts = [prompt[-20:] for prompt in PROMPTS[:4]]
-    sessions = [beside.asked(prompt) for prompt in prompts]
-    finish(beside.engine, *sessions)
-    assert max(beside.head.together) == 4
-    for prompt, session in zip(prompts, sessions, strict=True):
-        assert session.tokens[20:] == own_text(prompt)
-        assert session.spent.forwards < TOKENS / 2
 
 
 def test_a_cached_prefix_has_its_features(taught: Path) -> None:

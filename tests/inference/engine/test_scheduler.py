@@ -17,11 +17,11 @@ from inference.engine.admission import Admission
 from inference.engine.calibration import Calibration
 from inference.engine.scheduler import (
     BatchPlan,
-    Cost,
-    Kind,
+    ForwardCost,
+    ForwardKind,
+    ForwardSeconds,
     ReadySets,
     Scheduler,
-    Seconds,
     allowed_deficit,
     plan_width,
 )
@@ -62,14 +62,14 @@ class Bringing(NamedTuple):
         return 1 + sum(self.rates[: nodes - 1])
 
 
-def width_of(offers: Sequence[Bringing], seconds: Seconds, most: int) -> int:
+def width_of(offers: Sequence[Bringing], seconds: ForwardSeconds, most: int) -> int:
     values = np.zeros((len(offers), 1 + max(len(offer.rates) for offer in offers)))
     for row, offer in zip(values, offers, strict=True):
         row[: 1 + len(offer.rates)] = [1.0, *offer.rates]
     credit = np.array([offer.credit for offer in offers])
 
-    def cost(nodes: int) -> Cost:
-        return Cost(seconds(len(offers), nodes), seconds(len(offers), nodes))
+    def cost(nodes: int) -> ForwardCost:
+        return ForwardCost(seconds(len(offers), nodes), seconds(len(offers), nodes))
 
     return plan_width(values, credit, cost, most, premium=TUNING.least_gain)
 
@@ -148,19 +148,17 @@ def test_the_width_is_the_best_of_those_that_keep_everybodys_promise(
             assert rate(other) <= TUNING.least_gain * rate(width) * (1 + 1e-9)
 
 
-def session(
-    *chances: float, length: int = 3, pace: Pace = Pace.GO_ON, most_nodes: int = 0, end: int = 900
-) -> Session:
+def session(*chances: float, length: int = 3, pace: Pace = Pace.GO_ON, end: int = 900) -> Session:
     """A session that decodes, with a candidate of each chance below its root."""
     made = Session(list(range(length)), SamplingParams(), "", 1000, Calibration())
-    made.set_order(Decode(end, pace=pace, most_nodes=most_nodes, credit=500))
+    made.set_order(Decode(end, pace=pace, credit=500))
     made.candidates.join(1)
     said = [Proposal(index, BASE, 500 + index, chance) for index, chance in enumerate(chances)]
     made.candidates.append(1, Nodes(length - 1, said), lambda who, depth, claimed: claimed)
     return made
 
 
-def turns(curve: Seconds, rows: int = 4, sizes: Sequence[int] = ()) -> Scheduler:
+def turns(curve: ForwardSeconds, rows: int = 4, sizes: Sequence[int] = ()) -> Scheduler:
     """On a device whose times are known."""
     model = Exact(rows, Clock(), sizes=sizes)
     nodes = sizes or (1, 2, 4, 8, 16, 32)
@@ -169,7 +167,7 @@ def turns(curve: Seconds, rows: int = 4, sizes: Sequence[int] = ()) -> Scheduler
 
 
 def trees(*ready: Session) -> ReadySets:
-    return {Kind.TREES: ready}
+    return {ForwardKind.TREES: ready}
 
 
 def sizes_of(plan: BatchPlan) -> list[int]:
@@ -179,7 +177,7 @@ def sizes_of(plan: BatchPlan) -> list[int]:
 
 def chunks_of(plan: BatchPlan) -> list[int]:
     """Tokens of each prompt's chunk."""
-    return [len(chunk) for _, chunk in plan.parts if plan.kind is Kind.PREFILL]  # type: ignore[misc, arg-type]
+    return [len(chunk) for _, chunk in plan.parts if plan.kind is ForwardKind.PREFILL]  # type: ignore[misc, arg-type]
 
 
 def test_a_session_that_waits_gets_its_whole_tree_whatever_it_costs() -> None:
@@ -193,16 +191,6 @@ def test_a_session_that_waits_gets_its_whole_tree_whatever_it_costs() -> None:
 def test_a_session_that_waits_does_not_hold_up_one_that_goes_on() -> None:
     waiting, going = session(*[0.01] * 20, pace=Pace.WAIT), session()
     assert sizes_of(turns(cpu).next(trees(waiting, going))) == [1, 1]
-
-
-def test_nodes_that_a_client_does_not_pay_for_are_not_computed() -> None:
-    poor, rich = session(*[0.9] * 20, most_nodes=5), session(*[0.9] * 20)
-    assert sizes_of(turns(flat).next(trees(poor, rich))) == [5, 21]
-    poor.spent.nodes = 4
-    assert sizes_of(turns(flat).next(trees(poor, rich))) == [1, 21]
-    poor.spent.nodes = 0
-    waiting = session(*[0.9] * 20, most_nodes=5, pace=Pace.WAIT)
-    assert sizes_of(turns(flat).next(trees(waiting))) == [5]
 
 
 def test_a_forward_is_no_deeper_than_what_may_be_committed() -> None:
@@ -284,12 +272,16 @@ def test_a_wrong_profile_is_set_right_for_good_by_what_is_measured() -> None:
 
 def test_kinds_of_forwards_take_turns() -> None:
     filling, ready, in_graph = on_a_row(500), session(), session()
-    mixed, kinds = turns(flat), list[Kind]()
+    mixed, kinds = turns(flat), list[ForwardKind]()
     for _ in range(9):
-        wanted = {kind: list[Session]() for kind in Kind}
-        wanted |= {Kind.PREFILL: [filling], Kind.TREES: [ready], Kind.ROUNDS: [in_graph]}
+        wanted = {kind: list[Session]() for kind in ForwardKind}
+        wanted |= {
+            ForwardKind.PREFILL: [filling],
+            ForwardKind.TREES: [ready],
+            ForwardKind.ROUNDS: [in_graph],
+        }
         kinds.append(mixed.next(wanted).kind)
-    assert set(kinds) == {Kind.PREFILL, Kind.TREES, Kind.ROUNDS}
+    assert set(kinds) == {ForwardKind.PREFILL, ForwardKind.TREES, ForwardKind.ROUNDS}
     assert kinds == kinds[:3] * 3
     assert all(first != second for first, second in pairwise(kinds))
     assert not turns(flat).next({}).parts
@@ -307,11 +299,11 @@ def on_a_row(length: int) -> Session:
 
 
 def filling_beside(decoding: Session) -> ReadySets:
-    return {Kind.PREFILL: [on_a_row(500)], Kind.TREES: [decoding]}
+    return {ForwardKind.PREFILL: [on_a_row(500)], ForwardKind.TREES: [decoding]}
 
 
 def test_a_prompt_alone_is_prefilled_in_chunks_as_long_as_the_model_takes() -> None:
-    plan = turns(cpu).next({Kind.PREFILL: [on_a_row(500)]})
+    plan = turns(cpu).next({ForwardKind.PREFILL: [on_a_row(500)]})
     assert chunks_of(plan) == [Exact.max_nodes]
 
 
@@ -326,7 +318,7 @@ def test_a_chunk_holds_up_who_decodes_by_a_bounded_time() -> None:
         made = [busy.next(ready) for _ in range(4)]
         chunks = [size for plan in made[1:] for size in chunks_of(plan)]
         assert set(chunks) == {size}
-        width = sizes_of(made[1] if made[1].kind is Kind.TREES else made[2])[0]
+        width = sizes_of(made[1] if made[1].kind is ForwardKind.TREES else made[2])[0]
         assert linear(1, size) <= TUNING.prefill_share * linear(1, width)
 
 
@@ -347,7 +339,7 @@ def test_three_whole_chunks_tell_what_one_takes_where_no_profile_does() -> None:
 
 def test_short_prompts_share_a_forward() -> None:
     short = [on_a_row(21) for _ in range(4)]
-    plan = turns(flat).next({Kind.PREFILL: short})
+    plan = turns(flat).next({ForwardKind.PREFILL: short})
     assert chunks_of(plan) == [20, 20, 20]  # 60 of 64 tokens
 
 

@@ -1,15 +1,18 @@
-"""The sampler: its distribution against a float64 softmax, its ties, and one meaning for all."""
+"""The sampler: its choices against a float64 softmax and the noise, its ties, and one meaning for
+all.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 from torch import Tensor
 
 from inference.model.arithmetic import ENGINES, HOST, Arithmetic, top, top_in_stages
@@ -28,234 +31,65 @@ from tests.support.noise_oracle import exact_gumbel, oracle, seed_words
 
 torch.set_num_threads(1)
 CPU = torch.device("cpu")
-Chooser = Callable[[Tensor, Sampling, Tensor], Tensor]
 
 
-# --- the streams
+# --- what is chosen
 # --------------------------------------------------------------------------------------------------
 
-
-def pairs_are_independent(first: np.ndarray, second: np.ndarray, kinds: int) -> bool:
-    """Chi-square of two streams of uniform choices against kinds x kinds equal cells."""
-    counts = np.bincount(first * kinds + second, minlength=kinds * kinds)
-    expected = len(first) / (kinds * kinds)
-    return float(((counts - expected) ** 2 / expected).sum()) < chi_square_limit(kinds * kinds - 1)
-
-
-def choices_among_equals(
-    seeds: list[int], positions: list[int], kinds: int = 16
-) -> np.ndarray:  # [seeds, positions]
-    sampling = Sampling.of([SamplingParams(1.0, seed=seed) for seed in seeds], CPU)
-    at = torch.tensor(positions, dtype=torch.int32).expand(len(seeds), -1)
-    return np.asarray(
-        choose_open(
-            torch.zeros(len(seeds), len(positions), kinds),
-            sampling,
-            at,
-            max(positions) - min(positions) + 1,
-        )
-    )
-
-
-def test_choices_at_neighbouring_positions_and_seeds_are_independent() -> None:
-    table = choices_among_equals(list(range(200)), list(range(100, 200)))
-    assert pairs_are_independent(table[:, :-1].ravel(), table[:, 1:].ravel(), 16)
-    assert pairs_are_independent(table[:-1].ravel(), table[1:].ravel(), 16)
-    assert not pairs_are_independent(table.ravel(), table.ravel(), 16)
-
-
-def test_seeds_that_differ_in_their_high_word_only_are_independent() -> None:
-    low = choices_among_equals(list(range(200)), list(range(100)))
-    high = choices_among_equals([seed + 2**32 for seed in range(200)], list(range(100)))
-    assert pairs_are_independent(low.ravel(), high.ravel(), 16)
-
-
-# --- the distribution
-# -------------------------------------------------------------------------------------------------
-
-
-def chi_square_limit(freedom: int) -> float:
-    """The chi-square that chance passes about once in 300,000 tests (Wilson and Hilferty's
-    approximation, 4.5 deviations).
-    """
-    spread = 2 / (9 * freedom)
-    return freedom * (1 - spread + 4.5 * math.sqrt(spread)) ** 3
-
-
-def expected_probabilities(logits: np.ndarray, params: SamplingParams) -> np.ndarray:
-    """What a sampler must give: softmax at T in float64, the best top_k, the fewest of the best
-    whose mass reaches top_p, at most 256.
-    """
-    weights = np.exp(logits.astype(np.float64) / params.temperature)
-    full = weights / weights.sum()
-    order = sorted(range(len(full)), key=lambda token: -full[token])
-    kept, mass = [], 0.0
-    for token in order[: params.top_k or (256 if params.top_p < 1 else len(order))]:
-        kept.append(token)
-        mass += full[token]
-        if params.top_p < 1 and mass >= params.top_p:
-            break
-    result: np.ndarray = np.zeros_like(full)
-    result[kept] = full[kept] / full[kept].sum()
-    return result
-
-
-def draws(choose: Chooser, logits: np.ndarray, params: SamplingParams, count: int) -> np.ndarray:
-    """`count` choices at the same logits under different seeds and positions, 50 positions a
-    seed.
-    """
-    seeds, positions = count // 50, 50
-    chosen = []
-    for start in range(0, seeds, 20):
-        rows = [
-            SamplingParams(params.temperature, params.top_k, params.top_p, seed * 7919 + 5)
-            for seed in range(start, min(start + 20, seeds))
-        ]
-        at = (torch.arange(positions, dtype=torch.int32) + 1000).expand(len(rows), -1)
-        table = torch.from_numpy(logits).expand(len(rows), positions, -1)
-        chosen.append(choose(table, Sampling.of(rows, CPU), at).numpy().ravel())
-    return np.concatenate(chosen)
-
-
-def follows(chosen: np.ndarray, probabilities: np.ndarray) -> bool:
-    """Nothing impossible was drawn, and chi-square over tokens expected 5 times or more (the
-    others as one) is within chance.
-    """
-    counts = np.bincount(chosen, minlength=len(probabilities)).astype(np.float64)
-    if counts[probabilities == 0].any():
-        return False
-    expected = probabilities * len(chosen)
-    common = expected >= 5
-    observed = np.append(counts[common], counts[~common].sum())
-    wanted = np.append(expected[common], expected[~common].sum())
-    observed, wanted = (observed, wanted) if wanted[-1] >= 5 else (observed[:-1], wanted[:-1])
-    return len(wanted) == 1 or float(((observed - wanted) ** 2 / wanted).sum()) < chi_square_limit(
-        len(wanted) - 1
-    )
-
-
-def random_logits(size: int, spread: float) -> np.ndarray:
-    return (np.random.default_rng(size).standard_normal(size) * spread).astype(np.float32)
-
-
-SMALL, LARGE = random_logits(50, 1.5), random_logits(1000, 2.0)
-OPEN = [SamplingParams(0.7), SamplingParams(1.0)]
 CUT = [
     SamplingParams(temperature, top_k, top_p)
     for temperature in (0.7, 1.0)
-    for top_k, top_p in ((5, 1.0), (40, 1.0), (0, 0.9), (0, 0.5), (20, 0.8))
+    for top_k, top_p in ((5, 1.0), (40, 1.0), (0, 0.9), (0, 0.5), (20, 0.8), (0, 0.999))
 ]
 
 
-def choose_from_all(logits: Tensor, sampling: Sampling, positions: Tensor) -> Tensor:
-    return choose_open(logits, sampling, positions, 50)
+def allowed(logits: NDArray[np.float32], params: SamplingParams) -> NDArray[np.bool_]:
+    """The tokens that may be chosen, in float64: of the best 256 the best top_k, and of these the
+    fewest whose part of all tokens' mass at T reaches top_p. What ties with the last is one, too.
+    """
+    if params.greedy or not params.truncated:
+        return np.ones(len(logits), dtype=np.bool_)
+    weights = np.exp(logits.astype(np.float64) / params.temperature)
+    order = np.argsort(-weights)[: min(params.top_k or CANDIDATES, CANDIDATES)]
+    before = np.cumsum(weights[order] / weights.sum()) - weights[order] / weights.sum()
+    kept = order if params.top_p == 1 else order[before < params.top_p]
+    return np.asarray(logits >= logits[kept].min())
 
 
-def choose_from_any(logits: Tensor, sampling: Sampling, positions: Tensor) -> Tensor:
-    return choose_mixed(logits, sampling, positions, 50)
+def assert_best(logits: Tensor, params: SamplingParams, at: Tensor, chosen: Tensor) -> None:
+    """Each chosen token [P] is allowed, and no allowed one has more of logit / T and noise.
+
+    logits: [P, V]
+    at: [P], positions of the chosen tokens
+    """
+    ids = torch.arange(logits.shape[-1], dtype=torch.int32)
+    near = 1e-6 * max(1.0, float(logits.abs().max()))
+    for scores, position, token in zip(logits, at, chosen.tolist(), strict=True):
+        may = torch.from_numpy(allowed(scores.numpy(), params))
+        gumbel = 0.0 if params.greedy else noise(seed_words(params.seed), position, ids).double()
+        total = scores.double() / (params.temperature or 1.0) + gumbel
+        assert may[token]
+        assert total[token] >= total[may].max() - near
 
 
-@pytest.mark.parametrize("params", OPEN, ids=str)
-@pytest.mark.parametrize("choose", [choose_from_all, choose_from_any])
-def test_all_tokens_are_drawn_as_the_softmax_says(choose: Chooser, params: SamplingParams) -> None:
-    assert follows(draws(choose, SMALL, params, 40_000), expected_probabilities(SMALL, params))
-
-
-@pytest.mark.parametrize("params", OPEN, ids=str)
-def test_a_vocabulary_above_the_candidates_is_drawn_as_the_softmax_says(
-    params: SamplingParams,
+@pytest.mark.parametrize("params", [SamplingParams(0.7), SamplingParams(1.0), *CUT], ids=str)
+@pytest.mark.parametrize("size", [50, 1000])
+@pytest.mark.parametrize("spread", [0.5, 2.0])
+def test_the_choice_is_the_best_of_logits_over_temperature_plus_noise(
+    size: int, spread: float, params: SamplingParams
 ) -> None:
-    chosen = draws(choose_from_all, LARGE, params, 20_000)
-    assert follows(chosen, expected_probabilities(LARGE, params))
-    best = np.argsort(-LARGE)[:256]
-    assert np.setdiff1d(chosen, best).size > 0  # an open choice is not cut at the candidates
-
-
-@pytest.mark.parametrize("params", CUT, ids=str)
-@pytest.mark.parametrize("logits", [SMALL, LARGE], ids=["50 tokens", "1000 tokens"])
-def test_top_k_and_top_p_are_drawn_as_the_cut_softmax_says(
-    logits: np.ndarray, params: SamplingParams
-) -> None:
-    assert follows(
-        draws(choose_truncated, logits, params, 40_000 if len(logits) < 100 else 5_000),
-        expected_probabilities(logits, params),
-    )
-
-
-def test_a_mixed_batch_draws_cut_rows_as_the_cut_softmax_says() -> None:
-    params = SamplingParams(0.7, 20, 0.8)
-    assert follows(
-        draws(choose_from_any, SMALL, params, 40_000), expected_probabilities(SMALL, params)
-    )
-
-
-def test_a_nucleus_wider_than_the_candidates_is_cut_at_them() -> None:
-    params = SamplingParams(1.0, 0, 0.999)
-    flat = random_logits(1000, 0.5)
-    chosen = draws(choose_truncated, flat, params, 5_000)
-    assert follows(chosen, expected_probabilities(flat, params))
-    assert np.setdiff1d(chosen, np.argsort(-flat)[:256]).size == 0
-
-
-# Wrong samplers: the checks above must see each of them at the same number of draws.
-
-
-def temperature_on_the_noise(logits: Tensor, sampling: Sampling, positions: Tensor) -> Tensor:
-    """argmax of (logit + noise) / T: as if T were 1."""
-    return choose_open(
-        logits, sampling._replace(temperature=torch.ones_like(sampling.temperature)), positions, 50
-    )
-
-
-def noise_of_half_the_bits(logits: Tensor, sampling: Sampling, positions: Tensor) -> Tensor:
-    """u with 5 bits instead of 23: no tails."""
-    drawn = noise(
-        sampling.seed[:, None, None],
-        positions[:, :, None],
-        torch.arange(logits.shape[-1], dtype=torch.int32),
-    )
-    uniform = (torch.floor(torch.exp(-torch.exp(-drawn)) * 32) + 0.5) / 32
-    return (sampling.scaled(logits) - torch.log(-torch.log(uniform))).argmax(-1).to(torch.int32)
-
-
-def mass_after_top_k(logits: Tensor, sampling: Sampling, positions: Tensor) -> Tensor:
-    """top-p of the mass that top-k leaves, not of the full softmax."""
-    least = logits.topk(20).values[..., -1:]
-    return choose_truncated(torch.where(logits >= least, logits, -100.0), sampling, positions)
-
-
-def without_the_crossing_token(logits: Tensor, sampling: Sampling, positions: Tensor) -> Tensor:
-    """top-p keeping only tokens whose mass stays below it."""
-    scaled, ids = torch.sort(sampling.scaled(logits), dim=-1, descending=True)
-    kept = torch.cumsum(torch.softmax(scaled, -1), -1) < sampling.top_p[:, None, None]
-    drawn = noise(sampling.seed[:, None, None], positions[:, :, None], ids.to(torch.int32))
-    best = torch.where(kept, scaled + drawn, -1e9).argmax(-1, keepdim=True)
-    return torch.gather(ids, -1, best)[..., 0].to(torch.int32)
-
-
-def mass_at_temperature_1(logits: Tensor, sampling: Sampling, positions: Tensor) -> Tensor:
-    """top-p of the softmax before the temperature."""
-    mass, ids = torch.sort(torch.softmax(logits, -1), dim=-1, descending=True)
-    kept = torch.cumsum(mass, -1) - mass < sampling.top_p[:, None, None]
-    drawn = noise(sampling.seed[:, None, None], positions[:, :, None], ids.to(torch.int32))
-    best = torch.where(kept, torch.gather(sampling.scaled(logits), -1, ids) + drawn, -1e9).argmax(
-        -1, keepdim=True
-    )
-    return torch.gather(ids, -1, best)[..., 0].to(torch.int32)
-
-
-@pytest.mark.parametrize(
-    ("wrong", "params"),
-    [
-        (temperature_on_the_noise, SamplingParams(0.7)),
-        (noise_of_half_the_bits, SamplingParams(1.0)),
-        (mass_after_top_k, SamplingParams(1.0, 20, 0.8)),
-        (without_the_crossing_token, SamplingParams(1.0, 0, 0.9)),
-        (mass_at_temperature_1, SamplingParams(0.7, 0, 0.9)),
-    ],
-)
-def test_the_check_sees_a_wrong_sampler(wrong: Chooser, params: SamplingParams) -> None:
-    assert not follows(draws(wrong, SMALL, params, 40_000), expected_probabilities(SMALL, params))
+    """Of the tokens that top-k and top-p leave, which are of the whole softmax at T. An open choice
+    is not cut at the candidates.
+    """
+    for seed in range(12):
+        logits, at = logits_for(1, size, seed, spread), AT + 7 * seed
+        seeded = replace(params, seed=seed * 7919 + 5)
+        sampling = Sampling.of([seeded], CPU)
+        cut = choose_truncated(logits, sampling, at) if params.truncated else None
+        free = choose_open(logits, sampling, at, 3) if not params.truncated else None
+        for chosen in (cut, free, choose_mixed(logits, sampling, at, 3)):
+            if chosen is not None:
+                assert_best(logits[0], seeded, at[0], chosen[0])
 
 
 # --- one contract
@@ -317,12 +151,13 @@ def test_at_temperature_0_a_tie_goes_to_the_lowest_id(
 
 
 def test_tokens_that_tie_with_the_last_kept_one_are_kept_whatever_their_order() -> None:
-    probabilities = np.array([0.4, 0.15, 0.15, 0.15, 0.1, 0.05])
+    probabilities = np.array([0.4, 0.15, 0.15, 0.15, 0.1, 0.05], dtype=np.float32)
+    positions = torch.arange(500, dtype=torch.int32)[None]
     for params in (SamplingParams(1.0, top_k=2), SamplingParams(1.0, top_p=0.5)):
         for order in ([0, 1, 2, 3, 4, 5], [5, 3, 0, 2, 1, 4]):
-            logits = np.log(probabilities[order]).astype(np.float32)
-            kept = np.where(probabilities[order] >= 0.15, probabilities[order], 0)
-            assert follows(draws(choose_truncated, logits, params, 5_000), kept / kept.sum())
+            logits = torch.from_numpy(np.log(probabilities[order])).expand(1, 500, 6)
+            chosen = choose_truncated(logits, Sampling.of([params], CPU), positions)
+            assert set(chosen[0].tolist()) == {order.index(token) for token in range(4)}
 
 
 def test_top_p_ends_at_the_token_whose_mass_reaches_it() -> None:
@@ -374,23 +209,14 @@ def test_nodes_of_one_position_share_their_noise() -> None:
     spread=st.sampled_from([0.01, 1.0, 5.0, 30.0, 300.0]),
     temperatures=st.lists(st.sampled_from([0.0, 0.3, 0.7, 1.0, 2.0]), min_size=1, max_size=3),
 )
-def test_the_choice_is_the_best_of_logits_over_temperature_plus_noise(
+def test_rows_of_any_seed_spread_and_temperature_choose_their_best(
     seed: int, spread: float, temperatures: list[float]
 ) -> None:
-    rows = len(temperatures)
-    logits, at = logits_for(rows, 400, seed % 1000, spread), positions_for(rows)
-    chosen = choose_open(
-        logits,
-        Sampling.of([SamplingParams(temperature, seed=seed) for temperature in temperatures], CPU),
-        at,
-        3,
-    )
-    ids = torch.arange(400, dtype=torch.int32)
-    for row, temperature in enumerate(temperatures):
-        for node in range(4):
-            gumbel = noise(seed_words(seed), at[row, node], ids).double() if temperature else 0.0
-            scores = logits[row, node].double() / (temperature or 1.0) + gumbel
-            assert scores[chosen[row, node]] >= scores.max() - 1e-6 * max(1.0, spread)
+    params = [SamplingParams(temperature, seed=seed) for temperature in temperatures]
+    logits, at = logits_for(len(params), 400, seed % 1000, spread), positions_for(len(params))
+    chosen = choose_open(logits, Sampling.of(params, CPU), at, 3)
+    for row, one in enumerate(params):
+        assert_best(logits[row], one, at[row], chosen[row])
 
 
 # --- arithmetics and ties

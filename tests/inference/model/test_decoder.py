@@ -4,7 +4,7 @@ padding, partly accepted trees.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -25,13 +25,11 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from inference.backends import Ranked, Segment, eager
+from inference.backends import Segment, eager
 from inference.backends.eager import EagerModel
 from inference.backends.sequence import ModelSequence
 from inference.backends.slots import Slots
-from inference.drafters.draft_tree import DraftNode, DraftTree
-from inference.drafters.tree_policies import BestFirst, Budget
-from inference.errors import InvalidRequest, LimitExceeded
+from inference.errors import LimitExceeded
 from inference.model.checkpoint import load_decoder
 from inference.model.config import read_config
 from inference.model.noise import noise
@@ -101,7 +99,6 @@ FAMILIES: dict[str, tuple[type, type[PreTrainedModel], dict[str, Any]]] = {
     ),
     "qwen3": (Qwen3Config, Qwen3ForCausalLM, {"head_dim": 16, "tie_word_embeddings": True}),
 }
-families = pytest.mark.parametrize("family", list(FAMILIES))
 PROMPT = np.random.default_rng(5).integers(0, VOCABULARY, 60).tolist()
 """Beyond the 32 original positions of the Llama 3 rope."""
 
@@ -172,11 +169,6 @@ def scores_at(sequence: ModelSequence, tree: TokenTree, nodes: Sequence[int]) ->
     return unranked(*sequence.rank(tree, nodes, vocabulary))
 
 
-def path_to(tree: TokenTree, node: int) -> list[int]:
-    """The tokens from the root down to a node."""
-    return [int(token) for token, seen in zip(tree.tokens, tree.mask[node], strict=True) if seen]
-
-
 # --- against transformers
 # ---------------------------------------------------------------------------------------------
 
@@ -195,102 +187,38 @@ def test_a_prompt_fed_in_chunks_scores_as_transformers_scores_it(
     assert np.abs(found - log_probabilities(family, PROMPT)[-1:]).max() < 5e-5
 
 
-def test_greedy_decoding_gives_the_tokens_of_transformers(family: str, model: EagerModel) -> None:
-    prompt = PROMPT[:11]
-    reference = original(family)
-    expected = reference.generate(
-        torch.tensor([prompt]),
-        do_sample=False,
-        max_new_tokens=40,
-        eos_token_id=None,
-        pad_token_id=0,
-    )[0, 11:].tolist()
-    sequence, root, found = sequence_after(model, prompt[:-1]), prompt[-1], []
-    for _ in range(40):
-        tree = TokenTree.chain([root])
-        root = int(sequence.choose(tree)[0])
-        sequence.commit(tree, [])
-        found.append(root)
-    assert found == expected
-
-
-@pytest.mark.parametrize("temperature", [0.7, 1.0])
+@pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
 def test_seeded_decoding_follows_the_contract_on_the_logits_of_transformers(
     family: str, model: EagerModel, temperature: float
 ) -> None:
-    tokens, seed = PROMPT[:5], 2**35 + 11
-    sequence = sequence_after(model, tokens[:-1], params=SamplingParams(temperature, seed=seed))
-    for _ in range(12):
-        position = torch.tensor(
-            len(tokens), dtype=torch.int32
-        )  # the chosen token is number len(tokens), counted from 0
-        gumbel = noise(
-            torch.tensor([11, 8], dtype=torch.int32),
-            position,
-            torch.arange(VOCABULARY, dtype=torch.int32),
-        ).numpy()
-        expected = int(np.argmax(log_probabilities(family, tokens)[-1] / temperature + gumbel))
+    tokens, params = PROMPT[:5], SamplingParams(temperature, seed=2**35 + 11)
+    key, ids = torch.tensor([11, 8], dtype=torch.int32), torch.arange(VOCABULARY).to(torch.int32)
+    sequence = sequence_after(model, tokens[:-1], params=params)
+    for _ in range(20):
+        scores = log_probabilities(family, tokens)[-1]
+        if temperature > 0:  # the chosen token is number len(tokens), counted from 0
+            at = torch.tensor(len(tokens), dtype=torch.int32)
+            scores = scores / temperature + noise(key, at, ids).numpy()
         tree = TokenTree.chain(tokens[-1:])
-        assert sequence.choose(tree).tolist() == [expected]
+        assert sequence.choose(tree).tolist() == [int(np.argmax(scores))]
         sequence.commit(tree, [])
-        tokens = [*tokens, expected]
+        tokens = [*tokens, int(np.argmax(scores))]
 
 
-def grown_tree(sequence: ModelSequence, root: int) -> tuple[TokenTree, dict[int, Table]]:
-    """A tree grown level by level from the model's own ranking, and the scores it gave at each
-    node it looked at.
-    """
-    draft = DraftTree(root, len(PROMPT), 1000)
-    order, seen = {draft.root: 0}, dict[int, Table]()
-
-    def tree_of(nodes: Iterable[DraftNode]) -> TokenTree:
-        for node in nodes:
-            order.setdefault(node, len(order))
-        parents = [-1 if node.parent is None else order[node.parent] for node in order]
-        tokens = np.array([node.token for node in order], dtype=np.int32)
-        return TokenTree(tokens, np.array(parents, dtype=np.int32))
-
-    def rank(nodes: Sequence[DraftNode], k: int) -> Ranked:
-        tree = tree_of(nodes)
-        asked = [order[node] for node in nodes]
-        ranked = sequence.rank(tree, asked, VOCABULARY)
-        seen.update(zip(asked, unranked(*ranked), strict=True))
-        return Ranked(ranked.ids[:, :k], ranked.scores[:, :k])
-
-    grown = BestFirst(nodes=14, depth=4, width=3).grow(draft, Budget(14, 4), rank)
-    return tree_of(sorted(grown, key=lambda node: node.position)), seen
+TREE = TokenTree([7, 1, 2, 3, 4, 5, 1, 9], [-1, 0, 0, 2, 2, 4, 1, 4])
+"""7 -> 1 -> 1 and 7 -> 2 -> (3, 4 -> (5, 9))."""
 
 
-def test_every_path_of_a_tree_grown_by_levels_scores_as_transformers_scores_it_alone(
+def test_every_path_of_a_tree_that_grows_by_levels_scores_as_transformers_scores_it_alone(
     family: str, model: EagerModel
 ) -> None:
-    tree, seen = grown_tree(sequence_after(model, PROMPT[:20]), PROMPT[20])
-    expanded = [(int(tree.parents[node]), int(tree.depths[node])) for node in seen]
-    assert max(depth for _, depth in expanded) >= 2
-    assert len(seen) > len({parent for parent, _ in expanded})  # siblings were expanded
-    assert any(
-        depth >= 2 and len({parent for parent, other in expanded if other == depth}) > 1
-        for _, depth in expanded
-    )  # cousins too
-    for node, scores in seen.items():
-        expected = log_probabilities(family, PROMPT[:20] + path_to(tree, node))[-1]
-        assert np.abs(scores - expected).max() < 5e-5
-
-
-@pytest.mark.parametrize(
-    "params",
-    [SamplingParams(), SamplingParams(1.0, seed=4), SamplingParams(0.7, 20, 0.9, seed=5)],
-    ids=str,
-)
-def test_every_node_of_a_whole_tree_chooses_what_its_path_chooses_alone(
-    model: EagerModel, params: SamplingParams
-) -> None:
-    tree, _ = grown_tree(sequence_after(model, PROMPT[:20]), PROMPT[20])
-    chosen = sequence_after(model, PROMPT[:20], params=params).choose(tree)
-    for node in range(len(tree)):
-        path = path_to(tree, node)
-        alone = sequence_after(model, PROMPT[:20] + path[:-1], row=1, params=params)
-        assert chosen[node] == alone.choose(TokenTree.chain(path[-1:]))[0]
+    """Siblings and cousins in one call."""
+    sequence = sequence_after(model, PROMPT[:20])
+    for level in ([0], [1, 2], [3, 4, 6], [5, 7]):
+        for node, scores in zip(level, scores_at(sequence, TREE, level), strict=True):
+            path = TREE.tokens[TREE.mask[node]].tolist()
+            expected = log_probabilities(family, PROMPT[:20] + path)[-1]
+            assert np.abs(scores - expected).max() < 5e-5
 
 
 def test_bfloat16_is_close(family: str, directory: Path) -> None:
@@ -331,111 +259,24 @@ def test_ids_beyond_the_tokenizer_are_never_chosen() -> None:
 # --- against itself
 # --------------------------------------------------------------------------------------------------
 
-TREE = TokenTree(np.array([7, 1, 2, 3, 4, 5, 1, 9]), np.array([-1, 0, 0, 2, 2, 4, 1, 4]))
-"""7 -> 1 -> 1 and 7 -> 2 -> (3, 4 -> (5, 9))."""
-
 
 def segment(sequence: ModelSequence, tree: TokenTree) -> Segment:
     return sequence.prepare_nodes(tree, range(len(tree)))
 
 
-def rows_in_use() -> tuple[EagerModel, list[tuple[int, list[int], TokenTree]]]:
-    """A model of 6 rows, and for rows 4, 0 and 3 a prompt and a tree of their own; the rest is
-    idle.
-    """
-    model = tiny_model(rows=6, capacity=150, max_nodes=100)
-    generator = np.random.default_rng(2)
-    prompts = [generator.integers(0, 61, length).tolist() for length in (3, 90, 31)]
-    return model, list(
-        zip(
-            (4, 0, 3),
-            prompts,
-            (TREE, TokenTree.chain([8]), TokenTree.chain([5, 6, 7])),
-            strict=True,
-        )
-    )
-
-
-def test_rows_in_one_call_score_as_one_by_one() -> None:
-    model, work = rows_in_use()
-    alone = tiny_model(rows=1, capacity=150, max_nodes=100)
-    together = model.rank(
-        [segment(sequence_after(model, prompt, row), tree) for row, prompt, tree in work], 61
-    )
-    for (_, prompt, tree), ranked in zip(work, together, strict=True):
-        expected = scores_at(sequence_after(alone, prompt), tree, range(len(tree)))
-        assert ranked.ids.shape == (len(tree), 61)
-        assert np.abs(unranked(*ranked) - expected).max() < 1e-5
-
-
-def test_rows_in_one_call_choose_as_one_by_one_whatever_their_sampling() -> None:
-    model, work = rows_in_use()
-    alone = tiny_model(rows=1, capacity=150, max_nodes=100)
-    greedy, cut, free = (
-        SamplingParams(),
-        SamplingParams(0.7, 9, 0.9, seed=3),
-        SamplingParams(1.0, seed=2**33),
-    )
-    for mixture in (
-        (greedy,) * 3,
-        (cut,) * 3,
-        (free,) * 3,
-        (free, greedy, cut),
-        (cut, free, greedy),
-        (greedy, cut, greedy),
-    ):
-        sequences = [
-            sequence_after(model, prompt, row, params)
-            for (row, prompt, _), params in zip(work, mixture, strict=True)
-        ]
-        together = model.choose(
-            [
-                segment(sequence, tree)
-                for sequence, (_, _, tree) in zip(sequences, work, strict=True)
-            ]
-        )
-        for (_, prompt, tree), params, chosen in zip(work, mixture, together, strict=True):
-            assert (
-                chosen.tolist()
-                == sequence_after(alone, prompt, params=params).choose(tree).tolist()
-            )
-
-
 def test_rows_that_grow_trees_share_a_call_with_rows_that_start() -> None:
-    model, work = rows_in_use()
-    alone = tiny_model(rows=1, capacity=150, max_nodes=100)
-    growing = sequence_after(model, work[0][1], row=2)
+    model, alone = tiny_model(rows=6, max_nodes=100), tiny_model(max_nodes=100)
+    growing = sequence_after(model, [5, 6, 7], row=2)
     growing.rank(TREE, [0], 1)
     growing.rank(TREE, [1, 2], 1)
     late = growing.prepare_nodes(TREE, [3, 4, 6])
-    starting = segment(sequence_after(model, work[1][1], row=5), TREE)
+    starting = segment(sequence_after(model, range(60), row=5), TREE)
     assert (len(late.context), len(starting.context)) == (3, 1)
     ranked = model.rank([late, starting], 61)
-    first = scores_at(sequence_after(alone, work[0][1]), TREE, range(8))
-    second = scores_at(sequence_after(alone, work[1][1]), TREE, range(8))
+    first = scores_at(sequence_after(alone, [5, 6, 7]), TREE, range(8))
+    second = scores_at(sequence_after(alone, range(60)), TREE, range(8))
     assert np.abs(unranked(*ranked[0]) - first[[3, 4, 6]]).max() < 1e-5
     assert np.abs(unranked(*ranked[1]) - second).max() < 1e-5
-
-
-def test_a_call_leaves_idle_rows_as_they_were() -> None:
-    model, work = rows_in_use()
-    idle = sequence_after(model, list(range(40)), row=1)
-    expected = scores_at(sequence_after(tiny_model(), list(range(40))), TREE, range(8))
-    model.choose([segment(sequence_after(model, prompt, row), tree) for row, prompt, tree in work])
-    assert np.abs(scores_at(idle, TREE, range(8)) - expected).max() < 1e-5
-
-
-def test_one_row_twice_in_a_call_is_refused() -> None:
-    model = tiny_model()
-    part = segment(sequence_after(model, [1, 2]), TREE)
-    with pytest.raises(InvalidRequest, match="one row twice"):
-        model.choose([part, part])
-
-
-def test_a_tree_larger_than_the_model_takes_is_refused() -> None:
-    sequence = sequence_after(tiny_model(max_nodes=7), [1, 2])
-    with pytest.raises(LimitExceeded, match=r"8 nodes.*7"):
-        sequence.choose(TREE)
 
 
 @pytest.mark.parametrize(
@@ -477,21 +318,6 @@ NEXT = TokenTree(np.array([11, 12, 13, 14]), np.array([-1, 0, 0, 1]))
 PREFIX = list(range(20, 30))
 
 
-@pytest.mark.parametrize("path", [[], [1], [2, 4], [2, 4, 7]])
-def test_after_a_partly_accepted_tree_it_goes_on_as_if_the_path_had_been_the_prompt(
-    path: list[int],
-) -> None:
-    sequence = sequence_after(tiny_model(), PREFIX)
-    tokens = list(PREFIX)
-    for _ in range(3):  # the third tree lies in the holes of the two before it
-        sequence.choose(TREE)
-        sequence.commit(TREE, path)
-        tokens += [int(TREE.tokens[node]) for node in [0, *path]]
-        assert sequence.length == sequence.cached == len(tokens)
-    assert np.abs(scores_at(sequence, NEXT, range(4)) - fresh_scores(tokens, NEXT)).max() < 1e-5
-    assert sequence.slots.high_water <= len(tokens) + len(TREE)
-
-
 @pytest.mark.parametrize(
     ("levels", "path", "pending"),
     [
@@ -525,25 +351,14 @@ def test_accepted_nodes_that_were_never_evaluated_are_fed_with_the_next_tree(
     assert sequence.cached == len(tokens)
 
 
-def test_pending_tokens_that_do_not_fit_beside_the_tree_are_fed_before_it() -> None:
+@pytest.mark.parametrize("more", [[], [8, 9, 10, 11, 12]], ids=["a tree", "a longer prompt"])
+def test_pending_tokens_that_do_not_fit_are_fed_before(more: list[int]) -> None:
     sequence = sequence_after(tiny_model(max_nodes=4), PREFIX)
     sequence.commit(TokenTree.chain([7]), [])
     assert (sequence.length, sequence.cached) == (11, 10)
-    assert (
-        np.abs(scores_at(sequence, NEXT, range(4)) - fresh_scores([*PREFIX, 7], NEXT)).max() < 1e-5
-    )
-
-
-def test_pending_tokens_are_fed_before_a_longer_prompt() -> None:
-    sequence = sequence_after(tiny_model(max_nodes=4), PREFIX)
-    sequence.commit(TokenTree.chain([7]), [])
-    sequence.extend([8, 9, 10, 11, 12])
-    assert (
-        np.abs(
-            scores_at(sequence, NEXT, range(4)) - fresh_scores([*PREFIX, 7, 8, 9, 10, 11, 12], NEXT)
-        ).max()
-        < 1e-5
-    )
+    sequence.extend(more)
+    expected = fresh_scores([*PREFIX, 7, *more], NEXT)
+    assert np.abs(scores_at(sequence, NEXT, range(4)) - expected).max() < 1e-5
 
 
 def test_a_row_too_full_for_the_tree_keeps_its_tokens() -> None:
@@ -555,10 +370,3 @@ def test_a_row_too_full_for_the_tree_keeps_its_tokens() -> None:
     assert (
         np.abs(scores_at(sequence, NEXT, range(4)) - fresh_scores([*PREFIX, 7], NEXT)).max() < 1e-5
     )
-
-
-def test_a_tree_chosen_again_chooses_the_same() -> None:
-    sequence = sequence_after(tiny_model(), PREFIX, params=SamplingParams(1.0, seed=2))
-    first = sequence.choose(TREE).tolist()
-    assert sequence.choose(NEXT).shape == (4,)
-    assert sequence.choose(TREE).tolist() == first

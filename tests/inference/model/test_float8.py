@@ -10,15 +10,11 @@ import numpy as np
 import pytest
 import torch
 
-from inference.backends.eager import EagerModel
-from inference.engine.local_session import LocalSession
 from inference.model.decoder import Decoder
 from inference.model.float8 import LARGEST, in_float8, rounded, stored_type, to_float8
-from inference.sampling import SamplingParams
-from tests.support.drafts import alone, growing, nudged, speculated
-from tests.support.equality import NearTies, assert_same_text, full_logits
+from tests.support.equality import full_logits
 from tests.support.models import tiny_decoder, write_checkpoint
-from tests.support.neuron_artifacts import JUNK, ROWS, VOCABULARY, engine_of, whole
+from tests.support.neuron_artifacts import VOCABULARY, whole
 
 
 def test_a_level_is_within_a_sixteenth_of_its_number_and_none_is_above_240() -> None:
@@ -68,20 +64,3 @@ def test_states_are_those_of_the_widened_matrices(tmp_path: Path, changes: dict[
     wide.load_state_dict(widened, assign=True)
     prompt = np.random.default_rng(1).integers(0, VOCABULARY, 12).tolist()
     torch.testing.assert_close(full_logits(narrow, prompt), full_logits(wide, prompt))
-
-
-@pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
-def test_output_equals_the_rounded_targets_own_decoding(tmp_path: Path, temperature: float) -> None:
-    plain = whole(write_checkpoint(tmp_path / "model"))
-    target, draft = in_float8(plain), growing(nudged(plain))  # agrees often, not always
-    params, ties = SamplingParams(temperature, seed=7), NearTies()
-    model = EagerModel(target, rows=ROWS, capacity=JUNK, max_nodes=16)
-    engine = engine_of(model)
-    prompt = np.random.default_rng(3).integers(0, VOCABULARY, 20).tolist()
-    reference = alone(LocalSession(engine), prompt, params, 24)
-
-    def produce(prompt: list[int], n: int) -> list[int]:
-        return speculated(LocalSession(engine), draft, prompt, params, n)
-
-    assert_same_text(target, prompt, params, reference, produce, ties)
-    assert ties.ties == 0

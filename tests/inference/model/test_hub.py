@@ -2,58 +2,85 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 from huggingface_hub import constants, file_download
 
-from inference.errors import InvalidRequest
 from inference.model.hub import find_model, pin_model, split_revision
-from outrider.models.directories import EMBEDDED
 from tests.support.hub_server import COMMIT, TOKEN, hub_server
+from tests.support.refusals import assert_refused
+
+FILES = ("config.json", "model.safetensors", "tokenizer.json")
+UNSAFE = ("pytorch_model.bin", "model.pt", "consolidated.00.safetensors")
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The hub as this process sees it: acme/open for everybody, acme/gated for who has TOKEN."""
-    models = {"acme/open": EMBEDDED / "target", "acme/gated": EMBEDDED / "target"}
+    files = tmp_path / "files"
+    files.mkdir()
+    for name in (*FILES, *UNSAFE):
+        (files / name).write_text("{}", encoding="ascii")
+    models = {"acme/open": files, "acme/gated": files}
     with hub_server(models, gated="acme/gated") as address:
-        monkeypatch.setattr(constants, "ENDPOINT", address)
-        template = address + "/{repo_id}/resolve/{revision}/{filename}"
-        for module in (constants, file_download):
-            monkeypatch.setattr(module, "HUGGINGFACE_CO_URL_TEMPLATE", template, raising=False)
+        at(address, monkeypatch)
         monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
         monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "none"))
         monkeypatch.delenv("HF_TOKEN", raising=False)
         yield
 
 
-@pytest.mark.usefixtures("hub")
+def at(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the hub be there."""
+    monkeypatch.setattr(constants, "ENDPOINT", address)
+    template = address + "/{repo_id}/resolve/{revision}/{filename}"
+    for module in (constants, file_download):
+        monkeypatch.setattr(module, "HUGGINGFACE_CO_URL_TEMPLATE", template, raising=False)
+
+
 def test_a_model_is_pinned_to_the_commit_that_the_hub_has() -> None:
     assert pin_model("acme/open") == (f"acme/open@{COMMIT}", False)
     assert pin_model("acme/open@main") == (f"acme/open@{COMMIT}", False)
 
 
-@pytest.mark.usefixtures("hub")
 def test_a_gated_model_takes_a_token_and_is_refused_without_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    with pytest.raises(InvalidRequest, match=r"acme/gated is gated.*set HF_TOKEN"):
-        pin_model("acme/gated")
+    refused = ["acme/gated is gated", "accept its licence", "set HF_TOKEN"]
+    for ask in (pin_model, find_model):
+        assert_refused(partial(ask, "acme/gated"), refused)
     monkeypatch.setenv("HF_TOKEN", TOKEN)
     assert pin_model("acme/gated") == (f"acme/gated@{COMMIT}", True)
     monkeypatch.setenv("HF_TOKEN", "hf_of_somebody_else")
-    with pytest.raises(InvalidRequest, match="is gated"):
-        pin_model("acme/gated")
+    assert_refused(lambda: pin_model("acme/gated"), ["is gated"])
 
 
-@pytest.mark.usefixtures("hub")
-def test_a_model_at_a_commit_is_found_by_its_name_and_revision() -> None:
+def test_a_model_at_a_commit_is_downloaded_by_name_and_revision_without_pickles() -> None:
     found = find_model(f"acme/open@{COMMIT}")
     assert found.name == COMMIT
-    assert (found / "config.json").is_file()
+    assert {path.name for path in found.iterdir()} == set(FILES)
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        ("acme/none", ["acme/none: no such directory", "on the hub", "HF_TOKEN"]),
+        ("not a model!", ["no such directory", "on the hub"]),
+        ("./absent", ["no such model directory: ./absent"]),  # these are not asked of the hub
+        ("/absent/model", ["no such model directory: /absent/model"]),
+        ("a/b/c", ["no such model directory: a/b/c"]),
+    ],
+)
+def test_a_name_that_is_no_model_is_refused(name: str, shown: list[str]) -> None:
+    assert_refused(lambda: find_model(name), shown)
+
+
+def test_a_hub_that_cannot_be_reached_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    at("http://127.0.0.1:1", monkeypatch)
+    assert_refused(lambda: find_model("acme/open"), ["acme/open", "the hub cannot be reached"])
 
 
 @pytest.mark.parametrize("name", ["acme/open@", "acme/open", "."])
@@ -61,9 +88,9 @@ def test_a_name_without_a_revision_stays_whole(name: str) -> None:
     assert split_revision(name) == (name, None)
 
 
-def test_a_directory_with_an_at_sign_has_no_revision(tmp_path: Path) -> None:
+def test_a_directory_is_taken_as_it_is_also_with_an_at_sign(tmp_path: Path) -> None:
     there = tmp_path / "model@home"
     there.mkdir()
+    assert find_model(str(there)) == there
     assert split_revision(str(there)) == (str(there), None)
-    with pytest.raises(InvalidRequest, match=re.escape("lies on this machine")):
-        pin_model(str(there))
+    assert_refused(lambda: pin_model(str(there)), ["lies on this machine"])

@@ -197,19 +197,6 @@ def test_a_model_of_which_one_call_exhausts_the_time_is_called_twice(
     assert model.calls == [(1, 1), (1, 1)]
 
 
-def test_measuring_leaves_nothing_behind_that_a_sequence_would_read() -> None:
-    measured, fresh = tiny_model(rows=2), tiny_model(rows=2)
-    assert set(target_times(measured, 256, 2, 16)) > {(1, 2), (2, 16)}
-    assert set(draft_times(measured, 256, 16)) == {1, 2, 4, 8, 16}
-    tree = TokenTree(np.array([5, 7, 9]), np.array([-1, 0, 0]))
-    chosen = []
-    for model in (measured, fresh):
-        sequence = ModelSequence(model, 0, SamplingParams())
-        sequence.extend(list(range(40)))
-        chosen.append(sequence.choose(tree).tolist())
-    assert chosen[0] == chosen[1]
-
-
 def test_measuring_beside_what_is_kept_leaves_it_as_it_was() -> None:
     measured, fresh = tiny_model(rows=2), tiny_model(rows=2)
     chosen = []

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from inference.cost.billing import Billing
-from inference.drafters.tree_policies import BestFirst, Chain
+from inference.drafters.round_proposer import BestFirst, Chain
 from inference.sampling import SamplingParams
 from inference.text import Tokenizer
 from outrider.compare.__main__ import main
@@ -30,7 +30,8 @@ from outrider.models.loading import find_target
 from outrider.options.groups import TargetModelOptions
 from outrider.target.spawn import started
 from outrider.text.completion import Request, new_completion
-from tests.support.refusals import assert_refused, assert_usage_error
+from tests.support.commands import Run
+from tests.support.refusals import assert_refused
 
 SHORT = ["--num-runs", "2", "--max_new_tokens", "8", "--rtt", "0"]
 ONE_SETTING = ["--chains", "4", "--trees", "8x3"]
@@ -113,17 +114,16 @@ def test_plots_are_made_where_matplotlib_is(results: Path) -> None:
 
 
 def test_a_draft_beside_a_target_that_runs_is_compared_in_three_lines_and_a_narrow_table(
-    target: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    target: str, tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)  # an extra that is not installed
     arms = ["--architectures", f"{BASELINE},{FUSED}", "--out", str(tmp_path)]
     runs = ["--num_runs", "3", "--prompt_file", str(tmp_path / "prompts")]
     (tmp_path / "prompts").write_text("def f(x):\nimport os\n")
-    assert main([*SHORT, *runs, "--target_host", target, *arms]) == 0
+    shown = run("compare", *SHORT, *runs, "--target_host", target, *arms)
     rows, verdict = read(tmp_path)["rows"], read(tmp_path)["verdict"]
     assert [row["architecture"] for row in rows] == [BASELINE, FUSED]
     assert all(row["identical_texts"] == row["texts"] == 6 for row in rows)
-    shown = capsys.readouterr()
     assert shown.err.count("outrider[plots]") == 1
     assert {path.name for path in tmp_path.iterdir()} == FILES | {"prompts"}
     assert 1 <= len(verdict) <= 3
@@ -183,49 +183,48 @@ def test_what_is_known_to_be_missing_or_too_few_is_refused_before_anything_is_lo
         CompareOptions(**pair, architectures=alone).check_texts(1)
 
 
-@pytest.mark.parametrize(
-    ("flags", "words"),
-    [
-        (["--prompt-file", "/nowhere"], "/nowhere"),
-        (["--target_host", "127.0.0.1:1"], "127.0.0.1:1"),
-        (["--target_model", "/nowhere/model"], "/nowhere/model"),
-        (["--emulate", "nothing-known"], "nothing-known"),
-        (["--instance", "nothing.large", "--no_live"], "nothing.large"),
-    ],
+MISSING = (
+    "--prompt-file /nowhere",
+    "--target_host 127.0.0.1:1",
+    "--target_model /nowhere/model",
+    "--emulate nothing-known",
+    "--instance nothing.large --no_live",
 )
-def test_a_comparison_that_cannot_be_made_says_why(
-    flags: list[str], words: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(flags) == 1
-    assert words in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("flags", "named"),
-    [
-        (["--rtt", "-1"], "--rtt"),
-        (["--rtt", "5,5"], "--rtt"),
-        (["--chains", "8x4"], "--chains"),
-        (["--trees", "four"], "--trees"),
-        (["--architectures", "magic"], "--architectures"),
-        (["--num_runs", "0"], "--num_runs"),
-        (["--fused", "4"], "--fused"),
-        (["--cs", "50,balanced"], "--cs"),
-        (["--cs", "0,130"], "--cs"),
-        (["--cs", "0,fast"], "--cs"),
-        (["--cs", "0,50", "--architectures", BASELINE], "--cs"),
-        (["--objective", "latency"], "--objective"),
-        (["--target_host", "a:1", "--emulate", "some"], "--target_host"),
-        (["--gamma", "3"], "--gamma"),
-        (["--pace", "wait"], "--pace"),
-        (["--explain"], "--explain"),
-        (["--min_tps", "3"], "--min_tps"),
-    ],
+@pytest.mark.parametrize("flags", MISSING)
+def test_a_comparison_that_cannot_be_made_says_why(flags: str, run: Run) -> None:
+    run("compare", *flags.split()).assert_failed(flags.split()[1])
+
+
+MEANINGLESS = (
+    "--rtt -1",
+    "--rtt 5,5",
+    "--chains 8x4",
+    "--trees four",
+    "--architectures magic",
+    "--num_runs 0",
+    "--fused 4",
+    "--cs 50,balanced",
+    "--cs 0,fast",
+    "--cs 0,50 --architectures target-only",
+    "--objective latency",
+    "--target_host a:1 --emulate some",
+    "--gamma 3",
+    "--pace wait",
+    "--explain",
+    "--min_tps 3",
+    "--presets hybird",
+    "--presets hybrid --architectures hybrid",
+    "--presets subspec_sd,adaptive",
+    "--preset hybrid",
+    "--draft none",
 )
-def test_flags_that_mean_nothing_are_refused_by_name(
-    flags: list[str], named: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert_usage_error(capsys, parse, flags, [named])
+
+
+@pytest.mark.parametrize("flags", MEANINGLESS)
+def test_flags_that_mean_nothing_are_refused_by_name(flags: str, run: Run) -> None:
+    run("compare", *flags.split()).assert_usage_error(flags.split()[0])
 
 
 def test_its_flags_stand_beside_those_of_a_draft() -> None:
@@ -235,7 +234,8 @@ def test_its_flags_stand_beside_those_of_a_draft() -> None:
     assert options.chosen == (BASELINE, GROWING)
     assert options.rtt == (0.0,)
     assert parse([]) == CompareOptions()
-    assert parse(["--rtt", "3", "--chains", "5", "--trees", "6x2"]).chains == (Chain(5),)
+    swept = parse(["--rtt", "3", "--chains", "5", "--trees", "16x6"])
+    assert (swept.chains, swept.trees) == ((Chain(5),), (BestFirst(16, 6),))
 
 
 def test_the_first_difference_of_two_texts_is_found_with_the_margin_of_the_choices() -> None:
@@ -264,7 +264,3 @@ def test_memory_is_read_for_each_text_and_energy_is_unavailable_without_a_counte
     assert found.memory_target is None
     if sys.platform == "linux":
         assert found.memory_here
-
-
-def test_settings_are_read_as_they_are_written() -> None:
-    assert parse(["--trees", "16x6"]).trees == (BestFirst(16, 6),)

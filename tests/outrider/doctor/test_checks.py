@@ -12,10 +12,12 @@ import pytest
 
 from grpc_comm.certificate import CertificateFiles, make_certificate
 from grpc_comm.security import SecurityOptions
-from outrider.cli import main
 from outrider.doctor.checks import check_credentials
+from tests.support.commands import Run
 from tests.support.repository import ROOT
 from tests.support.wire_fixtures import background, free_port, successor_engine
+
+HEALTH = ["doctor", "--health", "--port"]
 
 
 def test_credentials_name_their_account(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -37,20 +39,12 @@ def test_missing_credentials_are_no_fault(monkeypatch: pytest.MonkeyPatch, tmp_p
     assert "aws configure" in found.text
 
 
-def healthy(*words: str) -> bool:
-    code = main(["doctor", "--health", *words])
-    assert code in (0, 1)
-    return code == 0
-
-
-def test_a_target_that_takes_sessions_is_healthy_and_nobody_is_not(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_target_that_takes_sessions_is_healthy_and_nobody_is_not(run: Run) -> None:
     with background(successor_engine()) as server:
-        assert healthy("--port", str(server.address.port))
-    assert not healthy("--port", str(free_port()), "--json")
-    (found,) = json.loads(capsys.readouterr().out.partition("\n")[2])["findings"]
-    assert found["severity"] == "fault"
+        assert run(*HEALTH, server.address.port).code == 0
+    away = run(*HEALTH, free_port(), "--json")
+    (found,) = json.loads(away.out)["findings"]
+    assert (away.code, found["severity"]) == (1, "fault")
 
 
 @pytest.fixture
@@ -60,7 +54,7 @@ def files(tmp_path: Path) -> CertificateFiles:
 
 
 def test_the_targets_own_certificate_is_trusted_whatever_its_name(
-    files: CertificateFiles, tmp_path: Path
+    files: CertificateFiles, tmp_path: Path, run: Run
 ) -> None:
     token = tmp_path / "token"
     token.write_text("secret")
@@ -68,10 +62,9 @@ def test_the_targets_own_certificate_is_trusted_whatever_its_name(
     security = SecurityOptions(tls_cert=files.certificate, tls_key=files.key, token_file=token)
     other = make_certificate(tmp_path / "other", ["target.example.com"])
     with background(successor_engine(), security=security) as server:
-        port = ["--port", str(server.address.port)]
-        assert healthy(*port, "--tls_cert", str(files.certificate), "--tls_key", str(files.key))
-        assert not healthy(*port, "--tls_cert", str(other.certificate), "--tls_key", str(other.key))
-        assert not healthy(*port)
+        proofs = [["--tls_cert", one.certificate, "--tls_key", one.key] for one in (files, other)]
+        asked = (run(*HEALTH, server.address.port, *proof) for proof in (*proofs, []))
+        assert [one.code for one in asked] == [0, 1, 1]
 
 
 def test_asking_for_health_needs_no_torch() -> None:

@@ -4,21 +4,21 @@ refused before a text is begun.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 
 from grpc_comm.server.server import BackgroundServer
-from inference.errors import InvalidRequest, UnsupportedModel
+from inference.errors import UnsupportedModel
 from inference.model.config import read_config
-from outrider.cli import main
 from outrider.draft_methods import eagle
 from outrider.models.directories import EMBEDDED
 from outrider.options.roles import FusedTargetRole
 from outrider.target.target import load_target
 from tests.support import heads
+from tests.support.commands import Run
 from tests.support.models import tiny_model
+from tests.support.refusals import assert_refused
 from tests.support.scripted_models import ScriptedModel, useless
 
 
@@ -32,7 +32,7 @@ def head(tmp_path: Path) -> str:
 
 @pytest.mark.parametrize("emulated", [False, True])
 def test_a_head_beside_the_target_makes_the_targets_own_text(
-    head: str, emulated: bool, capsys: pytest.CaptureFixture[str]
+    head: str, emulated: bool, run: Run
 ) -> None:
     """Also one that guesses at random."""
     more = {"emulate": "llama-3.1-8b-trn1.2xlarge-measured"} if emulated else {}
@@ -41,30 +41,28 @@ def test_a_head_beside_the_target_makes_the_targets_own_text(
     )
     with BackgroundServer(load_target(options)) as server:
         flags = ["--prompt", "def main(argv):", "--max_new_tokens", "24", "--seed", "3"]
-        command = ["--role", "fused_client", "--port", str(server.address.port), *flags]
-        assert main([*command, "--temperature", "0.8", "--json", "--baseline"]) == 0
-    said = capsys.readouterr()
-    record = json.loads(said.out)
+        flags += ["--temperature", "0.8", "--json", "--baseline"]
+        said = run("fused_client", "--port", server.address.port, *flags)
+    (record,) = said.records
     assert record["token_ids"] == record["baseline"]["token_ids"]
     assert f"with {head} beside it" in said.err
     assert "on inputs of layers 2, 4, 6 of outrider-embedded-target" in said.err
 
 
 def test_a_head_must_be_named() -> None:
-    with pytest.raises(InvalidRequest, match="--draft eagle needs --draft_model"):
-        eagle.find(FusedTargetRole(draft="eagle"), tiny_model())
+    role = FusedTargetRole(draft="eagle")
+    assert_refused(lambda: eagle.find(role, tiny_model()), ["--draft eagle", "--draft_model"])
 
 
 def test_a_target_that_keeps_no_features_is_refused(head: str) -> None:
-    target = ScriptedModel(useless, rows=1, capacity=100)
-    with pytest.raises(UnsupportedModel, match="a target on cpu or cuda"):
-        eagle.find(FusedTargetRole(draft="eagle", draft_model=head), target)
+    role = FusedTargetRole(draft="eagle", draft_model=head)
+    target = ScriptedModel(useless, capacity=100)
+    assert_refused(lambda: eagle.find(role, target), ["cpu or cuda"], UnsupportedModel)
 
 
 def test_a_head_for_another_target_is_refused(tmp_path: Path) -> None:
     config = read_config(EMBEDDED / "target")
     raw = heads.raw_config(config, hidden_size=64)
     heads.write_head(tmp_path, raw, heads.tensors_of(config))
-    options = FusedTargetRole(port=0, batch=1, draft="eagle", draft_model=str(tmp_path))
-    with pytest.raises(UnsupportedModel, match="hidden size 64, this one has 256"):
-        load_target(options)
+    role = FusedTargetRole(port=0, batch=1, draft="eagle", draft_model=str(tmp_path))
+    assert_refused(lambda: load_target(role), ["64", "256"], UnsupportedModel)

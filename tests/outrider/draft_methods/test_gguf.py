@@ -12,10 +12,15 @@ import pytest
 import torch
 
 from grpc_comm.server.server import BackgroundServer
-from inference.errors import InvalidRequest, Mismatch, MissingExtra, UnsupportedModel
+from inference.errors import (
+    InvalidRequest,
+    Mismatch,
+    MissingExtra,
+    OutriderError,
+    UnsupportedModel,
+)
 from inference.model.checkpoint import load_decoder
 from inference.text import Tokenizer
-from outrider.cli import main
 from outrider.draft_methods import find_draft
 from outrider.models.directories import EMBEDDED
 from outrider.models.gguf_file import GgufFile
@@ -23,32 +28,36 @@ from outrider.models.sequence_length import Capacity
 from outrider.options.groups import DeviceOptions
 from outrider.options.roles import DraftRole, TargetRole
 from outrider.target.target import load_target
+from tests.support.commands import Run
 from tests.support.gguf_files import write_gguf
+from tests.support.refusals import assert_refused
 
 PROMPT = "def read_lines(path):"
 
 
-def test_draft_gguf_needs_a_gguf_file() -> None:
-    for name in (None, str(EMBEDDED / "draft")):
-        with pytest.raises(InvalidRequest, match=r"--draft_model FILE\.gguf: got "):
-            find_draft(DraftRole(draft="gguf", draft_model=name))
+CONTENTS: dict[str, tuple[str, type[OutriderError], str]] = {
+    "page.gguf": ("<html>", UnsupportedModel, "does not begin with GGUF"),
+    "none.gguf": ("", InvalidRequest, "no such file"),
+    "model.gguf": ("GGUF", MissingExtra, 'pip install "outrider[gguf]"'),
+}
 
 
-def test_what_is_no_gguf_file_is_told_before_llama_cpp_is_needed(tmp_path: Path) -> None:
-    (tmp_path / "page.gguf").write_text("<html>", encoding="utf-8")
-    with pytest.raises(UnsupportedModel, match="does not begin with GGUF"):
-        find_draft(DraftRole(draft="gguf", draft_model=str(tmp_path / "page.gguf")))
-    with pytest.raises(InvalidRequest, match="no such file"):
-        find_draft(DraftRole(draft="gguf", draft_model=str(tmp_path / "none.gguf")))
+@pytest.mark.parametrize("name", [None, str(EMBEDDED / "draft")])
+def test_draft_gguf_needs_a_gguf_file(name: str | None) -> None:
+    role = DraftRole(draft="gguf", draft_model=name)
+    assert_refused(lambda: find_draft(role), ["--draft_model FILE.gguf: got "])
 
 
-def test_without_the_extra_the_error_names_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("name", CONTENTS)
+def test_what_is_no_gguf_file_is_told_before_llama_cpp_is_needed(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    content, error, said = CONTENTS[name]
     monkeypatch.setitem(sys.modules, "llama_cpp", None)
-    (tmp_path / "model.gguf").write_bytes(b"GGUF")
-    with pytest.raises(MissingExtra, match=r"pip install 'outrider\[gguf\]'"):
-        find_draft(DraftRole(draft="gguf", draft_model=str(tmp_path / "model.gguf")))
+    if content:
+        (tmp_path / name).write_text(content, encoding="utf-8")
+    role = DraftRole(draft="gguf", draft_model=str(tmp_path / name))
+    assert_refused(lambda: find_draft(role), [said], error)
 
 
 @pytest.fixture(scope="module")
@@ -85,19 +94,12 @@ def port(request: pytest.FixtureRequest, files: dict[str, Path]) -> Iterator[str
 @pytest.mark.parametrize("temperature", ["0", "0.7", "1"])
 @pytest.mark.parametrize("draft", ["gguf", "model"])
 def test_a_drafted_text_is_the_text_of_the_target_alone(
-    capsys: pytest.CaptureFixture[str],
-    files: dict[str, Path],
-    port: str,
-    draft: str,
-    temperature: str,
-    pace: str,
+    run: Run, files: dict[str, Path], port: str, draft: str, temperature: str, pace: str
 ) -> None:
     model = files["draft"] if draft == "gguf" else EMBEDDED / "draft"
-    flags = ["--port", port, "--draft", draft, "--draft_model", str(model), "--prompt", PROMPT]
-    flags += ["--max_new_tokens", "64", "--temperature", temperature, "--seed", "3"]
-    flags += ["--pace", pace]
-    assert main(["--role", "draft", *flags, "--baseline", "--json"]) == 0
-    made = json.loads(capsys.readouterr().out)
+    flags = ["--port", port, "--draft", draft, "--draft_model", model, "--pace", pace]
+    text = ["--max_new_tokens", "64", "--temperature", temperature, "--seed", "3"]
+    (made,) = run("run", PROMPT, *flags, *text, "--baseline", "--json").records
     assert made["token_ids"] == made["baseline"]["token_ids"]
     if pace == "wait":  # else the target may be done before the draft's first call
         assert made["draft_calls"] > 0
@@ -130,23 +132,16 @@ def test_a_tokenizer_made_from_the_file_is_refused_where_its_ids_are_not_the_fil
 
 
 @pytest.mark.extended
-def test_files_are_listed_with_the_pairs_that_fit(
-    capsys: pytest.CaptureFixture[str], files: dict[str, Path]
-) -> None:
-    assert main(["list", "--json", "--directory", str(files["draft"].parent)]) == 0
-    listed = json.loads(capsys.readouterr().out)
+def test_files_are_listed_with_the_pairs_that_fit(run: Run, files: dict[str, Path]) -> None:
+    listed = json.loads(run("list", "--json", "--directory", files["draft"].parent).out)
     assert [str(files["draft"]), str(files["target"])] in listed["pairs"]
     assert ["outrider-embedded-draft", str(files["target"])] in listed["pairs"]
 
 
 @pytest.mark.extended
 def test_options_that_llama_cpp_does_not_have_are_refused(files: dict[str, Path]) -> None:
-    found = GgufFile.find(str(files["draft"]))
-    for options, said in (
-        (DeviceOptions(dtype="float16"), "--dtype float16: a GGUF file has its own precision"),
-        (DeviceOptions(device="neuron"), "--device neuron: llama.cpp computes"),
-    ):
-        with pytest.raises((InvalidRequest, UnsupportedModel), match=said):
-            found.load(options, Capacity(1, 64, 8, 8))
-    with pytest.raises(InvalidRequest, match=r"2 to 1024 \(llama\.context_length\)"):
-        found.sequence_length(2000)
+    found, room = GgufFile.find(str(files["draft"])), Capacity(1, 64, 8, 8)
+    narrow, neuron = DeviceOptions(dtype="float16"), DeviceOptions(device="neuron")
+    assert_refused(lambda: found.load(narrow, room), ["--dtype float16"])
+    assert_refused(lambda: found.load(neuron, room), ["--device neuron"], UnsupportedModel)
+    assert_refused(lambda: found.sequence_length(2000), ["2 to 1024 (llama.context_length)"])

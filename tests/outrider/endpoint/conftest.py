@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from pathlib import Path
+from contextlib import closing, contextmanager, suppress
+from typing import Any, NamedTuple
 
+import httpx
 import pytest
 import uvicorn
 
@@ -16,6 +18,7 @@ from grpc_comm.transport import Address
 from outrider.endpoint.access import allowed_hosts
 from outrider.endpoint.run import create_app, http_config, listening
 from outrider.endpoint.target_manager import TargetManager
+from outrider.endpoint.text_runner import TextRunner
 from outrider.options.roles import ServeRole, TargetRole
 from outrider.target.target import load_target
 from outrider.terminal.live_text import silent
@@ -47,6 +50,33 @@ def http_server(
         server.should_exit = True
         thread.join()
         bound.close()
+
+
+class Opened(NamedTuple):
+    """A manager with its target open, and a server in front of it."""
+
+    manager: TargetManager
+    texts: TextRunner
+    address: str
+
+
+@contextmanager
+def opened(
+    target: str, keys: tuple[str, ...] = (), admin_keys: tuple[str, ...] = (), **options: Any
+) -> Iterator[Opened]:
+    """No draft is loaded unless the options say so."""
+    manager = TargetManager(ServeRole(target_host=target, **{"target_only": True} | options))
+    texts = manager.open()
+    with closing(manager), http_server(manager, keys, admin_keys) as address:
+        yield Opened(manager, texts, address)
+
+
+def page_events(http: httpx.Client, asked: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+    """What the page hears of a text, in order."""
+    lines = http.post("/page/texts", json=asked).text.splitlines()
+    names = [line.removeprefix("event: ") for line in lines if line.startswith("event: ")]
+    data = [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: ")]
+    return list(zip(names, data, strict=True))
 
 
 @contextmanager
@@ -84,16 +114,27 @@ def manager(target: str) -> Iterator[TargetManager]:
 
 
 @pytest.fixture(scope="module")
+def texts(manager: TargetManager) -> TextRunner:
+    assert manager.texts is not None
+    return manager.texts
+
+
+@pytest.fixture(scope="module")
 def server(manager: TargetManager) -> Iterator[str]:
     with http_server(manager) as address:
         yield address
 
 
 @pytest.fixture(scope="module")
-def own_text(manager: TargetManager) -> Callable[..., str]:
+def http(server: str) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=server, timeout=WAIT) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def own_text(texts: TextRunner) -> Callable[..., str]:
     """The target's own text, made without any draft."""
-    assert manager.texts is not None
-    client = manager.texts.client
+    client = texts.client
 
     def make(prompt: str, tokens: int, temperature: float = 0.0, seed: int = 0) -> str:
         from outrider.text.prompts import Parameters, make_request
@@ -103,11 +144,3 @@ def own_text(manager: TargetManager) -> Callable[..., str]:
         return client.complete(request, silent, threading.Event(), alone=True).text
 
     return make
-
-
-@pytest.fixture
-def keys(tmp_path: Path) -> Path:
-    path = tmp_path / "keys"
-    path.touch(mode=0o600)
-    path.write_text("# alice\nalice-0123456789abcdef\n", encoding="utf-8")
-    return path

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from threading import Event, Thread
 
 import httpx
@@ -14,9 +14,8 @@ from inference.errors import Busy, LimitExceeded, Unavailable
 from outrider.endpoint.access import MOST_HEAD
 from outrider.endpoint.target_manager import TargetManager
 from outrider.endpoint.text_runner import TextRunner
-from outrider.options.roles import ServeRole
 from outrider.text.completion import Completion
-from tests.outrider.endpoint.conftest import http_server, sent, until_closed
+from tests.outrider.endpoint.conftest import http_server, opened, sent, until_closed
 from tests.support.wire_fixtures import WAIT, eventually
 
 ALICE, BOB, ROOT = "alice-0123456789abcdef", "bob-0123456789abcdef", "root-0123456789abcdef"
@@ -32,11 +31,9 @@ def bearer(key: str) -> dict[str, str]:
 def test_only_an_administrator_changes_what_everybody_uses(
     target: str, keys: tuple[str, ...], admin_keys: tuple[str, ...]
 ) -> None:
-    opened = TargetManager(ServeRole(target_host=target, target_only=True))
-    opened.open()
     alice, root = bearer(ALICE), bearer(ROOT)
     start = {"address": target, "target_only": True}
-    with closing(opened), http_server(opened, keys, admin_keys) as address:
+    with opened(target, keys, admin_keys) as (manager, _, address):
         everybody = not keys and not admin_keys
         for path, asked in (("steer", {"cs": 0}), ("start", start), ("stop", {})):
             answer = httpx.post(f"{address}/page/{path}", json=asked, headers=alice, timeout=WAIT)
@@ -44,7 +41,7 @@ def test_only_an_administrator_changes_what_everybody_uses(
             assert refused is not everybody
             if refused:
                 assert answer.json()["error"]["code"] == "admin_key_needed"
-                assert opened.texts is not None
+                assert manager.texts is not None
         asked = TEXT if not everybody else start
         path = "v1/completions" if not everybody else "page/start"
         assert httpx.post(f"{address}/{path}", json=asked, headers=alice, timeout=WAIT).is_success
@@ -122,23 +119,21 @@ def holding(texts: TextRunner, caller: str, count: int) -> Iterator[None]:
 
 
 def test_a_caller_among_several_leaves_room_for_others(target: str) -> None:
-    opened = TargetManager(ServeRole(target_host=target, target_only=True, most_texts=8))
-    texts = opened.open()
-    with closing(opened), holding(texts, "alice", 6):
+    with opened(target, most_texts=8) as (_, texts, _), holding(texts, "alice", 6):
         with pytest.raises(Busy, match="6 of them for this caller"):
             texts.check_room(1, "alice")
         texts.check_room(1, "bob")
         texts.check_room(2)
         with pytest.raises(LimitExceeded, match="at most 6"):
             texts.check_room(7, "bob")
+        with pytest.raises(LimitExceeded, match="9 texts"):
+            texts.check_room(9)
         with holding(texts, "bob", 1), holding(texts, "carol", 1), pytest.raises(Busy):
             texts.check_room(1, "dave")
 
 
 def test_each_key_is_a_caller_of_its_own(target: str) -> None:
-    opened = TargetManager(ServeRole(target_host=target, target_only=True, most_texts=2))
-    texts = opened.open()
-    with closing(opened), http_server(opened, (ALICE, BOB)) as address:
+    with opened(target, (ALICE, BOB), most_texts=2) as (_, texts, address):
         for path in ("v1/completions", "page/texts"):
             chat = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 2}
             asked = TEXT if path.startswith("v1") else chat

@@ -1,39 +1,173 @@
-"""Guards of the server: bounds of requests, headers of the page, odd bodies, and fields that the
-endpoint does not serve, which are refused by name or harmless.
+"""What the endpoint refuses: bodies that are no request, fields that it does not serve, and work
+beyond its bounds, each told in the interface's shape with the field that is wrong.
 """
 
 from __future__ import annotations
 
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import httpx
 import pytest
 
-from inference.errors import InvalidRequest
+from inference.text import Tokenizer
 from outrider.endpoint.access import read_keys
-from outrider.endpoint.requests import MOST_BYTES, NEUTRAL, UNSERVED, ChatRequest
-
-
-def test_keys_that_others_may_read_are_refused(keys: Path) -> None:
-    assert read_keys(keys) == ("alice-0123456789abcdef",)
-    keys.chmod(0o644)
-    with pytest.raises(InvalidRequest, match="others may read"):
-        read_keys(keys)
-
+from outrider.endpoint.failures import MOST_SIGNS
+from outrider.endpoint.requests import (
+    MOST_BYTES,
+    MOST_MESSAGES,
+    MOST_PROMPTS,
+    NEUTRAL,
+    UNSERVED,
+    ChatRequest,
+)
+from outrider.endpoint.text_runner import TextRunner
+from outrider.text.prompts import SLICE, Parameters, PromptTooLong, make_request
+from tests.support.refusals import assert_refused
 
 JSON = {"Content-Type": "application/json"}
+TEXT, CHAT, PAGE = "/v1/completions", "/v1/chat/completions", "/page/texts"
+SAID = {"role": "user", "content": "def main():"}
+SHORT: dict[str, dict[str, Any]] = {
+    path: {"max_tokens": 2} | ({"prompt": "def main():"} if path == TEXT else {"messages": [SAID]})
+    for path in (TEXT, CHAT, PAGE)
+}
+IMAGE = [{"type": "image_url", "image_url": {"url": "data:,"}}]
+CALL = {"role": "assistant", "content": None, "tool_calls": [{"id": "1"}]}
+LONG = "def f(x): " * (MOST_BYTES // 20)
+"""Half of what a body may hold."""
+
+UNPAIRED = b"\\ud800"
+UNKNOWN, TOO_LONG = "unsupported_parameter", "context_length_exceeded"
+
+
+class Refused(NamedTuple):
+    """A request that is refused."""
+
+    path: str
+    body: dict[str, Any] | bytes  # fields beside a short text; or the whole body
+    param: str | None = None
+    shown: str = ""
+    code: str | None = None
+    status: int = 400
+
+
+REFUSED = {
+    "unknown model": Refused(CHAT, {"model": "gpt-9"}, "model", "gpt-9", "model_not_found", 404),
+    "no tokens": Refused(CHAT, {"max_tokens": 0}, "max_tokens"),
+    "negative temperature": Refused(CHAT, {"temperature": -1}, "temperature"),
+    "not a number": Refused(CHAT, {"top_p": "much"}, "top_p"),
+    "too many texts": Refused(CHAT, {"n": 99}, "n"),
+    "tools": Refused(CHAT, {"tools": [{"type": "function"}]}, "tools", code=UNKNOWN),
+    "json": Refused(CHAT, {"response_format": {"type": "json_object"}}, "response_format"),
+    "logprobs": Refused(CHAT, {"logprobs": True}, "logprobs"),
+    "empty stop": Refused(CHAT, {"stop": [""]}),
+    "no penalty": Refused(CHAT, {"repetition_penalty": 0}, "repetition_penalty"),
+    "greedy by a switch": Refused(CHAT, {"do_sample": False}, "do_sample"),
+    "special tokens": Refused(CHAT, {"skip_special_tokens": False}, "skip_special_tokens"),
+    "tool call": Refused(CHAT, {"messages": [SAID, CALL]}, "tool_calls", code=UNKNOWN),
+    "image": Refused(
+        CHAT, {"messages": [SAID | {"content": IMAGE}]}, "messages.0.content.0.type", "'text'"
+    ),
+    "silent user": Refused(
+        CHAT, {"messages": [SAID | {"content": None}]}, "messages.0", "user needs"
+    ),
+    "long chat": Refused(
+        CHAT, {"messages": [SAID | {"content": "x = 1\n" * 2000}]}, "messages", "1024", TOO_LONG
+    ),
+    "long text": Refused(TEXT, {"prompt": LONG}, "prompt", "1024", TOO_LONG),
+    "too many at once": Refused(TEXT, {"prompt": ["x"] * 41}, shown="41"),
+    **{
+        f"{name} of a {path.split('/')[2]}": Refused(path, {name: 0.9}, name, name, UNKNOWN)
+        for name in UNSERVED
+        for path in (TEXT, CHAT)
+    },
+    **{
+        f"body {body!r}": Refused(CHAT, body)
+        for body in (b"", b"{", b"[]", b'{"messages": "x"}', b'{"messages": []}', b"\xff\xfe")
+    },
+    "half of a pair in a prompt": Refused(TEXT, b'{"prompt": "%s"}' % UNPAIRED, shown="unicode"),
+    **{
+        f"half of a pair in a message of {path}": Refused(
+            path, b'{"messages": [{"role": "user", "content": "%s"}]}' % UNPAIRED, shown="unicode"
+        )
+        for path in (CHAT, PAGE)
+    },
+    **{
+        f"half of a pair in {field}": Refused(
+            TEXT, b'{"prompt": "abc", "%s": "%s"}' % (field.encode(), UNPAIRED)
+        )
+        for field in ("model", "prompt_cache_key", "stop")
+    },
+    "half of a pair in an address": Refused("/page/start", b'{"address": "%s"}' % UNPAIRED),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+@pytest.mark.parametrize("streamed", [False, True])
+def test_what_is_not_served_is_refused_in_the_interfaces_shape(
+    server: str, name: str, streamed: bool
+) -> None:
+    path, body, param, shown, code, status = REFUSED[name]
+    if isinstance(body, bytes):
+        answer = httpx.post(f"{server}{path}", content=body, headers=JSON)
+    else:
+        answer = httpx.post(f"{server}{path}", json=SHORT[path] | {"stream": streamed} | body)
+    error = answer.json()["error"]
+    assert answer.status_code == status
+    assert error["type"] == "invalid_request_error"
+    assert error["message"]
+    assert shown in error["message"]
+    assert code in (None, error["code"])
+    assert isinstance(body, bytes) or error["param"] == param
+
+
+@pytest.mark.parametrize(("name", "values"), NEUTRAL.items())
+def test_a_value_that_asks_for_nothing_passes(name: str, values: tuple[Any, ...]) -> None:
+    for value in (None, *values):
+        assert ChatRequest.model_validate({"messages": [SAID], name: value})
+
+
+def test_what_asks_for_nothing_and_what_is_unknown_is_no_refusal(server: str) -> None:
+    parts = [SAID | {"content": [{"type": "text", "text": "def main():"}]}]
+    silent = [SAID, {"role": "assistant", "content": None}, SAID]
+    for more in (
+        {"messages": parts, "tools": [], "logprobs": False, "response_format": {"type": "text"}},
+        {"messages": silent, "stream_options": {"include_usage": None}},
+        {"user": "alice", "some_other_field": 1, "frequency_penalty": 0},
+    ):
+        assert httpx.post(f"{server}{CHAT}", json=SHORT[CHAT] | more).status_code == 200
+
+
+@pytest.mark.parametrize(("method", "path"), [("POST", "embeddings"), ("GET", "completions")])
+def test_a_route_that_is_not_served_is_named(server: str, method: str, path: str) -> None:
+    answer = httpx.request(method, f"{server}/v1/{path}", json={})
+    assert answer.status_code == 404
+    assert f"{method} /v1/{path}" in answer.json()["error"]["message"]
+
+
+def test_a_body_without_its_header_is_told_which_one_is_missing(server: str) -> None:
+    answer = httpx.post(f"{server}{TEXT}", content=b'{"prompt": "abc"}')
+    assert answer.status_code == 400
+    assert "Content-Type: application/json" in answer.json()["error"]["message"]
 
 
 @pytest.mark.parametrize("chunked", [False, True])
-@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/page/texts"])
+@pytest.mark.parametrize("path", SHORT)
 def test_a_body_beyond_the_bound_is_refused(server: str, path: str, chunked: bool) -> None:
     body = b" " * (MOST_BYTES + 1)
     content = iter([body[: MOST_BYTES // 2], body[MOST_BYTES // 2 :]]) if chunked else body
     answer = httpx.post(f"{server}{path}", content=content, headers=JSON)
     assert answer.status_code == 413
     assert str(MOST_BYTES) in answer.json()["error"]["message"]
+
+
+def test_what_was_sent_is_not_sent_back_without_a_bound(server: str) -> None:
+    for more in ({"stop": ["y" * 4_000_000]}, {"model": "y" * 4_000_000}):
+        answer = httpx.post(f"{server}{TEXT}", json={"prompt": "abc"} | more)
+        assert 400 <= answer.status_code < 500
+        assert len(answer.content) < 2 * MOST_SIGNS
 
 
 def test_a_flood_of_headers_ends_the_connection(server: str) -> None:
@@ -57,66 +191,71 @@ def test_only_files_of_the_page_are_served(server: str, path: str) -> None:
     assert answer.status_code == 404
 
 
-@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/page/texts"])
-def test_half_of_a_surrogate_pair_is_refused(server: str, path: str) -> None:
-    field = (
-        '"prompt": "\\ud800"'
-        if path == "/v1/completions"
-        else '"messages": [{"role": "user", "content": "\\ud800"}]'
-    )
-    answer = httpx.post(f"{server}{path}", content=f"{{{field}}}", headers=JSON)
-    assert "unicode" in answer.json()["error"]["message"]
-    assert answer.status_code == 400
+def test_keys_that_others_may_read_are_refused(tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text("# alice\nalice-0123456789abcdef\n", encoding="utf-8")
+    keys.chmod(0o600)
+    assert read_keys(keys) == ("alice-0123456789abcdef",)
+    keys.chmod(0o644)
+    assert_refused(lambda: read_keys(keys), [str(keys)])
 
 
-def test_a_wrong_part_of_a_message_is_named(server: str) -> None:
-    image = {"type": "image_url", "image_url": {"url": "data:,"}}
-    asked = {"messages": [{"role": "user", "content": [image]}]}
-    error = httpx.post(f"{server}/v1/chat/completions", json=asked).json()["error"]
-    assert error["param"] == "messages.0.content.0.type"
-    assert "'text'" in error["message"]
+# --- no work before a bound is checked
 
 
-def test_more_texts_than_are_ever_made_at_once_are_no_reason_to_come_again(server: str) -> None:
-    answer = httpx.post(f"{server}/v1/completions", json={"prompt": ["x"] * 41})
-    assert answer.status_code == 400
-    assert "41" in answer.json()["error"]["message"]
+@pytest.fixture
+def encoded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Characters of each text that is cut into tokens."""
+    sizes, whole = list[int](), Tokenizer._ids
 
+    def counted(self: Tokenizer, text: str, **how: bool) -> list[int]:
+        sizes.append(len(text))
+        return whole(self, text, **how)
 
-CHAT = [{"role": "user", "content": "def main():"}]
-
-
-@pytest.mark.parametrize("name", UNSERVED)
-@pytest.mark.parametrize("path", ["completions", "chat/completions"])
-def test_a_field_that_would_change_the_text_is_refused_by_its_name(
-    server: str, path: str, name: str
-) -> None:
-    asked = {"messages": CHAT} if path.startswith("chat") else {"prompt": "def main():"}
-    answer = httpx.post(f"{server}/v1/{path}", json=asked | {name: 0.9, "max_tokens": 2})
-    error = answer.json()["error"]
-    assert (answer.status_code, error["param"]) == (400, name)
-    assert error["code"] == "unsupported_parameter"
-    assert error["message"].startswith(f"{name} is not served")
-
-
-@pytest.mark.parametrize(("name", "values"), NEUTRAL.items())
-def test_a_value_that_asks_for_nothing_passes(name: str, values: tuple[Any, ...]) -> None:
-    for value in (None, *values):
-        assert ChatRequest.model_validate({"messages": CHAT, name: value})
+    monkeypatch.setattr(Tokenizer, "_ids", counted)
+    return sizes
 
 
 @pytest.mark.parametrize(
-    ("name", "value"),
-    [("repetition_penalty", 0), ("do_sample", False), ("skip_special_tokens", False)],
+    ("prompt", "param"),
+    [
+        (LONG, "prompt"),
+        ("x" * len(LONG), "prompt"),
+        ([3] * 1_000_000, "prompt"),
+        ([SAID | {"content": LONG}], "messages"),
+        ([SAID] * 2000, "messages"),
+    ],
+    ids=["words", "one word", "ids", "message", "messages"],
 )
-def test_a_false_that_asks_for_something_is_refused(server: str, name: str, value: Any) -> None:
-    asked = {"messages": CHAT, "max_tokens": 2, name: value}
-    error = httpx.post(f"{server}/v1/chat/completions", json=asked).json()["error"]
-    assert error["param"] == name
+def test_work_on_a_prompt_is_bounded_by_the_sequence_length(
+    texts: TextRunner, encoded: list[int], prompt: Any, param: str
+) -> None:
+    with pytest.raises(PromptTooLong, match="1024") as refused:
+        make_request(texts.client, prompt, Parameters(1))
+    assert refused.value.param == param
+    assert sum(encoded) <= SLICE
 
 
-def test_a_message_with_a_tool_call_is_refused(server: str) -> None:
-    call = {"role": "assistant", "content": None, "tool_calls": [{"id": "1"}]}
-    asked = {"messages": [*CHAT, call], "max_tokens": 2}
-    error = httpx.post(f"{server}/v1/chat/completions", json=asked).json()["error"]
-    assert (error["param"], error["code"]) == ("tool_calls", "unsupported_parameter")
+def test_a_long_prompt_of_few_tokens_is_made(texts: TextRunner) -> None:
+    longest = max(texts.client.tokenizer.ids(), key=len).replace("Ċ", "\n").replace("Ġ", " ")
+    prompt = longest * (texts.client.length - 24)
+    assert len(prompt) > 8 * texts.client.length
+    made = make_request(texts.client, prompt, Parameters(1))
+    assert texts.client.tokenizer.decode(made.ids) == prompt
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "shown"),
+    [
+        (TEXT, {"prompt": ["a"] * 200, "n": 8}, 1600),
+        (TEXT, {"prompt": ["a"] * (MOST_PROMPTS + 1), "n": 8}, MOST_PROMPTS),
+        (TEXT, {"prompt": ["a"] * 40_000, "n": 8}, MOST_PROMPTS),
+        (CHAT, {"messages": [SAID] * (MOST_MESSAGES + 1)}, MOST_MESSAGES),
+    ],
+)
+def test_too_many_texts_or_messages_are_refused_before_any_is_read(
+    server: str, encoded: list[int], path: str, body: dict[str, Any], shown: int
+) -> None:
+    answer = httpx.post(f"{server}{path}", json=body)
+    assert (answer.status_code, encoded) == (400, [])
+    assert str(shown) in answer.json()["error"]["message"]

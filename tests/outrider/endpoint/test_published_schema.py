@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import closing
 
 import pytest
 import schemathesis
@@ -21,7 +20,7 @@ from outrider.endpoint.run import create_app
 from outrider.endpoint.target_manager import TargetManager
 from outrider.options.roles import ServeRole, TargetRole
 from outrider.target.target import load_target
-from tests.outrider.endpoint.conftest import http_server
+from tests.outrider.endpoint.conftest import opened
 
 pytestmark = pytest.mark.extended
 
@@ -50,9 +49,6 @@ def short_target() -> Iterator[str]:
 def test_every_answer_is_one_that_the_schema_has(
     short_target: str, name: str, mode: GenerationMode
 ) -> None:
-    manager = TargetManager(ServeRole(target_host=short_target, target_only=True, patience=0))
-    manager.open()
-
     @settings(
         max_examples=CASES,
         database=None,
@@ -70,5 +66,5 @@ def test_every_answer_is_one_that_the_schema_has(
         if answer.status_code != 503:
             case.validate_response(answer, checks=[not_a_server_error])
 
-    with closing(manager), http_server(manager) as address:
+    with opened(short_target, patience=0) as (*_, address):
         ask()

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import socket
+import subprocess
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -19,31 +21,24 @@ import pytest
 from grpc_comm.server.server import BackgroundServer
 from inference.errors import InvalidRequest, OutriderError, Unavailable
 from outrider.endpoint.failures import ApiError
+from outrider.endpoint.run import SERVING
 from outrider.endpoint.target_manager import TargetManager
-from outrider.endpoint.text_runner import TextRunner
+from outrider.endpoint.text_runner import READERS, TextRunner
 from outrider.options.roles import ServeRole, TargetRole
+from outrider.target.spawn import role_command, role_environment
 from outrider.target.target import load_target
 from outrider.text.completion import Completion, Piece
 from outrider.text.prompts import Parameters, going_on, make_request
 from outrider.text.runner import CompletionStream
-from tests.outrider.endpoint.conftest import http_server
-from tests.support.wire_fixtures import eventually
+from tests.outrider.endpoint.conftest import http_server, opened, page_events
+from tests.support.wire_fixtures import WAIT, eventually
 
 PROMPT = "def main():"
 LONG = {"prompt": PROMPT, "max_tokens": 900, "temperature": 0}
 
 
-def _opened(manager: TargetManager) -> TextRunner:
-    assert manager.texts is not None
-    return manager.texts
-
-
-def _wait_until_idle(texts: TextRunner) -> None:
-    eventually(lambda: not texts.running)
-
-
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/completions?streamed", "/page/texts"])
-def test_a_client_may_leave_at_any_moment(server: str, manager: TargetManager, path: str) -> None:
+def test_a_client_may_leave_at_any_moment(server: str, texts: TextRunner, path: str) -> None:
     asked = {"messages": [{"role": "user", "content": PROMPT}], "max_tokens": 900}
     if not path.startswith("/page"):
         asked = LONG | {"stream": path.endswith("streamed"), "n": 2}
@@ -52,31 +47,27 @@ def test_a_client_may_leave_at_any_moment(server: str, manager: TargetManager, p
     head = f"POST {path} HTTP/1.1\r\nHost: {place}\r\nContent-Length: {len(body)}\r\n"
     whole = head.encode() + b"Content-Type: application/json\r\n\r\n" + body
     host, port = place.split(":")
-    for sent, seconds in (
-        (9, 0),
-        (len(whole) - 1, 0),
-        *((len(whole), 2**n / 1000) for n in range(9)),
-    ):
+    moments = [(9, 0), (len(whole) - 1, 0), *((len(whole), 2**n / 1000) for n in range(9))]
+    for sent, seconds in moments:
         with socket.create_connection((host, int(port))) as connection:
             connection.sendall(whole[:sent])
             time.sleep(seconds)
-        _wait_until_idle(_opened(manager))
+        eventually(lambda: not texts.running)
 
 
 def _breaks(put: Callable[[Piece], None], end: Event) -> Completion:
     raise RuntimeError("this is a defect")
 
 
+async def _make(texts: TextRunner) -> None:
+    async for _ in texts.run([_breaks]):
+        pass
+
+
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_a_defect_in_a_texts_thread_ends_its_request(manager: TargetManager) -> None:
-    texts = _opened(manager)
-
-    async def make() -> None:
-        async for _ in texts.run([_breaks]):
-            pass
-
+def test_a_defect_in_a_texts_thread_ends_its_request(texts: TextRunner) -> None:
     with pytest.raises(OutriderError, match="error of this program"):
-        asyncio.run(asyncio.wait_for(make(), 20))
+        asyncio.run(asyncio.wait_for(_make(texts), 20))
     assert not texts.running
 
 
@@ -88,12 +79,36 @@ def test_a_defect_in_a_streams_thread_ends_its_iteration() -> None:
     stream.close()
 
 
+def test_prompts_that_wait_for_a_thread_are_dropped_when_their_callers_leave(
+    texts: TextRunner,
+) -> None:
+    gate, begun, told = Event(), list[int](), list[bool]()
+
+    def work(number: int) -> Any:
+        def read(left: Event) -> None:
+            begun.append(number)
+            assert gate.wait(WAIT)
+            told.append(left.wait(WAIT))
+
+        return read
+
+    async def leave_all() -> None:
+        tasks = [asyncio.create_task(texts.read(work(number))) for number in range(6)]
+        await asyncio.to_thread(eventually, lambda: len(begun) == READERS)
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+        gate.set()
+
+    asyncio.run(leave_all())
+    eventually(lambda: len(told) == READERS)
+    assert (begun, told) == (list(range(READERS)), [True] * READERS)
+
+
 @pytest.mark.parametrize("streamed", [False, True])
 def test_a_text_that_a_stopped_target_cut_does_not_look_whole(target: str, streamed: bool) -> None:
-    manager = TargetManager(ServeRole(target_host=target, target_only=True))
-    texts = manager.open()
-    with closing(manager), http_server(manager) as address, ThreadPoolExecutor(1) as pool:
-        asked = LONG | {"stream": streamed}
+    asked = LONG | {"stream": streamed}
+    with opened(target) as (manager, texts, address), ThreadPoolExecutor(1) as pool:
         answer = pool.submit(httpx.post, f"{address}/v1/completions", json=asked, timeout=60)
         eventually(lambda: bool(texts.running))
         manager.close("the target was stopped")
@@ -101,19 +116,14 @@ def test_a_text_that_a_stopped_target_cut_does_not_look_whole(target: str, strea
             assert answer.result().json()["error"]["code"] == "target_unavailable"
             return
         *_, error, done = answer.result().text.strip().split("\n\n")
-        assert json.loads(error.removeprefix("data: "))["error"]["message"] == (
-            "the target was stopped"
-        )
+        message = json.loads(error.removeprefix("data: "))["error"]["message"]
+        assert message == "the target was stopped"
         assert done == "data: [DONE]"
 
 
 def test_when_all_is_spent_texts_are_refused(target: str) -> None:
-    manager = TargetManager(
-        ServeRole(target_host=target, target_only=True, usd_per_hour=1000.0, max_usd=0.000001)
-    )
-    manager.open()
     asked = {"prompt": PROMPT, "max_tokens": 40}
-    with closing(manager), http_server(manager) as address:
+    with opened(target, usd_per_hour=1000.0, max_usd=0.000001) as (*_, address):
         first = httpx.post(f"{address}/v1/completions", json=asked, timeout=60)
         if first.is_success:  # or all was spent before its first token came
             assert first.json()["choices"][0]["finish_reason"] == "length"
@@ -125,21 +135,9 @@ def test_no_text_begins_with_a_target_that_was_stopped(target: str) -> None:
     manager = TargetManager(ServeRole(target_host=target, target_only=True))
     texts = manager.open()
     manager.close("the target was stopped")
-
-    async def make() -> None:
-        async for _ in texts.run([_breaks]):
-            pass
-
-    with pytest.raises(Unavailable, match="the target was stopped"):
-        asyncio.run(make())
-    with pytest.raises(Unavailable, match="the target was stopped"):
-        manager.open()
-
-
-def test_a_closed_connection_is_told_of_as_a_target_that_is_away(target: str) -> None:
-    manager = TargetManager(ServeRole(target_host=target, target_only=True))
-    texts = manager.open()
-    manager.close("the target was stopped")
+    for begin in (lambda: asyncio.run(_make(texts)), manager.open):
+        with pytest.raises(Unavailable, match="the target was stopped"):
+            begin()
     with pytest.raises(Unavailable, match="is closed"):
         texts.client.target.probe()
 
@@ -206,39 +204,27 @@ def test_requests_without_a_target_look_for_it_together() -> None:
     assert {answer.status for answer in answers if isinstance(answer, ApiError)} == {503}
 
 
-def _events(address: str, asked: dict[str, object]) -> list[tuple[str, dict[str, Any]]]:
-    """What the page hears of a text."""
-    lines = httpx.post(f"{address}/page/texts", json=asked, timeout=60).text.splitlines()
-    names = [line.removeprefix("event: ") for line in lines if line.startswith("event: ")]
-    data = [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: ")]
-    return list(zip(names, data, strict=True))
-
-
-def test_a_text_goes_on_behind_any_of_its_tokens_as_it_would_have(server: str) -> None:
-    asked = {
-        "messages": [{"role": "user", "content": PROMPT}],
-        "max_tokens": 30,
-        "temperature": 0.8,
-        "seed": 5,
-    }
-    whole = _events(server, asked)
+def test_a_text_goes_on_behind_any_of_its_tokens_as_it_would_have(http: httpx.Client) -> None:
+    asked: dict[str, Any] = {"messages": [{"role": "user", "content": PROMPT}], "max_tokens": 30}
+    asked |= {"temperature": 0.8, "seed": 5}
+    whole = page_events(http, asked)
     ids = [token for name, data in whole if name == "tokens" for token in data["ids"]]
     text = "".join(data["text"] for name, data in whole if name == "piece")
     for cut in (1, 2, 17, 29):
-        (first, before), *rest = _events(server, asked | {"made": ids[:cut]})
+        (first, before), *rest = page_events(http, asked | {"made": ids[:cut]})
         assert (first, before["tokens"]) == ("made", cut)
         made = [before["text"], *(one["text"] for name, one in rest if name == "piece")]
         assert "".join(made) == text
         assert rest[-1][1]["tokens"] == 30 - cut
     for wrong in (ids[:30], [10**6]):
-        ((name, error),) = _events(server, asked | {"made": wrong})
+        ((name, error),) = page_events(http, asked | {"made": wrong})
         assert (name, error["type"]) == ("error", "invalid_request_error")
 
 
 def test_a_text_that_broke_off_within_a_character_goes_on_with_that_character(
-    manager: TargetManager,
+    texts: TextRunner,
 ) -> None:
-    client = _opened(manager).client
+    client = texts.client
     request = make_request(client, PROMPT, Parameters(100))
     written = "x = 'é漢字🙂 ü'"
     made = client.tokenizer.encode(written)
@@ -252,25 +238,41 @@ def test_a_text_that_broke_off_within_a_character_goes_on_with_that_character(
 
 
 def test_the_page_is_told_whether_the_target_answers() -> None:
-    with BackgroundServer(load_target(TargetRole(port=0, batch=1))) as served:
-        manager = TargetManager(ServeRole(target_host=str(served.address), target_only=True))
-        manager.open()
-        with closing(manager), http_server(manager) as address:
-            state = httpx.get(f"{address}/page/state", timeout=60).json()
-            assert (state["running"], state["trouble"]) == (True, None)
-            served.stop()
-            state = httpx.get(f"{address}/page/state", timeout=60).json()
-            assert str(served.address) in state["trouble"]
-            assert "UNKNOWN" not in state["trouble"]
+    with (
+        BackgroundServer(load_target(TargetRole(port=0, batch=1))) as served,
+        opened(str(served.address)) as (*_, address),
+    ):
+        state = httpx.get(f"{address}/page/state", timeout=60).json()
+        assert (state["running"], state["trouble"]) == (True, None)
+        served.stop()
+        state = httpx.get(f"{address}/page/state", timeout=60).json()
+        assert str(served.address) in state["trouble"]
+        assert "UNKNOWN" not in state["trouble"]
 
 
 def test_a_knob_whose_positions_ask_for_the_same_cannot_be_turned(target: str) -> None:
-    manager = TargetManager(ServeRole(target_host=target, usd_per_hour=1.34))
-    manager.open()
-    with closing(manager), http_server(manager) as address:
+    with opened(target, target_only=False, usd_per_hour=1.34) as (*_, address):
         refused = httpx.post(f"{address}/page/steer", json={"cs": 50}, timeout=60)
         assert refused.status_code == 400
         message = refused.json()["error"]["message"]
         assert httpx.get(f"{address}/page/state", timeout=60).json()["unsteered"] == message
         assert "api_cost is proportional to time" in message
         assert httpx.post(f"{address}/page/steer", json={"cs": 0}, timeout=60).is_success
+
+
+@pytest.mark.extended
+def test_a_stream_may_end_after_the_first_signal_to_the_server(target: str) -> None:
+    command = role_command("serve", "--target_host", target, "--http_port", "0", "--target_only")
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=role_environment())
+    assert process.stderr is not None
+    with process:
+        line = next(line for line in process.stderr if line.startswith(SERVING))
+        (address,) = re.findall(r"(http://\S+/v1)", line)
+        asked = {"prompt": "def main():", "max_tokens": 200, "temperature": 0, "stream": True}
+        with httpx.stream("POST", f"{address}/completions", json=asked, timeout=60) as answer:
+            lines = answer.iter_lines()
+            next(lines)
+            process.terminate()
+            assert [line for line in lines if line][-1] == "data: [DONE]"
+        process.wait(60)
+    assert process.returncode == 0

@@ -44,29 +44,21 @@ from tests.support.wire_fixtures import LOOPBACK, describe, eventually, opened, 
 TIMES = (((1, 8), 0.03125), ((4, 8), 0.0625))
 
 
-@pytest.fixture(scope="module")
-def port() -> Iterator[str]:
-    options = FusedTargetRole(port=0, batch=2, max_tree_nodes=16, usd_per_hour=1.34375)
-    with BackgroundServer(load_target(options)) as server:
-        yield str(server.address.port)
+SERVED = FusedTargetRole(port=0, batch=2, max_tree_nodes=16, usd_per_hour=1.34375)
+EMULATED = "llama-3.1-8b-trn1.2xlarge-measured"
 
 
 @pytest.fixture
 def slow() -> Iterator[str]:
     """The port of a target that takes 37 ms for a forward: a draft comes in time."""
-    options = TargetRole(port=0, batch=2, emulate="llama-3.1-8b-trn1.2xlarge-measured")
+    options = TargetRole(port=0, batch=2, emulate=EMULATED)
     with BackgroundServer(load_target(options)) as server:
         yield str(server.address.port)
 
 
 def test_times_price_and_open_sessions_come_over_the_wire() -> None:
     engine = successor_engine()
-    described = replace(
-        describe(engine),
-        times=TIMES,
-        draft_model="d",
-        usd_per_hour=1.5,
-    )
+    described = replace(describe(engine), times=TIMES, draft_model="d", usd_per_hour=1.5)
     with (
         BackgroundServer(Target(engine, described, LOOPBACK)) as server,
         connect(str(server.address)) as connection,
@@ -91,27 +83,23 @@ def test_a_served_model_says_what_it_takes(port: str) -> None:
 def test_an_emulated_target_says_what_its_profile_says_and_measures_nothing(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    target = load_target(
-        TargetRole(
-            port=0, batch=4, emulate="llama-3.1-8b-trn1.2xlarge-measured", sequence_length=128
-        )
-    )
+    target = load_target(TargetRole(port=0, batch=4, emulate=EMULATED, sequence_length=128))
     times = LatencyModel(dict(target.description.times))
     assert times.seconds(1, 1) == pytest.approx(0.0368, abs=0.0002)
     assert "measuring" not in capsys.readouterr().err
 
 
+def one_time(rows: int = 1, nodes: int = 1, seconds: float = 0.1) -> pb.ForwardTime:
+    return pb.ForwardTime(rows=rows, nodes=nodes, seconds=seconds)
+
+
 WRONG = {
-    "a time of 0": pb.Description(times=[pb.ForwardTime(rows=1, nodes=1, seconds=0.0)]),
-    "an endless time": pb.Description(
-        times=[pb.ForwardTime(rows=1, nodes=1, seconds=float("inf"))]
-    ),
-    "no time": pb.Description(times=[pb.ForwardTime(rows=1, nodes=1, seconds=float("nan"))]),
-    "no rows": pb.Description(times=[pb.ForwardTime(rows=0, nodes=1, seconds=0.1)]),
-    "no nodes": pb.Description(times=[pb.ForwardTime(rows=1, nodes=0, seconds=0.1)]),
-    "too many": pb.Description(
-        times=[pb.ForwardTime(rows=1, nodes=1, seconds=0.1)] * (MOST_TIMES + 1)
-    ),
+    "a time of 0": pb.Description(times=[one_time(seconds=0.0)]),
+    "an endless time": pb.Description(times=[one_time(seconds=float("inf"))]),
+    "no time": pb.Description(times=[one_time(seconds=float("nan"))]),
+    "no rows": pb.Description(times=[one_time(rows=0)]),
+    "no nodes": pb.Description(times=[one_time(nodes=0)]),
+    "too many": pb.Description(times=[one_time()] * (MOST_TIMES + 1)),
     "a negative price": pb.Description(usd_per_hour=-1.0),
     "no price": pb.Description(usd_per_hour=float("nan")),
 }
@@ -141,15 +129,9 @@ LINKS = {"short": (0.02, PROBES, 0), "long": (0.3, TRUSTED, 0), "longer": (0.6, 
 def test_a_long_link_is_measured_by_fewer_exchanges_and_said_to_be_when_they_take_over_a_second(
     seconds: float, exchanges: int, lines: int
 ) -> None:
-    told, probes = list[str](), list[float]()
-
-    def probe() -> float:
-        probes.append(seconds)
-        return seconds
-
-    assert measure_round_trip(probe, told.append) == pytest.approx(seconds)
-    assert len(probes) == exchanges
-    assert len(told) == lines
+    told, probes = list[str](), iter([seconds] * 100)
+    assert measure_round_trip(lambda: next(probes), told.append) == pytest.approx(seconds)
+    assert (100 - len(list(probes)), len(told)) == (exchanges, lines)
 
 
 def pool_of(connection: Connection, rows: int, learned: Path | None) -> GrowingRows:
@@ -178,10 +160,8 @@ def test_the_link_is_measured_once_for_all_rows(port: str, monkeypatch: pytest.M
 def test_what_is_kept_is_what_the_row_learned_that_learned_most(
     slow: str, tmp_path: Path, tokens: tuple[int, int]
 ) -> None:
-    path, tokenizer = (
-        tmp_path / "acceptance" / "pair.json",
-        find_draft(DraftModelOptions()).tokenizer,
-    )
+    path = tmp_path / "acceptance" / "pair.json"
+    tokenizer = find_draft(DraftModelOptions()).tokenizer
     with connect(f"127.0.0.1:{slow}") as connection:
         pool, learned = pool_of(connection, 2, path), list[dict[str, object]]()
         pool.keep()
@@ -189,9 +169,8 @@ def test_what_is_kept_is_what_the_row_learned_that_learned_most(
         with ExitStack() as stack:
             for index, most in enumerate(tokens):
                 (proposer,) = stack.enter_context(pool.lent(lambda: True))
-                request = Request(
-                    index, "", tokenizer.encode("def main():"), SamplingParams(), most, frozenset()
-                )
+                ids = tokenizer.encode("def main():")
+                request = Request(index, "", ids, SamplingParams(), most, frozenset())
                 session = connection.session()
                 complete(request, session, inline([proposer]), tokenizer, silent, Event())
                 learned.append(pool.known[index].acceptance.to_record())

@@ -10,7 +10,6 @@ import pytest
 
 from inference.backends import neuron_sdk
 from inference.model.checkpoint import Loading
-from outrider.cli import main
 from outrider.draft_methods import find_draft
 from outrider.models.loading import PREFILL_NODES
 from outrider.models.sequence_length import Capacity
@@ -18,6 +17,7 @@ from outrider.options.groups import DeviceOptions, DraftModelOptions
 from outrider.options.roles import TargetRole
 from outrider.target.target import load_served, load_target
 from outrider.terminal.status_lines import LoadingStatus
+from tests.support.commands import Run
 from tests.support.terminal import Terminal
 
 
@@ -59,23 +59,20 @@ def test_elsewhere_a_large_model_is_announced_and_a_small_one_is_not(
 
 
 def test_kept_profiles_are_listed_and_removed(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     directory = tmp_path / "outrider" / "profiles"
     load_target(TargetRole(port=0, batch=1, max_tree_nodes=4, measure_first=True))
     (kept,) = directory.iterdir()
     (directory / "spoilt.json").write_text("{")
-    capsys.readouterr()
-    assert main(["--role", "profiles"]) == 0
-    said = capsys.readouterr()
-    spoilt, target = said.out.splitlines()
+    listed = run("profiles")
+    spoilt, target = listed.out.splitlines()
     times = r"ms by rows x nodes: 1 x \d: [\d.]+, 1 x \d: [\d.]+"
     assert re.search(rf"{kept.name}: .* float32 on cpu .*{times}", target)
     assert spoilt.startswith("spoilt.json: spoilt")
-    assert said.err == f"profiles kept in {directory}: 2\n"
-    assert main(["--role", "profiles", "--clear"]) == 0
-    assert capsys.readouterr().err == f"profiles removed from {directory}: 2\n"
+    assert (listed.code, listed.err) == (0, f"profiles kept in {directory}: 2\n")
+    assert run("profiles", "--clear").err == f"profiles removed from {directory}: 2\n"
     assert list(directory.iterdir()) == []
 
 

@@ -22,11 +22,8 @@ from outrider.options.groups import DeviceOptions, ReductionOptions
 from outrider.options.parsing import parse
 from tests.support.models import write_checkpoint_with_tokenizer
 
-BF16, F32, INT8 = (
-    ComputeType(torch.bfloat16),
-    ComputeType(torch.float32),
-    ComputeType(torch.bfloat16, "int8"),
-)
+BF16, F32 = ComputeType(torch.bfloat16), ComputeType(torch.float32)
+INT8 = ComputeType(torch.bfloat16, "int8")
 ROOMY = 1e3
 AVX2 = {
     BF16: {1: 0.107, 4: 0.64, 16: 2.35},
@@ -42,12 +39,8 @@ class DraftOptions(DeviceOptions, ReductionOptions):
 @pytest.fixture(scope="module")
 def large(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
     """A checkpoint in bfloat16 that is large enough to be measured."""
-    directory = write_checkpoint_with_tokenizer(
-        tmp_path_factory.mktemp("models"),
-        hidden_size=512,
-        intermediate_size=4096,
-        num_hidden_layers=5,
-    )
+    sizes = {"hidden_size": 512, "intermediate_size": 4096, "num_hidden_layers": 5}
+    directory = write_checkpoint_with_tokenizer(tmp_path_factory.mktemp("models"), **sizes)
     (path,) = directory.glob("*.safetensors")
     save_file({name: tensor.bfloat16() for name, tensor in load_file(path).items()}, path)
     return find_checkpoint(str(directory), "target")
@@ -141,16 +134,13 @@ def test_a_draft_may_be_rounded_to_int8_and_is_then_told_from_the_whole_one(
 
 
 def test_what_was_asked_for_or_is_small_is_left_as_it_is(large: Checkpoint, cache: Path) -> None:
-    asked = DraftOptions(device="cpu", dtype="bfloat16")
-    reduced = replace(large, reduction=Reduction("int4"))
-    embedded = find_checkpoint(None, "target")
-    copied = find_checkpoint(str(EMBEDDED / "target"), "target")
+    here = DraftOptions(device="cpu")
     for found, options in [
-        (large, asked),
-        (reduced, DraftOptions(device="cpu")),
-        (embedded, DraftOptions(device="cpu")),
-        (copied, DraftOptions(device="cpu")),
+        (large, here.but(dtype="bfloat16")),
         (large, DraftOptions(device="neuron-legacy")),
+        (replace(large, reduction=Reduction("int4")), here),
+        (find_checkpoint(None, "target"), here),
+        (find_checkpoint(str(EMBEDDED / "target"), "target"), here),
     ]:
         assert found.settled(options, drafts=True) is found
     assert not cache.exists()

@@ -1,8 +1,6 @@
-"""A reduced draft changes no text, names frequent tokens only, and is told from the whole one."""
+"""A reduced draft names frequent tokens only, and is told from the whole one."""
 
 from __future__ import annotations
-
-from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -11,7 +9,6 @@ from inference.backends.eager import EagerModel
 from inference.backends.sequence import ModelSequence
 from inference.engine.local_session import LocalSession
 from inference.model.decoder import Decoder
-from inference.proposer import Proposer
 from inference.sampling import SamplingParams
 from inference.tree import TokenTree
 from outrider.draft_methods import find_draft
@@ -20,11 +17,9 @@ from outrider.models.reduction import WHOLE, Reduction
 from outrider.models.sequence_length import Capacity
 from outrider.options.groups import DeviceOptions, ReductionOptions
 from tests.support import pairs
-from tests.support.drafts import alone, growing, rounds, speculated
-from tests.support.equality import NearTies, assert_same_text
+from tests.support.drafts import rounds, speculated
 from tests.support.models import random_decoder
 
-REDUCTIONS = [Reduction("int8"), Reduction("int4", 100), Reduction(head_tokens=64)]
 SAMPLINGS = [SamplingParams(), SamplingParams(0.7, seed=5), SamplingParams(1.0, seed=6)]
 PROMPT = pairs.prompt_of(9)
 
@@ -36,25 +31,6 @@ def reduced(seed: int, kept: Reduction) -> Decoder:
         pairs.config(), positions=pairs.SEQUENCE_LENGTH, vocabulary=vocabulary, seed=seed
     )
     return kept.apply(whole)
-
-
-@pytest.mark.parametrize("params", SAMPLINGS, ids=lambda params: f"T{params.temperature}")
-@pytest.mark.parametrize("kept", REDUCTIONS, ids=str)
-@pytest.mark.parametrize("seed", [1, 2])
-@pytest.mark.parametrize("drafting", [rounds, growing])
-def test_a_reduced_draft_changes_no_text(
-    kept: Reduction, params: SamplingParams, seed: int, drafting: type[Proposer]
-) -> None:
-    target, ties = pairs.decoder(1), NearTies()
-    served = pairs.engine(target)
-    reference = alone(LocalSession(served), PROMPT, params, 16)
-
-    def produce(prompt: Sequence[int], tokens: int) -> list[int]:
-        proposer = drafting(reduced(seed, kept))
-        return speculated(LocalSession(served), proposer, prompt, params, tokens)
-
-    assert_same_text(target, PROMPT, params, reference, produce, ties)
-    ties.check()
 
 
 def test_int8_of_the_targets_own_weights_names_most_of_its_tokens() -> None:

@@ -4,41 +4,47 @@ nothing that the user did not order.
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
 
-from grpc_comm.server.server import BackgroundServer
 from inference.cost.billing import Billing
-from inference.cost.quantity import Usage
 from inference.errors import InvalidRequest
+from inference.planner.prices import Usage
 from inference.stats import Traffic
-from outrider.cli import main
 from outrider.money.budget import RunBudget
-from outrider.options.groups import GoalOptions
 from outrider.options.roles import TargetRole
-from outrider.target.target import load_target
 from tests.support.clock import Clock
+from tests.support.commands import Run
 
 DOLLAR_A_SECOND = Billing(3600.0)
 
 
-def test_a_text_alone_pays_all_of_its_seconds() -> None:
-    clock = Clock(0.0)
+@pytest.fixture
+def clock() -> Clock:
+    return Clock(0.0)
+
+
+def test_a_text_alone_pays_all_of_its_seconds_also_when_it_fails_and_nothing_is_paid_between(
+    clock: Clock,
+) -> None:
     paying = RunBudget(Billing(3600.0, target_share=0.5), clock=clock)
     with paying.charge() as charge:
         clock.now = 3.0
         assert (charge.usd, paying.spent) == (1.5, 1.5)
         clock.now = 4.0
     assert (charge.usd, paying.spent) == (2.0, 2.0)
+    clock.now = 10.0
+    with suppress(InvalidRequest), paying.charge():
+        clock.now = 12.0
+        raise InvalidRequest("not this one")
+    clock.now = 19.0
+    assert paying.spent == 3.0
 
 
-def test_seconds_in_which_several_texts_are_made_are_paid_once_and_shared() -> None:
-    clock = Clock(0.0)
+def test_seconds_in_which_several_texts_are_made_are_paid_once_and_shared(clock: Clock) -> None:
     paying = RunBudget(DOLLAR_A_SECOND, clock=clock)
     with ExitStack() as stack:
         first, second = (stack.enter_context(paying.charge()) for _ in range(2))
@@ -46,39 +52,10 @@ def test_seconds_in_which_several_texts_are_made_are_paid_once_and_shared() -> N
         second.close()
         clock.now = 5.0
         assert paying.spent == 5.0
-    assert (first.usd, second.usd) == (3.0, 2.0)
-    assert paying.spent == 5.0
+    assert (first.usd, second.usd, paying.spent) == (3.0, 2.0, 5.0)
 
 
-def test_nothing_is_paid_between_texts() -> None:
-    clock = Clock(0.0)
-    paying = RunBudget(DOLLAR_A_SECOND, clock=clock)
-    with paying.charge():
-        clock.now = 1.0
-    clock.now = 10.0
-    assert paying.spent == 1.0
-    with paying.charge():
-        clock.now = 12.0
-    assert paying.spent == 3.0
-
-
-def test_a_text_that_fails_is_paid_until_then() -> None:
-    clock = Clock(0.0)
-    paying = RunBudget(DOLLAR_A_SECOND, clock=clock)
-
-    def fail() -> None:
-        with paying.charge():
-            clock.now = 2.0
-            raise InvalidRequest("not this one")
-
-    with pytest.raises(InvalidRequest):
-        fail()
-    clock.now = 9.0
-    assert paying.spent == 2.0
-
-
-def test_drafting_and_bytes_of_all_texts_add_up() -> None:
-    clock = Clock(0.0)
+def test_drafting_and_bytes_of_all_texts_add_up(clock: Clock) -> None:
     paying = RunBudget(Billing(0.0, 3.6, 1.0, 2.0, draft_watts=10.0), clock=clock)
     for _ in range(2):
         with paying.charge() as charge:
@@ -89,8 +66,7 @@ def test_drafting_and_bytes_of_all_texts_add_up() -> None:
     assert charge.usd == pytest.approx(paying.spent / 2)
 
 
-def test_it_is_empty_when_all_texts_together_have_spent_the_limit() -> None:
-    clock = Clock(0.0)
+def test_it_is_empty_when_all_texts_together_have_spent_the_limit(clock: Clock) -> None:
     paying = RunBudget(DOLLAR_A_SECOND, 2.0, clock)
     with paying.charge(), paying.charge():
         clock.now = 1.9
@@ -99,45 +75,19 @@ def test_it_is_empty_when_all_texts_together_have_spent_the_limit() -> None:
         assert paying.empty
 
 
-def test_without_a_limit_it_is_never_empty_and_without_a_price_nothing_has_one() -> None:
-    clock = Clock(0.0)
-    for paying, usd in (
-        (RunBudget(DOLLAR_A_SECOND, clock=clock), 1e9),
-        (RunBudget(Billing()), None),
-    ):
-        with paying.charge() as charge:
-            clock.now += 1e9
-        assert not paying.empty
-        assert charge.usd == usd
-    assert paying.spent == 0.0
+@pytest.mark.parametrize(("billing", "usd"), [(DOLLAR_A_SECOND, 1e9), (Billing(), None)])
+def test_without_a_limit_it_is_never_empty_and_without_a_price_nothing_has_one(
+    clock: Clock, billing: Billing, usd: float | None
+) -> None:
+    paying = RunBudget(billing, clock=clock)
+    with paying.charge() as charge:
+        clock.now = 1e9
+    assert not paying.empty
+    assert (charge.usd, paying.spent) == (usd, usd or 0.0)
 
 
-def test_a_limit_that_could_not_be_counted_is_refused() -> None:
-    with pytest.raises(InvalidRequest, match=r"--max_usd.*--usd_per_hour"):
-        RunBudget(Billing(), 1.0)
-    for limit in (0.0, -1.0, float("nan")):
-        with pytest.raises(InvalidRequest, match="--max_usd"):
-            GoalOptions(max_usd=limit)
-
-
-@pytest.fixture(scope="module")
-def port() -> Iterator[str]:
-    with BackgroundServer(
-        load_target(TargetRole(port=0, batch=2, max_tree_nodes=16, sequence_length=128))
-    ) as server:
-        yield str(server.address.port)
-
-
-def made(
-    capsys: pytest.CaptureFixture[str], port: str, *flags: str
-) -> tuple[list[dict[str, object]], str]:
-    """A dollar a second."""
-    common = ["--port", port, "--max_new_tokens", "60", "--json", "--usd_per_hour", "3600"]
-    assert main(["--role", "draft", *common, *flags]) == 0
-    said = capsys.readouterr()
-    return [json.loads(line) for line in said.out.splitlines()], said.err
-
-
+SERVED = TargetRole(port=0, batch=2, max_tree_nodes=16, sequence_length=128)
+A_DOLLAR_A_SECOND = ["--max_new_tokens", "60", "--json", "--usd_per_hour", "3600"]
 BY_THE_BYTE = [
     "--usd_per_hour", "0.001", "--usd_per_gb_up", "0", "--usd_per_gb_down", "1e6",
     "--usd_per_kwh", "0", "--draft_watts", "0",
@@ -145,50 +95,47 @@ BY_THE_BYTE = [
 """A thousandth of a dollar for a byte from the target; a token of a text takes some 20 of them."""
 
 
+COST = re.compile(r"^cost \$([0-9.]+),", re.MULTILINE)
+
+
 @pytest.mark.parametrize("trees", [[], ["--gamma", "3"]], ids=["growing", "chain"])
 def test_a_run_that_has_spent_its_money_ends_with_what_was_made_and_begins_no_text(
-    capsys: pytest.CaptureFixture[str], port: str, tmp_path: Path, trees: list[str]
+    run: Run, port: str, tmp_path: Path, trees: list[str]
 ) -> None:
     (tmp_path / "prompts.txt").write_text("def read_lines(path):\nclass Queue:\nimport os\n")
-    flags = ["--prompt_text", str(tmp_path / "prompts.txt"), "--batch", "1", *trees]
-    spent, said = made(capsys, port, *flags, *BY_THE_BYTE, "--max_usd", "0.6")
-    whole, _ = made(capsys, port, *flags, *BY_THE_BYTE, "--max_usd", "1000")
+    flags = ["--port", port, "--prompt_text", tmp_path / "prompts.txt", "--batch", "1", *trees]
+    ended = run("run", *A_DOLLAR_A_SECOND, *flags, *BY_THE_BYTE, "--max_usd", "0.6")
+    spent, said = ended.records, ended.err
+    whole = run("run", *A_DOLLAR_A_SECOND, *flags, *BY_THE_BYTE, "--max_usd", "1000").records
     assert [done["finish_reason"] for done in spent] == ["spent"] * 3
     assert "ended by --max_usd: 3 of 3 texts, 2 of them before they began" in said
     first = spent[0]["token_ids"]
-    assert isinstance(first, list)
     assert 0 < len(first) < 60
-    assert first == whole[0]["token_ids"][: len(first)]  # type: ignore[index]
-    assert [
-        (done["token_ids"], done["text"], done["usd"], done["bytes_up"]) for done in spent[1:]
-    ] == [([], "", 0.0, 0)] * 2
+    assert first == whole[0]["token_ids"][: len(first)]
+    for done in spent[1:]:
+        assert (done["token_ids"], done["text"], done["usd"], done["bytes_up"]) == ([], "", 0.0, 0)
     assert [done["finish_reason"] for done in whole] == ["length"] * 3
 
 
 def test_texts_made_at_the_same_time_cost_what_the_run_costs(
-    capsys: pytest.CaptureFixture[str], port: str, tmp_path: Path
+    run: Run, port: str, tmp_path: Path
 ) -> None:
     (tmp_path / "prompts.txt").write_text("def read_lines(path):\nclass Queue:\n")
-    texts, said = made(capsys, port, "--prompt_text", str(tmp_path / "prompts.txt"), "--batch", "2")
-    told, wall = (
-        re.search(r"^cost \$([0-9.]+),", said, re.MULTILINE),
-        re.search(r"^time ([0-9.]+) s", said, re.MULTILINE),
-    )
-    assert told is not None
-    assert wall is not None
-    assert float(told[1]) == pytest.approx(sum(done["usd"] for done in texts), abs=1e-5)  # type: ignore[misc]
-    assert float(told[1]) <= float(wall[1]) + 0.01  # a dollar a second; the wall is rounded
+    flags = ["--port", port, "--prompt_text", tmp_path / "prompts.txt", "--batch", "2"]
+    ended = run("run", *A_DOLLAR_A_SECOND, *flags)
+    (told,), (wall,) = COST.findall(ended.err), re.findall(r"(?m)^time ([0-9.]+) s", ended.err)
+    assert float(told) == pytest.approx(sum(done["usd"] for done in ended.records), abs=1e-5)
+    assert float(told) <= float(wall) + 0.01  # a dollar a second; the wall is rounded
 
 
 def test_a_target_only_run_for_comparison_costs_nothing_and_is_as_long_as_the_text(
-    capsys: pytest.CaptureFixture[str], port: str
+    run: Run, port: str
 ) -> None:
-    flags = ["--prompt", "def read_lines(path):", "--baseline", *BY_THE_BYTE]
-    (cut,), said = made(capsys, port, *flags, "--max_usd", "0.6")
+    flags = ["--port", port, "--baseline", *BY_THE_BYTE, "--max_usd", "0.6"]
+    ended = run("run", "def read_lines(path):", *A_DOLLAR_A_SECOND, *flags)
+    (cut,), (told,) = ended.records, COST.findall(ended.err)
     assert cut["finish_reason"] == "spent"
-    assert cut["baseline"]["token_ids"] == cut["token_ids"]  # type: ignore[index]
-    assert cut["baseline"]["usd"] is None  # type: ignore[index]
-    assert "identical texts: 1 of 1, 1 of them as far as they were made" in said
-    told = re.search(r"^cost \$([0-9.]+),", said, re.MULTILINE)
-    assert told is not None
-    assert float(told[1]) == pytest.approx(cut["usd"], abs=1e-6)
+    assert cut["baseline"]["token_ids"] == cut["token_ids"]
+    assert cut["baseline"]["usd"] is None
+    assert "identical texts: 1 of 1, 1 of them as far as they were made" in ended.err
+    assert float(told) == pytest.approx(cut["usd"], abs=1e-6)

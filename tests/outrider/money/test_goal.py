@@ -11,89 +11,14 @@ from typing import Any
 import pytest
 
 from inference.cost.billing import Billing
-from inference.cost.quantity import SPEED, UnitPrices, Usage
-from inference.errors import InvalidRequest, OutriderError
-from inference.planner.prices import Prices
+from inference.errors import OutriderError
+from inference.planner.prices import SPEED, Prices, UnitPrices, Usage
 from outrider.money.goal import EVERY, Goal, SteeredPrices, fallback_note, read_billing, read_goal
 from outrider.options.groups import GoalOptions
-from outrider.options.parsing import parse
-from outrider.options.roles import DraftRole
+from tests.support.refusals import assert_refused
 
 PRICED, HOURS = Billing(1.34375, 0.36, 0.0, 0.09), Billing(1.34)
 LIMITS, NAN, INF = ("min_tps", "max_per_token"), float("nan"), float("inf")
-
-AT_ONCE = {
-    "knob and chain": (["--cs", "50", "--gamma", "3"], ["--cs", "--gamma"]),
-    "limit and tree": (["--min_tps", "10", "--tree_nodes", "8"], ["--min_tps", "--tree_nodes"]),
-    "explain and tree": (["--explain", "--tree_depth", "5"], ["--explain", "--tree_depth"]),
-    "limit and waiting": (["--min_tps", "10", "--pace", "wait"], ["--min_tps", "--pace wait"]),
-    "chain and going on": (["--gamma", "3", "--pace", "go_on"], ["--gamma", "--pace go_on"]),
-    "two prices": (
-        ["--instance", "trn1.2xlarge", "--usd_per_hour", "2"],
-        ["--instance", "--usd_per_hour"],
-    ),
-    "share over all": (["--target_share", "1.5"], ["--target_share"]),
-    "share of nothing": (["--target_share", "0"], ["--target_share"]),
-    "negative watts": (["--draft_watts", "-5"], ["--draft_watts"]),
-    "negative price": (["--usd_per_kwh", "-1"], ["--usd_per_kwh"]),
-    "price without end": (["--usd_per_gb_up", "inf"], ["--usd_per_gb_up"]),
-    "price that is no number": (["--target_watts", "nan"], ["--target_watts"]),
-}
-
-
-@pytest.mark.parametrize(("flags", "named"), AT_ONCE.values(), ids=AT_ONCE.keys())
-def test_flags_that_contradict_each_other_are_refused_by_name(
-    capsys: pytest.CaptureFixture[str], flags: list[str], named: list[str]
-) -> None:
-    with pytest.raises(SystemExit) as ended:
-        parse(["--role", "draft", "--prompt", "x", *flags])
-    said = capsys.readouterr().err.splitlines()[-1]
-    assert ended.value.code == 2
-    assert all(flag in said for flag in named)
-
-
-@pytest.mark.parametrize(
-    "flags",
-    [
-        ["--cs", "cost"],
-        ["--min_tps", "9"],
-        ["--pace", "wait"],
-        ["--gamma", "3"],
-        ["--max_usd", "1"],
-    ],
-    ids=lambda flags: flags[0],
-)
-def test_goals_are_of_the_draft(capsys: pytest.CaptureFixture[str], flags: list[str]) -> None:
-    with pytest.raises(SystemExit):
-        parse(["--role", "verify_target", *flags])
-    said = capsys.readouterr().err.splitlines()[-1]
-    assert flags[0] in said
-    assert "--role draft" in said
-
-
-CONTRADICTIONS = {
-    "two limits": ({"min_tps": 9.0, "max_usd_per_1m": 5.0}, ["--min_tps", "--max_usd_per_1m"]),
-    "knob and limit": ({"cs": "balanced", "min_tps": 9.0}, ["--cs", "--min_tps"]),
-    "joules of dollars": (
-        {"max_joules_per_token": 1.0, "objective": "total_cost"},
-        ["--max_joules_per_token", "--objective"],
-    ),
-    "dollars of joules": (
-        {"max_usd_per_1m": 5.0, "objective": "energy_total"},
-        ["--max_usd_per_1m", "--objective"],
-    ),
-    "knob beyond": ({"cs": "101"}, ["--cs"]),
-    "knob in words": ({"cs": "cheap"}, ["--cs", "cheap"]),
-}
-
-
-@pytest.mark.parametrize(("values", "named"), CONTRADICTIONS.values(), ids=CONTRADICTIONS.keys())
-def test_goals_that_contradict_each_other_are_refused_by_name(
-    values: dict[str, Any], named: list[str]
-) -> None:
-    with pytest.raises(InvalidRequest) as refused:
-        DraftRole(**values)
-    assert all(flag in str(refused.value) for flag in named)
 
 
 def test_a_goal_is_read_from_the_flags() -> None:
@@ -123,8 +48,7 @@ def test_a_goal_is_read_from_the_flags() -> None:
     ],
 )
 def test_a_goal_out_of_bounds_is_refused(values: dict[str, Any], shown: str) -> None:
-    with pytest.raises(InvalidRequest, match=shown):
-        Goal(**values)
+    assert_refused(lambda: Goal(**values), [shown])
 
 
 def test_speed_alone_is_a_goal_without_weight_and_limit() -> None:
@@ -143,8 +67,13 @@ def test_speed_alone_is_a_goal_without_weight_and_limit() -> None:
     ],
 )
 def test_a_cost_without_a_price_says_how_to_give_one(values: dict[str, Any]) -> None:
-    with pytest.raises(InvalidRequest, match="--usd_per_hour or --instance"):
-        read_goal(GoalOptions(**values), Billing())
+    options = GoalOptions(**values)
+    assert_refused(lambda: read_goal(options, Billing()), ["--usd_per_hour", "--instance"])
+
+
+def test_a_limit_in_joules_needs_the_watts_of_both_machines() -> None:
+    options, alone = GoalOptions(max_joules_per_token=2.0), Billing(draft_watts=20.0)
+    assert_refused(lambda: read_goal(options, alone), ["watts of the target"])
 
 
 ALL = replace(PRICED, usd_per_gb_down=0.0)
@@ -172,8 +101,7 @@ def test_where_every_position_of_the_knob_asks_for_the_same_none_is_offered(
     assert bool(said) == bool(unsteered)
     half = options.but(cs="50")
     if said:
-        with pytest.raises(InvalidRequest):
-            read_goal(half, billing)
+        assert_refused(lambda: read_goal(half, billing), [])
     else:
         assert read_goal(half, billing).weight == 0.5
 
@@ -193,21 +121,10 @@ def test_where_cost_is_time_every_weight_decides_as_speed_alone(weight: float) -
         assert steered.least_value() == fast.least_value()
 
 
-def test_a_limit_in_joules_needs_the_watts_of_both_machines() -> None:
-    options = GoalOptions(max_joules_per_token=2.0)
-    with pytest.raises(InvalidRequest, match="watts of the target"):
-        read_goal(options, Billing(draft_watts=20.0))
-    assert read_goal(options, Billing(draft_watts=20.0, target_watts=400.0)).max_per_token == 2.0
-
-
 @pytest.mark.parametrize(
     ("values", "billing", "named"),
     [
-        (
-            {"cs": "cost"},
-            Billing(1.0, 0.3, draft_watts=20.0),
-            "needs --usd_per_gb_up and --usd_per_gb_down (0",
-        ),
+        ({"cs": "cost"}, Billing(1.0, 0.3, draft_watts=20.0), "--usd_per_gb_up and --usd_per_gb"),
         ({"cs": "cost"}, PRICED, "needs --draft_watts (0"),
         ({"min_tps": 9.0}, replace(PRICED, usd_per_kwh=None, draft_watts=20.0), "--usd_per_kwh (0"),
         ({"cs": "cost"}, HOURS, ""),  # the hours alone are priced
@@ -241,18 +158,13 @@ def test_a_listed_price_is_said_with_its_source_and_day() -> None:
     options = GoalOptions(instance="trn1.2xlarge", no_live=True, usd_per_gb_down=0.5)
     listed = read_billing(options, 2.5)
     assert replace(listed, source=None) == Billing(1.34375, usd_per_gb_down=0.5)
-    assert listed.source is not None
-    assert listed.source.startswith(
-        "$1.34375 an hour for trn1.2xlarge in us-east-1, on-demand (snapshot: AWS price list"
-    )
-    assert "2026-09-24)" in listed.source
+    said = ("$1.34375 an hour", "trn1.2xlarge in us-east-1, on-demand", "snapshot", "2026-09-24)")
+    assert all(words in (listed.source or "") for words in said)
 
 
 def test_an_instance_that_nobody_prices_is_refused_with_a_flag_that_there_is() -> None:
-    with pytest.raises(
-        OutriderError, match=r"trn9.*--usd_per_hour, in place of --instance, states one$"
-    ):
-        read_billing(GoalOptions(instance="trn9.2xlarge", no_live=True))
+    options = GoalOptions(instance="trn9.2xlarge", no_live=True)
+    assert_refused(lambda: read_billing(options), ["trn9", "--usd_per_hour"], OutriderError)
 
 
 COST = UnitPrices(wall=1e-3, drafting=1e-2)

@@ -4,28 +4,26 @@ flags of its row, its text is the target's own, and one architecture measures it
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
 from contextlib import closing
-from importlib import import_module
 from pkgutil import iter_modules
 from typing import Any
 
 import pytest
 
 import outrider.draft_methods
+from grpc_comm.client.connection import connect
 from grpc_comm.server.server import BackgroundServer
-from inference.drafters.tree_policies import BestFirst, Chain
+from inference.drafters.round_proposer import BestFirst, Chain
 from inference.errors import InvalidRequest
-from outrider.cli import main
 from outrider.compare.arms import ARCHITECTURES, BASELINE, HYBRID, SUFFIX
 from outrider.compare.compare_options import parse as parse_comparison
 from outrider.endpoint.target_manager import TargetManager
 from outrider.options.drafting import METHODS, PRESETS
 from outrider.options.parsing import parse
-from outrider.options.roles import DraftRole, FusedTargetRole, ServeRole
+from outrider.options.roles import DraftRole, FusedTargetRole, ServeRole, TargetRole
 from outrider.target.target import load_target
-from tests.support.refusals import assert_refused, assert_usage_error
+from tests.support.commands import Run
+from tests.support.refusals import assert_refused
 from tests.support.repository import ROOT
 
 PROMPT = "".join(f"def {name}(a, b):\n    return a + b\n\n\n" for name in ("add", "plus", "sum"))
@@ -41,13 +39,8 @@ ACCEPTED = {
 }
 """Who may have named an accepted token."""
 
-
-@pytest.fixture(scope="module")
-def port() -> Iterator[str]:
-    """A target with a draft beside it, which no preset asks."""
-    options = FusedTargetRole(port=0, batch=2, sequence_length=256)
-    with BackgroundServer(load_target(options)) as server:
-        yield str(server.address.port)
+SERVED = FusedTargetRole(port=0, batch=2, sequence_length=256)
+"""With a draft beside the target, which no preset asks."""
 
 
 def words(preset: str) -> list[str]:
@@ -64,20 +57,10 @@ def test_every_row_has_its_file_and_every_file_its_row() -> None:
     assert files == set(METHODS)
 
 
-@pytest.mark.parametrize("name", METHODS)
-def test_every_file_finds_a_model(name: str) -> None:
-    assert callable(import_module(f"outrider.draft_methods.{name}").find)
-
-
 def test_the_page_of_runs_says_what_each_is() -> None:
     page = (ROOT / "docs" / "runs.md").read_text(encoding="utf-8")
     for name, method in METHODS.items():
         assert f"| `{name}` | {method.help} |" in page
-
-
-@pytest.mark.parametrize("named", ["model,model", "copy,copy", "", "model,", "none,copy"])
-def test_sources_that_are_none_or_said_twice_are_refused(named: str) -> None:
-    assert_refused(lambda: DraftRole(draft=named), ["--draft"])
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -87,11 +70,6 @@ def test_a_model_drafts_only_where_its_row_says(name: str) -> None:
             assert role(draft=f"{name},copy").method == name
         else:
             assert_refused(lambda: DraftRole(draft=name), [f"--draft {name}"])
-
-
-def test_a_target_is_never_reduced(capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["--role", "target", "--draft_quantization", "int8"]
-    assert_usage_error(capsys, parse, words, ["--draft_quantization", "draft"])
 
 
 # --- presets
@@ -114,12 +92,11 @@ def test_the_page_of_presets_says_what_each_stands_for(preset: str) -> None:
 @pytest.mark.parametrize("temperature", ["0", "0.7", "1"])
 @pytest.mark.parametrize("preset", PRESETS)
 def test_the_text_of_every_preset_is_the_targets_own(
-    port: str, capsys: pytest.CaptureFixture[str], preset: str, temperature: str
+    port: str, run: Run, preset: str, temperature: str
 ) -> None:
     flags = ["--preset", preset, "--temperature", temperature, "--seed", "3", "--baseline"]
     text = ["--prompt", PROMPT, "--max_new_tokens", "24", "--json", "--port", port]
-    assert main(["--role", "draft", *text, *flags]) == 0
-    record = json.loads(capsys.readouterr().out)
+    (record,) = run("run", *text, *flags).records
     assert record["token_ids"] == record["baseline"]["token_ids"]
     assert set(record["accepted_by"]) <= ACCEPTED[preset]
     if preset in ("classic_sd", "tree_sd"):  # these wait for their draft; the others may be late
@@ -159,19 +136,8 @@ def test_a_contradiction_is_told_with_what_the_preset_stands_for(
 
 
 def test_what_a_preset_has_no_part_in_is_told_without_it() -> None:
-    with pytest.raises(InvalidRequest) as refused:
+    with pytest.raises(InvalidRequest, match=r"^--instance"):
         DraftRole(preset="hybrid", instance="trn1.2xlarge", usd_per_hour=1.0)
-    assert str(refused.value).startswith("--instance")
-
-
-def test_the_printed_configuration_says_what_comes_from_the_preset(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    with pytest.raises(SystemExit):
-        parse(["--role", "draft", "--preset", "tree_sd", "--tree_depth", "3", "--print_config"])
-    printed = capsys.readouterr().out
-    assert "tree_nodes: 16  # --preset tree_sd\n" in printed
-    assert "tree_depth: 3  # --tree_depth\n" in printed
 
 
 def test_the_page_of_a_server_with_a_preset_can_still_choose_who_drafts(port: str) -> None:
@@ -179,6 +145,40 @@ def test_the_page_of_a_server_with_a_preset_can_still_choose_who_drafts(port: st
         assert manager.open().client.draft is None
         drafted = manager.open({"target_host": f"127.0.0.1:{port}", "target_only": False})
         assert drafted.client.draft is not None
+
+
+# --- the draft of a host
+
+
+HOSTED = ["--prompt", "def main(argv):", "--max_new_tokens", "24", "--seed", "3", "--json"]
+
+
+@pytest.mark.parametrize("temperature", ["0", "0.8"])
+def test_the_hosts_draft_makes_the_targets_own_text(port: str, run: Run, temperature: str) -> None:
+    flags = ["--port", port, *HOSTED, "--baseline", "--temperature", temperature]
+    made = run("fused_client", *flags)
+    (record,) = made.records
+    assert record["token_ids"] == record["baseline"]["token_ids"]
+    assert record["text"] == record["baseline"]["text"]
+    # none, where the host's draft does not pay and nothing is said twice
+    assert sum(record["accepted_by"].values()) == record["num_accepted_tokens"]
+    assert set(record["accepted_by"]) <= {"host", "copy"}
+    assert record["baseline"]["accepted_by"] == {}
+    assert (record["draft_calls"], record["draft_seconds"]) == (0, 0.0)  # none of them here
+    assert "with outrider-embedded-draft beside it" in made.err
+
+
+def test_a_target_says_which_draft_runs_beside_it(port: str) -> None:
+    with connect(f"127.0.0.1:{port}") as connection:
+        assert connection.description.draft_model == "outrider-embedded-draft"
+
+
+def test_a_target_without_a_draft_makes_the_text_alone_and_the_client_says_so(run: Run) -> None:
+    with BackgroundServer(load_target(TargetRole(port=0, batch=1))) as server:
+        made = run("fused_client", "--port", server.address.port, *HOSTED)
+    (record,) = made.records
+    assert record["forwards"] == record["lone_forwards"] == len(record["token_ids"])
+    assert "alone: no draft beside it" in made.err
 
 
 # --- the comparison
@@ -196,19 +196,3 @@ def test_a_comparison_names_architectures_by_preset_with_the_presets_own_setting
     assert parse_comparison(["--presets", "subspec_sd,vanilla"]).pair.method == "substitute"
     swept = parse_comparison(["--presets", "classic_sd", "--chains", "3,5"])
     assert swept.chains == (Chain(3), Chain(5))
-
-
-@pytest.mark.parametrize(
-    "flags",
-    [
-        ["--presets", "hybird"],
-        ["--presets", "hybrid", "--architectures", HYBRID],
-        ["--preset", "hybrid"],
-        ["--draft", "none"],
-        ["--presets", "subspec_sd,adaptive"],
-    ],
-)
-def test_a_comparison_refuses_what_is_no_preset_or_says_it_twice(
-    flags: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert_usage_error(capsys, parse_comparison, flags, [flags[0]])

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from grpc_comm.server.server import BackgroundServer
 from inference.errors import InvalidRequest
 from inference.flags.group import Group, flags_of, own_flags, parts_of
 from outrider.cli import run_role
 from outrider.models.directories import EMBEDDED
 from outrider.options.roles import ROLES, FusedTargetRole
-from outrider.target.target import load_target
 
 START = {"role", "config", "print_config", "debug", "target", "preset"}
 OF_CLIENTS: dict[str, Any] = {"region": "eu-west-1", "pricing": "spot", "no_live": True}
@@ -36,25 +33,20 @@ def fields_of(model: type[Group]) -> set[str]:
 
 
 TEXT = {"prompt": "x", "max_new_tokens": 2}
-
-
-@pytest.fixture(scope="module")
-def port() -> Iterator[int]:
-    target = load_target(FusedTargetRole(port=0, batch=1, max_tree_nodes=8))
-    with BackgroundServer(target) as server:
-        yield server.address.port
+SERVED = FusedTargetRole(port=0, batch=1, max_tree_nodes=8)
 
 
 @pytest.mark.parametrize("role", ROLES)
 def test_a_role_reads_its_flags(
-    role: str, port: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    role: str, port: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr("outrider.target.target.serve_target", lambda *_given: None)
     monkeypatch.setattr("uvicorn.Server.run", lambda *_given: None)
     monkeypatch.setattr("sys.stdin", io.StringIO("x\n"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    client = {**TEXT, "port": port}
-    chatting, serving = {"max_new_tokens": 2, "port": port}, {"port": port, "http_port": 0}
+    there: dict[str, Any] = {"port": int(port)}
+    client = {**TEXT, **there}
+    chatting, serving = {"max_new_tokens": 2, **there}, {**there, "http_port": 0}
     runs: dict[str, list[dict[str, Any]]] = {
         "draft": [client, {**client, "pace": "wait"}],
         "fused_client": [client],
@@ -69,11 +61,7 @@ def test_a_role_reads_its_flags(
         "serve": [serving, {**serving, "pace": "wait"}],
         "pull": [{"name": str(EMBEDDED / "draft")}],
         "list": [{}],
-        "doctor": [
-            {"port": port},
-            {"port": port, "list_models": True},
-            {"port": port, "health": True},
-        ],
+        "doctor": [there, {**there, "list_models": True}, {**there, "health": True}],
     }
     options = [ROLES[role](**given) for given in runs[role]]
     read: set[str] = set()

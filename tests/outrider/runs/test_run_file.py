@@ -10,6 +10,7 @@ from inference.flags.group import flags_of
 from outrider.options.parsing import parse
 from outrider.options.roles import DraftRole, VerifyTargetRole
 from outrider.runs.sweeps import read_runs
+from tests.support.commands import Run
 from tests.support.refusals import assert_refused
 
 
@@ -47,10 +48,7 @@ runs:
     assert runs[2].directory == "curve-cs=0-temperature=0.7"
 
 
-def test_a_run_is_what_its_flags_are_on_the_command_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("sys.argv", ["main.py"])
+def test_a_run_is_what_its_flags_are_on_the_command_line(tmp_path: Path) -> None:
     (run,) = read_runs(file_of(tmp_path, "runs: [{prompt: x, preset: tree_sd, tree-nodes: 5}]"))
     words = ["--role", "draft", "--prompt", "x", "--preset", "tree_sd", "--tree_nodes", "5"]
     assert run.options == parse(words)
@@ -118,10 +116,8 @@ def test_what_aliases_nest_is_not_written_out(tmp_path: Path, text: str) -> None
 
 @pytest.mark.parametrize("flag", sorted({"role", *flags_of(DraftRole)} - {"config"}))
 def test_no_flag_of_a_file_writes_out_what_aliases_nest(
-    tmp_path: Path, flag: str, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, flag: str, run: Run
 ) -> None:
     (tmp_path / "config.yaml").write_text(f"{flag}: {nested(30)}\n")
-    with pytest.raises(SystemExit):
-        parse([*(["run"] if flag != "role" else []), "--config", str(tmp_path / "config.yaml")])
-    (line,) = capsys.readouterr().err.splitlines()
-    assert flag in line
+    verb = ["run"] if flag != "role" else []
+    run(*verb, "--config", tmp_path / "config.yaml").assert_usage_error(flag)

@@ -7,8 +7,8 @@ import os
 import pytest
 
 from inference.flags.command_line import parse_flags
-from outrider.aws_verbs import deploy as main
 from outrider.target.ray_command import RayOptions
+from tests.support.commands import Run
 
 
 def options(*flags: str) -> RayOptions:
@@ -21,35 +21,22 @@ def test_each_replica_takes_the_targets_flags_and_not_the_ingresss_address() -> 
     assert (target.host, target.port) == ("127.0.0.1", 50051)
 
 
-@pytest.mark.parametrize(
-    ("flags", "said"),
-    [
-        ([], "--keys_file FILE"),
-        (["--insecure", "--replicas", "3", "--most_replicas", "2"], "--most_replicas 2 is below"),
-        (["--insecure", "--tls_cert", "a"], "no flag --tls_cert"),
-    ],
-)
-def test_a_fleet_that_cannot_be_is_refused(
-    flags: list[str], said: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit):
-        main(["ray", *flags])
-    assert said in capsys.readouterr().err
+REFUSED: list[tuple[str, ...]] = [
+    ("", "--keys_file FILE"),
+    ("--insecure --replicas 3 --most_replicas 2", "--most_replicas 2"),
+    ("--insecure --tls_cert a", "--tls_cert"),
+]
 
 
-@pytest.mark.parametrize(
-    ("flags", "said"),
-    [
-        (["--cpus", str(2 * (os.cpu_count() or 1))], "lower --cpus"),
-        pytest.param(
-            ["--cpus", "0", "--neuron_cores", "2"],
-            "no Neuron device",
-            marks=pytest.mark.skipif(os.path.exists("/dev/neuron0"), reason="it has one"),
-        ),
-    ],
-)
-def test_what_this_machine_lacks_is_said_and_not_waited_for(
-    flags: list[str], said: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["ray", "--insecure", *flags]) == 1
-    assert said in capsys.readouterr().err
+@pytest.mark.parametrize("refused", REFUSED)
+def test_a_fleet_that_cannot_be_is_refused(refused: tuple[str, ...], run: Run) -> None:
+    flags, *shown = refused
+    run("deploy", "ray", *flags.split()).assert_usage_error(*shown)
+
+
+def test_what_this_machine_lacks_is_said_and_not_waited_for(run: Run) -> None:
+    many = 2 * (os.cpu_count() or 1)
+    run("deploy", "ray", "--insecure", "--cpus", many).assert_failed("lower --cpus")
+    if not os.path.exists("/dev/neuron0"):
+        lacking = run("deploy", "ray", "--insecure", "--cpus", "0", "--neuron_cores", "2")
+        lacking.assert_failed("no Neuron device")

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 import outrider
-from inference.errors import InvalidRequest
-from outrider.cli import main
 from outrider.terminal.chat import history_file
 from outrider.text.conversation import Conversation
+from tests.support.commands import Ended, Run
+from tests.support.refusals import assert_refused
 
 
 @pytest.fixture(scope="module")
@@ -23,36 +23,33 @@ def target() -> Iterator[outrider.RunningTarget]:
         yield running
 
 
-def chat(
-    target: outrider.RunningTarget, lines: str, monkeypatch: pytest.MonkeyPatch, *more: str
-) -> int:
-    monkeypatch.setattr(sys, "stdin", io.StringIO(lines))
-    flags = ["--target_host", target.address, "--max_new_tokens", "12", *more]
-    return main(["chat", *flags])
+@pytest.fixture
+def chat(target: outrider.RunningTarget, run: Run, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Runs `outrider chat` on these lines, with further flags."""
+
+    def say(lines: str, *flags: object) -> Ended:
+        monkeypatch.setattr(sys, "stdin", io.StringIO(lines))
+        return run("chat", "--target_host", target.address, "--max_new_tokens", "12", *flags)
+
+    return say
 
 
 def test_each_line_is_a_turn_and_later_turns_know_the_earlier(
-    target: outrider.RunningTarget,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    tmp_path: Path,
+    target: outrider.RunningTarget, chat: Run, tmp_path: Path
 ) -> None:
     file = tmp_path / "conversation.json"
-    lines = f"def main():\nclass Queue:\n/save {file}\n"
-    assert chat(target, lines, monkeypatch) == 0
+    said = chat(f"def main():\nclass Queue:\n/save {file}\n")
     messages = json.loads(file.read_text())["messages"]
     assert [message["role"] for message in messages] == ["user", "assistant"] * 2
     with outrider.connect(target.address, draft=False) as engine:
         assert engine.chat(messages[:3], max_tokens=12).text == messages[3]["content"]
-    assert messages[1]["content"] in capsys.readouterr().out
+    assert (said.code, messages[1]["content"] in said.out) == (0, True)
 
 
-def test_a_saved_conversation_goes_on(
-    target: outrider.RunningTarget, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_saved_conversation_goes_on(chat: Run, tmp_path: Path) -> None:
     first, second = tmp_path / "first.json", tmp_path / "second.json"
-    chat(target, f"/system be brief\ndef main():\n/save {first}\n", monkeypatch)
-    chat(target, f"class Queue:\n/save {second}\n", monkeypatch, "--load", str(first))
+    chat(f"/system be brief\ndef main():\n/save {first}\n")
+    chat(f"class Queue:\n/save {second}\n", "--load", first)
     before, after = (Conversation.read(path).messages for path in (first, second))
     assert after[: len(before)] == before
     assert len(after) == len(before) + 2
@@ -70,21 +67,16 @@ def test_a_saved_conversation_goes_on(
         ("/help", "/reset"),
     ],
 )
-def test_commands_answer_in_words_and_the_chat_goes_on(
-    target: outrider.RunningTarget,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    line: str,
-    said: str,
-) -> None:
-    assert chat(target, f"{line}\ndef main():\n/exit\nnever\n", monkeypatch) == 0
-    shown = capsys.readouterr()
+def test_commands_answer_in_words_and_the_chat_goes_on(chat: Run, line: str, said: str) -> None:
+    shown = chat(f"{line}\ndef main():\n/exit\nnever\n")
+    assert shown.code == 0
     assert said in shown.err
     assert shown.out.strip()
 
 
-def test_reset_keeps_the_system_message() -> None:
-    conversation = Conversation()
+@pytest.mark.parametrize("before", [[], [{"role": "system", "content": ""}]])
+def test_a_system_message_is_kept_until_it_is_emptied(before: list[dict[str, str]]) -> None:
+    conversation = Conversation(before)
     conversation.say("system", "a")
     conversation.say("user", "b")
     conversation.reset()
@@ -106,8 +98,7 @@ def test_reset_keeps_the_system_message() -> None:
 def test_a_file_that_is_no_conversation_is_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "x.json"
     path.write_text(text)
-    with pytest.raises(InvalidRequest, match=r"x\.json"):
-        Conversation.read(path)
+    assert_refused(lambda: Conversation.read(path), ["x.json"])
 
 
 def test_what_was_typed_is_for_this_user_only(
@@ -117,9 +108,3 @@ def test_what_was_typed_is_for_this_user_only(
     assert history_file().stat().st_mode & 0o777 == 0o600
     history_file().chmod(0o644)
     assert history_file().stat().st_mode & 0o777 == 0o600
-
-
-def test_a_system_message_takes_the_place_of_an_empty_one() -> None:
-    conversation = Conversation([{"role": "system", "content": ""}])
-    conversation.say("system", "be brief")
-    assert conversation.messages == [{"role": "system", "content": "be brief"}]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import redirect_stderr, redirect_stdout
+from contextlib import nullcontext, redirect_stderr, redirect_stdout
 from pathlib import Path
 
 import pytest
@@ -87,14 +87,35 @@ def test_where_both_streams_are_one_file_what_is_said_stands_behind_the_text(
     assert (tmp_path / "both").read_text() == "text\na token takes 116 ms\n"
 
 
-@pytest.mark.parametrize(("kind", "coloured"), [("xterm", True), ("dumb", False)])
-def test_a_terminal_that_knows_no_colours_gets_none(
-    monkeypatch: pytest.MonkeyPatch, kind: str, coloured: bool
+@pytest.mark.parametrize(
+    ("asked", "no_color", "kind", "coloured"),
+    [
+        ("auto", "", "xterm", True),
+        ("auto", "", "dumb", False),
+        ("auto", "", None, False),
+        ("auto", "1", "xterm", False),
+        ("always", "1", None, True),
+        ("never", "", "xterm", False),
+    ],
+)
+def test_colours_are_for_terminals_that_know_them_unless_the_user_says(
+    monkeypatch: pytest.MonkeyPatch, asked: str, no_color: str, kind: str | None, coloured: bool
 ) -> None:
-    monkeypatch.delenv("NO_COLOR", raising=False)
-    monkeypatch.setenv("TERM", kind)
-    with Terminal(20, 5):
-        assert in_colour("auto") == coloured
+    monkeypatch.setenv("NO_COLOR", no_color)
+    monkeypatch.setenv("TERM", kind or "xterm")
+    with Terminal(20, 5) if kind else nullcontext():
+        assert in_colour(asked) == coloured
+
+
+@pytest.mark.parametrize("coloured", [False, True])
+def test_a_terminal_gets_no_control_characters_with_colours_or_without(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], coloured: bool
+) -> None:
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    LiveText(coloured)(Piece("a\x1b[2J", MODEL))
+    shown = capsys.readouterr().out
+    assert "\x1b[2J" not in shown
+    assert coloured or shown == "a [2J"
 
 
 def test_what_is_no_terminal_is_told_at_once_and_on_stderr_only(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
@@ -10,12 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inference.errors import InvalidRequest, UnsupportedModel
+from inference.errors import UnsupportedModel
 from outrider.draft_methods import find_draft
 from outrider.options.groups import DraftModelOptions, TextOptions
-from outrider.terminal.live_text import LiveText, in_colour
 from outrider.text.prompts import make_requests, read_prompts
 from outrider.text.stop_strings import LONGEST, MOST, StopStrings
+from tests.support.refusals import assert_refused
 
 
 class Piped(io.TextIOWrapper):
@@ -36,14 +37,13 @@ def test_standard_input_that_holds_nothing_is_an_empty_prompt(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("sys.stdin", Piped(b"\n"))
-    with pytest.raises(InvalidRequest):
-        read_prompts(TextOptions(prompt="-"))
+    assert_refused(lambda: read_prompts(TextOptions(prompt="-")), ["prompt is empty"])
 
 
 def test_a_file_that_is_not_utf_8_is_refused_with_the_line(tmp_path: Path) -> None:
     (tmp_path / "prompts").write_bytes(b"one\ntw\xf6\n")
-    with pytest.raises(InvalidRequest, match=r"UTF-8: line 2 .*0xf6"):
-        read_prompts(TextOptions(prompt_text=str(tmp_path / "prompts")))
+    options = TextOptions(prompt_text=str(tmp_path / "prompts"))
+    assert_refused(lambda: read_prompts(options), ["UTF-8: line 2 ", "0xf6"])
 
 
 def test_what_the_sequence_length_cuts_is_said_with_both_numbers(
@@ -60,39 +60,8 @@ def test_what_the_sequence_length_cuts_is_said_with_both_numbers(
 def test_gguf_weights_are_recognised(tmp_path: Path) -> None:
     (tmp_path / "model.gguf").touch()
     for name in (tmp_path, tmp_path / "model.gguf"):
-        with pytest.raises(UnsupportedModel, match="GGUF"):
-            find_draft(DraftModelOptions(draft_model=str(name)))
-
-
-@pytest.mark.parametrize(
-    ("asked", "no_color", "terminal", "coloured"),
-    [
-        ("auto", "", True, True),
-        ("auto", "", False, False),
-        ("auto", "1", True, False),
-        ("always", "1", False, True),
-        ("never", "", True, False),
-    ],
-)
-def test_colours_are_for_terminals_unless_the_user_says(
-    monkeypatch: pytest.MonkeyPatch, asked: str, no_color: str, terminal: bool, coloured: bool
-) -> None:
-    monkeypatch.setenv("NO_COLOR", no_color)
-    monkeypatch.setattr("sys.stdout.isatty", lambda: terminal)
-    assert in_colour(asked) == coloured
-
-
-def test_a_terminal_gets_no_control_characters_with_colours_or_without(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    from inference.proposer import MODEL
-    from outrider.text.completion import Piece
-
-    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
-    LiveText(False)(Piece("a\x1b[2J", MODEL))
-    assert capsys.readouterr().out == "a [2J"
-    LiveText(True)(Piece("a\x1b[2J", MODEL))
-    assert "\x1b[2J" not in capsys.readouterr().out
+        options = DraftModelOptions(draft_model=str(name))
+        assert_refused(partial(find_draft, options), ["GGUF"], UnsupportedModel)
 
 
 LETTERS = st.text("ab\n", max_size=24)
@@ -132,5 +101,4 @@ def test_the_earliest_of_several_ends_the_text() -> None:
 
 @pytest.mark.parametrize("strings", [[""], ["x" * (LONGEST + 1)], ["x"] * (MOST + 1)])
 def test_strings_out_of_bounds_are_refused(strings: list[str]) -> None:
-    with pytest.raises(InvalidRequest):
-        StopStrings(strings)
+    assert_refused(lambda: StopStrings(strings), [])

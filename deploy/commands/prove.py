@@ -1,0 +1,160 @@
+"""`outrider deploy prove`: proves a target on an instance of EC2, which is removed afterwards.
+
+Not yet run on AWS: what runs on the instance is `outrider prove`, by the script of every job.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import tempfile
+from pathlib import Path
+from typing import Annotated, Literal
+
+from annotated_types import Gt, Le
+
+from deploy.aws import Aws
+from deploy.bucket import HostBucket, build_wheel, put_wheel
+from deploy.commands.up import ask
+from deploy.deployment import Deployment, hub_token_parameter
+from deploy.host.job_script import RESULTS, JobSettings, job_script
+from deploy.host_job import HostJob, end_lines, run_job
+from deploy.instance_kind import InstanceKind, check_image
+from deploy.places import find_image, places_for
+from inference.command import FAILED
+from inference.flags.command_line import CommandOptions
+from inference.flags.group import Shown
+from inference.flags.values import Directory, File, ModelName, Region
+from inference.model.hub import pin_model
+
+EXAMPLES = """examples:
+  outrider deploy prove --instance trn1.2xlarge --model Qwen/Qwen2.5-1.5B-Instruct
+  outrider deploy prove --instance g6.xlarge --model Qwen/Qwen2.5-1.5B-Instruct \\
+    --draft_model Qwen/Qwen2.5-0.5B-Instruct
+"""
+"""Commands that users type."""
+
+FILES = ("report.json", "report.md", "profile.json")
+"""Files of a proof."""
+
+
+class ProofOptions(CommandOptions, title="proof"):
+    """Prove a target on an instance: texts equal to target-only's, times beside the plan's, the
+    promise at a first start. The instance is removed, and its reports are brought here.
+    """
+
+    instance: Annotated[str, Shown("TYPE")] = "trn1.2xlarge"
+    """EC2 type: trn1, inf2, one with NVIDIA's GPUs, or one with CPUs alone"""
+    model: ModelName | None = None
+    """what is proved: NAME or NAME@REVISION of the hub (default: the embedded pair)"""
+    draft_model: ModelName | None = None
+    """a draft of its family, on the instance's CPU or GPU (default: copied text)"""
+    precision: Literal["both", "bfloat16", "fp8"] = "both"
+    """of what trn1 and inf2 compile: one proof each"""
+    region: Region | None = None
+    """AWS region (default: that of boto3's configuration, else us-east-1)"""
+    spot: bool = False
+    """cheaper, and AWS may end it at any time"""
+    most_hours: Annotated[float, Gt(0), Le(24), Shown("HOURS")] = 2.0
+    """the instance ends itself after so long, whatever it does"""
+    image: Annotated[str, Shown("PARAMETER")] | None = None
+    """public SSM parameter of the machine image (default: by the instance's kind)"""
+    wheel: File | None = None
+    """Outrider for the instance (default: built from this checkout)"""
+    out: Directory = "proof"
+    """directory for the reports"""
+    yes: bool = False
+    """start without asking; needed where stdin is no terminal"""
+    dry_run: bool = False
+    """print the plan and its price, and start nothing"""
+
+
+OPTIONS = ProofOptions
+
+
+def run(options: ProofOptions) -> int:
+    """Prove, and bring the reports here. Returns 1 where one says that something is not kept."""
+    aws = Aws(options.region)
+    pinned = None if options.model is None else pin_model(options.model)
+    deployment = Deployment(
+        name=f"proof-{secrets.token_hex(4)}",
+        region=aws.region,
+        instance=InstanceKind(options.instance),
+        purpose="build",
+        market="spot" if options.spot else "on-demand",
+        image=options.image,
+        lifetime_hours=options.most_hours,
+    )
+    check_image(deployment.instance.compile_target, options.image)
+    places = places_for(aws, deployment.instance, None)
+    find_image(aws, deployment.image_parameter)
+    proofs = commands(options, deployment.instance, pinned.name if pinned else None)
+    print(f"instance    {deployment.instance.name}, {deployment.market}, in {places[0].zone}")
+    print(*(f"runs        python -m {' '.join(words)}" for words in proofs.values()), sep="\n")
+    print(*end_lines(deployment), sep="\n", flush=True)
+    if options.dry_run or not (options.yes or ask()):
+        return 0 if options.dry_run else FAILED
+    needs_token = pinned is not None and pinned.needs_token
+    job = HostJob("proof", deployment, deployment.bucket_name(aws.account), needs_token)
+    user_data = job_script(_settings(options, aws, job, tuple(proofs.values())))
+    try:
+        run_job(aws, job, places, user_data)
+    finally:
+        kept = [_bring(aws, job, name, Path(options.out) / name) for name in proofs]
+    return 0 if all(kept) else FAILED
+
+
+def commands(
+    options: ProofOptions, instance: InstanceKind, model: str | None
+) -> dict[str, tuple[str, ...]]:
+    """Words behind `python -m` on the instance, by the name of the proof.
+
+    model: at its commit; None for the embedded pair
+    """
+    words = ["outrider", "prove"]
+    words += [f"--target_model={model}"] if model else []
+    words += [f"--draft_model={options.draft_model}"] if options.draft_model else []
+    words += ["--draft=copy"] if model and not options.draft_model else []
+    if instance.kind != "neuron":
+        return {"proof": (*words, f"--device={instance.kind}", f"--out={RESULTS}/proof")}
+    precisions = ("bfloat16", "fp8") if options.precision == "both" else (options.precision,)
+    words.append("--device=neuron")
+    return {
+        name: (*words, f"--compiled_dtype={name}", f"--out={RESULTS}/{name}") for name in precisions
+    }
+
+
+def _settings(
+    options: ProofOptions, aws: Aws, job: HostJob, words: tuple[tuple[str, ...], ...]
+) -> JobSettings:
+    """Upload Outrider's wheel; return what the instance is told."""
+    bucket = HostBucket(aws, job.bucket)
+    bucket.make()
+    with tempfile.TemporaryDirectory(prefix="outrider-") as directory:
+        wheel = Path(options.wheel) if options.wheel else build_wheel(Path(directory))
+        url, sha256 = put_wheel(bucket, wheel)
+    return JobSettings(
+        region=aws.region,
+        wheel=url,
+        wheel_sha256=sha256,
+        commands=words,
+        reports=f"s3://{job.bucket}/{job.reports}",
+        hub_token=hub_token_parameter(job.deployment.name) if job.needs_token else None,
+        venv=job.deployment.instance.venv,
+        lifetime_hours=job.deployment.lifetime_hours,
+    )
+
+
+def _bring(aws: Aws, job: HostJob, name: str, out: Path) -> bool:
+    """Copy a proof's files here, and print its report. Returns whether it was kept."""
+    bucket = HostBucket(aws, job.bucket)
+    contents = {file: bucket.read(f"{job.reports}/results/{name}/{file}") for file in FILES}
+    found = {file: content for file, content in contents.items() if content is not None}
+    out.mkdir(parents=True, exist_ok=True)
+    for file, content in found.items():
+        (out / file).write_bytes(content)
+    if len(found) < len(FILES):
+        print(f"{name}: the instance made no report")
+        return False
+    print(found["report.md"].decode(), f"brought to {out}", sep="\n")
+    return bool(json.loads(found["report.json"])["kept"])

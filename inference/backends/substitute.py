@@ -1,0 +1,165 @@
+"""A target's substitute, which drafts for it: the target's own layers with 4-bit weights (SubSpec,
+arXiv 2509.18344). Nothing is trained, and it agrees with its target far more often than a smaller
+model does. Its text is not its target's.
+
+In the target's process it shares embeddings, final norm and head, and reads the target's KV cache:
+no prompt is computed twice, and no committed key is kept twice. It never writes there. Elsewhere it
+is a copy of its own, which has a 4-bit head, too.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from inference.backends import Model, Segment, Shared
+from inference.backends.batch import pad
+from inference.backends.eager import EagerModel, context_slots
+from inference.backends.sequence import ModelSequence, TargetText
+from inference.backends.slots import Slots
+from inference.model.cache import KeysValues, read_rows, write_slots
+from inference.model.checkpoint import Loading
+from inference.model.decoder import Decoder
+from inference.model.layer_offload import load_offloaded
+from inference.model.quantized import quantize
+from inference.sampling import SamplingParams
+from inference.tree import TreeNodes
+
+
+def substitute_of(decoder: Decoder) -> Decoder:
+    """Return the substitute of this decoder, which stays as it is. The layers are visited one after
+    the other, so they may be offloaded.
+
+    Raises UnsupportedModel and InvalidRequest as quantize() does.
+    """
+    with torch.device("meta"):
+        draft = Decoder(decoder.config, len(decoder.cos), decoder.vocabulary)
+    draft.cos, draft.sin, draft.lm_head = decoder.cos, decoder.sin, decoder.lm_head
+    draft.model.embed_tokens, draft.model.norm = decoder.model.embed_tokens, decoder.model.norm
+    draft.model.layers = nn.ModuleList(
+        quantize(copy.deepcopy(layer), "int4") for layer in decoder.model.layers
+    )
+    return draft.eval()
+
+
+def load_substitute(
+    directory: Path,
+    *,
+    positions: int,
+    vocabulary: int,
+    dtype: torch.dtype | None,
+    device: torch.device,
+    tell: Callable[[Loading], None] = lambda loading: None,
+) -> Decoder:
+    """Load a checkpoint's substitute with a 4-bit head. Layers are rounded as they are read.
+    Arguments and errors are those of load_decoder().
+    """
+    decoder = load_offloaded(
+        directory,
+        positions=positions,
+        vocabulary=vocabulary,
+        dtype=dtype,
+        device=device,
+        offload="disk",
+        tell=tell,
+    )
+    return quantize(substitute_of(decoder), "int4")
+
+
+_NOTHING = Shared(0, np.zeros(0, dtype=np.bool_))
+
+
+class SharedCacheModel(EagerModel):
+    """A Decoder that sees the target's keys of committed tokens, and its own of candidates.
+
+    A segment's slots and context are of the draft's own cache, and `shared` says what it sees of
+    the target's. Its sequences are SharedSequence. `capacity` counts the slots of both.
+
+    target: its cache holds keys and values of the decoder's layers, widths and precision
+    own: slots of a row in the draft's own cache
+    """
+
+    def __init__(self, decoder: Decoder, target: EagerModel, *, own: int, max_nodes: int) -> None:
+        super().__init__(decoder, rows=target.rows, capacity=own, max_nodes=max_nodes)
+        self.capacity = target.capacity + own
+        self.read = target.cache  # never written here
+
+    def _forward(self, segments: Sequence[Segment]) -> tuple[Tensor, Tensor]:
+        shape = self._shape(segments)
+        given = {
+            name: torch.from_numpy(array).to(self.device)
+            for name, array in pad(segments, shape, junk=self._junk).arrays().items()
+        }
+        rows, positions, pick = given["rows"], given["positions"], given["pick"]
+        target_rows, committed = self._committed(segments)
+        near = given["context_mask"].expand(-1, shape.nodes, -1)  # [B, T, own slots]
+        out = self.decoder(
+            given["tokens"],
+            target_rows,
+            positions,
+            committed,
+            torch.cat((near, given["tree_mask"]), -1),
+            pick,
+            self.read,
+            KeysValues.of(read_rows(held, rows, shape.slots) for held in self.cache.tensors),
+        )
+        write_slots(self.cache, rows, given["slots"], out.new)
+        return self.decoder.logits(out.states), torch.gather(positions, 1, pick.to(torch.int64)) + 1
+
+    def _committed(self, segments: Sequence[Segment]) -> tuple[Tensor, Tensor]:
+        """Return the target's rows [B] int32, and the slots seen there [B, 1, S] int32."""
+        seen = [segment.shared or _NOTHING for segment in segments]
+        most = max(len(one.context) for one in seen)
+        slots = min(context_slots(most), self.read.keys[0].shape[1])
+        mask = np.zeros((len(seen), 1, slots), dtype=np.int32)
+        for row, one in zip(mask, seen, strict=True):
+            row[0, : len(one.context)] = one.context
+        rows = torch.tensor([one.row for one in seen], dtype=torch.int32, device=self.device)
+        return rows, torch.from_numpy(mask).to(self.device)
+
+
+class SharedSequence(ModelSequence):
+    """A ModelSequence whose committed tokens lie in a row of the target.
+
+    Calls are made between forwards of the target, when all that it has committed was heard.
+
+    own: the draft's slots in a row
+    beside: the session's row of the target, at the time of a call
+    """
+
+    def __init__(
+        self,
+        own: int,
+        model: Model,
+        row: int,
+        beside: TargetText | None,
+        params: SamplingParams,
+    ) -> None:
+        assert beside is not None, "a cache is shared beside its target"
+        super().__init__(model, row, params, Slots(own))
+        self._target = beside
+        self.cached = self._committed
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        """Commit tokens, whose keys the target has."""
+        self.cached += len(tokens)
+
+    def prepare_nodes(self, tree: TreeNodes, nodes: Sequence[int]) -> Segment:
+        target = self._target()
+        assert self.cached == self._committed, "the target's row is of another length"
+        seen = target.slots.committed[: target.slots.high_water].copy()
+        return super().prepare_nodes(tree, nodes)._replace(shared=Shared(target.row, seen))
+
+    def advance(self, nodes: Sequence[int], tokens: Sequence[int], gone: Sequence[int]) -> None:
+        """Commit a root and tokens below it: the target has their keys, the draft's are freed."""
+        self.slots.release([self._node_slots.pop(node) for node in (*nodes, *gone)])
+        self.cached += len(tokens)
+
+    @property
+    def _committed(self) -> int:
+        return int(self._target().slots.committed.sum())

@@ -1,0 +1,37 @@
+"""Runs `outrider prove`, prints its report, and writes it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from inference.command import FAILED, run_command, say
+from inference.files import write_whole
+from outrider.prove.prove_options import ProveOptions, parse
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command. Returns 0 where all texts are equal and the promise was kept, else 1."""
+    options = parse(arguments)
+    return run_command(lambda: _run(options), debug=options.debug)
+
+
+def _run(options: ProveOptions) -> int:
+    from outrider.prove.proof import markdown, verdict
+    from outrider.prove.proving import prove  # needs torch, which help does not
+
+    out = Path(options.out)
+    proof = prove(options, out)
+    lines = [*markdown(proof), "", verdict(proof)]
+    contents = {
+        "report.json": json.dumps(proof.record(), indent=1),
+        "report.md": "\n".join(lines),
+        "profile.json": json.dumps(asdict(proof.profile), indent=1),
+    }
+    for name, text in contents.items():
+        write_whole(out / name, f"{text}\n")
+    print(*lines, sep="\n")
+    say(f"wrote {', '.join(str(out / name) for name in contents)}")
+    return 0 if proof.is_kept else FAILED

@@ -1,0 +1,130 @@
+"""Proves a target: starts it as on a first start, makes texts with and without a draft, and takes
+the times of its forwards.
+
+On a Neuron device without an artefact, noise and choices are first compared with the host's, and
+the artefact which that builds is served. That part is not yet run on hardware.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from inference.artifact import read_manifest
+from inference.backends.neuron_sdk import has_device, instance_family
+from inference.command import say
+from inference.draft_thread import take_short_turns
+from inference.errors import BadArtifact
+from inference.text import Tokenizer
+from outrider.client.client import open_client
+from outrider.compare.results import environment
+from outrider.compare.testbed import PROMPTS
+from outrider.options.groups import PromptOptions
+from outrider.options.network import ConnectionOptions
+from outrider.options.roles import SharedClientRole
+from outrider.prove.device_times import fit_profile, kept_times, planned_times
+from outrider.prove.proof import Proof
+from outrider.prove.prove_options import OF_CLIENT, OF_TARGET, ProveOptions
+from outrider.prove.text_pairs import TextPair, make_pairs
+from outrider.target.spawn import role_environment, started
+from outrider.text.prompts import read_prompts
+
+
+def prove(options: ProveOptions, out: Path) -> Proof:
+    """Prove a target. Raises the error that ended a text, and BadArtifact for a device that
+    computes something else.
+
+    out: directory for what a check of a Neuron device builds
+    """
+    checks = list[str]()
+    if options.device.startswith("neuron") and options.artifact is None and has_device():
+        checks = _check_device(options, out / "artefact")
+        options = options.but(artifact=str(out / "artefact"), model=None, target_model=None)
+    take_short_turns()
+    flags = [*_words(options.given_of(OF_TARGET)), "--batch", "1"]
+    with TemporaryDirectory(prefix="outrider-") as cache, _first_start(cache):
+        with started("target", flags) as target:
+            reached = ConnectionOptions(target_host=target.address)
+            role = SharedClientRole(connection=reached, **options.given_of(OF_CLIENT))
+            with open_client(role) as client:
+                prompts = _prompts(options, client.tokenizer)
+                pairs = [_told(pair) for pair in make_pairs(client, prompts, options.tokens)]
+                model, draft = client.model, client.draft
+                device = client.target.description.device
+        with started("target", [*flags, "--measure_first"]):
+            subject, times = kept_times(Path(cache) / "outrider" / "profiles")
+    manifest = None if options.artifact is None else read_manifest(Path(options.artifact))
+    return Proof(
+        target=model,
+        device=device,
+        draft=draft,
+        digest=None if manifest is None else manifest.digest(),
+        environment=environment(),
+        checks=checks,
+        pairs=pairs,
+        subject=subject,
+        times=times,
+        planned={} if manifest is None else planned_times(manifest),
+        profile=fit_profile(f"{model} on {device}", subject, times),
+        usd_per_hour=options.usd_per_hour,
+    )
+
+
+def _prompts(options: ProveOptions, tokenizer: Tokenizer) -> list[list[int]]:
+    """Ids of the prompts."""
+    given = options.prompt_text
+    texts = PROMPTS if given is None else read_prompts(PromptOptions(prompt_text=given))
+    return [tokenizer.encode(text, chat=options.chat) for text in texts]
+
+
+def _told(pair: TextPair) -> TextPair:
+    """The pair, after a line on stderr."""
+    same = "equal" if pair.differs_at is None else f"DIFFERENT at token {pair.differs_at}"
+    say(
+        f"prompt {pair.prompt}, temperature {pair.temperature:g}: {same}, {pair.speed:.2f} of "
+        "target-only's speed"
+    )
+    return pair
+
+
+def _check_device(options: ProveOptions, out: Path) -> list[str]:
+    """Compare a Neuron device's noise and choices with the host's, in a process that gives its
+    cores back. Returns the lines that it printed. Raises BadArtifact where something differs.
+    """
+    given = {"model": options.target_name, "target": instance_family()}
+    given["dtype"] = options.compiled_dtype
+    words = [*_words(given), "--out", str(out)]
+    done = subprocess.run(  # noqa: S603
+        [sys.executable, "-m", "compile.check", *words],
+        check=False,
+        env=role_environment(),
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    if done.returncode:
+        raise BadArtifact(f"the device does not compute what the host does: {done.stdout.strip()}")
+    return done.stdout.splitlines()
+
+
+def _words(values: Mapping[str, object]) -> Sequence[str]:
+    """The values as a command line."""
+    given = {name: value for name, value in values.items() if value is not None}
+    return [word for name, value in given.items() for word in (f"--{name}", str(value))]
+
+
+@contextmanager
+def _first_start(cache: str) -> Iterator[None]:
+    """Lets this process and those that it starts find no kept times."""
+    before = os.environ.get("XDG_CACHE_HOME")
+    os.environ["XDG_CACHE_HOME"] = cache
+    try:
+        yield
+    finally:
+        del os.environ["XDG_CACHE_HOME"]
+        if before is not None:
+            os.environ["XDG_CACHE_HOME"] = before

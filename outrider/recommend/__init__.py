@@ -1,0 +1,1 @@
+"""Verb recommend: which draft suits this machine and a target, by measuring."""

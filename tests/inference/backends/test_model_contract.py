@@ -1,0 +1,314 @@
+"""The contract of a Model with rows of its own. A backend joins by a line of BACKENDS in
+tests/support/backends.py.
+
+Models that read another's row (a head, a shared cache) have their own files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from inference.backends import Masks, Model, Segment
+from inference.backends.eager import EagerModel
+from inference.backends.target_features import FeatureModel
+from inference.decode import Step
+from inference.drafters.draft import Draft
+from inference.drafters.round_proposer import BestFirst, Chain, RoundProposer
+from inference.engine.local_session import LocalSession
+from inference.engine.prefix_cache import WORTH_COPYING
+from inference.errors import InvalidRequest, LimitExceeded, OutriderError
+from inference.planner.prices import Prices
+from inference.proposer import Proposer
+from inference.sampling import SamplingParams
+from tests.support import heads
+from tests.support.backends import BACKENDS, Machine, Subject, eager_model
+from tests.support.copied_rows import PROMPT, shares
+from tests.support.drafts import alone, copying, growing, knowledge, nudged, rounds, speculated
+from tests.support.equality import NearTies
+from tests.support.models import tiny_decoder, write_checkpoint
+from tests.support.neuron_artifacts import LENGTH, TREE, VOCABULARY, eager_of, engine_of
+from tests.support.row_independence import assert_rows_are_independent
+
+SAMPLINGS = [
+    SamplingParams(),
+    SamplingParams(0.7, seed=11),
+    SamplingParams(1.0, seed=2**62 + 5),
+    SamplingParams(1.0, top_p=0.9, seed=13).on_the_wire(),
+    SamplingParams(0.7, top_k=20, seed=14).on_the_wire(),
+]
+each_sampling = pytest.mark.parametrize(
+    "params", SAMPLINGS, ids=lambda params: f"T{params.temperature}-p{params.top_p:.1f}"
+)
+each_temperature = pytest.mark.parametrize(
+    "params", SAMPLINGS[:3], ids=lambda params: f"T{params.temperature}"
+)
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_checkpoint(tmp_path_factory.mktemp("contract") / "model")
+
+
+@pytest.fixture(
+    scope="module", params=[pytest.param(name, marks=BACKENDS[name].marks) for name in BACKENDS]
+)
+def subject(
+    request: pytest.FixtureRequest, checkpoint: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Subject]:
+    backend = BACKENDS[request.param]
+    with pytest.MonkeyPatch.context() as patch, ExitStack() as after:
+        machine = Machine(checkpoint, tmp_path_factory.mktemp("backend"), patch, after)
+        decoder, ties = backend.decoder and backend.decoder(checkpoint), NearTies()
+        yield Subject(backend, machine, backend.make(machine), decoder, ties)
+        ties.check()
+
+
+def needs(ability: bool) -> None:
+    if not ability:
+        pytest.skip("this backend does not do it")
+
+
+def prompt_of(length: int) -> list[int]:
+    prompt: list[int] = np.random.default_rng(length).integers(0, VOCABULARY, length).tolist()
+    return prompt
+
+
+# --- texts
+# --------------------------------------------------------------------------------------------------
+
+CLOSE = nudged(tiny_decoder(vocabulary=VOCABULARY))
+"""It often agrees with the checkpoint, not always, and never with llama.cpp's stand-in."""
+
+
+def masked() -> Proposer:
+    """A draft with masks that it was never taught: ids that it has and the tokenizer has not."""
+    model = EagerModel(CLOSE, rows=1, capacity=256, max_nodes=128)
+    return Draft(model, Masks(VOCABULARY, 3)).proposer(0, knowledge(), Prices(), room=64)
+
+
+DRAFTS: dict[str, Callable[[], Proposer]] = {
+    "a chain": lambda: rounds(CLOSE, Chain(6)),
+    "an unrelated chain": lambda: rounds(tiny_decoder(99, VOCABULARY), Chain(3)),
+    "a tree": lambda: rounds(CLOSE, BestFirst(TREE - 1, 3)),
+    "growing": lambda: growing(CLOSE),
+    "masks": masked,
+    "copies": copying,
+}
+
+
+@each_sampling
+def test_the_text_without_a_draft_is_its_own_seeded_decoding(
+    subject: Subject, params: SamplingParams
+) -> None:
+    """Also on rows that held other texts, and to the end of the row."""
+    engine = engine_of(subject.model)
+    for length, tokens in ((1, 16), (30, 16), (17, 8), (LENGTH - 5, 5)):
+        subject.writes_its_own(
+            prompt_of(length),
+            params,
+            tokens,
+            lambda prompt, n: alone(LocalSession(engine), prompt, params, n),
+        )
+
+
+@each_sampling
+@pytest.mark.parametrize("draft", DRAFTS)
+def test_no_draft_changes_the_text(subject: Subject, draft: str, params: SamplingParams) -> None:
+    needs(subject.backend.trees or draft.endswith("chain"))
+    engine, proposer = engine_of(subject.model), DRAFTS[draft]()
+    for length in (1, 30):  # the second text finds the first one's row
+        subject.writes_its_own(
+            prompt_of(length),
+            params,
+            16,
+            lambda prompt, n: speculated(LocalSession(engine), proposer, prompt, params, n),
+        )
+
+
+@each_temperature
+def test_a_session_that_begins_alike_takes_a_copy_of_a_row_and_both_write_their_own_texts(
+    subject: Subject, params: SamplingParams
+) -> None:
+    needs(subject.model.rows > 1)
+    assert len(PROMPT) >= WORTH_COPYING
+    copied = len(PROMPT) + 8 if subject.model.copies_rows else 0
+    assert shares(engine_of(subject.model), params) == copied
+
+
+def test_where_rows_are_not_copied_a_free_row_gives_its_prefix_although_it_holds_more(
+    checkpoint: Path,
+) -> None:
+    """Else a short beginning of a long text would be computed again beside it."""
+    model = eager_of(checkpoint)
+    model.copies_rows = False
+    engine = engine_of(model)
+    long, opened = engine.open([*PROMPT, *PROMPT[:20]], SamplingParams())
+    engine.finish(opened)
+    engine.close(long)
+    engine.step()
+    _, opened = engine.open([*PROMPT[:12], 1], SamplingParams())
+    engine.finish(opened)
+    assert opened.result().reused == 12
+
+
+# --- calls
+# --------------------------------------------------------------------------------------------------
+
+PREFIX = list(range(20, 30))
+
+
+@each_sampling
+def test_nodes_and_rows_do_not_depend_on_their_neighbours(
+    subject: Subject, params: SamplingParams
+) -> None:
+    """To the last bit of the keys, where the model has its caches on this machine."""
+    needs(subject.backend.trees and subject.model.rows > 1)
+    cache = getattr(subject.model, "cache", None)
+    assert_rows_are_independent(subject.model, cache, TREE, VOCABULARY, params)
+
+
+@pytest.mark.parametrize("mixture", [(0, 2), (2, 3), (3, 4), (2, 1), (4, 0)], ids=str)
+def test_rows_of_one_call_keep_their_sampling(subject: Subject, mixture: tuple[int, int]) -> None:
+    needs(subject.model.rows > 1)
+    tree, _, _ = subject.trees
+    sequences = [
+        subject.after(prompt_of(7 + 9 * row), row, SAMPLINGS[number])
+        for row, number in enumerate(mixture)
+    ]
+    by_itself = [one.choose(tree).tolist() for one in sequences]
+    for turn in (1, -1):  # in either order of rows
+        call = [one.prepare(tree) for one in sequences][::turn]
+        together = [chosen.tolist() for chosen in subject.model.choose(call)][::turn]
+        assert together == by_itself
+
+
+def test_a_call_leaves_the_other_rows_as_they_are(subject: Subject) -> None:
+    needs(subject.model.rows > 1)
+    tree, then, paths = subject.trees
+    held, other = subject.after(prompt_of(30), 1), subject.after(PREFIX, 0)
+    before = subject.answers(held, tree)
+    other.choose(tree)
+    other.commit(tree, paths[-1])
+    other.choose(then)
+    np.testing.assert_array_equal(subject.answers(held, tree), before)
+
+
+@each_temperature
+def test_after_a_partly_accepted_tree_it_goes_on_as_if_the_path_had_been_the_prompt(
+    subject: Subject, params: SamplingParams
+) -> None:
+    tree, then, paths = subject.trees
+    for path in paths:
+        tokens, sequence = list(PREFIX), subject.after(PREFIX, 0, params)
+        for _ in range(3):  # the third tree lies in the holes of the two before it
+            sequence.choose(tree)
+            sequence.commit(tree, path)
+            tokens += tree.tokens[[0, *path]].tolist()
+        assert sequence.length == sequence.cached == len(tokens)
+        found = subject.answers(sequence, then)
+        fresh = subject.answers(subject.after(tokens, 0, params), then)
+        np.testing.assert_allclose(found, fresh, rtol=0, atol=2e-5)
+
+
+def test_a_tree_chosen_again_chooses_the_same(subject: Subject) -> None:
+    sequence, (tree, then, _) = subject.after(PREFIX), subject.trees
+    first = sequence.choose(tree).tolist()
+    assert sequence.choose(then).shape == (4,)
+    assert sequence.choose(tree).tolist() == first
+
+
+def test_a_call_computes_as_much_as_was_asked_or_more(subject: Subject) -> None:
+    for rows in range(1, subject.model.rows + 1):
+        for nodes in range(1, TREE + 1):
+            computed = subject.model.padded(rows, nodes)
+            assert computed[0] >= rows
+            assert computed[1] >= nodes
+
+
+def test_features_are_those_that_an_eager_target_keeps_and_go_with_a_copied_row(
+    subject: Subject,
+) -> None:
+    model = subject.model
+    needs(model.rows > 1 and isinstance(model, FeatureModel))
+    assert isinstance(model, FeatureModel)
+    assert subject.decoder is not None
+    theirs = eager_model(subject.decoder)
+    for layers in (heads.KEPT, (0, 2)):
+        ours, expected = (heads.kept_of_a_text(each, layers, 1) for each in (model, theirs))
+        torch.testing.assert_close(ours, expected, atol=2e-5, rtol=1e-4)
+    if model.copies_rows:
+        model.copy_row(1, 0, 20)
+        slots = np.arange(20, dtype=np.int32)
+        assert model.features(0, slots).equal(model.features(1, slots))
+
+
+# --- ranking
+# --------------------------------------------------------------------------------------------------
+
+
+@each_sampling
+def test_children_are_ranked_as_a_target_of_the_same_scores_chooses(
+    subject: Subject, params: SamplingParams
+) -> None:
+    """Best first, each once; fewer are the first of more; level by level as all at once."""
+    needs(subject.backend.drafts)
+    (tree, _, _), sequence = subject.trees, subject.after(PREFIX, 0, params)
+    chosen = sequence.choose(tree)
+    sequence.abandon()
+    ranked = sequence.rank(tree, range(len(tree)), 8)
+    assert ranked.ids[:, 0].tolist() == chosen.tolist()
+    assert (np.diff(ranked.scores, axis=1) <= 0).all()
+    assert all(len(set(row)) == 8 for row in ranked.ids.tolist())
+    sequence.abandon()
+    for level in ([0], [1, 2], [3, 4, 6], [5, 7]):
+        found = sequence.rank(tree, level, 2)
+        np.testing.assert_array_equal(found.ids, ranked.ids[level, :2])
+        np.testing.assert_allclose(found.scores, ranked.scores[level, :2], rtol=0, atol=2e-5)
+
+
+@each_temperature
+def test_a_draft_with_the_targets_weights_is_always_right(
+    subject: Subject, params: SamplingParams
+) -> None:
+    needs(subject.backend.drafts)
+    steps, draft = list[Step](), subject.backend.make(subject.machine)
+    proposer = RoundProposer(draft, Chain(4), room=8)
+    speculated(
+        LocalSession(engine_of(subject.model)), proposer, prompt_of(9), params, 20, steps.append
+    )
+    assert [len(step.tokens) for step in steps if step.tokens] == [5] * 4
+
+
+# --- refusals
+# --------------------------------------------------------------------------------------------------
+
+
+def segment(row: int, nodes: int) -> Segment:
+    """A chain at the start of a row."""
+    order, chain = np.arange(nodes, dtype=np.int32), np.tri(nodes, dtype=np.bool_)
+    unseen = np.zeros((1, 0), dtype=np.bool_)
+    return Segment(row, order % 50, order, order, unseen, chain, order, SamplingParams())
+
+
+REFUSED: list[tuple[Callable[[Model], object], type[OutriderError], str]] = [
+    (lambda model: model.choose([segment(0, model.max_nodes + 1)]), LimitExceeded, "{} nodes"),
+    (lambda model: model.choose([segment(0, 2), segment(0, 2)]), InvalidRequest, "twice"),
+]
+CANNOT_RANK = (lambda model: model.rank([segment(0, 2)], 2), InvalidRequest, "cannot draft")
+
+
+def test_a_call_that_it_does_not_take_is_refused_and_the_next_is_answered(
+    subject: Subject,
+) -> None:
+    tree, _, _ = subject.trees
+    before = subject.after(PREFIX).choose(tree).tolist()
+    for call, error, shown in [*REFUSED, *([] if subject.backend.drafts else [CANNOT_RANK])]:
+        with pytest.raises(error, match=shown.format(subject.model.max_nodes + 1)):
+            call(subject.model)
+        assert subject.after(PREFIX).choose(tree).tolist() == before

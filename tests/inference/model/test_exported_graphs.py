@@ -1,0 +1,104 @@
+"""Graphs of every kind of bucket: they export whole with fixed shapes, compute exported what they
+compute eagerly, and change their own state or nothing.
+
+What compilers take at real size is in tests/compile/ops, what torch_xla makes of it in tests/xla.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.export import ExportedProgram
+
+from compile.ops.rank_graph import record_call
+from compile.ops.rules import broken, rules_of
+from compile.spec import CompileSpec, prefill_bucket, verify_bucket
+from inference.model.config import parse_config
+from inference.model.round_graph import idle_inputs
+from inference.model.verify_graph import example_inputs
+from tests.support import buckets, fused_cases
+from tests.support.buckets import state_of
+from tests.support.models import TINY
+
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 0.05}
+
+
+def exported(graph: nn.Module, inputs: dict[str, Tensor]) -> ExportedProgram:
+    """The graph in core operations. Strict export drops buffers that are reassigned."""
+    with torch.no_grad():
+        whole = torch.export.export(graph, (), inputs, strict=False)
+        program: ExportedProgram = whole.run_decompositions()
+        return program
+
+
+def returned(results: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    return (results,) if isinstance(results, Tensor) else tuple(results)
+
+
+@pytest.mark.parametrize("case", [*buckets.CASES, *fused_cases.CASES], ids=str)
+@torch.no_grad()
+def test_an_exported_graph_computes_what_the_graph_computes_and_changes_its_state_or_nothing(
+    case: buckets.Case | fused_cases.Case,
+) -> None:
+    """In bfloat16 one choice may fall to a neighbour."""
+    graph, program = case.graph(), exported(case.graph(), case.inputs(0))
+    assert not program.range_constraints
+    assert sorted(program.graph_signature.buffers_to_mutate.values()) == sorted(state_of(graph))
+    module: Any = program.module()
+    for call in (0, 1):
+        inputs = case.inputs(call)
+        chosen, *states = returned(module(**inputs))
+        expected, *theirs = returned(graph(**inputs))
+        assert chosen.dtype == torch.int32
+        assert (chosen != expected).sum() <= int(case.dtype == torch.bfloat16)
+        states += [module.get_buffer(name) for name in state_of(graph)]
+        theirs += [graph.get_buffer(name) for name in state_of(graph)]
+        if chosen.equal(expected):
+            near = TOLERANCE[case.dtype]
+            torch.testing.assert_close(states, theirs, atol=near, rtol=near)
+
+
+def test_no_value_of_a_call_is_part_of_its_graph() -> None:
+    case = buckets.Case(stateful=True, sampled=False, nodes=8, rows=2)
+    idle, busy = (
+        exported(case.graph(), inputs).graph_module.code
+        for inputs in (example_inputs(case.bucket), case.inputs(0))
+    )
+    assert idle == busy
+
+
+@pytest.mark.parametrize("stateful", [True, False])
+def test_every_layers_keys_and_values_are_read_by_row(stateful: bool) -> None:
+    case = buckets.Case(stateful=stateful, sampled=True, nodes=2, rows=2)
+    nodes = exported(case.graph(), example_inputs(case.bucket)).graph.nodes
+    gathers = sum(node.target == torch.ops.aten.index_select.default for node in nodes)
+    assert gathers == 2 + stateful  # one more names the windows of noise
+
+
+FAMILIES: dict[str, dict[str, Any]] = {
+    "qwen2": {"model_type": "qwen2", "tie_word_embeddings": True},
+    "qwen3": {"model_type": "qwen3"},
+    "biases": {"attention_bias": True, "mlp_bias": True},
+}
+WIDE = {
+    "vocab_size": 151_936,
+    "hidden_size": 2048,
+    "intermediate_size": 6144,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+}
+
+
+@pytest.mark.parametrize("target", ["trn1", "trn2"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_graphs_of_every_family_break_no_rule_of_the_compilers(family: str, target: str) -> None:
+    """At real width; those of Llama are in tests/compile/ops."""
+    shapes = prefill_bucket(1, 512, 2112, 2112), verify_bucket(4, 16, 2112, 2112, sampled=True)
+    spec = CompileSpec("wide", target, 151_643, shapes, 4, 2048, 64, "bfloat16", 2)
+    config = parse_config(TINY | WIDE | FAMILIES[family])
+    for bucket in shapes:
+        assert broken(record_call(config, spec, idle_inputs(bucket)), rules_of(target)) == []

@@ -1,0 +1,152 @@
+"""A command line that cannot be understood or contradicts itself gets one line, which names the
+flag and its wrong value, or what may have been meant.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from inference.cost.billing import Billing
+from outrider.money.budget import RunBudget
+from outrider.options.roles import DraftRole
+from tests.support.commands import Run
+from tests.support.refusals import assert_refused
+
+SLIPS: list[tuple[str, ...]] = [
+    ("run --promt x", "--promt", "did you mean --prompt?"),
+    ("run --max-new-tokns 3", "did you mean --max_new_tokens?"),
+    ("--role darft", "darft", "did you mean draft?"),
+    ("darft --prompt x", "darft", "did you mean draft?"),
+    ("serv", "did you mean serve?"),
+    ("run --pace wiat", "--pace wiat", "did you mean wait?"),
+    ("target --dtype float23", "--dtype float23", "did you mean float32?"),
+    ("serve --dtyp int8", "did you mean --dtype?"),
+    ("target serve", "what is serve?"),
+    ("target --prompt hi", "--prompt is for run, fused_client, "),
+    ("--port 1", "--role is needed", "target", "draft"),
+    ("run --batch", "--batch"),
+    ("run --profile", "--profile"),
+    ("keys", "--name", "--keys_file"),
+    ("compile --targt cpu", "did you mean --target?"),
+    ("compile --target trm1", "did you mean trn1?"),
+    ("compile build", "what is build?"),
+    ("deploy price", "did you mean prices?"),
+    ("deploy", "COMMAND"),
+    ("deploy prices --regoin x", "did you mean --region?"),
+    ("deploy prices --pricing spott", "did you mean spot?"),
+    ("compare --rttt 3", "did you mean --rtt?"),
+    ("compare --architectures fuzed", "did you mean fused?"),
+    ("compare now", "what is now?"),
+    ("runs", "--file"),
+]
+VALUES = {
+    "port": "65536",
+    "batch": "0",
+    "threads": "0",
+    "sequence_length": "0",
+    "max_new_tokens": "1.5",
+    "temperature": "-1",
+    "top_p": "0",
+    "top_k": "257",
+    "seed": str(2**63),
+    "gamma": "-1",
+    "tree_nodes": "0",
+    "patience": "inf",
+    "target_share": "1.5",
+    "draft_watts": "-5",
+    "target_watts": "nan",
+    "usd_per_kwh": "-1",
+    "usd_per_gb_up": "inf",
+    "min_tps": "0",
+    "max_usd": "nan",
+    "cs": "101",
+    "device": "cuda:x",
+    "draft": "modl",
+}
+"""A value that a flag of a draft cannot have."""
+
+NEEDING: list[tuple[str, ...]] = [
+    ("run --temperature 1e-5", "temperature", "0.001", "1e-05"),  # float32 cannot tell it from 0
+    ("run --target_host localhost:x", "HOST:PORT", "localhost:x"),
+    ("run --tls_cert x", "--tls_key"),
+    ("run --region eu-west-1", "--region", "--instance"),
+    ("target --tensor_parallel 4", "--tensor_parallel", "--device neuron-legacy"),
+    ("verify_target --batch 8", "--batch", "one text"),
+    ("run --draft none --gamma 4", "--draft copy", "--gamma"),
+    ("fused_target --draft copy", "--draft model", "got copy"),
+    ("target --layer_offload tape", "--layer_offload tape", "host, disk"),
+    ("target --layer_offload disk --artifact x", "--layer_offload", "--artifact"),
+]
+EXCLUDED: list[dict[str, Any]] = [
+    {"gamma": 3, "tree_nodes": 4},
+    {"gamma": 3, "explain": True},
+    {"gamma": 3, "pace": "go_on"},
+    {"gamma": 3, "cs": "50"},
+    {"tree_depth": 3, "pace": "go_on"},
+    {"tree_depth": 3, "explain": True},
+    {"tree_nodes": 8, "min_tps": 1.0},
+    {"pace": "wait", "draft": "copy"},
+    {"pace": "wait", "cs": "50"},
+    {"pace": "wait", "min_tps": 1.0},
+    {"instance": "trn1.2xlarge", "usd_per_hour": 1.0},
+    {"min_tps": 1.0, "max_usd_per_1m": 1.0},
+    {"min_tps": 1.0, "cs": "50"},
+    {"max_usd_per_1m": 1.0, "objective": "latency"},
+    {"max_usd_per_1m": 1.0, "objective": "energy_total"},
+    {"max_joules_per_token": 1.0, "objective": "api_cost"},
+    {"copy_history": True, "draft": "model"},
+    {"draft_quantization": "int8", "draft": "block"},
+    {"draft_head_tokens": 100, "draft": "copy"},
+]
+
+
+@pytest.fixture(autouse=True)
+def no_role_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("outrider.cli.run_role", lambda _options: 0)
+
+
+@pytest.mark.parametrize("slip", [*SLIPS, *NEEDING], ids=lambda slip: slip[0])
+def test_a_slip_gets_one_line_that_names_what_was_meant(run: Run, slip: tuple[str, ...]) -> None:
+    words, *shown = slip
+    run(*words.split()).assert_usage_error(*shown)
+
+
+def test_a_flag_of_another_verb_is_not_suggested(run: Run) -> None:
+    assert "--temperature" not in run("serve", "--temprature", "1").err
+
+
+@pytest.mark.parametrize(("flag", "value"), VALUES.items())
+def test_a_value_that_cannot_be_is_refused_with_its_flag(run: Run, flag: str, value: str) -> None:
+    run("run", "--prompt", "x", f"--{flag}", value).assert_usage_error(f"--{flag} {value}")
+
+
+def test_bounds_hold_also_for_options_that_are_made_in_code_and_for_changes() -> None:
+    assert_refused(lambda: DraftRole(batch=0), ["--batch 0"])
+    assert DraftRole(gamma=3).but(gamma=4).gamma == 4
+    assert DraftRole(gamma=3).but(gamma=None, cs="cost").goal.cs == "cost"
+    assert_refused(lambda: DraftRole(gamma=3).but(cs="cost"), ["--gamma", "--cs"])
+
+
+@pytest.mark.parametrize("given", EXCLUDED, ids=str)
+def test_flags_that_exclude_each_other_are_both_named(given: dict[str, Any]) -> None:
+    for name, value in given.items():
+        if name not in ("copy_history", "draft_quantization", "draft_head_tokens"):
+            DraftRole(**{name: value})
+    first, second = given
+    assert_refused(lambda: DraftRole(**given), [f"--{first}", f"--{second}"])
+
+
+@pytest.mark.parametrize("named", ["model,model", "copy,copy", "", "model,", "none,copy"])
+def test_sources_that_are_none_or_said_twice_are_refused(named: str) -> None:
+    assert_refused(lambda: DraftRole(draft=named), ["--draft"])
+
+
+@pytest.mark.parametrize("host", ["dns:///", "dns:///:1", "a:1,", "dns://a:1"])
+def test_a_target_host_without_a_host_is_refused(host: str) -> None:
+    assert_refused(lambda: DraftRole(target_host=host), ["HOST"])
+
+
+def test_a_limit_in_dollars_needs_a_price() -> None:
+    assert_refused(lambda: RunBudget(Billing(), 1.0), ["--max_usd", "--usd_per_hour"])

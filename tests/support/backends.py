@@ -1,0 +1,254 @@
+"""Every backend of a Model with rows of its own, made of one tiny checkpoint. A backend joins the
+contract (tests/inference/backends/test_model_contract.py) by a line of BACKENDS.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from compile.build.cpu import CpuBuilder
+from inference.backends import Model, gguf_model
+from inference.backends.compiled import load_compiled
+from inference.backends.cuda import CudaModel
+from inference.backends.dynamic_batcher import DynamicBatcher
+from inference.backends.eager import EagerModel
+from inference.backends.gguf_model import GgufModel
+from inference.backends.legacy_neuron import load_legacy_neuron
+from inference.backends.neuron import NeuronModel
+from inference.backends.sequence import ModelSequence
+from inference.backends.timed import TimedModel, TimeProfile
+from inference.backends.torch_neuron import GRAPHS, RankPlan
+from inference.backends.torch_neuron_ranks import Ranks
+from inference.engine.local_session import LocalSession
+from inference.model.config import read_config
+from inference.model.decoder import Decoder
+from inference.model.float8 import in_float8
+from inference.sampling import SamplingParams
+from inference.tree import TokenTree
+from tests.support import heads
+from tests.support.drafts import alone
+from tests.support.equality import NearTies, Produce, assert_same_text
+from tests.support.fake_llama_cpp import Cells, own_text
+from tests.support.fake_neuron import Neuron
+from tests.support.fake_recorder import Reruns
+from tests.support.fake_tnx import LegacyImage
+from tests.support.native_targets import native_spec, prepared
+from tests.support.neuron_artifacts import (
+    FEW,
+    JUNK,
+    LENGTH,
+    ROWS,
+    TREE,
+    VOCABULARY,
+    build,
+    built_model,
+    eager_of,
+    engine_of,
+    spec_of,
+    whole,
+)
+from tests.support.strict_torch_neuron import CPU
+
+
+class Machine(NamedTuple):
+    """A place to make a model in.
+
+    folder: an empty one
+    after: closes what the model leaves open
+    """
+
+    checkpoint: Path
+    folder: Path
+    patch: pytest.MonkeyPatch
+    after: ExitStack
+
+
+def eager_model(decoder: Decoder) -> EagerModel:
+    return EagerModel(decoder, rows=ROWS, capacity=JUNK, max_nodes=16)
+
+
+def recorded(machine: Machine) -> Model:
+    """As on a GPU, but that a recording runs its function again."""
+    decoder = whole(machine.checkpoint)
+    return CudaModel(decoder, rows=ROWS, capacity=JUNK, max_nodes=16, recorder=Reruns())
+
+
+def rounded(checkpoint: Path) -> Decoder:
+    return in_float8(whole(checkpoint))
+
+
+def in_bytes(machine: Machine) -> Model:
+    return eager_model(rounded(machine.checkpoint))
+
+
+INSTANT = TimeProfile("instant", "a test", "nothing", 0.0, 0.0, 0.0, 0.0, (ROWS,), (2, 16), 8)
+
+
+def compiled(machine: Machine) -> Model:
+    """Its noise reaches three levels: deeper trees take two calls."""
+    machine.patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(machine.folder / "inductor"))
+    shallow = [replace(bucket, levels=3) if bucket.sampled else bucket for bucket in FEW]
+    spec = spec_of(1, shallow, target="cpu", features=heads.KEPT)
+    directory = machine.folder / "artifact"
+    return load_compiled(directory, build(directory, machine.checkpoint, spec, CpuBuilder))
+
+
+def neuron(machine: Machine) -> Model:
+    """Two ranks, through the stand-in for AWS's packages."""
+    Neuron().install(machine.patch, machine.folder / "packages")
+    spec = spec_of(2, features=heads.KEPT)
+    return built_model(machine.folder / "artifact", machine.checkpoint, spec)
+
+
+def native(machine: Machine) -> Model:
+    """Two ranks in processes of their own."""
+    directory = machine.folder / "artifact"
+    spec = replace(native_spec(2), features=heads.KEPT)
+    manifest = prepared(directory, machine.checkpoint, spec)
+    machine.patch.setenv("TORCH_NEURONX_NEFF_CACHE_DIR", str(directory / GRAPHS))
+    ranks = Ranks(RankPlan(directory, spec, CPU))
+    machine.after.callback(ranks.close)
+    return NeuronModel(ranks, manifest, lambda line: None)
+
+
+def legacy(machine: Machine) -> Model:
+    LegacyImage().install(machine.patch, machine.folder / "packages")
+    return load_legacy_neuron(
+        machine.checkpoint,
+        read_config(machine.checkpoint),
+        sequence_length=LENGTH,
+        vocabulary=VOCABULARY,
+        chain=TREE,
+        tensor_parallel=2,
+        dtype=torch.float32,
+        say=lambda line: None,
+    )
+
+
+def cells(machine: Machine) -> Model:
+    return GgufModel(
+        Cells(),
+        rows=ROWS,
+        capacity=JUNK,
+        max_nodes=16,
+        batch=256,
+        vocabulary=VOCABULARY,
+        kind="tiny F32",
+        device=torch.device("cpu"),
+    )
+
+
+def few_cells(machine: Machine) -> Model:
+    """Keys are given up while they are needed, and computed again."""
+    machine.patch.setattr(gguf_model, "SEQUENCES", 24)
+    return cells(machine)
+
+
+def uncopied(machine: Machine) -> Model:
+    model = eager_of(machine.checkpoint)
+    model.copies_rows = False
+    return model
+
+
+class Backend(NamedTuple):
+    """How a backend joins.
+
+    make: makes its model, with up to ROWS rows of JUNK slots at least
+    decoder: what it computes of a checkpoint; None for the stand-in of llama.cpp
+    drafts: whether it ranks
+    trees: whether it takes trees; else chains only
+    """
+
+    make: Callable[[Machine], Model]
+    decoder: Callable[[Path], Decoder] | None = whole
+    drafts: bool = False
+    trees: bool = True
+    marks: tuple[pytest.MarkDecorator, ...] = ()
+
+
+SLOW = (pytest.mark.slow,)
+NO_COMPILER = pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler")
+BACKENDS = {
+    "eager": Backend(lambda machine: eager_of(machine.checkpoint), drafts=True),
+    "recorded": Backend(recorded, drafts=True, marks=SLOW),
+    "8-bit floats": Backend(in_bytes, rounded, drafts=True, marks=SLOW),
+    "timed": Backend(
+        lambda machine: TimedModel(eager_of(machine.checkpoint), INSTANT), drafts=True, marks=SLOW
+    ),
+    "batched": Backend(
+        lambda machine: DynamicBatcher(eager_of(machine.checkpoint)), drafts=True, marks=SLOW
+    ),
+    "rows that are not copied": Backend(uncopied, drafts=True, marks=SLOW),
+    "compiled": Backend(compiled, marks=(*SLOW, NO_COMPILER)),
+    "neuron": Backend(neuron, marks=SLOW),
+    "native PyTorch": Backend(native, marks=SLOW),
+    "transformers-neuronx": Backend(legacy, trees=False, marks=SLOW),
+    "llama.cpp": Backend(cells, None, drafts=True),
+    "llama.cpp with few sequences": Backend(few_cells, None, drafts=True, marks=SLOW),
+}
+
+
+class Subject(NamedTuple):
+    """A backend's model, and what it computes."""
+
+    backend: Backend
+    machine: Machine
+    model: Model
+    decoder: Decoder | None
+    ties: NearTies
+
+    def writes_its_own(
+        self, prompt: Sequence[int], params: SamplingParams, tokens: int, made: Produce
+    ) -> None:
+        """Fail unless so many tokens of the checkpoint's own text are made behind the prompt."""
+        if self.decoder is None:
+            assert made(prompt, tokens) == own_text(prompt, params, tokens)
+        else:
+            engine = engine_of(eager_model(self.decoder))
+            own = alone(LocalSession(engine), prompt, params, tokens)
+            assert_same_text(self.decoder, prompt, params, own, made, self.ties)
+
+    def after(
+        self, tokens: Sequence[int], row: int = 0, params: SamplingParams | None = None
+    ) -> ModelSequence:
+        """The sequence of these tokens on a row."""
+        sequence = ModelSequence(self.model, row, params or SamplingParams(1.0, seed=8))
+        sequence.extend(tokens)
+        return sequence
+
+    @property
+    def trees(self) -> tuple[TokenTree, TokenTree, list[list[int]]]:
+        """A tree of TREE nodes, one that may follow it, and paths below the root of the first.
+
+        The first is 7 -> 1 -> 1 and 7 -> 2 -> (3, 4 -> (5, 9)), or a chain of the same tokens.
+        """
+        tokens, then = [7, 1, 2, 3, 4, 5, 1, 9], [11, 12, 13, 14]
+        if not self.backend.trees:
+            paths = [[], [1], [1, 2], [1, 2, 3]]
+            return TokenTree.chain(tokens), TokenTree.chain(then), paths
+        tree = TokenTree(tokens, [-1, 0, 0, 2, 2, 4, 1, 4])
+        return tree, TokenTree(then, [-1, 0, 0, 1]), [[], [1], [2, 4], [2, 4, 7]]
+
+    def answers(
+        self, sequence: ModelSequence, tree: TokenTree
+    ) -> NDArray[np.float64]:  # [n, 1 or 1 + VOCABULARY]
+        """The choice at each node, and the scores of all tokens where the model ranks."""
+        chosen = sequence.choose(tree)
+        sequence.abandon()
+        if not self.backend.drafts:
+            return chosen[:, None].astype(np.float64)
+        ranked = sequence.rank(tree, range(len(tree)), VOCABULARY)
+        scores = np.empty(ranked.scores.shape, dtype=np.float32)
+        np.put_along_axis(scores, ranked.ids.astype(np.int64), ranked.scores, axis=1)
+        sequence.abandon()
+        return np.column_stack((chosen, scores))
