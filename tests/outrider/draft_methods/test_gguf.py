@@ -21,7 +21,7 @@ from inference.errors import (
 )
 from inference.model.checkpoint import load_decoder
 from inference.text import Tokenizer
-from outrider.draft_methods import find_draft, gguf
+from outrider.draft_methods import gguf
 from outrider.models.directories import EMBEDDED
 from outrider.models.gguf_file import GgufFile
 from outrider.models.sequence_length import Capacity
