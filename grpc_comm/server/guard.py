@@ -75,7 +75,7 @@ def read_keys(options: SecurityOptions) -> Keys:
     )
 
 
-class KeyInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in the stubs only
+class KeyInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg, unused-ignore]  # generic in some stubs
     """Admits calls whose token belongs to a key, for as long as it does, whatever the method.
 
     Other calls end with UNAUTHENTICATED, and no message of them is read. So does a stream whose key
