@@ -22,15 +22,7 @@ from inference.json_file import read_json
 
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
-_NAMED = (
-    "bos_token",
-    "eos_token",
-    "unk_token",
-    "sep_token",
-    "pad_token",
-    "cls_token",
-    "mask_token",
-)
+_NAMED = tuple(f"{kind}_token" for kind in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
 """Special tokens that chat templates know by these names."""
 
 

@@ -31,14 +31,15 @@ BOUNDS = {
     "inference": Room(18_638, 115),
     "grpc_comm": Room(5_975, 36),
     "compile": Room(7_541, 42),
-    "deploy": Room(3_834, 31),
-    "outrider": Room(13_689, 90),
-    "benchmarks": Room(7_995, 43),
-    "tests": Room(39_784, 231),
+    "deploy": Room(3_835, 31),
+    "outrider": Room(13_689, 92),
+    "benchmarks": Room(7_997, 43),
+    "tests": Room(39_960, 233),
 }
 """Bounds of each room. outrider/ rose by 414 lines for `outrider recommend` and by 594 for
 `outrider prove`, deploy/ by 195 for `deploy prove`, which takes the place of `outrider compile
-check`; inference/ by 12 for a throttle that times again what a neighbour disturbed.
+check`; inference/ by 12 for a throttle that times again what a neighbour disturbed. What finds models
+without torch is three modules of outrider/; its test and the page of flags are two of tests/.
 """
 
 MOST_STEPS = 8
