@@ -38,8 +38,9 @@ BOUNDS = {
 }
 """Bounds of each room. outrider/ rose by 414 lines for `outrider recommend` and by 594 for
 `outrider prove`, deploy/ by 195 for `deploy prove`, which takes the place of `outrider compile
-check`; inference/ by 12 for a throttle that times again what a neighbour disturbed. What finds models
-without torch is three modules of outrider/; its test and the page of flags are two of tests/.
+check`; inference/ by 12 for a throttle that times again what a neighbour disturbed. What finds
+models without torch is three modules of outrider/; its test and the page of flags are two in
+tests/.
 """
 
 MOST_STEPS = 8
