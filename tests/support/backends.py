@@ -144,7 +144,8 @@ def cells(machine: Machine) -> Model:
         batch=256,
         vocabulary=VOCABULARY,
         kind="tiny F32",
-        device=torch.device("cpu"),
+        threads=1,
+        device="cpu",
     )
 
 
