@@ -44,7 +44,7 @@ from inference.flags.values import Counts
 from inference.model.checkpoint import DTYPES
 from inference.sampling import SamplingParams
 from inference.text import Tokenizer
-from outrider.models.loading import EMBEDDED
+from outrider.models.directories import EMBEDDED
 from outrider.options.groups import Precision
 
 
