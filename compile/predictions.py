@@ -7,13 +7,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from compile.compile_options import CompileOptions, parse
-from compile.ops.engines import rates_of
+from compile.ops.engines import PUBLISHED, rates_of
 from compile.ops.op_work import instructions
 from compile.ops.pass_time import COSTS, pass_work, work_between
 from compile.ops.rank_graph import record_call
 from compile.ops.rules import broken, live_bytes, rules_of
 from compile.parallel import calls_between
 from compile.plan.memory import gib
+from compile.plan.plan_report import basis
 from compile.request import find_checkpoint, make_request
 from compile.spec import CompileSpec
 from inference.command import run_command
@@ -66,15 +67,16 @@ def _times(options: CompileOptions) -> int:
 
 
 def table(config: ModelConfig, spec: CompileSpec) -> Iterator[str]:
-    """Milliseconds of a pass by cost, a line a graph: at the target's rates, and in the last
-    column at what the fastest published target reaches.
+    """Milliseconds of a pass by cost, a line a graph: at the target's rates, and in a last column
+    as published, where the target has such passes. The last line says what stands behind them.
     """
-    rates = rates_of(spec.target)
+    rates, published = rates_of(spec.target), PUBLISHED.get(spec.target)
     heads = "".join(f"{cost:>13}" for cost in COSTS)
-    last = f"at {rates.observed / 1e9:.0f} GB/s"
-    yield f"{'ms':<34}{heads}{'sum':>9}{last:>14}"
+    yield f"{'ms':<34}{heads}{'sum':>9}" + (f"{'as published':>14}" if published else "")
     works = {bucket.name: pass_work(config, spec, bucket) for bucket in spec.graphs}
     for name, work in (works | work_between(config, spec)).items():
-        time, slower = work.milliseconds(rates), work.milliseconds(rates, rates.observed)
+        time = work.milliseconds(rates)
         costs = "".join(f"{time.costs[cost]:>13.1f}" for cost in COSTS)
-        yield f"{name:<34}{costs}{time.total:>9.1f}{slower.total:>14.1f}"
+        beside = f"{work.milliseconds(rates, published).total:>14.1f}" if published else ""
+        yield f"{name:<34}{costs}{time.total:>9.1f}{beside}"
+    yield basis(spec.target)

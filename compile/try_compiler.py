@@ -25,7 +25,13 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 
-from compile.build.compiler_report import METRICS, CompilerReport, first_error, read_report
+from compile.build.compiler_report import (
+    METRICS,
+    CompilerReport,
+    first_error,
+    gave_reason,
+    read_report,
+)
 from compile.build.neff_cache import unit_key
 from compile.build.neuron_builder import NeuronBuilder
 from compile.build.neuron_compiler import PLATFORMS
@@ -116,6 +122,9 @@ def _try(
         files = [_HLO, "--output", _NEFF, f"--logfile={LOG}"]  # in its working directory
         command = [compiler, "compile", "--framework", "XLA", *files, *shlex.split(flags)]
         seconds, error = _compile([*command, "--verbose=35"], directory)
+        if error and not gave_reason(error):
+            say(f"{name}: {error}. It gave no reason: it is tried once more")
+            seconds, error = _compile([*command, "--verbose=35"], directory)
     report = read_report(directory / LOG, directory / METRICS)
     tried = Tried(name, predicted, seconds, report, error)
     compiled = "compiled before" if kept else f"compiled in {seconds:.0f} s"

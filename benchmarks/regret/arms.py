@@ -22,7 +22,9 @@ class Arm(NamedTuple):
 def _drafting(stage: Stage, source: CopySource | None = None) -> list[Proposer]:
     prices = Prices(battery=True)
     return [
-        Draft(stage.draft).proposer(0, stage.knowledge(), prices, clock=stage.now, source=source)
+        Draft(stage.draft).proposer(
+            stage.row, stage.knowledge(), prices, clock=stage.now, source=source
+        )
     ]
 
 

@@ -15,7 +15,7 @@ from benchmarks.regret.arms import ARMS, Arm
 from benchmarks.regret.pair import LEVELS, Agreement, Pair, Text
 from benchmarks.regret.prefixes import Prefixes
 from benchmarks.regret.settings import Cell, Series, Setting
-from benchmarks.regret.stage import SEQUENCE_LENGTH, Stage
+from benchmarks.regret.stage import SEQUENCE_LENGTH, Stage, virtual_server
 from benchmarks.regret.texts import PROMPTS, SEED, TOKENS, texts_of
 from inference.decode import Loop
 from inference.draft_thread import Drafter, inline
@@ -108,7 +108,8 @@ def play(
 
 def _result(arm: Arm, setting: Setting, pair: Pair) -> Result:
     trip = setting.cell.round_trip / 1e3
-    stage = Stage(pair.target(), pair.draft(), pair.vocabulary, trip, setting.profiles)
+    server = virtual_server(pair.target(), pair.vocabulary, setting.profiles)
+    stage = Stage(server, pair.draft(), trip, setting.profiles)
     drafter = inline(arm.propose(stage))
     return Result(tuple(read(arm.name, drafter, stage, text) for text in pair.texts))
 

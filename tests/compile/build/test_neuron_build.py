@@ -118,6 +118,34 @@ def test_the_compilers_own_words_are_passed_on(
     assert Path(str(failure.value).rsplit(" ", 1)[1]).is_dir()
 
 
+def test_a_graph_whose_compiler_died_without_a_reason_is_compiled_once_more(
+    neuron: Neuron, checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    neuron.compiler_dies = 1
+    build(tmp_path / "a", checkpoint, spec_of(1))
+    assert "neuronx-cc failed with 70" in capsys.readouterr().err
+    assert len(neuron.compiled) == len({*neuron.compiled})
+
+
+def test_a_compiler_that_dies_twice_ends_the_build_and_keeps_its_files(
+    neuron: Neuron, checkpoint: Path, tmp_path: Path
+) -> None:
+    neuron.compiler_dies = 2
+    with pytest.raises(BadArtifact, match="neuronx-cc failed with 70") as failure:
+        build(tmp_path / "a", checkpoint, spec_of(1))
+    assert Path(str(failure.value).rsplit(" ", 1)[1]).is_dir()
+    assert (neuron.compiler_dies, neuron.compiled) == (0, [])
+
+
+def test_a_compiler_that_gave_its_reason_is_not_run_again(
+    neuron: Neuron, checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    neuron.compiler_fails = "[NCC_EVRF007] too many instructions"
+    with pytest.raises(BadArtifact, match="NCC_EVRF007"):
+        build(tmp_path / "a", checkpoint, spec_of(1))
+    assert "once more" not in capsys.readouterr().err
+
+
 def test_an_artefact_that_matches_is_used_and_another_one_announced_and_built(
     monkeypatch: pytest.MonkeyPatch, neuron: Neuron, tmp_path: Path
 ) -> None:
@@ -203,6 +231,9 @@ def test_an_import_before_the_platform_is_known_is_refused(
         ({"torch-neuronx": "1.0.0"}, "placeholder"),
         ({"torch-neuronx": "2.14.3.0"}, "native package for trn2 and trn3"),
         ({"torch-neuronx": "2.8.0.2.10.16998"}, r"of Neuron SDK 2\.26"),
+        # what AWS lists for trn1 in SDK 2.33: a compiler two releases younger than the rest
+        ({"neuronx-cc": "2.28.7631.0"}, r"neuronx-cc 2\.28\.7631\.0 does not belong .* 2\.26"),
+        ({"torch-neuronx": "2.9.0.2.13.1"}, r"of Neuron SDK 2\.29 and has neuronx-cc 2\.24"),
     ],
 )
 def test_packages_of_another_kind_are_explained(
