@@ -202,7 +202,7 @@ def row(profile: str, users: int, arm: Arm, played: Played, alone: Played) -> li
         arm.name,
         f"{played.rate:.1f}",
         f"{played.rate / alone.rate:.2f}x",
-        f"{min(speeds(played, alone, 'whole_seconds')):.2f}x",
+        f"{min(speeds(played, alone)):.2f}x",
         f"{result.token_ms:.1f}",
         f"{1 / result.each('forwards'):.2f}",
         f"{result.total('nodes') / result.total('forwards'):.1f}",
@@ -210,15 +210,15 @@ def row(profile: str, users: int, arm: Arm, played: Played, alone: Played) -> li
     ]
 
 
-def speeds(played: Played, alone: Played, field: str) -> list[float]:
-    """How many times as fast as target-only each text was, by a field that is in seconds."""
+def speeds(played: Played, alone: Played) -> list[float]:
+    """Speed of each text as a multiple of target-only's, from its prompt to its last token."""
     pairs = zip(alone.result.readings, played.result.readings, strict=True)
-    return [getattr(slow, field) / getattr(fast, field) for slow, fast in pairs]
+    return [slow.whole_seconds / fast.whole_seconds for slow, fast in pairs]
 
 
 def kinds(asked: Sequence[Asked], played: Played, alone: Played) -> Iterator[list[str]]:
     """A line for each kind of text: its geometric mean, with the interval of 95 %."""
-    found = speeds(played, alone, "whole_seconds")
+    found = speeds(played, alone)
     for kind in dict.fromkeys(one.kind for one in asked):
         mine = [speed for one, speed in zip(asked, found, strict=True) if one.kind == kind]
         low, high = geometric_interval(mine)
@@ -239,7 +239,8 @@ def main() -> int:
     parser.add_argument("--draft_quantization", choices=get_args(Quantization))
     parser.add_argument("--json", type=Path, metavar="FILE")
     given = parser.parse_args()
-    counts, rows, told = [int(count) for count in given.users.split(",")], [], {}
+    counts = [int(count) for count in given.users.split(",")]
+    rows, told = list[list[str]](), dict[str, list[Reading]]()
     found, draft = loaded(given.draft, max(counts), given.draft_quantization)
     asked = ask(found.tokenizer, given.prompts, given.each)
     texts = recorded(given.target, asked, given.tokens, given.texts)
@@ -251,7 +252,7 @@ def main() -> int:
         )
         for arm, played in ((ALONE, alone), (HYBRID, hybrid)):
             rows.append(row(name, users, arm, played, alone))
-            told[f"{name}, {users}, {arm.name}"] = played
+            told[f"{name}, {users}, {arm.name}"] = list(played.result.readings)
             print(*rows[-1], sep=", ", file=sys.stderr, flush=True)
         if users == 1:
             print(*table_lines(("kind", name, "speed"), kinds(asked, hybrid, alone)), "", sep="\n")

@@ -108,7 +108,7 @@ def basis(target: str) -> str:
 def _widenings(config: ModelConfig, spec: CompileSpec) -> str:
     """Milliseconds of a tree of 16 nodes or so, by what the compiler makes of 8-bit weights."""
     trees = [bucket for bucket in spec.graphs if bucket.everywhere]
-    bucket = min(trees, key=lambda each: (each.rows, abs(each.nodes - 16), -each.slots))
+    bucket = min(trees, key=lambda each: (each.rows, abs(each.nodes - 16), not each.sampled))
     time = pass_time(config, spec, bucket)
     hidden = time.total - time.costs["widening"]
     through_memory = hidden + _COPIED * time.costs["weights"]
