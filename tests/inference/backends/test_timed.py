@@ -185,7 +185,7 @@ def test_the_bundled_profiles_are_the_computed_pass_and_the_measured_one() -> No
 def test_the_two_profiles_of_trn2_are_aws_published_pass_and_the_computed_one() -> None:
     """25.6 ms for one token, 26.2 for four; half of the former as computed."""
     computed, published = (find_profile(name) for name in TRN2)
-    assert published.seconds(1, 1, 2048) == pytest.approx(25.6e-3, rel=0.01)
+    assert published.seconds(1, 1, 2048) == pytest.approx(25.6e-3, rel=0.03)
     assert published.serial_node_seconds == pytest.approx(0.2e-3, rel=0.05)
     assert computed.seconds(1, 1, 2048) < 0.5 * published.seconds(1, 1, 2048)
     assert "25.6 for one token" in published.source.replace(" ms", "")
