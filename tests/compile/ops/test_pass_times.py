@@ -67,7 +67,7 @@ def test_the_constants_are_frozen() -> None:
     """Whoever changes one fits all anew, to what was measured (benchmarks/known_passes.py), and
     makes the figures of docs/neuron-pass.md and the bundled profiles again.
     """
-    assert digest() == "0b032636c13f6899"
+    assert digest() == "d81d60f4475cab1a"
 
 
 def spec(rows: int, dtype: str = "bfloat16") -> CompileSpec:
