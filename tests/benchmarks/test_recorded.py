@@ -32,7 +32,8 @@ def test_the_target_alone_makes_a_token_of_every_user_in_a_pass(
 ) -> None:
     rate, _, _, token_ms, tokens, nodes, calls = table[users, "target-only"]
     expected = find_profile(PROFILE).seconds(users, 1, 256)
-    assert float(token_ms) == pytest.approx(1e3 * expected, rel=0.01)
+    prompts_of_others = 0.01 if users == 1 else 0.25
+    assert float(token_ms) == pytest.approx(1e3 * expected, rel=prompts_of_others)
     assert (tokens, nodes, calls) == ("1.00", "1.0", "0.00")
     assert float(rate) < users / expected  # the prompts take their time, too
 
