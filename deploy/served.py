@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from compile.plan.device import device_of
 from compile.plan.graph_time import graph_time
+from compile.plan.plan_report import basis
 from compile.spec import CompileSpec
 from compile.store import open_store
 from deploy.deployment import Deployment
@@ -71,12 +72,9 @@ def computed_speed(manifest: Manifest) -> Speed | None:
         return None
     graphs = [bucket for bucket in manifest.buckets if bucket.everywhere]
     bucket = max(graphs, key=lambda bucket: (-bucket.nodes, bucket.rows, -bucket.slots))
-    time = graph_time(parse_config(manifest.config), CompileSpec.of(manifest), bucket)
-    return Speed(
-        bucket.rows / time.seconds,
-        f"{bucket.rows} texts at once, nothing drafted, {time.seconds * 1e3:.3g} ms a forward; "
-        "computed, not measured",
-    )
+    time = graph_time(parse_config(manifest.config), CompileSpec.of(manifest), bucket).planned
+    load = f"{bucket.rows} texts at once, nothing drafted, {time * 1e3:.3g} ms a forward"
+    return Speed(bucket.rows / time, f"{load}; {basis(manifest.target)}")
 
 
 def _fetch_manifest(store: str, digest: str) -> Manifest:
