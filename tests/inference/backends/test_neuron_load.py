@@ -187,7 +187,7 @@ def checked(
     monkeypatch.setattr(probe, "TOKENS", 1000)
     monkeypatch.setattr(check, "CALLS", 2)
     size = ["--dtype", "float32", "--sequence_length", "64"]
-    flags = ["check", "--target", "trn1", "--model", MODEL, "--out", str(tmp_path / "a")]
+    flags = ["--target", "trn1", "--model", MODEL, "--out", str(tmp_path / "a")]
 
     def run(*more: str) -> tuple[int, str]:
         code = check.main([*flags, *size, *more])

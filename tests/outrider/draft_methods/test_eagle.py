@@ -32,7 +32,7 @@ def head(tmp_path: Path) -> str:
 
 @pytest.mark.parametrize("emulated", [False, True])
 def test_a_head_beside_the_target_makes_the_targets_own_text(
-    head: str, emulated: bool, run: Run
+    head: str, emulated: bool, run: Run, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Also one that guesses at random."""
     more = {"emulate": "llama-3.1-8b-trn1.2xlarge-measured"} if emulated else {}
@@ -42,11 +42,12 @@ def test_a_head_beside_the_target_makes_the_targets_own_text(
     with BackgroundServer(load_target(options)) as server:
         flags = ["--prompt", "def main(argv):", "--max_new_tokens", "24", "--seed", "3"]
         flags += ["--temperature", "0.8", "--json", "--baseline"]
+        loaded = capsys.readouterr().err
         said = run("fused_client", "--port", server.address.port, *flags)
     (record,) = said.records
     assert record["token_ids"] == record["baseline"]["token_ids"]
     assert f"with {head} beside it" in said.err
-    assert "on inputs of layers 2, 4, 6 of outrider-embedded-target" in said.err
+    assert "on inputs of layers 2, 4, 6 of outrider-embedded-target" in loaded
 
 
 def test_a_head_must_be_named() -> None:
