@@ -23,7 +23,7 @@ ALLOWED = {
 PURE = ("*", "cost/*", "drafters/*", "engine/*", "planner/*", "backends/slots")
 IMPURE = {
     "artifact",
-    "cost/energy_readers",
+    "cost/energy",
     "file_model",
     "planner/profile_files",
     "text",

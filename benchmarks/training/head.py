@@ -16,8 +16,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from itertools import islice, repeat
 from pathlib import Path
+from typing import Annotated, TypeAlias
 
 import torch
+from pydantic import BeforeValidator
 from safetensors.torch import save_file
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
@@ -25,7 +27,8 @@ from transformers import PreTrainedTokenizerFast
 from benchmarks.harness import FileName, Folder, cpu_decoder, run
 from benchmarks.training.corpus import TrainingFlags, prepared, read_texts
 from benchmarks.training.trainer import Trainer, batches, token_stream
-from inference.flags.values import Counts
+from inference.flags.group import Shown
+from inference.flags.values import Natural, comma_separated
 from inference.model.cache import KeysValues
 from inference.model.config import ModelConfig, read_config
 from inference.model.decoder import Decoder, Past, RMSNorm, Sight
@@ -34,6 +37,8 @@ from outrider.models.loading import EMBEDDED
 
 MOST_POSITIONS, LENGTH = 1024, 128
 FADING = 0.8
+
+Layers: TypeAlias = Annotated[tuple[Natural, ...], BeforeValidator(comma_separated), Shown("N,...")]
 
 
 def new_head(target: Decoder, kept: tuple[int, ...], inner: int, positions: int) -> EagleHead:
@@ -159,7 +164,7 @@ class Options(TrainingFlags):
     target: Folder = EMBEDDED / "target"
     ids: FileName | None = None
     """texts to learn from"""
-    layers: Counts = (2, 4, 6)
+    layers: Layers = (2, 4, 6)
     """of the target, whose states it reads"""
     inner: int = 512
     """width of its MLP"""

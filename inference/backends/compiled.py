@@ -27,8 +27,7 @@ from inference.backends.target_features import (
 )
 from inference.errors import BadArtifact, InvalidRequest, LimitExceeded
 from inference.model.cache import KeysValues, cache_names, copy_slots, empty_cache, write_slots
-from inference.model.checkpoint import check_sizes
-from inference.model.config import ModelConfig, parse_config
+from inference.model.config import ModelConfig, check_sizes, parse_config
 from inference.sampling import SamplingParams
 from inference.tree import IntArray
 

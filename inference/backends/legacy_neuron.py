@@ -30,8 +30,8 @@ from inference.backends.choices import choose_at, chosen_positions
 from inference.backends.neuron import runtime_error
 from inference.backends.neuron_sdk import DEVICE, INDEX, has_device, instance_family
 from inference.errors import InvalidRequest, LimitExceeded, MissingExtra, UnsupportedModel
-from inference.model.checkpoint import check_sizes, tensor_shapes
-from inference.model.config import ModelConfig
+from inference.model.checkpoint import tensor_shapes
+from inference.model.config import ModelConfig, check_sizes
 from inference.tree import IntArray
 
 PREFILL = 128

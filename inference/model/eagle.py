@@ -30,8 +30,8 @@ from torch import Tensor, nn
 from inference.errors import InvalidRequest, UnsupportedModel
 from inference.json_file import Json, read_json
 from inference.model.cache import KeysValues, read_rows
-from inference.model.checkpoint import check_shape, tensor_shapes, weight_files
-from inference.model.config import ModelConfig, parse_config
+from inference.model.checkpoint import tensor_shapes, weight_files
+from inference.model.config import ModelConfig, check_shape, parse_config
 from inference.model.decoder import (
     MASKED,
     MLP,

@@ -138,7 +138,7 @@ def test_lost_replicas_that_come_back_as_another_target_get_no_session_back(
     count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing is left to go on at."""
-    monkeypatch.setattr(module, "LOOK_SECONDS", 0.1)
+    monkeypatch.setattr(module, "HEALTH_SECONDS", 0.1)
     with (
         replicas(count) as (servers, addresses),
         looking_at(addresses) as connection,

@@ -14,6 +14,7 @@ from typing import Any
 import pynvml
 import pytest
 
+from inference.cost import energy
 from inference.cost.energy import (
     AppleReader,
     EnergyMeter,
@@ -198,7 +199,7 @@ def test_a_board_without_a_counter_has_its_power_integrated(
     nvidia(Board(None, [20_000, 40_000, 60_000]))
     (reader,) = nvml_readers()
     clock = Clock()
-    monkeypatch.setattr(reader, "_clock", clock)
+    monkeypatch.setattr(energy, "time", SimpleNamespace(monotonic=clock))
     readings = []
     for step in (0.0, 1.0, 2.0):
         clock.now += step
