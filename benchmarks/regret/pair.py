@@ -74,20 +74,15 @@ class PathModel:
         """The prefixes that end in the picked nodes; all nodes' are noted by slot."""
         held, lengths = self._held[segment.row], self._lengths[segment.row]
         seen = segment.context.shape[1]
-        inside = np.where(
-            segment.tree_mask & ~np.eye(len(segment.tokens), dtype=np.bool_),
-            segment.positions[None] + 1,
-            0,
-        )
+        own = np.eye(len(segment.tokens), dtype=np.bool_)
+        inside = np.where(segment.tree_mask & ~own, segment.positions[None] + 1, 0)
         before = (
             np.where(segment.context, lengths[None, :seen], 0)
             if seen
             else np.zeros((1, 1), dtype=np.int32)
         )
-        above, slot = (
-            inside.argmax(1),
-            np.broadcast_to(before.argmax(1), len(inside)),
-        )  # the last token that a node sees is its parent
+        # the last token that a node sees is its parent
+        above, slot = inside.argmax(1), np.broadcast_to(before.argmax(1), len(inside))
         within = inside.max(1) > before.max(1)
         prefixes = [EMPTY] * len(segment.tokens)
         for node in np.argsort(segment.positions, kind="stable").tolist():
