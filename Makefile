@@ -2,7 +2,9 @@
 # make check      lint, types and the fast tests, for while you work
 # make test       lint, types and tests
 # make test-all   the slower tiers; CI runs them after make test; the first run builds llama.cpp
-# They make .venv first; PYTHON chooses the interpreter (3.10 to 3.13).
+# They make .venv first; PYTHON chooses the interpreter (3.11 to 3.14).
+# make package    wheel and sdist in dist/, and what publishing tools say of them; see CONTRIBUTING.md
+# make licences   dist/sbom.json and dist/licences.md: what a client installs, and its licences
 # make test-nxd   Neuron's builder on the real neuronx-distributed of a checkout: NXD=path; see CONTRIBUTING.md
 # make test-isa   arithmetic as a CPU with AVX2 only computes it, and one without; see CONTRIBUTING.md
 # make test-xla   the graphs and their arithmetic on torch 2.9 and torch_xla 2.9, as on trn1; makes .venv-xla, of 7 GB
@@ -11,7 +13,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile
 
-.PHONY: demo lint check test test-all test-isa test-xla test-nxd proto clean
+.PHONY: demo lint check test test-all test-isa test-xla test-nxd package licences proto clean
 
 demo: .venv/installed
 	@$(BIN)/python -m outrider demo
@@ -41,12 +43,28 @@ test-xla: .venv-xla/ready
 test-nxd: .venv/ready
 	NXD=$(abspath $(NXD)) $(BIN)/python -m pytest -rs tests/nxd
 
+PUBLISH := .venv-publish/bin
+package: .venv-publish/ready
+	rm -rf dist
+	$(PUBLISH)/python -m build
+	$(PUBLISH)/twine check --strict dist/*
+	$(PUBLISH)/check-wheel-contents dist/*.whl
+	$(PUBLISH)/validate-pyproject pyproject.toml
+	$(PUBLISH)/pyroma --min=8 .  # no address and no home page yet
+	$(PUBLISH)/deptry .
+	$(PUBLISH)/vulture
+
+licences: .venv-publish/ready .venv-client/ready
+	mkdir -p dist
+	$(PUBLISH)/cyclonedx-py environment --output-file dist/sbom.json .venv-client/bin/python
+	$(PUBLISH)/pip-licenses --python .venv-client/bin/python --format markdown --output-file dist/licences.md
+
 proto: .venv/ready
 	$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. --grpc_python_out=. grpc_comm/proto/verifier.proto
 
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable .
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[torch]'
 	@touch $@
 
 .venv/ready: .venv/installed
@@ -61,10 +79,20 @@ proto: .venv/ready
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[gguf]'
 	@touch $@
 
+.venv-publish/ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv-publish
+	$(PUBLISH)/pip install --quiet --constraint constraints.txt --editable '.[publish]'
+	@touch $@
+
+.venv-client/ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv-client
+	.venv-client/bin/pip install --quiet --constraint constraints.txt .
+	@touch $@
+
 .venv-xla/ready: pyproject.toml constraints-xla.txt
 	$(PYTHON) -m venv .venv-xla
-	.venv-xla/bin/pip install --quiet --constraint constraints-xla.txt --editable . torch_xla pytest hypothesis
+	.venv-xla/bin/pip install --quiet --constraint constraints-xla.txt --editable '.[torch]' torch_xla pytest hypothesis
 	@touch $@
 
 clean:
-	rm -rf .venv .venv-xla
+	rm -rf .venv .venv-client .venv-publish .venv-xla

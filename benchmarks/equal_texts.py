@@ -49,7 +49,8 @@ from inference.sampling import SamplingParams
 from inference.text import Tokenizer
 from inference.times import DraftTimes, LatencyModel
 from outrider.compare.divergence import first_difference
-from outrider.models.loading import EMBEDDED, PREFILL_NODES
+from outrider.models.directories import EMBEDDED
+from outrider.models.loading import PREFILL_NODES
 from outrider.options.groups import Precision
 
 LENGTH = 1024

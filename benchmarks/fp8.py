@@ -26,7 +26,7 @@ from inference.model.float8 import in_float8
 from inference.sampling import SamplingParams
 from inference.text import Tokenizer
 from inference.tree import TokenTree
-from outrider.models.loading import EMBEDDED
+from outrider.models.directories import EMBEDDED
 
 _CAPACITY, _PROMPT = 512, 128  # tokens
 TEXT = 48  # tokens that agreement is counted on

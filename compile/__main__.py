@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from compile.compile_options import CompileOptions, parse
 from inference.command import run_command, say
 from inference.errors import InvalidRequest
+from inference.extras import require
 from inference.files import cache_directory
 
 if TYPE_CHECKING:
@@ -34,8 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command, a verb or a build. Returns 0 when what was asked was done."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     if given and given[0] in VERBS:
-        run: Callable[[Sequence[str]], int] = import_module(VERBS[given[0]]).main
-        return run(given)
+        return run_command(lambda: _run_verb(given), debug="--debug" in given)
     options = parse(given)
     return run_command(
         lambda: _run(options, given),
@@ -51,13 +51,21 @@ def _run(options: CompileOptions, arguments: Sequence[str]) -> int:
         _pull(options)
     elif options.target is None:
         _push(options)
-    elif options.dry_run:
-        _request_of(options)
     else:
+        require("torch", "outrider compile")
+        if options.dry_run:
+            _request_of(options)
+            return 0
         _build(options, arguments)
         if options.push:
             _push(options)
     return 0
+
+
+def _run_verb(words: Sequence[str]) -> int:
+    require("torch", f"outrider compile {words[0]}")
+    run: Callable[[Sequence[str]], int] = import_module(VERBS[words[0]]).main
+    return run(words)
 
 
 def _build(options: CompileOptions, arguments: Sequence[str]) -> None:

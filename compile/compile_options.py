@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, Self
 
 from annotated_types import Ge, Gt, Le
 from pydantic import AfterValidator, model_validator
-from typing_extensions import Self
 
 from compile.spec import check_fused_dtype, check_target
 from inference.artifact import NATIVE

@@ -11,7 +11,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, TypeVar
 
-from inference.errors import BadArtifact, InvalidRequest, MissingExtra, Unavailable
+from inference.errors import BadArtifact, InvalidRequest, Unavailable
+from inference.extras import require
 
 _ONE_PUT = 64 << 20
 """Files of more bytes than this are uploaded in parts."""
@@ -86,10 +87,8 @@ class S3Objects:
 
 
 def _boto_errors() -> tuple[type[Exception], ...]:
-    try:
-        import boto3  # noqa: F401 (missing before any of its parts)
-        from boto3.exceptions import Boto3Error
-        from botocore.exceptions import BotoCoreError, ClientError
-    except ImportError as error:
-        raise MissingExtra("S3 needs boto3: pip install 'outrider[aws]'") from error
+    require("aws", "S3")
+    from boto3.exceptions import Boto3Error
+    from botocore.exceptions import BotoCoreError, ClientError
+
     return (Boto3Error, BotoCoreError, ClientError)

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from inference.errors import Busy, InvalidRequest, MissingExtra, Unavailable
+from inference.errors import Busy, InvalidRequest, Unavailable
+from inference.extras import require
 
 DEFAULT_REGION = "us-east-1"
 
@@ -45,10 +46,9 @@ class Aws:
     """
 
     def __init__(self, region: str | None = None) -> None:
-        try:
-            import boto3
-        except ImportError as error:
-            raise MissingExtra("AWS needs boto3: pip install 'outrider[aws]'") from error
+        require("aws", "AWS")
+        import boto3
+
         with aws_refusals():
             self._session = boto3.Session(region_name=region)
             if self._session.get_credentials() is None:

@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 from deploy.aws import Aws, aws_refusals
 from deploy.deployment import hub_token_parameter, secret_parameters
+from grpc_comm.certificate import make_certificate
 from grpc_comm.keys_file import make_key
-from grpc_comm.security import make_certificate
 from inference.errors import InvalidRequest
 from inference.files import replacing
 

@@ -5,7 +5,7 @@ stands already.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 
 from deploy.aws import Aws
 from deploy.deployment import Deployment
@@ -62,7 +62,7 @@ class Launch:
         for place in places:
             self._say(f"starting {self._deployment.instance.name} in {place.zone}")
             lifetime = timedelta(hours=self._deployment.lifetime_hours)
-            ends_at = (datetime.now(timezone.utc) + lifetime).strftime("%Y-%m-%dT%H:%MZ")
+            ends_at = (datetime.now(UTC) + lifetime).strftime("%Y-%m-%dT%H:%MZ")
             parameters = stack_parameters(self._deployment, place, bucket, ends_at)
             state = self._stack.settled(self._stack.create(body, parameters), self._glance)
             if state.whole:

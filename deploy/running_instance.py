@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 
 from deploy.aws import Aws, aws_refusals, error_code
 from deploy.instance_kind import Market
@@ -87,4 +87,4 @@ def _time_in(reason: str) -> datetime | None:
     found = _WHEN.search(reason)
     if found is None:
         return None
-    return datetime.strptime(found[1], "%Y-%m-%d %H:%M:%S").replace(tzinfo=timezone.utc)
+    return datetime.strptime(found[1], "%Y-%m-%d %H:%M:%S").replace(tzinfo=UTC)

@@ -9,13 +9,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from compile.plan.device import device_of
-from compile.plan.graph_time import graph_time
-from compile.plan.plan_report import basis
 from compile.spec import CompileSpec
 from compile.store import open_store
 from deploy.deployment import Deployment
 from inference.artifact import Manifest, read_manifest, read_manifest_file
 from inference.errors import BadArtifact, InvalidRequest
+from inference.extras import is_installed
 from inference.model.config import parse_config
 from inference.model.hub import PinnedModel, pin_model
 
@@ -66,10 +65,14 @@ def pinned_model(deployment: Deployment) -> PinnedModel | None:
 
 def computed_speed(manifest: Manifest) -> Speed | None:
     """Tokens a second without any candidate taken, computed from the artefact's widest graph of
-    root-only forwards. None for a CPU, whose computed times are no forecast.
+    root-only forwards. None for a CPU, whose computed times are no forecast, and without torch,
+    which records the graph.
     """
-    if manifest.target == "cpu":
+    if manifest.target == "cpu" or not is_installed("torch"):
         return None
+    from compile.plan.graph_time import graph_time
+    from compile.plan.plan_report import basis
+
     graphs = [bucket for bucket in manifest.buckets if bucket.everywhere]
     bucket = max(graphs, key=lambda bucket: (-bucket.nodes, bucket.rows, -bucket.slots))
     time = graph_time(parse_config(manifest.config), CompileSpec.of(manifest), bucket).planned

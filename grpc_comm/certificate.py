@@ -1,13 +1,14 @@
-"""Makes a certificate for a target without a public name, and the authority that signs it.
-
-Only this module and certificate_hosts use `cryptography`.
+"""Certificates in files: makes one for a target without a public name, with the authority that
+signs it, and reads the hosts that one is for. Only this module uses `cryptography`.
 """
 
 from __future__ import annotations
 
 import ipaddress
+import os
 from collections.abc import Sequence
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import NamedTuple
 
 from cryptography import x509
@@ -91,7 +92,7 @@ def _certificate(
 def _builder(
     subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey
 ) -> x509.CertificateBuilder:
-    now = datetime.now(timezone.utc)
+    now = datetime.now(UTC)
     return (
         x509.CertificateBuilder()
         .subject_name(subject)
@@ -117,3 +118,57 @@ def _alternative_name(host: str) -> x509.GeneralName:
             f"a certificate names hosts or addresses, without port or scheme: got {host!r}"
         )
     return x509.DNSName(host)
+
+
+class CertificateFiles(NamedTuple):
+    """The files of a certificate. Clients need `ca`; the target needs `certificate` and `key`."""
+
+    ca: Path
+    certificate: Path
+    key: Path
+
+
+def make_certificate(directory: Path, hosts: Sequence[str]) -> CertificateFiles:
+    """Write ca.pem, cert.pem and key.pem for these host names and addresses.
+
+    Raises InvalidRequest rather than overwrite a file.
+    """
+    if not hosts:
+        raise InvalidRequest(
+            "a certificate needs at least one host name or address that clients connect to"
+        )
+    files = CertificateFiles(directory / "ca.pem", directory / "cert.pem", directory / "key.pem")
+    for path in files:
+        if path.exists():
+            raise InvalidRequest(f"{path} exists already: remove it, or choose another directory")
+    issued = issue(hosts)
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        for path, content, mode in zip(files, issued, (0o644, 0o644, 0o600), strict=True):
+            _write(path, content, mode)
+    except OSError as error:
+        raise InvalidRequest(f"{directory}: cannot be written ({error.strerror})") from error
+    return files
+
+
+def _write(path: Path, content: bytes, mode: int) -> None:
+    """Create the file with this mode, so that a key is never readable by others, even for a
+    moment.
+    """
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
+        file.write(content)
+
+
+def certificate_hosts(path: Path) -> tuple[str, ...]:
+    """Names and addresses, at least one, of the first certificate in a PEM file.
+
+    Raises InvalidRequest where there is none.
+    """
+    try:
+        found = x509.load_pem_x509_certificate(path.read_bytes())
+        names = found.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except OSError as error:
+        raise InvalidRequest(f"{path}: cannot be read ({error.strerror})") from error
+    except (ValueError, x509.ExtensionNotFound) as error:
+        raise InvalidRequest(f"{path}: a certificate with host names is needed there") from error
+    return tuple(str(name.value) for name in names)

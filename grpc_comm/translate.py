@@ -10,7 +10,7 @@ import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import grpc
 import numpy as np
@@ -29,7 +29,9 @@ from inference.errors import (
 from inference.order import Progress
 from inference.proposer import MOST_CANDIDATES
 from inference.sampling import SamplingParams
-from inference.times import Shape
+
+if TYPE_CHECKING:
+    from inference.times import Shape
 
 PROTOCOL_VERSION = 3
 MOST_TIMES = 512

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import secrets
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
 
 from inference.errors import InvalidRequest
 
@@ -68,3 +70,35 @@ class SamplingParams:
 def random_seed() -> int:
     """A random seed, for a user who gave none."""
     return secrets.randbits(SEED_BITS)
+
+
+ROTATIONS = (13, 15, 26, 6, 17, 29, 16, 24)
+"""Bits by which Threefry turns a word, in the order of its rounds, over and over."""
+
+ROUNDS = 13
+PARITY = 0x1BD11BDA
+
+Words: TypeAlias = Any
+"""32-bit words: an int32 array of numpy, or an int32 tensor of torch."""
+
+Shift: TypeAlias = Callable[[Words, int], Words]
+
+
+def threefry2x32(
+    key: tuple[Words, Words], counter: tuple[Words, Words], left: Shift, right: Shift
+) -> tuple[Words, Words]:
+    """13 rounds of Threefry-2x32 (Salmon et al. 2011) on words that broadcast. Sums wrap.
+
+    left, right: shift words of that library; right is arithmetic
+    """
+    keys = (key[0], key[1], key[0] ^ key[1] ^ PARITY)
+    x, y = counter[0] + keys[0], counter[1] + keys[1]
+    for index in range(ROUNDS):
+        turn = ROTATIONS[index % 8]
+        x = x + y
+        y = (left(y, turn) | (right(y, 32 - turn) & ((1 << turn) - 1))) ^ x
+        if index % 4 == 3:
+            round_ = index // 4 + 1
+            x = x + keys[round_ % 3]
+            y = y + (keys[(round_ + 1) % 3] + round_)
+    return x, y

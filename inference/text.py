@@ -5,45 +5,59 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
+from datetime import datetime
+from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, NoReturn
 
-from jinja2 import TemplateError
+import tokenizers
+from jinja2 import Template, TemplateError, nodes
+from jinja2.ext import Extension
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from inference.errors import InvalidRequest, UnsupportedModel
+from inference.errors import InvalidRequest, OutriderError, UnsupportedModel
+from inference.extras import require
+from inference.json_file import read_json
 
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+
+_NAMED = tuple(f"{kind}_token" for kind in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
+"""Special tokens that chat templates know by these names."""
+
+
+class _Parts(NamedTuple):
+    """A tokenizer as its files have it."""
+
+    rules: tokenizers.Tokenizer
+    named: dict[str, str]  # special tokens by their names in chat templates
+    template: str  # of chats; empty for none
 
 
 class Tokenizer:
     """The tokenizer of a Hugging Face directory, or of a GGUF file. Raises UnsupportedModel if it
-    cannot be used.
+    cannot be used, and MissingExtra for a GGUF file without transformers.
 
     vocabulary: one past the greatest token id.
     """
 
     def __init__(self, directory: Path) -> None:
-        from transformers import AutoTokenizer
-
+        read = _of_gguf if directory.is_file() else _of_directory
         try:
-            self._tokenizer: Any = (
-                AutoTokenizer.from_pretrained(str(directory.parent), gguf_file=directory.name)
-                if directory.is_file()
-                else AutoTokenizer.from_pretrained(str(directory))
-            )
-            vocabulary = self._tokenizer.get_vocab()
-        except Exception as error:  # the library's parser raises bare Exception
+            self._rules, self._named, self._template = read(directory)
+            vocabulary = self.ids()
+        except OutriderError:
+            raise
+        except Exception as error:  # the libraries' parsers raise bare Exception
             said = next(iter(str(error).splitlines()), type(error).__name__)
             raise UnsupportedModel(f"{directory}: its tokenizer cannot be read ({said})") from error
-        if not self._tokenizer.is_fast:
-            raise UnsupportedModel(f"{directory}: it has no tokenizer.json, which is needed")
         if not vocabulary:
             raise UnsupportedModel(f"{directory}: its tokenizer.json has no tokens")
         self.vocabulary = max(vocabulary.values()) + 1
 
     def ids(self) -> dict[str, int]:
         """Every token's id."""
-        return dict(self._tokenizer.get_vocab())
+        return dict(self._rules.get_vocab())
 
     def encode(self, prompt: str, *, chat: bool = False) -> list[int]:
         """Token ids of a raw prompt, or of a chat's first turn.
@@ -65,32 +79,32 @@ class Tokenizer:
         """
         if not messages:
             raise InvalidRequest("a chat needs at least one message")
-        if not self._tokenizer.chat_template:
+        if not self._template:
             raise InvalidRequest("a chat needs a model with a chat template: this one has none")
         try:
-            text = self._tokenizer.apply_chat_template(
-                [dict(message) for message in messages], add_generation_prompt=True, tokenize=False
+            text = _compiled(self._template).render(
+                messages=[dict(message) for message in messages],
+                tools=None,
+                documents=None,
+                add_generation_prompt=True,
+                **self._named,
             )
         except TemplateError as error:
             raise InvalidRequest(f"the model's chat template refuses: {error}") from error
-        return self._ids(text, add_special_tokens=False)
+        return self._ids(text, special=False)
 
-    def _ids(self, text: str, **how: bool) -> list[int]:
+    def _ids(self, text: str, *, special: bool = True) -> list[int]:
         try:
             text.encode()
         except UnicodeEncodeError as error:
             raise InvalidRequest(
                 f"the prompt is no Unicode text: half of a pair stands at {error.start}"
             ) from error
-        return [int(token) for token in self._tokenizer.encode(text, verbose=False, **how)]
+        return list(self._rules.encode(text, add_special_tokens=special).ids)
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of token ids, without special tokens."""
-        return str(
-            self._tokenizer.decode(
-                list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False
-            )
-        )
+        return str(self._rules.decode(list(ids), skip_special_tokens=True))
 
     def stream(self, prompt: Sequence[int]) -> TextStream:
         """A stream that turns the ids after `prompt` into text piece by piece."""
@@ -102,7 +116,7 @@ class Tokenizer:
         It covers token ids, special tokens, merges, normaliser and pre-tokeniser. It leaves out
         file bytes, vocabulary padding and the decoder, which differ between sizes of one family.
         """
-        backend = json.loads(self._tokenizer.backend_tokenizer.to_str())
+        backend = json.loads(self._rules.to_str())
         model = {
             key: value
             for key, value in backend["model"].items()
@@ -113,7 +127,7 @@ class Tokenizer:
             for merge in backend["model"].get("merges") or []
         ]
         parts = {
-            "ids": sorted(self._tokenizer.get_vocab().items()),
+            "ids": sorted(self.ids().items()),
             "special": sorted(
                 (token["id"], token["content"])
                 for token in backend["added_tokens"]
@@ -125,6 +139,87 @@ class Tokenizer:
             "pre_tokenizer": _without_defaults(backend["pre_tokenizer"]),
         }
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]
+
+
+def _of_directory(directory: Path) -> _Parts:
+    if not (directory / "tokenizer.json").is_file():
+        raise UnsupportedModel(
+            f"{directory}: it has no tokenizer.json, which is needed; transformers makes one: "
+            "AutoTokenizer.from_pretrained(DIRECTORY).save_pretrained(DIRECTORY)"
+        )
+    rules = tokenizers.Tokenizer.from_file(str(directory / "tokenizer.json"))
+    rules.no_truncation()
+    rules.no_padding()
+    path = directory / "tokenizer_config.json"
+    settings = read_json(path, UnsupportedModel).dictionary() if path.is_file() else {}
+    added = sorted(settings.get("added_tokens_decoder", {}).items(), key=lambda one: int(one[0]))
+    rules.add_tokens([tokenizers.AddedToken(**token) for _, token in added])
+    named = {name: _content(settings[name]) for name in _NAMED if settings.get(name)}
+    special = [tokenizers.AddedToken(one, special=True, normalized=False) for one in named.values()]
+    rules.add_special_tokens(special)
+    return _Parts(rules, named, _template(directory, settings))
+
+
+def _content(token: str | Mapping[str, Any]) -> str:
+    """The text of a token, which some files give with the way in which it is found."""
+    return token if isinstance(token, str) else str(token["content"])
+
+
+def _template(directory: Path, settings: Mapping[str, Any]) -> str:
+    """The chat template: that of a file of its own, else the settings' default one."""
+    path = directory / "chat_template.jinja"
+    if path.is_file():
+        return path.read_text(encoding="utf-8")
+    template = settings.get("chat_template") or ""
+    if isinstance(template, str):
+        return template
+    return str({one["name"]: one["template"] for one in template}.get("default", ""))
+
+
+def _of_gguf(path: Path) -> _Parts:
+    """The tokenizer that transformers makes from a GGUF file, which has no tokenizer.json."""
+    require("torch", f"{path} without its checkpoint's tokenizer.json beside it", "transformers")
+    from transformers import AutoTokenizer
+
+    made: Any = AutoTokenizer.from_pretrained(str(path.parent), gguf_file=path.name)
+    return _Parts(made.backend_tokenizer, dict(made.special_tokens_map), made.chat_template or "")
+
+
+class _Generation(Extension):
+    """The tags generation and endgeneration, around words that training learns. They print
+    nothing.
+    """
+
+    tags = {"generation"}  # noqa: RUF012 (jinja2's own attribute)
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        line = next(parser.stream).lineno
+        inside = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.Scope(inside, lineno=line)
+
+
+@lru_cache(maxsize=8)
+def _compiled(template: str) -> Template:
+    """A chat template, ready to be rendered in a sandbox: it comes with a model, from anybody."""
+    known = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _Generation]
+    )
+    known.filters["tojson"] = _to_json
+    known.globals.update(raise_exception=_refuse, strftime_now=_now)
+    return known.from_string(template)
+
+
+def _to_json(value: Any, ensure_ascii: bool = False, **how: Any) -> str:
+    """The value as JSON. jinja2's own filter escapes HTML."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, **how)
+
+
+def _refuse(said: str) -> NoReturn:
+    raise TemplateError(said)
+
+
+def _now(form: str) -> str:
+    return datetime.now().strftime(form)
 
 
 def _without_defaults(value: Any) -> Any:

@@ -27,7 +27,8 @@ from inference.errors import (
 from outrider.version import outrider_version
 
 if TYPE_CHECKING:
-    from outrider.api import Engine, RunningTarget
+    from outrider.api import Engine
+    from outrider.target.target import RunningTarget
     from outrider.text.completion import Completion, Piece
     from outrider.text.prompts import Parameters
     from outrider.text.runner import CompletionStream
@@ -59,11 +60,11 @@ _HOMES = {
     "Completion": "outrider.text.completion",
     "Piece": "outrider.text.completion",
     "Engine": "outrider.api",
-    "RunningTarget": "outrider.api",
+    "RunningTarget": "outrider.target.target",
     "Parameters": "outrider.text.prompts",
     "CompletionStream": "outrider.text.runner",
 }
-"""Modules of the public types. They are imported on first use, since they need torch."""
+"""Modules of the public types. They are imported on first use: a target needs torch."""
 
 
 def __getattr__(name: str) -> Any:
@@ -86,8 +87,9 @@ def connect(
 
     Without a draft, `model` names the target's tokenizer (directory or hub name).
 
-    Raises InvalidRequest for an option that is not allowed, Unavailable when no target answers, and
-    Mismatch when the two models' tokenizers differ.
+    Raises MissingExtra where the draft's package is not installed, InvalidRequest for an option
+    that is not allowed, Unavailable when no target answers, and Mismatch when the two models'
+    tokenizers differ.
     """
     from grpc_comm.client.named_targets import named_targets
     from outrider.api import Engine
@@ -107,9 +109,13 @@ def serve(model: str | None = None, **options: Any) -> RunningTarget:
     options: flags of `outrider target` by name (docs/flags.md), such as port, device, artifact
 
     The result is a context manager with the bound `address`. Raises InvalidRequest for an option
-    that is not allowed, and UnsupportedModel for a model that would be computed wrongly.
+    that is not allowed, UnsupportedModel for a model that would be computed wrongly, and
+    MissingExtra without torch.
     """
-    from outrider.api import RunningTarget
     from outrider.options.roles import TargetRole
 
-    return RunningTarget(TargetRole(model=model, **options))
+    asked = TargetRole(model=model, **options)
+    asked.check_extra()
+    from outrider.target.target import RunningTarget
+
+    return RunningTarget(asked)

@@ -8,13 +8,8 @@ from functools import partial
 from threading import Event
 from typing import Any
 
-from grpc_comm.security import server_security as check_security
-from grpc_comm.server.server import BackgroundServer
-from grpc_comm.transport import Address
 from outrider.client.client import open_client
-from outrider.options.peer_security import server_security
-from outrider.options.roles import SharedClientRole, TargetRole
-from outrider.target.target import load_target
+from outrider.options.roles import SharedClientRole
 from outrider.terminal.live_text import silent
 from outrider.text.completion import Completion
 from outrider.text.prompts import Message, Parameters, Prompt, make_request
@@ -77,30 +72,6 @@ class Engine:
         self._stack.close()
 
     def __enter__(self) -> Engine:
-        return self
-
-    def __exit__(self, *_error: object) -> None:
-        self.close()
-
-
-class RunningTarget:
-    """A target that is served on threads of this process. A context manager.
-
-    address: HOST:PORT, with the port that was bound
-    """
-
-    def __init__(self, options: TargetRole) -> None:
-        security = server_security(options)
-        check_security(security, Address(options.host, options.port))
-        self._server = BackgroundServer(load_target(options))
-        self._grace = options.grace
-        self.address = str(self._server.address)
-
-    def close(self) -> None:
-        """End the target. Open sessions may go on for `grace` seconds. Idempotent."""
-        self._server.stop(self._grace)
-
-    def __enter__(self) -> RunningTarget:
         return self
 
     def __exit__(self, *_error: object) -> None:

@@ -10,6 +10,7 @@ from compile.compile_options import parse
 from deploy.__main__ import VERBS, Verb
 from deploy.__main__ import main as run_verb
 from inference.command import run_command
+from inference.extras import require
 
 _RAY = Verb("serve from several replicas behind one address", "outrider.target.ray_command")
 
@@ -25,6 +26,7 @@ def compile_target(arguments: Sequence[str] | None = None) -> int:
     options = parse(words)
 
     def build() -> int:
+        require("torch", "outrider compile --on")
         from deploy.cloud_build import build_on  # needs numpy and more, which help does not
 
         return build_on(options)

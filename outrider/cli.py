@@ -8,7 +8,7 @@ from importlib import import_module
 from typing import Any
 
 from inference.command import run_command
-from outrider.options import parse
+from outrider.options.parsing import parse
 from outrider.options.roles import OTHER_VERBS, ChatRole, DraftRole, FusedClientRole, Role
 
 PROGRAMS = {
@@ -16,10 +16,10 @@ PROGRAMS = {
     "fused_target": "outrider.target.target:serve",
     "serve": "outrider.endpoint.run:serve_http",
     "chat": "outrider.terminal.chat:chat",
-    "draft": "outrider.terminal.generate:make_texts",
-    "fused_client": "outrider.terminal.generate:make_texts",
-    "verify_target": "outrider.terminal.generate:make_texts",
-    "verify_draft": "outrider.terminal.generate:make_texts",
+    "draft": "outrider.terminal.generate:draft",
+    "fused_client": "outrider.terminal.generate:fused_client",
+    "verify_target": "outrider.terminal.alone:verify",
+    "verify_draft": "outrider.terminal.alone:verify",
     "pull": "outrider.models.models_here:pull",
     "list": "outrider.models.models_here:list_here",
     "doctor": "outrider.doctor.command:doctor",
@@ -49,11 +49,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def run_role(options: Role) -> int:
-    """Run the options' role."""
+    """Run the options' role. Raises MissingExtra before anything else is done."""
+    options.check_extra()
     if isinstance(options, DraftRole | ChatRole | FusedClientRole):
         from outrider.client.connecting import check_listening
 
-        check_listening(options.connection)  # before torch is loaded
+        check_listening(options.connection)  # before a draft is loaded
     return _run(options.role, options)
 
 

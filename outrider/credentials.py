@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from grpc_comm import keys_file
-from grpc_comm.security import make_certificate
+from grpc_comm.certificate import make_certificate
 from inference.command import say
 from outrider.options.roles import MakeCertRole, MakeKeyRole
 

@@ -35,7 +35,7 @@ from inference.planner.profile_files import Subject, keep_profile, load_profile
 from inference.text import Tokenizer
 from inference.tree_shape import Branches
 from outrider.cli import main
-from outrider.models.loading import EMBEDDED
+from outrider.models.directories import EMBEDDED
 from outrider.options.roles import TargetRole
 from outrider.target.model_list import read_listed
 from outrider.target.target import load_target

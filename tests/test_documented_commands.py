@@ -15,11 +15,11 @@ from compile.__main__ import VERBS as COMPILE_VERBS
 from deploy import __main__ as deploying
 from grpc_comm.client.named_targets import NamedTarget
 from inference.flags.command_line import parse_flags
-from outrider import options as running
 from outrider.aws_verbs import DEPLOY_VERBS
 from outrider.compare import compare_options as comparing
 from outrider.compare.testbed import read_positions
 from outrider.money.goal import read_billing
+from outrider.options import parsing as running
 from outrider.options.roles import OTHER_VERBS, ROLES, VERBS
 from outrider.prove import prove_options as proving
 from outrider.recommend.command import RecommendOptions

@@ -75,10 +75,18 @@ def test_a_heavy_library_is_imported_at_home_only(library: str) -> None:
     assert all(path.startswith(HOMES[library]) for path in importing), importing
 
 
+MODELS = {"torch", "transformers", "safetensors", "llama_cpp"}
+"""What a machine without models lacks."""
+
 LIGHT = {
     "outrider.cli": {"torch", "transformers", "grpc", "numpy"},
     "compile.__main__, compile.compile_options": {"torch", "transformers", "numpy", "boto3"},
     "deploy.__main__, deploy.instance_price": {"torch", "numpy", "boto3"},
+    "deploy.commands.plan, deploy.commands.status, deploy.commands.up": MODELS | {"boto3"},
+    "outrider.client.client, outrider.client.drafting, outrider.draft_methods.gguf": MODELS,
+    "outrider.endpoint.run, outrider.terminal.generate, outrider.terminal.chat": MODELS,
+    "outrider.compare.__main__, outrider.doctor.checks, outrider.models.models_here": MODELS,
+    "outrider.runs.command, outrider.terminal.demo, outrider.recommend.advice": MODELS,
     "grpc_comm.client.connection, inference.decode, inference.drafters.round_proposer": {"torch"},
 }
 """What starts fast, or on a machine that has little installed: modules, and what they must not

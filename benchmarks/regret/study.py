@@ -20,7 +20,7 @@ from inference.decode import Loop
 from inference.draft_thread import Drafter, inline
 from inference.order import Decode
 from inference.text import Tokenizer
-from outrider.models.loading import EMBEDDED
+from outrider.models.directories import EMBEDDED
 
 _COUNTED = ("bytes_up", "bytes_down", "messages_up", "forwards", "lone", "nodes")
 

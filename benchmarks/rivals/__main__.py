@@ -35,7 +35,7 @@ from inference.flags.group import Shown
 from inference.flags.values import Words
 from inference.model.checkpoint import DTYPES
 from inference.text import Tokenizer
-from outrider.models.loading import find_tokenizer
+from outrider.models.directories import find_tokenizer
 from outrider.options.groups import Precision
 
 OURS_GGUF = ours.PLAIN + ours.GGUF

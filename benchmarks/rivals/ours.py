@@ -10,13 +10,13 @@ from functools import partial
 from typing import NamedTuple
 
 from benchmarks.rivals.arm import Arm, Hear, Told
-from inference.backends.gguf_library import is_gguf
 from inference.decode import Loop, TargetSession, decode
 from inference.draft_thread import Drafter, inline, on_thread
 from inference.draft_tuning import TUNING
 from inference.drafters.copied_text import CopySource
 from inference.drafters.growing_proposer import GrowingProposer
 from inference.engine.local_session import LocalSession
+from inference.model.hub import is_gguf
 from inference.order import Decode
 from inference.planner.acceptance import Knowledge
 from inference.planner.acceptance_file import read_acceptance

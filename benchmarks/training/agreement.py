@@ -31,7 +31,7 @@ from inference.model.config import read_config
 from inference.sampling import SamplingParams
 from inference.text import Tokenizer
 from inference.tree import TokenTree
-from outrider.models.loading import EMBEDDED
+from outrider.models.directories import EMBEDDED
 
 WIDTH = 16
 """Ranks that are kept: no tree has wider nodes."""

@@ -22,7 +22,7 @@ from benchmarks.harness import Folder, run
 from benchmarks.training.corpus import TrainingFlags, prepared, read_texts
 from benchmarks.training.pair import CONTEXT, amend_json, ask_teacher, draft_batches, save_model
 from benchmarks.training.trainer import BATCH_TOKENS, Trainer, cut_windows, token_stream
-from outrider.models.loading import EMBEDDED
+from outrider.models.directories import EMBEDDED
 
 POSITIONS = 4
 """Tokens that a call names: one behind the node itself, and one behind each of its masks."""

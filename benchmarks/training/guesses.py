@@ -44,7 +44,7 @@ from inference.sampling import SamplingParams
 from inference.text import Tokenizer
 from inference.tree import TokenTree
 from outrider.draft_methods.block import read_masks
-from outrider.models.loading import EMBEDDED
+from outrider.models.directories import EMBEDDED
 
 K = 8
 """Children of a node."""

@@ -33,7 +33,7 @@ from inference.model.cache import KeysValues
 from inference.model.config import ModelConfig, read_config
 from inference.model.decoder import Decoder, Past, RMSNorm, Sight
 from inference.model.eagle import EagleHead, HeadConfig
-from outrider.models.loading import EMBEDDED
+from outrider.models.directories import EMBEDDED
 
 MOST_POSITIONS, LENGTH = 1024, 128
 FADING = 0.8

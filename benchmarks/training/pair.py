@@ -33,7 +33,7 @@ from benchmarks.training.trainer import (
     token_stream,
 )
 from inference.flags.values import Counts
-from outrider.models.loading import EMBEDDED
+from outrider.models.directories import EMBEDDED
 
 BEGIN, END = "<|begin|>", "<|end|>"
 # a draft agrees more often on short tokens: with 2048 of them it was 52 % on held-out files

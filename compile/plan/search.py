@@ -16,7 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compile.plan.workload import Calls, CallShape, Limits
-from inference.errors import InvalidRequest, MissingExtra
+from inference.errors import InvalidRequest
+from inference.extras import require
 
 Cost = Callable[[CallShape], float]
 Floats = NDArray[np.float64]
@@ -187,13 +188,10 @@ def _choose(
     It is a p-median problem with budgets. built[s] says whether a shape is built. served[d, s] says
     which part of a demand runs on it, for pairs that save something over the forced shapes.
     """
-    try:
-        from scipy.optimize import Bounds, LinearConstraint, milp
-        from scipy.sparse import csr_array
-    except ImportError as error:
-        raise MissingExtra(
-            "choosing graphs for a load needs scipy: pip install 'outrider[compile]'"
-        ) from error
+    require("compile", "choosing graphs for a load")
+    from scipy.optimize import Bounds, LinearConstraint, milp
+    from scipy.sparse import csr_array
+
     alone = costs[:, :forced].min(axis=1)  # [demands]
     saved = np.maximum(alone[:, None] - costs, 0.0)
     demand, shape = np.nonzero(saved)  # indices of each pair

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from copy import deepcopy
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 import yaml
 from annotated_types import Len
 from pydantic import StringConstraints, model_validator
-from typing_extensions import Self
 
 from inference.flags.command_line import CommandOptions
 from inference.flags.flag_rules import FlagRule

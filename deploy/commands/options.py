@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import fields
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Self
 
 from annotated_types import Ge, Gt, Le
 from pydantic import model_validator
-from typing_extensions import Self
 
 from deploy.aws import DEFAULT_REGION, Aws
 from deploy.deployment import Deployment

@@ -50,7 +50,7 @@ class Installation:
     def assignments(self, extras: str) -> dict[str, str]:
         """Return the variables of shell that install.sh and the end of the host read.
 
-        extras: those of Outrider's package, such as aws,tls
+        extras: those of Outrider's package, such as torch,aws
         """
         return {
             "region": self.region,

@@ -38,7 +38,7 @@ class JobSettings(Installation):
 
 def job_script(settings: JobSettings) -> str:
     """The script."""
-    values = settings.assignments("aws,compile") | {
+    values = settings.assignments("torch,aws,compile") | {
         "reports": settings.reports,
         "load": settings.load or "",
     }

@@ -123,7 +123,7 @@ def _decided(settings: HostSettings) -> dict[str, FlagValue]:
 
 def _assignments(settings: HostSettings) -> dict[str, str]:
     """The script's variables."""
-    return settings.assignments("aws,tls,metrics") | {
+    return settings.assignments("torch,aws") | {
         "artifact_store": settings.artifact_store or "",
         "digest": settings.digest or "",
         "model": settings.model or "",

@@ -14,19 +14,13 @@ from collections import defaultdict
 from collections.abc import Iterator
 from typing import TypeAlias
 
+from prometheus_client import CollectorRegistry, Histogram
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
 from grpc_comm.observability.events import Drop, Ending, Event, ModelServed, OfModel, SessionEnded
 from grpc_comm.observability.statistics import ModelTotals, Statistics, occupancy
 from inference.engine.events import Commit, Forward, Prefilled
-from inference.errors import MissingExtra
 from inference.proposer import COLOCATED, COPY, MODEL
-
-try:
-    from prometheus_client import CollectorRegistry, Histogram
-    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-except ImportError as error:
-    raise MissingExtra(
-        "metrics need the prometheus-client package: pip install 'outrider[metrics]'"
-    ) from error
 
 _SECONDS = tuple(
     step * 10.0**power for power in range(-4, 3) for step in (1, 2, 5)

@@ -15,7 +15,8 @@ import grpc
 
 from grpc_comm.proto import verifier_pb2 as pb
 from grpc_comm.proto import verifier_pb2_grpc
-from grpc_comm.security import KeyInterceptor, SecurityOptions, read_keys
+from grpc_comm.security import SecurityOptions
+from grpc_comm.server.guard import KeyInterceptor, read_keys
 from grpc_comm.server.sender import MOST_STEP_SECONDS
 from grpc_comm.server.server import Serving, Target
 from grpc_comm.transport import Address

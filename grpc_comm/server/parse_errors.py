@@ -29,7 +29,7 @@ call.
 UNREADABLE = "a message that cannot be read: the client does not speak this protocol"
 
 
-class ReadingInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # as in the stubs
+class ReadingInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg, unused-ignore]  # as there
     """Reports messages that could not be parsed. It stands before interceptors that limit
     parsing.
     """

@@ -20,13 +20,8 @@ from grpc_reflection.v1alpha import reflection
 from grpc_comm.keys import Keys
 from grpc_comm.observability.events import Listener, ignore
 from grpc_comm.proto import verifier_pb2, verifier_pb2_grpc
-from grpc_comm.security import (
-    PLAINTEXT,
-    KeyInterceptor,
-    SecurityOptions,
-    ServerSecurity,
-    server_security,
-)
+from grpc_comm.security import PLAINTEXT, SecurityOptions
+from grpc_comm.server.guard import KeyInterceptor, ServerSecurity, server_security
 from grpc_comm.server.model_registry import Catalogue, Served
 from grpc_comm.server.parse_errors import ReadingInterceptor
 from grpc_comm.server.service import TargetService

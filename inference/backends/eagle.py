@@ -83,7 +83,7 @@ class _HeadRow:
         """Return slots that were computed before their features were known, in order of position.
         All nodes see them.
         """
-        slots = context.all(0).nonzero()[0]
+        slots = np.flatnonzero(context.all(0))
         positions = self._positions[slots]
         behind = ~self._conditioned[slots] & _are_conditioned(positions, known)
         return slots[behind][np.argsort(positions[behind])].astype(np.int32)

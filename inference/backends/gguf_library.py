@@ -17,9 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from inference.errors import InvalidRequest, MissingExtra, Unavailable, UnsupportedModel
+from inference.extras import require
 from inference.tree import IntArray
 
-INSTALL = 'a GGUF file needs llama-cpp-python: pip install "outrider[gguf]"'
 SEQUENCES = 256
 """Number of sequences in a context: the most that llama.cpp takes."""
 
@@ -35,10 +35,11 @@ _ERRORS: list[str] = []
 
 def import_llama_cpp() -> Any:
     """Import the package; raise MissingExtra where it is not installed. Its log is kept silent."""
+    require("gguf", "a GGUF file")
     try:
         library = importlib.import_module("llama_cpp")
     except (ImportError, OSError, RuntimeError) as error:  # as it fails to find its own library
-        raise MissingExtra(f"{INSTALL} ({error})") from error
+        raise MissingExtra(f"llama-cpp-python does not start: {error}") from error
     library.llama_log_set(_log(library), ctypes.c_void_p(0))
     return library
 
@@ -90,14 +91,18 @@ class GgufFacts(NamedTuple):
             library.llama_model_free(model)
 
 
-def is_gguf(name: str) -> bool:
-    """Whether a model's name is that of a GGUF file, by its suffix."""
-    return name.endswith(".gguf")
-
-
 def supports_gpu() -> bool:
     """Whether llama.cpp was built for a GPU: CUDA, Metal or another."""
     return bool(import_llama_cpp().llama_supports_gpu_offload())
+
+
+def check_gpu() -> None:
+    """Raise InvalidRequest where llama.cpp was built for no GPU."""
+    if not supports_gpu():
+        raise InvalidRequest(
+            "llama-cpp-python was built without a GPU's support: use --device cpu, or install it "
+            "anew with CMAKE_ARGS=-DGGML_CUDA=on"
+        )
 
 
 def fingerprint(path: Path) -> str:
@@ -188,11 +193,8 @@ class GgufContext:
         self, path: Path, facts: GgufFacts, *, cells: int, batch: int, threads: int, gpu: int | None
     ) -> None:
         library = import_llama_cpp()
-        if gpu is not None and not library.llama_supports_gpu_offload():
-            raise InvalidRequest(
-                "llama-cpp-python was built without a GPU's support: use --device cpu, or install "
-                "it anew with CMAKE_ARGS=-DGGML_CUDA=on"
-            )
+        if gpu is not None:
+            check_gpu()
         params = library.llama_model_default_params()
         params.n_gpu_layers = 0 if gpu is None else _ALL_LAYERS
         params.split_mode, params.main_gpu = _MODEL_SPLIT_NONE, gpu or 0

@@ -1,7 +1,7 @@
 """A GGUF file's model as a Model, computed by llama.cpp.
 
-llama.cpp computes logits; inference/model/sampler.py makes the choice on the host, so the noise is
-that of every backend. Slots are mapped to llama.cpp's sequences by gguf_branches.
+llama.cpp computes logits; host_choice makes the choice of them, so the noise is that of every
+backend. Slots are mapped to llama.cpp's sequences by gguf_branches.
 
 llama.cpp promises no bit-equal rows: its kernels, and the order in which keys are added up, depend
 on the batch and on where cells lie. So a text is the target's own up to near-ties of the scores.
@@ -14,15 +14,13 @@ from pathlib import Path
 from typing import NamedTuple, Protocol, TypeVar
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from inference.backends import Ranked, Segment
 from inference.backends.batch import check_rows
-from inference.backends.choices import choose_at, chosen_positions, rank_at
 from inference.backends.gguf_branches import BranchSequences, Memory
 from inference.backends.gguf_library import SEQUENCES, GgufContext, GgufFacts, TokenBatch
+from inference.backends.host_choice import Floats, choose_of_row, rank_of_row
 from inference.errors import InvalidRequest, LimitExceeded, Mismatch, Unavailable
 from inference.tree import IntArray
 
@@ -53,6 +51,7 @@ class GgufModel:
     batch: most tokens of a decode
     vocabulary: ids of the tokenizer; those beyond are never chosen
     kind: the file's own name for its weights
+    device: cpu, or cuda:N for the N-th GPU
     """
 
     copies_rows = True
@@ -67,29 +66,22 @@ class GgufModel:
         batch: int,
         vocabulary: int,
         kind: str,
-        device: torch.device,
+        threads: int,
+        device: str,
     ) -> None:
         if not rows < SEQUENCES // 2:
             raise LimitExceeded(f"{rows} rows: a GGUF model takes up to {SEQUENCES // 2 - 1}")
         self.rows, self.capacity, self.max_nodes = rows, capacity, max_nodes
-        self.device, self.dtype = device, kind
+        self.device, self.dtype, self.threads = device, kind, threads
         self._context, self._batch, self._vocabulary = context, batch, vocabulary
         self._branches = BranchSequences(context, SEQUENCES, rows, capacity)
         self._tokens: IntArray = np.zeros((rows, capacity), dtype=np.int32)
 
-    @torch.no_grad()
     def choose(self, segments: Sequence[Segment]) -> list[IntArray]:
-        return self._each(
-            segments,
-            lambda segment, logits: choose_at(logits, chosen_positions(segment), [segment]),
-        )
+        return self._each(segments, lambda segment, logits: choose_of_row(logits, segment))
 
-    @torch.no_grad()
     def rank(self, segments: Sequence[Segment], k: int) -> list[Ranked]:
-        return self._each(
-            segments,
-            lambda segment, logits: rank_at(logits, chosen_positions(segment), [segment], k),
-        )
+        return self._each(segments, lambda segment, logits: rank_of_row(logits, segment, k))
 
     def padded(self, rows: int, nodes: int) -> tuple[int, int]:
         return rows, nodes
@@ -98,11 +90,9 @@ class GgufModel:
         self._branches.copy_row(source, target, slots)
         self._tokens[target] = self._tokens[source]
 
-    def _each(
-        self, segments: Sequence[Segment], use: Callable[[Segment, Tensor], list[T]]
-    ) -> list[T]:
-        """Return what `use` makes of each segment and its logits [1, p, V], by as few decodes as
-        hold them.
+    def _each(self, segments: Sequence[Segment], use: Callable[[Segment, Floats], T]) -> list[T]:
+        """Return what `use` makes of each segment and its logits [p, V], by as few decodes as hold
+        them.
         """
         check_rows(segments)
         for segment in segments:
@@ -110,7 +100,7 @@ class GgufModel:
         made = list[T]()
         for group in self._groups(segments):
             for segment, logits in zip(group, self._decode(group), strict=True):
-                made += use(segment, torch.from_numpy(logits[None, :, : self._vocabulary]))
+                made.append(use(segment, logits[:, : self._vocabulary]))
         return made
 
     def _check(self, segment: Segment) -> None:
@@ -257,5 +247,6 @@ def load_gguf(
         batch=batch,
         vocabulary=vocabulary,
         kind=facts.weights,
-        device=torch.device("cpu" if gpu is None else f"cuda:{gpu}"),
+        threads=threads,
+        device="cpu" if gpu is None else f"cuda:{gpu}",
     )

@@ -48,7 +48,7 @@ _INSTALL = (
 _WHICH = (
     "--device neuron-legacy needs transformers-neuronx 0.13, torch-neuronx 2.6 to 2.8 of Neuron "
     "SDK 2.23 to 2.26 and transformers 4, "
-    f"in an environment of its own with Python 3.10 or 3.11: {_INSTALL}"
+    f"in an environment of its own with Python 3.11: {_INSTALL}"
 )
 
 

@@ -48,6 +48,11 @@ def find_model(name: str, *, weights: bool = True, file: str = "") -> Path:
         )
 
 
+def is_gguf(name: str) -> bool:
+    """Whether a model's name is that of a GGUF file, by its suffix."""
+    return name.endswith(".gguf")
+
+
 def split_revision(name: str) -> tuple[str, str | None]:
     """Return a model's name and its revision on the hub; None without one, as of a directory."""
     repository, _, revision = name.partition("@")

@@ -10,9 +10,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-_ROTATIONS = (13, 15, 26, 6, 17, 29, 16, 24)
-_ROUNDS = 13
-_PARITY = 0x1BD11BDA
+from inference.sampling import PARITY, ROTATIONS, ROUNDS, threefry2x32
+
 _LOW = 0xFFFF
 
 SMALL = 2.0**-5
@@ -42,45 +41,25 @@ def right(x: Tensor, bits: int) -> Tensor:
     )
 
 
-def threefry2x32(
-    key: tuple[Tensor, Tensor], counter: tuple[Tensor, Tensor]
-) -> tuple[Tensor, Tensor]:
-    """13 rounds of Threefry-2x32 (Salmon et al. 2011) on int32 tensors that broadcast.
-
-    Sums wrap at 32 bits.
-    """
-    keys = (key[0], key[1], key[0] ^ key[1] ^ _PARITY)
-    x, y = counter[0] + keys[0], counter[1] + keys[1]
-    for index in range(_ROUNDS):
-        turn = _ROTATIONS[index % 8]
-        x = x + y
-        y = (left(y, turn) | (right(y, 32 - turn) & ((1 << turn) - 1))) ^ x
-        if index % 4 == 3:
-            round_ = index // 4 + 1
-            x = x + keys[round_ % 3]
-            y = y + (keys[(round_ + 1) % 3] + round_)
-    return x, y
-
-
 def threefry_in_limbs(
     key: tuple[Tensor, Tensor], counter: tuple[Tensor, Tensor]
 ) -> tuple[Limbs, Limbs]:
-    """Compute threefry2x32() on 16-bit limbs.
+    """Compute threefry2x32() of inference/sampling.py on 16-bit limbs.
 
     No intermediate has more than 31 bits, no sum more than 18, and no negative number is shifted.
     So it is exact where a vector unit adds in float32 and shifts in zeros only.
     """
     first, second = to_limbs(key[0]), to_limbs(key[1])
-    parity = (_PARITY >> 16, _PARITY & _LOW)
+    parity = (PARITY >> 16, PARITY & _LOW)
     keys = (
         first,
         second,
         (first[0] ^ second[0] ^ parity[0], first[1] ^ second[1] ^ parity[1]),
     )
     x, y = _add(to_limbs(counter[0]), keys[0]), _add(to_limbs(counter[1]), keys[1])
-    for index in range(_ROUNDS):
+    for index in range(ROUNDS):
         x = _add(x, y)
-        turned = _turn(y, _ROTATIONS[index % 8])
+        turned = _turn(y, ROTATIONS[index % 8])
         y = (turned[0] ^ x[0], turned[1] ^ x[1])
         if index % 4 == 3:
             round_ = index // 4 + 1
@@ -123,7 +102,7 @@ def noise(seed: Tensor, positions: Tensor, ids: Tensor) -> Tensor:
 
     seed: [..., 2] int32
     """
-    word, _ = threefry2x32((seed[..., 0], seed[..., 1]), (ids, positions))
+    word, _ = threefry2x32((seed[..., 0], seed[..., 1]), (ids, positions), left, right)
     return gumbel(right(word, 9) & 0x7FFFFF)
 
 

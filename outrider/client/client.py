@@ -12,7 +12,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from threading import Event, Lock
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from grpc_comm.client.connection import Connection
 from inference.command import printable, say
@@ -26,15 +26,15 @@ from inference.proposer import Proposer
 from inference.text import Tokenizer
 from inference.throttle import Throttle, silence
 from outrider.client.connecting import connect_target
-from outrider.client.drafting import Sides, draft_rows
-from outrider.client.pools import UNSTEERED, AnyRows
-from outrider.draft_methods import FoundDraft, find_draft
-from outrider.models.devices import pick_device
-from outrider.models.loading import find_tokenizer
+from outrider.models.directories import find_tokenizer
 from outrider.money.budget import RunBudget
-from outrider.money.goal import read_billing, read_goal
+from outrider.money.goal import UNSTEERED, read_billing, read_goal
 from outrider.options.roles import ClientRole
 from outrider.text.completion import Completion, Request, Show, Tell, complete, new_completion
+
+if TYPE_CHECKING:
+    from outrider.client.pools import AnyRows
+    from outrider.draft_methods import FoundDraft
 
 Watch: TypeAlias = Callable[[TargetSession], TargetSession]
 """Wraps a session with the target."""
@@ -145,6 +145,8 @@ class Client:
                 f"{self._found.name} drafts the first {self._drafted:,} tokens of a text, of "
                 f"{self.length:,} that the target serves: --sequence_length says how many"
             )
+        from outrider.client.drafting import Sides, draft_rows
+
         sides = Sides(self._found, self.target, rows, self._drafted)
         try:
             loaded = self._stack.enter_context(draft_rows(self._options, sides, self.goal))
@@ -230,9 +232,7 @@ def open_client(options: ClientRole) -> Iterator[Client]:
     """
     billing = read_billing(options.goal)  # errors in prices are told before anybody is asked
     drafted = options.method is not None and not options.target_only
-    found = find_draft(options) if drafted else None
-    if found is not None:
-        pick_device(options.device)
+    found = _find_draft(options) if drafted else None
     tokenizer = (
         found.tokenizer if found is not None else find_tokenizer(options.draft_name, "draft")
     )
@@ -243,3 +243,12 @@ def open_client(options: ClientRole) -> Iterator[Client]:
             yield client
         finally:
             client.close()
+
+
+def _find_draft(options: ClientRole) -> FoundDraft:
+    """Find the draft. Raises InvalidRequest for a device that this machine does not have."""
+    from outrider.draft_methods import find_draft
+
+    found = find_draft(options)
+    found.check(options)
+    return found

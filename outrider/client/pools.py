@@ -24,11 +24,9 @@ from inference.planner.acceptance_file import read_acceptance, write_acceptance
 from inference.proposer import Proposer
 from inference.times import DraftTimes, LatencyModel
 from outrider.client.probing import measure_round_trip
-from outrider.money.goal import Goal
+from outrider.money.goal import UNSTEERED, Goal
 
 One = TypeVar("One", bound=Proposer)
-
-UNSTEERED = "--cs steers a draft on this machine that never waits: here is none"
 
 WANTED_SECONDS = 0.25
 """Seconds between two looks whether a text that waits for a row still wants one."""

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from inference.command import run_command
+from inference.extras import require
 from outrider.compare.compare_options import CompareOptions, parse
 
 
@@ -20,6 +21,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(options: CompareOptions) -> int:
     """Measure, print, and write the files."""
+    require("torch", "outrider compare")
     from outrider.compare.measure import compare
     from outrider.compare.report import print_comparison
     from outrider.compare.results import write_results

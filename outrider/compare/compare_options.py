@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any, ClassVar, TypeAlias
+from typing import Annotated, Any, ClassVar, Self, TypeAlias
 
 from annotated_types import Ge
 from pydantic import BeforeValidator, InstanceOf, model_validator
-from typing_extensions import Self
 
 from inference.command import called
 from inference.cost.billing import read_knob

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from inference.errors import MissingExtra
+from inference.extras import require
 from outrider.compare.arms import ARCHITECTURES, Arm
 from outrider.compare.intervals import FigureInterval
 from outrider.compare.measure import Comparison
@@ -42,10 +42,9 @@ def draw(directory: Path, comparison: Comparison) -> list[Path]:
     """Write PNG files and return their paths. A picture without data is left out. Raises
     MissingExtra without matplotlib.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise MissingExtra("plots need matplotlib: pip install 'outrider[plots]'") from error
+    require("plots", "a picture")
+    from matplotlib.figure import Figure
+
     pictures: dict[str, Callable[[Any, Comparison], bool]] = {
         "speeds": _speeds,
         "round_trip": _round_trip,

@@ -7,19 +7,19 @@ import os
 import platform
 from collections.abc import Iterator
 
-import torch
-
 from grpc_comm.client.connection import Connection
 from inference.command import printable, say
-from inference.errors import OutriderError
+from inference.errors import MissingExtra, OutriderError
+from inference.extras import is_installed
 from inference.planner.profiling import survey_draft
 from inference.times import LatencyModel
 from outrider.client.connecting import connect_target
 from outrider.client.probing import measure_round_trip
 from outrider.doctor.findings import Finding, refused, warning
 from outrider.draft_methods import FoundDraft, find_draft
-from outrider.models.devices import memory_size
+from outrider.models.directories import find_tokenizer
 from outrider.models.loading import PREFILL_NODES
+from outrider.models.machine import memory_size
 from outrider.models.sequence_length import Capacity
 from outrider.options.roles import DoctorRole
 from outrider.terminal.explain import dear_law
@@ -35,16 +35,22 @@ def check_all(options: DoctorRole) -> Iterator[Finding]:
 
 
 def _check_draft_and_link(options: DoctorRole) -> Iterator[Finding]:
+    draft: FoundDraft | None = None
+    call = 0.0  # seconds; 0 without a draft
     try:
         draft = find_draft(options)
         call = _draft_call(options, draft)
+        speed = f"{_ms(call)} ms a call, {1 / call:.0f} tokens/s alone"
+        yield Finding("draft", f"{draft.name}: {speed}")
+    except MissingExtra as error:
+        yield Finding("draft", printable(str(error)))
     except OutriderError as error:
         yield refused("draft", error)
         return
-    speed = f"{_ms(call)} ms a call, {1 / call:.0f} tokens/s alone"
-    yield Finding("draft", f"{draft.name}: {speed}")
     try:
-        with connect_target(options.connection, draft.tokenizer, draft.name) as target:
+        tokenizer = draft.tokenizer if draft else find_tokenizer(options.draft_name, "draft")
+        name = draft.name if draft else "the tokenizer here"
+        with connect_target(options.connection, tokenizer, name) as target:
             yield from _of_target(target, call)
     except OutriderError as error:
         yield refused("target", error)
@@ -68,8 +74,16 @@ def machine() -> str:
     parts = [platform.platform(terse=True), f"{cores} cores"]
     if size := memory_size():
         parts.append(f"{size / 2**30:.0f} GiB of memory")
-    gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
-    return ", ".join([*parts, *(gpus or ["no CUDA GPU"])])
+    return ", ".join([*parts, *(_gpus() or ["no CUDA GPU"])])
+
+
+def _gpus() -> list[str]:
+    """Names of the GPUs that torch finds."""
+    if not is_installed("torch"):
+        return ["without torch"]
+    import torch
+
+    return [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
 
 
 def _draft_call(options: DoctorRole, draft: FoundDraft) -> float:
@@ -81,13 +95,17 @@ def _draft_call(options: DoctorRole, draft: FoundDraft) -> float:
 
 
 def _of_target(target: Connection, call: float) -> Iterator[Finding]:
-    """Findings of the target, of the link, and of a draft with such calls running ahead."""
+    """Findings of the target, of the link, and of a draft ahead of it.
+
+    call: seconds of a call of the draft; 0 without one
+    """
     description = target.description
     trip = measure_round_trip(target.probe, say)
     where = f"{description.model} on {description.device}, {description.rows} rows"
     yield Finding("target", where)
     yield Finding("link", f"round trip {_ms(trip)} ms")
-    yield from plan(LatencyModel(dict(description.times)), call, trip)
+    if call:
+        yield from plan(LatencyModel(dict(description.times)), call, trip)
 
 
 def plan(times: LatencyModel, call: float, round_trip: float) -> Iterator[Finding]:

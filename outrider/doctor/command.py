@@ -62,7 +62,7 @@ def ask_health(address: Address, options: ConnectionOptions) -> int:
     security = channel_security(SecurityOptions(tls_ca=trusted, tls=options.tls), address)
     settings: list[tuple[str, int | str]] = list(channel_options(address))
     if trusted is own and own is not None:
-        from grpc_comm.certificate_hosts import certificate_hosts
+        from grpc_comm.certificate import certificate_hosts
 
         # whoever trusts this very certificate accepts any of its names
         settings.append(("grpc.ssl_target_name_override", certificate_hosts(own)[0]))

@@ -14,7 +14,7 @@ from inference.backends import Masks, Model
 from inference.drafters.draft import Draft
 from inference.errors import UnsupportedModel
 from inference.json_file import read_json
-from outrider.draft_methods import ModelDraft
+from outrider.draft_methods import FoundDraft
 from outrider.models.loading import find_checkpoint
 from outrider.options.groups import DraftModelOptions
 
@@ -24,13 +24,13 @@ PUBLISHED_POSITIONS = 8
 MOST_POSITIONS = 16
 
 
-def find(options: DraftModelOptions, target: Model | None) -> ModelDraft:
+def find(options: DraftModelOptions, target: Model | None) -> FoundDraft:
     """The checkpoint of --draft_model or --model, or the embedded one. Raises UnsupportedModel for
     one that names no mask.
     """
     checkpoint = find_checkpoint(options.draft_name, "block_draft")
     masks = read_masks(checkpoint.directory, checkpoint.config.vocab_size)
-    return ModelDraft(checkpoint, partial(Draft, masks=masks))
+    return FoundDraft.of(checkpoint, partial(Draft, masks=masks))
 
 
 def read_masks(directory: Path, vocabulary: int) -> Masks:

@@ -21,10 +21,11 @@ from inference.errors import InvalidRequest, UnsupportedModel
 from inference.model.checkpoint import fingerprint
 from inference.model.eagle import OfTarget, read_head, read_head_config
 from inference.model.float8 import states_of
-from outrider.draft_methods import ModelDraft
+from outrider.draft_methods import FoundDraft
 from outrider.models.artifacts import artifact_checkpoint
 from outrider.models.devices import describe
-from outrider.models.loading import Checkpoint, OfCheckpoint, find_checkpoint, find_directory
+from outrider.models.directories import find_directory
+from outrider.models.loading import Checkpoint, OfCheckpoint, find_checkpoint
 from outrider.models.sequence_length import Capacity
 from outrider.options.groups import DeviceOptions, DraftModelOptions
 from outrider.options.roles import FusedTargetRole
@@ -69,7 +70,7 @@ class FoundHead(OfCheckpoint):
         return model
 
 
-def find(options: DraftModelOptions, target: Model | None) -> ModelDraft:
+def find(options: DraftModelOptions, target: Model | None) -> FoundDraft:
     """The head of --draft_model. Raises UnsupportedModel for a target that keeps no features."""
     assert isinstance(options, FusedTargetRole), "no other role has a draft beside its target"
     assert target is not None, "a head drafts beside its target"
@@ -93,7 +94,7 @@ def find(options: DraftModelOptions, target: Model | None) -> ModelDraft:
             "built with --features"
         )
     found = FoundHead(checkpoint, name, directory, real, given)
-    return ModelDraft(found, partial(Draft, sequence=partial(FeatureSequence, real)))
+    return FoundDraft.of(found, partial(Draft, sequence=partial(FeatureSequence, real)))
 
 
 def _check_features(manifest: Manifest, target: Checkpoint, name: str, head: Path) -> None:

@@ -6,23 +6,23 @@ from dataclasses import replace
 
 from inference.backends import Model
 from inference.errors import InvalidRequest
-from outrider.draft_methods import ModelDraft
+from outrider.draft_methods import FoundDraft
 from outrider.models.loading import Checkpoint, find_named
 from outrider.models.reduction import WHOLE, Reduction
 from outrider.options.groups import DraftModelOptions, ReductionOptions
 
 
-def find(options: DraftModelOptions, target: Model | None) -> ModelDraft:
+def find(options: DraftModelOptions, target: Model | None) -> FoundDraft:
     """The checkpoint or GGUF file of --draft_model or --model, or the embedded one, reduced as
     asked. Raises InvalidRequest where a GGUF file is to be reduced.
     """
     found = find_named(options.draft_name, "draft")
     if not isinstance(options, ReductionOptions):
-        return ModelDraft(found)
+        return FoundDraft.of(found)
     kept = Reduction(options.draft_quantization, options.draft_head_tokens)
     if isinstance(found, Checkpoint):
-        return ModelDraft(replace(found, reduction=kept))
+        return FoundDraft.of(replace(found, reduction=kept))
     if kept != WHOLE:
         flags = ", ".join(options.given(ReductionOptions))
         raise InvalidRequest(f"{flags}: {found.name} is a GGUF file, which has its own precision")
-    return ModelDraft(found)
+    return FoundDraft.of(found)

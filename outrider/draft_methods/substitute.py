@@ -11,7 +11,7 @@ from inference.backends.substitute import SharedCacheModel, SharedSequence
 from inference.draft_tuning import TUNING
 from inference.drafters.draft import Draft
 from inference.errors import InvalidRequest
-from outrider.draft_methods import ModelDraft
+from outrider.draft_methods import FoundDraft
 from outrider.models.loading import Checkpoint, OfCheckpoint, find_checkpoint, load_eager
 from outrider.models.reduction import Reduction
 from outrider.models.sequence_length import Capacity
@@ -54,12 +54,12 @@ class BesideItsTarget(Substitute):
         )
 
 
-def find(options: DraftModelOptions, target: Model | None) -> ModelDraft:
+def find(options: DraftModelOptions, target: Model | None) -> FoundDraft:
     """The substitute of --draft_model or --model; beside a target without --draft_model that of the
     target itself.
     """
     if target is None or options.draft_model is not None:
-        return ModelDraft(Substitute(_rounded(options.draft_name)))
+        return FoundDraft.of(Substitute(_rounded(options.draft_name)))
     if not isinstance(target, EagerModel):
         raise InvalidRequest(
             "--draft substitute rounds the layers of a target on cpu or cuda in this process: with "
@@ -67,7 +67,7 @@ def find(options: DraftModelOptions, target: Model | None) -> ModelDraft:
         )
     assert isinstance(options, TargetModelOptions)
     found = BesideItsTarget(_rounded(options.target_name), target)
-    return ModelDraft(found, partial(Draft, sequence=partial(SharedSequence, TUNING.room)))
+    return FoundDraft.of(found, partial(Draft, sequence=partial(SharedSequence, TUNING.room)))
 
 
 def _rounded(name: str | None) -> Checkpoint:

@@ -5,11 +5,10 @@ refused, with the reason.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal, Self, TypeAlias
 
 from annotated_types import Ge, Le, Len, Lt
 from pydantic import BaseModel, ConfigDict, Field, model_validator
-from typing_extensions import Self
 
 from inference.sampling import CANDIDATES, SEED_BITS
 from outrider.text.prompts import Message, Parameters, Prompt

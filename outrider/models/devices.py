@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import os
-from functools import cache
-from pathlib import Path
-
 import torch
 
 from inference.errors import InvalidRequest
+from outrider.models.machine import Conditions, processor
 from outrider.options.groups import DEVICES, is_device
 
 _SMALL = 32e6  # parameters; below, several threads cost more than they bring
@@ -46,15 +43,9 @@ def pick_device(name: str) -> torch.device:
     return device
 
 
-def memory_size() -> int:
-    """Bytes of this machine's memory; 0 where the system does not say."""
-    if not hasattr(os, "sysconf") or "SC_PHYS_PAGES" not in os.sysconf_names:
-        return 0
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-
-
-def describe(device: torch.device) -> str:
+def describe(device: torch.device | str) -> str:
     """The device in words."""
+    device = torch.device(device)
     if device.type == "cuda":
         return f"cuda ({torch.cuda.get_device_name(device)})"
     if device.type == "xla":
@@ -62,24 +53,13 @@ def describe(device: torch.device) -> str:
     return f"cpu ({torch.get_num_threads()} threads)"
 
 
-def subject_device(device: torch.device) -> str:
-    """Conditions of measured times in words: the device; of a CPU its name, its instructions and
-    the library that uses them, too.
+def conditions(device: torch.device | str) -> Conditions:
+    """Conditions of times on a device: of a CPU its name, its instructions and the library that
+    uses them, too.
     """
-    if device.type != "cpu":
-        return describe(device)
+    words, threads = describe(device), torch.get_num_threads()
+    if torch.device(device).type != "cpu":
+        return Conditions(words, threads)
     instructions = torch.backends.cpu.get_cpu_capability()
-    return f"{describe(device)}, {_processor()}, {instructions}, torch {torch.__version__}"
-
-
-@cache
-def _processor() -> str:
-    """The processor's name where Linux tells it."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return "unknown processor"
-    return next(
-        (line.partition(":")[2].strip() for line in lines if line.startswith("model name")),
-        "unknown processor",
-    )
+    whole = f"{words}, {processor()}, {instructions}, torch {torch.__version__}"
+    return Conditions(whole, threads)

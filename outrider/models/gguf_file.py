@@ -5,16 +5,19 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Self, cast
 
-import torch
-
-from inference.backends.gguf_library import GgufFacts, fingerprint, supports_gpu
-from inference.backends.gguf_model import GgufModel, load_gguf
+from inference.backends import Model
+from inference.backends.gguf_library import GgufFacts, check_gpu, fingerprint, supports_gpu
 from inference.command import say
 from inference.errors import InvalidRequest, Mismatch, UnsupportedModel
 from inference.text import Tokenizer
+from outrider.models.machine import Conditions, cores, processor
 from outrider.models.sequence_length import Capacity, allowed_length
 from outrider.options.groups import DeviceOptions
+
+if TYPE_CHECKING:
+    from inference.backends.gguf_model import GgufModel
 
 
 @dataclass(frozen=True)
@@ -44,14 +47,25 @@ class GgufFile:
     def fingerprint(self) -> str:
         return fingerprint(self.directory)
 
+    def check(self, options: DeviceOptions) -> None:
+        _gpu(options.device)
+
+    def settled(self, options: DeviceOptions, *, drafts: bool) -> Self:
+        return self
+
+    def conditions(self, model: Model) -> Conditions:
+        loaded = cast("GgufModel", model)  # load() made it
+        return Conditions(f"{loaded.device}, {processor()}, llama.cpp", loaded.threads)
+
     def load(self, options: DeviceOptions, capacity: Capacity) -> GgufModel:
+        from inference.backends.gguf_model import load_gguf
+
         if options.dtype is not None:
             raise InvalidRequest(
                 f"--dtype {options.dtype}: a GGUF file has its own precision ({self.facts.weights})"
             )
         gpu = _gpu(options.device)
-        if options.threads is not None:
-            torch.set_num_threads(options.threads)
+        threads = options.threads or cores()
         begun = time.perf_counter()
         model = load_gguf(
             self.directory,
@@ -60,10 +74,10 @@ class GgufFile:
             capacity=capacity.slots,
             max_nodes=capacity.max_nodes,
             vocabulary=self.tokenizer.vocabulary,
-            threads=torch.get_num_threads(),
+            threads=threads,
             gpu=gpu,
         )
-        where = f"cpu ({torch.get_num_threads()} threads)" if gpu is None else f"GPU {gpu}"
+        where = f"cpu ({threads} threads)" if gpu is None else f"GPU {gpu}"
         say(
             f"{self.name}: {self.facts.parameters / 1e6:.1f} M parameters, {self.facts.weights} by "
             f"llama.cpp on {where}, loaded in {time.perf_counter() - begun:.1f} s"
@@ -112,4 +126,5 @@ def _gpu(device: str) -> int | None:
             f"--device {device}: llama.cpp computes a GGUF file on a CPU or a GPU; take --device "
             "cpu, cuda or auto, or a checkpoint in safetensors"
         )
+    check_gpu()
     return int(device.partition(":")[2] or 0)

@@ -1,4 +1,6 @@
-"""Finds models and loads them: device, precision and sequence length from the options."""
+"""Finds models, and loads them: device, precision and sequence length from the options. What is
+found needs no torch before it is loaded.
+"""
 
 from __future__ import annotations
 
@@ -6,33 +8,31 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
-import torch
-
-import inference
 from inference.backends import Model
-from inference.backends.gguf_library import is_gguf
 from inference.command import say
-from inference.errors import InvalidRequest, UnsupportedModel
+from inference.errors import InvalidRequest
 from inference.model.config import ModelConfig, read_config
-from inference.model.hub import find_model, split_revision
+from inference.model.hub import is_gguf, split_revision
 from inference.text import Tokenizer
-from outrider.models.devices import describe, pick_device, set_threads
-from outrider.models.gguf_file import GgufFile, gguf_tokenizer
+from outrider.models.directories import find_directory
+from outrider.models.machine import Conditions
 from outrider.models.reduction import WHOLE, Reduction
 from outrider.models.sequence_length import Capacity, allowed_length
 from outrider.options.groups import DeviceOptions, LegacyOptions, OffloadOptions, TargetModelOptions
 from outrider.terminal.status_lines import LoadingStatus
 
 if TYPE_CHECKING:
+    import torch
+
     from inference.backends.eager import EagerModel
     from inference.backends.legacy_neuron import LegacyNeuronModel
     from inference.model.checkpoint import Loading
     from inference.model.decoder import Decoder
     from inference.model.layer_offload import Offload
+    from outrider.models.gguf_file import GgufFile
 
-EMBEDDED = Path(inference.__file__).parent / "data"
 PREFILL_NODES = 256  # prompt tokens in one call
 
 
@@ -40,7 +40,7 @@ class LoadedModel(Model, Protocol):
     """A model on its device."""
 
     @property
-    def device(self) -> torch.device: ...
+    def device(self) -> torch.device | str: ...
 
     @property
     def dtype(self) -> torch.dtype | str: ...
@@ -70,8 +70,23 @@ class FoundModel(Protocol):
         """Tell the model from every one that computes differently."""
         ...
 
+    def check(self, options: DeviceOptions) -> None:
+        """Raise InvalidRequest for a device that this machine does not have."""
+        ...
+
+    def settled(self, options: DeviceOptions, *, drafts: bool) -> FoundModel:
+        """Pick what it is computed in, where the options leave that open. Prints what was picked.
+
+        drafts: it is a draft, which need not keep its weights exactly
+        """
+        ...
+
     def load(self, options: DeviceOptions, capacity: Capacity) -> LoadedModel:
         """Load the model on the chosen device. Prints what was chosen on stderr."""
+        ...
+
+    def conditions(self, model: LoadedModel) -> Conditions:
+        """Conditions of times that are measured of the loaded model."""
         ...
 
 
@@ -101,6 +116,31 @@ class Checkpoint:
         from inference.model.checkpoint import fingerprint  # a compiled target needs no decoder
 
         return self.reduction.fingerprint(fingerprint(self.directory))
+
+    def check(self, options: DeviceOptions) -> None:
+        from outrider.models.devices import pick_device
+
+        pick_device(options.device)
+
+    def settled(self, options: DeviceOptions, *, drafts: bool) -> Checkpoint:
+        fixed = self.embedded or self.offload or options.dtype or self.reduction.matrices
+        if fixed or options.device.startswith("neuron"):
+            return self
+        from outrider.models.precision import find_compute_type
+
+        vocabulary = self.reduction.vocabulary(self.tokenizer.vocabulary)
+        picked = find_compute_type(
+            self.name, self.directory, self.config, vocabulary, options, drafts=drafts
+        )
+        if picked is None:
+            return self
+        reduction = self.reduction._replace(matrices=picked.matrices)
+        return replace(self, precision=picked.precision, reduction=reduction)
+
+    def conditions(self, model: LoadedModel) -> Conditions:
+        from outrider.models.devices import conditions
+
+        return conditions(model.device)
 
     def load(self, options: DeviceOptions, capacity: Capacity) -> EagerModel | LegacyNeuronModel:
         from inference.model.checkpoint import load_decoder
@@ -146,6 +186,15 @@ class OfCheckpoint:
     def fingerprint(self) -> str:
         return self.checkpoint.fingerprint()
 
+    def check(self, options: DeviceOptions) -> None:
+        self.checkpoint.check(options)
+
+    def settled(self, options: DeviceOptions, *, drafts: bool) -> Self:
+        return self
+
+    def conditions(self, model: LoadedModel) -> Conditions:
+        return self.checkpoint.conditions(model)
+
 
 class LoadDecoder(Protocol):
     """Loads a decoder as inference.model.checkpoint.load_decoder() does."""
@@ -166,7 +215,10 @@ def load_eager(
     options: DeviceOptions, checkpoint: Checkpoint, load: LoadDecoder, capacity: Capacity
 ) -> EagerModel:
     """Load a checkpoint's decoder as a model on the chosen device. See FoundModel.load()."""
+    import torch
+
     from inference.model.checkpoint import DTYPES
+    from outrider.models.devices import describe, pick_device, set_threads
 
     device = pick_device(options.device)
     asked = options.dtype or ("float32" if checkpoint.embedded else None)
@@ -209,6 +261,8 @@ def find_target(options: TargetModelOptions) -> Checkpoint | GgufFile:
 def find_named(name: str | None, embedded: str) -> Checkpoint | GgufFile:
     """The checkpoint or GGUF file of this name, or the embedded model of this kind."""
     if name is not None and is_gguf(name):
+        from outrider.models.gguf_file import GgufFile
+
         return GgufFile.find(name)
     return find_checkpoint(name, embedded)
 
@@ -223,29 +277,6 @@ def find_checkpoint(name: str | None, embedded: str, *, weights: bool = True) ->
         read_config(directory),
         Tokenizer(directory),
     )
-
-
-def find_directory(name: str | None, embedded: str, *, weights: bool = True) -> Path:
-    """The directory of a model that is given as a directory or a hub name. Without a name it is
-    that of the embedded model of this kind.
-
-    weights: whether they are needed, too
-    """
-    if name is None:
-        return EMBEDDED / embedded
-    if is_gguf(name):
-        raise UnsupportedModel(f"{name} is a GGUF file: a checkpoint in safetensors is needed here")
-    here = Path(name)
-    if here.is_dir() and any(here.glob("*.gguf")) and not any(here.glob("*.safetensors")):
-        raise UnsupportedModel(f"{name} holds weights as GGUF only: name the file itself")
-    return find_model(name, weights=weights)
-
-
-def find_tokenizer(name: str | None, embedded: str) -> Tokenizer:
-    """The tokenizer of a model, for a client that loads none."""
-    if name is not None and is_gguf(name):
-        return gguf_tokenizer(Path(name))
-    return Tokenizer(find_directory(name, embedded, weights=False))
 
 
 def _load_legacy(

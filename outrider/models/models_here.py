@@ -10,17 +10,14 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from safetensors import SafetensorError, safe_open
-
-from inference.backends.gguf_library import is_gguf
 from inference.command import say
 from inference.errors import InvalidRequest, OutriderError
 from inference.files import cache_directory
 from inference.model.config import read_config
+from inference.model.hub import is_gguf
 from inference.planner.profile_files import read_profile
 from inference.text import Tokenizer
-from outrider.models.gguf_file import GgufFile
-from outrider.models.loading import EMBEDDED, find_directory
+from outrider.models.directories import EMBEDDED, find_directory
 from outrider.options.roles import ListRole, ProfilesRole, PullRole
 from outrider.terminal.status_lines import size_words
 
@@ -123,20 +120,31 @@ def _look(name: str, directory: Path) -> ModelHere:
         if not weights:
             raise InvalidRequest("it has no weights as safetensors")
         family = Tokenizer(directory).fingerprint()
-        parameters = 0
-        for path in weights:
-            with safe_open(path, "numpy") as file:  # only headers are read
-                shapes = [file.get_slice(name).get_shape() for name in file.keys()]  # noqa: SIM118
-                parameters += sum(map(math.prod, shapes))
+        parameters = sum(map(_numbers_in, weights))
         return ModelHere(name, directory, size, parameters, family)
-    except (OutriderError, SafetensorError, OSError) as error:
+    except (OutriderError, OSError) as error:
         return ModelHere(name, directory, size, 0, "", str(error))
+
+
+def _numbers_in(path: Path) -> int:
+    """Numbers in a file of safetensors, by its header: the length of a JSON object, and that."""
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        try:
+            tensors = json.loads(file.read(length) if length < path.stat().st_size else b"")
+            return sum(
+                math.prod(tensor["shape"]) for tensor in tensors.values() if "shape" in tensor
+            )
+        except (ValueError, TypeError, AttributeError) as error:
+            raise InvalidRequest(f"{path} has no header of safetensors") from error
 
 
 def _look_into(path: Path) -> ModelHere:
     """A GGUF file."""
     size = path.stat().st_size if path.is_file() else 0
     try:
+        from outrider.models.gguf_file import GgufFile
+
         found = GgufFile.find(str(path))
         family = found.tokenizer.fingerprint()
         return ModelHere(str(path), path, size, found.facts.parameters, family)

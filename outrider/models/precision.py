@@ -8,8 +8,8 @@ import hashlib
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -19,12 +19,13 @@ from torch import Tensor, nn
 from inference.command import say
 from inference.files import cache_directory
 from inference.planner.profile_files import Subject, keep_profile, load_profile
-from outrider.models.devices import memory_size, pick_device, set_threads, subject_device
-from outrider.models.loading import Checkpoint, FoundModel
+from outrider.models.devices import conditions, pick_device, set_threads
+from outrider.models.machine import memory_size
 from outrider.options.groups import DeviceOptions, Quantization, ReductionOptions
 from outrider.version import outrider_version
 
 if TYPE_CHECKING:
+    from inference.model.config import ModelConfig
     from inference.model.decoder import Decoder
 
 NODES = (1, 4, 16)
@@ -60,37 +61,39 @@ Times = Mapping[ComputeType, Mapping[int, float]]
 """Seconds of a forward's products by its nodes; the checkpoint's own compute type comes first."""
 
 
-def settled(found: FoundModel, options: DeviceOptions, *, drafts: bool) -> FoundModel:
-    """The model with its compute type picked, where it is a checkpoint in safetensors for a CPU and
-    the options leave that open. Prints on stderr what was picked, and why.
+def find_compute_type(
+    name: str,
+    directory: Path,
+    config: ModelConfig,
+    vocabulary: int,
+    options: DeviceOptions,
+    *,
+    drafts: bool,
+) -> ComputeType | None:
+    """The compute type of a checkpoint that is for a CPU; None where it is its own without a
+    choice. Prints on stderr what was picked, and why.
 
     A target keeps its weights exactly. A draft may have them rounded, also to int8 unless
     --draft_quantization says otherwise.
     """
-    if not isinstance(found, Checkpoint) or found.embedded or found.offload:
-        return found
-    if options.dtype or found.reduction.matrices or options.device.startswith("neuron"):
-        return found
     from inference.model.checkpoint import empty_decoder, is_used, read_tensors, weight_files
 
-    size = sum(path.stat().st_size for path in weight_files(found.directory))
+    size = sum(path.stat().st_size for path in weight_files(directory))
     if size < LEAST_BYTES or pick_device(options.device).type != "cpu":
-        return found
-    vocabulary = found.reduction.vocabulary(found.tokenizer.vocabulary)
-    model = empty_decoder(found.directory, 1, vocabulary)
+        return None
+    model = empty_decoder(directory, 1, vocabulary)
     parameters = sum(one.numel() for one in model.parameters())
-    own = next(read_tensors(found.directory, partial(is_used, found.config)))[1].dtype
+    own = next(read_tensors(directory, partial(is_used, config)))[1].dtype
     int8 = drafts and isinstance(options, ReductionOptions)
     possible = candidates(own, memory_size() / parameters, drafts=drafts, int8=int8)
     if len(possible) == 1:
-        return found
+        return None
     set_threads(options.threads, parameters)
     use = "draft" if drafts else "target"
     times = _kept_or_measured(model, use, possible)
     picked = pick(times, COUNTED[use])
-    say(f"{found.name}: {told(times, picked, COUNTED[use])}")
-    reduction = found.reduction._replace(matrices=picked.matrices)
-    return replace(found, precision=picked.precision, reduction=reduction)
+    say(f"{name}: {told(times, picked, COUNTED[use])}")
+    return picked
 
 
 def candidates(own: torch.dtype, room: float, *, drafts: bool, int8: bool) -> list[ComputeType]:
@@ -142,8 +145,8 @@ def _kept_or_measured(model: Decoder, use: str, possible: Sequence[ComputeType])
     head = model.head_weight()[: model.vocabulary].numel()
     weights = sum(size.numel() for size in sizes) * model.config.layers + head
     digest = hashlib.sha256(f"{weights} {[tuple(size) for size in sizes]}".encode()).hexdigest()
-    device, directory = subject_device(torch.device("cpu")), cache_directory("profiles")
-    threads, version = torch.get_num_threads(), outrider_version()
+    device, threads = conditions("cpu")
+    directory, version = cache_directory("profiles"), outrider_version()
     make = partial(Subject, f"{use}-arithmetic", device, digest[:32], context=0, rows=1)
     subjects = {
         one: make(dtype=str(one), threads=threads, nodes=NODES[-1], version=version)

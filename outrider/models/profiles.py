@@ -8,14 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-import torch
-
 from inference.command import say
 from inference.files import cache_directory
 from inference.planner.profile_files import Subject, keep_profile, load_profile
 from inference.planner.profiling import CONTEXT, Profiler, Tell, survey_draft, survey_target
 from inference.times import LatencyModel, Shape
-from outrider.models.devices import subject_device
 from outrider.models.loading import FoundModel, LoadedModel
 from outrider.options.groups import MeasureOptions
 from outrider.version import outrider_version
@@ -97,8 +94,7 @@ class Profiles:
         length: the longest sequence that the model was loaded for
         """
         width, made_from = min(WIDEST, model.max_nodes), draft.fingerprint()
-        subject = _subject("draft", model, length, made_from, rows=1, nodes=width)
-        place = self._place(subject, f"the draft {draft.name}")
+        place = self._place("draft", draft, model, made_from, length, rows=1, nodes=width)
         survey = survey_draft(model, length, width)
         times = self._kept(place)
         if times is None:
@@ -108,15 +104,15 @@ class Profiles:
         return {nodes: seconds for (_, nodes), seconds in times.items()}
 
     def target(
-        self, name: str, made_from: str, model: LoadedModel, length: int, nodes: int
+        self, target: FoundModel, made_from: str, model: LoadedModel, length: int, nodes: int
     ) -> tuple[LatencyModel, PendingProfile | None]:
         """Seconds of a forward by rows and by nodes of each row, and what is left to measure.
 
         made_from: fingerprint of its weights, and of its artefact
         """
-        subject = _subject("target", model, length, made_from, rows=model.rows, nodes=nodes)
-        place = self._place(subject, f"the target {name}")
-        survey = survey_target(model, length, model.rows, nodes)
+        rows = model.rows
+        place = self._place("target", target, model, made_from, length, rows=rows, nodes=nodes)
+        survey = survey_target(model, length, rows, nodes)
         kept = self._kept(place)
         if kept is None:
             measured = LatencyModel(self._measured(place, survey), measured=True)
@@ -126,8 +122,30 @@ class Profiles:
         times.trust(survey.measured)
         return times, None
 
-    def _place(self, subject: Subject, what: str) -> _Place:
-        return _Place(self.directory, subject, what, self.tell)
+    def _place(
+        self,
+        part: str,
+        found: FoundModel,
+        model: LoadedModel,
+        made_from: str,
+        length: int,
+        *,
+        rows: int,
+        nodes: int,
+    ) -> _Place:
+        device, threads = found.conditions(model)
+        subject = Subject(
+            part=part,
+            device=device,
+            model=made_from,
+            dtype=str(model.dtype).removeprefix("torch."),
+            threads=threads,
+            context=min(CONTEXT, length),
+            rows=rows,
+            nodes=nodes,
+            version=outrider_version(),
+        )
+        return _Place(self.directory, subject, f"the {part} {found.name}", self.tell)
 
     def _kept(self, place: _Place) -> dict[Shape, float] | None:
         """The times of an earlier start."""
@@ -148,19 +166,3 @@ class Profiles:
 def user_profiles(options: MeasureOptions) -> Profiles:
     """The profiles in this user's cache. Progress is printed on stderr."""
     return Profiles(cache_directory("profiles"), say, options.measure_first)
-
-
-def _subject(
-    part: str, model: LoadedModel, length: int, made_from: str, *, rows: int, nodes: int
-) -> Subject:
-    return Subject(
-        part=part,
-        device=subject_device(model.device),
-        model=made_from,
-        dtype=str(model.dtype).removeprefix("torch."),
-        threads=torch.get_num_threads(),
-        context=min(CONTEXT, length),
-        rows=rows,
-        nodes=nodes,
-        version=outrider_version(),
-    )

@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from inference.command import say
 from inference.cost.billing import ENERGIES, OBJECTIVES, PER_MILLION, Billing, blend, read_knob
 from inference.errors import InvalidRequest, Unavailable
-from inference.planner.acceptance import Knowledge
 from inference.planner.prices import SPEED, Prices, UnitPrices, Usage
 from inference.proposer import MESSAGE_BYTES
 from outrider.options.groups import GoalOptions, PriceOptions
+
+if TYPE_CHECKING:
+    from inference.planner.acceptance import Knowledge
 
 UNPRICED = "give --usd_per_hour or --instance, or ask a target that was started with --usd_per_hour"
 
@@ -24,6 +27,9 @@ EVERY = 8
 
 STEP = 0.2
 """Change of the weight when the measured value is e times the wanted one."""
+
+UNSTEERED = "--cs steers a draft on this machine that never waits: here is none"
+"""Reason why a client cannot be steered that drafts otherwise, or not at all."""
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,11 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
 from pydantic import AfterValidator, Field
 
 from inference.errors import InvalidRequest
+from inference.extras import require
 from inference.flags.group import Also, Group, Shown
 from inference.flags.values import Count, Natural
+from inference.model.hub import is_gguf
+from outrider.options.groups import DraftModelOptions
 
 
 class MethodEntry(NamedTuple):
@@ -21,12 +24,13 @@ class MethodEntry(NamedTuple):
 
     help: str  # what it is, in a few words
     here: bool = True  # whether it also drafts on a client's machine, away from the target
+    extra: str = "torch"  # that computes it
 
 
 METHODS = {
     "model": MethodEntry("a smaller model of the target's family"),
     "block": MethodEntry("a draft that names several tokens in one call (PARD's format)"),
-    "gguf": MethodEntry("the same as a GGUF file, computed by llama.cpp"),
+    "gguf": MethodEntry("the same as a GGUF file, computed by llama.cpp", extra="gguf"),
     "eagle": MethodEntry("an EAGLE-3 head, which reads what its target has computed", here=False),
     "substitute": MethodEntry("the target's own layers with 4-bit weights"),
 }
@@ -90,6 +94,18 @@ class SourceOptions(Group, title="drafting"):
     def copies(self) -> bool:
         """Earlier text is copied."""
         return COPY in self.draft.split(",")
+
+
+def method_of(options: DraftModelOptions) -> str:
+    """The kind of model that drafts, a name of METHODS; `model` where the options name none."""
+    return (options.method if isinstance(options, SourceOptions) else None) or "model"
+
+
+def check_method(options: DraftModelOptions) -> None:
+    """Raise MissingExtra, with the install line, unless what computes the draft is installed."""
+    method = "gguf" if is_gguf(options.draft_name or "") else method_of(options)
+    otherwise = f"; --draft {COPY} and none need no model"
+    require(METHODS[method].extra, f"--draft {method}", otherwise=otherwise)
 
 
 class HistoryOptions(SourceOptions):

@@ -5,25 +5,15 @@ roles; drafting.py and network.py have further ones.
 from __future__ import annotations
 
 import re
-from typing import Annotated, ClassVar, Literal, TypeAlias, get_args
+from typing import Annotated, ClassVar, Literal, Self, TypeAlias, get_args
 
 from annotated_types import Ge, Gt, Le, Lt
 from pydantic import AfterValidator, Field, model_validator
-from typing_extensions import Self
 
 from inference.cost.billing import read_knob
 from inference.flags.command_line import CommandOptions
 from inference.flags.group import Also, Group, Shown
-from inference.flags.values import (
-    Count,
-    Directory,
-    File,
-    ModelName,
-    Price,
-    Share,
-    Usd,
-    Watts,
-)
+from inference.flags.values import Count, Directory, File, ModelName, Price, Share, Usd, Watts
 from inference.sampling import CANDIDATES, SEED_BITS, SamplingParams
 
 DEVICES = ("auto", "cpu", "cuda", "neuron", "neuron-legacy")

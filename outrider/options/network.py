@@ -4,10 +4,9 @@ who it is, and how a target tells what it does.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from pydantic import model_validator
-from typing_extensions import Self
 
 from grpc_comm.client.named_targets import read_target
 from grpc_comm.transport import DNS, Address, Endpoint, parse_address

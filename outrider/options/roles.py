@@ -5,13 +5,13 @@ RULES says which flags exclude each other. The flags of the last base come first
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
-from typing_extensions import Self
 
 from grpc_comm.transport import Address
 from inference.cost.billing import COSTS, ENERGIES
+from inference.extras import require
 from inference.flags.flag_rules import FlagRule
 from inference.flags.values import Directory, File, ModelName, Name
 from outrider.options import drafting, groups, network
@@ -58,7 +58,14 @@ class Role(groups.GeneralOptions):
     """Base of every role."""
 
     RULES: ClassVar = RULES
+    EXTRA: ClassVar[str] = ""
+    """The extra that the role needs; empty for none."""
     role: str = ""
+
+    def check_extra(self) -> None:
+        """Raise MissingExtra, with the install line, unless what the role needs is installed."""
+        if self.EXTRA:
+            require(self.EXTRA, f"--role {self.role}")
 
 
 class ServingRole(
@@ -72,6 +79,7 @@ class ServingRole(
 ):
     """Options of the roles that serve a target."""
 
+    EXTRA: ClassVar = "torch"
     models: File | None = None
     """also serve the models listed in this JSON file, each loaded when a client first names it"""
     emulate: Name | None = None
@@ -119,6 +127,10 @@ class ClientRole(
 
     goal: groups.GoalOptions = groups.GoalOptions()
     connection: network.ConnectionOptions = network.ConnectionOptions()
+
+    def check_extra(self) -> None:
+        if self.method is not None and not self.target_only:
+            drafting.check_method(self)
 
     @model_validator(mode="after")
     def _drafts_here(self) -> Self:
@@ -201,6 +213,7 @@ class FusedClientRole(
 class VerifyTargetRole(TextRole, groups.OffloadOptions, groups.LegacyOptions):
     """make text with the target alone, in this process"""
 
+    EXTRA: ClassVar = "torch"
     role: Literal["verify_target"] = "verify_target"
 
     @model_validator(mode="after")
@@ -213,6 +226,7 @@ class VerifyTargetRole(TextRole, groups.OffloadOptions, groups.LegacyOptions):
 class VerifyDraftRole(TextRole, groups.DeviceOptions, groups.ReductionOptions):
     """make text with the draft alone, in this process"""
 
+    EXTRA: ClassVar = "torch"
     role: Literal["verify_draft"] = "verify_draft"
 
 

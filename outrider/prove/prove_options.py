@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
 
 from pydantic import model_validator
-from typing_extensions import Self
 
 from inference.flags.command_line import CommandOptions, parse_flags
 from inference.flags.values import Count, Directory, File

@@ -23,6 +23,7 @@ from inference.command import printable, say
 from inference.cost.billing import PER_MILLION
 from inference.draft_thread import take_short_turns
 from inference.errors import InvalidRequest, OutriderError
+from inference.extras import is_installed
 from inference.files import write_whole
 from inference.planner.prices import Usage
 from inference.sampling import SamplingParams
@@ -31,9 +32,10 @@ from outrider.client.client import Client, open_client
 from outrider.client.connecting import connect_target
 from outrider.client.probing import measure_round_trip
 from outrider.doctor.checks import machine
-from outrider.models.devices import pick_device, subject_device
-from outrider.models.loading import EMBEDDED
+from outrider.models.directories import EMBEDDED
+from outrider.models.machine import processor
 from outrider.models.models_here import ModelHere, find_models
+from outrider.options.groups import DeviceOptions
 from outrider.options.roles import DraftRole
 from outrider.recommend.command import RecommendOptions
 from outrider.recommend.fitting import fetch_agreed, judged, published_for
@@ -80,7 +82,7 @@ def recommend(options: RecommendOptions) -> int:
         here = [judged(one, there) for one in find_models(paths)]
     published = published_for(there.model, here)
     print(f"target: {there.model} on {there.device}, round trip {trip * 1e3:.3g} ms")
-    print(f"here: {machine()}, {subject_device(pick_device(options.device.device))}")
+    print(f"here: {machine()}, {_computes(options.device)}")
     for one in published:
         print(f"published, not here: {one}", flush=True)
     left_out = {one.name: one.refusal for one in here if one.refusal}
@@ -101,6 +103,15 @@ def recommend(options: RecommendOptions) -> int:
         record |= {"published": list(map(str, published)), "reason": why, "command": line}
         write_whole(Path(options.as_json), json.dumps(record, indent=1) + "\n")
     return 0
+
+
+def _computes(options: DeviceOptions) -> str:
+    """The device that computes drafts, in words. Raises InvalidRequest where it is not here."""
+    if not is_installed("torch"):
+        return processor()
+    from outrider.models.devices import conditions, pick_device
+
+    return conditions(pick_device(options.device)).device
 
 
 def loaded(

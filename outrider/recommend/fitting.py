@@ -8,17 +8,17 @@ import shutil
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 
 from grpc_comm.translate import Description
 from inference.command import say
 from inference.errors import InvalidRequest, Mismatch
+from inference.extras import is_installed
 from inference.file_model import Count, Positive, Record, Text, read_record
 from inference.json_file import read_json
 from inference.model.hub import find_model
 from inference.text import Tokenizer
-from outrider.models.devices import memory_size
+from outrider.models.machine import memory_size
 from outrider.models.models_here import ModelHere
 
 
@@ -80,7 +80,7 @@ def fetch_agreed(published: Sequence[PublishedDraft], tokenizer: str) -> None:
 
     Raises InvalidRequest where there is none or nobody can be asked. See fetch().
     """
-    known = [one for one in published if find_spec("llama_cpp" if one.file else "torch")][:2]
+    known = [one for one in published if is_installed("llama_cpp" if one.file else "torch")][:2]
     if not known or not sys.stdin.isatty():
         why = "stdin is no terminal, so nobody can be asked" if known else "no draft is known"
         raise InvalidRequest(f"--download: nothing is fetched: {why}")

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from inference.command import nearest, say
-from inference.errors import InvalidRequest, MissingExtra
+from inference.errors import InvalidRequest
+from inference.extras import require
 from inference.flags.group import flags_of
 from outrider.options.roles import FusedClientRole
 from outrider.runs.run_file import RunFile
@@ -87,11 +88,10 @@ def read_autodraft(path: Path) -> RunFile:
 
 def _tags(path: Path) -> dict[str, str]:
     """Text by tag. <parameter name="SEED">4</parameter> is the same as <SEED>4</SEED>."""
-    try:
-        from defusedxml.common import DefusedXmlException
-        from defusedxml.ElementTree import ParseError, parse
-    except ImportError as error:
-        raise MissingExtra("XML needs defusedxml: pip install 'outrider[xml]'") from error
+    require("xml", "XML")
+    from defusedxml.common import DefusedXmlException
+    from defusedxml.ElementTree import ParseError, parse
+
     try:
         elements = parse(path, forbid_dtd=True).iter()
         found = {

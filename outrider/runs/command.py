@@ -65,10 +65,10 @@ def _runs(options: RunsOptions) -> int:
 
 def _make(run: NamedRun, directory: Path) -> int:
     """Make the texts of a run. Another run may succeed where this one cannot be made."""
-    from outrider.terminal.generate import make_texts  # needs torch, which a list of runs does not
+    from outrider.cli import run_role
 
     try:
-        return make_texts(run.options.but(profile=str(directory)))
+        return run_role(run.options.but(profile=str(directory)))
     except OutriderError as error:
         say(f"error: {run.name}: {printable(str(error))}")
         return FAILED

@@ -11,9 +11,8 @@ from typing import Any, NamedTuple
 from inference.command import nearest
 from inference.errors import InvalidRequest
 from inference.flags.command_line import ValueSource
-from outrider.options import ROLES
 from outrider.options.parsing import from_file
-from outrider.options.roles import TextRole
+from outrider.options.roles import ROLES, TextRole
 from outrider.runs.autodraft import read_autodraft
 from outrider.runs.run_file import Flags, RunFile, Value, read_run_file
 from outrider.text.prompts import read_prompts

@@ -19,8 +19,7 @@ from outrider.options.network import ObservingOptions
 @contextmanager
 def observed(options: ObservingOptions, usd_per_hour: float | None = None) -> Iterator[Statistics]:
     """Yields the Statistics that a target reports everything to. They are logged, served and shown
-    until the context ends. Raises MissingExtra, or InvalidRequest when metrics cannot be served at
-    their address.
+    until the context ends. Raises InvalidRequest when metrics cannot be served at their address.
 
     usd_per_hour: price by which the operator's view counts dollars
     """

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import signal
 import threading
-from typing import Annotated
+from typing import Annotated, Self
 
 from annotated_types import Ge
 from pydantic import model_validator
-from typing_extensions import Self
 
 from grpc_comm.transport import Address
 from inference.command import say

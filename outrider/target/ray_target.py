@@ -16,7 +16,8 @@ from typing import Any, NamedTuple
 
 from grpc_comm.server.hosted import Carrier, HostedTarget, await_routes
 from grpc_comm.transport import MAX_MESSAGE_BYTES, Address
-from inference.errors import InvalidRequest, MissingExtra
+from inference.errors import InvalidRequest
+from inference.extras import require
 from outrider.options.roles import TargetRole
 from outrider.target.target import load_target
 
@@ -96,12 +97,11 @@ def start(fleet: Fleet, options: TargetRole, cluster: str | None = None) -> None
     os.environ.update(ENVIRONMENT)
     if cluster is None:
         _check_room(fleet)
-    try:
-        import ray
-        from ray import serve
-        from ray.serve.config import HTTPOptions, gRPCOptions
-    except ImportError as error:
-        raise MissingExtra("a fleet needs Ray: pip install 'outrider[ray]'") from error
+    require("ray", "a fleet")
+    import ray
+    from ray import serve
+    from ray.serve.config import HTTPOptions, gRPCOptions
+
     own: dict[str, Any] = {"include_dashboard": False, "num_cpus": os.cpu_count()}
     ray.init(address=cluster, log_to_driver=False, **({} if cluster else own))
     serve.start(

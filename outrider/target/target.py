@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from grpc_comm.observability.events import Draining, Event
-from grpc_comm.security import server_security as check_security
+from grpc_comm.server.guard import server_security as check_security
 from grpc_comm.server.model_registry import Served
-from grpc_comm.server.server import Target
+from grpc_comm.server.server import BackgroundServer, Target
 from grpc_comm.server.server import serve as serve_target
 from grpc_comm.tls_files import check_tls_files
 from grpc_comm.translate import Description
@@ -37,11 +37,10 @@ from outrider.models.artifacts import (
 )
 from outrider.models.devices import describe
 from outrider.models.loading import PREFILL_NODES, FoundModel, LoadedModel, find_target
-from outrider.models.precision import settled
 from outrider.models.profiles import PendingProfile, user_profiles
 from outrider.models.sequence_length import Capacity
 from outrider.options.peer_security import server_security
-from outrider.options.roles import FusedTargetRole, ServingRole
+from outrider.options.roles import FusedTargetRole, ServingRole, TargetRole
 from outrider.target.model_list import lazily, load_listed, read_listed
 from outrider.target.observing import notify, observed
 from outrider.version import outrider_version
@@ -133,7 +132,7 @@ def load_served(options: ServingRole, make_draft: MakeDraft | None = None) -> Se
     profile = find_profile(options.emulate) if options.emulate else None
     options = with_neuron_artifact(options)
     loaded = _load_artifact(options) if options.artifact else _load_checkpoint(options)
-    if options.device == "auto" and loaded.model.device.type == "cpu" and has_device():
+    if options.device == "auto" and str(loaded.model.device) == "cpu" and has_device():
         say("a Neuron device is here and is not used: --device neuron takes it")
     model, found = loaded.model, loaded.found
     times, unfinished = _times(options, loaded, profile)
@@ -171,6 +170,30 @@ def load_served(options: ServingRole, make_draft: MakeDraft | None = None) -> Se
     return Served(engine, drafts.description if drafts else description)
 
 
+class RunningTarget:
+    """A target that is served on threads of this process. A context manager.
+
+    address: HOST:PORT, with the port that was bound
+    """
+
+    def __init__(self, options: TargetRole) -> None:
+        security = server_security(options)
+        check_security(security, Address(options.host, options.port))
+        self._server = BackgroundServer(load_target(options))
+        self._grace = options.grace
+        self.address = str(self._server.address)
+
+    def close(self) -> None:
+        """End the target. Open sessions may go on for `grace` seconds. Idempotent."""
+        self._server.stop(self._grace)
+
+    def __enter__(self) -> RunningTarget:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self.close()
+
+
 class _LoadedTarget(NamedTuple):
     """A model on its device, and what its clients are told of it."""
 
@@ -187,7 +210,7 @@ def _load_checkpoint(options: ServingRole) -> _LoadedTarget:
     found: FoundModel = find_target(options)
     nodes = options.max_tree_nodes
     length = found.sequence_length(options.sequence_length)
-    found = settled(found, options, drafts=False)
+    found = found.settled(options, drafts=False)
     model = found.load(
         options,
         Capacity(options.batch, length, nodes, max(nodes, PREFILL_NODES)),
@@ -228,5 +251,5 @@ def _times(
     if options.device == "neuron-legacy" or isinstance(loaded.model, RoundModel | GgufModel):
         options = options.but(measure_first=True)  # it keeps more than slots
     profiles = user_profiles(options)
-    name, length, nodes = loaded.found.name, loaded.sequence_length, loaded.max_tree_nodes
-    return profiles.target(name, loaded.made_from, loaded.model, length, nodes)
+    length, nodes = loaded.sequence_length, loaded.max_tree_nodes
+    return profiles.target(loaded.found, loaded.made_from, loaded.model, length, nodes)

@@ -8,8 +8,8 @@ import subprocess
 from collections.abc import Sequence
 
 from inference.command import run_command, say
+from inference.extras import require
 from inference.flags.command_line import CommandOptions, parse_flags
-from outrider.target.spawn import role_command, role_environment, target_process
 
 PROMPT = '''import os
 
@@ -33,6 +33,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _demonstrate() -> int:
     """Start a target, draft against it, stop it."""
+    require("torch", "outrider demo")
+    from outrider.target.spawn import role_command, role_environment, target_process
+
     say("starting a target process and a draft process on loopback, with the models that ship here")
     with target_process() as address:
         command = role_command("draft", "--target_host", address, "--prompt", PROMPT, "--baseline")

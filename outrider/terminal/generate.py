@@ -1,7 +1,5 @@
-"""Roles that make text: draft (here, verified by a target elsewhere), fused_client (by a target and
-the draft beside it), verify_target and verify_draft (one model alone, in this process).
-
-Each role reads the prompts, finds its models, turns prompts into requests, and runs these.
+"""Roles that make text with a target elsewhere: draft (drafts here), fused_client (by a target and
+the draft beside it). A role reads the prompts, turns them into requests, and runs these.
 """
 
 from __future__ import annotations
@@ -15,34 +13,17 @@ from pathlib import Path
 from threading import Event
 
 from grpc_comm.client.connection import Connection
-from inference.backends import Model
 from inference.command import INTERRUPTED, printable, say
 from inference.draft_thread import inline, take_short_turns
-from inference.engine.engine import Engine
-from inference.engine.local_session import LocalSession
 from inference.errors import OutriderError
 from inference.text import Tokenizer
 from inference.times import LatencyModel
 from outrider.client.client import Client, open_client
 from outrider.client.connecting import connect_target, print_models
-from outrider.draft_methods import FoundDraft, model
-from outrider.models.artifacts import (
-    artifact_length,
-    load_artifact,
-    open_artifact,
-    with_neuron_artifact,
-)
-from outrider.models.loading import FoundModel, find_target, find_tokenizer
-from outrider.models.precision import settled
-from outrider.models.sequence_length import Capacity
-from outrider.options.groups import DeviceOptions, TextOptions
-from outrider.options.roles import (
-    DraftRole,
-    FusedClientRole,
-    TextRole,
-    VerifyDraftRole,
-    VerifyTargetRole,
-)
+from outrider.draft_methods import FoundDraft
+from outrider.models.directories import find_tokenizer
+from outrider.options.groups import TextOptions
+from outrider.options.roles import DraftRole, FusedClientRole, TextRole
 from outrider.terminal.explain import Explainer, dear_law
 from outrider.terminal.live_text import LiveText, in_colour, silent
 from outrider.terminal.summary import account, summary, write_options, write_profile
@@ -57,16 +38,6 @@ from outrider.text.completion import (
 )
 from outrider.text.prompts import make_requests, read_prompts
 from outrider.text.runner import TextRun
-
-
-def make_texts(options: TextRole) -> int:
-    """Run a role that makes text. Returns 0 when all texts were made."""
-    if isinstance(options, DraftRole):
-        return draft(options)
-    if isinstance(options, FusedClientRole):
-        return fused_client(options)
-    assert isinstance(options, VerifyTargetRole | VerifyDraftRole)
-    return verify(options)
 
 
 def draft(options: DraftRole) -> int:
@@ -133,55 +104,6 @@ def fused_client(options: FusedClientRole) -> int:
             return done
 
         return run(options, requests, make, workers=min(options.batch, len(requests)))
-
-
-def verify(options: VerifyTargetRole | VerifyDraftRole) -> int:
-    """Roles verify_target and verify_draft: one model alone in this process. Texts of the other
-    roles are compared with these.
-    """
-    prompts = read_prompts(options.text)
-    found, length, load = (
-        _draft_alone(options) if isinstance(options, VerifyDraftRole) else _target_alone(options)
-    )
-    tokenizer = found.tokenizer
-    requests = make_requests(options.text, prompts, tokenizer, length, found.stop_ids)
-    engine = Engine(
-        load(), sequence_length=length, max_tree_nodes=1, vocabulary=tokenizer.vocabulary
-    )
-
-    def make(request: Request, show: Show, cancelled: Event) -> Completion:
-        return complete(request, LocalSession(engine), inline(), tokenizer, show, cancelled)
-
-    return run(options, requests, make, workers=1)
-
-
-Alone = tuple[FoundModel, int, Callable[[], Model]]
-"""A model, the length of its longest text, and a function that loads the model once all
-prompts are known to fit.
-"""
-
-
-def _draft_alone(options: VerifyDraftRole) -> Alone:
-    found = model.find(options, None).model
-    length = found.sequence_length(options.sequence_length)
-    return found, length, partial(_load_alone, found, options, length, 1)
-
-
-def _target_alone(options: VerifyTargetRole) -> Alone:
-    options = with_neuron_artifact(options)
-    if options.artifact:
-        manifest, checkpoint = open_artifact(options)
-        length = artifact_length(options, manifest)
-        return checkpoint, length, partial(load_artifact, options, manifest)
-    found = find_target(options)
-    length = found.sequence_length(options.sequence_length)
-    return found, length, partial(_load_alone, found, options, length, options.max_tree_nodes)
-
-
-def _load_alone(found: FoundModel, options: DeviceOptions, length: int, nodes: int) -> Model:
-    """Load a model whose text is its own: it keeps its weights exactly."""
-    chosen = settled(found, options, drafts=False)
-    return chosen.load(options, Capacity(1, length, 1, nodes))
 
 
 def session_length(asked: int | None, draft: FoundDraft, target: Connection) -> int:

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -93,7 +93,7 @@ def test_a_model_that_lies_here_is_refused(flags: dict[str, Any]) -> None:
 
 @pytest.mark.usefixtures("aws_keys")
 def test_a_cost_that_aws_does_not_tell_hides_no_result() -> None:
-    aws, now = Aws(REGION), datetime.now(timezone.utc)
+    aws, now = Aws(REGION), datetime.now(UTC)
     state = StackState("arn", "DELETE_COMPLETE", now, {}, {"InstanceId": "i-1"})
     with Stubber(aws.client("ec2")) as refusing:
         refusing.add_client_error("describe_instances", "InternalError", "try again")
@@ -216,8 +216,8 @@ def test_the_commands_of_a_page_build_start_and_remove_a_target(
     page: str, aws: AwsServer, words: list[str], tmp_path: Path
 ) -> None:
     wheel = words[words.index("--wheel") :][:2]
-    write_manifest(tmp_path, trn1_manifest())
-    digest, bucket = trn1_manifest().digest(), ""
+    write_manifest(tmp_path, manifest := trn1_manifest())
+    digest, bucket = manifest.digest(), ""
     commands = cloud_commands(page)
     assert {command[0] for command in commands} >= {"compile", "deploy"}
     for command in commands:

@@ -6,7 +6,7 @@ import json
 import os
 import warnings
 from collections.abc import Callable
-from datetime import date, datetime, timedelta, timezone
+from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -34,7 +34,7 @@ from tests.support.refusals import assert_refused
 TRN1 = ("trn1.2xlarge", "us-east-1")
 P5 = ("p5.48xlarge", "us-east-1")
 FAR = ("trn1.2xlarge", "us-west-2")  # the bundled table has no such row
-NOW = datetime.now(timezone.utc)
+NOW = datetime.now(UTC)
 
 
 @pytest.fixture(autouse=True)
@@ -116,9 +116,9 @@ def test_a_price_on_the_second_page_is_found() -> None:
         stub.add_response("get_products", first, asking(TRN1))
         stub.add_response("get_products", second, asking(TRN1) | {"NextToken": "more"})
 
-    before = datetime.now(timezone.utc).date()
+    before = datetime.now(UTC).date()
     price = live("pricing", pages).find(*TRN1)
-    after = datetime.now(timezone.utc).date()
+    after = datetime.now(UTC).date()
     assert (price.usd_per_hour, price.source) == (1.34375, "AWS price list")
     assert before <= price.as_of <= after  # the same day, except over midnight
 

@@ -8,7 +8,7 @@ import yaml
 
 from compile.compile_options import parse as parse_compile
 from deploy.instance_kind import NEURON_VENV
-from outrider.options import parse
+from outrider.options.parsing import parse
 from outrider.options.roles import TargetRole
 from tests.support.repository import ROOT
 

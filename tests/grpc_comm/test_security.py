@@ -7,7 +7,6 @@ from __future__ import annotations
 import os
 import shlex
 import stat
-import sys
 from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import partial
@@ -17,17 +16,12 @@ from typing import Any
 import pytest
 
 from grpc_comm import certificate
+from grpc_comm.certificate import CertificateFiles, make_certificate
 from grpc_comm.client.connection import connect
-from grpc_comm.security import (
-    CertificateFiles,
-    SecurityOptions,
-    channel_security,
-    make_certificate,
-    read_token,
-    server_security,
-)
+from grpc_comm.security import SecurityOptions, channel_security, read_token
+from grpc_comm.server.guard import server_security
 from grpc_comm.transport import Address
-from inference.errors import InvalidRequest, MissingExtra, OutriderError, Unavailable
+from inference.errors import InvalidRequest, OutriderError, Unavailable
 from tests.support.refusals import assert_refused
 from tests.support.wire_fixtures import assert_serves, background, opened, successor_engine
 
@@ -289,12 +283,3 @@ def test_what_a_certificate_cannot_name_is_refused(hosts: list[str], tmp_path: P
     asked = partial(make_certificate, tmp_path / "tls", hosts)
     assert_refused(asked, hosts, OutriderError)
     assert not (tmp_path / "tls").exists()
-
-
-def test_without_the_cryptography_package_the_install_line_is_given(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "cryptography", None)
-    monkeypatch.delitem(sys.modules, "grpc_comm.certificate", raising=False)
-    asked = partial(make_certificate, tmp_path, ["localhost"])
-    assert_refused(asked, ["pip install 'outrider[tls]'"], MissingExtra)

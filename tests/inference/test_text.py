@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
+from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors
+from tokenizers import Tokenizer as Rules
+from tokenizers.trainers import BpeTrainer
 
 from inference.errors import InvalidRequest, UnsupportedModel
 from inference.text import Tokenizer
-from outrider.models.loading import EMBEDDED
+from outrider.models.directories import EMBEDDED
 
 SAMPLES = [
     "def main():\n    return 'naïve — 日本語 🙂'\n",
@@ -139,3 +143,112 @@ def test_the_fingerprint_changes_with_anything_that_changes_ids(
     tokenizer: Tokenizer, tmp_path: Path, part: str, change: object
 ) -> None:
     assert altered(tmp_path, **{part: change}).fingerprint() != tokenizer.fingerprint()
+
+
+# --- as transformers has it -----------------------------------------------------------------------
+
+SPECIAL = ["<s>", "</s>", "<|role|>", "<|text|>", "[INST]", "[/INST]"]
+TRAINED = [*SAMPLES, "def read(path): return open(path).read()", "Ünïcödé in a straße"]
+TURNS = [
+    {"role": "system", "content": "  short <answers> "},
+    {"role": "user", "content": "naïve 🙂?\n"},
+    {"role": "assistant", "content": "[INST] & so on"},
+    {"role": "user", "content": "and </s>?"},
+]
+LLAMA = """{{- bos_token }}
+{%- if tools is not none %}{{ raise_exception('no tools') }}{% endif %}
+{%- for message in messages %}
+    {{- '<|role|>' + message['role'] + '<|text|>\\n\\n' + message['content'] | trim }}
+    {{- strftime_now('%Y') }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ '<|role|>assistant<|text|>' }}{% endif %}
+"""
+MISTRAL = """{{ bos_token }}
+{% set seen = namespace(users=0) %}
+{% for message in messages %}
+  {% if message.role == 'user' %}
+    {% set seen.users = seen.users + 1 %}
+    {% if seen.users > 2 %}{% break %}{% endif %}
+[INST] {{ message.content }} [/INST]
+  {% elif message.role == 'assistant' %}
+{% generation %}{{ message.content }}{{ eos_token }}{% endgeneration %}
+  {% else %}
+    {{ raise_exception('unknown role ' ~ message.role) if message.role == 'tool' }}
+  {% endif %}
+{% endfor %}"""
+QWEN = """{% for message in messages %}
+{{ message | tojson }}{{ unk_token }}{{ '<|text|>' if loop.last }}
+{% endfor %}"""
+
+
+def family(directory: Path, kind: str) -> Path:
+    """A directory with a small tokenizer of this kind, and its chat template."""
+    rules, settings = Rules(models.BPE(byte_fallback=kind == "mistral")), dict[str, Any]()
+    first = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
+    if kind == "mistral":
+        rules.pre_tokenizer = pre_tokenizers.Metaspace()
+        inner = [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()]
+        rules.decoder = decoders.Sequence([*inner, decoders.Strip(" ", 1, 0)])
+        alphabet = [f"<0x{byte:02X}>" for byte in range(256)]
+        settings["chat_template"] = [{"name": "default", "template": MISTRAL}]
+    else:
+        rules.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        rules.decoder = decoders.ByteLevel()
+        alphabet = pre_tokenizers.ByteLevel.alphabet()
+    if kind == "qwen":
+        rules.normalizer = normalizers.NFC()
+        added = {"content": "<think>", "special": False, "normalized": False}
+        settings["added_tokens_decoder"] = {"600": added}
+        (directory / "chat_template.jinja").write_text(QWEN)
+    else:
+        rules.post_processor = first
+    if kind == "llama":
+        settings["chat_template"] = LLAMA
+    rules.train_from_iterator(
+        TRAINED,
+        BpeTrainer(
+            vocab_size=600,
+            special_tokens=[AddedToken(one, normalized=False) for one in SPECIAL] + alphabet,
+            show_progress=False,
+        )
+        if kind == "mistral"
+        else BpeTrainer(
+            vocab_size=600, special_tokens=SPECIAL, initial_alphabet=alphabet, show_progress=False
+        ),
+    )
+    rules.enable_truncation(4)
+    rules.save(str(directory / "tokenizer.json"))
+    settings |= {"bos_token": "<s>", "eos_token": {"__type": "AddedToken", "content": "</s>"}}
+    settings |= {"pad_token": "<pad>", "tokenizer_class": "PreTrainedTokenizerFast"}
+    (directory / "tokenizer_config.json").write_text(json.dumps(settings))
+    return directory
+
+
+@pytest.mark.parametrize("kind", ["llama", "mistral", "qwen", "embedded"])
+def test_ids_texts_and_chats_are_those_of_transformers(kind: str, tmp_path: Path) -> None:
+    from transformers import PreTrainedTokenizerFast
+
+    directory = EMBEDDED / "target" if kind == "embedded" else family(tmp_path, kind)
+    ours, theirs = Tokenizer(directory), PreTrainedTokenizerFast.from_pretrained(directory)
+    assert ours.ids() == theirs.get_vocab()
+    for text in [*SAMPLES, "<think></s>[INST] e\u0301 <pad>"]:
+        ids = theirs.encode(text)
+        assert ours.encode(text) == ids
+        assert ours.decode(ids) == theirs.decode(ids, skip_special_tokens=True)
+    for turns in (TURNS[:2], TURNS):
+        text = theirs.apply_chat_template(turns, add_generation_prompt=True, tokenize=False)
+        assert ours.encode_chat(turns) == theirs.encode(text, add_special_tokens=False)
+
+
+def test_a_directory_with_a_sentencepiece_file_alone_is_told_what_to_do(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.model").write_bytes(b"\n")
+    with pytest.raises(UnsupportedModel, match=r"tokenizer\.json.*save_pretrained"):
+        Tokenizer(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "template", ["{{ ''.__class__.__mro__ }}", "{{ messages.append(1) }}", "{% for %}"]
+)
+def test_a_template_cannot_leave_its_sandbox(template: str, tmp_path: Path) -> None:
+    with pytest.raises(InvalidRequest, match="template refuses"):
+        altered(tmp_path, template=template).encode("x", chat=True)

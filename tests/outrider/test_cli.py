@@ -16,7 +16,7 @@ import pytest
 
 from inference.errors import Unavailable
 from outrider.draft_methods import find_draft
-from outrider.models.loading import EMBEDDED
+from outrider.models.directories import EMBEDDED
 from outrider.options.roles import DraftRole, TargetRole
 from outrider.target.spawn import target_process
 from outrider.terminal import generate

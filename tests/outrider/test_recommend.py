@@ -23,9 +23,9 @@ from inference.text import Tokenizer
 from inference.times import LatencyModel
 from outrider.cli import main
 from outrider.link.emulated_link import LinkShape, shaped_link
-from outrider.models.loading import EMBEDDED
+from outrider.models.directories import EMBEDDED
 from outrider.models.models_here import ModelHere, find_models
-from outrider.options import parse
+from outrider.options.parsing import parse
 from outrider.options.roles import DraftRole
 from outrider.recommend.advice import choose, command, loaded, measure, reason
 from outrider.recommend.command import RecommendOptions

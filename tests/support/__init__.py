@@ -43,4 +43,7 @@ Peers and files that mean no good
 
 Commands
     commands: the command line in this process
+
+Pages
+    flags_page: docs/flags.md
 """

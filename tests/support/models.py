@@ -16,7 +16,7 @@ from inference.backends.eager import EagerModel
 from inference.model.config import ModelConfig, parse_config
 from inference.model.decoder import Decoder
 from inference.text import Tokenizer
-from outrider.models.loading import EMBEDDED
+from outrider.models.directories import EMBEDDED
 
 torch.set_num_threads(1)
 

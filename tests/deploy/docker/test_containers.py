@@ -15,11 +15,10 @@ import pytest
 import yaml
 
 import outrider
+from grpc_comm.certificate import make_certificate
 from grpc_comm.keys_file import make_key
-from grpc_comm.security import make_certificate
 from inference.flags.group import flags_of
-from outrider.options import ROLES
-from outrider.options.roles import VERBS
+from outrider.options.roles import ROLES, VERBS
 from outrider.target.target import READY
 from tests.house import ROOMS
 from tests.support.host_files import read_dockerfile

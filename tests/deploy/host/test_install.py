@@ -101,7 +101,7 @@ def test_the_page_keeps_what_the_image_brings_and_bounds_what_it_lacks(tmp_path:
     assert {*asked} - {"--quiet", "--disable-pip-version-check"} == {
         *brought,
         "protobuf<7",
-        ".[aws,tls,metrics]",
+        ".[torch,aws]",
     }
 
 
@@ -119,7 +119,7 @@ def test_page_host_and_container_install_the_same_extras() -> None:
         (ROOT / "deploy/docker/Dockerfile.neuron").read_text(),
         user_data(settings()).replace("extras=", "[").replace("\nlifetime", "]"),
     ]
-    assert {re.findall(r"\[([a-z]+(?:,[a-z]+)+)\]", way)[0] for way in ways} == {"aws,tls,metrics"}
+    assert {re.findall(r"\[([a-z]+(?:,[a-z]+)+)\]", way)[0] for way in ways} == {"torch,aws"}
 
 
 @pytest.mark.parametrize("where", ["the page", "a host"])
@@ -170,7 +170,7 @@ def legacy_recipe() -> list[str]:
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     ).stdout.split("\n")
     assert not any(line.startswith("torch") for line in printed)
-    return [*filter(None, printed), "cryptography", "torch"]
+    return [*filter(None, printed), "torch"]
 
 
 @pytest.mark.parametrize("way", ["the page", "the recipe for older images"])

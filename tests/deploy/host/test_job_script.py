@@ -13,7 +13,7 @@ import pytest
 
 from compile.store import open_store, pull
 from deploy.host.job_script import ARTEFACT, RESULTS, JobSettings, job_script
-from outrider.models.loading import EMBEDDED
+from outrider.models.directories import EMBEDDED
 from tests.support.hub_server import COMMIT, TOKEN, hub_server
 from tests.support.refusals import assert_refused
 from tests.support.repository import tool

@@ -22,10 +22,10 @@ import pytest
 import outrider
 from compile.store import open_store, push
 from deploy.host.user_data import HostSecrets, HostSettings, user_data
+from grpc_comm.certificate import make_certificate
 from grpc_comm.keys_file import make_key
-from grpc_comm.security import make_certificate
 from inference.artifact import check_files, read_manifest
-from outrider.models.loading import EMBEDDED
+from outrider.models.directories import EMBEDDED
 from tests.support.artifacts import build
 from tests.support.aws_server import AwsServer
 from tests.support.host_files import read_unit

@@ -16,7 +16,7 @@ from deploy.host.user_data import (
     target_options,
     user_data,
 )
-from outrider.options import ROLES
+from outrider.options.roles import ROLES
 from tests.support.host_settings import DIGEST, settings
 from tests.support.refusals import assert_refused
 from tests.support.repository import tool

@@ -12,12 +12,13 @@ from pathlib import Path
 
 import pytest
 
+from grpc_comm.certificate import make_certificate
 from grpc_comm.client import replicas as module
 from grpc_comm.client.connection import Connection, connect
 from grpc_comm.client.patience import Patience
 from grpc_comm.client.remote_session import RemoteSession
 from grpc_comm.client.replicas import check_same, rendezvous
-from grpc_comm.security import SecurityOptions, make_certificate
+from grpc_comm.security import SecurityOptions
 from grpc_comm.server.server import BackgroundServer, Target
 from grpc_comm.transport import Address, Endpoint, parse_endpoint
 from inference.errors import Mismatch, Unavailable

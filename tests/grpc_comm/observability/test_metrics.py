@@ -6,8 +6,6 @@ from __future__ import annotations
 
 import http.client
 import socket
-import subprocess
-import sys
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -32,7 +30,6 @@ from inference.errors import InvalidRequest
 from inference.order import Decode
 from inference.sampling import SamplingParams
 from tests.support.observed import MODEL, SESSION_ID, TENANT, Service
-from tests.support.repository import ROOT
 
 LOOPBACK = Address("127.0.0.1", 0)
 SECRET_TOKEN = 3_777
@@ -275,13 +272,3 @@ def test_a_port_in_use_is_said() -> None:
             serve_metrics(Metrics(Statistics()), address),
         ):
             pass
-
-
-def test_without_the_package_the_install_line_is_said() -> None:
-    code = (
-        "import sys; sys.modules['prometheus_client'] = None\n"
-        "import grpc_comm.observability.metrics"
-    )
-    result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
-    assert "MissingExtra" in result.stderr
-    assert "pip install 'outrider[metrics]'" in result.stderr

@@ -22,7 +22,7 @@ from grpc_comm.observability.dashboard import (
 )
 from grpc_comm.observability.statistics import Statistics
 from inference.engine.events import Forward
-from outrider.options import parse
+from outrider.options.parsing import parse
 from outrider.options.roles import TargetRole
 from outrider.target.observing import observed
 from tests.support.clock import Clock

@@ -20,7 +20,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from grpc_comm.security import make_certificate
+from grpc_comm.certificate import make_certificate
 from grpc_comm.transport import Address
 from tests.support.hostile import PREFACE, call_headers, frame, keys_file, literal
 from tests.support.wire_fixtures import WAIT, process, resident

@@ -16,7 +16,7 @@ from inference.model.config import parse_config
 from inference.model.decoder import Decoder
 from inference.sampling import SamplingParams
 from inference.tree import TokenTree
-from outrider.models.loading import EMBEDDED
+from outrider.models.directories import EMBEDDED
 from tests.support.gguf_files import write_gguf
 from tests.support.models import TINY, random_decoder
 from tests.support.refusals import assert_refused

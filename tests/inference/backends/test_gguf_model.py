@@ -10,7 +10,9 @@ import torch
 
 from inference.backends import Segment
 from inference.backends import gguf_model as module
+from inference.backends.choices import rank_at
 from inference.backends.gguf_model import GgufModel
+from inference.backends.host_choice import rank_of_row
 from inference.backends.sequence import ModelSequence
 from inference.errors import LimitExceeded, Unavailable
 from inference.sampling import SamplingParams
@@ -21,9 +23,9 @@ from tests.support.refusals import assert_refused
 
 
 def model_of(cells: Cells, rows: int = 1, capacity: int = 176, batch: int = 256) -> GgufModel:
-    here, sizes = torch.device("cpu"), {"rows": rows, "capacity": capacity, "max_nodes": 32}
+    sizes = {"rows": rows, "capacity": capacity, "max_nodes": 32, "threads": 1}
     return GgufModel(
-        cells, batch=batch, vocabulary=VOCABULARY, kind="tiny F32", device=here, **sizes
+        cells, batch=batch, vocabulary=VOCABULARY, kind="tiny F32", device="cpu", **sizes
     )
 
 
@@ -125,3 +127,31 @@ def test_keys_that_were_given_up_for_other_branches_are_computed_again(
         ranked = sequence.rank(tree, [node], 1)
         assert ranked.ids[0].tolist() == after([*PROMPT, 0, node - 15], [node])
     assert cells.tokens - before > 15
+
+
+@pytest.mark.parametrize("vocabulary", [100, 5000])
+@pytest.mark.parametrize(
+    "params",
+    [
+        SamplingParams(),
+        SamplingParams(0.7, seed=11),
+        SamplingParams(1.0, seed=2**62 + 5),
+        SamplingParams(0.8, top_k=5, seed=3),
+        SamplingParams(1.5, top_p=0.6, seed=2**40 + 9),
+        SamplingParams(0.3, top_k=200, top_p=0.95, seed=1),
+    ],
+    ids=str,
+)
+def test_a_ranking_without_torch_is_that_of_the_sampling_contract(
+    params: SamplingParams, vocabulary: int
+) -> None:
+    drawn = np.random.default_rng(7).standard_normal((6, vocabulary)) * 3
+    logits, at = drawn.astype(np.float32), np.array([4, 5, 5, 6, 900, 70_000], dtype=np.int32)
+    pick, sees = np.arange(6, dtype=np.int32), np.eye(6, dtype=np.bool_)
+    segment = Segment(0, pick, pick, at - 1, sees[:1], sees, pick, params)
+    ours = rank_of_row(logits, segment, 8)
+    (theirs,) = rank_at(torch.from_numpy(logits[None]), torch.from_numpy(at[None]), [segment], 8)
+    within = theirs.scores > -1e6  # beyond top-k and top-p the order is open
+    assert (ours.ids == theirs.ids)[within].all()
+    np.testing.assert_allclose(ours.scores, theirs.scores, rtol=1e-5, atol=2e-5)
+    assert within[:, 0].all()

@@ -27,8 +27,7 @@ from inference.model.config import read_config
 from inference.sampling import SamplingParams
 from inference.tree import IntArray, TokenTree
 from outrider.cli import main
-from outrider.options import ROLES
-from outrider.options.roles import ServingRole
+from outrider.options.roles import ROLES, ServingRole
 from outrider.target.target import READY
 from tests.support.clock import Clock
 from tests.support.refusals import assert_refused

@@ -15,14 +15,15 @@ from inference.model.noise import (
     from_limbs,
     gumbel,
     gumbel_by_series,
+    left,
     noise,
     noise_in_limbs,
-    threefry2x32,
+    right,
     threefry_in_limbs,
     to_limbs,
 )
 from inference.model.sampler import Sampling
-from inference.sampling import SamplingParams
+from inference.sampling import SamplingParams, threefry2x32
 from tests.support.noise_oracle import (
     PINNED,
     PUBLISHED,
@@ -34,6 +35,11 @@ from tests.support.noise_oracle import (
 )
 
 Words = tuple[Tensor, Tensor]
+
+
+def words(key: Words, counter: Words) -> Words:
+    """threefry2x32() on tensors."""
+    return threefry2x32(key, counter, left, right)
 
 
 def joined(key: Words, counter: Words) -> Words:
@@ -56,7 +62,7 @@ def blocks() -> list[list[int]]:
     return published + extremes + np.random.default_rng(0).integers(0, WORD, (200, 4)).tolist()
 
 
-@pytest.mark.parametrize("threefry", [threefry2x32, joined], ids=["words", "limbs"])
+@pytest.mark.parametrize("threefry", [words, joined], ids=["words", "limbs"])
 def test_threefry_equals_big_integers_and_the_published_answers(
     threefry: Callable[[Words, Words], Words],
 ) -> None:
@@ -91,7 +97,7 @@ def test_limbs_need_no_large_sum_and_no_shift_of_a_negative_number() -> None:
     assert engine.shifts > 30
     assert engine.greatest < 2**18
     with pytest.raises(AssertionError), Float32Engine():
-        threefry2x32((k0, k1), (c0, c1))
+        words((k0, k1), (c0, c1))
 
 
 def test_words_split_into_limbs_and_join_again() -> None:
@@ -116,7 +122,7 @@ def test_the_noise_is_pinned(
     draw: Callable[[Tensor, Tensor, Tensor], Tensor],
 ) -> None:
     key, at, of = seed_words(seed), int32(position)[0], int32(token)[0]
-    assert threefry2x32((key[0], key[1]), (of, at))[0].item() % WORD == bits
+    assert words((key[0], key[1]), (of, at))[0].item() % WORD == bits
     assert oracle((seed % WORD, seed >> 32), (token, position))[0] == bits
     drawn = draw(key, at, of).item()
     assert drawn == pytest.approx(value, abs=2e-6)

@@ -18,7 +18,7 @@ from inference.model.quantized import quantize
 from inference.sampling import SamplingParams
 from inference.text import Tokenizer
 from inference.tree import TokenTree
-from outrider.models.loading import EMBEDDED
+from outrider.models.directories import EMBEDDED
 from tests.support.equality import full_logits
 from tests.support.models import write_checkpoint
 

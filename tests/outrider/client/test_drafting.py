@@ -6,7 +6,7 @@ import json
 import shutil
 from pathlib import Path
 
-from outrider.models.loading import EMBEDDED
+from outrider.models.directories import EMBEDDED
 from outrider.options.roles import TargetRole
 from tests.support.commands import Run
 

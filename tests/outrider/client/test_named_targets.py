@@ -18,7 +18,7 @@ from grpc_comm.client.named_targets import (
 from inference.errors import Unavailable
 from inference.text import Tokenizer
 from outrider.client.connecting import connect_target
-from outrider.models.loading import EMBEDDED
+from outrider.models.directories import EMBEDDED
 from outrider.options.roles import ChatRole
 from tests.support.refusals import assert_refused
 from tests.support.wire_fixtures import free_port

@@ -25,7 +25,8 @@ from outrider.compare.measure import compare
 from outrider.compare.report import WIDTH
 from outrider.compare.rows import Meters
 from outrider.compare.testbed import read_positions
-from outrider.models.loading import EMBEDDED, find_target
+from outrider.models.directories import EMBEDDED
+from outrider.models.loading import find_target
 from outrider.options.groups import TargetModelOptions
 from outrider.target.spawn import started
 from outrider.text.completion import Request, new_completion
@@ -115,7 +116,7 @@ def test_plots_are_made_where_matplotlib_is(results: Path) -> None:
 def test_a_draft_beside_a_target_that_runs_is_compared_in_three_lines_and_a_narrow_table(
     target: str, tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)  # an extra that is not installed
+    monkeypatch.setitem(sys.modules, "matplotlib", None)  # an extra that is not installed
     arms = ["--architectures", f"{BASELINE},{FUSED}", "--out", str(tmp_path)]
     runs = ["--num_runs", "3", "--prompt_file", str(tmp_path / "prompts")]
     (tmp_path / "prompts").write_text("def f(x):\nimport os\n")

@@ -10,7 +10,8 @@ from pathlib import Path
 import moto
 import pytest
 
-from grpc_comm.security import CertificateFiles, SecurityOptions, make_certificate
+from grpc_comm.certificate import CertificateFiles, make_certificate
+from grpc_comm.security import SecurityOptions
 from outrider.doctor.checks import check_credentials
 from tests.support.commands import Run
 from tests.support.repository import ROOT

@@ -21,9 +21,9 @@ from inference.errors import (
 )
 from inference.model.checkpoint import load_decoder
 from inference.text import Tokenizer
-from outrider.draft_methods import find_draft
+from outrider.draft_methods import gguf
+from outrider.models.directories import EMBEDDED
 from outrider.models.gguf_file import GgufFile
-from outrider.models.loading import EMBEDDED
 from outrider.models.sequence_length import Capacity
 from outrider.options.groups import DeviceOptions
 from outrider.options.roles import DraftRole, TargetRole
@@ -38,14 +38,14 @@ PROMPT = "def read_lines(path):"
 CONTENTS: dict[str, tuple[str, type[OutriderError], str]] = {
     "page.gguf": ("<html>", UnsupportedModel, "does not begin with GGUF"),
     "none.gguf": ("", InvalidRequest, "no such file"),
-    "model.gguf": ("GGUF", MissingExtra, 'pip install "outrider[gguf]"'),
+    "model.gguf": ("GGUF", MissingExtra, "pip install 'outrider[gguf]'"),
 }
 
 
 @pytest.mark.parametrize("name", [None, str(EMBEDDED / "draft")])
 def test_draft_gguf_needs_a_gguf_file(name: str | None) -> None:
     role = DraftRole(draft="gguf", draft_model=name)
-    assert_refused(lambda: find_draft(role), ["--draft_model FILE.gguf: got "])
+    assert_refused(lambda: gguf.find(role, None), ["--draft_model FILE.gguf: got "])
 
 
 @pytest.mark.parametrize("name", CONTENTS)
@@ -57,7 +57,7 @@ def test_what_is_no_gguf_file_is_told_before_llama_cpp_is_needed(
     if content:
         (tmp_path / name).write_text(content, encoding="utf-8")
     role = DraftRole(draft="gguf", draft_model=str(tmp_path / name))
-    assert_refused(lambda: find_draft(role), [said], error)
+    assert_refused(lambda: gguf.find(role, None), [said], error)
 
 
 @pytest.fixture(scope="module")

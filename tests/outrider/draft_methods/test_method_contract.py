@@ -20,7 +20,7 @@ from inference.proposer import Proposer
 from inference.sampling import SamplingParams
 from inference.text import Tokenizer
 from outrider.draft_methods import find_draft
-from outrider.models.loading import EMBEDDED
+from outrider.models.directories import EMBEDDED
 from outrider.models.sequence_length import Capacity
 from outrider.options.drafting import METHODS
 from outrider.options.roles import DraftRole, FusedTargetRole, TargetRole

@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 
 import outrider
-from outrider.models.loading import EMBEDDED
+from outrider.models.directories import EMBEDDED
 from tests.support.commands import Run
 
 

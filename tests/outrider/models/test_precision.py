@@ -13,12 +13,13 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from inference.planner.profile_files import read_profile
-from outrider.models.loading import EMBEDDED, Checkpoint, find_checkpoint
-from outrider.models.precision import MARGIN, NODES, ComputeType, candidates, pick, settled, told
+from outrider.models.directories import EMBEDDED
+from outrider.models.loading import Checkpoint, find_checkpoint
+from outrider.models.precision import MARGIN, NODES, ComputeType, candidates, pick, told
 from outrider.models.reduction import Reduction
 from outrider.models.sequence_length import Capacity
-from outrider.options import parse
 from outrider.options.groups import DeviceOptions, ReductionOptions
+from outrider.options.parsing import parse
 from tests.support.models import write_checkpoint_with_tokenizer
 
 BF16, F32 = ComputeType(torch.bfloat16), ComputeType(torch.float32)
@@ -108,11 +109,11 @@ def test_a_target_is_measured_once_and_computed_in_the_kept_choice(
     large: Checkpoint, cache: Path, capsys: pytest.CaptureFixture[str], quick: str
 ) -> None:
     options = DeviceOptions(device="cpu", threads=1)
-    settled(large, options, drafts=False)
+    large.settled(options, drafts=False)
     assert {read_profile(path)[0].dtype for path in cache.iterdir()} == {"bfloat16", "float32"}
     assert capsys.readouterr().err.count("--dtype auto takes ") == 1
     kept = keep(cache, quick)
-    chosen = settled(large, options, drafts=False)
+    chosen = large.settled(options, drafts=False)
     assert {path: path.read_bytes() for path in cache.iterdir()} == kept
     assert f"--dtype auto takes {quick}: " in capsys.readouterr().err
     assert chosen.fingerprint() == large.fingerprint()
@@ -124,9 +125,9 @@ def test_a_draft_may_be_rounded_to_int8_and_is_then_told_from_the_whole_one(
     large: Checkpoint, cache: Path
 ) -> None:
     options = DraftOptions(device="cpu", threads=1)
-    settled(large, options, drafts=True)
+    large.settled(options, drafts=True)
     keep(cache, "int8 in bfloat16")
-    chosen = settled(replace(large, reduction=Reduction(None, 64)), options, drafts=True)
+    chosen = replace(large, reduction=Reduction(None, 64)).settled(options, drafts=True)
     assert isinstance(chosen, Checkpoint)
     assert chosen.reduction == Reduction("int8", 64)
     assert chosen.fingerprint() != large.fingerprint()
@@ -141,7 +142,7 @@ def test_what_was_asked_for_or_is_small_is_left_as_it_is(large: Checkpoint, cach
         (find_checkpoint(None, "target"), here),
         (find_checkpoint(str(EMBEDDED / "target"), "target"), here),
     ]:
-        assert settled(found, options, drafts=True) is found
+        assert found.settled(options, drafts=True) is found
     assert not cache.exists()
 
 

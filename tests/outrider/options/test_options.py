@@ -11,12 +11,11 @@ from compile.compile_options import CompileOptions
 from inference.cost.billing import OBJECTIVES
 from inference.flags.group import Flag, Group, flags_of, parts_of
 from outrider.compare.compare_options import CompareOptions
-from outrider.options import ROLES, parse
 from outrider.options.groups import Objective
-from outrider.options.parsing import TITLES, all_flags, roles_of
-from outrider.options.reference import reference
-from outrider.options.roles import OTHER_VERBS, VERBS, DraftRole, TargetRole
+from outrider.options.parsing import TITLES, all_flags, parse, roles_of
+from outrider.options.roles import OTHER_VERBS, ROLES, VERBS, DraftRole, TargetRole
 from tests.support.commands import Run
+from tests.support.flags_page import reference
 from tests.support.repository import ROOT
 
 FLAGS = [flag for name, flag in all_flags().items() if name != "role"]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from inference.flags.group import flags_of
-from outrider.options import parse
+from outrider.options.parsing import parse
 from outrider.options.roles import DraftRole, VerifyTargetRole
 from outrider.runs.sweeps import read_runs
 from tests.support.commands import Run

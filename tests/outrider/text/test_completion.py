@@ -22,7 +22,7 @@ from inference.order import Pace, Progress
 from inference.proposer import Proposer
 from inference.sampling import SamplingParams
 from inference.text import Tokenizer
-from outrider.models.loading import EMBEDDED
+from outrider.models.directories import EMBEDDED
 from outrider.money.budget import RunBudget
 from outrider.terminal.live_text import silent
 from outrider.text.completion import Completion, Piece, Request, complete

@@ -1,4 +1,4 @@
-"""docs/flags.md, made from the groups: `python -m outrider.options.reference > docs/flags.md`."""
+"""docs/flags.md, made from the groups: `python -m tests.support.flags_page > docs/flags.md`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from outrider.options.roles import ROLES
 
 _HEAD = """# Flags
 
-Made by `python -m outrider.options.reference > docs/flags.md`. `outrider --help` says the
+Made by `python -m tests.support.flags_page > docs/flags.md`. `outrider --help` says the
 same.
 
 A value stands on the command line, in the environment (`OUTRIDER_BATCH=8`) or in a YAML file

@@ -1,0 +1,174 @@
+"""Guards of a listening target: its certificate, and the keys that admit calls."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import aclosing
+from typing import Any, NamedTuple, TypeVar
+
+import grpc
+import grpc.aio
+
+from grpc_comm.keys import WATCH_SECONDS, Grant, Keys
+from grpc_comm.security import SecurityOptions, read_file, read_secret_file, read_token
+from grpc_comm.transport import Address
+from inference.errors import InvalidRequest, LimitExceeded
+
+T = TypeVar("T")
+
+_HEALTH_CHECK = "/grpc.health.v1.Health/Check"
+_CANCEL_SECONDS = 0.05
+_WITHDRAWN = "this key was taken out of the target's keys while the call was under way"
+
+
+class ServerSecurity(NamedTuple):
+    """Secrets of a listening target. Credentials of None mean plaintext."""
+
+    credentials: grpc.ServerCredentials | None
+    keys: Keys
+
+
+def server_security(options: SecurityOptions, address: Address) -> ServerSecurity:
+    """Return a listening target's credentials and keys.
+
+    Raises InvalidRequest when listening there with these options would expose the target.
+    """
+    if options.encrypted and (options.tls_cert is None or options.tls_key is None):
+        raise InvalidRequest(
+            "a target with TLS needs a certificate of its own: --tls_cert and --tls_key"
+        )
+    secret = options.token_file or options.keys_file
+    if not (address.loopback or options.insecure or (options.encrypted and secret)):
+        need = (
+            "--tls_cert, --tls_key and --keys_file or --token_file (or --insecure, if the "
+            "network is trusted)"
+        )
+        raise InvalidRequest(
+            f"listening on {address.host} opens the target to other machines: it needs {need}"
+        )
+    if secret and not options.encrypted and not address.loopback:
+        raise InvalidRequest(
+            f"on {address.host} tokens would travel in plaintext: it needs --tls_cert and --tls_key"
+        )
+    keys = read_keys(options)
+    if options.tls_cert is None or options.tls_key is None:
+        return ServerSecurity(None, keys)
+    pair = (
+        read_secret_file(options.tls_key, "--tls_key"),
+        read_file(options.tls_cert, "--tls_cert"),
+    )
+    authority = read_file(options.tls_ca, "--tls_ca") if options.tls_ca else None
+    return ServerSecurity(
+        grpc.ssl_server_credentials([pair], authority, require_client_auth=authority is not None),
+        keys,
+    )
+
+
+def read_keys(options: SecurityOptions) -> Keys:
+    """Return the keys that a target knows; raise InvalidRequest for a file that cannot be used."""
+    if options.keys_file is not None:
+        return Keys.read(options.keys_file)
+    return (
+        Keys.open() if options.token_file is None else Keys.single(read_token(options.token_file))
+    )
+
+
+class KeyInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg, unused-ignore]  # generic in some stubs
+    """Admits calls whose token belongs to a key, for as long as it does, whatever the method.
+
+    Other calls end with UNAUTHENTICATED, and no message of them is read. So does a stream whose key
+    is taken away. Health.Check alone is answered to anyone, about the whole target. Messages longer
+    than their sender's key allows are not parsed.
+    """
+
+    def __init__(self, keys: Keys) -> None:
+        self._keys = keys
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Any:
+        grant = self._keys.grant(handler_call_details.invocation_metadata)
+        if grant is None and handler_call_details.method != _HEALTH_CHECK:
+            return grpc.stream_stream_rpc_method_handler(_refuse)
+        handler = await continuation(handler_call_details)
+        if handler is None:  # no such method
+            return None
+        if grant is None:
+            return _unread(handler)
+        return _while_granted(_limited(handler, grant), grant)
+
+
+async def _refuse(_messages: Any, context: Any) -> None:
+    await context.abort(
+        grpc.StatusCode.UNAUTHENTICATED, "the token is missing or wrong (--token_file)"
+    )
+
+
+def _unread(handler: Any) -> Any:
+    """Return a unary handler that answers as to an empty request.
+
+    The real request is not read, so it takes no memory here however long it is.
+    """
+
+    async def answer(_messages: Any, context: Any) -> None:
+        await context.write(await handler.unary_unary(handler.request_deserializer(b""), context))
+
+    return grpc.stream_stream_rpc_method_handler(answer, None, handler.response_serializer)
+
+
+def _limited(handler: Any, grant: Grant) -> Any:
+    """Return the handler with a limit: too long a message raises LimitExceeded before it is
+    parsed.
+    """
+    parse = handler.request_deserializer
+
+    def parse_short(message: bytes) -> Any:
+        most = grant.key.message_bytes
+        if most is not None and len(message) > most:
+            got = f"a message of {len(message)} bytes"
+            raise LimitExceeded(f"{got}: this key may send {most} at once")
+        return parse(message)
+
+    return handler._replace(request_deserializer=parse_short)
+
+
+def _while_granted(handler: Any, grant: Grant) -> Any:
+    """Return the handler, with response streams that end when their key is taken away."""
+    if not handler.response_streaming:
+        return handler
+    shape = "stream_stream" if handler.request_streaming else "unary_stream"
+    method = getattr(handler, shape)
+
+    async def write(request: Any, context: Any) -> Any:
+        return await _granted(method(request, context), grant, context)
+
+    async def generate(request: Any, context: Any) -> AsyncIterator[Any]:
+        async with aclosing(method(request, context)) as messages:
+            while True:
+                message = await _granted(anext(messages, None), grant, context)
+                if message is None:
+                    return
+                yield message
+
+    return handler._replace(**{shape: generate if inspect.isasyncgenfunction(method) else write})
+
+
+async def _granted(work: Awaitable[T], grant: Grant, context: Any) -> T:
+    """Return the result of the work, if the grant lasts so long; else end the call."""
+    task = asyncio.ensure_future(work)
+    try:
+        while not (task.done() or grant.withdrawn):
+            await asyncio.wait({task}, timeout=WATCH_SECONDS)
+    finally:  # also when the call breaks
+        while not task.done():
+            task.cancel()  # again and again: asyncio.wait_for() may swallow a cancellation
+            await asyncio.wait({task}, timeout=_CANCEL_SECONDS)
+        if not task.cancelled():
+            task.exception()  # retrieved, so that asyncio does not warn where nobody is left
+    if task.cancelled() and grant.withdrawn:
+        await context.abort(grpc.StatusCode.UNAUTHENTICATED, _WITHDRAWN)
+    return task.result()

@@ -1,0 +1,35 @@
+"""Packages that extras bring. They are looked for before work begins: no refusal comes late."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+from inference.errors import MissingExtra
+
+PACKAGES = {
+    "torch": "torch",
+    "gguf": "llama_cpp",
+    "aws": "boto3",
+    "compile": "scipy",
+    "plots": "matplotlib",
+    "ray": "ray",
+    "xml": "defusedxml",
+}
+"""The package of each extra that is looked for."""
+
+
+def is_installed(package: str) -> bool:
+    """Whether a package can be imported, without doing so."""
+    return find_spec(package) is not None
+
+
+def require(extra: str, what: str, package: str | None = None, *, otherwise: str = "") -> None:
+    """Raise MissingExtra, with the install line, unless an extra is installed.
+
+    what: needs it
+    package: another one of the extra than that of PACKAGES
+    otherwise: end of the line
+    """
+    name = package or PACKAGES[extra]
+    if not is_installed(name):
+        raise MissingExtra(f"{what} needs {name}: pip install 'outrider[{extra}]'{otherwise}")

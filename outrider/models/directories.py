@@ -1,0 +1,37 @@
+"""Finds the files of models: directories, hub names, and the pair that ships here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import inference
+from inference.errors import UnsupportedModel
+from inference.model.hub import find_model, is_gguf
+from inference.text import Tokenizer
+
+EMBEDDED = Path(inference.__file__).parent / "data"
+
+
+def find_directory(name: str | None, embedded: str, *, weights: bool = True) -> Path:
+    """The directory of a model that is given as a directory or a hub name. Without a name it is
+    that of the embedded model of this kind.
+
+    weights: whether they are needed, too
+    """
+    if name is None:
+        return EMBEDDED / embedded
+    if is_gguf(name):
+        raise UnsupportedModel(f"{name} is a GGUF file: a checkpoint in safetensors is needed here")
+    here = Path(name)
+    if here.is_dir() and any(here.glob("*.gguf")) and not any(here.glob("*.safetensors")):
+        raise UnsupportedModel(f"{name} holds weights as GGUF only: name the file itself")
+    return find_model(name, weights=weights)
+
+
+def find_tokenizer(name: str | None, embedded: str) -> Tokenizer:
+    """The tokenizer of a model, for a client that loads none."""
+    if name is not None and is_gguf(name):
+        from outrider.models.gguf_file import gguf_tokenizer
+
+        return gguf_tokenizer(Path(name))
+    return Tokenizer(find_directory(name, embedded, weights=False))

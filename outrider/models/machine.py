@@ -1,0 +1,44 @@
+"""This machine: its memory, its cores and its processor, without torch."""
+
+from __future__ import annotations
+
+import os
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+
+class Conditions(NamedTuple):
+    """Conditions under which a model's times were measured."""
+
+    device: str  # in words
+    threads: int
+
+
+def memory_size() -> int:
+    """Bytes of this machine's memory; 0 where the system does not say."""
+    if not hasattr(os, "sysconf") or "SC_PHYS_PAGES" not in os.sysconf_names:
+        return 0
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def cores() -> int:
+    """Cores that this process may use. Linux tells which of its processors share one."""
+    if not hasattr(os, "sched_getaffinity"):
+        return os.cpu_count() or 1
+    shares = Path("/sys/devices/system/cpu")
+    names = [shares / f"cpu{one}/topology/thread_siblings" for one in os.sched_getaffinity(0)]
+    return len({path.read_text() if path.exists() else path for path in names})
+
+
+@cache
+def processor() -> str:
+    """The processor's name where Linux tells it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return "unknown processor"
+    return next(
+        (line.partition(":")[2].strip() for line in lines if line.startswith("model name")),
+        "unknown processor",
+    )

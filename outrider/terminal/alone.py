@@ -1,0 +1,76 @@
+"""Roles verify_target and verify_draft: one model alone, in this process. Texts of the other roles
+are compared with these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from threading import Event
+
+from inference.backends import Model
+from inference.draft_thread import inline
+from inference.engine.engine import Engine
+from inference.engine.local_session import LocalSession
+from outrider.draft_methods import model
+from outrider.models.artifacts import (
+    artifact_length,
+    load_artifact,
+    open_artifact,
+    with_neuron_artifact,
+)
+from outrider.models.loading import FoundModel, find_target
+from outrider.models.sequence_length import Capacity
+from outrider.options.groups import DeviceOptions
+from outrider.options.roles import VerifyDraftRole, VerifyTargetRole
+from outrider.terminal.generate import run
+from outrider.text.completion import Completion, Request, Show, complete
+from outrider.text.prompts import make_requests, read_prompts
+
+
+def verify(options: VerifyTargetRole | VerifyDraftRole) -> int:
+    """Make the texts of one model alone. Returns 0 when all were made."""
+    prompts = read_prompts(options.text)
+    found, length, load = (
+        _draft_alone(options) if isinstance(options, VerifyDraftRole) else _target_alone(options)
+    )
+    tokenizer = found.tokenizer
+    requests = make_requests(options.text, prompts, tokenizer, length, found.stop_ids)
+    engine = Engine(
+        load(), sequence_length=length, max_tree_nodes=1, vocabulary=tokenizer.vocabulary
+    )
+
+    def make(request: Request, show: Show, cancelled: Event) -> Completion:
+        return complete(request, LocalSession(engine), inline(), tokenizer, show, cancelled)
+
+    return run(options, requests, make, workers=1)
+
+
+Alone = tuple[FoundModel, int, Callable[[], Model]]
+"""A model, the length of its longest text, and a function that loads the model once all
+prompts are known to fit.
+"""
+
+
+def _draft_alone(options: VerifyDraftRole) -> Alone:
+    found = model.find(options, None).model
+    assert found is not None, "the method is `model`"
+    length = found.sequence_length(options.sequence_length)
+    return found, length, partial(_load_alone, found, options, length, 1)
+
+
+def _target_alone(options: VerifyTargetRole) -> Alone:
+    options = with_neuron_artifact(options)
+    if options.artifact:
+        manifest, checkpoint = open_artifact(options)
+        length = artifact_length(options, manifest)
+        return checkpoint, length, partial(load_artifact, options, manifest)
+    found = find_target(options)
+    length = found.sequence_length(options.sequence_length)
+    return found, length, partial(_load_alone, found, options, length, options.max_tree_nodes)
+
+
+def _load_alone(found: FoundModel, options: DeviceOptions, length: int, nodes: int) -> Model:
+    """Load a model whose text is its own: it keeps its weights exactly."""
+    chosen = found.settled(options, drafts=False)
+    return chosen.load(options, Capacity(1, length, 1, nodes))

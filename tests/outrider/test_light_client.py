@@ -1,0 +1,138 @@
+"""A client where no model can be computed: torch, transformers and llama.cpp are hidden."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from urllib.request import Request, urlopen
+
+import pytest
+
+import outrider
+from outrider.endpoint.run import SERVING
+from outrider.models.directories import EMBEDDED
+from tests.support.repository import ROOT
+
+HIDDEN = ("torch", "transformers", "safetensors", "llama_cpp")
+PROMPT = "for x in range(10):\n    print("
+NOWHERE = ("--target_host", "127.0.0.1:1")
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The environment of a Python that finds none of HIDDEN."""
+    directory = tmp_path_factory.mktemp("light")
+    hide = f"import sys; sys.modules.update(dict.fromkeys({HIDDEN}))"
+    (directory / "sitecustomize.py").write_text(hide)
+    path = os.pathsep.join([str(directory), str(ROOT)])
+    return {**os.environ, "PYTHONPATH": path, "AWS_EC2_METADATA_DISABLED": "true"}
+
+
+@pytest.fixture(scope="module")
+def target() -> Iterator[str]:
+    with outrider.serve(port=0, batch=2) as running:
+        yield running.address
+
+
+def own_text(target: str, tokens: int) -> str:
+    """The target's greedy text after PROMPT."""
+    with outrider.connect(target, draft=False, no_beside=True) as engine:
+        return engine.generate(PROMPT, max_tokens=tokens).text
+
+
+def ran(environment: dict[str, str], *words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "outrider", *words]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, cwd="/")
+
+
+def test_help_names_the_verbs(environment: dict[str, str]) -> None:
+    shown = ran(environment, "--help")
+    assert (shown.returncode, "chat" in shown.stdout) == (0, True)
+
+
+@pytest.mark.parametrize("draft", ["none", "copy"])
+def test_text_without_a_draft_model_is_the_targets_own(
+    draft: str, target: str, environment: dict[str, str]
+) -> None:
+    words = ("--target_host", target, "--prompt", PROMPT, "--max_new_tokens", "48", "--json")
+    made = ran(environment, "run", *words, "--draft", draft)
+    assert made.returncode == 0, made.stderr
+    assert json.loads(made.stdout)["text"] == own_text(target, 48)
+
+
+def test_the_python_interface_makes_text(target: str, environment: dict[str, str]) -> None:
+    code = (
+        "import outrider\n"
+        f"with outrider.connect({target!r}, preset='suffix') as engine:\n"
+        "    print(len(engine.generate('def main():', max_tokens=8).token_ids), engine.draft)"
+    )
+    made = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True
+    )
+    assert made.stdout == "8 copied text\n", made.stderr
+
+
+def test_the_endpoint_serves(target: str, environment: dict[str, str]) -> None:
+    words = ("serve", "--target_host", target, "--draft", "copy", "--http_port", "0")
+    command = [sys.executable, "-m", "outrider", *words]
+    with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stderr is not None
+            line = next(line for line in process.stderr if line.startswith(SERVING))
+            base = next(word for word in line.split() if word.startswith("http"))
+            asked = {"model": "", "prompt": PROMPT, "max_tokens": 8, "temperature": 0}
+            request = Request(
+                f"{base}/completions",
+                json.dumps(asked).encode(),
+                {"Content-Type": "application/json"},
+            )
+            with urlopen(request, timeout=30) as answer:
+                assert json.load(answer)["choices"][0]["text"] == own_text(target, 8)
+        finally:
+            process.terminate()
+
+
+def test_doctor_finds_the_target_and_says_what_a_draft_needs(
+    target: str, environment: dict[str, str]
+) -> None:
+    done = ran(environment, "doctor", "--target_host", target)
+    assert done.returncode == 0, done.stdout
+    for words in ("round trip", "--draft model needs torch: pip install 'outrider[torch]'"):
+        assert words in done.stdout
+
+
+def test_models_here_are_listed(environment: dict[str, str]) -> None:
+    listed = json.loads(ran(environment, "list", "--json").stdout)
+    assert listed["pairs"] == [["outrider-embedded-draft", "outrider-embedded-target"]]
+    weights = (EMBEDDED / "draft" / "model.safetensors").stat().st_size
+    assert 0 < listed["models"][0]["parameters"] <= weights
+
+
+@pytest.mark.parametrize(
+    ("words", "extra"),
+    [
+        (("target",), "torch"),
+        (("--role", "verify_draft", "--prompt", "x"), "torch"),
+        (("run", *NOWHERE, "--prompt", "x"), "torch"),
+        (("chat", *NOWHERE, "--draft", "block"), "torch"),
+        (("serve", *NOWHERE), "torch"),
+        (("run", *NOWHERE, "--prompt", "x", "--draft", "gguf", "--draft_model", "x.gguf"), "gguf"),
+        (("run", *NOWHERE, "--prompt", "x", "--draft_model", "x.gguf"), "gguf"),
+        (("demo",), "torch"),
+        (("compare",), "torch"),
+        (("compile", "--target", "cpu", "--out", "x"), "torch"),
+        (("compile", "rules"), "torch"),
+    ],
+    ids=lambda part: " ".join(part) if isinstance(part, tuple) else part,
+)
+def test_what_needs_an_extra_says_so_in_one_line_before_all_else(
+    words: tuple[str, ...], extra: str, environment: dict[str, str]
+) -> None:
+    refused = ran(environment, *words)
+    assert refused.returncode == 1
+    (line,) = refused.stderr.splitlines()
+    assert line.startswith("error: ")
+    assert f"pip install 'outrider[{extra}]'" in line
