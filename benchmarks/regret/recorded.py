@@ -139,6 +139,7 @@ def loaded(
     """A checkpoint or GGUF file, and what it is loaded to, on the CPU."""
     options = DraftRole(draft_model=name, device="cpu", draft_quantization=quantization)
     found = find(options, None).settled(options).model
+    assert found is not None, "a checkpoint or file has a model"
     room = Capacity(rows, SEQUENCE_LENGTH, CAPACITY - SEQUENCE_LENGTH, PREFILL_NODES)
     assert found is not None, "a checkpoint's draft has a model"
     return found, found.load(options, room)
