@@ -33,7 +33,7 @@ BOUNDS = {
     "compile": Room(7_333, 37),
     "deploy": Room(3_833, 31),
     "outrider": Room(13_677, 92),
-    "benchmarks": Room(8_100, 40),
+    "benchmarks": Room(8_101, 40),
     "tests": Room(40_145, 233),
 }
 """Bounds of each room. They rose last for these, by product lines:
