@@ -30,7 +30,7 @@ from benchmarks.prompts import read_prompts
 from benchmarks.regret.clock import VirtualClock
 from benchmarks.regret.stage import BYTE_TIME, PROFILES, serve
 from benchmarks.regret.texts import HELD_OUT, PROMPTS
-from benchmarks.regret.virtual import Link, MeteredModel, VirtualSession
+from benchmarks.regret.virtual import Link, MeteredModel, VirtualServer, VirtualSession
 from inference.backends import Model
 from inference.backends.eager import EagerModel
 from inference.decode import TargetSession, decode
@@ -112,12 +112,14 @@ def ahead(pair: Pair, job: Job, order: int) -> tuple[int, ...]:
     target = MeteredModel(pair.target, PROFILES.target, spend)
     draft = MeteredModel(pair.draft, PROFILES.here, spend)
     link = Link(chance.uniform(0, LONGEST_ROUND_TRIP), BYTE_TIME)
-    engine = serve(target, pair.vocabulary, times=PROFILES.target_times, clock=clock.now)
+    times = PROFILES.target_times()
+    engine = serve(target, pair.vocabulary, times=times, clock=clock.now)
     draft_times = DraftTimes(PROFILES.draft_times)
-    target_times = LatencyModel(PROFILES.target_times)
+    target_times = LatencyModel(times)
     known = Knowledge(draft_times, target_times, read_acceptance(), link.round_trip)
     proposer = Draft(draft).proposer(0, known, Prices(battery=True), clock=clock.now)
-    return _text(job, pair, VirtualSession(clock, engine, link), [proposer], clock)
+    session = VirtualSession(VirtualServer(clock, engine), link)
+    return _text(job, pair, session, [proposer], clock)
 
 
 def _text(

@@ -1,4 +1,4 @@
-"""Shared parts of the measurements: their commands, calls that take turns, tables and files."""
+"""Shared parts of the measurements: their commands, tables and files."""
 
 from __future__ import annotations
 
@@ -8,83 +8,29 @@ import platform
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from statistics import median
-from typing import Annotated, Any, NamedTuple, TypeAlias, TypeVar
+from typing import Annotated, Any, TypeAlias, TypeVar
 
 import numpy as np
 import torch
+from annotated_types import Len
 from pydantic import Field
 
-from inference.backends import Segment
 from inference.command import run_command
 from inference.flags.command_line import CommandOptions, parse_flags
 from inference.flags.group import Shown
+from inference.flags.values import Words
 from inference.model.checkpoint import load_decoder
 from inference.model.decoder import Decoder
-from inference.sampling import SamplingParams
-from inference.tree import TokenTree
-
-WARM_UP = 2
-"""Rounds of calls that are not counted."""
 
 _DRAWS, _SEED = 2000, 20261
 
 Folder: TypeAlias = Annotated[Path, Shown("DIR")]
 FileName: TypeAlias = Annotated[Path, Shown("FILE")]
+PairNames: TypeAlias = Annotated[Words, Len(2, 2), Shown("TARGET,DRAFT")]
 JsonFile: TypeAlias = Annotated[Path | None, Field(alias="json"), Shown("FILE")]
 """Field of the flag --json: the file that all figures are written to."""
-
-
-class Taken(NamedTuple):
-    """Milliseconds of each repetition of a call: by the wall, and of this process's CPU."""
-
-    wall: list[float]
-    cpu: list[float]
-
-
-def in_turn(calls: Mapping[str, Callable[[], object]], repetitions: int) -> dict[str, Taken]:
-    """Make the calls in turn (A B C A B C), so that a busy machine slows all of them alike."""
-    taken = {name: Taken([], []) for name in calls}
-    for repetition in range(WARM_UP + repetitions):
-        for name, call in calls.items():
-            start, used = time.perf_counter(), time.process_time()
-            call()
-            if repetition >= WARM_UP:
-                taken[name].wall.append((time.perf_counter() - start) * 1e3)
-                taken[name].cpu.append((time.process_time() - used) * 1e3)
-    return taken
-
-
-def medians(calls: Mapping[str, Callable[[], object]], repetitions: int) -> dict[str, float]:
-    """Median milliseconds of each call, taken in turn."""
-    taken = in_turn(calls, repetitions)
-    return {name: round(median(one.wall), 3) for name, one in taken.items()}
-
-
-def with_cpu(
-    calls: Mapping[str, Callable[[], object]], repetitions: int
-) -> dict[str, dict[str, float]]:
-    """Median and least wall, and least CPU, milliseconds of each call, taken in turn."""
-    return {
-        name: {
-            "wall_ms": round(median(one.wall), 3),
-            "least_ms": round(min(one.wall), 3),
-            "cpu_ms": round(min(one.cpu), 3),
-        }
-        for name, one in in_turn(calls, repetitions).items()
-    }
-
-
-def heap(nodes: int, context: int, params: SamplingParams, row: int = 0) -> Segment:
-    """A tree of `nodes` nodes, a binary heap, after `context` committed tokens."""
-    every = np.arange(nodes, dtype=np.int32)
-    tree = TokenTree(every, ((every + 1) // 2 - 1).astype(np.int32))
-    seen = np.ones((1, context), dtype=np.bool_)
-    positions = (context + tree.depths).astype(np.int32)
-    return Segment(row, tree.tokens, context + every, positions, seen, tree.mask, every, params)
 
 
 def cpu_decoder(

@@ -1,5 +1,6 @@
-"""Makes the bundled profiles of Llama-3.1-8B on a trn1.2xlarge: what the shipped graphs take by
-compile/ops, and that scaled to the one pass that was measured.
+"""Makes the bundled profiles of Llama-3.1-8B on a trn1.2xlarge and a trn2.3xlarge: what the shipped
+graphs take by compile/ops, and that as passes were published: scaled to the one pass of trn1, and
+with the constants of trn2's.
 
     python -m benchmarks.time_profiles --out inference/data/profiles
 
@@ -13,7 +14,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from benchmarks.harness import Flags, Folder, run
-from compile.ops.pass_time import PassTime, pass_time
+from compile.ops.engines import FITTED, PUBLISHED, Fitted, rates_of
+from compile.ops.pass_time import PassTime, pass_work
 from compile.spec import CompileSpec, prefill_bucket, verify_bucket
 from inference.backends.timed import TimeProfile
 from inference.model.config import read_config
@@ -25,6 +27,7 @@ MEASURED_PASS = 0.03671
 _CAPACITY, _FEW, _MANY = 4160, 64, 4160  # slots of the cache, and that graphs read
 _TREE, _CHUNK = 64, 256
 _SIZES = "Sizes that calls are padded to are those of a plausible artefact, not of a built one."
+_RANKS = {"trn1": 2, "trn2": 4}
 _COMPUTED = (
     "Computed, not yet run on hardware: python -m benchmarks.time_profiles, from the operations of "
     "the greedy graphs of one row and documented rates of a NeuronCore (compile/ops)."
@@ -34,6 +37,16 @@ _ASSUMES = (
     "and values hides arithmetic. Rows cost alike. Sampled graphs take longer: python -m "
     "compile times. "
 ) + _SIZES
+_PUBLISHED = (
+    "Computed from the operations of the greedy graphs of one row (python -m "
+    "benchmarks.time_profiles), with three constants that make a pass of Llama-3.1-8B 25.6 ms for "
+    "one token and 26.2 for four, and one of Qwen3-4B 24.7: what AWS publishes of vLLM-Neuron on a "
+    "trn2.3xlarge, TP4, bfloat16. Outrider has not yet run on this hardware."
+)
+_PUBLISHED_ASSUMES = (
+    "That every node of every row costs 0.2 ms, as the second to fourth of one row do. AWS's own "
+    "drafts for four users cost 1.2 ms a node (8B) and 2.3 (4B), calls of the draft included. "
+) + _SIZES
 _MEASURED = (
     "pass_seconds and serial_seconds: together 36.7 ms, from the 27.24 tokens/s that choral-spec "
     "publishes for Llama-3.1-8B alone, one sequence, on a trn1.2xlarge. Theirs, with another "
@@ -42,21 +55,28 @@ _MEASURED = (
 )
 
 
-def time_of(nodes: int, slots: int) -> PassTime:
+def time_of(target: str, fitted: Fitted, nodes: int, slots: int) -> PassTime:
     """The time of a greedy graph of one row: of a tree, or of a prompt's chunk."""
-    largest = verify_bucket(1, _TREE, _CAPACITY, _CAPACITY, sampled=False)
-    spec = CompileSpec("8b", "trn1", 128_256, (largest,), 1, 4096, _TREE, "bfloat16", 2)
+    largest, ranks = verify_bucket(1, _TREE, _CAPACITY, _CAPACITY, sampled=False), _RANKS[target]
+    spec = CompileSpec("8b", target, 128_256, (largest,), 1, 4096, _TREE, "bfloat16", ranks)
     bucket = (
         prefill_bucket(1, nodes, slots, _CAPACITY)
         if nodes > _TREE
         else verify_bucket(1, nodes, slots, _CAPACITY, sampled=False)
     )
-    return pass_time(read_config(SHAPES), spec, bucket)
+    return pass_work(read_config(SHAPES), spec, bucket).milliseconds(rates_of(target), fitted)
 
 
-def computed() -> TimeProfile:
+def computed(
+    instance: str, fitted: Fitted = FITTED, source: str = _COMPUTED, assumes: str = _ASSUMES
+) -> TimeProfile:
     """The profile whose times are those of a few graphs, and on straight lines between them."""
-    corners = {(n, s): time_of(n, s) for n in (1, _TREE, _CHUNK) for s in (_FEW, _MANY)}
+    target = instance.partition(".")[0]
+    corners = {
+        (nodes, slots): time_of(target, fitted, nodes, slots)
+        for nodes in (1, _TREE, _CHUNK)
+        for slots in (_FEW, _MANY)
+    }
     few, many = corners[1, _FEW], corners[1, _MANY]
     slot = (many.costs["KV"] - few.costs["KV"]) / (_MANY - _FEW)
     serial, serial_slot = _line(_serial(few), _serial(many))
@@ -64,9 +84,9 @@ def computed() -> TimeProfile:
     product, product_slot = _line(*(corners[_CHUNK, slots].products for slots in (_FEW, _MANY)))
     node, node_slot = (wide - serial) / (_TREE - 1), (wide_slot - serial_slot) / (_TREE - 1)
     return TimeProfile(
-        "llama-3.1-8b-trn1.2xlarge-computed",
-        _COMPUTED,
-        _ASSUMES,
+        f"llama-3.1-8b-{instance}-{'computed' if fitted == FITTED else 'published'}",
+        source,
+        assumes,
         pass_seconds=_seconds(few.costs["weights"]),
         slot_seconds=_seconds(slot),
         node_seconds=_seconds(product / _CHUNK),
@@ -118,8 +138,9 @@ class Options(Flags):
 
 
 def main(given: Options) -> None:
-    base = computed()
-    for profile in (base, measured(base)):
+    base, trn2 = computed("trn1.2xlarge"), "trn2.3xlarge"
+    published = computed(trn2, PUBLISHED["trn2"], _PUBLISHED, _PUBLISHED_ASSUMES)
+    for profile in (base, measured(base), computed(trn2), published):
         fields = ",\n ".join(f'"{k}": {json.dumps(_short(v))}' for k, v in asdict(profile).items())
         file = given.out / f"{profile.name}.json"
         file.write_text(f"{{\n {fields}\n}}\n", encoding="utf-8")

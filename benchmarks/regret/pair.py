@@ -10,7 +10,7 @@ that many settings can be tried on the same texts.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -50,22 +50,65 @@ OUT_OF_REACH = 50.0
 """Below the least logit; more than sampling's noise makes up for."""
 
 
-class PrefixModel:
-    """A Model that says what Prefixes say, plus noise of this standard deviation on every logit
-    (0: the target itself). knows: share of the target's own logits in what it says.
+class PathModel:
+    """Rows whose slots hold the prefix that ends there: all that a Model's cache is needed for.
+
+    child: the number of the prefix that goes on with a token
     """
 
     capacity, max_nodes, copies_rows = CAPACITY, MOST_NODES, True
 
+    def __init__(self, child: Callable[[int, int], int], rows: int) -> None:
+        self.rows, self._child = rows, child
+        self._held: IntArray = np.zeros((rows, CAPACITY + 1), dtype=np.int32)
+        self._lengths: IntArray = np.zeros((rows, CAPACITY + 1), dtype=np.int32)
+
+    def padded(self, rows: int, nodes: int) -> tuple[int, int]:
+        return rows, nodes
+
+    def copy_row(self, source: int, target: int, slots: int) -> None:
+        for held in (self._held, self._lengths):
+            held[target, :slots] = held[source, :slots]
+
+    def _picked(self, segment: Segment) -> list[int]:
+        """The prefixes that end in the picked nodes; all nodes' are noted by slot."""
+        held, lengths = self._held[segment.row], self._lengths[segment.row]
+        seen = segment.context.shape[1]
+        own = np.eye(len(segment.tokens), dtype=np.bool_)
+        inside = np.where(segment.tree_mask & ~own, segment.positions[None] + 1, 0)
+        before = (
+            np.where(segment.context, lengths[None, :seen], 0)
+            if seen
+            else np.zeros((1, 1), dtype=np.int32)
+        )
+        # the last token that a node sees is its parent
+        above, slot = inside.argmax(1), np.broadcast_to(before.argmax(1), len(inside))
+        within = inside.max(1) > before.max(1)
+        prefixes = [EMPTY] * len(segment.tokens)
+        for node in np.argsort(segment.positions, kind="stable").tolist():
+            parent = (
+                prefixes[above[node]]
+                if within[node]
+                else int(held[slot[node]])
+                if segment.positions[node]
+                else EMPTY
+            )
+            prefixes[node] = self._child(parent, int(segment.tokens[node]))
+        held[segment.slots] = prefixes
+        lengths[segment.slots] = segment.positions + 1
+        return [prefixes[node] for node in segment.pick.tolist()]
+
+
+class PrefixModel(PathModel):
+    """A Model that says what Prefixes say, plus noise of this standard deviation on every logit
+    (0: the target itself). knows: share of the target's own logits in what it says.
+    """
+
     def __init__(
         self, prefixes: Prefixes, noise: float, *, rows: int = 1, knows: float = 1.0
     ) -> None:
-        self.rows = rows
+        super().__init__(prefixes.child, rows)
         self._prefixes, self._noise, self._knows = prefixes, noise, knows
-        self._held: IntArray = np.zeros(
-            (rows, CAPACITY + 1), dtype=np.int32
-        )  # prefix that ends in each slot
-        self._lengths: IntArray = np.zeros((rows, CAPACITY + 1), dtype=np.int32)
         self._chosen: dict[SamplingParams, dict[int, int]] = {}
         self._ranked: dict[
             tuple[SamplingParams, int], dict[int, tuple[IntArray, NDArray[np.float32]]]
@@ -82,13 +125,6 @@ class PrefixModel:
 
     def rank(self, segments: Sequence[Segment], k: int) -> list[Ranked]:
         return [self.guesses(self._picked(segment), segment.params, k) for segment in segments]
-
-    def padded(self, rows: int, nodes: int) -> tuple[int, int]:
-        return rows, nodes
-
-    def copy_row(self, source: int, target: int, slots: int) -> None:
-        for held in (self._held, self._lengths):
-            held[target, :slots] = held[source, :slots]
 
     def guesses(self, prefixes: Sequence[int], params: SamplingParams, k: int) -> Ranked:  # [n, k]
         """The k likeliest choices after these prefixes."""
@@ -131,39 +167,6 @@ class PrefixModel:
             ]
         )
         return torch.from_numpy(drawn)
-
-    def _picked(self, segment: Segment) -> list[int]:
-        """The prefixes that end in the picked nodes; all nodes' are noted by slot."""
-        held, lengths = self._held[segment.row], self._lengths[segment.row]
-        seen = segment.context.shape[1]
-        inside = np.where(
-            segment.tree_mask & ~np.eye(len(segment.tokens), dtype=np.bool_),
-            segment.positions[None] + 1,
-            0,
-        )
-        before = (
-            np.where(segment.context, lengths[None, :seen], 0)
-            if seen
-            else np.zeros((1, 1), dtype=np.int32)
-        )
-        above, slot = (
-            inside.argmax(1),
-            np.broadcast_to(before.argmax(1), len(inside)),
-        )  # the last token that a node sees is its parent
-        within = inside.max(1) > before.max(1)
-        prefixes = [EMPTY] * len(segment.tokens)
-        for node in np.argsort(segment.positions, kind="stable").tolist():
-            parent = (
-                prefixes[above[node]]
-                if within[node]
-                else int(held[slot[node]])
-                if segment.positions[node]
-                else EMPTY
-            )
-            prefixes[node] = self._prefixes.child(parent, int(segment.tokens[node]))
-        held[segment.slots] = prefixes
-        lengths[segment.slots] = segment.positions + 1
-        return [prefixes[node] for node in segment.pick.tolist()]
 
     def choices(self, prefixes: Sequence[int], params: SamplingParams) -> IntArray:  # [n]
         """Choices after each of these."""

@@ -6,12 +6,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from itertools import product
 from pathlib import Path
 from typing import NamedTuple
 
 from benchmarks.regret.clock import VirtualClock
-from benchmarks.regret.pair import PrefixModel
-from benchmarks.regret.virtual import Link, MeteredModel, VirtualSession
+from benchmarks.regret.virtual import Link, MeteredModel, VirtualServer, VirtualSession
 from inference.backends import Model
 from inference.backends.timed import TimeProfile, find_profile
 from inference.drafters.copied_text import CopySource
@@ -51,10 +51,13 @@ class Profiles(NamedTuple):
         """Seconds of a call of the draft by width, as measuring it would find."""
         return {width: self.here.seconds(1, width, CONTEXT) for width in self.here.nodes}
 
-    @property
-    def target_times(self) -> dict[Shape, float]:
-        """Seconds of a forward by rows and nodes, as measuring it would find."""
-        return {(1, nodes): self.target.seconds(1, nodes, CONTEXT) for nodes in self.target.nodes}
+    def target_times(self, most: int = 1) -> dict[Shape, float]:
+        """Seconds of a forward by rows (so many at most) and nodes, as measuring it would find."""
+        return {
+            (rows, nodes): self.target.seconds(rows, nodes, CONTEXT)
+            for rows, nodes in product(self.target.rows, self.target.nodes)
+            if rows <= most
+        }
 
 
 PROFILES = Profiles(
@@ -78,35 +81,41 @@ class Spent(NamedTuple):
     traffic: Traffic
 
 
+def virtual_server(target: Model, vocabulary: int, profiles: Profiles) -> VirtualServer:
+    """A target on a clock of its own, whose calls take what the profile says."""
+    clock = VirtualClock()
+    metered = MeteredModel(target, profiles.target, clock.advance)
+    times = profiles.target_times(target.rows)
+    return VirtualServer(clock, serve(metered, vocabulary, times=times, clock=clock.now))
+
+
 class Stage:
-    """A stage on a clock of its own, whose calls take what the profiles say.
+    """A user of a target, whose calls take what the profiles say.
 
     round_trip: seconds
+    row: of the draft
     """
 
     def __init__(
         self,
-        target: PrefixModel,
-        draft: PrefixModel,
-        vocabulary: int,
+        server: VirtualServer,
+        draft: Model,
         round_trip: float,
         profiles: Profiles,
+        row: int = 0,
     ) -> None:
-        clock, link = VirtualClock(), Link(round_trip, BYTE_TIME)
-        metered = MeteredModel(target, profiles.target, clock.advance)
-        times = profiles.target_times
-        engine = serve(metered, vocabulary, times=times, clock=clock.now)
-        self.now = clock.now
-        self.draft = MeteredModel(draft, profiles.here, clock.advance)
-        self.session = VirtualSession(clock, engine, link)
-        self._link, self._profiles = link, profiles
+        self.now, self.row = server.clock.now, row
+        self.draft = MeteredModel(draft, profiles.here, server.clock.advance)
+        self._link, self._server, self._profiles = Link(round_trip, BYTE_TIME), server, profiles
+        self.session = VirtualSession(server, self._link)
 
     def knowledge(self) -> Knowledge:
         """Knowledge of a client before its first text: draft and link as measured, times as the
         target told them, and nothing learned of the pair.
         """
         round_trip = self._link.crossing(0) + self._link.crossing(_DESCRIPTION_BYTES)
-        draft, target = self._profiles.draft_times, self._profiles.target_times
+        draft = self._profiles.draft_times
+        target = self._profiles.target_times(self._server.engine.model.rows)
         return Knowledge(DraftTimes(draft), LatencyModel(target), read_acceptance(), round_trip)
 
     def spent(self) -> Spent:
@@ -122,7 +131,7 @@ def serve(
     times: Mapping[Shape, float] | None = None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Engine:
-    """An engine for one session at a time."""
+    """An engine for as many sessions at a time as the target has rows."""
     return Engine(
         target,
         sequence_length=SEQUENCE_LENGTH,
@@ -141,10 +150,8 @@ class Arm(NamedTuple):
 
 
 def _drafting(stage: Stage, source: CopySource | None = None) -> list[Proposer]:
-    prices = Prices(battery=True)
-    return [
-        Draft(stage.draft).proposer(0, stage.knowledge(), prices, clock=stage.now, source=source)
-    ]
+    prices, known = Prices(battery=True), stage.knowledge()
+    return [Draft(stage.draft).proposer(stage.row, known, prices, clock=stage.now, source=source)]
 
 
 ALONE = Arm("target-only", lambda stage: [])

@@ -14,7 +14,7 @@ from benchmarks.harness import cpu_decoder
 from benchmarks.regret.pair import LEVELS, Agreement, Pair, Text
 from benchmarks.regret.prefixes import Prefixes
 from benchmarks.regret.settings import Cell, Series, Setting
-from benchmarks.regret.stage import ARMS, SEQUENCE_LENGTH, Arm, Stage
+from benchmarks.regret.stage import ARMS, SEQUENCE_LENGTH, Arm, Stage, virtual_server
 from benchmarks.regret.texts import PROMPTS, SEED, TOKENS, texts_of
 from inference.decode import Loop
 from inference.draft_thread import Drafter, inline
@@ -107,7 +107,8 @@ def play(
 
 def _result(arm: Arm, setting: Setting, pair: Pair) -> Result:
     trip = setting.cell.round_trip / 1e3
-    stage = Stage(pair.target(), pair.draft(), pair.vocabulary, trip, setting.profiles)
+    server = virtual_server(pair.target(), pair.vocabulary, setting.profiles)
+    stage = Stage(server, pair.draft(), trip, setting.profiles)
     drafter = inline(arm.propose(stage))
     return Result(tuple(read(arm.name, drafter, stage, text) for text in pair.texts))
 

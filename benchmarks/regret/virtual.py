@@ -89,8 +89,39 @@ class _Way:
         return size
 
 
+class VirtualServer:
+    """A target whose forwards a thread of the clock makes as long as anybody has a session."""
+
+    def __init__(self, clock: VirtualClock, engine: Engine) -> None:
+        self.clock, self.engine = clock, engine
+        self._asked = Signal()
+        self._served = list[_Served]()
+
+    def admit(self, served: _Served) -> None:
+        """Serve a session from now on, until it closes."""
+        self._served.append(served)
+        if len(self._served) == 1:
+            self.clock.start(self._run)
+
+    def notify(self) -> None:
+        """There may be something to do."""
+        self.clock.notify(self._asked)
+
+    def _run(self) -> None:
+        try:
+            while self._served:
+                for one in [one for one in self._served if one.closing]:
+                    self._served.remove(one)
+                    one.end()
+                if self._served and not self.engine.step():
+                    self.clock.wait(self._asked)
+        finally:
+            for one in self._served:
+                one.end()
+
+
 class VirtualSession:
-    """A TargetSession (inference/decode.py), one text at a time, whose target serves nobody else.
+    """A TargetSession (inference/decode.py), one text at a time.
 
     proposed: nodes sent so far.
     """
@@ -98,9 +129,9 @@ class VirtualSession:
     stream = 0
     _told: Progress | None  # what the loop has seen last
 
-    def __init__(self, clock: VirtualClock, engine: Engine, link: Link) -> None:
+    def __init__(self, server: VirtualServer, link: Link) -> None:
         self.traffic, self.proposed = Traffic(), 0
-        self._clock, self._engine, self._link = clock, engine, link
+        self._clock, self._server, self._link = server.clock, server, link
         self._there: _Served | None = None
         self._received, self._told = _Received(0), None
         self._numbers = 0
@@ -109,10 +140,10 @@ class VirtualSession:
         self.close()
         self._received, self._told, self._numbers = _Received(len(prompt)), None, 0
         self._up = _Way(self._clock, self._link)
-        self._there = there = _Served(self._clock, self._engine, self._link, self._hear)
+        self._there = there = _Served(self._server, self._link, self._hear)
         message = pb.Open(prompt=prompt, temperature=params.temperature, seed=params.seed)
         self._send(pb.ClientMessage(open=message), lambda: there.open(prompt, params))
-        self._clock.start(there.run)
+        self._server.admit(there)
 
     def decode(self, order: Decode) -> None:
         there = self._live
@@ -201,41 +232,32 @@ class _Received:
 
 
 class _Served:
-    """The session at the target, and the thread that makes its forwards."""
+    """The session at the target."""
 
     def __init__(
-        self,
-        clock: VirtualClock,
-        engine: Engine,
-        link: Link,
-        hear: Callable[[pb.ServerMessage], None],
+        self, server: VirtualServer, link: Link, hear: Callable[[pb.ServerMessage], None]
     ) -> None:
-        self.ended = False
-        self._clock, self._engine, self._hear = clock, engine, hear
-        self._down = _Way(clock, link)
-        self._asked, self._done = Signal(), Signal()
+        self.closing = self.ended = False
+        self._clock, self._engine, self._hear = server.clock, server.engine, hear
+        self._server, self._down = server, _Way(server.clock, link)
+        self._done = Signal()
         self._session: Session | None = None
-        self._closing = False
         self._own = self._cursor = 0
         self._told = End.NOT
 
-    def run(self) -> None:
-        """Make forwards as long as the session is open."""
-        try:
-            while not self._closing:
-                if not self._engine.step():
-                    self._clock.wait(self._asked)
-        finally:
-            self.ended = True
-            self._clock.notify(self._done)
-
     def close(self) -> None:
-        self._closing = True
-        self._clock.notify(self._asked)
+        """Wait until the target has let the session go, which it does between two forwards."""
+        self.closing = True
+        self._server.notify()
         if not self.ended:
             self._clock.wait(self._done)
+
+    def end(self) -> None:
+        """Free the row."""
+        self.ended = True
         if self._session is not None:
             self._engine.close(self._session)
+        self._clock.notify(self._done)
 
     # What comes from the client.
 
@@ -244,7 +266,7 @@ class _Served:
         self._session, self._cursor = session, len(prompt)
         self._own = self._engine.join(session)
         self._engine.listen(session, self._own, self._tell)
-        self._clock.notify(self._asked)
+        self._server.notify()
 
     def decode(self, order: Decode) -> None:
         self._change(lambda session: self._engine.decode(session, order))
@@ -260,13 +282,13 @@ class _Served:
         self._change(lambda session: self._engine.append(session, self._own, nodes))
 
     def _change(self, change: Callable[[Session], object]) -> None:
-        if not self._closing and self._session is not None:
+        if not self.closing and self._session is not None:
             change(self._session)
-            self._clock.notify(self._asked)
+            self._server.notify()
 
     def _tell(self) -> None:
         """Send what the client has not been sent."""
-        if self._closing or self._session is None:
+        if self.closing or self._session is None:
             return
         progress = self._engine.progress(self._session, self._cursor, self._own)
         if not progress.tokens and progress.end is self._told:
@@ -275,4 +297,4 @@ class _Served:
         self._told = progress.end
         tokens = messages.write_tokens(progress, progress.end)
         message = pb.ServerMessage(tokens=tokens)
-        self._down.send(message, lambda: None if self._closing else self._hear(message))
+        self._down.send(message, lambda: None if self.closing else self._hear(message))

@@ -19,11 +19,9 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, Any
 
-from annotated_types import Len
-
-from benchmarks.harness import FileName, Flags, Folder, machine, run, write_json
+from benchmarks.harness import FileName, Flags, Folder, PairNames, machine, run, write_json
 from benchmarks.prompts import Prompt, read_prompts
 from benchmarks.rivals import library, llama_server, ours
 from benchmarks.rivals.arm import Arm
@@ -46,8 +44,6 @@ ACROSS = f"{ours.HYBRID} gRPC"
 
 SAFETENSORS = (*library.HELPS, ours.PLAIN, f"{ours.PLAIN} copies", ours.HYBRID, ACROSS)
 GGUF = (*llama_server.ARMS, OURS_GGUF, f"{OURS_GGUF} copies", f"{OURS_GGUF} hybrid")
-
-PairNames: TypeAlias = Annotated[Words, Len(2, 2), Shown("TARGET,DRAFT")]
 
 
 class Options(Flags):

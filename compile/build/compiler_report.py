@@ -8,14 +8,17 @@ logs: what is not found is None, never an error.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+from inference.command import say
 from inference.errors import BadArtifact
 from inference.json_file import read_json
+
+T = TypeVar("T")
 
 METRICS = "global_metric_store.json"
 """The file of metrics, as the compiler names it."""
@@ -26,6 +29,7 @@ _SIZE = re.compile(r"([\d.]+) ?([KMGT]?)B")
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 _ERRORS = (r"\[NCC_\w+\].*", r"ERROR.*", r".*[Ee]rror:.*", r".*Too many instructions.*")
 """The lines that say most about why a compiler failed, the best first."""
+_REASON = re.compile(r"NCC_\w+|Too many instructions")
 _LONGEST = 300  # characters of an error
 
 
@@ -61,6 +65,24 @@ def read_report(log: Path, metrics: Path | None = None) -> CompilerReport:
         _number(text, "HloMacCount has found"),
         sums.get("DDRTransferBytes") or _number(text, "Traffic has found"),
     )
+
+
+class CompilerDied(BadArtifact):
+    """A compiler that ended and gave no reason: it was killed, or crashed."""
+
+
+def gave_reason(text: str) -> bool:
+    """Whether a failed compiler's output names a reason, for which it would fail again."""
+    return _REASON.search(text) is not None
+
+
+def once_more(compile_graph: Callable[[], T]) -> T:
+    """Compile a graph. Where the compiler dies without a reason, try it a second time."""
+    try:
+        return compile_graph()
+    except CompilerDied as died:
+        say(f"{died}. It gave no reason: it is tried once more")
+        return compile_graph()
 
 
 def first_error(text: str) -> str:

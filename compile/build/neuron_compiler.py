@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 
+from compile.build.compiler_report import CompilerDied, gave_reason
 from compile.spec import CompileSpec
 from inference.backends.neuron_sdk import (
     Sdk,
@@ -64,13 +65,15 @@ class Toolchain:
     @contextmanager
     def working(self) -> Iterator[Path]:
         """The compiler's directory. If the compiler fails, it is kept and the BadArtifact
-        names it.
+        names it: a CompilerDied where neither error nor logs have a reason.
         """
         work = Path(tempfile.mkdtemp(prefix="outrider-neuron-"))
         try:
             yield work
         except RuntimeError as error:
-            raise BadArtifact(
+            logs = (path.read_text("utf-8", "replace") for path in work.rglob("*.txt"))
+            failed = BadArtifact if any(map(gave_reason, (_cause(error), *logs))) else CompilerDied
+            raise failed(
                 f"the Neuron compiler failed: {_cause(error)}. Its files and logs are in {work}"
             ) from error
         shutil.rmtree(work)

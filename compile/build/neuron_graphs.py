@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from compile.build.compiler_report import once_more
 from compile.build.neff_cache import NeffCache, unit_key
 from compile.build.neuron_compiler import Toolchain, render
 from inference.backends.neuron_sdk import BuildUnits, load_build_units
@@ -216,10 +217,15 @@ class NeuronGraphs:
         )
 
     def _unit(self, key: str, make: Callable[[Path], dict[str, Path]]) -> Path:
-        """The directory of a unit, compiled if the cache lacks it."""
+        """The directory of a unit, compiled if the cache lacks it. A compiler that dies without a
+        reason is run once more.
+        """
         found = self._cache.find(key)
         if found is not None:
             return found
+        return once_more(lambda: self._made(key, make))
+
+    def _made(self, key: str, make: Callable[[Path], dict[str, Path]]) -> Path:
         with self._tools.working() as work:
             files = make(work)
             logs = sorted(work.rglob(LOG))

@@ -17,6 +17,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from compile.build.build import MadeWith, load_whole
+from compile.build.compiler_report import CompilerDied, first_error, gave_reason, once_more
 from compile.parallel import calls_between, described, parallel_config, parallel_tensors
 from compile.spec import CompileSpec
 from inference.artifact import Bucket
@@ -83,9 +84,7 @@ class TorchNeuronBuilder:
         records = list[str]()
         for name, inputs in calls_between(self._spec).items():
             records += self._compiled(name, inputs, directory)[:1]
-        if self._ranks is not None:
-            self._ranks.close()
-            self._ranks = None
+        self._let_go()
         return [*records, *_named(compiled_files(directory / GRAPHS), directory)]
 
     def made_with(self) -> MadeWith:
@@ -104,16 +103,26 @@ class TorchNeuronBuilder:
     def _compiled(self, name: str, inputs: dict[str, Tensor], directory: Path) -> list[str]:
         """Make the first call of a graph. Returns the files that it left, and its record."""
         graphs, record = directory / GRAPHS, f"graphs/{name}.json"
-        program = self._program(directory)
         before = compiled_files(graphs)
+        once_more(lambda: self._call(name, inputs, directory))
+        write_whole(directory / record, json.dumps({"inputs": described(inputs)}, indent=1) + "\n")
+        return [record, *_named(compiled_files(graphs) - before, directory)]
+
+    def _call(self, name: str, inputs: dict[str, Tensor], directory: Path) -> None:
+        """Call a graph. Ranks whose call failed are let go, since they take no further one."""
         try:
-            program(name, inputs)
+            self._program(directory)(name, inputs)
         except OutriderError:
             raise
         except RuntimeError as error:
+            self._let_go()
             raise _failed(name, error) from error
-        write_whole(directory / record, json.dumps({"inputs": described(inputs)}, indent=1) + "\n")
-        return [record, *_named(compiled_files(graphs) - before, directory)]
+
+    def _let_go(self) -> None:
+        """Let the ranks end, if there are some."""
+        if self._ranks is not None:
+            self._ranks.close()
+            self._ranks = None
 
     def _program(self, directory: Path) -> Program:
         """The ranks, which are started for the first graph that is built."""
@@ -153,9 +162,10 @@ def _named(paths: Iterable[Path], directory: Path) -> list[str]:
 
 
 def _failed(name: str, error: RuntimeError) -> BadArtifact:
-    lines = [line for line in str(error).splitlines() if line.strip()] or ["no reason was given"]
-    return BadArtifact(
-        f"graph {name} could not be compiled: {lines[0]}. "
+    text = str(error)
+    died = "neuronx-cc" in text and not gave_reason(text)
+    return (CompilerDied if died else BadArtifact)(
+        f"graph {name} could not be compiled: {first_error(text)}. "
         "TORCH_NEURONX_PRESERVE_COMPILATION_ARTIFACTS=1 keeps the compiler's files where "
         "TORCH_NEURONX_DEBUG_DIR says"
     )

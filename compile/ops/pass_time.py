@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from compile.ops.engines import FITTED, EngineRates, rates_of
+from compile.ops.engines import FITTED, EngineRates, Fitted, rates_of
 from compile.ops.op_work import KINDS, OpWork, op_work
 from compile.ops.rank_graph import record_call
 from compile.ops.recording import Op, Recording, record
@@ -35,7 +35,7 @@ COSTS = (
 # fmt: on
 """The costs that make a pass's time. `widening` is what making 8-bit weights wider takes longer
 than the stream of weights, keys and values, and `matmuls` what TensorE takes longer than both.
-`norms` has the MLP's activations, too.
+`norms` has the MLP's activations, too, and `host` what nodes take beside their operations.
 """
 _NOTHING = OpWork()
 
@@ -61,21 +61,21 @@ class PassTime:
 class PassWork:
     """The work of a pass for each part of a core, by cost. It is linear in a graph's operations, so
     works can be added and scaled.
+
+    nodes: of all rows together
     """
 
     by_cost: Mapping[str, OpWork]
+    nodes: float = 0.0
 
     @property
     def instructions(self) -> int:
         """About how many instructions the graph becomes."""
         return round(sum(work.instructions for work in self.by_cost.values()))
 
-    def milliseconds(self, rates: EngineRates, dma: float | None = None) -> PassTime:
-        """The time at a target's rates. dma: bytes a second from memory (default: what streams of
-        weights reach)
-        """
-        dma = dma or rates.stream
-        whole = sum(self.by_cost.values(), _NOTHING)
+    def milliseconds(self, rates: EngineRates, fitted: Fitted = FITTED) -> PassTime:
+        """The time at a target's rates, and with constants that no document states."""
+        dma, whole = rates.stream, sum(self.by_cost.values(), _NOTHING)
         stream = {"weights": whole.weights / dma, "KV": whole.cache / dma}
         hidden = stream["weights"] + stream["KV"]
         widened, products = whole.widened / rates.vector, whole.tensor / rates.tensor
@@ -85,8 +85,8 @@ class PassWork:
         for cost, work in self.by_cost.items():
             engines = max(work.vector / rates.vector, work.scalar / rates.scalar)
             seconds[cost] += engines + work.copied / dma
-        seconds["collectives"] += whole.collectives * FITTED.all_reduce + whole.exchanged / dma
-        seconds["host"] = FITTED.host
+        seconds["collectives"] += whole.collectives * fitted.all_reduce + whole.exchanged / dma
+        seconds["host"] = fitted.host + self.nodes * fitted.node
         return PassTime({cost: 1e3 * taken for cost, taken in seconds.items()}, 1e3 * products)
 
     def plus(self, other: PassWork, times: float = 1.0) -> PassWork:
@@ -97,7 +97,8 @@ class PassWork:
                 cost: self.by_cost.get(cost, _NOTHING)
                 + other.by_cost.get(cost, _NOTHING).times(times)
                 for cost in costs
-            }
+            },
+            self.nodes + times * other.nodes,
         )
 
 
@@ -109,6 +110,7 @@ def pass_time(config: ModelConfig, spec: CompileSpec, bucket: Bucket) -> PassTim
 def pass_work(config: ModelConfig, spec: CompileSpec, bucket: Bucket) -> PassWork:
     """The work of a call of one of the spec's graphs on one rank."""
     work = _whole(config, replace(spec, features=()), idle_inputs(bucket))
+    work = replace(work, nodes=bucket.rows * bucket.nodes)
     return work.plus(_features(config, spec, bucket)) if spec.features else work
 
 

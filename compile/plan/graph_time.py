@@ -1,7 +1,8 @@
 """Seconds of a call of a graph, for the plan that is printed and the planner that chooses graphs.
 
-A Neuron target's are those of compile/ops. A CPU's are those of 20 GB/s and 50 GFLOPS, which is two
-cores of a cloud machine in round numbers: they serve to compare graphs, not to forecast.
+A Neuron target's are those of compile/ops: as computed, and where passes were published that this
+does not explain, also as published. A CPU's are those of 20 GB/s and 50 GFLOPS, which is two cores
+of a cloud machine in round numbers: they serve to compare graphs, not to forecast.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from compile.ops.engines import rates_of
+from compile.ops.engines import PUBLISHED, rates_of
 from compile.ops.pass_time import PassWork, pass_work, work_between
 from compile.plan.memory import graph_work, work
 from compile.plan.workload import CallShape
@@ -27,10 +28,15 @@ _TIMES_WIDER = 4  # from one number of nodes that the planner has recorded to th
 class GraphTime(NamedTuple):
     """Seconds of one call."""
 
-    seconds: float
-    slower: float | None  # at the rate that the fastest published Neuron target reaches
+    seconds: float  # as computed
+    published: float | None  # with the constants of the target's published passes, if it has some
     bound: str  # what takes most of it
     instructions: int = 0  # about how many the graph becomes; none are counted for a CPU
+
+    @property
+    def planned(self) -> float:
+        """The seconds that graphs are chosen by."""
+        return self.seconds if self.published is None else self.published
 
 
 def graph_time(config: ModelConfig, spec: CompileSpec, bucket: Bucket) -> GraphTime:
@@ -51,9 +57,11 @@ def times_between(config: ModelConfig, spec: CompileSpec) -> dict[str, GraphTime
 
 
 def _time(counted: PassWork, target: str) -> GraphTime:
-    rates = rates_of(target)
-    time, slower = counted.milliseconds(rates), counted.milliseconds(rates, rates.observed).total
-    return GraphTime(time.total / 1e3, slower / 1e3, time.largest, counted.instructions)
+    rates, published = rates_of(target), None
+    time = counted.milliseconds(rates)
+    if target in PUBLISHED:
+        published = counted.milliseconds(rates, PUBLISHED[target]).total / 1e3
+    return GraphTime(time.total / 1e3, published, time.largest, counted.instructions)
 
 
 def call_cost(config: ModelConfig, spec: CompileSpec) -> Callable[[CallShape], float]:
@@ -86,7 +94,7 @@ def call_cost(config: ModelConfig, spec: CompileSpec) -> Callable[[CallShape], f
     def seconds(prefill: bool, rows: int, nodes: int, slots: int) -> float:
         sampled = any(graph.sampled for graph in spec.buckets)
         bucket = CallShape(prefill, rows, nodes, slots).bucket(spec.junk, sampled=sampled)
-        return graph_time(config, spec, bucket).seconds
+        return graph_time(config, spec, bucket).planned
 
     return cpu if spec.target == "cpu" else neuron
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from compile.ops.engines import rates_of
+from compile.ops.engines import ERRORS, PUBLISHED, rates_of
+from compile.ops.pass_time import pass_time
 from compile.plan.buckets import Planned
 from compile.plan.device import Device, device_of
 from compile.plan.graph_time import GraphTime, graph_time, times_between
@@ -15,6 +16,9 @@ from compile.spec import CompileSpec, least_nodes
 from inference.artifact import Bucket, DraftBucket, RoundBucket, features_of
 from inference.model.config import ModelConfig
 
+_COPIED = 4
+"""Bytes moved besides, for each byte of 8-bit weights, where bfloat16 copies are written and read.
+"""
 _ESTIMATED = {
     "programs": "all taken to be as long as the longest of their kind, and microcode",
     "rings": "descriptors of what the graphs move, 2 KiB at once",
@@ -69,32 +73,65 @@ def _graphs(
     between: Mapping[str, GraphTime],
 ) -> Iterator[str]:
     ranks = "" if spec.tensor_parallel == 1 else " a rank"
-    rates = None if spec.target == "cpu" else rates_of(spec.target)
-    slower = f"{f'at {rates.observed / 1e9:.0f} GB/s':>14}" if rates else ""
+    error = ERRORS.get(spec.target)
+    beside = "as published" if spec.target in PUBLISHED else f"within {error:.0%}" if error else ""
     yield (
         f"{f'{len(spec.graphs)} graphs':<36}{f'GFLOP{ranks}':>14}{f'MB moved{ranks}':>18}"
-        f"{'ms':>11}{slower}  most of it"
+        f"{'ms':>11}{beside and f'{beside:>18}'}  most of it"
     )
     for bucket, time in zip(spec.graphs, times, strict=True):
         call = graph_work(config, spec, bucket)
         work = f"{call.flops / 1e9:>14.3f}{call.moved / 1e6:>18.1f}"
-        yield f"{bucket.name:<36}{work}{_milliseconds(time)}"
+        yield f"{bucket.name:<36}{work}{_milliseconds(time, error)}"
     if between:
         yield f"{len(between)} more, called between the others"
         for name, time in between.items():
-            yield f"{name:<36}{'':>32}{_milliseconds(time)}"
-    if rates:
-        yield (
-            f"computed, not measured: weights at {rates.stream / 1e9:.0f} GB/s a rank, and "
-            "at what the fastest published 70B target reaches over a pass (docs/neuron-pass.md)"
+            yield f"{name:<36}{'':>32}{_milliseconds(time, error)}"
+    yield basis(spec.target)
+    if spec.dtype == "fp8":
+        yield _widenings(config, spec)
+
+
+def basis(target: str) -> str:
+    """Words on what stands behind a target's times, and how far they may be off."""
+    if target == "cpu":
+        return "computed, not measured: 20 GB/s and 50 GFLOPS assumed"
+    computed = f"computed, not measured: weights at {rates_of(target).stream / 1e9:.0f} GB/s a rank"
+    if target in PUBLISHED:
+        return (
+            f"{computed}; as published: solved from passes of AWS's own server, and what plans go "
+            "by (docs/neuron-native.md)"
         )
-    else:
-        yield "computed, not measured: 20 GB/s and 50 GFLOPS assumed"
+    if target in ERRORS:
+        return (
+            f"{computed}; passes that others measured on trn1 are within {ERRORS[target]:.0%} "
+            "(docs/neuron-pass.md)"
+        )
+    return f"{computed}; nobody published a pass to compare"
 
 
-def _milliseconds(time: GraphTime) -> str:
-    slower = "" if time.slower is None else f"{time.slower * 1e3:>14.1f}"
-    return f"{time.seconds * 1e3:>11.4g}{slower}  {time.bound}"
+def _widenings(config: ModelConfig, spec: CompileSpec) -> str:
+    """Milliseconds of a tree of 16 nodes or so, by what the compiler makes of 8-bit weights."""
+    trees = [bucket for bucket in spec.graphs if bucket.everywhere]
+    bucket = min(trees, key=lambda each: (each.rows, abs(each.nodes - 16), not each.sampled))
+    time = pass_time(config, spec, bucket)
+    hidden = time.total - time.costs["widening"]
+    through_memory = hidden + _COPIED * time.costs["weights"]
+    return (
+        f"fp8, {bucket.name}: {hidden:.1f} ms where nothing waits for widening, {time.total:.1f} "
+        f"where VectorE widens alone (as above), {through_memory:.1f} where wide copies go through "
+        "memory; no document says which (docs/neuron-pass.md)"
+    )
+
+
+def _milliseconds(time: GraphTime, error: float | None) -> str:
+    """The columns of a graph's time. error: as a part of it, where one is known"""
+    ms, beside = time.seconds * 1e3, ""
+    if time.published is not None:
+        beside = f"{time.published * 1e3:.1f}"
+    elif error is not None:
+        beside = f"{ms * (1 - error):.1f} to {ms * (1 + error):.1f}"
+    return f"{ms:>11.4g}{beside and f'{beside:>18}'}  {time.bound}"
 
 
 def _memory(need: Footprint, device: Device) -> Iterator[str]:

@@ -189,7 +189,7 @@ class _Listening:
         self.address = target.address._replace(port=_bind(self._server, target.address, security))
         self._serving = Serving(target, security.keys)
         verifier_pb2_grpc.add_TargetServicer_to_server(self._serving.service, self._server)
-        self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]  # missing in the stubs
+        self._health = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         if target.reflection:
             reflection.enable_server_reflection(

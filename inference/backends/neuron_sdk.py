@@ -131,16 +131,22 @@ def load_build_units() -> BuildUnits:
 def sdk_versions() -> dict[str, str]:
     """Return the version of each package and of their SDK, without importing them.
 
-    Raises MissingExtra where a package is absent, its SDK is not supported, or transformers is too
-    new for it.
+    Raises MissingExtra where a package is absent, its SDK is not supported, the compiler is of
+    another SDK, or transformers is too new for it.
     """
     found = {name: _installed(name) for name in PACKAGES}
     missing = [name for name, number in found.items() if number is None]
     if missing:
         raise MissingExtra(f"{', '.join(missing)} is not installed: {_INSTALL} ({_PLACEHOLDERS})")
     _check_transformers()
-    number = str(found["torch-neuronx"])
-    return {name: str(number) for name, number in found.items()} | {"neuron-sdk": _sdk_of(number)}
+    number, compiler = str(found["torch-neuronx"]), str(found["neuronx-cc"])
+    sdk = _sdk_of(number)
+    if not compiler.startswith(f"{_compiler_of(sdk)}."):
+        raise MissingExtra(
+            f"neuronx-cc {compiler} does not belong to torch-neuronx {number}, which is of Neuron "
+            f"SDK {sdk} and has neuronx-cc {_compiler_of(sdk)}: {_INSTALL}"
+        )
+    return {name: str(number) for name, number in found.items()} | {"neuron-sdk": sdk}
 
 
 def _check_transformers() -> None:
@@ -174,6 +180,11 @@ def _sdk_of(number: str) -> str:
     if not number.startswith("2.9.") or not _OLDEST <= release <= _NEWEST:
         raise MissingExtra(f"torch-neuronx {number} is of Neuron SDK 2.{release}. {_WHICH}")
     return f"2.{release}"
+
+
+def _compiler_of(sdk: str) -> str:
+    """Return the compiler's version in an SDK release: SDK 2.31 has neuronx-cc 2.26."""
+    return f"2.{int(sdk.removeprefix('2.')) - 5}"
 
 
 def _installed(name: str) -> str | None:

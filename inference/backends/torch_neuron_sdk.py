@@ -30,8 +30,8 @@ _GRAPHS, _LOCKS = "TORCH_NEURONX_NEFF_CACHE_DIR", "TORCH_NEURONX_NEFF_LOCAL_CACH
 _FLAGS = "NEURON_CC_FLAGS"
 _CORES = "NEURON_RT_VISIBLE_CORES"
 _INSTALL = (
-    f"pip install --extra-index-url {INDEX} 'torch==2.14.*' 'torch-neuronx==2.14.*', with Python "
-    "3.12 or later (trn2 and trn3 need Neuron SDK 2.33 or later)"
+    f"pip install --extra-index-url {INDEX} 'torch==2.14.*' 'torch-neuronx==2.14.*' "
+    "'neuronx-cc==2.*' nki, with Python 3.12 to 3.14 (trn2 and trn3 need Neuron SDK 2.33 or later)"
 )
 
 
@@ -69,6 +69,11 @@ def native_versions() -> dict[str, str]:
     compiler = _installed("neuronx-cc")
     if compiler is None:
         raise MissingExtra(f"neuronx-cc is not installed, which torch-neuronx needs: {_INSTALL}")
+    if [int(part) for part in compiler.split(".")[:2]] < [2, 28]:
+        raise MissingExtra(
+            f"neuronx-cc {compiler} is older than torch-neuronx {number}, which has 2.28 or later "
+            f"(Neuron SDK 2.33): {_INSTALL}"
+        )
     return {"torch": here, "torch-neuronx": number, "neuronx-cc": compiler}
 
 

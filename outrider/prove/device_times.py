@@ -34,7 +34,7 @@ def planned_times(manifest: Manifest) -> dict[Shape, float]:
     config, spec = parse_config(manifest.config), CompileSpec.of(manifest)
     graphs = sorted(manifest.buckets, key=lambda bucket: -bucket.slots)
     return {
-        (bucket.rows, bucket.nodes): graph_time(config, spec, bucket).seconds
+        (bucket.rows, bucket.nodes): graph_time(config, spec, bucket).planned
         for bucket in graphs
         if bucket.everywhere
     }

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.repository import run_module
+from inference.backends.timed import find_profile
+from tests.support.repository import ROOT, run_module
 
 pytestmark = pytest.mark.slow
 
@@ -33,3 +34,38 @@ def collections(file: Path, *flags: str) -> int:
 def test_forwards_of_many_sessions_set_off_no_collection_of_garbage(tmp_path: Path) -> None:
     assert collections(tmp_path / "often.json", "--collect_often"), "Python's settings make some"
     assert not collections(tmp_path / "rarely.json")
+
+
+PROFILE = "llama-3.1-8b-trn2.3xlarge-published"
+PAIR = ",".join(str(ROOT / "inference/data" / name) for name in ("target", "draft"))
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[int, str], list[str]]:
+    """By users and arm: the cells of their line."""
+    texts = tmp_path_factory.mktemp("recorded") / "texts.json"
+    flags = ["--texts", texts, "--each", "4", "--tokens", "32", "--profiles", PROFILE]
+    shown = run_module("benchmarks.regret.recorded", "--pair", PAIR, *flags)
+    lines = [line.strip("| ").split(" | ") for line in shown.splitlines() if PROFILE in line]
+    return {(int(cells[1]), cells[2]): cells[3:] for cells in lines if len(cells) > 3}
+
+
+@pytest.mark.parametrize("users", [1, 4])
+def test_the_target_alone_makes_a_token_of_every_user_in_a_pass(
+    recorded: dict[tuple[int, str], list[str]], users: int
+) -> None:
+    rate, _, _, token_ms, tokens, nodes, calls = recorded[users, "target-only"]
+    expected = find_profile(PROFILE).seconds(users, 1, 256)
+    prompts_of_others = 0.01 if users == 1 else 0.25
+    assert float(token_ms) == pytest.approx(1e3 * expected, rel=prompts_of_others)
+    assert (tokens, nodes, calls) == ("1.00", "1.0", "0.00")
+    assert float(rate) < users / expected  # the prompts take their time, too
+
+
+@pytest.mark.parametrize("users", [1, 4])
+def test_drafts_make_recorded_texts_faster_for_every_user(
+    recorded: dict[tuple[int, str], list[str]], users: int
+) -> None:
+    _, speed, least, *_ = recorded[users, "hybrid"]
+    assert float(speed.removesuffix("x")) > 1.5
+    assert float(least.removesuffix("x")) >= 0.98

@@ -71,6 +71,16 @@ def test_a_graph_that_is_refused_is_named_with_the_compilers_reason_and_the_othe
     assert "exitcode=70" in (out / GRAPHS[0] / "output.txt").read_text()
 
 
+def test_a_compiler_that_died_without_a_reason_is_run_once_more(
+    runs: Path, checkpoint: Path, tmp_path: Path, run: Run
+) -> None:
+    fake_compiler.install(tmp_path / "bin", dies_at=GRAPHS[0])
+    tried = run(*flags(checkpoint, tmp_path / "out"))
+    assert tried.code == 0
+    assert sorted(runs.read_text().split()) == sorted([GRAPHS[0], *GRAPHS])
+    assert f"{GRAPHS[0]}: refused (exit code 70)" in tried.err
+
+
 def test_a_machine_without_the_compiler_is_told_what_to_activate(
     runs: Path, checkpoint: Path, tmp_path: Path, run: Run
 ) -> None:

@@ -216,8 +216,8 @@ def test_the_commands_of_a_page_build_start_and_remove_a_target(
     page: str, aws: AwsServer, words: list[str], tmp_path: Path
 ) -> None:
     wheel = words[words.index("--wheel") :][:2]
-    write_manifest(tmp_path, trn1_manifest())
-    digest, bucket = trn1_manifest().digest(), ""
+    write_manifest(tmp_path, manifest := trn1_manifest())
+    digest, bucket = manifest.digest(), ""
     commands = cloud_commands(page)
     assert {command[0] for command in commands} >= {"compile", "deploy"}
     for command in commands:

@@ -242,6 +242,9 @@ class FakeFunctions:
             if self._neuron.stalls_at == key:
                 print(f"compiling {key}", flush=True)
                 time.sleep(600)
+            if self._neuron.compiler_dies:
+                self._neuron.compiler_dies -= 1
+                raise RuntimeError("neuronx-cc failed with 70")
             if self._neuron.compiler_fails:
                 raise RuntimeError(self._neuron.compiler_fails)
         except RuntimeError as error:

@@ -20,6 +20,8 @@ with Path({runs!r}).open("a") as runs:
     runs.write(Path.cwd().name + "\\n")
 assert source.read_bytes(), "an empty module"
 begun = "2026-01-19T05:12:32Z INFO 24188 [root]: neuronx-cc " + " ".join(words)
+if Path.cwd().name == {dies_at!r} and Path({runs!r}).read_text().split().count({dies_at!r}) == 1:
+    sys.exit(70)
 if Path.cwd().name == {fails_at!r}:
     refusal = "2026-01-19T05:14:02Z ERROR 24188 [Tensorizer]: [NCC_EVRF007] too many instructions"
     log.write_text(begun + "\\n" + refusal + "\\n")
@@ -60,17 +62,20 @@ HLO module: HloMacCount has found 8589934592
 """
 
 
-def install(folder: Path, fails_at: str = "") -> Path:
+def install(folder: Path, fails_at: str = "", dies_at: str = "") -> Path:
     """Write the command into a folder, which the caller puts on PATH. Returns the file that says
     in which directories it was run.
 
     fails_at: the graph that it refuses
+    dies_at: the graph at which it dies the first time, and gives no reason
     """
     folder.mkdir(parents=True, exist_ok=True)
     runs, command = folder / "runs.txt", folder / "neuronx-cc"
     runs.touch()
     command.write_text(
-        CODE.format(python=sys.executable, runs=str(runs), fails_at=fails_at, log=LOG),
+        CODE.format(
+            python=sys.executable, runs=str(runs), fails_at=fails_at, dies_at=dies_at, log=LOG
+        ),
         encoding="utf-8",
     )
     command.chmod(command.stat().st_mode | stat.S_IXUSR)

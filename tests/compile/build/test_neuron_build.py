@@ -103,6 +103,34 @@ def test_the_compilers_own_words_are_passed_on(
     assert Path(str(failure.value).rsplit(" ", 1)[1]).is_dir()
 
 
+def test_a_graph_whose_compiler_died_without_a_reason_is_compiled_once_more(
+    neuron: Neuron, checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    neuron.compiler_dies = 1
+    build(tmp_path / "a", checkpoint, spec_of(1))
+    assert "neuronx-cc failed with 70" in capsys.readouterr().err
+    assert len(neuron.compiled) == len({*neuron.compiled})
+
+
+def test_a_compiler_that_dies_twice_ends_the_build_and_keeps_its_files(
+    neuron: Neuron, checkpoint: Path, tmp_path: Path
+) -> None:
+    neuron.compiler_dies = 2
+    with pytest.raises(BadArtifact, match="neuronx-cc failed with 70") as failure:
+        build(tmp_path / "a", checkpoint, spec_of(1))
+    assert Path(str(failure.value).rsplit(" ", 1)[1]).is_dir()
+    assert (neuron.compiler_dies, neuron.compiled) == (0, [])
+
+
+def test_a_compiler_that_gave_its_reason_is_not_run_again(
+    neuron: Neuron, checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    neuron.compiler_fails = "[NCC_EVRF007] too many instructions"
+    with pytest.raises(BadArtifact, match="NCC_EVRF007"):
+        build(tmp_path / "a", checkpoint, spec_of(1))
+    assert "once more" not in capsys.readouterr().err
+
+
 def test_an_artefact_that_matches_is_used_and_another_one_announced_and_built(
     monkeypatch: pytest.MonkeyPatch, neuron: Neuron, tmp_path: Path
 ) -> None:
@@ -175,6 +203,9 @@ VERSIONS_REFUSED: list[tuple[dict[str, str], list[str]]] = [
     (VERSIONS | {"torch-neuronx": PLACEHOLDER}, ["placeholder", neuron_sdk.INDEX]),
     (VERSIONS | {"torch-neuronx": NATIVE}, ["native", "trn2 and trn3", neuron_sdk.INDEX]),
     (VERSIONS | {"torch-neuronx": OLD}, ["of Neuron SDK 2.26", neuron_sdk.INDEX]),
+    # what AWS lists for trn1 in SDK 2.33: a compiler two releases younger than the rest
+    (VERSIONS | {"neuronx-cc": "2.28.7631.0"}, ["2.28.7631.0 does not belong", "2.26"]),
+    (VERSIONS | {"torch-neuronx": "2.9.0.2.13.1"}, ["of Neuron SDK 2.29", "neuronx-cc 2.24"]),
 ]
 
 

@@ -11,7 +11,7 @@ import torch
 
 from compile.build.build import build_artifact
 from compile.build.progress import BuildProgress
-from compile.build.torch_neuron_builder import cut, dealt_fields
+from compile.build.torch_neuron_builder import TorchNeuronBuilder, cut, dealt_fields
 from compile.parallel import parallel_config, parallel_tensors
 from compile.spec import verify_bucket
 from inference.artifact import Manifest
@@ -23,7 +23,7 @@ from inference.model.torch_neuron_graph import Collectives, rank_layers
 from tests.support.models import TINY, tiny_decoder, write_checkpoint
 from tests.support.native_targets import native_builder, native_source, native_spec
 from tests.support.neuron_artifacts import JUNK, ROWS, TREE
-from tests.support.strict_torch_neuron import CPU
+from tests.support.strict_torch_neuron import CPU, DEATH, dying_once
 
 GREEDY = (verify_bucket(ROWS, TREE, JUNK, JUNK, sampled=False),)
 
@@ -59,6 +59,25 @@ def test_an_artefact_holds_what_was_compiled_and_loading_compiles_nothing(
     model = load_torch_neuron(out, manifest, told.append, CPU, pytest.fail)
     assert model.copies_rows
     assert not [line for line in told if line.startswith("warning")], told
+
+
+@pytest.mark.slow
+def test_a_graph_whose_compiler_died_without_a_reason_is_compiled_once_more_by_new_ranks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TORCH_NEURONX_NEFF_CACHE_DIR", "")  # taken back with the patch
+    monkeypatch.setenv("TORCH_NEURONX_DISABLE_FALLBACK_EXECUTION", "1")
+    monkeypatch.setenv(DEATH, str(tmp_path / "died"))
+    checkpoint = write_checkpoint(tmp_path / "model", num_hidden_layers=1)
+    spec, machine = native_spec(1, GREEDY), CPU._replace(compiler=dying_once)
+    builder = TorchNeuronBuilder(spec, checkpoint, versions={}, machine=machine)
+    for name in ("weights", "graphs"):
+        (tmp_path / name).mkdir()
+    builder.prepare(tmp_path)
+    assert f"graphs/{GREEDY[0].name}.json" in builder.build(GREEDY[0], tmp_path)
+    builder.finish(tmp_path, GREEDY)
+    assert "neuronx-cc compilation failed with 70" in capsys.readouterr().err
+    assert (tmp_path / "died").exists()
 
 
 @pytest.mark.parametrize("ranks", [2, 4])

@@ -134,7 +134,6 @@ def test_keys_that_were_given_up_for_other_branches_are_computed_again(
     "params",
     [
         SamplingParams(),
-        SamplingParams(0.7, seed=11),
         SamplingParams(1.0, seed=2**62 + 5),
         SamplingParams(0.8, top_k=5, seed=3),
         SamplingParams(1.5, top_p=0.6, seed=2**40 + 9),

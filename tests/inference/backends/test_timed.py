@@ -35,6 +35,7 @@ from tests.support.repository import ROOT
 from tests.support.wire_fixtures import Successor
 
 COMPUTED, MEASURED = "llama-3.1-8b-trn1.2xlarge-computed", "llama-3.1-8b-trn1.2xlarge-measured"
+TRN2 = ("llama-3.1-8b-trn2.3xlarge-computed", "llama-3.1-8b-trn2.3xlarge-published")
 
 
 def profile(
@@ -136,7 +137,7 @@ def test_what_nothing_hides_comes_behind_the_slower_of_traffic_and_arithmetic() 
 
 
 def test_the_bundled_profiles_are_the_computed_pass_and_the_measured_one() -> None:
-    assert profile_names() == [COMPUTED, MEASURED]
+    assert profile_names() == [COMPUTED, MEASURED, *TRN2]
     computed, measured = find_profile(COMPUTED), find_profile(MEASURED)
     assert (computed.name, measured.name) == (COMPUTED, MEASURED)
     assert 1 / measured.seconds(1, 1, 0) == pytest.approx(27.24, rel=1e-3)
@@ -144,11 +145,20 @@ def test_the_bundled_profiles_are_the_computed_pass_and_the_measured_one() -> No
     assert "not yet run on hardware" in computed.source
 
 
+def test_the_two_profiles_of_trn2_are_aws_published_pass_and_the_computed_one() -> None:
+    """25.6 ms for one token, 26.2 for four; half of the former as computed."""
+    computed, published = (find_profile(name) for name in TRN2)
+    assert published.seconds(1, 1, 2048) == pytest.approx(25.6e-3, rel=0.03)
+    assert published.serial_node_seconds == pytest.approx(0.2e-3, rel=0.05)
+    assert computed.seconds(1, 1, 2048) < 0.5 * published.seconds(1, 1, 2048)
+    assert "1.2 ms a node" in published.assumes
+
+
 def test_the_bundled_profiles_are_what_the_shipped_graphs_take(tmp_path: Path) -> None:
     """Profiles made anew: python -m benchmarks.time_profiles --out inference/data/profiles"""
     command = [sys.executable, "-m", "benchmarks.time_profiles", "--out", str(tmp_path)]
     subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
-    for name in (COMPUTED, MEASURED):
+    for name in profile_names():
         kept, anew = find_profile(name), find_profile(str(tmp_path / f"{name}.json"))
         for rows, nodes, context in ((1, 1, 0), (1, 64, 2048), (8, 16, 4096), (64, 64, 0)):
             assert kept.seconds(rows, nodes, context) == pytest.approx(

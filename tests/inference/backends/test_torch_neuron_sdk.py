@@ -40,6 +40,7 @@ NATIVE = {"torch-neuronx": f"{FAMILY}.3.0.1", "neuronx-cc": "2.28.7631.0"}
         ({"torch-neuronx": "1.0"}, "is not the native package"),
         ({"torch-neuronx": "2.99.3.0.1"}, "goes with torch 2.99"),
         ({"torch-neuronx": NATIVE["torch-neuronx"]}, "neuronx-cc is not installed"),
+        (NATIVE | {"neuronx-cc": "2.26.6360.0"}, "neuronx-cc 2.26.6360.0 is older than"),
     ],
 )
 def test_packages_that_do_not_serve_are_refused_with_the_install_line(

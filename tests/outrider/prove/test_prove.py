@@ -128,5 +128,5 @@ def test_the_plan_of_an_artefact_gives_the_times_of_its_trees() -> None:
     assert set(found) == {(bucket.rows, bucket.nodes) for bucket in trees}
     few = min(trees, key=lambda bucket: (bucket.rows, bucket.nodes, bucket.slots))
     config = parse_config(manifest.config)
-    assert found[few.rows, few.nodes] == graph_time(config, spec, few).seconds
+    assert found[few.rows, few.nodes] == graph_time(config, spec, few).planned
     assert planned_times(replace(manifest, target="cpu")) == {}

@@ -1,0 +1,285 @@
+"""The study on what real models said: real prompts, a real draft and real copies, on a virtual
+clock.
+
+    python -m benchmarks.regret.recorded --pair TARGET,DRAFT --texts FILE [--prompts DIR]
+        [--each 4] [--tokens 192] [--users 1,4] [--profiles NAME,...] [--round_trip 20]
+
+FILE keeps the greedy texts of a target after these prompts (benchmarks/prompts.py; without DIR
+pieces of Python). Those that it lacks are made first, which is all that needs TARGET. Then every
+user plays the next text of the list as soon as the one before is made. The engine, the loop, the
+proposers and the draft's guesses are real. The target repeats what was recorded, and calls take
+what the profiles say.
+
+tokens/s counts as a load generator of a server does: all tokens of all texts, from the first
+prompt to the last token.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from functools import partial
+from hashlib import sha256
+from itertools import pairwise, product
+from pathlib import Path
+from statistics import geometric_mean
+from typing import NamedTuple
+
+import numpy as np
+
+from benchmarks.harness import (
+    FileName,
+    Flags,
+    Folder,
+    JsonFile,
+    PairNames,
+    geometric_interval,
+    run,
+    table_lines,
+    write_json,
+)
+from benchmarks.prompts import read_prompts
+from benchmarks.regret.clock import Signal
+from benchmarks.regret.pair import CAPACITY, PathModel, Text
+from benchmarks.regret.prefixes import EMPTY
+from benchmarks.regret.stage import (
+    ALONE,
+    HYBRID,
+    PROFILES,
+    SEQUENCE_LENGTH,
+    Arm,
+    Profiles,
+    Stage,
+    serve,
+    virtual_server,
+)
+from benchmarks.regret.study import Reading, Result, read
+from benchmarks.regret.texts import PROMPTS
+from inference.backends import Model, Ranked, Segment
+from inference.backends.timed import find_profile
+from inference.decode import decode
+from inference.draft_thread import inline
+from inference.engine.local_session import LocalSession
+from inference.flags.values import Counts, Words
+from inference.order import Decode
+from inference.sampling import SamplingParams
+from inference.text import Tokenizer
+from inference.tree import IntArray
+from outrider.draft_methods.model import find
+from outrider.models.loading import PREFILL_NODES, FoundModel
+from outrider.models.sequence_length import Capacity
+from outrider.options.groups import Quantization
+from outrider.options.roles import DraftRole
+
+GREEDY = SamplingParams(0.0).on_the_wire()
+TRN2 = ("llama-3.1-8b-trn2.3xlarge-published", "llama-3.1-8b-trn2.3xlarge-computed")
+
+
+class Asked(NamedTuple):
+    """A prompt, and what kind of text it asks for."""
+
+    kind: str
+    ids: tuple[int, ...]
+
+
+class Played(NamedTuple):
+    """Texts of all users by an arm, in the order of the list, and the seconds that all took."""
+
+    result: Result
+    seconds: float
+
+    @property
+    def rate(self) -> float:
+        """Tokens a second of all users together."""
+        return self.result.total("length") / self.seconds
+
+
+class RecordedTarget(PathModel):
+    """A Model that says recorded texts after their prompts, and token 0 after anything else."""
+
+    def __init__(self, texts: Sequence[Text], rows: int) -> None:
+        self._numbers: dict[tuple[int, int], int] = {}
+        self._next: dict[int, int] = {}
+        super().__init__(self._number, rows)
+        for text in texts:
+            prefix = EMPTY
+            for token, after in pairwise((*text.prompt, *text.tokens)):
+                prefix = self._number(prefix, token)
+                self._next[prefix] = after
+
+    def choose(self, segments: Sequence[Segment]) -> list[IntArray]:
+        return [
+            np.array([self._next.get(prefix, 0) for prefix in self._picked(one)], dtype=np.int32)
+            for one in segments
+        ]
+
+    def rank(self, segments: Sequence[Segment], k: int) -> list[Ranked]:
+        raise NotImplementedError("a recorded target ranks nothing")
+
+    def _number(self, prefix: int, token: int) -> int:
+        return self._numbers.setdefault((prefix, token), 1 + len(self._numbers))
+
+
+def ask(tokenizer: Tokenizer, prompts: Path | None, each: int) -> list[Asked]:
+    """So many prompts of each kind, the first turns of chats; or pieces of Python."""
+    if prompts is None:
+        return [Asked("python", tuple(tokenizer.encode(text))) for text in PROMPTS[:each]]
+    return [
+        Asked(prompt.kind, tuple(tokenizer.encode(prompt.text, chat=True)))
+        for prompt in read_prompts(prompts, each)
+    ]
+
+
+def loaded(
+    name: str, rows: int, quantization: Quantization | None = None
+) -> tuple[FoundModel, Model]:
+    """A checkpoint or GGUF file, and what it is loaded to, on the CPU."""
+    options = DraftRole(draft_model=name, device="cpu", draft_quantization=quantization)
+    found = find(options, None).settled(options).model
+    assert found is not None, "a checkpoint or file has a model"
+    room = Capacity(rows, SEQUENCE_LENGTH, CAPACITY - SEQUENCE_LENGTH, PREFILL_NODES)
+    assert found is not None, "a checkpoint's draft has a model"
+    return found, found.load(options, room)
+
+
+def recorded(target: str, asked: Sequence[Asked], tokens: int, file: Path) -> list[Text]:
+    """The target's greedy texts after the prompts. Those that the file lacks are made, and each is
+    kept at once.
+    """
+    kept: dict[str, list[int]] = json.loads(file.read_text()) if file.is_file() else {}
+    names = {one: sha256(f"{tokens} {one.ids}".encode()).hexdigest()[:16] for one in asked}
+    if missing := {name: one.ids for one, name in names.items() if name not in kept}:
+        found, model = loaded(target, 1)
+        engine = serve(model, found.tokenizer.vocabulary)
+        for name, ids in missing.items():
+            with closing(LocalSession(engine)) as session:
+                order = Decode(len(ids) + tokens, found.stop_ids)
+                steps = decode(ids, GREEDY, session, order)
+                kept[name] = [int(token) for step in steps for token in step.tokens]
+            write_json(file, kept)
+            print(f"recorded: {len(kept[name])} tokens", file=sys.stderr, flush=True)
+    return [Text(one.ids, GREEDY, tuple(kept[names[one]])) for one in asked]
+
+
+def play(
+    arm: Arm,
+    texts: Sequence[Text],
+    users: int,
+    draft: Model,
+    vocabulary: int,
+    profiles: Profiles,
+    round_trip: float,
+) -> Played:
+    """Every text once, by so many users at a time. Raises NotTheTargetsText.
+
+    draft: with a row for each user; round_trip: seconds
+    """
+    server = virtual_server(RecordedTarget(texts, users), vocabulary, profiles)
+    clock, waiting = server.clock, deque(enumerate(texts))
+    made, ends = dict[int, Reading](), [Signal() for _ in range(users)]
+
+    def use(stage: Stage, end: Signal) -> None:
+        try:
+            drafter = inline(arm.propose(stage))
+            while waiting:
+                index, text = waiting.popleft()
+                made[index] = read(arm.name, drafter, stage, text)
+        finally:
+            clock.notify(end)
+
+    for row, end in enumerate(ends):
+        stage = Stage(server, draft, round_trip, profiles, row)
+        clock.start(partial(use, stage, end))
+    for end in ends:
+        clock.wait(end)
+    if len(made) < len(texts):
+        raise RuntimeError(f"{arm.name}: a user's thread has ended")
+    return Played(Result(tuple(made[index] for index in range(len(texts)))), clock.now())
+
+
+HEADS = (
+    *("profile", "users", "arm", "tokens/s", "of target-only", "least of a text"),
+    *("ms a token", "tokens a pass", "nodes a pass", "draft calls a token"),
+)
+
+
+def row(profile: str, users: int, arm: Arm, played: Played, alone: Played) -> list[str]:
+    """A line of the table. ms a token: behind the first round"""
+    result = played.result
+    return [
+        profile,
+        f"{users}",
+        arm.name,
+        f"{played.rate:.1f}",
+        f"{played.rate / alone.rate:.2f}x",
+        f"{min(speeds(played, alone)):.2f}x",
+        f"{result.token_ms:.1f}",
+        f"{1 / result.each('forwards'):.2f}",
+        f"{result.total('nodes') / result.total('forwards'):.1f}",
+        f"{result.each('calls'):.2f}",
+    ]
+
+
+def speeds(played: Played, alone: Played) -> list[float]:
+    """Speed of each text as a multiple of target-only's, from its prompt to its last token."""
+    pairs = zip(alone.result.readings, played.result.readings, strict=True)
+    return [slow.whole_seconds / fast.whole_seconds for slow, fast in pairs]
+
+
+def kinds(asked: Sequence[Asked], played: Played, alone: Played) -> Iterator[list[str]]:
+    """A line for each kind of text: its geometric mean, with the interval of 95 %."""
+    found = speeds(played, alone)
+    for kind in dict.fromkeys(one.kind for one in asked):
+        mine = [speed for one, speed in zip(asked, found, strict=True) if one.kind == kind]
+        low, high = geometric_interval(mine)
+        yield [kind, f"{len(mine)}", f"{geometric_mean(mine):.2f}x ({low:.2f} to {high:.2f})"]
+
+
+class Options(Flags):
+    pair: PairNames
+    """two models, as --draft_model takes them"""
+    texts: FileName
+    """of the target"""
+    prompts: Folder | None = None
+    """see benchmarks/prompts.py"""
+    each: int = 4
+    """prompts of each kind"""
+    tokens: int = 192
+    """of each text"""
+    users: Counts = (1, 4)
+    profiles: Words = TRN2
+    """of the target"""
+    round_trip: int = 20
+    """milliseconds"""
+    draft_quantization: Quantization | None = None
+    """as --role draft has it"""
+    json_file: JsonFile = None
+
+
+def main(given: Options) -> None:
+    rows, told = list[list[str]](), dict[str, list[Reading]]()
+    target, name = given.pair
+    found, draft = loaded(name, max(given.users), given.draft_quantization)
+    asked = ask(found.tokenizer, given.prompts, given.each)
+    texts = recorded(target, asked, given.tokens, given.texts)
+    for name, users in product(given.profiles, given.users):
+        profiles, trip = PROFILES._replace(target=find_profile(name)), given.round_trip / 1e3
+        alone, hybrid = (
+            play(arm, texts, users, draft, found.tokenizer.vocabulary, profiles, trip)
+            for arm in (ALONE, HYBRID)
+        )
+        for arm, played in ((ALONE, alone), (HYBRID, hybrid)):
+            rows.append(row(name, users, arm, played, alone))
+            told[f"{name}, {users}, {arm.name}"] = list(played.result.readings)
+            print(*rows[-1], sep=", ", file=sys.stderr, flush=True)
+        if users == 1:
+            print(*table_lines(("kind", name, "speed"), kinds(asked, hybrid, alone)), "", sep="\n")
+    print(*table_lines(HEADS, rows), sep="\n")
+    write_json(given.json_file, told)
+
+
+if __name__ == "__main__":
+    run(Options, main)
