@@ -27,7 +27,7 @@ import numpy as np
 
 from benchmarks.capacity.script import ScriptedTarget
 from benchmarks.harness import Flags, JsonFile, run, table_lines, write_json
-from grpc_comm.observability.events import OfModel
+from grpc_comm.observability.server_events import OfModel
 from grpc_comm.observability.statistics import ModelTotals, Statistics
 from inference.backends import Segment
 from inference.backends.batch import BatchShape, check_rows, pad

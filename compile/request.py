@@ -27,7 +27,7 @@ from compile.spec import CompileSpec, least_nodes
 from inference.artifact import Bucket, DraftBucket, FusedPart, RoundBucket
 from inference.errors import InvalidRequest, Mismatch
 from inference.model.config import ModelConfig, parse_config, read_config, read_raw_config
-from inference.model.eagle import EAGLE3, named_layers, read_head_config
+from inference.model.eagle_head import EAGLE3, named_layers, read_head_config
 from inference.model.hub import find_model, split_revision
 from inference.model.noise_window import WINDOW
 

@@ -29,12 +29,12 @@ class Room(NamedTuple):
 
 BOUNDS = {
     "inference": Room(18_506, 103),
-    "grpc_comm": Room(5_863, 36),
+    "grpc_comm": Room(5_870, 36),
     "compile": Room(7_333, 37),
     "deploy": Room(3_833, 31),
     "outrider": Room(13_677, 92),
     "benchmarks": Room(8_101, 40),
-    "tests": Room(40_145, 233),
+    "tests": Room(40_152, 233),
 }
 """Bounds of each room. They rose last for these, by product lines:
 
@@ -45,15 +45,16 @@ BOUNDS = {
 - Two profiles of trn2 and builds that try once more: 106 of compile/, 16 of inference/. The study
   on recorded texts: 98 of benchmarks/.
 - A throttle that times again what a neighbour disturbed: 12 of inference/.
+- File names that stand for one file each, which break imports over more lines: 7 of grpc_comm/.
 """
 
 MOST_STEPS = 8
 """Bound of the longest trip of a parameter."""
 
-MOST_NAMES = 2
+MOST_NAMES = 1
 """Bound of the public type names with several meanings."""
 
-MOST_FILE_NAMES = 6
+MOST_FILE_NAMES = 2
 """Bound of the file names that stand for several files."""
 
 

@@ -32,7 +32,7 @@ from inference.flags.values import Natural, comma_separated
 from inference.model.cache import KeysValues
 from inference.model.config import ModelConfig, read_config
 from inference.model.decoder import Decoder, Past, RMSNorm, Sight
-from inference.model.eagle import EagleHead, HeadConfig
+from inference.model.eagle_head import EagleHead, HeadConfig
 from outrider.models.directories import EMBEDDED
 
 MOST_POSITIONS, LENGTH = 1024, 128

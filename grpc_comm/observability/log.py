@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from types import TracebackType
 from typing import Any
 
-from grpc_comm.observability.events import (
+from grpc_comm.observability.server_events import (
     CallRejected,
     Draining,
     Ending,

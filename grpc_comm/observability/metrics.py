@@ -17,7 +17,14 @@ from typing import TypeAlias
 from prometheus_client import CollectorRegistry, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from grpc_comm.observability.events import Drop, Ending, Event, ModelServed, OfModel, SessionEnded
+from grpc_comm.observability.server_events import (
+    Drop,
+    Ending,
+    Event,
+    ModelServed,
+    OfModel,
+    SessionEnded,
+)
 from grpc_comm.observability.statistics import ModelTotals, Statistics, occupancy
 from inference.engine.events import Commit, Forward, Prefilled
 from inference.proposer import COLOCATED, COPY, MODEL

@@ -15,7 +15,7 @@ from enum import Enum
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
-from grpc_comm.observability.events import (
+from grpc_comm.observability.server_events import (
     CallRejected,
     CandidatesDropped,
     Draining,

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from grpc_comm.observability.events import Listener, ModelServed, OfModel
+from grpc_comm.observability.server_events import Listener, ModelServed, OfModel
 from grpc_comm.translate import Description
 from inference.engine.engine import Engine
 from inference.errors import InvalidRequest

@@ -17,7 +17,7 @@ import grpc
 import grpc.aio
 from google.protobuf.message import DecodeError
 
-from grpc_comm.observability.events import CallRejected, Listener
+from grpc_comm.observability.server_events import CallRejected, Listener
 from grpc_comm.translate import status_code
 from inference.errors import InvalidRequest
 

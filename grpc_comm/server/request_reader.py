@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 
 from google.protobuf.message import DecodeError
 
-from grpc_comm.observability.events import Listener, MessageReceived
+from grpc_comm.observability.server_events import Listener, MessageReceived
 from grpc_comm.proto import verifier_pb2 as pb
 from grpc_comm.server.parse_errors import UNREADABLE
 from inference.errors import Gone, InvalidRequest

@@ -18,7 +18,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from grpc_comm.keys import Keys
-from grpc_comm.observability.events import Listener, ignore
+from grpc_comm.observability.server_events import Listener, ignore
 from grpc_comm.proto import verifier_pb2, verifier_pb2_grpc
 from grpc_comm.security import PLAINTEXT, SecurityOptions
 from grpc_comm.server.guard import KeyInterceptor, ServerSecurity, server_security

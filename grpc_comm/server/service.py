@@ -13,7 +13,7 @@ import grpc.aio
 
 from grpc_comm import translate
 from grpc_comm.keys import Grant, Key, Keys
-from grpc_comm.observability.events import CallRejected, Draining
+from grpc_comm.observability.server_events import CallRejected, Draining
 from grpc_comm.proto import verifier_pb2 as pb
 from grpc_comm.proto import verifier_pb2_grpc
 from grpc_comm.server.request_reader import Inbox

@@ -11,7 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 
-from grpc_comm.observability.events import (
+from grpc_comm.observability.server_events import (
     Ending,
     Listener,
     SessionEnded,

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from grpc_comm import messages
 from grpc_comm.keys import Key
-from grpc_comm.observability.events import Listener
+from grpc_comm.observability.server_events import Listener
 from grpc_comm.proto import verifier_pb2 as pb
 from grpc_comm.server.model_registry import Catalogue
 from grpc_comm.server.rate_limit import NODES_PER_SECOND, Allowance

@@ -16,7 +16,7 @@ import grpc.aio
 from grpc_comm import messages, translate
 from grpc_comm.keys import Grant, Key
 from grpc_comm.messages import Acknowledge, Go, Request
-from grpc_comm.observability.events import (
+from grpc_comm.observability.server_events import (
     CandidatesDropped,
     Drop,
     Ending,

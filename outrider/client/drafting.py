@@ -21,7 +21,7 @@ from outrider.models.loading import PREFILL_NODES
 from outrider.models.profiles import user_profiles
 from outrider.models.sequence_length import Capacity
 from outrider.money.goal import Goal
-from outrider.options.drafting import HistoryOptions, TreeOptions
+from outrider.options.draft_flags import HistoryOptions, TreeOptions
 from outrider.options.groups import DeviceOptions
 from outrider.options.roles import ClientRole
 

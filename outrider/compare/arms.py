@@ -87,7 +87,7 @@ class Architecture:
     swept: bool = False  # the best setting alone is measured; else all are
     drafts_here: bool = False  # on the client's machine
     on_this_machine: bool = False  # the target runs on the client's machine, too
-    presets: tuple[str, ...] = ()  # rows of outrider/options/drafting.py that it measures
+    presets: tuple[str, ...] = ()  # rows of outrider/options/draft_flags.py that it measures
 
     @property
     def command(self) -> str:

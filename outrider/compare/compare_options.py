@@ -27,7 +27,7 @@ from inference.flags.values import (
 from outrider.client.drafting import read_policy
 from outrider.compare.arms import ARCHITECTURES, BASELINE, GROWING, read_setting
 from outrider.compare.intervals import FEWEST
-from outrider.options.drafting import PresetOptions, SourceOptions
+from outrider.options.draft_flags import PresetOptions, SourceOptions
 from outrider.options.groups import (
     Device,
     ObjectiveOptions,

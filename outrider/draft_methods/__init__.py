@@ -1,6 +1,6 @@
 """Ways to draft, by the name that --draft gives them: a file here for each.
 
-Such a file has find(). Its name has a row in outrider/options/drafting.py. What find() returns
+Such a file has find(). Its name has a row in outrider/options/draft_flags.py. What find() returns
 knows all of the method: pools, clients and targets ask it and know no kinds.
 """
 
@@ -18,7 +18,7 @@ from inference.text import Tokenizer
 from outrider.models.loading import FoundModel, LoadedModel
 from outrider.models.profiles import Profiles
 from outrider.models.sequence_length import Capacity
-from outrider.options.drafting import check_method, method_of
+from outrider.options.draft_flags import check_method, method_of
 from outrider.options.groups import DeviceOptions, DraftModelOptions
 
 

@@ -13,13 +13,13 @@ from inference.artifact import Manifest, features_of
 from inference.backends import Model
 from inference.backends.compiled import CompiledModel
 from inference.backends.eager import EagerModel
-from inference.backends.eagle import EagleModel, read_embeddings
+from inference.backends.eagle_model import EagleModel, read_embeddings
 from inference.backends.target_features import FeatureModel, FeatureSequence, feature_model
 from inference.command import say
 from inference.drafters.draft import Draft
 from inference.errors import InvalidRequest, UnsupportedModel
 from inference.model.checkpoint import fingerprint
-from inference.model.eagle import OfTarget, read_head, read_head_config
+from inference.model.eagle_head import OfTarget, read_head, read_head_config
 from inference.model.float8 import states_of
 from outrider.draft_methods import FoundDraft
 from outrider.models.artifacts import artifact_checkpoint

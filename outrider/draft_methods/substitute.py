@@ -7,7 +7,7 @@ from functools import partial
 
 from inference.backends import Model
 from inference.backends.eager import EagerModel
-from inference.backends.substitute import SharedCacheModel, SharedSequence
+from inference.backends.substitute_model import SharedCacheModel, SharedSequence
 from inference.draft_tuning import TUNING
 from inference.drafters.draft import Draft
 from inference.errors import InvalidRequest
@@ -31,7 +31,7 @@ class Substitute(OfCheckpoint):
         return f"{self.checkpoint.name}, 4-bit"
 
     def load(self, options: DeviceOptions, capacity: Capacity) -> EagerModel:
-        from inference.backends.substitute import load_substitute
+        from inference.backends.substitute_model import load_substitute
 
         return load_eager(options, self.checkpoint, load_substitute, capacity)
 
@@ -46,7 +46,7 @@ class BesideItsTarget(Substitute):
         return f"{super().fingerprint()}-layers"
 
     def load(self, options: DeviceOptions, capacity: Capacity) -> EagerModel:
-        from inference.backends.substitute import substitute_of
+        from inference.backends.substitute_model import substitute_of
 
         draft = substitute_of(self.target.decoder)
         return SharedCacheModel(

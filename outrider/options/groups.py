@@ -1,5 +1,5 @@
 """Groups of flags about models, texts and prices. outrider/options/roles.py combines groups into
-roles; drafting.py and network.py have further ones.
+roles; draft_flags.py and network.py have further ones.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ from inference.flags.command_line import (
     with_bare,
 )
 from inference.flags.group import Flag, Shown, brief, flags_of
-from outrider.options.drafting import PresetOptions
+from outrider.options.draft_flags import PresetOptions
 from outrider.options.groups import GeneralOptions
 from outrider.options.roles import OTHER_VERBS, ROLES, VERBS, Role
 from outrider.version import outrider_version

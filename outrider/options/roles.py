@@ -14,8 +14,8 @@ from inference.cost.billing import COSTS, ENERGIES
 from inference.extras import require
 from inference.flags.flag_rules import FlagRule
 from inference.flags.values import Directory, File, ModelName, Name
-from outrider.options import drafting, groups, network
-from outrider.options.drafting import METHODS
+from outrider.options import draft_flags, groups, network
+from outrider.options.draft_flags import METHODS
 
 OBJECTIVES_BUT = {
     "max_usd_per_1m": " ".join(f"objective={one}" for one in (*ENERGIES, "latency")),
@@ -97,7 +97,7 @@ class TargetRole(ServingRole, groups.LegacyOptions):
     role: Literal["target"] = "target"
 
 
-class FusedTargetRole(drafting.SourceOptions, groups.ReductionOptions, ServingRole):
+class FusedTargetRole(draft_flags.SourceOptions, groups.ReductionOptions, ServingRole):
     """serve a target with a draft beside it, on one host"""
 
     role: Literal["fused_target"] = "fused_target"
@@ -118,7 +118,7 @@ TO_A_TARGET = ("target", "target_host", "model", "tls_ca", "token_file")
 
 class ClientRole(
     Role,
-    drafting.PresetOptions,
+    draft_flags.PresetOptions,
     groups.MeasureOptions,
     groups.DeviceOptions,
     groups.ReductionOptions,
@@ -130,7 +130,7 @@ class ClientRole(
 
     def check_extra(self) -> None:
         if self.method is not None and not self.target_only:
-            drafting.check_method(self)
+            draft_flags.check_method(self)
 
     @model_validator(mode="after")
     def _drafts_here(self) -> Self:
@@ -154,7 +154,7 @@ class TextRole(Role):
 
 class DraftRole(
     groups.ExplainOptions,
-    drafting.HistoryOptions,
+    draft_flags.HistoryOptions,
     groups.BaselineOptions,
     TextRole,
     SharedClientRole,
@@ -166,7 +166,7 @@ class DraftRole(
     role: Literal["draft"] = "draft"
 
 
-class ChatRole(drafting.HistoryOptions, ClientRole, title="text"):
+class ChatRole(draft_flags.HistoryOptions, ClientRole, title="text"):
     """chat in the terminal: draft here, verify at a target"""
 
     COMMON: ClassVar = (*TO_A_TARGET, *("system", "temperature", "max_new_tokens", "cs"))

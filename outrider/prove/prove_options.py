@@ -9,7 +9,7 @@ from pydantic import model_validator
 
 from inference.flags.command_line import CommandOptions, parse_flags
 from inference.flags.values import Count, Directory, File
-from outrider.options.drafting import METHODS, SourceOptions
+from outrider.options.draft_flags import METHODS, SourceOptions
 from outrider.options.groups import HourlyOptions, ReductionOptions, TargetOptions
 from outrider.options.roles import RULES
 

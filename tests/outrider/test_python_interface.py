@@ -13,7 +13,7 @@ from pkgutil import iter_modules
 import pytest
 
 import outrider
-from grpc_comm.observability.events import SessionOpened
+from grpc_comm.observability.server_events import SessionOpened
 from grpc_comm.server.server import BackgroundServer
 from grpc_comm.transport import Address, Endpoint
 from outrider.options.roles import ChatRole, TargetRole

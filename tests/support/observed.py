@@ -9,7 +9,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
-from grpc_comm.observability.events import Ending, ModelServed, OfModel, SessionEnded, SessionOpened
+from grpc_comm.observability.server_events import (
+    Ending,
+    ModelServed,
+    OfModel,
+    SessionEnded,
+    SessionOpened,
+)
 from grpc_comm.observability.statistics import Statistics
 from inference.engine.engine import Engine
 from inference.engine.session import Session

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from grpc_comm.observability.events import (
+from grpc_comm.observability.log import EventLog, start_log
+from grpc_comm.observability.server_events import (
     CallRejected,
     Draining,
     Ending,
@@ -18,7 +19,6 @@ from grpc_comm.observability.events import (
     SessionResumed,
     StreamLost,
 )
-from grpc_comm.observability.log import EventLog, start_log
 from grpc_comm.observability.statistics import Statistics
 from inference.engine.tuning import TUNING
 from inference.errors import InvalidRequest

@@ -12,7 +12,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
 from grpc_comm.observability.endpoint import serve_metrics
-from grpc_comm.observability.events import (
+from grpc_comm.observability.metrics import Metrics
+from grpc_comm.observability.server_events import (
     CallRejected,
     CandidatesDropped,
     Draining,
@@ -23,7 +24,6 @@ from grpc_comm.observability.events import (
     SessionResumed,
     StreamLost,
 )
-from grpc_comm.observability.metrics import Metrics
 from grpc_comm.observability.statistics import Statistics
 from grpc_comm.transport import Address
 from inference.errors import InvalidRequest

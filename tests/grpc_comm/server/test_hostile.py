@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import grpc
 import pytest
 
-from grpc_comm.observability.events import Drop
+from grpc_comm.observability.server_events import Drop
 from grpc_comm.observability.statistics import Statistics
 from grpc_comm.proto import verifier_pb2 as pb
 from grpc_comm.server.model_registry import Served

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import grpc
 import pytest
 
-from grpc_comm.observability.events import CallRejected, Event
+from grpc_comm.observability.server_events import CallRejected, Event
 from grpc_comm.security import SecurityOptions
 from grpc_comm.server.server import BackgroundServer
 from tests.support.hostile import bearer, keys_file

@@ -15,7 +15,7 @@ from grpc_reflection.v1alpha import reflection_pb2
 
 from grpc_comm.client.connection import connect
 from grpc_comm.keys import WATCH_SECONDS
-from grpc_comm.observability.events import Drop
+from grpc_comm.observability.server_events import Drop
 from grpc_comm.observability.statistics import Statistics
 from grpc_comm.proto import verifier_pb2 as pb
 from grpc_comm.security import SecurityOptions

@@ -13,10 +13,10 @@ import torch
 
 from inference.backends import Ranked
 from inference.backends.eager import EagerModel
-from inference.backends.eagle import EagleModel
+from inference.backends.eagle_model import EagleModel
 from inference.backends.sequence import ModelSequence, TargetRow
 from inference.backends.target_features import FeatureSequence
-from inference.model.eagle import OfTarget, read_head
+from inference.model.eagle_head import OfTarget, read_head
 from inference.model.sampler import Sampling, rank
 from inference.sampling import SamplingParams
 from inference.tree import TokenTree

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from inference.backends.eager import EagerModel
-from inference.backends.eagle import read_embeddings
+from inference.backends.eagle_model import read_embeddings
 from inference.backends.neuron import NeuronModel
 from inference.backends.torch_neuron import GRAPHS, RankPlan, RankProgram, compiled_graphs
 from inference.backends.torch_neuron_ranks import Ranks

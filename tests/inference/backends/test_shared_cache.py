@@ -12,7 +12,7 @@ import torch
 
 from inference.backends import Ranked, Segment
 from inference.backends.eager import EagerModel
-from inference.backends.substitute import SharedCacheModel, SharedSequence
+from inference.backends.substitute_model import SharedCacheModel, SharedSequence
 from inference.drafters.draft import Draft
 from inference.engine.colocated_drafter import ColocatedDrafter
 from inference.engine.engine import Engine

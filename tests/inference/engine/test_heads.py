@@ -15,7 +15,7 @@ import pytest
 
 from inference.backends import Ranked, Segment
 from inference.backends.eager import EagerModel
-from inference.backends.eagle import EagleModel
+from inference.backends.eagle_model import EagleModel
 from inference.backends.target_features import FeatureSequence
 from inference.draft_tuning import TUNING
 from inference.drafters.draft import Draft
@@ -23,7 +23,7 @@ from inference.engine.colocated_drafter import ColocatedDrafter
 from inference.engine.engine import Engine
 from inference.engine.local_session import LocalSession
 from inference.engine.session import Session
-from inference.model.eagle import OfTarget, read_head
+from inference.model.eagle_head import OfTarget, read_head
 from inference.order import Decode
 from inference.planner.acceptance import Knowledge
 from inference.planner.acceptance_file import read_acceptance

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from inference.errors import UnsupportedModel
-from inference.model.eagle import OfTarget, read_head, read_head_config
+from inference.model.eagle_head import OfTarget, read_head, read_head_config
 from tests.support import heads, pairs
 
 TARGET = pairs.decoder(1)

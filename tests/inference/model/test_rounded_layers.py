@@ -11,7 +11,7 @@ import torch
 from inference.backends import Ranked
 from inference.backends.eager import EagerModel
 from inference.backends.sequence import ModelSequence
-from inference.backends.substitute import load_substitute, substitute_of
+from inference.backends.substitute_model import load_substitute, substitute_of
 from inference.model.checkpoint import load_decoder
 from inference.model.decoder import Decoder
 from inference.model.quantized import quantize

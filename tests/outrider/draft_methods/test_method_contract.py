@@ -22,7 +22,7 @@ from inference.text import Tokenizer
 from outrider.draft_methods import find_draft
 from outrider.models.directories import EMBEDDED
 from outrider.models.sequence_length import Capacity
-from outrider.options.drafting import METHODS
+from outrider.options.draft_flags import METHODS
 from outrider.options.roles import DraftRole, FusedTargetRole, TargetRole
 from outrider.target.colocated_draft import with_draft
 from outrider.target.target import load_served

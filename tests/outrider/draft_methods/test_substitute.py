@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from inference.backends.substitute import SharedCacheModel
+from inference.backends.substitute_model import SharedCacheModel
 from inference.backends.timed import PROFILES
 from outrider.draft_methods import find_draft
 from outrider.models.loading import find_target

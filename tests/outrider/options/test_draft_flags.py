@@ -18,7 +18,7 @@ from inference.errors import InvalidRequest
 from outrider.compare.arms import ARCHITECTURES, BASELINE, HYBRID, SUFFIX
 from outrider.compare.compare_options import parse as parse_comparison
 from outrider.endpoint.target_manager import TargetManager
-from outrider.options.drafting import METHODS, PRESETS
+from outrider.options.draft_flags import METHODS, PRESETS
 from outrider.options.parsing import parse
 from outrider.options.roles import DraftRole, FusedTargetRole, ServeRole, TargetRole
 from outrider.target.target import load_target

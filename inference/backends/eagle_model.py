@@ -32,7 +32,7 @@ from inference.backends.torch_neuron import rank_weights
 from inference.errors import BadArtifact
 from inference.model.cache import empty_cache, write_slots, write_states
 from inference.model.config import parse_config
-from inference.model.eagle import EagleHead
+from inference.model.eagle_head import EagleHead
 from inference.tree import IntArray
 
 _EMBEDDINGS = "model.embed_tokens.weight"
