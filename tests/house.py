@@ -32,7 +32,7 @@ BOUNDS = {
     "grpc_comm": Room(5_870, 36),
     "compile": Room(7_333, 37),
     "deploy": Room(3_833, 31),
-    "outrider": Room(13_677, 92),
+    "outrider": Room(13_678, 92),
     "benchmarks": Room(8_101, 40),
     "tests": Room(40_152, 233),
 }

@@ -24,7 +24,7 @@ class MethodEntry(NamedTuple):
 
     help: str  # what it is, in a few words
     here: bool = True  # whether it also drafts on a client's machine, away from the target
-    extra: str = "torch"  # that computes it
+    extra: str = "torch"  # that computes it; empty for none
 
 
 METHODS = {
@@ -105,7 +105,8 @@ def check_method(options: DraftModelOptions) -> None:
     """Raise MissingExtra, with the install line, unless what computes the draft is installed."""
     method = "gguf" if is_gguf(options.draft_name or "") else method_of(options)
     otherwise = f"; --draft {COPY} and none need no model"
-    require(METHODS[method].extra, f"--draft {method}", otherwise=otherwise)
+    if extra := METHODS[method].extra:
+        require(extra, f"--draft {method}", otherwise=otherwise)
 
 
 class HistoryOptions(SourceOptions):
