@@ -34,7 +34,7 @@ BOUNDS = {
     "deploy": Room(3_833, 31),
     "outrider": Room(13_678, 92),
     "benchmarks": Room(8_101, 40),
-    "tests": Room(40_152, 233),
+    "tests": Room(40_154, 233),
 }
 """Bounds of each room. They rose last for these, by product lines:
 
