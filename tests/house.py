@@ -32,13 +32,13 @@ BOUNDS = {
     "grpc_comm": Room(5_870, 36),
     "compile": Room(7_333, 37),
     "deploy": Room(3_833, 31),
-    "outrider": Room(13_678, 92),
+    "outrider": Room(13_712, 92),
     "benchmarks": Room(8_101, 40),
-    "tests": Room(40_154, 233),
+    "tests": Room(40_163, 233),
 }
 """Bounds of each room. They rose last for these, by product lines:
 
-- `outrider recommend`: 414 of outrider/.
+- `outrider recommend`: 448 of outrider/, of which 34 judge texts that the time has cut.
 - `outrider prove`: 594 of outrider/, 195 of deploy/. It replaces `outrider compile check`.
 - A client without torch: 219 of inference/ for text by tokenizers and jinja2, a ranking by numpy
   and the names of extras; 86 of outrider/ for what finds models.

@@ -1,7 +1,8 @@
 """Measures ways of drafting side by side, and names the command to use.
 
-Short texts of several kinds are made in every way in turn, with the prompt's keys warm at the
-target and the draft loaded. The figures are what to expect of such texts.
+Texts of several kinds are made in every way in turn, with the prompt's keys warm at the target and
+the draft loaded. A text that the time cuts is taken to go on as it did in its later half, since a
+draft must take in the prompt first. The figures are what to expect of whole texts.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from functools import reduce
 from pathlib import Path
-from threading import Event
+from threading import TIMEOUT_MAX, Event, Timer
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -46,11 +47,11 @@ from outrider.text.completion import Completion, Request
 MOST = 3
 """Drafts that are measured: the smallest."""
 
-LEAST, FIRST = 16, 128
+LEAST, FIRST = 8, 128
 """Tokens of a text that says something of drafting, and of a command's first text."""
 
-PLANNED = 0.7
-"""Share of the time that is planned: a draft may be slower than none."""
+PLANNED = 0.9
+"""Share of the time that texts take; prompts take the rest."""
 
 WORTH = 1.05
 """Speed over that of the target alone from which a way is recommended."""
@@ -90,7 +91,7 @@ def recommend(options: RecommendOptions) -> int:
     with ExitStack() as stack:
         ways = list(loaded(options, here, there, stack, left_out))
         measure(ways, begun + options.seconds, options.max_new_tokens)
-        rows = [figures(way, ways[0]) for way in ways]
+        rows = [figures(way, ways[0], options.max_new_tokens) for way in ways]
     best, times = choose(rows), LatencyModel(dict(there.times))
     why = "" if best else reason(times, ways[-1].texts[-1][1], trip)
     line = command(options.of_run(**ways[best].flags))
@@ -159,32 +160,37 @@ def _named(flag: str, one: ModelHere) -> dict[str, Any]:
 def measure(ways: Sequence[Way], deadline: float, longest: int) -> None:
     """Make texts in every way in turn, until the prompts or the time end. The first way is the
     target alone; before each turn it makes one token, so that the prompt is warm for all. Texts are
-    short rather than that a kind is left out. Raises InvalidRequest for too little time.
+    cut rather than that a kind is left out. Raises InvalidRequest for too little time.
 
     longest: tokens of a text
     """
     prompts: list[tuple[str, str]] = json.loads(
         (Path(__file__).parent / "prompts.json").read_text(encoding="utf-8")
     )
+    kinds = len({kind for kind, _ in prompts})
     _text(ways[0].client, *prompts[0], 1)
-    speed, slowest = _text(ways[0].client, *prompts[0], LEAST).tokens_per_second, 0.0
-    tokens = PLANNED * (deadline - time.perf_counter()) * speed / len(ways)  # of one text each
-    if tokens < LEAST:
+    speed = _text(ways[0].client, *prompts[0], LEAST).tokens_per_second
+    seconds = PLANNED * (deadline - time.perf_counter()) / (kinds * len(ways))
+    if seconds * speed < LEAST:
         raise InvalidRequest(f"--seconds: too few for a target of {speed:.2g} tokens/s")
-    most = min(longest, max(LEAST, int(tokens / len({kind for kind, _ in prompts}))))
+    slowest = 0.0
     for turn, (kind, prompt) in enumerate(prompts):
         begun = time.perf_counter()
         if begun + slowest > deadline:
             break
         _text(ways[0].client, kind, prompt, 1)
         for way in [*ways[turn % len(ways) :], *ways[: turn % len(ways)]]:
-            way.texts.append((kind, _text(way.client, kind, prompt, most)))
+            way.texts.append((kind, _text(way.client, kind, prompt, longest, seconds)))
         slowest = max(slowest, time.perf_counter() - begun)
 
 
-def _text(client: Client, kind: str, prompt: str, tokens: int) -> Completion:
+def _text(
+    client: Client, kind: str, prompt: str, tokens: int, seconds: float = TIMEOUT_MAX
+) -> Completion:
     """Go on with code, or answer the prompt where the model can chat. Waits until the draft is
     silent.
+
+    seconds: the text is cut after these
     """
     try:
         ids = client.tokenizer.encode(prompt, chat=kind != "code")
@@ -192,21 +198,33 @@ def _text(client: Client, kind: str, prompt: str, tokens: int) -> Completion:
         ids = client.tokenizer.encode(prompt)
     ids, stop_ids = ids[: client.length - tokens], client.target.description.stop_ids
     asked = Request(0, "", ids, SamplingParams(), tokens, stop_ids)
-    done = client.complete(asked, silent, Event()).raise_failure()
+    cut = Event()
+    timer = Timer(seconds, cut.set)
+    timer.start()
+    try:
+        done = client.complete(asked, silent, cut).raise_failure()
+    finally:
+        timer.cancel()
     rows = client.wait()
     if rows is not None:
         rows.settle()
     return done
 
 
-def figures(way: Way, alone: Way) -> dict[str, Any]:
-    """Expected figures of a way, by the heads of the table. alone: the target's own"""
+def figures(way: Way, alone: Way, longest: int) -> dict[str, Any]:
+    """Expected figures of a way, by the heads of the table.
+
+    alone: the target's own
+    longest: tokens of a text
+    """
     texts = [done for _, done in way.texts]
     usage = reduce(Usage.plus, (done.usage for done in texts))
     tokens, dollars = sum(len(done.token_ids) for done in texts), way.client.budget.price(usage)
-    speed, base = _speed(texts), _speed([done for _, done in alone.texts])
+    speed, base = _speed(texts, longest), _speed([done for _, done in alone.texts], longest)
     drawn = np.random.default_rng(0).integers(len(texts), size=(2000, len(texts)))
-    low, high = np.quantile([_speed([texts[at] for at in one]) for one in drawn], [0.025, 0.975])
+    low, high = np.quantile(
+        [_speed([texts[at] for at in one], longest) for one in drawn], [0.025, 0.975]
+    )
     early = min(base * way.seconds, FIRST)  # tokens that come before the draft is loaded
     return {
         "texts": len(texts),
@@ -215,7 +233,10 @@ def figures(way: Way, alone: Way) -> dict[str, Any]:
         "from": float(low),
         "to (95%)": float(high),
         "x alone": speed / base,
-        **{kind: _speed([done for one, done in way.texts if one == kind]) for kind, _ in way.texts},
+        **{
+            kind: _speed([done for one, done in way.texts if one == kind], longest)
+            for kind, _ in way.texts
+        },
         "bytes/token": (usage.bytes_up + usage.bytes_down) / tokens,
         "$/1M": None if dollars is None else dollars / tokens * PER_MILLION,
         "load s": way.seconds,
@@ -224,9 +245,22 @@ def figures(way: Way, alone: Way) -> dict[str, Any]:
     }
 
 
-def _speed(texts: Sequence[Completion]) -> float:
-    """Tokens a second over these texts."""
-    return sum(len(done.token_ids) for done in texts) / sum(done.seconds for done in texts)
+def _speed(texts: Sequence[Completion], longest: int) -> float:
+    """Tokens a second over these texts, whole."""
+    tokens, seconds = zip(*(whole(done, longest) for done in texts), strict=True)
+    return float(sum(tokens) / sum(seconds))
+
+
+def whole(done: Completion, longest: int) -> tuple[int, float]:
+    """Tokens and seconds of a text of up to `longest` tokens. One that was cut goes on as it did
+    behind the middle of its tokens.
+    """
+    made = np.cumsum(done.chunk_tokens)
+    if done.finish_reason != "cancelled" or len(made) < 2:
+        return len(done.token_ids), done.seconds
+    middle = min(int(np.searchsorted(made, made[-1] / 2)), len(made) - 2)
+    rate = (made[-1] - made[middle]) / (done.arrivals[-1] - done.arrivals[middle])
+    return longest, float(done.arrivals[-1] + (longest - made[-1]) / rate)
 
 
 def choose(rows: Sequence[Mapping[str, Any]]) -> int:

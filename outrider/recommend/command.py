@@ -17,8 +17,8 @@ from outrider.options.roles import RULES
 
 
 class RecommendOptions(CommandOptions, title="drafting"):
-    """Measure which draft suits this machine and a target: short texts are made with each one that
-    fits, with copies alone and without, in turn. The last line is the command to use.
+    """Measure which draft suits this machine and a target: texts are made with each one that fits,
+    with copies alone and without, in turn. The last line is the command to use.
     """
 
     RULES: ClassVar = RULES
@@ -28,8 +28,8 @@ class RecommendOptions(CommandOptions, title="drafting"):
     """ask whether to fetch the two smallest published drafts that fit and are not here"""
     seconds: Seconds = 120.0
     """time for loading and measuring"""
-    max_new_tokens: Count = 64
-    """tokens of a text, fewer at a slow target"""
+    max_new_tokens: Count = 128
+    """tokens of a text; one that the time cuts is taken to go on as it did"""
     as_json: File | None = Field(default=None, alias="json")
     """write all figures to this file"""
     connection: ConnectionOptions = ConnectionOptions()
