@@ -24,7 +24,7 @@ from inference.order import Pace
 from inference.planner.prices import Usage
 from inference.proposer import Proposer
 from inference.text import Tokenizer
-from inference.throttle import Throttle, silence
+from inference.throttle import Silence, Throttle
 from outrider.client.connecting import connect_target
 from outrider.models.directories import find_tokenizer
 from outrider.money.budget import RunBudget
@@ -77,7 +77,7 @@ class Client:
         gc.freeze()  # what is loaded is not searched for garbage in the middle of a text: 0.2 s
         self._rows: Future[AnyRows] | None = None
         self._loader = ThreadPoolExecutor(1, "outrider load")
-        self._beginning, self._stack, self._quiet = Lock(), ExitStack(), silence()
+        self._beginning, self._stack, self._silence = Lock(), ExitStack(), Silence()
 
     @property
     def model(self) -> str:
@@ -158,7 +158,7 @@ class Client:
 
     def _drafter(self) -> Drafter:
         """The draft's thread; throttled where the target is on this machine."""
-        return on_thread(self._lend, Throttle(self._quiet) if self.target.is_local else None)
+        return on_thread(self._lend, Throttle(self._silence) if self.target.is_local else None)
 
     def _lend(self, wanted: Callable[[], bool]) -> AbstractContextManager[Sequence[Proposer]]:
         """Lend a row of the draft, once it is loaded; none where loading failed."""
