@@ -240,4 +240,4 @@ def test_signs_of_life_cut_no_forward_short() -> None:
                 made = forward + len(tokens)
                 drafting.hear(progress(3 + forward, tokens, forwards=made))
             drafting.turn()
-    assert list(silence.seconds) == [3.0, 3.0, 3.0]
+    assert list(silence.seconds) == [2.0, 3.0, 3.0, 3.0]  # the first is timed from a sign of life
