@@ -74,14 +74,6 @@ def paths(tree: CandidateTree) -> dict[Path, float]:
     return dict(zip(found[1:], values[1:], strict=True))
 
 
-def test_nodes_hang_below_the_root_and_below_each_other() -> None:
-    tree = planted()
-    assert say(tree, (0, BASE, 10, 0.5), (1, 0, 11, 0.5), (2, BASE, 12, 0.4)) == 3
-    assert list(paths(tree)) == [(10,), (12,), (10, 11)]
-    assert paths(tree) == pytest.approx({(10,): 0.5, (12,): 0.4, (10, 11): 0.25})
-    assert tree.live == 3
-
-
 def test_the_same_node_of_two_proposers_is_one_and_worth_what_the_bolder_one_says() -> None:
     tree = planted()
     say(tree, (0, BASE, 10, 2**-16), (1, 0, 11, 0.9))
@@ -347,27 +339,6 @@ def test_a_snapshot_keeps_what_was_there_when_it_was_taken() -> None:
     snapshot = snapshot_of(tree)
     say(tree, (1, 0, 11, 0.9), (2, BASE, 12, 0.9))
     assert snapshot.tree.tokens.tolist() == [7, 10]
-
-
-def test_what_lies_below_a_node_is_worth_more_when_its_chance_is_raised() -> None:
-    tree = planted()
-    say(tree, (0, BASE, 10, 0.5), (1, BASE, 11, 0.4), (2, 1, 12, 0.9), (3, 2, 13, 0.9))
-    assert list(paths(tree)) == [(10,), (11,), (11, 12), (11, 12, 13)]
-    say(tree, (0, BASE, 11, 0.6), stream=2)
-    say(tree, (4, 3, 14, 0.5))
-    below = {(11, 12): 0.54, (10,): 0.5, (11, 12, 13): 0.486, (11, 12, 13, 14): 0.243}
-    assert paths(tree) == pytest.approx({(11,): 0.6, **below})
-    assert list(paths(tree)) == [(11,), *below]
-
-
-def test_a_raised_chance_goes_with_its_node() -> None:
-    """The place of a pruned node is taken by another one, which is worth what was said of it."""
-    tree = planted()
-    say(tree, (0, BASE, 10, 0.5), (1, BASE, 20, 0.1), (2, 1, 21, 0.1))
-    say(tree, (0, BASE, 20, 0.9), (1, 0, 21, 0.9), stream=2)  # ranks have not been asked for
-    tree.advance([10])
-    say(tree, *((number, BASE, 30 + number, 0.1) for number in range(3, 6)), base=ROOT + 1)
-    assert paths(tree) == pytest.approx({(33,): 0.1, (34,): 0.1, (35,): 0.1})
 
 
 def test_what_comes_late_and_what_a_full_tree_sheds_is_counted() -> None:

@@ -28,7 +28,6 @@ from grpc_comm.client.connection import connect
 from inference.artifact import read_manifest, write_manifest
 from inference.backends.compiled import CompiledModel, load_compiled, read_compiled
 from inference.backends.eager import EagerModel
-from inference.backends.sequence import ModelSequence
 from inference.engine.engine import Engine
 from inference.engine.local_session import LocalSession
 from inference.errors import BadArtifact, InvalidRequest
@@ -98,20 +97,6 @@ def eager_model(target: Decoder) -> EagerModel:
 
 def prompt_of(target: Decoder, length: int) -> list[int]:
     return np.random.default_rng(length).integers(0, target.vocabulary, length).tolist()
-
-
-def test_what_one_graph_writes_another_reads(model: CompiledModel, target: Decoder) -> None:
-    """The prompt by the prefill graph, then by the verify graphs: the same keys in the same
-    slots, and as eager has them.
-    """
-    trees = {bucket: graph for bucket, graph in model.graphs.items() if bucket.picks > 1}
-    prompt, eager = prompt_of(target, 14), eager_model(target)
-    ModelSequence(eager, 1, SamplingParams()).extend(prompt[:-1])
-    expected = eager.cache.stacked()[0][:, 1, :13]
-    for served in (model, CompiledModel(trees, model.cache)):
-        ModelSequence(served, 1, SamplingParams()).extend(prompt[:-1])
-        found = served.cache.stacked()[0][:, 1, :13]
-        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 
 
 Run = Callable[..., tuple[Tensor, ...]]

@@ -112,23 +112,6 @@ def test_a_node_that_does_not_see_every_position_above_it_is_refused(cells: Cell
     assert_refused(lambda: model.choose([broken]), ["one key at each position"])
 
 
-def test_keys_that_were_given_up_for_other_branches_are_computed_again(
-    cells: Cells, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "SEQUENCES", 12)
-    sequence = ModelSequence(model_of(cells), 0, SamplingParams())
-    sequence.extend(PROMPT)
-    parents = [-1, *[0] * 15, *range(1, 16)]  # 15 children, each with one of its own
-    tree = TokenTree(np.arange(31, dtype=np.int32), np.array(parents, dtype=np.int32))
-    for nodes in (range(1), range(1, 6), range(6, 11), range(11, 16)):
-        sequence.rank(tree, nodes, 1)
-    before = cells.tokens
-    for node in range(16, 31):
-        ranked = sequence.rank(tree, [node], 1)
-        assert ranked.ids[0].tolist() == after([*PROMPT, 0, node - 15], [node])
-    assert cells.tokens - before > 15
-
-
 @pytest.mark.parametrize("vocabulary", [100, 5000])
 @pytest.mark.parametrize(
     "params",

@@ -178,25 +178,6 @@ def test_rows_that_no_graph_holds_together_are_answered_in_turn(served: Served) 
     assert served.model.padded(1, 8) == (1, 8)
 
 
-def test_a_call_leaves_the_rows_that_are_not_in_it_as_they_are(served: Served) -> None:
-    """To the last bit and on every rank, whatever graph it goes to; of its own row it writes its
-    slots and the junk slot.
-    """
-    model, device = served.model, served.neuron.loaded[-1]
-    names, rng = cache_names(2), np.random.default_rng(3)
-    for nodes in (1, 5, 8, 12):
-        for row in range(ROWS):
-            first = int(rng.integers(0, JUNK - nodes))
-            before = [device.read_from_neuron_buffer(name, 1) for name in names]
-            call = segment(row, nodes, slots=30, first=first)
-            model.choose([call._replace(pick=call.pick[-1:])])
-            for name, old in zip(names, before, strict=True):
-                new = device.read_from_neuron_buffer(name, 1)
-                changed = (new != old).any(-1).nonzero().tolist()
-                own = [[row, slot] for slot in range(first, first + nodes)]
-                assert [place for place in changed if place[1] != JUNK] == own
-
-
 def test_nodes_that_see_different_contexts_are_refused(served: Served) -> None:
     call = segment(0, 2)._replace(context=np.zeros((2, 5), dtype=np.bool_))
     assert_refused(lambda: served.model.choose([call]), ["slots"], LimitExceeded)
@@ -243,24 +224,6 @@ def test_bfloat16_weights_of_every_rank_are_bfloat16(
 def test_what_cannot_be_dealt_out_evenly_is_refused(changes: dict[str, int]) -> None:
     config = parse_config(TINY | {"num_attention_heads": 6, "hidden_size": 24} | changes)
     assert_refused(lambda: parallel_config(config, 2, config.vocab_size), ["--tensor_parallel 2"])
-
-
-def test_a_copied_row_has_every_bit_of_its_source_on_every_rank_and_other_rows_stay(
-    served: Served,
-) -> None:
-    model, device = served.model, served.neuron.loaded[-1]
-    model.choose([segment(0, 8), segment(1, 8, first=8)])
-    before = [
-        device.read_from_neuron_buffer(name, rank) for name in cache_names(2) for rank in range(2)
-    ]
-    model.copy_row(1, 0, 16)
-    after = [
-        device.read_from_neuron_buffer(name, rank) for name in cache_names(2) for rank in range(2)
-    ]
-    assert served.neuron.calls[-1] == COPY
-    for old, new in zip(before, after, strict=True):
-        assert not old[0].equal(old[1])
-        assert new.equal(old[[1, 1]])
 
 
 def test_noise_is_made_before_the_first_call_of_a_text_and_then_ahead_of_every_other(

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from inference.draft_tuning import TUNING
 from inference.drafters.copied_text import (
     COUNTED,
-    ROOT,
     CopySource,
     History,
     Match,
@@ -117,30 +116,11 @@ def test_the_most_frequent_comes_first_and_the_latest_is_marked() -> None:
     assert named(source) == [Following(3, 2, 1, False), Following(4, 1, 0, True)]
 
 
-def test_one_word_names_what_followed_it() -> None:
-    source = CopySource()
-    source.open([5, 1, 6, 1])
-    assert source.following(source.end) == (1, [Following(6, 1, 0, True)])
-
-
-def test_a_token_that_never_occurred_names_nothing() -> None:
-    source = CopySource()
-    source.open([5, 1, 6, 2])
-    assert source.following(source.end) == (0, [])
-
-
 def test_few_tokens_are_named_and_the_others_are_counted() -> None:
     source = CopySource()
     source.open([token for last in range(10, 16) for token in (1, 2, last)] + [1, 2])
     assert len(named(source)) == TUNING.copied
     assert named(source)[-1].others == 6 - TUNING.copied
-
-
-def test_a_step_goes_on_as_if_the_token_had_been_committed() -> None:
-    source, text = CopySource(), [3, 1, 4, 1, 5, 9, 2, 6, 3, 1, 4]
-    source.open(text[:-2])
-    ahead = source.step(source.step(source.end, 1), 4)
-    assert source.following(ahead)[1][0].token == 1
 
 
 def test_earlier_texts_of_the_same_user_are_copied_and_those_of_others_are_not() -> None:
@@ -296,9 +276,3 @@ def test_a_token_that_is_repeated_costs_no_more_than_others() -> None:
     assert len(automaton.next) == 1001
     assert automaton.end.length == 999
     assert sum(automaton.counts) <= 1000 * COUNTED
-
-
-def test_what_never_occurred_matches_nothing() -> None:
-    automaton = automaton_of([1, 2, 3])
-    assert automaton.step(Match(), 9) == Match(ROOT, 0)
-    assert automaton_of([]).end == Match(ROOT, 0)

@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -91,24 +90,6 @@ def test_all_sessions_go_into_one_forward_and_each_gets_its_own_text() -> None:
         own_text(prompt_of(number), 12, params) for number, params in enumerate(SAMPLINGS)
     ]
     assert {rows for rows, _ in model.calls} == {3}
-
-
-def test_candidates_that_come_true_save_forwards_and_false_ones_change_nothing() -> None:
-    engine, model, _ = exact_engine(times=free)
-    session = asked(engine, PROMPT, 12)
-    stream = engine.join(session)
-    wrong = Proposal(90, BASE, (TEXT[0] + 1) % FAULTY, 1.0)
-    right = chain(LAST, TEXT[:5])
-    model.calls.clear()
-    engine.append(session, stream, Nodes(LAST, [wrong, *right.proposals]))
-    engine.step()
-    assert text_of(session) == TEXT[:6]
-    assert model.calls == [(1, 7)]
-    engine.append(session, stream, chain(LAST, [*TEXT[:6], FAULTY - 1, 5], first=100))
-    engine.step()
-    assert text_of(session) == TEXT[:7]
-    run_dry(engine)
-    assert text_of(session) == TEXT[:12]
 
 
 def test_progress_tells_who_named_each_token_and_what_it_took() -> None:
@@ -240,37 +221,6 @@ def test_nobody_buys_more_credit_than_there_is() -> None:
     session = asked(engine, PROMPT, 1400, credit=10**9)
     run_dry(engine)
     assert len(text_of(session)) == MOST_CREDIT
-
-
-def test_a_session_whose_stream_is_gone_stops_and_goes_on_with_the_next() -> None:
-    engine, _, _ = exact_engine()
-    session = asked(engine, PROMPT, 30)
-    engine.step()
-    engine.detach(session)
-    assert not engine.step()
-    engine.attach(session)
-    run_dry(engine)
-    assert text_of(session) == TEXT[:30]
-
-
-def test_a_target_that_waits_makes_one_forward_each_time_it_is_told() -> None:
-    engine, model, _ = exact_engine()
-    session = asked(engine, PROMPT, 30, pace=Pace.WAIT)
-    stream = engine.join(session)
-    model.calls.clear()
-    assert not engine.step()
-    engine.append(session, stream, chain(LAST, TEXT[:4], chance=2**-16))
-    assert not engine.step()
-    for _ in range(3):  # told three times, as after a lost stream
-        engine.go(session, LAST)
-    run_dry(engine)
-    assert (text_of(session), model.calls) == (TEXT[:5], [(1, 5)])
-    for base in (LAST, LAST + 4, LAST + 6, 999):  # not the root
-        engine.go(session, base)
-        assert not engine.step()
-    engine.go(session, LAST + 5)
-    run_dry(engine)
-    assert text_of(session) == TEXT[:6]
 
 
 def test_a_go_that_is_said_again_during_its_forward_makes_no_other() -> None:
@@ -484,24 +434,6 @@ def test_a_session_starts_from_the_row_that_an_earlier_one_left(params: Sampling
     assert sum(done.nodes for done in seen.forwards if done.prefill) == 1
 
 
-@pytest.mark.parametrize("params", SAMPLINGS, ids=str)
-def test_a_session_starts_from_a_copy_of_a_busy_row_and_the_other_goes_on(
-    params: SamplingParams,
-) -> None:
-    engine, _, _ = exact_engine(times=free)
-    prompt = prompt_of(4, 100)
-    busy = asked(engine, prompt, 10)
-    text = own_text(prompt, 10)
-    engine.append(busy, engine.join(busy), chain(99, [*text[:2], 5, 5, 5]))
-    engine.step()
-    seen = recorded(engine)
-    session = asked(engine, [*prompt[:80], 9, 8], 10, params)
-    run_dry(engine)
-    assert seen.reused == [80]
-    assert text_of(session) == own_text([*prompt[:80], 9, 8], 10, params)
-    assert text_of(busy) == text
-
-
 def test_a_tenant_never_starts_from_anothers_tokens() -> None:
     engine, _, _ = exact_engine()
     prompt = prompt_of(5, 100)
@@ -642,18 +574,6 @@ def test_a_session_in_this_thread_waits_until_a_silent_one_lends_its_row(
     assert engine.in_line == 0
 
 
-def test_prompts_and_trees_take_turns() -> None:
-    engine, _, _ = exact_engine(max_tree_nodes=16)
-    decoding = asked(engine, prompt_of(1), 1000)
-    seen = recorded(engine)
-    _, future = engine.open(prompt_of(2, 800), GREEDY)
-    while not future.done():
-        assert engine.step()
-    kinds = [done.prefill for done in seen.forwards]
-    assert not any(first and second for first, second in pairwise(kinds))
-    assert len(text_of(decoding)) >= 12
-
-
 def test_a_full_line_is_busy_and_a_freed_row_goes_to_who_waited_longest() -> None:
     engine, _, _ = exact_engine(rows=1, waiting=2)
     first = opened(engine, [1])
@@ -737,33 +657,6 @@ def test_an_engine_that_stops_leaves_nobody_waiting() -> None:
         future.result(0)
     with pytest.raises(Unavailable, match="stopped"):
         engine.progress(holding, holding.length)
-
-
-def test_sessions_on_threads_of_their_own_get_the_texts_they_get_alone() -> None:
-    engine, _, _ = exact_engine(rows=4, kinds=8)
-    made: dict[int, list[int]] = {}
-
-    def client(number: int) -> None:
-        params, prompt = SAMPLINGS[number % 3], prompt_of(number)
-        session, future = engine.open(prompt, params, tenant=str(number % 2))
-        future.result(WAIT)
-        stream = engine.join(session)
-        engine.decode(session, Decode(len(prompt) + 60))
-        for first in range(0, 60, 6):
-            engine.append(session, stream, chain(session.length - 1, range(6), 0.5, first))
-        made[number] = text_of(waited(engine, session))
-        engine.close(session)
-
-    with running(engine):
-        clients = [threading.Thread(target=client, args=(number,)) for number in range(10)]
-        for thread in clients:
-            thread.start()
-        for thread in clients:
-            thread.join(WAIT)
-    assert made == {
-        number: own_text(prompt_of(number), 60, SAMPLINGS[number % 3], kinds=8)
-        for number in range(10)
-    }
 
 
 def test_a_forward_is_told_of_while_the_next_one_computes(

@@ -37,12 +37,11 @@ from inference.engine.session import Session
 from inference.errors import BadArtifact, InvalidRequest
 from inference.model.drafted_tree import accept_in_graph
 from inference.order import Decode, End, Pace
-from inference.proposer import COLOCATED, NOBODY, Proposer
+from inference.proposer import COLOCATED, Proposer
 from inference.sampling import SamplingParams
 from inference.stats import DecodeStatistics
 from inference.tree import IntArray, TokenTree
 from inference.tree_shape import NONE, Branches
-from tests.support.drafts import growing
 from tests.support.equality import NearTies, assert_same_text
 from tests.support.exact import finish, run_dry, running
 from tests.support.fused_models import eager_fused
@@ -301,25 +300,6 @@ def test_a_long_prompt_is_fed_to_the_draft_in_chunks_between_rounds_of_others() 
     fed = [index for index, name in enumerate(order) if name == "choose"][1:]
     assert len(fed) > 2
     assert all(order[index + 1] == "rounds" for index in fed)
-
-
-def test_a_session_that_was_drafted_for_elsewhere_shares_the_target() -> None:
-    """Trees of others are verified by the target's own graphs, in rows of the same caches."""
-    served = served_by(eager_fused(decoder(1), DRAFTS["close"], Branches.chain(3)))
-    params, sessions = SAMPLINGS[2], [LocalSession(served), LocalSession(served)]
-    elsewhere = replace(beside(), beside=False)
-    ours = decode(PROMPT, params, sessions[0], beside())
-    theirs = decode(PROMPT, params, sessions[1], elsewhere, [growing(DRAFTS["close"])])
-    made, named = ([], []), set[int]()  # type: tuple[list[int], list[int]], set[int]
-    for steps in zip(ours, theirs, strict=False):
-        for tokens, step in zip(made, steps, strict=True):
-            tokens += step.tokens
-        named |= {*steps[0].proposers} - {NOBODY}
-    for session, tokens in zip(sessions, made, strict=True):
-        session.close()
-        assert tokens == alone(params)[: len(tokens)]
-        assert len(tokens) > 8
-    assert named == {COLOCATED}
 
 
 @pytest.mark.parametrize("params", SAMPLINGS[:3], ids=str)

@@ -28,7 +28,6 @@ from transformers import (
 from inference.backends import Segment, eager
 from inference.backends.eager import EagerModel
 from inference.backends.sequence import ModelSequence
-from inference.backends.slots import Slots
 from inference.errors import LimitExceeded
 from inference.model.checkpoint import load_decoder
 from inference.model.config import read_config
@@ -294,20 +293,6 @@ def test_padding_does_not_change_scores(
     )
     ranked = model.rank([segment(sequence_after(model, prompt), TREE), beside], 61)[0]
     assert np.abs(unranked(*ranked) - expected).max() < 1e-5
-
-
-def test_slots_in_any_order_give_the_same_scores() -> None:
-    model, prompt = tiny_model(rows=2, max_nodes=32), TokenTree.chain(list(range(30)))
-    slots = Slots(model.capacity)
-    slots.take(np.zeros(60, dtype=np.int32))
-    slots.release(list(range(1, 60, 2)))  # nobody sees the others, which the commit below frees
-    scattered = ModelSequence(model, 1, SamplingParams(), slots)
-    scores_at(scattered, prompt, range(30))
-    scattered.commit(prompt, range(1, 30))
-    assert np.flatnonzero(slots.committed).tolist() == list(range(1, 60, 2))
-    found = scores_at(scattered, TREE, range(8))
-    assert slots.positions[:16:2].tolist() == [30, 31, 31, 32, 32, 33, 32, 33]
-    assert np.abs(found - fresh_scores(range(30), TREE)).max() < 1e-5
 
 
 def fresh_scores(tokens: Sequence[int], tree: TokenTree) -> Table:
