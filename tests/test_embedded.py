@@ -1,6 +1,4 @@
-"""The pair that ships here: lossless in process and over gRPC, up to its stop ids, and as good
-as its card says.
-"""
+"""The pair that ships here: lossless up to its stop ids, and as good as its card says."""
 
 from __future__ import annotations
 

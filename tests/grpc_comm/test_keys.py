@@ -1,6 +1,4 @@
-"""A keys file says who may call and for how much; whoever it does not know is refused, whatever
-is called.
-"""
+"""A keys file says who may call and for how much; whoever it does not know is refused."""
 
 from __future__ import annotations
 

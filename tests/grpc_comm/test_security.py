@@ -1,6 +1,4 @@
-"""Plaintext stays on this machine, a target that others can reach asks who calls, and the files
-that this needs are safe.
-"""
+"""Plaintext stays on this machine, and a target that others can reach asks who calls."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""What crosses the wire arrives as it was sent, costs what is claimed, and makes the text that
-is made in process.
-"""
+"""Messages arrive as they were sent, and cost what is claimed."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""The candidate tree: what is kept of what proposers say, in any order and however late, and the
-order in which it is worth computing.
-"""
+"""The candidate tree: what is kept of what proposers say, and the order of its worth."""
 
 from __future__ import annotations
 

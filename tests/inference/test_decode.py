@@ -20,9 +20,7 @@ TEXT = own_text(PROMPT, 60)
 
 
 class Foreteller:
-    """A Proposer that knows the text: each call names the next few tokens, at most `ahead` beyond
-    the committed ones.
-    """
+    """A Proposer that knows the text, at most `ahead` beyond the committed tokens."""
 
     def __init__(self, text: Sequence[int], ahead: int = 6, step: int = 3) -> None:
         self.text, self.ahead, self.step = text, ahead, step

@@ -37,9 +37,7 @@ def threaded(proposers: Sequence[Proposer]) -> Drafter:
 
 
 class Gated:
-    """A Proposer that stays in what a test holds until the gate is opened. It proposes a token of
-    each root.
-    """
+    """A Proposer of a token of each root. It stays in what a test holds until the gate is open."""
 
     def __init__(self, held_in: str = "") -> None:
         self._held_in, self.gate = held_in, threading.Event()

@@ -92,11 +92,7 @@ def test_a_directory_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
 
 
 def altered(tmp_path: Path, template: str | None = None, **changes: object) -> Tokenizer:
-    """The embedded tokenizer with parts of its tokenizer.json replaced; a callable gets the part
-    and changes it.
-
-    template: another chat template, empty for none
-    """
+    """The embedded tokenizer with these parts of tokenizer.json and this chat template."""
     for name in ("tokenizer.json", "tokenizer_config.json", "config.json"):
         (tmp_path / name).write_bytes((EMBEDDED / "target" / name).read_bytes())
     if template is not None:

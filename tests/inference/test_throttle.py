@@ -12,11 +12,7 @@ from inference.throttle import Throttle, silence
 
 
 class Text:
-    """A text of forwards that take 1 second in silence.
-
-    slower: factor while the draft works
-    tokens: of a forward while the draft works
-    """
+    """Silent forwards take 1 second. slower, tokens: of a forward while the draft works"""
 
     def __init__(self, slower: float, tokens: float, quiet: deque[float] | None = None) -> None:
         self.throttle = Throttle(silence() if quiet is None else quiet)

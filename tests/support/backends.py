@@ -1,6 +1,4 @@
-"""Every backend of a Model with rows of its own, made of one tiny checkpoint. A backend joins the
-contract (tests/inference/backends/test_model_contract.py) by a line of BACKENDS.
-"""
+"""Every backend of a Model with rows of its own. One joins the contract by a line of BACKENDS."""
 
 from __future__ import annotations
 

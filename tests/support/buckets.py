@@ -1,6 +1,4 @@
-"""Buckets of every kind with tiny models, and busy inputs for them: what the proofs of lowering
-run.
-"""
+"""Buckets of every kind with tiny models, and busy inputs for them."""
 
 from __future__ import annotations
 
@@ -36,9 +34,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class Case:
-    """A graph for a bucket. stateful: as Neuron takes it, otherwise as CPU and CUDA
-    do.
-    """
+    """A graph for a bucket. stateful: as Neuron takes it, otherwise as CPU and CUDA do"""
 
     stateful: bool
     sampled: bool

@@ -41,9 +41,7 @@ def prefilled(
 
 
 def guess(engine: Engine, session: Session, text: list[int]) -> None:
-    """Ask for a forward with the next two tokens of this text, and with a wrong one that stands
-    before them: what is kept does not lie in order.
-    """
+    """Ask for a forward with the next two tokens of this text behind a wrong one."""
     at = session.length - session.prompt_length
     right, wrong = text[at : at + 2], (text[at] + 1) % VOCABULARY
     nodes = [Proposal(0, BASE, wrong, 0.9), Proposal(1, BASE, right[0], 0.8)]
@@ -54,9 +52,7 @@ def guess(engine: Engine, session: Session, text: list[int]) -> None:
 
 
 def shares(engine: Engine, params: SamplingParams) -> int:
-    """Two sessions, the second of which begins as the first one went on while that one has
-    candidates; tokens it reused.
-    """
+    """Two sessions, the second with the first one's beginning; tokens that it reused."""
     first_text = prefilled(engine, "alone", PROMPT, params, 16)
     prompt = [*PROMPT, *first_text[:8], *OWN]
     second_text = prefilled(engine, "alone too", prompt, params, 10)

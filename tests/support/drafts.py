@@ -1,6 +1,4 @@
-"""Proposers for the random target of tests/support/pairs.py, and the texts that sessions make with
-them.
-"""
+"""Proposers for the random target of tests/support/pairs.py, and texts made with them."""
 
 from __future__ import annotations
 

@@ -25,9 +25,7 @@ def eager_fused(
     length: int = 120,
     sampled: bool = True,
 ) -> FusedModel:
-    """Graphs for the target alone, for prompts of both models, and rounds of two context sizes
-    for one row and for all.
-    """
+    """Graphs for both models, and rounds of two context sizes for one row and for all."""
     capacity = length + shape.nodes
     cache, beside = (
         empty_cache(model.config, rows, capacity, torch.float32) for model in (target, draft)

@@ -121,9 +121,7 @@ def under_way(
 
 @contextmanager
 def left_open(address: Address, name: str = "", **changes: Any) -> Iterator[pb.Opened]:
-    """A stream whose session is open, and which says nothing more; on leaving, the call breaks
-    and the session is held.
-    """
+    """A silent stream whose session is open; on leaving, the call breaks, the session is held."""
     with raw_stub(address) as stub:
         stream = Raw(stub, opening(**changes), name=name)
         yield stream.answer().opened

@@ -1,6 +1,4 @@
-"""Peers that mean no good: callers with keys of their own, and HTTP/2 by hand for what no gRPC
-library sends.
-"""
+"""Peers that mean no good: callers with keys of their own, and HTTP/2 by hand."""
 
 from __future__ import annotations
 
@@ -97,10 +95,7 @@ def known_as(name: str, folder: Path) -> SecurityOptions:
 def converse(
     channel: grpc.Channel, messages: Sequence[bytes], method: str = SESSION, leaves: bool = False
 ) -> tuple[grpc.StatusCode, list[bytes]]:
-    """Say all of it at once; the code, and the answers.
-
-    A client that has no more to say leaves a moment later, or with the first answer.
-    """
+    """Say all of it at once; the code, and the answers. leaves: with the first answer"""
 
     def said() -> Iterator[bytes]:
         yield from messages
@@ -116,9 +111,7 @@ def converse(
 
 
 class Neighbour:
-    """A session that was there before, of a target which counts upwards; what comes next must be
-    what it would have been.
-    """
+    """A session of a target that counts upwards; what comes must be what it would have been."""
 
     def __init__(self, session: RemoteSession) -> None:
         self._session, self._length = session, 3
@@ -154,9 +147,7 @@ def resume(opened: pb.Opened, epoch: int = 1, **changes: Any) -> pb.ClientMessag
 
 
 class RawPeer:
-    """One HTTP/2 connection with at most one call, frame by frame. It answers no ping and reads
-    only when told to.
-    """
+    """One HTTP/2 connection with at most one call, which reads only when told to."""
 
     def __init__(self, address: Address) -> None:
         self.socket = socket.create_connection((address.host, address.port), timeout=WAIT)
@@ -192,9 +183,7 @@ class RawPeer:
         raise AssertionError("the other side hung up")
 
     def ended(self) -> bool:
-        """Read until the other side closes the connection, or resets or ends the stream; False
-        when neither comes in time.
-        """
+        """Whether the other side ends connection or stream in time."""
         try:
             for kind, flags, stream, _ in self._frames():
                 if stream == 1 and (kind == 3 or (kind in (0, 1) and flags & 1)):
@@ -219,10 +208,7 @@ class RawPeer:
 
 @contextmanager
 def deaf(address: Address, *, asks: bool = True) -> Iterator[RawPeer]:
-    """A client whose session is open, and which takes no answers.
-
-    asks: it asked for tokens
-    """
+    """A client whose session is open, and which takes no answers. asks: for tokens"""
     with closing(RawPeer(address)) as peer:
         peer.greet(window=0)
         peer.call()

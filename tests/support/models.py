@@ -1,6 +1,4 @@
-"""Tiny models for tests: raw config.json contents, and checkpoints written without
-`transformers`.
-"""
+"""Tiny models: raw config.json contents, and checkpoints written without `transformers`."""
 
 from __future__ import annotations
 
@@ -62,9 +60,7 @@ def tiny_model(
 
 
 def write_checkpoint(directory: Path, seed: int = 1, **overrides: Any) -> Path:
-    """config.json and model.safetensors of a random decoder; an override of None removes the
-    field.
-    """
+    """A random decoder's files; an override of None removes a field of config.json."""
     raw = {field: value for field, value in (TINY | overrides).items() if value is not None}
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "config.json").write_text(json.dumps(raw), encoding="utf-8")

@@ -94,11 +94,7 @@ class ScratchHost:
         return [line.removeprefix(f"{program} ") for line in lines if line.split()[0] == program]
 
     def make_image_venv(self, stubs: Mapping[str, str]) -> None:
-        """An environment as a machine image brings one: the packages that are installed here, but
-        for Outrider.
-
-        stubs: names and versions that pip sees, in place of the true version or beside the others
-        """
+        """A machine image's environment. stubs: names and versions that pip sees, too"""
         assert self.run(sys.executable, "-m", "venv", "--without-pip", IMAGE_VENV).returncode == 0
         here = Path(sysconfig.get_path("purelib"))
         (packages,) = (self.root / IMAGE_VENV.lstrip("/") / "lib").glob("*/site-packages")

@@ -1,6 +1,4 @@
-"""What torch_xla makes of fused rounds: the rules of lowering, and the same results. Only `make
-test-xla` has torch_xla.
-"""
+"""Fused rounds through torch_xla: the rules of lowering, and the same results."""
 
 from __future__ import annotations
 

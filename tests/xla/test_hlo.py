@@ -62,9 +62,7 @@ TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 0.05}
 
 @dataclass(frozen=True)
 class Hlo:
-    """A graph as torch_xla lowers it: its text, its counted opcodes, the operations that ran on
-    the host, its results.
-    """
+    """A graph as torch_xla lowers it. fallbacks: operations that ran on the host"""
 
     text: str
     opcodes: Counter[str]
@@ -82,9 +80,7 @@ def results_of(graph: nn.Module, inputs: dict[str, Tensor]) -> list[Tensor]:
 
 
 def lower(graph: nn.Module, inputs: dict[str, Tensor], run: bool = True) -> Hlo:
-    """Moves the graph to the device, calls it once and reads what was recorded. Results come
-    after a sync, else they may be wrong.
-    """
+    """Call the graph once on the device. Results come after a sync, else they may be wrong."""
     device = torch_xla.device()
     graph, inputs = graph.to(device), {name: tensor.to(device) for name, tensor in inputs.items()}
     torch_xla.sync()
@@ -123,9 +119,7 @@ def test_copying_a_row_lowers_to_a_gather_and_a_scatter_a_cache_and_equals_eager
 
 
 def check_rules(found: Hlo, sorts: int, scatters: int) -> None:
-    """The rules of lowering: nothing on the host, no operation but the allowed, a sort for each
-    top-k, 32 bits, fixed shapes.
-    """
+    """Nothing runs on the host, no other operation, a sort for each top-k, 32 bits, one shape."""
     assert found.fallbacks == []
     assert found.opcodes.keys() <= ALLOWED
     assert (found.opcodes["scatter"], found.opcodes["sort"]) == (scatters, sorts)
@@ -181,9 +175,7 @@ RANKS = 2
 
 
 class Collectives:
-    """torch_xla's collectives: where there is one device they can be lowered (xm.all_reduce
-    would leave itself out), but not run.
-    """
+    """torch_xla's collectives: with one device they can be lowered, but not run."""
 
     def add(self, part: Tensor) -> Tensor:
         total: Tensor = torch_xla._XLAC._xla_all_reduce(
@@ -239,9 +231,7 @@ class Ids(nn.Linear):
 
 
 def rank_graph(whole: StatefulGraph, rank: int) -> StatefulGraph:
-    """This rank's share of a graph: its heads of the caches, its cut of every weight that is
-    dealt out.
-    """
+    """This rank's share of a graph: its heads of the caches, its cut of every weight."""
     vocabulary, collectives = whole.decoder.vocabulary, Collectives()
     config = parallel_config(whole.decoder.config, RANKS, vocabulary)
     layers = Layers(

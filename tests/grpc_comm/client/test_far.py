@@ -1,6 +1,4 @@
-"""A target far away does not wait for acknowledgements, and a reader that stays behind holds it.
-What a target must not say is not believed; one that talks without making tokens is left.
-"""
+"""A target far away waits for no acknowledgement; one that says what cannot be is left."""
 
 from __future__ import annotations
 

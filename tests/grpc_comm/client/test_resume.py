@@ -1,6 +1,4 @@
-"""A session goes on by itself when the link breaks, the target dies, restarts, falls silent or goes
-away: the text stays the target's own.
-"""
+"""A session goes on by itself whatever becomes of link and target: the text stays the target's."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Metrics: the counters say what happened, under vLLM's names, over HTTP; and no label grows
-with callers.
-"""
+"""Metrics say what happened, under vLLM's names, over HTTP; no label grows with callers."""
 
 from __future__ import annotations
 
@@ -66,9 +64,7 @@ def value(samples: list[Sample], name: str, **labels: str) -> float:
 
 @pytest.fixture(scope="module")
 def samples() -> list[Sample]:
-    """Two sessions of one prompt. The first has five candidates, three of them right, then none;
-    the second asks for nothing.
-    """
+    """Of one session with five candidates, three of them right, then none; and of an idle one."""
     statistics = Statistics()
     metrics, service = Metrics(statistics), Service(statistics)
     prompt = [SECRET_TOKEN, 5, 6, 7, 8, 9, 10, 11, 12, 13]

@@ -1,6 +1,4 @@
-"""A target whose calls a host carries asks for keys itself, and sheds and ends as one that
-listens.
-"""
+"""A target whose calls a host carries asks for keys itself, and sheds and ends as any other."""
 
 from __future__ import annotations
 

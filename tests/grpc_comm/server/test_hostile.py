@@ -1,6 +1,4 @@
-"""What a peer can do to a target: nothing but end its own session. Beside every attack another
-session goes on, and all rows come free.
-"""
+"""A peer can end its own session alone: another session goes on, and all rows come free."""
 
 from __future__ import annotations
 
@@ -250,9 +248,7 @@ FLOODS = {
 
 @pytest.mark.parametrize("kind", FLOODS)
 def test_a_flood_is_held_back_at_its_sender(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What comes too early is not read before its time; what is taken beyond that is bounded by
-    gRPC's flow control, some 100 KB.
-    """
+    """Beyond what is due it takes what gRPC's flow control holds, some 100 KB."""
     for limit in ("NODES", "BYTES", "MESSAGES"):
         monkeypatch.setattr(f"grpc_comm.server.rate_limit.{limit}_PER_SECOND", 1)
     engine, flood = successor_engine(rows=1), Flood(opening(prompt=[3]), then=FLOODS[kind])

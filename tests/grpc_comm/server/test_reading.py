@@ -1,7 +1,4 @@
-"""Messages that are not taken end their call with a code of the protocol, and no ERROR of gRPC.
-
-What is longer than its sender's key allows is not parsed: it would be no message.
-"""
+"""Messages that are not taken end their call with a code of the protocol, and no ERROR of gRPC."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""A target among many clients: what one of them does wrong, or suffers, ends its own session and
-nothing else.
-"""
+"""A target among many clients: the fault of one of them ends its own session alone."""
 
 from __future__ import annotations
 

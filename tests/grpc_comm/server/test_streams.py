@@ -1,6 +1,4 @@
-"""Streams by hand: orders, credit, fenced streams, sessions that were left, slow readers, a target
-that drains or is full.
-"""
+"""Streams by hand: orders, credit, resumed sessions, slow readers, a target that drains."""
 
 from __future__ import annotations
 

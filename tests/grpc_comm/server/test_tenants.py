@@ -1,6 +1,4 @@
-"""At a target with keys: who is not known is refused, a key gets what its entry says, and no
-tenant reaches another's sessions.
-"""
+"""A key gets what its entry says, and no tenant reaches another's sessions."""
 
 from __future__ import annotations
 

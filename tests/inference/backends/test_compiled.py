@@ -1,6 +1,4 @@
-"""A target compiled for this CPU: built, checked, loaded, served and refused. Skipped where no C++
-compiler is.
-"""
+"""A target compiled for this CPU: built, checked, loaded, served and refused."""
 
 from __future__ import annotations
 
@@ -202,10 +200,7 @@ COMPILER = (
 def test_the_served_process_traces_nothing_starts_no_compiler_and_imports_no_model_source(
     built: Path, target: Decoder, tmp_path: Path
 ) -> None:
-    """The role as typed, in a process of its own with an empty torch cache, until the signal that
-    ends it. transformers is there for tokenizers, and brings parts of torch's compilers with it;
-    the modelling of a family and what makes code are not there.
-    """
+    """The role as typed, with an empty torch cache. Parts of compilers come with transformers."""
     cache, prompt, made = tmp_path / "cache", prompt_of(target, 20), []
     environment = {**role_environment(), "TORCHINDUCTOR_CACHE_DIR": str(cache)}
     command = [sys.executable, "-c", SERVING, str(built)]

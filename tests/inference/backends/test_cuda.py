@@ -1,6 +1,4 @@
-"""Recordings of calls: padding, buffers that stay, replaying. On the CPU, where a recording runs
-its function over the buffers again.
-"""
+"""Recordings of calls, on the CPU: padding, buffers that stay, replaying."""
 
 from __future__ import annotations
 
@@ -33,9 +31,7 @@ TREE = TokenTree(
 
 
 class AlikePadded(CudaModel):
-    """The eager model, padded as the recorded one: nothing is recorded, and every choice is by
-    its own function.
-    """
+    """The eager model, padded as the recorded one."""
 
     choose, rank = EagerModel.choose, EagerModel.rank
 
@@ -55,9 +51,7 @@ def recorded(target: Decoder, rows: int = 2, max_nodes: int = 64) -> tuple[CudaM
 def test_every_call_is_the_eager_models_to_the_last_bit_at_the_same_shape(
     target: Decoder, params: tuple[SamplingParams, ...]
 ) -> None:
-    """Three rounds in two rows of different lengths, so that calls are run, recorded and
-    replayed: choices, rankings and caches.
-    """
+    """Calls are run, recorded and replayed: choices, rankings and caches."""
     model, reruns = recorded(target)
     eager = AlikePadded(target, rows=2, capacity=model.capacity, max_nodes=64, recorder=Reruns())
     pairs = [[ModelSequence(each, row, params[row]) for each in (model, eager)] for row in (0, 1)]

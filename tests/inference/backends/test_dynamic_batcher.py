@@ -1,6 +1,4 @@
-"""Calls of several threads are computed together, answered as if alone, and one's fault is
-nobody else's.
-"""
+"""Calls of several threads are computed together, and answered as if alone."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""A head computes what its definition says: from the target's features where they are known, from
-its own at other nodes.
-"""
+"""A head computes what its definition says, from the target's features and from its own."""
 
 from __future__ import annotations
 
@@ -28,10 +26,7 @@ PROMPT = pairs.prompt_of(20)
 
 
 class Pair:
-    """A target and its head, on rows that follow each other by number.
-
-    layers: of the head
-    """
+    """A target and its head of so many layers, on rows that follow each other by number."""
 
     def __init__(
         self,

@@ -1,6 +1,4 @@
-"""Features of targets on Neuron, beside the contract of every Model: who brings them to the host,
-their type, and what a head is told.
-"""
+"""Features of targets on Neuron: who brings them to the host, and what a head is told."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""A target and its draft compiled for this CPU into one artefact: built, checked, served.
-Skipped where no C++ compiler is.
-"""
+"""A target and its draft compiled for this CPU into one artefact: built, checked, served."""
 
 from __future__ import annotations
 
@@ -71,9 +69,7 @@ def draft(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def built(source: Path, draft: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Three graphs: the target's, which prompts go through as well, the draft's, and a round of
-    two rows.
-    """
+    """Graphs of the target and of the draft, and a round of two rows."""
     vocabulary = Tokenizer(source).vocabulary
     part = FusedPart(
         "disagreeing draft",

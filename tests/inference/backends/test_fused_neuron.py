@@ -1,6 +1,4 @@
-"""Fused rounds built for Neuron and run through the strict stand-in: ranks, one package, one
-state, rows of two models, losslessness.
-"""
+"""Fused rounds built for Neuron, through the strict stand-in: ranks, and rows of two models."""
 
 from __future__ import annotations
 
@@ -43,9 +41,7 @@ SAMPLINGS = [SamplingParams(), SamplingParams(0.7, seed=11), SamplingParams(1.0,
 
 
 def built(folder: Path, ranks: int = 2) -> tuple[NeuronFusedModel, Path]:
-    """The model, and its target's checkpoint; the draft is another random model, with a head
-    less of keys and values.
-    """
+    """The model, and its target's checkpoint; the draft has fewer heads of keys and values."""
     target, draft = (
         write_checkpoint(folder / "target"),
         write_checkpoint(folder / "draft", seed=1, num_hidden_layers=1, num_key_value_heads=2),

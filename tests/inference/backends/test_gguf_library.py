@@ -49,9 +49,7 @@ def load(path: Path, vocabulary: int = VOCABULARY, gpu: int | None = None) -> Gg
 
 
 def scores_of(model: GgufModel | EagerModel) -> np.ndarray:  # [16, VOCABULARY]
-    """Log-probabilities at the nodes of a tree that grows in two calls below a prompt, and of the
-    tree of the next round.
-    """
+    """Log-probabilities at the nodes of a tree that grows, and of the tree of the next round."""
     sequence = ModelSequence(model, 0, SamplingParams())
     sequence.extend(PROMPT)
     tree = TokenTree(

@@ -1,6 +1,4 @@
-"""Targets on transformers-neuronx: chains are exact, everything else is refused. Through a
-strict stand-in; not yet run on hardware.
-"""
+"""Targets on transformers-neuronx: chains are exact, everything else is refused."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""The contract of a Model with rows of its own. A backend joins by a line of BACKENDS in
-tests/support/backends.py.
-
-Models that read another's row (a head, a shared cache) have their own files.
-"""
+"""The contract of a Model with rows of its own. A backend joins by a line of BACKENDS."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Targets built for Neuron and run: ranks, state, buckets and losslessness, through a strict
-stand-in for AWS's packages.
-"""
+"""Targets built for Neuron and run through a strict stand-in: ranks, state and buckets."""
 
 from __future__ import annotations
 
@@ -57,9 +55,7 @@ MODELS: dict[str, tuple[int, dict[str, Any]]] = {
 
 
 class Served(NamedTuple):
-    """A target on two ranks with many graphs, loaded once for the module, and the checkpoint
-    that it was made of.
-    """
+    """A target on two ranks with many graphs, and the checkpoint that it was made of."""
 
     neuron: Neuron
     model: NeuronModel
@@ -90,9 +86,7 @@ def tree_of(root: int, seed: int) -> TokenTree:
 def test_ranks_together_compute_what_one_whole_model_computes(
     neuron: Neuron, tmp_path: Path, name: str
 ) -> None:
-    """Choices at every node of trees in two rows, and every key and value of the caches, a
-    partly accepted tree in between.
-    """
+    """Choices of trees in two rows, and all keys and values behind a partly accepted one."""
     ranks, changes = MODELS[name]
     checkpoint = write_checkpoint(tmp_path / "model", **changes)
     model, eager = (

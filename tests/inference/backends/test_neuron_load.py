@@ -1,6 +1,4 @@
-"""Loading an artefact for Neuron, the probe of the noise and the check of a device, on a stand-in
-machine.
-"""
+"""Loading an artefact for Neuron, the probe of the noise and the check of a device."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""A draft on its target's cache: the text is the target's own, the target's keys are only read, and
-no prompt is computed for the draft.
-"""
+"""A draft on its target's cache only reads it, and no prompt is computed for the draft."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""An emulated target answers as the small model does, takes the time that its profile says, and
-calls itself emulated.
-"""
+"""An emulated target takes the time that its profile says, and calls itself emulated."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""A target on native PyTorch: two ranks on the CPU, through a strict stand-in for TorchNeuron's
-compiler and gloo in place of its collectives.
-"""
+"""A target on native PyTorch: ranks on the CPU, through a strict stand-in for its compiler."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Energy readers on recorded trees and on NVIDIA's own binding over a stand-in for its library;
-what cannot be read is never 0.
-"""
+"""Energy readers on recorded trees and stand-ins; what cannot be read is never 0."""
 
 from __future__ import annotations
 
@@ -115,9 +113,7 @@ def test_a_counter_that_stood_still_is_unavailable_and_not_zero() -> None:
 
 
 def monitor_at(**millijoules: int) -> Any:
-    """A monitor of zeus_apple_silicon, whose metrics have all fields, None where the chip does
-    not count.
-    """
+    """A monitor of zeus_apple_silicon: a metric is None where the chip does not count."""
     fields = ("cpu_total_mj", "dram_mj", "gpu_mj", "gpu_sram_mj", "ane_mj")
     metrics = SimpleNamespace(**{field: millijoules.get(field) for field in fields})
     return SimpleNamespace(get_cumulative_energy=lambda: metrics)
@@ -139,9 +135,7 @@ def test_a_mac_without_the_package_names_the_install_line(monkeypatch: pytest.Mo
 
 
 class Board:
-    """NVIDIA's library as its binding calls it: return codes, and results through pointers.
-    `energy` None: a board before Volta.
-    """
+    """NVIDIA's library as its binding calls it. `energy` None: a board before Volta."""
 
     def __init__(self, energy: list[int] | None, power: list[int]) -> None:
         self.energy, self.power = energy, power

@@ -40,9 +40,7 @@ NUMBERS = count()
 
 
 class Watched(ScriptedModel):
-    """A ScriptedModel that keeps the tokens of its last call, and its own clock: 2 ms for a node
-    and 0.1 ms for each one more.
-    """
+    """Keeps the tokens of its last call, and a clock: 2 ms for a node, 0.1 ms for each one more."""
 
     now = 0.0
 

@@ -1,7 +1,4 @@
-"""Copied text: what followed the same words before is named, from this text and from its user's
-earlier ones, beside a model and without one, also where the text outgrows the draft. An automaton
-knows every context that occurred, and how often each token followed it.
-"""
+"""Copied text: the words that followed the same words before, beside a model and without one."""
 
 from __future__ import annotations
 

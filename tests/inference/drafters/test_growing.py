@@ -1,6 +1,4 @@
-"""The proposer of a growing tree. Whatever comes, in whatever order, the text is the target's own;
-what is sent is sent once, is worth it, and keeps within what the target keeps.
-"""
+"""A growing tree: whatever comes, the text is the target's own, and a node is sent once."""
 
 from __future__ import annotations
 

@@ -21,9 +21,7 @@ from inference.errors import InvalidRequest
 
 
 class Ranker:
-    """A draft whose children of a node are 10 * token + rank, with scores that depend on the
-    token.
-    """
+    """A draft whose children of a node are 10 * token + rank."""
 
     def __init__(self) -> None:
         self.ranked = set[DraftNode]()
@@ -86,9 +84,7 @@ def test_a_dynamic_tree_holds_the_most_probable_nodes() -> None:
 
 
 def test_a_dynamic_tree_leaves_out_what_cannot_be_chosen_and_ranks_no_more_than_it_sends() -> None:
-    """A nucleus of one token makes a chain, however wide the ranking; of equal tokens no more
-    are expanded than fit.
-    """
+    """A nucleus of one token makes a chain; of equal tokens no more are expanded than fit."""
 
     def one_of_eight(nodes: Sequence[DraftNode], k: int) -> Ranked:
         ids = np.arange(k, dtype=np.int32)[None].repeat(len(nodes), 0)

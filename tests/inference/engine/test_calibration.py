@@ -1,6 +1,4 @@
-"""What a claim is worth: less than it says until there is a record, and then what the record
-says.
-"""
+"""A claim is worth less than it says until there is a record, and then what the record says."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""A draft beside the target: the text is the target's own, one call serves all who asked, and who
-did not ask is not held up.
-"""
+"""A draft beside the target: one call serves all who asked, and nobody else is held up."""
 
 from __future__ import annotations
 
@@ -40,9 +38,7 @@ def wrong(prefix: Prefix) -> tuple[list[int], list[float]]:
 
 
 class Draft(ScriptedModel):
-    """Takes its time. together: texts in each call that ranks.  fed: nodes of each call that does
-    not.
-    """
+    """Takes its time. together: texts of each call that ranks. fed: nodes of the other calls"""
 
     def __init__(self, says: Says, clock: Clock, rows: int, call: float) -> None:
         super().__init__(says, rows=rows, capacity=2000)

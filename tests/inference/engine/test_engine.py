@@ -1,6 +1,4 @@
-"""Many sessions on one engine: each gets its own text whatever the others do, and no more of it
-than was asked for.
-"""
+"""Many sessions on one engine: each gets its own text, and no more of it than was asked for."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Rounds that one graph drafts, verifies and accepts, run eagerly: the text is the target's own,
-and what is counted is what happened.
-"""
+"""Rounds that one graph drafts, verifies and accepts, run eagerly."""
 
 from __future__ import annotations
 
@@ -192,9 +190,7 @@ class Branching:
 def test_a_round_drafts_what_the_same_draft_drafts_elsewhere(
     shape: Branches, params: SamplingParams
 ) -> None:
-    """Its caches are right after any verdict: else its trees, and what is accepted, would be
-    others. The same trees come from a client that the target waits for.
-    """
+    """Its caches are right after any verdict: else its trees would be others."""
     model = EagerModel(DRAFTS["close"], rows=1, capacity=SEQUENCE_LENGTH, max_nodes=64)
     elsewhere = RoundProposer(model, Branching(shape), room=64)
     waits = replace(beside(), pace=Pace.WAIT)
@@ -304,9 +300,7 @@ def test_a_long_prompt_is_fed_to_the_draft_in_chunks_between_rounds_of_others() 
 
 @pytest.mark.parametrize("params", SAMPLINGS[:3], ids=str)
 def test_a_session_under_way_goes_on_with_the_draft_in_the_graph(params: SamplingParams) -> None:
-    """From the row that it has: by the target alone, by rounds of the graph, alone, and in rounds
-    again, for which the draft is fed what it did not see.
-    """
+    """By the target alone and by rounds in turn, for which the draft is fed what it missed."""
     served, bounds = served_by(eager_fused(decoder(1), decoder(1), Branches.chain(3))), [4, 14, 20]
     session, _ = served.open(PROMPT, params)
     for index, bound in enumerate([*bounds, TOKENS]):

@@ -1,6 +1,4 @@
-"""Sessions beside those that a graph drafts for: they keep what they were promised, and every text
-is the target's own.
-"""
+"""Sessions beside those that a graph drafts for keep what they were promised."""
 
 from __future__ import annotations
 
@@ -70,9 +68,7 @@ class Graph:
         kinds: Sequence[tuple[bool, int]],
         params: SamplingParams = SAMPLINGS[0],
     ) -> list[Session]:
-        """Texts after the prompts [5, 17, 0], [5, 17, 1], ..., none of which begins before all are
-        open. kinds: of each, whether it asks for rounds, and its tokens.
-        """
+        """Texts after [5, 17, 0], [5, 17, 1], ... kinds: whether each asks, and its tokens"""
         sessions = [opened(self.engine, [5, 17, last], params) for last in range(len(kinds))]
         for session, (beside, tokens) in zip(sessions, kinds, strict=True):
             order = Decode(3 + tokens, credit=512, beside=beside)
@@ -182,9 +178,7 @@ def test_a_text_goes_on_in_rounds_when_it_is_alone_again() -> None:
 def test_texts_of_every_kind_at_once_are_the_targets_own(
     params: SamplingParams, draft: Decoder
 ) -> None:
-    """In rounds, in forwards with candidates and without, on one device; who leaves lets rounds
-    begin.
-    """
+    """In rounds, and in forwards with candidates and without."""
     graph = Graph(draft, neuron)
     graph.measured()
     kinds = [(True, 45), (True, 30), (False, 20), (False, 12)]

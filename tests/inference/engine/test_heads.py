@@ -1,6 +1,4 @@
-"""An EAGLE-3 head beside its target: the text is the target's own, and what the head reads is there
-whatever became of the session's row.
-"""
+"""An EAGLE-3 head beside its target has what it reads, whatever became of the session's row."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""How wide a forward is, whose turn it is, and that nobody pays for another's candidates: against
-trying everything, and on curves worked out by hand.
-"""
+"""How wide a forward is, and whose turn: against trying everything, and on curves by hand."""
 
 from __future__ import annotations
 
@@ -246,9 +244,7 @@ def test_room_is_what_could_be_worth_computing() -> None:
 
 
 def test_after_many_wide_forwards_one_is_made_without_candidates() -> None:
-    """What a root-only forward takes is what everybody is promised, so it must stay known; after
-    4, 8, 16, ... others at first.
-    """
+    """The time of a root-only forward is what everybody is promised, so it must stay known."""
     wide, sizes = turns(flat), list[int]()
     for _ in range(4 * TUNING.explore):
         plan = wide.next(trees(session(*[0.9] * 7)))

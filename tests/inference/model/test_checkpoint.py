@@ -1,6 +1,4 @@
-"""Checkpoints: what is read, and that everything which would be computed wrongly is refused by
-the name of its field.
-"""
+"""Checkpoints: a field that would be computed wrongly is refused by its name."""
 
 from __future__ import annotations
 

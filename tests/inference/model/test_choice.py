@@ -1,6 +1,4 @@
-"""The sampler: its choices against a float64 softmax and the noise, its ties, and one meaning for
-all.
-"""
+"""The sampler against a float64 softmax and the noise, its ties, and one meaning for all."""
 
 from __future__ import annotations
 
@@ -78,9 +76,7 @@ def assert_best(logits: Tensor, params: SamplingParams, at: Tensor, chosen: Tens
 def test_the_choice_is_the_best_of_logits_over_temperature_plus_noise(
     size: int, spread: float, params: SamplingParams
 ) -> None:
-    """Of the tokens that top-k and top-p leave, which are of the whole softmax at T. An open choice
-    is not cut at the candidates.
-    """
+    """Of the tokens that top-k and top-p leave; an open choice is not cut at the candidates."""
     for seed in range(12):
         logits, at = logits_for(1, size, seed, spread), AT + 7 * seed
         seeded = replace(params, seed=seed * 7919 + 5)

@@ -1,6 +1,4 @@
-"""The transformer against `transformers`, family by family, and against itself: trees, batches,
-padding, partly accepted trees.
-"""
+"""The transformer against `transformers`, family by family, and against itself."""
 
 from __future__ import annotations
 
@@ -104,9 +102,7 @@ PROMPT = np.random.default_rng(5).integers(0, VOCABULARY, 60).tolist()
 
 @cache
 def original(family: str) -> Any:
-    """The family's model as `transformers` computes it, with weights large enough to disagree
-    about.
-    """
+    """The family's model as `transformers` computes it, with large weights."""
     config_class, model_class, fields = FAMILIES[family]
     config = config_class(**(COMMON | fields))
     config._attn_implementation = "eager"

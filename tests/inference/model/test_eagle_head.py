@@ -1,6 +1,4 @@
-"""EAGLE-3 heads are read in the forms that they are published in, and what does not fit the target
-is refused in one line.
-"""
+"""EAGLE-3 heads are read as they are published; one that does not fit the target is refused."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Graphs of every kind of bucket: they export whole with fixed shapes, compute exported what they
-compute eagerly, and change their own state or nothing.
-
-What compilers take at real size is in tests/compile/ops, what torch_xla makes of it in tests/xla.
-"""
+"""Graphs export whole, compute exported what they compute eagerly, and change their own state."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Layer offload: results equal those of the resident decoder bit for bit, two layers are in memory,
-and what goes wrong with one forward does not touch the next.
-"""
+"""Layer offload: results of the resident decoder bit for bit, with two layers in memory."""
 
 from __future__ import annotations
 
@@ -41,9 +39,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_results_equal_those_of_the_resident_decoder_bit_for_bit(
     checkpoint: Path, dtype: torch.dtype | None
 ) -> None:
-    """Of two nodes and more: in float32 a model computes no fewer, because kernels for one row
-    round by where weights lie in memory.
-    """
+    """Of two nodes and more: kernels for one row round by where weights lie in memory."""
     ours, theirs = offloaded(checkpoint, dtype), resident(checkpoint, dtype)
     for tokens in ([5, 17, 3], [60, 2, 9, 11, 40], [7, 7]):
         assert torch.equal(full_logits(ours, tokens), full_logits(theirs, tokens))

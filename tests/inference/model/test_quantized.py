@@ -1,6 +1,4 @@
-"""Matrices as integers: what the kernels compute is the product with the rounded matrix, for every
-size that is taken, and what they cannot compute is refused in a line.
-"""
+"""Matrices as integers: kernels compute the product with the rounded matrix."""
 
 from __future__ import annotations
 

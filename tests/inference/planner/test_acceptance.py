@@ -44,9 +44,7 @@ def made_of(record: dict[str, Any]) -> AcceptanceModel:
 
 
 def draw(generator: np.random.Generator, rows: int, k: int, greedy: bool) -> Scores:  # [rows, k]
-    """The k best scores of 40 tokens in flat and in peaked rows: log-probabilities, with Gumbel
-    noise unless greedy.
-    """
+    """The k best of 40 log-probabilities in flat and in peaked rows, with noise unless greedy."""
     logits = generator.normal(size=(rows, 40)) * generator.uniform(0.5, 4, size=(rows, 1))
     scores = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
     if not greedy:
@@ -61,11 +59,7 @@ def follow(
     law: Callable[[Scores], float],
     greedy: bool,
 ) -> float:
-    """Let the model watch a target that takes the first of 4 children with probability law(scores),
-    else none.
-
-    Returns the mean error of what it then says.
-    """
+    """Mean error after watching a target that takes the first of 4 children by this law."""
     for scores in draw(generator, rows, 4, greedy):
         observe(model, scores, 0, greedy, 0 if generator.random() < law(scores) else None)
     fresh = draw(generator, 400, 4, greedy)

@@ -1,6 +1,4 @@
-"""A model is measured in bounded time, into a table of what its calls take, which is kept and,
-when it is damaged, made again.
-"""
+"""A model is measured in bounded time, into a table of what its calls take, which is kept."""
 
 from __future__ import annotations
 
@@ -43,11 +41,7 @@ TIMES = {(1, 1): 0.011, (1, 64): 0.02, (4, 64): 0.1 + 0.2}
 
 
 class Clocked:
-    """A Model whose calls take what `seconds` says of rows and nodes, on a clock of its own; sizes
-    are padded up to `sizes`.
-
-    The first call of a shape takes `first` times as long.
-    """
+    """A Model on a clock of its own. first: factor of the first call of a shape"""
 
     rows, capacity, max_nodes, copies_rows = 4, 1_000, 256, False
 
