@@ -8,7 +8,6 @@ from concurrent.futures import ThreadPoolExecutor
 from threading import Event
 
 import pytest
-import torch
 
 from grpc_comm.client.connection import Connection, connect
 from grpc_comm.server.server import BackgroundServer, Target
@@ -17,7 +16,6 @@ from inference.draft_thread import inline
 from inference.draft_tuning import TUNING
 from inference.drafters.draft import Draft
 from inference.drafters.round_proposer import BestFirst, Chain, RoundProposer
-from inference.model.checkpoint import load_decoder
 from inference.model.decoder import Decoder
 from inference.order import Pace
 from inference.planner.prices import Prices
@@ -31,6 +29,7 @@ from outrider.terminal.live_text import silent
 from outrider.text.completion import Completion, Request, complete
 from tests.support.drafts import knowledge
 from tests.support.equality import NearTies, assert_same_text
+from tests.support.models import loaded
 
 SAMPLINGS = [
     SamplingParams(),
@@ -62,13 +61,7 @@ def tokenizer() -> Tokenizer:
 
 
 def load(kind: str, tokenizer: Tokenizer) -> Decoder:
-    return load_decoder(
-        EMBEDDED / kind,
-        positions=1024,
-        vocabulary=tokenizer.vocabulary,
-        dtype=torch.float32,
-        device=torch.device("cpu"),
-    )
+    return loaded(EMBEDDED / kind, 1024, tokenizer.vocabulary)
 
 
 PROPOSERS: list[Callable[[EagerModel], Proposer]] = [

@@ -40,6 +40,7 @@ from tests.support.fake_llama_cpp import Cells, own_text
 from tests.support.fake_neuron import Neuron
 from tests.support.fake_recorder import Reruns
 from tests.support.fake_tnx import LegacyImage
+from tests.support.models import sequence_after
 from tests.support.native_targets import native_spec, prepared
 from tests.support.neuron_artifacts import (
     FEW,
@@ -221,9 +222,7 @@ class Subject(NamedTuple):
         self, tokens: Sequence[int], row: int = 0, params: SamplingParams | None = None
     ) -> ModelSequence:
         """The sequence of these tokens on a row."""
-        sequence = ModelSequence(self.model, row, params or SamplingParams(1.0, seed=8))
-        sequence.extend(tokens)
-        return sequence
+        return sequence_after(self.model, tokens, row, params or SamplingParams(1.0, seed=8))
 
     @property
     def trees(self) -> tuple[TokenTree, TokenTree, list[list[int]]]:

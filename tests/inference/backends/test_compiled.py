@@ -30,7 +30,6 @@ from inference.engine.engine import Engine
 from inference.engine.local_session import LocalSession
 from inference.errors import BadArtifact, InvalidRequest
 from inference.model.cache import KeysValues
-from inference.model.checkpoint import load_decoder
 from inference.model.decoder import Decoder
 from inference.model.verify_graph import VerifyGraph
 from inference.sampling import SamplingParams
@@ -39,7 +38,7 @@ from outrider.cli import main
 from outrider.target.spawn import role_environment
 from outrider.target.target import READY
 from tests.support.drafts import alone, growing, nudged, speculated
-from tests.support.models import write_checkpoint_with_tokenizer
+from tests.support.models import loaded, write_checkpoint_with_tokenizer
 from tests.support.refusals import assert_refused
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler")
@@ -83,10 +82,7 @@ def model(built: Path) -> CompiledModel:
 
 @pytest.fixture(scope="module")
 def target(source: Path) -> Decoder:
-    vocabulary, cpu = Tokenizer(source).vocabulary, torch.device("cpu")
-    return load_decoder(
-        source, positions=LENGTH, vocabulary=vocabulary, dtype=torch.float32, device=cpu
-    )
+    return loaded(source, LENGTH, Tokenizer(source).vocabulary)
 
 
 def eager_model(target: Decoder) -> EagerModel:

@@ -27,7 +27,7 @@ from inference.backends.fused import FusedModel, load_fused
 from inference.engine.engine import Engine
 from inference.engine.local_session import LocalSession
 from inference.errors import BadArtifact
-from inference.model.checkpoint import fingerprint, load_decoder
+from inference.model.checkpoint import fingerprint
 from inference.model.config import read_raw_config
 from inference.model.decoder import Decoder
 from inference.model.round_graph import RoundGraph, round_inputs
@@ -40,7 +40,7 @@ from outrider.options.roles import FusedTargetRole
 from outrider.target.target import load_target
 from tests.support.drafts import text_of
 from tests.support.equality import NearTies, assert_same_text
-from tests.support.models import write_checkpoint_with_tokenizer
+from tests.support.models import loaded, write_checkpoint_with_tokenizer
 from tests.support.refusals import assert_refused
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler")
@@ -100,14 +100,7 @@ def model(built: Path, manifest: Manifest) -> FusedModel:
 
 @pytest.fixture(scope="module")
 def target(source: Path) -> Decoder:
-    return decoder_of(source)
-
-
-def decoder_of(directory: Path) -> Decoder:
-    vocabulary, cpu = Tokenizer(directory).vocabulary, torch.device("cpu")
-    return load_decoder(
-        directory, positions=LENGTH, vocabulary=vocabulary, dtype=torch.float32, device=cpu
-    )
+    return loaded(source, LENGTH, Tokenizer(source).vocabulary)
 
 
 def alone(target: Decoder, prompt: list[int], params: SamplingParams, tokens: int) -> list[int]:
@@ -169,7 +162,8 @@ def test_a_round_that_computes_something_else_is_not_written(
     model: FusedModel, target: Decoder, draft: Path
 ) -> None:
     bucket, graph = next(iter(model.round_graphs.items()))
-    eager = RoundGraph(target, decoder_of(draft), model.cache, model.draft.cache, SHAPE)
+    beside = loaded(draft, LENGTH, target.vocabulary)
+    eager = RoundGraph(target, beside, model.cache, model.draft.cache, SHAPE)
     for part in (*model.cache.tensors, *model.draft.cache.tensors):
         part.normal_(generator=torch.Generator().manual_seed(1))
 

@@ -13,12 +13,12 @@ from inference.backends import gguf_model as module
 from inference.backends.choices import rank_at
 from inference.backends.gguf_model import GgufModel
 from inference.backends.host_choice import rank_of_row
-from inference.backends.sequence import ModelSequence
 from inference.errors import LimitExceeded, Unavailable
 from inference.sampling import SamplingParams
 from inference.tree import TokenTree
 from tests.support.copied_rows import PROMPT
 from tests.support.fake_llama_cpp import VOCABULARY, Cells, logits_after, seen_after
+from tests.support.models import sequence_after
 from tests.support.refusals import assert_refused
 
 
@@ -48,8 +48,7 @@ def cells() -> Cells:
 
 
 def test_keys_are_kept_and_a_forward_computes_its_new_nodes_only(cells: Cells) -> None:
-    sequence = ModelSequence(model_of(cells), 0, SamplingParams())
-    sequence.extend(PROMPT)
+    sequence = sequence_after(model_of(cells), PROMPT)
     before = cells.tokens
     sequence.choose(siblings(5))
     assert cells.tokens - before == 6
@@ -59,8 +58,7 @@ def test_keys_are_kept_and_a_forward_computes_its_new_nodes_only(cells: Cells) -
 def test_a_failed_decode_is_an_error_and_the_next_call_computes_what_it_would_have(
     cells: Cells,
 ) -> None:
-    sequence = ModelSequence(model_of(cells), 0, SamplingParams())
-    sequence.extend(PROMPT)
+    sequence = sequence_after(model_of(cells), PROMPT)
     cells.fails = True
     assert_refused(lambda: sequence.choose(siblings(5)), ["made to fail"], Unavailable)
     assert cells.used == len(PROMPT)
@@ -72,8 +70,7 @@ def test_a_tree_of_too_many_branches_is_refused_and_changes_nothing(
     cells: Cells, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "SEQUENCES", 12)
-    sequence = ModelSequence(model_of(cells), 0, SamplingParams())
-    sequence.extend(PROMPT)
+    sequence = sequence_after(model_of(cells), PROMPT)
     shown = ["6 branches in one call", "5"]
     assert_refused(lambda: sequence.choose(siblings(6)), shown, LimitExceeded)
     assert sequence.choose(siblings(5)).tolist()[1:] == after([*PROMPT, 0], range(1, 6))
@@ -81,9 +78,7 @@ def test_a_tree_of_too_many_branches_is_refused_and_changes_nothing(
 
 def test_rows_that_do_not_fit_into_one_decode_are_computed_in_several(cells: Cells) -> None:
     model = model_of(cells, rows=3, batch=32)
-    rows = [ModelSequence(model, row, SamplingParams()) for row in range(3)]
-    for row, sequence in enumerate(rows):
-        sequence.extend([row, *PROMPT])
+    rows = [sequence_after(model, [row, *PROMPT], row) for row in range(3)]
     before = cells.decodes
     chosen = model.choose([sequence.prepare(siblings(14)) for sequence in rows])
     assert cells.decodes - before == 2
@@ -103,8 +98,7 @@ def test_a_position_beyond_the_row_is_refused(cells: Cells) -> None:
 
 def test_a_node_that_does_not_see_every_position_above_it_is_refused(cells: Cells) -> None:
     model = model_of(cells)
-    sequence = ModelSequence(model, 0, SamplingParams())
-    sequence.extend(PROMPT)
+    sequence = sequence_after(model, PROMPT)
     segment = sequence.prepare(siblings(1))
     context = segment.context.copy()
     context[0, 3] = False

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from inference.backends import Masks, Model, Segment
+from inference.backends import Masks, Model
 from inference.backends.eager import EagerModel
 from inference.backends.target_features import FeatureModel
 from inference.decode import Step
@@ -27,7 +27,7 @@ from tests.support.backends import BACKENDS, Machine, Subject, eager_model
 from tests.support.copied_rows import PROMPT, shares
 from tests.support.drafts import alone, copying, growing, knowledge, nudged, rounds, speculated
 from tests.support.equality import NearTies
-from tests.support.models import tiny_decoder, write_checkpoint
+from tests.support.models import segment, tiny_decoder, write_checkpoint
 from tests.support.neuron_artifacts import LENGTH, TREE, VOCABULARY, eager_of, engine_of
 from tests.support.row_independence import assert_rows_are_independent
 
@@ -283,13 +283,6 @@ def test_a_draft_with_the_targets_weights_is_always_right(
 
 # --- refusals
 # --------------------------------------------------------------------------------------------------
-
-
-def segment(row: int, nodes: int) -> Segment:
-    """A chain at the start of a row."""
-    order, chain = np.arange(nodes, dtype=np.int32), np.tri(nodes, dtype=np.bool_)
-    unseen = np.zeros((1, 0), dtype=np.bool_)
-    return Segment(row, order % 50, order, order, unseen, chain, order, SamplingParams())
 
 
 REFUSED: list[tuple[Callable[[Model], object], type[OutriderError], str]] = [

@@ -24,7 +24,7 @@ from inference.sampling import SamplingParams
 from inference.tree import TokenTree
 from tests.support.drafts import alone
 from tests.support.fake_neuron import Neuron
-from tests.support.models import TINY, write_checkpoint
+from tests.support.models import TINY, segment, write_checkpoint
 from tests.support.neuron_artifacts import (
     FEW,
     JUNK,
@@ -118,15 +118,6 @@ def test_ranks_together_compute_what_one_whole_model_computes(
         torch.testing.assert_close(together[:, :JUNK], expected[:, :JUNK], atol=2e-5, rtol=1e-4)
 
 
-def segment(
-    row: int, nodes: int, params: SamplingParams | None = None, slots: int = 0, first: int = 0
-) -> Segment:
-    """A chain at the start of a row; `slots`: how far the context reaches."""
-    order, mask = np.arange(nodes, dtype=np.int32), np.tri(nodes, dtype=np.bool_)
-    unseen, how = np.zeros((1, slots), dtype=np.bool_), params or SamplingParams()
-    return Segment(row, order + 1, order + first, order, unseen, mask, order, how)
-
-
 def test_every_graph_has_run_before_the_model_is_handed_out(
     neuron: Neuron, checkpoint: Path, tmp_path: Path
 ) -> None:
@@ -138,8 +129,8 @@ def test_every_graph_has_run_before_the_model_is_handed_out(
     ("call", "graph"),
     [
         ([segment(0, 1)], "verify_b2_t2_s32_greedy"),
-        ([segment(0, 2, slots=32)], "verify_b2_t2_s32_greedy"),
-        ([segment(0, 2, slots=33)], "verify_b2_t2_s72_greedy"),
+        ([segment(0, 2, context=32)], "verify_b2_t2_s32_greedy"),
+        ([segment(0, 2, context=33)], "verify_b2_t2_s72_greedy"),
         ([segment(0, 2), segment(1, 3)], "verify_b2_t8_s32_greedy"),
         ([segment(0, 2), segment(1, 2, SamplingParams(1.0, seed=1))], "verify_b2_t2_s32_sampled"),
         (
@@ -193,7 +184,7 @@ def test_a_nan_on_the_device_is_reported_as_a_defect(
 ) -> None:
     model = built_model(tmp_path / "artifact", checkpoint, spec_of(2))
     neuron.loaded[-1].states[0]["values_0"][:] = float("nan")
-    assert_refused(lambda: model.choose([segment(0, 4, slots=8, first=8)]), ["NaN"], Unavailable)
+    assert_refused(lambda: model.choose([segment(0, 4, context=8, first=8)]), ["NaN"], Unavailable)
 
 
 def test_bfloat16_weights_of_every_rank_are_bfloat16(

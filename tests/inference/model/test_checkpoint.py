@@ -12,19 +12,11 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from inference.errors import UnsupportedModel
-from inference.model.checkpoint import fingerprint, load_decoder, weight_files
+from inference.model.checkpoint import fingerprint, weight_files
 from inference.model.config import RopeScaling, parse_config, read_config
 from inference.model.decoder import Decoder
-from tests.support.models import TINY, write_checkpoint
+from tests.support.models import TINY, loaded, write_checkpoint
 from tests.support.refusals import assert_refused
-
-CPU = torch.device("cpu")
-
-
-def load(directory: Path, positions: int = 64, vocabulary: int = 61) -> Decoder:
-    return load_decoder(
-        directory, positions=positions, vocabulary=vocabulary, dtype=None, device=CPU
-    )
 
 
 def rewrite(directory: Path, **changes: torch.Tensor | None) -> Path:
@@ -176,9 +168,9 @@ def test_a_session_longer_than_the_model_is_refused_and_one_as_long_works(
     tmp_path: Path, fields: dict[str, Any], most: int, field: str
 ) -> None:
     directory = write_checkpoint(tmp_path, **fields)
-    assert load(directory, positions=most).cos.shape[0] == most
+    assert loaded(directory, positions=most).cos.shape[0] == most
     shown = [str(most), str(most + 1), field]
-    assert_refused(lambda: load(directory, positions=most + 1), shown)
+    assert_refused(lambda: loaded(directory, positions=most + 1), shown)
 
 
 @pytest.mark.parametrize(
@@ -214,15 +206,13 @@ def test_a_directory_without_config_is_refused(tmp_path: Path) -> None:
 
 def test_a_checkpoint_loads_with_every_tensor_as_written(tmp_path: Path) -> None:
     written = load_file(write_checkpoint(tmp_path) / "model.safetensors")
-    loaded = load(tmp_path).state_dict()
-    assert loaded.keys() == written.keys()
-    assert all(torch.equal(loaded[name], tensor) for name, tensor in written.items())
+    read = loaded(tmp_path).state_dict()
+    assert read.keys() == written.keys()
+    assert all(torch.equal(read[name], tensor) for name, tensor in written.items())
 
 
 def test_the_wanted_type_replaces_the_checkpoints(tmp_path: Path) -> None:
-    decoder = load_decoder(
-        write_checkpoint(tmp_path), positions=64, vocabulary=61, dtype=torch.bfloat16, device=CPU
-    )
+    decoder = loaded(write_checkpoint(tmp_path), dtype=torch.bfloat16)
     assert {parameter.dtype for parameter in decoder.parameters()} == {torch.bfloat16}
     assert decoder.cos.dtype == torch.float32
 
@@ -249,7 +239,7 @@ def test_a_tensor_that_lacks_does_not_fit_or_would_be_ignored_is_named(
     tmp_path: Path, change: dict[str, Tensor | None], shown: list[str]
 ) -> None:
     rewrite(write_checkpoint(tmp_path), **change)
-    assert_refused(lambda: load(tmp_path), shown, UnsupportedModel)
+    assert_refused(lambda: loaded(tmp_path), shown, UnsupportedModel)
 
 
 def test_stored_rotary_frequencies_and_a_tied_head_are_passed_over(tmp_path: Path) -> None:
@@ -261,7 +251,7 @@ def test_stored_rotary_frequencies_and_a_tied_head_are_passed_over(tmp_path: Pat
             "model.layers.0.self_attn.rotary_emb.inv_freq": torch.zeros(2),
         },
     )
-    assert load(tmp_path).lm_head is None
+    assert loaded(tmp_path).lm_head is None
 
 
 def test_files_that_are_no_safetensors_or_lack_are_named(tmp_path: Path) -> None:
@@ -269,19 +259,19 @@ def test_files_that_are_no_safetensors_or_lack_are_named(tmp_path: Path) -> None
     shards = [f"model-0000{number}-of-00002.safetensors" for number in (1, 2)]
     index = {"weight_map": {"model.norm.weight": shards[0], "lm_head.weight": shards[1]}}
     whole.rename(tmp_path / "pytorch_model.bin")
-    assert_refused(lambda: load(tmp_path), ["no model.safetensors"], UnsupportedModel)
+    assert_refused(lambda: loaded(tmp_path), ["no model.safetensors"], UnsupportedModel)
     (tmp_path / "pytorch_model.bin").rename(tmp_path / shards[0])
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index), encoding="utf-8")
     assert_refused(lambda: weight_files(tmp_path), [shards[1]], UnsupportedModel)
     (tmp_path / "model.safetensors.index.json").unlink()
     whole.write_bytes(b"version https://git-lfs.github.com/spec/v1\n")
-    assert_refused(lambda: load(tmp_path), ["model.safetensors"], UnsupportedModel)
+    assert_refused(lambda: loaded(tmp_path), ["model.safetensors"], UnsupportedModel)
 
 
 def test_a_tokenizer_larger_than_the_model_is_refused(tmp_path: Path) -> None:
     directory = write_checkpoint(tmp_path)
     shown = ["62 ids", "vocab_size is 61"]
-    assert_refused(lambda: load(directory, vocabulary=62), shown, UnsupportedModel)
+    assert_refused(lambda: loaded(directory, vocabulary=62), shown, UnsupportedModel)
 
 
 # --- fingerprints
@@ -348,4 +338,4 @@ def test_a_size_that_the_tensors_do_not_have_is_refused_before_anything_is_built
     raw = json.loads((directory / "config.json").read_text())
     (directory / "config.json").write_text(json.dumps(raw | {field: size}))
     monkeypatch.setattr(Decoder, "__init__", lambda *_: pytest.fail("a decoder was built"))
-    assert_refused(lambda: load(directory), [words], UnsupportedModel)
+    assert_refused(lambda: loaded(directory), [words], UnsupportedModel)

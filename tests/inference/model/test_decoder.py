@@ -27,15 +27,13 @@ from inference.backends import Segment, eager
 from inference.backends.eager import EagerModel
 from inference.backends.sequence import ModelSequence
 from inference.errors import LimitExceeded
-from inference.model.checkpoint import load_decoder
 from inference.model.config import read_config
 from inference.model.noise import noise
 from inference.sampling import SamplingParams
 from inference.tree import TokenTree
-from tests.support.models import tiny_decoder, tiny_model
+from tests.support.models import loaded, sequence_after, tiny_decoder, tiny_model
 
 torch.set_num_threads(1)
-CPU = torch.device("cpu")
 VOCABULARY = 97
 Table = NDArray[np.float64]
 
@@ -129,11 +127,7 @@ def directory(family: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def model(directory: Path) -> EagerModel:
-    return EagerModel(decoder_from(directory), rows=2, capacity=120, max_nodes=64)
-
-
-def decoder_from(directory: Path, dtype: torch.dtype | None = None) -> Any:
-    return load_decoder(directory, positions=128, vocabulary=VOCABULARY, dtype=dtype, device=CPU)
+    return EagerModel(loaded(directory, 128, VOCABULARY), rows=2, capacity=120, max_nodes=64)
 
 
 @torch.no_grad()
@@ -141,14 +135,6 @@ def log_probabilities(family: str, tokens: Sequence[int]) -> Table:
     """What `transformers` expects after each token."""
     logits = original(family)(torch.tensor([list(tokens)])).logits[0]
     return torch.log_softmax(logits.double(), -1).numpy()
-
-
-def sequence_after(
-    model: EagerModel, tokens: Sequence[int], row: int = 0, params: SamplingParams | None = None
-) -> ModelSequence:
-    sequence = ModelSequence(model, row, params or SamplingParams())
-    sequence.extend(tokens)
-    return sequence
 
 
 def unranked(ids: NDArray[np.int32], scores: NDArray[np.float32]) -> Table:
@@ -177,7 +163,7 @@ def test_a_chain_scores_as_transformers_scores_it(family: str, model: EagerModel
 def test_a_prompt_fed_in_chunks_scores_as_transformers_scores_it(
     family: str, directory: Path
 ) -> None:
-    small = EagerModel(decoder_from(directory), rows=1, capacity=70, max_nodes=7)
+    small = EagerModel(loaded(directory, 128, VOCABULARY), rows=1, capacity=70, max_nodes=7)
     found = scores_at(sequence_after(small, PROMPT[:-1]), TokenTree.chain(PROMPT[-1:]), [0])
     assert np.abs(found - log_probabilities(family, PROMPT)[-1:]).max() < 5e-5
 
@@ -217,7 +203,9 @@ def test_every_path_of_a_tree_that_grows_by_levels_scores_as_transformers_scores
 
 
 def test_bfloat16_is_close(family: str, directory: Path) -> None:
-    model = EagerModel(decoder_from(directory, torch.bfloat16), rows=1, capacity=70, max_nodes=64)
+    model = EagerModel(
+        loaded(directory, 128, VOCABULARY, torch.bfloat16), rows=1, capacity=70, max_nodes=64
+    )
     found = scores_at(
         ModelSequence(model, 0, SamplingParams()), TokenTree.chain(PROMPT), range(len(PROMPT))
     )
@@ -234,7 +222,7 @@ def test_frequencies_are_those_of_transformers(family: str, directory: Path) -> 
 def test_a_sharded_checkpoint_loads_like_a_whole_one(tmp_path: Path) -> None:
     original("qwen2").save_pretrained(tmp_path, max_shard_size="20KB")
     assert len(list(tmp_path.glob("model-*.safetensors"))) > 2
-    model = EagerModel(decoder_from(tmp_path), rows=1, capacity=70, max_nodes=64)
+    model = EagerModel(loaded(tmp_path, 128, VOCABULARY), rows=1, capacity=70, max_nodes=64)
     found = scores_at(
         ModelSequence(model, 0, SamplingParams()), TokenTree.chain(PROMPT), range(len(PROMPT))
     )

@@ -10,24 +10,23 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from inference.errors import UnsupportedModel
-from inference.model.checkpoint import load_decoder
 from inference.model.decoder import Decoder, Layer
 from inference.model.layer_offload import Copies, OffloadedLayers, ThreadCopies, load_offloaded
 from tests.support.equality import full_logits
-from tests.support.models import tiny_decoder, write_checkpoint
+from tests.support.models import loaded, tiny_decoder, write_checkpoint
 
 LAYERS = 5
-CPU = torch.device("cpu")
 
 
 def offloaded(directory: Path, dtype: torch.dtype | None = None) -> Decoder:
     return load_offloaded(
-        directory, positions=64, vocabulary=61, dtype=dtype, device=CPU, offload="disk"
+        directory,
+        positions=64,
+        vocabulary=61,
+        dtype=dtype,
+        device=torch.device("cpu"),
+        offload="disk",
     )
-
-
-def resident(directory: Path, dtype: torch.dtype | None = None) -> Decoder:
-    return load_decoder(directory, positions=64, vocabulary=61, dtype=dtype, device=CPU)
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +39,7 @@ def test_results_equal_those_of_the_resident_decoder_bit_for_bit(
     checkpoint: Path, dtype: torch.dtype | None
 ) -> None:
     """Of two nodes and more: kernels for one row round by where weights lie in memory."""
-    ours, theirs = offloaded(checkpoint, dtype), resident(checkpoint, dtype)
+    ours, theirs = offloaded(checkpoint, dtype), loaded(checkpoint, dtype=dtype)
     for tokens in ([5, 17, 3], [60, 2, 9, 11, 40], [7, 7]):
         assert torch.equal(full_logits(ours, tokens), full_logits(theirs, tokens))
 
@@ -51,12 +50,12 @@ def test_a_tied_model_of_another_family_is_computed_too(tmp_path: Path) -> None:
     )
     tokens = [5, 17, 3]
     assert torch.equal(
-        full_logits(offloaded(directory), tokens), full_logits(resident(directory), tokens)
+        full_logits(offloaded(directory), tokens), full_logits(loaded(directory), tokens)
     )
 
 
 def test_two_layers_are_in_memory_however_many_the_model_has(checkpoint: Path) -> None:
-    ours, theirs = offloaded(checkpoint), resident(checkpoint)
+    ours, theirs = offloaded(checkpoint), loaded(checkpoint)
     places = [
         layer.mlp.gate_proj.weight.data_ptr() for _ in range(3) for layer in ours.model.layers
     ]
