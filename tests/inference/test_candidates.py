@@ -72,27 +72,6 @@ def paths(tree: CandidateTree) -> dict[Path, float]:
     return dict(zip(found[1:], values[1:], strict=True))
 
 
-def test_the_same_node_of_two_proposers_is_one_and_worth_what_the_bolder_one_says() -> None:
-    tree = planted()
-    say(tree, (0, BASE, 10, 2**-16), (1, 0, 11, 0.9))
-    say(tree, (0, BASE, 10, 0.9), (1, 0, 12, 0.1), stream=2, proposer=3)
-    assert tree.live == 3
-    assert paths(tree) == pytest.approx({(10,): 0.9, (10, 11): 0.81, (10, 12): 0.09})
-    group = tree.group(tree.root & PLACE)
-    assert group is not None
-    assert group.claims == {0: {10: 2**-16}, 3: {10: 0.9}}
-
-
-def test_what_hangs_on_nothing_is_dropped() -> None:
-    tree = planted()
-    assert say(tree, (7, 6, 10, 0.5)) == 0  # 6 was never said
-    assert say(tree, (8, 7, 10, 0.5)) == 0  # 7 was said, and hung nowhere
-    assert say(tree, (9, BASE, 10, 0.5), base=ROOT + 1) == 0  # beyond the text
-    assert say(tree, (10, BASE, 10, 0.5), base=-3) == 0
-    assert say(tree, (0, BASE, 10, 0.5), stream=3) == 0  # nobody joined as 3
-    assert tree.live == 0
-
-
 def test_numbers_are_those_of_one_stream() -> None:
     tree = planted()
     say(tree, (0, BASE, 10, 0.5))
@@ -137,16 +116,6 @@ def test_a_full_tree_sheds_nothing_if_a_forward_holds_all_that_is_too_much() -> 
     said = [Proposal(number, BASE, 10 + number, 0.9) for number in range(4, 9)]
     assert tree.append(1, Nodes(ROOT, said), believed) == Dropped(late=0, shed=0)
     assert tree.live == 9
-
-
-def test_the_number_of_a_pruned_candidate_leads_nowhere_also_when_its_place_is_taken() -> None:
-    tree = planted()
-    say(tree, (0, BASE, 10, 0.5), (1, BASE, 11, 0.5))
-    tree.advance([10])
-    assert say(tree, (2, 1, 20, 0.5)) == 0
-    say(tree, *((number, 0, 30 + number, 0.5) for number in range(3, 9)))
-    assert say(tree, (9, 1, 20, 0.5)) == 0
-    assert tree.live == 6
 
 
 @st.composite

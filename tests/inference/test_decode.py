@@ -135,15 +135,6 @@ def test_a_lost_stream_is_told_everything_again() -> None:
     assert (again.number, again.parent) == (0, BASE)
 
 
-def test_several_proposers_go_on_beside_each_other() -> None:
-    engine, _, _ = exact_engine(times=free)
-    wrong = Foreteller(own_text([9, 9], 60), step=1)
-    steps = made(LocalSession(engine), wrong, Foreteller(TEXT[:40]))
-    assert tokens_of(steps) == TEXT[:40]
-    assert len(steps) < 12
-    assert wrong.heard
-
-
 def test_a_text_that_is_long_enough_already_is_not_begun() -> None:
     engine, model, _ = exact_engine()
     assert made(LocalSession(engine), tokens=0) == []

@@ -55,11 +55,6 @@ def test_a_broken_character_at_the_end_is_shown_once_nothing_follows(tokenizer: 
     assert stream.finish() == "\N{REPLACEMENT CHARACTER}"
 
 
-def test_a_prompt_starts_with_the_beginning_of_text_token(tokenizer: Tokenizer) -> None:
-    assert tokenizer.encode("x")[0] == tokenizer.encode("y")[0]
-    assert tokenizer.decode(tokenizer.encode("x")) == "x"
-
-
 def test_an_empty_prompt_and_a_missing_chat_template_are_refused(tmp_path: Path) -> None:
     tokenizer = altered(tmp_path, template="")
     with pytest.raises(InvalidRequest, match="empty"):

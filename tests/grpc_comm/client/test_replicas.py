@@ -156,12 +156,6 @@ def test_lost_replicas_that_come_back_as_another_target_get_no_session_back(
             until_it_fails(session)
 
 
-def test_sessions_of_one_key_go_to_one_replica() -> None:
-    with replicas(3) as (servers, addresses), connect(addresses) as connection:
-        key = in_turn(*servers)
-        assert {opened(connection, key).address for _ in range(2)} == {str(servers[0].address)}
-
-
 def test_new_sessions_keep_away_from_a_replica_that_drains(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "HEALTH_SECONDS", 0.1)
     with replicas(2) as (servers, addresses), looking_at(addresses) as connection:

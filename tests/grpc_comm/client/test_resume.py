@@ -44,7 +44,6 @@ from tests.support.wire_fixtures import (
     in_turn,
     news,
     opened,
-    rest,
     successor_engine,
     until_it_fails,
 )
@@ -346,21 +345,6 @@ def test_a_session_that_was_closed_while_it_searched_opens_again() -> None:
         assert_serves(session)
         assert (session.traffic.resumes, session.traffic.reopenings) == (0, 0)
         server.stop()
-
-
-def test_a_target_that_was_restarted_is_found_again() -> None:
-    with background(successor_engine()) as server, looking_at(server.address) as connection:
-        session = opened(connection)
-        assert_serves(session)
-        session.decode(Decode(8))
-        assert rest(session) == [6, 7, 8]
-        session.decode(Decode(20_000, credit=20))
-        came = list(news(session).tokens)
-        server.stop()
-        with background(successor_engine(), address=server.address):
-            eventually(lambda: session.traffic.reopenings == 1)
-            session.decode(Decode(2_000))
-            assert came + rest(session) == list(range(9, 2_001))
 
 
 def test_a_fault_of_the_target_is_told_and_not_asked_for_again() -> None:

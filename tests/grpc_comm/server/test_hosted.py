@@ -23,7 +23,6 @@ from tests.support.refusals import assert_refused
 from tests.support.wire_fixtures import (
     LOOPBACK,
     WAIT,
-    chain_of,
     decode_to,
     describe,
     opening,
@@ -91,13 +90,6 @@ def carried(target: HostedTarget, *calls: Any) -> list[Any]:
             await target.end()
 
     return asyncio.run(run())
-
-
-def test_a_carried_session_makes_its_text() -> None:
-    target, call = hosted(), Carried()
-    (came,) = carried(target, answers(target, call, opening(), chain_of(), decode_to(6)))
-    assert tokens(came) == [4, 5, 6]
-    assert call.code is None
 
 
 @pytest.fixture

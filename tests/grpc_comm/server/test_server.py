@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import signal
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -21,7 +19,6 @@ from inference.order import Decode
 from inference.sampling import SamplingParams
 from tests.support.hand_streams import left_open
 from tests.support.hostile import deaf
-from tests.support.repository import ROOT
 from tests.support.wire_fixtures import (
     FAULTY,
     WAIT,
@@ -95,44 +92,6 @@ def test_the_row_of_a_client_that_leaves_in_the_middle_of_a_forward_is_given_bac
     with connect(str(server.address)) as connection:
         assert_serves(opened(connection))
     leaving.close()
-
-
-def test_the_row_of_a_killed_client_is_given_back(
-    one_row: tuple[Successor, BackgroundServer],
-) -> None:
-    _, server = one_row
-    program = (
-        "import sys; from grpc_comm.client.connection import connect\n"
-        "from inference.sampling import SamplingParams\n"
-        "session = connect(sys.argv[1]).session(); session.open([1, 2, 3], SamplingParams())\n"
-        "while not session.is_open: session.receive(1)\n"
-        "print('opened', flush=True); sys.stdin.read()"
-    )
-    with subprocess.Popen(
-        [sys.executable, "-c", program, str(server.address)],
-        cwd=ROOT,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as client:
-        assert client.stdout is not None
-        assert client.stdout.readline() == "opened\n"
-        client.kill()
-        with connect(str(server.address)) as connection:
-            assert_serves(opened(connection))
-
-
-def test_closing_stops_a_target_that_goes_on(one_row: tuple[Successor, BackgroundServer]) -> None:
-    model, server = one_row
-    with connect(str(server.address)) as connection:
-        session = opened(connection)
-        session.decode(Decode(40_000))
-        assert news(session).tokens[0] == 4
-        session.close()
-        assert_serves(opened(connection))
-        assert len(model.calls) < 40_000
-        with pytest.raises(Unavailable, match="closed"):
-            until_it_fails(session)
 
 
 def test_a_client_that_leaves_the_line_is_forgotten() -> None:

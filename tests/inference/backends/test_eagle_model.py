@@ -182,20 +182,6 @@ def test_rows_of_one_call_are_ranked_as_each_alone(tmp_path: Path) -> None:
     agrees(answers[1], 0, texts[1].expected())
 
 
-def test_a_row_that_is_copied_has_its_features(tmp_path: Path) -> None:
-    """As a cached prefix has, which another session begins with."""
-    pair = Pair(tmp_path, rows=2)
-    first = pair.text(0, PROMPT)
-    pair.target.copy_row(0, 1, first.there.slots.high_water)
-    second = pair.text(1, PROMPT[:1])
-    slots = first.there.slots.committed_copy()
-    second.there = ModelSequence(pair.target, 1, SamplingParams(), slots)
-    second.here.extend(PROMPT[:-1])
-    second.tokens = list(PROMPT)
-    answer = second.here.rank(TokenTree.chain(PROMPT[-1:]), [0], 8)
-    agrees(answer, 0, second.expected())
-
-
 @pytest.mark.parametrize("params", [SamplingParams(0.7, seed=5), SamplingParams(1.0, 20, 0.9, 6)])
 def test_children_are_ranked_with_the_noise_of_the_targets_ids(
     tmp_path: Path, params: SamplingParams

@@ -16,7 +16,7 @@ from inference.drafters.growing_proposer import GrowingProposer
 from inference.planner.acceptance import Knowledge
 from inference.planner.child_features import mask_features
 from inference.planner.prices import Prices
-from inference.proposer import COPY, MODEL
+from inference.proposer import MODEL
 from inference.sampling import SamplingParams
 from inference.times import DraftTimes
 from inference.tree import TokenTree
@@ -194,17 +194,6 @@ def test_a_node_that_a_mask_named_is_ranked_later_and_named_better() -> None:
     named = tokens_of(sent(proposer, NUMBERS))
     assert named[:4] == TEXT[:4]
     assert set(TEXT[:8]) <= set(named)
-
-
-def test_masks_and_copies_name_a_token_once_and_a_copy_stays_one() -> None:
-    phrase = [11, 12, 13, 14, 15, 16]
-    model = Watched(with_masks(useless, useless))
-    proposer = proposer_of(model, copies=True)
-    proposer.open([*phrase, 7, *phrase[:3]], SAMPLING, end=200)
-    assert [nodes.proposer for nodes in sent(proposer, NUMBERS)] == [COPY]
-    for _ in range(4):
-        proposer.work(0.0)
-    assert MODEL in {nodes.proposer for nodes in sent(proposer, NUMBERS)}
 
 
 class Recorded(EagerModel):

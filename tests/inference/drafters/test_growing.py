@@ -4,22 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from inference.backends.eager import EagerModel
-from inference.backends.sequence import ModelSequence
 from inference.draft_tuning import TUNING
 from inference.drafters.draft import Draft
 from inference.drafters.growing_proposer import GrowingProposer
-from inference.planner.child_features import rank_features
 from inference.planner.prices import Prices
 from inference.proposer import BASE, Nodes, Notice, Proposal
-from inference.sampling import SamplingParams
-from inference.tree import TokenTree
-from tests.support.pairs import SEQUENCE_LENGTH, perturbed
 from tests.support.scripted_models import (
     Says,
     ScriptedModel,
@@ -294,44 +287,6 @@ def test_a_row_that_is_full_ends_drafting_and_nothing_else() -> None:
         proposer.work(0.0)
     with pytest.raises(ValueError, match=f"not {len(PROMPT) + 300}"):
         proposer.hear(len(PROMPT) + 301, [0], 0.0, QUIET)
-
-
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
-def test_a_real_draft_ranks_as_if_each_path_was_fed_from_the_beginning(temperature: float) -> None:
-    draft, params = perturbed(1, 0.02), SamplingParams(temperature, seed=5)
-    prompt = [7 * index % 290 for index in range(20)]
-    proposer = Draft(model_of(draft)).proposer(0, knowledge(), Prices())
-    proposer.open(prompt, params, SEQUENCE_LENGTH)
-    text, nodes = list(prompt), proposer._tree
-    for step in range(6):
-        for _ in range(3):
-            proposer.work(0.0)
-        first = nodes.root.ranked.ids[0]
-        below = nodes.root.children[first]
-        said = [first, below.ranked.ids[0] if step % 2 and below.ranked else 3]
-        proposer.hear(len(text), said, 0.0, QUIET)
-        text += said
-    for _ in range(4):
-        proposer.work(0.0)
-    ranked, line = 0, [(nodes.root, text)]
-    while line:
-        node, prefix = line.pop()
-        if node.ranked is not None:
-            fresh = ModelSequence(model_of(draft), 0, params)
-            fresh.extend(prefix[:-1])
-            again = fresh.rank(TokenTree.chain(prefix[-1:]), [0], TUNING.width)
-            expected = rank_features(again.scores, [node.depth], params.greedy)[0]
-            assert node.ranked.ids == again.ids[0].tolist()
-            np.testing.assert_allclose(node.ranked.table, expected, rtol=1e-3, atol=1e-3)
-            ranked += 1
-            if ranked > 12:
-                break
-        line += [(below, [*prefix, below.token]) for below in node.children.values()]
-    assert ranked > 3
-
-
-def model_of(draft: object) -> EagerModel:
-    return EagerModel(draft, rows=1, capacity=SEQUENCE_LENGTH + TUNING.room, max_nodes=64)  # type: ignore[arg-type]
 
 
 def test_a_draft_that_is_slower_than_the_target_tries_now_and_then() -> None:

@@ -35,16 +35,14 @@ from inference.engine.session import Session
 from inference.errors import BadArtifact, InvalidRequest
 from inference.model.drafted_tree import accept_in_graph
 from inference.order import Decode, End, Pace
-from inference.proposer import COLOCATED, Proposer
+from inference.proposer import Proposer
 from inference.sampling import SamplingParams
-from inference.stats import DecodeStatistics
 from inference.tree import IntArray, TokenTree
 from inference.tree_shape import NONE, Branches
 from tests.support.equality import NearTies, assert_same_text
 from tests.support.exact import finish, run_dry, running
 from tests.support.fused_models import eager_fused
 from tests.support.pairs import SEQUENCE_LENGTH, VOCABULARY, decoder, engine, perturbed
-from tests.support.wire_fixtures import connected
 
 LENGTH, TOKENS, PROMPT = 120, 30, [5, 17, 250, 3, 99]
 SAMPLINGS = [
@@ -322,24 +320,6 @@ def test_a_session_that_lost_its_row_in_between_goes_on_in_another() -> None:
         assert tokens_of(steps_of(served, SAMPLINGS[2])) == alone(SAMPLINGS[2])
         served.attach(session)
     assert session.tokens[len(PROMPT) :] == alone(SAMPLINGS[1])
-
-
-def test_over_grpc_the_texts_are_the_same_and_counters_are_of_what_happened() -> None:
-    model = eager_fused(decoder(1), DRAFTS["close"], Branches.chain(4))
-    with connected(served_by(model)) as connection:
-        for params in SAMPLINGS:
-            statistics, session = DecodeStatistics(), connection.session()
-            made = list[int]()
-            for step in decode(PROMPT, params, session, beside()):
-                statistics.count(step.proposers)
-                made += step.tokens
-            session.close()
-            assert made == alone(params)
-            assert session.traffic.nodes == 5 * session.traffic.forwards
-            assert session.traffic.forwards == statistics.forwards
-            assert statistics.acceptance_length == TOKENS / statistics.forwards > 1.2
-            assert statistics.by_proposer == {COLOCATED: TOKENS - statistics.forwards}
-            assert session.traffic.model_seconds > 0
 
 
 # --- what is refused

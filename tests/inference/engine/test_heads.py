@@ -157,16 +157,3 @@ def test_a_session_that_lost_its_row_is_drafted_for_on_another(taught: Path) -> 
     assert first.spent.forwards - forwards < 10
     for prompt, session in zip(PROMPTS, (first, second), strict=False):
         assert session.tokens[20:] == own_text(prompt[-20:])
-
-
-def test_a_session_that_ends_midway_leaves_its_row_to_another_text(taught: Path) -> None:
-    beside = Beside(taught, rows=1)
-    for prompt in PROMPTS[:3]:
-        session = beside.asked(prompt[-20:])
-        for _ in range(4):
-            beside.engine.step()
-        beside.engine.close(session)
-    session = beside.asked(PROMPTS[3][-20:])
-    finish(beside.engine, session)
-    assert session.tokens[20:] == own_text(PROMPTS[3][-20:])
-    assert session.spent.forwards < TOKENS / 2

@@ -76,24 +76,6 @@ LONE = Bringing(())
 SURE = Bringing((0.9,) * 31)
 
 
-def test_candidates_that_cost_nothing_are_all_computed() -> None:
-    assert width_of([SURE], flat, MOST) == MOST
-
-
-def test_candidates_that_bring_less_than_they_cost_are_not() -> None:
-    assert width_of([Bringing((0.5,) * 31)], cpu, MOST) == 1
-    assert width_of([Bringing((0.02,) * 31)], neuron, MOST) == 1
-
-
-def test_nobody_is_held_up_by_anothers_candidates_on_any_curve() -> None:
-    """Sessions without candidates keep a root-only forward; one that is ahead may be held up."""
-    for curve in (cpu, neuron):
-        assert width_of([SURE, LONE, LONE, LONE], curve, MOST) == 1
-    assert width_of([SURE, LONE, LONE, LONE], flat, MOST) == MOST
-    ahead = Bringing((), credit=1.0)
-    assert width_of([SURE, ahead, ahead, ahead], neuron, MOST) == 16
-
-
 def test_an_uncertain_time_within_the_promise_is_no_reason_to_stay_narrow() -> None:
     def little_more(rows: int, nodes: int) -> float:
         return ONE * (1.0 if nodes == 1 else 0.99 / TUNING.least_rate)

@@ -87,18 +87,6 @@ def test_it_follows_a_change(model: AcceptanceModel, greedy: bool) -> None:
     assert model.mean_edges(1)[0] < 0.5
 
 
-def test_a_topic_that_is_over_is_forgotten(model: AcceptanceModel) -> None:
-    generator = np.random.default_rng(3)
-    short, long = copy.deepcopy(model), model
-    follow(short, generator, 300, lambda scores: 0.2, True)
-    follow(long, generator, 3000, lambda scores: 0.2, True)
-    after = [
-        follow(each, np.random.default_rng(4), 600, lambda scores: 0.8, True)
-        for each in (short, long)
-    ]
-    assert abs(after[0] - after[1]) < 0.05
-
-
 @pytest.mark.parametrize("k", [1, 2, 3, 8, 16])
 @pytest.mark.parametrize("greedy", [True, False])
 def test_every_row_is_a_chance_for_each_child_and_leaves_one_for_none(
