@@ -343,7 +343,7 @@ def test_what_is_refused_names_file_and_field(
     assert f"{kind.name} field {shown}" in str(refused.value)
 
 
-# --- tokenizers, which a library reads --------------------------------------------------------
+# --- tokenizers, which a library reads
 
 
 @pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json"])
@@ -365,7 +365,7 @@ def test_a_spoilt_tokenizer_is_one_line(name: str, tmp_path: Path) -> None:
             Tokenizer(directory).fingerprint()
 
 
-# --- what is kept for the next run ------------------------------------------------------------
+# --- what is kept for the next run
 
 
 def test_a_spoilt_profile_is_told_of_once_and_measured_again(tmp_path: Path) -> None:
@@ -440,7 +440,7 @@ def test_target_and_draft_start_beside_spoilt_caches_and_replace_them(
     assert " not used" not in run()[1]
 
 
-# --- what a manifest may name -----------------------------------------------------------------
+# --- what a manifest may name
 
 NO_FILES = [
     *([name] for name in ("./manifest.json", "MANIFEST.json", "manifest.json/x", "a//b", "./a")),

@@ -76,7 +76,6 @@ def prompt_of(length: int) -> list[int]:
 
 
 # --- texts
-# --------------------------------------------------------------------------------------------------
 
 CLOSE = nudged(tiny_decoder(vocabulary=VOCABULARY))
 """It often agrees with the checkpoint, not always, and never with llama.cpp's stand-in."""
@@ -154,7 +153,6 @@ def test_where_rows_are_not_copied_a_free_row_gives_its_prefix_although_it_holds
 
 
 # --- calls
-# --------------------------------------------------------------------------------------------------
 
 PREFIX = list(range(20, 30))
 
@@ -245,7 +243,6 @@ def test_features_are_those_that_an_eager_target_keeps_and_go_with_a_copied_row(
 
 
 # --- ranking
-# --------------------------------------------------------------------------------------------------
 
 
 @each_sampling
@@ -282,7 +279,6 @@ def test_a_draft_with_the_targets_weights_is_always_right(
 
 
 # --- refusals
-# --------------------------------------------------------------------------------------------------
 
 
 REFUSED: list[tuple[Callable[[Model], object], type[OutriderError], str]] = [

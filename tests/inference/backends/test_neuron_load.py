@@ -31,7 +31,6 @@ from tests.support.refusals import assert_refused
 from tests.support.repository import ROOT
 
 # --- loading
-# --------------------------------------------------------------------------------------------------
 
 
 Loading = Callable[[], None]
@@ -123,7 +122,6 @@ def test_a_second_artefact_that_needs_more_cores_than_the_first_is_refused_with_
 
 
 # --- noise and check
-# --------------------------------------------------------------------------------------------------
 
 
 def test_the_probes_vectors_are_the_contracts() -> None:

@@ -28,7 +28,6 @@ def rewrite(directory: Path, **changes: torch.Tensor | None) -> Path:
 
 
 # --- configurations
-# --------------------------------------------------------------------------------------------------
 
 
 EXPERTS, POSITIVE = "mixtures of experts", "an integer from 1 to "
@@ -201,7 +200,6 @@ def test_a_directory_without_config_is_refused(tmp_path: Path) -> None:
 
 
 # --- weights
-# --------------------------------------------------------------------------------------------------
 
 
 def test_a_checkpoint_loads_with_every_tensor_as_written(tmp_path: Path) -> None:
@@ -275,7 +273,6 @@ def test_a_tokenizer_larger_than_the_model_is_refused(tmp_path: Path) -> None:
 
 
 # --- fingerprints
-# --------------------------------------------------------------------------------------------------
 
 
 def flip(path: Path, at: int) -> None:
@@ -302,7 +299,7 @@ def test_other_weights_of_one_shape_have_another_fingerprint(tmp_path: Path) -> 
     assert fingerprint(write_checkpoint(tmp_path / "c", seed=1)) == fingerprint(tmp_path / "a")
 
 
-# --- sizes that no checkpoint has -------------------------------------------------------------
+# --- sizes that no checkpoint has
 
 HUGE: dict[str, tuple[int, str]] = {
     "num_hidden_layers": (

@@ -32,7 +32,6 @@ CPU = torch.device("cpu")
 
 
 # --- what is chosen
-# --------------------------------------------------------------------------------------------------
 
 CUT = [
     SamplingParams(temperature, top_k, top_p)
@@ -89,7 +88,6 @@ def test_the_choice_is_the_best_of_logits_over_temperature_plus_noise(
 
 
 # --- one contract
-# --------------------------------------------------------------------------------------------------
 
 AT = torch.tensor([[9, 10, 10, 11]], dtype=torch.int32)
 MIXTURE = [
@@ -216,7 +214,6 @@ def test_rows_of_any_seed_spread_and_temperature_choose_their_best(
 
 
 # --- arithmetics and ties
-# --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("size", [300, 20_000])
@@ -313,7 +310,6 @@ def test_children_with_equal_scores_come_in_the_order_of_their_ids() -> None:
 
 
 # --- the draft's ranking
-# ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -151,7 +151,6 @@ def scores_at(sequence: ModelSequence, tree: TokenTree, nodes: Sequence[int]) ->
 
 
 # --- against transformers
-# ---------------------------------------------------------------------------------------------
 
 
 def test_a_chain_scores_as_transformers_scores_it(family: str, model: EagerModel) -> None:
@@ -240,7 +239,6 @@ def test_ids_beyond_the_tokenizer_are_never_chosen() -> None:
 
 
 # --- against itself
-# --------------------------------------------------------------------------------------------------
 
 
 def segment(sequence: ModelSequence, tree: TokenTree) -> Segment:

@@ -91,7 +91,6 @@ def test_a_config_with_the_layer_in_a_field_of_its_own_is_read(tmp_path: Path) -
 
 
 # --- several layers
-# --------------------------------------------------------------------------------------------------
 
 DEEPER = heads.tensors_of(TARGET.config, depth=3)
 
@@ -107,7 +106,6 @@ def test_layers_behind_the_first_are_read(tmp_path: Path, spelt: str) -> None:
 
 
 # --- refusals
-# --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

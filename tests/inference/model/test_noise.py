@@ -52,7 +52,6 @@ noises = pytest.mark.parametrize("draw", [noise, noise_in_limbs], ids=["words", 
 
 
 # --- the integers
-# --------------------------------------------------------------------------------------------------
 
 
 def blocks() -> list[list[int]]:
@@ -108,7 +107,6 @@ def test_words_split_into_limbs_and_join_again() -> None:
 
 
 # --- the floats
-# --------------------------------------------------------------------------------------------------
 
 
 @noises
