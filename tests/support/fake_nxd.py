@@ -271,11 +271,6 @@ class NxDModel:
                 setattr(module.get_submodule(owner), leaf, weights[name])
         return module
 
-    def replace_weights(self, sharded_checkpoint: Any) -> None:
-        self.loaded_on_neuron = False
-        self.set_weights(sharded_checkpoint)
-        self.to_neuron()
-
     def read_from_neuron_buffer(self, buffer_key: str, rank: int) -> Tensor:
         assert self.loaded_on_neuron, "Model must be loaded on neuron before calling these methods"
         return self.states[rank][buffer_key].clone()

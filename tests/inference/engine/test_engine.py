@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -26,6 +27,7 @@ from tests.support.exact import (
     FAULTY,
     GREEDY,
     VOCABULARY,
+    Cost,
     Exact,
     asked,
     chain,
@@ -280,11 +282,21 @@ def test_who_has_more_nodes_in_a_forward_has_the_greater_share() -> None:
     assert whole == pytest.approx(wide.spent.model_seconds)
 
 
-CPU = {"cost": lambda rows, nodes: 0.004 + 0.018 * rows * nodes}
-NEURON = {
-    "cost": lambda rows, nodes: 0.040 if nodes <= 1 else 0.065 if nodes <= 16 else 0.120,
-    "sizes": (1, 16, 32),
-}
+class Device(NamedTuple):
+    """Seconds of its forwards, and sizes that they are padded to."""
+
+    cost: Cost
+    sizes: tuple[int, ...] = ()
+
+    def engine(self, times: Cost, clock: Clock | None = None) -> tuple[Engine, Exact, Clock]:
+        """With four rows. times: what it believes that forwards take"""
+        return exact_engine(4, cost=self.cost, sizes=self.sizes, times=times, clock=clock)
+
+
+CPU = Device(lambda rows, nodes: 0.004 + 0.018 * rows * nodes)
+NEURON = Device(
+    lambda rows, nodes: 0.040 if nodes <= 1 else 0.065 if nodes <= 16 else 0.120, (1, 16, 32)
+)
 
 
 def ready(
@@ -337,32 +349,28 @@ def live_on(
     ("narrow", "wide"), [(1.0, 1.0), (1.0, 0.5), (1.0, 2.0), (0.5, 1.0), (2.0, 1.0)]
 )
 def test_candidates_that_claim_to_be_certain_slow_down_nobody(
-    device: dict[str, object], narrow: float, wide: float
+    device: Device, narrow: float, wide: float
 ) -> None:
     """Not even if what the engine believed of times to begin with was wrong by 2."""
-    cost = device["cost"]
-    assert callable(cost)
 
     def wrong(rows: int, nodes: int) -> float:
-        return float(cost(rows, nodes)) * (wide if nodes > 1 else narrow)
+        return device.cost(rows, nodes) * (wide if nodes > 1 else narrow)
 
-    engine, _, clock = exact_engine(rows=4, times=wrong, **device)  # type: ignore[arg-type]
+    engine, _, clock = device.engine(wrong)
     everybody, began = ready(engine, ["liar", "a", "b", "c"]), clock.now
     live_on(engine, everybody, 500, lies)
-    alone = (clock.now - began) / cost(4, 1)
+    alone = (clock.now - began) / device.cost(4, 1)
     for session, _, text in everybody:
         assert text_of(session) == text[: len(text_of(session))]
         assert len(text_of(session)) >= TUNING.least_rate * alone - TUNING.most_deficit - LEARNING
 
 
 @pytest.mark.parametrize("device", [CPU, NEURON], ids=["cpu", "neuron"])
-def test_one_with_good_candidates_does_not_hold_up_three_without(device: dict[str, object]) -> None:
-    cost = device["cost"]
-    assert callable(cost)
-    engine, _, clock = exact_engine(rows=4, times=cost, **device)  # type: ignore[arg-type]
+def test_one_with_good_candidates_does_not_hold_up_three_without(device: Device) -> None:
+    engine, _, clock = device.engine(device.cost)
     everybody, began = ready(engine, ["wide", "a", "b", "c"]), clock.now
     live_on(engine, everybody, 400, truth)
-    alone = (clock.now - began) / cost(4, 1)
+    alone = (clock.now - began) / device.cost(4, 1)
     for session, _, _ in everybody[1:]:
         assert len(text_of(session)) >= TUNING.least_rate * alone - TUNING.most_deficit
 
@@ -371,8 +379,7 @@ def test_the_engines_own_work_slows_down_nobody_who_drafts_nothing() -> None:
     """Beside one with good candidates, where that work takes twice as long as the forwards."""
 
     def alone_and_beside(proposing: bool) -> tuple[float, int]:
-        clock, cost = WorkingClock(0.020), NEURON["cost"]
-        engine, _, _ = exact_engine(rows=4, clock=clock, times=cost, **NEURON)  # type: ignore[arg-type]
+        engine, _, clock = NEURON.engine(NEURON.cost, WorkingClock(0.020))
         everybody, began = ready(engine, ["wide", "a", "b", "c"]), clock.now
         live_on(engine, everybody, 300, truth if proposing else None)
         return clock.now - began, min(len(text_of(session)) for session, _, _ in everybody[1:])
@@ -384,9 +391,7 @@ def test_the_engines_own_work_slows_down_nobody_who_drafts_nothing() -> None:
 
 
 def test_good_candidates_pay_on_a_device_whose_wide_forwards_are_dear() -> None:
-    cost = NEURON["cost"]
-    assert callable(cost)
-    engine, _, clock = exact_engine(rows=4, times=cost, **NEURON)  # type: ignore[arg-type]
+    engine, _, clock = NEURON.engine(NEURON.cost)
     everybody, began = ready(engine, ["a", "b", "c", "d"], 600), clock.now
     numbers = 0
     while any(session.end is End.NOT for session, _, _ in everybody):
@@ -395,7 +400,7 @@ def test_good_candidates_pay_on_a_device_whose_wide_forwards_are_dear() -> None:
             engine.acknowledge(session, session.length)
         numbers += 15
         engine.step()
-    assert 600 / ((clock.now - began) / cost(4, 1)) > 4
+    assert 600 / ((clock.now - began) / NEURON.cost(4, 1)) > 4
 
 
 def test_a_candidate_that_the_target_takes_counts_in_the_sessions_own_record() -> None:
