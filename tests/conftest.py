@@ -39,7 +39,6 @@ SLOW = {
     "floods",
     "fused_compiled",
     "fused_graph",
-    "fused_neighbours",
     "fused_neuron",
     "fuzz",
     "hostile",

@@ -19,10 +19,9 @@ from inference.engine.engine import Engine
 from inference.engine.graph_rounds import GraphRounds, RoundModel, blank_tree
 from inference.engine.local_session import LocalSession
 from inference.errors import InvalidRequest
-from inference.order import Decode
 from inference.sampling import SamplingParams
-from tests.support.drafts import text_of
-from tests.support.equality import NearTies, assert_same_text
+from tests.support.drafts import alone, assert_drafted_text
+from tests.support.equality import NearTies
 from tests.support.fake_neuron import Neuron
 from tests.support.models import write_checkpoint
 from tests.support.neuron_artifacts import (
@@ -53,14 +52,6 @@ def built(folder: Path, ranks: int = 2) -> tuple[NeuronFusedModel, Path]:
     return model, target
 
 
-def written(
-    engine: Engine, prompt: Sequence[int], params: SamplingParams, tokens: int
-) -> list[int]:
-    """With the draft in the graphs, where there is one."""
-    order = Decode(len(prompt) + tokens, beside=True)
-    return text_of(prompt, params, LocalSession(engine), order)
-
-
 def drafting(model: NeuronFusedModel) -> Engine:
     return Engine(
         model,
@@ -79,14 +70,8 @@ def test_rounds_of_two_ranks_write_the_whole_targets_own_text(
     engine, ties = drafting(model), NearTies()
     prompt = np.random.default_rng(2).integers(0, VOCABULARY, 20).tolist()
     for params in SAMPLINGS:
-        assert_same_text(
-            whole(target),
-            prompt,
-            params,
-            written(engine_of(eager_of(target)), prompt, params, 12),
-            lambda prompt, n, params=params: written(engine, prompt, params, n),
-            ties,
-        )
+        own = alone(LocalSession(engine_of(eager_of(target))), prompt, params, 12)
+        assert_drafted_text(engine, whole(target), prompt, params, own, ties)
     assert ties.ties == 0
     artifact = tmp_path / "artifact"
     for line in check_rounds(artifact, read_manifest(artifact), lambda line: None):
