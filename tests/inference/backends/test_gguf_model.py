@@ -16,10 +16,11 @@ from inference.backends.host_choice import rank_of_row
 from inference.errors import LimitExceeded, Unavailable
 from inference.sampling import SamplingParams
 from inference.tree import TokenTree
-from tests.support.copied_rows import PROMPT
 from tests.support.fake_llama_cpp import VOCABULARY, Cells, logits_after, seen_after
 from tests.support.models import sequence_after
 from tests.support.refusals import assert_refused
+
+PROMPT: list[int] = np.random.default_rng(4).integers(0, VOCABULARY, 34).tolist()
 
 
 def model_of(cells: Cells, rows: int = 1, capacity: int = 176, batch: int = 256) -> GgufModel:
