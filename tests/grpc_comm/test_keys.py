@@ -262,8 +262,7 @@ def test_a_broken_new_file_keeps_the_old_keys_and_the_log_says_why_once(
 
 
 def test_a_file_that_is_gone_is_told_without_a_call_and_its_keys_stay(
-    file: Path,
-    caplog: pytest.LogCaptureFixture,
+    file: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     keys = Keys.read(file)
     file.unlink()

@@ -230,9 +230,7 @@ def secrets(files: CertificateFiles, folder: Path) -> tuple[Path, Path]:
 @pytest.mark.skipif(os.name != "posix", reason="modes are those of POSIX")
 @pytest.mark.parametrize("mode", [0o644, 0o604, 0o606, 0o660, 0o444])
 def test_a_token_or_tls_key_that_others_may_read_or_write_is_refused_with_the_remedy(
-    mode: int,
-    files: CertificateFiles,
-    tmp_path: Path,
+    mode: int, files: CertificateFiles, tmp_path: Path
 ) -> None:
     token, key = secrets(files, tmp_path)
     pair: dict[str, Any] = {"tls_cert": files.certificate, "tls_key": key}
@@ -246,9 +244,7 @@ def test_a_token_or_tls_key_that_others_may_read_or_write_is_refused_with_the_re
 
 @pytest.mark.parametrize("mode", [0o600, 0o400, 0o440, 0o640])
 def test_a_token_and_a_tls_key_may_be_read_by_owner_and_group(
-    mode: int,
-    files: CertificateFiles,
-    tmp_path: Path,
+    mode: int, files: CertificateFiles, tmp_path: Path
 ) -> None:
     token, key = secrets(files, tmp_path)
     for secret in (token, key):

@@ -109,14 +109,7 @@ def test_an_order_arrives_as_it_was_given() -> None:
     assert messages.read_decode(pb.Decode.FromString(message.SerializeToString())) == order
 
 
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        ("end", 0),
-        ("pace", 2),
-        ("stop_ids", range(1025)),
-    ],
-)
+@pytest.mark.parametrize(("field", "value"), [("end", 0), ("pace", 2), ("stop_ids", range(1025))])
 def test_an_order_that_nobody_can_follow_is_refused(field: str, value: Any) -> None:
     shown = {"end": "length", "stop_ids": "stop ids"}.get(field, field)
     assert_refused(

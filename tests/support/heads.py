@@ -117,8 +117,7 @@ def kept_of_a_text(target: FeatureModel, layers: Sequence[int], row: int) -> Ten
     sequence = ModelSequence(target, row, SamplingParams(0.8, seed=3))
     sequence.extend(list(range(21)))
     tree = TokenTree(
-        np.array([3, 7, 8, 9, 5, 6], dtype=np.int32),
-        np.array([-1, 0, 0, 1, 1, 2], dtype=np.int32),
+        np.array([3, 7, 8, 9, 5, 6], dtype=np.int32), np.array([-1, 0, 0, 1, 1, 2], dtype=np.int32)
     )
     sequence.choose(tree)
     sequence.commit(tree, (1, 4))

@@ -22,14 +22,7 @@ from grpc_comm.translate import PROTOCOL_VERSION
 from grpc_comm.transport import Address
 from inference.order import Decode
 from inference.sampling import SamplingParams
-from tests.support.wire_fixtures import (
-    WAIT,
-    candidates,
-    chain_of,
-    decode_to,
-    opening,
-    rest,
-)
+from tests.support.wire_fixtures import WAIT, candidates, chain_of, decode_to, opening, rest
 
 SESSION, DESCRIBE = "/outrider.v1.Target/Session", "/outrider.v1.Target/Describe"
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"

@@ -68,10 +68,7 @@ def tiny_model(
 
 
 def loaded(
-    directory: Path,
-    positions: int = 64,
-    vocabulary: int = 61,
-    dtype: torch.dtype | None = None,
+    directory: Path, positions: int = 64, vocabulary: int = 61, dtype: torch.dtype | None = None
 ) -> Decoder:
     """A checkpoint's decoder."""
     cpu = torch.device("cpu")

@@ -22,11 +22,7 @@ pytest.importorskip("torch_xla", reason="torch_xla is not installed: `make test-
 import torch_xla  # type: ignore[import-not-found]
 from torch_xla.debug import metrics  # type: ignore[import-not-found]
 
-from inference.model.verify_graph import (
-    VerifyGraph,
-    copy_inputs,
-    example_inputs,
-)
+from inference.model.verify_graph import VerifyGraph, copy_inputs, example_inputs
 from tests.support.buckets import CASES, Case, state_of
 
 # fmt: off

@@ -51,8 +51,7 @@ def rejections() -> Rejections:
 
 @pytest.fixture(scope="module")
 def served(
-    tmp_path_factory: pytest.TempPathFactory,
-    rejections: Rejections,
+    tmp_path_factory: pytest.TempPathFactory, rejections: Rejections
 ) -> Iterator[BackgroundServer]:
     keys = keys_file(tmp_path_factory.mktemp("keys") / "keys", alice={"message_bytes": MOST_BYTES})
     security = SecurityOptions(keys_file=keys)

@@ -66,11 +66,7 @@ def server(file: Path) -> Iterator[BackgroundServer]:
 
 @pytest.mark.parametrize(
     "metadata",
-    [
-        None,
-        (("authorization", "Bearer wrong"),),
-        (("authorization", token_of("alice")),),
-    ],
+    [None, (("authorization", "Bearer wrong"),), (("authorization", token_of("alice")),)],
 )
 def test_every_method_but_a_health_check_refuses_who_has_no_key(
     server: BackgroundServer, metadata: tuple[tuple[str, str], ...] | None
@@ -212,8 +208,7 @@ WITHDRAWN = Said(
 
 
 def test_a_silent_stream_of_a_key_that_is_taken_out_ends_within_a_second(
-    file: Path,
-    tmp_path: Path,
+    file: Path, tmp_path: Path
 ) -> None:
     assert 2 * WATCH_SECONDS < 1
     engine = successor_engine(rows=2)
@@ -246,9 +241,7 @@ LOWERED: dict[str, tuple[dict[str, int], pb.ClientMessage, str]] = {
 
 @pytest.mark.parametrize("limit", LOWERED)
 def test_a_lowered_limit_holds_for_the_next_message_of_a_stream_under_way(
-    limit: str,
-    server: BackgroundServer,
-    file: Path,
+    limit: str, server: BackgroundServer, file: Path
 ) -> None:
     limits, message, words = LOWERED[limit]
     with under_way(server.address, "bob") as stream:

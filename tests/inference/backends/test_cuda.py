@@ -7,11 +7,7 @@ import pytest
 import torch
 
 from inference.backends import Segment
-from inference.backends.cuda import (
-    CudaModel,
-    Outputs,
-    Replay,
-)
+from inference.backends.cuda import CudaModel, Outputs, Replay
 from inference.backends.eager import EagerModel
 from inference.backends.sequence import ModelSequence
 from inference.model.decoder import Decoder

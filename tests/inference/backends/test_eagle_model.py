@@ -29,11 +29,7 @@ class Pair:
     """A target and its head of so many layers, on rows that follow each other by number."""
 
     def __init__(
-        self,
-        directory: Path,
-        rows: int = 1,
-        norms_residual: bool = False,
-        layers: int = 1,
+        self, directory: Path, rows: int = 1, norms_residual: bool = False, layers: int = 1
     ) -> None:
         raw = heads.raw_config(
             TARGET.config, norm_before_residual=norms_residual, num_hidden_layers=layers
@@ -56,11 +52,7 @@ class Text:
         self.tokens, self.pair = list(prompt), pair
         self.there = ModelSequence(pair.target, row, SamplingParams())
         self.here = FeatureSequence(
-            pair.target,
-            pair.model,
-            row,
-            lambda: TargetRow(row, self.there.slots),
-            SamplingParams(),
+            pair.target, pair.model, row, lambda: TargetRow(row, self.there.slots), SamplingParams()
         )
         self.there.extend(prompt[:-1])
         self.here.extend(prompt[:-1])

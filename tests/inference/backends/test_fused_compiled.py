@@ -128,10 +128,7 @@ def test_the_served_text_is_the_targets_own_with_many_clients_of_different_sampl
     """Through the command line's own loading and gRPC; fused and target-only."""
     role = FusedTargetRole(artifact=str(built), host="127.0.0.1", port=0)
     statistics, nodes = DecodeStatistics(), {True: 0, False: 0}
-    with (
-        BackgroundServer(load_target(role)) as server,
-        connect(str(server.address)) as connection,
-    ):
+    with BackgroundServer(load_target(role)) as server, connect(str(server.address)) as connection:
 
         def write(number: int, fused: bool = True) -> None:
             params = SAMPLINGS[number % 4]

@@ -357,9 +357,7 @@ REFUSED: list[tuple[Callable[[Model], object], type[OutriderError], str]] = [
 CANNOT_RANK = (lambda model: model.rank([segment(0, 2)], 2), InvalidRequest, "cannot draft")
 
 
-def test_a_call_that_it_does_not_take_is_refused_and_the_next_is_answered(
-    subject: Subject,
-) -> None:
+def test_a_call_that_it_does_not_take_is_refused_and_the_next_is_answered(subject: Subject) -> None:
     tree, _, _ = subject.trees
     before = subject.after(PREFIX).choose(tree).tolist()
     for call, error, shown in [*REFUSED, *([] if subject.backend.drafts else [CANNOT_RANK])]:

@@ -24,7 +24,6 @@ from inference.backends.timed import TimedModel, TimeProfile, find_profile, prof
 from inference.model.config import read_config
 from inference.tree import IntArray
 from outrider.cli import main
-from outrider.options.roles import ROLES, ServingRole
 from outrider.target.target import READY
 from tests.support.clock import Clock
 from tests.support.models import segment
@@ -191,15 +190,6 @@ def test_a_profile_of_the_users_own_is_checked(
     assert find_profile(str(own)) == find_profile(MEASURED)
     own.write_text(json.dumps(raw | change))
     assert_refused(lambda: find_profile(str(own)), [shown])
-
-
-def test_only_a_target_is_emulated(capsys: pytest.CaptureFixture[str]) -> None:
-    for role in (role for role, model in ROLES.items() if not issubclass(model, ServingRole)):
-        with pytest.raises(SystemExit):
-            main(["--role", role, "--emulate", MEASURED])
-        assert "--emulate is for --role target" in capsys.readouterr().err
-    assert main(["--role", "target", "--emulate", "trn9"]) == 1
-    assert COMPUTED in capsys.readouterr().err
 
 
 def test_whatever_reports_a_time_says_emulated(

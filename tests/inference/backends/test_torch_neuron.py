@@ -38,14 +38,7 @@ from tests.support import heads
 from tests.support.fake_neuron import Neuron, lay_out
 from tests.support.models import tiny_decoder, write_checkpoint
 from tests.support.native_targets import native_builder, native_source, native_spec, prepared
-from tests.support.neuron_artifacts import (
-    JUNK,
-    ROWS,
-    VOCABULARY,
-    build,
-    spec_of,
-    whole,
-)
+from tests.support.neuron_artifacts import JUNK, ROWS, VOCABULARY, build, spec_of, whole
 from tests.support.refusals import assert_refused
 from tests.support.strict_torch_neuron import CPU
 
@@ -271,9 +264,7 @@ def test_a_rank_has_a_core_of_its_own_and_its_number() -> None:
     }
 
 
-def test_torch_neuron_is_told_where_graphs_are_and_never_to_run_without_one(
-    tmp_path: Path,
-) -> None:
+def test_torch_neuron_is_told_where_graphs_are_and_never_to_run_without_one(tmp_path: Path) -> None:
     environment = {"TORCH_NEURONX_NEFF_LOCAL_CACHE_DIR": "/elsewhere"}
     configure(tmp_path, "-O2", environment)
     assert environment == {

@@ -9,13 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inference.draft_tuning import TUNING
-from inference.drafters.copied_text import (
-    COUNTED,
-    CopySource,
-    History,
-    Match,
-    SuffixAutomaton,
-)
+from inference.drafters.copied_text import COUNTED, CopySource, History, Match, SuffixAutomaton
 from inference.drafters.draft import Draft
 from inference.drafters.growing_proposer import GrowingProposer
 from inference.drafters.round_proposer import Chain, RoundProposer

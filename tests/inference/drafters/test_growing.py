@@ -97,11 +97,7 @@ HOSTILE = 9
     streams=st.sampled_from([(0, 0, 1, 2), (0, 0, 0, 0), (0, 1, 2, 3)]),
 )
 def test_any_schedule_gives_the_targets_own_text(
-    events: list[tuple[object, ...]],
-    times: float,
-    credit: int,
-    room: int,
-    streams: Sequence[int],
+    events: list[tuple[object, ...]], times: float, credit: int, room: int, streams: Sequence[int]
 ) -> None:
     """And never a token beyond the end, or beyond the acknowledged one and credit."""
     world = World(proposers(times, room), 40, streams=streams, credit=credit)
@@ -177,9 +173,7 @@ def test_a_node_is_sent_where_its_value_is_worth_more_than_its_bytes() -> None:
     assert dear.least_value() == 1.0
 
 
-def test_live_sent_nodes_stay_within_what_the_target_keeps(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_live_sent_nodes_stay_within_what_the_target_keeps(monkeypatch: pytest.MonkeyPatch) -> None:
     world, _ = fair(disagreeing)
     monkeypatch.setattr("inference.drafters.growing_proposer.MOST_CANDIDATES", 20)
     most = 0

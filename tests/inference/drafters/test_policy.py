@@ -10,13 +10,7 @@ import pytest
 
 from inference.backends import Ranked
 from inference.drafters.draft_tree import DraftNode, DraftTree
-from inference.drafters.round_proposer import (
-    BestFirst,
-    Budget,
-    Chain,
-    Policy,
-    edge_values,
-)
+from inference.drafters.round_proposer import BestFirst, Budget, Chain, Policy, edge_values
 from inference.errors import InvalidRequest
 
 
@@ -108,13 +102,7 @@ def test_edge_values_are_a_distribution_that_keeps_the_order() -> None:
     assert values[0, 0] > values[0, 1] > values[0, 2]
 
 
-@pytest.mark.parametrize(
-    "build",
-    [
-        lambda: Chain(-1),
-        lambda: BestFirst(0, 3),
-    ],
-)
+@pytest.mark.parametrize("build", [lambda: Chain(-1), lambda: BestFirst(0, 3)])
 def test_a_senseless_policy_is_refused(build: object) -> None:
     with pytest.raises(InvalidRequest):
         build()  # type: ignore[operator]

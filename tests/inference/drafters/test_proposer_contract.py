@@ -14,13 +14,7 @@ from inference.drafters.growing_proposer import GrowingProposer
 from inference.drafters.round_proposer import BestFirst, Chain, RoundProposer
 from inference.planner.prices import Prices
 from inference.proposer import BASE, DraftUsage, Nodes, Notice, Proposer
-from tests.support.scripted_models import (
-    MASK,
-    ScriptedModel,
-    disagreeing,
-    own_text,
-    with_masks,
-)
+from tests.support.scripted_models import MASK, ScriptedModel, disagreeing, own_text, with_masks
 from tests.support.stepped import FORWARD, SAMPLING, World, knowledge, sent, tokens_of
 
 PROMPT = [3, 1, 4, 1, 5, 9, 3, 1, 4]

@@ -8,11 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inference.engine.calibration import (
-    HIGHEST,
-    Calibration,
-    Claims,
-)
+from inference.engine.calibration import HIGHEST, Calibration, Claims
 from inference.engine.tuning import TUNING
 
 

@@ -662,9 +662,7 @@ def test_an_engine_that_stops_leaves_nobody_waiting() -> None:
         engine.progress(holding, holding.length)
 
 
-def test_a_forward_is_told_of_while_the_next_one_computes(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_forward_is_told_of_while_the_next_one_computes(monkeypatch: pytest.MonkeyPatch) -> None:
     engine, model, _ = exact_engine()
     session, choose = opened(engine, PROMPT), model.choose
     told, heard = threading.Event(), list[bool]()

@@ -452,9 +452,7 @@ class Graph:
         )
 
     def asked(
-        self,
-        kinds: Sequence[tuple[bool, int]],
-        params: SamplingParams = SAMPLINGS[0],
+        self, kinds: Sequence[tuple[bool, int]], params: SamplingParams = SAMPLINGS[0]
     ) -> list[Session]:
         """Texts after [5, 17, 0], [5, 17, 1], ... kinds: whether each asks, and its tokens"""
         sessions = [opened(self.engine, [5, 17, last], params) for last in range(len(kinds))]

@@ -12,12 +12,7 @@ from inference.backends.graph_calls import unstacked
 from inference.model.cache import KeysValues, copy_slots, empty_cache, write_slots
 from inference.model.decoder import Decoder
 from inference.model.noise_window import empty_window
-from inference.model.verify_graph import (
-    StatefulGraph,
-    VerifyGraph,
-    copy_inputs,
-    example_inputs,
-)
+from inference.model.verify_graph import StatefulGraph, VerifyGraph, copy_inputs, example_inputs
 from tests.support.buckets import fill, scattered
 from tests.support.models import tiny_decoder
 

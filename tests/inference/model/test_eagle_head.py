@@ -17,10 +17,7 @@ TENSORS = heads.tensors_of(TARGET.config)
 
 
 def written(
-    directory: Path,
-    tensors: dict[str, Any] = TENSORS,
-    spelt: str = "midlayer.",
-    **overrides: Any,
+    directory: Path, tensors: dict[str, Any] = TENSORS, spelt: str = "midlayer.", **overrides: Any
 ) -> Path:
     return heads.write_head(directory, heads.raw_config(TARGET.config, **overrides), tensors, spelt)
 
