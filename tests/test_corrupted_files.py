@@ -14,8 +14,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from compile.build.build import build_artifact
-from compile.build.progress import BuildProgress, BuildTimes
+from compile.build.progress import BuildTimes
 from compile.plan.workload import read_load
 from grpc_comm.server.server import BackgroundServer
 from inference.artifact import (
@@ -27,7 +26,7 @@ from inference.artifact import (
     write_manifest,
 )
 from inference.backends.timed import PROFILES, find_profile
-from inference.errors import BadArtifact, InvalidRequest, OutriderError, UnsupportedModel
+from inference.errors import BadArtifact, InvalidRequest, OutriderError
 from inference.json_file import read_json
 from inference.model.checkpoint import weight_files
 from inference.model.config import parse_config, read_config
@@ -40,7 +39,7 @@ from outrider.models.directories import EMBEDDED
 from outrider.options.roles import TargetRole
 from outrider.target.model_list import read_listed
 from outrider.target.target import load_target
-from tests.support.artifacts import FakeBuilder, build, checkpoint, small_spec
+from tests.support.artifacts import FakeBuilder, build
 from tests.support.models import TINY
 from tests.support.refusals import assert_refused
 
@@ -459,17 +458,3 @@ def test_a_manifest_that_names_itself_or_what_is_no_file_is_refused(
     files = dict.fromkeys(names, "0" * 64)
     write_manifest(tmp_path, replace(build(tmp_path / "out"), files=files))
     assert_refused(lambda: read_manifest(tmp_path), [repr(names[0])], BadArtifact)
-
-
-def test_a_checkpoint_whose_config_is_spoilt_is_not_built_from(tmp_path: Path) -> None:
-    source = checkpoint(tmp_path / "checkpoint")
-    (source.directory / "config.json").write_bytes(WHOLE["100,000 lists"])
-    assert_refused(lambda: read_config(source.directory), ["config.json", "64"], UnsupportedModel)
-    assert build_artifact(
-        small_spec(),
-        source,
-        FakeBuilder(),
-        tmp_path / "out",
-        command="",
-        progress=BuildProgress(lambda line: None),
-    )

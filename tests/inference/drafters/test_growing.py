@@ -234,22 +234,6 @@ def test_what_the_target_does_not_hold_any_more_is_sent_again() -> None:
     assert world.flush(0, now=0.0) is not None
 
 
-def test_one_call_of_a_model_serves_several_proposers() -> None:
-    model = ScriptedModel(disagreeing, rows=2)
-    both = [Draft(model).proposer(row, knowledge(), Prices()) for row in range(2)]
-    for row, proposer in enumerate(both):
-        proposer.open([*PROMPT, row], SAMPLING)
-        assert not proposer.feed()
-    calls = model.calls
-    for _ in range(5):
-        assert all(proposer.choose(0.0) for proposer in both)
-        ranked = model.rank([proposer.segment() for proposer in both], TUNING.width)
-        for proposer, own in zip(both, ranked, strict=True):
-            proposer.take(own, 0.01)
-    assert model.calls == calls + 5
-    assert all(proposer.usage.nodes > 20 for proposer in both)
-
-
 def test_keys_of_what_lives_on_are_kept_and_all_others_are_free() -> None:
     """A row with room for 40 nodes lasts, and no node that was ranked is fed again."""
     model = ScriptedModel(disagreeing, capacity=140)

@@ -20,7 +20,6 @@ from inference.model.noise import (
     noise_in_limbs,
     right,
     threefry_in_limbs,
-    to_limbs,
 )
 from inference.model.sampler import Sampling
 from inference.sampling import SamplingParams, threefry2x32
@@ -97,13 +96,6 @@ def test_limbs_need_no_large_sum_and_no_shift_of_a_negative_number() -> None:
     assert engine.greatest < 2**18
     with pytest.raises(AssertionError), Float32Engine():
         words((k0, k1), (c0, c1))
-
-
-def test_words_split_into_limbs_and_join_again() -> None:
-    words = int32(0, 1, 0xFFFF, 0x10000, 0x7FFFFFFF, 0x80000000, 0x80010000, 0xFFFFFFFF)
-    high, low = to_limbs(words)
-    assert (high.min(), low.min(), high.max(), low.max()) == (0, 0, 0xFFFF, 0xFFFF)
-    assert from_limbs((high, low)).equal(words)
 
 
 # --- the floats
