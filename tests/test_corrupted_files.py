@@ -275,9 +275,7 @@ def test_the_sound_file_is_read(kind: Kind, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", WHOLE.values(), ids=WHOLE)
-def test_a_file_that_is_spoilt_as_a_whole_is_one_line(
-    kind: Kind, content: bytes, tmp_path: Path
-) -> None:
+def test_a_file_spoilt_as_a_whole_is_one_line(kind: Kind, content: bytes, tmp_path: Path) -> None:
     path = tmp_path / kind.name
     path.write_bytes(content)
     if (path.name, content) == ("generation_config.json", b"{}"):  # all of it may be left out
@@ -289,9 +287,7 @@ def test_a_file_that_is_spoilt_as_a_whole_is_one_line(
 
 
 @pytest.mark.parametrize("value", VALUES.values(), ids=VALUES)
-def test_a_file_with_one_value_replaced_is_read_or_one_line(
-    kind: Kind, value: str, tmp_path: Path
-) -> None:
+def test_a_file_with_one_other_value_is_one_line(kind: Kind, value: str, tmp_path: Path) -> None:
     path = tmp_path / kind.name
     for _, content in spoilt(kind.content, value):
         path.write_bytes(content)
@@ -452,9 +448,7 @@ two ways.
 
 
 @pytest.mark.parametrize("names", NO_FILES, ids=str)
-def test_a_manifest_that_names_itself_or_what_is_no_file_is_refused(
-    names: list[str], tmp_path: Path
-) -> None:
+def test_a_manifest_that_names_no_file_is_refused(names: list[str], tmp_path: Path) -> None:
     files = dict.fromkeys(names, "0" * 64)
     write_manifest(tmp_path, replace(build(tmp_path / "out"), files=files))
     assert_refused(lambda: read_manifest(tmp_path), [repr(names[0])], BadArtifact)

@@ -50,9 +50,7 @@ def a_round_trip(address: str, options: SecurityOptions) -> None:
         session.close()
 
 
-def test_tls_with_a_token_serves_by_name_and_by_address(
-    files: CertificateFiles, token: Path
-) -> None:
+def test_tls_with_a_token_serves_by_name_and_address(files: CertificateFiles, token: Path) -> None:
     theirs = SecurityOptions(tls_cert=files.certificate, tls_key=files.key, token_file=token)
     with background(successor_engine(), security=theirs) as server:
         for host in ("localhost", "127.0.0.1"):
@@ -194,9 +192,7 @@ def test_a_token_never_travels_in_plaintext_to_another_machine(token: Path) -> N
         assert_refused(partial(server_security, options, EVERYWHERE), [EVERYWHERE.host])
 
 
-def test_prompts_travel_in_plaintext_to_another_machine_only_if_the_user_says_so(
-    files: CertificateFiles,
-) -> None:
+def test_prompts_travel_in_plaintext_only_if_the_user_says_so(files: CertificateFiles) -> None:
     assert_refused(lambda: channel_security(SecurityOptions(), ELSEWHERE), [ELSEWHERE.host])
     assert channel_security(SecurityOptions(insecure=True), ELSEWHERE).credentials is None
     assert channel_security(SecurityOptions(tls_ca=files.ca), ELSEWHERE).credentials is not None

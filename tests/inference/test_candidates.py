@@ -209,9 +209,7 @@ EVENTS = st.one_of(
 
 @settings(max_examples=200)
 @given(st.lists(EVENTS, max_size=25))
-def test_the_tree_holds_just_the_texts_that_may_still_come_true(
-    events: list[tuple[Any, ...]],
-) -> None:
+def test_the_tree_holds_what_may_still_come_true(events: list[tuple[Any, ...]]) -> None:
     """Beside a second way to keep it: the whole text of every number, and what was claimed of it.
     Numbers come late, twice, or never. A late node may name a committed token or another one, hang
     on what was committed or pruned, or on a number that stands for a committed token now.

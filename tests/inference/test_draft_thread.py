@@ -185,9 +185,7 @@ def test_the_next_text_has_the_draft_once_its_last_call_is_over() -> None:
 
 @pytest.mark.parametrize("pace", Pace, ids=lambda pace: pace.name)
 @pytest.mark.parametrize("params", [SamplingParams(), SamplingParams(0.8, seed=5)], ids=str)
-def test_a_text_is_the_targets_own_with_a_draft_on_a_thread(
-    params: SamplingParams, pace: Pace
-) -> None:
+def test_a_text_is_the_targets_own_with_a_thread(params: SamplingParams, pace: Pace) -> None:
     target, prompt = decoder(1), prompt_of(200)
     order = Decode(len(prompt) + 30, pace=pace)
 

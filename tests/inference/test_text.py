@@ -63,9 +63,7 @@ def test_an_empty_prompt_and_a_missing_chat_template_are_refused(tmp_path: Path)
         tokenizer.encode("x", chat=True)
 
 
-def test_a_chat_begins_with_the_templates_text_and_ends_where_the_answer_begins(
-    tmp_path: Path,
-) -> None:
+def test_a_chat_begins_with_its_template_and_ends_before_the_answer(tmp_path: Path) -> None:
     turns = "{% for m in messages %}{{ m.role }}:{{ m.content }};{% endfor %}"
     tokenizer = altered(tmp_path, template=turns + "{% if add_generation_prompt %}>{% endif %}")
     messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
@@ -105,9 +103,7 @@ def test_both_embedded_models_have_one_tokenizer(tokenizer: Tokenizer) -> None:
     assert Tokenizer(EMBEDDED / "draft").fingerprint() == tokenizer.fingerprint()
 
 
-def test_the_fingerprint_does_not_depend_on_file_bytes(
-    tokenizer: Tokenizer, tmp_path: Path
-) -> None:
+def test_a_fingerprint_is_not_of_file_bytes(tokenizer: Tokenizer, tmp_path: Path) -> None:
     assert altered(tmp_path).fingerprint() == tokenizer.fingerprint()
 
 

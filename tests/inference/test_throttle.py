@@ -31,9 +31,7 @@ class Text:
 
 
 @pytest.mark.parametrize("slower", [1.05, 1.3, 2.0, 10.0])
-def test_a_useless_draft_on_the_targets_machine_costs_a_text_two_percent_and_a_few_tokens(
-    slower: float,
-) -> None:
+def test_a_useless_draft_costs_a_text_two_percent_and_a_few_tokens(slower: float) -> None:
     text = Text(slower, 1.0)
     for _ in range(1000):
         text.forward()

@@ -78,9 +78,7 @@ def test_each_of_many_trees_is_walked_as_if_alone() -> None:
 
 
 @given(st.lists(st.sets(st.integers(0, 59), max_size=3), min_size=1, max_size=4))
-def test_walks_down_chains_of_60_end_at_the_first_node_that_the_target_leaves(
-    left: list[set[int]],
-) -> None:
+def test_walks_end_at_the_first_node_that_the_target_leaves(left: list[set[int]]) -> None:
     """Below that node the target's choices are nodes of the chain again."""
     drawn, chosen, expected = TokenTree.chain(range(100, 160)), [], []
     for nodes in left:

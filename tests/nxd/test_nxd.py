@@ -106,9 +106,7 @@ def test_a_target_of_8_bit_matrices_built_by_nxd_chooses_as_its_emulation_does(
     assert "fp8e4m3fn-as-fp8e4m3" in closed.FLAGS[-1]
 
 
-def test_one_graph_more_compiles_one_graph_and_every_graph_keeps_its_log(
-    device: closed.Device, tmp_path: Path
-) -> None:
+def test_one_graph_more_compiles_one_graph(device: closed.Device, tmp_path: Path) -> None:
     checkpoint = write_checkpoint(tmp_path / "model")
     build(tmp_path / "artifact", checkpoint, spec_of(1, FEW))
     more = (*FEW, verify_bucket(ROWS, 2, JUNK, JUNK, sampled=False))
@@ -122,9 +120,7 @@ def test_the_noise_of_the_probe_is_the_hosts(device: closed.Device, tmp_path: Pa
     probe.check_noise(spec_of(2), tmp_path)
 
 
-def test_a_fused_target_built_by_nxd_drafts_and_accepts_as_its_own_choices_say(
-    device: closed.Device, tmp_path: Path
-) -> None:
+def test_a_fused_target_accepts_its_own_choices(device: closed.Device, tmp_path: Path) -> None:
     target = write_checkpoint(tmp_path / "target")
     draft = write_checkpoint(tmp_path / "draft", seed=1, num_hidden_layers=1, num_key_value_heads=2)
     spec = fused_spec_of(draft, 2)

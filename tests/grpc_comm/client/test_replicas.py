@@ -95,9 +95,7 @@ def test_a_list_with_a_dead_address_starts_and_no_session_goes_there() -> None:
             session.close()
 
 
-def test_a_replica_that_says_nothing_does_not_hold_up_the_start(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_silent_replica_does_not_hold_up_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "GATHER_SECONDS", 0.1)
     with socket.create_server(LOOPBACK) as mute, replicas(1) as (servers, addresses):
         silent = Address(*mute.getsockname())
@@ -135,7 +133,7 @@ def test_who_is_the_same_target_may_differ_in_all_else() -> None:
 
 
 @pytest.mark.parametrize("count", [1, 2])
-def test_lost_replicas_that_come_back_as_another_target_get_no_session_back(
+def test_replicas_that_come_back_changed_are_left(
     count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing is left to go on at."""

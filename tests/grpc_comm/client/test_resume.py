@@ -160,7 +160,7 @@ def test_heartbeats_keep_a_session_that_has_nothing_to_say(monkeypatch: pytest.M
         session.close()
 
 
-def test_who_waits_for_a_row_longer_than_a_lease_is_not_left(
+def test_who_waits_longer_than_a_lease_is_not_left(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(client, "HEARTBEAT_SECONDS", 0.05)

@@ -115,9 +115,7 @@ OTHER_OPENINGS: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("other", OTHER_OPENINGS)
-def test_an_opening_that_does_not_go_with_the_target_is_refused(
-    other: str, served: BackgroundServer
-) -> None:
+def test_an_opening_for_another_target_is_refused(other: str, served: BackgroundServer) -> None:
     changes, named = OTHER_OPENINGS[other]
     said = say(served.address, [opening(**changes), decode_to(5)])
     said.check(CODES.FAILED_PRECONDITION, named)

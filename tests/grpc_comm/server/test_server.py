@@ -116,9 +116,7 @@ def test_an_address_without_a_target_is_unavailable_in_words_within_the_deadline
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_server_told_to_stop_ends_the_session_under_way_and_exits_cleanly(
-    number: signal.Signals,
-) -> None:
+def test_a_server_told_to_stop_ends_its_sessions_and_exits_cleanly(number: signal.Signals) -> None:
     with process() as (server, address), connect(str(address)) as connection:
         session = opened(connection)
         session.decode(Decode(40_000))

@@ -81,9 +81,7 @@ def test_an_order_and_candidates_may_follow_open_at_once(served: Served) -> None
     stream.cut()
 
 
-def test_a_target_that_has_nothing_to_tell_says_that_it_is_there(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_target_without_news_says_that_it_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
     """In line, while nothing was ordered, and when the text has ended."""
     monkeypatch.setattr(sender, "HEARTBEAT_SECONDS", 0.05)
     with serving(successor_engine(rows=1)) as served:

@@ -171,9 +171,7 @@ def test_a_key_gets_trees_up_to_its_size_also_after_resuming(server: BackgroundS
             assert (answer.nodes, len(answer.ids)) == (nodes, nodes)
 
 
-def test_a_client_is_told_its_keys_limits_and_keeps_to_them(
-    server: BackgroundServer, tmp_path: Path
-) -> None:
+def test_a_client_keeps_to_its_keys_limits(server: BackgroundServer, tmp_path: Path) -> None:
     with connect(str(server.address), security=known_as("small", tmp_path)) as connection:
         assert connection.description.sequence_length == 10
         assert connection.description.max_tree_nodes == 3
@@ -315,9 +313,7 @@ def test_a_tenants_prompt_does_not_show_in_anothers_prefill(server: BackgroundSe
     assert reused("alice") > 0
 
 
-def test_what_one_key_claimed_in_vain_says_nothing_of_another_that_shares_its_rows(
-    file: Path,
-) -> None:
+def test_claims_of_one_key_say_nothing_of_another_that_shares_its_rows(file: Path) -> None:
     engine, prompt = successor_engine(rows=2), list(range(1, 40))
     base, options = len(prompt) - 1, SecurityOptions(keys_file=file)
     with background(engine, security=options, share_prefixes=True) as server:

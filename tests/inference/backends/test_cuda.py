@@ -74,9 +74,7 @@ def test_every_call_is_the_eager_models_to_the_last_bit_at_the_same_shape(
     assert reruns.replayed > reruns.recorded > 0
 
 
-def test_rows_of_one_call_keep_their_sampling_and_an_idle_row_disturbs_none(
-    target: Decoder,
-) -> None:
+def test_rows_of_a_call_keep_their_sampling_and_an_idle_one_disturbs_none(target: Decoder) -> None:
     """Three rows are padded to four."""
     model, reruns = recorded(target, rows=4)
     eager = EagerModel(target, rows=4, capacity=model.capacity, max_nodes=64)

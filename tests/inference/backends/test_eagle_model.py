@@ -117,7 +117,7 @@ def test_candidates_are_ranked_from_what_the_head_returned_for_their_parents(
 
 
 @pytest.mark.parametrize("ranked", [[0], [0, 1], [0, 1, 2], [0, 1, 2, 3]])
-def test_tokens_that_were_committed_are_computed_again_from_the_targets_features(
+def test_committed_tokens_are_computed_from_target_features(
     tmp_path: Path, ranked: list[int]
 ) -> None:
     """Whether the head had computed them as candidates or not."""
@@ -134,9 +134,7 @@ def test_tokens_that_were_committed_are_computed_again_from_the_targets_features
         agrees(answer, node, text.expected([41, 42][:node]))
 
 
-def test_a_root_that_was_ranked_as_a_candidate_leads_its_children_with_the_targets_feature(
-    tmp_path: Path,
-) -> None:
+def test_a_root_that_was_a_candidate_leads_with_the_targets_feature(tmp_path: Path) -> None:
     """The proposer keeps what it knows of it, and ranks on below."""
     text = Pair(tmp_path).text(0, PROMPT)
     tree = TokenTree.chain([PROMPT[-1], 40, 50])
@@ -175,9 +173,7 @@ def test_rows_of_one_call_are_ranked_as_each_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("params", [SamplingParams(0.7, seed=5), SamplingParams(1.0, 20, 0.9, 6)])
-def test_children_are_ranked_with_the_noise_of_the_targets_ids(
-    tmp_path: Path, params: SamplingParams
-) -> None:
+def test_children_have_the_noise_of_the_targets_ids(tmp_path: Path, params: SamplingParams) -> None:
     text = Pair(tmp_path).text(0, PROMPT)
     segment = text.here.prepare_nodes(TokenTree.chain(PROMPT[-1:]), [0])
     answer = text.pair.model.rank([segment._replace(params=params)], 8)[0]

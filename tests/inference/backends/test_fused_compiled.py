@@ -192,7 +192,7 @@ def test_inputs_lie_as_compiled_graphs_take_for_granted() -> None:
         assert all(tensor.is_contiguous() for tensor in inputs.values())
 
 
-def test_a_dry_run_names_the_rounds_and_refuses_a_tree_larger_than_a_call_takes(
+def test_a_dry_run_names_rounds_and_refuses_a_large_tree(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     dry = ["--target", "trn1", "--tensor_parallel", "2", "--fused", "--dry_run"]

@@ -62,9 +62,7 @@ def drafting(model: NeuronFusedModel) -> Engine:
     )
 
 
-def test_rounds_of_two_ranks_write_the_whole_targets_own_text(
-    neuron: Neuron, tmp_path: Path
-) -> None:
+def test_rounds_of_two_ranks_write_the_targets_own_text(neuron: Neuron, tmp_path: Path) -> None:
     model, target = built(tmp_path)
     assert isinstance(model, RoundModel)
     engine, ties = drafting(model), NearTies()

@@ -65,9 +65,7 @@ def scores_of(model: GgufModel | EagerModel) -> np.ndarray:  # [16, VOCABULARY]
     return placed
 
 
-def test_a_tree_has_the_scores_that_our_decoder_gives_the_same_weights(
-    target: Decoder, files: dict[str, Path]
-) -> None:
+def test_a_tree_has_the_scores_of_our_decoder(target: Decoder, files: dict[str, Path]) -> None:
     ours = scores_of(EagerModel(target, rows=1, capacity=CAPACITY, max_nodes=32))
     for kind, allowed in (("F32", 1e-3), ("F16", 0.2)):
         difference = np.abs(scores_of(load(files[kind])) - ours).max()
@@ -91,7 +89,7 @@ def test_ids_beyond_the_tokenizer_are_never_chosen(files: dict[str, Path]) -> No
     assert sorted(ranked.ids[0].tolist()) == list(range(VOCABULARY))
 
 
-def test_a_token_that_llama_cpp_refuses_is_an_error_and_the_next_call_is_right(
+def test_behind_a_token_that_llama_cpp_refuses_the_next_call_is_right(
     files: dict[str, Path],
 ) -> None:
     model, other = load(files["F32"]), load(files["F32"])

@@ -56,9 +56,7 @@ def test_keys_are_kept_and_a_forward_computes_its_new_nodes_only(cells: Cells) -
     assert cells.used == len(PROMPT) + 6
 
 
-def test_a_failed_decode_is_an_error_and_the_next_call_computes_what_it_would_have(
-    cells: Cells,
-) -> None:
+def test_a_failed_decode_is_an_error_and_changes_nothing_in_the_next_call(cells: Cells) -> None:
     sequence = sequence_after(model_of(cells), PROMPT)
     cells.fails = True
     assert_refused(lambda: sequence.choose(siblings(5)), ["made to fail"], Unavailable)
@@ -119,9 +117,7 @@ def test_a_node_that_does_not_see_every_position_above_it_is_refused(cells: Cell
     ],
     ids=str,
 )
-def test_a_ranking_without_torch_is_that_of_the_sampling_contract(
-    params: SamplingParams, vocabulary: int
-) -> None:
+def test_a_ranking_without_torch_is_the_contracts(params: SamplingParams, vocabulary: int) -> None:
     drawn = np.random.default_rng(7).standard_normal((6, vocabulary)) * 3
     logits, at = drawn.astype(np.float32), np.array([4, 5, 5, 6, 900, 70_000], dtype=np.int32)
     pick, sees = np.arange(6, dtype=np.int32), np.eye(6, dtype=np.bool_)

@@ -75,9 +75,7 @@ def prompt_of(length: int) -> list[int]:
     return np.random.default_rng(length).integers(0, VOCABULARY, length).tolist()
 
 
-def test_a_node_alone_runs_in_the_program_of_a_whole_chain(
-    image: LegacyImage, checkpoint: Path
-) -> None:
+def test_a_node_alone_runs_in_the_program_of_a_chain(image: LegacyImage, checkpoint: Path) -> None:
     """So what is chosen does not depend on how much was drafted, whatever a program's rounding."""
     legacy = load(checkpoint)
     (model,) = image.models
@@ -110,9 +108,7 @@ def test_a_branching_tree_is_refused_with_what_to_do(image: LegacyImage, checkpo
     assert len(alone(LocalSession(legacy), prompt_of(9), SamplingParams(), 5)) == 5
 
 
-def test_nodes_that_do_not_continue_the_cache_are_refused(
-    image: LegacyImage, checkpoint: Path
-) -> None:
+def test_nodes_that_do_not_go_on_in_the_cache_fail(image: LegacyImage, checkpoint: Path) -> None:
     legacy = load(checkpoint)
     sequence = sequence_after(legacy, prompt_of(5))
     segment = sequence.prepare(TokenTree.chain([3, 4]))

@@ -100,9 +100,7 @@ DRAFTS: dict[str, Callable[[], Proposer]] = {
 
 
 @each_sampling
-def test_the_text_without_a_draft_is_its_own_seeded_decoding(
-    subject: Subject, params: SamplingParams
-) -> None:
+def test_the_text_is_its_own_seeded_decoding(subject: Subject, params: SamplingParams) -> None:
     """Also on rows that held other texts, and to the end of the row."""
     engine = engine_of(subject.model)
     for length, tokens in ((1, 16), (30, 16), (17, 8), (LENGTH - 5, 5)):
@@ -196,18 +194,14 @@ def shares(engine: Engine, params: SamplingParams) -> int:
 
 
 @each_temperature
-def test_a_session_that_begins_alike_takes_a_copy_of_a_row_and_both_write_their_own_texts(
-    subject: Subject, params: SamplingParams
-) -> None:
+def test_a_copy_of_a_row_serves_a_like_session(subject: Subject, params: SamplingParams) -> None:
     needs(subject.model.rows > 1)
     assert len(PROMPT) >= WORTH_COPYING
     copied = len(PROMPT) + 8 if subject.model.copies_rows else 0
     assert shares(engine_of(subject.model), params) == copied
 
 
-def test_where_rows_are_not_copied_a_free_row_gives_its_prefix_although_it_holds_more(
-    checkpoint: Path,
-) -> None:
+def test_a_free_row_gives_its_prefix_where_rows_are_not_copied(checkpoint: Path) -> None:
     """Else a short beginning of a long text would be computed again beside it."""
     model = eager_of(checkpoint)
     model.copies_rows = False
@@ -227,9 +221,7 @@ PREFIX = list(range(20, 30))
 
 
 @each_sampling
-def test_nodes_and_rows_do_not_depend_on_their_neighbours(
-    subject: Subject, params: SamplingParams
-) -> None:
+def test_nodes_and_rows_are_independent(subject: Subject, params: SamplingParams) -> None:
     """To the last bit of the keys, where the model has its caches on this machine."""
     needs(subject.backend.trees and subject.model.rows > 1)
     cache = getattr(subject.model, "cache", None)
@@ -263,9 +255,7 @@ def test_a_call_leaves_the_other_rows_as_they_are(subject: Subject) -> None:
 
 
 @each_temperature
-def test_after_a_partly_accepted_tree_it_goes_on_as_if_the_path_had_been_the_prompt(
-    subject: Subject, params: SamplingParams
-) -> None:
+def test_a_partly_accepted_tree_is_like_a_prompt(subject: Subject, params: SamplingParams) -> None:
     tree, then, paths = subject.trees
     for path in paths:
         tokens, sequence = list(PREFIX), subject.after(PREFIX, 0, params)
@@ -294,9 +284,7 @@ def test_a_call_computes_as_much_as_was_asked_or_more(subject: Subject) -> None:
             assert computed[1] >= nodes
 
 
-def test_features_are_those_that_an_eager_target_keeps_and_go_with_a_copied_row(
-    subject: Subject,
-) -> None:
+def test_features_are_an_eager_targets_and_go_with_a_copied_row(subject: Subject) -> None:
     model = subject.model
     needs(model.rows > 1 and isinstance(model, FeatureModel))
     assert isinstance(model, FeatureModel)
@@ -315,9 +303,7 @@ def test_features_are_those_that_an_eager_target_keeps_and_go_with_a_copied_row(
 
 
 @each_sampling
-def test_children_are_ranked_as_a_target_of_the_same_scores_chooses(
-    subject: Subject, params: SamplingParams
-) -> None:
+def test_the_first_child_is_the_targets_choice(subject: Subject, params: SamplingParams) -> None:
     """Best first, each once; fewer are the first of more; level by level as all at once."""
     needs(subject.backend.drafts)
     (tree, _, _), sequence = subject.trees, subject.after(PREFIX, 0, params)
@@ -335,9 +321,7 @@ def test_children_are_ranked_as_a_target_of_the_same_scores_chooses(
 
 
 @each_temperature
-def test_a_draft_with_the_targets_weights_is_always_right(
-    subject: Subject, params: SamplingParams
-) -> None:
+def test_a_draft_of_the_same_weights_is_right(subject: Subject, params: SamplingParams) -> None:
     needs(subject.backend.drafts)
     steps, draft = list[Step](), subject.backend.make(subject.machine)
     proposer = RoundProposer(draft, Chain(4), room=8)

@@ -83,9 +83,7 @@ def tree_of(root: int, seed: int) -> TokenTree:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_ranks_together_compute_what_one_whole_model_computes(
-    neuron: Neuron, tmp_path: Path, name: str
-) -> None:
+def test_ranks_together_are_one_whole_model(neuron: Neuron, tmp_path: Path, name: str) -> None:
     """Choices of trees in two rows, and all keys and values behind a partly accepted one."""
     ranks, changes = MODELS[name]
     checkpoint = write_checkpoint(tmp_path / "model", **changes)
@@ -211,9 +209,7 @@ def test_what_cannot_be_dealt_out_evenly_is_refused(changes: dict[str, int]) -> 
     assert_refused(lambda: parallel_config(config, 2, config.vocab_size), ["--tensor_parallel 2"])
 
 
-def test_noise_is_made_before_the_first_call_of_a_text_and_then_ahead_of_every_other(
-    served: Served,
-) -> None:
+def test_noise_is_made_before_a_texts_first_call_and_then_ahead_of_calls(served: Served) -> None:
     """What lacks when a call comes is made first; what the next can need, while nobody waits."""
     params, calls = SamplingParams(1.0, seed=8), served.neuron.calls
     del calls[:]

@@ -89,9 +89,7 @@ def test_a_lost_rank_is_told_at_once_and_ends_every_call(shallow: Path, tmp_path
 
 
 @pytest.mark.slow
-def test_what_keeps_a_rank_from_loading_is_raised_where_it_was_asked_for(
-    shallow: Path, tmp_path: Path
-) -> None:
+def test_a_rank_that_cannot_load_is_told_to_the_caller(shallow: Path, tmp_path: Path) -> None:
     artefact, spec = tmp_path / "out", native_spec(1)
     prepared(artefact, shallow, spec)
     (artefact / "weights/config.json").write_text("{}", encoding="utf-8")

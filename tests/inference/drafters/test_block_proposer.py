@@ -207,7 +207,7 @@ class Recorded(EagerModel):
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
-def test_a_mask_is_ranked_as_the_text_with_masks_is_with_the_noise_of_its_own_place(
+def test_a_mask_is_ranked_as_text_with_the_noise_of_its_place(
     temperature: float,
 ) -> None:
     draft, params, prompt = perturbed(1, 0.02), SamplingParams(temperature, seed=5), prompt_of(20)

@@ -244,9 +244,7 @@ def test_its_end_is_the_longest_end_that_occurred_before(tokens: list[int]) -> N
 
 
 @given(TOKENS, TOKENS)
-def test_a_match_is_the_longest_and_counts_what_followed(
-    tokens: list[int], context: list[int]
-) -> None:
+def test_a_match_is_the_longest_with_what_followed(tokens: list[int], context: list[int]) -> None:
     automaton, match = automaton_of(tokens), Match()
     for end, token in enumerate(context, 1):
         match = automaton.step(match, token)

@@ -40,9 +40,7 @@ POLICIES = [Chain(4), BestFirst(12, 4)]
     "budget",
     [Budget(0, 5), Budget(5, 0), Budget(1, 1), Budget(3, 9), Budget(40, 2), Budget(40, 40)],
 )
-def test_no_policy_exceeds_its_budget_and_its_best_nodes_are_a_tree(
-    policy: Policy, budget: Budget
-) -> None:
+def test_policies_keep_their_budgets_and_make_trees(policy: Policy, budget: Budget) -> None:
     grown = policy.grow(tree(), budget, Ranker())
     assert len(grown) <= min(budget.nodes, 12)
     assert all(node.position <= budget.depth for node in grown)

@@ -166,9 +166,7 @@ def test_a_text_is_never_much_slower_than_without_the_draft(says: Says, call: fl
 
 @pytest.mark.parametrize("call", [0.0005, 0.0015, 0.008, 0.020])
 @pytest.mark.parametrize("tokens", [32, 128])
-def test_a_draft_that_is_of_no_use_takes_a_fiftieth_of_a_text_at_most(
-    call: float, tokens: int
-) -> None:
+def test_a_useless_draft_takes_a_fiftieth_of_a_text_at_most(call: float, tokens: int) -> None:
     """From the first text on, and of every one."""
     hosted = Hosted(wrong, call=call)
     for number in range(3):

@@ -348,9 +348,7 @@ def live_on(
 @pytest.mark.parametrize(
     ("narrow", "wide"), [(1.0, 1.0), (1.0, 0.5), (1.0, 2.0), (0.5, 1.0), (2.0, 1.0)]
 )
-def test_candidates_that_claim_to_be_certain_slow_down_nobody(
-    device: Device, narrow: float, wide: float
-) -> None:
+def test_who_claims_certainty_slows_down_nobody(device: Device, narrow: float, wide: float) -> None:
     """Not even if what the engine believed of times to begin with was wrong by 2."""
 
     def wrong(rows: int, nodes: int) -> float:
@@ -566,9 +564,7 @@ def test_rows_change_hands_once_a_turn_and_every_text_goes_on_where_it_was() -> 
     ]
 
 
-def test_a_session_in_this_thread_waits_until_a_silent_one_lends_its_row(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_session_waits_until_a_silent_one_lends_its_row(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("inference.engine.admission.TUNING", replace(TUNING, silent_seconds=0.05))
     model = Exact(1, Clock())
     engine = Engine(model, sequence_length=100, max_tree_nodes=8, vocabulary=VOCABULARY)
@@ -708,9 +704,7 @@ class SlowlyTaken(threading.Condition):
         self._release_save = released
 
 
-def test_an_order_that_comes_while_the_engine_falls_asleep_wakes_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_an_order_wakes_an_engine_that_falls_asleep(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("inference.engine.admission.Condition", SlowlyTaken)
     engine, _, _ = exact_engine()
     with running(engine):

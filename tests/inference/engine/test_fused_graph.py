@@ -229,9 +229,7 @@ class Branching:
 
 @pytest.mark.parametrize("params", SAMPLINGS, ids=str)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_a_round_drafts_what_the_same_draft_drafts_elsewhere(
-    shape: Branches, params: SamplingParams
-) -> None:
+def test_a_round_drafts_what_its_draft_drafts(shape: Branches, params: SamplingParams) -> None:
     """Its caches are right after any verdict: else its trees would be others."""
     model = EagerModel(DRAFTS["close"], rows=1, capacity=SEQUENCE_LENGTH, max_nodes=64)
     elsewhere = RoundProposer(model, Branching(shape), room=64)
@@ -561,9 +559,7 @@ def test_a_text_goes_on_in_rounds_when_it_is_alone_again() -> None:
 
 @pytest.mark.parametrize("params", SAMPLINGS[:3], ids=str)
 @pytest.mark.parametrize("draft", [CLOSE, USELESS], ids=["close", "useless"])
-def test_texts_of_every_kind_at_once_are_the_targets_own(
-    params: SamplingParams, draft: Decoder
-) -> None:
+def test_texts_of_all_kinds_are_the_targets_own(params: SamplingParams, draft: Decoder) -> None:
     """In rounds, and in forwards with candidates and without."""
     graph = Graph(draft, neuron)
     graph.measured()

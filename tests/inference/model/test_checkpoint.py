@@ -66,9 +66,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("fields", "shown"), WRONG, ids=str)
-def test_a_configuration_that_would_be_computed_wrongly_is_refused_by_its_field(
-    fields: dict[str, Any], shown: str
-) -> None:
+def test_an_unknown_configuration_is_refused_by_field(fields: dict[str, Any], shown: str) -> None:
     raw = {field: value for field, value in (TINY | fields).items() if value is not None}
     assert_refused(lambda: parse_config(raw), [shown], UnsupportedModel)
 

@@ -254,9 +254,7 @@ def any_order(seed: int) -> Arithmetic:
 
 @pytest.mark.parametrize("spread", [1.0, 3.0])
 @pytest.mark.parametrize("params", CUT, ids=str)
-def test_no_choice_depends_on_which_of_equal_scores_are_found(
-    params: SamplingParams, spread: float
-) -> None:
+def test_no_choice_depends_on_the_order_of_equals(params: SamplingParams, spread: float) -> None:
     rows = [
         SamplingParams(params.temperature, params.top_k, top_p, seed)
         for seed in range(10)
@@ -288,9 +286,7 @@ def test_equal_scores_on_both_sides_of_the_candidates_limit_are_no_candidates() 
 @pytest.mark.parametrize(
     ("equal", "several"), [(CANDIDATES, True), (CANDIDATES + 1, False), (800, False)]
 )
-def test_of_more_best_tokens_than_candidates_the_lowest_id_is_chosen(
-    equal: int, several: bool
-) -> None:
+def test_of_too_many_best_tokens_the_lowest_id_is_chosen(equal: int, several: bool) -> None:
     logits = torch.zeros(1, 1, 1000)
     logits[..., 100 : 100 + equal] = 1.0
     chosen = {
@@ -322,9 +318,7 @@ def test_children_with_equal_scores_come_in_the_order_of_their_ids() -> None:
     ids=str,
 )
 @pytest.mark.parametrize("size", [50, 1000])
-def test_the_first_ranked_child_is_what_a_target_with_these_logits_chooses(
-    params: SamplingParams, size: int
-) -> None:
+def test_the_first_child_is_what_the_target_chooses(params: SamplingParams, size: int) -> None:
     for trial in range(20):
         logits, sampling = (
             logits_for(1, size, seed=100 + trial, spread=4.0),

@@ -159,9 +159,7 @@ def test_a_chain_scores_as_transformers_scores_it(family: str, model: EagerModel
     assert np.abs(found - log_probabilities(family, PROMPT)).max() < 5e-5
 
 
-def test_a_prompt_fed_in_chunks_scores_as_transformers_scores_it(
-    family: str, directory: Path
-) -> None:
+def test_a_prompt_in_chunks_scores_as_in_transformers(family: str, directory: Path) -> None:
     small = EagerModel(loaded(directory, 128, VOCABULARY), rows=1, capacity=70, max_nodes=7)
     found = scores_at(sequence_after(small, PROMPT[:-1]), TokenTree.chain(PROMPT[-1:]), [0])
     assert np.abs(found - log_probabilities(family, PROMPT)[-1:]).max() < 5e-5
@@ -189,9 +187,7 @@ TREE = TokenTree([7, 1, 2, 3, 4, 5, 1, 9], [-1, 0, 0, 2, 2, 4, 1, 4])
 """7 -> 1 -> 1 and 7 -> 2 -> (3, 4 -> (5, 9))."""
 
 
-def test_every_path_of_a_tree_that_grows_by_levels_scores_as_transformers_scores_it_alone(
-    family: str, model: EagerModel
-) -> None:
+def test_each_path_of_a_tree_scores_as_in_transformers(family: str, model: EagerModel) -> None:
     """Siblings and cousins in one call."""
     sequence = sequence_after(model, PROMPT[:20])
     for level in ([0], [1, 2], [3, 4, 6], [5, 7]):

@@ -23,9 +23,7 @@ def written(
 
 
 @pytest.mark.parametrize("spelt", ["midlayer.", "layers.0.", "model.layers.0."])
-def test_names_of_the_layer_are_read_as_each_project_spells_them(
-    tmp_path: Path, spelt: str
-) -> None:
+def test_a_layer_is_read_as_each_project_spells_it(tmp_path: Path, spelt: str) -> None:
     head = read_head(written(tmp_path, spelt=spelt), OfTarget.of(TARGET), 64)
     for name, parameter in head.named_parameters():
         wanted = TENSORS.get(name, TARGET.model.embed_tokens.weight)

@@ -35,9 +35,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("dtype", [None, torch.bfloat16], ids=str)
-def test_results_equal_those_of_the_resident_decoder_bit_for_bit(
-    checkpoint: Path, dtype: torch.dtype | None
-) -> None:
+def test_results_are_the_resident_decoders(checkpoint: Path, dtype: torch.dtype | None) -> None:
     """Of two nodes and more: kernels for one row round by where weights lie in memory."""
     ours, theirs = offloaded(checkpoint, dtype), loaded(checkpoint, dtype=dtype)
     for tokens in ([5, 17, 3], [60, 2, 9, 11, 40], [7, 7]):
@@ -101,9 +99,7 @@ def test_while_a_layer_computes_the_next_one_is_fetched() -> None:
 
 
 @pytest.mark.parametrize("copies", [AtOnce, ThreadCopies])
-def test_after_a_forward_that_was_broken_off_the_next_begins_at_the_first_layer(
-    copies: Callable[[], Copies],
-) -> None:
+def test_a_forward_behind_a_broken_one_begins_anew(copies: Callable[[], Copies]) -> None:
     layers = numbered(4, lambda index: None, copies())
     for broken_at in range(4):
         for index, _ in enumerate(layers):

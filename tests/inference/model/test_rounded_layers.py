@@ -36,9 +36,7 @@ def ranked(decoder: Decoder) -> Ranked:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_what_is_rounded_as_it_is_read_is_what_a_loaded_checkpoint_rounds_to(
-    family: str, tmp_path: Path
-) -> None:
+def test_a_checkpoint_rounds_alike_when_it_is_read(family: str, tmp_path: Path) -> None:
     checkpoint = write_checkpoint(tmp_path, **SIZES | FAMILIES[family])
     for vocabulary in (61, 50):
         how = {"positions": 64, "vocabulary": vocabulary, "dtype": None, "device": CPU}

@@ -129,9 +129,7 @@ def test_a_child_that_top_k_or_top_p_excludes_has_no_chance(model: AcceptanceMod
 
 
 @pytest.mark.parametrize("greedy", [True, False])
-def test_the_further_a_child_is_ahead_the_likelier_it_is(
-    model: AcceptanceModel, greedy: bool
-) -> None:
+def test_a_child_that_is_ahead_is_likelier(model: AcceptanceModel, greedy: bool) -> None:
     shares = np.array(
         [[share, (1 - share) / 2, (1 - share) / 4] for share in (0.4, 0.6, 0.8, 0.95, 0.99)]
     )
@@ -142,9 +140,7 @@ def test_the_further_a_child_is_ahead_the_likelier_it_is(
 
 
 @pytest.mark.parametrize("greedy", [True, False])
-def test_how_many_children_are_asked_for_hardly_changes_what_is_said_of_the_first(
-    model: AcceptanceModel, greedy: bool
-) -> None:
+def test_the_first_child_hardly_depends_on_others(model: AcceptanceModel, greedy: bool) -> None:
     scores = draw(np.random.default_rng(6), 200, 16, greedy)
     four, sixteen = (
         edges(model, scores[:, :k], np.zeros(200, dtype=int), greedy)[:, 0] for k in (4, 16)
@@ -268,9 +264,7 @@ def test_a_row_of_masks_chances_adds_up_to_less_than_one(model: AcceptanceModel)
 
 
 @pytest.mark.parametrize("greedy", [False, True])
-def test_a_mask_is_worth_less_behind_a_surprising_path(
-    model: AcceptanceModel, greedy: bool
-) -> None:
+def test_a_mask_is_worth_less_behind_a_surprise(model: AcceptanceModel, greedy: bool) -> None:
     likely, surprising = (
         model.masked(mask_features(SAID, 1, path, None), greedy) for path in (0.1, 4.0)
     )
@@ -292,9 +286,7 @@ def test_what_masks_are_worth_is_learnt_for_each_kind_of_decoding(model: Accepta
     assert model.mask_rate(2) > 0.7
 
 
-def test_a_later_mask_than_any_that_is_counted_has_the_last_ones_rate(
-    model: AcceptanceModel,
-) -> None:
+def test_a_mask_beyond_those_that_are_counted_has_their_last_rate(model: AcceptanceModel) -> None:
     assert model.mask_rate(OFFSETS + 5) == model.mask_rate(OFFSETS)
     model.observe_masked(mask_features(SAID, OFFSETS + 5, 0.5, None), True, OFFSETS + 5, 0)
 
