@@ -132,8 +132,6 @@ def test_the_fingerprint_changes_with_anything_that_changes_ids(
     assert altered(tmp_path, **{part: change}).fingerprint() != tokenizer.fingerprint()
 
 
-# --- as transformers has it
-
 SPECIAL = ["<s>", "</s>", "<|role|>", "<|text|>", "[INST]", "[/INST]"]
 TRAINED = [*SAMPLES, "def read(path): return open(path).read()", "Ünïcödé in a straße"]
 TURNS = [

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +18,6 @@ from compile.build.cpu import CpuBuilder
 from compile.build.equality import check_equal, check_independent, random_inputs
 from compile.build.progress import BuildProgress
 from compile.spec import CompileSpec, verify_bucket
-from grpc_comm.client.connection import connect
-from grpc_comm.server.server import BackgroundServer
 from inference.artifact import DraftBucket, FusedPart, Manifest, RoundBucket, read_manifest
 from inference.backends.eager import EagerModel
 from inference.backends.fused import FusedModel, load_fused
@@ -31,15 +28,13 @@ from inference.model.checkpoint import fingerprint
 from inference.model.config import read_raw_config
 from inference.model.decoder import Decoder
 from inference.model.round_graph import RoundGraph, round_inputs
-from inference.order import Decode
 from inference.sampling import SamplingParams
-from inference.stats import DecodeStatistics
 from inference.text import Tokenizer
 from inference.tree_shape import Branches
 from outrider.options.roles import FusedTargetRole
 from outrider.target.target import load_target
-from tests.support.drafts import text_of
-from tests.support.equality import NearTies, assert_same_text
+from tests.support.drafts import alone, assert_drafted_text
+from tests.support.equality import NearTies
 from tests.support.models import loaded, write_checkpoint_with_tokenizer
 from tests.support.refusals import assert_refused
 
@@ -103,12 +98,6 @@ def target(source: Path) -> Decoder:
     return loaded(source, LENGTH, Tokenizer(source).vocabulary)
 
 
-def alone(target: Decoder, prompt: list[int], params: SamplingParams, tokens: int) -> list[int]:
-    eager = EagerModel(target, rows=1, capacity=JUNK, max_nodes=16)
-    served = Engine(eager, sequence_length=LENGTH, max_tree_nodes=8, vocabulary=target.vocabulary)
-    return text_of(prompt, params, LocalSession(served), Decode(len(prompt) + tokens))
-
-
 def test_an_artefact_holds_both_models_and_says_so(built: Path, manifest: Manifest) -> None:
     assert manifest.fused is not None
     assert {path.relative_to(built).as_posix() for path in (built / "graphs").iterdir()} == {
@@ -122,37 +111,17 @@ def test_an_artefact_holds_both_models_and_says_so(built: Path, manifest: Manife
     ]
 
 
-def test_the_served_text_is_the_targets_own_with_many_clients_of_different_sampling(
-    built: Path, target: Decoder, ties: NearTies
-) -> None:
-    """Through the command line's own loading and gRPC; fused and target-only."""
-    role = FusedTargetRole(artifact=str(built), host="127.0.0.1", port=0)
-    statistics, nodes = DecodeStatistics(), {True: 0, False: 0}
-    with BackgroundServer(load_target(role)) as server, connect(str(server.address)) as connection:
-
-        def write(number: int, fused: bool = True) -> None:
-            params = SAMPLINGS[number % 4]
-            tokens = np.random.default_rng(number).integers(0, target.vocabulary, 5 + number)
-            own = alone(target, tokens.tolist(), params, 20)
-
-            def produce(prompt: Sequence[int], n: int) -> list[int]:
-                session, order = connection.session(), Decode(len(prompt) + n, beside=fused)
-                count = lambda step: statistics.count(step.proposers)  # noqa: E731
-                made = text_of(prompt, params, session, order, between=count)
-                nodes[fused] += session.traffic.nodes - session.traffic.forwards
-                return made
-
-            assert_same_text(target, tokens.tolist(), params, own, produce, ties)
-
-        assert connection.description.draft_model == (
-            "disagreeing draft (in the target's graph: tree of 2 nodes (2 children a node))"
-        )
-        with ThreadPoolExecutor(5) as clients:
-            list(clients.map(write, range(8)))
-        assert nodes[True] == 2 * statistics.forwards
-        assert 0 < statistics.num_accepted_tokens < nodes[True]
-        write(1, fused=False)
-        assert nodes[False] == 0
+def test_the_role_serves_the_targets_own_text(built: Path, target: Decoder, ties: NearTies) -> None:
+    served = load_target(FusedTargetRole(artifact=str(built), host="127.0.0.1", port=0))
+    assert served.description.draft_model == (
+        "disagreeing draft (in the target's graph: tree of 2 nodes (2 children a node))"
+    )
+    eager = EagerModel(target, rows=1, capacity=JUNK, max_nodes=16)
+    plain = Engine(eager, sequence_length=LENGTH, max_tree_nodes=8, vocabulary=target.vocabulary)
+    for length, params in enumerate(SAMPLINGS, 5):
+        prompt = np.random.default_rng(length).integers(0, target.vocabulary, length).tolist()
+        own = alone(LocalSession(plain), prompt, params, 20)
+        assert_drafted_text(served.engine, target, prompt, params, own, ties)
 
 
 def test_a_round_that_computes_something_else_is_not_written(

@@ -30,9 +30,6 @@ from tests.support.noise_oracle import PINNED, WORD, exact_gumbel
 from tests.support.refusals import assert_refused
 from tests.support.repository import ROOT
 
-# --- loading
-
-
 Loading = Callable[[], None]
 
 
@@ -119,9 +116,6 @@ def test_a_second_artefact_that_needs_more_cores_than_the_first_is_refused_with_
     assert_refused(
         lambda: reserve_cores(4, environment), ["has 2 cores since it", "in a process of its own"]
     )
-
-
-# --- noise and check
 
 
 def test_the_probes_vectors_are_the_contracts() -> None:

@@ -84,8 +84,6 @@ class Hosted:
         return asked(self.engine, prompt, tokens, beside=beside)
 
 
-# --- the text
-
 SAMPLINGS = [SamplingParams(), SamplingParams(0.7, seed=3), SamplingParams(1.0, seed=4)]
 CLOSE, UNRELATED = pairs.perturbed(1, 0.02), pairs.decoder(99, layers=1)
 
@@ -112,9 +110,6 @@ def test_a_client_that_proposes_too_shares_the_session_with_the_draft_beside_the
     engine, prompt, order = beside(CLOSE), [5, 17, 250, 3, 99], Decode(60, beside=True)
     made = text_of(prompt, SAMPLINGS[0], LocalSession(engine), order, [growing(UNRELATED)])
     assert made == alone(LocalSession(pairs.engine(pairs.decoder(1))), prompt, SAMPLINGS[0], 55)
-
-
-# --- what it brings
 
 
 def test_what_the_text_said_before_is_copied_for_who_asked() -> None:
@@ -190,9 +185,6 @@ def test_a_key_whose_drafts_bring_nothing_pays_for_its_first_call_beforehand() -
     assert len(hosted.draft.together) > first
 
 
-# --- who did not ask
-
-
 @pytest.mark.parametrize("says", [right, wrong])
 @pytest.mark.parametrize("prompt", [3, 400])
 def test_who_did_not_ask_keeps_its_root_only_rate(says: Says, prompt: int) -> None:
@@ -225,9 +217,6 @@ def test_a_long_text_is_fed_to_the_draft_in_parts_between_forwards() -> None:
     assert len(hosted.model.calls) >= forwards + 8
     finish(hosted.engine, session, neighbour)
     assert made_by(session) == own_text([7] * 500, 20, kinds=KINDS)
-
-
-# --- rows
 
 
 def test_a_closed_session_gives_its_row_back() -> None:
@@ -281,9 +270,6 @@ def test_a_text_that_is_asked_to_go_on_is_drafted_to_its_new_end() -> None:
     finish(hosted.engine, session)
     assert session.spent.forwards - before < 90
     assert made_by(session) == own_text([1, 2, 3], 200, kinds=KINDS)
-
-
-# --- faults
 
 
 @pytest.mark.parametrize("steps", [0, 3])

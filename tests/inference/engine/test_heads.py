@@ -100,9 +100,6 @@ def own_text(
     return alone(session, prompt, params or SamplingParams(), tokens)
 
 
-# --- the text
-
-
 @pytest.mark.parametrize("head", ["useless", "taught"])
 @pytest.mark.parametrize(
     "params", [SamplingParams(), SamplingParams(0.7, seed=3), SamplingParams(1.0, seed=4)], ids=str
@@ -121,9 +118,6 @@ def test_what_a_head_has_learned_is_accepted(taught: Path) -> None:
     finish(beside.engine, session)
     assert session.spent.forwards < TOKENS / 2
     assert session.proposers.count(COLOCATED) > TOKENS / 2
-
-
-# --- sessions
 
 
 def test_a_cached_prefix_has_its_features(taught: Path) -> None:

@@ -27,9 +27,6 @@ def rewrite(directory: Path, **changes: torch.Tensor | None) -> Path:
     return directory
 
 
-# --- configurations
-
-
 EXPERTS, POSITIVE = "mixtures of experts", "an integer from 1 to "
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({"model_type": "mixtral"}, "model_type is 'mixtral'"),
@@ -197,9 +194,6 @@ def test_a_directory_without_config_is_refused(tmp_path: Path) -> None:
     assert_refused(lambda: read_config(tmp_path), ["no config.json"], UnsupportedModel)
 
 
-# --- weights
-
-
 def test_a_checkpoint_loads_with_every_tensor_as_written(tmp_path: Path) -> None:
     written = load_file(write_checkpoint(tmp_path) / "model.safetensors")
     read = loaded(tmp_path).state_dict()
@@ -270,9 +264,6 @@ def test_a_tokenizer_larger_than_the_model_is_refused(tmp_path: Path) -> None:
     assert_refused(lambda: loaded(directory, vocabulary=62), shown, UnsupportedModel)
 
 
-# --- fingerprints
-
-
 def flip(path: Path, at: int) -> None:
     content = bytearray(path.read_bytes())
     content[at] ^= 1
@@ -296,8 +287,6 @@ def test_other_weights_of_one_shape_have_another_fingerprint(tmp_path: Path) -> 
     )
     assert fingerprint(write_checkpoint(tmp_path / "c", seed=1)) == fingerprint(tmp_path / "a")
 
-
-# --- sizes that no checkpoint has
 
 HUGE: dict[str, tuple[int, str]] = {
     "num_hidden_layers": (

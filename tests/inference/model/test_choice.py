@@ -31,8 +31,6 @@ torch.set_num_threads(1)
 CPU = torch.device("cpu")
 
 
-# --- what is chosen
-
 CUT = [
     SamplingParams(temperature, top_k, top_p)
     for temperature in (0.7, 1.0)
@@ -86,8 +84,6 @@ def test_the_choice_is_the_best_of_logits_over_temperature_plus_noise(
             if chosen is not None:
                 assert_best(logits[0], seeded, at[0], chosen[0])
 
-
-# --- one contract
 
 AT = torch.tensor([[9, 10, 10, 11]], dtype=torch.int32)
 MIXTURE = [
@@ -213,9 +209,6 @@ def test_rows_of_any_seed_spread_and_temperature_choose_their_best(
         assert_best(logits[row], one, at[row], chosen[row])
 
 
-# --- arithmetics and ties
-
-
 @pytest.mark.parametrize("size", [300, 20_000])
 def test_both_arithmetics_choose_and_rank_the_same(size: int) -> None:
     logits, at = logits_for(5, size, seed=5), positions_for(5)
@@ -303,9 +296,6 @@ def test_children_with_equal_scores_come_in_the_order_of_their_ids() -> None:
         ids, scores = rank(logits, sampling, AT[:, :1], 5, any_order(seed))
         assert ids[0, 0].tolist() == [1, 3, 5, 2, 4]
         assert scores[0, 0].equal(scores[0, 0].sort(descending=True).values)
-
-
-# --- the draft's ranking
 
 
 @pytest.mark.parametrize(

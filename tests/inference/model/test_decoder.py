@@ -150,9 +150,6 @@ def scores_at(sequence: ModelSequence, tree: TokenTree, nodes: Sequence[int]) ->
     return unranked(*sequence.rank(tree, nodes, vocabulary))
 
 
-# --- against transformers
-
-
 def test_a_chain_scores_as_transformers_scores_it(family: str, model: EagerModel) -> None:
     sequence = ModelSequence(model, 0, SamplingParams())
     found = scores_at(sequence, TokenTree.chain(PROMPT), range(len(PROMPT)))
@@ -232,9 +229,6 @@ def test_ids_beyond_the_tokenizer_are_never_chosen() -> None:
         assert sequence.choose(TokenTree.chain(list(range(50)))).max() < 50
         sequence.abandon()
         assert sequence.rank(TokenTree.chain(list(range(50))), range(50), 50).ids.max() < 50
-
-
-# --- against itself
 
 
 def segment(sequence: ModelSequence, tree: TokenTree) -> Segment:

@@ -85,8 +85,6 @@ def test_a_config_with_the_layer_in_a_field_of_its_own_is_read(tmp_path: Path) -
     assert config.draft_vocabulary == heads.DRAFT_VOCABULARY
 
 
-# --- several layers
-
 DEEPER = heads.tensors_of(TARGET.config, depth=3)
 
 
@@ -98,9 +96,6 @@ def test_layers_behind_the_first_are_read(tmp_path: Path, spelt: str) -> None:
     assert len(head.layers) == 2
     for name in DEEPER.keys() - {"d2t", "t2d"}:
         assert torch.equal(read[name], DEEPER[name]), name
-
-
-# --- refusals
 
 
 @pytest.mark.parametrize(

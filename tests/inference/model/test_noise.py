@@ -50,9 +50,6 @@ def joined(key: Words, counter: Words) -> Words:
 noises = pytest.mark.parametrize("draw", [noise, noise_in_limbs], ids=["words", "limbs"])
 
 
-# --- the integers
-
-
 def blocks() -> list[list[int]]:
     """Keys and counters: published ones, extreme ones, and others."""
     published = [[*key, *counter] for counter, key, _ in PUBLISHED]
@@ -94,9 +91,6 @@ def test_limbs_need_no_large_sum_and_no_shift_of_a_negative_number() -> None:
     assert engine.greatest < 2**18
     with pytest.raises(AssertionError), Float32Engine():
         words((k0, k1), (c0, c1))
-
-
-# --- the floats
 
 
 @noises

@@ -250,8 +250,6 @@ def test_a_record_that_cannot_be_used_is_refused(record: dict[str, Any]) -> None
         made_of(record)
 
 
-# --- masks
-
 SCORES = np.array([[-0.3, -2.0, -3.0, -4.0]], dtype=np.float32)
 SAID = said_by(rank_features(SCORES, [0], True)[0])
 
