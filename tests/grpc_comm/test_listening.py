@@ -85,7 +85,6 @@ BAD: dict[str, tuple[str, bytes, str]] = {
 
 
 def written(folder: Path, **spoilt: bytes) -> SecurityOptions:
-    """The files of a target and its clients, some of them others."""
     files = {"ca": SOUND.ca, "cert": SOUND.certificate, "key": SOUND.key} | spoilt
     for name, content in files.items():
         (folder / name).write_bytes(content)

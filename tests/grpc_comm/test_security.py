@@ -218,7 +218,6 @@ def test_a_token_that_cannot_be_one_is_refused(content: bytes, tmp_path: Path) -
 
 
 def secrets(files: CertificateFiles, folder: Path) -> tuple[Path, Path]:
-    """A token and a TLS key of the test's own."""
     token = write(folder / "a token", b"open-sesame")
     return token, write(folder / "key.pem", files.key.read_bytes())
 

@@ -103,14 +103,12 @@ def compiled(machine: Machine) -> Model:
 
 
 def neuron(machine: Machine) -> Model:
-    """Two ranks, through the stand-in for AWS's packages."""
     Neuron().install(machine.patch, machine.folder / "packages")
     spec = spec_of(2, features=heads.KEPT)
     return built_model(machine.folder / "artifact", machine.checkpoint, spec)
 
 
 def native(machine: Machine) -> Model:
-    """Two ranks in processes of their own."""
     directory = machine.folder / "artifact"
     spec = replace(native_spec(2), features=heads.KEPT)
     manifest = prepared(directory, machine.checkpoint, spec)
@@ -221,7 +219,6 @@ class Subject(NamedTuple):
     def after(
         self, tokens: Sequence[int], row: int = 0, params: SamplingParams | None = None
     ) -> ModelSequence:
-        """The sequence of these tokens on a row."""
         return sequence_after(self.model, tokens, row, params or SamplingParams(1.0, seed=8))
 
     @property

@@ -36,7 +36,6 @@ class TimedTarget(EagerModel):
 def engine_beside(
     target: TimedTarget, draft: Draft, room: int, clock: Clock, *, copies: bool = False
 ) -> Engine:
-    """An engine that knows what forwards take."""
     times = {(row, node): FORWARD for row in (1, 2, 4) for node in (1, 2, 4, 8, 16, 32, 64)}
     known = partial(knowledge, CALL, 64)
     return Engine(

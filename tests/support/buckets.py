@@ -83,7 +83,6 @@ class Case:
 
 
 def scattered(rows: int, nodes: int, slots: int, seed: int) -> Tensor:  # [rows, nodes]
-    """Different slots for the nodes of each row."""
     draw = torch.Generator().manual_seed(seed)
     drawn = [torch.randperm(slots, generator=draw)[:nodes] for _ in range(rows)]
     return torch.stack(drawn).to(torch.int32)

@@ -40,7 +40,6 @@ def proposers_of(draft: str, pace: Pace) -> list[Proposer]:
 
 
 def nudged(decoder: Decoder, amount: float = 0.03) -> Decoder:
-    """A copy with noise on every weight: a draft that agrees often, not always."""
     draft, generator = copy.deepcopy(decoder), torch.Generator().manual_seed(3)
     for parameter in draft.parameters():
         parameter.data += amount * torch.randn(parameter.shape, generator=generator)
@@ -94,7 +93,6 @@ def text_of(
 def alone(
     session: TargetSession, prompt: Sequence[int], params: SamplingParams, tokens: int
 ) -> list[int]:
-    """The target's own text."""
     return text_of(prompt, params, session, Decode(len(prompt) + tokens))
 
 

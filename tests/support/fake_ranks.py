@@ -236,7 +236,6 @@ def get_tensor_model_parallel_group(as_list: bool = False) -> Group:
 def init_on_device(
     device: torch.device, include_buffers: bool = False, force_custom_init_on_device: bool = False
 ) -> Iterator[None]:
-    """Parameters made within lie on `device`."""
     register = nn.Module.register_parameter
 
     def moved(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:

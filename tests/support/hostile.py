@@ -120,7 +120,6 @@ class Neighbour:
 
 @contextmanager
 def neighbour(address: Address, name: str = "", folder: Path | None = None) -> Iterator[Neighbour]:
-    """The session of another caller."""
     security = SecurityOptions() if folder is None else known_as(name, folder)
     with connect(str(address), security=security) as connection:
         session = connection.session()
@@ -150,7 +149,6 @@ class RawPeer:
         self.socket.sendall(PREFACE + frame(4, 0, 0, struct.pack(">HI", 4, window)))
 
     def call(self, method: str = SESSION) -> None:
-        """Start a call: the headers, and no message."""
         self.socket.sendall(frame(1, 4, 1, call_headers(method)))
 
     def send(self, message: bytes, announced: int | None = None) -> None:
@@ -159,7 +157,6 @@ class RawPeer:
         self.socket.sendall(frame(0, 0, 1, prefix + message))
 
     def window(self, size: int) -> None:
-        """Take so many bytes more."""
         for stream in (0, 1):
             self.socket.sendall(frame(8, 0, stream, struct.pack(">I", size)))
 
@@ -217,7 +214,6 @@ def frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
 
 
 def call_headers(method: str = SESSION) -> bytes:
-    """The header block of a call without a token."""
     headers = {
         ":method": "POST",
         ":scheme": "http",

@@ -54,7 +54,6 @@ def random_decoder(config: ModelConfig, *, positions: int, vocabulary: int, seed
 
 
 def tiny_decoder(seed: int = 1, vocabulary: int = 61, **overrides: Any) -> Decoder:
-    """A random decoder of the Llama family."""
     return random_decoder(
         parse_config(TINY | overrides), positions=256, vocabulary=vocabulary, seed=seed
     )
@@ -63,14 +62,12 @@ def tiny_decoder(seed: int = 1, vocabulary: int = 61, **overrides: Any) -> Decod
 def tiny_model(
     seed: int = 1, rows: int = 1, capacity: int = 200, max_nodes: int = 16
 ) -> EagerModel:
-    """An EagerModel of a random decoder."""
     return EagerModel(tiny_decoder(seed), rows=rows, capacity=capacity, max_nodes=max_nodes)
 
 
 def loaded(
     directory: Path, positions: int = 64, vocabulary: int = 61, dtype: torch.dtype | None = None
 ) -> Decoder:
-    """A checkpoint's decoder."""
     cpu = torch.device("cpu")
     return load_decoder(
         directory, positions=positions, vocabulary=vocabulary, dtype=dtype, device=cpu

@@ -61,7 +61,6 @@ def looking_at(addresses: str) -> Iterator[Connection]:
 
 
 def where(session: RemoteSession, servers: Sequence[BackgroundServer]) -> BackgroundServer:
-    """The server that has the session."""
     return next(server for server in servers if str(server.address) == session.address)
 
 
@@ -136,7 +135,6 @@ def test_who_is_the_same_target_may_differ_in_all_else() -> None:
 def test_replicas_that_come_back_changed_are_left(
     count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing is left to go on at."""
     monkeypatch.setattr(module, "HEALTH_SECONDS", 0.1)
     with (
         replicas(count) as (servers, addresses),
@@ -169,7 +167,6 @@ def test_new_sessions_keep_away_from_a_replica_that_drains(monkeypatch: pytest.M
 
 @pytest.fixture
 def named(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The addresses that the name target.test has."""
     addresses: list[str] = []
     ask = socket.getaddrinfo
 

@@ -92,7 +92,6 @@ def link() -> Iterator[tuple[Engine, ShapedLink]]:
 
 
 def alone(params: SamplingParams) -> list[int]:
-    """The target's own decoding, in process."""
     session = LocalSession(pairs.engine(pairs.decoder(1), rows=1))
     return text_of(PROMPT, params, session, Decode(END))
 
@@ -103,7 +102,6 @@ def made(
     pace: Pace = Pace.GO_ON,
     between: Callable[[Step], None] = lambda step: None,
 ) -> list[int]:
-    """The text with a draft that is often wrong."""
     proposers = proposers_of("close", pace)
     return text_of(PROMPT, params, session, Decode(END, pace=pace), proposers, between)
 
@@ -359,7 +357,6 @@ def test_a_fault_of_the_target_is_told_and_not_asked_for_again() -> None:
 
 @pytest.fixture
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Silence is noticed soon."""
     monkeypatch.setattr(sender, "HEARTBEAT_SECONDS", 0.02)
     monkeypatch.setattr(client, "HEARTBEAT_SECONDS", 0.02)
     for name in ("LONGEST_SILENCE", "SHORTEST_SILENCE"):
@@ -413,7 +410,6 @@ def test_the_first_call_ends_when_the_target_says_nothing(hasty: None) -> None:
 
 
 def test_a_target_that_only_lets_wait_is_waited_for(hasty: None) -> None:
-    """In line for a row: the target says that it is there, longer than silence is borne."""
     with connected(successor_engine(rows=1)) as connection:
         first, second = opened(connection), connection.session()
         second.open([1, 2, 3], SamplingParams())

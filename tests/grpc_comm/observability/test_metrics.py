@@ -158,7 +158,6 @@ def test_the_device_is_named_so_that_emulated_times_are_known(samples: list[Samp
 
 
 def test_how_far_a_key_is_trusted_is_told_by_its_name_proposer_and_depth() -> None:
-    """All that a liar claims comes out otherwise."""
     metrics = Metrics(statistics := Statistics())
     service = Service(statistics)
     session, _ = service.engine.open([1, 2], SamplingParams(), tenant="liar")

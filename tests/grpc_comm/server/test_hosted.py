@@ -80,8 +80,6 @@ def tokens(messages: Sequence[pb.ServerMessage]) -> list[int]:
 
 
 def carried(target: HostedTarget, *calls: Any) -> list[Any]:
-    """What came of these calls, one after another."""
-
     async def run() -> list[Any]:
         target.begin()
         try:
@@ -94,7 +92,6 @@ def carried(target: HostedTarget, *calls: Any) -> list[Any]:
 
 @pytest.fixture
 def keyed(tmp_path: Path) -> tuple[SecurityOptions, str]:
-    """A keys file and the token of its one key."""
     file = tmp_path / "keys.json"
     token = keys_file.make_key(file, "alice")
     return SecurityOptions(keys_file=file), token

@@ -349,7 +349,6 @@ def test_a_client_that_reads_nothing_does_not_keep_its_row() -> None:
 
 
 def beat(stream: Raw, over: threading.Event) -> None:
-    """Signs of life, for who waits longer than a lease."""
     while not over.wait(0.1):
         stream.send(pb.ClientMessage(heartbeat=pb.Heartbeat()))
 

@@ -249,7 +249,6 @@ def test_a_lowered_limit_holds_for_the_next_message_of_a_stream_under_way(
 
 
 def rewrite(server: BackgroundServer, file: Path, **limits: dict[str, int]) -> None:
-    """Give the keys other limits, which the target reads with a call of alice's."""
     keys_file(file, **limits)
     assert say(server.address, [opening(), decode_to(4)], "alice").code is CODES.OK
 

@@ -97,8 +97,6 @@ Run = Callable[..., tuple[Tensor, ...]]
 
 
 def per_tensor(graph: Run) -> Run:
-    """The same graph, whose keys are rounded by the greatest of all nodes."""
-
     def rounded(**inputs: Tensor) -> tuple[Tensor, ...]:
         chosen, keys, *others = graph(**inputs)
         scale = keys.abs().max() / 127

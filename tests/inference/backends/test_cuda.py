@@ -75,7 +75,6 @@ def test_every_call_is_the_eager_models_to_the_last_bit_at_the_same_shape(
 
 
 def test_rows_of_a_call_keep_their_sampling_and_an_idle_one_disturbs_none(target: Decoder) -> None:
-    """Three rows are padded to four."""
     model, reruns = recorded(target, rows=4)
     eager = EagerModel(target, rows=4, capacity=model.capacity, max_nodes=64)
     calls = [segment(row, 6, params) for row, params in ((3, OPEN), (0, GREEDY), (2, WARM))]
@@ -178,7 +177,6 @@ class OnNoDevice(Reruns):
 
 
 def on_no_device(calls: list[Segment], rank: int = 0) -> Outputs:
-    """The outputs of a call that chooses, or that ranks so many children."""
     no_device = decoder(1).to(torch.device("meta"))
     model = CudaModel(no_device, rows=2, capacity=100, max_nodes=8, recorder=OnNoDevice())
     with pytest.raises(Seen) as seen:

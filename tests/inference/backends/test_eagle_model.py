@@ -58,7 +58,6 @@ class Text:
         self.here.extend(prompt[:-1])
 
     def expected(self, below: Sequence[int] = ()) -> torch.Tensor:  # [draft vocabulary]
-        """What the head says of candidates `below` the root."""
         known = len(self.tokens) - 1
         states = heads.states_of(TARGET, self.tokens[:known])
         return heads.drafted(
@@ -79,7 +78,6 @@ class Text:
 
 
 def agrees(ranked: Ranked, node: int, expected: torch.Tensor) -> None:
-    """The 8 best are those of the reference, and as likely."""
     scores, order = expected.topk(8)
     assert ranked.ids[node].tolist() == [IDS[index] for index in order.tolist()]
     np.testing.assert_allclose(ranked.scores[node], scores, rtol=0, atol=2e-4)
@@ -135,7 +133,6 @@ def test_committed_tokens_are_computed_from_target_features(
 
 
 def test_a_root_that_was_a_candidate_leads_with_the_targets_feature(tmp_path: Path) -> None:
-    """The proposer keeps what it knows of it, and ranks on below."""
     text = Pair(tmp_path).text(0, PROMPT)
     tree = TokenTree.chain([PROMPT[-1], 40, 50])
     text.here.rank(tree, [0], 8)

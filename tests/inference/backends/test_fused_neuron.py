@@ -83,7 +83,6 @@ def test_rounds_of_two_ranks_write_the_targets_own_text(neuron: Neuron, tmp_path
 
 
 def test_a_round_answers_the_same_wherever_its_draft_lies(neuron: Neuron, tmp_path: Path) -> None:
-    """Rows of the two models may be crossed."""
     model, _ = built(tmp_path, ranks=1)
     straight, crossed = (both_rows(model, draft_rows) for draft_rows in ([0, 1], [1, 0]))
     assert straight == crossed

@@ -31,14 +31,12 @@ def model_of(cells: Cells, rows: int = 1, capacity: int = 176, batch: int = 256)
 
 
 def siblings(count: int) -> TokenTree:
-    """A root with so many children."""
     return TokenTree(
         np.arange(count + 1, dtype=np.int32), np.array([-1] + [0] * count, dtype=np.int32)
     )
 
 
 def after(prefix: Sequence[int], tokens: Sequence[int]) -> list[int]:
-    """What is chosen at temperature 0 after the prefix and each of the tokens."""
     seen = [seen_after([*prefix, token], 0) for token in tokens]
     return [int(logits_after(one)[:VOCABULARY].argmax()) for one in seen]
 

@@ -132,7 +132,6 @@ OWN = [5, 7]
 
 
 def generate(engine: Engine, session: Session, tokens: int) -> list[int]:
-    """The next tokens, made alone."""
     before = session.length
     engine.decode(session, Decode(before + tokens))
     while session.end is End.NOT:
@@ -143,7 +142,6 @@ def generate(engine: Engine, session: Session, tokens: int) -> list[int]:
 def prefilled(
     engine: Engine, tenant: str, prompt: list[int], params: SamplingParams, tokens: int
 ) -> list[int]:
-    """What a session makes that shares nothing with any other."""
     session, opened = engine.open(prompt, params, tenant=tenant)
     engine.finish(opened)
     assert opened.result().reused == 0

@@ -35,7 +35,6 @@ Loading = Callable[[], None]
 
 @pytest.fixture
 def loading(neuron: Neuron, checkpoint: Path, tmp_path: Path) -> Loading:
-    """Loads an artefact for two cores."""
     manifest = build(tmp_path / "a", checkpoint, spec_of(2))
 
     def load() -> None:
@@ -137,7 +136,6 @@ def test_the_probes_table_has_the_noise_that_winners_have() -> None:
 
 
 def rounded_words(limbs: tuple[Tensor, Tensor]) -> Tensor:
-    """Words on a unit that computes in float32."""
     return from_limbs(limbs).to(torch.float32).to(torch.int32)
 
 

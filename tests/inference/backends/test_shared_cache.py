@@ -51,7 +51,6 @@ class Watched(SharedCacheModel):
 
 
 def beside(draft: Decoder) -> tuple[Engine, Watched]:
-    """The target with a draft beside it that reads its cache."""
     target = TimedTarget(TARGET, clock := Clock())
     shared = Watched(draft, target, clock)
     beside = Draft(shared, sequence=partial(SharedSequence, OWN))

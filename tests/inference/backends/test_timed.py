@@ -44,7 +44,6 @@ def profile(
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    """The time of emulated forwards, which passes while they sleep."""
     clock = Clock(0.0)
 
     def sleep(seconds: float) -> None:

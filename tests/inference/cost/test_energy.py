@@ -30,7 +30,6 @@ from tests.support.clock import Clock
 def zone(
     powercap: Path, number: str, name: str, microjoules: int, most: int = 262_143_328_850
 ) -> Path:
-    """A zone as the kernel shows it."""
     path = powercap / f"intel-rapl:{number}"
     path.mkdir(parents=True)
     for file, content in (
@@ -170,8 +169,6 @@ class Board:
 
 @pytest.fixture
 def nvidia(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], None]:
-    """Puts a library below NVIDIA's binding."""
-
     def install(library: Any) -> None:
         monkeypatch.setattr(pynvml, "nvmlLib", library)
         monkeypatch.setattr(pynvml, "_nvmlGetFunctionPointer_cache", {})

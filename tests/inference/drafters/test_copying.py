@@ -228,7 +228,6 @@ def automaton_of(tokens: list[int]) -> SuffixAutomaton:
 
 
 def occurrences(part: list[int], whole: list[int]) -> list[int]:
-    """Positions behind every occurrence of a part."""
     size = len(part)
     return [at for at in range(size, len(whole) + 1) if whole[at - size : at] == part]
 

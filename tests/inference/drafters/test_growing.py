@@ -58,7 +58,6 @@ def proposers(times: float, room: int) -> list[GrowingProposer]:
 
 
 def mislead(world: World, base: int, dice: Sequence[tuple[int, int]], chance: float) -> None:
-    """Nodes of somebody who knows no rules but those of the types."""
     numbers = [number for number, _ in dice]
     proposals = [
         Proposal(number, BASE if one % 3 == 0 else numbers[one % len(dice)], one % 40, chance)
@@ -120,7 +119,6 @@ def fair(says: Says, tokens: int = 200, **changes: object) -> tuple[World, Growi
 
 
 def lived(world: World) -> World:
-    """The world when its text has ended."""
     while world.goes_on:
         world.turn()
     return world

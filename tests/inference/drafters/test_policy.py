@@ -60,7 +60,6 @@ def test_a_chain_is_the_likeliest_token_again_and_again() -> None:
 
 
 def test_a_dynamic_tree_holds_the_most_probable_nodes() -> None:
-    """Against a full tree of width 3 and depth 3, sorted."""
     grown = BestFirst(nodes=8, depth=3, width=3).grow(tree(), Budget(8, 3), Ranker())
     values = {(): 1.0}
     tokens = {(): 1}

@@ -162,7 +162,6 @@ def test_a_text_is_never_much_slower_than_without_the_draft(says: Says, call: fl
 @pytest.mark.parametrize("call", [0.0005, 0.0015, 0.008, 0.020])
 @pytest.mark.parametrize("tokens", [32, 128])
 def test_a_useless_draft_takes_a_fiftieth_of_a_text_at_most(call: float, tokens: int) -> None:
-    """From the first text on, and of every one."""
     hosted = Hosted(wrong, call=call)
     for number in range(3):
         session = hosted.asked([1, 2, number], tokens)
@@ -276,7 +275,6 @@ def test_a_text_that_is_asked_to_go_on_is_drafted_to_its_new_end() -> None:
 def test_when_the_draft_fails_texts_go_on_without_it(
     steps: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """While a text is fed to it, and while it drafts."""
     hosted = Hosted(right)
     sessions = [hosted.asked([1, 2, number], 400) for number in range(2)]
     for _ in range(steps):

@@ -323,7 +323,6 @@ def lies(session: Session, text: list[int], first: int) -> Nodes:
 
 
 def truth(session: Session, text: list[int], first: int) -> Nodes:
-    """The next fifteen tokens of the text."""
     ahead = text[len(text_of(session)) :][:15]
     return chain(session.length - 1, ahead, 0.9, first)
 
@@ -334,7 +333,6 @@ def live_on(
     turns: int,
     say: Callable[[Session, list[int], int], Nodes] | None,
 ) -> None:
-    """So many forwards, before each of which the first says something."""
     first, stream, text = everybody[0]
     for turn in range(turns):
         if say is not None:
@@ -543,7 +541,6 @@ def test_sessions_of_one_tenant_wait_for_each_other() -> None:
 
 
 def test_rows_change_hands_once_a_turn_and_every_text_goes_on_where_it_was() -> None:
-    """Three keys, a session each, on two rows."""
     engine, _, clock = exact_engine(rows=2)
     sessions = [asked(engine, prompt_of(number, 60), 900, tenant="ab"[number]) for number in (0, 1)]
     sessions.append(engine.open(prompt_of(2, 60), GREEDY, tenant="c")[0])

@@ -103,7 +103,6 @@ def eager_fused(
 
 
 def served_by(model: FusedModel, length: int = LENGTH) -> Engine:
-    """A target whose graphs draft."""
     return Engine(
         model,
         sequence_length=length,
@@ -211,7 +210,6 @@ class Branching:
 
     @property
     def most_ranked(self) -> int:
-        """Nodes that are ranked for one tree."""
         return self.shape.inner
 
     def grow(self, tree: DraftTree, budget: Budget, rank: RankChildren) -> list[DraftNode]:
@@ -264,7 +262,6 @@ def test_nothing_is_committed_behind_a_stop_id(params: SamplingParams) -> None:
 
 
 def finished(served: Engine, session: Session) -> list[int]:
-    """All tokens of a session whose reader acknowledges at once."""
     finish(served, session)
     return session.tokens[session.prompt_length :]
 
@@ -416,12 +413,10 @@ RIGHT, CLOSE, USELESS = decoder(1), DRAFTS["close"], DRAFTS["unrelated"]
 
 
 def cpu(rows: int, nodes: int) -> float:
-    """Two tokens take twice as long as one."""
     return 0.004 + 0.018 * rows * nodes
 
 
 def neuron(rows: int, nodes: int) -> float:
-    """A wide forward is dear, whatever is in it."""
     return 0.040 if nodes <= 1 else 0.065
 
 
@@ -460,7 +455,6 @@ class Graph:
         return sessions
 
     def measured(self) -> None:
-        """A text alone, by which rounds are known."""
         [session] = self.asked([(True, 20)])
         finish(self.engine, session)
         self.engine.close(session)
