@@ -288,27 +288,16 @@ def test_other_weights_of_one_shape_have_another_fingerprint(tmp_path: Path) -> 
     assert fingerprint(write_checkpoint(tmp_path / "c", seed=1)) == fingerprint(tmp_path / "a")
 
 
+SAYS = "has shape (61, 16), config.json says"
 HUGE: dict[str, tuple[int, str]] = {
-    "num_hidden_layers": (
-        1_000_000,
-        "num_hidden_layers is 1000000, and the tensors are of 2 layers",
-    ),
-    "hidden_size": (
-        2**30,
-        "tensor model.embed_tokens.weight has shape (61, 16), config.json says (61, 1073741824)",
-    ),
+    "num_hidden_layers": (10**6, "is 1000000, and the tensors are of 2 layers"),
+    "hidden_size": (2**30, f"model.embed_tokens.weight {SAYS} (61, 1073741824)"),
     "intermediate_size": (
         2**30,
-        "mlp.gate_proj.weight has shape (24, 16), config.json says (1073741824, 16)",
+        "gate_proj.weight has shape (24, 16), config.json says (1073741824",
     ),
-    "vocab_size": (
-        2**30,
-        "tensor model.embed_tokens.weight has shape (61, 16), config.json says (1073741824, 16)",
-    ),
-    "head_dim": (
-        2**30,
-        "self_attn.q_proj.weight has shape (16, 16), config.json says (4294967296, 16)",
-    ),
+    "vocab_size": (2**30, f"model.embed_tokens.weight {SAYS} (1073741824, 16)"),
+    "head_dim": (2**30, "q_proj.weight has shape (16, 16), config.json says (4294967296, 16)"),
     "num_attention_heads": (2**30, "heads have 0 dimensions"),
 }
 
