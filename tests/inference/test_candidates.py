@@ -306,6 +306,16 @@ def test_a_snapshot_keeps_what_was_there_when_it_was_taken() -> None:
     assert snapshot.tree.tokens.tolist() == [7, 10]
 
 
+def test_a_raised_chance_goes_with_its_node() -> None:
+    """The place of a pruned node is taken by another one, which is worth what was said of it."""
+    tree = planted()
+    say(tree, (0, BASE, 10, 0.5), (1, BASE, 20, 0.1), (2, 1, 21, 0.1))
+    say(tree, (0, BASE, 20, 0.9), (1, 0, 21, 0.9), stream=2)  # ranks have not been asked for
+    tree.advance([10])
+    say(tree, *((number, BASE, 30 + number, 0.1) for number in range(3, 6)), base=ROOT + 1)
+    assert paths(tree) == pytest.approx({(33,): 0.1, (34,): 0.1, (35,): 0.1})
+
+
 def test_what_comes_late_and_what_a_full_tree_sheds_is_counted() -> None:
     tree = planted(most=8)
     nodes = [Proposal(number, BASE, 10 + number, 0.5) for number in range(9)]
