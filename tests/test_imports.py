@@ -21,13 +21,7 @@ ALLOWED = {
 }
 """Rooms, with what they may import."""
 PURE = ("*", "cost/*", "drafters/*", "engine/*", "planner/*", "backends/slots")
-IMPURE = {
-    "artifact",
-    "cost/energy",
-    "file_model",
-    "planner/profile_files",
-    "text",
-}
+IMPURE = {"artifact", "cost/energy", "file_model", "planner/profile_files", "text"}
 """Files within inference/ that need nothing but the standard library and numpy, and the others."""
 
 HOMES = {

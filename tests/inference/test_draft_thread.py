@@ -46,9 +46,7 @@ def progress(position: int, tokens: tuple[int, ...], forwards: int) -> Progress:
 
 
 class Gated:
-    """A Proposer that stays in what a test holds until the gate is opened. It proposes a token of
-    each root.
-    """
+    """A Proposer of a token of each root. It stays in what a test holds until the gate is open."""
 
     def __init__(self, held_in: str = "") -> None:
         self._held_in, self.gate = held_in, threading.Event()
@@ -196,9 +194,7 @@ def test_the_next_text_has_the_draft_once_its_last_call_is_over() -> None:
 
 @pytest.mark.parametrize("pace", Pace, ids=lambda pace: pace.name)
 @pytest.mark.parametrize("params", [SamplingParams(), SamplingParams(0.8, seed=5)], ids=str)
-def test_a_text_is_the_targets_own_with_a_draft_on_a_thread(
-    params: SamplingParams, pace: Pace
-) -> None:
+def test_a_text_is_the_targets_own_with_a_thread(params: SamplingParams, pace: Pace) -> None:
     target, prompt = decoder(1), prompt_of(200)
     order = Decode(len(prompt) + 30, pace=pace)
 

@@ -11,11 +11,7 @@ from inference.throttle import Silence, Throttle
 
 
 class Text:
-    """A text of forwards that take 1 second in silence.
-
-    slower: factor while the draft works
-    tokens: of a forward while the draft works
-    """
+    """Silent forwards take 1 second. slower, tokens: of a forward while the draft works"""
 
     def __init__(self, slower: float, tokens: float, quiet: Silence | None = None) -> None:
         self.throttle = Throttle(Silence() if quiet is None else quiet)
@@ -34,9 +30,7 @@ class Text:
 
 
 @pytest.mark.parametrize("slower", [1.05, 1.3, 2.0, 10.0])
-def test_a_useless_draft_on_the_targets_machine_costs_a_text_two_percent_and_a_few_tokens(
-    slower: float,
-) -> None:
+def test_a_useless_draft_costs_a_text_two_percent_and_a_few_tokens(slower: float) -> None:
     text = Text(slower, 1.0)
     for _ in range(1000):
         text.forward()

@@ -1,6 +1,4 @@
-"""Times are what was measured lately: profiles are followed up and down, a link is told apart
-from what the target does.
-"""
+"""Times are what was measured lately: profiles are followed up and down."""
 
 from __future__ import annotations
 

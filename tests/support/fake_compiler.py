@@ -1,6 +1,4 @@
-"""A stand-in for the neuronx-cc command: it takes the arguments that the real one takes, writes its
-log, metrics and NEFF where the real one does, and fails as the real one fails.
-"""
+"""A stand-in for the neuronx-cc command, with its arguments, log, metrics, NEFF and failures."""
 
 from __future__ import annotations
 

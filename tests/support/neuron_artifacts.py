@@ -18,11 +18,11 @@ from inference.backends.eager import EagerModel
 from inference.backends.neuron import NeuronModel
 from inference.backends.neuron_loading import load_neuron
 from inference.engine.engine import Engine
-from inference.model.checkpoint import fingerprint, load_decoder
+from inference.model.checkpoint import fingerprint
 from inference.model.config import read_raw_config
 from inference.model.decoder import Decoder
 from inference.tree_shape import Branches
-from tests.support.models import TINY
+from tests.support.models import TINY, loaded
 
 torch.set_num_threads(1)
 LENGTH, TREE, ROWS, VOCABULARY = 64, 8, 2, 59
@@ -98,9 +98,7 @@ def built_model(
 
 
 def whole(checkpoint: Path, dtype: torch.dtype = torch.float32) -> Decoder:
-    return load_decoder(
-        checkpoint, positions=LENGTH, vocabulary=VOCABULARY, dtype=dtype, device=torch.device("cpu")
-    )
+    return loaded(checkpoint, LENGTH, VOCABULARY, dtype)
 
 
 def eager_of(checkpoint: Path) -> EagerModel:

@@ -29,7 +29,6 @@ PINNED = [  # seed, position, token id -> the 32 bits, the noise
 
 
 def int32(*words: int) -> Tensor:
-    """Unsigned 32-bit words as an int32 tensor."""
     return torch.tensor(
         [word - WORD if word >= WORD // 2 else word for word in words], dtype=torch.int32
     )
@@ -40,7 +39,6 @@ def seed_words(seed: int) -> Tensor:
 
 
 def oracle(key: tuple[int, int], counter: tuple[int, int]) -> tuple[int, int]:
-    """Threefry-2x32-13 on Python integers."""
     parts = (key[0], key[1], 0x1BD11BDA ^ key[0] ^ key[1])
     x, y = (counter[0] + parts[0]) % WORD, (counter[1] + parts[1]) % WORD
     for count, turn in enumerate([13, 15, 26, 6, 17, 29, 16, 24, 13, 15, 26, 6, 17], start=1):

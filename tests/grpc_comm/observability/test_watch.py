@@ -1,6 +1,4 @@
-"""The operator's view: what it says of sessions and of the last minute, on a terminal and in a
-file.
-"""
+"""The operator's view of sessions and of the last minute, on a terminal and in a file."""
 
 from __future__ import annotations
 

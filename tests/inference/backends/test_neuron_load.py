@@ -1,6 +1,4 @@
-"""Loading an artefact for Neuron, the probe of the noise and the check of a device, on a stand-in
-machine.
-"""
+"""Loading an artefact for Neuron, the probe of the noise and the check of a device."""
 
 from __future__ import annotations
 
@@ -32,16 +30,11 @@ from tests.support.noise_oracle import PINNED, WORD, exact_gumbel
 from tests.support.refusals import assert_refused
 from tests.support.repository import ROOT
 
-# --- loading
-# --------------------------------------------------------------------------------------------------
-
-
 Loading = Callable[[], None]
 
 
 @pytest.fixture
 def loading(neuron: Neuron, checkpoint: Path, tmp_path: Path) -> Loading:
-    """Loads an artefact for two cores."""
     manifest = build(tmp_path / "a", checkpoint, spec_of(2))
 
     def load() -> None:
@@ -124,10 +117,6 @@ def test_a_second_artefact_that_needs_more_cores_than_the_first_is_refused_with_
     )
 
 
-# --- noise and check
-# --------------------------------------------------------------------------------------------------
-
-
 def test_the_probes_vectors_are_the_contracts() -> None:
     assert [tuple(vector) for vector in probe.VECTORS[: len(PINNED)]] == PINNED
     words, drawn = probe.expected()
@@ -147,7 +136,6 @@ def test_the_probes_table_has_the_noise_that_winners_have() -> None:
 
 
 def rounded_words(limbs: tuple[Tensor, Tensor]) -> Tensor:
-    """Words on a unit that computes in float32."""
     return from_limbs(limbs).to(torch.float32).to(torch.int32)
 
 

@@ -1,6 +1,4 @@
-"""Dollars and joules of a token: worked examples by hand, unit prices that say the same, and what
-becomes of figures that nobody knows.
-"""
+"""Dollars and joules of a token by hand, and what becomes of figures that nobody knows."""
 
 from __future__ import annotations
 

@@ -14,13 +14,7 @@ from inference.drafters.growing_proposer import GrowingProposer
 from inference.drafters.round_proposer import BestFirst, Chain, RoundProposer
 from inference.planner.prices import Prices
 from inference.proposer import BASE, DraftUsage, Nodes, Notice, Proposer
-from tests.support.scripted_models import (
-    MASK,
-    ScriptedModel,
-    disagreeing,
-    own_text,
-    with_masks,
-)
+from tests.support.scripted_models import MASK, ScriptedModel, disagreeing, own_text, with_masks
 from tests.support.stepped import FORWARD, SAMPLING, World, knowledge, sent, tokens_of
 
 PROMPT = [3, 1, 4, 1, 5, 9, 3, 1, 4]
@@ -70,9 +64,7 @@ def told(at: float, numbers: int, held: int) -> Notice:
 
 
 @pytest.mark.parametrize("most", [64, 3, 1])
-def test_the_text_is_the_targets_own_also_that_of_a_second_text(
-    proposer: Proposer, most: int
-) -> None:
+def test_a_first_and_a_second_text_are_the_targets_own(proposer: Proposer, most: int) -> None:
     """most: nodes of a forward; where not all fit, a walk ends within the tree."""
     for _ in range(2):
         world = World([proposer], TOKENS, prompt=PROMPT)
@@ -93,9 +85,7 @@ def test_several_forwards_may_be_heard_at_once(proposer: Proposer) -> None:
     assert {nodes.base for nodes in sent(proposer, numbers)} <= {len(PROMPT) + 9}
 
 
-def test_it_hands_over_each_node_once_behind_its_parent_and_under_the_root(
-    proposer: Proposer,
-) -> None:
+def test_each_node_is_sent_once_behind_its_parent_and_under_the_root(proposer: Proposer) -> None:
     proposer.open(PROMPT, SAMPLING)
     numbers, messages = count(), list[Nodes]()
     for at in range(10):

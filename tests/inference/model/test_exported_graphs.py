@@ -1,8 +1,4 @@
-"""Graphs of every kind of bucket: they export whole with fixed shapes, compute exported what they
-compute eagerly, and change their own state or nothing.
-
-What compilers take at real size is in tests/compile/ops, what torch_xla makes of it in tests/xla.
-"""
+"""Graphs export whole, compute exported what they compute eagerly, and change their own state."""
 
 from __future__ import annotations
 
@@ -19,7 +15,7 @@ from compile.spec import CompileSpec, prefill_bucket, verify_bucket
 from inference.model.config import parse_config
 from inference.model.round_graph import idle_inputs
 from inference.model.verify_graph import example_inputs
-from tests.support import buckets, fused_cases
+from tests.support import buckets
 from tests.support.buckets import state_of
 from tests.support.models import TINY
 
@@ -38,11 +34,9 @@ def returned(results: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     return (results,) if isinstance(results, Tensor) else tuple(results)
 
 
-@pytest.mark.parametrize("case", [*buckets.CASES, *fused_cases.CASES], ids=str)
+@pytest.mark.parametrize("case", [*buckets.CASES, *buckets.ROUND_CASES], ids=str)
 @torch.no_grad()
-def test_an_exported_graph_computes_what_the_graph_computes_and_changes_its_state_or_nothing(
-    case: buckets.Case | fused_cases.Case,
-) -> None:
+def test_an_exported_graph_computes_the_same(case: buckets.Case | buckets.RoundCase) -> None:
     """In bfloat16 one choice may fall to a neighbour."""
     graph, program = case.graph(), exported(case.graph(), case.inputs(0))
     assert not program.range_constraints
