@@ -20,7 +20,7 @@ from compile.store import open_store, pull
 from deploy.aws import Aws
 from deploy.bucket import HostBucket, build_wheel, put_wheel
 from deploy.deployment import Deployment, hub_token_parameter
-from deploy.host.job_script import ARTEFACT, LOAD, JobSettings, job_script
+from deploy.host.user_data import ARTEFACT, LOAD, JobSettings, job_script
 from deploy.host_job import HostJob, end_lines, run_job
 from deploy.instance_kind import NEURON_IMAGE, NEURON_VENV, InstanceKind, check_image
 from deploy.instance_types import find_type

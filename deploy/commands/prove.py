@@ -17,7 +17,7 @@ from deploy.aws import Aws
 from deploy.bucket import HostBucket, build_wheel, put_wheel
 from deploy.commands.up import ask
 from deploy.deployment import Deployment, hub_token_parameter
-from deploy.host.job_script import RESULTS, JobSettings, job_script
+from deploy.host.user_data import RESULTS, JobSettings, job_script
 from deploy.host_job import HostJob, end_lines, run_job
 from deploy.instance_kind import InstanceKind, check_image
 from deploy.places import find_image, places_for

@@ -17,7 +17,7 @@ from deploy.commands.plan import ask_account, find_price, plan_lines
 from deploy.commands.tunnel import NO_PLUGIN, PLUGIN
 from deploy.deployment import Deployment, hub_token_parameter, secret_parameters
 from deploy.handover import Handover, put_hub_token, withdraw_secrets
-from deploy.host.user_data import HostSecrets, HostSettings, user_data
+from deploy.host.user_data import HostSettings, user_data
 from deploy.host_commands import progress
 from deploy.instance_price import NoPrice, Price
 from deploy.launch import Launch
@@ -197,7 +197,7 @@ def _settings(
         region=deployment.region,
         wheel=url,
         wheel_sha256=sha256,
-        secrets=HostSecrets(*secret_parameters(deployment.name)),
+        secrets=secret_parameters(deployment.name),
         artifact_store=store,
         digest=digest,
         model=model.name if model else deployment.model,

@@ -23,7 +23,7 @@ from deploy.aws import Aws
 from deploy.cloud_build import CloudBuild, check, host_arguments, pinned, plan
 from deploy.commands.prove import ProofOptions, commands
 from deploy.deployment import Deployment
-from deploy.host.job_script import RESULTS
+from deploy.host.user_data import RESULTS
 from deploy.host_job import cost
 from deploy.instance_kind import NEURON_IMAGE, InstanceKind
 from deploy.stack import StackState

@@ -70,7 +70,7 @@ def test_accelerators_of_aws_need_an_artefact_and_one_on_s3_its_digest() -> None
 
 
 def test_an_artefact_for_trn2_is_refused_until_an_image_is_named_that_can_run_it() -> None:
-    served: dict[str, Any] = {"artifact": "s3://b/p", "digest": "0" * 64}
+    served: dict[str, Any] = {"artifact": "s3://bkt/p", "digest": "0" * 64}
     trn2 = InstanceKind("trn2.3xlarge")
     named = Deployment("demo", "us-east-1", trn2, **served, image="/own/image")
     assert named.image_parameter == "/own/image"
@@ -79,12 +79,12 @@ def test_an_artefact_for_trn2_is_refused_until_an_image_is_named_that_can_run_it
 @pytest.mark.parametrize(
     ("given", "shown"),
     [
-        ({"instance": "trn1.2xlarge", "artifact": "s3://b/p"}, ["s3://b/p", "--digest"]),
+        ({"instance": "trn1.2xlarge", "artifact": "s3://bkt/p"}, ["s3://bkt/p", "--digest"]),
         ({"model": "s3://models/qwen"}, ["s3://models/qwen", "--digest"]),
         ({"model": "some/model", "digest": "0" * 64}, ["--digest"]),
-        ({"artifact": "s3://b/p", "digest": "0" * 64, "model": "m"}, ["--artifact", "--model"]),
+        ({"artifact": "s3://bkt/p", "digest": "0" * 64, "model": "m"}, ["--artifact", "--model"]),
         (
-            {"instance": "trn2.3xlarge", "artifact": "s3://b/p", "digest": "0" * 64},
+            {"instance": "trn2.3xlarge", "artifact": "s3://bkt/p", "digest": "0" * 64},
             ["trn2", "--image"],
         ),
         ({"private": True}, ["--private", "--subnet"]),
