@@ -10,11 +10,10 @@ from annotated_types import Gt
 from deploy.aws import DEFAULT_REGION, Aws
 from deploy.commands.options import DeploymentOptions
 from deploy.deployment import Deployment, secret_parameters
-from deploy.instance_price import InstancePrices, NoPrice, Price
-from deploy.instance_types import bundled_types
+from deploy.instance_price import InstancePrices, NoPrice, Price, bundled_prices
 from deploy.places import SubnetInZone, find_image, places_for
 from deploy.served import Speed, computed_speed, read_served
-from deploy.stack_template import created_resources
+from deploy.stack import created_resources
 from inference.artifact import Manifest
 from inference.command import say
 from inference.cost.billing import hire_usd
@@ -102,8 +101,8 @@ def plan_lines(
     instance = deployment.instance
     image = f" = {account.image_id}" if account else ""
     yield _line("target", f"{deployment.name}, stack {deployment.stack} in {deployment.region}")
-    bundled = bundled_types().get(instance.name)
-    device = (bundled.accelerators if bundled else "") or instance.kind
+    bundled = bundled_prices().types.get(instance.name)
+    device = bundled.accelerators if bundled else instance.kind
     yield _line("instance", f"{instance.name} ({device}), {deployment.market}")
     if account:
         yield _line("zones", ", ".join(place.zone for place in account.places))

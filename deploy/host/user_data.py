@@ -168,7 +168,7 @@ def _script(
     }
     assigned = "".join(
         f"{name}={shlex.quote('' if value is None else str(value))}\n"
-        for name, value in (everywhere | values).items()
+        for name, value in {**everywhere, **values}.items()
     )
     files = "".join((_HERE / name).read_text() for name in ("install.sh", main))
     return f"#!/bin/bash\n{assigned}{functions}{files}"

@@ -16,8 +16,7 @@ from deploy.commands.plan import PlanOptions
 from deploy.deployment import Deployment
 from deploy.host.user_data import MOST_BYTES
 from deploy.instance_kind import NEURON_IMAGE, InstanceKind
-from deploy.stack import Cause, LaunchFailure
-from deploy.stack_template import TEMPLATE, read_template, template_body
+from deploy.stack import TEMPLATE, Cause, LaunchFailure, read_template, template_body
 from inference.errors import InvalidRequest
 from tests.support.refusals import assert_refused
 from tests.support.repository import tool
