@@ -39,10 +39,9 @@ from compile.build.neuron_builder import NeuronBuilder
 from compile.build.neuron_compiler import PLATFORMS
 from compile.build.neuron_graphs import LOG
 from compile.compile_options import CompileOptions, parse
-from compile.ops.engines import PUBLISHED, rates_of
 from compile.ops.op_work import instructions
-from compile.ops.pass_time import COSTS, pass_work, work_between
-from compile.ops.rank_graph import record_call
+from compile.ops.pass_time import COSTS, PUBLISHED, RATES, pass_work, work_between
+from compile.ops.recording import record_call
 from compile.ops.rules import broken, live_bytes, rules_of
 from compile.parallel import calls_between
 from compile.plan.graph_time import GraphTime, graph_time, times_between
@@ -124,7 +123,7 @@ def table_of_times(config: ModelConfig, spec: CompileSpec) -> Iterator[str]:
     """Milliseconds of a pass by cost, a line a graph: at the target's rates, and in a last column
     as published, where the target has such passes. The last line says what stands behind them.
     """
-    rates, published = rates_of(spec.target), PUBLISHED.get(spec.target)
+    rates, published = RATES[spec.target], PUBLISHED.get(spec.target)
     heads = "".join(f"{cost:>13}" for cost in COSTS)
     yield f"{'ms':<34}{heads}{'sum':>9}" + (f"{'as published':>14}" if published else "")
     works = {bucket.name: pass_work(config, spec, bucket) for bucket in spec.graphs}
@@ -227,7 +226,7 @@ def _kept_seconds(path: Path, key: str) -> float | None:
 
 def table(tried: Sequence[Tried], spec: CompileSpec) -> Iterator[str]:
     """A line a graph: what was predicted, and what the compiler says."""
-    stream = rates_of(spec.target).stream
+    stream = RATES[spec.target].stream
     yield (f"{'':<36}{'instructions':>26}{'ms':>20}{'code':>10}{'memory':>11}{'compiling':>11}")
     yield (
         f"{'':<36}{'predicted':>13}{'compiler':>13}{'predicted':>10}{'to move':>10}"
