@@ -66,7 +66,7 @@ PARSERS: dict[str, Callable[[list[str]], object]] = {
     "-m compile": compiled,
     "-m deploy": deploying.parse,
 }
-PLACEHOLDERS = {"D": "bfloat16", "T": "trn1", "N": "2", "NAME": "demo"}
+PLACEHOLDERS = {"D": "bfloat16", "T": "trn1", "N": "2", "NAME": "demo", "HEX": "0" * 64}
 """What a page has the reader put in where not any text will do."""
 
 SHOWN = {"--help", "--help-all", "--version", "--completion"}
@@ -99,7 +99,8 @@ def split(command: str) -> tuple[str, list[str]]:
     """The program, and its arguments."""
     words = shlex.split(command)
     count = 2 if words[0] == "-m" else 1
-    return " ".join(words[:count]), [PLACEHOLDERS.get(word, word) for word in words[count:]]
+    given = [PLACEHOLDERS.get(word, word).replace("BUCKET", "bucket") for word in words[count:]]
+    return " ".join(words[:count]), given
 
 
 def is_named(arguments: list[str]) -> bool:

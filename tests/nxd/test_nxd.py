@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 import torch
 
-from compile import probe
+from compile import check
 from compile.agreement import agreements
 from compile.build.neuron_builder import NeuronBuilder
 from compile.spec import verify_bucket
@@ -117,7 +117,7 @@ def test_one_graph_more_compiles_one_graph(device: closed.Device, tmp_path: Path
 
 
 def test_the_noise_of_the_probe_is_the_hosts(device: closed.Device, tmp_path: Path) -> None:
-    probe.check_noise(spec_of(2), tmp_path)
+    check.check_noise(spec_of(2), tmp_path)
 
 
 def test_a_fused_target_accepts_its_own_choices(device: closed.Device, tmp_path: Path) -> None:

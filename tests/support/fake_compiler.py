@@ -32,7 +32,6 @@ output.write_bytes(b"NEFF")
 """
 
 LOG = """
-HLO module: HloMacCount has found 8589934592
 2026-01-19T05:12:33Z INFO 24188 [HloMacCount]: Traffic has found 83886080
 2026-01-19T05:12:34Z INFO 24200 [Codegen]: Instruction Stats:
 ┌─────────────────────┬───────┐
@@ -42,12 +41,6 @@ HLO module: HloMacCount has found 8589934592
 │ MATMUL              │ 2304  │
 │ NOP                 │ 13    │
 └─────────────────────┴───────┘
-┌────────────┬───────┐
-│ Engine     │ Count │
-├────────────┼───────┤
-│ Unassigned │ 0     │
-│ Tensor     │ 4621  │
-└────────────┴───────┘
 2026-01-19T05:12:34Z INFO 24200 [HBMUsage]:
 ┌─────────────────────┬───────────┐
 │ DRAM Memory Usage   │ Size      │

@@ -40,14 +40,22 @@ _AWS = (
     _NOTED
     + """
 case "$1 $2" in
-    's3 cp') shift 2; while [ "${1#-}" != "$1" ]; do shift; done; cp -r "/srv/aws/$1" "$2" ;;
+    's3 cp')
+        shift 2
+        while [ "${1#-}" != "$1" ]; do shift; done
+        from=$1 to=$2
+        case "$from" in s3://*) from=/srv/aws/$from ;; esac
+        case "$to" in s3://*) to=/srv/aws/$to; mkdir -p "$(dirname "$to")" ;; esac
+        cp -r "$from" "$to" ;;
     'ssm get-parameter')
         while [ "$1" != --name ]; do shift; done
         cat "/srv/aws/ssm/$2" ;;
 esac
 """
 )
-"""Stands in for AWS's command line: objects and parameters are files below /srv/aws."""
+"""Stands in for AWS's command line: objects and parameters are files below /srv/aws.
+Objects go both ways.
+"""
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,7 @@ from torch import Tensor, nn
 
 from compile.ops.op_work import instructions
 from compile.ops.ranges import ranges
-from compile.ops.rank_graph import meta_module, record_call
-from compile.ops.recording import Op, Recording, record
+from compile.ops.recording import Op, Recording, meta_module, record, record_call
 from compile.ops.rules import RULES, Violation, broken, live_bytes, rules_of
 from compile.parallel import calls_between
 from compile.plan.device import device_of
@@ -140,7 +139,7 @@ def test_old_style_operations_are_caught_with_their_size_and_line(
 
 
 def test_every_rule_is_caught_by_one_of_these() -> None:
-    assert {rule.name for rule in RULES} == {rule for rule, _ in OLD}
+    assert {rule.__name__ for rule in RULES} == {rule for rule, _ in OLD}
 
 
 NEW: list[Callable[[Tensor, Tensor], Tensor]] = [

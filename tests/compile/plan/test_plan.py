@@ -215,7 +215,9 @@ def test_a_spec_that_contradicts_itself_does_not_exist(
 
 
 @pytest.mark.parametrize("alone", [1, 2])
-def test_graphs_by_default_serve_prompts_the_target_alone_and_the_largest_tree(alone: int) -> None:
+def test_graphs_by_default_are_few_and_serve_prompts_the_target_alone_and_the_largest_tree(
+    alone: int,
+) -> None:
     buckets = graphs_of(Sizes(), Limits(4, 128, 24, alone, 1000))
     trees = {
         (bucket.rows, bucket.nodes, bucket.slots, bucket.sampled)
@@ -231,16 +233,11 @@ def test_graphs_by_default_serve_prompts_the_target_alone_and_the_largest_tree(a
     prompts = [bucket for bucket in buckets if bucket.picks == 1 < bucket.nodes]
     assert {(one.nodes, one.levels, one.sampled) for one in prompts} == {(128, 1, False)}
     assert {bucket.junk for bucket in buckets} == {1024}
-    assert len(buckets) <= CompileOptions().graphs
-
-
-@pytest.mark.parametrize("rows", [1, 4])
-def test_graphs_by_default_are_few_and_prompts_have_one_row(rows: int) -> None:
-    buckets = graphs_of(Sizes(), Limits(rows, 256, 64, 1, 2048))
-    assert len(buckets) == 18
-    prompts = [bucket for bucket in buckets if not bucket.everywhere]
-    assert {bucket.rows for bucket in prompts} == {1}
-    assert {bucket.nodes for bucket in buckets if bucket.everywhere} == {1, 4, 16, 64}
+    for rows in (1, 4):
+        buckets = graphs_of(Sizes(), Limits(rows, 256, 64, 1, 2048))
+        assert len(buckets) == 18 <= CompileOptions().graphs
+        assert {bucket.rows for bucket in buckets if not bucket.everywhere} == {1}
+        assert {bucket.nodes for bucket in buckets if bucket.everywhere} == {1, 4, 16, 64}
 
 
 def test_a_neuron_target_has_twenty_graphs_with_those_called_between() -> None:

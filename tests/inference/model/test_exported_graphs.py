@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 
-from compile.ops.rank_graph import record_call
+from compile.ops.recording import record_call
 from compile.ops.rules import broken, rules_of
 from compile.spec import CompileSpec, prefill_bucket, verify_bucket
 from inference.model.config import parse_config
