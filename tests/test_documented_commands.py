@@ -21,7 +21,7 @@ from outrider.compare.testbed import read_positions
 from outrider.money.goal import read_billing
 from outrider.options import parsing as running
 from outrider.options.roles import OTHER_VERBS, ROLES, VERBS
-from outrider.prove import prove_options as proving
+from outrider.prove import command as proving
 from outrider.recommend.command import RecommendOptions
 from outrider.runs.command import RunsOptions
 from outrider.terminal.demo import DemoOptions

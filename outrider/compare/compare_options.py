@@ -127,11 +127,11 @@ class CompareOptions(LinkOptions, CommandOptions, title="what is compared"):
     chains: Annotated[tuple[InstanceOf[Chain], ...], _policies(Chain), Shown("N,...")] = (
         *(Chain(2), Chain(4), Chain(8)),
     )
-    """settings that the sweep tries for chains; one is not swept"""
+    """chains that are compared, each an arm of its own"""
     trees: Annotated[tuple[InstanceOf[BestFirst], ...], _policies(BestFirst), Shown("NxD,...")] = (
         *(BestFirst(8, 4), BestFirst(16, 6), BestFirst(32, 8)),
     )
-    """the same for trees"""
+    """trees that are compared"""
     cs: Annotated[Words, Shown("KNOB,...")] = ()
     """the growing draft at these positions of the knob: tps, balanced, cost or 0 to 100"""
     num_runs: Count = 2

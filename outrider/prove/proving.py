@@ -14,24 +14,27 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from threading import Event
 
 from inference.artifact import read_manifest
 from inference.backends.neuron_sdk import has_device, instance_family
 from inference.command import say
 from inference.draft_thread import take_short_turns
 from inference.errors import BadArtifact
+from inference.sampling import SamplingParams
 from inference.text import Tokenizer
-from outrider.client.client import open_client
-from outrider.compare.results import environment
+from outrider.client.client import Client, open_client
+from outrider.compare.report import environment
 from outrider.compare.testbed import PROMPTS
 from outrider.options.groups import PromptOptions
 from outrider.options.network import ConnectionOptions
 from outrider.options.roles import SharedClientRole
+from outrider.prove.command import OF_CLIENT, OF_TARGET, ProveOptions
 from outrider.prove.device_times import fit_profile, kept_times, planned_times
-from outrider.prove.proof import Proof
-from outrider.prove.prove_options import OF_CLIENT, OF_TARGET, ProveOptions
-from outrider.prove.text_pairs import TextPair, make_pairs
+from outrider.prove.proof import TEMPERATURES, Proof, TextPair
 from outrider.target.spawn import role_environment, started
+from outrider.terminal.live_text import silent
+from outrider.text.completion import Completion, Request
 from outrider.text.prompts import read_prompts
 
 
@@ -73,6 +76,36 @@ def prove(options: ProveOptions, out: Path) -> Proof:
         profile=fit_profile(f"{model} on {device}", subject, times),
         usd_per_hour=options.usd_per_hour,
     )
+
+
+def make_pair(
+    client: Client, ids: Sequence[int], params: SamplingParams, most: int, number: int
+) -> TextPair:
+    """Make a text twice. The prompt is computed before, so it is equally warm for both.
+
+    most: tokens of a text
+    number: of the text; an odd one begins with the draft silent
+    """
+    stop_ids, rows = client.target.description.stop_ids, client.wait()
+
+    def make(tokens: int, *, alone: bool) -> Completion:
+        asked = Request(number, "", ids, params, tokens, stop_ids)
+        done = client.complete(asked, silent, Event(), alone=alone).raise_failure()
+        if rows is not None:
+            rows.settle()  # its last call is not to slow the next text
+        return done
+
+    make(1, alone=True)
+    first = bool(number % 2)
+    made = {alone: make(most, alone=alone) for alone in (first, not first)}
+    return TextPair(number, params.temperature, made[True], made[False])
+
+
+def make_pairs(client: Client, prompts: Sequence[Sequence[int]], most: int) -> Iterator[TextPair]:
+    """Yield every prompt's texts at every temperature. Raises the error that ended a text."""
+    for number, ids in enumerate(prompts):
+        for temperature in TEMPERATURES:
+            yield make_pair(client, ids, SamplingParams(temperature, seed=number), most, number)
 
 
 def _prompts(options: ProveOptions, tokenizer: Tokenizer) -> list[list[int]]:
