@@ -33,9 +33,9 @@ HELP = [
     *sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "deploy/commands").glob("*.py")),
     "outrider/compare/compare_options.py",
     "outrider/options/parsing.py",
-    "outrider/prove/prove_options.py",
+    "outrider/prove/command.py",
     "outrider/runs/command.py",
-    "outrider/target/ray_command.py",
+    "outrider/target/ray_fleet.py",
 ]
 
 

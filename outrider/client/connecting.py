@@ -12,7 +12,6 @@ from inference.command import say
 from inference.errors import Mismatch, Unavailable
 from inference.text import Tokenizer
 from outrider.options.network import ConnectionOptions
-from outrider.options.peer_security import client_security
 
 
 @contextmanager
@@ -33,7 +32,7 @@ def connect_target(
         target = stack.enter_context(
             connect(
                 _addresses(options),
-                security=client_security(options),
+                security=options.security,
                 model=options.model_name or "",
                 timeout=seconds,
                 patience=Patience(options.patience, say),
@@ -65,7 +64,7 @@ def check_listening(options: ConnectionOptions) -> None:
 
 def print_models(options: ConnectionOptions) -> None:
     """Print the names of the models that the target lists."""
-    print(*list_models(_addresses(options), security=client_security(options)), sep="\n")
+    print(*list_models(_addresses(options), security=options.security), sep="\n")
 
 
 def _addresses(options: ConnectionOptions) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import asdict
+from importlib import import_module
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
@@ -89,11 +90,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(options: ProveOptions) -> int:
-    from outrider.prove.proof import markdown, verdict
-    from outrider.prove.proving import prove
+    from outrider.prove.proof import Proof, markdown, verdict
 
     out = Path(options.out)
-    proof = prove(options, out)
+    proving = import_module("outrider.prove.proving")  # needs torch, which help does not
+    proof: Proof = proving.prove(options, out)
     lines = [*markdown(proof), "", verdict(proof)]
     contents = {
         "report.json": json.dumps(proof.record(), indent=1),

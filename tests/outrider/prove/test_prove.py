@@ -19,8 +19,8 @@ from inference.planner.profile_files import Subject
 from inference.sampling import SamplingParams
 from inference.times import Shape
 from outrider.prove.command import main
-from outrider.prove.device_times import fit_profile, planned_times
 from outrider.prove.proof import TEMPERATURES, Proof, TextPair, markdown, verdict
+from outrider.prove.proving import fit_profile, planned_times
 from outrider.text.completion import Completion, Request, new_completion
 from tests.support.artifacts import trn1_manifest
 from tests.support.refusals import assert_usage_error
