@@ -19,7 +19,7 @@ from inference.flags.values import (
     Count,
     Directory,
     Host,
-    Numbers,
+    NumberList,
     Words,
     among,
     comma_separated,
@@ -29,7 +29,7 @@ from outrider.compare.arms import ARCHITECTURES, BASELINE, GROWING, read_setting
 from outrider.compare.intervals import FEWEST
 from outrider.options.draft_flags import PresetOptions, SourceOptions
 from outrider.options.groups import (
-    Device,
+    DeviceName,
     ObjectiveOptions,
     PromptOptions,
     ReductionOptions,
@@ -88,13 +88,13 @@ class LinkOptions(Group, title="target and link"):
 
     target_host: Host | None = None
     """a running target (default: start one)"""
-    target_device: Device | None = None
+    target_device: DeviceName | None = None
     """of a target that is started (default: that of --device)"""
-    draft_device: Device | None = None
+    draft_device: DeviceName | None = None
     """of the draft in this process (default: that of --device)"""
     emulate: Annotated[Words, Shown("PROFILE,...")] = ()
     """the target's passes take the times of this profile; several: one comparison each"""
-    rtt: Annotated[Numbers, Shown("MS,...")] = (0.0, 40.0)
+    rtt: Annotated[NumberList, Shown("MS,...")] = (0.0, 40.0)
     """round trips to emulate, milliseconds beyond the machine's own (with --cs: 0)"""
     jitter: Milliseconds = 0.0
     """up to so many milliseconds more each way"""

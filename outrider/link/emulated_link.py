@@ -85,7 +85,7 @@ class _Direction:
         return self._free + self._delay + self._chance.uniform(0, self._jitter)
 
 
-class _Way:
+class _HalfConnection:
     """One direction of a connection: nothing is sent before `opened`, and nothing overtakes."""
 
     def __init__(
@@ -169,8 +169,8 @@ class _Link:
 
         TCP's handshake takes a round trip, and the target hears its end half a round trip later.
         """
-        up = _Way(client, target, self._up, accepted + 2 * self._delay)
-        down = _Way(target, client, self._down, accepted + 3 * self._delay)
+        up = _HalfConnection(client, target, self._up, accepted + 2 * self._delay)
+        down = _HalfConnection(target, client, self._down, accepted + 3 * self._delay)
         tasks = [
             asyncio.create_task(part) for way in (up, down) for part in (way.take(), way.deliver())
         ]

@@ -32,12 +32,12 @@ MOST_RUNS = 1000
 """Runs that one file may ask for."""
 
 
-Value: TypeAlias = bool | int | float | str | None
+FlagValue: TypeAlias = bool | int | float | str | None
 
 
 def _listed(value: Any) -> Any:
     values = value if isinstance(value, list) else [value]
-    if not values or not all(isinstance(one, Value) for one in values):
+    if not values or not all(isinstance(one, FlagValue) for one in values):
         raise ValueError("a value, or a list of values to sweep, is needed")
     return value
 
@@ -141,7 +141,7 @@ def _choices(flags: Flags) -> int:
     return math.prod(len(one) for one in flags.values() if isinstance(one, list))
 
 
-def _short(value: Value) -> str:
+def _short(value: FlagValue) -> str:
     """A value in a run's name. Of a file, its own name is enough."""
     return Path(value).stem if isinstance(value, str) and "/" in value else str(value)
 
