@@ -31,7 +31,7 @@ def connect_target(
     with ExitStack() as stack:
         target = stack.enter_context(
             connect(
-                _addresses(options),
+                options.addresses,
                 security=options.security,
                 model=options.model_name or "",
                 timeout=seconds,
@@ -57,15 +57,11 @@ def check_listening(options: ConnectionOptions) -> None:
     start = f"target --port {places[0].port}"
     command = f"deploy tunnel {options.target}" if options.target else start
     raise Unavailable(
-        f"no Outrider target answers at {_addresses(options)}: nobody listens there; "
+        f"no Outrider target answers at {options.addresses}: nobody listens there; "
         f"start it with `outrider {command}`"
     )
 
 
 def print_models(options: ConnectionOptions) -> None:
     """Print the names of the models that the target lists."""
-    print(*list_models(_addresses(options), security=options.security), sep="\n")
-
-
-def _addresses(options: ConnectionOptions) -> str:
-    return ",".join(map(str, options.endpoints))
+    print(*list_models(options.addresses, security=options.security), sep="\n")

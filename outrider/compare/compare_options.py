@@ -9,7 +9,6 @@ from annotated_types import Ge
 from pydantic import BeforeValidator, InstanceOf, model_validator
 
 from inference.command import called
-from inference.cost.billing import read_knob
 from inference.drafters.round_proposer import BestFirst, Chain
 from inference.errors import InvalidRequest
 from inference.flags.command_line import CommandOptions, parse_flags
@@ -35,6 +34,7 @@ from outrider.options.groups import (
     ReductionOptions,
     Seed,
     TargetOptions,
+    read_knob,
 )
 from outrider.options.network import ConnectionOptions
 from outrider.options.roles import RULES

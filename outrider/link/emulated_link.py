@@ -159,7 +159,7 @@ class _Link:
             await loop.sock_connect(target, self._to)
             await self._carry(client, target, accepted)
             reset = False
-        except OSError:  # an end is gone; the other hears of it when the link lets it
+        except* OSError:  # an end is gone; the other hears of it when the link lets it
             await asyncio.sleep(self._delay)
         finally:
             _close(client, target, reset=reset)
@@ -171,15 +171,9 @@ class _Link:
         """
         up = _HalfConnection(client, target, self._up, accepted + 2 * self._delay)
         down = _HalfConnection(target, client, self._down, accepted + 3 * self._delay)
-        tasks = [
-            asyncio.create_task(part) for way in (up, down) for part in (way.take(), way.deliver())
-        ]
-        try:
-            await asyncio.gather(*tasks)
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+        async with asyncio.TaskGroup() as tasks:
+            for part in (up.take(), up.deliver(), down.take(), down.deliver()):
+                tasks.create_task(part)
 
 
 def _family(address: Address) -> socket.AddressFamily:

@@ -10,7 +10,7 @@ from typing import Annotated, ClassVar, Literal, Self, TypeAlias, get_args
 from annotated_types import Ge, Gt, Le, Lt
 from pydantic import AfterValidator, Field, model_validator
 
-from inference.cost.billing import read_knob
+from inference.errors import InvalidRequest
 from inference.flags.command_line import CommandOptions
 from inference.flags.group import Also, Group, Shown
 from inference.flags.values import Amount, Count, Directory, File, ModelName, Share, Usd, Watts
@@ -28,6 +28,21 @@ def _device(name: str) -> str:
     if not is_device(name):
         raise ValueError(f"one of {', '.join(DEVICES)} or cuda:N is needed")
     return name
+
+
+KNOB = {"tps": 0.0, "balanced": 0.5, "cost": 1.0}
+"""Named positions of --cs, as weights of cost against speed."""
+
+
+def read_knob(position: str) -> float:
+    """The weight that a position of --cs names. Raises InvalidRequest for anything else."""
+    if position in KNOB:
+        return KNOB[position]
+    try:
+        return float(position) / 100
+    except ValueError as error:
+        words = f"--cs is tps, balanced, cost or 0 to 100: got {position!r}"
+        raise InvalidRequest(words) from error
 
 
 def _knob(position: str) -> str:

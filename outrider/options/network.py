@@ -73,6 +73,11 @@ class ConnectionOptions(TlsOptions, PortOptions, title="network"):
         """Endpoints of the target's replicas, with --port where --target_host names no port."""
         return [self._endpoint(host.strip()) for host in self.target_host.split(",")]
 
+    @property
+    def addresses(self) -> str:
+        """The endpoints as a user writes them."""
+        return ",".join(map(str, self.endpoints))
+
     def _endpoint(self, text: str) -> Endpoint:
         host = text.removeprefix(DNS)
         named = host.startswith("[") or host.count(":") == 1  # HOST:PORT or [IPv6]:PORT

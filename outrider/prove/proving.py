@@ -13,6 +13,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from threading import Event
@@ -84,34 +85,27 @@ def prove(options: ProveOptions, out: Path) -> Proof:
     )
 
 
-def make_pair(
-    client: Client, ids: Sequence[int], params: SamplingParams, most: int, number: int
-) -> TextPair:
-    """Make a text twice. The prompt is computed before, so it is equally warm for both.
+def make_pairs(client: Client, prompts: Sequence[Sequence[int]], most: int) -> Iterator[TextPair]:
+    """Yield every prompt's texts at every temperature. Texts of an odd prompt are first made with
+    the draft silent. Each prompt is computed before, so it is equally warm for both. Raises the
+    error that ended a text.
 
     most: tokens of a text
-    number: of the text; an odd one begins with the draft silent
     """
     stop_ids, rows = client.target.description.stop_ids, client.wait()
 
-    def make(tokens: int, *, alone: bool) -> Completion:
-        asked = Request(number, "", ids, params, tokens, stop_ids)
+    def make(number: int, params: SamplingParams, tokens: int, *, alone: bool) -> Completion:
+        asked = Request(number, "", prompts[number], params, tokens, stop_ids)
         done = client.complete(asked, silent, Event(), alone=alone).raise_failure()
         if rows is not None:
             rows.settle()  # its last call is not to slow the next text
         return done
 
-    make(1, alone=True)
-    first = bool(number % 2)
-    made = {alone: make(most, alone=alone) for alone in (first, not first)}
-    return TextPair(number, params.temperature, made[True], made[False])
-
-
-def make_pairs(client: Client, prompts: Sequence[Sequence[int]], most: int) -> Iterator[TextPair]:
-    """Yield every prompt's texts at every temperature. Raises the error that ended a text."""
-    for number, ids in enumerate(prompts):
-        for temperature in TEMPERATURES:
-            yield make_pair(client, ids, SamplingParams(temperature, seed=number), most, number)
+    for number, temperature in product(range(len(prompts)), TEMPERATURES):
+        params, first = SamplingParams(temperature, seed=number), bool(number % 2)
+        make(number, params, 1, alone=True)
+        made = {alone: make(number, params, most, alone=alone) for alone in (first, not first)}
+        yield TextPair(number, temperature, made[True], made[False])
 
 
 def _prompts(options: ProveOptions, tokenizer: Tokenizer) -> list[list[int]]:
