@@ -21,7 +21,7 @@ from outrider.compare.testbed import read_positions
 from outrider.money.goal import read_billing
 from outrider.options import parsing as running
 from outrider.options.roles import OTHER_VERBS, ROLES, VERBS
-from outrider.prove import prove_options as proving
+from outrider.prove import command as proving
 from outrider.recommend.command import RecommendOptions
 from outrider.runs.command import RunsOptions
 from outrider.terminal.demo import DemoOptions
@@ -33,9 +33,9 @@ HELP = [
     *sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "deploy/commands").glob("*.py")),
     "outrider/compare/compare_options.py",
     "outrider/options/parsing.py",
-    "outrider/prove/prove_options.py",
+    "outrider/prove/command.py",
     "outrider/runs/command.py",
-    "outrider/target/ray_command.py",
+    "outrider/target/ray_fleet.py",
 ]
 
 

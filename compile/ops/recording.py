@@ -110,7 +110,7 @@ def record(graph: nn.Module, inputs: Mapping[str, Tensor]) -> Recording:
 
     The graph's own buffers may be reassigned: it is used up.
     """
-    recorder = _Recorder()
+    recorder = _OpRecorder()
     for name, parameter in graph.named_parameters():
         recorder.name(parameter, "weight", name)
     state = dict(graph.named_buffers())
@@ -129,7 +129,7 @@ def record(graph: nn.Module, inputs: Mapping[str, Tensor]) -> Recording:
 _Place = tuple[int, tuple[int, ...], tuple[int, ...], int]
 
 
-class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _OpRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.ops: list[Op] = []

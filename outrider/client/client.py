@@ -70,8 +70,7 @@ class Client:
             self._drafted = min(self.length, found.sequence_length(asked))
         if asked is not None:
             self.length = min(self.length, asked)
-        if not billing.priced:
-            billing = read_billing(options.goal, target.description.usd_per_hour)
+        billing = billing.described(target.description.usd_per_hour)
         self.budget = RunBudget(billing, options.goal.max_usd)
         self.goal = read_goal(options.goal, billing)
         gc.freeze()  # what is loaded is not searched for garbage in the middle of a text: 0.2 s

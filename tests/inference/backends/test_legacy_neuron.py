@@ -25,8 +25,8 @@ from inference.errors import (
 from inference.model.config import read_config
 from inference.sampling import SamplingParams
 from inference.tree import TokenTree
+from outrider.models.capacity import Capacity
 from outrider.models.directories import EMBEDDED
-from outrider.models.sequence_length import Capacity
 from outrider.options.roles import DraftRole, TargetRole
 from tests.support.drafts import alone, rounds, speculated
 from tests.support.equality import NearTies, assert_same_text

@@ -20,8 +20,8 @@ from inference.proposer import Proposer
 from inference.sampling import SamplingParams
 from inference.text import Tokenizer
 from outrider.draft_methods import find_draft
+from outrider.models.capacity import Capacity
 from outrider.models.directories import EMBEDDED
-from outrider.models.sequence_length import Capacity
 from outrider.options.draft_flags import METHODS
 from outrider.options.roles import DraftRole, FusedTargetRole, TargetRole
 from outrider.target.colocated_draft import with_draft
