@@ -51,6 +51,7 @@ SLOW = {
     "plan",
     "regret",
     "resume",
+    "rules_lossless",
     "server",
     "shared_cache",
     "store",

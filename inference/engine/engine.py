@@ -25,13 +25,16 @@ from inference.engine.calibration import Calibration
 from inference.engine.colocated_drafter import ColocatedDrafter
 from inference.engine.events import Callback, EventListener, call_all
 from inference.engine.graph_rounds import GraphRounds
+from inference.engine.rules import Rules, check_ids
 from inference.engine.scheduler import Scheduler
 from inference.engine.session import Opening, Session
 from inference.errors import InvalidRequest, LimitExceeded, Unavailable
+from inference.grammar import Grammars
 from inference.order import Decode, Opened, Progress
 from inference.proposer import Nodes
 from inference.sampling import SamplingParams
 from inference.times import LatencyModel
+from inference.token_rule import TokenRule
 
 
 class Engine:
@@ -48,6 +51,7 @@ class Engine:
     branches: whether a forward may hold trees; else it holds each session's likeliest chain.
     drafter: the draft beside the target.
     graphs: the draft within the target's graphs.
+    grammars: makes the rules of texts with a grammar; None where no text may have one.
     when_idle: makes a short call of the model while nobody has a session; whether it made one. It
     is called on the thread of the forwards.
     clock: returns seconds.
@@ -66,6 +70,7 @@ class Engine:
         branches: bool = True,
         drafter: ColocatedDrafter | None = None,
         graphs: GraphRounds | None = None,
+        grammars: Grammars | None = None,
         when_idle: Callable[[Engine], bool] | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
@@ -73,6 +78,7 @@ class Engine:
         self.sequence_length, self.vocabulary = sequence_length, vocabulary
         self.listeners: list[EventListener] = []
         self._clock, self._when_idle = clock, when_idle
+        self._rules = Rules(model, vocabulary, grammars)
         self._admission = Admission(model, waiting)
         self._lock = self._admission.lock
         self._calibrations: defaultdict[str, Calibration] = defaultdict(Calibration)  # by tenant
@@ -91,11 +97,19 @@ class Engine:
 
     # Sessions, for clients.
 
+    def rule(self, prompt: Sequence[int], params: SamplingParams) -> TokenRule | None:
+        """The rule of a text, made without the lock; None where nothing adjusts its logits.
+
+        Raises InvalidRequest for a rule that cannot be made, or that the model cannot follow.
+        """
+        return self._rules.make(prompt, params)
+
     def open(
         self,
         prompt: Sequence[int],
         params: SamplingParams,
         *,
+        rule: TokenRule | None = None,
         tenant: str = "",
         sharing: str | None = None,
         limit: int | None = None,
@@ -104,6 +118,7 @@ class Engine:
 
         Raises InvalidRequest for a prompt that cannot be served, and Busy when the line is full.
 
+        rule: of the same prompt and params, from rule(); None: it is made here.
         tenant: owner of the session, for fairness and calibration.
         sharing: name of the group that shares cached prefixes; None: the tenant alone.
         limit: tokens that the session may have, if fewer than sequence_length.
@@ -116,10 +131,11 @@ class Engine:
                 f"a prompt of {len(prompt)} tokens leaves no room: the sequence length is {limit}, "
                 "prompt and output together"
             )
-        self._check_ids(prompt)
+        check_ids(prompt, self.vocabulary)
+        rule = rule or self.rule(prompt, params)
         with self._lock:
             calibration = self._calibrations[tenant]
-            session = Session(prompt, params, tenant, limit, calibration, sharing)
+            session = Session(prompt, params, tenant, limit, calibration, sharing, rule)
             session.opening = opening = Opening(self._clock())
             self._admission.add(session, opening.asked)
             self._lock.notify_all()
@@ -159,7 +175,7 @@ class Engine:
 
     def append(self, session: Session, stream: int, nodes: Nodes) -> Dropped:
         """Add candidates; returns how many were dropped. Raises InvalidRequest for unknown ids."""
-        self._check_ids([node.token for node in nodes.proposals])
+        check_ids([node.token for node in nodes.proposals], self.vocabulary)
         with self._lock:
             if session.closed is not None:
                 return Dropped(late=len(nodes.proposals))
@@ -330,10 +346,3 @@ class Engine:
             seconds = self._runner.idle_seconds()
             if not stopped.is_set() and (seconds is None or seconds > 0):
                 self._lock.wait(seconds)
-
-    def _check_ids(self, ids: Sequence[int]) -> None:
-        if len(ids) and not 0 <= min(ids) <= max(ids) < self.vocabulary:
-            outside = next(token for token in ids if not 0 <= token < self.vocabulary)
-            raise InvalidRequest(
-                f"token id {outside} is outside the vocabulary of {self.vocabulary}"
-            )

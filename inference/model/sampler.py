@@ -57,6 +57,7 @@ class Sampling(NamedTuple):
     top_k: Tensor  # [B] int32
     top_p: Tensor  # [B] float32
     seed: Tensor  # [B, 2] int32: the low and the high word
+    min_p: Tensor  # [B] float32
 
     @classmethod
     def of(cls, rows: Sequence[SamplingParams], device: torch.device) -> Sampling:
@@ -66,6 +67,7 @@ class Sampling(NamedTuple):
             torch.tensor([p.top_k for p in rows], dtype=torch.int32, device=device),
             torch.tensor([p.top_p for p in rows], dtype=torch.float32, device=device),
             words.to(torch.int32).to(device),
+            torch.tensor([p.min_p for p in rows], dtype=torch.float32, device=device),
         )
 
     def scaled(self, logits: Tensor) -> Tensor:  # [B, P, V] -> [B, P, V]
@@ -78,7 +80,49 @@ class Sampling(NamedTuple):
 
     @property
     def truncated(self) -> Tensor:  # [B] bool
-        return (self.temperature == 0) | (self.top_k > 0) | (self.top_p < 1)
+        return (self.temperature == 0) | (self.top_k > 0) | (self.top_p < 1) | (self.min_p > 0)
+
+
+def adjust(
+    logits: Tensor, ids: Tensor, factors: Tensor, biases: Tensor, allowed: Tensor | None
+) -> Tensor:  # [N, V]
+    """Return logits with penalties, biases and a mask of allowed ids, before any choice.
+
+    logits: [N, V] float32; written over
+    ids: [2, M] int64 node and id of each change, none twice
+    factors, biases: [M] float32
+    allowed: [N, words] int32 a bit for each id, lowest first
+    """
+    node, token = ids
+    held = logits[node, token]
+    logits[node, token] = torch.where(held > 0, held / factors, held * factors) + biases
+    if allowed is None:
+        return logits
+    steps = torch.arange(32, dtype=torch.int32, device=logits.device)
+    bits = (allowed[:, :, None] >> steps & 1).flatten(1)
+    bits = F.pad(bits, (0, logits.shape[-1] - bits.shape[-1]))  # cut, or none allowed beyond
+    return torch.where(bits > 0, logits, logits - OUT_OF_REACH)
+
+
+class Scores(NamedTuple):
+    """Log-probabilities of tokens, and of the likeliest ones at their nodes, best first."""
+
+    values: Tensor  # [B, P] float32
+    ids: Tensor  # [B, P, k] int32
+    likeliest: Tensor  # [B, P, k] float32
+
+
+def score(logits: Tensor, sampling: Sampling, tokens: Tensor, k: int) -> Scores:
+    """Return log-probabilities at each row's temperature, or at 1 where that is 0, before top-k,
+    top-p and min-p.
+
+    logits: [B, P, V] float32
+    tokens: [B, P] int32
+    """
+    scores = sampling.scaled(logits).log_softmax(-1)
+    values = torch.gather(scores, -1, tokens[..., None].to(torch.int64))[..., 0]
+    ids, likeliest = _in_order(*HOST.top(scores, max(k, 1)))
+    return Scores(values, ids[..., :k], likeliest[..., :k])
 
 
 def choose_greedy(
@@ -125,7 +169,8 @@ def _candidates(
     hot = sampling.temperature > 0
     limit = torch.where(hot & (sampling.top_k > 0), sampling.top_k, scores.shape[-1])[:, None, None]
     top_p = torch.where(hot & (sampling.top_p < 1), sampling.top_p, 2.0)[:, None, None]
-    kept = (rank < limit) & (before < top_p)
+    min_p = torch.where(hot, sampling.min_p, 0.0)[:, None, None]
+    kept = (rank < limit) & (before < top_p) & (torch.exp(scores - best) >= min_p)
     least = torch.where(kept, scores, best).amin(-1, keepdim=True)
     kept = (scores >= least) & (beyond < scores)
     return Candidates(

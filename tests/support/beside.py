@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-from inference.backends import Segment
+from inference.backends import Chosen, Segment
 from inference.backends.eager import EagerModel
 from inference.drafters.draft import Draft
 from inference.engine.colocated_drafter import ColocatedDrafter
 from inference.engine.engine import Engine
 from inference.model.decoder import Decoder
 from inference.times import LatencyModel
-from inference.tree import IntArray
 from tests.support import pairs
 from tests.support.clock import Clock
 from tests.support.drafts import knowledge
@@ -28,7 +27,7 @@ class TimedTarget(EagerModel):
         super().__init__(decoder, rows=rows, capacity=pairs.SEQUENCE_LENGTH + 64, max_nodes=64)
         self._clock = clock
 
-    def choose(self, segments: Sequence[Segment]) -> list[IntArray]:
+    def choose(self, segments: Sequence[Segment]) -> list[Chosen]:
         self._clock.now += FORWARD
         return super().choose(segments)
 

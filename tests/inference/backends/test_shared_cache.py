@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 import torch
 
-from inference.backends import Ranked, Segment
+from inference.backends import Chosen, Ranked, Segment
 from inference.backends.eager import EagerModel
 from inference.backends.substitute_model import SharedCacheModel, SharedSequence
 from inference.drafters.draft import Draft
@@ -17,7 +17,6 @@ from inference.model.decoder import Decoder
 from inference.order import Decode
 from inference.proposer import COLOCATED
 from inference.sampling import SamplingParams
-from inference.tree import IntArray
 from tests.support import pairs
 from tests.support.beside import CALL, TimedTarget, engine_beside
 from tests.support.clock import Clock
@@ -45,7 +44,7 @@ class Watched(SharedCacheModel):
         assert all(map(torch.equal, before, self.read.tensors))
         return answer
 
-    def choose(self, segments: Sequence[Segment]) -> list[IntArray]:
+    def choose(self, segments: Sequence[Segment]) -> list[Chosen]:
         self.chosen += 1
         return super().choose(segments)
 
