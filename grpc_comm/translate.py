@@ -36,6 +36,9 @@ if TYPE_CHECKING:
 
 MOST_TIMES = 512
 
+MOST_SCORE_BYTES = 2 * 2**20
+"""Bytes of the log-probabilities of a prompt at most."""
+
 MOST_SIGNS = 400
 """Characters that are shown of a text from the other side."""
 
@@ -62,8 +65,7 @@ class Description:
     ] = ()
     usd_per_hour: float = 0.0  # price of its machine; 0: not stated
     sessions: int = 0  # open now
-    rules: bool = False  # it takes penalties and biases, and reports log-probabilities
-    grammars: bool = False  # it takes grammars, too
+    rules: bool = False  # it takes grammars, penalties and biases, and reports log-probabilities
 
 
 class OpenRequest(NamedTuple):
@@ -199,6 +201,13 @@ def read_open(message: pb.Open) -> OpenRequest:
         message.prompt,
         read_params(message),
     )
+
+
+def most_scored(likeliest: int) -> int:
+    """Return the tokens of a prompt whose log-probabilities are told, with so many likeliest ones
+    at each.
+    """
+    return MOST_SCORE_BYTES // (4 + 9 * likeliest)
 
 
 def write_opened(terms: SessionTerms) -> pb.Opened:

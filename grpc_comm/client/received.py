@@ -25,7 +25,7 @@ class Received:
     tokens: all of them, the prompt included
     most: length that was asked for; a target must not go beyond it
     end: how the text ended, once it has
-    prompt_logprobs: those of the prompt, once they have come
+    prompt_logprobs: of the prompt's tokens but the first, once they have come
     """
 
     def __init__(
@@ -43,6 +43,7 @@ class Received:
         self._read = self._prompt_length = len(self.tokens)
         self._named: list[int] = []  # who had named each token beyond the prompt
         self._likeliest, self._logprobs = likeliest, list[TokenLogProb]()  # of these tokens
+        self.prompt_logprobs: tuple[TokenLogProb, ...] = ()
         self._before = self._session = _NOTHING  # all sessions before this one; this one so far
         self._news = False
 
@@ -72,6 +73,11 @@ class Received:
     def begin_session(self) -> None:
         """Begin a new session, whose counters start at 0."""
         self._before, self._session = self.last, _NOTHING
+
+    def take_prompt_logprobs(self, came: tuple[TokenLogProb, ...]) -> None:
+        """Take those of the prompt; raise Mismatch as take() does."""
+        self._check_logprobs(came, self._prompt_length - 1)
+        self.prompt_logprobs = came
 
     def take(self, came: Progress) -> None:
         """Take progress in. Raises Mismatch, in words that follow the target's name."""

@@ -262,7 +262,7 @@ def test_log_probabilities_that_no_target_sends_are_not_taken(wrong: dict[str, A
 
 
 def test_a_description_arrives_as_it_was_sent() -> None:
-    description = replace(describe(successor_engine()), rules=True, grammars=True)
+    description = replace(describe(successor_engine()), rules=True)
     assert (
         translate.read_description(translate.write_description(description, ["a", "b"]))
         == description
