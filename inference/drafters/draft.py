@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -13,9 +14,15 @@ from inference.draft_tuning import TUNING
 from inference.drafters.draft_row import DraftRow
 from inference.drafters.growing_proposer import GrowingProposer
 from inference.drafters.text_source import TextSource
+from inference.errors import InvalidRequest, MissingExtra
+from inference.grammar import Grammars
 from inference.planner.acceptance import Knowledge
 from inference.planner.prices import Prices
 from inference.proposer import MODEL
+from inference.sampling import SamplingParams
+from inference.token_rule import TokenRule
+
+log = logging.getLogger(__name__)
 
 
 class Draft(NamedTuple):
@@ -25,12 +32,27 @@ class Draft(NamedTuple):
     masks: what stands for tokens that are not known yet; None for a draft that knows none
     sequence: makes the sequence of a text on a row
     source: makes what names children without a model; None where that is copied text, if anything
+    grammars: of its tokenizer; None for a draft that ranks without regard to rules
     """
 
     model: Model | None
     masks: Masks | None = None
     sequence: MakeSequence = own_sequence
     source: Callable[[], TextSource] | None = None
+    grammars: Grammars | None = None
+
+    def rule(self, prompt: Sequence[int], params: SamplingParams) -> TokenRule | None:
+        """Make the rule of a text; None where nothing adjusts its logits.
+
+        Where it cannot be made the draft goes without: that costs speed and never changes the text.
+        """
+        if self.grammars is None or not params.adjusts:
+            return None
+        try:
+            return self.grammars.rule(prompt, params)
+        except (InvalidRequest, MissingExtra) as error:
+            log.warning("a text is drafted without its rule: %s", error)
+            return None
 
     def proposer(
         self,
@@ -51,9 +73,9 @@ class Draft(NamedTuple):
         """
         own = source if self.source is None else self.source()
         if self.model is None:
-            return GrowingProposer(knowledge, prices, own)
+            return GrowingProposer(knowledge, prices, own, make_rule=self.rule)
         begin = partial(self.sequence, self.model, row, beside)
         ranks = DraftRow(
             self.model, knowledge.draft, begin, masks=self.masks, room=room, clock=clock
         )
-        return GrowingProposer(knowledge, prices, own, ranks, kind=kind)
+        return GrowingProposer(knowledge, prices, own, ranks, kind=kind, make_rule=self.rule)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from functools import partial
+from typing import Protocol, TypeAlias
 
 from inference.backends import Masks, Model, Ranked, Segment
 from inference.draft_tuning import TUNING
@@ -12,6 +13,14 @@ from inference.drafters.draft_tree import DraftNode
 from inference.proposer import DraftUsage
 from inference.sampling import SamplingParams
 from inference.times import DraftTimes
+from inference.token_rule import TokenRule
+
+MakeRule: TypeAlias = Callable[[Sequence[int], SamplingParams], TokenRule | None]
+"""Makes the rule of a text, by its prompt. None: nothing adjusts what a draft ranks."""
+
+
+def no_rule(prompt: Sequence[int], params: SamplingParams) -> None:
+    """Make none, whatever the parameters say."""
 
 
 class RankedNodes:
@@ -78,9 +87,14 @@ class DraftRow:
         self.usage = DraftUsage()
         self.open([0], SamplingParams())
 
-    def open(self, prompt: Sequence[int], params: SamplingParams) -> None:
-        """Begin a text. Nothing is computed."""
+    def open(
+        self, prompt: Sequence[int], params: SamplingParams, rule: TokenRule | None = None
+    ) -> None:
+        """Begin a text, whose children are ranked by this rule where the model can. Nothing is
+        computed.
+        """
         self.params, self.nodes = params, RankedNodes()
+        self._rule = rule if self.model.masks else None
         self._sequence = self._begin(params)
         # fed in parts: the prompt without its last token, with what came meanwhile
         self._prompt = list(prompt[:-1]) if len(prompt) <= self.longest else []
@@ -118,7 +132,10 @@ class DraftRow:
 
     def segment(self, indices: Sequence[int]) -> Segment:
         """Return this row's share of a call that ranks these nodes. It has their keys then."""
-        return self._sequence.prepare_nodes(self.nodes, indices)
+        segment = self._sequence.prepare_nodes(self.nodes, indices)
+        if self._rule is None:
+            return segment
+        return segment._replace(rule=partial(self._rule.adjust, self.nodes, indices))
 
     def rank(self, segment: Segment, k: int) -> tuple[Ranked, float]:
         """Make the call of one segment; returns the k likeliest children, and its seconds."""

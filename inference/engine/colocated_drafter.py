@@ -18,7 +18,7 @@ import logging
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Protocol
 from weakref import WeakSet
@@ -260,7 +260,9 @@ class ColocatedDrafter:
             source=CopySource() if self._copies else None,
             beside=partial(_row_of, session),
         )
-        proposer.open(list(session.tokens), session.params, order.end)
+        made = session.length - session.prompt_length
+        params = replace(session.params, made=session.params.made + made)
+        proposer.open(list(session.tokens), params, order.end)
         stream = receiver.join(session)
         spent = session.spent  # forwards before now are none of the draft's
         drafted = _DraftedSession(
