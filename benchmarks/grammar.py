@@ -1,6 +1,6 @@
 """JSON of schemas, made with and without a draft that knows the grammar.
 
-    python -m benchmarks.grammar [--clock real] [--target_model DIR --draft_model DIR]
+    python -m benchmarks.grammar [--clock real] [--target_model DIR --draft_model DIR] [--chat]
     [--round_trip MS] [--temperatures 0,0.7,1] [--turns 1] [--tokens 256] [--json FILE]
 
 Four arms make the texts of benchmarks/schemas.json, whose grammar binds them all: the target alone;
@@ -57,11 +57,12 @@ TASKS = Path(__file__).parent / "schemas.json"
 
 
 class Task(NamedTuple):
-    """A prompt, and the schema of its answer."""
+    """A prompt, and the schema of its answer. chat: whether it is a user's turn"""
 
     name: str
     prompt: str
     schema: str
+    chat: bool
 
 
 class Reading(NamedTuple):
@@ -100,19 +101,21 @@ def grammars_of(arm: str, grammars: Grammars) -> Grammars | None:
     return grammars if arm == FORCED else None
 
 
-def read_tasks() -> list[Task]:
-    """Read the prompts and their schemas."""
-    raw = json.loads(TASKS.read_text(encoding="utf-8"))
-    return [Task(one["name"], one["prompt"], json.dumps(one["schema"])) for one in raw]
+def read_tasks(*, told: bool, chat: bool) -> Iterator[Task]:
+    """Yield the tasks. told: whether prompts name the schema"""
+    for one in json.loads(TASKS.read_text(encoding="utf-8")):
+        prompt, schema = one["prompt"], json.dumps(one["schema"])
+        if told:
+            prompt += f"\nAnswer with JSON of this schema:\n{schema}\n"
+        yield Task(one["name"], prompt, schema, chat)
 
 
 def request_of(
     task: Task, tokenizer: Tokenizer, params: SamplingParams, tokens: int, stop: frozenset[int]
 ) -> Request:
-    """Return the request of a task, as a chat where the model has a template."""
-    prompt = f"{task.prompt}\nAnswer with JSON of this schema:\n{task.schema}\n"
-    ids = tokenizer.encode(prompt, chat=tokenizer.chats)
-    return Request(0, prompt, ids, params, tokens, stop)
+    """Return the request of a task."""
+    ids = tokenizer.encode(task.prompt, chat=task.chat)
+    return Request(0, task.prompt, ids, params, tokens, stop)
 
 
 @contextmanager
@@ -124,7 +127,7 @@ def virtual(given: Options) -> Iterator[Make]:
     nodes = Capacity(1, SEQUENCE_LENGTH, TUNING.room, PREFILL_NODES)
     target, draft = (cast(Model, one.load(options, nodes)) for one in found)
     tokenizer, stop = found[0].tokenizer, found[0].stop_ids
-    grammars = Grammars(tokenizer.json, tokenizer.vocabulary, sorted(stop))
+    grammars = Grammars(tokenizer.to_json(), tokenizer.vocabulary, sorted(stop))
     server = virtual_server(target, tokenizer.vocabulary, PROFILES, grammars)
     arms = {}
     for arm in (ALONE, UNRULED, RANKED, FORCED):
@@ -173,7 +176,7 @@ def real(given: Options) -> Iterator[Make]:
             length = found.sequence_length(about.sequence_length)
             draft = found.load(options, Capacity(1, length, TUNING.room, PREFILL_NODES))
             times = found.times(user_profiles(options), draft, length)
-            grammars = Grammars(tokenizer.json, about.vocabulary, sorted(about.stop_ids))
+            grammars = Grammars(tokenizer.to_json(), about.vocabulary, sorted(about.stop_ids))
             rows = {
                 arm: GrowingRows(
                     draft._replace(grammars=grammars_of(arm, grammars)),
@@ -207,7 +210,7 @@ def real(given: Options) -> Iterator[Make]:
 def measure(make: Make, given: Options) -> Iterator[Reading]:
     """Yield the readings of all arms, text by text."""
     arms = (ALONE, UNRULED, RANKED, FORCED)
-    for task in read_tasks():
+    for task in read_tasks(told=given.told, chat=given.chat):
         grammar = Grammar(GrammarKind.JSON_SCHEMA, task.schema)
         for number, temperature in enumerate(given.temperatures):
             for turn in range(given.turns):
@@ -239,10 +242,8 @@ def table(readings: Sequence[Reading]) -> list[str]:
         figures = (f"{tokens / forwards:.2f}", str(sum(one.calls for one in made)),
                    f"{sum(one.seconds for one in made):.2f}",
                    *(f"{speed:.2f}" for speed in speeds))  # fmt: skip
-        rows.append(
-            [f"{temperature:g}", arm, f"{same} of {len(made)}", str(tokens), str(forwards)]
-            + [*figures]
-        )
+        counts = (f"{same} of {len(made)}", str(tokens), str(forwards))
+        rows.append([f"{temperature:g}", arm, *counts, *figures])
     return table_lines(heads, rows)
 
 
@@ -256,6 +257,10 @@ class Options(Flags):
     round_trip: float = 20.0
     """milliseconds, by the virtual clock"""
     temperatures: Numbers = (0.0, 0.7, 1.0)
+    chat: bool = False
+    """prompts are users' turns"""
+    told: bool = True
+    """prompts name the schema"""
     tokens: int = 256
     """of a text, at most"""
     turns: int = 1

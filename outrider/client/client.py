@@ -149,7 +149,7 @@ class Client:
         from outrider.client.drafting import Sides, draft_rows
 
         there = self.target.description
-        grammars = Grammars(self.tokenizer.json, there.vocabulary, sorted(there.stop_ids))
+        grammars = Grammars(self.tokenizer.to_json(), there.vocabulary, sorted(there.stop_ids))
         sides = Sides(self._found, self.target, rows, self._drafted, grammars)
         try:
             loaded = self._stack.enter_context(draft_rows(self._options, sides, self.goal))

@@ -10,7 +10,6 @@ import zlib
 from collections.abc import Callable, Sequence
 
 import numpy as np
-
 from numpy.typing import NDArray
 
 from inference.backends import Chosen, Ranked, Segment

@@ -1,4 +1,5 @@
-"""The contract of a Proposer, with a grammar and without. A new one joins by a line of PROPOSERS."""
+"""The contract of a Proposer, with a grammar and without. A new one joins by a line of PROPOSERS.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +34,7 @@ RULES = {"free": SAMPLING, "JSON": RULED}
 @cache
 def text(params: SamplingParams) -> list[int]:
     """What the target says alone."""
-    world = World([], TOKENS, prompt=PROMPT, params=params, grammars=GRAMMARS)
+    world = World([], TOKENS, prompt=PROMPT, params=params, grammars=GRAMMARS, streams=())
     while world.goes_on:
         world.turn()
     return world.made
@@ -105,9 +106,7 @@ def test_the_text_is_the_targets_own_also_that_of_a_second_text(
         proposer.close()
 
 
-def test_several_forwards_may_be_heard_at_once(
-    proposer: Proposer, params: SamplingParams
-) -> None:
+def test_several_forwards_may_be_heard_at_once(proposer: Proposer, params: SamplingParams) -> None:
     """The scripted model finds a key that is missing."""
     proposer.open(PROMPT, params)
     worked(proposer)
