@@ -18,11 +18,11 @@ import numpy as np
 from inference.backends import Masks, Ranked
 from inference.draft_tuning import TUNING
 from inference.drafters.draft_row import DraftRow
+from inference.drafters.draft_rule import DraftRule
 from inference.drafters.draft_tree import Block, DraftNode, DraftTree, Mask, Named
 from inference.planner.acceptance import AcceptanceModel
 from inference.planner.child_features import EXCLUDED, mask_features, rank_features, said_by
 from inference.planner.prices import Prices, widths_of
-from inference.token_rule import TokenRule
 
 
 class _CallPlan(NamedTuple):
@@ -40,7 +40,7 @@ class BlockMasks:
     """The masks of one proposer: where they are worth the wider call, and what they name."""
 
     _tree: DraftTree
-    _rule: TokenRule | None
+    _rule: DraftRule
     _plan: _CallPlan
     _behind: list[tuple[DraftNode, list[int]]]  # of the call: masked nodes, their masks' indices
 
@@ -48,7 +48,7 @@ class BlockMasks:
         self._masks, self._row, self._learned = masks, row, learned
         self._reach, self._unsent = dict[tuple[int, int], float](), 0.0
 
-    def open(self, tree: DraftTree, rule: TokenRule | None) -> None:
+    def open(self, tree: DraftTree, rule: DraftRule) -> None:
         """Begin a text. Masks name nothing that its rule excludes."""
         self._tree, self._rule, self._plan, self._behind = tree, rule, _NO_CALL, []
 
@@ -117,10 +117,9 @@ class BlockMasks:
         offset = node.position - block.node.position
         if not 1 <= offset <= len(block.masks):
             return
-        ids, said = block.masks[offset - 1]
-        if self._rule is not None:
-            kept = self._rule.allows(node.path, ids)
-            ids, said = list(compress(ids, kept)), list(compress(said, kept))
+        mask = block.masks[offset - 1]
+        kept = self._rule.allows(node, mask.ids)
+        ids, said = list(compress(mask.ids, kept)), list(compress(mask.said, kept))
         if not ids:
             return
         again = ids.index(node.token) if node.token in ids else None

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
@@ -12,17 +11,13 @@ from inference.backends import Masks, Model
 from inference.backends.sequence import MakeSequence, TargetText, own_sequence
 from inference.draft_tuning import TUNING
 from inference.drafters.draft_row import DraftRow
+from inference.drafters.draft_rule import MakeRule, no_rule
 from inference.drafters.growing_proposer import GrowingProposer
 from inference.drafters.text_source import TextSource
-from inference.errors import InvalidRequest, MissingExtra
 from inference.grammar import Grammars
 from inference.planner.acceptance import Knowledge
 from inference.planner.prices import Prices
 from inference.proposer import MODEL
-from inference.sampling import SamplingParams
-from inference.token_rule import TokenRule
-
-log = logging.getLogger(__name__)
 
 
 class Draft(NamedTuple):
@@ -41,18 +36,10 @@ class Draft(NamedTuple):
     source: Callable[[], TextSource] | None = None
     grammars: Grammars | None = None
 
-    def rule(self, prompt: Sequence[int], params: SamplingParams) -> TokenRule | None:
-        """Make the rule of a text; None where nothing adjusts its logits.
-
-        Where it cannot be made the draft goes without: that costs speed and never changes the text.
-        """
-        if self.grammars is None or not params.adjusts:
-            return None
-        try:
-            return self.grammars.rule(prompt, params)
-        except (InvalidRequest, MissingExtra) as error:
-            log.warning("a text is drafted without its rule: %s", error)
-            return None
+    @property
+    def make_rule(self) -> MakeRule:
+        """Makes the rule of a text."""
+        return no_rule if self.grammars is None else self.grammars.rule
 
     def proposer(
         self,
@@ -65,17 +52,20 @@ class Draft(NamedTuple):
         room: int = TUNING.room,
         clock: Callable[[], float] = time.perf_counter,
         beside: TargetText | None = None,
+        make_rule: MakeRule | None = None,
     ) -> GrowingProposer:
         """Make the proposer of a row. Arguments are those of GrowingProposer and DraftRow.
 
         source: text that is copied, unless the draft has a source of its own
         beside: where the target has the text, for a draft that reads its target
+        make_rule: makes the rules of texts, in place of the draft's own grammars
         """
+        make_rule = make_rule or self.make_rule
         own = source if self.source is None else self.source()
         if self.model is None:
-            return GrowingProposer(knowledge, prices, own, make_rule=self.rule)
+            return GrowingProposer(knowledge, prices, own, make_rule=make_rule)
         begin = partial(self.sequence, self.model, row, beside)
         ranks = DraftRow(
             self.model, knowledge.draft, begin, masks=self.masks, room=room, clock=clock
         )
-        return GrowingProposer(knowledge, prices, own, ranks, kind=kind, make_rule=self.rule)
+        return GrowingProposer(knowledge, prices, own, ranks, kind=kind, make_rule=make_rule)

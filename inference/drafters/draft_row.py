@@ -5,22 +5,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Protocol, TypeAlias
+from typing import Protocol
 
 from inference.backends import Masks, Model, Ranked, Segment
 from inference.draft_tuning import TUNING
+from inference.drafters.draft_rule import DraftRule, no_rule
 from inference.drafters.draft_tree import DraftNode
 from inference.proposer import DraftUsage
 from inference.sampling import SamplingParams
 from inference.times import DraftTimes
-from inference.token_rule import TokenRule
-
-MakeRule: TypeAlias = Callable[[Sequence[int], SamplingParams], TokenRule | None]
-"""Makes the rule of a text, by its prompt. None: nothing adjusts what a draft ranks."""
-
-
-def no_rule(prompt: Sequence[int], params: SamplingParams) -> None:
-    """Make none, whatever the parameters say."""
 
 
 class RankedNodes:
@@ -85,16 +78,12 @@ class DraftRow:
         self._times, self._room, self._clock = times, room, clock
         self._call_seconds: dict[int, float] = {}
         self.usage = DraftUsage()
-        self.open([0], SamplingParams())
+        nothing = [0], SamplingParams()
+        self.open(*nothing, DraftRule(no_rule, *nothing))
 
-    def open(
-        self, prompt: Sequence[int], params: SamplingParams, rule: TokenRule | None = None
-    ) -> None:
-        """Begin a text, whose children are ranked by this rule where the model can. Nothing is
-        computed.
-        """
-        self.params, self.nodes = params, RankedNodes()
-        self._rule = rule if self.model.masks else None
+    def open(self, prompt: Sequence[int], params: SamplingParams, rule: DraftRule) -> None:
+        """Begin a text, whose tokens are chosen by this rule. Nothing is computed."""
+        self.params, self.nodes, self._rule = params, RankedNodes(), rule
         self._sequence = self._begin(params)
         # fed in parts: the prompt without its last token, with what came meanwhile
         self._prompt = list(prompt[:-1]) if len(prompt) <= self.longest else []
@@ -133,7 +122,7 @@ class DraftRow:
     def segment(self, indices: Sequence[int]) -> Segment:
         """Return this row's share of a call that ranks these nodes. It has their keys then."""
         segment = self._sequence.prepare_nodes(self.nodes, indices)
-        if self._rule is None:
+        if not (self._rule.adjusts and self.model.masks):
             return segment
         return segment._replace(rule=partial(self._rule.adjust, self.nodes, indices))
 

@@ -6,22 +6,20 @@ asked what follows. A chain of such tokens is named to its end at once.
 
 from __future__ import annotations
 
+from inference.drafters.draft_rule import DraftRule
 from inference.drafters.draft_tree import DraftNode
-from inference.token_rule import TokenRule
 
 
 class ForcedTokens:
     """Names the children of a draft tree's nodes by what a text's grammar forces."""
 
-    def __init__(self, rule: TokenRule | None) -> None:
+    def __init__(self, rule: DraftRule) -> None:
         self._rule = rule
 
     def name(self, node: DraftNode) -> bool:
         """Note what is forced behind the node; returns whether anything is."""
-        if self._rule is None:
-            return False
         above = node.parent
-        node.forced = above.forced[1:] if above is not None else ()
+        node.forced = () if above is None else above.forced[1:]
         if not node.forced:
-            node.forced = self._rule.forced(node.path)
+            node.forced = self._rule.forced(node)
         return bool(node.forced)

@@ -20,7 +20,8 @@ from inference.backends import Ranked, Segment
 from inference.draft_tuning import TUNING
 from inference.drafters.block_masks import BlockMasks
 from inference.drafters.candidate_sender import CandidateSender, TargetClock
-from inference.drafters.draft_row import DraftRow, MakeRule, no_rule
+from inference.drafters.draft_row import DraftRow
+from inference.drafters.draft_rule import DraftRule, MakeRule, no_rule
 from inference.drafters.draft_tree import DraftNode, DraftTree, Named
 from inference.drafters.forced_tokens import ForcedTokens
 from inference.drafters.text_source import CopiedText, TextSource
@@ -39,7 +40,6 @@ from inference.proposer import (
 )
 from inference.sampling import SamplingParams
 from inference.times import TRUSTED
-from inference.token_rule import TokenRule
 
 ENDLESS = 2**31
 """Length of a text without an end."""
@@ -55,7 +55,7 @@ class GrowingProposer:
     """
 
     _params: SamplingParams
-    _rule: TokenRule | None
+    _rule: DraftRule
     _forced: ForcedTokens
     _tree: DraftTree
     _clock: TargetClock
@@ -95,7 +95,7 @@ class GrowingProposer:
 
     def open(self, prompt: Sequence[int], params: SamplingParams, end: int | None = None) -> None:
         known = self._known
-        self._params, self._rule = params, self._make_rule(prompt, params)
+        self._params, self._rule = params, DraftRule(self._make_rule, prompt, params)
         self._forced = ForcedTokens(self._rule)
         self._tree = DraftTree(prompt[-1], len(prompt) - 1, ENDLESS if end is None else end)
         self._clock = TargetClock(known.target.seconds(1, 1), known.round_trip)
@@ -292,8 +292,7 @@ class GrowingProposer:
     def _advance(self, tokens: Sequence[int]) -> None:
         """Re-root: learn from the roots that are passed, and keep the keys of committed tokens."""
         passed, gone = list[DraftNode](), list[DraftNode]()
-        if self._rule is not None:
-            self._rule.commit(tokens)
+        self._rule.commit(tokens)
         for token in tokens:
             root = self._tree.root
             if self._copied is not None:

@@ -21,13 +21,13 @@ from numpy.typing import NDArray
 
 from inference.backends import Model, Ranked
 from inference.backends.sequence import ModelSequence
-from inference.drafters.draft_row import DraftRow, MakeRule, no_rule
+from inference.drafters.draft_row import DraftRow
+from inference.drafters.draft_rule import DraftRule, MakeRule, no_rule
 from inference.drafters.draft_tree import DraftNode, DraftTree
 from inference.errors import InvalidRequest
 from inference.proposer import BASE, MODEL, DraftUsage, Nodes, Notice, Proposal
 from inference.sampling import SamplingParams
 from inference.times import DraftTimes
-from inference.token_rule import TokenRule
 
 RankChildren: TypeAlias = Callable[[Sequence[DraftNode], int], Ranked]
 """rank(nodes, k) returns the k likeliest children of these nodes. Every ancestor of a node must
@@ -133,7 +133,7 @@ class RoundProposer:
     make_rule: makes the rule of a text
     """
 
-    _rule: TokenRule | None
+    _rule: DraftRule
     _tree: DraftTree
     _grown: list[DraftNode] | None  # nodes that are sent, parents before children
     _sent: bool
@@ -159,7 +159,7 @@ class RoundProposer:
         return self._row.usage
 
     def open(self, prompt: Sequence[int], params: SamplingParams, end: int | None = None) -> None:
-        longest, self._rule = self._row.longest, self._make_rule(prompt, params)
+        longest, self._rule = self._row.longest, DraftRule(self._make_rule, prompt, params)
         self._row.open(prompt, params, self._rule)
         self._root(prompt[-1], len(prompt) - 1, longest if end is None else min(end, longest))
 
@@ -176,8 +176,7 @@ class RoundProposer:
         fresh = tokens[expected - position :]
         if not fresh:
             return
-        if self._rule is not None:
-            self._rule.commit(fresh)
+        self._rule.commit(fresh)
         passed, gone = list[DraftNode](), list[DraftNode]()
         for token in fresh:
             passed.append(tree.root)

@@ -93,7 +93,7 @@ def rounds(draft: Draft, policy: Policy, room: int) -> RoundRows:
     shared = DynamicBatcher(draft.model)
     return RoundRows(
         [
-            RoundProposer(shared, policy, room=room, row=row, make_rule=draft.rule)
+            RoundProposer(shared, policy, room=room, row=row, make_rule=draft.make_rule)
             for row in range(shared.rows)
         ]
     )
