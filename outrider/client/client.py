@@ -20,6 +20,7 @@ from inference.cost.billing import Billing
 from inference.decode import TargetSession
 from inference.draft_thread import Drafter, inline, on_thread
 from inference.errors import InvalidRequest, OutriderError
+from inference.grammar import Grammars
 from inference.order import Pace
 from inference.planner.prices import Usage
 from inference.proposer import Proposer
@@ -146,7 +147,9 @@ class Client:
             )
         from outrider.client.drafting import Sides, draft_rows
 
-        sides = Sides(self._found, self.target, rows, self._drafted)
+        there = self.target.description
+        grammars = Grammars(self.tokenizer.to_json(), there.vocabulary, sorted(there.stop_ids))
+        sides = Sides(self._found, self.target, rows, self._drafted, grammars)
         try:
             loaded = self._stack.enter_context(draft_rows(self._options, sides, self.goal))
         except OutriderError as error:

@@ -176,7 +176,7 @@ def _in_rounds(bench: Bench, setting: Setting) -> Complete:
     """Complete in synchronous rounds: the target waits for a whole tree."""
     assert setting.policy is not None
     room = bench.target.description.max_tree_nodes - 1
-    return _across(bench, rounds(bench.draft, setting.policy, room), Pace.WAIT)
+    return _across(bench, rounds(Draft(bench.draft), setting.policy, room), Pace.WAIT)
 
 
 def _growing(
