@@ -30,8 +30,9 @@ from outrider.endpoint.failures import ApiError, api_error
 from outrider.endpoint.requests import ChatRequest, CompletionRequest, TextRequest
 from outrider.endpoint.target_manager import TargetManager
 from outrider.endpoint.text_runner import Parts, TextRunner
-from outrider.text.completion import Completion, Piece
+from outrider.text.completion import Completion
 from outrider.text.completion import Request as TextOrder
+from outrider.text.pieces import Piece
 from outrider.text.prompts import make_request
 
 Result = TypeVar("Result")

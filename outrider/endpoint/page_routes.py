@@ -33,7 +33,8 @@ from outrider.endpoint.openai_routes import STREAM, event_stream
 from outrider.endpoint.requests import MOST_MESSAGES, ChatMessage, Text
 from outrider.endpoint.target_manager import TargetManager
 from outrider.endpoint.text_runner import TextRunner
-from outrider.text.completion import PROPOSERS, Completion, Piece
+from outrider.text.completion import PROPOSERS, Completion
+from outrider.text.pieces import Piece
 from outrider.text.prompts import Parameters, going_on, make_request
 from outrider.text.runner import Task
 

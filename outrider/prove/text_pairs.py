@@ -11,7 +11,8 @@ from inference.sampling import SamplingParams
 from outrider.client.client import Client
 from outrider.compare.divergence import first_difference
 from outrider.terminal.live_text import silent
-from outrider.text.completion import Completion, Request, gaps_of
+from outrider.text.completion import Completion, Request
+from outrider.text.pieces import gaps_between
 
 TEMPERATURES = (0.0, 0.7, 1.0)
 """Temperatures of the texts. Above 0 the seed of a text is the number of its prompt."""
@@ -80,7 +81,7 @@ def make_pairs(client: Client, prompts: Sequence[Sequence[int]], most: int) -> I
 
 def waits_of(texts: Sequence[Completion]) -> Waits:
     """The waits of the texts' reader. At least one text is needed."""
-    gaps = gaps_of(texts)
+    gaps = gaps_between(one.arrivals for one in texts)
     forwards = sum(done.traffic.forwards for done in texts)
     return Waits(
         len(texts),
