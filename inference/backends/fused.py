@@ -124,7 +124,8 @@ def fill_round(bucket: RoundBucket, segments: Sequence[Segment]) -> dict[str, Te
     if bucket.sampled:
         sampling = Sampling.of([segment.params for segment in segments], torch.device("cpu"))
         for name, part in sampling._asdict().items():
-            inputs[name][: len(segments)] = part
+            if name in inputs:
+                inputs[name][: len(segments)] = part
     return inputs
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from inference.artifact import Bucket
-from inference.backends import Segment
+from inference.backends import Chosen, Segment
 from inference.backends.batch import BatchShape, pad
 from inference.model.cache import KeysValues
 from inference.model.sampler import Sampling
@@ -24,11 +24,11 @@ def unstacked(keys: Tensor, values: Tensor) -> KeysValues:
     return KeysValues(keys.unbind(), values.unbind())
 
 
-def picked(bucket: Bucket, chosen: Tensor, segments: Sequence[Segment]) -> list[IntArray]:
+def picked(bucket: Bucket, chosen: Tensor, segments: Sequence[Segment]) -> list[Chosen]:
     """Return each segment's chosen tokens, from what a bucket's graph returned for a call."""
     table = chosen.numpy().astype(np.int32)
     return [
-        table[row, segment.pick if bucket.everywhere else slice(len(segment.pick))]
+        Chosen(table[row, segment.pick if bucket.everywhere else slice(len(segment.pick))])
         for row, segment in enumerate(segments)
     ]
 
@@ -58,7 +58,8 @@ def inputs_of(bucket: Bucket, segments: Sequence[Segment]) -> dict[str, Tensor]:
         idle = [SamplingParams()] * (bucket.rows - len(segments))
         params = [*(segment.params for segment in segments), *idle]
         inputs["after"] = torch.from_numpy(_after(bucket, segments))
-        inputs |= Sampling.of(params, torch.device("cpu"))._asdict()
+        sampling = Sampling.of(params, torch.device("cpu"))._asdict()
+        inputs |= {name: part for name, part in sampling.items() if name != "min_p"}
     return inputs
 
 

@@ -57,6 +57,7 @@ class Sampling(NamedTuple):
     top_k: Tensor  # [B] int32
     top_p: Tensor  # [B] float32
     seed: Tensor  # [B, 2] int32: the low and the high word
+    min_p: Tensor  # [B] float32
 
     @classmethod
     def of(cls, rows: Sequence[SamplingParams], device: torch.device) -> Sampling:
@@ -66,6 +67,7 @@ class Sampling(NamedTuple):
             torch.tensor([p.top_k for p in rows], dtype=torch.int32, device=device),
             torch.tensor([p.top_p for p in rows], dtype=torch.float32, device=device),
             words.to(torch.int32).to(device),
+            torch.tensor([p.min_p for p in rows], dtype=torch.float32, device=device),
         )
 
     def scaled(self, logits: Tensor) -> Tensor:  # [B, P, V] -> [B, P, V]
@@ -78,7 +80,7 @@ class Sampling(NamedTuple):
 
     @property
     def truncated(self) -> Tensor:  # [B] bool
-        return (self.temperature == 0) | (self.top_k > 0) | (self.top_p < 1)
+        return (self.temperature == 0) | (self.top_k > 0) | (self.top_p < 1) | (self.min_p > 0)
 
 
 def choose_greedy(
@@ -125,7 +127,8 @@ def _candidates(
     hot = sampling.temperature > 0
     limit = torch.where(hot & (sampling.top_k > 0), sampling.top_k, scores.shape[-1])[:, None, None]
     top_p = torch.where(hot & (sampling.top_p < 1), sampling.top_p, 2.0)[:, None, None]
-    kept = (rank < limit) & (before < top_p)
+    min_p = torch.where(hot, sampling.min_p, 0.0)[:, None, None]
+    kept = (rank < limit) & (before < top_p) & (torch.exp(scores - best) >= min_p)
     least = torch.where(kept, scores, best).amin(-1, keepdim=True)
     kept = (scores >= least) & (beyond < scores)
     return Candidates(

@@ -72,7 +72,7 @@ def sampling_of(
     """
     if temperature is None or top_k is None or top_p is None or seed is None:
         return None
-    return Sampling(temperature, top_k, top_p, seed)
+    return Sampling(temperature, top_k, top_p, seed, torch.zeros_like(temperature))
 
 
 class VerifyGraph(_ChoosingGraph):
