@@ -1,6 +1,4 @@
-"""Requests of the OpenAI interface: fields that are read, with their bounds, and fields that are
-refused, with the reason.
-"""
+"""Requests of the OpenAI interface: the fields that are read, with their bounds."""
 
 from __future__ import annotations
 
@@ -12,7 +10,8 @@ from typing import Annotated, Any, Literal, Self, TypeAlias
 from annotated_types import Ge, Gt, Le, Len, Lt
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from inference.sampling import CANDIDATES, SEED_BITS
+from inference.sampling import CANDIDATES, MOST_LOGPROBS, SEED_BITS
+from outrider.endpoint.served_fields import ServedFields
 from outrider.text.prompts import Parameters, Prompt
 from outrider.text.tool_calls import MOST_TOOLS, NAME, Message
 
@@ -31,89 +30,13 @@ MOST_BYTES = 8 * 2**20
 MOST_PROMPTS, MOST_MESSAGES = 1024, 4096
 """Prompts, and messages of a chat, that a request may list. --most_texts bounds its texts."""
 
-MOST_LOGPROBS = 20
-"""Likeliest tokens whose log-probabilities are told."""
-
 Text: TypeAlias = Annotated[str, Len(max_length=MOST_BYTES)]
 """A string that is Unicode: without a bound half of a surrogate pair would pass."""
 
+JsonObject: TypeAlias = dict[str, Any]
+
 _First = Field(fail_fast=True)  # of a long list only the first error is told
 Ids: TypeAlias = Annotated[list[int], _First]
-
-
-_CHOICE = "is not served: it would change the target's own choice"
-_TEMPLATE = "is not served: the model's own template makes the prompt"
-_LOGPROBS = "is not served here: logprobs of /v1/completions, with echo for a prompt's, are"
-_FORM = "is not served: response_format and structured_outputs say which form a text has"
-_TOOLS = "is not served here: tools of /v1/chat/completions are"
-_KEPT = "is not served: no answer is kept, so send the whole conversation"
-
-REASONS = {
-    _CHOICE: "length_penalty no_repeat_ngram_size bad_words allowed_token_ids logits_processors "
-    "typical_p top_a tfs_z top_n_sigma mirostat dynatemp_range xtc_probability dry_multiplier "
-    "samplers use_beam_search num_beams do_sample",
-    "is not served: repetition_penalty acts on prompt and text": "repeat_penalty",
-    _FORM: "grammar json_schema regex ebnf guided_json guided_regex guided_choice guided_grammar "
-    "format verbosity modalities audio",
-    _LOGPROBS: "top_logprobs prompt_logprobs n_probs",
-    _TOOLS: "tools functions tool_calls function_call web_search_options mcp_servers",
-    _KEPT: "previous_response_id conversation background container",
-    _TEMPLATE: "chat_template chat_template_kwargs add_generation_prompt continue_final_message "
-    "add_special_tokens documents reasoning reasoning_effort thinking thinking_token_budget",
-    "is not served: max_tokens bounds a text": "n_predict max_new_tokens num_predict",
-    "is not served: a text ends at the model's stop ids, max_tokens or stop": "min_tokens "
-    "min_new_tokens ignore_eos stop_token_ids include_stop_str_in_output t_max_predict_ms",
-    "is not served: texts come without special tokens": "skip_special_tokens "
-    "spaces_between_special_tokens",
-    "is not served: send the prompt that is wanted": "echo suffix truncate_prompt_tokens "
-    "prompt_embeds input_prefix input_suffix options",
-    "is not served: ask for n texts and choose yourself": "best_of",
-}
-"""Reasons to refuse fields that would change the text, and the fields."""
-
-UNSERVED = {name: reason for reason, names in REASONS.items() for name in names.split()}
-
-NEUTRAL: dict[str, tuple[Any, ...]] = {
-    **dict.fromkeys(("repeat_penalty", "length_penalty"), (1,)),
-    **dict.fromkeys(("typical_p", "tfs_z", "best_of", "num_beams"), (1,)),
-    **dict.fromkeys(("skip_special_tokens", "spaces_between_special_tokens"), (True,)),
-    "add_generation_prompt": (True,),
-    "add_special_tokens": (),
-    "do_sample": (True,),
-    "modalities": (["text"],),
-    "verbosity": ("medium",),
-    "reasoning_effort": ("none",),
-    "reasoning": ({"effort": None}, {"effort": "none"}),
-    "thinking": ({"type": "disabled"},),
-    "function_call": ("none", "auto"),
-    "top_n_sigma": (-1, 0),
-}
-"""Values that ask for nothing. Of other fields these are null, false, zero and what is empty."""
-
-
-class UnservedField(ValueError):
-    """A request has a field that is not served. `param` is its name."""
-
-    def __init__(self, param: str) -> None:
-        super().__init__(f"{param} {UNSERVED[param]}")
-        self.param = param
-
-
-class ServedFields(BaseModel):
-    """A part of a request. A field that would change the text and is not served is refused.
-
-    Other unknown fields are ignored, since every client sends some.
-    """
-
-    model_config = ConfigDict(extra="allow", allow_inf_nan=False)
-
-    @model_validator(mode="after")
-    def _is_served(self) -> Self:
-        for name, value in (self.model_extra or {}).items():
-            asks = value is not None and name in UNSERVED
-            if asks and (value not in NEUTRAL[name] if name in NEUTRAL else value):
-                raise UnservedField(name)
-        return self
 
 
 class StreamOptions(BaseModel):
@@ -144,8 +67,8 @@ class SentCall(BaseModel):
     function: CalledFunction
 
     @property
-    def plain(self) -> dict[str, Any]:
-        """The call as chat templates take it: with its arguments as an object where they are one."""
+    def plain(self) -> JsonObject:
+        """The call as chat templates take it, with an object of arguments where they are one."""
         name, arguments = self.function.name, self.function.arguments
         try:
             parsed = json.loads(arguments)
@@ -187,7 +110,7 @@ class FunctionDescription(BaseModel):
 
     name: Annotated[str, Field(pattern=f"^{NAME}$")]
     description: Text | None = None
-    parameters: dict[str, Any] | None = None
+    parameters: JsonObject | None = None
     strict: bool | None = None
 
 
@@ -214,7 +137,7 @@ class ChosenTool(BaseModel):
 class SchemaForm(BaseModel):
     """A JSON schema that a text keeps to."""
 
-    form: dict[str, Any] = Field(alias="schema")
+    form: JsonObject = Field(alias="schema")
 
 
 class ResponseFormat(BaseModel):
@@ -230,7 +153,7 @@ class ResponseFormat(BaseModel):
         return self
 
     @property
-    def parameters(self) -> dict[str, Any]:
+    def parameters(self) -> JsonObject:
         """The form as a parameter of a text."""
         if self.type == "text":
             return {}
@@ -242,12 +165,12 @@ class StructuredOutputs(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    form: dict[str, Any] | Text | None = Field(default=None, alias="json")
+    form: JsonObject | Text | None = Field(default=None, alias="json")
     regex: Text | None = None
     choice: Annotated[list[Text], _First, Len(1, MOST_PROMPTS)] | None = None
 
     @property
-    def parameters(self) -> dict[str, Any]:
+    def parameters(self) -> JsonObject:
         """The form as a parameter of a text."""
         return {"schema": self.form, "regex": self.regex, "choice": self.choice}
 
@@ -295,7 +218,7 @@ class TextRequest(ServedFields):
     def parameters(self) -> Parameters:
         """The parameters of the first text. Defaults are those of the interface: temperature 1."""
         stop: Sequence[str] = [self.stop] if isinstance(self.stop, str) else self.stop or []
-        form = dict[str, Any]()
+        form = JsonObject()
         for given in (self.response_format, self.structured_outputs):
             form |= given.parameters if given is not None else {}
         return Parameters(

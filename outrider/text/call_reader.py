@@ -44,7 +44,7 @@ class CallForm:
 class CallPiece(NamedTuple):
     """A part of a call as it comes. The first part has the id and the name."""
 
-    index: int
+    number: int
     arguments: str
     id: str = ""
     name: str = ""
@@ -83,7 +83,7 @@ class CallReader:
         self._held += text
         parts = list[str | CallPiece]()
         while (part := self._state()) is not None:
-            dropped = isinstance(part, CallPiece) and part.index > 0 and not self._several
+            dropped = isinstance(part, CallPiece) and part.number > 0 and not self._several
             if part and not dropped:
                 parts.append(part)
         return parts

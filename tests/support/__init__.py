@@ -8,6 +8,7 @@ Targets by hand
 
 Tiny real models
     models: checkpoints of each family
+    tool_families: templates that know functions
     gguf_files: the same weights for llama.cpp
     pairs, drafts: random targets, and drafts that nearly agree
     heads: EAGLE-3 heads, and what such a head computes
