@@ -17,7 +17,7 @@ from outrider.client.client import Client
 from outrider.endpoint.answering import STREAM, answer_request, check_model, make_orders
 from outrider.endpoint.answers import MessagesRefusal, responses
 from outrider.endpoint.failures import ApiError
-from outrider.endpoint.requests import MOST_MESSAGES, ChatRequest, JsonObject, Text
+from outrider.endpoint.requests import MOST_MESSAGES, ChatRequest, JsonObject, Text, tool_of
 from outrider.endpoint.target_manager import TargetManager
 from outrider.text.completion import Completion
 from outrider.text.completion import Request as TextOrder
@@ -79,10 +79,9 @@ def _messages(turn: JsonObject) -> Iterable[JsonObject]:
 
 
 def _tool(tool: JsonObject) -> JsonObject:
-    """A tool of a chat. One that is no function keeps its type, and is refused for it."""
     kind = tool.get("type") or "custom"
     function = {**tool, "parameters": tool.get("input_schema")}
-    return {"type": "function" if kind == "custom" else kind, "function": function}
+    return tool_of("function" if kind == "custom" else kind, function)
 
 
 class MessageAnswer(BaseModel):

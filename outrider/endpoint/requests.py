@@ -121,6 +121,11 @@ class Tool(BaseModel):
     function: FunctionDescription
 
 
+def tool_of(kind: Any, function: JsonObject) -> JsonObject:
+    """A tool of another interface in a request for a chat, which refuses other kinds by name."""
+    return {"type": kind, "function": function} if kind == "function" else {"type": kind}
+
+
 class ChosenFunction(BaseModel):
     """The name of a function."""
 

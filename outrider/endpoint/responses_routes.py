@@ -21,7 +21,7 @@ from outrider.client.client import Client
 from outrider.endpoint.answering import STREAM, answer_request
 from outrider.endpoint.answers import responses, usage
 from outrider.endpoint.failures import ApiError
-from outrider.endpoint.requests import MOST_MESSAGES, ChatRequest, JsonObject, Text
+from outrider.endpoint.requests import MOST_MESSAGES, ChatRequest, JsonObject, Text, tool_of
 from outrider.endpoint.target_manager import TargetManager
 from outrider.text.completion import Completion
 from outrider.text.completion import Request as TextOrder
@@ -56,7 +56,7 @@ class ResponseRequest(BaseModel):
                 "messages": [*first, *(said or _messages(self.input))],
                 "max_completion_tokens": self.max_output_tokens,
                 "response_format": form,
-                "tools": [{"type": one.get("type"), "function": one} for one in self.tools or ()],
+                "tools": [tool_of(one.get("type"), one) for one in self.tools or ()],
                 "tool_choice": choice,
             }
         )

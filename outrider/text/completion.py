@@ -253,6 +253,7 @@ class _Run:
         for piece in self._pieces.finish():
             self._put(piece)
         done.traffic = self._session.traffic.copy()
+        done.prompt_logprobs = self._session.prompt_logprobs
         if failure is not None:
             done.finish_reason, done.failure = "error", failure
         return done

@@ -211,6 +211,8 @@ def _check_size(client: Client, prompt: Prompt, tools: Sequence[Mapping[str, Any
 
 def read_prompt(client: Client, prompt: Prompt, tools: Tools = NO_TOOLS) -> Sequence[int]:
     """The token ids of a prompt. Raises InvalidRequest for one that is empty or out of range."""
+    if tools.functions and (isinstance(prompt, str) or not prompt or isinstance(prompt[0], int)):
+        raise InvalidRequest("tools are told to a chat: a prompt of messages is needed")
     if isinstance(prompt, str):
         return client.tokenizer.encode(prompt)
     if not prompt:

@@ -31,6 +31,9 @@ MISTRAL = CallForm("[TOOL_CALLS]", "[TOOL_CALLS]", listed=True)
 _OTHER_FORMS = ("<function=", "[ARGS]")
 """Marks of templates whose calls are not read: they are used as if they knew no functions."""
 
+_PLAIN = {"type", "properties", "required", "title", "description", "$defs", "$schema"}
+"""Keywords of a schema that takes no properties but its own, unless it says that it does."""
+
 _COMPACT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 """JSON as chat templates write it, which is what a model learned."""
 
@@ -177,7 +180,9 @@ def _mark(tokenizer: Tokenizer, text: str) -> str:
 
 
 def _compact(schema: Mapping[str, Any]) -> str:
-    return json.dumps({**schema, "x-guidance": _COMPACT})
+    closed = "properties" in schema and schema.keys() <= _PLAIN
+    more = {"additionalProperties": False} if closed else {}
+    return json.dumps({**schema, **more, "x-guidance": _COMPACT})
 
 
 def _calls(form: CallForm, opening: str, closing: str, several: bool) -> str:
