@@ -32,9 +32,9 @@ class TargetSession(CandidateSink, Protocol):
     def traffic(self) -> Traffic: ...
 
     @property
-    def prompt_logprobs(self) -> Sequence[TokenLogProb]:
-        """Log-probabilities of the prompt's tokens but the first, where they were asked for. Empty
-        before the session is open.
+    def prompt_logprobs(self) -> tuple[TokenLogProb, ...]:
+        """Those of the prompt's tokens but the first, where they were asked for: known before the
+        first progress.
         """
         ...
 

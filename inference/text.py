@@ -69,6 +69,10 @@ class Tokenizer:
         """The chat template; empty without one."""
         return self._template
 
+    def to_json(self) -> str:
+        """The tokenizer as a tokenizer.json has it."""
+        return str(self._rules.to_str())
+
     def ids(self) -> dict[str, int]:
         """Every token's id."""
         return dict(self._rules.get_vocab())
@@ -152,7 +156,7 @@ class Tokenizer:
         It covers token ids, special tokens, merges, normaliser and pre-tokeniser. It leaves out
         file bytes, vocabulary padding and the decoder, which differ between sizes of one family.
         """
-        backend = json.loads(self._rules.to_str())
+        backend = json.loads(self.to_json())
         model = {
             key: value
             for key, value in backend["model"].items()

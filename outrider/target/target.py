@@ -27,6 +27,7 @@ from inference.engine.batch_runner import collect_rarely
 from inference.engine.engine import Engine
 from inference.engine.graph_rounds import RoundModel
 from inference.errors import InvalidRequest
+from inference.grammar import Grammars
 from inference.planner.profiling import emulated_target
 from inference.times import LatencyModel
 from outrider.models.artifacts import (
@@ -152,6 +153,7 @@ def load_served(options: ServingRole, make_draft: MakeDraft | None = None) -> Se
         stop_ids=found.stop_ids,
         times=tuple(times.profile.items()),
         usd_per_hour=options.usd_per_hour or 0.0,
+        rules=model.masks,
     )
     served = TimedModel(model, profile) if profile else model
     drafts = make_draft(served, description) if make_draft is not None else None
@@ -165,6 +167,7 @@ def load_served(options: ServingRole, make_draft: MakeDraft | None = None) -> Se
         branches=not legacy,
         drafter=drafts.drafter if drafts else None,
         graphs=drafts.graphs if drafts else None,
+        grammars=_grammars(found) if model.masks else None,
         when_idle=unfinished.advance if unfinished is not None else None,
     )
     return Served(engine, drafts.description if drafts else description)
@@ -204,6 +207,11 @@ class _LoadedTarget(NamedTuple):
     sequence_length: int
     max_tree_nodes: int
     dtype: str
+
+
+def _grammars(found: FoundModel) -> Grammars:
+    tokenizer = found.tokenizer
+    return Grammars(tokenizer.to_json(), tokenizer.vocabulary, sorted(found.stop_ids))
 
 
 def _load_checkpoint(options: ServingRole) -> _LoadedTarget:

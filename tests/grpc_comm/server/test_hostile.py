@@ -100,6 +100,25 @@ BAD_OPENINGS: dict[str, tuple[dict[str, Any], str]] = {
     "a short session id": ({"session_id": "s"}, "8 to 64"),
     "a long session id": ({"session_id": "x" * 65}, "8 to 64"),
     "a session id of other signs": ({"session_id": "ä" * 8}, "8 to 64"),
+    **{
+        f"{name} {value}": ({"protocol_version": 4, name: value}, name)
+        for name in ("min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
+        for value in (float("nan"), float("inf"), -float("inf"), -2.1, 1e4)
+    },
+    **{
+        f"a bias of {value}": ({"bias_ids": [1], "biases": [value]}, "logit_bias")
+        for value in (float("nan"), float("inf"), -100.1)
+    },
+    "21 likeliest tokens": ({"logprobs": 21}, "logprobs"),
+    "the log-probabilities of a long prompt": (
+        {"logprobs": 20, "prompt_logprobs": True, "prompt": [1] * 12_000},
+        "of 12000 tokens",
+    ),
+    "a grammar of another kind": ({"grammar": pb.Grammar(kind=9, text="a")}, "kind 9"),
+    "a grammar of many bytes": ({"grammar": pb.Grammar(text="a" * 65_537)}, "65537"),
+    "a grammar where none is taken": ({"grammar": pb.Grammar(text="{}")}, "--masks"),
+    "a penalty where none is taken": ({"presence_penalty": 1.0}, "--masks"),
+    "log-probabilities where none are told": ({"logprobs": 0}, "--masks"),
 }
 """What is wrong with an opening, and what the refusal names."""
 
