@@ -23,6 +23,8 @@ from statistics import geometric_mean
 from threading import Event
 from typing import Literal, NamedTuple, TypeAlias, cast
 
+from outrider.models.sequence_length import Capacity
+
 from benchmarks.harness import Flags, JsonFile, run, table_lines, write_json
 from benchmarks.regret.stage import PROFILES, SEQUENCE_LENGTH, Stage, virtual_server
 from inference.backends import Model
@@ -42,7 +44,6 @@ from outrider.client.pools import GrowingRows, Pair
 from outrider.draft_methods import find_draft
 from outrider.models.loading import PREFILL_NODES, find_named
 from outrider.models.profiles import user_profiles
-from outrider.models.sequence_length import Capacity
 from outrider.money.goal import Goal
 from outrider.options.groups import Precision
 from outrider.options.network import ConnectionOptions

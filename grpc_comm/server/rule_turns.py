@@ -1,4 +1,4 @@
-"""Makes the rules of sessions beside the event loop, where a grammar may take a second to compile."""
+"""Makes rules of sessions beside the event loop: a grammar may take a second to compile."""
 
 from __future__ import annotations
 

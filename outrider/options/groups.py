@@ -195,6 +195,10 @@ class PromptOptions(SamplingOptions):
     """one prompt a line, - for standard input; --batch of them at once"""
     chat: bool = False
     """apply the model's chat template to the prompt"""
+    json_schema: File | None = Field(default=None, alias="schema")
+    """the text is JSON that keeps to the JSON schema in this file"""
+    regex: str | None = None
+    """the text matches this regular expression as a whole"""
 
 
 class TextOptions(PromptOptions):

@@ -13,7 +13,8 @@ from inference.planner.profile_files import Subject
 from inference.times import Shape
 from outrider.compare.rows import first_difference
 from outrider.terminal.tables import aligned
-from outrider.text.completion import Completion, gaps_of
+from outrider.text.completion import Completion
+from outrider.text.pieces import gaps_between
 
 LEAST_SPEED = 0.95
 """Least speed of a text at a first start, of target-only's."""
@@ -103,7 +104,8 @@ class Proof:
         """Waits of the texts' reader, speed and length: medians over texts, gaps of all together.
         Dollars where there is a price.
         """
-        gaps, speed = gaps_of(texts), median(done.tokens_per_second for done in texts)
+        gaps = gaps_between(done.arrivals for done in texts)
+        speed = median(done.tokens_per_second for done in texts)
         forwards = sum(done.traffic.forwards for done in texts)
         found = {
             "texts": len(texts),

@@ -16,7 +16,8 @@ from outrider.money.budget import RunBudget
 from outrider.money.goal import Goal
 from outrider.options.roles import TextRole
 from outrider.terminal.tables import write_csv
-from outrider.text.completion import Completion, gaps_of
+from outrider.text.completion import Completion
+from outrider.text.pieces import gaps_between
 
 PROFILE = "outrider-profile.json"
 """The file of a profile with the records of all texts."""
@@ -63,7 +64,7 @@ def _waits(completions: Sequence[Completion]) -> list[str]:
     first = [done.time_to_first_token for done in completions if done.arrivals]
     if not first:
         return []
-    gaps = gaps_of(completions)
+    gaps = gaps_between(one.arrivals for one in completions)
     return [
         f"first token after {median(first):.3f} s{' (median)' * (len(first) > 1)}; gaps between "
         f"pieces {gaps.p50 * 1e3:.0f} ms (p50), {gaps.p99 * 1e3:.0f} ms (p99), "

@@ -18,10 +18,9 @@ from outrider.endpoint.requests import (
     MOST_BYTES,
     MOST_MESSAGES,
     MOST_PROMPTS,
-    NEUTRAL,
-    UNSERVED,
     ChatRequest,
 )
+from outrider.endpoint.served_fields import NEUTRAL, UNSERVED
 from outrider.endpoint.text_runner import TextRunner
 from outrider.text.prompts import SLICE, Parameters, PromptTooLong, make_request
 from tests.support.refusals import assert_refused
