@@ -1,0 +1,102 @@
+"""Inputs of a graph that adjust its logits before the choice: a mask of allowed ids, and ids whose
+logits change.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from inference.artifact import Bucket
+from inference.model.arithmetic import Arithmetic
+from inference.model.sampler import OUT_OF_REACH
+from inference.model.vocabulary import VocabularyShare
+
+_BITS = 32
+
+
+class MaskInputs(NamedTuple):
+    """A masked graph's inputs, by their names.
+
+    Changes are a factor and a bias: the factor divides a logit above 0 and multiplies one below,
+    and the bias is added behind it. A factor of 0 means that an id is not named.
+    """
+
+    allowed: Tensor  # [B, P, W] int32, a bit for each id, the lowest first
+    text_ids: Tensor  # [B, R] int32, distinct, whose logits change at all nodes of a row
+    text_changes: Tensor  # [B, R, 2] float32
+    node_ids: Tensor  # [B, P, M] int32, distinct, whose changes are others at that node
+    node_changes: Tensor  # [B, P, M, 2] float32
+
+    def adjusted(
+        self, logits: Tensor, ids: Tensor, share: VocabularyShare, by: Arithmetic
+    ) -> Tensor:  # [B, P, V]
+        """Return the logits of a rank's share with all changes, less OUT_OF_REACH where an id is
+        not allowed.
+
+        ids: [V] int32, those of the share
+        """
+        text = by.place(self.text_ids[:, None], self.text_changes[:, None], ids)  # [B, 1, V]
+        node = by.place(self.node_ids, self.node_changes, ids)
+        factors, biases = (
+            torch.where(node[0] > 0, own, shared) for own, shared in zip(node, text, strict=True)
+        )
+        factors = torch.where(factors > 0, factors, 1.0)
+        logits = torch.where(logits > 0, logits / factors, logits * factors) + biases
+        return torch.where(self._allows(ids, share), logits, logits - OUT_OF_REACH)
+
+    def _allows(self, ids: Tensor, share: VocabularyShare) -> Tensor:  # [B, P, V] bool
+        """Return which ids of the share are allowed.
+
+        Single bits are compared with themselves: no number is shifted right, and none is widened.
+        """
+        words = self.allowed
+        if share.ranks > 1:
+            words = words.unflatten(-1, (share.ranks, -1)).index_select(2, _rank(ids, share))
+            words = words[:, :, 0]
+        steps = torch.arange(_BITS, dtype=torch.int32, device=words.device)
+        bits = torch.bitwise_left_shift(torch.ones_like(steps), steps)
+        return ((words[..., None] & bits) == bits).flatten(2)[..., : len(ids)]
+
+
+class Scored(NamedTuple):
+    """Choices of a masked graph with log-probabilities at the row's temperature (1 where that is
+    0), before top-k, top-p and min-p.
+    """
+
+    chosen: Tensor  # [B, P] int32
+    logprob: Tensor  # [B, P] float32, of the chosen
+    ids: Tensor  # [B, P, k] int32, the likeliest, best first
+    logprobs: Tensor  # [B, P, k] float32, theirs
+
+    def joined(self) -> Tensor:  # [B, P, 2 + 2 k] float32, which is exact for ids
+        chosen = torch.stack((self.chosen.float(), self.logprob), -1)
+        return torch.cat((chosen, self.ids.float(), self.logprobs), -1)
+
+    @classmethod
+    def parted(cls, joined: Tensor) -> Scored:
+        """Return what joined() put together."""
+        ids, logprobs = joined[..., 2:].chunk(2, -1)
+        chosen = joined[..., 0].to(torch.int32)
+        return cls(chosen, joined[..., 1], ids.to(torch.int32), logprobs)
+
+
+def _rank(ids: Tensor, share: VocabularyShare) -> Tensor:  # [1] int32
+    """Return the number of the rank whose share has these ids."""
+    size = len(ids)
+    later = torch.arange(size, share.ranks * size, size, dtype=torch.int32, device=ids.device)
+    return (ids[:1] >= later).float().sum(-1, keepdim=True).to(torch.int32)
+
+
+def idle_masks(bucket: Bucket) -> dict[str, Tensor]:
+    """Return the mask inputs of an idle call of a masked bucket, by parameter name."""
+    rows, picks, changes, own = bucket.rows, bucket.picks, bucket.changes, bucket.nodes
+    return MaskInputs(
+        torch.full((rows, picks, bucket.words), -1, dtype=torch.int32),
+        torch.zeros(rows, changes, dtype=torch.int32),
+        torch.zeros(rows, changes, 2),
+        torch.zeros(rows, picks, own, dtype=torch.int32),
+        torch.zeros(rows, picks, own, 2),
+    )._asdict()
