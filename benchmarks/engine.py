@@ -29,7 +29,7 @@ from benchmarks.capacity.script import ScriptedTarget
 from benchmarks.harness import Flags, JsonFile, run, table_lines, write_json
 from grpc_comm.observability.server_events import OfModel
 from grpc_comm.observability.statistics import ModelTotals, Statistics
-from inference.backends import Segment
+from inference.backends import Chosen, Segment
 from inference.backends.batch import BatchShape, check_rows, pad
 from inference.engine.batch_runner import collect_rarely
 from inference.engine.engine import Engine
@@ -39,7 +39,6 @@ from inference.order import MOST_CREDIT, Decode
 from inference.proposer import BASE, Nodes, Proposal
 from inference.sampling import SamplingParams
 from inference.times import LatencyModel
-from inference.tree import IntArray
 
 CAPACITY, PROMPT, VOCABULARY = 2048, 600, 100_000
 MESSAGE, LEVELS = 32, 64
@@ -66,12 +65,12 @@ class NextToken(ScriptedTarget):
         self.padding, self.inside, self.between = list[float](), list[float](), list[float]()
         self._ended = time.thread_time()
 
-    def choose(self, segments: Sequence[Segment]) -> list[IntArray]:
+    def choose(self, segments: Sequence[Segment]) -> list[Chosen]:
         began = time.thread_time()
         self.between.append(began - self._ended)
         check_rows(segments)
         pad(segments, BatchShape.least(segments), CAPACITY)
-        chosen = [(segment.tokens[segment.pick] + 1) % VOCABULARY for segment in segments]
+        chosen = [Chosen((segment.tokens[segment.pick] + 1) % VOCABULARY) for segment in segments]
         self.padding.append(time.thread_time() - began)
         self.meanwhile()
         self._ended = time.thread_time()

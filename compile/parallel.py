@@ -4,8 +4,9 @@ the module of one rank, of which every graph is a call.
 Query heads go to ranks in order. Each rank needs the key-value head of its own queries, so
 key-value heads are repeated where there are fewer of them than ranks. The head is divided by ids.
 It ends at the tokenizer's last id, padded to 32 ids of every rank, so that target and draft have
-the same ids on a rank, and a rank's share of a mask is whole words. All ranks run one program, which does not know its rank: a weight
-numbers the rank's ids, and embeddings are divided along their width. Norms are whole on every rank.
+the same ids on a rank, and a rank's share of a mask is whole words. All ranks run one program,
+which does not know its rank: a weight numbers the rank's ids, and embeddings are divided along
+their width. Norms are whole on every rank.
 """
 
 from __future__ import annotations

@@ -22,6 +22,7 @@ from inference.errors import BadArtifact
 from inference.file_model import Count, Record, Size, Text, read_record
 from inference.files import write_whole
 from inference.json_file import LARGEST, read_json, shown
+from inference.sampling import MOST_BIASES
 from inference.tree_shape import Branches
 
 NATIVE = ("trn2", "trn3")
@@ -114,7 +115,9 @@ class Bucket(Record):
                 f"{self}"
             )
         if self.masked and not (self.sampled and self.everywhere):
-            raise BadArtifact(f"a graph with masks is sampled and chooses at every node: got {self}")
+            raise BadArtifact(
+                f"a graph with masks is sampled and chooses at every node: got {self}"
+            )
 
     @property
     def masked(self) -> bool:

@@ -16,7 +16,7 @@ from contextlib import closing
 from typing import NamedTuple, Protocol
 
 from inference.draft_thread import CandidateSink, Drafter, Drafting, inline
-from inference.order import Decode, End, Progress
+from inference.order import Decode, End, Progress, TokenLogProb
 from inference.proposer import Proposer
 from inference.sampling import SamplingParams
 from inference.stats import Traffic
@@ -55,6 +55,7 @@ class Step(NamedTuple):
     tokens: tuple[int, ...]
     proposers: tuple[int, ...]  # [tokens] kind of the proposer that had named each, or NOBODY
     end: End = End.NOT
+    logprobs: tuple[TokenLogProb, ...] = ()  # [tokens] where they were asked for
 
 
 NOTHING = Step((), ())
@@ -123,4 +124,4 @@ class Loop:
         self.ended = progress.end is not End.NOT
         if not self.ended:
             self.drafting.hear(progress)
-        return Step(progress.tokens, progress.proposers, progress.end)
+        return Step(progress.tokens, progress.proposers, progress.end, progress.logprobs)

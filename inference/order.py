@@ -52,6 +52,14 @@ class Decode:
             raise InvalidRequest(f"a text ends at a length of 1 or more: got {self.end}")
 
 
+class TokenLogProb(NamedTuple):
+    """A token's log-probability, and those of the likeliest tokens in its place, best first."""
+
+    value: float
+    ids: tuple[int, ...]  # [likeliest]
+    values: tuple[float, ...]  # [likeliest]
+
+
 class Progress(NamedTuple):
     """Tokens committed beyond a reader's cursor, and counts. Sums are over the whole session."""
 
@@ -70,6 +78,7 @@ class Progress(NamedTuple):
     sessions: int  # sessions in the last forward
     room: int  # candidates that a forward takes from this session at present
     end: End
+    logprobs: tuple[TokenLogProb, ...] = ()  # [tokens] where they were asked for
 
 
 class Opened(NamedTuple):
@@ -78,6 +87,7 @@ class Opened(NamedTuple):
     reused: int  # prompt tokens whose keys were in the prefix cache
     queue_seconds: float  # time spent waiting for a row and for forwards
     prefill_seconds: float  # time of the prompt's forwards
+    logprobs: tuple[TokenLogProb, ...] = ()  # of the prompt's tokens but the first, where asked for
 
 
 @dataclass

@@ -12,6 +12,9 @@ import secrets
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from enum import Enum
+from functools import cached_property
+from hashlib import sha256
 from typing import Any, TypeAlias
 
 from inference.errors import InvalidRequest
@@ -24,6 +27,46 @@ SEED_BITS = 63
 LEAST_TEMPERATURE, GREATEST_TEMPERATURE = 1e-3, 1e3
 """Bounds of T > 0. Beyond them, logits / T is too large or too small for float32 to compare."""
 
+LEAST_REPETITION, GREATEST_REPETITION = 0.01, 100.0
+MOST_PENALTY = 2.0
+MOST_BIAS, MOST_BIASES = 100.0, 300
+MOST_LOGPROBS = 20
+"""Bounds of the parameters that change logits and report log-probabilities, as OpenAI has them."""
+
+MOST_GRAMMAR = 64 * 1024
+"""Bytes of a grammar's text at most."""
+
+
+class GrammarKind(Enum):
+    """The language in which a grammar is written."""
+
+    JSON_SCHEMA = "json_schema"
+    REGEX = "regex"
+    EBNF = "ebnf"  # the syntax of Lark, as llguidance reads it
+    CHOICE = "choice"  # a JSON list of strings, one of which is the text
+
+
+@dataclass(frozen=True)
+class Grammar:
+    """The form that an output has to have. Raises InvalidRequest for none, or for too long a one.
+
+    Whether it can be compiled is known to `Grammars` (inference/grammar.py) alone.
+    """
+
+    kind: GrammarKind
+    text: str
+
+    def __post_init__(self) -> None:
+        size = len(self.text.encode(errors="surrogatepass"))
+        if not 0 < size <= MOST_GRAMMAR:
+            raise InvalidRequest(f"a grammar has 1 to {MOST_GRAMMAR} bytes: got {size}")
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 of kind and text, by which compiled grammars are known."""
+        whole = f"{self.kind.value}\n{self.text}"
+        return sha256(whole.encode(errors="surrogatepass")).hexdigest()
+
 
 @dataclass(frozen=True)
 class SamplingParams:
@@ -33,6 +76,15 @@ class SamplingParams:
     top_k: int = 0  # 0: off
     top_p: float = 1.0  # 1: off
     seed: int = 0  # seed of the noise: 0 to 2**63 - 1
+    min_p: float = 0.0  # 0: off; the least chance, as a share of the likeliest token's
+    repetition_penalty: float = 1.0  # 1: off; of tokens in prompt and output
+    presence_penalty: float = 0.0  # subtracted once from the logits of the output's tokens
+    frequency_penalty: float = 0.0  # subtracted as often as a token stands in the output
+    logit_bias: tuple[tuple[int, float], ...] = ()  # ids, and what is added to their logits
+    grammar: Grammar | None = None  # the output's form
+    logprobs: int | None = None  # likeliest tokens that are reported beside the chosen one's chance
+    prompt_logprobs: bool = False  # the prompt's own tokens are reported, too
+    made: int = 0  # tokens at the end of the prompt that are output: of a text that goes on here
 
     def __post_init__(self) -> None:
         if (
@@ -47,14 +99,52 @@ class SamplingParams:
             raise InvalidRequest(f"top_p must be above 0 and at most 1 (off): got {self.top_p}")
         if not 0 <= self.seed < 2**SEED_BITS:
             raise InvalidRequest(f"seed must be 0 to 2**{SEED_BITS} - 1: got {self.seed}")
+        if not 0 <= self.min_p <= 1:
+            raise InvalidRequest(f"min_p must be 0 (off) to 1: got {self.min_p}")
+        self._check_changes()
+        self._check_reports()
+
+    def _check_changes(self) -> None:
+        """Raise InvalidRequest for a penalty or a bias out of bounds."""
+        if not LEAST_REPETITION <= self.repetition_penalty <= GREATEST_REPETITION:
+            allowed = f"{LEAST_REPETITION} to {GREATEST_REPETITION} (1: off)"
+            raise InvalidRequest(
+                f"repetition_penalty must be {allowed}: got {self.repetition_penalty}"
+            )
+        for name in ("presence_penalty", "frequency_penalty"):
+            if not -MOST_PENALTY <= (value := getattr(self, name)) <= MOST_PENALTY:
+                allowed = f"-{MOST_PENALTY} to {MOST_PENALTY}"
+                raise InvalidRequest(f"{name} must be {allowed}: got {value}")
+        if len(self.logit_bias) > MOST_BIASES:
+            raise InvalidRequest(
+                f"logit_bias takes {MOST_BIASES} tokens at most: got {len(self.logit_bias)}"
+            )
+        if len({token for token, _ in self.logit_bias}) < len(self.logit_bias):
+            raise InvalidRequest("logit_bias names a token twice: each may have one bias")
+        for token, bias in self.logit_bias:
+            if token < 0 or not -MOST_BIAS <= bias <= MOST_BIAS:
+                raise InvalidRequest(
+                    f"logit_bias takes ids of 0 or more, and biases of -{MOST_BIAS} to "
+                    f"{MOST_BIAS}: got {token}: {bias}"
+                )
+
+    def _check_reports(self) -> None:
+        """Raise InvalidRequest for log-probabilities that cannot be reported."""
+        if self.logprobs is not None and not 0 <= self.logprobs <= MOST_LOGPROBS:
+            raise InvalidRequest(f"logprobs must be 0 to {MOST_LOGPROBS}: got {self.logprobs}")
+        if self.prompt_logprobs and self.logprobs is None:
+            raise InvalidRequest("prompt_logprobs needs logprobs: the number of likeliest tokens")
+        if self.made < 0:
+            raise InvalidRequest(f"made must be 0 or more tokens: got {self.made}")
 
     def on_the_wire(self) -> SamplingParams:
         """The parameters with fractions rounded to float32.
 
         Graphs and the wire carry float32, and both sides must use the same value.
         """
-        rounded = struct.unpack("<2f", struct.pack("<2f", self.temperature, self.top_p))
-        return replace(self, temperature=rounded[0], top_p=rounded[1])
+        rounded: dict[str, Any] = {name: _rounded(getattr(self, name)) for name in _FRACTIONS}
+        biases = tuple((token, _rounded(bias)) for token, bias in self.logit_bias)
+        return replace(self, logit_bias=biases, **rounded)
 
     @property
     def greedy(self) -> bool:
@@ -64,7 +154,29 @@ class SamplingParams:
     @property
     def truncated(self) -> bool:
         """Whether only the CANDIDATES most likely tokens can be chosen."""
-        return self.greedy or self.top_k > 0 or self.top_p < 1
+        return self.greedy or self.top_k > 0 or self.top_p < 1 or self.min_p > 0
+
+    @property
+    def adjusts(self) -> bool:
+        """Whether logits are changed before the choice: by penalties, biases or a grammar."""
+        penalties = self.repetition_penalty != 1 or self.presence_penalty or self.frequency_penalty
+        return bool(penalties or self.logit_bias or self.grammar is not None)
+
+    @property
+    def needs_rule(self) -> bool:
+        """Whether a target must be able to adjust logits, or to report log-probabilities."""
+        return self.adjusts or self.logprobs is not None
+
+
+_FRACTIONS = (
+    "temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
+)  # fmt: skip
+
+
+def _rounded(value: float) -> float:
+    """The nearest float32."""
+    rounded: float = struct.unpack("<f", struct.pack("<f", value))[0]
+    return rounded
 
 
 def random_seed() -> int:

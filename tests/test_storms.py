@@ -13,13 +13,12 @@ import pytest
 from grpc_comm.client.connection import connect
 from grpc_comm.client.patience import Patience
 from grpc_comm.server.server import BackgroundServer
-from inference.backends import Segment
+from inference.backends import Chosen, Segment
 from inference.backends.eager import EagerModel
 from inference.engine.engine import Engine
 from inference.engine.local_session import LocalSession
 from inference.order import Decode, Pace
 from inference.sampling import SamplingParams
-from inference.tree import IntArray
 from outrider.link.emulated_link import ShapedLink, shaped_link
 from tests.support import pairs
 from tests.support.drafts import proposers_of, text_of
@@ -32,7 +31,7 @@ PATIENCE = Patience(WAIT)
 class Unhurried(EagerModel):
     """A forward takes some milliseconds, so that there is time for something to happen."""
 
-    def choose(self, segments: Sequence[Segment]) -> list[IntArray]:
+    def choose(self, segments: Sequence[Segment]) -> list[Chosen]:
         time.sleep(0.004)
         return super().choose(segments)
 

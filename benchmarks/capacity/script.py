@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from inference.backends import Ranked, Segment
+from inference.backends import Chosen, Ranked, Segment
 from inference.proposer import BASE, Nodes, Proposal
 from inference.tree import IntArray
 
@@ -61,19 +61,20 @@ def next_tokens(seeds: IntArray, positions: IntArray, tokens: IntArray) -> IntAr
 class ScriptedTarget:
     """A Model that chooses by next_token()."""
 
-    copies_rows = True
+    copies_rows, masks = True, False
 
     def __init__(self, rows: int, capacity: int, max_nodes: int) -> None:
         self.rows, self.capacity, self.max_nodes = rows, capacity, max_nodes
 
-    def choose(self, segments: Sequence[Segment]) -> list[IntArray]:
+    def choose(self, segments: Sequence[Segment]) -> list[Chosen]:
         counts = [len(segment.pick) for segment in segments]
         seeds = np.repeat([segment.params.seed for segment in segments], counts)
         positions, tokens = (
             np.concatenate([getattr(segment, name)[segment.pick] for segment in segments])
             for name in ("positions", "tokens")
         )
-        return np.split(next_tokens(seeds, positions, tokens), np.cumsum(counts)[:-1])
+        chosen = np.split(next_tokens(seeds, positions, tokens), np.cumsum(counts)[:-1])
+        return [Chosen(tokens) for tokens in chosen]
 
     def rank(self, segments: Sequence[Segment], k: int) -> list[Ranked]:
         raise NotImplementedError("this model is a target")

@@ -11,7 +11,7 @@ from itertools import count
 from typing import NamedTuple
 
 from benchmarks.capacity.script import VOCABULARY, GrowingDraft, ScriptedTarget, Text
-from inference.backends import Segment
+from inference.backends import Chosen, Segment
 from inference.backends.batch import BatchShape
 from inference.backends.timed import TimeProfile
 from inference.engine.engine import Engine
@@ -20,7 +20,6 @@ from inference.planner.profiling import emulated_target
 from inference.proposer import Nodes
 from inference.sampling import SamplingParams
 from inference.times import LatencyModel
-from inference.tree import IntArray
 
 NODES = 64
 """Nodes of one session in a forward, the root included."""
@@ -97,7 +96,7 @@ class VirtualTarget(ScriptedTarget):
     def padded(self, rows: int, nodes: int) -> tuple[int, int]:
         return self._profile.padded(rows, nodes)
 
-    def choose(self, segments: Sequence[Segment]) -> list[IntArray]:
+    def choose(self, segments: Sequence[Segment]) -> list[Chosen]:
         shape, began = BatchShape.least(segments), self._clock.now
         seconds = self._profile.seconds(shape.rows, shape.nodes, shape.slots) + self._late
         self._clock.works(seconds)

@@ -14,14 +14,13 @@ import numpy as np
 
 from benchmarks.capacity.script import VOCABULARY, ScriptedTarget
 from benchmarks.floor.laws import Law, Machine
-from inference.backends import Segment
+from inference.backends import Chosen, Segment
 from inference.engine.engine import Engine
 from inference.engine.session import Session
 from inference.order import Decode, End
 from inference.proposer import BASE, Nodes, Proposal
 from inference.sampling import SamplingParams
 from inference.times import LatencyModel, Shape
-from inference.tree import IntArray
 
 MOST_NODES, CHUNK = 64, 256
 LENGTH = 2_048
@@ -65,17 +64,20 @@ class TimedTarget(ScriptedTarget):
         self._machine, self._clock = machine, clock
         self.made = list[Shape]()
 
-    def choose(self, segments: Sequence[Segment]) -> list[IntArray]:
+    def choose(self, segments: Sequence[Segment]) -> list[Chosen]:
         nodes = max(len(segment.tokens) for segment in segments)
         self._clock.now += self._machine.seconds(len(segments), nodes, self._clock.now)
         self.made.append((len(segments), nodes))
         return [
-            np.array(
-                [
-                    mixed(one.params.seed, int(one.positions[at]), int(one.tokens[at])) % VOCABULARY
-                    for at in one.pick
-                ],
-                dtype=np.int32,
+            Chosen(
+                np.array(
+                    [
+                        mixed(one.params.seed, int(one.positions[at]), int(one.tokens[at]))
+                        % VOCABULARY
+                        for at in one.pick
+                    ],
+                    dtype=np.int32,
+                )
             )
             for one in segments
         ]

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from benchmarks.regret.prefixes import EMPTY, Prefixes
-from inference.backends import Ranked, Segment
+from inference.backends import Chosen, Ranked, Segment
 from inference.model.sampler import (
     Sampling,
     choose_greedy,
@@ -56,7 +56,7 @@ class PathModel:
     child: the number of the prefix that goes on with a token
     """
 
-    capacity, max_nodes, copies_rows = CAPACITY, MOST_NODES, True
+    capacity, max_nodes, copies_rows, masks = CAPACITY, MOST_NODES, True, False
 
     def __init__(self, child: Callable[[int, int], int], rows: int) -> None:
         self.rows, self._child = rows, child
@@ -120,8 +120,8 @@ class PrefixModel(PathModel):
         other._held, other._lengths = np.zeros_like(self._held), np.zeros_like(self._lengths)
         return other
 
-    def choose(self, segments: Sequence[Segment]) -> list[IntArray]:
-        return [self.choices(self._picked(segment), segment.params) for segment in segments]
+    def choose(self, segments: Sequence[Segment]) -> list[Chosen]:
+        return [Chosen(self.choices(self._picked(segment), segment.params)) for segment in segments]
 
     def rank(self, segments: Sequence[Segment], k: int) -> list[Ranked]:
         return [self.guesses(self._picked(segment), segment.params, k) for segment in segments]

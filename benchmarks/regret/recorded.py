@@ -58,7 +58,7 @@ from benchmarks.regret.stage import (
 )
 from benchmarks.regret.study import Reading, Result, read
 from benchmarks.regret.texts import PROMPTS
-from inference.backends import Model, Ranked, Segment
+from inference.backends import Chosen, Model, Ranked, Segment
 from inference.backends.timed import find_profile
 from inference.decode import decode
 from inference.draft_thread import inline
@@ -67,7 +67,6 @@ from inference.flags.values import Counts, Words
 from inference.order import Decode
 from inference.sampling import SamplingParams
 from inference.text import Tokenizer
-from inference.tree import IntArray
 from outrider.draft_methods.model import find
 from outrider.models.loading import PREFILL_NODES, FoundModel
 from outrider.models.sequence_length import Capacity
@@ -110,9 +109,9 @@ class RecordedTarget(PathModel):
                 prefix = self._number(prefix, token)
                 self._next[prefix] = after
 
-    def choose(self, segments: Sequence[Segment]) -> list[IntArray]:
+    def choose(self, segments: Sequence[Segment]) -> list[Chosen]:
         return [
-            np.array([self._next.get(prefix, 0) for prefix in self._picked(one)], dtype=np.int32)
+            Chosen(np.array([self._next.get(at, 0) for at in self._picked(one)], dtype=np.int32))
             for one in segments
         ]
 

@@ -19,7 +19,7 @@ from benchmarks.regret.clock import Signal, VirtualClock
 from grpc_comm import messages
 from grpc_comm.client.remote_session import ACKNOWLEDGED_AT_ONCE
 from grpc_comm.proto import verifier_pb2 as pb
-from inference.backends import Model, Ranked, Segment
+from inference.backends import Chosen, Model, Ranked, Segment
 from inference.backends.batch import BatchShape
 from inference.backends.timed import TimeProfile
 from inference.engine.engine import Engine
@@ -28,7 +28,6 @@ from inference.order import Decode, End, Progress
 from inference.proposer import FRAMING_BYTES, Nodes
 from inference.sampling import SamplingParams
 from inference.stats import Traffic
-from inference.tree import IntArray
 
 
 class Link(NamedTuple):
@@ -50,10 +49,11 @@ class MeteredModel:
     def __init__(self, model: Model, profile: TimeProfile, spend: Callable[[float], None]) -> None:
         self.rows, self.capacity = model.rows, model.capacity
         self.max_nodes, self.copies_rows = model.max_nodes, model.copies_rows
+        self.masks = model.masks
         self.calls, self.seconds = 0, 0.0
         self._model, self._profile, self._spend = model, profile, spend
 
-    def choose(self, segments: Sequence[Segment]) -> list[IntArray]:
+    def choose(self, segments: Sequence[Segment]) -> list[Chosen]:
         self._spend_on(segments)
         return self._model.choose(segments)
 

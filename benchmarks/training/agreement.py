@@ -132,7 +132,7 @@ def write_texts(
         )
         for index, root, token in zip(going, roots, chosen, strict=True):
             rows[index].commit(root, [])
-            written[index].append(int(token[0]))
+            written[index].append(int(token.tokens[0]))
         going = [index for index in going if written[index][-1] not in stop_ids]
         if not going:
             break

@@ -41,9 +41,7 @@ class CallShape(NamedTuple):
         """The bucket of a graph of this shape. A prompt's is greedy in any case."""
         if self.prefill:
             return prefill_bucket(self.rows, self.nodes, self.slots, junk)
-        return verify_bucket(
-            self.rows, self.nodes, self.slots, junk, sampled=sampled, words=words
-        )
+        return verify_bucket(self.rows, self.nodes, self.slots, junk, sampled=sampled, words=words)
 
 
 Calls = Mapping[CallShape, float]

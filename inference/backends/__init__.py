@@ -15,6 +15,8 @@ from inference.sampling import SamplingParams
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from inference.token_rule import Adjustment
+
 
 class Shared(NamedTuple):
     """The part of another model's cache, a draft's target, that all nodes of a segment see."""
@@ -34,6 +36,17 @@ class KnownFeatures(NamedTuple):
     at: Callable[[NDArray[np.int32]], Tensor]
 
 
+class Scoring(NamedTuple):
+    """Log-probabilities that are reported at the picked nodes of a segment.
+
+    likeliest: how many tokens are reported beside that one
+    of: [p] the token at each node; None: the chosen one
+    """
+
+    likeliest: int
+    of: NDArray[np.int32] | None = None
+
+
 class Segment(NamedTuple):
     """One row's share of a forward: n new nodes, where their keys are written, and what they
     see.
@@ -51,6 +64,25 @@ class Segment(NamedTuple):
     draft: Segment | None = None  # the draft's share, in a round that one graph drafts and verifies
     shared: Shared | None = None  # for a model that reads another's cache, too
     features: KnownFeatures | None = None  # for a head, which reads its target's features
+    # What the logits at the picked nodes are adjusted by. It is asked once a call, when the logits
+    # are on their way: so it computes while a device computes. It may raise, which fails the call.
+    rule: Callable[[], Adjustment] | None = None
+    scoring: Scoring | None = None
+
+
+class LogProbs(NamedTuple):
+    """Log-probabilities at p nodes, of a token and of the k likeliest ones, best first."""
+
+    values: NDArray[np.float32]  # [p]
+    ids: NDArray[np.int32]  # [p, k]
+    likeliest: NDArray[np.float32]  # [p, k]
+
+
+class Chosen(NamedTuple):
+    """The token chosen at each picked node of a segment, and what was to be reported there."""
+
+    tokens: NDArray[np.int32]  # [p]
+    logprobs: LogProbs | None = None  # where the segment has a scoring
 
 
 class Ranked(NamedTuple):
@@ -67,11 +99,12 @@ class Model(Protocol):
     capacity: int
     max_nodes: int  # new nodes of one row in one call
     copies_rows: bool  # whether copy_row may be called
+    masks: bool  # whether a segment may have a rule or a scoring
 
-    def choose(self, segments: Sequence[Segment]) -> list[NDArray[np.int32]]:
+    def choose(self, segments: Sequence[Segment]) -> list[Chosen]:
         """Write the new nodes' keys and return the token chosen at each picked node.
 
-        The result has one [p] array for each segment. Rows must be distinct.
+        The result has one Chosen for each segment. Rows must be distinct.
         """
         ...
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from inference.backends import Ranked, Segment
+from inference.backends import Chosen, Ranked, Segment
 from inference.model.sampler import (
     Sampling,
     choose_greedy,
@@ -20,11 +20,10 @@ from inference.model.sampler import (
     rank,
     rank_greedy,
 )
-from inference.tree import IntArray
 
 
-def choose_at(logits: Tensor, positions: Tensor, segments: Sequence[Segment]) -> list[IntArray]:
-    """Return the token chosen at each picked node: [p] for each segment.
+def choose_at(logits: Tensor, positions: Tensor, segments: Sequence[Segment]) -> list[Chosen]:
+    """Return the token chosen at each picked node of each segment.
 
     logits: [B, P, V] float32
     positions: [B, P] int32, of the chosen tokens
@@ -39,7 +38,7 @@ def choose_at(logits: Tensor, positions: Tensor, segments: Sequence[Segment]) ->
         choose = choose_mixed if some else choose_open
         chosen = choose(logits, _sampling(logits, segments), positions, 1 + spread)
     table = chosen.cpu().numpy()
-    return [table[row, : len(segment.pick)] for row, segment in enumerate(segments)]
+    return [Chosen(table[row, : len(segment.pick)]) for row, segment in enumerate(segments)]
 
 
 def rank_at(logits: Tensor, positions: Tensor, segments: Sequence[Segment], k: int) -> list[Ranked]:

@@ -16,9 +16,18 @@ import torch
 from torch import Tensor
 
 from inference.artifact import Bucket, Manifest, check_files, read_manifest
-from inference.backends import Ranked, Segment
+from inference.backends import Chosen, Ranked, Segment
 from inference.backends.batch import check_rows
-from inference.backends.graph_calls import cost, fits, holds, inputs_of, picked, unstacked
+from inference.backends.graph_calls import (
+    cost,
+    fits,
+    holds,
+    inputs_of,
+    joined,
+    picked,
+    picking,
+    unstacked,
+)
 from inference.backends.target_features import (
     NOTHING,
     FeatureForm,
@@ -61,11 +70,12 @@ class CompiledModel:
         self.cache, first = cache, cache.keys[0]
         self.rows, self.capacity = len(first), first.shape[1] - 1
         self.max_nodes = max(bucket.nodes for bucket in graphs)
+        self.masks = any(bucket.masked for bucket in graphs)
         self.dtype, self.device = first.dtype, first.device
         self.graphs = dict(sorted(graphs.items(), key=lambda pair: cost(pair[0])))
 
     @torch.no_grad()
-    def choose(self, segments: Sequence[Segment]) -> list[IntArray]:
+    def choose(self, segments: Sequence[Segment]) -> list[Chosen]:
         check_rows(segments)
         bucket = next((bucket for bucket in self.graphs if holds(bucket, segments)), None)
         if bucket is not None:
@@ -121,7 +131,7 @@ class CompiledModel:
     def _copy_cache(self, source: int, target: int, slots: int) -> None:
         copy_slots(self.cache, source, target, slots)
 
-    def _call(self, bucket: Bucket, segments: Sequence[Segment]) -> list[IntArray]:
+    def _call(self, bucket: Bucket, segments: Sequence[Segment]) -> list[Chosen]:
         inputs = inputs_of(bucket, segments)
         chosen, keys, values, *features = self.graphs[bucket](**inputs)
         write_slots(self.cache, inputs["rows"], inputs["slots"], unstacked(keys, values))
@@ -134,7 +144,7 @@ class CompiledModel:
             (returned,) = features
             self._kept.write(inputs["rows"], inputs["slots"], returned)
 
-    def _in_turn(self, segments: Sequence[Segment]) -> list[IntArray]:
+    def _in_turn(self, segments: Sequence[Segment]) -> list[Chosen]:
         """Answer rows that no graph holds together, in as few calls as the graphs allow.
 
         As many rows as the largest graph takes are a call. Chunks of prompts are apart from trees.
@@ -151,7 +161,7 @@ class CompiledModel:
             return self.choose(segments[:most]) + self.choose(segments[most:])
         chunk = [len(segment.pick) == 1 < len(segment.tokens) for segment in segments]
         if any(chunk) and not all(chunk):
-            answers = dict[int, IntArray]()
+            answers = dict[int, Chosen]()
             for kind in (True, False):
                 places = [place for place, is_chunk in enumerate(chunk) if is_chunk == kind]
                 made = self.choose([segments[place] for place in places])
@@ -160,7 +170,7 @@ class CompiledModel:
         half = len(segments) // 2
         return self.choose(segments[:half]) + self.choose(segments[half:])
 
-    def _in_parts(self, segment: Segment) -> IntArray:
+    def _in_parts(self, segment: Segment) -> Chosen:
         """Compute one row in several calls.
 
         A tree that spans more depths than a graph has noise for is computed again for the deeper
@@ -184,13 +194,11 @@ class CompiledModel:
         self.choose([head])
         return self.choose([tail])[0]
 
-    def _by_depth(self, segment: Segment, levels: int) -> IntArray:
+    def _by_depth(self, segment: Segment, levels: int) -> Chosen:
         positions = segment.positions[segment.pick]
         near = positions < positions.min() + levels
-        chosen = np.empty(len(positions), dtype=np.int32)
-        for part in (near, ~near):
-            chosen[part] = self.choose([segment._replace(pick=segment.pick[part])])[0]
-        return chosen
+        parts = [np.flatnonzero(part).astype(np.int32) for part in (near, ~near)]
+        return joined([self.choose([picking(segment, part)])[0] for part in parts], parts)
 
 
 def _cut(segment: Segment, size: int) -> tuple[Segment, Segment]:

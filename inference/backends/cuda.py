@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from inference.backends import Ranked, Segment
+from inference.backends import Chosen, Ranked, Segment
 from inference.backends.batch import Batch, BatchShape, pad
 from inference.backends.choices import ranked_rows
 from inference.backends.eager import SLOT_STEP, EagerModel
@@ -28,7 +28,6 @@ from inference.model.sampler import (
     rank_greedy,
 )
 from inference.sampling import SamplingParams
-from inference.tree import IntArray
 
 Outputs = tuple[Tensor, ...]
 Replay = Callable[[], Outputs]
@@ -137,10 +136,10 @@ class CudaModel(EagerModel):
         self._recorded.clear()  # what was recorded before keeps none
 
     @torch.no_grad()
-    def choose(self, segments: Sequence[Segment]) -> list[IntArray]:
+    def choose(self, segments: Sequence[Segment]) -> list[Chosen]:
         shape = self._shape(segments)
         (table,) = self._call(segments, shape, _chooser(segments, shape.nodes))
-        return [table[row, : len(segment.pick)] for row, segment in enumerate(segments)]
+        return [Chosen(table[row, : len(segment.pick)]) for row, segment in enumerate(segments)]
 
     @torch.no_grad()
     def rank(self, segments: Sequence[Segment], k: int) -> list[Ranked]:

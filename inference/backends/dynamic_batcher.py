@@ -9,8 +9,7 @@ import threading
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, Generic, TypeVar
 
-from inference.backends import Model, Ranked, Segment
-from inference.tree import IntArray
+from inference.backends import Chosen, Model, Ranked, Segment
 
 T = TypeVar("T")
 
@@ -38,11 +37,11 @@ class DynamicBatcher:
             model.max_nodes,
             model.copies_rows,
         )
-        self._model = model
+        self.masks, self._model = model.masks, model
         self._turn, self._line_lock = threading.Lock(), threading.Lock()
         self._line: dict[Hashable, list[_Asked[Any]]] = {}
 
-    def choose(self, segments: Sequence[Segment]) -> list[IntArray]:
+    def choose(self, segments: Sequence[Segment]) -> list[Chosen]:
         """Compute this call alone: it is mostly prompt chunks, which would be padded to the
         longest.
         """

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from inference.backends import Ranked, Segment
+from inference.backends import Chosen, Ranked, Segment
 from inference.backends.batch import BatchShape, check_rows, pad
 from inference.backends.choices import choose_at, rank_at
 from inference.backends.target_features import FeatureForm, FeatureStore
@@ -27,7 +27,7 @@ class EagerModel:
     keys, values: [layers, rows, kv heads, capacity + 1, head dim]
     """
 
-    copies_rows = True
+    copies_rows = masks = True
 
     def __init__(self, decoder: Decoder, *, rows: int, capacity: int, max_nodes: int) -> None:
         self.rows, self.capacity, self.max_nodes = rows, capacity, max_nodes
@@ -46,7 +46,7 @@ class EagerModel:
         return self._kept.read(row, slots)
 
     @torch.no_grad()
-    def choose(self, segments: Sequence[Segment]) -> list[IntArray]:
+    def choose(self, segments: Sequence[Segment]) -> list[Chosen]:
         return choose_at(*self._forward(segments), segments)
 
     @torch.no_grad()

@@ -22,7 +22,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from inference.artifact import NATIVE, Manifest
-from inference.backends import Ranked, Segment
+from inference.backends import Chosen, Ranked, Segment
 from inference.backends.batch import BatchShape, check_rows, pad
 from inference.backends.choices import rank_at
 from inference.backends.compiled import WEIGHTS
@@ -131,7 +131,7 @@ def _after_parents(
 class EagleModel:
     """A head and its caches: `rows` rows of `capacity` slots. Its sequences are FeatureSequence."""
 
-    copies_rows = False
+    copies_rows, masks = False, True
 
     def __init__(self, head: EagleHead, *, rows: int, capacity: int, max_nodes: int) -> None:
         self.rows, self.capacity, self.max_nodes = rows, capacity, max_nodes
@@ -154,8 +154,8 @@ class EagleModel:
         logits = self._head.logits(self._states[rows, slots])
         return rank_at(logits, positions + 1, segments, k)
 
-    def choose(self, segments: Sequence[Segment]) -> list[IntArray]:
-        return [ranked.ids[:, 0] for ranked in self.rank(segments, 1)]
+    def choose(self, segments: Sequence[Segment]) -> list[Chosen]:
+        return [Chosen(ranked.ids[:, 0]) for ranked in self.rank(segments, 1)]
 
     def padded(self, rows: int, nodes: int) -> tuple[int, int]:
         return rows, nodes

@@ -16,7 +16,7 @@ from typing import NamedTuple, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from inference.backends import Ranked, Segment
+from inference.backends import Chosen, Ranked, Segment
 from inference.backends.batch import check_rows
 from inference.backends.gguf_branches import BranchSequences, Memory
 from inference.backends.gguf_library import SEQUENCES, GgufContext, GgufFacts, TokenBatch
@@ -54,7 +54,7 @@ class GgufModel:
     device: cpu, or cuda:N for the N-th GPU
     """
 
-    copies_rows = True
+    copies_rows = masks = True
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class GgufModel:
         self._branches = BranchSequences(context, SEQUENCES, rows, capacity)
         self._tokens: IntArray = np.zeros((rows, capacity), dtype=np.int32)
 
-    def choose(self, segments: Sequence[Segment]) -> list[IntArray]:
+    def choose(self, segments: Sequence[Segment]) -> list[Chosen]:
         return self._each(segments, lambda segment, logits: choose_of_row(logits, segment))
 
     def rank(self, segments: Sequence[Segment], k: int) -> list[Ranked]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from inference.backends import Ranked, Segment
+from inference.backends import Chosen, Ranked, Segment
 from inference.sampling import CANDIDATES, threefry2x32
 from inference.tree import IntArray
 
@@ -19,13 +19,13 @@ _OUT_OF_REACH = np.float32(1e9)
 """Subtracted from the scores of tokens that top-k or top-p excludes."""
 
 
-def choose_of_row(logits: Floats, segment: Segment) -> IntArray:  # [p]
+def choose_of_row(logits: Floats, segment: Segment) -> Chosen:
     """Return the token chosen at each picked node.
 
     logits: [p, V], of the picked nodes
     """
     if segment.params.greedy:
-        return np.asarray(logits.argmax(-1), dtype=np.int32)
+        return Chosen(np.asarray(logits.argmax(-1), dtype=np.int32))
     import torch
 
     from inference.backends.choices import choose_at, chosen_positions

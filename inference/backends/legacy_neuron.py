@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from inference.backends import Ranked, Segment
+from inference.backends import Chosen, Ranked, Segment
 from inference.backends.batch import check_rows
 from inference.backends.choices import choose_at, chosen_positions
 from inference.backends.neuron import runtime_error
@@ -80,6 +80,7 @@ class LegacyNeuronModel:
     """
 
     rows = 1
+    masks = False
     copies_rows = False  # there is no other one
 
     def __init__(
@@ -104,7 +105,7 @@ class LegacyNeuronModel:
         raise InvalidRequest("--device neuron-legacy has one row: there is none to copy")
 
     @torch.no_grad()
-    def choose(self, segments: Sequence[Segment]) -> list[IntArray]:
+    def choose(self, segments: Sequence[Segment]) -> list[Chosen]:
         check_rows(segments)
         return [self._choose(segment) for segment in segments]
 
@@ -124,7 +125,7 @@ class LegacyNeuronModel:
                 f"{(time.perf_counter() - start) * 1000:.1f} ms"
             )
 
-    def _choose(self, segment: Segment) -> IntArray:  # [p]
+    def _choose(self, segment: Segment) -> Chosen:
         check_chain(segment)
         logits = self._forward(segment.tokens, int(segment.positions[0]))[
             :, torch.tensor(segment.pick, dtype=torch.int64)

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from inference.artifact import Bucket, Manifest, RoundBucket
-from inference.backends import Segment
+from inference.backends import Chosen, Segment
 from inference.backends.compiled import CompiledModel
 from inference.backends.fused import fill_round, fused_part, in_rounds
 from inference.backends.graph_calls import inputs_of, picked
@@ -153,7 +153,7 @@ class NeuronModel(CompiledModel):
             )
         self._run(COPY, copy_inputs(source, target))
 
-    def _call(self, bucket: Bucket, segments: Sequence[Segment]) -> list[IntArray]:
+    def _call(self, bucket: Bucket, segments: Sequence[Segment]) -> list[Chosen]:
         draws = draws_of(segments)
         inputs = inputs_of(bucket, segments)
         chosen, *features = self._drawing(draws, bucket.name, inputs)
@@ -240,7 +240,7 @@ class _NeuronDraft(CompiledModel):
         super().__init__(graphs, shape_of_cache(manifest, part.config))
         self._beside = beside
 
-    def _call(self, bucket: Bucket, segments: Sequence[Segment]) -> list[IntArray]:
+    def _call(self, bucket: Bucket, segments: Sequence[Segment]) -> list[Chosen]:
         inputs = under_draft_names(inputs_of(bucket, segments))
         (chosen,) = self._beside.call(bucket.name, inputs)
         return picked(bucket, chosen, segments)

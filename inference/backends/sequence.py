@@ -51,7 +51,7 @@ class ModelSequence:
 
         The nodes' keys are provisional until commit(). Raises LimitExceeded when slots run out.
         """
-        return self.model.choose([self.prepare(tree)])[0]
+        return self.model.choose([self.prepare(tree)])[0].tokens
 
     def prepare(self, tree: TokenTree) -> Segment:
         """This row's segment of a call that chooses a token at every node.

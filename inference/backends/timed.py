@@ -16,12 +16,11 @@ from typing import Annotated, TypeVar
 
 from pydantic import AfterValidator, Field
 
-from inference.backends import Model, Ranked, Segment
+from inference.backends import Chosen, Model, Ranked, Segment
 from inference.backends.batch import BatchShape
 from inference.errors import InvalidRequest
 from inference.file_model import Count, Line, Record, read_record
 from inference.json_file import GREATEST, read_json
-from inference.tree import IntArray
 
 PROFILES = Path(__file__).parents[1] / "data" / "profiles"
 """The bundled profiles, one NAME.json each. python -m benchmarks.time_profiles makes them."""
@@ -146,9 +145,9 @@ class TimedModel:
         self.profile = profile
         self.forwards = self.overruns = 0
         self.emulated_seconds = self.late_seconds = 0.0
-        self.real = model
+        self.masks, self.real = model.masks, model
 
-    def choose(self, segments: Sequence[Segment]) -> list[IntArray]:
+    def choose(self, segments: Sequence[Segment]) -> list[Chosen]:
         return self._timed(segments, lambda: self.real.choose(segments))
 
     def rank(self, segments: Sequence[Segment], k: int) -> list[Ranked]:

@@ -28,6 +28,7 @@ from inference.engine.graph_rounds import GraphRounds
 from inference.engine.scheduler import Scheduler
 from inference.engine.session import Opening, Session
 from inference.errors import InvalidRequest, LimitExceeded, Unavailable
+from inference.grammar import Grammars
 from inference.order import Decode, Opened, Progress
 from inference.proposer import Nodes
 from inference.sampling import SamplingParams
@@ -48,6 +49,7 @@ class Engine:
     branches: whether a forward may hold trees; else it holds each session's likeliest chain.
     drafter: the draft beside the target.
     graphs: the draft within the target's graphs.
+    grammars: makes the rules of texts with a grammar; None where no text may have one.
     when_idle: makes a short call of the model while nobody has a session; whether it made one. It
     is called on the thread of the forwards.
     clock: returns seconds.
@@ -66,13 +68,14 @@ class Engine:
         branches: bool = True,
         drafter: ColocatedDrafter | None = None,
         graphs: GraphRounds | None = None,
+        grammars: Grammars | None = None,
         when_idle: Callable[[Engine], bool] | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.model, self.max_tree_nodes = model, max_tree_nodes
         self.sequence_length, self.vocabulary = sequence_length, vocabulary
         self.listeners: list[EventListener] = []
-        self._clock, self._when_idle = clock, when_idle
+        self._clock, self._when_idle, self._grammars = clock, when_idle, grammars
         self._admission = Admission(model, waiting)
         self._lock = self._admission.lock
         self._calibrations: defaultdict[str, Calibration] = defaultdict(Calibration)  # by tenant

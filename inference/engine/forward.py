@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, NamedTuple, TypeAlias, TypeVar
 
 from inference.accept import Verdict, accept_matches
-from inference.backends import Segment
+from inference.backends import Chosen, Segment
 from inference.engine.calibration import CommittedStep
 from inference.engine.events import Commit, Forward
 from inference.engine.scheduler import BatchPlan, ForwardSeconds
@@ -18,7 +18,7 @@ from inference.tree import IntArray, TokenTree
 
 T = TypeVar("T")
 
-ModelCall: TypeAlias = Callable[[Sequence[Segment]], Sequence[IntArray]]
+ModelCall: TypeAlias = Callable[[Sequence[Segment]], Sequence[Chosen | IntArray]]
 """A call of the model: one answer per segment."""
 
 
@@ -88,7 +88,7 @@ def read(items: Sequence[BatchItem], answers: Sequence[Any]) -> list[Any]:
         if isinstance(item, TreeItem) and not isinstance(answers[index], Exception)
     ]
     if trees:
-        walked = accept_matches([items[i].tree for i in trees], [answers[i] for i in trees])
+        walked = accept_matches([items[i].tree for i in trees], [answers[i].tokens for i in trees])
         for index, verdict in zip(trees, walked, strict=True):
             found[index] = verdict
     return found

@@ -54,33 +54,11 @@ class MaskInputs(NamedTuple):
         """
         words = self.allowed
         if share.ranks > 1:
-            words = words.unflatten(-1, (share.ranks, -1)).index_select(2, _rank(ids, share))
-            words = words[:, :, 0]
+            parts = words.view(*words.shape[:2], share.ranks, -1)
+            words = parts.index_select(2, _rank(ids, share)).squeeze(2)
         steps = torch.arange(_BITS, dtype=torch.int32, device=words.device)
         bits = torch.bitwise_left_shift(torch.ones_like(steps), steps)
         return ((words[..., None] & bits) == bits).flatten(2)[..., : len(ids)]
-
-
-class Scored(NamedTuple):
-    """Choices of a masked graph with log-probabilities at the row's temperature (1 where that is
-    0), before top-k, top-p and min-p.
-    """
-
-    chosen: Tensor  # [B, P] int32
-    logprob: Tensor  # [B, P] float32, of the chosen
-    ids: Tensor  # [B, P, k] int32, the likeliest, best first
-    logprobs: Tensor  # [B, P, k] float32, theirs
-
-    def joined(self) -> Tensor:  # [B, P, 2 + 2 k] float32, which is exact for ids
-        chosen = torch.stack((self.chosen.float(), self.logprob), -1)
-        return torch.cat((chosen, self.ids.float(), self.logprobs), -1)
-
-    @classmethod
-    def parted(cls, joined: Tensor) -> Scored:
-        """Return what joined() put together."""
-        ids, logprobs = joined[..., 2:].chunk(2, -1)
-        chosen = joined[..., 0].to(torch.int32)
-        return cls(chosen, joined[..., 1], ids.to(torch.int32), logprobs)
 
 
 def _rank(ids: Tensor, share: VocabularyShare) -> Tensor:  # [1] int32

@@ -33,8 +33,9 @@ from inference.model.vocabulary import (
     leading,
     likeliest,
     lowest_best,
+    scores_of,
 )
-from inference.sampling import CANDIDATES, SamplingParams
+from inference.sampling import CANDIDATES, MOST_LOGPROBS, SamplingParams
 
 _MORE = 8
 """Scores looked at beyond the candidates', to know whether the last candidate has equals. Engines
@@ -57,6 +58,7 @@ class Sampling(NamedTuple):
     top_k: Tensor  # [B] int32
     top_p: Tensor  # [B] float32
     seed: Tensor  # [B, 2] int32: the low and the high word
+    min_p: Tensor  # [B] float32
 
     @classmethod
     def of(cls, rows: Sequence[SamplingParams], device: torch.device) -> Sampling:
@@ -66,6 +68,7 @@ class Sampling(NamedTuple):
             torch.tensor([p.top_k for p in rows], dtype=torch.int32, device=device),
             torch.tensor([p.top_p for p in rows], dtype=torch.float32, device=device),
             words.to(torch.int32).to(device),
+            torch.tensor([p.min_p for p in rows], dtype=torch.float32, device=device),
         )
 
     def scaled(self, logits: Tensor) -> Tensor:  # [B, P, V] -> [B, P, V]
@@ -78,7 +81,7 @@ class Sampling(NamedTuple):
 
     @property
     def truncated(self) -> Tensor:  # [B] bool
-        return (self.temperature == 0) | (self.top_k > 0) | (self.top_p < 1)
+        return (self.temperature == 0) | (self.top_k > 0) | (self.top_p < 1) | (self.min_p > 0)
 
 
 def choose_greedy(
@@ -96,6 +99,7 @@ class Candidates(NamedTuple):
 
     ids: Tensor  # [B, P, C] int32
     scores: Tensor  # [B, P, C] logit / T, less OUT_OF_REACH where excluded
+    whole: Tensor  # [B, P, C] logit / T
     noise: Tensor | None  # [B, P, C] of these ids, where it was asked for
     log_mass: Tensor  # [B, P, 1] log of the full softmax's denominator
     ranked: Tensor  # [B, P] bool
@@ -125,12 +129,14 @@ def _candidates(
     hot = sampling.temperature > 0
     limit = torch.where(hot & (sampling.top_k > 0), sampling.top_k, scores.shape[-1])[:, None, None]
     top_p = torch.where(hot & (sampling.top_p < 1), sampling.top_p, 2.0)[:, None, None]
-    kept = (rank < limit) & (before < top_p)
+    min_p = torch.where(hot, sampling.min_p, 0.0)[:, None, None]
+    kept = (rank < limit) & (before < top_p) & (torch.exp(scores - best) >= min_p)
     least = torch.where(kept, scores, best).amin(-1, keepdim=True)
     kept = (scores >= least) & (beyond < scores)
     return Candidates(
         found.ids,
         torch.where(kept, scores, scores - OUT_OF_REACH),
+        scores,
         found.noise,
         log_mass,
         (beyond < best)[..., 0],
@@ -222,11 +228,54 @@ def choose_drawn(
     share: VocabularyShare = WHOLE_VOCABULARY,
 ) -> Tensor:  # [B, P, V], [B, P, V] -> [B, P] int32
     """Choose tokens as choose_mixed() does, with noise that was made before."""
-    found = _candidates(logits, sampling, by, drawn, share)
+    return _choose(_candidates(logits, sampling, by, drawn, share), logits, sampling, drawn, share)
+
+
+def _choose(
+    found: Candidates, logits: Tensor, sampling: Sampling, drawn: Tensor, share: VocabularyShare
+) -> Tensor:  # [B, P] int32
     assert found.noise is not None, "it was asked for"
     greedy, open_ = best_ids(share, logits, sampling.scaled(logits) + drawn)
     truncated = _best_candidate(sampling, found, found.noise, greedy)
     return torch.where(sampling.truncated[:, None], truncated, open_)
+
+
+class Scored(NamedTuple):
+    """Choices with log-probabilities at the row's temperature (1 where that is 0), before top-k,
+    top-p and min-p.
+    """
+
+    chosen: Tensor  # [B, P] int32
+    logprob: Tensor  # [B, P] float32, of the chosen
+    ids: Tensor  # [B, P, k] int32, the likeliest, best first
+    logprobs: Tensor  # [B, P, k] float32, theirs
+
+    def joined(self) -> Tensor:  # [B, P, 2 + 2 k] float32, which is exact for ids
+        chosen = torch.stack((self.chosen.float(), self.logprob), -1)
+        return torch.cat((chosen, self.ids.float(), self.logprobs), -1)
+
+    @classmethod
+    def parted(cls, joined: Tensor) -> Scored:
+        """Return what joined() put together."""
+        ids, logprobs = joined[..., 2:].chunk(2, -1)
+        chosen = joined[..., 0].to(torch.int32)
+        return cls(chosen, joined[..., 1], ids.to(torch.int32), logprobs)
+
+
+def choose_scored(
+    logits: Tensor,
+    sampling: Sampling,
+    drawn: Tensor,
+    by: Arithmetic = HOST,
+    share: VocabularyShare = WHOLE_VOCABULARY,
+) -> Scored:
+    """Choose tokens as choose_drawn() does, and score them and the likeliest MOST_LOGPROBS."""
+    found = _candidates(logits, sampling, by, drawn, share)
+    chosen = _choose(found, logits, sampling, drawn, share)
+    score = scores_of(share, sampling.scaled(logits), chosen)
+    logprobs = (found.whole - found.log_mass)[..., :MOST_LOGPROBS]
+    likeliest = found.ids[..., :MOST_LOGPROBS]
+    return Scored(chosen, score - found.log_mass[..., 0], likeliest, logprobs)
 
 
 def rank_greedy(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:

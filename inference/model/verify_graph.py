@@ -5,11 +5,12 @@ Neuron's `StatefulGraph` writes them out of place and reassigns its buffers.
 
 Both have one set of inputs, which name the row of the caches that each row of the call stands for.
 Without `pick` it chooses at every node. Without the sampling inputs it is greedy; with them it
-serves any mixture of rows. With those of MaskInputs besides, it adjusts the logits and returns what
-choose_scored() does in place of the chosen ids. A `VerifyGraph` makes noise where it is needed; a `StatefulGraph` reads
-what it was told to make before (inference/model/noise_window.py). A `StatefulGraph` that is given
-`rows` alone copies a row of its caches; given `rows`, `after` and `seed` alone, it makes noise. It
-is the same module because graphs of one package share state and signature.
+serves any mixture of rows. With those of MaskInputs besides, it adjusts the logits, and returns
+what choose_scored() does in place of the chosen ids. A `VerifyGraph` makes noise where it is
+needed; a `StatefulGraph` reads what it was told to make before (inference/model/noise_window.py).
+A `StatefulGraph` that is given `rows` alone copies a row of its caches; given `rows`, `after` and
+`seed` alone, it makes noise. It is the same module because graphs of one package share state and
+signature.
 
 A graph that was told of `kept` layers returns features, too: their inputs at every node, as
 `Decoder.forward` gives them. Ranks that share a model all have them whole.
@@ -64,7 +65,7 @@ class _ChoosingGraph(CachedGraph):
         sampling: Sampling | None,
         masks: MaskInputs | None,
     ) -> tuple[Tensor, Hidden]:
-        """Return chosen [B, P] int32, or what choose_scored() does, and what the decoder computed."""
+        """Return what choice() does, and what the decoder computed."""
         tokens, rows, positions, context_mask, tree_mask, pick = inputs
         out: Hidden = self.decoder(
             tokens, rows, positions, context_mask, tree_mask, pick, self.cache(), kept=self._kept
@@ -82,14 +83,17 @@ def choice(
     masks: MaskInputs | None,
     by: Arithmetic,
 ) -> Tensor:
-    """Return what a graph chooses from a decoder's logits and noise [B, P, V]; greedy without it."""
+    """Return what a graph chooses: [B, P] int32, or as choose_scored() joins it where it is masked.
+
+    drawn: noise [B, P, V]; without it and sampling the choice is greedy
+    """
     share = decoder.share
     if sampling is None or drawn is None:
         return choose_greedy(logits, share)
     if masks is None:
         return choose_drawn(logits, sampling, drawn, by, share)
     logits = masks.adjusted(logits, decoder.token_ids(), share, by)
-    return choose_scored(logits, sampling, drawn, by, share)
+    return choose_scored(logits, sampling, drawn, by, share).joined()
 
 
 def sampling_of(*inputs: Tensor | None) -> Sampling | None:

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 import numpy as np
 from numpy.typing import NDArray
 
-from inference.backends import Ranked, Segment
+from inference.backends import Chosen, Ranked, Segment
 from inference.engine.colocated_drafter import ColocatedDrafter
 from inference.engine.engine import Engine
 from inference.engine.events import Commit, EngineEvent, Evicted, Forward, Prefilled
@@ -64,7 +64,7 @@ class Exact:
     calls: rows of each forward, and nodes of the largest of them.
     """
 
-    max_nodes, copies_rows = 64, True
+    max_nodes, copies_rows, masks = 64, True, False
 
     def __init__(
         self,
@@ -83,13 +83,13 @@ class Exact:
         self._tokens = np.zeros((rows, capacity), dtype=np.int64)
         self._positions = np.full((rows, capacity), -1)
 
-    def choose(self, segments: Sequence[Segment]) -> list[IntArray]:
+    def choose(self, segments: Sequence[Segment]) -> list[Chosen]:
         nodes = max(len(segment.tokens) for segment in segments)
         self.calls.append((len(segments), nodes))
         self._clock.now += self.cost(*self.padded(len(segments), nodes))
         if self.during is not None:
             self.during()
-        return [self._chosen(segment) for segment in segments]
+        return [Chosen(self._chosen(segment)) for segment in segments]
 
     def rank(self, segments: Sequence[Segment], k: int) -> list[Ranked]:
         raise NotImplementedError

@@ -38,7 +38,7 @@ def assert_rows_are_independent(
                 _segment(0, _tree(nodes, vocabulary, rng), CONTEXT, params),
                 _other_row(vocabulary, rng),
             ]
-        )[0]
+        )[0].tokens
         parts = cache.stacked() if cache is not None and not cache.keys[0].is_meta else ()
         kept = [part[:, 0, [CONTEXT, CONTEXT + 1]] for part in parts]
         seen.append((torch.from_numpy(chosen[:2].copy()), *kept))

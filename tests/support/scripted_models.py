@@ -11,8 +11,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from inference.backends import Ranked, Segment
-from inference.tree import IntArray
+from inference.backends import Chosen, Ranked, Segment
 from tests.support import exact
 from tests.support.exact import GREEDY, next_token
 
@@ -84,7 +83,7 @@ def with_masks(says: Says, at_masks: Says) -> Says:
 class ScriptedModel:
     """A Model that says what a script says."""
 
-    copies_rows = False
+    copies_rows = masks = False
 
     def __init__(
         self, says: Says, *, rows: int = 1, capacity: int = 1200, max_nodes: int = 64
@@ -94,8 +93,8 @@ class ScriptedModel:
         self._says = says
         self._tokens, self._positions = np.full((2, rows, capacity), -1, dtype=np.int32)
 
-    def choose(self, segments: Sequence[Segment]) -> list[IntArray]:
-        return [ranked.ids[:, 0] for ranked in self.rank(segments, 1)]
+    def choose(self, segments: Sequence[Segment]) -> list[Chosen]:
+        return [Chosen(ranked.ids[:, 0]) for ranked in self.rank(segments, 1)]
 
     def rank(self, segments: Sequence[Segment], k: int) -> list[Ranked]:
         self.calls += 1

@@ -30,13 +30,12 @@ from grpc_comm.security import SecurityOptions
 from grpc_comm.server.server import BackgroundServer, Target, serve
 from grpc_comm.translate import PROTOCOL_VERSION, Description
 from grpc_comm.transport import Address
-from inference.backends import Ranked, Segment
+from inference.backends import Chosen, Ranked, Segment
 from inference.decode import TargetSession
 from inference.engine.engine import Engine
 from inference.order import Decode, End, Progress
 from inference.proposer import BASE, NOBODY, Nodes, Proposal
 from inference.sampling import SamplingParams
-from inference.tree import IntArray
 from tests.support.repository import ROOT
 
 LOOPBACK = Address("127.0.0.1", 0)
@@ -53,7 +52,7 @@ class Successor:
     `gate` holds it up.
     """
 
-    capacity, max_nodes, copies_rows = 60_000, 64, True
+    capacity, max_nodes, copies_rows, masks = 60_000, 64, True, False
 
     def __init__(self, rows: int) -> None:
         self.rows = rows
@@ -61,13 +60,13 @@ class Successor:
         self.gate, self.entered = threading.Event(), threading.Event()
         self.gate.set()
 
-    def choose(self, segments: Sequence[Segment]) -> list[IntArray]:
+    def choose(self, segments: Sequence[Segment]) -> list[Chosen]:
         self.calls += [segment.row for segment in segments]
         self.entered.set()
         assert self.gate.wait(WAIT)
         if any(FAULTY in segment.tokens for segment in segments):
             raise RuntimeError("a private reason")
-        return [(segment.tokens[segment.pick] + 1) % FAULTY for segment in segments]
+        return [Chosen((segment.tokens[segment.pick] + 1) % FAULTY) for segment in segments]
 
     def rank(self, segments: Sequence[Segment], k: int) -> list[Ranked]:
         raise NotImplementedError

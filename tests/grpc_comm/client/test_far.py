@@ -16,12 +16,11 @@ from grpc_comm.client.patience import Patience
 from grpc_comm.client.received import MOST_UNREAD
 from grpc_comm.observability.statistics import Statistics
 from grpc_comm.proto import verifier_pb2 as pb
-from inference.backends import Segment
+from inference.backends import Chosen, Segment
 from inference.engine.engine import Engine
 from inference.errors import Mismatch, OutriderError
 from inference.order import MOST_CREDIT, Decode
 from inference.sampling import SamplingParams
-from inference.tree import IntArray
 from outrider.link.emulated_link import LinkShape, shaped_link
 from tests.support.rogue_target import OPENED, asked, tokens
 from tests.support.wire_fixtures import (
@@ -41,7 +40,7 @@ from tests.support.wire_fixtures import (
 class Paced(Successor):
     """A forward takes some milliseconds."""
 
-    def choose(self, segments: Sequence[Segment]) -> list[IntArray]:
+    def choose(self, segments: Sequence[Segment]) -> list[Chosen]:
         time.sleep(0.004)
         return super().choose(segments)
 

@@ -21,7 +21,7 @@ from grpc_comm.client.patience import Patience
 from grpc_comm.client.remote_session import RemoteSession
 from grpc_comm.server import sender
 from grpc_comm.server.server import BackgroundServer
-from inference.backends import Segment
+from inference.backends import Chosen, Segment
 from inference.backends.eager import EagerModel
 from inference.decode import Step
 from inference.engine.engine import Engine
@@ -29,7 +29,6 @@ from inference.engine.local_session import LocalSession
 from inference.errors import OutriderError, Unavailable
 from inference.order import Decode, End, Pace
 from inference.sampling import SamplingParams
-from inference.tree import IntArray
 from outrider.link.emulated_link import ShapedLink, shaped_link
 from tests.support import pairs
 from tests.support.drafts import proposers_of, text_of
@@ -69,7 +68,7 @@ class Halting(EagerModel):
         )
         self.halted, self.gate = threading.Event(), threading.Event()
 
-    def choose(self, segments: Sequence[Segment]) -> list[IntArray]:
+    def choose(self, segments: Sequence[Segment]) -> list[Chosen]:
         self.halt -= 1
         if self.halt == 0:
             self.halted.set()

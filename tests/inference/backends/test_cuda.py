@@ -91,8 +91,8 @@ def test_rows_of_one_call_keep_their_sampling_and_an_idle_row_disturbs_none(
     eager = EagerModel(target, rows=4, capacity=model.capacity, max_nodes=64)
     calls = [segment(6, params, row) for row, params in ((3, OPEN), (0, GREEDY), (2, WARM))]
     for _ in range(3):
-        assert [row.tolist() for row in model.choose(calls)] == [
-            row.tolist() for row in eager.choose(calls)
+        assert [row.tokens.tolist() for row in model.choose(calls)] == [
+            row.tokens.tolist() for row in eager.choose(calls)
         ]
         ours, theirs = model.rank(calls, 2), eager.rank(calls, 2)
         assert [ranked.ids.tolist() for ranked in ours] == [
@@ -180,7 +180,8 @@ def test_shapes_beyond_the_most_run_as_they_are(
 def test_results_are_not_written_over_by_later_calls(target: Decoder) -> None:
     model, _ = recorded(target)
     calls = [
-        model.choose([segment(4, SamplingParams(1.0, seed=seed))])[0] for seed in (1, 1, 1, 2, 3)
+        model.choose([segment(4, SamplingParams(1.0, seed=seed))])[0].tokens
+        for seed in (1, 1, 1, 2, 3)
     ]
     assert calls[0].tolist() == calls[1].tolist() == calls[2].tolist()
     assert calls[2].tolist() != calls[4].tolist()

@@ -88,7 +88,7 @@ def test_rows_that_do_not_fit_into_one_decode_are_computed_in_several(cells: Cel
     chosen = model.choose([sequence.prepare(siblings(14)) for sequence in rows])
     assert cells.decodes - before == 2
     for row, ids in enumerate(chosen):
-        assert ids.tolist()[1:] == after([row, *PROMPT, 0], range(1, 15))
+        assert ids.tokens.tolist()[1:] == after([row, *PROMPT, 0], range(1, 15))
 
 
 def test_a_position_beyond_the_row_is_refused(cells: Cells) -> None:

@@ -184,7 +184,7 @@ def test_rows_of_one_call_keep_their_sampling(subject: Subject, mixture: tuple[i
     by_itself = [one.choose(tree).tolist() for one in sequences]
     for turn in (1, -1):  # in either order of rows
         call = [one.prepare(tree) for one in sequences][::turn]
-        together = [chosen.tolist() for chosen in subject.model.choose(call)][::turn]
+        together = [chosen.tokens.tolist() for chosen in subject.model.choose(call)][::turn]
         assert together == by_itself
 
 

@@ -165,14 +165,14 @@ def test_a_call_goes_to_the_smallest_graph_that_fits(
 def test_rows_that_no_graph_holds_together_are_answered_in_turn(served: Served) -> None:
     """Prompts have graphs of one row; a chunk of one goes apart from another row's tree."""
     chunks = [segment(row, 12)._replace(pick=np.array([11], dtype=np.int32)) for row in range(ROWS)]
-    alone_ = [served.model.choose([chunk])[0].tolist() for chunk in chunks]
+    alone_ = [served.model.choose([chunk])[0].tokens.tolist() for chunk in chunks]
     del served.neuron.calls[:]
-    assert [one.tolist() for one in served.model.choose(chunks)] == alone_
+    assert [one.tokens.tolist() for one in served.model.choose(chunks)] == alone_
     assert served.neuron.calls == ["prefill_b1_t16_s72_greedy"] * 2
     tree = segment(1, 2, first=20)
     found = served.model.choose([chunks[0], tree])
-    assert found[0].tolist() == alone_[0]
-    assert found[1].tolist() == served.model.choose([tree])[0].tolist()
+    assert found[0].tokens.tolist() == alone_[0]
+    assert found[1].tokens.tolist() == served.model.choose([tree])[0].tokens.tolist()
     assert served.neuron.calls[2:4] == ["prefill_b1_t16_s72_greedy", "verify_b2_t2_s32_greedy"]
     assert served.model.padded(2, 16) == (2, 16)
     assert served.model.padded(1, 8) == (1, 8)

@@ -10,7 +10,7 @@ from functools import partial
 import pytest
 import torch
 
-from inference.backends import Ranked, Segment
+from inference.backends import Chosen, Ranked, Segment
 from inference.backends.eager import EagerModel
 from inference.backends.substitute_model import SharedCacheModel, SharedSequence
 from inference.drafters.draft import Draft
@@ -24,7 +24,6 @@ from inference.planner.acceptance_file import read_acceptance
 from inference.proposer import COLOCATED
 from inference.sampling import SamplingParams
 from inference.times import DraftTimes, LatencyModel
-from inference.tree import IntArray
 from tests.support import pairs
 from tests.support.clock import Clock
 from tests.support.exact import opened
@@ -41,7 +40,7 @@ class Timed(EagerModel):
         super().__init__(decoder, rows=2, capacity=LENGTH + 64, max_nodes=64)
         self._clock = clock
 
-    def choose(self, segments: Sequence[Segment]) -> list[IntArray]:
+    def choose(self, segments: Sequence[Segment]) -> list[Chosen]:
         self._clock.now += 0.01
         return super().choose(segments)
 
@@ -63,7 +62,7 @@ class Watched(SharedCacheModel):
         assert all(map(torch.equal, before, self.read.tensors))
         return answer
 
-    def choose(self, segments: Sequence[Segment]) -> list[IntArray]:
+    def choose(self, segments: Sequence[Segment]) -> list[Chosen]:
         self.chosen += 1
         return super().choose(segments)
 

@@ -21,11 +21,11 @@ import pytest
 
 from compile.ops.pass_time import pass_time
 from compile.spec import CompileSpec, verify_bucket
-from inference.backends import Ranked, Segment, timed
+from inference.backends import Chosen, Ranked, Segment, timed
 from inference.backends.timed import TimedModel, TimeProfile, find_profile, profile_names
 from inference.model.config import read_config
 from inference.sampling import SamplingParams
-from inference.tree import IntArray, TokenTree
+from inference.tree import TokenTree
 from outrider.cli import main
 from outrider.options.roles import ROLES, ServingRole
 from outrider.target.target import READY
@@ -71,7 +71,7 @@ class Slow(Successor):
         super().__init__(rows=2)
         self.clock, self.seconds = clock, seconds
 
-    def choose(self, segments: Sequence[Segment]) -> list[IntArray]:
+    def choose(self, segments: Sequence[Segment]) -> list[Chosen]:
         self.clock.now += self.seconds
         return super().choose(segments)
 
@@ -83,7 +83,7 @@ def test_a_forward_takes_the_profiles_time(clock: Clock) -> None:
     model = TimedModel(Slow(clock, 0.1), profile(0.02, node=0.001))
     chosen = model.choose([segment(0, 3), segment(1, 20)])
     assert clock.now == pytest.approx(4 * 64 * 0.001)  # 2 rows run as 4, 20 nodes as 64
-    assert [row.tolist() for row in chosen] == [list(range(1, 4)), list(range(1, 21))]
+    assert [row.tokens.tolist() for row in chosen] == [list(range(1, 4)), list(range(1, 21))]
     assert model.rank([segment(0, 1)], 2)[0].ids.shape == (1, 2)
     assert clock.now == pytest.approx(0.256 + 0.02)
     assert model.emulated_seconds == pytest.approx(0.256 + 0.02)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from inference.backends import Ranked, Segment
+from inference.backends import Chosen, Ranked, Segment
 from inference.backends.eager import EagerModel
 from inference.backends.eagle_model import EagleModel
 from inference.backends.target_features import FeatureSequence
@@ -30,7 +30,6 @@ from inference.planner.acceptance_file import read_acceptance
 from inference.proposer import COLOCATED
 from inference.sampling import SamplingParams
 from inference.times import DraftTimes, LatencyModel
-from inference.tree import IntArray
 from tests.support import heads, pairs
 from tests.support.clock import Clock
 from tests.support.drafts import text_of
@@ -51,7 +50,7 @@ class TimedTarget(EagerModel):
 
     clock: Clock
 
-    def choose(self, segments: Sequence[Segment]) -> list[IntArray]:
+    def choose(self, segments: Sequence[Segment]) -> list[Chosen]:
         self.clock.now += FORWARD
         return super().choose(segments)
 

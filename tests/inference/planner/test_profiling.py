@@ -15,7 +15,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from inference.backends import Model, Ranked, Segment
+from inference.backends import Chosen, Model, Ranked, Segment
 from inference.backends.eager import EagerModel
 from inference.backends.sequence import ModelSequence
 from inference.backends.timed import find_profile
@@ -32,7 +32,7 @@ from inference.planner.profiling import (
 )
 from inference.sampling import SamplingParams
 from inference.times import LatencyModel, Shape
-from inference.tree import IntArray, TokenTree
+from inference.tree import TokenTree
 from tests.support.models import TINY, random_decoder, tiny_model
 
 LENGTH = 500
@@ -50,6 +50,7 @@ class Clocked:
     """
 
     rows, capacity, max_nodes, copies_rows = 4, 1_000, 256, False
+    masks = False
 
     def __init__(
         self, seconds: Callable[[int, int], float], sizes: Sequence[int] = (), first: float = 3.0
@@ -57,9 +58,9 @@ class Clocked:
         self.now, self.calls = 0.0, list[tuple[int, int]]()
         self.seconds, self.sizes, self.first = seconds, sizes, first
 
-    def choose(self, segments: Sequence[Segment]) -> list[IntArray]:
+    def choose(self, segments: Sequence[Segment]) -> list[Chosen]:
         self._pass(segments)
-        return [segment.tokens for segment in segments]
+        return [Chosen(segment.tokens) for segment in segments]
 
     def rank(self, segments: Sequence[Segment], k: int) -> list[Ranked]:
         self._pass(segments)
