@@ -74,9 +74,7 @@ def inputs_of(bucket: Bucket, segments: Sequence[Segment]) -> dict[str, Tensor]:
 
 
 def _masks(bucket: Bucket, segments: Sequence[Segment]) -> dict[str, Tensor]:
-    """Return the mask inputs of a call. Rows without a rule, and nodes that are not picked, have
-    those of an idle call.
-    """
+    """Return the mask inputs of a call. Rows without a rule have those of an idle call."""
     inputs = idle_masks(bucket)
     for row, segment in enumerate(segments):
         if segment.rule is not None:
