@@ -31,6 +31,13 @@ class TargetSession(CandidateSink, Protocol):
     @property
     def traffic(self) -> Traffic: ...
 
+    @property
+    def prompt_logprobs(self) -> tuple[TokenLogProb, ...]:
+        """Those of the prompt's tokens but the first, where they were asked for: known before the
+        first progress.
+        """
+        ...
+
     def open(self, prompt: Sequence[int], params: SamplingParams) -> None:
         """Begin a text. An error that refuses the session is raised here or by receive()."""
         ...

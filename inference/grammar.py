@@ -1,11 +1,40 @@
-"""Grammars of a tokenizer, compiled by llguidance: the one module that knows it."""
+"""Grammars of a tokenizer, compiled by llguidance, which this file and grammar_check.py alone know.
+
+A grammar is checked once, and compiled for each text: copies of a compiled one would share a lexer
+and its bound, so that a neighbour's text could end another.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, TypeVar
 
-from inference.sampling import SamplingParams
+import numpy as np
+
+from inference.errors import InvalidRequest
+from inference.sampling import Grammar, GrammarKind, SamplingParams
 from inference.token_rule import TokenRule
+from inference.tree import IntArray
+
+if TYPE_CHECKING:
+    from llguidance import LLTokenizer
+
+T = TypeVar("T")
+
+KEPT = 1000
+"""Latest grammars of which it is kept whether they can be compiled."""
+
+SECONDS_AT_ONCE, SECONDS_A_MASK = 0.5, 0.005
+"""Processor time that a text's grammar may take at once, and that each mask adds to it."""
+
+ONE_LINE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+"""JSON is written in one line, as models mostly write it. A schema's own "x-guidance" may say
+otherwise.
+"""
 
 
 class Grammars:
@@ -16,12 +45,153 @@ class Grammars:
     """
 
     def __init__(self, tokenizer_json: str, vocabulary: int, stop_ids: Sequence[int]) -> None:
-        raise NotImplementedError
+        self._json, self._vocabulary = tokenizer_json, vocabulary
+        self._stop_ids = sorted(token for token in stop_ids if 0 <= token < vocabulary)
+        self._tokenizer: LLTokenizer | None = None
+        self._lock = threading.Lock()
+        self._checked: OrderedDict[str, str] = OrderedDict()  # digest -> why it is refused, or ""
+
+    def prepare(self) -> LLTokenizer:
+        """Read the tokenizer, which takes a second of Python for 150,000 ids; return it.
+
+        The first grammar does so, too, if nobody has done it before.
+        """
+        from llguidance import LLTokenizer
+
+        with self._lock:
+            if self._tokenizer is None:
+                self._tokenizer = LLTokenizer(
+                    self._json, n_vocab=self._vocabulary, eos_token=self._stop_ids
+                )
+            return self._tokenizer
 
     def rule(self, prompt: Sequence[int], params: SamplingParams) -> TokenRule | None:
         """Return the rule of a text; None where nothing adjusts its logits.
 
-        The first text with a grammar compiles it. Raises InvalidRequest for a grammar that cannot
-        be compiled, or that the prompt's last `made` tokens break.
+        Raises InvalidRequest for a grammar that cannot be compiled, or that the prompt's last
+        `made` tokens break.
         """
-        raise NotImplementedError
+        if not params.adjusts:
+            return None
+        matcher = None if params.grammar is None else self._matcher(params.grammar)
+        return TokenRule(prompt, params, matcher)
+
+    def _matcher(self, grammar: Grammar) -> GrammarMatcher:
+        if not self._stop_ids:
+            raise InvalidRequest(
+                "this model names no token that ends a text: it takes no grammar, since no text "
+                "could be complete"
+            )
+        text = _written(grammar)
+        if refused := self._refused(grammar.digest, text):
+            raise InvalidRequest(f"the grammar is refused: {refused}")
+        return GrammarMatcher(self.prepare(), text, self._vocabulary, self._stop_ids)
+
+    def _refused(self, digest: str, text: str) -> str:
+        """Return why the grammar cannot be compiled; nothing where it can."""
+        from inference.grammar_check import check
+
+        with self._lock:
+            known = self._checked.get(digest)
+        said = check(text) if known is None else known
+        with self._lock:
+            self._checked[digest] = said
+            self._checked.move_to_end(digest)
+            if len(self._checked) > KEPT:
+                self._checked.popitem(last=False)
+        return said
+
+
+def _written(grammar: Grammar) -> str:
+    """Return a grammar as llguidance reads it. Raises InvalidRequest."""
+    from llguidance import LLMatcher
+
+    kind, text = grammar.kind, grammar.text
+    if kind is GrammarKind.REGEX:
+        return LLMatcher.grammar_from_regex(text)
+    if kind is GrammarKind.EBNF:
+        return LLMatcher.grammar_from_lark(text)
+    if kind is GrammarKind.CHOICE:
+        literals = [json.dumps(choice, ensure_ascii=False) for choice in _choices(text)]
+        return LLMatcher.grammar_from_lark(f"start: {' | '.join(literals)}")
+    try:
+        return LLMatcher.grammar_from_json_schema(text, defaults=ONE_LINE)
+    except ValueError as error:
+        said = next(iter(str(error).splitlines()), "no JSON")
+        raise InvalidRequest(f"the schema cannot be read: {said[:200]}") from error
+
+
+def _choices(text: str) -> list[str]:
+    """Return the strings of a JSON list. Raises InvalidRequest for anything else."""
+    try:
+        choices = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InvalidRequest(f"choices are a JSON list of strings: {error}") from error
+    if not isinstance(choices, list) or not choices:
+        raise InvalidRequest("choices are a JSON list of at least one string")
+    if not all(isinstance(choice, str) and choice for choice in choices):
+        raise InvalidRequest("choices are strings that are not empty")
+    return choices
+
+
+class GrammarMatcher:
+    """A Matcher of one text. Behind a complete text stop ids alone may follow.
+
+    words: of a set of the tokenizer's ids
+    """
+
+    def __init__(
+        self, tokenizer: LLTokenizer, grammar: str, vocabulary: int, stop_ids: Sequence[int]
+    ) -> None:
+        """Raises InvalidRequest where the grammar cannot be compiled, or allows no text."""
+        from inference.grammar_check import begin
+
+        self.words = -(-vocabulary // 32)
+        self._vocabulary, self._stop_ids = vocabulary, frozenset(stop_ids)
+        self._ended = 0  # stop ids that were consumed
+        self._left = SECONDS_AT_ONCE  # of the processor
+        self._state = begin(tokenizer, grammar)
+        self.fill(np.zeros(self.words, dtype=np.int32))  # what cannot begin is refused at once
+
+    def consume(self, token: int) -> bool:
+        stops = token in self._stop_ids
+        if self._ended or (stops and self._state.is_accepting()):
+            self._ended += stops
+            return stops
+        known = 0 <= token < self._vocabulary
+        return known and self._timed(lambda: self._state.try_consume_tokens([token])) == 1
+
+    def rollback(self, count: int) -> None:
+        ended = min(count, self._ended)
+        self._ended -= ended
+        if count > ended:
+            self._timed(lambda: self._state.rollback(count - ended))
+
+    def fill(self, allowed: IntArray) -> None:  # [words]
+        self._left = min(self._left + SECONDS_A_MASK, SECONDS_AT_ONCE)
+        if not self._ended:
+            at, size = allowed.ctypes.data, allowed.nbytes
+            self._timed(lambda: self._state.unsafe_compute_mask_ptr(at, size))
+            return
+        allowed[:] = 0
+        for token in self._stop_ids:
+            allowed[token >> 5] |= np.uint32(1 << (token & 31)).astype(np.int32)
+
+    def forced(self) -> Sequence[int]:
+        return () if self._ended else self._timed(self._state.compute_ff_tokens)
+
+    def _timed(self, work: Callable[[], T]) -> T:
+        """Do work of the grammar within its time. Raises InvalidRequest where it cannot go on."""
+        from inference.grammar_check import error_of
+
+        began = time.thread_time()
+        done = work()
+        self._left -= time.thread_time() - began
+        if self._state.is_error():
+            raise InvalidRequest(f"the grammar cannot go on: {error_of(self._state)}")
+        if self._left < 0:
+            raise InvalidRequest(
+                f"the grammar takes too long: it may take {SECONDS_A_MASK * 1000:.0f} ms a token, "
+                f"and {SECONDS_AT_ONCE} s at once"
+            )
+        return done

@@ -48,24 +48,28 @@ class GrammarKind(Enum):
 
 @dataclass(frozen=True)
 class Grammar:
-    """The form that an output has to have. Raises InvalidRequest for none, or for too long a one.
+    """The form that an output has to have. Raises InvalidRequest for an empty or too long text.
 
-    Whether it can be compiled is known to `Grammars` (inference/grammar.py) alone.
+    `Grammars` (inference/grammar.py) alone knows whether it can be compiled.
     """
 
     kind: GrammarKind
     text: str
 
     def __post_init__(self) -> None:
-        size = len(self.text.encode(errors="surrogatepass"))
+        try:
+            size = len(self.text.encode())
+        except UnicodeEncodeError as error:
+            raise InvalidRequest(
+                f"the grammar is no Unicode text: half of a pair stands at {error.start}"
+            ) from error
         if not 0 < size <= MOST_GRAMMAR:
             raise InvalidRequest(f"a grammar has 1 to {MOST_GRAMMAR} bytes: got {size}")
 
     @cached_property
     def digest(self) -> str:
         """SHA-256 of kind and text, by which compiled grammars are known."""
-        whole = f"{self.kind.value}\n{self.text}"
-        return sha256(whole.encode(errors="surrogatepass")).hexdigest()
+        return sha256(f"{self.kind.value}\n{self.text}".encode()).hexdigest()
 
 
 @dataclass(frozen=True)

@@ -6,22 +6,27 @@ committed tokens and the node's path, and no candidate can change a text.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from inference.errors import InvalidRequest
 from inference.sampling import SamplingParams
 from inference.tree import IntArray, TreeNodes
 
 FloatArray = NDArray[np.float32]
 
+TokenPath = Sequence[int]
+"""Tokens from below a tree's root down to a node."""
+
 
 class Adjustment(NamedTuple):
     """What the logits at p picked nodes are adjusted by.
 
-    A row is padded with id 0, factor 1 and bias 0, so that the padding adds a change of 0.
+    A row of ids is padded with id 0, factor 1 and bias 0, which change nothing.
     """
 
     allowed: IntArray | None  # [p, ceil(V / 32)] a bit for each id, lowest first; None: all are
@@ -31,7 +36,11 @@ class Adjustment(NamedTuple):
 
 
 class Matcher(Protocol):
-    """The state of a grammar behind some tokens."""
+    """The state of a grammar behind some tokens. Any call may raise InvalidRequest: the grammar
+    takes more work than it may, and the matcher is of no use any more.
+    """
+
+    words: int  # 32-bit words of a set of ids
 
     def consume(self, token: int) -> bool:
         """Go on by a token; False where the grammar excludes it, and nothing changes."""
@@ -41,7 +50,7 @@ class Matcher(Protocol):
         """Take back the last `count` tokens."""
         ...
 
-    def fill(self, allowed: IntArray) -> None:  # [ceil(V / 32)]
+    def fill(self, allowed: IntArray) -> None:  # [words]
         """Set the bits of the ids that may follow, and clear all others."""
         ...
 
@@ -51,17 +60,25 @@ class Matcher(Protocol):
 
 
 class TokenRule:
-    """The rule of one text, as far as the text is committed."""
+    """The rule of one text, as far as the text is committed. One thread at a time.
+
+    What was committed is worked off by the next question, so that commit() can neither fail nor
+    take long. A question may raise what the matcher raises.
+    """
 
     def __init__(
         self, prompt: Sequence[int], params: SamplingParams, matcher: Matcher | None
     ) -> None:
         """Raises InvalidRequest where the prompt's last `made` tokens break the grammar."""
-        raise NotImplementedError
+        begin = len(prompt) - params.made
+        self._changes = _Changes(prompt[:begin], params)
+        self._matcher, self._position = matcher, begin
+        self._behind = list(prompt[begin:])
+        self._catch_up()
 
     def commit(self, tokens: Sequence[int]) -> None:
         """Go on by committed tokens."""
-        raise NotImplementedError
+        self._behind += tokens
 
     def adjust(self, tree: TreeNodes, nodes: Sequence[int]) -> Adjustment:
         """Return what adjusts the logits at these nodes of a tree.
@@ -69,12 +86,133 @@ class TokenRule:
         The root, whose parent is -1, is the last committed token. A node that the grammar excludes
         lets everything pass: the target never comes to it.
         """
-        raise NotImplementedError
+        self._catch_up()
+        paths = [_path_to(tree, node) for node in nodes]
+        return Adjustment(self._allowed(paths), *self._changes.behind(paths))
 
-    def forced(self, path: Sequence[int]) -> Sequence[int]:
+    def forced(self, path: TokenPath) -> Sequence[int]:
         """Return tokens that the grammar forces behind the committed text and this path."""
-        raise NotImplementedError
+        self._catch_up()
+        if self._matcher is None:
+            return ()
+        taken = _consumed(self._matcher, path)
+        tokens = self._matcher.forced() if taken == len(path) else ()
+        self._matcher.rollback(taken)
+        return tokens
 
-    def allows(self, path: Sequence[int], tokens: Sequence[int]) -> list[bool]:
+    def allows(self, path: TokenPath, tokens: Sequence[int]) -> list[bool]:
         """Return for each token whether it may follow the committed text and this path."""
-        raise NotImplementedError
+        self._catch_up()
+        allowed = self._allowed([path])
+        if allowed is None:
+            return [True] * len(tokens)
+        words, last = allowed[0], 32 * allowed.shape[1]
+        return [token < last and bool(words[token >> 5] >> (token & 31) & 1) for token in tokens]
+
+    def _catch_up(self) -> None:
+        """Work off what was committed."""
+        tokens, self._behind = self._behind, []
+        self._changes.commit(tokens)
+        for token in tokens:
+            if self._matcher is not None and not self._matcher.consume(token):
+                raise InvalidRequest(
+                    f"the text breaks its grammar: token {token} at position {self._position}"
+                )
+            self._position += 1
+
+    def _allowed(self, paths: Sequence[TokenPath]) -> IntArray | None:  # [paths, words]
+        """Return the ids that may follow each path. The paths are walked depth first, so that
+        each node is consumed once.
+        """
+        matcher = self._matcher
+        if matcher is None:
+            return None
+        allowed = np.full((len(paths), matcher.words), -1, dtype=np.int32)
+        at = list[int]()
+        for index in sorted(range(len(paths)), key=paths.__getitem__):
+            path = paths[index]
+            shared = _common(at, path)
+            matcher.rollback(len(at) - shared)
+            del at[shared:]
+            at += path[shared : shared + _consumed(matcher, path[shared:])]
+            if len(at) == len(path):
+                matcher.fill(allowed[index])
+        matcher.rollback(len(at))
+        return allowed
+
+
+class _Changes:
+    """Factors and biases of logits, of the ids for which they are not 1 and 0.
+
+    prompt: tokens that are repeated by an output, and are none of it
+    """
+
+    def __init__(self, prompt: Sequence[int], params: SamplingParams) -> None:
+        self._given, self._params = frozenset(prompt), params
+        self._repetition = params.repetition_penalty
+        self._penalised = bool(params.presence_penalty or params.frequency_penalty)
+        self._named = dict(params.logit_bias)
+        self._counts = Counter[int]()  # of the output's tokens
+        self._places = dict[int, int]()  # id -> its index in the arrays
+        self._ids: IntArray = np.zeros(0, dtype=np.int32)
+        self._pairs: FloatArray = np.zeros((0, 2), dtype=np.float32)  # factors and biases
+        self._set({*self._named, *(self._given if self._repetition != 1 else ())})
+
+    def commit(self, tokens: Sequence[int]) -> None:
+        if self._repetition != 1 or self._penalised:
+            self._counts.update(tokens)
+            self._set(set(tokens))
+
+    def behind(self, paths: Sequence[TokenPath]) -> tuple[IntArray, FloatArray, FloatArray]:
+        """Return ids, factors and biases behind each path, [paths, m] each."""
+        if self._repetition == 1 and not self._penalised:
+            paths = [()] * len(paths)
+        own = [Counter(path) for path in paths]
+        new = [[token for token in counts if token not in self._places] for counts in own]
+        most, known = max(map(len, new), default=0), len(self._ids)
+        ids = np.zeros((len(paths), known + most), dtype=np.int32)
+        pairs = np.zeros((*ids.shape, 2), dtype=np.float32)
+        pairs[..., 0] = 1.0
+        ids[:, :known], pairs[:, :known] = self._ids, self._pairs
+        for row, (counts, tokens) in enumerate(zip(own, new, strict=True)):
+            ids[row, known : known + len(tokens)] = tokens
+            places = {token: known + index for index, token in enumerate(tokens)}
+            for token, count in counts.items():
+                place = places.get(token, self._places.get(token, 0))
+                pairs[row, place] = self._pair(token, self._counts[token] + count)
+        return ids, pairs[..., 0], pairs[..., 1]
+
+    def _set(self, tokens: Iterable[int]) -> None:
+        """Set the pairs of these tokens as they are now."""
+        new = [token for token in tokens if token not in self._places]
+        self._places |= {token: len(self._ids) + index for index, token in enumerate(new)}
+        self._ids = np.append(self._ids, np.array(new, dtype=np.int32))
+        self._pairs = np.append(self._pairs, np.zeros((len(new), 2), dtype=np.float32), axis=0)
+        for token in tokens:
+            self._pairs[self._places[token]] = self._pair(token, self._counts[token])
+
+    def _pair(self, token: int, count: int) -> tuple[float, float]:
+        """Return factor and bias of a token that stands in the output so often."""
+        bias = self._named.get(token, 0.0) - self._params.frequency_penalty * count
+        if count:
+            bias -= self._params.presence_penalty
+        return self._repetition if count or token in self._given else 1.0, bias
+
+
+def _path_to(tree: TreeNodes, node: int) -> TokenPath:
+    path = list[int]()
+    while (parent := int(tree.parents[node])) >= 0:
+        path.append(int(tree.tokens[node]))
+        node = parent
+    return path[::-1]
+
+
+def _consumed(matcher: Matcher, path: TokenPath) -> int:
+    """Consume the path up to the first token that is excluded; return how many tokens those are."""
+    return next((i for i, token in enumerate(path) if not matcher.consume(token)), len(path))
+
+
+def _common(one: TokenPath, other: TokenPath) -> int:
+    """Return the length of the common beginning."""
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((i for i, (a, b) in pairs if a != b), min(len(one), len(other)))

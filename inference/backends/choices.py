@@ -10,24 +10,28 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from inference.backends import Chosen, Ranked, Segment
+from inference.backends import Chosen, LogProbs, Ranked, Segment
 from inference.model.sampler import (
     Sampling,
+    adjust,
     choose_greedy,
     choose_mixed,
     choose_open,
     choose_truncated,
     rank,
     rank_greedy,
+    score,
 )
+from inference.token_rule import Adjustment
 
 
 def choose_at(logits: Tensor, positions: Tensor, segments: Sequence[Segment]) -> list[Chosen]:
     """Return the token chosen at each picked node of each segment.
 
-    logits: [B, P, V] float32
+    logits: [B, P, V] float32; written over where a segment has a rule
     positions: [B, P] int32, of the chosen tokens
     """
+    _apply_rules(logits, segments)
     if all(segment.params.greedy for segment in segments):
         chosen = choose_greedy(logits)
     elif all(segment.params.truncated for segment in segments):
@@ -38,11 +42,15 @@ def choose_at(logits: Tensor, positions: Tensor, segments: Sequence[Segment]) ->
         choose = choose_mixed if some else choose_open
         chosen = choose(logits, _sampling(logits, segments), positions, 1 + spread)
     table = chosen.cpu().numpy()
-    return [Chosen(table[row, : len(segment.pick)]) for row, segment in enumerate(segments)]
+    return [
+        Chosen(own := table[row, : len(segment.pick)], _log_probs(logits[row], segment, own))
+        for row, segment in enumerate(segments)
+    ]
 
 
 def rank_at(logits: Tensor, positions: Tensor, segments: Sequence[Segment], k: int) -> list[Ranked]:
     """Return the k likeliest children of each picked node, with the arguments of choose_at()."""
+    _apply_rules(logits, segments)
     if all(segment.params.greedy for segment in segments):
         ids, scores = rank_greedy(logits, k)
     else:
@@ -63,6 +71,36 @@ def ranked_rows(
 def chosen_positions(segment: Segment) -> Tensor:  # [1, p] int32
     """Return the positions of the tokens that are chosen for a row alone."""
     return torch.from_numpy(segment.positions[segment.pick].astype(np.int32) + 1)[None]
+
+
+def _apply_rules(logits: Tensor, segments: Sequence[Segment]) -> None:
+    """Adjust the logits of each row that has a rule, and of no other row."""
+    for row, segment in enumerate(segments):
+        if segment.rule is not None:
+            own = logits[row, : len(segment.pick)]
+            own.copy_(_adjusted(own, segment.rule()))
+
+
+def _adjusted(logits: Tensor, rule: Adjustment) -> Tensor:  # [p, V]
+    named = (rule.factors != 1) | (rule.biases != 0)
+    known = named & (rule.ids < logits.shape[-1])  # the head of a draft may have fewer ids
+    ids = np.stack((known.nonzero()[0], rule.ids[known]))
+    parts = (ids, rule.factors[known], rule.biases[known], rule.allowed)
+    return adjust(logits, *(None if part is None else _on(logits, part) for part in parts))
+
+
+def _log_probs(logits: Tensor, segment: Segment, chosen: np.ndarray) -> LogProbs | None:
+    """Return what a row's segment has scored. logits: [P, V]; chosen: [p]"""
+    if segment.scoring is None:
+        return None
+    likeliest, of = segment.scoring
+    own, tokens = logits[None, : len(chosen)], _on(logits, chosen if of is None else of)
+    found = score(own, _sampling(own, [segment]), tokens[None], likeliest)
+    return LogProbs(*(part[0].cpu().numpy() for part in found))
+
+
+def _on(logits: Tensor, array: np.ndarray) -> Tensor:
+    return torch.from_numpy(array).to(logits.device)
 
 
 def _sampling(logits: Tensor, segments: Sequence[Segment]) -> Sampling:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from inference.backends import Chosen, Ranked, Segment
 from inference.backends.batch import Batch, BatchShape, pad
-from inference.backends.choices import ranked_rows
+from inference.backends.choices import choose_at, rank_at, ranked_rows
 from inference.backends.eager import SLOT_STEP, EagerModel
 from inference.model.decoder import Decoder
 from inference.model.sampler import (
@@ -138,14 +138,19 @@ class CudaModel(EagerModel):
     @torch.no_grad()
     def choose(self, segments: Sequence[Segment]) -> list[Chosen]:
         shape = self._shape(segments)
+        if _need_logits(segments):
+            return choose_at(*self._logits(segments, shape), segments)
         (table,) = self._call(segments, shape, _chooser(segments, shape.nodes))
         return [Chosen(table[row, : len(segment.pick)]) for row, segment in enumerate(segments)]
 
     @torch.no_grad()
     def rank(self, segments: Sequence[Segment], k: int) -> list[Ranked]:
+        shape = self._shape(segments)
+        if _need_logits(segments):
+            return rank_at(*self._logits(segments, shape), segments, k)
         greedy = all(segment.params.greedy for segment in segments)
         choice = ChoiceFunction(_rank_greedy if greedy else rank, k)
-        return ranked_rows(segments, *self._call(segments, self._shape(segments), choice))
+        return ranked_rows(segments, *self._call(segments, shape, choice))
 
     def padded(self, rows: int, nodes: int) -> tuple[int, int]:
         return min(_step(rows), self.rows), min(
@@ -169,6 +174,22 @@ class CudaModel(EagerModel):
         self, segments: Sequence[Segment], shape: BatchShape, choice: ChoiceFunction
     ) -> list[np.ndarray]:
         """Return the outputs on the host, copied before another recording may overwrite them."""
+        return [
+            output.to("cpu", copy=True).numpy() for output in self._run(segments, shape, choice)
+        ]
+
+    def _logits(self, segments: Sequence[Segment], shape: BatchShape) -> Sequence[Tensor]:
+        """Return logits [B, P, V] on the device, and positions [B, P] of the tokens to be chosen.
+
+        What a rule says is known when the device computes already, so it is no part of what is
+        recorded. The next call may overwrite both.
+        """
+        outputs = self._run(segments, shape, ChoiceFunction(_keep_logits, 0))
+        return [output[: len(segments)] for output in outputs]
+
+    def _run(
+        self, segments: Sequence[Segment], shape: BatchShape, choice: ChoiceFunction
+    ) -> Outputs:
         buffers = self._buffers.get(shape)
         if buffers is None:
             buffers = self._buffers[shape] = _Buffers(shape, self.capacity, self.device)
@@ -177,10 +198,7 @@ class CudaModel(EagerModel):
             pad(segments, shape, junk=self.capacity),
             [*(segment.params for segment in segments), *idle],
         )
-        return [
-            output.to("cpu", copy=True).numpy()
-            for output in self._outputs(_RecordingKey(shape, choice), buffers)
-        ]
+        return self._outputs(_RecordingKey(shape, choice), buffers)
 
     def _outputs(self, key: _RecordingKey, buffers: _Buffers) -> Outputs:
         def run() -> Outputs:
@@ -212,6 +230,10 @@ def _step(size: int) -> int:
     return 1 << (size - 1).bit_length()
 
 
+def _need_logits(segments: Sequence[Segment]) -> bool:
+    return any(one.rule is not None or one.scoring is not None for one in segments)
+
+
 def _chooser(segments: Sequence[Segment], nodes: int) -> ChoiceFunction:
     """Return the cheapest choice that serves every row. Few distinct sizes occur."""
     if all(segment.params.greedy for segment in segments):
@@ -220,6 +242,10 @@ def _chooser(segments: Sequence[Segment], nodes: int) -> ChoiceFunction:
         return ChoiceFunction(_choose_truncated, 0)
     spread = 1 + int(max(np.ptp(segment.positions[segment.pick]) for segment in segments))
     return ChoiceFunction(choose_mixed, min(_step(spread), nodes))
+
+
+def _keep_logits(logits: Tensor, sampling: Sampling, positions: Tensor, size: int) -> Outputs:
+    return logits, positions
 
 
 def _choose_greedy(logits: Tensor, sampling: Sampling, positions: Tensor, size: int) -> Tensor:

@@ -11,12 +11,13 @@ from numpy.typing import NDArray
 
 from inference.backends import Chosen, Ranked, Segment
 from inference.sampling import CANDIDATES, threefry2x32
+from inference.token_rule import Adjustment
 from inference.tree import IntArray
 
 Floats = NDArray[np.float32]
 
 _OUT_OF_REACH = np.float32(1e9)
-"""Subtracted from the scores of tokens that top-k or top-p excludes."""
+"""Subtracted from the scores of tokens that top-k, top-p, min-p or a rule excludes."""
 
 
 def choose_of_row(logits: Floats, segment: Segment) -> Chosen:
@@ -24,7 +25,8 @@ def choose_of_row(logits: Floats, segment: Segment) -> Chosen:
 
     logits: [p, V], of the picked nodes
     """
-    if segment.params.greedy:
+    if segment.params.greedy and segment.scoring is None:
+        logits = _by_rule(logits, segment)
         return Chosen(np.asarray(logits.argmax(-1), dtype=np.int32))
     import torch
 
@@ -38,7 +40,7 @@ def rank_of_row(logits: Floats, segment: Segment, k: int) -> Ranked:
     are those of rank() in inference/model/sampler.py, up to the last digits of their scores.
     """
     params, positions = segment.params, segment.positions[segment.pick] + 1
-    scores = logits / np.float32(params.temperature or 1)
+    scores = _by_rule(logits, segment) / np.float32(params.temperature or 1)
     best = scores.max(-1, keepdims=True)
     log_mass = best + np.log(np.exp(scores - best).sum(-1, keepdims=True))
     if params.greedy:
@@ -50,12 +52,31 @@ def rank_of_row(logits: Floats, segment: Segment, k: int) -> Ranked:
     mass = np.exp(scores - log_mass)
     kept = np.arange(ids.shape[-1]) < (params.top_k or CANDIDATES)
     kept = kept & (mass.cumsum(-1) - mass < (params.top_p if params.top_p < 1 else 2))
+    kept = kept & (np.exp(scores - best) >= params.min_p)
     least = np.where(kept, scores, best).min(-1, keepdims=True)
     kept = (scores >= least) & (scores > beyond)
     drawn = np.where(kept, scores, scores - _OUT_OF_REACH) + _noise(params.seed, positions, ids)
     order = np.lexsort((ids, -drawn))[:, :k]
     drawn = np.take_along_axis(drawn - log_mass, order, -1)
     return Ranked(np.take_along_axis(ids, order, -1), drawn)
+
+
+def _by_rule(logits: Floats, segment: Segment) -> Floats:  # [p, V]
+    return logits if segment.rule is None else _adjusted(logits.copy(), segment.rule())
+
+
+def _adjusted(logits: Floats, rule: Adjustment) -> Floats:  # [p, V]
+    """Compute adjust() of inference/model/sampler.py."""
+    named = (rule.factors != 1) | (rule.biases != 0)
+    known = named & (rule.ids < logits.shape[-1])
+    at, factors = (known.nonzero()[0], rule.ids[known]), rule.factors[known]
+    held = logits[at]
+    logits[at] = np.where(held > 0, held / factors, held * factors) + rule.biases[known]
+    if rule.allowed is None:
+        return logits
+    octets = rule.allowed.view(np.uint8)
+    bits = np.unpackbits(octets, axis=-1, count=logits.shape[-1], bitorder="little")
+    return np.where(bits > 0, logits, logits - _OUT_OF_REACH)
 
 
 def _greatest(scores: Floats, count: int) -> tuple[IntArray, Floats]:  # -> [P, n], [P, n]

@@ -104,11 +104,13 @@ class Admission:
         """Give rows to sessions in line; returns the sessions that lost a row for it."""
         evicted = []
         while line := self.line:
-            row = self.pool.take(line[0].tokens, line[0].sharing)
+            first = line[0]
+            shared = () if first.log_probs.awaits_prompt else first.tokens
+            row = self.pool.take(shared, first.sharing)
             if row is not None:
-                line[0].assign_row(row, self._model, now)
+                first.assign_row(row, self._model, now)
                 continue
-            victim = self._victim(line[0], now)
+            victim = self._victim(first, now)
             if victim is None:
                 break
             self._vacate(victim)

@@ -25,6 +25,7 @@ from inference.engine.calibration import Calibration
 from inference.engine.colocated_drafter import ColocatedDrafter
 from inference.engine.events import Callback, EventListener, call_all
 from inference.engine.graph_rounds import GraphRounds
+from inference.engine.rules import Rules, check_ids
 from inference.engine.scheduler import Scheduler
 from inference.engine.session import Opening, Session
 from inference.errors import InvalidRequest, LimitExceeded, Unavailable
@@ -33,6 +34,7 @@ from inference.order import Decode, Opened, Progress
 from inference.proposer import Nodes
 from inference.sampling import SamplingParams
 from inference.times import LatencyModel
+from inference.token_rule import TokenRule
 
 
 class Engine:
@@ -75,7 +77,8 @@ class Engine:
         self.model, self.max_tree_nodes = model, max_tree_nodes
         self.sequence_length, self.vocabulary = sequence_length, vocabulary
         self.listeners: list[EventListener] = []
-        self._clock, self._when_idle, self._grammars = clock, when_idle, grammars
+        self._clock, self._when_idle = clock, when_idle
+        self._rules = Rules(model, vocabulary, grammars)
         self._admission = Admission(model, waiting)
         self._lock = self._admission.lock
         self._calibrations: defaultdict[str, Calibration] = defaultdict(Calibration)  # by tenant
@@ -94,11 +97,19 @@ class Engine:
 
     # Sessions, for clients.
 
+    def rule(self, prompt: Sequence[int], params: SamplingParams) -> TokenRule | None:
+        """The rule of a text, made without the lock; None where nothing adjusts its logits.
+
+        Raises InvalidRequest for a rule that cannot be made, or that the model cannot follow.
+        """
+        return self._rules.make(prompt, params)
+
     def open(
         self,
         prompt: Sequence[int],
         params: SamplingParams,
         *,
+        rule: TokenRule | None = None,
         tenant: str = "",
         sharing: str | None = None,
         limit: int | None = None,
@@ -107,6 +118,7 @@ class Engine:
 
         Raises InvalidRequest for a prompt that cannot be served, and Busy when the line is full.
 
+        rule: of the same prompt and params, from rule(); None: it is made here.
         tenant: owner of the session, for fairness and calibration.
         sharing: name of the group that shares cached prefixes; None: the tenant alone.
         limit: tokens that the session may have, if fewer than sequence_length.
@@ -119,10 +131,11 @@ class Engine:
                 f"a prompt of {len(prompt)} tokens leaves no room: the sequence length is {limit}, "
                 "prompt and output together"
             )
-        self._check_ids(prompt)
+        check_ids(prompt, self.vocabulary)
+        rule = rule or self.rule(prompt, params)
         with self._lock:
             calibration = self._calibrations[tenant]
-            session = Session(prompt, params, tenant, limit, calibration, sharing)
+            session = Session(prompt, params, tenant, limit, calibration, sharing, rule)
             session.opening = opening = Opening(self._clock())
             self._admission.add(session, opening.asked)
             self._lock.notify_all()
@@ -162,7 +175,7 @@ class Engine:
 
     def append(self, session: Session, stream: int, nodes: Nodes) -> Dropped:
         """Add candidates; returns how many were dropped. Raises InvalidRequest for unknown ids."""
-        self._check_ids([node.token for node in nodes.proposals])
+        check_ids([node.token for node in nodes.proposals], self.vocabulary)
         with self._lock:
             if session.closed is not None:
                 return Dropped(late=len(nodes.proposals))
@@ -333,10 +346,3 @@ class Engine:
             seconds = self._runner.idle_seconds()
             if not stopped.is_set() and (seconds is None or seconds > 0):
                 self._lock.wait(seconds)
-
-    def _check_ids(self, ids: Sequence[int]) -> None:
-        if len(ids) and not 0 <= min(ids) <= max(ids) < self.vocabulary:
-            outside = next(token for token in ids if not 0 <= token < self.vocabulary)
-            raise InvalidRequest(
-                f"token id {outside} is outside the vocabulary of {self.vocabulary}"
-            )

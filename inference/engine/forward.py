@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, NamedTuple, TypeAlias, TypeVar
 
 from inference.accept import Verdict, accept_matches
-from inference.backends import Chosen, Segment
+from inference.backends import Chosen, LogProbs, Segment
 from inference.engine.calibration import CommittedStep
 from inference.engine.events import Commit, Forward
 from inference.engine.scheduler import BatchPlan, ForwardSeconds
@@ -41,7 +41,7 @@ class BatchItem(ABC):
     def settle(self, answer: Any, forward: CompletedForward, charge: float) -> Commit | None:
         """Apply the model's answer to the session; returns None when no token was committed.
 
-        answer: [n] the token chosen at each node, or a graph's answer, or what `read` made of it.
+        answer: what the model chose, or a graph's answer, or what `read` made of it.
         charge: seconds of the forward that the session is charged.
         """
 
@@ -55,10 +55,13 @@ class ChunkItem(BatchItem):
     prefill = True
 
     def __init__(self, session: Session, chunk: Sequence[int]) -> None:
-        tree = TokenTree.chain(chunk)
-        super().__init__(session, tree, session.live.prepare_chunk(tree))
+        tree, self._first = TokenTree.chain(chunk), session.live.cached
+        following = session.tokens[self._first + 1 :][: len(chunk)]
+        segment = session.log_probs.of_chunk(session.live.prepare_chunk(tree), following)
+        super().__init__(session, tree, segment)
 
-    def settle(self, answer: IntArray, forward: CompletedForward, charge: float) -> None:
+    def settle(self, answer: Chosen, forward: CompletedForward, charge: float) -> None:
+        self.session.log_probs.take_chunk(answer.logprobs, self._first)
         self.session.commit_chunk(self.tree, forward.seconds, forward.ended)
 
 
@@ -69,18 +72,28 @@ class TreeItem(BatchItem):
         self._snapshot, self._step = snapshot, CommittedStep((), ())
         super().__init__(session, snapshot.tree, session.begin(snapshot))
 
-    def settle(self, answer: Verdict, forward: CompletedForward, charge: float) -> Commit:
-        queue = forward.charge(self.session, self.nodes, charge)
-        self._step = self.session.commit(self._snapshot, answer, forward.ended)
-        return forward.commit(self.session, self._step.tokens, self.nodes, queue)
+    def settle(self, answer: Walk, forward: CompletedForward, charge: float) -> Commit:
+        session, (verdict, found) = self.session, answer
+        queue = forward.charge(session, self.nodes, charge)
+        self._step = session.commit(self._snapshot, verdict, forward.ended)
+        tokens = self._step.tokens
+        session.log_probs.take_tree(found, [0, *verdict.path][: len(tokens)])
+        return forward.commit(session, tokens, self.nodes, queue)
 
     def learn(self) -> None:
         for claims in self._step.claims():
             self.session.calibration.observe(claims)
 
 
+class Walk(NamedTuple):
+    """A session's walk in a forward, and log-probabilities at the nodes of its tree."""
+
+    verdict: Verdict
+    found: LogProbs | None
+
+
 def read(items: Sequence[BatchItem], answers: Sequence[Any]) -> list[Any]:
-    """The answers of a forward, with verdicts in place of the tokens chosen in trees."""
+    """The answers of a forward, with walks in place of the tokens chosen in trees."""
     found = list(answers)
     trees = [
         index
@@ -90,7 +103,7 @@ def read(items: Sequence[BatchItem], answers: Sequence[Any]) -> list[Any]:
     if trees:
         walked = accept_matches([items[i].tree for i in trees], [answers[i].tokens for i in trees])
         for index, verdict in zip(trees, walked, strict=True):
-            found[index] = verdict
+            found[index] = Walk(verdict, answers[index].logprobs)
     return found
 
 

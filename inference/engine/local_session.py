@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from inference.engine.engine import Engine
 from inference.engine.session import Session
-from inference.order import Decode, End, Progress
+from inference.order import Decode, End, Progress, TokenLogProb
 from inference.proposer import Nodes
 from inference.sampling import SamplingParams
 from inference.stats import Traffic
@@ -33,6 +33,7 @@ class LocalSession:
         self._cursor = self._numbers = self._own = 0
         self._ended = End.NOT
         self._last: Progress | None = None
+        self.prompt_logprobs: tuple[TokenLogProb, ...] = ()
 
     def open(self, prompt: Sequence[int], params: SamplingParams) -> None:
         """Open the session and wait for the prefill. Raises the error that refuses the session."""
@@ -44,6 +45,7 @@ class LocalSession:
         self._engine.listen(session, self._own, self._woken.set)
         self._engine.finish(future)
         opened = future.result()
+        self.prompt_logprobs = opened.logprobs
         self.traffic.queue_seconds += opened.queue_seconds
         self.traffic.prefill_seconds += opened.prefill_seconds
 

@@ -302,15 +302,17 @@ class Scheduler:
     def _prefill(self, filling: Sequence[Session], most: int) -> BatchPlan:
         """Chunks of prompts in order of arrival, until the forward is full.
 
-        Rows times the longest chunk stay within `most` tokens.
+        Rows times the longest chunk stay within `most` tokens. A chunk at whose every node a token
+        is scored has no more nodes than a tree.
         """
         chunks: list[tuple[Session, list[int]]] = []
         longest = 0
         for session in filling:
-            longest = max(longest, min(most, session.missing))
+            own = min(most, self._most) if session.log_probs.awaits_prompt else most
+            longest = max(longest, min(own, session.missing))
             if chunks and longest * (len(chunks) + 1) > most:
                 break
-            chunks.append((session, session.next_chunk(most)))
+            chunks.append((session, session.next_chunk(own)))
         return BatchPlan(ForwardKind.PREFILL, chunks)
 
     def _padded(self, rows: int, nodes: int) -> tuple[int, int]:

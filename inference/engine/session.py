@@ -9,6 +9,7 @@ import math
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from inference.accept import Verdict
@@ -16,6 +17,7 @@ from inference.backends import Model, Segment
 from inference.backends.sequence import ModelSequence
 from inference.candidates import CandidateTree, Dropped
 from inference.engine.calibration import Calibration, CommittedStep, OwnRecord
+from inference.engine.log_probs import TextLogProbs
 from inference.engine.prefix_cache import CacheRow
 from inference.engine.proposal_streams import ProposalStreams
 from inference.engine.snapshot import Snapshot
@@ -34,6 +36,7 @@ from inference.order import (
 )
 from inference.proposer import NOBODY, Nodes
 from inference.sampling import SamplingParams
+from inference.token_rule import TokenRule
 from inference.tree import TokenTree
 
 _RATE_WEIGHT = 0.1  # of the latest forward in the moving average of tokens a second
@@ -68,6 +71,7 @@ class Session:
     got_row: when its present turn on a row began.
     record: what its own candidates came to, of those that were expected to be taken.
     room: candidates that a forward takes from it at present.
+    rule: adjusts its logits; None where nothing does.
     """
 
     def __init__(
@@ -78,11 +82,13 @@ class Session:
         limit: int,
         calibration: Calibration,
         sharing: str | None = None,
+        rule: TokenRule | None = None,
     ) -> None:
         self.tokens, self.params, self.tenant, self.limit = list(prompt), params, tenant, limit
         self.sharing = tenant if sharing is None else sharing
         self.prompt_length = self.acknowledged = len(prompt)
         self.proposers: list[int] = []
+        self.rule, self.log_probs = rule, TextLogProbs(params, len(prompt))
         self.candidates, self.calibration = CandidateTree(self.tokens), calibration
         self.order: Decode | None = None
         self.end, self._told = End.NOT, -1  # position of the root that go() named
@@ -206,6 +212,7 @@ class Session:
             acknowledged=self.acknowledged,
             room=self.room,
             end=self.end,
+            logprobs=tuple(self.log_probs.output[max(cursor - self.prompt_length, 0) :]),
             **vars(self.spent),
         )
 
@@ -246,7 +253,10 @@ class Session:
         """
         self.streams.begin_forward()
         self._in_forward = True
-        return self.live.prepare(tree)
+        segment = self.log_probs.of_tree(self.live.prepare(tree))
+        if self.rule is not None:
+            segment = segment._replace(rule=partial(self.rule.adjust, tree, range(len(tree))))
+        return segment
 
     def commit(self, snapshot: Snapshot, verdict: Verdict, now: float) -> CommittedStep:
         """Commit the verdict of a forward up to its first stop id."""
@@ -272,6 +282,8 @@ class Session:
         self.live.commit(tree, verdict.path)
         self._remember([self.root, *path])
         tokens = [*path, verdict.next_token]
+        if self.rule is not None:
+            self.rule.commit(tokens)
         groups = self.candidates.advance(tokens)
         if self._last_at:
             rate = len(tokens) / max(now - self._last_at, 1e-6)

@@ -84,6 +84,47 @@ class Sampling(NamedTuple):
         return (self.temperature == 0) | (self.top_k > 0) | (self.top_p < 1) | (self.min_p > 0)
 
 
+def adjust(
+    logits: Tensor, ids: Tensor, factors: Tensor, biases: Tensor, allowed: Tensor | None
+) -> Tensor:  # [N, V]
+    """Return logits with penalties, biases and a mask of allowed ids, before any choice.
+
+    logits: [N, V] float32; written over
+    ids: [2, M] int64 node and id of each change, none twice
+    factors, biases: [M] float32
+    allowed: [N, words] int32 a bit for each id, lowest first
+    """
+    node, token = ids
+    held = logits[node, token]
+    logits[node, token] = torch.where(held > 0, held / factors, held * factors) + biases
+    if allowed is None:
+        return logits
+    steps = torch.arange(32, dtype=torch.int32, device=logits.device)
+    bits = (allowed[:, :, None] >> steps & 1).flatten(1)
+    bits = F.pad(bits, (0, logits.shape[-1] - bits.shape[-1]))  # cut, or none allowed beyond
+    return torch.where(bits > 0, logits, logits - OUT_OF_REACH)
+
+
+class Scores(NamedTuple):
+    """Log-probabilities of tokens, and of the likeliest ones at their nodes, best first."""
+
+    values: Tensor  # [B, P] float32
+    ids: Tensor  # [B, P, k] int32
+    likeliest: Tensor  # [B, P, k] float32
+
+
+def score(logits: Tensor, sampling: Sampling, tokens: Tensor, k: int) -> Scores:
+    """Return log-probabilities at each row's temperature, or at 1 where that is 0, before top-k,
+    top-p and min-p.
+
+    logits: [B, P, V] float32
+    tokens: [B, P] int32
+    """
+    scores = sampling.scaled(logits).log_softmax(-1)
+    values = torch.gather(scores, -1, tokens[..., None].to(torch.int64))[..., 0]
+    return Scores(values, *_in_order(*HOST.top(scores, k)))
+
+
 def choose_greedy(
     logits: Tensor, share: VocabularyShare = WHOLE_VOCABULARY
 ) -> Tensor:  # [B, P, V] -> [B, P] int32
