@@ -22,10 +22,10 @@ from inference.backends.compiled import Graph
 from inference.engine.graph_rounds import blank_tree
 from inference.errors import BadArtifact
 from inference.model.arithmetic import HOST
-from inference.model.mask_inputs import MaskInputs
+from inference.model.masked_choice import MaskInputs, Scored
 from inference.model.noise import noise
 from inference.model.round_graph import RoundGraph, round_inputs
-from inference.model.sampler import Sampling, Scored
+from inference.model.sampler import Sampling
 from inference.model.verify_graph import VerifyGraph, example_inputs
 from inference.model.vocabulary import WHOLE_VOCABULARY
 from inference.sampling import SamplingParams
@@ -108,8 +108,8 @@ def _states(kind: _Trees | _Rounds, outputs: Sequence[Tensor]) -> dict[str, Tens
     parts = [part if part.dim() == 4 else part[None] for part in outputs[1:]]
     states = dict(zip(kind.states, parts, strict=False))
     if outputs[0].dim() == 3:
-        scored = Scored.parted(outputs[0])
-        logprobs = torch.cat((scored.logprob[..., None], scored.logprobs), -1)
+        values, _, likeliest = Scored.parted(outputs[0]).scores
+        logprobs = torch.cat((values[..., None], likeliest), -1)
         states["log-probabilities"] = logprobs[None].clamp(min=_LEAST)
     return states
 
@@ -242,6 +242,7 @@ def _draw_masks(inputs: Inputs, vocabulary: int, rng: np.random.Generator) -> In
     bits = rng.random((rows, picks, 32 * words)) < rng.random((rows, picks, 1))
     bits[..., 0], bits[..., vocabulary:] = True, False
     drawn = {"allowed": torch.from_numpy(np.packbits(bits, -1, "little").view(np.int32))}
+    drawn["asked"] = torch.from_numpy(rng.integers(-1, vocabulary, (rows, picks), dtype=np.int32))
     for name in ("text", "node"):
         ids, changes = inputs[f"{name}_ids"], inputs[f"{name}_changes"]
         shuffled = rng.permuted(np.tile(np.arange(vocabulary), (*ids.shape[:-1], 1)), axis=-1)

@@ -16,8 +16,8 @@ from inference.artifact import Bucket
 from inference.backends import Chosen, LogProbs, Segment
 from inference.backends.batch import BatchShape, pad
 from inference.model.cache import KeysValues
-from inference.model.mask_inputs import idle_masks
-from inference.model.sampler import Sampling, Scored
+from inference.model.masked_choice import Scored, idle_masks
+from inference.model.sampler import Sampling
 from inference.sampling import SamplingParams
 from inference.token_rule import Adjustment
 from inference.tree import IntArray
@@ -37,9 +37,9 @@ def picked(bucket: Bucket, chosen: Tensor, segments: Sequence[Segment]) -> list[
         at = row, segment.pick if bucket.everywhere else slice(len(segment.pick))
         told = None
         if scored is not None and segment.scoring is not None:
-            _, value, ids, likeliest = (part.numpy()[at] for part in scored)
+            values, ids, likeliest = (part.numpy()[at] for part in scored.scores)
             most = segment.scoring.likeliest
-            told = LogProbs(value, ids[:, :most], likeliest[:, :most])
+            told = LogProbs(values, ids[:, :most], likeliest[:, :most])
         answers.append(Chosen(table[at], told))
     return answers
 
@@ -51,9 +51,9 @@ def cost(bucket: Bucket) -> tuple[int, int, int, bool, int]:
 
 def holds(bucket: Bucket, segments: Sequence[Segment]) -> bool:
     """Whether one call of the bucket's graph serves all these rows."""
-    levels = bucket.levels if bucket.sampled else bucket.nodes  # positions that have noise
     return len(segments) <= bucket.rows and all(
-        fits(bucket, segment) and np.ptp(segment.positions[segment.pick]) < levels
+        fits(bucket, segment)
+        and (segment.params.greedy or np.ptp(segment.positions[segment.pick]) < bucket.levels)
         for segment in segments
     )
 
@@ -77,9 +77,11 @@ def _masks(bucket: Bucket, segments: Sequence[Segment]) -> dict[str, Tensor]:
     """Return the mask inputs of a call. Rows without a rule have those of an idle call."""
     inputs = idle_masks(bucket)
     for row, segment in enumerate(segments):
+        arrays = {name: part[row].numpy() for name, part in inputs.items()}
         if segment.rule is not None:
-            arrays = {name: part[row].numpy() for name, part in inputs.items()}
             _lay(arrays, segment.pick, segment.rule())
+        if segment.scoring is not None and segment.scoring.of is not None:
+            arrays["asked"][segment.pick] = segment.scoring.of
     return inputs
 
 
@@ -136,13 +138,15 @@ def joined(answers: Sequence[Chosen], places: Sequence[IntArray]) -> Chosen:
 def _after(bucket: Bucket, segments: Sequence[Segment]) -> IntArray:  # [B, P]
     """Return the positions of the tokens to be chosen.
 
-    A node that is not picked has the least of its row's, since a graph makes noise for few
-    positions from there on.
+    A node that is not picked, or draws nothing, has the least of its row's, since a graph makes
+    noise for few positions from there on.
     """
     after = np.zeros((bucket.rows, bucket.picks), dtype=np.int32)
     for row, segment in enumerate(segments):
         positions = segment.positions[segment.pick] + 1
         after[row] = positions.min()
+        if segment.params.greedy:
+            continue
         after[row, segment.pick if bucket.everywhere else slice(len(positions))] = positions
     return after
 

@@ -21,7 +21,7 @@ from inference.model.arithmetic import ENGINES, HOST
 from inference.model.cache import CachedGraph, KeysValues
 from inference.model.decoder import Decoder, Hidden
 from inference.model.drafted_tree import CacheRows, Draws, NodeSight, accept_in_graph, draft_tree
-from inference.model.mask_inputs import MaskInputs
+from inference.model.masked_choice import MaskInputs
 from inference.model.noise_window import KeepsNoise
 from inference.model.sampler import Sampling, noise_table
 from inference.model.verify_graph import choice, example_inputs, masks_of, sampling_of
@@ -181,6 +181,7 @@ class StatefulRoundGraph(KeepsNoise, _Fused):
         text_changes: Tensor | None = None,
         node_ids: Tensor | None = None,
         node_changes: Tensor | None = None,
+        asked: Tensor | None = None,
     ) -> Tensor:
         """Return a round's answer [B, nodes - 1 + depth + 1], or what a StatefulGraph chooses.
 
@@ -205,7 +206,7 @@ class StatefulRoundGraph(KeepsNoise, _Fused):
             assert draft is not None, "checked above"
             return self._alone(self.draft, DRAFT, draft, None, None, None)
         if draft is None:
-            masks = masks_of(allowed, text_ids, text_changes, node_ids, node_changes)
+            masks = masks_of(allowed, text_ids, text_changes, node_ids, node_changes, asked)
             return self._alone(self.decoder, "", target, after, sampling, masks)
         return self._round(target, draft, sampling)
 

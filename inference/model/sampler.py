@@ -33,9 +33,8 @@ from inference.model.vocabulary import (
     leading,
     likeliest,
     lowest_best,
-    scores_of,
 )
-from inference.sampling import CANDIDATES, MOST_LOGPROBS, SamplingParams
+from inference.sampling import CANDIDATES, SamplingParams
 
 _MORE = 8
 """Scores looked at beyond the candidates', to know whether the last candidate has equals. Engines
@@ -122,7 +121,7 @@ def score(logits: Tensor, sampling: Sampling, tokens: Tensor, k: int) -> Scores:
     """
     scores = sampling.scaled(logits).log_softmax(-1)
     values = torch.gather(scores, -1, tokens[..., None].to(torch.int64))[..., 0]
-    return Scores(values, *_in_order(*HOST.top(scores, k)))
+    return Scores(values, *in_order(*HOST.top(scores, k)))
 
 
 def choose_greedy(
@@ -146,14 +145,17 @@ class Candidates(NamedTuple):
     ranked: Tensor  # [B, P] bool
 
 
-def _candidates(
+def find_candidates(
     logits: Tensor,
     sampling: Sampling,
     by: Arithmetic,
     drawn: Tensor | None = None,
     share: VocabularyShare = WHOLE_VOCABULARY,
 ) -> Candidates:
-    """drawn: [B, P, V] noise, of which the candidates' is returned"""
+    """Return each node's candidates.
+
+    drawn: [B, P, V] noise, of which the candidates' is returned
+    """
     seen = min(CANDIDATES + _MORE, logits.shape[-1] * share.ranks)
     found = leading(share, sampling.scaled(logits), drawn, seen, by.top)
     best = found.scores[..., :1]
@@ -195,7 +197,7 @@ def choose_truncated(
     positions: [B, P] int32, of the chosen tokens
     result: [B, P] int32
     """
-    found = _candidates(logits, sampling, by)
+    found = find_candidates(logits, sampling, by)
     drawn = by.noise(sampling.seed[:, None, None], positions[:, :, None], found.ids)
     return _best_candidate(sampling, found, sampling.weigh(drawn), choose_greedy(logits))
 
@@ -269,59 +271,24 @@ def choose_drawn(
     share: VocabularyShare = WHOLE_VOCABULARY,
 ) -> Tensor:  # [B, P, V], [B, P, V] -> [B, P] int32
     """Choose tokens as choose_mixed() does, with noise that was made before."""
-    return _choose(_candidates(logits, sampling, by, drawn, share), logits, sampling, drawn, share)
+    return choose_among(
+        find_candidates(logits, sampling, by, drawn, share), logits, sampling, drawn, share
+    )
 
 
-def _choose(
+def choose_among(
     found: Candidates, logits: Tensor, sampling: Sampling, drawn: Tensor, share: VocabularyShare
 ) -> Tensor:  # [B, P] int32
+    """Choose tokens as choose_drawn() does, with candidates that were found before."""
     assert found.noise is not None, "it was asked for"
     greedy, open_ = best_ids(share, logits, sampling.scaled(logits) + drawn)
     truncated = _best_candidate(sampling, found, found.noise, greedy)
     return torch.where(sampling.truncated[:, None], truncated, open_)
 
 
-class Scored(NamedTuple):
-    """Choices with log-probabilities at the row's temperature (1 where that is 0), before top-k,
-    top-p and min-p.
-    """
-
-    chosen: Tensor  # [B, P] int32
-    logprob: Tensor  # [B, P] float32, of the chosen
-    ids: Tensor  # [B, P, k] int32, the likeliest, best first
-    logprobs: Tensor  # [B, P, k] float32, theirs
-
-    def joined(self) -> Tensor:  # [B, P, 2 + 2 k] float32, which is exact for ids
-        chosen = torch.stack((self.chosen.float(), self.logprob), -1)
-        return torch.cat((chosen, self.ids.float(), self.logprobs), -1)
-
-    @classmethod
-    def parted(cls, joined: Tensor) -> Scored:
-        """Return what joined() put together."""
-        ids, logprobs = joined[..., 2:].chunk(2, -1)
-        chosen = joined[..., 0].to(torch.int32)
-        return cls(chosen, joined[..., 1], ids.to(torch.int32), logprobs)
-
-
-def choose_scored(
-    logits: Tensor,
-    sampling: Sampling,
-    drawn: Tensor,
-    by: Arithmetic = HOST,
-    share: VocabularyShare = WHOLE_VOCABULARY,
-) -> Scored:
-    """Choose tokens as choose_drawn() does, and score them and the likeliest MOST_LOGPROBS."""
-    found = _candidates(logits, sampling, by, drawn, share)
-    chosen = _choose(found, logits, sampling, drawn, share)
-    score = scores_of(share, sampling.scaled(logits), chosen)
-    logprobs = (found.whole - found.log_mass)[..., :MOST_LOGPROBS]
-    likeliest = found.ids[..., :MOST_LOGPROBS]
-    return Scored(chosen, score - found.log_mass[..., 0], likeliest, logprobs)
-
-
 def rank_greedy(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """Return the k likeliest tokens and their log-probabilities: rank() where every T is 0."""
-    return _in_order(*HOST.top(logits.log_softmax(-1), k))
+    return in_order(*HOST.top(logits.log_softmax(-1), k))
 
 
 def rank(
@@ -335,7 +302,7 @@ def rank(
     Scores are perturbed where T > 0, and log-probabilities where T = 0. Their softmax estimates
     what the target takes.
     """
-    found = _candidates(logits, sampling, by)
+    found = find_candidates(logits, sampling, by)
     drawn = by.noise(sampling.seed[:, None, None], positions[:, :, None], found.ids)
     return _ranked(found, sampling.weigh(drawn), k, by)
 
@@ -344,7 +311,7 @@ def guess_greedy(
     logits: Tensor, k: int, by: Arithmetic = HOST, share: VocabularyShare = WHOLE_VOCABULARY
 ) -> Tensor:  # [B, P, V] -> [B, P, k] int32
     """Return the ids of rank_greedy() alone."""
-    return _in_order(*likeliest(share, logits, k, by.top))[0]
+    return in_order(*likeliest(share, logits, k, by.top))[0]
 
 
 def guess_drawn(
@@ -356,7 +323,7 @@ def guess_drawn(
     share: VocabularyShare = WHOLE_VOCABULARY,
 ) -> Tensor:  # [B, P, V], [B, P, V] -> [B, P, k] int32
     """Return the ids of rank() alone, with noise that was made before."""
-    found = _candidates(logits, sampling, by, drawn, share)
+    found = find_candidates(logits, sampling, by, drawn, share)
     assert found.noise is not None, "it was asked for"
     return _ranked(found, found.noise, k, by)[0]
 
@@ -365,10 +332,10 @@ def _ranked(
     found: Candidates, drawn: Tensor, k: int, by: Arithmetic
 ) -> tuple[Tensor, Tensor]:  # -> [B, P, k], [B, P, k]
     scores, order = by.top(found.scores - found.log_mass + drawn, k)
-    return _in_order(scores, torch.gather(found.ids, -1, order))
+    return in_order(scores, torch.gather(found.ids, -1, order))
 
 
-def _in_order(
+def in_order(
     scores: Tensor, ids: Tensor
 ) -> tuple[Tensor, Tensor]:  # [..., k], [..., k] -> [..., k], [..., k]
     """Return ids and scores, the best score first and among equal scores the lowest id.

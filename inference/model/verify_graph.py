@@ -27,13 +27,12 @@ from inference.artifact import Bucket
 from inference.model.arithmetic import ENGINES, HOST, Arithmetic
 from inference.model.cache import CachedGraph, KeysValues
 from inference.model.decoder import Decoder, Hidden
-from inference.model.mask_inputs import MaskInputs, idle_masks
+from inference.model.masked_choice import MaskInputs, choose_scored, idle_masks
 from inference.model.noise_window import KeepsNoise
 from inference.model.sampler import (
     Sampling,
     choose_drawn,
     choose_greedy,
-    choose_scored,
     shared_noise,
 )
 
@@ -93,7 +92,7 @@ def choice(
     if masks is None:
         return choose_drawn(logits, sampling, drawn, by, share)
     logits = masks.adjusted(logits, decoder.token_ids(), share, by)
-    return choose_scored(logits, sampling, drawn, by, share).joined()
+    return choose_scored(logits, sampling, drawn, masks.asked, by, share).joined()
 
 
 def sampling_of(*inputs: Tensor | None) -> Sampling | None:
@@ -142,13 +141,14 @@ class VerifyGraph(_ChoosingGraph):
         text_changes: Tensor | None = None,
         node_ids: Tensor | None = None,
         node_changes: Tensor | None = None,
+        asked: Tensor | None = None,
     ) -> tuple[Tensor, ...]:
         """Return chosen [B, P], new keys and new values, each [layers, B, T, width], and features
         [B, T, kept layers * hidden] where layers are kept.
         """
         inputs = (tokens, rows, positions, context_mask, tree_mask, pick)
         sampling = sampling_of(temperature, top_k, top_p, seed, min_p)
-        masks = masks_of(allowed, text_ids, text_changes, node_ids, node_changes)
+        masks = masks_of(allowed, text_ids, text_changes, node_ids, node_changes, asked)
         chosen, out = self._run(inputs, after, sampling, masks)
         features = () if out.features is None else (out.features,)
         return chosen, *out.new.stacked(), *features
@@ -201,6 +201,7 @@ class StatefulGraph(KeepsNoise, _ChoosingGraph):
         text_changes: Tensor | None = None,
         node_ids: Tensor | None = None,
         node_changes: Tensor | None = None,
+        asked: Tensor | None = None,
     ) -> Tensor | tuple[Tensor, Tensor]:
         if (
             tokens is None
@@ -219,7 +220,7 @@ class StatefulGraph(KeepsNoise, _ChoosingGraph):
             return rows + rows  # a graph must return something: this means nothing
         inputs = (tokens, rows, positions, context_mask, tree_mask, pick)
         sampling = sampling_of(temperature, top_k, top_p, seed, min_p)
-        masks = masks_of(allowed, text_ids, text_changes, node_ids, node_changes)
+        masks = masks_of(allowed, text_ids, text_changes, node_ids, node_changes, asked)
         chosen, out = self._run(inputs, after, sampling, masks)
         self.write(rows, slots, out.new)
         self.touch_noise()

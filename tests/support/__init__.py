@@ -14,6 +14,7 @@ Tiny real models
     fused_models, fused_cases, buckets: graphs, and inputs for them
     artifacts, neuron_artifacts, native_targets: built ones
     backends: one on every backend
+    adjustments: what a rule may say of its logits
 
 Oracles
     growths: random trees under construction

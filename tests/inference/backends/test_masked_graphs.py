@@ -4,58 +4,35 @@ back.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
 from compile.spec import mask_words, prefill_bucket, verify_bucket
 from inference.artifact import Bucket
-from inference.backends import Chosen, Scoring, Segment
-from inference.backends.compiled import CompiledModel
+from inference.backends import Scoring, Segment
+from inference.backends.compiled import CompiledModel, Graph
 from inference.backends.graph_calls import inputs_of
 from inference.model.arithmetic import ENGINES, HOST
 from inference.model.cache import empty_cache
-from inference.model.mask_inputs import MaskInputs
+from inference.model.masked_choice import MaskInputs
 from inference.model.sampler import OUT_OF_REACH
 from inference.model.verify_graph import VerifyGraph
 from inference.model.vocabulary import WHOLE_VOCABULARY
 from inference.sampling import SamplingParams
 from inference.token_rule import Adjustment
 from inference.tree import IntArray
+from tests.support.adjustments import adjustment
 from tests.support.models import tiny_decoder
 
 VOCABULARY, NODES, JUNK = 61, 8, 40
 WORDS = mask_words(VOCABULARY, 1)
 EVERY = np.arange(NODES, dtype=np.int32)
 MASKED = verify_bucket(2, NODES, JUNK, JUNK, sampled=True, words=WORDS)
-
-
-def adjustment(rng: np.random.Generator, nodes: int, named: int) -> Adjustment:
-    """What a rule may say at the nodes of a tree: the first node's changes are those of a text. Other
-    paths lack some of them, change some and add some. They are in any order, and padded.
-    """
-    text = rng.permutation(VOCABULARY)[:named]
-    told = dict(zip(text.tolist(), rng.uniform(0.5, 2, (named, 2)).tolist(), strict=True))
-    rows = [told]
-    for _ in range(nodes - 1):
-        own, some = dict(list(told.items())[rng.integers(4) :]), rng.permutation(VOCABULARY)[:3]
-        rows.append(
-            own | dict(zip(some.tolist(), rng.uniform(0.5, 2, (3, 2)).tolist(), strict=True))
-        )
-    ids = np.zeros((nodes, named + 4), dtype=np.int32)
-    changes = np.tile(np.array([1, 0], dtype=np.float32), (nodes, named + 4, 1))
-    for row, pairs in enumerate(rows):
-        order = rng.permutation(named + 4)[: len(pairs)]
-        ids[row, order] = list(pairs)
-        changes[row, order] = np.reshape(list(pairs.values()), (-1, 2))
-    bits = rng.random((nodes, 32 * WORDS)) < 0.5
-    bits[:, VOCABULARY:] = False
-    allowed = np.packbits(bits, -1, "little").view(np.int32) if rng.random() < 0.8 else None
-    return Adjustment(allowed, ids, changes[..., 0].copy(), changes[..., 1].copy())
 
 
 def adjusted(logits: np.ndarray, rule: Adjustment) -> np.ndarray:  # [p, V]
@@ -89,7 +66,7 @@ def test_what_a_rule_says_at_each_node_is_done_to_its_logits(
     """
     rng = np.random.default_rng(seed)
     pick = np.sort(rng.permutation(NODES)[:picked]).astype(np.int32)
-    rule = adjustment(rng, picked, named)
+    rule = adjustment(VOCABULARY, rng, picked, named)
     plain = chain(0, NODES, SamplingParams(), pick)
     ruled = chain(1, NODES, SamplingParams(), pick)._replace(rule=lambda: rule)
     inputs = inputs_of(replace(MASKED, rows=3), [plain, ruled])
@@ -105,18 +82,22 @@ def test_what_a_rule_says_at_each_node_is_done_to_its_logits(
             torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-6)
 
 
-class Watched(CompiledModel):
-    """Graphs of a tiny model, run eagerly. called: names of the graphs that were called"""
+def watched(*buckets: Bucket) -> tuple[CompiledModel, list[str]]:
+    """Graphs of a tiny model, run eagerly, and the names of those that are called."""
+    decoder, called = tiny_decoder(num_hidden_layers=1), list[str]()
+    cache = empty_cache(decoder.config, 2, JUNK, torch.float32)
 
-    def __init__(self, *buckets: Bucket) -> None:
-        decoder, self.called = tiny_decoder(num_hidden_layers=1), list[str]()
-        cache = empty_cache(decoder.config, 2, JUNK, torch.float32)
-        graphs = {bucket: VerifyGraph(decoder, cache, bucket.levels) for bucket in buckets}
-        super().__init__(graphs, cache)
+    def noted(bucket: Bucket) -> Graph:
+        graph = VerifyGraph(decoder, cache, bucket.levels)
 
-    def _call(self, bucket: Bucket, segments: Sequence[Segment]) -> list[Chosen]:
-        self.called.append(bucket.name)
-        return super()._call(bucket, segments)
+        def run(**inputs: Tensor) -> tuple[Tensor, ...]:
+            called.append(bucket.name)
+            made: tuple[Tensor, ...] = graph(**inputs)
+            return made
+
+        return run
+
+    return CompiledModel({bucket: noted(bucket) for bucket in buckets}, cache), called
 
 
 PLAIN = replace(MASKED, words=0)
@@ -124,21 +105,21 @@ HOT = SamplingParams(1.0, seed=3)
 
 
 def test_a_call_with_a_rule_or_a_scoring_goes_to_a_masked_graph_and_no_other_does() -> None:
-    model = Watched(PLAIN, MASKED, prefill_bucket(1, 16, JUNK, JUNK))
+    model, called = watched(PLAIN, MASKED, prefill_bucket(1, 16, JUNK, JUNK))
     tree = chain(0, NODES, HOT, EVERY)
-    rule = adjustment(np.random.default_rng(0), NODES, 5)
+    rule = adjustment(VOCABULARY, np.random.default_rng(0), NODES, 5)
     model.choose([tree])
     model.choose([tree, tree._replace(row=1, rule=lambda: rule)])
     model.choose([tree._replace(scoring=Scoring(2))])
-    assert model.called == [PLAIN.name, MASKED.name, MASKED.name]
+    assert called == [PLAIN.name, MASKED.name, MASKED.name]
     assert model.masks
-    assert not Watched(PLAIN).masks
+    assert not watched(PLAIN)[0].masks
 
 
 def test_a_row_without_a_rule_chooses_beside_one_with_a_rule_what_it_chooses_alone() -> None:
-    model, tree = Watched(PLAIN, MASKED), chain(0, NODES, HOT, EVERY)
+    (model, _), tree = watched(PLAIN, MASKED), chain(0, NODES, HOT, EVERY)
     (alone,) = model.choose([tree])
-    rule = adjustment(np.random.default_rng(1), NODES, 9)
+    rule = adjustment(VOCABULARY, np.random.default_rng(1), NODES, 9)
     beside, ruled = model.choose([tree, tree._replace(row=1, rule=lambda: rule)])
     assert beside.tokens.tolist() == alone.tokens.tolist()
     assert beside.logprobs is None
@@ -148,10 +129,10 @@ def test_a_row_without_a_rule_chooses_beside_one_with_a_rule_what_it_chooses_alo
 
 
 def test_a_tree_deeper_than_a_graphs_noise_has_each_nodesown_rule_and_log_probabilities() -> None:
-    rule = adjustment(np.random.default_rng(2), NODES, 9)
+    rule = adjustment(VOCABULARY, np.random.default_rng(2), NODES, 9)
     tree = chain(0, NODES, HOT, EVERY)._replace(rule=lambda: rule, scoring=Scoring(3))
     (whole,), (parted,) = (
-        Watched(replace(MASKED, levels=levels)).choose([tree]) for levels in (NODES, 3)
+        watched(replace(MASKED, levels=levels))[0].choose([tree]) for levels in (NODES, 3)
     )
     assert parted.tokens.tolist() == whole.tokens.tolist()
     assert whole.logprobs is not None

@@ -18,8 +18,8 @@ from compile.ops.rank_graph import record_call
 from compile.ops.rules import broken, rules_of
 from compile.spec import CompileSpec, mask_words, prefill_bucket, verify_bucket
 from inference.model.config import parse_config
+from inference.model.masked_choice import Scored
 from inference.model.round_graph import idle_inputs
-from inference.model.sampler import Scored
 from inference.model.verify_graph import example_inputs
 from tests.support import buckets, fused_cases
 from tests.support.buckets import state_of
@@ -42,7 +42,7 @@ def returned(results: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     if first.dim() < 3:
         return first, *others
     scored = Scored.parted(first)
-    return scored.chosen, scored.logprob, scored.logprobs, *others
+    return scored.chosen, scored.scores.values, scored.scores.likeliest, *others
 
 
 @pytest.mark.parametrize("case", [*buckets.CASES, *fused_cases.CASES], ids=str)

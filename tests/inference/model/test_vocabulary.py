@@ -14,19 +14,18 @@ from inference.artifact import Bucket
 from inference.model.arithmetic import ENGINES, HOST
 from inference.model.config import parse_config
 from inference.model.decoder import Decoder, Head, Layers
-from inference.model.mask_inputs import MaskInputs
+from inference.model.masked_choice import MaskInputs, Scored, choose_scored
 from inference.model.sampler import (
     Sampling,
-    Scored,
     choose_drawn,
     choose_greedy,
-    choose_scored,
     guess_drawn,
     guess_greedy,
     noise_table,
+    score,
 )
 from inference.model.vocabulary import VocabularyShare
-from inference.sampling import SamplingParams
+from inference.sampling import MOST_LOGPROBS, SamplingParams
 from tests.support.fake_ranks import Group, as_rank
 from tests.support.models import TINY
 
@@ -102,21 +101,21 @@ def test_ranks_adjust_choose_and_score_as_a_rank_with_all_logits_does(kind: str)
 
     def answer(part: Tensor, noise: Tensor, mine: Tensor, share: VocabularyShare) -> Tensor:
         adjusted = masks.adjusted(part, mine, share, ENGINES)
-        return choose_scored(adjusted, sampling, noise, ENGINES, share).joined()
+        return choose_scored(adjusted, sampling, noise, masks.asked, ENGINES, share).joined()
 
     adjusted = masks.adjusted(logits, ids, VocabularyShare(), HOST)
-    expected = choose_scored(adjusted, sampling, drawn)
-    told = adjusted.div(
-        torch.where(sampling.temperature > 0, sampling.temperature, 1)[:, None, None]
-    )
-    at_choice = told.log_softmax(-1).gather(-1, expected.chosen[..., None].long())[..., 0]
-    torch.testing.assert_close(expected.logprob, at_choice)
+    expected = choose_scored(adjusted, sampling, drawn, masks.asked)
+    tokens = torch.where(masks.asked < 0, expected.chosen, masks.asked)
+    told = score(adjusted, sampling, tokens, MOST_LOGPROBS)
+    close = torch.testing.assert_close
+    close((expected.scores.values, expected.scores.likeliest), (told.values, told.likeliest))
     for ranks in (2, 4):
         for joined in on_ranks(ranks, answer, logits, drawn, ids):
             scored = Scored.parted(joined)
             assert scored.chosen.equal(expected.chosen)
-            torch.testing.assert_close(scored.logprob, expected.logprob)
-            torch.testing.assert_close(scored.logprobs, expected.logprobs)
+            close(scored.scores.values, told.values)
+            close(scored.scores.likeliest, told.likeliest)
+            assert kind != "spread" or scored.scores.ids.equal(told.ids)
 
 
 def test_ranks_exchange_candidates_and_not_their_logits() -> None:

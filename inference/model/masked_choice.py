@@ -1,6 +1,4 @@
-"""Inputs of a graph that adjust its logits before the choice: a mask of allowed ids, and ids whose
-logits change.
-"""
+"""The choice of a masked graph: the inputs that adjust its logits, and log-probabilities."""
 
 from __future__ import annotations
 
@@ -10,9 +8,17 @@ import torch
 from torch import Tensor
 
 from inference.artifact import Bucket
-from inference.model.arithmetic import Arithmetic
-from inference.model.sampler import OUT_OF_REACH
-from inference.model.vocabulary import VocabularyShare
+from inference.model.arithmetic import HOST, Arithmetic
+from inference.model.sampler import (
+    OUT_OF_REACH,
+    Sampling,
+    Scores,
+    choose_among,
+    find_candidates,
+    in_order,
+)
+from inference.model.vocabulary import WHOLE_VOCABULARY, VocabularyShare, scores_of
+from inference.sampling import MOST_LOGPROBS
 
 _BITS = 32
 
@@ -29,6 +35,7 @@ class MaskInputs(NamedTuple):
     text_changes: Tensor  # [B, R, 2] float32
     node_ids: Tensor  # [B, P, M] int32, distinct, whose changes are others at that node
     node_changes: Tensor  # [B, P, M, 2] float32
+    asked: Tensor  # [B, P] int32, the id that is scored; below 0: the chosen one
 
     def adjusted(
         self, logits: Tensor, ids: Tensor, share: VocabularyShare, by: Arithmetic
@@ -77,4 +84,45 @@ def idle_masks(bucket: Bucket) -> dict[str, Tensor]:
         torch.zeros(rows, changes, 2),
         torch.zeros(rows, picks, own, dtype=torch.int32),
         torch.zeros(rows, picks, own, 2),
+        torch.full((rows, picks), -1, dtype=torch.int32),
     )._asdict()
+
+
+class Scored(NamedTuple):
+    """Choices, and what score() says of a token at each node."""
+
+    chosen: Tensor  # [B, P] int32
+    scores: Scores
+
+    def joined(self) -> Tensor:  # [B, P, 2 + 2 k] float32, which is exact for ids
+        values, ids, likeliest = self.scores
+        pair = torch.stack((self.chosen.float(), values), -1)
+        return torch.cat((pair, ids.float(), likeliest), -1)
+
+    @classmethod
+    def parted(cls, joined: Tensor) -> Scored:
+        """Return what joined() put together."""
+        ids, likeliest = joined[..., 2:].chunk(2, -1)
+        scores = Scores(joined[..., 1], ids.to(torch.int32), likeliest)
+        return cls(joined[..., 0].to(torch.int32), scores)
+
+
+def choose_scored(
+    logits: Tensor,
+    sampling: Sampling,
+    drawn: Tensor,
+    asked: Tensor,
+    by: Arithmetic = HOST,
+    share: VocabularyShare = WHOLE_VOCABULARY,
+) -> Scored:
+    """Choose tokens as choose_drawn() does, and score them and the MOST_LOGPROBS likeliest.
+
+    asked: [B, P] int32, tokens that are scored in place of the chosen ones; below 0: none
+    """
+    found = find_candidates(logits, sampling, by, drawn, share)
+    chosen = choose_among(found, logits, sampling, drawn, share)
+    told = torch.where(asked < torch.zeros_like(asked), chosen, asked)
+    values = scores_of(share, sampling.scaled(logits), told) - found.log_mass[..., 0]
+    most = (found.whole - found.log_mass)[..., :MOST_LOGPROBS]
+    likeliest = in_order(most, found.ids[..., :MOST_LOGPROBS])
+    return Scored(chosen, Scores(values, *likeliest))
