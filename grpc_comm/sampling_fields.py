@@ -13,7 +13,7 @@ from inference.sampling import Grammar, GrammarKind, SamplingParams
 PROTOCOL_VERSION = 3
 
 RULES_VERSION = 4
-"""Protocol of an Open with parameters that protocol 3 does not know. A target of that protocol would
+"""Protocol of an Open with parameters that protocol 3 does not know. A target of that one would
 pass over them and make another text; so it refuses the number.
 """
 

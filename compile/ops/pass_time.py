@@ -227,6 +227,7 @@ def cost_of(op: Op) -> str:
         return "noise"
     if any(":Attention." in name for name in op.trail):
         return "attention"
-    if any("model/sampler.py" in name or name.endswith(":logits") for name in op.trail):
+    choosing = ("model/sampler.py:", "model/masked_choice.py:")
+    if any(name.endswith(":logits") or any(f in name for f in choosing) for name in op.trail):
         return "logits"
     return "norms"

@@ -190,6 +190,8 @@ def purpose(spec: CompileSpec, bucket: Bucket) -> str:
         parts.append(f"while {bucket.slots} slots hold a session")
     if bucket.everywhere:
         parts.append("any temperature" if bucket.sampled else "temperature 0")
+    if bucket.masked:
+        parts.append("with masks")
     return ", ".join(parts)
 
 

@@ -38,11 +38,11 @@ class CallShape(NamedTuple):
             and self.slots >= call.slots
         )
 
-    def bucket(self, junk: int, *, sampled: bool) -> Bucket:
+    def bucket(self, junk: int, *, sampled: bool, words: int = 0) -> Bucket:
         """The bucket of a graph of this shape. A prompt's is greedy in any case."""
         if self.prefill:
             return prefill_bucket(self.rows, self.nodes, self.slots, junk)
-        return verify_bucket(self.rows, self.nodes, self.slots, junk, sampled=sampled)
+        return verify_bucket(self.rows, self.nodes, self.slots, junk, sampled=sampled, words=words)
 
 
 Shares = Annotated[Mapping[Count, Positive], Len(1)]

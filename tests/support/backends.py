@@ -46,6 +46,7 @@ from tests.support.neuron_artifacts import (
     FEW,
     JUNK,
     LENGTH,
+    MASKED,
     ROWS,
     TREE,
     VOCABULARY,
@@ -96,7 +97,7 @@ INSTANT = TimeProfile("instant", "a test", "nothing", 0.0, 0.0, 0.0, 0.0, (ROWS,
 def compiled(machine: Machine) -> Model:
     """Its noise reaches three levels: deeper trees take two calls."""
     machine.patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(machine.folder / "inductor"))
-    shallow = [replace(bucket, levels=3) if bucket.sampled else bucket for bucket in FEW]
+    shallow = [replace(bucket, levels=3) if bucket.sampled else bucket for bucket in (*FEW, MASKED)]
     spec = spec_of(1, shallow, target="cpu", features=heads.KEPT)
     directory = machine.folder / "artifact"
     return load_compiled(directory, build(directory, machine.checkpoint, spec, CpuBuilder))
@@ -104,13 +105,13 @@ def compiled(machine: Machine) -> Model:
 
 def neuron(machine: Machine) -> Model:
     Neuron().install(machine.patch, machine.folder / "packages")
-    spec = spec_of(2, features=heads.KEPT)
+    spec = spec_of(2, (*FEW, MASKED), features=heads.KEPT)
     return built_model(machine.folder / "artifact", machine.checkpoint, spec)
 
 
 def native(machine: Machine) -> Model:
     directory = machine.folder / "artifact"
-    spec = replace(native_spec(2), features=heads.KEPT)
+    spec = replace(native_spec(2, (*FEW, MASKED)), features=heads.KEPT)
     manifest = prepared(directory, machine.checkpoint, spec)
     machine.patch.setenv("TORCH_NEURONX_NEFF_CACHE_DIR", str(directory / GRAPHS))
     ranks = Ranks(RankPlan(directory, spec, CPU))

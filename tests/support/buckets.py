@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from compile.build.equality import random_inputs
+from compile.spec import mask_words
 from inference.artifact import Bucket, DraftBucket, RoundBucket
 from inference.model.cache import KeysValues, empty_cache
 from inference.model.noise_window import FILLED, NoisePlace, empty_window, fill_inputs
@@ -45,6 +46,7 @@ class Case:
     dtype: torch.dtype = torch.float32
     family: str = "llama"
     kept: tuple[int, ...] = ()
+    masked: bool = False
 
     def __str__(self) -> str:
         words = [
@@ -60,11 +62,17 @@ class Case:
     def bucket(self) -> Bucket:
         picks = 1 if self.prefill else self.nodes
         levels = 1 if self.prefill else self.nodes.bit_length()
-        return Bucket(self.rows, self.nodes, SLOTS, picks, levels, self.sampled, JUNK)
+        words = mask_words(self.vocabulary, 1) if self.masked else 0
+        sizes = self.rows, self.nodes, SLOTS, picks, levels
+        return Bucket(*sizes, self.sampled, JUNK, words=words)
+
+    @property
+    def vocabulary(self) -> int:
+        return 290 if "290" in self.family else 61
 
     def graph(self) -> VerifyGraph | StatefulGraph:
         """Always the same weights, the same full caches and the same numbers in place of noise."""
-        vocabulary = 290 if "290" in self.family else 61
+        vocabulary = self.vocabulary
         decoder = tiny_decoder(vocabulary=vocabulary, **FAMILIES[self.family]).to(self.dtype)
         generator = torch.Generator().manual_seed(5)
         cache = KeysValues.of(
@@ -130,6 +138,9 @@ CASES = [
     Case(stateful=True, sampled=False, nodes=16, prefill=PREFILL, kept=(0, 1)),
     Case(stateful=True, sampled=True, nodes=8, rows=2, dtype=BFLOAT16, kept=(1,)),
     Case(stateful=False, sampled=False, nodes=8, rows=2, kept=(0, 1)),
+    Case(stateful=True, sampled=True, nodes=8, rows=2, family="llama 290 ids", masked=True),
+    Case(stateful=True, sampled=True, nodes=4, dtype=BFLOAT16, masked=True, kept=(1,)),
+    Case(stateful=False, sampled=True, nodes=8, rows=2, masked=True),
 ]
 
 

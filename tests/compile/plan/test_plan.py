@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import astuple, replace
 from itertools import combinations
 from typing import Any
 
@@ -250,6 +250,23 @@ def test_a_neuron_target_has_twenty_graphs_with_those_called_between() -> None:
     assert samplings == {(nodes, True) for nodes in (1, 4, 16, 64)} | {
         (nodes, False) for nodes in (1, 4, 16)
     }
+
+
+def test_masks_add_no_graph_to_twenty_and_serve_every_tree() -> None:
+    """A graph with masks takes the place of one without, the largest trees first."""
+    (_, plain), (_, masked) = planned(), planned(masks=True)
+    assert len(masked.graphs) == len(plain.graphs) == 18
+    shapes = {graph[:3] for graph in map(astuple, plain.buckets) if graph[1] == graph[3]}
+    assert {astuple(graph)[:3] for graph in masked.buckets if graph.masked} == shapes
+    assert {graph.words for graph in masked.buckets} == {0, 4008}
+    config = parse_config(LLAMA_8B)
+    more = rank_memory(config, masked).total - rank_memory(config, plain).total
+    assert 0 < more < 1 << 27
+    _, first = planned(masks=True, quick=True)
+    assert [graph.masked for graph in first.buckets] == [True, True, False]
+    _, chosen = planned(masks=True, load=str(LOADS / "chat.json"), graphs=14)
+    assert len(chosen.graphs) <= 12
+    assert any(graph.masked for graph in chosen.graphs)
 
 
 def test_noise_that_is_made_ahead_takes_a_ranks_part_of_the_vocabulary_for_32_positions_a_row() -> (
