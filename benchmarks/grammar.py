@@ -23,8 +23,6 @@ from statistics import geometric_mean
 from threading import Event
 from typing import Literal, NamedTuple, TypeAlias, cast
 
-from outrider.models.sequence_length import Capacity
-
 from benchmarks.harness import Flags, JsonFile, run, table_lines, write_json
 from benchmarks.regret.stage import PROFILES, SEQUENCE_LENGTH, Stage, virtual_server
 from inference.backends import Model
@@ -33,7 +31,7 @@ from inference.draft_thread import inline, on_thread, take_short_turns
 from inference.draft_tuning import TUNING
 from inference.drafters.copied_text import CopySource
 from inference.drafters.draft import Draft
-from inference.flags.values import ModelName, Name, Numbers
+from inference.flags.values import ModelName, Name, NumberList
 from inference.grammar import Grammars
 from inference.planner.prices import Prices
 from inference.sampling import Grammar, GrammarKind, SamplingParams
@@ -42,6 +40,7 @@ from inference.token_rule import TokenRule
 from outrider.client.connecting import connect_target
 from outrider.client.pools import GrowingRows, Pair
 from outrider.draft_methods import find_draft
+from outrider.models.capacity import Capacity
 from outrider.models.loading import PREFILL_NODES, find_named
 from outrider.models.profiles import user_profiles
 from outrider.money.goal import Goal
@@ -257,7 +256,7 @@ class Options(Flags):
     """profile of times that each forward takes, by the real clock"""
     round_trip: float = 20.0
     """milliseconds, by the virtual clock"""
-    temperatures: Numbers = (0.0, 0.7, 1.0)
+    temperatures: NumberList = (0.0, 0.7, 1.0)
     chat: bool = False
     """prompts are users' turns"""
     told: bool = True

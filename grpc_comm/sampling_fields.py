@@ -69,7 +69,7 @@ def read_params(message: pb.Open) -> SamplingParams:
 def _write_grammar(grammar: Grammar | None) -> pb.Grammar | None:
     if grammar is None:
         return None
-    return pb.Grammar(kind=pb.Grammar.Kind.Value(grammar.kind.name), text=grammar.text)
+    return pb.Grammar(kind=grammar.kind.name, text=grammar.text)
 
 
 def _read_grammar(message: pb.Grammar) -> Grammar:
