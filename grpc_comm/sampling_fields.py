@@ -35,7 +35,7 @@ def write_params(params: SamplingParams) -> dict[str, Any]:
     message can carry.
     """
     params = params.on_the_wire()
-    if not params.adjusts:  # nothing depends on which tokens are output
+    if not (params.adjusts or params.prompt_logprobs):  # nothing depends on which are output
         params = replace(params, made=0)
     plain = {name: getattr(params, name) for name in _PLAIN}
     if params == SamplingParams(**plain):

@@ -209,8 +209,11 @@ class _LoadedTarget(NamedTuple):
 
 
 def _grammars(found: FoundModel) -> Grammars:
+    """Grammars of the model's tokenizer. It is read here, for reading it lets no other thread run."""
     tokenizer = found.tokenizer
-    return Grammars(tokenizer.to_json(), tokenizer.vocabulary, sorted(found.stop_ids))
+    grammars = Grammars(tokenizer.to_json(), tokenizer.vocabulary, sorted(found.stop_ids))
+    grammars.prepare()
+    return grammars
 
 
 def _load_checkpoint(options: ServingRole) -> _LoadedTarget:

@@ -8,6 +8,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -21,12 +23,13 @@ from grpc_comm.server import sender
 from grpc_comm.server.server import BackgroundServer
 from inference.backends import Chosen, Segment
 from inference.backends.eager import EagerModel
-from inference.decode import Step
+from inference.decode import Step, TargetSession
 from inference.engine.engine import Engine
 from inference.engine.local_session import LocalSession
 from inference.errors import OutriderError, Unavailable
-from inference.order import Decode, End, Pace
-from inference.sampling import SamplingParams
+from inference.order import Decode, End, Pace, TokenLogProb
+from inference.proposer import Proposer
+from inference.sampling import Grammar, GrammarKind, SamplingParams
 from outrider.link.emulated_link import ShapedLink, shaped_link
 from tests.support import pairs
 from tests.support.drafts import proposers_of, text_of
@@ -49,7 +52,20 @@ from tests.support.wire_fixtures import (
 
 PROMPT, TOKENS = [7, 3, 30], 60
 END = len(PROMPT) + TOKENS
-SAMPLINGS = [SamplingParams(temperature, seed=5) for temperature in (0.0, 0.7, 1.0)]
+TEMPERATURES = (0.0, 0.7, 1.0)
+RULE = SamplingParams(
+    grammar=Grammar(GrammarKind.REGEX, "([a-f]{1,5} )*"),
+    repetition_penalty=1.2,
+    presence_penalty=0.3,
+    frequency_penalty=0.2,
+    logprobs=2,
+    prompt_logprobs=True,
+)
+SAMPLINGS = [
+    replace(params, temperature=temperature, seed=5)
+    for params in (SamplingParams(), RULE)
+    for temperature in TEMPERATURES
+]
 NEVER = 3600.0
 """Seconds of patience that no test waits for."""
 
@@ -75,7 +91,13 @@ class Halting(EagerModel):
 
 def tiny_engine() -> Engine:
     length, vocabulary = pairs.SEQUENCE_LENGTH, pairs.VOCABULARY
-    return Engine(Halting(2), sequence_length=length, max_tree_nodes=64, vocabulary=vocabulary)
+    return Engine(
+        Halting(2),
+        sequence_length=length,
+        max_tree_nodes=64,
+        vocabulary=vocabulary,
+        grammars=pairs.grammars(),
+    )
 
 
 def halting(engine: Engine) -> Halting:
@@ -90,9 +112,18 @@ def link() -> Iterator[tuple[Engine, ShapedLink]]:
         yield engine, link
 
 
-def alone(params: SamplingParams) -> list[int]:
-    session = LocalSession(pairs.engine(pairs.decoder(1), rows=1))
-    return text_of(PROMPT, params, session, Decode(END))
+class Made(NamedTuple):
+    """A text with the log-probabilities of its tokens and of its prompt's, where asked for."""
+
+    tokens: list[int]
+    logprobs: Any  # a list, or what it has to be up to rounding
+
+
+def alone(params: SamplingParams) -> Made:
+    """The target's own decoding, in process."""
+    session = LocalSession(pairs.engine(pairs.decoder(1), rows=1, rules=pairs.grammars()))
+    tokens, logprobs = _made(session, params, Decode(END))
+    return Made(tokens, pytest.approx(logprobs, abs=1e-3))
 
 
 def made(
@@ -100,9 +131,28 @@ def made(
     params: SamplingParams,
     pace: Pace = Pace.GO_ON,
     between: Callable[[Step], None] = lambda step: None,
-) -> list[int]:
-    proposers = proposers_of("close", pace)
-    return text_of(PROMPT, params, session, Decode(END, pace=pace), proposers, between)
+) -> Made:
+    """The text with a draft that is often wrong."""
+    return _made(session, params, Decode(END, pace=pace), proposers_of("close", pace), between)
+
+
+def _made(
+    session: TargetSession,
+    params: SamplingParams,
+    order: Decode,
+    proposers: Sequence[Proposer] = (),
+    between: Callable[[Step], None] = lambda step: None,
+) -> Made:
+    scores = list[TokenLogProb]()
+
+    def hear(step: Step) -> None:
+        scores.extend(step.logprobs)
+        between(step)
+
+    tokens = text_of(PROMPT, params, session, order, proposers, hear)
+    values = [value for one in (*session.prompt_logprobs, *scores) for value in one.values]
+    assert len(values) == (params.logprobs or 0) * (len(PROMPT) - 1 + TOKENS)
+    return Made(tokens, values)
 
 
 @pytest.mark.parametrize("params", SAMPLINGS)
