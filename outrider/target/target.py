@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from inference.backends import Model
     from outrider.target.colocated_draft import Drafts
 
-    MakeDraft = Callable[[Model, Description], Drafts]
+    MakeDraft = Callable[[Model, Description, Grammars | None], Drafts]
 
 READY = "listening on "
 """Start of the stderr line that names the bound address. It is printed once sessions are taken."""
@@ -155,7 +155,8 @@ def load_served(options: ServingRole, make_draft: MakeDraft | None = None) -> Se
         rules=model.masks,
     )
     served = TimedModel(model, profile) if profile else model
-    drafts = make_draft(served, description) if make_draft is not None else None
+    grammars = _grammars(found) if model.masks else None
+    drafts = make_draft(served, description, grammars) if make_draft is not None else None
     engine = Engine(
         served,
         sequence_length=loaded.sequence_length,
@@ -166,7 +167,7 @@ def load_served(options: ServingRole, make_draft: MakeDraft | None = None) -> Se
         branches=not legacy,
         drafter=drafts.drafter if drafts else None,
         graphs=drafts.graphs if drafts else None,
-        grammars=_grammars(found) if model.masks else None,
+        grammars=grammars,
         when_idle=unfinished.advance if unfinished is not None else None,
     )
     return Served(engine, drafts.description if drafts else description)

@@ -16,7 +16,7 @@ from inference.backends import Segment
 from inference.grammar import Grammars
 from inference.sampling import Grammar, GrammarKind, SamplingParams
 
-CHARACTERS = '{}":,[]' + string.ascii_lowercase + "012345"
+CHARACTERS = '{}":,[] ' + string.ascii_lowercase[:-1] + "012345"
 END = len(CHARACTERS)
 
 SCHEMA = {
@@ -26,10 +26,10 @@ SCHEMA = {
         "type": "object",
         "properties": {
             "name": {"enum": ["ab", "abc", "ca", "dab"]},
-            "size": {"type": "integer"},
+            "count": {"type": "integer"},
             "next": {"type": "boolean"},
         },
-        "required": ["name", "size", "next"],
+        "required": ["name", "count", "next"],
         "additionalProperties": False,
     },
 }
@@ -38,10 +38,12 @@ RULED = SamplingParams(grammar=Grammar(GrammarKind.JSON_SCHEMA, json.dumps(SCHEM
 
 
 def scripted_grammars() -> Grammars:
+    level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    letters = [level.pre_tokenize_str(one)[0][0] for one in CHARACTERS]
     rules = tokenizers.Tokenizer(
-        models.BPE(vocab={one: at for at, one in enumerate(CHARACTERS)}, merges=[])
+        models.BPE(vocab={one: at for at, one in enumerate(letters)}, merges=[])
     )
-    rules.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    rules.pre_tokenizer = level
     rules.decoder = decoders.ByteLevel()
     rules.add_special_tokens(["<|end|>"])
     return Grammars(rules.to_str(), END + 1, [END])

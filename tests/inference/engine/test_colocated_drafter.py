@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from functools import partial
 
@@ -16,6 +17,7 @@ from inference.engine.engine import Engine
 from inference.engine.local_session import LocalSession
 from inference.engine.session import Session
 from inference.engine.tuning import TUNING
+from inference.grammar import Grammars
 from inference.model.decoder import Decoder
 from inference.order import Decode
 from inference.proposer import COLOCATED, COPY, NOBODY
@@ -25,10 +27,11 @@ from tests.support.beside import CALL, FORWARD, TimedTarget, engine_beside
 from tests.support.clock import Clock
 from tests.support.drafts import alone, assert_drafted_text, growing, knowledge, text_of
 from tests.support.equality import NearTies
-from tests.support.exact import asked, exact_engine, finish, free, own_text, together
+from tests.support.exact import GREEDY, asked, exact_engine, finish, free, own_text, together
 from tests.support.exact import text_of as made_by
+from tests.support.scripted_grammar import RULED, scripted_grammars
 from tests.support.scripted_models import VOCABULARY as KINDS
-from tests.support.scripted_models import Prefix, Says, ScriptedModel, useless
+from tests.support.scripted_models import Prefix, Says, ScriptedModel, disagreeing, useless
 from tests.support.scripted_models import perfect as right
 
 
@@ -69,19 +72,31 @@ class Hosted:
         call: float = CALL,
         copies: bool = False,
         kinds: int = KINDS,
+        grammars: Grammars | None = None,
     ) -> None:
         self.clock = Clock()
         self.draft = Draft(says, self.clock, draft_rows or rows, call)
         known = partial(knowledge, call, 32)
         self.host = ColocatedDrafter(
-            drafts.Draft(self.draft), known, room=200, clock=self.clock, copies=copies
+            drafts.Draft(self.draft, grammars=grammars),
+            known,
+            room=200,
+            clock=self.clock,
+            copies=copies,
         )
         self.engine, self.model, _ = exact_engine(
-            rows, kinds=kinds, times=free, clock=self.clock, drafter=self.host
+            rows, kinds=kinds, times=free, clock=self.clock, drafter=self.host, grammars=grammars
         )
 
-    def asked(self, prompt: Sequence[int], tokens: int, *, beside: bool = True) -> Session:
-        return asked(self.engine, prompt, tokens, beside=beside)
+    def asked(
+        self,
+        prompt: Sequence[int],
+        tokens: int,
+        params: SamplingParams = GREEDY,
+        *,
+        beside: bool = True,
+    ) -> Session:
+        return asked(self.engine, prompt, tokens, params, beside=beside)
 
 
 SAMPLINGS = [SamplingParams(), SamplingParams(0.7, seed=3), SamplingParams(1.0, seed=4)]
@@ -120,6 +135,24 @@ def test_what_the_text_said_before_is_copied_for_who_asked() -> None:
     assert made_by(session) == own_text([1, 2, 3], 300, kinds=3)
     assert session.proposers.count(COPY) > 30
     assert set(other.proposers) == {NOBODY}
+
+
+def test_a_text_with_a_grammar_is_drafted_by_it_once_its_rule_is_made() -> None:
+    """It is made beside the forwards, which go on meanwhile."""
+    texts = list[list[int]]()
+    for drafted in (False, True):
+        hosted = Hosted(disagreeing, kinds=KINDS, grammars=scripted_grammars())
+        session = hosted.asked([1, 2, 3], 300, RULED, beside=drafted)
+        while drafted and hosted.host.free_rows == 4:
+            hosted.engine.step()
+            hosted.engine.acknowledge(session, session.length)
+            time.sleep(0.01)
+        before, forwards = session.length - 3, session.spent.forwards
+        finish(hosted.engine, session)
+        texts.append(made_by(session))
+    assert texts[0] == texts[1]
+    assert session.proposers[before:].count(COPY) > 100
+    assert session.spent.forwards - forwards < 100
 
 
 def test_one_call_serves_all_who_asked() -> None:
