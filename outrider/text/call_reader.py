@@ -89,9 +89,9 @@ class CallReader:
         return parts
 
     def finish(self) -> str:
-        """The rest of the text, which is no call."""
-        rest, self._held = self._opened + self._held, ""
-        return "" if self._state == self._between else rest
+        """The rest of the text. A call that has not said its name by now is left out."""
+        rest, self._held = self._held, ""
+        return "" if self._opened or self._state == self._between else rest
 
     # States: each returns a part, "" after a change of the state, or None to wait for more.
 

@@ -50,6 +50,7 @@ READ = {
         ("so", [("stop", "{}")]),
     ),
     "cut off": (TAGGED, '<tool_call>\n{"name": "add", "arguments": {"x', ("", [("add", '{"x')])),
+    "cut off before its name": (TAGGED, 'no <tool_call>\n{"name', ("no", [])),
     "a mark that is none": (TAGGED, "a <tool_ call> <tool", ("a <tool_ call> <tool", [])),
     "no JSON": (TAGGED, "<tool_call>x</tool_call> y", ("<tool_call>x</tool_call> y", [])),
     "a function that is not there": (
