@@ -118,6 +118,16 @@ def test_a_full_tree_sheds_nothing_if_a_forward_holds_all_that_is_too_much() -> 
     assert tree.live == 9
 
 
+def test_the_number_of_a_pruned_candidate_leads_nowhere_also_when_its_place_is_taken() -> None:
+    tree = planted()
+    say(tree, (0, BASE, 10, 0.5), (1, BASE, 11, 0.5))
+    tree.advance([10])
+    assert say(tree, (2, 1, 20, 0.5)) == 0
+    say(tree, *((number, 0, 30 + number, 0.5) for number in range(3, 9)))
+    assert say(tree, (9, 1, 20, 0.5)) == 0
+    assert tree.live == 6
+
+
 @st.composite
 def growths(draw: st.DrawFn) -> tuple[Nodes, list[float]]:
     """Nodes of a random tree of distinct siblings, and the value of each."""
