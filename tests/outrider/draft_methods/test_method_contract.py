@@ -34,8 +34,8 @@ from tests.support.gguf_files import write_gguf
 TOKENS, LENGTH = 24, 256
 JSON = Grammar(
     GrammarKind.JSON_SCHEMA,
-    """{"type": "object", "required": ["name", "kinds"], "additionalProperties": false, "properties":
-    {"name": {"type": "string"}, "kinds": {"type": "array", "items": {"enum": ["int", "str"]}}}}""",
+    """{"type": "object", "required": ["name", "kinds"],
+    "additionalProperties": false, "properties": {"name": {"type": "string"}, "kinds": {"type": "array", "items": {"enum": ["int", "str"]}}}}""",
 )
 SAMPLINGS = [
     SamplingParams(),
