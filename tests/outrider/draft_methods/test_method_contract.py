@@ -35,7 +35,8 @@ TOKENS, LENGTH = 24, 256
 JSON = Grammar(
     GrammarKind.JSON_SCHEMA,
     """{"type": "object", "required": ["name", "kinds"],
-    "additionalProperties": false, "properties": {"name": {"type": "string"}, "kinds": {"type": "array", "items": {"enum": ["int", "str"]}}}}""",
+    "additionalProperties": false, "properties": {"name": {"type": "string"},
+    "kinds": {"type": "array", "items": {"enum": ["int", "str"]}}}}""",
 )
 SAMPLINGS = [
     SamplingParams(),
