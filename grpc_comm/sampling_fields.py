@@ -13,8 +13,8 @@ from inference.sampling import Grammar, GrammarKind, SamplingParams
 PROTOCOL_VERSION = 3
 
 RULES_VERSION = 4
-"""Protocol of an Open with parameters that protocol 3 does not know. A target of that protocol would
-pass over them and make another text; so it refuses the number.
+"""Protocol of an Open with parameters that protocol 3 does not know. A target of protocol 3 would
+pass over them and make another text, but it refuses the number.
 """
 
 _PLAIN = ("temperature", "top_k", "top_p", "seed")  # those of protocol 3
@@ -69,7 +69,7 @@ def read_params(message: pb.Open) -> SamplingParams:
 def _write_grammar(grammar: Grammar | None) -> pb.Grammar | None:
     if grammar is None:
         return None
-    return pb.Grammar(kind=pb.Grammar.Kind.Value(grammar.kind.name), text=grammar.text)
+    return pb.Grammar(kind=grammar.kind.name, text=grammar.text)
 
 
 def _read_grammar(message: pb.Grammar) -> Grammar:
