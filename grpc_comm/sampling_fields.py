@@ -13,8 +13,8 @@ from inference.sampling import Grammar, GrammarKind, SamplingParams
 PROTOCOL_VERSION = 3
 
 RULES_VERSION = 4
-"""Protocol of an Open with parameters that protocol 3 does not know. A target of that one would
-pass over them and make another text; so it refuses the number.
+"""Protocol of an Open with parameters that protocol 3 does not know. A target of protocol 3 would
+pass over them and make another text, but it refuses the number.
 """
 
 _PLAIN = ("temperature", "top_k", "top_p", "seed")  # those of protocol 3

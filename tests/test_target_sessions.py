@@ -219,10 +219,8 @@ def test_each_token_comes_with_its_log_probability_and_the_prompts_come_first(
     where: str, likeliest: int
 ) -> None:
     params = SamplingParams(grammar=LETTERS, logprobs=likeliest, prompt_logprobs=True)
-    with (
-        SESSIONS[where](pairs.engine(pairs.decoder(1), rules=pairs.grammars())) as begin,
-        closing(begin()) as session,
-    ):
+    engine = pairs.engine(pairs.decoder(1), rules=pairs.grammars())
+    with SESSIONS[where](engine) as begin, closing(begin()) as session:
         session.open([5, 17, 250, 3], params)
         session.decode(Decode(24))
         tokens, scores = list[int](), list[TokenLogProb]()

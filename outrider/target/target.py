@@ -210,7 +210,7 @@ class _LoadedTarget(NamedTuple):
 
 
 def _grammars(found: FoundModel) -> Grammars:
-    """Grammars of the model's tokenizer. Reading it lets no other thread run, so it is read now."""
+    """Grammars of the model's tokenizer, which is read now: reading it lets no other thread run."""
     tokenizer = found.tokenizer
     grammars = Grammars(tokenizer.to_json(), tokenizer.vocabulary, sorted(found.stop_ids))
     grammars.prepare()
