@@ -22,16 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from benchmarks.harness import Flags, run
-from compile.ops.pass_time import (
-    ERRORS,
-    FITTED,
-    PUBLISHED,
-    RATES,
-    Fitted,
-    PassTime,
-    PassWork,
-    work_of,
-)
+from compile.ops.pass_time import ERRORS, FITTED, PUBLISHED, RATES, Fitted, PassTime, PassWork
 from compile.ops.recording import record
 
 
@@ -203,7 +194,7 @@ def _recorded(known: Known, layers: int) -> PassWork:
             "tokens": torch.zeros(known.rows, known.nodes, dtype=torch.int32),
             "mask": torch.ones(known.rows, 1, 1, known.slots, dtype=torch.bool),
         }
-    return work_of(record(graph, inputs))
+    return PassWork.of(record(graph, inputs))
 
 
 def fit() -> Iterator[tuple[float, Fitted]]:

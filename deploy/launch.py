@@ -27,7 +27,7 @@ _OTHER_WAYS = {
     "spot": "without --spot",
     "capacity-block": "the zone of the block (--subnet)",
 }
-"""Where no zone has such an instance free: what else to try, by market."""
+"""Advice for a market on which no zone has such an instance free."""
 
 
 class Launch:

@@ -119,6 +119,16 @@ class PassWork:
     by_cost: Mapping[str, OpWork]
     nodes: float = 0.0
 
+    @classmethod
+    def of(cls, recording: Recording) -> PassWork:
+        """The work of a recorded call."""
+        found: defaultdict[str, OpWork] = defaultdict(OpWork)
+        for op in recording.ops:
+            work = op_work(op)
+            if work != _NOTHING:
+                found[cost_of(op)] += work
+        return cls(dict(found))
+
     @property
     def instructions(self) -> int:
         """About how many instructions the graph becomes."""
@@ -185,7 +195,7 @@ def _features(config: ModelConfig, spec: CompileSpec, bucket: Bucket) -> PassWor
     """The work of a call's features, which the model's depth does not change."""
     shape, dtype = (bucket.rows, bucket.nodes, config.hidden_size), states_of(spec.dtype)
     state = torch.empty(shape, dtype=dtype, device="meta")
-    return work_of(record(_Joined(len(spec.features)), {"state": state}))
+    return PassWork.of(record(_Joined(len(spec.features)), {"state": state}))
 
 
 def _whole(config: ModelConfig, spec: CompileSpec, inputs: Mapping[str, Tensor]) -> PassWork:
@@ -195,7 +205,7 @@ def _whole(config: ModelConfig, spec: CompileSpec, inputs: Mapping[str, Tensor])
     models = [config] if spec.fused is None else [config, parse_config(spec.fused.config)]
 
     def work_at(target: ModelConfig, draft: ModelConfig | None = None) -> PassWork:
-        return work_of(record_call(target, spec, inputs, draft))
+        return PassWork.of(record_call(target, spec, inputs, draft))
 
     least = work_at(*(replace(model, layers=1) for model in models))
     total = least
@@ -204,16 +214,6 @@ def _whole(config: ModelConfig, spec: CompileSpec, inputs: Mapping[str, Tensor])
         layer = work_at(*deeper).plus(least, -1)
         total = total.plus(layer, model.layers - 1)
     return total
-
-
-def work_of(recording: Recording) -> PassWork:
-    """The work of a recorded call, by cost."""
-    found: defaultdict[str, OpWork] = defaultdict(OpWork)
-    for op in recording.ops:
-        work = op_work(op)
-        if work != _NOTHING:
-            found[cost_of(op)] += work
-    return PassWork(dict(found))
 
 
 def cost_of(op: Op) -> str:

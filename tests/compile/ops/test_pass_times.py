@@ -21,9 +21,9 @@ from compile.ops.pass_time import (
     PUBLISHED,
     RATES,
     PassTime,
+    PassWork,
     pass_time,
     pass_work,
-    work_of,
 )
 from compile.ops.recording import record, record_call
 from compile.plan.graph_time import graph_time
@@ -156,7 +156,7 @@ def test_a_slower_stream_makes_the_whole_pass_slower() -> None:
 
 def test_the_work_of_a_deep_graph_is_that_of_its_layers() -> None:
     config = read_config(SHAPES / "llama-3.2-1b")
-    whole = work_of(record_call(config, SMALL_SPEC, idle_inputs(SMALL)))
+    whole = PassWork.of(record_call(config, SMALL_SPEC, idle_inputs(SMALL)))
     extended = pass_work(config, SMALL_SPEC, SMALL)
     for name, work in whole.by_cost.items():
         for field in (
