@@ -24,7 +24,7 @@ TokenPath = Sequence[int]
 
 
 class Adjustment(NamedTuple):
-    """What the logits at p picked nodes are adjusted by.
+    """Changes of the logits at p picked nodes.
 
     A row of ids is padded with id 0, factor 1 and bias 0, which change nothing.
     """

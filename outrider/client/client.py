@@ -20,7 +20,6 @@ from inference.cost.billing import Billing
 from inference.decode import TargetSession
 from inference.draft_thread import Drafter, inline, on_thread
 from inference.errors import InvalidRequest, OutriderError
-from inference.grammar import Grammars
 from inference.order import Pace
 from inference.planner.prices import Usage
 from inference.proposer import Proposer
@@ -145,6 +144,7 @@ class Client:
                 f"{self._found.name} drafts the first {self._drafted:,} tokens of a text, of "
                 f"{self.length:,} that the target serves: --sequence_length says how many"
             )
+        from inference.grammar import Grammars
         from outrider.client.drafting import Sides, draft_rows
 
         there = self.target.description

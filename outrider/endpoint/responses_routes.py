@@ -41,7 +41,7 @@ class ResponseRequest(BaseModel):
     tool_choice: str | JsonObject | None = None
 
     def chat(self) -> ChatRequest:
-        """The same request for a chat."""
+        """The request as one for a chat."""
         first = [{"role": "system", "content": self.instructions}] if self.instructions else []
         said = [{"role": "user", "content": self.input}] if isinstance(self.input, str) else None
         choice, form = self.tool_choice, (self.text or {}).get("format")
