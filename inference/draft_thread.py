@@ -243,7 +243,7 @@ def on_thread(lend: Lend, throttle: Throttle | None = None) -> Drafter:
             except Exception as error:  # raised again in the thread that reads the text
                 drafting.fail(error)
 
-        threading.Thread(target=draft, name="outrider draft", daemon=True).start()
+        threading.Thread(target=draft, name="outrider draft").start()
         return drafting.check
 
     return begin

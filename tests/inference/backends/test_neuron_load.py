@@ -203,7 +203,9 @@ def test_the_check_fails_on_a_device_that_chooses_otherwise(
     def swapped(*arguments: Any) -> Any:
         model = honest(*arguments)
         choose = model.choose
-        model.choose = lambda segments: [chosen[::-1] for chosen in choose(segments)]  # type: ignore[method-assign]
+        model.choose = lambda segments: [  # type: ignore[method-assign]
+            chosen._replace(tokens=chosen.tokens[::-1]) for chosen in choose(segments)
+        ]
         return model
 
     monkeypatch.setattr(check, "load_neuron", swapped)
