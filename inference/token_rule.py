@@ -24,7 +24,7 @@ TokenPath = Sequence[int]
 
 
 class Adjustment(NamedTuple):
-    """What the logits at p picked nodes are adjusted by.
+    """Changes of the logits at p picked nodes.
 
     A row of ids is padded with id 0, factor 1 and bias 0, which change nothing.
     """
@@ -33,6 +33,21 @@ class Adjustment(NamedTuple):
     ids: IntArray  # [p, m] distinct within a row but for the padding
     factors: FloatArray  # [p, m] divide a logit above 0, and multiply one below
     biases: FloatArray  # [p, m] added behind that
+
+    @classmethod
+    def none(cls, nodes: int) -> Adjustment:
+        """Return one that leaves the logits at so many nodes as they are."""
+        nothing = np.zeros((nodes, 0), dtype=np.float32)
+        return cls(None, nothing.astype(np.int32), nothing, nothing)
+
+    def changes(self, vocabulary: int) -> tuple[IntArray, IntArray, FloatArray, FloatArray]:
+        """Return node, id, factor and bias of each change, [n] each. An id beyond the vocabulary,
+        which a draft's head may lack, has none.
+        """
+        named = (self.factors != 1) | (self.biases != 0)
+        named &= self.ids < vocabulary
+        nodes = named.nonzero()[0].astype(np.int32)
+        return nodes, self.ids[named], self.factors[named], self.biases[named]
 
 
 class Matcher(Protocol):

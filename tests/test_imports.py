@@ -25,6 +25,8 @@ IMPURE = {
     "artifact",
     "cost/energy",
     "file_model",
+    "grammar",
+    "grammar_check",
     "planner/profile_files",
     "text",
 }
@@ -35,6 +37,7 @@ HOMES = {
     "scipy": ("compile/plan/search.py",),
     "defusedxml": ("outrider/runs/autodraft.py",),
     "filelock": ("compile/build/build.py",),
+    "llguidance": ("inference/grammar.py", "inference/grammar_check.py"),
 }
 
 

@@ -138,6 +138,7 @@ def test_keys_that_were_given_up_for_other_branches_are_computed_again(
         SamplingParams(0.8, top_k=5, seed=3),
         SamplingParams(1.5, top_p=0.6, seed=2**40 + 9),
         SamplingParams(0.3, top_k=200, top_p=0.95, seed=1),
+        SamplingParams(1.2, min_p=0.05, seed=2),
     ],
     ids=str,
 )
