@@ -51,8 +51,10 @@ class Adjustment(NamedTuple):
 
 
 class Matcher(Protocol):
-    """The state of a grammar behind some tokens. Any call may raise InvalidRequest: the grammar
-    takes more work than it may, and the matcher is of no use any more.
+    """The state of a grammar behind some tokens.
+
+    Any call may raise InvalidRequest, and then every later one does: the grammar takes more work
+    than it may.
     """
 
     words: int  # 32-bit words of a set of ids
@@ -125,15 +127,18 @@ class TokenRule:
         return [token < last and bool(words[token >> 5] >> (token & 31) & 1) for token in tokens]
 
     def _catch_up(self) -> None:
-        """Work off what was committed."""
+        """Work off what was committed. Raises InvalidRequest, now and ever after, where that breaks
+        the grammar.
+        """
         tokens, self._behind = self._behind, []
         self._changes.commit(tokens)
-        for token in tokens:
-            if self._matcher is not None and not self._matcher.consume(token):
-                raise InvalidRequest(
-                    f"the text breaks its grammar: token {token} at position {self._position}"
-                )
-            self._position += 1
+        taken = len(tokens) if self._matcher is None else _consumed(self._matcher, tokens)
+        self._position += taken
+        if taken < len(tokens):
+            self._behind = tokens[taken:]
+            raise InvalidRequest(
+                f"the text breaks its grammar: token {tokens[taken]} at position {self._position}"
+            )
 
     def _allowed(self, paths: Sequence[TokenPath]) -> IntArray | None:  # [paths, words]
         """Return the ids that may follow each path. The paths are walked depth first, so that
