@@ -1,18 +1,19 @@
 """Converts the messages within a session to and from protobuf: candidates, orders, tokens.
 
-Only this module and translate.py touch message fields.
+Only this module, translate.py and sampling_fields.py touch message fields.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from typing import NamedTuple, TypeAlias
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple, TypeAlias
 
 from grpc_comm.proto import verifier_pb2 as pb
 from inference.errors import InvalidRequest, LimitExceeded, Mismatch
-from inference.order import Decode, End, Pace, Progress
+from inference.order import Decode, End, Pace, Progress, TokenLogProb
 from inference.proposer import BASE, COPY, MODEL, MOST_CANDIDATES, NOBODY, Nodes, Proposal
+from inference.sampling import MOST_LOGPROBS
 
 MOST_STOP_IDS = 1024
 
@@ -32,7 +33,7 @@ class Go(NamedTuple):
     base: int
 
 
-Request: TypeAlias = Nodes | Decode | Acknowledge | Go | None
+StreamRequest: TypeAlias = Nodes | Decode | Acknowledge | Go | None
 """A client's message within a session; None for a heartbeat."""
 
 _STEPS = 16.0  # byte values for each halving of a chance
@@ -50,7 +51,7 @@ def count_nodes(message: pb.ClientMessage) -> int:
     return len(message.nodes.tokens)
 
 
-def read_request(message: pb.ClientMessage) -> Request:
+def read_request(message: pb.ClientMessage) -> StreamRequest:
     """Read a message within a session; raise InvalidRequest or LimitExceeded for a wrong one."""
     match kind_of(message):
         case "nodes":
@@ -157,6 +158,7 @@ def write_tokens(progress: Progress, end: End) -> pb.Tokens:
         sessions=progress.sessions,
         room=progress.room,
         end=pb.Tokens.End.Name(end.value),
+        **write_logprobs(progress.logprobs),
     )
 
 
@@ -182,4 +184,30 @@ def read_tokens(message: pb.Tokens) -> Progress:
         message.sessions,
         message.room,
         End(message.end),
+        read_logprobs(message),
+    )
+
+
+def write_logprobs(scores: Sequence[TokenLogProb]) -> dict[str, Any]:
+    """Return the fields of Tokens, or of Opened."""
+    return {
+        "logprobs": [one.value for one in scores],
+        "top_ids": [token for one in scores for token in one.ids],
+        "top_logprobs": [value for one in scores for value in one.values],
+    }
+
+
+def read_logprobs(message: pb.Tokens | pb.Opened) -> tuple[TokenLogProb, ...]:
+    """Read log-probabilities; raise Mismatch for what no target says."""
+    values, ids, likeliest = message.logprobs, message.top_ids, message.top_logprobs
+    each, left = divmod(len(ids), len(values) or 1)
+    if len(ids) != len(likeliest) or left or each > MOST_LOGPROBS or (each and not values):
+        got = f"{len(values)} tokens, {len(ids)} likeliest ones and {len(likeliest)} of these"
+        raise Mismatch(f"sent log-probabilities that do not go together: of {got}")
+    if not all(map(math.isfinite, (*values, *likeliest))):
+        raise Mismatch("sent a log-probability that is no number")
+    parts = [slice(at * each, (at + 1) * each) for at in range(len(values))]
+    return tuple(
+        TokenLogProb(value, tuple(ids[part]), tuple(likeliest[part]))
+        for value, part in zip(values, parts, strict=True)
     )

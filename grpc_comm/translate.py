@@ -1,7 +1,7 @@
 """Converts what begins a session to and from messages, and our errors to and from gRPC status
 codes.
 
-Only this module and messages.py touch message fields.
+Only this module, messages.py and sampling_fields.py touch message fields.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ import grpc
 import numpy as np
 from numpy.typing import ArrayLike
 
-from grpc_comm.messages import read_tokens
+from grpc_comm.messages import read_logprobs, read_tokens, write_logprobs
 from grpc_comm.proto import verifier_pb2 as pb
+from grpc_comm.sampling_fields import PROTOCOL_VERSION, check_protocol, read_params, write_params
 from inference.errors import (
     Busy,
     Gone,
@@ -26,15 +27,17 @@ from inference.errors import (
     OutriderError,
     Unavailable,
 )
-from inference.order import Progress
+from inference.order import Progress, TokenLogProb
 from inference.proposer import MOST_CANDIDATES
 from inference.sampling import SamplingParams
 
 if TYPE_CHECKING:
     from inference.times import Shape
 
-PROTOCOL_VERSION = 3
 MOST_TIMES = 512
+
+MOST_SCORE_BYTES = 2 * 2**20
+"""Bytes of the log-probabilities of a prompt at most."""
 
 MOST_SIGNS = 400
 """Characters that are shown of a text from the other side."""
@@ -62,6 +65,7 @@ class Description:
     ] = ()
     usd_per_hour: float = 0.0  # price of its machine; 0: not stated
     sessions: int = 0  # open now
+    rules: bool = False  # it takes grammars, penalties and biases, and reports log-probabilities
 
 
 class OpenRequest(NamedTuple):
@@ -96,6 +100,7 @@ class SessionTerms(NamedTuple):
     queue_seconds: float = 0.0  # waited for a row and for forwards
     prefill_seconds: float = 0.0  # of the prompt's forwards
     reused_tokens: int = 0  # of the prompt, whose keys were there already
+    logprobs: tuple[TokenLogProb, ...] = ()  # of the prompt's tokens but the first, where asked for
 
 
 def write_description(description: Description, models: Sequence[str]) -> pb.Description:
@@ -150,14 +155,6 @@ def _read_times(messages: Sequence[pb.ForwardTime]) -> Iterator[tuple[Shape, flo
         yield (one.rows, one.nodes), one.seconds
 
 
-def check_protocol(theirs: int) -> None:
-    if theirs != PROTOCOL_VERSION:
-        raise Mismatch(
-            f"the other side speaks protocol {theirs}, this one {PROTOCOL_VERSION}: install the "
-            "same Outrider on both"
-        )
-
-
 def write_open(
     session_id: str, expected: Description, prompt: Sequence[int], params: SamplingParams
 ) -> pb.Open:
@@ -165,18 +162,13 @@ def write_open(
 
     expected: what the target is counted on to be; the target computes with `params.on_the_wire()`
     """
-    params = params.on_the_wire()
     return pb.Open(
         session_id=session_id,
-        protocol_version=PROTOCOL_VERSION,
         model_fingerprint=expected.model_fingerprint,
         tokenizer_fingerprint=expected.tokenizer_fingerprint,
         prompt=_ids(prompt),
-        temperature=params.temperature,
-        top_k=params.top_k,
-        top_p=params.top_p,
-        seed=params.seed,
         model=expected.model,
+        **write_params(params),
     )
 
 
@@ -201,23 +193,31 @@ def read_first(message: pb.ClientMessage) -> OpenRequest | ResumeRequest:
 
 def read_open(message: pb.Open) -> OpenRequest:
     """Read the message that opens a session; raises as read_first() does."""
-    check_protocol(message.protocol_version)
     return OpenRequest(
         message.session_id,
         message.model,
         message.model_fingerprint,
         message.tokenizer_fingerprint,
         message.prompt,
-        SamplingParams(message.temperature, message.top_k, message.top_p, message.seed),
+        read_params(message),
     )
 
 
+def most_scored(likeliest: int) -> int:
+    """Return the tokens of a prompt whose log-probabilities are told, with so many likeliest ones
+    at each.
+    """
+    return MOST_SCORE_BYTES // (4 + 9 * likeliest)
+
+
 def write_opened(terms: SessionTerms) -> pb.Opened:
-    return pb.Opened(**terms._asdict())
+    return pb.Opened(**{**terms._asdict(), **write_logprobs(terms.logprobs)})
 
 
 def read_opened(message: pb.Opened) -> SessionTerms:
-    """Read what a target says of an open session, within bounds."""
+    """Read what a target says of an open session, within bounds; raise Mismatch for what no target
+    says.
+    """
     return SessionTerms(
         message.session_id,
         message.length,
@@ -228,6 +228,7 @@ def read_opened(message: pb.Opened) -> SessionTerms:
         max(message.queue_seconds, 0.0),
         max(message.prefill_seconds, 0.0),
         message.reused_tokens,
+        read_logprobs(message),
     )
 
 

@@ -33,8 +33,8 @@ class TargetSession(CandidateSink, Protocol):
 
     @property
     def prompt_logprobs(self) -> tuple[TokenLogProb, ...]:
-        """Log-probabilities of the prompt's tokens but the first, where they were asked for. They
-        are known before the first progress.
+        """Log-probabilities of the prompt's tokens but the first, where asked for: known before the
+        first progress.
         """
         ...
 

@@ -178,7 +178,8 @@ class Drafting:
             lone = progress.lone - self._last.lone == forwards
             seconds, tokens = at - self._heard_at, len(progress.tokens)
             self._throttle.hear(seconds, tokens, forwards, lone=lone, silent=silent)
-        self._heard_at = at
+        if progress.tokens or self._last is None:  # a sign of life ends no forward
+            self._heard_at = at
         if progress.tokens:
             notice = notice_of(self._last, progress, at)
             for proposer in self._proposers or ():

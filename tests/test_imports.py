@@ -33,7 +33,7 @@ IMPURE = {
 """Files within inference/ that need nothing but the standard library and numpy, and the others."""
 
 HOMES = {
-    "boto3": ("deploy/aws.py", "compile/s3.py"),
+    "boto3": ("deploy/aws.py", "compile/store.py"),
     "scipy": ("compile/plan/search.py",),
     "defusedxml": ("outrider/runs/autodraft.py",),
     "filelock": ("compile/build/build.py",),

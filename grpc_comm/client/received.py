@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from inference.errors import Mismatch
-from inference.order import Decode, End, Pace, Progress
+from inference.order import Decode, End, Pace, Progress, TokenLogProb
 from inference.stats import Traffic
 
 SUMS = ("nodes", "forwards", "lone", "queue_seconds", "model_seconds", "share_seconds")
@@ -25,21 +25,36 @@ class Received:
     tokens: all of them, the prompt included
     most: length that was asked for; a target must not go beyond it
     end: how the text ended, once it has
+    prompt_logprobs: of the prompt's tokens but the first, once they have come
     """
 
-    def __init__(self, prompt: Sequence[int], vocabulary: int, traffic: Traffic) -> None:
+    def __init__(
+        self,
+        prompt: Sequence[int],
+        vocabulary: int,
+        traffic: Traffic,
+        likeliest: int | None = None,
+    ) -> None:
+        """likeliest: tokens that are reported beside each one's log-probability; None: no report"""
         self.tokens = list(prompt)
         self.last = _NOTHING
         self.ask(len(self.tokens), frozenset())
         self._vocabulary, self._traffic = vocabulary, traffic
         self._read = self._prompt_length = len(self.tokens)
         self._named: list[int] = []  # who had named each token beyond the prompt
+        self._likeliest, self._logprobs = likeliest, list[TokenLogProb]()  # of these tokens
+        self.prompt_logprobs: tuple[TokenLogProb, ...] = ()
         self._before = self._session = _NOTHING  # all sessions before this one; this one so far
         self._news = False
 
     @property
     def unread(self) -> int:
         return len(self.tokens) - self._read
+
+    @property
+    def made(self) -> int:
+        """Tokens beyond the prompt."""
+        return len(self.tokens) - self._prompt_length
 
     @property
     def is_behind(self) -> bool:
@@ -59,12 +74,19 @@ class Received:
         """Begin a new session, whose counters start at 0."""
         self._before, self._session = self.last, _NOTHING
 
+    def take_prompt_logprobs(self, came: tuple[TokenLogProb, ...], made: int) -> None:
+        """Take those of the prompt but its last `made` tokens; raise Mismatch as take() does."""
+        self._check_logprobs(came, self._prompt_length - made - 1)
+        self.prompt_logprobs = came
+
     def take(self, came: Progress) -> None:
         """Take progress in. Raises Mismatch, in words that follow the target's name."""
         fresh = self._fresh(came)
         self._check(came, fresh)
         self.tokens += fresh
-        self._named += came.proposers[len(came.tokens) - len(fresh) :]
+        known = len(came.tokens) - len(fresh)
+        self._named += came.proposers[known:]
+        self._logprobs += came.logprobs[known:]
         self.end = self._ended(came.end)
         total = came._replace(
             **{name: getattr(self._before, name) + getattr(came, name) for name in SUMS}
@@ -96,12 +118,13 @@ class Received:
             return None
         start, self._news = self._read, False
         self._read = len(self.tokens)
-        named = self._named[start - self._prompt_length :]
+        beyond = slice(start - self._prompt_length, None)
         return self.last._replace(
             position=start,
             tokens=tuple(self.tokens[start:]),
-            proposers=tuple(named),
+            proposers=tuple(self._named[beyond]),
             end=self.end,
+            logprobs=tuple(self._logprobs[beyond]),
         )
 
     def _fresh(self, came: Progress) -> Sequence[int]:
@@ -129,6 +152,15 @@ class Received:
             raise Mismatch("counts its work backwards")
         if self.stop_ids & set(fresh[:-1]):
             raise Mismatch("went on behind a stop id")
+        self._check_logprobs(came.logprobs, len(came.tokens))
+
+    def _check_logprobs(self, came: Sequence[TokenLogProb], tokens: int) -> None:
+        """Raise Mismatch unless there are as many as were asked for, of tokens that there are."""
+        due = 0 if self._likeliest is None else tokens
+        if len(came) != due or any(len(one.ids) != self._likeliest for one in came):
+            raise Mismatch(f"sent other log-probabilities than those of {due} tokens")
+        if any(token >= self._vocabulary for one in came for token in one.ids):
+            raise Mismatch("sent the log-probability of a token outside its vocabulary")
 
     def _ended(self, said: End) -> End:
         """Return the end of the text, if what was announced is one.
@@ -142,8 +174,7 @@ class Received:
             return End.NOT
         if said is End.MAX_TOKENS and len(self.tokens) < self.most:
             return End.NOT
-        made = len(self.tokens) > self._prompt_length
-        if said is End.STOP_ID and not (made and self.tokens[-1] in self.stop_ids):
+        if said is End.STOP_ID and not (self.made and self.tokens[-1] in self.stop_ids):
             return End.NOT
         return said
 

@@ -12,6 +12,7 @@ import threading
 import time
 import uuid
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from grpc_comm import messages, translate
@@ -94,7 +95,9 @@ class RemoteSession(WireSession):
             self._search.join()
         self._check_prompt(prompt)
         with self._changed:
-            self._received = Received(prompt, self._description.vocabulary, self.traffic)
+            self._received = Received(
+                prompt, self._description.vocabulary, self.traffic, params.logprobs
+            )
             self._params, self._order, self._asked = params, None, 0
             self._held = self._failure = self._search = self._deadline = None
             self._closed = threading.Event()
@@ -154,6 +157,8 @@ class RemoteSession(WireSession):
             raise Mismatch(f"counts {terms.length} tokens at the start, and there are {length}")
         if not self._is_opened:
             self._progress.note_opened()
+        if self._awaits_prompt:
+            self._received.take_prompt_logprobs(terms.logprobs, self._params.made)
         super()._handle_opened(call, terms)
         if self._held is not None:
             self.traffic.resumes += resumed
@@ -319,9 +324,14 @@ class RemoteSession(WireSession):
 
     def _opening(self) -> pb.Open:
         """Return the message that opens a session with all tokens of the text."""
-        return translate.write_open(
-            uuid.uuid4().hex, self._description, self._received.tokens, self._params
-        )
+        tokens, made = self._received.tokens, self._params.made + self._received.made
+        params = replace(self._params, made=made, prompt_logprobs=self._awaits_prompt)
+        return translate.write_open(uuid.uuid4().hex, self._description, tokens, params)
+
+    @property
+    def _awaits_prompt(self) -> bool:
+        """Whether the log-probabilities of the prompt are asked for, and have not come."""
+        return self._params.prompt_logprobs and self._held is None
 
     def _send_order(self) -> None:
         """Send the present order."""

@@ -12,7 +12,7 @@ from grpc_comm.client.received import Received
 from grpc_comm.proto import verifier_pb2 as pb
 from grpc_comm.translate import Description, SessionTerms
 from inference.errors import LimitExceeded, OutriderError
-from inference.order import Progress
+from inference.order import Progress, TokenLogProb
 from inference.proposer import MOST_CANDIDATES, Nodes
 from inference.stats import Traffic
 
@@ -45,6 +45,11 @@ class WireSession:
     def lost(self) -> bool:
         """Whether the target is being looked for."""
         return False
+
+    @property
+    def prompt_logprobs(self) -> tuple[TokenLogProb, ...]:
+        """Log-probabilities of the prompt's tokens but the first, if asked for and come."""
+        return self._received.prompt_logprobs
 
     @property
     def room(self) -> int:

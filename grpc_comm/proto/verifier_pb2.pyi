@@ -14,7 +14,7 @@ class DescribeRequest(_message.Message):
     def __init__(self, model: _Optional[str] = ...) -> None: ...
 
 class Description(_message.Message):
-    __slots__ = ("server_version", "protocol_version", "model", "model_fingerprint", "tokenizer_fingerprint", "vocabulary", "sequence_length", "max_tree_nodes", "rows", "dtype", "device", "stop_ids", "models", "draft_model", "times", "usd_per_hour", "sessions")
+    __slots__ = ("server_version", "protocol_version", "model", "model_fingerprint", "tokenizer_fingerprint", "vocabulary", "sequence_length", "max_tree_nodes", "rows", "dtype", "device", "stop_ids", "models", "draft_model", "times", "usd_per_hour", "sessions", "rules")
     SERVER_VERSION_FIELD_NUMBER: _ClassVar[int]
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
@@ -32,6 +32,7 @@ class Description(_message.Message):
     TIMES_FIELD_NUMBER: _ClassVar[int]
     USD_PER_HOUR_FIELD_NUMBER: _ClassVar[int]
     SESSIONS_FIELD_NUMBER: _ClassVar[int]
+    RULES_FIELD_NUMBER: _ClassVar[int]
     server_version: str
     protocol_version: int
     model: str
@@ -49,7 +50,8 @@ class Description(_message.Message):
     times: _containers.RepeatedCompositeFieldContainer[ForwardTime]
     usd_per_hour: float
     sessions: int
-    def __init__(self, server_version: _Optional[str] = ..., protocol_version: _Optional[int] = ..., model: _Optional[str] = ..., model_fingerprint: _Optional[str] = ..., tokenizer_fingerprint: _Optional[str] = ..., vocabulary: _Optional[int] = ..., sequence_length: _Optional[int] = ..., max_tree_nodes: _Optional[int] = ..., rows: _Optional[int] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., stop_ids: _Optional[_Iterable[int]] = ..., models: _Optional[_Iterable[str]] = ..., draft_model: _Optional[str] = ..., times: _Optional[_Iterable[_Union[ForwardTime, _Mapping]]] = ..., usd_per_hour: _Optional[float] = ..., sessions: _Optional[int] = ...) -> None: ...
+    rules: bool
+    def __init__(self, server_version: _Optional[str] = ..., protocol_version: _Optional[int] = ..., model: _Optional[str] = ..., model_fingerprint: _Optional[str] = ..., tokenizer_fingerprint: _Optional[str] = ..., vocabulary: _Optional[int] = ..., sequence_length: _Optional[int] = ..., max_tree_nodes: _Optional[int] = ..., rows: _Optional[int] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., stop_ids: _Optional[_Iterable[int]] = ..., models: _Optional[_Iterable[str]] = ..., draft_model: _Optional[str] = ..., times: _Optional[_Iterable[_Union[ForwardTime, _Mapping]]] = ..., usd_per_hour: _Optional[float] = ..., sessions: _Optional[int] = ..., rules: _Optional[bool] = ...) -> None: ...
 
 class ForwardTime(_message.Message):
     __slots__ = ("rows", "nodes", "seconds")
@@ -92,7 +94,7 @@ class ServerMessage(_message.Message):
     def __init__(self, opened: _Optional[_Union[Opened, _Mapping]] = ..., go_away: _Optional[_Union[GoAway, _Mapping]] = ..., tokens: _Optional[_Union[Tokens, _Mapping]] = ...) -> None: ...
 
 class Open(_message.Message):
-    __slots__ = ("session_id", "protocol_version", "model_fingerprint", "tokenizer_fingerprint", "prompt", "temperature", "top_k", "top_p", "seed", "model")
+    __slots__ = ("session_id", "protocol_version", "model_fingerprint", "tokenizer_fingerprint", "prompt", "temperature", "top_k", "top_p", "seed", "model", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "bias_ids", "biases", "grammar", "logprobs", "prompt_logprobs", "made")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     MODEL_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
@@ -103,6 +105,16 @@ class Open(_message.Message):
     TOP_P_FIELD_NUMBER: _ClassVar[int]
     SEED_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
+    MIN_P_FIELD_NUMBER: _ClassVar[int]
+    REPETITION_PENALTY_FIELD_NUMBER: _ClassVar[int]
+    PRESENCE_PENALTY_FIELD_NUMBER: _ClassVar[int]
+    FREQUENCY_PENALTY_FIELD_NUMBER: _ClassVar[int]
+    BIAS_IDS_FIELD_NUMBER: _ClassVar[int]
+    BIASES_FIELD_NUMBER: _ClassVar[int]
+    GRAMMAR_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    MADE_FIELD_NUMBER: _ClassVar[int]
     session_id: str
     protocol_version: int
     model_fingerprint: str
@@ -113,7 +125,35 @@ class Open(_message.Message):
     top_p: float
     seed: int
     model: str
-    def __init__(self, session_id: _Optional[str] = ..., protocol_version: _Optional[int] = ..., model_fingerprint: _Optional[str] = ..., tokenizer_fingerprint: _Optional[str] = ..., prompt: _Optional[_Iterable[int]] = ..., temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., seed: _Optional[int] = ..., model: _Optional[str] = ...) -> None: ...
+    min_p: float
+    repetition_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
+    bias_ids: _containers.RepeatedScalarFieldContainer[int]
+    biases: _containers.RepeatedScalarFieldContainer[float]
+    grammar: Grammar
+    logprobs: int
+    prompt_logprobs: bool
+    made: int
+    def __init__(self, session_id: _Optional[str] = ..., protocol_version: _Optional[int] = ..., model_fingerprint: _Optional[str] = ..., tokenizer_fingerprint: _Optional[str] = ..., prompt: _Optional[_Iterable[int]] = ..., temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., seed: _Optional[int] = ..., model: _Optional[str] = ..., min_p: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., bias_ids: _Optional[_Iterable[int]] = ..., biases: _Optional[_Iterable[float]] = ..., grammar: _Optional[_Union[Grammar, _Mapping]] = ..., logprobs: _Optional[int] = ..., prompt_logprobs: _Optional[bool] = ..., made: _Optional[int] = ...) -> None: ...
+
+class Grammar(_message.Message):
+    __slots__ = ("kind", "text")
+    class Kind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        JSON_SCHEMA: _ClassVar[Grammar.Kind]
+        REGEX: _ClassVar[Grammar.Kind]
+        EBNF: _ClassVar[Grammar.Kind]
+        CHOICE: _ClassVar[Grammar.Kind]
+    JSON_SCHEMA: Grammar.Kind
+    REGEX: Grammar.Kind
+    EBNF: Grammar.Kind
+    CHOICE: Grammar.Kind
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    kind: Grammar.Kind
+    text: str
+    def __init__(self, kind: _Optional[_Union[Grammar.Kind, str]] = ..., text: _Optional[str] = ...) -> None: ...
 
 class Resume(_message.Message):
     __slots__ = ("session_id", "protocol_version", "resume_key", "epoch", "length")
@@ -130,7 +170,7 @@ class Resume(_message.Message):
     def __init__(self, session_id: _Optional[str] = ..., protocol_version: _Optional[int] = ..., resume_key: _Optional[bytes] = ..., epoch: _Optional[int] = ..., length: _Optional[int] = ...) -> None: ...
 
 class Opened(_message.Message):
-    __slots__ = ("session_id", "length", "queue_seconds", "prefill_seconds", "resume_key", "lease_seconds", "reused_tokens", "tree_nodes", "candidates")
+    __slots__ = ("session_id", "length", "queue_seconds", "prefill_seconds", "resume_key", "lease_seconds", "reused_tokens", "tree_nodes", "candidates", "logprobs", "top_ids", "top_logprobs")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     LENGTH_FIELD_NUMBER: _ClassVar[int]
     QUEUE_SECONDS_FIELD_NUMBER: _ClassVar[int]
@@ -140,6 +180,9 @@ class Opened(_message.Message):
     REUSED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     TREE_NODES_FIELD_NUMBER: _ClassVar[int]
     CANDIDATES_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    TOP_IDS_FIELD_NUMBER: _ClassVar[int]
+    TOP_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     session_id: str
     length: int
     queue_seconds: float
@@ -149,7 +192,10 @@ class Opened(_message.Message):
     reused_tokens: int
     tree_nodes: int
     candidates: int
-    def __init__(self, session_id: _Optional[str] = ..., length: _Optional[int] = ..., queue_seconds: _Optional[float] = ..., prefill_seconds: _Optional[float] = ..., resume_key: _Optional[bytes] = ..., lease_seconds: _Optional[float] = ..., reused_tokens: _Optional[int] = ..., tree_nodes: _Optional[int] = ..., candidates: _Optional[int] = ...) -> None: ...
+    logprobs: _containers.RepeatedScalarFieldContainer[float]
+    top_ids: _containers.RepeatedScalarFieldContainer[int]
+    top_logprobs: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, session_id: _Optional[str] = ..., length: _Optional[int] = ..., queue_seconds: _Optional[float] = ..., prefill_seconds: _Optional[float] = ..., resume_key: _Optional[bytes] = ..., lease_seconds: _Optional[float] = ..., reused_tokens: _Optional[int] = ..., tree_nodes: _Optional[int] = ..., candidates: _Optional[int] = ..., logprobs: _Optional[_Iterable[float]] = ..., top_ids: _Optional[_Iterable[int]] = ..., top_logprobs: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class Decode(_message.Message):
     __slots__ = ("end", "stop_ids", "pace", "credit", "beside")
@@ -200,7 +246,7 @@ class Go(_message.Message):
     def __init__(self, base: _Optional[int] = ...) -> None: ...
 
 class Tokens(_message.Message):
-    __slots__ = ("position", "ids", "proposers", "known", "held", "acknowledged", "nodes", "forwards", "lone", "queue_microseconds", "model_microseconds", "share_microseconds", "sessions", "room", "end")
+    __slots__ = ("position", "ids", "proposers", "known", "held", "acknowledged", "nodes", "forwards", "lone", "queue_microseconds", "model_microseconds", "share_microseconds", "sessions", "room", "end", "logprobs", "top_ids", "top_logprobs")
     class End(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         NOT: _ClassVar[Tokens.End]
@@ -232,6 +278,9 @@ class Tokens(_message.Message):
     SESSIONS_FIELD_NUMBER: _ClassVar[int]
     ROOM_FIELD_NUMBER: _ClassVar[int]
     END_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    TOP_IDS_FIELD_NUMBER: _ClassVar[int]
+    TOP_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     position: int
     ids: _containers.RepeatedScalarFieldContainer[int]
     proposers: bytes
@@ -247,7 +296,10 @@ class Tokens(_message.Message):
     sessions: int
     room: int
     end: Tokens.End
-    def __init__(self, position: _Optional[int] = ..., ids: _Optional[_Iterable[int]] = ..., proposers: _Optional[bytes] = ..., known: _Optional[int] = ..., held: _Optional[int] = ..., acknowledged: _Optional[int] = ..., nodes: _Optional[int] = ..., forwards: _Optional[int] = ..., lone: _Optional[int] = ..., queue_microseconds: _Optional[int] = ..., model_microseconds: _Optional[int] = ..., share_microseconds: _Optional[int] = ..., sessions: _Optional[int] = ..., room: _Optional[int] = ..., end: _Optional[_Union[Tokens.End, str]] = ...) -> None: ...
+    logprobs: _containers.RepeatedScalarFieldContainer[float]
+    top_ids: _containers.RepeatedScalarFieldContainer[int]
+    top_logprobs: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, position: _Optional[int] = ..., ids: _Optional[_Iterable[int]] = ..., proposers: _Optional[bytes] = ..., known: _Optional[int] = ..., held: _Optional[int] = ..., acknowledged: _Optional[int] = ..., nodes: _Optional[int] = ..., forwards: _Optional[int] = ..., lone: _Optional[int] = ..., queue_microseconds: _Optional[int] = ..., model_microseconds: _Optional[int] = ..., share_microseconds: _Optional[int] = ..., sessions: _Optional[int] = ..., room: _Optional[int] = ..., end: _Optional[_Union[Tokens.End, str]] = ..., logprobs: _Optional[_Iterable[float]] = ..., top_ids: _Optional[_Iterable[int]] = ..., top_logprobs: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class Close(_message.Message):
     __slots__ = ()

@@ -145,10 +145,10 @@ class Serving:
             2 * target.engine.most_sessions * (1 + len(target.listed)),
             target.lease_seconds,
         )
-        state = ServerState(
+        self._state = ServerState(
             self._catalogue, self._sessions, target.listener, share_prefixes=target.share_prefixes
         )
-        self.service = TargetService(state, keys)
+        self.service = TargetService(self._state, keys)
 
     def begin(self) -> None:
         """End sessions whose lease is over, and follow the keys file, from here on."""
@@ -165,6 +165,7 @@ class Serving:
     async def end(self) -> None:
         """End all sessions, and stop the models once their forward in hand is done."""
         self.rest()
+        self._state.rules.close()
         self._sessions.end_all()
         await asyncio.to_thread(self._catalogue.stop)
 

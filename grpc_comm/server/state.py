@@ -11,6 +11,7 @@ from grpc_comm.observability.server_events import Listener
 from grpc_comm.proto import verifier_pb2 as pb
 from grpc_comm.server.model_registry import Catalogue
 from grpc_comm.server.rate_limit import NODES_PER_SECOND, Allowance
+from grpc_comm.server.rule_turns import RuleTurns
 from grpc_comm.server.session_table import SessionTable
 from grpc_comm.translate import Description
 from inference.errors import Unavailable
@@ -20,13 +21,14 @@ class ServerState:
     """The state that streams share. Used on the event loop only.
 
     draining: no new sessions are taken
+    rules: where sessions have their rules made
     """
 
     def __init__(
         self, catalogue: Catalogue, sessions: SessionTable, emit: Listener, *, share_prefixes: bool
     ) -> None:
         self.catalogue, self.sessions, self.emit = catalogue, sessions, emit
-        self.draining = False
+        self.draining, self.rules = False, RuleTurns()
         self._share_prefixes = share_prefixes
         self._allowances = defaultdict[str, Allowance](Allowance)  # by the names of keys
 

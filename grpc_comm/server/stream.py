@@ -9,13 +9,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Coroutine
 from concurrent.futures import Future
+from functools import partial
 from typing import Any
 
 import grpc.aio
 
 from grpc_comm import messages, translate
 from grpc_comm.keys import Grant, Key
-from grpc_comm.messages import Acknowledge, Go, Request
+from grpc_comm.messages import Acknowledge, Go, StreamRequest
 from grpc_comm.observability.server_events import (
     CandidatesDropped,
     Drop,
@@ -93,21 +94,21 @@ class Stream:
         served = await self._state.catalogue.served(request.model)
         description = self._state.limited(served.description, self.key)
         translate.check_fingerprints(request, description)
-        if len(request.prompt) >= description.sequence_length:  # first, as it is cheap
-            raise LimitExceeded(
-                f"a prompt of {len(request.prompt)} tokens leaves no room: the sequence length is "
-                f"{description.sequence_length}"
-            )
+        _check_prompt(request, description.sequence_length)  # first, as it is cheap
+        engine, prompt, params = served.engine, list(request.prompt), request.params
+        make, most = partial(engine.rule, prompt, params), engine.most_sessions
+        rule = await self._state.rules.make(self.key, make, most) if params.adjusts else None
         self._state.check_room(self.key)
         self._sessions.check_name(request.session_id, self.key.name)
-        session, opening = served.engine.open(
-            list(request.prompt),
-            request.params,
+        session, opening = engine.open(
+            prompt,
+            params,
+            rule=rule,
             tenant=self.key.name,
             sharing=self._state.prefix_tenant(self.key),
             limit=description.sequence_length,
         )
-        record = SessionRecord(request.session_id, self.key.name, served.engine, session)
+        record = SessionRecord(request.session_id, self.key.name, engine, session)
         self._sessions.add(record)
         self._set_limits(record)
         return record, opening
@@ -179,6 +180,7 @@ class Stream:
             queue_seconds=opened.queue_seconds,
             prefill_seconds=opened.prefill_seconds,
             reused_tokens=opened.reused,
+            logprobs=opened.logprobs,
         )
 
     # Reading what the client says.
@@ -199,7 +201,7 @@ class Stream:
                 await asyncio.sleep(early)
         await asyncio.sleep(BREAK_SECONDS)
 
-    def _handle(self, record: SessionRecord, stream: int, request: Request) -> None:
+    def _handle(self, record: SessionRecord, stream: int, request: StreamRequest) -> None:
         engine, session = record.engine, record.session
         match request:
             case Nodes():
@@ -252,6 +254,21 @@ class Stream:
             raise failure
         if failure is not None or not writing.done():
             raise Gone("the client has gone, or reads nothing") from failure
+
+
+def _check_prompt(request: OpenRequest, sequence_length: int) -> None:
+    """Raise LimitExceeded for a prompt that leaves no room, or whose answer would be too long."""
+    length, params = len(request.prompt), request.params
+    if length >= sequence_length:
+        raise LimitExceeded(
+            f"a prompt of {length} tokens leaves no room: the sequence length is {sequence_length}"
+        )
+    most = translate.most_scored(params.logprobs or 0)
+    if params.prompt_logprobs and length > most:
+        raise LimitExceeded(
+            f"log-probabilities of a prompt of {length} tokens: with {params.logprobs} likeliest "
+            f"ones at each, {most} are told at most"
+        )
 
 
 def _check_length(length: int, record: SessionRecord) -> None:

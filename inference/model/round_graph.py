@@ -21,9 +21,10 @@ from inference.model.arithmetic import ENGINES, HOST
 from inference.model.cache import CachedGraph, KeysValues
 from inference.model.decoder import Decoder, Hidden
 from inference.model.drafted_tree import CacheRows, Draws, NodeSight, accept_in_graph, draft_tree
+from inference.model.masked_choice import MaskInputs
 from inference.model.noise_window import KeepsNoise
-from inference.model.sampler import Sampling, choose_drawn, choose_greedy, noise_table
-from inference.model.verify_graph import example_inputs, sampling_of
+from inference.model.sampler import Sampling, noise_table
+from inference.model.verify_graph import choice, example_inputs, masks_of, sampling_of
 from inference.tree_shape import Branches
 
 DRAFT = "draft_"
@@ -33,10 +34,10 @@ DRAFT = "draft_"
 INPUTS = (
     "rows", "slots", "positions", "context_mask", "tree_mask",
     "draft_tokens", "draft_rows", "draft_slots", "draft_positions", "draft_context_mask",
-    "draft_tree_mask", "temperature", "top_k", "top_p", "seed",
+    "draft_tree_mask", "temperature", "top_k", "top_p", "seed", "min_p",
 )
 # fmt: on
-"""Inputs of a round, in this order. A greedy round lacks the last four."""
+"""Inputs of a round, in this order. A greedy round lacks the last five."""
 
 
 class _Fused(CachedGraph):
@@ -72,13 +73,11 @@ class _Fused(CachedGraph):
         tokens, drafted = draft_tree(self.draft, self.shape, entry, draft, past, draws, by)
         out: Hidden = self.decoder(tokens, target.rows, *target.seen, None, self.cache())
         logits = self.decoder.logits(out.states)
-        if draws is None:
-            chosen = choose_greedy(logits, self.decoder.share)
-        else:
-            drawn = torch.cat(
-                [draws.below(depth, wide) for depth, wide in enumerate(self.shape.levels)], 1
-            )
-            chosen = choose_drawn(logits, draws.sampling, drawn, by, self.decoder.share)
+        drawn = None
+        if draws is not None:
+            levels = enumerate(self.shape.levels)
+            drawn = torch.cat([draws.below(depth, wide) for depth, wide in levels], 1)
+        chosen = choice(self.decoder, logits, sampling, drawn, None, by)
         path, next_token = accept_in_graph(self.shape, tokens, chosen)
         return torch.cat((tokens[:, 1:], path, next_token[:, None]), 1), out.new, drafted
 
@@ -108,6 +107,7 @@ class RoundGraph(_Fused):
         top_k: Tensor | None = None,  # [B] int32
         top_p: Tensor | None = None,  # [B] float32
         seed: Tensor | None = None,  # [B, 2] int32
+        min_p: Tensor | None = None,  # [B] float32
     ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         """Return the answer, then new keys and values of the target, then those of the draft.
 
@@ -117,7 +117,7 @@ class RoundGraph(_Fused):
             draft_tokens,
             CacheRows(rows, NodeSight(positions, context_mask, tree_mask)),
             CacheRows(draft_rows, NodeSight(draft_positions, draft_context_mask, draft_tree_mask)),
-            sampling_of(temperature, top_k, top_p, seed),
+            sampling_of(temperature, top_k, top_p, seed, min_p),
         )
         return answer, *new.stacked(), *drafted.stacked()
 
@@ -175,12 +175,19 @@ class StatefulRoundGraph(KeepsNoise, _Fused):
         top_k: Tensor | None = None,
         top_p: Tensor | None = None,
         seed: Tensor | None = None,
+        min_p: Tensor | None = None,
+        allowed: Tensor | None = None,
+        text_ids: Tensor | None = None,
+        text_changes: Tensor | None = None,
+        node_ids: Tensor | None = None,
+        node_changes: Tensor | None = None,
+        asked: Tensor | None = None,
     ) -> Tensor:
-        """Return a round's answer [B, nodes - 1 + depth + 1], or the chosen tokens [B, P].
+        """Return a round's answer [B, nodes - 1 + depth + 1], or what a StatefulGraph chooses.
 
         After copying rows or making noise, the returned tensor is meaningless.
         """
-        sampling = sampling_of(temperature, top_k, top_p, seed)
+        sampling = sampling_of(temperature, top_k, top_p, seed, min_p)
         target = _part(rows, tokens, slots, positions, context_mask, tree_mask, pick)
         draft = _part(
             draft_rows,
@@ -197,9 +204,10 @@ class StatefulRoundGraph(KeepsNoise, _Fused):
         self.touch_noise()
         if target is None:
             assert draft is not None, "checked above"
-            return self._alone(self.draft, DRAFT, draft, None, None)
+            return self._alone(self.draft, DRAFT, draft, None, None, None)
         if draft is None:
-            return self._alone(self.decoder, "", target, after, sampling)
+            masks = masks_of(allowed, text_ids, text_changes, node_ids, node_changes, asked)
+            return self._alone(self.decoder, "", target, after, sampling, masks)
         return self._round(target, draft, sampling)
 
     def _between(self, rows: Tensor, after: Tensor | None, seed: Tensor | None) -> Tensor:
@@ -235,6 +243,7 @@ class StatefulRoundGraph(KeepsNoise, _Fused):
         part: _ModelInputs,
         after: Tensor | None,
         sampling: Sampling | None,
+        masks: MaskInputs | None,
     ) -> Tensor:
         """Run one model by itself.
 
@@ -244,11 +253,8 @@ class StatefulRoundGraph(KeepsNoise, _Fused):
         rows, seen = part.at
         out: Hidden = model(part.tokens, rows, *seen, part.pick, self.cache(which))
         logits = model.logits(out.states)
-        if sampling is None or after is None:
-            chosen = choose_greedy(logits, model.share)
-        else:
-            drawn = self.noise_at(rows, after)
-            chosen = choose_drawn(logits, sampling, drawn, self.arithmetic, model.share)
+        drawn = None if sampling is None or after is None else self.noise_at(rows, after)
+        chosen = choice(model, logits, sampling, drawn, masks, self.arithmetic)
         self.write(rows, part.slots, out.new, which)
         self.touch(rows[:1], DRAFT if which == "" else "")
         return chosen

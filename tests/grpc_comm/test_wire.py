@@ -1,11 +1,12 @@
-"""What crosses the wire arrives as it was sent, costs what is claimed, and makes the text that
-is made in process.
-"""
+"""Messages arrive as they were sent, and cost what is claimed."""
 
 from __future__ import annotations
 
+import itertools
+import math
 import subprocess
 import sys
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 import grpc
 import pytest
 
-from grpc_comm import messages, translate
+from grpc_comm import messages, sampling_fields, translate
 from grpc_comm.client.connection import connect
 from grpc_comm.proto import verifier_pb2 as pb
 from grpc_comm.transport import Address, parse_address
@@ -26,9 +27,9 @@ from inference.errors import (
     OutriderError,
     Unavailable,
 )
-from inference.order import Decode, End, Pace, Progress
+from inference.order import Decode, End, Pace, Progress, TokenLogProb
 from inference.proposer import BASE, COLOCATED, COPY, MOST_CANDIDATES, NOBODY, Nodes, Proposal
-from inference.sampling import SamplingParams
+from inference.sampling import MOST_GRAMMAR, Grammar, GrammarKind, SamplingParams
 from tests.support.refusals import assert_refused
 from tests.support.repository import ROOT
 from tests.support.wire_fixtures import background, connected, describe, rest, successor_engine
@@ -111,14 +112,7 @@ def test_an_order_arrives_as_it_was_given() -> None:
     assert messages.read_decode(pb.Decode.FromString(message.SerializeToString())) == order
 
 
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        ("end", 0),
-        ("pace", 2),
-        ("stop_ids", range(1025)),
-    ],
-)
+@pytest.mark.parametrize(("field", "value"), [("end", 0), ("pace", 2), ("stop_ids", range(1025))])
 def test_an_order_that_nobody_can_follow_is_refused(field: str, value: Any) -> None:
     shown = {"end": "length", "stop_ids": "stop ids"}.get(field, field)
     assert_refused(
@@ -151,22 +145,115 @@ def test_an_end_that_is_not_known_and_proposers_of_other_tokens_are_refused() ->
             messages.read_tokens(pb.Tokens(ids=[1, 2], **wrong))
 
 
-@pytest.mark.parametrize(
-    "params",
-    [SamplingParams(), SamplingParams(0.7, 40, 0.9, 2**63 - 1), SamplingParams(1.0, 0, 1.0, 7)],
-)
+PLAIN = [SamplingParams(), SamplingParams(0.7, 40, 0.9, 2**63 - 1), SamplingParams(1.0, 0, 1.0, 7)]
+WITH_RULES = [
+    *(SamplingParams(grammar=Grammar(kind, "[1]")) for kind in GrammarKind),
+    SamplingParams(1.0, min_p=0.1, logprobs=0),
+    SamplingParams(logprobs=20, prompt_logprobs=True),
+    SamplingParams(0.7, 40, 0.9, 5, 0.05, 1.3, -0.1, 2.0, ((3, -100.0), (0, 0.7)), made=1),
+]
+
+
+def opening_of(params: SamplingParams) -> pb.Open:
+    """The message that opens a session, as it arrives."""
+    sent = translate.write_open("s", describe(successor_engine()), [1], params)
+    return pb.Open.FromString(sent.SerializeToString())
+
+
+@pytest.mark.parametrize("params", [*PLAIN, *WITH_RULES])
 def test_sampling_params_arrive_as_both_sides_use_them(params: SamplingParams) -> None:
-    description = describe(successor_engine())
-    message = pb.Open.FromString(
-        translate.write_open("s", description, [1], params).SerializeToString()
-    )
-    request = translate.read_open(message)
+    request = translate.read_open(opening_of(params))
     assert request.params == params.on_the_wire()
-    translate.check_fingerprints(request, description)
+    translate.check_fingerprints(request, describe(successor_engine()))
+
+
+@pytest.mark.parametrize("params", [*PLAIN, *WITH_RULES])
+def test_a_target_that_does_not_know_a_parameter_refuses_the_protocol(
+    params: SamplingParams,
+) -> None:
+    """A target of protocol 3 passes over fields from 11 on, and refuses any other number."""
+    message = opening_of(params)
+    beyond = any(field.number > 10 for field, _ in message.ListFields())
+    assert beyond == (params in WITH_RULES)
+    assert message.protocol_version == (4 if beyond else 3)
+    if beyond:
+        with pytest.raises(Mismatch, match="protocol 4, this one 3"):
+            sampling_fields.check_protocol(message.protocol_version)
+
+
+def test_output_tokens_are_named_only_where_a_choice_depends_on_them() -> None:
+    assert opening_of(SamplingParams(made=1)) == opening_of(SamplingParams())
+    assert opening_of(SamplingParams(presence_penalty=1.0, made=1)).made == 1
+
+
+GRAMMAR = pb.Grammar(text="a")
+WRONG_PARAMS: dict[str, tuple[dict[str, Any], list[str]]] = {
+    "an unknown kind": ({"grammar": pb.Grammar(kind=4, text="a")}, ["CHOICE", "kind 4"]),
+    "no grammar's text": ({"grammar": pb.Grammar()}, ["1 to", "0"]),
+    "too long a grammar": (
+        {"grammar": pb.Grammar(text="a" * (MOST_GRAMMAR + 1))},
+        [str(MOST_GRAMMAR), str(MOST_GRAMMAR + 1)],
+    ),
+    "fewer biases": ({"bias_ids": [1, 2], "biases": [1.0]}, ["2 ids", "1"]),
+    "no ids": ({"biases": [1.0]}, ["0 ids", "1"]),
+    "an id twice": ({"bias_ids": [1, 1], "biases": [1.0, 2.0]}, ["twice"]),
+    "too many biases": ({"bias_ids": range(301), "biases": [1.0] * 301}, ["300", "301"]),
+    "more likeliest tokens than are told": ({"logprobs": 21}, ["20", "21"]),
+    "the prompt's alone": ({"prompt_logprobs": True}, ["logprobs"]),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG_PARAMS)
+def test_parameters_that_no_text_can_have_are_refused(wrong: str) -> None:
+    changes, shown = WRONG_PARAMS[wrong]
+    right = {"protocol_version": 4, "top_p": 1.0, "grammar": GRAMMAR}
+    sampling_fields.read_params(pb.Open(**right))
+    assert_refused(lambda: sampling_fields.read_params(pb.Open(**(right | changes))), shown)
+
+
+LOGPROBS = (
+    TokenLogProb(-0.5, (4, 70_000), (-0.5, -2.0)),
+    TokenLogProb(-2.0, (5, 0), (-1e9, -1.5e9)),
+    TokenLogProb(0.0, (6, 3), (0.0, -16.0)),
+)
+
+
+def test_log_probabilities_arrive_as_they_were_sent_and_cost_their_bytes() -> None:
+    bare = PROGRESS._replace(tokens=(5, 6, 7))
+    sizes = [messages.write_tokens(bare, End.NOT).ByteSize()]
+    for most in range(3):
+        scored = bare._replace(
+            logprobs=tuple(TokenLogProb(v, i[:most], t[:most]) for v, i, t in LOGPROBS)
+        )
+        message = messages.write_tokens(scored, End.NOT)
+        assert messages.read_tokens(pb.Tokens.FromString(message.SerializeToString())) == scored
+        sizes.append(message.ByteSize())
+    assert [after - before for before, after in itertools.pairwise(sizes)] == [15, 21, 17]
+    terms = translate.SessionTerms("s", 4, 1.0, 32, b"k", logprobs=LOGPROBS)
+    assert translate.read_opened(translate.write_opened(terms)) == terms
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"top_ids": [4]},
+        {"top_ids": [4, 5, 6], "top_logprobs": [-1.0] * 3},
+        {"logprobs": [], "top_ids": [4], "top_logprobs": [-1.0]},
+        {"top_ids": [4] * 42, "top_logprobs": [-1.0] * 42},
+        {"logprobs": [-1.0, math.nan]},
+        {"top_ids": [4, 5], "top_logprobs": [-1.0, -math.inf]},
+    ],
+    ids=repr,
+)
+def test_log_probabilities_that_no_target_sends_are_not_taken(wrong: dict[str, Any]) -> None:
+    right = {"ids": [4, 5], "logprobs": [-1.0, -2.0]}
+    messages.read_tokens(pb.Tokens(**right))
+    with pytest.raises(Mismatch, match="log-probabilit"):
+        messages.read_tokens(pb.Tokens(**(right | wrong)))
 
 
 def test_a_description_arrives_as_it_was_sent() -> None:
-    description = describe(successor_engine())
+    description = replace(describe(successor_engine()), rules=True)
     assert (
         translate.read_description(translate.write_description(description, ["a", "b"]))
         == description

@@ -7,7 +7,7 @@ import pytest
 from grpc_comm.client.patience import LONGEST_LINE, Patience, ProgressClock
 from grpc_comm.client.received import MOST_UNREAD, Received
 from inference.errors import Mismatch
-from inference.order import Decode, End, Pace, Progress
+from inference.order import Decode, End, Pace, Progress, TokenLogProb
 from inference.proposer import NOBODY
 from inference.stats import Traffic
 from tests.support.clock import Clock
@@ -42,6 +42,48 @@ def test_tokens_that_are_there_already_are_passed_over() -> None:
     received.take(progress(2, 3, 4, 5, 6, 7))
     received.take(progress(3, 4))
     assert received.tokens == [1, 2, 3, 4, 5, 6, 7]
+
+
+def scored(position: int, *tokens: int, likeliest: int = 1) -> Progress:
+    """Tokens, each with the log-probability -token, and those of the likeliest beside it."""
+    values = [TokenLogProb(-t, (t,) * likeliest, (-t,) * likeliest) for t in tokens]
+    return progress(position, *tokens, logprobs=tuple(values))
+
+
+def test_log_probabilities_go_with_their_tokens_however_often_these_come() -> None:
+    received = Received(PROMPT, 100, Traffic(), likeliest=1)
+    received.ask(20, frozenset())
+    received.take(scored(3, 4, 5))
+    first = received.read()
+    received.take(scored(3, 4, 5, 6))
+    received.begin_session()
+    received.take(scored(5, 6, 7, 8))
+    second = received.read()
+    assert first is not None
+    assert second is not None
+    assert [-one.value for one in first.logprobs] == [4, 5]
+    assert (second.tokens, [-one.value for one in second.logprobs]) == ((6, 7, 8), [6, 7, 8])
+
+
+@pytest.mark.parametrize(
+    ("asked", "came"),
+    [
+        (None, scored(3, 4)),
+        (0, progress(3, 4)),
+        (0, scored(3, 4)),
+        (1, scored(3, 4, likeliest=2)),
+        (1, scored(3, 4)._replace(tokens=(4, 5))),
+        (1, scored(3, 4)._replace(logprobs=(TokenLogProb(-1.0, (100,), (-1.0,)),))),
+    ],
+)
+def test_log_probabilities_that_nobody_asked_for_or_that_are_left_out_are_a_mismatch(
+    asked: int | None, came: Progress
+) -> None:
+    received = Received(PROMPT, 100, Traffic(), likeliest=asked)
+    received.ask(10, frozenset())
+    with pytest.raises(Mismatch, match="log-probabilit"):
+        received.take(came)
+    assert received.tokens == PROMPT
 
 
 WRONG: dict[str, tuple[Progress, str]] = {

@@ -1,6 +1,4 @@
-"""What a peer can do to a target: nothing but end its own session. Beside every attack another
-session goes on, and all rows come free.
-"""
+"""A peer can end its own session alone: another session goes on, and all rows come free."""
 
 from __future__ import annotations
 
@@ -100,6 +98,25 @@ BAD_OPENINGS: dict[str, tuple[dict[str, Any], str]] = {
     "a short session id": ({"session_id": "s"}, "8 to 64"),
     "a long session id": ({"session_id": "x" * 65}, "8 to 64"),
     "a session id of other signs": ({"session_id": "ä" * 8}, "8 to 64"),
+    **{
+        f"{name} {value}": ({"protocol_version": 4, name: value}, name)
+        for name in ("min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
+        for value in (float("nan"), float("inf"), -float("inf"), -2.1, 1e4)
+    },
+    **{
+        f"a bias of {value}": ({"bias_ids": [1], "biases": [value]}, "logit_bias")
+        for value in (float("nan"), float("inf"), -100.1)
+    },
+    "21 likeliest tokens": ({"logprobs": 21}, "logprobs"),
+    "the log-probabilities of a long prompt": (
+        {"logprobs": 20, "prompt_logprobs": True, "prompt": [1] * 12_000},
+        "of 12000 tokens",
+    ),
+    "a grammar of another kind": ({"grammar": pb.Grammar(kind=9, text="a")}, "kind 9"),
+    "a grammar of many bytes": ({"grammar": pb.Grammar(text="a" * 65_537)}, "65537"),
+    "a grammar where none is taken": ({"grammar": pb.Grammar(text="{}")}, "--masks"),
+    "a penalty where none is taken": ({"presence_penalty": 1.0}, "--masks"),
+    "log-probabilities where none are told": ({"logprobs": 0}, "--masks"),
 }
 """What is wrong with an opening, and what the refusal names."""
 
@@ -117,9 +134,7 @@ OTHER_OPENINGS: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("other", OTHER_OPENINGS)
-def test_an_opening_that_does_not_go_with_the_target_is_refused(
-    other: str, served: BackgroundServer
-) -> None:
+def test_an_opening_for_another_target_is_refused(other: str, served: BackgroundServer) -> None:
     changes, named = OTHER_OPENINGS[other]
     said = say(served.address, [opening(**changes), decode_to(5)])
     said.check(CODES.FAILED_PRECONDITION, named)
@@ -250,9 +265,7 @@ FLOODS = {
 
 @pytest.mark.parametrize("kind", FLOODS)
 def test_a_flood_is_held_back_at_its_sender(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What comes too early is not read before its time; what is taken beyond that is bounded by
-    gRPC's flow control, some 100 KB.
-    """
+    """Beyond what is due it takes what gRPC's flow control holds, some 100 KB."""
     for limit in ("NODES", "BYTES", "MESSAGES"):
         monkeypatch.setattr(f"grpc_comm.server.rate_limit.{limit}_PER_SECOND", 1)
     engine, flood = successor_engine(rows=1), Flood(opening(prompt=[3]), then=FLOODS[kind])
@@ -355,7 +368,6 @@ def test_a_client_that_reads_nothing_does_not_keep_its_row() -> None:
 
 
 def beat(stream: Raw, over: threading.Event) -> None:
-    """Signs of life, for who waits longer than a lease."""
     while not over.wait(0.1):
         stream.send(pb.ClientMessage(heartbeat=pb.Heartbeat()))
 

@@ -1,6 +1,4 @@
-"""A target compiled for this CPU: built, checked, loaded, served and refused. Skipped where no C++
-compiler is.
-"""
+"""A target compiled for this CPU: built, checked, loaded, served and refused."""
 
 from __future__ import annotations
 
@@ -28,12 +26,10 @@ from grpc_comm.client.connection import connect
 from inference.artifact import read_manifest, write_manifest
 from inference.backends.compiled import CompiledModel, load_compiled, read_compiled
 from inference.backends.eager import EagerModel
-from inference.backends.sequence import ModelSequence
 from inference.engine.engine import Engine
 from inference.engine.local_session import LocalSession
 from inference.errors import BadArtifact, InvalidRequest
 from inference.model.cache import KeysValues
-from inference.model.checkpoint import load_decoder
 from inference.model.decoder import Decoder
 from inference.model.verify_graph import VerifyGraph
 from inference.sampling import SamplingParams
@@ -42,7 +38,7 @@ from outrider.cli import main
 from outrider.target.spawn import role_environment
 from outrider.target.target import READY
 from tests.support.drafts import alone, growing, nudged, speculated
-from tests.support.models import write_checkpoint_with_tokenizer
+from tests.support.models import loaded, write_checkpoint_with_tokenizer
 from tests.support.refusals import assert_refused
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler")
@@ -86,10 +82,7 @@ def model(built: Path) -> CompiledModel:
 
 @pytest.fixture(scope="module")
 def target(source: Path) -> Decoder:
-    vocabulary, cpu = Tokenizer(source).vocabulary, torch.device("cpu")
-    return load_decoder(
-        source, positions=LENGTH, vocabulary=vocabulary, dtype=torch.float32, device=cpu
-    )
+    return loaded(source, LENGTH, Tokenizer(source).vocabulary)
 
 
 def eager_model(target: Decoder) -> EagerModel:
@@ -100,26 +93,10 @@ def prompt_of(target: Decoder, length: int) -> list[int]:
     return np.random.default_rng(length).integers(0, target.vocabulary, length).tolist()
 
 
-def test_what_one_graph_writes_another_reads(model: CompiledModel, target: Decoder) -> None:
-    """The prompt by the prefill graph, then by the verify graphs: the same keys in the same
-    slots, and as eager has them.
-    """
-    trees = {bucket: graph for bucket, graph in model.graphs.items() if bucket.picks > 1}
-    prompt, eager = prompt_of(target, 14), eager_model(target)
-    ModelSequence(eager, 1, SamplingParams()).extend(prompt[:-1])
-    expected = eager.cache.stacked()[0][:, 1, :13]
-    for served in (model, CompiledModel(trees, model.cache)):
-        ModelSequence(served, 1, SamplingParams()).extend(prompt[:-1])
-        found = served.cache.stacked()[0][:, 1, :13]
-        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
-
-
 Run = Callable[..., tuple[Tensor, ...]]
 
 
 def per_tensor(graph: Run) -> Run:
-    """The same graph, whose keys are rounded by the greatest of all nodes."""
-
     def rounded(**inputs: Tensor) -> tuple[Tensor, ...]:
         chosen, keys, *others = graph(**inputs)
         scale = keys.abs().max() / 127
@@ -217,10 +194,7 @@ COMPILER = (
 def test_the_served_process_traces_nothing_starts_no_compiler_and_imports_no_model_source(
     built: Path, target: Decoder, tmp_path: Path
 ) -> None:
-    """The role as typed, in a process of its own with an empty torch cache, until the signal that
-    ends it. transformers is there for tokenizers, and brings parts of torch's compilers with it;
-    the modelling of a family and what makes code are not there.
-    """
+    """The role as typed, with an empty torch cache. Parts of compilers come with transformers."""
     cache, prompt, made = tmp_path / "cache", prompt_of(target, 20), []
     environment = {**role_environment(), "TORCHINDUCTOR_CACHE_DIR": str(cache)}
     command = [sys.executable, "-c", SERVING, str(built)]

@@ -1,6 +1,4 @@
-"""Fused rounds built for Neuron and run through the strict stand-in: ranks, one package, one
-state, rows of two models, losslessness.
-"""
+"""Fused rounds built for Neuron, through the strict stand-in: ranks, and rows of two models."""
 
 from __future__ import annotations
 
@@ -21,10 +19,9 @@ from inference.engine.engine import Engine
 from inference.engine.graph_rounds import GraphRounds, RoundModel, blank_tree
 from inference.engine.local_session import LocalSession
 from inference.errors import InvalidRequest
-from inference.order import Decode
 from inference.sampling import SamplingParams
-from tests.support.drafts import text_of
-from tests.support.equality import NearTies, assert_same_text
+from tests.support.drafts import alone, assert_drafted_text
+from tests.support.equality import NearTies
 from tests.support.fake_neuron import Neuron
 from tests.support.models import write_checkpoint
 from tests.support.neuron_artifacts import (
@@ -43,9 +40,7 @@ SAMPLINGS = [SamplingParams(), SamplingParams(0.7, seed=11), SamplingParams(1.0,
 
 
 def built(folder: Path, ranks: int = 2) -> tuple[NeuronFusedModel, Path]:
-    """The model, and its target's checkpoint; the draft is another random model, with a head
-    less of keys and values.
-    """
+    """The model, and its target's checkpoint; the draft has fewer heads of keys and values."""
     target, draft = (
         write_checkpoint(folder / "target"),
         write_checkpoint(folder / "draft", seed=1, num_hidden_layers=1, num_key_value_heads=2),
@@ -55,14 +50,6 @@ def built(folder: Path, ranks: int = 2) -> tuple[NeuronFusedModel, Path]:
     model = load_neuron(folder / "artifact", manifest, lambda line: None)
     assert isinstance(model, NeuronFusedModel)
     return model, target
-
-
-def written(
-    engine: Engine, prompt: Sequence[int], params: SamplingParams, tokens: int
-) -> list[int]:
-    """With the draft in the graphs, where there is one."""
-    order = Decode(len(prompt) + tokens, beside=True)
-    return text_of(prompt, params, LocalSession(engine), order)
 
 
 def drafting(model: NeuronFusedModel) -> Engine:
@@ -75,22 +62,14 @@ def drafting(model: NeuronFusedModel) -> Engine:
     )
 
 
-def test_rounds_of_two_ranks_write_the_whole_targets_own_text(
-    neuron: Neuron, tmp_path: Path
-) -> None:
+def test_rounds_of_two_ranks_write_the_targets_own_text(neuron: Neuron, tmp_path: Path) -> None:
     model, target = built(tmp_path)
     assert isinstance(model, RoundModel)
     engine, ties = drafting(model), NearTies()
     prompt = np.random.default_rng(2).integers(0, VOCABULARY, 20).tolist()
     for params in SAMPLINGS:
-        assert_same_text(
-            whole(target),
-            prompt,
-            params,
-            written(engine_of(eager_of(target)), prompt, params, 12),
-            lambda prompt, n, params=params: written(engine, prompt, params, n),
-            ties,
-        )
+        own = alone(LocalSession(engine_of(eager_of(target))), prompt, params, 12)
+        assert_drafted_text(engine, whole(target), prompt, params, own, ties)
     assert ties.ties == 0
     artifact = tmp_path / "artifact"
     for line in check_rounds(artifact, read_manifest(artifact), lambda line: None):
@@ -104,7 +83,6 @@ def test_rounds_of_two_ranks_write_the_whole_targets_own_text(
 
 
 def test_a_round_answers_the_same_wherever_its_draft_lies(neuron: Neuron, tmp_path: Path) -> None:
-    """Rows of the two models may be crossed."""
     model, _ = built(tmp_path, ranks=1)
     straight, crossed = (both_rows(model, draft_rows) for draft_rows in ([0, 1], [1, 0]))
     assert straight == crossed

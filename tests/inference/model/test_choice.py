@@ -1,6 +1,4 @@
-"""The sampler: its choices against a float64 softmax and the noise, its ties, and one meaning for
-all.
-"""
+"""The sampler against a float64 softmax and the noise, its ties, and one meaning for all."""
 
 from __future__ import annotations
 
@@ -32,9 +30,6 @@ from tests.support.noise_oracle import exact_gumbel, oracle, seed_words
 torch.set_num_threads(1)
 CPU = torch.device("cpu")
 
-
-# --- what is chosen
-# --------------------------------------------------------------------------------------------------
 
 CUT = [
     SamplingParams(temperature, top_k, top_p)
@@ -84,9 +79,7 @@ def assert_best(logits: Tensor, params: SamplingParams, at: Tensor, chosen: Tens
 def test_the_choice_is_the_best_of_logits_over_temperature_plus_noise(
     size: int, spread: float, params: SamplingParams
 ) -> None:
-    """Of the tokens that top-k and top-p leave, which are of the whole softmax at T. An open choice
-    is not cut at the candidates.
-    """
+    """Of the tokens that top-k and top-p leave; an open choice is not cut at the candidates."""
     for seed in range(12):
         logits, at = logits_for(1, size, seed, spread), AT + 7 * seed
         seeded = replace(params, seed=seed * 7919 + 5)
@@ -97,9 +90,6 @@ def test_the_choice_is_the_best_of_logits_over_temperature_plus_noise(
             if chosen is not None:
                 assert_best(logits[0], seeded, at[0], chosen[0])
 
-
-# --- one contract
-# --------------------------------------------------------------------------------------------------
 
 AT = torch.tensor([[9, 10, 10, 11]], dtype=torch.int32)
 MIXTURE = [
@@ -226,10 +216,6 @@ def test_rows_of_any_seed_spread_and_temperature_choose_their_best(
         assert_best(logits[row], one, at[row], chosen[row])
 
 
-# --- arithmetics and ties
-# --------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("size", [300, 20_000])
 def test_both_arithmetics_choose_and_rank_the_same(size: int) -> None:
     rows, sampling = len(MIXTURE), Sampling.of(MIXTURE, CPU)
@@ -268,9 +254,7 @@ def any_order(seed: int) -> Arithmetic:
 
 @pytest.mark.parametrize("spread", [1.0, 3.0])
 @pytest.mark.parametrize("params", CUT, ids=str)
-def test_no_choice_depends_on_which_of_equal_scores_are_found(
-    params: SamplingParams, spread: float
-) -> None:
+def test_no_choice_depends_on_the_order_of_equals(params: SamplingParams, spread: float) -> None:
     rows = [
         replace(params, top_p=top_p, seed=seed)
         for seed in range(10)
@@ -302,9 +286,7 @@ def test_equal_scores_on_both_sides_of_the_candidates_limit_are_no_candidates() 
 @pytest.mark.parametrize(
     ("equal", "several"), [(CANDIDATES, True), (CANDIDATES + 1, False), (800, False)]
 )
-def test_of_more_best_tokens_than_candidates_the_lowest_id_is_chosen(
-    equal: int, several: bool
-) -> None:
+def test_of_too_many_best_tokens_the_lowest_id_is_chosen(equal: int, several: bool) -> None:
     logits = torch.zeros(1, 1, 1000)
     logits[..., 100 : 100 + equal] = 1.0
     chosen = {
@@ -323,10 +305,6 @@ def test_children_with_equal_scores_come_in_the_order_of_their_ids() -> None:
         assert scores[0, 0].equal(scores[0, 0].sort(descending=True).values)
 
 
-# --- the draft's ranking
-# ----------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     "params",
     [
@@ -337,9 +315,7 @@ def test_children_with_equal_scores_come_in_the_order_of_their_ids() -> None:
     ids=str,
 )
 @pytest.mark.parametrize("size", [50, 1000])
-def test_the_first_ranked_child_is_what_a_target_with_these_logits_chooses(
-    params: SamplingParams, size: int
-) -> None:
+def test_the_first_child_is_what_the_target_chooses(params: SamplingParams, size: int) -> None:
     for trial in range(20):
         logits, sampling = (
             logits_for(1, size, seed=100 + trial, spread=4.0),

@@ -12,9 +12,8 @@ from inference.model.decoder import Decoder
 from inference.sampling import SamplingParams
 from inference.tree import TokenTree
 from outrider.draft_methods import find_draft
+from outrider.models.capacity import WHOLE, Capacity, Reduction
 from outrider.models.loading import Checkpoint
-from outrider.models.reduction import WHOLE, Reduction
-from outrider.models.sequence_length import Capacity
 from outrider.options.groups import DeviceOptions, ReductionOptions
 from tests.support import pairs
 from tests.support.drafts import rounds, speculated

@@ -1,0 +1,79 @@
+"""Converts a text's sampling parameters to and from fields of Open."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
+from grpc_comm.proto import verifier_pb2 as pb
+from inference.errors import InvalidRequest, Mismatch
+from inference.sampling import Grammar, GrammarKind, SamplingParams
+
+PROTOCOL_VERSION = 3
+
+RULES_VERSION = 4
+"""Protocol of an Open with parameters that protocol 3 does not know. A target of protocol 3 would
+pass over them and make another text, but it refuses the number.
+"""
+
+_PLAIN = ("temperature", "top_k", "top_p", "seed")  # those of protocol 3
+_ALIKE = (*_PLAIN, "min_p", "presence_penalty", "frequency_penalty", "prompt_logprobs", "made")
+
+
+def check_protocol(theirs: int, known: Iterable[int] = (PROTOCOL_VERSION,)) -> None:
+    """Raise Mismatch for a protocol that is not known here."""
+    if theirs not in known:
+        raise Mismatch(
+            f"the other side speaks protocol {theirs}, this one {PROTOCOL_VERSION}: install the "
+            "same Outrider on both"
+        )
+
+
+def write_params(params: SamplingParams) -> dict[str, Any]:
+    """Return fields of Open, the protocol among them; raise InvalidRequest for a text that no
+    message can carry.
+    """
+    params = params.on_the_wire()
+    if not (params.adjusts or params.prompt_logprobs):  # nothing depends on which are output
+        params = replace(params, made=0)
+    plain = {name: getattr(params, name) for name in _PLAIN}
+    if params == SamplingParams(**plain):
+        return {"protocol_version": PROTOCOL_VERSION, **plain}
+    return {
+        "protocol_version": RULES_VERSION,
+        **{name: getattr(params, name) for name in _ALIKE},
+        "repetition_penalty": params.repetition_penalty,
+        "bias_ids": [token for token, _ in params.logit_bias],
+        "biases": [bias for _, bias in params.logit_bias],
+        "grammar": _write_grammar(params.grammar),
+        "logprobs": params.logprobs,
+    }
+
+
+def read_params(message: pb.Open) -> SamplingParams:
+    """Read the parameters; raise InvalidRequest for wrong ones, Mismatch for another protocol."""
+    check_protocol(message.protocol_version, (PROTOCOL_VERSION, RULES_VERSION))
+    ids, biases = message.bias_ids, message.biases
+    if len(ids) != len(biases):
+        raise InvalidRequest(f"each biased token has a bias: got {len(ids)} ids and {len(biases)}")
+    return SamplingParams(
+        **{name: getattr(message, name) for name in _ALIKE},
+        repetition_penalty=message.repetition_penalty or 1.0,
+        logit_bias=tuple(zip(ids, biases, strict=True)),
+        grammar=_read_grammar(message.grammar) if message.HasField("grammar") else None,
+        logprobs=message.logprobs if message.HasField("logprobs") else None,
+    )
+
+
+def _write_grammar(grammar: Grammar | None) -> pb.Grammar | None:
+    if grammar is None:
+        return None
+    return pb.Grammar(kind=grammar.kind.name, text=grammar.text)
+
+
+def _read_grammar(message: pb.Grammar) -> Grammar:
+    if message.kind not in pb.Grammar.Kind.values():
+        kinds = ", ".join(pb.Grammar.Kind.keys())
+        raise InvalidRequest(f"a grammar is one of {kinds}: got kind {message.kind}")
+    return Grammar(GrammarKind[pb.Grammar.Kind.Name(message.kind)], message.text)
