@@ -21,7 +21,15 @@ ALLOWED = {
 }
 """Rooms, with what they may import."""
 PURE = ("*", "cost/*", "drafters/*", "engine/*", "planner/*", "backends/slots")
-IMPURE = {"artifact", "cost/energy", "file_model", "planner/profile_files", "text"}
+IMPURE = {
+    "artifact",
+    "cost/energy",
+    "file_model",
+    "grammar",
+    "grammar_check",
+    "planner/profile_files",
+    "text",
+}
 """Files within inference/ that need nothing but the standard library and numpy, and the others."""
 
 HOMES = {
@@ -29,6 +37,7 @@ HOMES = {
     "scipy": ("compile/plan/search.py",),
     "defusedxml": ("outrider/runs/autodraft.py",),
     "filelock": ("compile/build/build.py",),
+    "llguidance": ("inference/grammar.py", "inference/grammar_check.py"),
 }
 
 

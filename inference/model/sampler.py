@@ -83,25 +83,25 @@ class Sampling(NamedTuple):
         return (self.temperature == 0) | (self.top_k > 0) | (self.top_p < 1) | (self.min_p > 0)
 
 
-def adjust(
-    logits: Tensor, ids: Tensor, factors: Tensor, biases: Tensor, allowed: Tensor | None
-) -> Tensor:  # [N, V]
-    """Return logits with penalties, biases and a mask of allowed ids, before any choice.
+def adjust(logits: Tensor, nodes: Tensor, ids: Tensor, factors: Tensor, biases: Tensor) -> None:
+    """Change logits [N, V] in place, before any choice, as penalties and biases want it.
 
-    logits: [N, V] float32; written over
-    ids: [2, M] int64 node and id of each change, none twice
-    factors, biases: [M] float32
+    nodes, ids, factors, biases: [M] of each change; no id of a node has two
+    """
+    held = logits[nodes, ids]
+    logits[nodes, ids] = torch.where(held > 0, held / factors, held * factors) + biases
+
+
+def exclude(logits: Tensor, allowed: Tensor) -> None:
+    """Put ids that are not allowed out of reach: logits [N, V] in place, behind adjust().
+
     allowed: [N, words] int32 a bit for each id, lowest first
     """
-    node, token = ids
-    held = logits[node, token]
-    logits[node, token] = torch.where(held > 0, held / factors, held * factors) + biases
-    if allowed is None:
-        return logits
-    steps = torch.arange(32, dtype=torch.int32, device=logits.device)
-    bits = (allowed[:, :, None] >> steps & 1).flatten(1)
-    bits = F.pad(bits, (0, logits.shape[-1] - bits.shape[-1]))  # cut, or none allowed beyond
-    return torch.where(bits > 0, logits, logits - OUT_OF_REACH)
+    steps = torch.arange(8, dtype=torch.int32, device=logits.device)
+    octets = torch.arange(256, dtype=torch.int32, device=logits.device)
+    table = ((octets[:, None] >> steps & 1) - 1) * OUT_OF_REACH  # [256, 8]: eight ids at once
+    found = F.embedding(allowed.view(torch.uint8).to(torch.int32), table)
+    logits += found.flatten(1)[:, : logits.shape[-1]]
 
 
 class Scores(NamedTuple):

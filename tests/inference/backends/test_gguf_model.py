@@ -112,6 +112,7 @@ def test_a_node_that_does_not_see_every_position_above_it_is_refused(cells: Cell
         SamplingParams(0.8, top_k=5, seed=3),
         SamplingParams(1.5, top_p=0.6, seed=2**40 + 9),
         SamplingParams(0.3, top_k=200, top_p=0.95, seed=1),
+        SamplingParams(1.2, min_p=0.05, seed=2),
     ],
     ids=str,
 )

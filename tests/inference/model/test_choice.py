@@ -35,12 +35,17 @@ CUT = [
     SamplingParams(temperature, top_k, top_p)
     for temperature in (0.7, 1.0)
     for top_k, top_p in ((5, 1.0), (40, 1.0), (0, 0.9), (0, 0.5), (20, 0.8), (0, 0.999))
+] + [
+    SamplingParams(temperature, top_k, top_p, min_p=min_p)
+    for temperature in (0.7, 1.0)
+    for top_k, top_p, min_p in ((0, 1.0, 0.03), (0, 1.0, 0.4), (0, 1.0, 1.0), (20, 0.8, 0.1))
 ]
 
 
 def allowed(logits: NDArray[np.float32], params: SamplingParams) -> NDArray[np.bool_]:
     """The tokens that may be chosen, in float64: of the best 256 the best top_k, and of these the
-    fewest whose part of all tokens' mass at T reaches top_p. What ties with the last is one, too.
+    fewest whose part of all tokens' mass at T reaches top_p, but none with less than min_p of the
+    best one's. What ties with the last is one, too.
     """
     if params.greedy or not params.truncated:
         return np.ones(len(logits), dtype=np.bool_)
@@ -48,6 +53,7 @@ def allowed(logits: NDArray[np.float32], params: SamplingParams) -> NDArray[np.b
     order = np.argsort(-weights)[: min(params.top_k or CANDIDATES, CANDIDATES)]
     before = np.cumsum(weights[order] / weights.sum()) - weights[order] / weights.sum()
     kept = order if params.top_p == 1 else order[before < params.top_p]
+    kept = kept[weights[kept] >= params.min_p * weights.max()]
     return np.asarray(logits >= logits[kept].min())
 
 
@@ -92,6 +98,7 @@ MIXTURE = [
     SamplingParams(0.7, 5, 0.9, seed=4),
     SamplingParams(0, 3, 0.5, seed=5),
     SamplingParams(0.7, seed=2**40 + 1),
+    SamplingParams(1.0, min_p=0.1, seed=6),
 ]
 
 
@@ -211,8 +218,8 @@ def test_rows_of_any_seed_spread_and_temperature_choose_their_best(
 
 @pytest.mark.parametrize("size", [300, 20_000])
 def test_both_arithmetics_choose_and_rank_the_same(size: int) -> None:
-    logits, at = logits_for(5, size, seed=5), positions_for(5)
-    sampling = Sampling.of(MIXTURE, CPU)
+    rows, sampling = len(MIXTURE), Sampling.of(MIXTURE, CPU)
+    logits, at = logits_for(rows, size, seed=5), positions_for(rows)
     host, engines = (choose_mixed(logits, sampling, at, 3, by) for by in (HOST, ENGINES))
     assert host.tolist() == engines.tolist()
     host, engines = (rank(logits, sampling, at, 8, by)[0] for by in (HOST, ENGINES))
@@ -249,7 +256,7 @@ def any_order(seed: int) -> Arithmetic:
 @pytest.mark.parametrize("params", CUT, ids=str)
 def test_no_choice_depends_on_the_order_of_equals(params: SamplingParams, spread: float) -> None:
     rows = [
-        SamplingParams(params.temperature, params.top_k, top_p, seed)
+        replace(params, top_p=top_p, seed=seed)
         for seed in range(10)
         for top_p in (params.top_p, 0.9999)
     ]
