@@ -6,8 +6,7 @@ Models that read another's row (a head, a shared cache) have their own files.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -27,11 +26,10 @@ from inference.planner.prices import Prices
 from inference.proposer import Proposer
 from inference.sampling import SamplingParams
 from tests.support import heads
-from tests.support.backends import BACKENDS, Machine, Subject, eager_model
+from tests.support.backends import Subject, eager_model
 from tests.support.copied_rows import PROMPT, shares
 from tests.support.drafts import alone, copying, growing, knowledge, nudged, rounds, speculated
-from tests.support.equality import NearTies
-from tests.support.models import tiny_decoder, write_checkpoint
+from tests.support.models import tiny_decoder
 from tests.support.neuron_artifacts import LENGTH, TREE, VOCABULARY, eager_of, engine_of
 from tests.support.row_independence import assert_rows_are_independent
 
@@ -48,25 +46,6 @@ each_sampling = pytest.mark.parametrize(
 each_temperature = pytest.mark.parametrize(
     "params", SAMPLINGS[:3], ids=lambda params: f"T{params.temperature}"
 )
-
-
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_checkpoint(tmp_path_factory.mktemp("contract") / "model")
-
-
-@pytest.fixture(
-    scope="module", params=[pytest.param(name, marks=BACKENDS[name].marks) for name in BACKENDS]
-)
-def subject(
-    request: pytest.FixtureRequest, checkpoint: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Subject]:
-    backend = BACKENDS[request.param]
-    with pytest.MonkeyPatch.context() as patch, ExitStack() as after:
-        machine = Machine(checkpoint, tmp_path_factory.mktemp("backend"), patch, after)
-        decoder, ties = backend.decoder and backend.decoder(checkpoint), NearTies()
-        yield Subject(backend, machine, backend.make(machine), decoder, ties)
-        ties.check()
 
 
 def needs(ability: bool) -> None:
