@@ -1,5 +1,5 @@
-"""A text with a rule equals the target's own, whatever drafts propose that know it or do not; and the
-target's own is what transformers' processors and a plain sampler choose.
+"""A text with a rule equals the target's own, whether or not the drafts that propose know it; and
+the target's own is what transformers' processors and a plain sampler choose.
 """
 
 from __future__ import annotations
