@@ -17,6 +17,7 @@ from inference.drafters.growing_proposer import GrowingProposer
 from inference.drafters.round_proposer import BestFirst, Policy, RoundProposer
 from inference.engine.engine import Engine
 from inference.engine.local_session import LocalSession
+from inference.grammar import Grammars
 from inference.model.decoder import Decoder
 from inference.order import Decode, Pace
 from inference.planner.acceptance import Knowledge
@@ -46,21 +47,28 @@ def nudged(decoder: Decoder, amount: float = 0.03) -> Decoder:
     return draft
 
 
-def growing(draft: Decoder, clock: Callable[[], float] = time.perf_counter) -> GrowingProposer:
-    return Draft(_model(draft)).proposer(0, knowledge(), Prices(), clock=clock)
+def growing(
+    draft: Decoder,
+    clock: Callable[[], float] = time.perf_counter,
+    grammars: Grammars | None = None,
+) -> GrowingProposer:
+    known = Draft(_model(draft), grammars=grammars)
+    return known.proposer(0, knowledge(), Prices(), clock=clock)
 
 
-def blocks(draft: Decoder) -> GrowingProposer:
+def blocks(draft: Decoder, grammars: Grammars | None = None) -> GrowingProposer:
     """With masks that the draft was never taught."""
-    return Draft(_model(draft), pairs.MASKS).proposer(0, knowledge(), Prices())
+    known = Draft(_model(draft), pairs.MASKS, grammars=grammars)
+    return known.proposer(0, knowledge(), Prices())
 
 
-def copying() -> GrowingProposer:
-    return GrowingProposer(knowledge(), Prices(), CopySource())
+def copying(grammars: Grammars | None = None) -> GrowingProposer:
+    return Draft(None, grammars=grammars).proposer(0, knowledge(), Prices(), source=CopySource())
 
 
-def growing_and_copying(draft: Decoder) -> GrowingProposer:
-    return Draft(_model(draft)).proposer(0, knowledge(), Prices(), source=CopySource())
+def growing_and_copying(draft: Decoder, grammars: Grammars | None = None) -> GrowingProposer:
+    known = Draft(_model(draft), grammars=grammars)
+    return known.proposer(0, knowledge(), Prices(), source=CopySource())
 
 
 def knowledge(call: float = 0.002, nodes: int = 1) -> Knowledge:
@@ -69,8 +77,12 @@ def knowledge(call: float = 0.002, nodes: int = 1) -> Knowledge:
     return Knowledge(DraftTimes({1: call}), target, read_acceptance())
 
 
-def rounds(draft: Decoder, policy: Policy = BUSHY) -> RoundProposer:
-    return RoundProposer(_model(draft), policy, room=16)
+def rounds(
+    draft: Decoder, policy: Policy = BUSHY, grammars: Grammars | None = None
+) -> RoundProposer:
+    known = Draft(_model(draft), grammars=grammars)
+    assert known.model is not None, "it ranks nodes"
+    return RoundProposer(known.model, policy, room=16, make_rule=known.make_rule)
 
 
 def text_of(

@@ -275,6 +275,19 @@ def test_a_session_whose_forwards_are_narrower_than_a_round_makes_none() -> None
     assert session.spent.lone == session.spent.forwards == TOKENS
 
 
+def test_a_text_with_a_rule_has_open_forwards() -> None:
+    """Graphs of rounds neither adjust logits nor report any."""
+    model = eager_fused(decoder(1), decoder(1), Branches.chain(4))
+    served, rounds = served_by(model), GraphRounds(model)
+    session, future = served.open(PROMPT, SAMPLINGS[1])
+    served.finish(future)
+    served.decode(session, beside())
+    assert rounds.select([session], lambda rows, nodes: 0.01) == ([], [session])
+    for rule in (SamplingParams(presence_penalty=1.0), SamplingParams(logprobs=0)):
+        session.params = rule
+        assert rounds.select([session], lambda rows, nodes: 0.01) == ([], [])
+
+
 def test_a_round_commits_no_more_than_the_clients_credit() -> None:
     served = served_by(eager_fused(decoder(1), decoder(1), Branches.chain(4)))
     session, _ = served.open(PROMPT, SAMPLINGS[1])
