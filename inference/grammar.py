@@ -22,16 +22,23 @@ from inference.tree import IntArray
 
 if TYPE_CHECKING:
     from llguidance import LLTokenizer
+    from llguidance._lib import JsonCompileOptions
 
 T = TypeVar("T")
 
 KEPT = 1000
 """Latest grammars of which it is kept whether they can be compiled."""
 
-SECONDS_AT_ONCE, SECONDS_A_MASK = 0.5, 0.005
-"""Processor time that a text's grammar may take at once, and that each mask adds to it."""
+SECONDS_AT_ONCE, SECONDS_A_STEP = 0.5, 0.003
+"""Processor time that a text's grammar may take at once, and that each step of its work adds to it.
+A step is a token that is consumed, or a question of what may follow.
+"""
 
-ONE_LINE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+ONE_LINE: JsonCompileOptions = {
+    "whitespace_flexible": False,
+    "item_separator": ", ",
+    "key_separator": ": ",
+}
 """JSON is written in one line, as models mostly write it. A schema's own "x-guidance" may say
 otherwise.
 """
@@ -168,7 +175,6 @@ class GrammarMatcher:
             self._timed(lambda: self._state.rollback(count - ended))
 
     def fill(self, allowed: IntArray) -> None:  # [words]
-        self._left = min(self._left + SECONDS_A_MASK, SECONDS_AT_ONCE)
         if not self._ended:
             at, size = allowed.ctypes.data, allowed.nbytes
             self._timed(lambda: self._state.unsafe_compute_mask_ptr(at, size))
@@ -186,12 +192,13 @@ class GrammarMatcher:
 
         began = time.thread_time()
         done = work()
-        self._left -= time.thread_time() - began
+        took = time.thread_time() - began
+        self._left = min(self._left + SECONDS_A_STEP - took, SECONDS_AT_ONCE)
         if self._state.is_error():
             raise InvalidRequest(f"the grammar cannot go on: {error_of(self._state)}")
         if self._left < 0:
             raise InvalidRequest(
-                f"the grammar takes too long: it may take {SECONDS_A_MASK * 1000:.0f} ms a token, "
-                f"and {SECONDS_AT_ONCE} s at once"
+                f"the grammar takes too long: a step may take {SECONDS_A_STEP * 1000:.0f} ms, and "
+                f"now and then {SECONDS_AT_ONCE} s"
             )
         return done

@@ -52,6 +52,10 @@ class Decode:
             raise InvalidRequest(f"a text ends at a length of 1 or more: got {self.end}")
 
 
+LEAST_LOGPROB = -9999.0
+"""Log-probability of a token that a rule excludes, and of any that is less likely."""
+
+
 class TokenLogProb(NamedTuple):
     """A token's log-probability, and those of the likeliest tokens in its place, best first."""
 

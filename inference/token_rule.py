@@ -129,7 +129,7 @@ class TokenRule:
             return None
         allowed = np.full((len(paths), matcher.words), -1, dtype=np.int32)
         at = list[int]()
-        for index in sorted(range(len(paths)), key=paths.__getitem__):
+        for index in sorted(range(len(paths)), key=lambda index: tuple(paths[index])):
             path = paths[index]
             shared = _common(at, path)
             matcher.rollback(len(at) - shared)

@@ -56,6 +56,7 @@ SLOW = {
     "purse",
     "regret",
     "resume",
+    "rules_lossless",
     "server",
     "shared_cache",
     "store",

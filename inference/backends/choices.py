@@ -85,8 +85,9 @@ def _adjusted(logits: Tensor, rule: Adjustment) -> Tensor:  # [p, V]
     named = (rule.factors != 1) | (rule.biases != 0)
     known = named & (rule.ids < logits.shape[-1])  # the head of a draft may have fewer ids
     ids = np.stack((known.nonzero()[0], rule.ids[known]))
-    parts = (ids, rule.factors[known], rule.biases[known], rule.allowed)
-    return adjust(logits, *(None if part is None else _on(logits, part) for part in parts))
+    factors, biases = _on(logits, rule.factors[known]), _on(logits, rule.biases[known])
+    allowed = None if rule.allowed is None else _on(logits, rule.allowed)
+    return adjust(logits, _on(logits, ids), factors, biases, allowed)
 
 
 def _log_probs(logits: Tensor, segment: Segment, chosen: np.ndarray) -> LogProbs | None:

@@ -178,14 +178,14 @@ class CudaModel(EagerModel):
             output.to("cpu", copy=True).numpy() for output in self._run(segments, shape, choice)
         ]
 
-    def _logits(self, segments: Sequence[Segment], shape: BatchShape) -> Sequence[Tensor]:
+    def _logits(self, segments: Sequence[Segment], shape: BatchShape) -> tuple[Tensor, Tensor]:
         """Return logits [B, P, V] on the device, and positions [B, P] of the tokens to be chosen.
 
         What a rule says is known when the device computes already, so it is no part of what is
         recorded. The next call may overwrite both.
         """
-        outputs = self._run(segments, shape, ChoiceFunction(_keep_logits, 0))
-        return [output[: len(segments)] for output in outputs]
+        logits, positions = self._run(segments, shape, ChoiceFunction(_keep_logits, 0))
+        return logits[: len(segments)], positions[: len(segments)]
 
     def _run(
         self, segments: Sequence[Segment], shape: BatchShape, choice: ChoiceFunction

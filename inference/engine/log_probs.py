@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from inference.backends import LogProbs, Scoring, Segment
-from inference.order import TokenLogProb
+from inference.order import LEAST_LOGPROB, TokenLogProb
 from inference.sampling import SamplingParams
 
 
@@ -59,11 +59,9 @@ class TextLogProbs:
 
 
 def _read(found: LogProbs, nodes: Sequence[int]) -> list[TokenLogProb]:
-    return [
-        TokenLogProb(
-            float(found.values[node]),
-            tuple(found.ids[node].tolist()),
-            tuple(found.likeliest[node].tolist()),
-        )
-        for node in nodes
-    ]
+    at = list(nodes)
+    values, likeliest = (
+        np.maximum(part[at], LEAST_LOGPROB).tolist() for part in (found.values, found.likeliest)
+    )
+    rows = zip(values, found.ids[at].tolist(), likeliest, strict=True)
+    return [TokenLogProb(value, tuple(ids), tuple(likely)) for value, ids, likely in rows]

@@ -121,7 +121,8 @@ def score(logits: Tensor, sampling: Sampling, tokens: Tensor, k: int) -> Scores:
     """
     scores = sampling.scaled(logits).log_softmax(-1)
     values = torch.gather(scores, -1, tokens[..., None].to(torch.int64))[..., 0]
-    return Scores(values, *in_order(*HOST.top(scores, k)))
+    ids, likeliest = in_order(*HOST.top(scores, max(k, 1)))
+    return Scores(values, ids[..., :k], likeliest[..., :k])
 
 
 def choose_greedy(

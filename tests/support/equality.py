@@ -26,6 +26,13 @@ from inference.tree import TokenTree
 Produce = Callable[[Sequence[int], int], list[int]]
 """produce(prompt, n): n tokens."""
 
+Adjust = Callable[[Sequence[int], torch.Tensor], torch.Tensor]
+"""adjust(text, logits): the logits [V] behind a text, as its rule has them."""
+
+
+def unadjusted(text: Sequence[int], logits: torch.Tensor) -> torch.Tensor:
+    return logits
+
 
 @dataclass
 class NearTies:
@@ -68,12 +75,18 @@ def full_logits(decoder: Decoder, tokens: Sequence[int]) -> torch.Tensor:  # [n,
 
 
 def is_near_tie(
-    decoder: Decoder, prefix: Sequence[int], params: SamplingParams, ours: int, theirs: int
+    decoder: Decoder,
+    prefix: Sequence[int],
+    params: SamplingParams,
+    ours: int,
+    theirs: int,
+    adjust: Adjust = unadjusted,
 ) -> bool:
     """Whether float32 cannot tell these two tokens apart after this prefix."""
     single = full_logits(decoder, prefix)[-1].double()
     double = full_logits(copy.deepcopy(decoder).double(), prefix)[-1]
     allowed = 10 * float((single - double).abs().max()) / (params.temperature or 1.0)
+    double = adjust(prefix, double)
     scores = double / (params.temperature or 1.0)
     if not params.greedy:
         sampling = Sampling.of([params], torch.device("cpu"))
@@ -107,6 +120,7 @@ def assert_same_text(
     reference: list[int],
     produce: Produce,
     count: NearTies,
+    adjust: Adjust = unadjusted,
 ) -> None:
     """`produce` makes the reference's tokens, near-ties apart."""
     count.tokens += len(reference)
@@ -123,8 +137,9 @@ def assert_same_text(
             return
         at = done + differing[0]
         prefix = [*prompt, *reference[:at]]
-        assert is_near_tie(decoder, prefix, params, made[differing[0]], reference[at]), (
-            f"token {at}: {made[differing[0]]} for {reference[at]}"
+        ours, theirs = made[differing[0]], reference[at]
+        assert is_near_tie(decoder, prefix, params, ours, theirs, adjust), (
+            f"token {at}: {ours} for {theirs}"
         )
         count.ties += 1
         done = at + 1

@@ -6,14 +6,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from itertools import product
 from typing import Any
 
 import numpy as np
 import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from inference.backends import Masks
 from inference.backends.eager import EagerModel
 from inference.engine.engine import Engine
+from inference.grammar import Grammars
 from inference.model.config import ModelConfig, parse_config
 from inference.model.decoder import Decoder
 from tests.support.models import random_decoder
@@ -22,6 +25,27 @@ VOCABULARY = 290
 SEQUENCE_LENGTH = 512
 MASKS = Masks(VOCABULARY + 5, 3)
 """An id that the model has and the tokenizer has not."""
+
+
+STOP = 0
+"""The id that ends a text."""
+
+
+def tokenizer() -> Tokenizer:
+    """The end of a text, the bytes, and pairs of letters."""
+    pairs = list(product("abcdef", repeat=2))
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    merges = pairs[: VOCABULARY - 1 - len(letters)]
+    tokens = ["<end>", *letters, *("".join(pair) for pair in merges)]
+    rules = Tokenizer(models.BPE({token: id_ for id_, token in enumerate(tokens)}, merges))
+    rules.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    rules.decoder = decoders.ByteLevel()
+    rules.add_special_tokens(["<end>"])
+    return rules
+
+
+def grammars() -> Grammars:
+    return Grammars(tokenizer().to_str(), VOCABULARY, [STOP])
 
 
 def raw_config(layers: int = 2) -> dict[str, Any]:
@@ -66,6 +90,7 @@ def engine(
     rows: int = 2,
     max_tree_nodes: int = 64,
     clock: Callable[[], float] = time.perf_counter,
+    rules: Grammars | None = None,
 ) -> Engine:
     model = EagerModel(
         target, rows=rows, capacity=SEQUENCE_LENGTH + max_tree_nodes, max_nodes=max_tree_nodes
@@ -76,6 +101,7 @@ def engine(
         max_tree_nodes=max_tree_nodes,
         vocabulary=VOCABULARY,
         clock=clock,
+        grammars=rules,
     )
 
 

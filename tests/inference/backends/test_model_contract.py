@@ -6,18 +6,15 @@ Models that read another's row (a head, a shared cache) have their own files.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
-from dataclasses import replace
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from inference.backends import Masks, Model, Scoring, Segment
+from inference.backends import Masks, Model, Segment
 from inference.backends.eager import EagerModel
-from inference.backends.sequence import ModelSequence
 from inference.backends.target_features import FeatureModel
 from inference.decode import Step
 from inference.drafters.draft import Draft
@@ -29,12 +26,10 @@ from inference.planner.prices import Prices
 from inference.proposer import Proposer
 from inference.sampling import SamplingParams
 from tests.support import heads
-from tests.support.adjustments import adjustment
-from tests.support.backends import BACKENDS, Machine, Subject, eager_model
+from tests.support.backends import Subject, eager_model
 from tests.support.copied_rows import PROMPT, shares
 from tests.support.drafts import alone, copying, growing, knowledge, nudged, rounds, speculated
-from tests.support.equality import NearTies
-from tests.support.models import tiny_decoder, write_checkpoint
+from tests.support.models import tiny_decoder
 from tests.support.neuron_artifacts import LENGTH, TREE, VOCABULARY, eager_of, engine_of
 from tests.support.row_independence import assert_rows_are_independent
 
@@ -51,25 +46,6 @@ each_sampling = pytest.mark.parametrize(
 each_temperature = pytest.mark.parametrize(
     "params", SAMPLINGS[:3], ids=lambda params: f"T{params.temperature}"
 )
-
-
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_checkpoint(tmp_path_factory.mktemp("contract") / "model")
-
-
-@pytest.fixture(
-    scope="module", params=[pytest.param(name, marks=BACKENDS[name].marks) for name in BACKENDS]
-)
-def subject(
-    request: pytest.FixtureRequest, checkpoint: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Subject]:
-    backend = BACKENDS[request.param]
-    with pytest.MonkeyPatch.context() as patch, ExitStack() as after:
-        machine = Machine(checkpoint, tmp_path_factory.mktemp("backend"), patch, after)
-        decoder, ties = backend.decoder and backend.decoder(checkpoint), NearTies()
-        yield Subject(backend, machine, backend.make(machine), decoder, ties)
-        ties.check()
 
 
 def needs(ability: bool) -> None:
@@ -189,56 +165,6 @@ def test_rows_of_one_call_keep_their_sampling(subject: Subject, mixture: tuple[i
         call = [one.prepare(tree) for one in sequences][::turn]
         together = [chosen.tokens.tolist() for chosen in subject.model.choose(call)][::turn]
         assert together == by_itself
-
-
-@each_sampling
-def test_a_nodes_rule_and_log_probabilities_are_those_of_the_eager_model(
-    subject: Subject, params: SamplingParams
-) -> None:
-    """Beside a row that has neither, where there is one. Log-probabilities are those of the chosen
-    tokens, or of tokens that are asked for.
-    """
-    needs(subject.model.masks and subject.decoder is not None)
-    assert subject.decoder is not None
-    rng, (tree, _, _) = np.random.default_rng(4), subject.trees
-    rule, asked = adjustment(VOCABULARY, rng, len(tree), 12), np.arange(len(tree), dtype=np.int32)
-    for of in (None, asked):
-        found = []
-        for model in (subject.model, eager_model(subject.decoder)):
-            rows = [ModelSequence(model, row, params) for row in range(min(2, model.rows))]
-            for row in rows:
-                row.extend(PREFIX)
-            ruled, *plain = [row.prepare(tree) for row in rows]
-            ruled = ruled._replace(rule=lambda: rule, scoring=Scoring(5, of))
-            found.append(model.choose([*plain, ruled]))
-        (*_, ours), (*_, theirs) = found
-        assert [one.tokens.tolist() for one in found[0]] == [
-            one.tokens.tolist() for one in found[1]
-        ]
-        assert ours.logprobs is not None
-        assert theirs.logprobs is not None
-        for one, other in zip(ours.logprobs, theirs.logprobs, strict=True):
-            np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-4)
-
-
-PENALTIES = SamplingParams(
-    repetition_penalty=1.3, presence_penalty=0.5, frequency_penalty=0.3, min_p=0.02,
-    logit_bias=((7, 1.5), (11, -100.0)), logprobs=2,
-)  # fmt: skip
-
-
-@each_temperature
-def test_a_text_with_penalties_and_biases_is_its_own_whatever_is_proposed(
-    subject: Subject, params: SamplingParams
-) -> None:
-    needs(subject.model.masks and subject.backend.trees and subject.decoder is not None)
-    assert subject.decoder is not None
-    own = replace(PENALTIES, temperature=params.temperature, seed=params.seed).on_the_wire()
-    prompt, eager = prompt_of(20), engine_of(eager_model(subject.decoder))
-    expected = alone(LocalSession(eager), prompt, own, 24)
-    assert alone(LocalSession(engine_of(subject.model)), prompt, own, 24) == expected
-    session = LocalSession(engine_of(subject.model))
-    assert speculated(session, growing(CLOSE), prompt, own, 24) == expected
 
 
 def test_a_call_leaves_the_other_rows_as_they_are(subject: Subject) -> None:

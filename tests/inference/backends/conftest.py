@@ -1,0 +1,32 @@
+"""Every backend as a fixture, for contracts of a Model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from tests.support.backends import BACKENDS, Machine, Subject
+from tests.support.equality import NearTies
+from tests.support.models import write_checkpoint
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_checkpoint(tmp_path_factory.mktemp("contract") / "model")
+
+
+@pytest.fixture(
+    scope="module", params=[pytest.param(name, marks=BACKENDS[name].marks) for name in BACKENDS]
+)
+def subject(
+    request: pytest.FixtureRequest, checkpoint: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Subject]:
+    backend = BACKENDS[request.param]
+    with pytest.MonkeyPatch.context() as patch, ExitStack() as after:
+        machine = Machine(checkpoint, tmp_path_factory.mktemp("backend"), patch, after)
+        decoder, ties = backend.decoder and backend.decoder(checkpoint), NearTies()
+        yield Subject(backend, machine, backend.make(machine), decoder, ties)
+        ties.check()

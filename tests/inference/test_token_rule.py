@@ -1,0 +1,178 @@
+"""A rule is a function of the prefix: at every node of a tree it says what it says behind the same
+tokens alone. Penalties and biases are those of transformers.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from inference.backends import Segment
+from inference.backends.choices import choose_at
+from inference.backends.host_choice import choose_of_row
+from inference.errors import InvalidRequest
+from inference.sampling import SamplingParams
+from inference.token_rule import Adjustment, TokenRule
+from inference.tree import IntArray, TokenTree
+from tests.support.rule_oracle import RuleOracle
+
+VOCABULARY = 40
+PENALTIES = SamplingParams(
+    repetition_penalty=1.5,
+    presence_penalty=-0.75,
+    frequency_penalty=0.5,
+    logit_bias=((3, 2.0), (39, -100.0)),
+)
+SETTINGS = [
+    PENALTIES,
+    SamplingParams(repetition_penalty=0.5),
+    SamplingParams(presence_penalty=1.25),
+    SamplingParams(frequency_penalty=-2.0),
+    SamplingParams(logit_bias=((0, 1.0), (7, -3.5))),
+    SamplingParams(),
+]
+
+
+class Hashed:
+    """A Matcher by hand: two of three tokens may follow a text, by its hash."""
+
+    words = 2
+
+    def __init__(self) -> None:
+        self.text: list[int] = []
+        self.consumed = 0
+
+    def may_follow(self, token: int) -> bool:
+        return token < VOCABULARY and zlib.crc32(bytes([*self.text, token])) % 3 > 0
+
+    def consume(self, token: int) -> bool:
+        self.consumed += 1
+        if self.may_follow(token):
+            self.text.append(token)
+            return True
+        return False
+
+    def rollback(self, count: int) -> None:
+        del self.text[len(self.text) - count :]
+
+    def fill(self, allowed: IntArray) -> None:
+        bits = [self.may_follow(token) for token in range(32 * self.words)]
+        allowed[:] = np.packbits(bits, bitorder="little").view(np.int32)
+
+    def forced(self) -> Sequence[int]:
+        return [token for token in range(VOCABULARY) if self.may_follow(token)][:1]
+
+
+def walkable(length: int, seed: int) -> list[int]:
+    """Tokens that the hand's matcher takes."""
+    matcher, generator = Hashed(), np.random.default_rng(seed)
+    while len(matcher.text) < length:
+        matcher.consume(int(generator.integers(VOCABULARY)))
+    return matcher.text
+
+
+@st.composite
+def trees(draw: st.DrawFn) -> TokenTree:
+    """Trees of few tokens, so that paths repeat them."""
+    edges: dict[tuple[int, int], None] = {}
+    for node in range(draw(st.integers(0, 14))):
+        edge = draw(st.integers(0, node)), draw(st.integers(0, 9))
+        if edge[0] <= len(edges):
+            edges.setdefault(edge)
+    parents, tokens = zip((-1, 5), *edges, strict=True)
+    return TokenTree(np.array(tokens), np.array(parents))
+
+
+def path_to(tree: TokenTree, node: int) -> list[int]:
+    above = np.flatnonzero(tree.mask[node])[1:]
+    return tree.tokens[above].tolist()
+
+
+def said(rule: Adjustment, row: int) -> tuple[list[int], dict[int, tuple[float, float]]]:
+    """A node's mask, and its changes that are some."""
+    allowed = [] if rule.allowed is None else rule.allowed[row].tolist()
+    parts = zip(rule.ids[row].tolist(), rule.factors[row], rule.biases[row], strict=True)
+    return allowed, {id_: (f, b) for id_, f, b in parts if (f, b) != (1.0, 0.0)}
+
+
+@given(trees(), st.sampled_from(SETTINGS), st.integers(0, 8), st.integers(0, 3))
+@settings(max_examples=80, deadline=None)
+def test_a_node_is_told_what_its_prefix_alone_is_told(
+    tree: TokenTree, params: SamplingParams, committed: int, made: int
+) -> None:
+    made = min(made, committed)
+    output = walkable(committed, seed=committed)
+    prompt = [1, 2, 2, *output[:made]]
+    rule = TokenRule(prompt, replace(params, made=made), matcher := Hashed())
+    rule.commit(output[made:])
+    nodes = list(reversed(range(len(tree))))
+    for found in (rule.adjust(tree, nodes), rule.adjust(tree, nodes)):
+        for row, node in enumerate(nodes):
+            path = path_to(tree, node)
+            alone = TokenRule([1, 2, 2], params, Hashed())
+            alone.commit([*output, *path])
+            try:
+                expected = said(alone.adjust(TokenTree.chain([5]), [0]), 0)
+            except InvalidRequest:  # the matcher excludes it
+                assert found.allowed is not None
+                assert (found.allowed[row] == -1).all()
+                assert not rule.forced(path)
+                assert rule.allows(path, [0, 39]) == [True, True]
+            else:
+                assert said(found, row) == expected
+                assert rule.allows(path, range(70)) == [
+                    bool(expected[0][token >> 5] >> (token & 31) & 1) if token < 64 else False
+                    for token in range(70)
+                ]
+                assert rule.forced(path) == alone.forced([])
+    assert matcher.text == output
+
+
+def test_each_node_of_a_tree_is_consumed_once() -> None:
+    text = walkable(30, seed=1)
+    rule = TokenRule([1], SamplingParams(), matcher := Hashed())
+    tree = TokenTree.chain([1, *text])
+    rule.adjust(tree, range(len(tree)))
+    assert matcher.consumed == 30
+
+
+def test_a_text_whose_made_tokens_break_its_grammar_is_refused() -> None:
+    excluded = next(token for token in range(VOCABULARY) if not Hashed().may_follow(token))
+    with pytest.raises(InvalidRequest, match=rf"token {excluded} at position 2"):
+        TokenRule([1, 1, excluded], SamplingParams(made=1), Hashed())
+
+
+@pytest.mark.parametrize("params", SETTINGS[:-1], ids=str)
+def test_penalties_and_biases_are_those_of_transformers(params: SamplingParams) -> None:
+    """At every node of a tree, on tensors and on numpy arrays."""
+    generator = np.random.default_rng(2)
+    prompt, output = [9, 9, 3, 11], [4, 7, 4, 3, 39]
+    tree = TokenTree(np.array([39, 4, 7, 4, 12, 12]), np.array([-1, 0, 0, 1, 3, 2]))
+    rule = TokenRule(prompt, params, None)
+    rule.commit(output)
+    logits = generator.normal(0, 4, (6, VOCABULARY)).astype(np.float32)
+    oracle = RuleOracle(None, len(prompt), params)
+    expected = [
+        int(oracle.adjusted([*prompt, *output, *path_to(tree, node)], torch.tensor(row)).argmax())
+        for node, row in enumerate(logits)
+    ]
+    nodes = np.arange(6, dtype=np.int32)
+    segment = Segment(
+        0, tree.tokens, nodes, 9 + tree.depths, np.zeros((1, 0), dtype=np.bool_), tree.mask, nodes,
+        SamplingParams(), rule=lambda: rule.adjust(tree, range(6)),
+    )  # fmt: skip
+    positions = torch.from_numpy(segment.positions)[None] + 1
+    assert choose_of_row(logits.copy(), segment).tokens.tolist() == expected
+    changed = torch.from_numpy(logits[None].copy())
+    assert choose_at(changed, positions, [segment])[0].tokens.tolist() == expected
+    for node, row in enumerate(changed[0]):
+        text = [*prompt, *output, *path_to(tree, node)]
+        own = oracle.adjusted(text, torch.tensor(logits[node]))
+        assert torch.allclose(row, own, rtol=1e-6, atol=1e-5)
