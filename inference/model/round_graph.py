@@ -24,7 +24,7 @@ from inference.model.drafted_tree import CacheRows, Draws, NodeSight, accept_in_
 from inference.model.masked_choice import MaskInputs
 from inference.model.noise_window import KeepsNoise
 from inference.model.sampler import Sampling, noise_table
-from inference.model.verify_graph import choice, example_inputs, masks_of, sampling_of
+from inference.model.verify_graph import choice, example_inputs, together
 from inference.tree_shape import Branches
 
 DRAFT = "draft_"
@@ -117,7 +117,7 @@ class RoundGraph(_Fused):
             draft_tokens,
             CacheRows(rows, NodeSight(positions, context_mask, tree_mask)),
             CacheRows(draft_rows, NodeSight(draft_positions, draft_context_mask, draft_tree_mask)),
-            sampling_of(temperature, top_k, top_p, seed, min_p),
+            together(Sampling, temperature, top_k, top_p, seed, min_p),
         )
         return answer, *new.stacked(), *drafted.stacked()
 
@@ -187,17 +187,11 @@ class StatefulRoundGraph(KeepsNoise, _Fused):
 
         After copying rows or making noise, the returned tensor is meaningless.
         """
-        sampling = sampling_of(temperature, top_k, top_p, seed, min_p)
-        target = _part(rows, tokens, slots, positions, context_mask, tree_mask, pick)
-        draft = _part(
-            draft_rows,
-            draft_tokens,
-            draft_slots,
-            draft_positions,
-            draft_context_mask,
-            draft_tree_mask,
-            draft_pick,
-        )
+        sampling = together(Sampling, temperature, top_k, top_p, seed, min_p)
+        seen = (positions, context_mask, tree_mask)
+        target = _part(tokens, pick, rows, slots, *seen)
+        draft_seen = (draft_positions, draft_context_mask, draft_tree_mask)
+        draft = _part(draft_tokens, draft_pick, draft_rows, draft_slots, *draft_seen)
         if target is None and draft is None:
             assert rows is not None, "no inputs"
             return self._between(rows, after, seed)
@@ -206,7 +200,8 @@ class StatefulRoundGraph(KeepsNoise, _Fused):
             assert draft is not None, "checked above"
             return self._alone(self.draft, DRAFT, draft, None, None, None)
         if draft is None:
-            masks = masks_of(allowed, text_ids, text_changes, node_ids, node_changes, asked)
+            changes = (allowed, text_ids, text_changes, node_ids, node_changes, asked)
+            masks = together(MaskInputs, *changes)
             return self._alone(self.decoder, "", target, after, sampling, masks)
         return self._round(target, draft, sampling)
 
@@ -273,26 +268,14 @@ class _ModelInputs(NamedTuple):
 
 
 def _part(
-    rows: Tensor | None,
-    tokens: Tensor | None,
-    slots: Tensor | None,
-    positions: Tensor | None,
-    context_mask: Tensor | None,
-    tree_mask: Tensor | None,
-    pick: Tensor | None,
-) -> _ModelInputs | None:
+    tokens: Tensor | None, pick: Tensor | None, rows: Tensor | None, slots: Tensor | None,
+    *seen: Tensor | None,
+) -> _ModelInputs | None:  # fmt: skip
     """Return the model's inputs together; None where it takes no part in the call."""
-    if (
-        rows is None
-        or slots is None
-        or positions is None
-        or context_mask is None
-        or tree_mask is None
-    ):
+    sight = together(NodeSight, *seen)
+    if rows is None or slots is None or sight is None:
         return None
-    return _ModelInputs(
-        tokens, slots, CacheRows(rows, NodeSight(positions, context_mask, tree_mask)), pick
-    )
+    return _ModelInputs(tokens, slots, CacheRows(rows, sight), pick)
 
 
 def round_inputs(bucket: RoundBucket) -> dict[str, Tensor]:

@@ -18,7 +18,8 @@ A graph that was told of `kept` layers returns features, too: their inputs at ev
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -29,15 +30,19 @@ from inference.model.cache import CachedGraph, KeysValues
 from inference.model.decoder import Decoder, Hidden
 from inference.model.masked_choice import MaskInputs, choose_scored, idle_masks
 from inference.model.noise_window import KeepsNoise
-from inference.model.sampler import (
-    Sampling,
-    choose_drawn,
-    choose_greedy,
-    shared_noise,
-)
+from inference.model.sampler import Sampling, choose_drawn, choose_greedy, shared_noise
 
-_Inputs = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor | None]
-"""Tokens, rows, positions, context mask, tree mask and pick, in this order."""
+Inputs = TypeVar("Inputs", bound=tuple[Tensor, ...])
+
+
+class _Nodes(NamedTuple):
+    """The nodes of a call, and what they see."""
+
+    tokens: Tensor
+    rows: Tensor
+    positions: Tensor
+    context_mask: Tensor
+    tree_mask: Tensor
 
 
 class _ChoosingGraph(CachedGraph):
@@ -59,18 +64,17 @@ class _ChoosingGraph(CachedGraph):
 
     def _run(
         self,
-        inputs: _Inputs,
+        nodes: _Nodes,
+        pick: Tensor | None,
         after: Tensor | None,
         sampling: Sampling | None,
         masks: MaskInputs | None,
     ) -> tuple[Tensor, Hidden]:
         """Return what choice() does, and what the decoder computed."""
-        tokens, rows, positions, context_mask, tree_mask, pick = inputs
-        out: Hidden = self.decoder(
-            tokens, rows, positions, context_mask, tree_mask, pick, self.cache(), kept=self._kept
-        )
-        logits = self.decoder.logits(out.states)
-        drawn = None if sampling is None or after is None else self._drawn(rows, after, sampling)
+        out: Hidden = self.decoder(*nodes, pick, self.cache(), kept=self._kept)
+        logits, drawn = self.decoder.logits(out.states), None
+        if sampling is not None and after is not None:
+            drawn = self._drawn(nodes.rows, after, sampling)
         return choice(self.decoder, logits, sampling, drawn, masks, self.arithmetic), out
 
 
@@ -95,18 +99,10 @@ def choice(
     return choose_scored(logits, sampling, drawn, masks.asked, by, share).joined()
 
 
-def sampling_of(*inputs: Tensor | None) -> Sampling | None:
-    """Return a graph's sampling inputs together, in the order of Sampling; None where they are left
-    out: the graph is greedy.
-    """
+def together(kind: Callable[..., Inputs], *inputs: Tensor | None) -> Inputs | None:
+    """Return a graph's inputs of one kind, in its order; None where they are left out."""
     given = [one for one in inputs if one is not None]
-    return Sampling(*given) if len(given) == len(inputs) else None
-
-
-def masks_of(*inputs: Tensor | None) -> MaskInputs | None:
-    """Return a graph's mask inputs together, in the order of MaskInputs; None without any."""
-    given = [one for one in inputs if one is not None]
-    return MaskInputs(*given) if len(given) == len(inputs) else None
+    return kind(*given) if len(given) == len(inputs) else None
 
 
 class VerifyGraph(_ChoosingGraph):
@@ -146,10 +142,10 @@ class VerifyGraph(_ChoosingGraph):
         """Return chosen [B, P], new keys and new values, each [layers, B, T, width], and features
         [B, T, kept layers * hidden] where layers are kept.
         """
-        inputs = (tokens, rows, positions, context_mask, tree_mask, pick)
-        sampling = sampling_of(temperature, top_k, top_p, seed, min_p)
-        masks = masks_of(allowed, text_ids, text_changes, node_ids, node_changes, asked)
-        chosen, out = self._run(inputs, after, sampling, masks)
+        nodes = _Nodes(tokens, rows, positions, context_mask, tree_mask)
+        sampling = together(Sampling, temperature, top_k, top_p, seed, min_p)
+        changes = (allowed, text_ids, text_changes, node_ids, node_changes, asked)
+        chosen, out = self._run(nodes, pick, after, sampling, together(MaskInputs, *changes))
         features = () if out.features is None else (out.features,)
         return chosen, *out.new.stacked(), *features
 
@@ -203,13 +199,8 @@ class StatefulGraph(KeepsNoise, _ChoosingGraph):
         node_changes: Tensor | None = None,
         asked: Tensor | None = None,
     ) -> Tensor | tuple[Tensor, Tensor]:
-        if (
-            tokens is None
-            or slots is None
-            or positions is None
-            or context_mask is None
-            or tree_mask is None
-        ):
+        nodes = together(_Nodes, tokens, rows, positions, context_mask, tree_mask)
+        if nodes is None or slots is None:
             if after is not None and seed is not None:
                 ids = self.decoder.token_ids()
                 self.fill_noise(rows, after, seed, ids, self.arithmetic)
@@ -218,10 +209,9 @@ class StatefulGraph(KeepsNoise, _ChoosingGraph):
                 self.copy_row(rows[:1], rows[1:])
                 self.touch_noise()
             return rows + rows  # a graph must return something: this means nothing
-        inputs = (tokens, rows, positions, context_mask, tree_mask, pick)
-        sampling = sampling_of(temperature, top_k, top_p, seed, min_p)
-        masks = masks_of(allowed, text_ids, text_changes, node_ids, node_changes, asked)
-        chosen, out = self._run(inputs, after, sampling, masks)
+        sampling = together(Sampling, temperature, top_k, top_p, seed, min_p)
+        changes = (allowed, text_ids, text_changes, node_ids, node_changes, asked)
+        chosen, out = self._run(nodes, pick, after, sampling, together(MaskInputs, *changes))
         self.write(rows, slots, out.new)
         self.touch_noise()
         return chosen if out.features is None else (chosen, out.features)

@@ -12,6 +12,7 @@ import pytest
 from compile.agreement import check_rounds
 from compile.build.neuron_builder import NeuronBuilder
 from inference.artifact import read_manifest
+from inference.backends import Scoring
 from inference.backends.neuron import COPY, NeuronFusedModel
 from inference.backends.neuron_loading import load_neuron
 from inference.backends.sequence import ModelSequence
@@ -20,6 +21,8 @@ from inference.engine.graph_rounds import GraphRounds, RoundModel, blank_tree
 from inference.engine.local_session import LocalSession
 from inference.errors import InvalidRequest
 from inference.sampling import SamplingParams
+from inference.tree import TokenTree
+from tests.support.adjustments import adjustment
 from tests.support.drafts import alone, assert_drafted_text
 from tests.support.equality import NearTies
 from tests.support.fake_neuron import Neuron
@@ -27,6 +30,7 @@ from tests.support.models import write_checkpoint
 from tests.support.neuron_artifacts import (
     FUSED_SHAPE,
     LENGTH,
+    MASKED,
     TREE,
     VOCABULARY,
     build,
@@ -87,6 +91,22 @@ def test_a_round_answers_the_same_wherever_its_draft_lies(neuron: Neuron, tmp_pa
     straight, crossed = (both_rows(model, draft_rows) for draft_rows in ([0, 1], [1, 0]))
     assert straight == crossed
     assert straight[0] != straight[1]
+
+
+def test_an_open_call_beside_rounds_takes_a_rule(neuron: Neuron, tmp_path: Path) -> None:
+    model, target = built(tmp_path)
+    tree = TokenTree([5, 7, 9, 11], [-1, 0, 0, 1])
+    rule = adjustment(VOCABULARY, np.random.default_rng(6), len(tree), 9)
+    answers = []
+    for one in (model, eager_of(target)):
+        sequence = ModelSequence(one, 1, SAMPLINGS[2])
+        sequence.extend([5, 17, 23])
+        ruled = sequence.prepare(tree)._replace(rule=lambda: rule, scoring=Scoring(2))
+        answers += one.choose([ruled])
+    assert MASKED.name in neuron.calls
+    assert answers[0].tokens.tolist() == answers[1].tokens.tolist()
+    for ours, theirs in zip(answers[0].logprobs or (), answers[1].logprobs or (), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-4)
 
 
 def both_rows(model: NeuronFusedModel, draft_rows: Sequence[int]) -> list[list[int]]:

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from inference.backends import Masks, Model, Scoring
+from inference.backends import Masks, Model
 from inference.backends.eager import EagerModel
-from inference.backends.sequence import ModelSequence
 from inference.backends.target_features import FeatureModel
 from inference.decode import Step
 from inference.drafters.draft import Draft
@@ -27,7 +25,6 @@ from inference.planner.prices import Prices
 from inference.proposer import BASE, Nodes, Proposal, Proposer
 from inference.sampling import SamplingParams
 from tests.support import heads
-from tests.support.adjustments import adjustment
 from tests.support.backends import Subject, eager_model
 from tests.support.drafts import alone, copying, growing, knowledge, nudged, rounds, speculated
 from tests.support.models import segment, tiny_decoder
@@ -221,56 +218,6 @@ def test_rows_of_one_call_keep_their_sampling(subject: Subject, mixture: tuple[i
         call = [one.prepare(tree) for one in sequences][::turn]
         together = [chosen.tokens.tolist() for chosen in subject.model.choose(call)][::turn]
         assert together == by_itself
-
-
-@each_sampling
-def test_a_nodes_rule_and_log_probabilities_are_those_of_the_eager_model(
-    subject: Subject, params: SamplingParams
-) -> None:
-    """Beside a row that has neither, where there is one. Log-probabilities are those of the chosen
-    tokens, or of tokens that are asked for.
-    """
-    needs(subject.model.masks and subject.decoder is not None)
-    assert subject.decoder is not None
-    rng, (tree, _, _) = np.random.default_rng(4), subject.trees
-    rule, asked = adjustment(VOCABULARY, rng, len(tree), 12), np.arange(len(tree), dtype=np.int32)
-    for of in (None, asked):
-        found = []
-        for model in (subject.model, eager_model(subject.decoder)):
-            rows = [ModelSequence(model, row, params) for row in range(min(2, model.rows))]
-            for row in rows:
-                row.extend(PREFIX)
-            ruled, *plain = [row.prepare(tree) for row in rows]
-            ruled = ruled._replace(rule=lambda: rule, scoring=Scoring(5, of))
-            found.append(model.choose([*plain, ruled]))
-        (*_, ours), (*_, theirs) = found
-        assert [one.tokens.tolist() for one in found[0]] == [
-            one.tokens.tolist() for one in found[1]
-        ]
-        assert ours.logprobs is not None
-        assert theirs.logprobs is not None
-        for one, other in zip(ours.logprobs, theirs.logprobs, strict=True):
-            np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-4)
-
-
-PENALTIES = SamplingParams(
-    repetition_penalty=1.3, presence_penalty=0.5, frequency_penalty=0.3, min_p=0.02,
-    logit_bias=((7, 1.5), (11, -100.0)), logprobs=2,
-)  # fmt: skip
-
-
-@each_temperature
-def test_a_text_with_penalties_and_biases_is_its_own_whatever_is_proposed(
-    subject: Subject, params: SamplingParams
-) -> None:
-    needs(subject.model.masks and subject.backend.trees and subject.decoder is not None)
-    assert subject.decoder is not None
-    own = replace(PENALTIES, temperature=params.temperature, seed=params.seed).on_the_wire()
-    prompt, eager = prompt_of(20), engine_of(eager_model(subject.decoder))
-    expected = alone(LocalSession(eager), prompt, own, 24)
-    assert alone(LocalSession(engine_of(subject.model)), prompt, own, 24) == expected
-    session = LocalSession(engine_of(subject.model))
-    assert speculated(session, growing(CLOSE), prompt, own, 24) == expected
 
 
 def test_a_call_leaves_the_other_rows_as_they_are(subject: Subject) -> None:
