@@ -52,8 +52,9 @@ def test_an_artefact_has_weights_by_rank_one_package_and_a_record_of_each_graph(
         (8, 16),
         (8, 16),
     ]
-    assert ranks[0]["decoder.lm_head.weight"].shape == (30, 16)  # the tokenizer's 60 ids
-    assert [rank["decoder.ids.weight"][0].item() for rank in ranks] == [0, 30]
+    # the tokenizer's 60 ids, in whole words of a mask
+    assert ranks[0]["decoder.lm_head.weight"].shape == (32, 16)
+    assert [rank["decoder.ids.weight"][0].item() for rank in ranks] == [0, 32]
     assert torch.equal(ranks[0]["decoder.model.norm.weight"], ranks[1]["decoder.model.norm.weight"])
     assert manifest.versions["neuron-sdk"] == "2.31"
     assert manifest.host == {"family": "trn1", "logical_cores": "1", "interface": "model_builder"}
