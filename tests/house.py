@@ -28,30 +28,31 @@ class Room(NamedTuple):
 
 
 BOUNDS = {
-    "inference": Room(18_506, 103),
-    "grpc_comm": Room(5_870, 36),
-    "compile": Room(7_333, 37),
-    "deploy": Room(3_833, 31),
-    "outrider": Room(13_712, 92),
-    "benchmarks": Room(8_101, 40),
-    "tests": Room(40_163, 233),
+    "inference": Room(20_123, 112),
+    "grpc_comm": Room(6_108, 38),
+    "compile": Room(7_229, 33),
+    "deploy": Room(3_574, 25),
+    "outrider": Room(14_520, 90),
+    "benchmarks": Room(8_490, 42),
+    "tests": Room(40_554, 239),
 }
 """Bounds of each room. They rose last for these, by product lines:
 
-- `outrider recommend`: 448 of outrider/, of which 34 judge texts that the time has cut.
-- `outrider prove`: 594 of outrider/, 195 of deploy/. It replaces `outrider compile check`.
-- A client without torch: 219 of inference/ for text by tokenizers and jinja2, a ranking by numpy
-  and the names of extras; 86 of outrider/ for what finds models.
-- Two profiles of trn2 and builds that try once more: 106 of compile/, 16 of inference/. The study
-  on recorded texts: 98 of benchmarks/.
-- A throttle that times again what a neighbour disturbed: 12 of inference/.
-- File names that stand for one file each, which break imports over more lines: 7 of grpc_comm/.
+- Texts with grammars, penalties and log-probabilities, 3,606 in all, where 1,800 were meant. Rules,
+  grammars in a process that bounds their compiling, and masks in graphs: 1,540 of inference/. The
+  wire, with turns at compiling: 238 of grpc_comm/. Graphs that take masks: 345 of compile/. Tools,
+  two more interfaces and answers in their forms: 1,483 of outrider/. 389 of benchmarks/ measure
+  them.
+- Shapes that follow their machine's pace, and a throttle that texts share: 40 of inference/.
+
+1,314 went for that: 449 of compile/, 259 of deploy/, 675 of outrider/ in rooms that grammars do not
+touch.
 """
 
 MOST_STEPS = 8
 """Bound of the longest trip of a parameter."""
 
-MOST_NAMES = 6
+MOST_NAMES = 8
 """Bound of the type names with several meanings. Layers of a model keep theirs in each stack, and
 `Engine` is the public interface's own.
 """
@@ -312,8 +313,8 @@ def measures() -> list[Measure]:
         Measure("longest file, lines", 350, max(module.lines for module in found)),
         Measure("longest function, lines", 60, sizes[-1]),
         Measure("import circles, for types included", 0, len(circles(found))),
-        Measure("files that a client imports", 60, len(client)),
-        Measure("lines that a client imports", 8_000, sum(module.lines for module in client)),
+        Measure("files that a client imports", 58, len(client)),
+        Measure("lines that a client imports", 8_650, sum(module.lines for module in client)),
         Measure("docstrings that lean on the line above", 0, len([*filter(LEANING.match, texts)])),
         Measure("docstrings that begin like a question", 0, len([*filter(ASKING.match, texts)])),
         Measure("fields packed into a paragraph", 0, len([*filter(PACKED.search, texts)])),
