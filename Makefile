@@ -29,7 +29,7 @@ check: lint
 test: lint
 	$(PYTEST) -m "not extended"
 
-test-all: .venv/ray .venv/gguf
+test-all: .venv/ray .venv/gguf .venv/agents
 	$(PYTEST) -m extended
 
 ISA := tests/inference/model tests/test_lossless.py
@@ -77,6 +77,10 @@ proto: .venv/ready
 
 .venv/gguf: .venv/ready
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[gguf]'
+	@touch $@
+
+.venv/agents: .venv/ready
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[agents]'
 	@touch $@
 
 .venv-publish/ready: pyproject.toml constraints.txt

@@ -33,7 +33,8 @@ from outrider.options.network import ConnectionOptions
 from outrider.options.roles import SharedClientRole
 from outrider.target.spawn import started
 from outrider.terminal.live_text import silent
-from outrider.text.completion import Completion, Request, gaps_of
+from outrider.text.completion import Completion, Request
+from outrider.text.pieces import gaps_between
 
 SOURCE = Path(__file__).parent / "harness.py"
 """The text whose beginnings are the prompts."""
@@ -89,7 +90,7 @@ def waits(pairs: Sequence[Pair]) -> Iterator[Waits]:
     start, kind = pairs[0].start, pairs[0].kind
     texts = {ALONE: [one.alone for one in pairs], DRAFTED: [one.drafted for one in pairs]}
     for arm, made in texts.items():
-        gaps = gaps_of(made)
+        gaps = gaps_between(one.arrivals for one in made)
         yield Waits(
             start,
             kind,

@@ -31,7 +31,7 @@ from inference.draft_thread import inline, on_thread, take_short_turns
 from inference.draft_tuning import TUNING
 from inference.drafters.copied_text import CopySource
 from inference.drafters.draft import Draft
-from inference.flags.values import ModelName, Name, Numbers
+from inference.flags.values import ModelName, Name, NumberList
 from inference.grammar import Grammars
 from inference.planner.prices import Prices
 from inference.sampling import Grammar, GrammarKind, SamplingParams
@@ -40,9 +40,9 @@ from inference.token_rule import TokenRule
 from outrider.client.connecting import connect_target
 from outrider.client.pools import GrowingRows, Pair
 from outrider.draft_methods import find_draft
+from outrider.models.capacity import Capacity
 from outrider.models.loading import PREFILL_NODES, find_named
 from outrider.models.profiles import user_profiles
-from outrider.models.sequence_length import Capacity
 from outrider.money.goal import Goal
 from outrider.options.groups import Precision
 from outrider.options.network import ConnectionOptions
@@ -264,7 +264,7 @@ class Options(Flags):
     """profile of times that each forward takes, by the real clock"""
     round_trip: float = 20.0
     """milliseconds, by the virtual clock"""
-    temperatures: Numbers = (0.0, 0.7, 1.0)
+    temperatures: NumberList = (0.0, 0.7, 1.0)
     chat: bool = False
     """prompts are users' turns"""
     told: bool = True

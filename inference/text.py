@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import lru_cache
@@ -26,7 +27,15 @@ _NAMED = tuple(f"{kind}_token" for kind in ("bos", "eos", "unk", "sep", "pad", "
 """Special tokens that chat templates know by these names."""
 
 
-class _Parts(NamedTuple):
+_PRINTED = (*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100))
+_HIDDEN = [byte for byte in range(256) if byte not in _PRINTED]
+_BYTES = {chr(byte): byte for byte in _PRINTED} | {
+    chr(256 + place): byte for place, byte in enumerate(_HIDDEN)
+}
+"""Bytes by the letters that stand for them in vocabularies of bytes."""
+
+
+class _Stored(NamedTuple):
     """A tokenizer as its files have it."""
 
     rules: tokenizers.Tokenizer
@@ -55,6 +64,11 @@ class Tokenizer:
             raise UnsupportedModel(f"{directory}: its tokenizer.json has no tokens")
         self.vocabulary = max(vocabulary.values()) + 1
 
+    @property
+    def template(self) -> str:
+        """The chat template; empty without one."""
+        return self._template
+
     def to_json(self) -> str:
         """The tokenizer as a tokenizer.json has it."""
         return str(self._rules.to_str())
@@ -62,6 +76,11 @@ class Tokenizer:
     def ids(self) -> dict[str, int]:
         """Every token's id."""
         return dict(self._rules.get_vocab())
+
+    def id_of(self, token: str) -> int | None:
+        """The id of a token; None where the vocabulary has no such one."""
+        known: int | None = self._rules.token_to_id(token)
+        return known
 
     def encode(self, prompt: str, *, chat: bool = False) -> list[int]:
         """Token ids of a raw prompt, or of a chat's first turn.
@@ -75,11 +94,17 @@ class Tokenizer:
             return self.encode_chat([{"role": "user", "content": prompt}])
         return self._ids(prompt)
 
-    def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+    def encode_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] = (),
+    ) -> list[int]:
         """Token ids of a chat, up to where the assistant's next message begins.
 
-        messages: each with its `role` and its `content`. Raises InvalidRequest without a chat
-        template, and for messages that the template refuses.
+        messages: each with its `role` and its `content`, and what else the template reads
+        tools: functions that the model is told of, as OpenAI's interface describes them
+
+        Raises InvalidRequest without a chat template, and for messages that the template refuses.
         """
         if not messages:
             raise InvalidRequest("a chat needs at least one message")
@@ -88,7 +113,7 @@ class Tokenizer:
         try:
             text = _compiled(self._template).render(
                 messages=[dict(message) for message in messages],
-                tools=None,
+                tools=list(tools) or None,
                 documents=None,
                 add_generation_prompt=True,
                 **self._named,
@@ -109,6 +134,17 @@ class Tokenizer:
     def decode(self, ids: Sequence[int]) -> str:
         """The text of token ids, without special tokens."""
         return str(self._rules.decode(list(ids), skip_special_tokens=True))
+
+    def token_bytes(self, token: int) -> bytes:
+        """The bytes of a token, special ones included. They may be a part of a character."""
+        piece: str = self._rules.id_to_token(token) or ""
+        if token in self._rules.get_added_tokens_decoder():
+            return piece.encode()
+        if byte := re.fullmatch("<0x([0-9A-F]{2})>", piece):
+            return bytes([int(byte[1], 16)])
+        if self.id_of("Ġ") is not None and self.id_of("▁") is None:  # pieces are bytes as letters
+            return bytes(_BYTES[letter] for letter in piece)
+        return piece.replace("▁", " ").encode()
 
     def stream(self, prompt: Sequence[int]) -> TextStream:
         """A stream that turns the ids after `prompt` into text piece by piece."""
@@ -145,7 +181,7 @@ class Tokenizer:
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]
 
 
-def _of_directory(directory: Path) -> _Parts:
+def _of_directory(directory: Path) -> _Stored:
     if not (directory / "tokenizer.json").is_file():
         raise UnsupportedModel(
             f"{directory}: it has no tokenizer.json, which is needed; transformers makes one: "
@@ -161,7 +197,7 @@ def _of_directory(directory: Path) -> _Parts:
     named = {name: _content(settings[name]) for name in _NAMED if settings.get(name)}
     special = [tokenizers.AddedToken(one, special=True, normalized=False) for one in named.values()]
     rules.add_special_tokens(special)
-    return _Parts(rules, named, _template(directory, settings))
+    return _Stored(rules, named, _template(directory, settings))
 
 
 def _content(token: str | Mapping[str, Any]) -> str:
@@ -180,13 +216,13 @@ def _template(directory: Path, settings: Mapping[str, Any]) -> str:
     return str({one["name"]: one["template"] for one in template}.get("default", ""))
 
 
-def _of_gguf(path: Path) -> _Parts:
+def _of_gguf(path: Path) -> _Stored:
     """The tokenizer that transformers makes from a GGUF file, which has no tokenizer.json."""
     require("torch", f"{path} without its checkpoint's tokenizer.json beside it", "transformers")
     from transformers import AutoTokenizer
 
     made: Any = AutoTokenizer.from_pretrained(str(path.parent), gguf_file=path.name)
-    return _Parts(made.backend_tokenizer, dict(made.special_tokens_map), made.chat_template or "")
+    return _Stored(made.backend_tokenizer, dict(made.special_tokens_map), made.chat_template or "")
 
 
 class _Generation(Extension):

@@ -29,7 +29,9 @@ from outrider.version import outrider_version
 if TYPE_CHECKING:
     from outrider.api import Engine
     from outrider.target.target import RunningTarget
-    from outrider.text.completion import Completion, Piece
+    from outrider.text.call_reader import ToolCall
+    from outrider.text.completion import Completion
+    from outrider.text.pieces import Piece
     from outrider.text.prompts import Parameters
     from outrider.text.runner import CompletionStream
 
@@ -48,6 +50,7 @@ __all__ = [
     "Parameters",
     "Piece",
     "RunningTarget",
+    "ToolCall",
     "Unavailable",
     "UnsupportedModel",
     "connect",
@@ -58,7 +61,8 @@ __version__ = outrider_version()
 
 _HOMES = {
     "Completion": "outrider.text.completion",
-    "Piece": "outrider.text.completion",
+    "ToolCall": "outrider.text.call_reader",
+    "Piece": "outrider.text.pieces",
     "Engine": "outrider.api",
     "RunningTarget": "outrider.target.target",
     "Parameters": "outrider.text.prompts",

@@ -12,8 +12,9 @@ from outrider.client.client import open_client
 from outrider.options.roles import SharedClientRole
 from outrider.terminal.live_text import silent
 from outrider.text.completion import Completion
-from outrider.text.prompts import Message, Parameters, Prompt, make_request
+from outrider.text.prompts import Parameters, Prompt, make_request
 from outrider.text.runner import CompletionStream
+from outrider.text.tool_calls import Message
 
 
 class Engine:

@@ -18,9 +18,9 @@ from inference.drafters.round_proposer import BestFirst, Chain, Policy
 from inference.grammar import Grammars
 from outrider.client.pools import AnyRows, GrowingRows, Pair, learned_file, rounds
 from outrider.draft_methods import FoundDraft
+from outrider.models.capacity import Capacity
 from outrider.models.loading import PREFILL_NODES
 from outrider.models.profiles import user_profiles
-from outrider.models.sequence_length import Capacity
 from outrider.money.goal import Goal
 from outrider.options.draft_flags import HistoryOptions, TreeOptions
 from outrider.options.groups import DeviceOptions

@@ -83,7 +83,8 @@ class KeyCheck:
     def _key(self, request: Request) -> str:
         """The key that a request carries; empty for none that is known."""
         scheme, _, given = request.headers.get("authorization", "").partition(" ")
-        sent = given.strip().encode() if scheme.lower() == "bearer" else b""
+        bearer = given.strip() if scheme.lower() == "bearer" else ""
+        sent = (bearer or request.headers.get("x-api-key", "")).encode()
         known = [hmac.compare_digest(sent, key.encode()) for key in self._keys]  # all: even time
         return self._keys[known.index(True)] if any(known) else ""
 

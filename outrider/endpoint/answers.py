@@ -1,14 +1,9 @@
-"""Answers of the OpenAI interface: objects, chunks of a stream and counts as plain data, and the
-models that describe them in the published schema (/openapi.json).
-"""
+"""Answers as the published schema (/openapi.json) describes them, and counts of texts."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any, Literal
-from uuid import uuid4
 
 from pydantic import BaseModel
 
@@ -33,6 +28,13 @@ class Refusal(BaseModel):
     error: Failure
 
 
+class MessagesRefusal(BaseModel):
+    """A refusal as Anthropic's interface says it."""
+
+    type: Literal["error"]
+    error: dict[str, str]
+
+
 class PromptDetails(BaseModel):
     """Tokens of the prompts that the target had computed before."""
 
@@ -54,14 +56,23 @@ class TextCounts(BaseModel):
 
 class _Choice(BaseModel):
     index: int
-    finish_reason: Literal["stop", "length"]
-    logprobs: None
+    finish_reason: Literal["stop", "length", "tool_calls"]
+    logprobs: dict[str, Any] | None
+
+
+class CallOfFunction(BaseModel):
+    """A call of a function: its name, and its arguments as JSON."""
+
+    id: str
+    type: Literal["function"]
+    function: dict[str, str]
 
 
 class AssistantMessage(BaseModel):
     role: Literal["assistant"]
-    content: str
+    content: str | None
     refusal: None
+    tool_calls: list[CallOfFunction] | None = None
 
 
 class ChatChoice(_Choice):
@@ -155,13 +166,15 @@ REFUSED: dict[int | str, str] = {
 """Status codes of refusals with their meaning."""
 
 
-def responses(whole: type[BaseModel] | None = None, *kinds: str) -> dict[int | str, dict[str, Any]]:
+def responses(
+    whole: type[BaseModel] | None = None, *kinds: str, refusal: type[BaseModel] = Refusal
+) -> dict[int | str, dict[str, Any]]:
     """The `responses` of a route: the answer that is wanted, and the refusals.
 
     kinds: content types of other forms of the answer
     """
     found: dict[int | str, dict[str, Any]] = {
-        status: {"model": Refusal, "description": meaning} for status, meaning in REFUSED.items()
+        status: {"model": refusal, "description": meaning} for status, meaning in REFUSED.items()
     }
     found[200] = {"description": "the answer", "content": {kind: {} for kind in kinds}}
     if whole is not None:
@@ -169,71 +182,11 @@ def responses(whole: type[BaseModel] | None = None, *kinds: str) -> dict[int | s
     return found
 
 
-FINISHED = {"stop": "stop", "length": "length", "spent": "length"}
-"""The interface's word for why a text ended."""
-
-
-@dataclass(frozen=True)
-class Answer:
-    """The frame of one answer: its id, kind and model."""
-
-    chat: bool
-    model: str
-    of_each: int = 1  # texts of each prompt
-    id: str = field(default_factory=lambda: uuid4().hex)
-    created: int = field(default_factory=lambda: int(time.time()))
-
-    def whole(self, texts: Sequence[Completion]) -> dict[str, Any]:
-        """The answer to a request that is not streamed. texts: in the order of their indices."""
-        choices = [self._choice(index, text) for index, text in enumerate(texts)]
-        name = "chat.completion" if self.chat else "text_completion"
-        return self._frame(name) | {
-            "choices": choices,
-            "usage": usage(texts, self.of_each),
-            "metrics": {"speculative_decoding": speculation(texts)},
-        }
-
-    def chunk(
-        self, index: int, text: str, finish: str | None = None, *, first: bool = False
-    ) -> dict[str, Any]:
-        """A chunk of the stream: text of the choice `index`, and why it ended in its last one."""
-        choice: dict[str, Any] = {"index": index, "finish_reason": finish, "logprobs": None}
-        if self.chat:
-            delta = {"role": "assistant"} if first else {}
-            choice["delta"] = delta | ({"content": text} if text or first else {})
-        else:
-            choice["text"] = text
-        return self._frame(self._chunk_name) | {"choices": [choice]}
-
-    def last(self, texts: Sequence[Completion]) -> dict[str, Any]:
-        """The chunk behind the text: counts of tokens, and of the candidates among them."""
-        return self._frame(self._chunk_name) | {
-            "choices": [],
-            "usage": usage(texts, self.of_each),
-            "metrics": {"speculative_decoding": speculation(texts)},
-        }
-
-    @property
-    def _chunk_name(self) -> str:
-        return "chat.completion.chunk" if self.chat else "text_completion"
-
-    def _choice(self, index: int, text: Completion) -> dict[str, Any]:
-        content: dict[str, Any] = (
-            {"message": {"role": "assistant", "content": text.text, "refusal": None}}
-            if self.chat
-            else {"text": text.text}
-        )
-        finish = FINISHED[text.finish_reason]
-        return {"index": index, **content, "finish_reason": finish, "logprobs": None}
-
-    def _frame(self, name: str) -> dict[str, Any]:
-        prefix = "chatcmpl" if self.chat else "cmpl"
-        return {
-            "id": f"{prefix}-{self.id}",
-            "object": name,
-            "created": self.created,
-            "model": self.model,
-        }
+def finish_reason(text: Completion) -> str:
+    """The interface's word for why a text ended."""
+    if text.finish_reason == "stop":
+        return "tool_calls" if text.tool_calls else "stop"
+    return "length"  # or what it may cost
 
 
 def usage(texts: Sequence[Completion], of_each: int = 1) -> dict[str, Any]:

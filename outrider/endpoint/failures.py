@@ -1,4 +1,4 @@
-"""Errors in the shape of the OpenAI interface, with the status code that clients expect."""
+"""Errors in the shape of their interface, with the status code that clients expect."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
+from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 
 from inference.errors import Busy, InvalidRequest, Mismatch, OutriderError, Unavailable
-from outrider.endpoint.requests import UnservedField
+from outrider.endpoint.served_fields import UnservedField
 from outrider.text.prompts import PromptTooLong
 
 _TYPE = re.compile(r"body|str|list\[.*\]")
@@ -56,11 +57,20 @@ class ApiError(Exception):
             }
         }
 
-    def response(self) -> JSONResponse:
+    @property
+    def of_messages(self) -> dict[str, Any]:
+        """The error as clients of Anthropic's interface read it."""
+        kind = {500: "api_error", 503: "overloaded_error", 404: "not_found_error"}
+        error = {"type": kind.get(self.status, self.kind), "message": self.message}
+        return {"type": "error", "error": error}
+
+    def response(self, path: str = "") -> JSONResponse:
+        """The answer to a request for this path."""
+        body = self.of_messages if path.startswith("/v1/messages") else self.body
         headers = {}
         if self.retry_after is not None:
             headers["Retry-After"] = str(math.ceil(self.retry_after))
-        return JSONResponse(self.body, self.status, headers)
+        return JSONResponse(body, self.status, headers)
 
 
 def _sayable(text: str) -> str:
@@ -85,34 +95,37 @@ def api_error(error: OutriderError) -> ApiError:
 
 
 def add_failures(app: FastAPI) -> None:
-    """Answer every error of this application in the interface's shape."""
+    """Answer every error of this application in the shape of its interface."""
 
     @app.exception_handler(ApiError)
-    async def told(_request: Request, error: ApiError) -> JSONResponse:
-        return error.response()
+    async def told(request: Request, error: ApiError) -> JSONResponse:
+        return error.response(request.url.path)
 
     @app.exception_handler(OutriderError)
-    async def ours(_request: Request, error: OutriderError) -> JSONResponse:
-        return api_error(error).response()
+    async def ours(request: Request, error: OutriderError) -> JSONResponse:
+        return await told(request, api_error(error))
 
+    @app.exception_handler(ValidationError)
     @app.exception_handler(RequestValidationError)
-    async def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
-        if "json" not in request.headers.get("content-type", ""):
-            return ApiError(
-                400, "a JSON body needs the header Content-Type: application/json"
-            ).response()
-        return _invalid(error).response()
+    async def invalid(
+        request: Request, error: RequestValidationError | ValidationError
+    ) -> JSONResponse:
+        if "json" in request.headers.get("content-type", ""):
+            return await told(request, _invalid(error))
+        needed = "a JSON body needs the header Content-Type: application/json"
+        return await told(request, ApiError(400, needed))
 
     @app.exception_handler(HTTPException)
-    async def http(_request: Request, error: HTTPException) -> JSONResponse:
-        return ApiError(error.status_code, str(error.detail)).response()
+    async def http(request: Request, error: HTTPException) -> JSONResponse:
+        return await told(request, ApiError(error.status_code, str(error.detail)))
 
     @app.exception_handler(Exception)
-    async def unforeseen(_request: Request, _error: Exception) -> JSONResponse:
-        return ApiError(500, "an error of this program: its log has it", "server_error").response()
+    async def unforeseen(request: Request, _error: Exception) -> JSONResponse:
+        message = "an error of this program: its log has it"
+        return await told(request, ApiError(500, message, "server_error"))
 
 
-def _invalid(error: RequestValidationError) -> ApiError:
+def _invalid(error: RequestValidationError | ValidationError) -> ApiError:
     # of a union, what came nearest
     first = max(error.errors(), key=lambda one: (one["type"] == "too_long", len(one["loc"])))
     raised = first.get("ctx", {}).get("error")

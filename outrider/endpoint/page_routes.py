@@ -27,13 +27,14 @@ from inference.order import Progress
 from inference.proposer import NOBODY, Nodes
 from inference.sampling import SEED_BITS, random_seed
 from outrider.client.client import Client
+from outrider.endpoint.answering import STREAM, event_stream
 from outrider.endpoint.answers import TargetState, responses
 from outrider.endpoint.failures import api_error
-from outrider.endpoint.openai_routes import STREAM, event_stream
 from outrider.endpoint.requests import MOST_MESSAGES, ChatMessage, Text
 from outrider.endpoint.target_manager import TargetManager
 from outrider.endpoint.text_runner import TextRunner
-from outrider.text.completion import PROPOSERS, Completion, Piece
+from outrider.text.completion import PROPOSERS, Completion
+from outrider.text.pieces import Piece
 from outrider.text.prompts import Parameters, going_on, make_request
 from outrider.text.runner import Task
 

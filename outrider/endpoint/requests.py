@@ -1,17 +1,19 @@
-"""Requests of the OpenAI interface: fields that are read, with their bounds, and fields that are
-refused, with the reason.
-"""
+"""Requests of the OpenAI interface: the fields that are read, with their bounds."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Annotated, Any, Literal, Self, TypeAlias
 
-from annotated_types import Ge, Le, Len, Lt
+from annotated_types import Ge, Gt, Le, Len, Lt
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from inference.sampling import CANDIDATES, SEED_BITS
-from outrider.text.prompts import Message, Parameters, Prompt
+from inference.sampling import CANDIDATES, MOST_LOGPROBS, SEED_BITS
+from outrider.endpoint.served_fields import ServedFields
+from outrider.text.prompts import Parameters, Prompt
+from outrider.text.tool_calls import MOST_TOOLS, NAME, Message
 
 MOST_CHOICES = 8
 """Texts of one prompt in one request."""
@@ -31,80 +33,10 @@ MOST_PROMPTS, MOST_MESSAGES = 1024, 4096
 Text: TypeAlias = Annotated[str, Len(max_length=MOST_BYTES)]
 """A string that is Unicode: without a bound half of a surrogate pair would pass."""
 
+JsonObject: TypeAlias = dict[str, Any]
+
 _First = Field(fail_fast=True)  # of a long list only the first error is told
 Ids: TypeAlias = Annotated[list[int], _First]
-
-
-_CHOICE = "is not served: it would change the target's own choice"
-_TEMPLATE = "is not served: the model's own template makes the prompt"
-_LOGPROBS = "is not served: only token ids leave the target"
-_FORM = "is not served: the form of a text is not enforced"
-_TOOLS = "is not served: no tool calls are made"
-
-REASONS = {
-    _CHOICE: "logit_bias presence_penalty frequency_penalty repetition_penalty repeat_penalty "
-    "length_penalty no_repeat_ngram_size bad_words allowed_token_ids logits_processors min_p "
-    "typical_p top_a tfs_z top_n_sigma mirostat dynatemp_range xtc_probability dry_multiplier "
-    "samplers use_beam_search num_beams do_sample",
-    _FORM: "response_format grammar json_schema regex ebnf structured_outputs guided_json "
-    "guided_regex guided_choice guided_grammar format verbosity modalities audio",
-    _LOGPROBS: "logprobs top_logprobs prompt_logprobs n_probs",
-    _TOOLS: "tools functions tool_calls function_call web_search_options",
-    _TEMPLATE: "chat_template chat_template_kwargs add_generation_prompt continue_final_message "
-    "add_special_tokens documents reasoning_effort thinking_token_budget",
-    "is not served: max_tokens bounds a text": "n_predict max_new_tokens num_predict",
-    "is not served: a text ends at the model's stop ids, max_tokens or stop": "min_tokens "
-    "min_new_tokens ignore_eos stop_token_ids include_stop_str_in_output t_max_predict_ms",
-    "is not served: texts come without special tokens": "skip_special_tokens "
-    "spaces_between_special_tokens",
-    "is not served: send the prompt that is wanted": "echo suffix truncate_prompt_tokens "
-    "prompt_embeds input_prefix input_suffix options",
-    "is not served: ask for n texts and choose yourself": "best_of",
-}
-"""Reasons to refuse fields that would change the text, and the fields."""
-
-UNSERVED = {name: reason for reason, names in REASONS.items() for name in names.split()}
-
-NEUTRAL: dict[str, tuple[Any, ...]] = {
-    **dict.fromkeys(("repetition_penalty", "repeat_penalty", "length_penalty"), (1,)),
-    **dict.fromkeys(("typical_p", "tfs_z", "best_of", "num_beams"), (1,)),
-    **dict.fromkeys(("skip_special_tokens", "spaces_between_special_tokens"), (True,)),
-    "add_generation_prompt": (True,),
-    "add_special_tokens": (),
-    "do_sample": (True,),
-    "response_format": ({"type": "text"},),
-    "modalities": (["text"],),
-    "verbosity": ("medium",),
-    "reasoning_effort": ("none",),
-    "function_call": ("none", "auto"),
-    "top_n_sigma": (-1, 0),
-}
-"""Values that ask for nothing. Of other fields these are null, false, zero and what is empty."""
-
-
-class UnservedField(ValueError):
-    """A request has a field that is not served. `param` is its name."""
-
-    def __init__(self, param: str) -> None:
-        super().__init__(f"{param} {UNSERVED[param]}")
-        self.param = param
-
-
-class ServedFields(BaseModel):
-    """A part of a request. A field that would change the text and is not served is refused.
-
-    Other unknown fields are ignored, since every client sends some.
-    """
-
-    model_config = ConfigDict(extra="allow", allow_inf_nan=False)
-
-    @model_validator(mode="after")
-    def _is_served(self) -> Self:
-        for name, value in (self.model_extra or {}).items():
-            asks = value is not None and name in UNSERVED
-            if asks and (value not in NEUTRAL[name] if name in NEUTRAL else value):
-                raise UnservedField(name)
-        return self
 
 
 class StreamOptions(BaseModel):
@@ -120,16 +52,46 @@ class TextPart(BaseModel):
     text: Text
 
 
+class CalledFunction(BaseModel):
+    """The function of a call. arguments: JSON"""
+
+    name: Text
+    arguments: Text
+
+
+class SentCall(BaseModel):
+    """A call that the assistant has made."""
+
+    id: Text
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+    @property
+    def plain(self) -> JsonObject:
+        """The call as chat templates take it, with an object of arguments where they are one."""
+        name, arguments = self.function.name, self.function.arguments
+        try:
+            parsed = json.loads(arguments)
+        except ValueError:
+            parsed = None
+        given = parsed if isinstance(parsed, dict) else arguments
+        return {"id": self.id, "type": self.type, "function": {"name": name, "arguments": given}}
+
+
 class ChatMessage(ServedFields):
     """A message of a chat."""
 
-    role: Literal["system", "developer", "user", "assistant"]
+    role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Text | Annotated[list[TextPart], _First] | None = None
+    tool_calls: Annotated[list[SentCall], _First, Len(max_length=MOST_TOOLS)] | None = None
+    tool_call_id: Text | None = None
 
     @model_validator(mode="after")
     def _has_content(self) -> Self:
         if self.content is None and self.role != "assistant":  # which may have said nothing
             raise ValueError(f"a message of the {self.role} needs content")
+        if self.tool_calls and self.role != "assistant":
+            raise ValueError(f"the assistant makes tool_calls: got them from the {self.role}")
         return self
 
     @property
@@ -137,13 +99,92 @@ class ChatMessage(ServedFields):
         """The message with its parts joined. `developer` is today's word for `system`."""
         parts = self.content or ""
         content = parts if isinstance(parts, str) else "".join(part.text for part in parts)
-        return {"role": "system" if self.role == "developer" else self.role, "content": content}
+        role = "system" if self.role == "developer" else self.role
+        calls = {"tool_calls": [call.plain for call in self.tool_calls]} if self.tool_calls else {}
+        result = {"tool_call_id": self.tool_call_id or ""} if role == "tool" else {}
+        return {"role": role, "content": content, **calls, **result}
+
+
+class FunctionDescription(BaseModel):
+    """A function that a text may call. parameters: JSON schema of its arguments"""
+
+    name: Annotated[str, Field(pattern=f"^{NAME}$")]
+    description: Text | None = None
+    parameters: JsonObject | None = None
+    strict: bool | None = None
+
+
+class Tool(BaseModel):
+    """A tool: functions are the only kind."""
+
+    type: Literal["function"]
+    function: FunctionDescription
+
+
+def tool_of(kind: Any, function: JsonObject) -> JsonObject:
+    """A tool of another interface in a request for a chat, which refuses other kinds by name."""
+    return {"type": kind, "function": function} if kind == "function" else {"type": kind}
+
+
+class ChosenFunction(BaseModel):
+    """The name of a function."""
+
+    name: Text
+
+
+class ChosenTool(BaseModel):
+    """The function that is to be called."""
+
+    type: Literal["function"]
+    function: ChosenFunction
+
+
+class SchemaForm(BaseModel):
+    """A JSON schema that a text keeps to."""
+
+    form: JsonObject = Field(alias="schema")
+
+
+class ResponseFormat(BaseModel):
+    """The form of a text."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: SchemaForm | None = None
+
+    @model_validator(mode="after")
+    def _has_schema(self) -> Self:
+        if self.type == "json_schema" and self.json_schema is None:
+            raise ValueError("json_schema needs a field json_schema with a schema")
+        return self
+
+    @property
+    def parameters(self) -> JsonObject:
+        """The form as a parameter of a text."""
+        if self.type == "text":
+            return {}
+        return {"schema": self.json_schema.form if self.json_schema else {"type": "object"}}
+
+
+class StructuredOutputs(BaseModel):
+    """The form of a text, with vLLM's names."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    form: JsonObject | Text | None = Field(default=None, alias="json")
+    regex: Text | None = None
+    choice: Annotated[list[Text], _First, Len(1, MOST_PROMPTS)] | None = None
+
+    @property
+    def parameters(self) -> JsonObject:
+        """The form as a parameter of a text."""
+        return {"schema": self.form, "regex": self.regex, "choice": self.choice}
 
 
 class TextRequest(ServedFields):
     """Fields of both kinds of request.
 
-    top_k and stream are as in other servers of this interface; top_k -1 is off, too.
+    top_k, min_p, repetition_penalty and stream are as in other servers of this interface; top_k -1
+    is off, too.
     """
 
     model: Text | None = None
@@ -151,12 +192,19 @@ class TextRequest(ServedFields):
     temperature: Annotated[float, Ge(0), Le(1000)] | None = None
     top_p: Annotated[float, Ge(0), Le(1)] | None = None
     top_k: Annotated[int, Ge(-1), Le(CANDIDATES)] | None = None
+    min_p: Annotated[float, Ge(0), Le(1)] | None = None
+    repetition_penalty: Annotated[float, Gt(0)] | None = None
+    presence_penalty: Annotated[float, Ge(-2), Le(2)] | None = None
+    frequency_penalty: Annotated[float, Ge(-2), Le(2)] | None = None
+    logit_bias: dict[int, Annotated[float, Ge(-100), Le(100)]] | None = None
     seed: Annotated[int, Ge(0), Lt(2**SEED_BITS - MOST_CHOICES)] | None = None
     stop: Text | Annotated[list[Text], _First] | None = None
     n: Annotated[int, Ge(1), Le(MOST_CHOICES)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     prompt_cache_key: Annotated[str, Len(max_length=MOST_KEY)] | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
 
     @property
     def choices(self) -> int:
@@ -175,14 +223,23 @@ class TextRequest(ServedFields):
     def parameters(self) -> Parameters:
         """The parameters of the first text. Defaults are those of the interface: temperature 1."""
         stop: Sequence[str] = [self.stop] if isinstance(self.stop, str) else self.stop or []
+        form = JsonObject()
+        for given in (self.response_format, self.structured_outputs):
+            form |= given.parameters if given is not None else {}
         return Parameters(
             max_tokens=self.most_tokens,
             temperature=1.0 if self.temperature is None else self.temperature,
             top_k=max(self.top_k or 0, 0),
             top_p=self.top_p or 1.0,
+            min_p=self.min_p or 0.0,
+            repetition_penalty=self.repetition_penalty or 1.0,
+            presence_penalty=self.presence_penalty or 0.0,
+            frequency_penalty=self.frequency_penalty or 0.0,
+            logit_bias=self.logit_bias or {},
             seed=self.seed,
             stop=stop,
             prompt_cache_key=self.prompt_cache_key or "",
+            **form,
         )
 
 
@@ -191,6 +248,17 @@ class ChatRequest(TextRequest):
 
     messages: Annotated[list[ChatMessage], _First, Len(max_length=MOST_MESSAGES)]
     max_completion_tokens: Annotated[int, Ge(1)] | None = None
+    tools: Annotated[list[Tool], _First, Len(max_length=MOST_TOOLS)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | ChosenTool | None = None
+    parallel_tool_calls: bool | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Ge(0), Le(MOST_LOGPROBS)] | None = None
+
+    @model_validator(mode="after")
+    def _tells_logprobs(self) -> Self:
+        if self.top_logprobs and not self.logprobs:
+            raise ValueError("top_logprobs needs logprobs: true")
+        return self
 
     @property
     def most_tokens(self) -> int | None:
@@ -201,9 +269,23 @@ class ChatRequest(TextRequest):
         """The one prompt."""
         return [[message.plain for message in self.messages]]
 
+    def parameters(self) -> Parameters:
+        choice = self.tool_choice or "auto"
+        return replace(
+            super().parameters(),
+            logprobs=(self.top_logprobs or 0) if self.logprobs else None,
+            tools=[tool.model_dump(exclude_none=True) for tool in self.tools or ()],
+            tool_choice=choice if isinstance(choice, str) else choice.function.name,
+            parallel_tool_calls=self.parallel_tool_calls is not False,
+        )
+
 
 class CompletionRequest(TextRequest):
-    """A request for texts that go on after prompts: text or token ids, one or several."""
+    """A request for texts that go on after prompts: text or token ids, one or several.
+
+    logprobs: false is off, too
+    echo: the prompt stands before the text; with max_tokens 0 it stands alone
+    """
 
     prompt: (
         Text
@@ -211,10 +293,21 @@ class CompletionRequest(TextRequest):
         | Annotated[list[Text], _First, Len(max_length=MOST_PROMPTS)]
         | Annotated[list[Ids], _First, Len(max_length=MOST_PROMPTS)]
     )
+    max_tokens: Annotated[int, Ge(0)] | None = None
+    logprobs: Literal[False] | Annotated[int, Ge(0), Le(MOST_LOGPROBS)] | None = None
+    echo: bool | None = None
+
+    @model_validator(mode="after")
+    def _makes_something(self) -> Self:
+        if self.max_tokens == 0 and not self.echo:
+            raise ValueError("max_tokens 0 makes nothing: it needs echo: true")
+        if self.echo and self.stream and self.logprobs not in (None, False):
+            raise ValueError("a stream tells no logprobs of a prompt: leave out stream or echo")
+        return self
 
     @property
     def most_tokens(self) -> int | None:
-        return self.max_tokens or COMPLETION_TOKENS
+        return COMPLETION_TOKENS if self.max_tokens is None else max(self.max_tokens, 1)
 
     @property
     def prompts(self) -> list[Prompt]:
@@ -223,3 +316,8 @@ class CompletionRequest(TextRequest):
         if isinstance(given, str) or all(isinstance(part, int) for part in given):
             return [given]  # type: ignore[list-item]  # a string, or ids of one prompt
         return list(given)  # type: ignore[arg-type]
+
+    def parameters(self) -> Parameters:
+        told = None if self.logprobs is False else self.logprobs
+        prompt = bool(self.echo) and told is not None
+        return replace(super().parameters(), logprobs=told, prompt_logprobs=prompt)

@@ -19,7 +19,8 @@ from prometheus_client import Counter as Total
 
 from inference.errors import Busy, LimitExceeded, OutriderError, Unavailable
 from outrider.client.client import Client
-from outrider.text.completion import Completion, Piece, Request
+from outrider.text.completion import Completion, Request
+from outrider.text.pieces import Piece
 from outrider.text.runner import Part, Task, start_tasks
 
 RETRY_SECONDS = 1.0

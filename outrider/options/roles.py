@@ -46,6 +46,7 @@ RULES = (
         excludes=f"cs objective {LIMITS} explain",
         why="those are of a draft that never waits",
     ),
+    FlagRule("schema", excludes="regex", why="a text has one form"),
     FlagRule("instance", excludes="usd_per_hour", why="both price the target"),
     FlagRule("region pricing no_live", needs="instance", why="it says how that is priced"),
     FlagRule(LIMITS, excludes=LIMITS, why="one limit at a time"),

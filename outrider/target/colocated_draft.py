@@ -22,9 +22,9 @@ from inference.planner.acceptance import Knowledge
 from inference.planner.acceptance_file import read_acceptance
 from inference.times import DraftTimes, LatencyModel
 from outrider.draft_methods import find_draft
+from outrider.models.capacity import Capacity
 from outrider.models.loading import PREFILL_NODES
 from outrider.models.profiles import user_profiles
-from outrider.models.sequence_length import Capacity
 from outrider.options.groups import DraftModelOptions, ReductionOptions
 from outrider.options.roles import FusedTargetRole
 

@@ -30,12 +30,12 @@ from outrider.terminal.summary import account, summary, write_options, write_pro
 from outrider.text.completion import (
     Complete,
     Completion,
-    Piece,
     Request,
     Show,
     complete,
     new_completion,
 )
+from outrider.text.pieces import Piece
 from outrider.text.prompts import make_requests, read_prompts
 from outrider.text.runner import TextRun
 

@@ -16,7 +16,7 @@ from unicodedata import category
 
 from inference.command import say, told_to
 from outrider.terminal.status_lines import StatusLines, columns, takes_status
-from outrider.text.completion import Piece
+from outrider.text.pieces import Piece
 
 _GREEN, _BOLD, _PLAIN = "\x1b[32m", "\x1b[1m", "\x1b[0m"
 _WAITING = "waiting for the first token"

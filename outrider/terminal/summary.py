@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -16,7 +15,9 @@ from inference.planner.prices import Usage
 from outrider.money.budget import RunBudget
 from outrider.money.goal import Goal
 from outrider.options.roles import TextRole
-from outrider.text.completion import Completion, gaps_of
+from outrider.terminal.tables import write_csv
+from outrider.text.completion import Completion
+from outrider.text.pieces import gaps_between
 
 PROFILE = "outrider-profile.json"
 """The file of a profile with the records of all texts."""
@@ -63,7 +64,7 @@ def _waits(completions: Sequence[Completion]) -> list[str]:
     first = [done.time_to_first_token for done in completions if done.arrivals]
     if not first:
         return []
-    gaps = gaps_of(completions)
+    gaps = gaps_between(one.arrivals for one in completions)
     return [
         f"first token after {median(first):.3f} s{' (median)' * (len(first) > 1)}; gaps between "
         f"pieces {gaps.p50 * 1e3:.0f} ms (p50), {gaps.p99 * 1e3:.0f} ms (p99), "
@@ -223,8 +224,5 @@ def write_profile(directory: Path, completions: Sequence[Completion]) -> list[Pa
         row["baseline_seconds"] = done.baseline.seconds if done.baseline else ""
         row["speedup"] = done.speedup or ""
         row["device"] = done.device
-    with paths[1].open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, fieldnames=list(rows[0]) if rows else ["index"])
-        writer.writeheader()
-        writer.writerows(rows)
+    write_csv(paths[1], rows)
     return paths

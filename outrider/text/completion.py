@@ -7,24 +7,22 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import pairwise
 from threading import Event
-from typing import Any, NamedTuple
-
-import numpy as np
+from typing import Any
 
 from inference.cost.quantity import Figure
 from inference.decode import Loop, Step, TargetSession
 from inference.draft_thread import Drafter, Drafting
 from inference.errors import OutriderError, Unavailable
-from inference.order import Decode, End, Pace
+from inference.order import Decode, End, Pace, TokenLogProb
 from inference.planner.prices import Usage
-from inference.proposer import NOBODY
 from inference.sampling import SamplingParams
 from inference.stats import DecodeStatistics, Traffic
 from inference.text import Tokenizer
 from outrider.money.budget import Charge
-from outrider.text.stop_strings import StopStrings
+from outrider.text.call_reader import ToolCall, add_piece
+from outrider.text.pieces import Piece, PieceMaker, gaps_between
+from outrider.text.tool_calls import NO_TOOLS, Tools
 
 PROPOSERS = ("model", "copy", "host", "device")
 """Names of the kinds of proposers in a record."""
@@ -32,28 +30,8 @@ PROPOSERS = ("model", "copy", "host", "device")
 ENDS = {End.STOP_ID: "stop", End.MAX_TOKENS: "length", End.LIMIT: "length"}
 
 
-class Piece(NamedTuple):
-    """A part of a text, as the target has committed it."""
-
-    text: str
-    proposer: int = NOBODY  # kind of the proposer that had named its last token
-
-    @property
-    def accepted(self) -> bool:
-        """Whether a proposer had named its last token."""
-        return self.proposer != NOBODY
-
-
 Show = Callable[[Piece], None]
 """Receives the text of a request, piece by piece."""
-
-
-class Gaps(NamedTuple):
-    """Seconds between the pieces of texts, as their reader sees them."""
-
-    p50: float
-    p99: float
-    largest: float
 
 
 @dataclass(frozen=True)
@@ -69,6 +47,7 @@ class Request:
     stop: Sequence[str] = ()  # strings that end the text and are left out of it
     charge: Charge | None = None  # counts its usage against the budget of the run
     cache_key: str = ""  # requests of one key go to one replica, which may have their beginning
+    tools: Tools = NO_TOOLS  # functions that the text may call
 
     def order(self, pace: Pace = Pace.GO_ON, *, colocated: bool = False) -> Decode:
         """The order that a target is given for this request.
@@ -89,6 +68,11 @@ class Completion:
     prompt_tokens: int
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
+    tool_calls: list[ToolCall] = field(default_factory=list)  # none of them stands in the text
+    # [token] and of the prompt's tokens but the first, where they were asked for
+    logprobs: list[TokenLogProb] = field(default_factory=list)
+    prompt_logprobs: Sequence[TokenLogProb] = ()
+    stopped_by: str = ""  # the stop string that ended it
     # stop, length, cancelled, spent (what the run may cost, perhaps before it began), or error
     finish_reason: str = "cancelled"
     # the error that ended it; what was verified until then stands above
@@ -176,8 +160,10 @@ class Completion:
 
     def record(self) -> dict[str, Any]:
         """The record as plain data for JSON. The field `error` is there only if there is one."""
-        kept = {name: value for name, value in vars(self).items() if name not in _PARTS}
-        counts, gaps = dict(vars(self.traffic)), gaps_of([self])
+        asked = {name for name in _ASKED if getattr(self, name)}
+        left_out = {*_PARTS, *_ASKED} - asked
+        kept = {name: value for name, value in vars(self).items() if name not in left_out}
+        counts, gaps = dict(vars(self.traffic)), gaps_between([self.arrivals])
         return {
             **kept,
             **({"error": self.error} if self.error else {}),
@@ -195,6 +181,8 @@ class Completion:
 
 
 _PARTS = ("failure", "traffic", "accepted", "cost", "energy")
+_ASKED = ("tool_calls", "logprobs", "prompt_logprobs", "stopped_by")
+"""Fields of a record that are there only where there is something in them."""
 _DERIVED = (
     "num_draft_tokens", "num_accepted_tokens", "accepted_by", "acceptance_length",
     "acceptance_length_drafted", "tokens_per_second", "speedup",
@@ -230,7 +218,12 @@ class _Run:
     ) -> None:
         self.done = new_completion(request)
         self._request, self._show, self._session = request, show, session
-        self._text, self._stop = tokenizer.stream(request.ids), StopStrings(request.stop)
+        self._pieces = PieceMaker(
+            tokenizer.stream(request.ids),
+            request.stop,
+            request.tools.shown(tokenizer),
+            request.tools.reader(tokenizer),
+        )
         self._start = time.perf_counter()
 
     def take(self, step: Step, drafting: Drafting) -> bool:
@@ -257,9 +250,10 @@ class _Run:
         if charge is not None:
             charge.close()
             done.usd = charge.usd
-        self._put(self._text.finish(), NOBODY)
-        self._show_text(self._stop.finish(), NOBODY)
+        for piece in self._pieces.finish():
+            self._put(piece)
         done.traffic = self._session.traffic.copy()
+        done.prompt_logprobs = self._session.prompt_logprobs
         if failure is not None:
             done.finish_reason, done.failure = "error", failure
         return done
@@ -268,13 +262,17 @@ class _Run:
         done, before = self.done, len(self.done.token_ids)
         done.seconds = time.perf_counter() - self._start
         done.time_to_first_token = done.time_to_first_token or done.seconds
-        for token, proposer in zip(step.tokens, step.proposers, strict=True):
+        logprobs = step.logprobs or (None,) * len(step.tokens)
+        for token, proposer, logprob in zip(step.tokens, step.proposers, logprobs, strict=True):
             done.token_ids.append(token)
+            self._pieces.count(token, logprob)
             if token in self._request.stop_ids:
                 done.finish_reason = "stop"
                 break
-            self._put(self._text.push(token), proposer)
-        if self._stop.found:
+            for piece in self._pieces.push(token, proposer):
+                self._put(piece)
+        done.stopped_by = self._pieces.stopped_by
+        if done.stopped_by:
             done.finish_reason = "stop"
         made = len(done.token_ids) - before
         done.accepted.count(step.proposers[:made])
@@ -290,20 +288,12 @@ class _Run:
         charge.take(self.done.draft_seconds, self._session.traffic)
         return charge.budget.empty
 
-    def _put(self, text: str, proposer: int) -> None:
-        """Add text as far as it is certain to stand before a stop string."""
-        self._show_text(self._stop.push(text), proposer)
-
-    def _show_text(self, text: str, proposer: int) -> None:
-        if text:
-            self.done.text += text
-            self._show(Piece(text, proposer))
-
-
-def gaps_of(texts: Sequence[Completion]) -> Gaps:
-    """Gaps between the pieces of these texts, all together; 0 without any."""
-    gaps = [after - before for text in texts for before, after in pairwise(text.arrivals)]
-    return Gaps(*np.quantile(gaps or [0.0], [0.5, 0.99, 1.0]).tolist())
+    def _put(self, piece: Piece) -> None:
+        self.done.text += piece.text
+        self.done.logprobs += piece.logprobs
+        if piece.call is not None:
+            add_piece(self.done.tool_calls, piece.call)
+        self._show(piece)
 
 
 def complete(

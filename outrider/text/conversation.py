@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from inference.errors import InvalidRequest
 from inference.files import write_whole
-from outrider.text.prompts import Message
+from outrider.text.tool_calls import Message
 
 FORMAT = "outrider-conversation-1"
 """The value of a file's field `format`."""
@@ -48,7 +48,7 @@ class Conversation:
     def system(self) -> str:
         """The system message; empty without one."""
         first = self.messages[0] if self.messages else {"role": "user"}
-        return first["content"] if first["role"] == "system" else ""
+        return str(first["content"]) if first["role"] == "system" else ""
 
     def say(self, role: str, content: str) -> None:
         """Add a message. Of the system it replaces the earlier one; empty removes that."""

@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from inference.command import say
 from inference.errors import InvalidRequest, LimitExceeded
-from inference.sampling import SEED_BITS, SamplingParams, random_seed
+from inference.sampling import SEED_BITS, Grammar, GrammarKind, SamplingParams, random_seed
 from inference.text import Tokenizer
 from outrider.options.groups import PromptOptions
 from outrider.text.completion import Request
 from outrider.text.stop_strings import StopStrings
+from outrider.text.tool_calls import NO_TOOLS, Function, Message, Tools
 
 if TYPE_CHECKING:
     from outrider.client.client import Client
-
-Message: TypeAlias = Mapping[str, str]
-"""A message of a chat: its `role` (system, user or assistant) and its `content`."""
 
 Prompt: TypeAlias = "str | Sequence[Message] | Sequence[int]"
 """Text to go on with, the messages of a chat, or token ids."""
@@ -53,6 +52,19 @@ class Parameters:
     seed: of the noise; None takes a random one
     stop: strings that end the text and are left out of it
     prompt_cache_key: texts of one key go to one replica, which may have their beginning computed
+    min_p: tokens below this part of the likeliest one's chance are left out; 0 is off
+    repetition_penalty: divides the logits of tokens of prompt and text; 1 is off
+    presence_penalty, frequency_penalty: taken from the logits of tokens of the text; 0 is off
+    logit_bias: added to the logits of these token ids
+    schema: JSON schema that the text keeps to, as a mapping or as JSON
+    regex: regular expression that the text matches
+    choice: strings of which the text is one
+    grammar: grammar of the text, as llguidance's Lark syntax has it
+    logprobs: likeliest tokens whose log-probabilities are told beside each token's; None for none
+    prompt_logprobs: whether those of the prompt's tokens are told, too
+    tools: functions that a chat may call, as OpenAI's interface describes them
+    tool_choice: auto, none, required, or the name of the function that is called
+    parallel_tool_calls: whether a text may have several calls
     """
 
     max_tokens: int | None = None
@@ -62,16 +74,69 @@ class Parameters:
     seed: int | None = None
     stop: Sequence[str] = ()
     prompt_cache_key: str = ""
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    schema: Mapping[str, Any] | str | None = None
+    regex: str | None = None
+    choice: Sequence[str] | None = None
+    grammar: str | None = None
+    logprobs: int | None = None
+    prompt_logprobs: bool = False
+    tools: Sequence[Mapping[str, Any]] = ()
+    tool_choice: str = "auto"
+    parallel_tool_calls: bool = True
 
     def __post_init__(self) -> None:
         if self.max_tokens is not None and self.max_tokens < 1:
             raise InvalidRequest(f"max_tokens is 1 or more: got {self.max_tokens}")
         StopStrings(self.stop)
         self.sampling(0)
+        self.functions()
 
     def sampling(self, seed: int) -> SamplingParams:
         """The sampling parameters with this seed."""
-        return SamplingParams(self.temperature, self.top_k, self.top_p, seed).on_the_wire()
+        return SamplingParams(
+            self.temperature,
+            self.top_k,
+            self.top_p,
+            seed,
+            min_p=self.min_p,
+            repetition_penalty=self.repetition_penalty,
+            presence_penalty=self.presence_penalty,
+            frequency_penalty=self.frequency_penalty,
+            logit_bias=tuple(sorted(self.logit_bias.items())),
+            grammar=text_form(self.schema, self.regex, self.choice, self.grammar),
+            logprobs=self.logprobs,
+            prompt_logprobs=self.prompt_logprobs,
+        ).on_the_wire()
+
+    def functions(self) -> Tools:
+        """The functions that the text may call."""
+        functions = tuple(Function.read(tool) for tool in self.tools)
+        return Tools(functions, self.tool_choice, self.parallel_tool_calls)
+
+
+def text_form(
+    schema: Mapping[str, Any] | str | None = None,
+    regex: str | None = None,
+    choice: Sequence[str] | None = None,
+    grammar: str | None = None,
+) -> Grammar | None:
+    """The form of a text, of which one is given at most; None for any text."""
+    given = {
+        GrammarKind.JSON_SCHEMA: json.dumps(schema) if isinstance(schema, Mapping) else schema,
+        GrammarKind.REGEX: regex,
+        GrammarKind.CHOICE: None if choice is None else json.dumps(list(choice)),
+        GrammarKind.EBNF: grammar,
+    }
+    forms = [Grammar(kind, text) for kind, text in given.items() if text is not None]
+    if len(forms) > 1:
+        named = " and ".join(form.kind.value for form in forms)
+        raise InvalidRequest(f"one form of a text is allowed: got {named}")
+    return forms[0] if forms else None
 
 
 def make_request(client: Client, prompt: Prompt, parameters: Parameters, index: int = 0) -> Request:
@@ -80,21 +145,24 @@ def make_request(client: Client, prompt: Prompt, parameters: Parameters, index: 
     The work on any prompt is bounded by the sequence length. Raises InvalidRequest for a prompt
     that is empty or out of range.
     """
-    _check_size(client, prompt)
-    ids = read_prompt(client, prompt)
+    tools = parameters.functions()
+    _check_size(client, prompt, parameters.tools)
+    ids = read_prompt(client, prompt, tools)
     if len(ids) >= client.length:
         raise PromptTooLong(prompt, str(len(ids)), client.length)
     room = client.length - len(ids)
     seed = random_seed() if parameters.seed is None else parameters.seed
+    params = parameters.sampling(min(seed, 2**SEED_BITS - 1))
     return Request(
         index,
         prompt if isinstance(prompt, str) else "",
         ids,
-        parameters.sampling(min(seed, 2**SEED_BITS - 1)),
+        replace(params, grammar=tools.grammar(client.tokenizer, params.grammar)),
         min(parameters.max_tokens or room, room),
         client.target.description.stop_ids,
         stop=parameters.stop,
         cache_key=parameters.prompt_cache_key,
+        tools=tools,
     )
 
 
@@ -114,10 +182,11 @@ def going_on(client: Client, request: Request, made: Sequence[int]) -> tuple[Req
     if kept >= request.max_new_tokens:
         raise InvalidRequest(f"the text is whole: it has its {request.max_new_tokens} tokens")
     ids, left = [*request.ids, *made[:kept]], request.max_new_tokens - kept
-    return replace(request, ids=ids, max_new_tokens=left), text, kept
+    params = replace(request.params, made=kept)
+    return replace(request, ids=ids, params=params, max_new_tokens=left), text, kept
 
 
-def _check_size(client: Client, prompt: Prompt) -> None:
+def _check_size(client: Client, prompt: Prompt, tools: Sequence[Mapping[str, Any]]) -> None:
     """Raise PromptTooLong where a prompt far beyond the sequence length shows this.
 
     Long text is counted slice by slice, up to a quarter more tokens than fit: a cut makes a few
@@ -127,7 +196,9 @@ def _check_size(client: Client, prompt: Prompt) -> None:
     if isinstance(prompt, str):
         texts = [prompt]
     else:
-        texts = [one.get("content", "") for one in prompt if isinstance(one, Mapping)]
+        said = [one.items() for one in prompt if isinstance(one, Mapping)]
+        texts = [str(value) for one in said for name, value in one if name != "role"]
+        texts += map(str, tools)
         tokens = len(prompt)  # each id, or message, is one at least
     if sum(map(len, texts)) > 8 * client.length:
         for part in (text[at : at + SLICE] for text in texts for at in range(0, len(text), SLICE)):
@@ -138,15 +209,17 @@ def _check_size(client: Client, prompt: Prompt) -> None:
         raise PromptTooLong(prompt, f"more than {client.length}", client.length)
 
 
-def read_prompt(client: Client, prompt: Prompt) -> Sequence[int]:
+def read_prompt(client: Client, prompt: Prompt, tools: Tools = NO_TOOLS) -> Sequence[int]:
     """The token ids of a prompt. Raises InvalidRequest for one that is empty or out of range."""
+    if tools.functions and (isinstance(prompt, str) or not prompt or isinstance(prompt[0], int)):
+        raise InvalidRequest("tools are told to a chat: a prompt of messages is needed")
     if isinstance(prompt, str):
         return client.tokenizer.encode(prompt)
     if not prompt:
         raise InvalidRequest("the prompt is empty")
     messages = [part for part in prompt if isinstance(part, Mapping)]
     if messages:
-        return client.tokenizer.encode_chat(messages)
+        return client.tokenizer.encode_chat(*tools.told(messages, client.tokenizer))
     ids = [part for part in prompt if isinstance(part, int)]
     wrong = [token for token in ids if not 0 <= token < client.tokenizer.vocabulary]
     if wrong:
@@ -200,7 +273,8 @@ def make_requests(
     length: the longest text, prompt and output together
     """
     seed = min(random_seed(), 2**SEED_BITS - len(prompts)) if options.seed is None else options.seed
-    base = options.sampling(seed)
+    schema = options.json_schema and _read("--schema", options.json_schema)
+    base = replace(options.sampling(seed), grammar=text_form(schema, options.regex))
     requests = []
     for index, prompt in enumerate(prompts):
         ids = tokenizer.encode(prompt, chat=options.chat)

@@ -9,7 +9,8 @@ from threading import Event, Thread
 from typing import Generic, TypeAlias, TypeVar
 
 from inference.errors import InvalidRequest, OutriderError
-from outrider.text.completion import Completion, Piece
+from outrider.text.completion import Completion
+from outrider.text.pieces import Piece
 
 Part = TypeVar("Part")
 """A part of a text that a task hands over, such as a piece of it."""

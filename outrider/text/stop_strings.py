@@ -15,6 +15,8 @@ class StopStrings:
 
     A piece's end is held back while it may be the beginning of a stop string. Raises InvalidRequest
     for an empty string, or beyond the bounds.
+
+    found: the first stop string of the text; empty for none
     """
 
     def __init__(self, strings: Sequence[str]) -> None:
@@ -23,18 +25,18 @@ class StopStrings:
                 f"up to {MOST} stop strings of 1 to {LONGEST} characters are allowed: got "
                 f"{[string[:40] for string in strings[: MOST + 1]]}"
             )
-        self._strings, self._held, self.found = tuple(strings), "", False
+        self._strings, self._held, self.found = tuple(strings), "", ""
 
     def push(self, piece: str) -> str:
         """The text that is certain to stand before a stop string. Empty once one was found."""
         if self.found or not self._strings:
             return "" if self.found else piece
         text = self._held + piece
-        places = [place for string in self._strings if (place := text.find(string)) >= 0]
+        places = [(text.find(string), string) for string in self._strings if string in text]
         if places:
-            self.found, self._held = True, ""
-            return text[: min(places)]
-        kept = len(text) - max(self._begun(text, string) for string in self._strings)
+            (place, self.found), self._held = min(places), ""
+            return text[:place]
+        kept = len(text) - max(begun(text, string) for string in self._strings)
         self._held = text[kept:]
         return text[:kept]
 
@@ -43,8 +45,8 @@ class StopStrings:
         rest, self._held = self._held, ""
         return rest
 
-    @staticmethod
-    def _begun(text: str, string: str) -> int:
-        """Characters at the end of the text that a stop string begins with."""
-        most = min(len(string) - 1, len(text))
-        return next((n for n in range(most, 0, -1) if text.endswith(string[:n])), 0)
+
+def begun(text: str, string: str) -> int:
+    """Characters at the end of the text that a string begins with, short of the whole string."""
+    most = min(len(string) - 1, len(text))
+    return next((n for n in range(most, 0, -1) if text.endswith(string[:n])), 0)

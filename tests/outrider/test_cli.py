@@ -20,7 +20,8 @@ from outrider.models.directories import EMBEDDED
 from outrider.options.roles import DraftRole, TargetRole
 from outrider.target.spawn import target_process
 from outrider.terminal import generate
-from outrider.text.completion import Completion, Piece, Request, Show, new_completion
+from outrider.text.completion import Completion, Request, Show, new_completion
+from outrider.text.pieces import Piece
 from outrider.text.prompts import make_requests
 from tests.support.commands import Run
 from tests.support.repository import ROOT

@@ -1,6 +1,4 @@
-"""Proposers for the random target of tests/support/pairs.py, and the texts that sessions make with
-them.
-"""
+"""Proposers for the random target of tests/support/pairs.py, and texts made with them."""
 
 from __future__ import annotations
 
@@ -17,6 +15,8 @@ from inference.drafters.copied_text import CopySource
 from inference.drafters.draft import Draft
 from inference.drafters.growing_proposer import GrowingProposer
 from inference.drafters.round_proposer import BestFirst, Policy, RoundProposer
+from inference.engine.engine import Engine
+from inference.engine.local_session import LocalSession
 from inference.grammar import Grammars
 from inference.model.decoder import Decoder
 from inference.order import Decode, Pace
@@ -27,6 +27,7 @@ from inference.proposer import Proposer
 from inference.sampling import SamplingParams
 from inference.times import DraftTimes, LatencyModel
 from tests.support import pairs
+from tests.support.equality import NearTies, assert_same_text
 
 BUSHY = BestFirst(nodes=12, depth=4)
 
@@ -40,7 +41,6 @@ def proposers_of(draft: str, pace: Pace) -> list[Proposer]:
 
 
 def nudged(decoder: Decoder, amount: float = 0.03) -> Decoder:
-    """A copy with noise on every weight: a draft that agrees often, not always."""
     draft, generator = copy.deepcopy(decoder), torch.Generator().manual_seed(3)
     for parameter in draft.parameters():
         parameter.data += amount * torch.randn(parameter.shape, generator=generator)
@@ -71,9 +71,10 @@ def growing_and_copying(draft: Decoder, grammars: Grammars | None = None) -> Gro
     return known.proposer(0, knowledge(), Prices(), source=CopySource())
 
 
-def knowledge() -> Knowledge:
-    """Of a draft that is five times as fast as its target, beside it."""
-    return Knowledge(DraftTimes({1: 0.002}), LatencyModel({(1, 1): 0.01}), read_acceptance())
+def knowledge(call: float = 0.002, nodes: int = 1) -> Knowledge:
+    """Calls of so many seconds beside forwards of 10 ms, with up to so many nodes."""
+    target = LatencyModel({(1, 1): 0.01, (1, nodes): 0.01})
+    return Knowledge(DraftTimes({1: call}), target, read_acceptance())
 
 
 def rounds(
@@ -104,8 +105,24 @@ def text_of(
 def alone(
     session: TargetSession, prompt: Sequence[int], params: SamplingParams, tokens: int
 ) -> list[int]:
-    """The target's own text."""
     return text_of(prompt, params, session, Decode(len(prompt) + tokens))
+
+
+def assert_drafted_text(
+    engine: Engine,
+    target: Decoder,
+    prompt: Sequence[int],
+    params: SamplingParams,
+    own: list[int],
+    ties: NearTies,
+) -> None:
+    """An engine that drafts by itself writes the target's own text."""
+
+    def produce(prompt: Sequence[int], tokens: int) -> list[int]:
+        order = Decode(len(prompt) + tokens, beside=True)
+        return text_of(prompt, params, LocalSession(engine), order)
+
+    assert_same_text(target, prompt, params, own, produce, ties)
 
 
 def speculated(

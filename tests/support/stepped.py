@@ -48,11 +48,7 @@ def scripted_proposer(
     model = ScriptedModel(says, capacity=512 + room)
     ticks = iter(range(10**9))
     return Draft(model).proposer(
-        0,
-        knowledge(times),
-        prices or Prices(),
-        room=room,
-        clock=lambda: next(ticks) * CALL * times,
+        0, knowledge(times), prices or Prices(), room=room, clock=lambda: next(ticks) * CALL * times
     )
 
 

@@ -12,7 +12,7 @@ export function render(text, runs, into) {
   for (const line of text.split("\n")) {
     const from = place, to = place + line.length;
     place = to + 1;
-    const fence = /^\s*(```|~~~)/.test(line);
+    const fence = /^\s*(```|~~~|<tool_call>|<\/tool_call>)/.exec(line)?.[1];
     if (code) {
       if (fence) { code = null; continue; }
       emit(code, from, Math.min(place, text.length));
@@ -21,6 +21,7 @@ export function render(text, runs, into) {
     if (fence) {
       end();
       code = add(add(made, "pre"), "code");
+      if (fence[0] === "<") code.parentNode.className = "call";
       continue;
     }
     const heading = /^(#{1,6})\s+/.exec(line), item = /^\s*([-*+]|\d{1,9}[.)])\s+/.exec(line);

@@ -1,4 +1,4 @@
-"""The contract of a Proposer, with a grammar and without. A new one joins by a line of PROPOSERS."""
+"""The contract of a Proposer, with a grammar and without. A new one joins by a row."""
 
 from __future__ import annotations
 

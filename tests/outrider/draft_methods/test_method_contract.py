@@ -21,8 +21,8 @@ from inference.proposer import Proposer
 from inference.sampling import Grammar, GrammarKind, SamplingParams
 from inference.text import Tokenizer
 from outrider.draft_methods import find_draft
+from outrider.models.capacity import Capacity
 from outrider.models.directories import EMBEDDED
-from outrider.models.sequence_length import Capacity
 from outrider.options.draft_flags import METHODS
 from outrider.options.roles import DraftRole, FusedTargetRole, TargetRole
 from outrider.target.colocated_draft import with_draft
@@ -34,8 +34,9 @@ from tests.support.gguf_files import write_gguf
 TOKENS, LENGTH = 24, 256
 JSON = Grammar(
     GrammarKind.JSON_SCHEMA,
-    """{"type": "object", "required": ["name", "kinds"], "additionalProperties": false, "properties":
-    {"name": {"type": "string"}, "kinds": {"type": "array", "items": {"enum": ["int", "str"]}}}}""",
+    """{"type": "object", "required": ["name", "kinds"],
+    "additionalProperties": false, "properties": {"name": {"type": "string"},
+    "kinds": {"type": "array", "items": {"enum": ["int", "str"]}}}}""",
 )
 SAMPLINGS = [
     SamplingParams(),

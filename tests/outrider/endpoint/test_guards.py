@@ -18,10 +18,10 @@ from outrider.endpoint.requests import (
     MOST_BYTES,
     MOST_MESSAGES,
     MOST_PROMPTS,
-    NEUTRAL,
-    UNSERVED,
     ChatRequest,
+    CompletionRequest,
 )
+from outrider.endpoint.served_fields import NEUTRAL, UNSERVED
 from outrider.endpoint.text_runner import TextRunner
 from outrider.text.prompts import SLICE, Parameters, PromptTooLong, make_request
 from tests.support.refusals import assert_refused
@@ -59,14 +59,19 @@ REFUSED = {
     "negative temperature": Refused(CHAT, {"temperature": -1}, "temperature"),
     "not a number": Refused(CHAT, {"top_p": "much"}, "top_p"),
     "too many texts": Refused(CHAT, {"n": 99}, "n"),
-    "tools": Refused(CHAT, {"tools": [{"type": "function"}]}, "tools", code=UNKNOWN),
-    "json": Refused(CHAT, {"response_format": {"type": "json_object"}}, "response_format"),
-    "logprobs": Refused(CHAT, {"logprobs": True}, "logprobs"),
+    "a tool without a function": Refused(
+        CHAT, {"tools": [{"type": "function"}]}, "tools.0.function"
+    ),
+    "a form of another type": Refused(
+        CHAT, {"response_format": {"type": "yaml"}}, "response_format.type"
+    ),
     "empty stop": Refused(CHAT, {"stop": [""]}),
     "no penalty": Refused(CHAT, {"repetition_penalty": 0}, "repetition_penalty"),
     "greedy by a switch": Refused(CHAT, {"do_sample": False}, "do_sample"),
     "special tokens": Refused(CHAT, {"skip_special_tokens": False}, "skip_special_tokens"),
-    "tool call": Refused(CHAT, {"messages": [SAID, CALL]}, "tool_calls", code=UNKNOWN),
+    "a call without a function": Refused(
+        CHAT, {"messages": [SAID, CALL]}, "messages.1.tool_calls.0.function"
+    ),
     "image": Refused(
         CHAT, {"messages": [SAID | {"content": IMAGE}]}, "messages.0.content.0.type", "'text'"
     ),
@@ -80,8 +85,8 @@ REFUSED = {
     "too many at once": Refused(TEXT, {"prompt": ["x"] * 41}, shown="41"),
     **{
         f"{name} of a {path.split('/')[2]}": Refused(path, {name: 0.9}, name, name, UNKNOWN)
-        for name in UNSERVED
-        for path in (TEXT, CHAT)
+        for path, request in ((TEXT, CompletionRequest), (CHAT, ChatRequest))
+        for name in UNSERVED.keys() - request.model_fields
     },
     **{
         f"body {body!r}": Refused(CHAT, body)

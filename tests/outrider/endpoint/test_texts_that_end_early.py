@@ -27,7 +27,8 @@ from outrider.endpoint.text_runner import READERS, TextRunner
 from outrider.options.roles import ServeRole, TargetRole
 from outrider.target.spawn import role_command, role_environment
 from outrider.target.target import load_target
-from outrider.text.completion import Completion, Piece
+from outrider.text.completion import Completion
+from outrider.text.pieces import Piece
 from outrider.text.prompts import Parameters, going_on, make_request
 from outrider.text.runner import CompletionStream
 from tests.outrider.endpoint.conftest import http_server, opened, page_events

@@ -15,8 +15,8 @@ import pytest
 from grpc_comm import translate
 from grpc_comm.client.connection import Connection, connect
 from grpc_comm.proto import verifier_pb2 as pb
-from grpc_comm.server.server import BackgroundServer, Target
 from grpc_comm.sampling_fields import PROTOCOL_VERSION
+from grpc_comm.server.server import BackgroundServer, Target
 from grpc_comm.translate import MOST_TIMES
 from inference.decode import decode
 from inference.draft_thread import inline
@@ -31,9 +31,9 @@ from inference.times import TRUSTED, LatencyModel
 from outrider.client.pools import GrowingRows, Pair
 from outrider.client.probing import PROBES, measure_round_trip
 from outrider.draft_methods import find_draft
+from outrider.models.capacity import Capacity
 from outrider.models.loading import PREFILL_NODES
 from outrider.models.profiles import Profiles
-from outrider.models.sequence_length import Capacity
 from outrider.money.goal import Goal
 from outrider.options.groups import DeviceOptions, DraftModelOptions
 from outrider.options.roles import DraftRole, FusedTargetRole, TargetRole

@@ -10,7 +10,7 @@ import pytest
 from inference.command import glance, say
 from inference.proposer import MODEL
 from outrider.terminal.live_text import LiveText, in_colour
-from outrider.text.completion import Piece
+from outrider.text.pieces import Piece
 from tests.support.terminal import Terminal
 
 

@@ -25,7 +25,8 @@ from inference.text import Tokenizer
 from outrider.models.directories import EMBEDDED
 from outrider.money.budget import RunBudget
 from outrider.terminal.live_text import silent
-from outrider.text.completion import Completion, Piece, Request, complete
+from outrider.text.completion import Completion, Request, complete
+from outrider.text.pieces import Piece
 from tests.support.pairs import SEQUENCE_LENGTH, perturbed
 
 TOKENIZER = Tokenizer(EMBEDDED / "target")

@@ -1,0 +1,195 @@
+"""The way of a request from its texts to its answer, whole or as events, for every interface."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
+from contextlib import aclosing
+from dataclasses import replace
+from functools import partial
+from threading import Event
+from typing import Any, Protocol, TypeAlias, TypeVar
+
+from fastapi import Request
+from fastapi.responses import Response
+from sse_starlette import EventSourceResponse
+
+from inference.errors import OutriderError
+from inference.sampling import random_seed
+from outrider.endpoint.failures import ApiError, api_error
+from outrider.endpoint.requests import ChatRequest, CompletionRequest
+from outrider.endpoint.text_runner import Parts, TextRunner
+from outrider.text.completion import Completion
+from outrider.text.completion import Request as TextOrder
+from outrider.text.pieces import Piece
+from outrider.text.prompts import make_request
+
+Result = TypeVar("Result")
+STREAM = "text/event-stream"
+"""Content type of answers that are streamed."""
+
+PING_SECONDS = 15
+"""Silence after which a stream sends a comment, so that proxies keep it open."""
+
+GRACE_SECONDS = 5
+"""Seconds that open answers may go on after the first signal."""
+
+LEFT = 499
+"""Status of an answer that nobody waits for any more."""
+
+StreamEvent: TypeAlias = "str | dict[str, str]"
+"""The data of an event, or its name and its data."""
+
+
+class Answer(Protocol):
+    """An interface's way to say texts. Texts are known by the index of their order."""
+
+    def whole(self, texts: Sequence[Completion]) -> dict[str, Any]:
+        """The answer to a request that is not streamed."""
+        ...
+
+    def begin(self) -> Iterable[StreamEvent]: ...
+
+    def go_on(self, index: int, piece: Piece) -> Iterable[StreamEvent]: ...
+
+    def finish(self, index: int, text: Completion) -> Iterable[StreamEvent]:
+        """The events behind the last piece of a text."""
+        ...
+
+    def end(self, texts: Sequence[Completion]) -> Iterable[StreamEvent]: ...
+
+    def fail(self, error: ApiError) -> Iterable[StreamEvent]:
+        """The events that end a stream in the middle of a text."""
+        ...
+
+
+MakeAnswer: TypeAlias = Callable[[Sequence[TextOrder]], Answer]
+
+
+def event_stream(events: AsyncGenerator[Any, None]) -> EventSourceResponse:
+    """The answer that sends events as they come."""
+    return EventSourceResponse(
+        events, ping=PING_SECONDS, sep="\n", shutdown_grace_period=GRACE_SECONDS
+    )
+
+
+def check_model(texts: TextRunner, name: str | None) -> None:
+    """Raise ApiError for another model than the one that is served."""
+    if name not in (None, "", texts.client.model):
+        raise ApiError(
+            404,
+            f"the model {name} is not served here: {texts.client.model} is",
+            param="model",
+            code="model_not_found",
+        )
+
+
+async def answer_request(
+    texts: TextRunner, asked: ChatRequest | CompletionRequest, http: Request, make: MakeAnswer
+) -> Response:
+    """Make the texts of a request, and answer as its interface does."""
+    check_model(texts, asked.model)
+    caller = http.state.caller
+    texts.check_room(len(asked.prompts) * asked.choices, caller)
+    orders = await _unless_gone(http, texts.read(partial(make_orders, texts, asked)))
+    if orders is None:
+        return Response(status_code=LEFT)
+    answer = make(orders)
+    if asked.stream:
+        events = _events(texts.pieces(orders, caller), len(orders), answer)
+        first = await _unless_gone(http, _begun(events))
+        if first is None:
+            return Response(status_code=LEFT)
+        return event_stream(_after(first, events, answer))
+    made = await _unless_gone(http, texts.whole(orders, caller))
+    if made is None:
+        return Response(status_code=LEFT)
+    return Response(json.dumps(answer.whole(made)), media_type="application/json")
+
+
+def make_orders(
+    texts: TextRunner, asked: ChatRequest | CompletionRequest, left: Event
+) -> list[TextOrder] | None:
+    """The texts of a request: n of each prompt, with seeds s, s + 1 and so on.
+
+    left: set when nobody wants them any more; then none is returned
+    """
+    given = asked.parameters()
+    seed = random_seed() // 2 if given.seed is None else given.seed
+    orders = list[TextOrder]()
+    for prompt in asked.prompts:
+        if left.is_set():
+            return None
+        order = make_request(texts.client, prompt, replace(given, seed=seed))
+        for more in range(asked.choices):
+            params = replace(order.params, seed=seed + more)
+            orders.append(replace(order, index=len(orders), params=params))
+    return orders
+
+
+async def _events(
+    parts: Parts[Piece], count: int, answer: Answer
+) -> AsyncGenerator[StreamEvent, None]:
+    """The stream's events."""
+    made = dict[int, Completion]()
+    async with aclosing(parts) as pieces:
+        begun = False
+        async for index, item in pieces:
+            if not begun:
+                begun = True
+                for event in answer.begin():
+                    yield event
+            if isinstance(item, Completion):
+                made[index] = item
+                told = answer.finish(index, item)
+            else:
+                told = answer.go_on(index, item)
+            for event in told:
+                yield event
+    for event in answer.end([made[index] for index in range(count)]):
+        yield event
+
+
+async def _begun(events: AsyncGenerator[StreamEvent, None]) -> asyncio.Future[StreamEvent]:
+    """The first event, once it came or a ping is due. An error before that has its own status."""
+    first = asyncio.ensure_future(anext(events))
+    try:
+        await asyncio.wait((first,), timeout=PING_SECONDS)
+        if first.done():
+            first.result()
+    except asyncio.CancelledError:
+        first.cancel()
+        raise
+    return first
+
+
+async def _after(
+    first: asyncio.Future[StreamEvent], events: AsyncGenerator[StreamEvent, None], answer: Answer
+) -> AsyncGenerator[StreamEvent, None]:
+    """All events. An error in the middle of the text becomes one."""
+    async with aclosing(events):
+        try:
+            yield await first
+            async for event in events:
+                yield event
+        except OutriderError as error:
+            for event in answer.fail(api_error(error)):
+                yield event
+
+
+async def _unless_gone(http: Request, made: Awaitable[Result]) -> Result | None:
+    """The result, or None as soon as the client has left, which ends the work."""
+    work, left = asyncio.ensure_future(made), asyncio.ensure_future(_left(http))
+    try:
+        await asyncio.wait((work, left), return_when=asyncio.FIRST_COMPLETED)
+        return work.result() if work.done() else None
+    finally:
+        for task in (work, left):
+            task.cancel()
+
+
+async def _left(http: Request) -> None:
+    """Return when the client has closed its connection."""
+    while (await http.receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,196 @@
+"""Texts as the OpenAI interface says them: messages of a chat, and texts that follow prompts."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any, ClassVar
+from uuid import uuid4
+
+from inference.order import TokenLogProb
+from outrider.client.client import Client
+from outrider.endpoint.answers import finish_reason, speculation, usage
+from outrider.endpoint.failures import ApiError
+from outrider.endpoint.requests import ChatRequest, CompletionRequest, JsonObject
+from outrider.text.completion import Completion, Request
+from outrider.text.pieces import Piece
+
+DONE = "[DONE]"
+"""The last event of a stream."""
+
+
+class _Teller:
+    """The frame of an answer, and what ends it."""
+
+    PREFIX: ClassVar[str]
+    WHOLE: ClassVar[str]
+    CHUNK: ClassVar[str]
+
+    def __init__(
+        self, client: Client, asked: ChatRequest | CompletionRequest, orders: Sequence[Request]
+    ) -> None:
+        self._client, self._asked, self._orders = client, asked, orders
+        self._id, self._created = f"{self.PREFIX}-{uuid4().hex}", int(time.time())
+        self._scored = asked.logprobs is not None and asked.logprobs is not False
+
+    def finish(self, index: int, text: Completion) -> Iterable[str]:
+        yield self._chunk(index, self._said(""), finish_reason(text))
+
+    def end(self, texts: Sequence[Completion]) -> Iterable[str]:
+        """The chunk of counts where it was asked for, and the mark of the end."""
+        if self._asked.include_usage:
+            yield json.dumps(self._frame(self.CHUNK, []) | self._counts(texts))
+        yield DONE
+
+    def fail(self, error: ApiError) -> Iterable[str]:
+        return json.dumps(error.body), DONE
+
+    def _said(self, text: str) -> JsonObject:
+        """Text in a chunk."""
+        raise NotImplementedError
+
+    def _chunk(
+        self, index: int, said: JsonObject, finish: str | None = None, logprobs: Any = None
+    ) -> str:
+        choice = {"index": index, **said, "finish_reason": finish, "logprobs": logprobs}
+        return json.dumps(self._frame(self.CHUNK, [choice]))
+
+    def _frame(self, name: str, choices: Sequence[JsonObject]) -> JsonObject:
+        made = {"id": self._id, "object": name, "created": self._created}
+        return {**made, "model": self._client.model, "choices": choices}
+
+    def _counts(self, texts: Sequence[Completion]) -> JsonObject:
+        metrics = {"speculative_decoding": speculation(texts)}
+        return {"usage": usage(texts, self._asked.choices), "metrics": metrics}
+
+    def _word(self, token: int) -> str:
+        return self._client.tokenizer.token_bytes(token).decode(errors="replace")
+
+
+class ChatTeller(_Teller):
+    """Says the next message of a chat."""
+
+    PREFIX, WHOLE, CHUNK = "chatcmpl", "chat.completion", "chat.completion.chunk"
+
+    def whole(self, texts: Sequence[Completion]) -> JsonObject:
+        choices = [
+            {
+                "index": index,
+                "message": _message(text),
+                "finish_reason": finish_reason(text),
+                "logprobs": self._logprobs(text.token_ids, text.logprobs),
+            }
+            for index, text in enumerate(texts)
+        ]
+        return self._frame(self.WHOLE, choices) | self._counts(texts)
+
+    def begin(self) -> Iterable[str]:
+        for index in range(len(self._orders)):
+            yield self._chunk(index, {"delta": {"role": "assistant", "content": ""}})
+
+    def go_on(self, index: int, piece: Piece) -> Iterable[str]:
+        said, call = self._said(piece.text), piece.call
+        if call is not None:
+            named = _call(call.id, call.name, call.arguments)
+            part = named if call.name else {"function": {"arguments": call.arguments}}
+            said = {"delta": {"tool_calls": [{"index": call.number, **part}]}}
+        logprobs = self._logprobs(piece.tokens, piece.logprobs)
+        yield self._chunk(index, said, logprobs=logprobs)
+
+    def _said(self, text: str) -> JsonObject:
+        return {"delta": {"content": text} if text else {}}
+
+    def _logprobs(self, tokens: Sequence[int], told: Sequence[TokenLogProb]) -> JsonObject | None:
+        if not self._scored:
+            return None
+        content = list[JsonObject]()
+        for token, one in zip(tokens, told, strict=True):
+            likeliest = map(self._token, one.ids, one.values)
+            content.append(self._token(token, one.value) | {"top_logprobs": list(likeliest)})
+        return {"content": content, "refusal": None}
+
+    def _token(self, token: int, logprob: float) -> JsonObject:
+        raw = list(self._client.tokenizer.token_bytes(token))
+        return {"token": self._word(token), "logprob": logprob, "bytes": raw}
+
+
+def _message(text: Completion) -> JsonObject:
+    said = text.text or (None if text.tool_calls else "")
+    message = {"role": "assistant", "content": said, "refusal": None}
+    calls = [_call(*call) for call in text.tool_calls]
+    return message | ({"tool_calls": calls} if calls else {})
+
+
+def _call(call_id: str, name: str, arguments: str) -> JsonObject:
+    function = {"name": name, "arguments": arguments}
+    return {"id": call_id, "type": "function", "function": function}
+
+
+class TextTeller(_Teller):
+    """Says texts that follow prompts, with their prompts where it was asked for."""
+
+    PREFIX, WHOLE, CHUNK = "cmpl", "text_completion", "text_completion"
+
+    def __init__(self, client: Client, asked: CompletionRequest, orders: Sequence[Request]) -> None:
+        super().__init__(client, asked, orders)
+        self._echo, self._nothing = bool(asked.echo), asked.max_tokens == 0
+        self._offsets = [0] * len(orders)  # characters of each text that were told of
+
+    def whole(self, texts: Sequence[Completion]) -> JsonObject:
+        if self._nothing:
+            texts = [replace(text, text="", token_ids=[], logprobs=[]) for text in texts]
+        choices = [self._choice(index, text) for index, text in enumerate(texts)]
+        return self._frame(self.WHOLE, choices) | self._counts(texts)
+
+    def begin(self) -> Iterable[str]:
+        for index in range(len(self._orders) if self._echo else 0):
+            yield self._chunk(index, self._said(self._prompt(index)))
+
+    def go_on(self, index: int, piece: Piece) -> Iterable[str]:
+        if not self._nothing:
+            logprobs = self._logprobs(index, piece.tokens, piece.logprobs)
+            yield self._chunk(index, self._said(piece.text), logprobs=logprobs)
+
+    def _said(self, text: str) -> JsonObject:
+        return {"text": text}
+
+    def _choice(self, index: int, text: Completion) -> JsonObject:
+        prompt, ids, told = "", list[int](), list[TokenLogProb | None](text.logprobs)
+        if self._echo:
+            prompt, ids = self._prompt(index), list(self._orders[index].ids)
+            told = [None, *text.prompt_logprobs, *told]
+        return {
+            "index": index,
+            "text": prompt + text.text,
+            "finish_reason": finish_reason(text),
+            "logprobs": self._logprobs(index, [*ids, *text.token_ids], told),
+        }
+
+    def _prompt(self, index: int) -> str:
+        order = self._orders[index]
+        return order.prompt or self._client.tokenizer.decode(order.ids)
+
+    def _logprobs(
+        self, index: int, tokens: Sequence[int], told: Sequence[TokenLogProb | None]
+    ) -> JsonObject | None:
+        """Log-probabilities of tokens. A token that nothing stands before has none."""
+        if not self._scored:
+            return None
+        words, offsets = [self._word(token) for token in tokens], list[int]()
+        for word in words:
+            offsets.append(self._offsets[index])
+            self._offsets[index] += len(word)
+        likeliest = [
+            one
+            and {**dict(zip(map(self._word, one.ids), one.values, strict=True)), word: one.value}
+            for word, one in zip(words, told, strict=True)
+        ]
+        values = [one and one.value for one in told]
+        return {
+            "tokens": words,
+            "token_logprobs": values,
+            "top_logprobs": likeliest,
+            "text_offset": offsets,
+        }

@@ -1,0 +1,215 @@
+"""Anthropic's /v1/messages: a request becomes one for a chat, the answer's text becomes blocks."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from functools import partial
+from typing import Annotated, Any, Literal
+from uuid import uuid4
+
+from annotated_types import Len
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
+from pydantic import BaseModel, ConfigDict
+
+from outrider.client.client import Client
+from outrider.endpoint.answering import STREAM, answer_request, check_model, make_orders
+from outrider.endpoint.answers import MessagesRefusal, responses
+from outrider.endpoint.failures import ApiError
+from outrider.endpoint.requests import MOST_MESSAGES, ChatRequest, JsonObject, Text, tool_of
+from outrider.endpoint.target_manager import TargetManager
+from outrider.text.completion import Completion
+from outrider.text.completion import Request as TextOrder
+from outrider.text.pieces import Piece
+
+
+class MessagesRequest(BaseModel):
+    """A request for the next message of a conversation. Other fields are those of a chat."""
+
+    model_config = ConfigDict(extra="allow")
+
+    messages: Annotated[list[JsonObject], Len(max_length=MOST_MESSAGES)]
+    system: Text | list[JsonObject] | None = None
+    tools: list[JsonObject] | None = None
+    tool_choice: JsonObject | None = None
+    stop_sequences: list[Text] | None = None
+    output_config: JsonObject | None = None  # its `format` is the form of the answer
+
+    def chat(self) -> ChatRequest:
+        """The request as one for a chat."""
+        first = [{"role": "system", "content": self.system}] if self.system else []
+        form, choice = (self.output_config or {}).get("format"), self.tool_choice or {}
+        chosen = {"type": "function", "function": {"name": choice.get("name")}}
+        kinds = {"auto": "auto", "none": "none", "any": "required", "tool": chosen}
+        kind = str(choice.get("type", "auto"))
+        return ChatRequest.model_validate(
+            {
+                **(self.model_extra or {}),
+                "n": 1,
+                "messages": [*first, *(one for turn in self.messages for one in _messages(turn))],
+                "response_format": {"type": "json_schema", "json_schema": form} if form else None,
+                "stop": self.stop_sequences,
+                "tools": [_tool(tool) for tool in self.tools or ()],
+                "tool_choice": kinds.get(kind, kind),
+                "parallel_tool_calls": not choice.get("disable_parallel_tool_use"),
+            }
+        )
+
+
+def _messages(turn: JsonObject) -> Iterable[JsonObject]:
+    """A turn as messages of a chat: results of calls are messages of their own, before the text."""
+    content = turn.get("content")
+    if not isinstance(content, list):
+        yield {"role": turn.get("role"), "content": content}
+        return
+    said, calls = list[Any](), list[JsonObject]()
+    for block in content:
+        kind = block.get("type") if isinstance(block, dict) else None
+        if kind == "tool_result":
+            result = block.get("content") or ""
+            yield {"role": "tool", "content": result, "tool_call_id": block.get("tool_use_id")}
+        elif kind == "tool_use":
+            called = {"name": block.get("name"), "arguments": json.dumps(block.get("input"))}
+            calls.append({"id": block.get("id"), "function": called})
+        else:
+            said.append(block)
+    if said or calls:
+        yield {"role": turn.get("role"), "content": said, "tool_calls": calls}
+
+
+def _tool(tool: JsonObject) -> JsonObject:
+    kind = tool.get("type") or "custom"
+    function = {**tool, "parameters": tool.get("input_schema")}
+    return tool_of("function" if kind == "custom" else kind, function)
+
+
+class MessageAnswer(BaseModel):
+    """The next message of a conversation."""
+
+    id: str
+    type: Literal["message"]
+    role: Literal["assistant"]
+    model: str
+    content: list[JsonObject]
+    stop_reason: Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
+    stop_sequence: str | None
+    usage: dict[str, int]
+
+
+class TokenCount(BaseModel):
+    """Tokens of a conversation as the model's template writes it."""
+
+    input_tokens: int
+
+
+def messages_routes(manager: TargetManager) -> APIRouter:
+    """Routes below /v1/messages that answer with texts of the target in use."""
+    router = APIRouter(prefix="/v1/messages")
+
+    @router.post("", responses=responses(MessageAnswer, STREAM, refusal=MessagesRefusal))
+    async def messages(asked: MessagesRequest, http: Request) -> Response:
+        texts = await manager.get()
+        make = partial(MessageTeller, texts.client)
+        return await answer_request(texts, asked.chat(), http, make)
+
+    @router.post("/count_tokens", responses=responses(TokenCount, refusal=MessagesRefusal))
+    async def count(asked: MessagesRequest) -> dict[str, int]:
+        texts, chat = await manager.get(), asked.chat()
+        check_model(texts, chat.model)
+        orders = await texts.read(partial(make_orders, texts, chat))
+        return {"input_tokens": sum(len(order.ids) for order in orders or ())}
+
+    return router
+
+
+class MessageTeller:
+    """Says a text as blocks: texts, and uses of tools."""
+
+    def __init__(self, client: Client, orders: Sequence[TextOrder]) -> None:
+        self._client, self._orders, self._id = client, orders, f"msg_{uuid4().hex}"
+        self._blocks, self._open = 0, ""  # blocks so far; the type of the one that is open
+
+    def whole(self, texts: Sequence[Completion]) -> JsonObject:
+        (text,) = texts
+        said = [{"type": "text", "text": text.text}] if text.text else []
+        uses = [_use(call.id, call.name, _parsed(call.arguments)) for call in text.tool_calls]
+        return self._frame([*said, *uses]) | _ended(text) | {"usage": _usage(text)}
+
+    def begin(self) -> Iterable[dict[str, str]]:
+        counts = {"input_tokens": len(self._orders[0].ids), "output_tokens": 0}
+        message = self._frame([]) | {"stop_reason": None, "stop_sequence": None, "usage": counts}
+        yield _event("message_start", message=message)
+
+    def go_on(self, _index: int, piece: Piece) -> Iterable[dict[str, str]]:
+        if piece.call is None:
+            if self._open != "text":
+                yield from self._begin_block({"type": "text", "text": ""})
+            yield self._delta(type="text_delta", text=piece.text)
+            return
+        if piece.call.name:
+            yield from self._begin_block(_use(piece.call.id, piece.call.name, {}))
+        yield self._delta(type="input_json_delta", partial_json=piece.call.arguments)
+
+    def finish(self, _index: int, text: Completion) -> Iterable[dict[str, str]]:
+        yield from self._end_block()
+        yield _event("message_delta", delta=_ended(text), usage=_usage(text))
+
+    def end(self, _texts: Sequence[Completion]) -> Iterable[dict[str, str]]:
+        yield _event("message_stop")
+
+    def fail(self, error: ApiError) -> Iterable[dict[str, str]]:
+        yield {"event": "error", "data": json.dumps(error.of_messages)}
+
+    def _begin_block(self, block: JsonObject) -> Iterable[dict[str, str]]:
+        yield from self._end_block()
+        self._blocks, self._open = self._blocks + 1, block["type"]
+        yield _event("content_block_start", index=self._blocks - 1, content_block=block)
+
+    def _end_block(self) -> Iterable[dict[str, str]]:
+        if self._open:
+            self._open = ""
+            yield _event("content_block_stop", index=self._blocks - 1)
+
+    def _delta(self, **delta: str) -> dict[str, str]:
+        return _event("content_block_delta", index=self._blocks - 1, delta=delta)
+
+    def _frame(self, content: Sequence[JsonObject]) -> JsonObject:
+        made = {"id": self._id, "type": "message", "role": "assistant"}
+        return {**made, "model": self._client.model, "content": content}
+
+
+def _event(name: str, **data: Any) -> dict[str, str]:
+    return {"event": name, "data": json.dumps({"type": name, **data})}
+
+
+def _use(call_id: str, name: str, arguments: Any) -> JsonObject:
+    return {"type": "tool_use", "id": call_id, "name": name, "input": arguments}
+
+
+def _parsed(arguments: str) -> Any:
+    """The arguments of a call; nothing of those that are no JSON, as of a call that was cut off."""
+    try:
+        return json.loads(arguments)
+    except ValueError:
+        return {}
+
+
+def _ended(text: Completion) -> JsonObject:
+    reason = "end_turn" if text.finish_reason == "stop" else "max_tokens"
+    if reason == "end_turn" and text.tool_calls:
+        reason = "tool_use"
+    elif text.stopped_by:
+        reason = "stop_sequence"
+    return {"stop_reason": reason, "stop_sequence": text.stopped_by or None}
+
+
+def _usage(text: Completion) -> dict[str, int]:
+    """Tokens of the prompt that were computed, those that had been before, and of the text."""
+    cached = min(text.traffic.reused_tokens, text.prompt_tokens)
+    return {
+        "input_tokens": text.prompt_tokens - cached,
+        "cache_read_input_tokens": cached,
+        "cache_creation_input_tokens": 0,
+        "output_tokens": len(text.token_ids),
+    }

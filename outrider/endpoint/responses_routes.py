@@ -1,0 +1,256 @@
+"""OpenAI's /v1/responses: a request becomes one for a chat, and the answer's text becomes items.
+
+No answer is kept: each request sends the whole conversation.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterable, Sequence
+from functools import partial
+from typing import Annotated, Any, Literal
+from uuid import uuid4
+
+from annotated_types import Len
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
+from pydantic import BaseModel, ConfigDict
+
+from outrider.client.client import Client
+from outrider.endpoint.answering import STREAM, answer_request
+from outrider.endpoint.answers import responses, usage
+from outrider.endpoint.failures import ApiError
+from outrider.endpoint.requests import MOST_MESSAGES, ChatRequest, JsonObject, Text, tool_of
+from outrider.endpoint.target_manager import TargetManager
+from outrider.text.completion import Completion
+from outrider.text.completion import Request as TextOrder
+from outrider.text.pieces import Piece
+
+
+class ResponseRequest(BaseModel):
+    """A request for the answer to a conversation. Other fields are those of a chat."""
+
+    model_config = ConfigDict(extra="allow")
+
+    input: Text | Annotated[list[JsonObject], Len(max_length=MOST_MESSAGES)]
+    instructions: Text | None = None
+    text: JsonObject | None = None  # its `format` is the form of the answer
+    max_output_tokens: int | None = None
+    tools: list[JsonObject] | None = None
+    tool_choice: str | JsonObject | None = None
+
+    def chat(self) -> ChatRequest:
+        """The request as one for a chat."""
+        first = [{"role": "system", "content": self.instructions}] if self.instructions else []
+        said = [{"role": "user", "content": self.input}] if isinstance(self.input, str) else None
+        choice, form = self.tool_choice, (self.text or {}).get("format")
+        if isinstance(choice, dict):
+            choice = {"type": choice.get("type"), "function": choice}
+        if isinstance(form, dict):
+            form = {"type": form.get("type"), "json_schema": form if "schema" in form else None}
+        return ChatRequest.model_validate(
+            {
+                **(self.model_extra or {}),
+                "n": 1,
+                "messages": [*first, *(said or _messages(self.input))],
+                "max_completion_tokens": self.max_output_tokens,
+                "response_format": form,
+                "tools": [tool_of(one.get("type"), one) for one in self.tools or ()],
+                "tool_choice": choice,
+            }
+        )
+
+
+def _messages(items: Iterable[Any]) -> list[JsonObject]:
+    """Items as messages of a chat. Calls belong to what the assistant said before them."""
+    messages = list[JsonObject]()
+    for item in items:
+        kind = item.get("type") or "message"
+        if kind == "function_call":
+            if not messages or messages[-1]["role"] != "assistant":
+                messages.append({"role": "assistant"})
+            call = {"id": item.get("call_id"), "function": item}
+            messages[-1].setdefault("tool_calls", []).append(call)
+        elif kind == "function_call_output":
+            result = _content(item.get("output"))
+            called = item.get("call_id")
+            messages.append({"role": "tool", "content": result, "tool_call_id": called})
+        elif kind == "message":
+            messages.append({"role": item.get("role"), "content": _content(item.get("content"))})
+        else:
+            raise ApiError(400, f"items of type {kind} are not served", param="input")
+    return messages
+
+
+def _content(given: Any) -> Any:
+    """Content of a message: parts of text have other names than in a chat."""
+    if not isinstance(given, list):
+        return given
+    return [
+        part | {"type": "text"}
+        if isinstance(part, dict) and part.get("type") in ("input_text", "output_text")
+        else part
+        for part in given
+    ]
+
+
+class ResponseAnswer(BaseModel):
+    """The items that answer a conversation."""
+
+    id: str
+    object: Literal["response"]
+    created_at: int
+    status: Literal["completed", "incomplete"]
+    model: str
+    output: list[JsonObject]
+    usage: JsonObject
+
+
+def responses_routes(manager: TargetManager) -> APIRouter:
+    """The route /v1/responses, which answers with texts of the target in use."""
+    router = APIRouter(prefix="/v1")
+
+    @router.post("/responses", responses=responses(ResponseAnswer, STREAM))
+    async def response(asked: ResponseRequest, http: Request) -> Response:
+        texts, chat = await manager.get(), asked.chat()
+        return await answer_request(
+            texts, chat, http, partial(ResponseTeller, texts.client, asked, chat)
+        )
+
+    return router
+
+
+class ResponseTeller:
+    """Says a text as items: messages, and calls of functions."""
+
+    def __init__(
+        self,
+        client: Client,
+        asked: ResponseRequest,
+        chat: ChatRequest,
+        _orders: Sequence[TextOrder],
+    ) -> None:
+        self._client, self._asked, self._chat = client, asked, chat
+        self._id, self._created = f"resp_{uuid4().hex}", int(time.time())
+        self._items, self._open, self._number = list[JsonObject](), False, 0
+
+    def whole(self, texts: Sequence[Completion]) -> JsonObject:
+        (text,) = texts
+        said = [_message(text.text)] if text.text or not text.tool_calls else []
+        return self._frame([*said, *(_call(*call) for call in text.tool_calls)], text)
+
+    def begin(self) -> Iterable[dict[str, str]]:
+        for name in ("response.created", "response.in_progress"):
+            yield self._event(name, response=self._frame([], None))
+
+    def go_on(self, _index: int, piece: Piece) -> Iterable[dict[str, str]]:
+        call = piece.call
+        if call is not None and call.name:
+            yield from self._begin_item(_call(call.id, call.name, ""))
+        elif call is None and not (self._open and self._items[-1]["type"] == "message"):
+            yield from self._begin_item(_message(""))
+            yield self._item_event("response.content_part.added", content_index=0, part=_part(""))
+        item = self._items[-1]
+        if call is None:
+            item["content"][0]["text"] += piece.text
+            delta = {"content_index": 0, "delta": piece.text, "logprobs": []}
+            yield self._item_event("response.output_text.delta", **delta)
+        elif call.arguments:
+            item["arguments"] += call.arguments
+            yield self._item_event("response.function_call_arguments.delta", delta=call.arguments)
+
+    def finish(self, _index: int, _text: Completion) -> Iterable[dict[str, str]]:
+        return self._end_item()
+
+    def end(self, texts: Sequence[Completion]) -> Iterable[dict[str, str]]:
+        whole = self._frame(self._items, texts[0])
+        yield self._event(f"response.{whole['status']}", response=whole)
+
+    def fail(self, error: ApiError) -> Iterable[dict[str, str]]:
+        code = error.code or error.kind
+        yield self._event("error", code=code, message=error.message, param=error.param)
+
+    def _begin_item(self, item: JsonObject) -> Iterable[dict[str, str]]:
+        yield from self._end_item()
+        self._items.append(item)
+        self._open = True
+        begun = item | {"status": "in_progress"} | ({"content": []} if "content" in item else {})
+        place = len(self._items) - 1
+        yield self._event("response.output_item.added", output_index=place, item=begun)
+
+    def _end_item(self) -> Iterable[dict[str, str]]:
+        if not self._open:
+            return
+        self._open, item = False, self._items[-1]
+        if item["type"] == "message":
+            part = item["content"][0]
+            done = {"content_index": 0, "text": part["text"], "logprobs": []}
+            yield self._item_event("response.output_text.done", **done)
+            yield self._item_event("response.content_part.done", content_index=0, part=part)
+        else:
+            arguments = item["arguments"]
+            yield self._item_event("response.function_call_arguments.done", arguments=arguments)
+        place = len(self._items) - 1
+        yield self._event("response.output_item.done", output_index=place, item=item)
+
+    def _item_event(self, name: str, **data: Any) -> dict[str, str]:
+        place = {"item_id": self._items[-1]["id"], "output_index": len(self._items) - 1}
+        return self._event(name, **place, **data)
+
+    def _event(self, name: str, **data: Any) -> dict[str, str]:
+        self._number += 1
+        told = {"type": name, "sequence_number": self._number - 1, **data}
+        return {"event": name, "data": json.dumps(told)}
+
+    def _frame(self, items: Sequence[JsonObject], text: Completion | None) -> JsonObject:
+        """The answer with these items. text: None while it is being made"""
+        asked, chat = self._asked, self._chat
+        cut = text is not None and text.finish_reason != "stop"
+        ended = "incomplete" if cut else "completed"
+        return {
+            "id": self._id,
+            "object": "response",
+            "created_at": self._created,
+            "status": "in_progress" if text is None else ended,
+            "error": None,
+            "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
+            "instructions": asked.instructions,
+            "max_output_tokens": asked.max_output_tokens,
+            "model": self._client.model,
+            "output": items,
+            "parallel_tool_calls": chat.parallel_tool_calls is not False,
+            "previous_response_id": None,
+            "store": False,
+            "temperature": 1.0 if chat.temperature is None else chat.temperature,
+            "text": asked.text or {"format": {"type": "text"}},
+            "tool_choice": asked.tool_choice or "auto",
+            "tools": asked.tools or [],
+            "top_p": chat.top_p or 1.0,
+            "usage": None if text is None else _usage(text),
+        }
+
+
+def _message(text: str) -> JsonObject:
+    made = {"type": "message", "id": f"msg_{uuid4().hex}", "role": "assistant"}
+    return {**made, "status": "completed", "content": [_part(text)]}
+
+
+def _part(text: str) -> JsonObject:
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+
+
+def _call(call_id: str, name: str, arguments: str) -> JsonObject:
+    made = {"type": "function_call", "id": f"fc_{uuid4().hex}", "call_id": call_id}
+    return {**made, "name": name, "arguments": arguments, "status": "completed"}
+
+
+def _usage(text: Completion) -> JsonObject:
+    counts = usage([text])
+    return {
+        "input_tokens": counts["prompt_tokens"],
+        "input_tokens_details": {"cache_write_tokens": 0, **counts["prompt_tokens_details"]},
+        "output_tokens": counts["completion_tokens"],
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": counts["total_tokens"],
+    }

@@ -1,0 +1,97 @@
+"""Pieces of a text, made of its tokens as they are committed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+
+from inference.order import TokenLogProb
+from inference.proposer import NOBODY
+from inference.text import TextStream
+from outrider.text.call_reader import CallPiece, CallReader
+from outrider.text.stop_strings import StopStrings
+
+
+class Piece(NamedTuple):
+    """A part of a text, as the target has committed it."""
+
+    text: str
+    proposer: int = NOBODY  # kind of the proposer that had named its last token
+    call: CallPiece | None = None  # part of a call in place of text
+    tokens: tuple[int, ...] = ()  # committed since the last piece
+    logprobs: tuple[TokenLogProb, ...] = ()  # [tokens] where they were asked for
+
+    @property
+    def accepted(self) -> bool:
+        """Whether a proposer had named its last token."""
+        return self.proposer != NOBODY
+
+
+class PieceMaker:
+    """Turns tokens into pieces: whole characters, up to a stop string, with calls told from text.
+
+    shown: special tokens that stand in the text with these letters
+    calls: tells calls from text; None where there are none
+    """
+
+    def __init__(
+        self,
+        text: TextStream,
+        stop: Sequence[str],
+        shown: Mapping[int, str],
+        calls: CallReader | None,
+    ) -> None:
+        self._text, self._stop, self._shown, self._calls = text, StopStrings(stop), shown, calls
+        self._tokens, self._logprobs = list[int](), list[TokenLogProb]()
+
+    @property
+    def stopped_by(self) -> str:
+        """The stop string that was found; empty for none."""
+        return self._stop.found
+
+    def count(self, token: int, logprob: TokenLogProb | None) -> None:
+        """Let the next piece have this token. A stop id is counted and not pushed."""
+        self._tokens.append(token)
+        if logprob is not None:
+            self._logprobs.append(logprob)
+
+    def push(self, token: int, proposer: int) -> Iterator[Piece]:
+        """The pieces that are certain with this token."""
+        text = self._text.push(token) + self._shown.get(token, "")
+        return self._pieces(self._stop.push(text), proposer)
+
+    def finish(self) -> Iterator[Piece]:
+        """The rest of the text, and of what is told of its tokens."""
+        yield from self._pieces(self._stop.push(self._text.finish()) + self._stop.finish(), NOBODY)
+        rest = self._calls.finish() if self._calls is not None else ""
+        if rest or self._logprobs:
+            yield self._piece(rest, NOBODY)
+
+    def _pieces(self, text: str, proposer: int) -> Iterator[Piece]:
+        for part in [text] if self._calls is None else self._calls.push(text):
+            if part:
+                yield self._piece(part, proposer)
+
+    def _piece(self, part: str | CallPiece, proposer: int) -> Piece:
+        told = tuple(self._tokens), tuple(self._logprobs)
+        self._tokens, self._logprobs = [], []
+        if isinstance(part, CallPiece):
+            return Piece("", proposer, part, *told)
+        return Piece(part, proposer, None, *told)
+
+
+class Gaps(NamedTuple):
+    """Seconds between the pieces of texts, as their reader sees them."""
+
+    p50: float
+    p99: float
+    largest: float
+
+
+def gaps_between(texts: Iterable[Sequence[float]]) -> Gaps:
+    """Gaps between pieces, all together; 0 without any. texts: [text] seconds of its pieces"""
+    gaps = [after - before for arrivals in texts for before, after in pairwise(arrivals)]
+    return Gaps(*np.quantile(gaps or [0.0], [0.5, 0.99, 1.0]).tolist())

@@ -1,0 +1,170 @@
+"""Calls of functions: how a model is told of functions, and how its calls are read."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from inference.text import Tokenizer
+from outrider.text.call_reader import CallForm, CallReader, ToolCall, add_piece
+from outrider.text.tool_calls import LLAMA, MISTRAL, TAGGED, Function, Tools, call_form
+from tests.support.refusals import assert_refused
+from tests.support.tool_families import ADD, MARKS, STOP, TEMPLATES, with_template
+
+FORMS = {"tagged": TAGGED, "llama": LLAMA, "mistral": MISTRAL, "": TAGGED}
+NAMES = frozenset({"add", "stop"})
+BOTH = Tools((Function.read(ADD), Function.read(STOP)))
+NESTED = '{"x": "a}\\"b", "y": [1, {"z": 2}]}'
+
+
+def read(form: CallForm, text: str, cuts: list[int], several: bool = True) -> tuple[str, list[Any]]:
+    """What is said in a text that comes in pieces, and its calls."""
+    reader, said, calls = CallReader(form, NAMES, several=several), "", list[ToolCall]()
+    at = [0, *sorted({cut for cut in cuts if cut < len(text)}), len(text)]
+    for start, end in pairwise(at):
+        for part in reader.push(text[start:end]):
+            if isinstance(part, str):
+                said += part
+            else:
+                add_piece(calls, part)
+    assert len({call.id for call in calls}) == len(calls)
+    return said + reader.finish(), [(call.name, call.arguments) for call in calls]
+
+
+READ = {
+    "two, and words before": (
+        TAGGED,
+        f'I add.\n<tool_call>\n{{"name": "add", "arguments": {NESTED}}}\n</tool_call>\n'
+        '<tool_call>\n{"name": "stop", "arguments": {}}\n</tool_call>',
+        ("I add.", [("add", NESTED), ("stop", "{}")]),
+    ),
+    "words behind": (
+        TAGGED,
+        '<tool_call>{"name":"stop","arguments":{}}</tool_call>\nso',
+        ("so", [("stop", "{}")]),
+    ),
+    "cut off": (TAGGED, '<tool_call>\n{"name": "add", "arguments": {"x', ("", [("add", '{"x')])),
+    "cut off before its name": (TAGGED, 'no <tool_call>\n{"name', ("no", [])),
+    "a mark that is none": (TAGGED, "a <tool_ call> <tool", ("a <tool_ call> <tool", [])),
+    "no JSON": (TAGGED, "<tool_call>x</tool_call> y", ("<tool_call>x</tool_call> y", [])),
+    "a function that is not there": (
+        TAGGED,
+        '<tool_call>{"name": "f", "arguments": {}}</tool_call>',
+        ('<tool_call>{"name": "f", "arguments": {}}</tool_call>', []),
+    ),
+    "nothing": (TAGGED, " \n ", (" \n ", [])),
+    "bare": (LLAMA, ' {"name": "add", "parameters": {"x": 1}}', ("", [("add", '{"x": 1}')])),
+    "with its type, and another": (
+        LLAMA,
+        '<|python_tag|>{"type": "function", "name": "stop", "parameters": {}}; '
+        '{"name": "add", "parameters": {}}',
+        ("", [("stop", "{}"), ("add", "{}")]),
+    ),
+    "an answer in JSON": (LLAMA, '{"answer": {"name": 3}}', ('{"answer": {"name": 3}}', [])),
+    "words": (LLAMA, "No. {}", ("No. {}", [])),
+    "a list": (
+        MISTRAL,
+        '[TOOL_CALLS] [{"name": "add", "arguments": {"x": 1}, "id": "a"}, '
+        '{"name": "stop", "arguments": {}}]',
+        ("", [("add", '{"x": 1}'), ("stop", "{}")]),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", READ)
+@given(cuts=st.lists(st.integers(1, 120), max_size=40))
+def test_calls_are_read_however_the_text_is_cut(name: str, cuts: list[int]) -> None:
+    form, text, found = READ[name]
+    assert read(form, text, cuts) == found
+
+
+def test_arguments_come_in_pieces_behind_id_and_name() -> None:
+    reader = CallReader(TAGGED, NAMES, several=True)
+    parts = [
+        part
+        for piece in ('<tool_call>{"name": "add", ', '"arguments": ', '{"x":', " 1}}")
+        for part in reader.push(piece)
+    ]
+    told = [part if isinstance(part, str) else part[2:] for part in parts]
+    assert told[0][1] == "add"
+    assert len(told[0][0]) == 9
+    assert [part if isinstance(part, str) else part.arguments for part in parts] == [
+        "",
+        '{"x":',
+        " 1}",
+    ]
+
+
+def test_further_calls_are_dropped_where_one_is_allowed() -> None:
+    _, text, (said, calls) = READ["two, and words before"]
+    assert read(TAGGED, text, [], several=False) == (said, calls[:1])
+
+
+@pytest.mark.parametrize("family", FORMS)
+def test_the_form_of_calls_follows_from_the_template(tmp_path: Path, family: str) -> None:
+    tokenizer = Tokenizer(with_template(tmp_path / "model", family))
+    assert call_form(tokenizer) is FORMS[family]
+
+
+CHAT = [
+    {"role": "user", "content": "1 and 2"},
+    {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [
+            {"id": "123456789", "function": {"name": "add", "arguments": {"x": 1, "y": 2}}}
+        ],
+    },
+    {"role": "tool", "content": "3", "tool_call_id": "123456789"},
+]
+
+
+@pytest.mark.parametrize("family", FORMS)
+def test_a_model_is_told_of_functions_calls_and_results(tmp_path: Path, family: str) -> None:
+    tokenizer = Tokenizer(with_template(tmp_path / "model", family))
+    text = tokenizer.decode(tokenizer.encode_chat(*BOTH.told(CHAT, tokenizer)))
+    assert json.dumps(BOTH.functions[0].described) in text
+    assert '"name": "add", "arguments": {"x": 1, "y": 2}' in text
+    assert "\n3\n" in text if not family else "tool: 3" in text
+    silent = Tools(BOTH.functions, "none")
+    assert "adds" not in tokenizer.decode(tokenizer.encode_chat(*silent.told(CHAT, tokenizer)))
+
+
+def test_a_template_of_another_form_is_told_in_words(tmp_path: Path) -> None:
+    directory = with_template(tmp_path / "model", "")
+    (directory / "chat_template.jinja").write_text(
+        TEMPLATES["mistral"] + "{# [ARGS] #}", encoding="utf-8"
+    )
+    tokenizer = Tokenizer(directory)
+    messages, tools = BOTH.told(CHAT, tokenizer)
+    assert tools == []
+    assert [message["role"] for message in messages] == ["system", "user", "assistant", "user"]
+    assert call_form(tokenizer) is TAGGED
+
+
+@pytest.mark.parametrize("family", MARKS)
+def test_a_special_token_that_announces_calls_is_shown(tmp_path: Path, family: str) -> None:
+    tokenizer = Tokenizer(with_template(tmp_path / "model", family, marks=True))
+    hidden = {token for token, special in MARKS[family].items() if special}
+    assert set(BOTH.shown(tokenizer).values()) == hidden
+    assert Tools().shown(tokenizer) == {}
+
+
+@pytest.mark.parametrize(
+    ("tools", "shown"),
+    [
+        (lambda: Tools((), "required"), "required"),
+        (lambda: Tools(BOTH.functions, "subtract"), "subtract"),
+        (lambda: Tools(BOTH.functions * 2), "different names"),
+        (lambda: Function("no name", "", {}), "no name"),
+        (lambda: Function.read({"type": "web_search"}), '"type": "function"'),
+    ],
+)
+def test_tools_that_cannot_be_called_are_refused(tools: Any, shown: str) -> None:
+    assert_refused(tools, [shown])
