@@ -17,7 +17,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, closing, contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from statistics import geometric_mean
 from threading import Event
@@ -81,6 +81,13 @@ Make: TypeAlias = Callable[[str, Task, SamplingParams, int], Reading]
 """Makes a text: the arm, the task, its sampling, and the tokens at most."""
 
 
+class Bench(NamedTuple):
+    """A pair that makes texts. grammars: of its drafts"""
+
+    make: Make
+    grammars: Grammars
+
+
 class _Unforced:
     """Grammars whose rules force nothing, though they mask."""
 
@@ -119,8 +126,8 @@ def request_of(
 
 
 @contextmanager
-def virtual(given: Options) -> Iterator[Make]:
-    """Make texts by a virtual clock."""
+def virtual(given: Options) -> Iterator[Bench]:
+    """A pair on a virtual clock."""
     options = SharedClientRole(device="cpu", threads=1, dtype=given.dtype)
     found = [find_named(name, kind).settled(options, drafts=kind == "draft") for name, kind in (
         (given.target_model, "target"), (given.draft_model, "draft"))]  # fmt: skip
@@ -153,12 +160,12 @@ def virtual(given: Options) -> Iterator[Make]:
             arm, params.temperature, task.name, tuple(made), seconds, forwards, used.calls
         )
 
-    yield make
+    yield Bench(make, grammars)
 
 
 @contextmanager
-def real(given: Options) -> Iterator[Make]:
-    """Make texts by the clock, with a target in a process of its own."""
+def real(given: Options) -> Iterator[Bench]:
+    """A pair by the clock, the target in a process of its own."""
     flags = {"target_model": given.target_model, "dtype": given.dtype, "emulate": given.emulate}
     told = [part for name, value in flags.items() if value for part in (f"--{name}", value)]
     take_short_turns()  # as the commands do
@@ -204,10 +211,10 @@ def real(given: Options) -> Iterator[Make]:
                     done.draft_calls,
                 )
 
-            yield make
+            yield Bench(make, grammars)
 
 
-def measure(make: Make, given: Options) -> Iterator[Reading]:
+def measure(bench: Bench, given: Options) -> Iterator[Reading]:
     """Yield the readings of all arms, text by text."""
     arms = (ALONE, UNRULED, RANKED, FORCED)
     for task in read_tasks(told=given.told, chat=given.chat):
@@ -215,10 +222,11 @@ def measure(make: Make, given: Options) -> Iterator[Reading]:
         for number, temperature in enumerate(given.temperatures):
             for turn in range(given.turns):
                 params = SamplingParams(temperature, seed=1 + turn, grammar=grammar)
-                make(ALONE, task, params, 1)
+                bench.make(ALONE, task, params, 1)
+                bench.grammars.rule([0], params)  # both ends have checked it before they are timed
                 for place in range(len(arms)):
                     arm = arms[(place + number + turn) % len(arms)]
-                    one = make(arm, task, params, given.tokens)
+                    one = bench.make(arm, task, params, given.tokens)
                     print(arm, *one[1:3], f"{one.seconds:.3f} s", file=sys.stderr, flush=True)
                     yield one
 
@@ -269,12 +277,9 @@ class Options(Flags):
 
 
 def main(given: Options) -> None:
-    clocks: dict[str, Callable[[Options], AbstractContextManager[Make]]] = {
-        "virtual": virtual,
-        "real": real,
-    }
-    with clocks[given.clock](given) as make:
-        readings = list(measure(make, given))
+    begin = virtual if given.clock == "virtual" else real
+    with begin(given) as bench:
+        readings = list(measure(bench, given))
     print(*table(readings), sep="\n")
     write_json(given.json_file, [one._asdict() for one in readings])
 
