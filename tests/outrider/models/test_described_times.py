@@ -15,8 +15,8 @@ import pytest
 from grpc_comm import translate
 from grpc_comm.client.connection import Connection, connect
 from grpc_comm.proto import verifier_pb2 as pb
-from grpc_comm.server.server import BackgroundServer, Target
 from grpc_comm.sampling_fields import PROTOCOL_VERSION
+from grpc_comm.server.server import BackgroundServer, Target
 from grpc_comm.translate import MOST_TIMES
 from inference.decode import decode
 from inference.draft_thread import inline
