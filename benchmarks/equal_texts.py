@@ -48,7 +48,7 @@ from inference.proposer import Proposer
 from inference.sampling import SamplingParams
 from inference.text import Tokenizer
 from inference.times import DraftTimes, LatencyModel
-from outrider.compare.divergence import first_difference
+from outrider.compare.rows import first_difference
 from outrider.models.directories import EMBEDDED
 from outrider.models.loading import PREFILL_NODES
 from outrider.options.groups import Precision

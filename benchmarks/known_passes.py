@@ -3,7 +3,7 @@
     python -m benchmarks.known_passes [--fit]
 
 A pass of theirs is one plain forward: bfloat16, one token a row (four where it says so), the
-highest score. Two constants of compile/ops/engines.py were fitted to five of these passes, the
+highest score. Two constants of compile/ops/pass_time.py were fitted to five of these passes, the
 seconds of a collective and those of the host; `--fit` repeats that search. Those that are published
 for trn2 were solved from three others. Nothing was fitted to the rest, which stands apart. Exit
 status 1 if a pass of trn1 is off by more than 15 %, or one of those three by more than 1 %.
@@ -22,8 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from benchmarks.harness import Flags, run
-from compile.ops.engines import ERRORS, FITTED, PUBLISHED, Fitted, rates_of
-from compile.ops.pass_time import PassTime, PassWork, work_of
+from compile.ops.pass_time import ERRORS, FITTED, PUBLISHED, RATES, Fitted, PassTime, PassWork
 from compile.ops.recording import record
 
 
@@ -185,7 +184,7 @@ def known_work(known: Known) -> PassWork:
 
 
 def predicted(known: Known, fitted: Fitted = FITTED) -> PassTime:
-    return known_work(known).milliseconds(rates_of(known.target), fitted)
+    return known_work(known).milliseconds(RATES[known.target], fitted)
 
 
 def _recorded(known: Known, layers: int) -> PassWork:
@@ -195,7 +194,7 @@ def _recorded(known: Known, layers: int) -> PassWork:
             "tokens": torch.zeros(known.rows, known.nodes, dtype=torch.int32),
             "mask": torch.ones(known.rows, 1, 1, known.slots, dtype=torch.bool),
         }
-    return work_of(record(graph, inputs))
+    return PassWork.of(record(graph, inputs))
 
 
 def fit() -> Iterator[tuple[float, Fitted]]:
@@ -203,9 +202,7 @@ def fit() -> Iterator[tuple[float, Fitted]]:
     works = [(known, known_work(known)) for known in FITTED_TO]
     for wait, host in product(range(5, 41, 5), range(20, 81, 5)):
         fitted = Fitted(all_reduce=wait * 1e-6, host=host * 1e-4)
-        times = [
-            (work.milliseconds(rates_of(known.target), fitted), known) for known, work in works
-        ]
+        times = [(work.milliseconds(RATES[known.target], fitted), known) for known, work in works]
         yield max(abs(math.log(time.total / known.milliseconds)) for time, known in times), fitted
 
 

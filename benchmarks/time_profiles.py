@@ -14,8 +14,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from benchmarks.harness import Flags, Folder, run
-from compile.ops.engines import FITTED, PUBLISHED, Fitted, rates_of
-from compile.ops.pass_time import PassTime, pass_work
+from compile.ops.pass_time import FITTED, PUBLISHED, RATES, Fitted, PassTime, pass_work
 from compile.spec import CompileSpec, prefill_bucket, verify_bucket
 from inference.backends.timed import TimeProfile
 from inference.model.config import read_config
@@ -64,7 +63,7 @@ def time_of(target: str, fitted: Fitted, nodes: int, slots: int) -> PassTime:
         if nodes > _TREE
         else verify_bucket(1, nodes, slots, _CAPACITY, sampled=False)
     )
-    return pass_work(read_config(SHAPES), spec, bucket).milliseconds(rates_of(target), fitted)
+    return pass_work(read_config(SHAPES), spec, bucket).milliseconds(RATES[target], fitted)
 
 
 def computed(

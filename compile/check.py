@@ -3,6 +3,12 @@
 It compares the device's noise with the contract, builds one graph, compares its choices with those
 of the eager model, and takes the time of a call. It needs no other machine and leaves its artefact
 in --out. Not yet run on hardware.
+
+Noise is compared by two graphs, of the words and of the noise. Each fills a table of the size that
+a target's graph fills: one row for each of 16 depths, one column for each of 151,936 tokens. All of
+it is compared with the host's. Rows are chosen so that the least and the greatest noise occur: the
+greatest decides texts. Words must be equal, noise may differ in the last digits. A device that
+fails must not serve sampled graphs.
 """
 
 from __future__ import annotations
@@ -12,14 +18,16 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor, nn
 
-from compile import probe
 from compile.agreement import agreements, random_tree
 from compile.build.build import build_artifact, load_whole, read_source
 from compile.build.neuron_builder import NeuronBuilder
-from compile.build.neuron_compiler import PLATFORMS
+from compile.build.neuron_compiler import PLATFORMS, Toolchain, render
 from compile.build.progress import BuildProgress
 from compile.compile_options import CompileOptions, parse
 from compile.plan.fit import usual_ranks
@@ -32,14 +40,16 @@ from inference.backends.neuron_loading import load_neuron
 from inference.backends.neuron_sdk import (
     has_device,
     instance_family,
+    load_build_units,
     reserve_cores,
     sdk_versions,
 )
 from inference.backends.sequence import ModelSequence
 from inference.command import run_command, say
-from inference.errors import InvalidRequest
+from inference.errors import BadArtifact, InvalidRequest
 from inference.model.float8 import in_float8
-from inference.sampling import SamplingParams
+from inference.model.noise import from_limbs, left, noise, noise_in_limbs, right, threefry_in_limbs
+from inference.sampling import SamplingParams, threefry2x32
 
 _SMALL = ("--sequence_length", "512", "--max_tree_nodes", "16")
 """Sizes where the command line says nothing else."""
@@ -68,8 +78,8 @@ def _check(options: CompileOptions) -> int:
     checkpoint, out = find_checkpoint(options), Path(options.out or "")
     spec = _spec(options, checkpoint)
     reserve_cores(spec.tensor_parallel)
-    probe.check_noise(spec, out / "noise")  # where it is wrong, no model need be compiled
-    print(f"noise: all {len(probe.ROWS) * probe.TOKENS} values as on the host")
+    check_noise(spec, out / "noise")  # where it is wrong, no model need be compiled
+    print(f"noise: all {len(ROWS) * TOKENS} values as on the host")
     start = time.perf_counter()
     manifest = build_artifact(
         spec,
@@ -131,6 +141,124 @@ def time_call(model: Model, vocabulary: int, nodes: int) -> float:
         sequence.choose(tree)
         seconds.append(time.perf_counter() - start)
     return statistics.median(seconds) * 1000
+
+
+TOLERANCE = 2e-5
+"""Largest allowed difference of the noise, which lies in -2.82 to 16.64."""
+
+TOKENS = 151_936
+"""Columns of the table: the ids of a large vocabulary."""
+
+_WORD = 2**32
+
+
+ROWS = (
+    *((0, 0), (0, 1), (1, 0), (42, 7), (2**32, 7)),
+    *((0xDEADBEEF, 2048), (123456789012345678, 511), (2**63 - 1, 131071)),
+    # with the greatest noise there is, the next four values, and the four least
+    *((26, 0), (15, 0), (161, 0), (140, 0), (14, 0), (81, 0), (30, 0), (25, 0)),
+)
+"""Seed and position of each row of the table."""
+
+
+class NoiseProbe(nn.Module):
+    """A graph of the words or of the noise of a whole table.
+
+    Its weight is 0 and changes nothing: a package without any weight is not a documented case.
+    """
+
+    def __init__(self, *, words: bool) -> None:
+        super().__init__()
+        self.zero = nn.Parameter(torch.zeros(1), requires_grad=False)
+        self.words = words
+
+    def forward(self, seed: Tensor, position: Tensor) -> Tensor:
+        """Fill the table: seed [R, 2], position [R, 1] int32 -> [R, TOKENS] int32 or float32."""
+        ids = torch.arange(TOKENS, dtype=torch.int32, device=seed.device)
+        keys = seed[:, None]  # [R, 1, 2]
+        if not self.words:
+            return noise_in_limbs(keys, position, ids) + self.zero
+        word, _ = threefry_in_limbs((keys[..., 0], keys[..., 1]), (ids, position))
+        return from_limbs(word) ^ self.zero.to(torch.int32)
+
+
+def probe_inputs() -> dict[str, Tensor]:
+    """Seeds and positions of the table's rows."""
+    seeds = torch.tensor([[seed % _WORD, seed >> 32] for seed, _ in ROWS]).to(torch.int32)
+    positions = torch.tensor([[position] for _, position in ROWS], dtype=torch.int32)
+    return {"seed": seeds, "position": positions}
+
+
+def expected() -> tuple[Tensor, Tensor]:
+    """The host's words and noise of the whole table."""
+    ids = torch.arange(TOKENS, dtype=torch.int32)
+    inputs = probe_inputs()
+    keys, position = inputs["seed"][:, None], inputs["position"]
+    words, _ = threefry2x32((keys[..., 0], keys[..., 1]), (ids, position), left, right)
+    return words, noise(keys, position, ids)
+
+
+def check_noise(spec: CompileSpec, work: Path) -> None:
+    """Compile the probe as the spec's graphs are, and run it on the device. Raises BadArtifact,
+    naming a value that differs.
+
+    work: the compiler's directory
+    """
+    tools = Toolchain(spec)
+    words, drawn = (
+        _run(tools, NoiseProbe(words=each), spec.tensor_parallel, work / str(each))
+        for each in (True, False)
+    )
+    wrong = difference(words, drawn)
+    if wrong is not None:
+        raise BadArtifact(
+            f"this device does not compute the noise as the contract says: {wrong}. Serve greedy "
+            "graphs only (--sampling greedy), and report it"
+        )
+
+
+def difference(words: Tensor, drawn: Tensor) -> str | None:
+    """The first wrong word, else the most wrong noise, in words; None where the device is right."""
+    right, exact = expected()
+    differing = (words != right).nonzero()
+    if len(differing):
+        row, token = differing[0].tolist()
+        got, wanted = (int(each[row, token]) % _WORD for each in (words, right))
+        return f"{_place(row, token)} gave bits {got:#010x}, {wanted:#010x} is right"
+    error = torch.where(drawn.isfinite(), (drawn - exact).abs(), torch.inf)
+    if error.max() <= TOLERANCE:
+        return None
+    row, token = divmod(int(error.argmax()), TOKENS)
+    return f"{_place(row, token)} gave noise {drawn[row, token]}, {exact[row, token]} is right"
+
+
+def _place(row: int, token: int) -> str:
+    seed, position = ROWS[row]
+    return f"seed {seed}, position {position}, token {token}"
+
+
+@torch.no_grad()
+def _run(tools: Toolchain, probe: NoiseProbe, ranks: int, work: Path) -> Tensor:
+    """Trace, compile and run one probe."""
+    inputs, sdk = probe_inputs(), tools.sdk
+    units = load_build_units()
+    with sdk.parallel_state(
+        world_size=ranks, tensor_model_parallel_size=ranks, lnc_size=tools.logical
+    ):
+        trace = units.trace(model=probe, kwargs=inputs)
+        made = units.compile(
+            hlo_module=trace.hlo,
+            metaneff=trace.metaneff,
+            compiler_workdir=str(work),
+            compiler_args=render(tools.flags),
+            key="noise",
+        )
+        model: Any = sdk.nxd_model(world_size=ranks)
+        model.add(key="noise", trace_artifacts=trace, compilation_artifacts=made)
+    model.set_weights([{"zero": torch.zeros(1)} for _ in range(ranks)])
+    model.to_neuron()
+    answer: Tensor = model(**inputs, model_name="noise")
+    return answer
 
 
 if __name__ == "__main__":

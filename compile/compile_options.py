@@ -142,6 +142,8 @@ class CompileOptions(
     features: Annotated[str, Shown("N,..._OR_DIR_OR_NAME")] | None = None
     """layers whose inputs the graphs return with each token, such as 2,16,29; eagle3: the three
     that EAGLE-3 reads; or the EAGLE-3 head that is to read them (default: none)"""
+    masks: bool = False
+    """also graphs that take masks and biases: for grammars, penalties and log-probabilities"""
     workers: Count | None = None
     """graphs compiled at once (default: what cores and free memory allow)"""
     quick: bool = False
@@ -162,6 +164,8 @@ class CompileOptions(
                     f"--tree_sizes {size}: sizes lie between 1 and {self.max_tree_nodes} "
                     "(--max_tree_nodes)"
                 )
+        if self.masks and self.sampling == "greedy":
+            raise InvalidRequest("--masks is for sampled graphs: leave out --sampling greedy")
         check_target(self.device, self.tensor_parallel or 1, self.dtype)
         _ = self.compiler_flags
         if self.fused:

@@ -3,9 +3,10 @@ the module of one rank, of which every graph is a call.
 
 Query heads go to ranks in order. Each rank needs the key-value head of its own queries, so
 key-value heads are repeated where there are fewer of them than ranks. The head is divided by ids.
-It ends at the tokenizer's last id, padded to a multiple of the ranks, so that target and draft
-have the same ids on a rank. All ranks run one program, which does not know its rank: a weight
-numbers the rank's ids, and embeddings are divided along their width. Norms are whole on every rank.
+It ends at the tokenizer's last id, padded to 32 ids of every rank, so that target and draft have
+the same ids on a rank, and a rank's share of a mask is whole words. All ranks run one program,
+which does not know its rank: a weight numbers the rank's ids, and embeddings are divided along
+their width. Norms are whole on every rank.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from compile.spec import CompileSpec
+from compile.spec import CompileSpec, mask_words
 from inference.artifact import NATIVE
 from inference.backends.neuron import COPY, FILL
 from inference.backends.neuron_sdk import Sdk
@@ -52,7 +53,7 @@ def parallel_config(config: ModelConfig, ranks: int, vocabulary: int) -> ModelCo
     return replace(
         config,
         kv_heads=max(config.kv_heads, ranks),
-        vocab_size=-(-vocabulary // ranks) * ranks,
+        vocab_size=32 * mask_words(vocabulary, ranks),
         tied=False,
     )
 

@@ -29,9 +29,11 @@ from pathlib import Path
 
 from compile.build.compiler_report import (
     METRICS,
+    CompilerDied,
     CompilerReport,
     first_error,
     gave_reason,
+    once_more,
     read_report,
 )
 from compile.build.neff_cache import unit_key
@@ -39,10 +41,9 @@ from compile.build.neuron_builder import NeuronBuilder
 from compile.build.neuron_compiler import PLATFORMS
 from compile.build.neuron_graphs import LOG
 from compile.compile_options import CompileOptions, parse
-from compile.ops.engines import PUBLISHED, rates_of
 from compile.ops.op_work import instructions
-from compile.ops.pass_time import COSTS, pass_work, work_between
-from compile.ops.rank_graph import record_call
+from compile.ops.pass_time import COSTS, PUBLISHED, RATES, pass_work, work_between
+from compile.ops.recording import record_call
 from compile.ops.rules import broken, live_bytes, rules_of
 from compile.parallel import calls_between
 from compile.plan.graph_time import GraphTime, graph_time, times_between
@@ -70,7 +71,7 @@ class Tried:
     predicted: GraphTime
     seconds: float  # that the compiler took
     report: CompilerReport
-    error: str = ""  # why the compiler failed; empty where it did not
+    error: str = ""  # the graph's name and why the compiler failed; empty where it did not
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -124,7 +125,7 @@ def table_of_times(config: ModelConfig, spec: CompileSpec) -> Iterator[str]:
     """Milliseconds of a pass by cost, a line a graph: at the target's rates, and in a last column
     as published, where the target has such passes. The last line says what stands behind them.
     """
-    rates, published = rates_of(spec.target), PUBLISHED.get(spec.target)
+    rates, published = RATES[spec.target], PUBLISHED.get(spec.target)
     heads = "".join(f"{cost:>13}" for cost in COSTS)
     yield f"{'ms':<34}{heads}{'sum':>9}" + (f"{'as published':>14}" if published else "")
     works = {bucket.name: pass_work(config, spec, bucket) for bucket in spec.graphs}
@@ -183,35 +184,37 @@ def _try(
         say(f"{name}: {COMPILER} begins")
         files = [_HLO, "--output", _NEFF, f"--logfile={LOG}"]  # in its working directory
         command = [compiler, "compile", "--framework", "XLA", *files, *shlex.split(flags)]
-        seconds, error = _compile([*command, "--verbose=35"], directory)
-        if error and not gave_reason(error):
-            say(f"{name}: {error}. It gave no reason: it is tried once more")
-            seconds, error = _compile([*command, "--verbose=35"], directory)
+        try:
+            seconds = once_more(lambda: _compile(name, [*command, "--verbose=35"], directory))
+        except BadArtifact as refused:
+            seconds, error = 0.0, str(refused)
     report = read_report(directory / LOG, directory / METRICS)
     tried = Tried(name, predicted, seconds, report, error)
     compiled = "compiled before" if kept else f"compiled in {seconds:.0f} s"
-    say(f"{name}: {error or compiled}")
+    say(error or f"{name}: {compiled}")
     if not error:
         record = {"key": key, **asdict(tried), "predicted": predicted._asdict()}
         write_whole(directory / _REPORT, json.dumps(record, indent=1) + "\n")
     return tried
 
 
-def _compile(command: Sequence[str], directory: Path) -> tuple[float, str]:
-    """Run the compiler in a directory. Returns its seconds, and why it failed."""
+def _compile(name: str, command: Sequence[str], directory: Path) -> float:
+    """Run the compiler in a directory. Returns its seconds. Raises BadArtifact, which says why it
+    failed.
+    """
     begun = time.monotonic()
     with (directory / _OUTPUT).open("wb") as output:
         done = subprocess.run(  # noqa: S603 (the compiler on the user's own PATH)
             command, cwd=directory, stdout=output, stderr=subprocess.STDOUT, check=False
         )
-    seconds = time.monotonic() - begun
     if done.returncode == 0 and (directory / _NEFF).is_file():
-        return seconds, ""
+        return time.monotonic() - begun
     texts = [directory / name for name in (LOG, _OUTPUT)]
     said = "\n".join(
         path.read_text(encoding="utf-8", errors="replace") for path in texts if path.is_file()
     )
-    return seconds, f"refused (exit code {done.returncode}): {first_error(said)}"
+    failed = BadArtifact if gave_reason(said) else CompilerDied
+    raise failed(f"{name}: refused (exit code {done.returncode}): {first_error(said)}")
 
 
 def _kept_seconds(path: Path, key: str) -> float | None:
@@ -227,14 +230,14 @@ def _kept_seconds(path: Path, key: str) -> float | None:
 
 def table(tried: Sequence[Tried], spec: CompileSpec) -> Iterator[str]:
     """A line a graph: what was predicted, and what the compiler says."""
-    stream = rates_of(spec.target).stream
+    stream = RATES[spec.target].stream
     yield (f"{'':<36}{'instructions':>26}{'ms':>20}{'code':>10}{'memory':>11}{'compiling':>11}")
     yield (
         f"{'':<36}{'predicted':>13}{'compiler':>13}{'predicted':>10}{'to move':>10}"
         f"{'MiB':>10}{'GiB':>11}{'s':>11}"
     )
     for graph in tried:
-        yield f"{graph.name:<36}" + (graph.error or _figures(graph, stream))
+        yield graph.error or f"{graph.name:<36}{_figures(graph, stream)}"
     yield (
         f"to move: what the compiler's own bytes take at {stream / 1e9:.0f} GB/s; -: it did not say"
     )

@@ -23,10 +23,10 @@ from compile.plan.fit import check_fits, fits, usual_ranks
 from compile.plan.plan_report import explain
 from compile.plan.search import BuildBudget
 from compile.plan.workload import Limits, read_load
-from compile.spec import CompileSpec, least_nodes
+from compile.spec import CompileSpec, least_nodes, mask_words
 from inference.artifact import Bucket, DraftBucket, FusedPart, RoundBucket
 from inference.errors import InvalidRequest, Mismatch
-from inference.model.config import ModelConfig, parse_config, read_config, read_raw_config
+from inference.model.config import ModelConfig, read_config, read_raw_config
 from inference.model.eagle_head import EAGLE3, named_layers, read_head_config
 from inference.model.hub import find_model, split_revision
 from inference.model.noise_window import WINDOW
@@ -105,23 +105,25 @@ def make_request(options: CompileOptions, checkpoint: BuildCheckpoint) -> BuildR
     """
     small = checkpoint.vocabulary <= _SMALL_VOCABULARY
     few = small or options.fused  # rounds are graphs, too
+    ranks = _ranks(options, checkpoint)
     sizes = Sizes(
         options.prompt_chunks,
         options.tree_sizes,
         options.slots,
         options.sampling or ("sampled" if small else "both"),
+        mask_words(checkpoint.vocabulary, ranks) if options.masks else 0,
         few,
         _WINDOWS if options.device != "cpu" and not few else 2,
         MOST_GRAPHS - _between(options),
     )
     for rows in _ROWS if options.rows is None else (options.rows,):
         limits = _limits(options, checkpoint, sizes, rows)
-        spec = _spec(options, checkpoint, sizes, limits)
+        spec = _spec(options, checkpoint, sizes, limits, ranks)
         if options.rows is not None or fits(checkpoint.config, spec):
             break
     request = BuildRequest(spec, checkpoint)
     if options.load is not None:
-        request = _planned(options, checkpoint, spec, limits, sizes.sampling)
+        request = _planned(options, checkpoint, spec, limits, sizes)
     if not options.quick:
         return request
     first = first_graphs(request.spec, limits)
@@ -134,14 +136,23 @@ def _between(options: CompileOptions) -> int:
     return 0 if options.device == "cpu" else 2
 
 
+def _ranks(options: CompileOptions, checkpoint: BuildCheckpoint) -> int:
+    """Ranks that share the models: as many as were asked for, or those of the smallest instance."""
+    drafts = [] if checkpoint.draft is None else [read_config(checkpoint.draft)]
+    return options.tensor_parallel or usual_ranks([checkpoint.config, *drafts], options.device)
+
+
 def _spec(
-    options: CompileOptions, checkpoint: BuildCheckpoint, sizes: Sizes, limits: Limits
+    options: CompileOptions,
+    checkpoint: BuildCheckpoint,
+    sizes: Sizes,
+    limits: Limits,
+    ranks: int,
 ) -> CompileSpec:
     """The spec with graphs of the given sizes, or the default ones."""
     fused = None
     if checkpoint.draft is not None:
         fused = _fused_part(options, limits, sizes, checkpoint.directory, checkpoint.draft)
-    models = [checkpoint.config, *([parse_config(fused.config)] if fused else [])]
     return CompileSpec(
         model=checkpoint.name,
         target=options.device,
@@ -151,7 +162,7 @@ def _spec(
         sequence_length=limits.sequence_length,
         max_tree_nodes=options.max_tree_nodes,
         dtype=options.precision,
-        tensor_parallel=options.tensor_parallel or usual_ranks(models, options.device),
+        tensor_parallel=ranks,
         compiler_flags=options.compiler_flags,
         fused=fused,
         features=_feature_layers(options.features, checkpoint.config),
@@ -163,18 +174,18 @@ def _planned(
     checkpoint: BuildCheckpoint,
     spec: CompileSpec,
     limits: Limits,
-    sampling: str,
+    sizes: Sizes,
 ) -> BuildRequest:
     """The spec with the graphs that serve --load best."""
     check_fits(checkpoint.config, spec)
     beside = len(spec.graphs) - len(spec.buckets) + _between(options)
-    budget = BuildBudget(options.graphs - beside, samplings=len(SAMPLED[sampling]))
+    budget = BuildBudget(options.graphs - beside, samplings=len(sizes.ways))
     if options.compile_minutes is not None and options.graph_minutes is not None:
         each = options.graph_minutes * 60
         budget = replace(budget, seconds=options.compile_minutes * 60, of=lambda shape: each)
     load = read_load(Path(options.load or ""))
     planned = plan_graphs(load, checkpoint.config, spec, budget, limits)
-    buckets = buckets_of(planned.plan.shapes, limits, sampling)
+    buckets = buckets_of(planned.plan.shapes, limits, sizes)
     explanation = (*explain(planned, budget, beside), "")
     return BuildRequest(replace(spec, buckets=buckets), checkpoint, explanation)
 

@@ -116,9 +116,12 @@ def least_nodes(dtype: str) -> int:
     return 2 if dtype == "float32" else 1
 
 
-def verify_bucket(rows: int, nodes: int, slots: int, junk: int, *, sampled: bool) -> Bucket:
+def verify_bucket(
+    rows: int, nodes: int, slots: int, junk: int, *, sampled: bool, words: int = 0
+) -> Bucket:
     """The bucket of a graph for trees, which chooses at every node."""
-    return Bucket(rows, nodes, slots, nodes, min(nodes, MAX_LEVELS), sampled, junk)
+    levels = min(nodes, MAX_LEVELS)
+    return Bucket(rows, nodes, slots, nodes, levels, sampled, junk, words=words)
 
 
 def prefill_bucket(rows: int, nodes: int, slots: int, junk: int) -> Bucket:
@@ -126,6 +129,13 @@ def prefill_bucket(rows: int, nodes: int, slots: int, junk: int) -> Bucket:
     used.
     """
     return Bucket(rows, nodes, slots, 1, 1, False, junk)
+
+
+def mask_words(vocabulary: int, ranks: int) -> int:
+    """32-bit words of a mask with a bit for each id. Every rank's share of the ids is whole words,
+    so the last ones may have bits of no id.
+    """
+    return ranks * -(-vocabulary // (32 * ranks))
 
 
 def check_target(target: str, tensor_parallel: int, dtype: str | None) -> None:

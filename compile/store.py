@@ -12,6 +12,7 @@ store. Nothing is put in place before all of it is checked.
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 import re
@@ -19,8 +20,9 @@ import shutil
 import tempfile
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from importlib import import_module
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol, TypeVar
 
 from inference.artifact import (
     MANIFEST,
@@ -30,11 +32,16 @@ from inference.artifact import (
     read_manifest,
     read_manifest_file,
 )
-from inference.errors import BadArtifact, InvalidRequest
+from inference.errors import BadArtifact, InvalidRequest, Unavailable
+from inference.extras import require
 from inference.files import replacing
 
 Say = Callable[[str], None]
+T = TypeVar("T")
 _NOT_INPUTS = ("files", "created", "command", "model")
+_ONE_PUT = 64 << 20
+"""Files of more bytes than this are uploaded in parts."""
+_REFUSALS = ["NoSuchBucket", "403", "AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch"]
 
 
 class Objects(Protocol):
@@ -68,8 +75,6 @@ class Pushed:
 def open_store(url: str) -> Objects:
     """Open the store at s3://BUCKET/PREFIX or in a directory."""
     if url.startswith("s3://"):
-        from compile.s3 import S3Objects
-
         return S3Objects(url)
     if "://" in url:
         raise InvalidRequest(f"{url}: a store is a directory or s3://BUCKET/PREFIX")
@@ -109,7 +114,7 @@ def pull(store: Objects, digest: str, directory: Path, say: Say) -> Manifest:
         )
     partial = directory.with_name(f"{directory.name}.{digest[:12]}.partial")
     partial.mkdir(parents=True, exist_ok=True)
-    manifest = _fetch_manifest(store, digest, partial)
+    manifest = fetch_manifest(store, digest, partial)
     for index, (name, sha256) in enumerate(sorted(manifest.files.items()), 1):
         say(f"[{index}/{len(manifest.files)}] {name}")
         _fetch(store, sha256, partial / name)
@@ -177,6 +182,69 @@ class DiskObjects:
             raise InvalidRequest(f"{self._root} cannot be written: {error.strerror}") from error
 
 
+class S3Objects:
+    """Objects under s3://BUCKET/PREFIX, with credentials and region as boto3 finds them. Every
+    upload carries SHA-256 checksums, which S3 compares with what arrives.
+    """
+
+    def __init__(self, url: str) -> None:
+        self._url, path = url, url.removeprefix("s3://").strip("/")
+        self._bucket, _, prefix = path.partition("/")
+        if not self._bucket:
+            raise InvalidRequest(f"{url}: a store on S3 is s3://BUCKET or s3://BUCKET/PREFIX")
+        self._prefix = f"{prefix}/" if prefix else ""
+        self._client: Any = self._ask(lambda: import_module("boto3").client("s3"))
+
+    def has(self, name: str) -> bool:
+        of = {"Bucket": self._bucket, "Key": self._prefix + name}
+        return self._ask(lambda: self._client.head_object(**of), absent=None) is not None
+
+    def put(self, name: str, path: Path, sha256: str) -> None:
+        if path.stat().st_size > _ONE_PUT:
+            of = (str(path), self._bucket, self._prefix + name)
+            more = {"ChecksumAlgorithm": "SHA256", "Metadata": {"sha256": sha256}}
+            self._ask(lambda: self._client.upload_file(*of, ExtraArgs=more))
+            return
+        with path.open("rb") as body:
+            self._ask(lambda: self._put(name, body, bytes.fromhex(sha256)))
+
+    def put_once(self, name: str, content: bytes) -> bool:
+        sha256, once = hashlib.sha256(content).digest(), {"IfNoneMatch": "*"}
+        return self._ask(lambda: self._put(name, content, sha256, **once), absent=None) is not None
+
+    def _put(self, name: str, body: Any, sha256: bytes, **more: str) -> Any:
+        checksum = base64.b64encode(sha256).decode()
+        where = {"Bucket": self._bucket, "Key": self._prefix + name}
+        return self._client.put_object(**where, Body=body, ChecksumSHA256=checksum, **more)
+
+    def get(self, name: str, path: Path) -> None:
+        def download() -> bool:
+            self._client.download_file(self._bucket, self._prefix + name, str(path))
+            return True
+
+        if not self._ask(download, absent=False):
+            raise BadArtifact(f"{self._url} has no {name}")
+
+    def _ask(self, call: Callable[[], T], **absent: T) -> T:
+        """Make a call and translate its errors into ours. With `absent`, that value is returned
+        where the object is missing, or exists already.
+        """
+        require("aws", "S3")
+        from boto3.exceptions import Boto3Error
+        from botocore.exceptions import BotoCoreError, ClientError
+
+        try:
+            return call()
+        except (Boto3Error, BotoCoreError, ClientError) as error:
+            response: dict[str, Any] = getattr(error, "response", None) or {}
+            code = str(response.get("Error", {}).get("Code", ""))
+            if absent and code in ("404", "NoSuchKey", "412", "PreconditionFailed"):
+                return absent["absent"]
+            if code in _REFUSALS:
+                raise InvalidRequest(f"{self._url}: S3 refuses ({error})") from error
+            raise Unavailable(f"{self._url}: {error}") from error
+
+
 def _present(directory: Path, digest: str) -> Manifest:
     """The artefact that is in the directory already, if it is the one asked for."""
     manifest = read_manifest(directory)
@@ -189,13 +257,16 @@ def _present(directory: Path, digest: str) -> Manifest:
     return manifest
 
 
-def _fetch_manifest(store: Objects, digest: str, directory: Path) -> Manifest:
+def fetch_manifest(store: Objects, digest: str, directory: Path) -> Manifest:
+    """Fetch the manifest of this digest into a directory. Raises BadArtifact for another one."""
     with replacing(directory / MANIFEST) as part:
         store.get(f"manifests/{digest}.json", part)
         manifest = read_manifest_file(part)
         if manifest.digest() != digest:
-            found = f"the store's manifest has digest {manifest.digest()}, not {digest}"
-            raise BadArtifact(f"{found}: it was changed, nothing of it was loaded")
+            raise BadArtifact(
+                f"the store's manifests/{digest}.json has digest {manifest.digest()}: it was "
+                "changed, nothing of it was loaded"
+            )
     return manifest
 
 

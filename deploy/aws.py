@@ -42,7 +42,8 @@ class Aws:
 
     region: None takes that of boto3's configuration, else us-east-1
 
-    Raises MissingExtra without boto3, and AwsDown without credentials.
+    Raises MissingExtra without boto3, AwsDown without credentials, and InvalidRequest for what can
+    be no region.
     """
 
     def __init__(self, region: str | None = None) -> None:
@@ -57,6 +58,7 @@ class Aws:
                     "AWS_PROFILE names those to use"
                 )
         self.region: str = region or self._session.region_name or DEFAULT_REGION
+        check_region(self.region)
         self.client = functools.cache(self._client)
 
     @functools.cached_property
@@ -67,25 +69,18 @@ class Aws:
 
     def rows(self, service: str, operation: str, key: str, **asked: Any) -> list[Any]:
         """The rows under the key on all pages of a reply."""
-        return all_rows(self.client(service), operation, key, **asked)
+        client = self.client(service)
+        with aws_refusals():
+            if not client.can_paginate(operation):
+                return list(getattr(client, operation)(**asked)[key])
+            pages = client.get_paginator(operation).paginate(**asked)
+            return [row for page in pages for row in page.get(key, ())]
 
     def _client(self, service: str) -> Any:
         from botocore.config import Config
 
         settings = Config(retries={"mode": "standard"}, connect_timeout=5, read_timeout=60)
         return self._session.client(service, region_name=self.region, config=settings)
-
-
-def all_rows(client: Any, operation: str, key: str, **asked: Any) -> list[Any]:
-    """The rows under the key on all pages of a reply.
-
-    client: boto3's, of the service
-    """
-    with aws_refusals():
-        if not client.can_paginate(operation):
-            return list(getattr(client, operation)(**asked)[key])
-        pages = client.get_paginator(operation).paginate(**asked)
-        return [row for page in pages for row in page.get(key, ())]
 
 
 @contextmanager

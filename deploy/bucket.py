@@ -6,20 +6,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from deploy.aws import Aws, aws_refusals, error_code
 from deploy.deployment import own_bucket
 from inference.artifact import hash_file
 from inference.errors import InvalidRequest
-
-
-class Contents(NamedTuple):
-    """The number and size of a bucket's objects."""
-
-    objects: int
-    size: int  # bytes
 
 
 class HostBucket:
@@ -85,23 +79,21 @@ class HostBucket:
                 return None
         return content
 
-    def contents(self) -> Contents:
-        with aws_refusals():
-            sizes = [row["Size"] for row in self._rows()]
-        return Contents(len(sizes), sum(sizes))
+    def sizes(self) -> list[int]:
+        """Bytes of each of its objects."""
+        return [row["Size"] for row in self._rows()]
 
     def remove(self) -> None:
         """Delete it with all that it holds."""
+        keys = [row["Key"] for row in self._rows()]
         with aws_refusals():
-            keys = [row["Key"] for row in self._rows()]
             for start in range(0, len(keys), 1000):
                 some = [{"Key": key} for key in keys[start : start + 1000]]
                 self._client.delete_objects(Bucket=self.name, Delete={"Objects": some})
             self._client.delete_bucket(Bucket=self.name)
 
     def _rows(self) -> list[dict[str, Any]]:
-        pages = self._client.get_paginator("list_objects_v2").paginate(Bucket=self.name)
-        return [row for page in pages for row in page.get("Contents", ())]
+        return self._aws.rows("s3", "list_objects_v2", "Contents", Bucket=self.name)
 
 
 _SOURCE = Path(__file__).parents[1]
@@ -129,11 +121,15 @@ def build_wheel(directory: Path) -> Path:
     return wheels[0]
 
 
-def put_wheel(bucket: HostBucket, wheel: Path) -> tuple[str, str]:
-    """Upload a wheel under its digest; returns its URL and SHA-256. Raises InvalidRequest for what
-    is no wheel.
+def put_wheel(bucket: HostBucket, given: str | None) -> tuple[str, str]:
+    """Upload Outrider's wheel under its digest; returns its URL and SHA-256. Raises InvalidRequest
+    for what is no wheel.
+
+    given: the file; None builds one
     """
-    if wheel.suffix != ".whl" or not wheel.is_file():
-        raise InvalidRequest(f"--wheel {wheel}: a file NAME.whl is needed")
-    sha256 = hash_file(wheel)
-    return bucket.put(f"wheels/{sha256[:16]}/{wheel.name}", wheel), sha256
+    with tempfile.TemporaryDirectory(prefix="outrider-") as directory:
+        wheel = build_wheel(Path(directory)) if given is None else Path(given)
+        if wheel.suffix != ".whl" or not wheel.is_file():
+            raise InvalidRequest(f"--wheel {wheel}: a file NAME.whl is needed")
+        sha256 = hash_file(wheel)
+        return bucket.put(f"wheels/{sha256[:16]}/{wheel.name}", wheel), sha256

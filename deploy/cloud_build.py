@@ -6,7 +6,6 @@ It is a job of an instance (deploy/host_job.py), which pushes artefact and graph
 from __future__ import annotations
 
 import secrets
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,13 +17,11 @@ from compile.plan.memory import build_memory
 from compile.request import find_checkpoint, make_request, names_layers
 from compile.store import open_store, pull
 from deploy.aws import Aws
-from deploy.bucket import HostBucket, build_wheel, put_wheel
-from deploy.deployment import Deployment, hub_token_parameter
-from deploy.host.job_script import ARTEFACT, LOAD, JobSettings, job_script
-from deploy.host_job import HostJob, end_lines, run_job
+from deploy.deployment import Deployment
+from deploy.host.user_data import ARTEFACT, LOAD
+from deploy.host_job import HostJob, end_lines, prepare, run_job
 from deploy.instance_kind import NEURON_IMAGE, NEURON_VENV, InstanceKind, check_image
-from deploy.instance_types import find_type
-from deploy.places import SubnetInZone, find_image, places_for
+from deploy.places import SubnetInZone, find_image, host_size, places_for
 from inference.command import say
 from inference.errors import InvalidRequest
 from inference.flags.group import flags_of
@@ -57,7 +54,16 @@ class CloudBuild:
 
     @property
     def job(self) -> HostJob:
-        return HostJob("build", self.deployment, self.bucket, self.needs_token)
+        return HostJob(
+            "build",
+            self.deployment,
+            self.bucket,
+            (("compile", *host_arguments(self)),),
+            wheel=self.options.where.wheel,
+            load=self.options.load,
+            venv=None if self.options.device == "cpu" else NEURON_VENV,
+            needs_token=self.needs_token,
+        )
 
 
 def build_on(options: CompileOptions) -> int:
@@ -70,7 +76,7 @@ def build_on(options: CompileOptions) -> int:
     print(*plan_lines(build, places), sep="\n", flush=True)
     if options.dry_run:
         return 0
-    digest = run_job(aws, build.job, places, job_script(prepare(aws, build)))
+    digest = run_job(aws, build.job, places, prepare(aws, build.job))
     print(f"built and pushed: {build.store}, digest {digest}")
     print(f"serve it: {up_command(build, digest)}")
     if options.out is not None:
@@ -117,7 +123,7 @@ def plan(aws: Aws, options: CompileOptions) -> CloudBuild:
     options, needs_token = pinned(options)
     checkpoint = find_checkpoint(options.but(dry_run=True))
     need = build_memory(checkpoint.config, make_request(options, checkpoint).spec)
-    has = find_type(aws, on).memory_gib * GIB
+    has = host_size(aws, on).memory_gib * GIB
     if need > has:
         larger = (name for name, gib in _LARGER.items() if gib * GIB >= need)
         raise InvalidRequest(
@@ -181,27 +187,3 @@ def host_arguments(build: CloudBuild) -> tuple[str, ...]:
     if options.device != "cpu":
         words.append(f"--graph_store={build.graphs}")
     return (*words, f"--out={ARTEFACT}", f"--push={build.store}")
-
-
-def prepare(aws: Aws, build: CloudBuild) -> JobSettings:
-    """Put into the bucket what the instance needs; returns what it is told."""
-    bucket, options = HostBucket(aws, build.bucket), build.options
-    bucket.make()
-    with tempfile.TemporaryDirectory(prefix="outrider-") as directory:
-        given = options.where.wheel
-        wheel = Path(given) if given else build_wheel(Path(directory))
-        url, sha256 = put_wheel(bucket, wheel)
-    load = None
-    if options.load is not None:
-        load = bucket.put(f"{build.job.reports}/load.json", Path(options.load))
-    return JobSettings(
-        region=aws.region,
-        wheel=url,
-        wheel_sha256=sha256,
-        commands=(("compile", *host_arguments(build)),),
-        reports=f"s3://{build.bucket}/{build.job.reports}",
-        load=load,
-        hub_token=hub_token_parameter(build.deployment.name) if build.needs_token else None,
-        venv=None if options.device == "cpu" else NEURON_VENV,
-        lifetime_hours=build.deployment.lifetime_hours,
-    )

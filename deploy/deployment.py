@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import ipaddress
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from compile.plan.device import device_of
+from deploy.host.user_data import METRICS_PORT
 from deploy.instance_kind import InstanceKind, Market, check_image
 from inference.artifact import read_manifest
 from inference.errors import InvalidRequest
 
 BUILDER = "r7i.4xlarge"
 """Instance type with the memory that a compiler of a model of some billion parameters needs."""
+
+_PREFIX = re.compile(r"s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[A-Za-z0-9!_.*'()/-]*)?")
+_SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclass(frozen=True)
@@ -49,6 +54,14 @@ class Deployment:
             )
         if self.digest is not None and self.on_s3 is None:
             raise InvalidRequest("--digest is of an --artifact or --model s3://BUCKET/PREFIX")
+        for given, form, needed in (
+            (self.on_s3, _PREFIX, "s3://BUCKET/PREFIX"),
+            (self.digest, _SHA256, "64 hexadecimal digits"),
+        ):
+            if given is not None and not form.fullmatch(given):
+                raise InvalidRequest(f"{given!r}: {needed} is needed")
+        if self.port == METRICS_PORT:
+            raise InvalidRequest(f"--port {self.port} is that of the metrics: take another one")
         if self.purpose == "target":
             check_image(self.instance.compile_target, self.image)
         compiled_only = self.instance.kind == "neuron" and self.purpose == "target"

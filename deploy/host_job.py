@@ -1,7 +1,7 @@
 """Commands that an instance of EC2 runs once: started, followed, and removed whatever comes of it.
 
 The instance has a stack of its own, as a target has, and writes its log, its state and its results
-to the bucket (deploy/host/job_script.py). If this machine is lost, the instance ends itself at the
+to the bucket (deploy/host/user_data.py). If this machine is lost, the instance ends itself at the
 end of its commands, or of its lifetime.
 """
 
@@ -12,11 +12,13 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 from deploy.aws import Aws
-from deploy.bucket import HostBucket
-from deploy.deployment import Deployment
+from deploy.bucket import HostBucket, put_wheel
+from deploy.deployment import Deployment, hub_token_parameter
 from deploy.handover import put_hub_token, withdraw_secrets
+from deploy.host.user_data import JobSettings, job_script
 from deploy.instance_price import InstancePrices, NoPrice, cost_so_far
 from deploy.launch import Launch
 from deploy.places import SubnetInZone
@@ -35,6 +37,10 @@ class HostJob:
     what: str  # build or proof, for messages
     deployment: Deployment
     bucket: str
+    commands: tuple[tuple[str, ...], ...]  # words behind `python -m`
+    wheel: str | None = None  # file of Outrider for the instance; None builds one
+    load: str | None = None  # file that --load names
+    venv: str | None = None  # of the machine image
     needs_token: bool = False  # of the hub, for one of its models
 
     @property
@@ -43,11 +49,32 @@ class HostJob:
         return f"builds-of/{self.deployment.name}"
 
 
+def prepare(aws: Aws, job: HostJob) -> str:
+    """Put into the bucket what the instance needs; returns its user data."""
+    bucket, deployment = HostBucket(aws, job.bucket), job.deployment
+    bucket.make()
+    url, sha256 = put_wheel(bucket, job.wheel)
+    load = bucket.put(f"{job.reports}/load.json", Path(job.load)) if job.load else None
+    return job_script(
+        JobSettings(
+            region=aws.region,
+            wheel=url,
+            wheel_sha256=sha256,
+            commands=job.commands,
+            reports=f"s3://{job.bucket}/{job.reports}",
+            load=load,
+            hub_token=hub_token_parameter(deployment.name) if job.needs_token else None,
+            venv=job.venv,
+            lifetime_hours=deployment.lifetime_hours,
+        )
+    )
+
+
 def run_job(aws: Aws, job: HostJob, places: Sequence[SubnetInZone], user_data: str) -> str:
     """Start the instance, wait for the end of its command, and remove it. Returns the digest of
     what it built; empty where it built nothing. Raises Unavailable where it failed.
     """
-    launch = Launch(aws, job.deployment, say, glance)
+    launch = Launch(aws, job.deployment)
     with removed_afterwards(aws, job):
         if job.needs_token:
             put_hub_token(aws, job.deployment.name)
@@ -82,7 +109,7 @@ def removed_afterwards(aws: Aws, job: HostJob) -> Iterator[None]:
             state = stack.state()
             if state is not None:
                 say(f"removing {stack.name}")
-                stack.remove(state, glance)
+                stack.remove(state)
             withdraw_secrets(aws, job.deployment.name)
         except (OutriderError, KeyboardInterrupt):
             say(

@@ -9,16 +9,14 @@ from __future__ import annotations
 import functools
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from pathlib import Path
 from statistics import median
-from typing import Any
 
-from deploy.aws import Aws, AwsDown, all_rows, check_region
+from deploy.aws import Aws, AwsDown, check_region
 from deploy.instance_kind import Market
-from deploy.instance_types import WITHOUT_ON_DEMAND
 from deploy.running_instance import RunningInstance
 from inference.command import say
 from inference.cost.billing import hire_usd
@@ -68,13 +66,21 @@ class Price:
 
 
 @dataclass(frozen=True)
+class BundledType(Record):
+    """An instance type that a target may run on."""
+
+    accelerators: Text  # EC2 says 512 GiB for a Trainium2; Neuron's own documentation says 96
+    usd_per_hour: Positive | None = None  # on demand; None: capacity blocks and spot only
+
+
+@dataclass(frozen=True)
 class PriceTable(Record):
     """On-demand prices of one region on one day."""
 
     region: Text
     as_of: date
     source: Text
-    usd_per_hour: dict[Text, Positive]  # by instance type
+    types: dict[Text, BundledType]
 
 
 def bundled_prices() -> PriceTable:
@@ -82,24 +88,15 @@ def bundled_prices() -> PriceTable:
     return read_record(read_json(_BUNDLED, InvalidRequest), PriceTable)
 
 
-def make_client(service: str, region: str) -> Any:
-    """boto3's client of a service. Raises MissingExtra without boto3, AwsDown without
-    credentials.
-    """
-    return Aws(region).client(service)
-
-
 class InstancePrices:
     """Prices of AWS, else of the bundled table. Without credentials or network AWS is asked once.
 
     live: false asks nobody
-    client: makes a boto3 client for (service, region)
+    account: what this account sees of a region
     """
 
-    def __init__(
-        self, *, live: bool = True, client: Callable[[str, str], Any] = make_client
-    ) -> None:
-        self._client = functools.cache(client)
+    def __init__(self, *, live: bool = True, account: Callable[[str], Aws] = Aws) -> None:
+        self._account = functools.cache(account)
         self._silent = "" if live else "AWS was not asked"  # why AWS is not asked
         self._bundled = bundled_prices()
 
@@ -113,7 +110,7 @@ class InstancePrices:
             raise InvalidRequest(f"{instance_type!r} is no instance type, such as trn1.2xlarge")
         if market == "capacity-block":
             raise NoPrice(f"{instance_type}: a capacity block was paid beforehand")
-        if market == "on-demand" and instance_type in WITHOUT_ON_DEMAND:
+        if market == "on-demand" and instance_type.startswith("trn2"):  # whatever a row says
             raise NoPrice(f"{instance_type} is sold as capacity blocks and spot only")
         if why := self._silent:
             return self._find_bundled(instance_type, region, market, why)
@@ -130,26 +127,30 @@ class InstancePrices:
 
     def _find_bundled(self, instance_type: str, region: str, market: Market, why: str) -> Price:
         table = self._bundled
-        usd = table.usd_per_hour.get(instance_type)
-        if usd is None or (region, market) != (table.region, "on-demand"):
+        known = {name: one.usd_per_hour for name, one in table.types.items() if one.usd_per_hour}
+        if instance_type not in known or (region, market) != (table.region, "on-demand"):
             raise NoPrice(
                 f"no price for {instance_type} in {region}, {market}: {why}; the bundled table "
-                f"has on-demand prices of {table.region} only, of {len(table.usd_per_hour)} types"
+                f"has on-demand prices of {table.region} only, of {len(known)} types"
             )
+        usd = known[instance_type]
         return Price(instance_type, region, market, usd, table.as_of, table.source)
 
     def _on_demand(self, instance_type: str, region: str) -> tuple[float, str]:
         """The one price among the rows. Raises NoPrice where there are several, since it cannot
         be known which is paid. Rows at $0, for other systems or in other units are passed over.
         """
-        terms = on_demand_terms(instance_type, region)
-        rows = all_rows(
-            self._client("pricing", PRICE_LIST_REGION),
+        terms = {"instanceType": instance_type, "regionCode": region} | ON_DEMAND_TERMS
+        rows = self._account(PRICE_LIST_REGION).rows(
+            "pricing",
             "get_products",
             "PriceList",
             ServiceCode="AmazonEC2",
             FormatVersion="aws_v1",
-            Filters=filters(terms),
+            Filters=[
+                {"Type": "TERM_MATCH", "Field": field, "Value": value}
+                for field, value in terms.items()
+            ],
         )
         found = {
             float(rate["pricePerUnit"].get("USD", 0))
@@ -167,8 +168,8 @@ class InstancePrices:
 
     def _spot(self, instance_type: str, region: str) -> tuple[float, str]:
         """The cheapest zone's current price; its note names the zone and the others' median."""
-        rows = all_rows(
-            self._client("ec2", region),
+        rows = self._account(region).rows(
+            "ec2",
             "describe_spot_price_history",
             "SpotPriceHistory",
             InstanceTypes=[instance_type],
@@ -186,18 +187,6 @@ class InstancePrices:
         middle = median(zones.values())
         note = f"{zone}, the cheapest of {len(zones)} zones, median ${middle:g}"
         return usd, f"EC2 spot history, {note}"
-
-
-def on_demand_terms(instance_type: str, region: str) -> dict[str, str]:
-    """The attributes of an instance's row in the price list."""
-    return {"instanceType": instance_type, "regionCode": region} | ON_DEMAND_TERMS
-
-
-def filters(terms: Mapping[str, str]) -> list[dict[str, str]]:
-    """Terms in the form that GetProducts takes."""
-    return [
-        {"Type": "TERM_MATCH", "Field": field, "Value": value} for field, value in terms.items()
-    ]
 
 
 def cost_so_far(instance: RunningInstance, region: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from deploy.aws import Aws, aws_refusals
+from deploy.aws import Aws, aws_refusals, error_code
 from deploy.instance_kind import NEURON_BASE_IMAGE, InstanceKind
 from inference.errors import InvalidRequest
 
@@ -15,6 +15,28 @@ class SubnetInZone(NamedTuple):
     zone: str
     subnet: str
     vpc: str
+
+
+class HostSize(NamedTuple):
+    """The processors and memory of an instance type."""
+
+    vcpus: int
+    memory_gib: float
+
+
+def host_size(aws: Aws, name: str) -> HostSize:
+    """The size of an instance type, as EC2 describes it. Raises InvalidRequest for a type that EC2
+    does not know.
+    """
+    client = aws.client("ec2")
+    with aws_refusals():
+        try:
+            (found,) = client.describe_instance_types(InstanceTypes=[name])["InstanceTypes"]
+        except client.exceptions.ClientError as error:
+            if error_code(error) != "InvalidInstanceType":
+                raise
+            raise InvalidRequest(f"{aws.region} has no instance type {name}") from error
+    return HostSize(found["VCpuInfo"]["DefaultVCpus"], found["MemoryInfo"]["SizeInMiB"] / 1024)
 
 
 def places_for(aws: Aws, instance: InstanceKind, subnet: str | None) -> list[SubnetInZone]:

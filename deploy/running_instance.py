@@ -1,11 +1,15 @@
-"""A target's instance as EC2 describes it."""
+"""A target's instance as EC2 describes it, and commands on it through AWS Systems Manager, which
+needs no open port.
+"""
 
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import NamedTuple
 
 from deploy.aws import Aws, aws_refusals, error_code
 from deploy.instance_kind import Market
@@ -14,6 +18,16 @@ from inference.errors import Unavailable
 _ALIVE = ("pending", "running")
 _MARKETS: dict[str, Market] = {"spot": "spot", "capacity-block": "capacity-block"}
 _WHEN = re.compile(r"\((\d{4}-\d\d-\d\d \d\d:\d\d:\d\d) (?:GMT|UTC)\)")
+
+POLL_SECONDS = 1.0
+_MOST_SECONDS = 60
+_UNDER_WAY = ("Pending", "InProgress", "Delayed")
+
+PROGRESS = (
+    "systemctl is-active outrider-target.service; "
+    "grep '^outrider setup:' /var/log/cloud-init-output.log | tail -n 1; true"
+)
+"""Prints two lines: the unit's state, and how far the setup of the host is."""
 
 
 @dataclass(frozen=True)
@@ -88,3 +102,53 @@ def _time_in(reason: str) -> datetime | None:
     if found is None:
         return None
     return datetime.strptime(found[1], "%Y-%m-%d %H:%M:%S").replace(tzinfo=UTC)
+
+
+class HostProgress(NamedTuple):
+    """The progress of a host: whether it serves or has failed, and its state and step in words."""
+
+    serving: bool
+    failed: bool
+    words: str
+
+
+def run_on_host(aws: Aws, instance_id: str, command: str) -> str:
+    """Run the command on the host and return what it prints. Raises Unavailable where the host does
+    not answer (its agent needs a minute or two after the start), or the command fails.
+    """
+    client = aws.client("ssm")
+    with aws_refusals():
+        try:
+            sent = client.send_command(
+                InstanceIds=[instance_id],
+                DocumentName="AWS-RunShellScript",
+                Parameters={"commands": [command], "executionTimeout": [str(_MOST_SECONDS)]},
+            )
+        except client.exceptions.InvalidInstanceId as error:
+            raise Unavailable(
+                f"{instance_id} does not answer yet: Systems Manager does not know it"
+            ) from error
+    command_id, ends = sent["Command"]["CommandId"], time.monotonic() + _MOST_SECONDS
+    while time.monotonic() < ends:
+        with aws_refusals():
+            try:
+                told = client.get_command_invocation(CommandId=command_id, InstanceId=instance_id)
+            except client.exceptions.InvocationDoesNotExist:  # for a moment after sending
+                told = {"Status": "Pending"}
+        if told["Status"] not in _UNDER_WAY:
+            break
+        time.sleep(POLL_SECONDS)
+    else:
+        raise Unavailable(f"{instance_id} did not answer within {_MOST_SECONDS} s")
+    if told["Status"] != "Success":
+        said = told.get("StandardErrorContent", "").strip() or told["Status"]
+        raise Unavailable(f"{instance_id}: the command failed: {said}")
+    return str(told["StandardOutputContent"])
+
+
+def progress(aws: Aws, instance_id: str) -> HostProgress:
+    """The progress of the host. Raises Unavailable where it does not answer."""
+    state, _, setup = run_on_host(aws, instance_id, PROGRESS).strip().partition("\n")
+    step = setup.removeprefix("outrider setup:").strip()
+    failed = "FAILED" in step or state == "failed"
+    return HostProgress(state == "active", failed, f"{state}; setup: {step or 'not begun'}")

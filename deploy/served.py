@@ -10,10 +10,10 @@ from typing import NamedTuple
 
 from compile.plan.device import device_of
 from compile.spec import CompileSpec
-from compile.store import open_store
+from compile.store import fetch_manifest, open_store
 from deploy.deployment import Deployment
-from inference.artifact import Manifest, read_manifest, read_manifest_file
-from inference.errors import BadArtifact, InvalidRequest
+from inference.artifact import Manifest, read_manifest
+from inference.errors import InvalidRequest
 from inference.extras import is_installed
 from inference.model.config import parse_config
 from inference.model.hub import PinnedModel, pin_model
@@ -37,7 +37,9 @@ def read_served(deployment: Deployment) -> Manifest | None:
     if deployment.own_artifact is not None:
         manifest = read_manifest(deployment.own_artifact)
     else:
-        manifest = _fetch_manifest(deployment.artifact, deployment.digest or "")
+        with tempfile.TemporaryDirectory(prefix="outrider-") as directory:
+            store, digest = open_store(deployment.artifact), deployment.digest or ""
+            manifest = fetch_manifest(store, digest, Path(directory))
     instance = deployment.instance
     if manifest.target != instance.compile_target:
         raise InvalidRequest(
@@ -78,13 +80,3 @@ def computed_speed(manifest: Manifest) -> Speed | None:
     time = graph_time(parse_config(manifest.config), CompileSpec.of(manifest), bucket).planned
     load = f"{bucket.rows} texts at once, nothing drafted, {time * 1e3:.3g} ms a forward"
     return Speed(bucket.rows / time, f"{load}; {basis(manifest.target)}")
-
-
-def _fetch_manifest(store: str, digest: str) -> Manifest:
-    with tempfile.TemporaryDirectory(prefix="outrider-") as directory:
-        path = Path(directory) / "manifest.json"
-        open_store(store).get(f"manifests/{digest}.json", path)
-        manifest = read_manifest_file(path)
-    if manifest.digest() != digest:
-        raise BadArtifact(f"{store}: manifests/{digest}.json was changed: its digest is another")
-    return manifest

@@ -1,22 +1,27 @@
-"""A CloudFormation stack: its state, its creation, why that failed, and its removal."""
+"""A CloudFormation stack: its template, state and creation, why that failed, and its removal."""
 
 from __future__ import annotations
 
+import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from enum import Enum
+from pathlib import Path
 from typing import Any, NamedTuple
 
+import yaml
+
 from deploy.aws import Aws, aws_refusals, error_code
+from deploy.deployment import Deployment
+from inference.command import glance
 from inference.errors import InvalidRequest, Unavailable
 
 POLL_SECONDS = 3.0
 GONE = "DELETE_COMPLETE"
 TAG = "outrider:target"
 """Key of a tag on everything that was made for a target; its value is the target's name."""
-Glance = Callable[[str], None]
 
 
 class Cause(Enum):
@@ -94,7 +99,7 @@ class TargetStack:
     """The stack of this name, which may not exist."""
 
     def __init__(self, aws: Aws, name: str) -> None:
-        self.name = name
+        self.name, self._aws = name, aws
         self._client = aws.client("cloudformation")
 
     def state(self, stack_id: str | None = None) -> StackState | None:
@@ -135,7 +140,7 @@ class TargetStack:
             )
         return self._present(made["StackId"])
 
-    def settled(self, state: StackState, glance: Glance) -> StackState:
+    def settled(self, state: StackState) -> StackState:
         """The stack's state when nothing moves any more."""
         began = time.monotonic()
         while state.moving:
@@ -147,11 +152,7 @@ class TargetStack:
 
     def failure(self, state: StackState) -> LaunchFailure:
         """The first failure among the stack's events; the stack's status where none failed."""
-        with aws_refusals():
-            pages = self._client.get_paginator("describe_stack_events").paginate(
-                StackName=state.stack_id
-            )
-            events = [event for page in pages for event in page["StackEvents"]]
+        events = self._rows("describe_stack_events", "StackEvents", state)
         for event in reversed(events):  # the newest comes first
             reason = event.get("ResourceStatusReason", "")
             failed = event["ResourceStatus"].endswith("_FAILED")
@@ -159,13 +160,13 @@ class TargetStack:
                 return LaunchFailure(event["LogicalResourceId"], reason)
         return LaunchFailure(self.name, f"CloudFormation says {state.status}, without a reason")
 
-    def remove(self, state: StackState, glance: Glance) -> None:
+    def remove(self, state: StackState) -> None:
         """Remove it with all that it made. Raises Unavailable where something stays."""
         if state.status != "DELETE_IN_PROGRESS":
             with aws_refusals():
                 self._client.delete_stack(StackName=self.name)
             state = self._present(state.stack_id)
-        state = self.settled(state, glance)
+        state = self.settled(state)
         if state.status != GONE:
             failed = self.failure(state)
             raise Unavailable(
@@ -175,13 +176,11 @@ class TargetStack:
 
     def resources(self, state: StackState) -> list[str]:
         """Names of the resources that the stack has."""
-        with aws_refusals():
-            pages = self._client.get_paginator("list_stack_resources").paginate(
-                StackName=state.stack_id
-            )
-            return [
-                row["LogicalResourceId"] for page in pages for row in page["StackResourceSummaries"]
-            ]
+        rows = self._rows("list_stack_resources", "StackResourceSummaries", state)
+        return [row["LogicalResourceId"] for row in rows]
+
+    def _rows(self, operation: str, key: str, state: StackState) -> list[Any]:
+        return self._aws.rows("cloudformation", operation, key, StackName=state.stack_id)
 
     def _present(self, stack_id: str) -> StackState:
         state = self.state(stack_id)
@@ -204,3 +203,45 @@ def _read(row: Mapping[str, Any]) -> StackState:
         {one["ParameterKey"]: one["ParameterValue"] for one in row.get("Parameters", ())},
         {one["OutputKey"]: one["OutputValue"] for one in row.get("Outputs", ())},
     )
+
+
+TEMPLATE = Path(__file__).parent / "cfn" / "target.yaml"
+
+
+def read_template() -> dict[str, Any]:
+    """The template without user data."""
+    template: dict[str, Any] = yaml.safe_load(TEMPLATE.read_text(encoding="utf-8"))
+    return template
+
+
+def template_body(user_data: str) -> str:
+    """The template with user data, as JSON."""
+    template = read_template()
+    launch = template["Resources"]["Launch"]["Properties"]["LaunchTemplateData"]
+    launch["UserData"] = {"Fn::Base64": user_data}
+    return json.dumps(template)
+
+
+def stack_parameters(deployment: Deployment) -> dict[str, str]:
+    """The template's parameters, but for place, bucket and end."""
+    return {
+        "TargetName": deployment.name,
+        "Purpose": deployment.purpose,
+        "InstanceType": deployment.instance.name,
+        "ImageId": deployment.image_parameter,
+        "Store": deployment.store,
+        "Graphs": deployment.graphs,
+        "DiskGiB": str(deployment.volume_gib),
+        "Port": str(deployment.port),
+        "AllowCidr": deployment.allow_cidr or "",
+        "Private": str(deployment.private).lower(),
+        "Market": deployment.market,
+        "CapacityReservation": deployment.capacity_block or "",
+        "Served": deployment.served,
+    }
+
+
+def created_resources() -> list[str]:
+    """Resources that a stack creates: their names and types."""
+    resources = read_template()["Resources"]
+    return [f"{name} ({resource['Type']})" for name, resource in resources.items()]

@@ -33,7 +33,7 @@ class Go(NamedTuple):
     base: int
 
 
-Request: TypeAlias = Nodes | Decode | Acknowledge | Go | None
+StreamRequest: TypeAlias = Nodes | Decode | Acknowledge | Go | None
 """A client's message within a session; None for a heartbeat."""
 
 _STEPS = 16.0  # byte values for each halving of a chance
@@ -51,7 +51,7 @@ def count_nodes(message: pb.ClientMessage) -> int:
     return len(message.nodes.tokens)
 
 
-def read_request(message: pb.ClientMessage) -> Request:
+def read_request(message: pb.ClientMessage) -> StreamRequest:
     """Read a message within a session; raise InvalidRequest or LimitExceeded for a wrong one."""
     match kind_of(message):
         case "nodes":

@@ -13,8 +13,8 @@ from inference.sampling import Grammar, GrammarKind, SamplingParams
 PROTOCOL_VERSION = 3
 
 RULES_VERSION = 4
-"""Protocol of an Open with parameters that protocol 3 does not know. A target of that protocol would
-pass over them and make another text; so it refuses the number.
+"""Protocol of an Open with parameters that protocol 3 does not know. A target of protocol 3 would
+pass over them and make another text, but it refuses the number.
 """
 
 _PLAIN = ("temperature", "top_k", "top_p", "seed")  # those of protocol 3
@@ -35,7 +35,7 @@ def write_params(params: SamplingParams) -> dict[str, Any]:
     message can carry.
     """
     params = params.on_the_wire()
-    if not params.adjusts:  # nothing depends on which tokens are output
+    if not (params.adjusts or params.prompt_logprobs):  # nothing depends on which are output
         params = replace(params, made=0)
     plain = {name: getattr(params, name) for name in _PLAIN}
     if params == SamplingParams(**plain):
@@ -69,7 +69,7 @@ def read_params(message: pb.Open) -> SamplingParams:
 def _write_grammar(grammar: Grammar | None) -> pb.Grammar | None:
     if grammar is None:
         return None
-    return pb.Grammar(kind=pb.Grammar.Kind.Value(grammar.kind.name), text=grammar.text)
+    return pb.Grammar(kind=grammar.kind.name, text=grammar.text)
 
 
 def _read_grammar(message: pb.Grammar) -> Grammar:

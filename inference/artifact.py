@@ -12,7 +12,7 @@ import json
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any
 
@@ -22,12 +22,13 @@ from inference.errors import BadArtifact
 from inference.file_model import Count, Record, Size, Text, read_record
 from inference.files import write_whole
 from inference.json_file import LARGEST, read_json, shown
+from inference.sampling import MOST_BIASES
 from inference.tree_shape import Branches
 
 NATIVE = ("trn2", "trn3")
 """Targets of native PyTorch on Neuron. trn1 and inf2 are PyTorch/XLA's."""
 
-SCHEMA = 2
+SCHEMA = 3
 MANIFEST = "manifest.json"
 MOST_NODES = 1 << 16
 """Nodes of a tree in a manifest, at most; compiled trees are far smaller."""
@@ -102,6 +103,8 @@ class Bucket(Record):
     levels: Size  # distinct positions that noise is made for: the deepest tree's depth plus one
     sampled: bool  # the graph takes the sampling inputs; otherwise it is greedy
     junk: Size  # the slot that padding is written to, the last of every row's cache
+    # 32-bit words of the masks of allowed ids that the graph takes; 0: it takes no mask
+    words: Size = field(default=0, kw_only=True)
 
     def __post_init__(self) -> None:
         if not (self.rows >= 1 and self.nodes >= 1 and 1 <= self.slots <= self.junk + 1):
@@ -111,6 +114,22 @@ class Bucket(Record):
                 "a bucket picks one node or all, on as many levels as it has nodes at most: got "
                 f"{self}"
             )
+        if self.masked and not (self.sampled and self.everywhere):
+            raise BadArtifact(
+                f"a graph with masks is sampled and chooses at every node: got {self}"
+            )
+
+    @property
+    def masked(self) -> bool:
+        """Whether the graph adjusts logits and returns log-probabilities."""
+        return self.words > 0
+
+    @property
+    def changes(self) -> int:
+        """Ids with a changed logit that a row of a masked graph may have at its first picked node:
+        those of all tokens before it, and all that a bias names.
+        """
+        return self.slots + self.nodes + MOST_BIASES
 
     @property
     def everywhere(self) -> bool:
@@ -120,7 +139,7 @@ class Bucket(Record):
     @property
     def name(self) -> str:
         """The name of the bucket's files and graph."""
-        kind = "sampled" if self.sampled else "greedy"
+        kind = "masked" if self.masked else "sampled" if self.sampled else "greedy"
         call = "prefill" if self.picks == 1 < self.nodes else "verify"
         return f"{call}_b{self.rows}_t{self.nodes}_s{self.slots}_{kind}"
 

@@ -33,7 +33,7 @@ class TargetSession(CandidateSink, Protocol):
 
     @property
     def prompt_logprobs(self) -> tuple[TokenLogProb, ...]:
-        """Those of the prompt's tokens but the first, where they were asked for: known before the
+        """Log-probabilities of the prompt's tokens but the first, where asked for: known before the
         first progress.
         """
         ...

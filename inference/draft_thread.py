@@ -178,7 +178,8 @@ class Drafting:
             lone = progress.lone - self._last.lone == forwards
             seconds, tokens = at - self._heard_at, len(progress.tokens)
             self._throttle.hear(seconds, tokens, forwards, lone=lone, silent=silent)
-        self._heard_at = at
+        if progress.tokens or self._last is None:  # a sign of life ends no forward
+            self._heard_at = at
         if progress.tokens:
             notice = notice_of(self._last, progress, at)
             for proposer in self._proposers or ():
@@ -242,7 +243,7 @@ def on_thread(lend: Lend, throttle: Throttle | None = None) -> Drafter:
             except Exception as error:  # raised again in the thread that reads the text
                 drafting.fail(error)
 
-        threading.Thread(target=draft, name="outrider draft", daemon=True).start()
+        threading.Thread(target=draft, name="outrider draft").start()
         return drafting.check
 
     return begin

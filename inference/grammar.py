@@ -119,8 +119,7 @@ def _written(grammar: Grammar) -> str:
     if kind is GrammarKind.EBNF:
         return LLMatcher.grammar_from_lark(text)
     if kind is GrammarKind.CHOICE:
-        literals = [json.dumps(choice, ensure_ascii=False) for choice in _choices(text)]
-        return LLMatcher.grammar_from_lark(f"start: {' | '.join(literals)}")
+        return LLMatcher.grammar_from_lark(f"start: {' | '.join(_literals(text))}")
     try:
         return LLMatcher.grammar_from_json_schema(text, defaults=ONE_LINE)
     except ValueError as error:
@@ -128,17 +127,18 @@ def _written(grammar: Grammar) -> str:
         raise InvalidRequest(f"the schema cannot be read: {said[:200]}") from error
 
 
-def _choices(text: str) -> list[str]:
-    """Return the strings of a JSON list. Raises InvalidRequest for anything else."""
+def _literals(text: str) -> list[str]:
+    """Return the strings of a JSON list, in quotes. Raises InvalidRequest for anything else."""
     try:
         choices = json.loads(text)
-    except (ValueError, RecursionError) as error:
+        quoted = [json.dumps(choice, ensure_ascii=False) for choice in choices]
+        "".join(quoted).encode()  # no half of a pair
+    except (TypeError, ValueError, RecursionError) as error:
         raise InvalidRequest(f"choices are a JSON list of strings: {error}") from error
-    if not isinstance(choices, list) or not choices:
-        raise InvalidRequest("choices are a JSON list of at least one string")
-    if not all(isinstance(choice, str) and choice for choice in choices):
-        raise InvalidRequest("choices are strings that are not empty")
-    return choices
+    strings = all(isinstance(choice, str) and choice for choice in choices)
+    if not (isinstance(choices, list) and choices and strings):
+        raise InvalidRequest("choices are a JSON list of strings that are not empty")
+    return quoted
 
 
 class GrammarMatcher:
@@ -156,7 +156,7 @@ class GrammarMatcher:
         self.words = -(-vocabulary // 32)
         self._vocabulary, self._stop_ids = vocabulary, frozenset(stop_ids)
         self._ended = 0  # stop ids that were consumed
-        self._left = SECONDS_AT_ONCE  # of the processor
+        self._left, self._error = SECONDS_AT_ONCE, ""  # of the processor; why it is of no use
         self._state = begin(tokenizer, grammar)
         self.fill(np.zeros(self.words, dtype=np.int32))  # what cannot begin is refused at once
 
@@ -187,7 +187,7 @@ class GrammarMatcher:
         return () if self._ended else self._timed(self._state.compute_ff_tokens)
 
     def _timed(self, work: Callable[[], T]) -> T:
-        """Do work of the grammar within its time. Raises InvalidRequest where it cannot go on."""
+        """Do a step of the grammar's work. Raises InvalidRequest where it can never go on."""
         from inference.grammar_check import error_of
 
         began = time.thread_time()
@@ -195,10 +195,12 @@ class GrammarMatcher:
         took = time.thread_time() - began
         self._left = min(self._left + SECONDS_A_STEP - took, SECONDS_AT_ONCE)
         if self._state.is_error():
-            raise InvalidRequest(f"the grammar cannot go on: {error_of(self._state)}")
-        if self._left < 0:
-            raise InvalidRequest(
+            self._error = f"the grammar cannot go on: {error_of(self._state)}"
+        elif self._left < 0:
+            self._error = (
                 f"the grammar takes too long: a step may take {SECONDS_A_STEP * 1000:.0f} ms, and "
                 f"now and then {SECONDS_AT_ONCE} s"
             )
+        if self._error:
+            raise InvalidRequest(self._error)
         return done

@@ -194,15 +194,15 @@ ROTATIONS = (13, 15, 26, 6, 17, 29, 16, 24)
 ROUNDS = 13
 PARITY = 0x1BD11BDA
 
-Words: TypeAlias = Any
+UInts: TypeAlias = Any
 """32-bit words: an int32 array of numpy, or an int32 tensor of torch."""
 
-Shift: TypeAlias = Callable[[Words, int], Words]
+Shift: TypeAlias = Callable[[UInts, int], UInts]
 
 
 def threefry2x32(
-    key: tuple[Words, Words], counter: tuple[Words, Words], left: Shift, right: Shift
-) -> tuple[Words, Words]:
+    key: tuple[UInts, UInts], counter: tuple[UInts, UInts], left: Shift, right: Shift
+) -> tuple[UInts, UInts]:
     """13 rounds of Threefry-2x32 (Salmon et al. 2011) on words that broadcast. Sums wrap.
 
     left, right: shift words of that library; right is arithmetic

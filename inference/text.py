@@ -35,7 +35,7 @@ _BYTES = {chr(byte): byte for byte in _PRINTED} | {
 """Bytes by the letters that stand for them in vocabularies of bytes."""
 
 
-class _Parts(NamedTuple):
+class _Stored(NamedTuple):
     """A tokenizer as its files have it."""
 
     rules: tokenizers.Tokenizer
@@ -181,7 +181,7 @@ class Tokenizer:
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]
 
 
-def _of_directory(directory: Path) -> _Parts:
+def _of_directory(directory: Path) -> _Stored:
     if not (directory / "tokenizer.json").is_file():
         raise UnsupportedModel(
             f"{directory}: it has no tokenizer.json, which is needed; transformers makes one: "
@@ -197,7 +197,7 @@ def _of_directory(directory: Path) -> _Parts:
     named = {name: _content(settings[name]) for name in _NAMED if settings.get(name)}
     special = [tokenizers.AddedToken(one, special=True, normalized=False) for one in named.values()]
     rules.add_special_tokens(special)
-    return _Parts(rules, named, _template(directory, settings))
+    return _Stored(rules, named, _template(directory, settings))
 
 
 def _content(token: str | Mapping[str, Any]) -> str:
@@ -216,13 +216,13 @@ def _template(directory: Path, settings: Mapping[str, Any]) -> str:
     return str({one["name"]: one["template"] for one in template}.get("default", ""))
 
 
-def _of_gguf(path: Path) -> _Parts:
+def _of_gguf(path: Path) -> _Stored:
     """The tokenizer that transformers makes from a GGUF file, which has no tokenizer.json."""
     require("torch", f"{path} without its checkpoint's tokenizer.json beside it", "transformers")
     from transformers import AutoTokenizer
 
     made: Any = AutoTokenizer.from_pretrained(str(path.parent), gguf_file=path.name)
-    return _Parts(made.backend_tokenizer, dict(made.special_tokens_map), made.chat_template or "")
+    return _Stored(made.backend_tokenizer, dict(made.special_tokens_map), made.chat_template or "")
 
 
 class _Generation(Extension):

@@ -1,7 +1,7 @@
-"""Keeps a text's rate where draft and target share a machine, and each slows the other down.
+"""Keeps texts' rate where draft and target share a machine, and each slows the other down.
 
 The promise is relative to the target with the draft silent. So forwards are timed in silence now
-and then, and the draft works while the text loses little against them. Pure: no clock is read.
+and then, and the draft works while texts lose little against them. Pure: no clock is read.
 """
 
 from __future__ import annotations
@@ -13,28 +13,64 @@ from inference.draft_tuning import TUNING
 from inference.times import CHANGED, LATEST, TRUSTED
 
 
+class Silence:
+    """The pace of a target while the draft is silent, and what drafting has cost its texts.
+
+    All texts of a client share it, so a draft of no use costs them its loan once.
+
+    seconds: of the latest root-only forwards in silence, as the texts' readers see them
+    """
+
+    def __init__(self) -> None:
+        self.seconds = deque[float](maxlen=LATEST)
+        self._settled = 0.0  # tokens ahead of the silent target, up to the last silence
+        self._tokens, self._drafted = 0.0, 0.0  # since then: tokens allowed for, and seconds
+        self._was_timed = False  # since the last tokens that came beside the draft
+
+    @property
+    def ahead(self) -> float:
+        """Tokens that texts are ahead of what drafting may cost them, by the pace as it is known
+        now: a machine that has slowed down is no fault of the draft.
+        """
+        if len(self.seconds) < TRUSTED:
+            return self._settled
+        ahead = self._settled + self._tokens - self._drafted / median(self.seconds)
+        return min(max(ahead, -TUNING.loan - TUNING.most_behind), TUNING.most_ahead)
+
+    def time(self, seconds: float) -> None:
+        """Record a root-only forward in silence. It makes one token, a part of which is saved."""
+        self.seconds.append(seconds)
+        self._tokens += TUNING.loss
+        self._was_timed = True
+
+    def count(self, tokens: int, seconds: float) -> None:
+        """Record tokens that came beside the draft, and what they took. What came before the last
+        silence is settled by the pace that it showed.
+        """
+        if len(self.seconds) < TRUSTED:
+            return
+        if self._was_timed:
+            self._settled, self._tokens, self._drafted = self.ahead, 0.0, 0.0
+            self._was_timed = False
+        self._tokens += (1 + TUNING.loss) * tokens
+        self._drafted += seconds
+
+
 class Throttle:
     """Whether the draft of one text may make calls.
 
-    quiet: seconds of the latest root-only forwards that were made while the draft was silent, as
-        the text's reader sees them. Shared by the texts of one target.
+    silence: what the texts of the target share
     """
 
-    def __init__(self, quiet: deque[float]) -> None:
-        self._quiet, self._needed = quiet, 0 if len(quiet) >= TRUSTED else TRUSTED
+    def __init__(self, silence: Silence) -> None:
+        self._silence, self._needed = silence, TRUSTED if len(silence.seconds) < TRUSTED else 0
         self._quicker = 0  # latest forwards beside the draft that were quicker than in silence
-        self._tokens, self._timed = 0, 0  # tokens of the text, and when it was last silent
-        self._ahead = 0.0  # tokens, of what the silent target would have made
+        self._since = 0  # tokens of the text since it was last silent
 
     @property
     def allows(self) -> bool:
         """Whether the next call may be made."""
-        return not self._needed and self._ahead > self._least
-
-    @property
-    def _least(self) -> float:
-        """Tokens, below 0, that the text may be behind so far."""
-        return -TUNING.loan - TUNING.loss * self._tokens
+        return not self._needed and self._silence.ahead > -TUNING.loan
 
     def hear(self, seconds: float, tokens: int, forwards: int, *, lone: bool, silent: bool) -> None:
         """Record what came after the last time.
@@ -47,32 +83,18 @@ class Throttle:
         lone: whether all were root-only
         silent: whether the draft was silent meanwhile
         """
-        self._tokens += tokens
-        pace = seconds / max(forwards, 1)
-        is_quicker = bool(self._quiet) and pace * CHANGED < median(self._quiet)
+        known, pace = self._silence.seconds, seconds / max(forwards, 1)
+        is_quicker = bool(known) and pace * CHANGED < median(known)
         self._quicker = self._quicker + 1 if lone and not silent and is_quicker else 0
+        self._since += tokens
         if lone and silent:
-            self._time(pace)
-        elif self._quicker == TRUSTED:
-            self._quiet.clear()
-            self._needed = TRUSTED
-        elif len(self._quiet) >= TRUSTED:
-            ahead = self._ahead + tokens - seconds / median(self._quiet)
-            self._ahead = min(max(ahead, self._least - TUNING.most_behind), TUNING.most_ahead)
-        if not self._needed and self._tokens - self._timed >= TUNING.retimed:
-            self._needed = TRUSTED
-
-    def _time(self, seconds: float) -> None:
-        """Record a root-only forward in silence. Losses against another pace are forgotten."""
-        before = median(self._quiet) if self._quiet else seconds
-        self._quiet.append(seconds)
-        self._needed = max(self._needed - 1, 0)
-        if not self._needed:
-            self._timed = self._tokens
-        if median(self._quiet) > CHANGED * before:
-            self._ahead = max(self._ahead, 0.0)
-
-
-def silence() -> deque[float]:
-    """Return what the throttles of one target share: nothing yet."""
-    return deque(maxlen=LATEST)
+            self._silence.time(pace)
+            self._needed = max(self._needed - 1, 0)
+            self._since = 0 if not self._needed else self._since
+            return
+        if self._quicker == TRUSTED:
+            known.clear()
+        else:
+            self._silence.count(tokens, seconds)
+        if len(known) < TRUSTED or self._since >= TUNING.retimed:
+            self._needed = self._needed or TRUSTED

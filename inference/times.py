@@ -82,8 +82,10 @@ class LatencyModel:
         seconds = max(seconds, LEAST)
         self._calls += 1
         seen = self._seen.pop((rows, nodes), None) or _ShapeSamples()
-        seen.add(seconds, self._calls)
         self._seen[rows, nodes] = seen
+        narrowest = min(shape for shape in self._seen if shape[0] == rows)
+        seen.add(seconds, self._calls)
+        seen.pace = self._seen[narrowest], self._seen[narrowest].middle
         while self._calls - next(iter(self._seen.values())).at > REMEMBERED:
             del self._seen[next(iter(self._seen))]
         self._cache.clear()
@@ -133,10 +135,10 @@ class LatencyModel:
         seen = self._seen.get(shape)
         if seen is not None and seen.trusted:
             stale = self._calls - seen.at > STALE
-            return max(seen.middle, self._measured.since(shape, seen.at)) if stale else seen.middle
+            return max(seen.now, self._measured.since(shape, seen.at)) if stale else seen.now
         near = self._near(shape)
         if seen is not None:
-            return max(near.lower, min(seen.middle, near.least))
+            return max(near.lower, min(seen.now, near.least))
         return near.expected
 
     def _near(self, shape: Shape) -> _Near:
@@ -211,11 +213,19 @@ class _ShapeSamples:
 
     at: the serial number of the last
     trusted: whether there are enough
+    pace: the narrowest shape of as many rows, and its seconds when the last sample was taken
     """
 
     def __init__(self) -> None:
         self.latest: deque[float] = deque(maxlen=LATEST)
         self.middle, self.at, self.trusted = 0.0, 0, False
+        self.pace = self, 0.0
+
+    @property
+    def now(self) -> float:
+        """Seconds on the machine as it is: a neighbour slows all shapes down by one factor."""
+        narrowest, before = self.pace
+        return self.middle * (narrowest.middle / before) if before else self.middle
 
     def add(self, seconds: float, at: int) -> None:
         changed = self.latest and not 1 / CHANGED < seconds / self.middle < CHANGED
@@ -235,7 +245,7 @@ class _ShapeTable:
         self._shapes = sorted(seen, key=lambda shape: (math.prod(shape), shape))
         latest = [seen[shape] for shape in self._shapes]
         self.nodes = np.array([math.prod(shape) for shape in self._shapes], dtype=np.int64)
-        self.seconds = np.array([one.middle for one in latest], dtype=np.float64)
+        self.seconds = np.array([one.now for one in latest], dtype=np.float64)
         self._trusted = np.array([one.trusted for one in latest], dtype=np.bool_)
         self._at = np.array([one.at for one in latest], dtype=np.int64)
 

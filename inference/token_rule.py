@@ -24,7 +24,7 @@ TokenPath = Sequence[int]
 
 
 class Adjustment(NamedTuple):
-    """What the logits at p picked nodes are adjusted by.
+    """Changes of the logits at p picked nodes.
 
     A row of ids is padded with id 0, factor 1 and bias 0, which change nothing.
     """
@@ -34,10 +34,27 @@ class Adjustment(NamedTuple):
     factors: FloatArray  # [p, m] divide a logit above 0, and multiply one below
     biases: FloatArray  # [p, m] added behind that
 
+    @classmethod
+    def none(cls, nodes: int) -> Adjustment:
+        """Return one that leaves the logits at so many nodes as they are."""
+        nothing = np.zeros((nodes, 0), dtype=np.float32)
+        return cls(None, nothing.astype(np.int32), nothing, nothing)
+
+    def changes(self, vocabulary: int) -> tuple[IntArray, IntArray, FloatArray, FloatArray]:
+        """Return node, id, factor and bias of each change, [n] each. An id beyond the vocabulary,
+        which a draft's head may lack, has none.
+        """
+        named = (self.factors != 1) | (self.biases != 0)
+        named &= self.ids < vocabulary
+        nodes = named.nonzero()[0].astype(np.int32)
+        return nodes, self.ids[named], self.factors[named], self.biases[named]
+
 
 class Matcher(Protocol):
-    """The state of a grammar behind some tokens. Any call may raise InvalidRequest: the grammar
-    takes more work than it may, and the matcher is of no use any more.
+    """The state of a grammar behind some tokens.
+
+    Any call may raise InvalidRequest, and then every later one does: the grammar takes more work
+    than it may.
     """
 
     words: int  # 32-bit words of a set of ids
@@ -110,15 +127,18 @@ class TokenRule:
         return [token < last and bool(words[token >> 5] >> (token & 31) & 1) for token in tokens]
 
     def _catch_up(self) -> None:
-        """Work off what was committed."""
+        """Work off what was committed. Raises InvalidRequest, now and ever after, where that breaks
+        the grammar.
+        """
         tokens, self._behind = self._behind, []
         self._changes.commit(tokens)
-        for token in tokens:
-            if self._matcher is not None and not self._matcher.consume(token):
-                raise InvalidRequest(
-                    f"the text breaks its grammar: token {token} at position {self._position}"
-                )
-            self._position += 1
+        taken = len(tokens) if self._matcher is None else _consumed(self._matcher, tokens)
+        self._position += taken
+        if taken < len(tokens):
+            self._behind = tokens[taken:]
+            raise InvalidRequest(
+                f"the text breaks its grammar: token {tokens[taken]} at position {self._position}"
+            )
 
     def _allowed(self, paths: Sequence[TokenPath]) -> IntArray | None:  # [paths, words]
         """Return the ids that may follow each path. The paths are walked depth first, so that

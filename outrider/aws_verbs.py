@@ -12,7 +12,7 @@ from deploy.__main__ import main as run_verb
 from inference.command import run_command
 from inference.extras import require
 
-_RAY = Verb("serve from several replicas behind one address", "outrider.target.ray_command")
+_RAY = Verb("serve from several replicas behind one address", "outrider.target.ray_fleet")
 
 DEPLOY_VERBS = VERBS | {"ray": _RAY}
 """Verbs of `outrider deploy`: those of deploy/, and one that serves targets by Ray."""

@@ -51,8 +51,10 @@ BOUNDS = {
 MOST_STEPS = 8
 """Bound of the longest trip of a parameter."""
 
-MOST_NAMES = 1
-"""Bound of the public type names with several meanings."""
+MOST_NAMES = 6
+"""Bound of the type names with several meanings. Layers of a model keep theirs in each stack, and
+`Engine` is the public interface's own.
+"""
 
 MOST_FILE_NAMES = 2
 """Bound of the file names that stand for several files."""
@@ -169,13 +171,18 @@ def circles(found: list[Module]) -> list[list[str]]:
 
 
 def shared_type_names(found: list[Module]) -> dict[str, list[str]]:
-    """Public classes whose name has several definitions, with where they are."""
-    homes: defaultdict[str, list[str]] = defaultdict(list)
+    """Names of classes and type aliases that stand in several files, with where they are. A leading
+    underscore makes no other name.
+    """
+    homes: defaultdict[str, set[str]] = defaultdict(set)
     for module in found:
-        for node in module.tree.body:
-            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
-                homes[node.name].append(module.name)
-    return {name: places for name, places in homes.items() if len(places) > 1}
+        for node in ast.walk(module.tree):
+            match node:
+                case ast.ClassDef(name=name):
+                    homes[name.lstrip("_")].add(module.name)
+                case ast.AnnAssign(ast.Name(name), ast.Name("TypeAlias")):
+                    homes[name.lstrip("_")].add(module.name)
+    return {name: sorted(places) for name, places in homes.items() if len(places) > 1}
 
 
 def shared_file_names(found: list[Module]) -> dict[str, list[str]]:

@@ -93,7 +93,6 @@ def here(command: str, port: int) -> str:
 
 @contextmanager
 def serving(command: str, folder: Path, port: int, environment: dict[str, str]) -> Iterator[None]:
-    """A target that runs until the context ends."""
     with (folder / "target.log").open("w+b") as log:
         process = subprocess.Popen(
             ["bash", "-c", f"exec {command}"], cwd=folder, env=environment, stderr=log, stdout=log

@@ -21,7 +21,7 @@ from outrider.compare.testbed import read_positions
 from outrider.money.goal import read_billing
 from outrider.options import parsing as running
 from outrider.options.roles import OTHER_VERBS, ROLES, VERBS
-from outrider.prove import prove_options as proving
+from outrider.prove import command as proving
 from outrider.recommend.command import RecommendOptions
 from outrider.runs.command import RunsOptions
 from outrider.terminal.demo import DemoOptions
@@ -33,9 +33,9 @@ HELP = [
     *sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "deploy/commands").glob("*.py")),
     "outrider/compare/compare_options.py",
     "outrider/options/parsing.py",
-    "outrider/prove/prove_options.py",
+    "outrider/prove/command.py",
     "outrider/runs/command.py",
-    "outrider/target/ray_command.py",
+    "outrider/target/ray_fleet.py",
 ]
 
 
@@ -66,7 +66,7 @@ PARSERS: dict[str, Callable[[list[str]], object]] = {
     "-m compile": compiled,
     "-m deploy": deploying.parse,
 }
-PLACEHOLDERS = {"D": "bfloat16", "T": "trn1", "N": "2", "NAME": "demo"}
+PLACEHOLDERS = {"D": "bfloat16", "T": "trn1", "N": "2", "NAME": "demo", "HEX": "0" * 64}
 """What a page has the reader put in where not any text will do."""
 
 SHOWN = {"--help", "--help-all", "--version", "--completion"}
@@ -99,7 +99,8 @@ def split(command: str) -> tuple[str, list[str]]:
     """The program, and its arguments."""
     words = shlex.split(command)
     count = 2 if words[0] == "-m" else 1
-    return " ".join(words[:count]), [PLACEHOLDERS.get(word, word) for word in words[count:]]
+    given = [PLACEHOLDERS.get(word, word).replace("BUCKET", "bucket") for word in words[count:]]
+    return " ".join(words[:count]), given
 
 
 def is_named(arguments: list[str]) -> bool:

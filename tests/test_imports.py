@@ -25,16 +25,19 @@ IMPURE = {
     "artifact",
     "cost/energy",
     "file_model",
+    "grammar",
+    "grammar_check",
     "planner/profile_files",
     "text",
 }
 """Files within inference/ that need nothing but the standard library and numpy, and the others."""
 
 HOMES = {
-    "boto3": ("deploy/aws.py", "compile/s3.py"),
+    "boto3": ("deploy/aws.py", "compile/store.py"),
     "scipy": ("compile/plan/search.py",),
     "defusedxml": ("outrider/runs/autodraft.py",),
     "filelock": ("compile/build/build.py",),
+    "llguidance": ("inference/grammar.py", "inference/grammar_check.py"),
 }
 
 

@@ -1,4 +1,4 @@
-"""A text with a rule equals the target's own, whatever is proposed by drafts that know none; and
+"""A text with a rule equals the target's own, whether or not the drafts that propose know it; and
 the target's own is what transformers' processors and a plain sampler choose.
 """
 
@@ -13,6 +13,7 @@ import pytest
 
 from inference.engine.engine import Engine
 from inference.engine.local_session import LocalSession
+from inference.grammar import Grammars
 from inference.model.decoder import Decoder
 from inference.order import Decode, Pace
 from inference.proposer import Proposer
@@ -64,14 +65,18 @@ RULES = {
     "all": replace(PENALTIES, grammar=WORDS, min_p=0.125, logit_bias=((70, 3.0), (71, -2.5))),
 }
 TEMPERATURES = [(0.0, 0), (0.7, 11), (1.0, 2**62 + 12345)]
-PROPOSERS: dict[str, Callable[[Decoder], Proposer]] = {
-    "rounds": rounds,
-    "growing": growing,
+PROPOSERS: dict[str, Callable[[Decoder, Grammars | None], Proposer]] = {
+    "rounds": lambda draft, known: rounds(draft, grammars=known),
+    "growing": lambda draft, known: growing(draft, grammars=known),
     "blocks": blocks,
     "growing and copying": growing_and_copying,
-    "copying": lambda draft: copying(),
+    "copying": lambda draft, known: copying(known),
 }
-DRAFTS = {"close": perturbed(1, 0.02), "unrelated": decoder(99, layers=1)}
+DRAFTS: dict[str, tuple[Decoder, Grammars | None]] = {
+    "close": (perturbed(1, 0.02), None),
+    "close, knows the rule": (perturbed(1, 0.02), grammars()),
+    "unrelated, knows the rule": (decoder(99, layers=1), grammars()),
+}
 TOKENS = 30
 
 each_rule = pytest.mark.parametrize("rule", RULES)
@@ -145,7 +150,7 @@ def test_no_proposer_changes_a_text_with_a_rule(
 
     def produce(text: Sequence[int], n: int) -> list[int]:
         own = replace(params, made=len(text) - len(prompt))
-        return text_with(served, PROPOSERS[name](DRAFTS[draft]), text, own, n, pace)
+        return text_with(served, PROPOSERS[name](*DRAFTS[draft]), text, own, n, pace)
 
     adjust = oracle_of(prompt, params).adjusted
     assert_same_text(target, prompt, params, references[params], produce, ties, adjust)

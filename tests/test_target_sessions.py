@@ -12,9 +12,9 @@ from inference.decode import TargetSession
 from inference.engine.engine import Engine
 from inference.engine.local_session import LocalSession
 from inference.errors import Busy, InvalidRequest
-from inference.order import Decode, Pace
+from inference.order import Decode, Pace, TokenLogProb
 from inference.proposer import MODEL, NOBODY
-from inference.sampling import SamplingParams
+from inference.sampling import Grammar, GrammarKind, SamplingParams
 from tests.support import pairs
 from tests.support.drafts import proposers_of, text_of
 from tests.support.exact import running
@@ -146,6 +146,10 @@ REFUSED: dict[str, tuple[Callable[[TargetSession], None], str]] = {
     "a long prompt": (lambda session: session.open([1] * 50_000, GREEDY), "50000"),
     "a strange token": (lambda session: session.open([1, VOCABULARY], GREEDY), "vocabulary"),
     "a long text": (lambda session: session.decode(Decode(50_001)), "50000"),
+    "a rule where none is followed": (
+        lambda session: session.open(PROMPT, SamplingParams(presence_penalty=1.0)),
+        "--masks",
+    ),
     "a strange candidate": (
         lambda session: session.propose(candidates(session, 2, [VOCABULARY])),
         "vocabulary",
@@ -178,11 +182,15 @@ def test_who_comes_to_a_full_target_hears_that_it_is_busy(where: str) -> None:
             outcome(refused, lambda one: one.open(PROMPT, GREEDY))
 
 
+LETTERS = Grammar(GrammarKind.REGEX, "([a-f]{1,5} )*")
 SAMPLINGS = [
     GREEDY,
     SamplingParams(0.7, seed=1),
     SamplingParams(1.0, seed=2),
     SamplingParams(1.0, top_p=0.9, seed=3),
+    SamplingParams(grammar=LETTERS),
+    SamplingParams(0.7, seed=1, grammar=LETTERS, repetition_penalty=1.2, logit_bias=((70, -2.5),)),
+    SamplingParams(1.0, seed=2, presence_penalty=0.7, frequency_penalty=0.3, min_p=0.05),
 ]
 
 
@@ -192,7 +200,8 @@ SAMPLINGS = [
 def test_the_text_is_that_of_the_target_alone_in_process(
     where: str, params: SamplingParams, pace: Pace
 ) -> None:
-    engine, prompt = pairs.engine(pairs.decoder(1)), [5, 17, 250, 3, 99]
+    engine = pairs.engine(pairs.decoder(1), rules=pairs.grammars())
+    prompt = [5, 17, 250, 3, 99]
     alone = text_of(prompt, params, LocalSession(engine), Decode(45))
     assert len(alone) == 40
     with SESSIONS[where](engine) as begin:
@@ -202,3 +211,28 @@ def test_the_text_is_that_of_the_target_alone_in_process(
             assert made == alone
             saves = draft == "close" and pace is Pace.WAIT and params.greedy
             assert session.traffic.forwards <= (30 if saves else 40)
+
+
+@pytest.mark.parametrize("where", SESSIONS)
+@pytest.mark.parametrize("likeliest", [0, 3])
+def test_each_token_comes_with_its_log_probability_and_the_prompts_come_first(
+    where: str, likeliest: int
+) -> None:
+    params = SamplingParams(grammar=LETTERS, logprobs=likeliest, prompt_logprobs=True)
+    engine = pairs.engine(pairs.decoder(1), rules=pairs.grammars())
+    with SESSIONS[where](engine) as begin, closing(begin()) as session:
+        session.open([5, 17, 250, 3], params)
+        session.decode(Decode(24))
+        tokens, scores = list[int](), list[TokenLogProb]()
+        while len(tokens) < 20:
+            came = news(session)
+            assert len(session.prompt_logprobs) == 3
+            tokens += came.tokens
+            scores += came.logprobs
+    assert len(scores) == 20
+    for token, score in zip(tokens, scores, strict=True):
+        assert len(score.ids) == len(score.values) == likeliest
+        assert not likeliest or (score.ids[0], score.values[0]) == (token, score.value)
+    for score in session.prompt_logprobs:
+        assert len(score.ids) == likeliest
+        assert score.value < 0

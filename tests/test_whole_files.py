@@ -24,7 +24,6 @@ ROOM = 50
 
 @contextmanager
 def full_disk() -> Iterator[None]:
-    """The kernel lets no file grow beyond ROOM."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (ROOM, before[1]))
     try:

@@ -152,14 +152,14 @@ def main(options: Options) -> int:
     seeds = [DOZEN_SEED] if options.dozen else range(options.seeds)
     missed = 0
     columns = "".join(f"{mark:>8}" for mark in MARKS)
-    print(f"{'law':<12}{'profile':<16}{'draft':<14}{'sessions':>8}{columns}{'possible':>10}")
+    print(f"{'law':<18}{'profile':<16}{'draft':<14}{'sessions':>8}{columns}{'possible':>10}")
     for cell, seed in product(cells, seeds):
         made = figures(cell, BELIEFS[cell.profile](LAWS[cell.law], cell.sessions), seed)
         best = possible(cell._replace(profile=""), seed)
         wrong = "; ".join(misses(made, best))
         missed += bool(wrong)
         numbers = "".join(f"{figure:>8.3f}" for figure in made)
-        head = f"{cell.law:<12}{cell.profile:<16}{cell.skill:<14}{cell.sessions:>8}"
+        head = f"{cell.law:<18}{cell.profile:<16}{cell.skill:<14}{cell.sessions:>8}"
         print(f"{head}{numbers}{best:>10.2f}  {wrong}", flush=True)
     print(f"{missed} of {len(cells) * len(seeds)} cells miss the promise")
     return int(missed > 0)

@@ -94,6 +94,8 @@ LAWS = {
         Law("stalls", _roofline, 0.06, stalls=60.0),
         Law("neighbour", _roofline, 0.1, lambda at: 2.0 if int(at / 25) % 2 else 1.0),
         Law("drift", _roofline, 0.1, lambda at: 1.0 + 2.0 * min(at / 256, 1.0)),
+        Law("linear-neighbour", float, 0.25, lambda at: 2.0 if int(at / 25) % 2 else 1.0),
+        Law("linear-drift", float, 0.25, lambda at: 1.0 + 2.0 * min(at / 256, 1.0)),
         Law("dear-2", _points({1: 1, 2: 1.3, 16: 1.35, 64: 2}), 0.1),
     )
 }

@@ -68,8 +68,8 @@ from inference.order import Decode
 from inference.sampling import SamplingParams
 from inference.text import Tokenizer
 from outrider.draft_methods.model import find
+from outrider.models.capacity import Capacity
 from outrider.models.loading import PREFILL_NODES, FoundModel
-from outrider.models.sequence_length import Capacity
 from outrider.options.groups import Quantization
 from outrider.options.roles import DraftRole
 

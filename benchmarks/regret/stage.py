@@ -17,6 +17,7 @@ from inference.backends.timed import TimeProfile, find_profile
 from inference.drafters.copied_text import CopySource
 from inference.drafters.draft import Draft
 from inference.engine.engine import Engine
+from inference.grammar import Grammars
 from inference.planner.acceptance import Knowledge
 from inference.planner.acceptance_file import read_acceptance
 from inference.planner.prices import Prices
@@ -81,12 +82,15 @@ class Spent(NamedTuple):
     traffic: Traffic
 
 
-def virtual_server(target: Model, vocabulary: int, profiles: Profiles) -> VirtualServer:
+def virtual_server(
+    target: Model, vocabulary: int, profiles: Profiles, grammars: Grammars | None = None
+) -> VirtualServer:
     """A target on a clock of its own, whose calls take what the profile says."""
     clock = VirtualClock()
     metered = MeteredModel(target, profiles.target, clock.advance)
     times = profiles.target_times(target.rows)
-    return VirtualServer(clock, serve(metered, vocabulary, times=times, clock=clock.now))
+    engine = serve(metered, vocabulary, times=times, clock=clock.now, grammars=grammars)
+    return VirtualServer(clock, engine)
 
 
 class Stage:
@@ -130,6 +134,7 @@ def serve(
     *,
     times: Mapping[Shape, float] | None = None,
     clock: Callable[[], float] = time.perf_counter,
+    grammars: Grammars | None = None,
 ) -> Engine:
     """An engine for as many sessions at a time as the target has rows."""
     return Engine(
@@ -139,6 +144,7 @@ def serve(
         vocabulary=vocabulary,
         times=LatencyModel(times, measured=True),
         clock=clock,
+        grammars=grammars,
     )
 
 

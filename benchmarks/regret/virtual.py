@@ -24,7 +24,7 @@ from inference.backends.batch import BatchShape
 from inference.backends.timed import TimeProfile
 from inference.engine.engine import Engine
 from inference.engine.session import Session
-from inference.order import Decode, End, Progress
+from inference.order import Decode, End, Progress, TokenLogProb
 from inference.proposer import FRAMING_BYTES, Nodes
 from inference.sampling import SamplingParams
 from inference.stats import Traffic
@@ -127,6 +127,7 @@ class VirtualSession:
     """
 
     stream = 0
+    prompt_logprobs: tuple[TokenLogProb, ...] = ()
     _told: Progress | None  # what the loop has seen last
 
     def __init__(self, server: VirtualServer, link: Link) -> None:

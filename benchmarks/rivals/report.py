@@ -10,7 +10,7 @@ from typing import Any
 from benchmarks.harness import geometric_interval, table_lines
 from benchmarks.rivals.arm import Made
 from benchmarks.rivals.play import Answers
-from outrider.compare.divergence import first_difference
+from outrider.compare.rows import first_difference
 
 ALL = "all"
 

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from datetime import datetime
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -23,7 +22,6 @@ T = TypeVar("T")
 METRICS = "global_metric_store.json"
 """The file of metrics, as the compiler names it."""
 
-_STAMP = re.compile(r"^(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)Z ", re.MULTILINE)
 _ROW = re.compile(r"^│ ([^│]+?) *│ ([^│]+?) *│$", re.MULTILINE)
 _SIZE = re.compile(r"([\d.]+) ?([KMGT]?)B")
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
@@ -37,33 +35,24 @@ _LONGEST = 300  # characters of an error
 class CompilerReport:
     """The compiler's figures of one graph; None where it stated none."""
 
-    seconds: float | None = None  # between the first line of the log and the last
-    opcodes: Mapping[str, int] = field(default_factory=dict)  # instructions by what they do
-    engines: Mapping[str, int] = field(default_factory=dict)  # instructions by engine
+    instructions: int | None = None
     code: int | None = None  # bytes of code
     memory: int | None = None  # bytes of the device in all, the tensors included
-    products: float | None = None  # multiplications and additions
     moved: float | None = None  # bytes to and from the device's memory
-
-    @property
-    def instructions(self) -> int | None:
-        return sum(self.opcodes.values()) or None
 
 
 def read_report(log: Path, metrics: Path | None = None) -> CompilerReport:
     """The report of a graph. metrics: the compiler's file of metrics, where there is one"""
     text = log.read_text(encoding="utf-8", errors="replace") if log.is_file() else ""
-    stamps = [datetime.fromisoformat(stamp) for stamp in _STAMP.findall(text)]
     sizes = _table(text, "DRAM Memory Usage", "Size")
     sums = {} if metrics is None else _sums(metrics)
+    traffic = re.findall(r"Traffic has found (\d+)", text)
+    counts = _table(text, "Opcode", "Count").values()
     return CompilerReport(
-        (stamps[-1] - stamps[0]).total_seconds() if stamps else None,
-        _counts(_table(text, "Opcode", "Count")),
-        _counts(_table(text, "Engine", "Count")),
+        sum(int(count) for count in counts if count.isdigit()) or None,
         _bytes(sizes.get("Model Code")),
         _bytes(sizes.get("Total:")),
-        _number(text, "HloMacCount has found"),
-        sums.get("DDRTransferBytes") or _number(text, "Traffic has found"),
+        sums.get("DDRTransferBytes") or (float(traffic[-1]) if traffic else None),
     )
 
 
@@ -101,18 +90,9 @@ def _table(text: str, *heads: str) -> Mapping[str, str]:
     return dict(_ROW.findall(text[tables[-1] : text.find("└", tables[-1])])) if tables else {}
 
 
-def _counts(rows: Mapping[str, str]) -> Mapping[str, int]:
-    return {name: int(count) for name, count in rows.items() if count.isdigit() and count != "0"}
-
-
 def _bytes(size: str | None) -> int | None:
     found = None if size is None else _SIZE.fullmatch(size)
     return None if found is None else round(float(found[1]) * _UNITS[found[2]])
-
-
-def _number(text: str, before: str) -> float | None:
-    found = re.findall(rf"{before} (\d+)", text)
-    return float(found[-1]) if found else None
 
 
 def _sums(metrics: Path) -> Mapping[str, Any]:

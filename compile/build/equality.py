@@ -21,10 +21,13 @@ from inference.artifact import Bucket, RoundBucket
 from inference.backends.compiled import Graph
 from inference.engine.graph_rounds import blank_tree
 from inference.errors import BadArtifact
+from inference.model.arithmetic import HOST
+from inference.model.masked_choice import MaskInputs, Scored
 from inference.model.noise import noise
 from inference.model.round_graph import RoundGraph, round_inputs
 from inference.model.sampler import Sampling
 from inference.model.verify_graph import VerifyGraph, example_inputs
+from inference.model.vocabulary import WHOLE_VOCABULARY
 from inference.sampling import SamplingParams
 
 Eager = VerifyGraph | RoundGraph
@@ -56,7 +59,11 @@ SAMPLINGS = (
     SamplingParams(),
     SamplingParams(0.7, top_k=20, seed=2**40 + 1),
     SamplingParams(1.0, top_p=0.9, seed=3),
+    SamplingParams(1.0, min_p=0.1, seed=4),
 )
+_LEAST = -100.0  # log-probability below which numbers are not compared
+_OF_TEXT = {"text_ids", "text_changes"}
+"""Mask inputs of all nodes of a row."""
 
 
 @torch.no_grad()
@@ -72,12 +79,12 @@ def check_equal(eager: Eager, compiled: Graph, bucket: Bucket, *, sequence_lengt
     for seed in range(ROUNDS):
         inputs = random_inputs(bucket, eager.decoder.vocabulary, len(first), sequence_length, seed)
         expected, made = eager(**inputs), compiled(**inputs)
-        different = kind.different(eager, inputs, made[0], expected[0], allowed)
+        different = kind.different(eager, inputs, _chosen(made), _chosen(expected), allowed)
         differing, total = differing + int(different.sum()), total + different.numel()
         rows = ~different if different.dim() == 1 else slice(None)
-        states = zip(kind.states, _states(made), _states(expected), strict=False)
-        for name, ours, theirs in states:
-            errors.setdefault(name, []).append(distances(ours[:, rows], theirs[:, rows]))
+        theirs = _states(kind, expected)
+        for name, ours in _states(kind, made).items():
+            errors.setdefault(name, []).append(distances(ours[:, rows], theirs[name][:, rows]))
     wrong = []
     for name, found in errors.items():
         error = float(torch.cat(found).median())
@@ -89,9 +96,22 @@ def check_equal(eager: Eager, compiled: Graph, bucket: Bucket, *, sequence_lengt
         raise BadArtifact(f"graph {bucket.name} is not the eager model's: {'; '.join(wrong)}")
 
 
-def _states(outputs: Sequence[Tensor]) -> list[Tensor]:
-    """Outputs of a graph behind its answers, each [layers, B, T, width]; features as one layer."""
-    return [part if part.dim() == 4 else part[None] for part in outputs[1:]]
+def _chosen(outputs: Sequence[Tensor]) -> Tensor:
+    """The answers of a graph, without the log-probabilities that those of a masked one have."""
+    return Scored.parted(outputs[0]).chosen if outputs[0].dim() == 3 else outputs[0]
+
+
+def _states(kind: _Trees | _Rounds, outputs: Sequence[Tensor]) -> dict[str, Tensor]:
+    """Outputs of a graph behind its choices by name, each [layers, B, T, width]; features and
+    log-probabilities as one layer. What is out of reach is not told apart.
+    """
+    parts = [part if part.dim() == 4 else part[None] for part in outputs[1:]]
+    states = dict(zip(kind.states, parts, strict=False))
+    if outputs[0].dim() == 3:
+        values, _, likeliest = Scored.parted(outputs[0]).scores
+        logprobs = torch.cat((values[..., None], likeliest), -1)
+        states["log-probabilities"] = logprobs[None].clamp(min=_LEAST)
+    return states
 
 
 def distances(ours: Tensor, theirs: Tensor) -> Tensor:  # [layers, B, T, width] twice -> [B * T]
@@ -113,10 +133,10 @@ def check_independent(eager: Eager, graph: Graph, bucket: Bucket, *, sequence_le
     )
     for change in kind.changes(inputs, other):
         outputs = graph(**inputs), graph(**inputs | change.inputs)
-        parts = [[made[0][None], *_states(made)] for made in outputs]
-        for name, ours, theirs in zip((kind.answers, *kind.states), *parts, strict=False):
-            seen = change.unchanged.get(name)
-            if seen is not None and not torch.equal(ours[seen], theirs[seen]):
+        one, two = ({kind.answers: made[0][None]} | _states(kind, made) for made in outputs)
+        for name in one.keys() & change.unchanged.keys():
+            seen = change.unchanged[name]
+            if not torch.equal(one[name][seen], two[name][seen]):
                 raise BadArtifact(
                     f"graph {bucket.name}: {change.whose} {name} change with {change.beside}, "
                     "which would not be lossless"
@@ -158,9 +178,11 @@ class _Trees:
         other["tokens"][0, 0] = inputs["tokens"][0, 0]
         other["positions"][0] += inputs["positions"][0, 0] - other["positions"][0, 0]
         other["tree_mask"][0, 0] = inputs["tree_mask"][0, 0]
-        for name in ("context_mask", "rows", "pick", "after", *Sampling._fields):
-            if name in inputs:
-                other[name][0] = inputs[name][0]
+        of_row = ("context_mask", "rows", "pick", "after", *Sampling._fields, *_OF_TEXT)
+        for name in inputs.keys() & of_row:
+            other[name][0] = inputs[name][0]
+        for name in inputs.keys() & ({*MaskInputs._fields} - _OF_TEXT):
+            other[name][0, 0] = inputs[name][0, 0]
         root = dict.fromkeys((self.answers, *self.states), (slice(None), 0, 0))
         yield _Change("the root's", "the tokens beside it", other, root)
 
@@ -211,7 +233,24 @@ def random_inputs(
     if bucket.sampled:
         params = [SAMPLINGS[(row + seed) % len(SAMPLINGS)] for row in range(bucket.rows)]
         inputs |= Sampling.of(params, torch.device("cpu"))._asdict()
-    return inputs
+    return inputs | (_draw_masks(inputs, vocabulary, rng) if bucket.masked else {})
+
+
+def _draw_masks(inputs: Inputs, vocabulary: int, rng: np.random.Generator) -> Inputs:
+    """Masks that allow many ids or few, and changes of ids: of a row, and others at each node."""
+    rows, picks, words = inputs["allowed"].shape
+    bits = rng.random((rows, picks, 32 * words)) < rng.random((rows, picks, 1))
+    bits[..., 0], bits[..., vocabulary:] = True, False
+    drawn = {"allowed": torch.from_numpy(np.packbits(bits, -1, "little").view(np.int32))}
+    drawn["asked"] = torch.from_numpy(rng.integers(-1, vocabulary, (rows, picks), dtype=np.int32))
+    for name in ("text", "node"):
+        ids, changes = inputs[f"{name}_ids"], inputs[f"{name}_changes"]
+        shuffled = rng.permuted(np.tile(np.arange(vocabulary), (*ids.shape[:-1], 1)), axis=-1)
+        count = min(ids.shape[-1], vocabulary // 2)
+        ids[..., :count] = torch.from_numpy(shuffled[..., :count])
+        numbers = rng.uniform(0.5, 2.0, (*ids.shape[:-1], count, 2))
+        changes[..., :count, :] = torch.from_numpy(numbers)
+    return drawn
 
 
 def _draw_trees(
@@ -284,9 +323,12 @@ def _gap(eager: Eager, inputs: Inputs, ours: Tensor, theirs: Tensor) -> Tensor: 
     greatest = scores.abs().amax(-1)
     if "seed" in inputs:
         sampling = Sampling(*(inputs[name] for name in Sampling._fields))
+        ids = eager.decoder.token_ids()
+        greatest = sampling.scaled(scores).abs().amax(-1)
+        if "allowed" in inputs:
+            masks = MaskInputs(*(inputs[name] for name in MaskInputs._fields))
+            scores = masks.adjusted(scores, ids, WHOLE_VOCABULARY, HOST)
         scores = sampling.scaled(scores)
-        greatest = scores.abs().amax(-1)
-        ids = torch.arange(scores.shape[-1], dtype=torch.int32)
         drawn = noise(sampling.seed[:, None, None], inputs["after"][:, :, None], ids)
         scores = scores + sampling.weigh(drawn)
     chosen = torch.stack((ours, theirs), -1).to(torch.int64).clamp(0, scores.shape[-1] - 1)

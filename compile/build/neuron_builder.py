@@ -219,7 +219,9 @@ def hot_graph(spec: CompileSpec) -> Bucket | None:
     if spec.fused is not None:
         return None
     trees = [bucket for bucket in spec.buckets if bucket.everywhere]
-    return max(trees, key=lambda bucket: (bucket.nodes, bucket.rows, bucket.slots, bucket.sampled))
+    return max(
+        trees, key=lambda each: (each.nodes, each.rows, each.slots, each.sampled, -each.words)
+    )
 
 
 def check_routes(buckets: Sequence[Bucket]) -> None:
@@ -235,6 +237,7 @@ def check_routes(buckets: Sequence[Bucket]) -> None:
             bucket.slots,
             bucket.picks,
             bucket.sampled,
+            bucket.words,
         )
         if route in routes:
             raise InvalidRequest(

@@ -72,62 +72,106 @@ def _read(path: Path | None) -> Mapping[str, float]:
         return {}
 
 
-class TimeLeft:
-    """Estimates how long a build will still take.
+class BuildProgress:
+    """Tells of a build's stages, and how long it will still take. Stages may run at the same time,
+    and report from their own threads.
 
     A stage is expected to take what it took in an earlier build, times what this build takes in
     relation to that one. A stage that nobody knows is expected to take as long as the mean graph.
+
+    say: takes each line
+    show: hears of each change, for a bar; without it, a line says when a stage starts
     """
 
-    def __init__(self, times: BuildTimes) -> None:
-        self._times, self._workers = times, 1
+    def __init__(
+        self,
+        say: Say,
+        times: BuildTimes | None = None,
+        show: Callable[[BuildProgress], None] | None = None,
+    ) -> None:
+        self._say, self._show, self._times = say, show, times or BuildTimes()
+        self._lock = threading.RLock()
+        self._workers = 1
         self._open: dict[str, float | None] = {}  # stage -> when it started
-        self.stages = 0
         self._took: dict[str, float] = {}
+        self._labels: dict[str, str] = {}
 
     def planned(self, stages: Sequence[str], workers: int) -> None:
-        self._open, self._workers = dict.fromkeys(stages), workers
-        self.stages = len(stages)
+        """Take the names of all stages in their order, and how many graphs are built at once."""
+        with self._lock:
+            self._open, self._workers = dict.fromkeys(stages), workers
+            self._labels = {
+                name: f"[{index}/{len(stages)}] {name}" for index, name in enumerate(stages, 1)
+            }
 
     def started(self, stage: str) -> None:
-        self._open[stage] = time.monotonic()
+        """Tell that a stage is run."""
+        with self._lock:
+            self._open[stage] = time.monotonic()
+            left = self.left()
+        self._told("" if self._show else f"{self._labels[stage]} ...{left and f' {left}'}")
+
+    def finished(self, stage: str, seconds: float, size: int) -> None:
+        """Tell that a stage was run. size: bytes of its files."""
+        with self._lock:
+            self._open.pop(stage, None)
+            self._took[stage] = seconds
+            self._times.keep(stage, seconds)
+        self._told(f"{self._labels[stage]}: {seconds:.1f} s, {size / 1e6:.2f} MB")
 
     def present(self, stage: str) -> None:
-        self._open.pop(stage, None)
+        """Tell that a stage was run by an earlier build, and is not run again."""
+        with self._lock:
+            self._open.pop(stage, None)
+        self._told(f"{self._labels[stage]}: already built")
 
-    def finished(self, stage: str, seconds: float) -> None:
-        self._open.pop(stage, None)
-        self._took[stage] = seconds
-        self._times.keep(stage, seconds)
+    def _told(self, line: str) -> None:
+        if line:
+            self._say(line)
+        if self._show is not None:
+            self._show(self)
 
-    def passed(self) -> int:
-        """Number of stages that have ended, or need not be run."""
-        return self.stages - len(self._open)
+    @property
+    def counts(self) -> tuple[int, int]:
+        """Stages that have ended or need not be run, and all stages."""
+        return len(self._labels) - len(self._open), len(self._labels)
 
     def running(self) -> str:
         """The stages that have started and not ended, in words."""
-        stages = [stage for stage, since in self._open.items() if since is not None]
+        with self._lock:
+            stages = [stage for stage, since in self._open.items() if since is not None]
         more = f" and {len(stages) - 1} more" if len(stages) > 1 else ""
         return f"{stages[0]}{more}" if stages else "planning"
+
+    def left(self) -> str:
+        """The time left in words; nothing where it is not known."""
+        seconds = self.seconds()
+        if seconds is None:
+            return ""
+        if seconds < 90:
+            return f"about {max(1, round(seconds))} s left"
+        if seconds < 90 * 60:
+            return f"about {round(seconds / 60)} min left"
+        return f"about {seconds / 3600:.1f} h left"
 
     def seconds(self) -> float | None:
         """Seconds until the build ends; None while nothing is known of its graphs."""
         total = 0.0
-        for stage, since in self._open.items():
-            expected = self._expected(stage)
-            if expected is None:
-                return None
-            total += max(0.0, expected - (0.0 if since is None else time.monotonic() - since))
-        return total / max(1, min(self._workers, len(self._open)))
+        with self._lock:
+            for stage, since in self._open.items():
+                expected = self._expected(stage)
+                if expected is None:
+                    return None
+                total += max(0.0, expected - (0.0 if since is None else time.monotonic() - since))
+            return total / max(1, min(self._workers, len(self._open)))
 
     def _expected(self, stage: str) -> float | None:
         kept = self._times.before
         known = [each for each in self._took if each in kept]
-        pace = (
-            sum(self._took[each] for each in known) / max(1e-3, sum(kept[each] for each in known))
-            if any(_is_graph(each) for each in known)
-            else 1.0
-        )
+        pace = 1.0
+        if any(_is_graph(each) for each in known):
+            before = sum(kept[each] for each in known)
+            pace = sum(self._took[each] for each in known) / max(1e-3, before)
         if stage in kept:
             return kept[stage] * pace
         if not _is_graph(stage):
@@ -137,111 +181,39 @@ class TimeLeft:
         return sum(graphs) / len(graphs) if graphs else None
 
 
-class BuildProgress:
-    """Tells of a build's stages. They may run at the same time, and report from their own threads.
-
-    say: takes each line
-    show: brings a bar up to date; without it, a line says when a stage starts
-    """
-
-    def __init__(
-        self,
-        say: Say,
-        times: BuildTimes | None = None,
-        show: Callable[[TimeLeft], None] | None = None,
-    ) -> None:
-        self._say, self._show, self._lock = say, show, threading.Lock()
-        self._left = TimeLeft(times or BuildTimes())
-        self._labels: dict[str, str] = {}
-
-    def planned(self, stages: Sequence[str], workers: int) -> None:
-        """Take the names of all stages in their order, and how many graphs are built at once."""
-        with self._lock:
-            self._left.planned(stages, workers)
-            self._labels = {
-                name: f"[{index}/{len(stages)}] {name}" for index, name in enumerate(stages, 1)
-            }
-
-    def started(self, stage: str) -> None:
-        """Tell that a stage is run."""
-        with self._lock:
-            self._left.started(stage)
-            left = self._left.seconds()
-        if self._show is None:
-            self._say(f"{self._labels[stage]} ...{_told(left)}")
-        self.show()
-
-    def finished(self, stage: str, seconds: float, size: int) -> None:
-        """Tell that a stage was run. size: bytes of its files."""
-        with self._lock:
-            self._left.finished(stage, seconds)
-        self._say(f"{self._labels[stage]}: {seconds:.1f} s, {size / 1e6:.2f} MB")
-        self.show()
-
-    def present(self, stage: str) -> None:
-        """Tell that a stage was run by an earlier build, and is not run again."""
-        with self._lock:
-            self._left.present(stage)
-        self._say(f"{self._labels[stage]}: already built")
-        self.show()
-
-    def show(self) -> None:
-        """Bring the bar up to date, where there is one."""
-        if self._show is not None:
-            with self._lock:
-                self._show(self._left)
-
-
 @contextmanager
 def live_progress(times: BuildTimes) -> Iterator[BuildProgress]:
     """Progress on a terminal: a line for each finished stage above a bar that counts down."""
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn
+    from rich.text import Text
+
+    class Left(ProgressColumn):
+        max_refresh = 1.0
+
+        def render(self, task: object) -> Text:
+            return Text(progress.left())
 
     bar = Progress(
         TextColumn("{task.description}"),
         BarColumn(bar_width=24),
         MofNCompleteColumn(),
-        TextColumn("{task.fields[left]}"),
+        Left(),
         console=Console(stderr=True),
         transient=True,
     )
-    task, ended = bar.add_task("planning", total=None, left=""), threading.Event()
+    task = bar.add_task("planning", total=None)
 
-    def say(line: str) -> None:
-        bar.console.print(line, highlight=False, markup=False)
+    def show(now: BuildProgress) -> None:
+        passed, stages = now.counts
+        bar.update(task, total=stages, completed=passed, description=now.running())
 
-    def show(now: TimeLeft) -> None:
-        left = _told(now.seconds()).strip()
-        passed, running = now.passed(), now.running()
-        bar.update(task, total=now.stages, completed=passed, description=running, left=left)
-
-    progress = BuildProgress(say, times, show)
-
-    def count_down() -> None:
-        while not ended.wait(1.0):
-            progress.show()
-
-    counter = threading.Thread(target=count_down, daemon=True)
+    progress = BuildProgress(
+        lambda line: bar.console.print(line, highlight=False, markup=False), times, show
+    )
     with bar:
-        counter.start()
-        try:
-            yield progress
-        finally:
-            ended.set()
-            counter.join()
+        yield progress
 
 
 def _is_graph(stage: str) -> bool:
     return stage not in (WEIGHTS, JOINT)
-
-
-def _told(left: float | None) -> str:
-    """The time left in words; nothing where it is not known."""
-    if left is None:
-        return ""
-    if left < 90:
-        return f" about {max(1, round(left))} s left"
-    if left < 90 * 60:
-        return f" about {round(left / 60)} min left"
-    return f" about {left / 3600:.1f} h left"

@@ -5,6 +5,11 @@
 TensorE works behind that stream, and so does VectorE where it widens weights. Everything else is
 taken to wait for what comes before it: neuronx-cc keeps the program's order where it cannot show
 that another one is faster.
+
+Rates are documented (aws-neuron-sdk): nki/deep-dives/nki-dma-bandwidth-guide.rst for DMA, and
+nki/guides/architecture for the engines' clocks. FITTED and PUBLISHED are frozen:
+benchmarks/known_passes.py has the passes they are from, and a test holds the digest of all
+constants.
 """
 
 from __future__ import annotations
@@ -16,16 +21,62 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from compile.ops.engines import FITTED, EngineRates, Fitted, rates_of
 from compile.ops.op_work import KINDS, OpWork, op_work
-from compile.ops.rank_graph import record_call
-from compile.ops.recording import Op, Recording, record
+from compile.ops.recording import Op, Recording, record, record_call
 from compile.parallel import calls_between
 from compile.spec import CompileSpec
 from inference.artifact import Bucket
 from inference.model.config import ModelConfig, parse_config
 from inference.model.float8 import states_of
 from inference.model.round_graph import idle_inputs
+
+
+@dataclass(frozen=True)
+class EngineRates:
+    """Rates of one rank's parts, in bytes or cycles a second."""
+
+    dma: float  # bytes between memory and the core, as documented
+    stream: float  # bytes of a stream of weights, as others measured
+    vector: float  # cycles of VectorE, with 128 lanes
+    scalar: float  # cycles of ScalarE, with 128 lanes
+    tensor: float  # cycles of TensorE, with an array of 128 by 128
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """Constants that no document states, in seconds."""
+
+    all_reduce: float  # seconds that the ranks wait for each other in one collective
+    host: float  # seconds of a call outside the graph: launch, inputs, results
+    node: float = 0.0  # seconds of a node of a row, beside those of its operations
+
+
+_CORE_V2 = EngineRates(dma=272e9, stream=256e9, vector=1.12e9, scalar=1.4e9, tensor=2.8e9)
+# a logical core is two cores of the third generation, of whose VectorE each has 256 lanes for
+# float32; nobody published what is reached, so it has trn1's shares of the documented rate
+_CORES_V3 = EngineRates(
+    dma=736e9, stream=693e9, vector=4 * 0.96e9, scalar=2 * 1.2e9, tensor=2 * 2.4e9
+)
+RATES: Mapping[str, EngineRates] = {
+    "trn1": _CORE_V2,
+    "inf2": replace(_CORE_V2, stream=237e9),
+    "trn2": _CORES_V3,
+    # documented are 4.9 TB/s of DMA for a chip of four logical cores and trn2's products a second;
+    # the rest is trn2's: nobody published a pass of it, so times made of these are estimates
+    "trn3": replace(_CORES_V3, dma=1225e9, stream=1153e9),
+}
+"""Rates of one rank of each Neuron target."""
+FITTED = Fitted(all_reduce=20e-6, host=4e-3)
+PUBLISHED: Mapping[str, Fitted] = {"trn2": Fitted(all_reduce=200e-6, host=6.6e-3, node=190e-6)}
+"""Constants of targets whose published passes FITTED does not explain. Those of trn2 are solved
+from three passes of AWS's vLLM-Neuron on four ranks. It does not overlap the host with the device,
+so they are of that server as much as of the device.
+"""
+ERRORS: Mapping[str, float] = {"trn1": 0.15, "inf2": 0.15}
+"""Largest error of a computed pass, as a part of what others measured. Passes of trn1 alone were
+compared, the cores of which inf2 has.
+"""
+
 
 # fmt: off
 COSTS = (
@@ -68,6 +119,16 @@ class PassWork:
     by_cost: Mapping[str, OpWork]
     nodes: float = 0.0
 
+    @classmethod
+    def of(cls, recording: Recording) -> PassWork:
+        """The work of a recorded call."""
+        found: defaultdict[str, OpWork] = defaultdict(OpWork)
+        for op in recording.ops:
+            work = op_work(op)
+            if work != _NOTHING:
+                found[cost_of(op)] += work
+        return cls(dict(found))
+
     @property
     def instructions(self) -> int:
         """About how many instructions the graph becomes."""
@@ -104,7 +165,7 @@ class PassWork:
 
 def pass_time(config: ModelConfig, spec: CompileSpec, bucket: Bucket) -> PassTime:
     """The time of a call of one of the spec's graphs at its target's rates."""
-    return pass_work(config, spec, bucket).milliseconds(rates_of(spec.target))
+    return pass_work(config, spec, bucket).milliseconds(RATES[spec.target])
 
 
 def pass_work(config: ModelConfig, spec: CompileSpec, bucket: Bucket) -> PassWork:
@@ -134,7 +195,7 @@ def _features(config: ModelConfig, spec: CompileSpec, bucket: Bucket) -> PassWor
     """The work of a call's features, which the model's depth does not change."""
     shape, dtype = (bucket.rows, bucket.nodes, config.hidden_size), states_of(spec.dtype)
     state = torch.empty(shape, dtype=dtype, device="meta")
-    return work_of(record(_Joined(len(spec.features)), {"state": state}))
+    return PassWork.of(record(_Joined(len(spec.features)), {"state": state}))
 
 
 def _whole(config: ModelConfig, spec: CompileSpec, inputs: Mapping[str, Tensor]) -> PassWork:
@@ -144,7 +205,7 @@ def _whole(config: ModelConfig, spec: CompileSpec, inputs: Mapping[str, Tensor])
     models = [config] if spec.fused is None else [config, parse_config(spec.fused.config)]
 
     def work_at(target: ModelConfig, draft: ModelConfig | None = None) -> PassWork:
-        return work_of(record_call(target, spec, inputs, draft))
+        return PassWork.of(record_call(target, spec, inputs, draft))
 
     least = work_at(*(replace(model, layers=1) for model in models))
     total = least
@@ -153,16 +214,6 @@ def _whole(config: ModelConfig, spec: CompileSpec, inputs: Mapping[str, Tensor])
         layer = work_at(*deeper).plus(least, -1)
         total = total.plus(layer, model.layers - 1)
     return total
-
-
-def work_of(recording: Recording) -> PassWork:
-    """The work of a recorded call, by cost."""
-    found: defaultdict[str, OpWork] = defaultdict(OpWork)
-    for op in recording.ops:
-        work = op_work(op)
-        if work != _NOTHING:
-            found[cost_of(op)] += work
-    return PassWork(dict(found))
 
 
 def cost_of(op: Op) -> str:
@@ -176,6 +227,7 @@ def cost_of(op: Op) -> str:
         return "noise"
     if any(":Attention." in name for name in op.trail):
         return "attention"
-    if any("model/sampler.py" in name or name.endswith(":logits") for name in op.trail):
+    choosing = ("model/sampler.py:", "model/masked_choice.py:")
+    if any(name.endswith(":logits") or any(f in name for f in choosing) for name in op.trail):
         return "logits"
     return "norms"

@@ -1,8 +1,7 @@
 """Rules over the operations of a graph: what neuronx-cc and the engines of a NeuronCore refuse or
 compute wrongly.
 
-A rule is a name, who publishes it, and a check of one operation. `broken` holds a recording against
-all of them.
+A rule is a function that checks one operation. `broken` holds a recording against all of them.
 """
 
 from __future__ import annotations
@@ -37,17 +36,10 @@ class RecordedGraph:
     returned: Set[int]  # numbers of the call's results
 
 
-Check = Callable[[Op, RecordedGraph], str | None]
-"""A check of one operation. It returns what is wrong with it; None where nothing is."""
-
-
-@dataclass(frozen=True)
-class Rule:
-    """One published rule."""
-
-    name: str
-    source: str  # the document that states it
-    check: Check
+Rule = Callable[[Op, RecordedGraph], str | None]
+"""A check of one operation: what is wrong with it; None where nothing is. Its name is the rule's,
+and its docstring names the document that states it.
+"""
 
 
 @dataclass(frozen=True)
@@ -73,11 +65,11 @@ def broken(recording: Recording, rules: Sequence[Rule] | None = None) -> list[Vi
     returned = {value.number for value in recording.results}
     graph = RecordedGraph(recording, ranges(recording), recording.users(), returned)
     found = Counter(
-        (rule.name, op.where, op.trail[0], f"{op}: {wrong}")
+        (rule.__name__, op.where, op.trail[0], f"{op}: {wrong}")
         for op in recording.ops
         if not op.constant
         for rule in (RULES if rules is None else rules)
-        if (wrong := rule.check(op, graph)) is not None
+        if (wrong := rule(op, graph)) is not None
     )
     violations = [Violation(*key, count) for key, count in found.items()]
     return violations + list(_too_long(recording))
@@ -113,11 +105,13 @@ def _too_long(recording: Recording) -> Iterator[Violation]:
         yield Violation("instructions", most.where, most.trail[0], what, 1)
 
 
-def _unknown(op: Op, graph: RecordedGraph) -> str | None:
+def known(op: Op, graph: RecordedGraph) -> str | None:
+    """neuronx-cc list-operators; the table is compile/ops/op_work.py."""
     return None if op.view or op.name in KINDS else "not in the table of operations"
 
 
-def _top_k_shape(op: Op, graph: RecordedGraph) -> str | None:
+def top_k_shape(op: Op, graph: RecordedGraph) -> str | None:
+    """aws-neuron-sdk, compiler/error-codes, NCC_EVRF029: an operation sort is not supported."""
     if op.name not in ("topk", "sort"):
         return None
     if op.name == "sort":
@@ -129,20 +123,24 @@ def _top_k_shape(op: Op, graph: RecordedGraph) -> str | None:
     return None
 
 
-def _top_k_width(op: Op, graph: RecordedGraph) -> str | None:
+def top_k_width(op: Op, graph: RecordedGraph) -> str | None:
+    """aws-neuron-sdk, nki/isa, max8: 8 to 16,384 elements a partition; ISGV902 beyond."""
     if op.name != "topk":
         return None
     width = op.inputs[0].shape[-1]
     return f"top-k of {width:,}: at most {WIDEST_TOP_K:,} wide" if width > WIDEST_TOP_K else None
 
 
-def _top_k_type(op: Op, graph: RecordedGraph) -> str | None:
+def top_k_type(op: Op, graph: RecordedGraph) -> str | None:
+    """aws-neuron-sdk, compiler/error-codes/EVRF013.rst."""
     integers = op.name == "topk" and not op.inputs[0].dtype.is_floating_point
     return "top-k of integers" if integers else None
 
 
-def _variadic(op: Op, graph: RecordedGraph) -> str | None:
-    """argmax of floats along the last axis is a call of Neuron's own; others are reductions of
+def variadic(op: Op, graph: RecordedGraph) -> str | None:
+    """aws-neuron-sdk, release notes of JAX NeuronX, known issues.
+
+    argmax of floats along the last axis is a call of Neuron's own; others are reductions of
     values with their places.
     """
     if op.name in ("max", "min", "mode", "median", "kthvalue", "aminmax") and len(op.outputs) > 1:
@@ -155,14 +153,16 @@ def _variadic(op: Op, graph: RecordedGraph) -> str | None:
     return None
 
 
-def _shift(op: Op, graph: RecordedGraph) -> str | None:
+def shift(op: Op, graph: RecordedGraph) -> str | None:
+    """aws-neuron-sdk, nki/api/nki.api.shared.rst, ALU operations: no arithmetic shift right."""
     if op.name not in ("bitwise_right_shift", "__rshift__"):
         return None
     least = graph.bounds[op.inputs[0].number].least
     return "arithmetic shift of numbers that may be negative" if least < 0 else None
 
 
-def _integer_arithmetic(op: Op, graph: RecordedGraph) -> str | None:
+def integers(op: Op, graph: RecordedGraph) -> str | None:
+    """aws-neuron-sdk, nki/api/nki.api.shared.rst, data types: arithmetic is in float32."""
     arithmetic = op.name in ("add", "sub", "rsub", "mul", "sum", "cumsum", "neg")
     out = op.outputs[0]
     if not arithmetic or out.dtype.is_floating_point:
@@ -171,8 +171,11 @@ def _integer_arithmetic(op: Op, graph: RecordedGraph) -> str | None:
     return f"integers up to {size:,}: exact to {EXACT:,} in float32" if size > EXACT else None
 
 
-def _scatter_window(op: Op, graph: RecordedGraph) -> str | None:
-    """`scatter` names a place for every element. `index_put` writes what its indices leave out."""
+def scatter_window(op: Op, graph: RecordedGraph) -> str | None:
+    """aws-neuron-sdk, nki/deep-dives/nki-dma-bandwidth-guide.rst: small descriptors.
+
+    `scatter` names a place for every element. `index_put` writes what its indices leave out.
+    """
     if op.name in ("scatter", "scatter_add", "scatter_reduce", "masked_scatter"):
         places, item = op.inputs[1].elements, op.inputs[0].dtype.itemsize
         return f"writes {places:,} windows of {item} bytes: rows are wanted"
@@ -185,13 +188,15 @@ def _scatter_window(op: Op, graph: RecordedGraph) -> str | None:
     return None
 
 
-def _gather_shape(op: Op, graph: RecordedGraph) -> str | None:
+def gather_shape(op: Op, graph: RecordedGraph) -> str | None:
+    """neuronx-distributed-inference, models/model_base.py, a comment on wrong small numbers."""
     if op.name != "gather" or op.inputs[0].shape != op.inputs[1].shape:
         return None
     return "the index has the shape of its source"
 
 
-def _wide_type(op: Op, graph: RecordedGraph) -> str | None:
+def types(op: Op, graph: RecordedGraph) -> str | None:
+    """aws-neuron-sdk, compiler/error-codes/index.rst, NCC_EVRF062; ESPP004.rst."""
     for out in op.outputs:
         if out.dtype == torch.int64 and not _only_cast(op, graph):
             return "64-bit integers"
@@ -216,83 +221,56 @@ def _casts(op: Op) -> bool:
     return op.name == "_to_copy" and op.outputs[0].dtype == torch.int32
 
 
-def _infinite(op: Op, graph: RecordedGraph) -> str | None:
+def finite(op: Op, graph: RecordedGraph) -> str | None:
+    """aws-neuron-sdk, neuron-runtime/nrt-troubleshoot.rst: status 1003."""
     numbers = [number for number in op.arguments if isinstance(number, float)]
     return None if all(map(math.isfinite, numbers)) else "a constant that is not finite"
 
 
-def _integer_matmul(op: Op, graph: RecordedGraph) -> str | None:
+def integer_matmul(op: Op, graph: RecordedGraph) -> str | None:
+    """aws-neuron-sdk, compiler/error-codes/EVRF035.rst."""
     integers = op.name in ("mm", "bmm", "addmm") and not op.outputs[0].dtype.is_floating_point
     return "a product of integer matrices" if integers else None
 
 
-def _argmax(op: Op, graph: RecordedGraph) -> str | None:
+def argmax(op: Op, graph: RecordedGraph) -> str | None:
+    """torch-mlir, DecomposeComplexOps.cpp: argmax is max with places; aws-neuron-sdk, release
+    notes of JAX NeuronX, known issues: variadic reductions are not supported.
+    """
     return "values are reduced together with their places" if op.name == "argmax" else None
 
 
-def _single_numbers(op: Op, graph: RecordedGraph) -> str | None:
+def single_numbers(op: Op, graph: RecordedGraph) -> str | None:
+    """torch-neuronx, docs/decompositions.md: index_copy is a scatter with an index a number."""
     return "becomes a scatter of single numbers" if op.name == "index_copy" else None
 
 
-def _out_of_place(op: Op, graph: RecordedGraph) -> str | None:
-    """A cache that is reassigned is another tensor for TorchNeuron, and the old one stays."""
+def in_place(op: Op, graph: RecordedGraph) -> str | None:
+    """torch-neuronx, neuron_dynamo_backend: inputs that a graph writes are kept in place.
+
+    A cache that is reassigned is another tensor for TorchNeuron, and the old one stays.
+    """
     if op.name not in WRITES or op.inputs[0].kind != "state":
         return None
     kept = op.outputs[0].storage == op.inputs[0].storage
     return None if kept else "writes a copy of the whole cache"
 
 
-_ERRORS = "aws-neuron-sdk, compiler/error-codes"
-_ISA = "aws-neuron-sdk, nki/api/nki.api.shared.rst"
-
-RULES = (
-    Rule("known", "neuronx-cc list-operators; the table is compile/ops/op_work.py", _unknown),
-    Rule(
-        "top_k_shape", f"{_ERRORS}, NCC_EVRF029: an operation sort is not supported", _top_k_shape
-    ),
-    Rule(
-        "top_k_width",
-        "aws-neuron-sdk, nki/isa, max8: 8 to 16,384 elements a partition; ISGV902 beyond",
-        _top_k_width,
-    ),
-    Rule("top_k_type", f"{_ERRORS}/EVRF013.rst", _top_k_type),
-    Rule("variadic", "aws-neuron-sdk, release notes of JAX NeuronX, known issues", _variadic),
-    Rule("shift", f"{_ISA}, table of ALU operations: no arithmetic shift right", _shift),
-    Rule("integers", f"{_ISA}, data types: arithmetic is in float32", _integer_arithmetic),
-    Rule("integer_matmul", f"{_ERRORS}/EVRF035.rst", _integer_matmul),
-    Rule(
-        "scatter_window",
-        "aws-neuron-sdk, nki/deep-dives/nki-dma-bandwidth-guide.rst: small descriptors",
-        _scatter_window,
-    ),
-    Rule(
-        "gather_shape",
-        "neuronx-distributed-inference, models/model_base.py, a comment on wrong small numbers",
-        _gather_shape,
-    ),
-    Rule("types", f"{_ERRORS}/index.rst, NCC_EVRF062; ESPP004.rst", _wide_type),
-    Rule("finite", "aws-neuron-sdk, neuron-runtime/nrt-troubleshoot.rst: status 1003", _infinite),
+RULES: tuple[Rule, ...] = (
+    known,
+    top_k_shape,
+    top_k_width,
+    top_k_type,
+    variadic,
+    shift,
+    integers,
+    integer_matmul,
+    scatter_window,
+    gather_shape,
+    types,
+    finite,
 )
-
-_NATIVE_RULES = (
-    Rule(
-        "argmax",
-        "torch-mlir, DecomposeComplexOps.cpp: argmax is max with places; aws-neuron-sdk, release "
-        "notes of JAX NeuronX, known issues: variadic reductions are not supported",
-        _argmax,
-    ),
-    Rule(
-        "single_numbers",
-        "torch-neuronx, docs/decompositions.md: index_copy is a scatter with an index for each "
-        "number",
-        _single_numbers,
-    ),
-    Rule(
-        "in_place",
-        "torch-neuronx, neuron_dynamo_backend: inputs that a graph writes are kept in place",
-        _out_of_place,
-    ),
-)
+_NATIVE_RULES: tuple[Rule, ...] = (argmax, single_numbers, in_place)
 """Rules for graphs of native PyTorch (trn2, trn3) beside those above. The compiler behind both ways
 is the same. What differs stands before it: TorchNeuron and torch-mlir lower torch's operations,
 where the PyTorch/XLA packages replaced some of them by calls of their own.

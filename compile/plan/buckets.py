@@ -39,9 +39,16 @@ class Sizes:
     trees: tuple[int, ...] | None = None  # nodes
     slots: tuple[int, ...] | None = None
     sampling: str = "both"  # one of SAMPLINGS
+    words: int = 0  # of masks that graphs for trees take, too; 0: none takes masks
     few: bool = False  # fewer sizes of trees, where they were not given
     windows: int = 2  # parts of the cache that prompts read, where slots were not given
     most: int = MOST_GRAPHS  # graphs, where no sizes of trees were given
+
+    @property
+    def ways(self) -> tuple[tuple[bool, int], ...]:
+        """Graphs of a tree's shape: whether each is sampled, and the words of its masks."""
+        masked = ((True, self.words),) if self.words else ()
+        return (*((sampled, 0) for sampled in SAMPLED[self.sampling]), *masked)
 
 
 @dataclass(frozen=True)
@@ -79,18 +86,26 @@ def graphs_of(sizes: Sizes, limits: Limits) -> tuple[Bucket, ...]:
     if sizes.slots is None and len(chunks) == 1:
         slots = _windows(limits.capacity, sizes.windows)
     shapes |= {CallShape(True, 1, nodes, size) for nodes, size in product(chunks, slots)}
-    buckets = buckets_of([*shapes, *limits.required()], limits, sizes.sampling)
+    buckets = buckets_of([*shapes, *limits.required()], limits, sizes)
     return _within(sizes.most, buckets) if sizes.trees is None else buckets
 
 
 def _within(most: int, buckets: Sequence[Bucket]) -> tuple[Bucket, ...]:
-    """At most so many, as far as greedy graphs can be left out: a sampled one of the same shape
-    takes temperature 0, too. It loses the smaller share of its time the larger its trees are.
+    """At most so many, as far as spare ones can be left out: greedy ones first, and those of the
+    largest trees, which lose the smallest share of their time.
     """
-    twins = {replace(bucket, sampled=False) for bucket in buckets if bucket.sampled}
-    spare = sorted(twins.intersection(buckets), key=lambda bucket: (bucket.nodes, bucket.rows))
+    spare = sorted(_spare(buckets), key=lambda each: (not each.sampled, each.nodes, each.rows))
     dropped = spare[-(len(buckets) - most) :] if len(buckets) > most else []
     return tuple(bucket for bucket in buckets if bucket not in dropped)
+
+
+def _spare(buckets: Sequence[BucketKind]) -> set[BucketKind]:
+    """The graphs in whose place another one of the same shape serves: a sampled graph takes
+    temperature 0, too, and one with masks takes texts that have none.
+    """
+    replaced = {replace(bucket, words=0, sampled=False) for bucket in buckets if bucket.sampled}
+    replaced |= {replace(bucket, words=0) for bucket in buckets if bucket.masked}
+    return replaced.intersection(buckets)
 
 
 def first_graphs(spec: CompileSpec, limits: Limits) -> CompileSpec:
@@ -105,7 +120,7 @@ def first_graphs(spec: CompileSpec, limits: Limits) -> CompileSpec:
         if CallShape(not bucket.everywhere, bucket.rows, bucket.nodes, bucket.slots) in required
     ]
     if spec.fused is None:
-        return replace(spec, buckets=_one_sampling(buckets))
+        return replace(spec, buckets=_without_spare(buckets))
     whole = [
         bucket
         for bucket in spec.fused.rounds
@@ -113,15 +128,14 @@ def first_graphs(spec: CompileSpec, limits: Limits) -> CompileSpec:
     ]
     return replace(
         spec,
-        buckets=_one_sampling(buckets),
-        fused=replace(spec.fused, rounds=_one_sampling(whole)),
+        buckets=_without_spare(buckets),
+        fused=replace(spec.fused, rounds=_without_spare(whole)),
     )
 
 
-def _one_sampling(buckets: Sequence[BucketKind]) -> tuple[BucketKind, ...]:
-    """The buckets, without greedy graphs for trees where a sampled graph does the same."""
-    sampled = {replace(bucket, sampled=False) for bucket in buckets if bucket.sampled}
-    return tuple(bucket for bucket in buckets if bucket not in sampled)
+def _without_spare(buckets: Sequence[BucketKind]) -> tuple[BucketKind, ...]:
+    spare = _spare(buckets)
+    return tuple(bucket for bucket in buckets if bucket not in spare)
 
 
 def _windows(capacity: int, parts: int) -> tuple[int, ...]:
@@ -155,12 +169,12 @@ def plan_graphs(
     return Planned(load, calls, chosen, cost, smaller, larger)
 
 
-def buckets_of(shapes: Sequence[CallShape], limits: Limits, sampling: str) -> tuple[Bucket, ...]:
+def buckets_of(shapes: Sequence[CallShape], limits: Limits, sizes: Sizes) -> tuple[Bucket, ...]:
     """The graphs of these shapes: greedy for prompts, as asked for trees."""
     return tuple(
-        shape.bucket(limits.capacity, sampled=sampled)
+        shape.bucket(limits.capacity, sampled=sampled, words=words)
         for shape in sorted({*shapes})
-        for sampled in ((False,) if shape.prefill else SAMPLED[sampling])
+        for sampled, words in (((False, 0),) if shape.prefill else sizes.ways)
     )
 
 

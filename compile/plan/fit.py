@@ -67,7 +67,8 @@ def program_bytes(config: ModelConfig, spec: CompileSpec) -> int:
     graphs = 0
     for kind in kinds.values():
         longest = max(
-            kind, key=lambda graph: (graph.rows * graph.nodes, graph.slots, graph.sampled)
+            kind,
+            key=lambda graph: (graph.rows * graph.nodes, graph.slots, graph.sampled, graph.words),
         )
         graphs += len(kind) * pass_work(config, spec, longest).instructions
     microcode = device_of(spec.target).physical_cores * _MICROCODE

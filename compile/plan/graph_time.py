@@ -13,8 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from compile.ops.engines import PUBLISHED, rates_of
-from compile.ops.pass_time import PassWork, pass_work, work_between
+from compile.ops.pass_time import PUBLISHED, RATES, PassWork, pass_work, work_between
 from compile.plan.memory import graph_work, work
 from compile.plan.workload import CallShape
 from compile.spec import CompileSpec
@@ -57,7 +56,7 @@ def times_between(config: ModelConfig, spec: CompileSpec) -> dict[str, GraphTime
 
 
 def _time(counted: PassWork, target: str) -> GraphTime:
-    rates, published = rates_of(target), None
+    rates, published = RATES[target], None
     time = counted.milliseconds(rates)
     if target in PUBLISHED:
         published = counted.milliseconds(rates, PUBLISHED[target]).total / 1e3

@@ -47,15 +47,9 @@ class Footprint:
     @property
     def parts(self) -> dict[str, int]:
         """The parts of the sum, by name."""
-        return {
-            "weights": self.weights,
-            "KV cache": self.cache,
-            "noise made ahead": self.noise,
-            "largest activation": self.activation,
-            "programs": self.programs,
-            "rings": self.rings,
-            "reserve": self.reserve,
-        }
+        tensors = {"weights": self.weights, "KV cache": self.cache, "noise made ahead": self.noise}
+        beside = {"programs": self.programs, "rings": self.rings, "reserve": self.reserve}
+        return tensors | {"largest activation": self.activation} | beside
 
 
 @dataclass(frozen=True)

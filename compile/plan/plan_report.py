@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from compile.ops.engines import ERRORS, PUBLISHED, rates_of
-from compile.ops.pass_time import pass_time
+from compile.ops.pass_time import ERRORS, PUBLISHED, RATES, pass_time
 from compile.plan.buckets import Planned
 from compile.plan.device import Device, device_of
 from compile.plan.graph_time import GraphTime, graph_time, times_between
@@ -96,7 +95,7 @@ def basis(target: str) -> str:
     """Words on what stands behind a target's times, and how far they may be off."""
     if target == "cpu":
         return "computed, not measured: 20 GB/s and 50 GFLOPS assumed"
-    computed = f"computed, not measured: weights at {rates_of(target).stream / 1e9:.0f} GB/s a rank"
+    computed = f"computed, not measured: weights at {RATES[target].stream / 1e9:.0f} GB/s a rank"
     if target in PUBLISHED:
         return (
             f"{computed}; as published: solved from passes of AWS's own server, and what plans go "
@@ -191,6 +190,8 @@ def purpose(spec: CompileSpec, bucket: Bucket) -> str:
         parts.append(f"while {bucket.slots} slots hold a session")
     if bucket.everywhere:
         parts.append("any temperature" if bucket.sampled else "temperature 0")
+    if bucket.masked:
+        parts.append("with masks")
     return ", ".join(parts)
 
 

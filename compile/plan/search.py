@@ -225,11 +225,13 @@ def _choose(
 
 
 def _too_small(required: Sequence[CallShape], budget: BuildBudget) -> str:
-    graphs = sum(budget.count(shape) for shape in required)
-    seconds = sum(budget.count(shape) * budget.of(shape) for shape in required)
-    need = f"{graphs} graphs" + (f" and {seconds / 60:.0f} minutes" if seconds else "")
-    have = f"{budget.graphs} graphs" + (
-        f" and {budget.seconds / 60:.0f} minutes" if seconds else ""
+    takes, room = budget.rows(required)
+    need, have = (
+        " and ".join(
+            f"{size:.0f} graphs" if unit == 0 else f"{size / 60:.0f} minutes"
+            for unit, size in enumerate(sizes)
+        )
+        for sizes in (takes.sum(axis=1), room)
     )
     return (
         f"a target needs {need} at least (prompts, the largest tree, the target alone): the "

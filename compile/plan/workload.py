@@ -8,15 +8,16 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
-from pydantic import BaseModel, ConfigDict
+from annotated_types import Len
+from pydantic import BaseModel, ConfigDict, Field
 
 from compile.spec import prefill_bucket, verify_bucket
 from inference.artifact import Bucket
 from inference.errors import InvalidRequest
-from inference.file_model import Count, Number, Record, Size, Text, read_record
-from inference.json_file import read_json
+from inference.file_model import Count, Positive, Record, Size, Text, read_record
+from inference.json_file import GREATEST, read_json
 
 
 class CallShape(NamedTuple):
@@ -37,13 +38,14 @@ class CallShape(NamedTuple):
             and self.slots >= call.slots
         )
 
-    def bucket(self, junk: int, *, sampled: bool) -> Bucket:
+    def bucket(self, junk: int, *, sampled: bool, words: int = 0) -> Bucket:
         """The bucket of a graph of this shape. A prompt's is greedy in any case."""
         if self.prefill:
             return prefill_bucket(self.rows, self.nodes, self.slots, junk)
-        return verify_bucket(self.rows, self.nodes, self.slots, junk, sampled=sampled)
+        return verify_bucket(self.rows, self.nodes, self.slots, junk, sampled=sampled, words=words)
 
 
+Shares = Annotated[Mapping[Count, Positive], Len(1)]
 Calls = Mapping[CallShape, float]
 """The calls of the mean session, and how often each is made."""
 
@@ -53,28 +55,12 @@ class Load(Record):
     """A load: what is asked of a target. It is read from a file."""
 
     what: Text  # where the figures are from
-    sessions: tuple[tuple[Count, Count], ...]  # tokens of prompt and of output
-    tree_sizes: Mapping[Count, Number]  # nodes of a tree, root included -> share of rounds
-    concurrent: Mapping[Count, Number]  # sessions verified in one call -> share of rounds
-    acceptance_length: Number  # tokens a round, the target's own included
-
-    def __post_init__(self) -> None:
-        if not self.sessions or min(min(session) for session in self.sessions) < 1:
-            raise InvalidRequest(
-                "a load needs sessions, each of at least one token of prompt and one of output"
-            )
-        for name in ("tree_sizes", "concurrent"):
-            shares = getattr(self, name)
-            if not shares or min(shares) < 1 or min(shares.values()) <= 0:
-                raise InvalidRequest(
-                    f"a load's {name} maps sizes of at least 1 to shares above 0: got "
-                    f"{dict(shares)}"
-                )
-        if self.acceptance_length < 1:
-            raise InvalidRequest(
-                f"a load's acceptance_length is {self.acceptance_length}: a round makes at least "
-                "the target's own token"
-            )
+    # tokens of prompt and of output
+    sessions: Annotated[tuple[tuple[Count, Count], ...], Len(1)]
+    tree_sizes: Shares  # nodes of a tree, root included -> share of rounds
+    concurrent: Shares  # sessions verified in one call -> share of rounds
+    # tokens a round, the target's own included
+    acceptance_length: Annotated[float, Field(ge=1, le=GREATEST)]
 
 
 class _TextRecord(BaseModel):
@@ -82,7 +68,7 @@ class _TextRecord(BaseModel):
 
     model_config = ConfigDict(allow_inf_nan=False)
 
-    prompt_tokens: Size
+    prompt_tokens: Count
     token_ids: list[int]
     forwards: Size
     num_draft_tokens: Size
@@ -97,7 +83,10 @@ def read_load(path: Path) -> Load:
     if not isinstance(raw.value, list):
         return read_record(raw, Load)
     texts = [read_record(item, _TextRecord) for item in raw.items()]
-    return raw.make(_measured, [text for text in texts if text.forwards and text.token_ids], path)
+    made = [text for text in texts if text.forwards and text.token_ids]
+    if not made:
+        raise InvalidRequest(f"{path}: a load needs a text with at least one token of output")
+    return _measured(made, path)
 
 
 def _measured(texts: list[_TextRecord], path: Path) -> Load:

@@ -9,7 +9,7 @@ from deploy.deployment import own_bucket, stack_name
 from deploy.handover import secrets_waiting, withdraw_secrets
 from deploy.stack import TAG, TargetStack, stack_names
 from grpc_comm.client.named_targets import find_target, forget_target, named_targets
-from inference.command import FAILED, glance, nearest
+from inference.command import FAILED, nearest
 from inference.errors import InvalidRequest
 
 EXAMPLES = """examples:
@@ -50,7 +50,7 @@ def run(options: DownOptions) -> int:
         print(f"there is no stack {stack.name} in {aws.region}{meant}")
     else:
         resources = stack.resources(state)
-        stack.remove(state, glance)
+        stack.remove(state)
         print(f"removed {stack.name}: {', '.join(resources) or 'it had no resources'}")
     withdraw_secrets(aws, options.name)
     forget_target(options.name)
@@ -85,8 +85,8 @@ def _bucket(aws: Aws, *, remove: bool) -> bool:
         bucket.remove()
         print(f"removed s3://{bucket.name}")
         return True
-    objects, size = bucket.contents()
-    held = f"{objects} objects, {size / 1e6:.1f} MB"
+    sizes = bucket.sizes()
+    held = f"{len(sizes)} objects, {sum(sizes) / 1e6:.1f} MB"
     print(f"kept s3://{bucket.name} for the next target: {held}; --with_bucket removes it")
     return False
 

@@ -13,7 +13,7 @@ from pydantic import StringConstraints, model_validator
 from inference.flags.command_line import CommandOptions
 from inference.flags.flag_rules import FlagRule
 from inference.flags.group import Shown
-from inference.flags.values import Count, ModelName, Name, Price
+from inference.flags.values import Amount, Count, ModelName, Name
 
 _FILES = Path(__file__).parents[1] / "k8s"
 _ARTEFACT = "/artifact/target"
@@ -61,7 +61,7 @@ class KubernetesOptions(CommandOptions, title="kubernetes"):
     """with --form cpu: the hub name of a model (default: the embedded one)"""
     batch: Count | None = None
     """rows of a replica (default: those of the artefact, or 4)"""
-    usd_per_hour: Price | None = None
+    usd_per_hour: Amount | None = None
     """price of a replica's machine, which its target tells its clients"""
 
     @model_validator(mode="after")

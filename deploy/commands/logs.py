@@ -8,7 +8,7 @@ from typing import Literal
 from deploy.aws import Aws, aws_refusals
 from deploy.commands.options import NamedOptions
 from deploy.deployment import stack_name
-from deploy.host_commands import run_on_host
+from deploy.running_instance import run_on_host
 from deploy.stack import TargetStack
 from inference.command import say
 from inference.errors import InvalidRequest, Unavailable

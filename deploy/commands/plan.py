@@ -10,11 +10,10 @@ from annotated_types import Gt
 from deploy.aws import DEFAULT_REGION, Aws
 from deploy.commands.options import DeploymentOptions
 from deploy.deployment import Deployment, secret_parameters
-from deploy.instance_price import InstancePrices, NoPrice, Price
-from deploy.instance_types import bundled_types
+from deploy.instance_price import InstancePrices, NoPrice, Price, bundled_prices
 from deploy.places import SubnetInZone, find_image, places_for
 from deploy.served import Speed, computed_speed, read_served
-from deploy.stack_template import created_resources
+from deploy.stack import created_resources
 from inference.artifact import Manifest
 from inference.command import say
 from inference.cost.billing import hire_usd
@@ -99,32 +98,34 @@ def plan_lines(
 
     account: None where there are no credentials, so that nothing could be asked
     """
-    instance = deployment.instance
+    instance, number = deployment.instance, account.number if account else "ACCOUNT"
     image = f" = {account.image_id}" if account else ""
-    yield _line("target", f"{deployment.name}, stack {deployment.stack} in {deployment.region}")
-    bundled = bundled_types().get(instance.name)
-    device = (bundled.accelerators if bundled else "") or instance.kind
-    yield _line("instance", f"{instance.name} ({device}), {deployment.market}")
-    if account:
-        yield _line("zones", ", ".join(place.zone for place in account.places))
-    yield _line("image", f"{deployment.image_parameter}{image}")
-    yield _line("volume", f"{deployment.volume_gib} GiB gp3, encrypted, deleted with the instance")
-    yield _line("artefact", _served(deployment, manifest))
-    bucket = deployment.bucket_name(account.number if account else "ACCOUNT")
-    yield _line("bucket", f"s3://{bucket} for Outrider's wheel and artefacts; it is kept at `down`")
-    yield _line("role", f"{_ROLE}; reads s3://{bucket} and its own secrets")
-    yield _line("ports", _ports(deployment))
-    yield _line(
-        "secrets",
-        f"{', '.join(secret_parameters(deployment.name))}: deleted when the host has them",
+    bundled = bundled_prices().types.get(instance.name)
+    device, bucket = (
+        bundled.accelerators if bundled else instance.kind,
+        deployment.bucket_name(number),
     )
-    yield _line(
-        "ends",
-        f"after {deployment.idle_minutes} min without a session (--idle_minutes), "
-        f"after {deployment.lifetime_hours:g} h in any case (--lifetime_hours)",
-    )
-    yield _line("creates", ", ".join(created_resources()))
-    yield from _costs(deployment, price, speed)
+    told = {
+        "target": f"{deployment.name}, stack {deployment.stack} in {deployment.region}",
+        "instance": f"{instance.name} ({device}), {deployment.market}",
+        "zones": ", ".join(place.zone for place in account.places) if account else "",
+        "image": f"{deployment.image_parameter}{image}",
+        "volume": f"{deployment.volume_gib} GiB gp3, encrypted, deleted with the instance",
+        "artefact": _served(deployment, manifest),
+        "bucket": f"s3://{bucket} for Outrider's wheel and artefacts; it is kept at `down`",
+        "role": f"{_ROLE}; reads s3://{bucket} and its own secrets",
+        "ports": _ports(deployment),
+        "secrets": (
+            f"{', '.join(secret_parameters(deployment.name))}: deleted when the host has them"
+        ),
+        "ends": (
+            f"after {deployment.idle_minutes} min without a session (--idle_minutes), "
+            f"after {deployment.lifetime_hours:g} h in any case (--lifetime_hours)"
+        ),
+        "creates": ", ".join(created_resources()),
+        **_costs(deployment, price, speed),
+    }
+    yield from (f"{label:<12}{text}" for label, text in told.items() if text)
     if account is None:
         yield "AWS was not asked: zones, image, artefact on S3 and prices of today are not checked"
 
@@ -144,21 +145,17 @@ def _ports(deployment: Deployment) -> str:
     return f"{deployment.port} for {deployment.allow_cidr}, with TLS and a key; no SSH"
 
 
-def _costs(deployment: Deployment, price: Price | NoPrice, speed: Speed | None) -> Iterator[str]:
+def _costs(deployment: Deployment, price: Price | NoPrice, speed: Speed | None) -> dict[str, str]:
     if isinstance(price, NoPrice):
-        yield _line("$/h", str(price))
-        return
+        return {"$/h": str(price)}
     usd = price.usd_per_hour
-    yield _line("$/h", f"{price}; volume, address and traffic are not in it")
     most = usd * deployment.lifetime_hours
-    yield _line("at most", f"${most:.2f} for the instance until its lifetime ends")
-    if speed is None:
-        yield _line("$/M tokens", "--tokens_per_second N states a speed; none is computed here")
-        return
-    million = hire_usd(1e6 / speed.tokens_per_second, usd)
-    rate = f"{speed.tokens_per_second:.4g} tokens/s ({speed.source})"
-    yield _line("$/M tokens", f"{million:.4f} at {rate}")
-
-
-def _line(label: str, text: str) -> str:
-    return f"{label:<12}{text}"
+    tokens = "--tokens_per_second N states a speed; none is computed here"
+    if speed is not None:
+        million = hire_usd(1e6 / speed.tokens_per_second, usd)
+        tokens = f"{million:.4f} at {speed.tokens_per_second:.4g} tokens/s ({speed.source})"
+    return {
+        "$/h": f"{price}; volume, address and traffic are not in it",
+        "at most": f"${most:.2f} for the instance until its lifetime ends",
+        "$/M tokens": tokens,
+    }

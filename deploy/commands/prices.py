@@ -10,8 +10,7 @@ from typing import Annotated, ClassVar, Literal
 from annotated_types import Gt
 from pydantic import Field
 
-from deploy.instance_price import InstancePrices, NoPrice, Price
-from deploy.instance_types import bundled_types
+from deploy.instance_price import InstancePrices, NoPrice, Price, bundled_prices
 from inference.command import FAILED
 from inference.cost.billing import hire_usd
 from inference.flags.command_line import CommandOptions
@@ -49,7 +48,7 @@ OPTIONS = PricesOptions
 def run(options: PricesOptions) -> int:
     """Print the prices. Returns 1 without a single one."""
     prices, found = InstancePrices(live=not options.no_live), list[Price]()
-    for name in options.instance.split(",") if options.instance else bundled_types():
+    for name in options.instance.split(",") if options.instance else bundled_prices().types:
         try:
             found.append(prices.find(name, options.region, options.pricing))
         except NoPrice as error:
@@ -77,7 +76,7 @@ def _print_table(prices: list[Price], speed: float | None) -> None:
 
     extra = [] if speed is None else [f"$/M tokens at {speed:g}/s"]
     table = Table("instance", "accelerators", "region", "pricing", "$/h", *extra, "as of", "source")
-    known = bundled_types()
+    known = bundled_prices().types
     for price in prices:
         name = price.instance_type
         cells = [name, known[name].accelerators if name in known else "", price.region]

@@ -7,18 +7,17 @@ from __future__ import annotations
 
 import json
 import secrets
-import tempfile
 from pathlib import Path
 from typing import Annotated, Literal
 
 from annotated_types import Gt, Le
 
 from deploy.aws import Aws
-from deploy.bucket import HostBucket, build_wheel, put_wheel
+from deploy.bucket import HostBucket
 from deploy.commands.up import ask
-from deploy.deployment import Deployment, hub_token_parameter
-from deploy.host.job_script import RESULTS, JobSettings, job_script
-from deploy.host_job import HostJob, end_lines, run_job
+from deploy.deployment import Deployment
+from deploy.host.user_data import RESULTS
+from deploy.host_job import HostJob, end_lines, prepare, run_job
 from deploy.instance_kind import InstanceKind, check_image
 from deploy.places import find_image, places_for
 from inference.command import FAILED
@@ -94,9 +93,16 @@ def run(options: ProofOptions) -> int:
     print(*end_lines(deployment), sep="\n", flush=True)
     if options.dry_run or not (options.yes or ask()):
         return 0 if options.dry_run else FAILED
-    needs_token = pinned is not None and pinned.needs_token
-    job = HostJob("proof", deployment, deployment.bucket_name(aws.account), needs_token)
-    user_data = job_script(_settings(options, aws, job, tuple(proofs.values())))
+    job = HostJob(
+        "proof",
+        deployment,
+        deployment.bucket_name(aws.account),
+        tuple(proofs.values()),
+        wheel=options.wheel,
+        venv=deployment.instance.venv,
+        needs_token=pinned is not None and pinned.needs_token,
+    )
+    user_data = prepare(aws, job)
     try:
         run_job(aws, job, places, user_data)
     finally:
@@ -122,27 +128,6 @@ def commands(
     return {
         name: (*words, f"--compiled_dtype={name}", f"--out={RESULTS}/{name}") for name in precisions
     }
-
-
-def _settings(
-    options: ProofOptions, aws: Aws, job: HostJob, words: tuple[tuple[str, ...], ...]
-) -> JobSettings:
-    """Upload Outrider's wheel; return what the instance is told."""
-    bucket = HostBucket(aws, job.bucket)
-    bucket.make()
-    with tempfile.TemporaryDirectory(prefix="outrider-") as directory:
-        wheel = Path(options.wheel) if options.wheel else build_wheel(Path(directory))
-        url, sha256 = put_wheel(bucket, wheel)
-    return JobSettings(
-        region=aws.region,
-        wheel=url,
-        wheel_sha256=sha256,
-        commands=words,
-        reports=f"s3://{job.bucket}/{job.reports}",
-        hub_token=hub_token_parameter(job.deployment.name) if job.needs_token else None,
-        venv=job.deployment.instance.venv,
-        lifetime_hours=job.deployment.lifetime_hours,
-    )
 
 
 def _bring(aws: Aws, job: HostJob, name: str, out: Path) -> bool:

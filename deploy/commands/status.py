@@ -8,9 +8,8 @@ from deploy.aws import Aws
 from deploy.commands.options import NamedOptions
 from deploy.deployment import stack_name
 from deploy.handover import secrets_waiting
-from deploy.host_commands import progress
 from deploy.instance_price import cost_so_far
-from deploy.running_instance import RunningInstance, describe_instance
+from deploy.running_instance import RunningInstance, describe_instance, progress
 from deploy.stack import TargetStack
 from grpc_comm.client.named_targets import find_target
 from inference.command import FAILED

@@ -4,24 +4,26 @@ from __future__ import annotations
 
 import shutil
 import sys
-import tempfile
 import time
 from dataclasses import replace
-from pathlib import Path
 
 from compile.store import open_store, push
 from deploy.aws import Aws
-from deploy.bucket import HostBucket, build_wheel, put_wheel
+from deploy.bucket import HostBucket, put_wheel
 from deploy.commands.options import DeploymentOptions
 from deploy.commands.plan import ask_account, find_price, plan_lines
 from deploy.commands.tunnel import NO_PLUGIN, PLUGIN
 from deploy.deployment import Deployment, hub_token_parameter, secret_parameters
 from deploy.handover import Handover, put_hub_token, withdraw_secrets
-from deploy.host.user_data import HostSecrets, HostSettings, user_data
-from deploy.host_commands import progress
+from deploy.host.user_data import HostSettings, user_data
 from deploy.instance_price import NoPrice, Price
 from deploy.launch import Launch
-from deploy.running_instance import InstanceEnded, RunningInstance, living_instance
+from deploy.running_instance import (
+    InstanceEnded,
+    RunningInstance,
+    living_instance,
+    progress,
+)
 from deploy.served import computed_speed, pinned_model, read_served
 from deploy.stack import StackState
 from grpc_comm.client.named_targets import (
@@ -82,7 +84,7 @@ def run(options: UpOptions) -> int:
 def _up(options: UpOptions) -> int:
     aws = options.aws()
     deployment = options.deployment(aws.region)
-    launch = Launch(aws, deployment, say, glance)
+    launch = Launch(aws, deployment)
     state = launch.standing()
     if state is None:
         state = _start(options, aws, deployment, launch)
@@ -181,9 +183,7 @@ def _settings(
     model: PinnedModel | None,
 ) -> HostSettings:
     """Upload Outrider's wheel and an artefact that lies here; return the settings of the host."""
-    with tempfile.TemporaryDirectory(prefix="outrider-") as directory:
-        wheel = Path(options.wheel) if options.wheel else build_wheel(Path(directory))
-        url, sha256 = put_wheel(bucket, wheel)
+    url, sha256 = put_wheel(bucket, options.wheel)
     store, digest = deployment.artifact, deployment.digest
     if deployment.own_artifact is not None:
         store = f"s3://{bucket.name}/artefacts"
@@ -197,7 +197,7 @@ def _settings(
         region=deployment.region,
         wheel=url,
         wheel_sha256=sha256,
-        secrets=HostSecrets(*secret_parameters(deployment.name)),
+        secrets=secret_parameters(deployment.name),
         artifact_store=store,
         digest=digest,
         model=model.name if model else deployment.model,

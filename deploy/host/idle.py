@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from json import dumps
 from pathlib import Path
+from typing import NamedTuple
 from urllib.error import URLError
 from urllib.request import urlopen
 
@@ -28,8 +29,7 @@ from inference.json_file import read_json
 _ANSWER_SECONDS = 10.0
 
 
-@dataclass(frozen=True)
-class Activity:
+class Activity(NamedTuple):
     """Counts of a target's sessions at a moment."""
 
     open: int  # sessions
@@ -56,11 +56,12 @@ def idleness(before: Idleness | None, seen: Activity | None, now: float) -> Idle
 
 def read_activity(metrics: str) -> Activity:
     """The sessions that a target's metrics tell of."""
-    values = {"outrider_sessions": 0.0, "outrider_sessions_ended": 0.0}
-    for family in text_string_to_metric_families(metrics):
-        if family.name in values:
-            values[family.name] = sum(sample.value for sample in family.samples)
-    return Activity(int(values["outrider_sessions"]), int(values["outrider_sessions_ended"]))
+    values = {
+        family.name: sum(sample.value for sample in family.samples)
+        for family in text_string_to_metric_families(metrics)
+    }
+    names = ("outrider_sessions", "outrider_sessions_ended")
+    return Activity(*(int(values.get(name, 0)) for name in names))
 
 
 class IdleOptions(CommandOptions, title="idle"):

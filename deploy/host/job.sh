@@ -10,6 +10,7 @@ export XDG_CACHE_HOME="$work/cache" HF_HOME="$work/huggingface"
 # Armed first, so that nobody pays for a job whose caller is gone.
 shutdown -P "+$lifetime_minutes" 'the end of the lifetime of this job'
 install -d -m 0755 /opt/outrider "$work"
+touch "$work/log.txt"  # tee makes it later, and a report may come before
 exec > >(tee -a "$work/log.txt") 2>&1
 
 report() {
@@ -61,6 +62,8 @@ reporter=$!
 cd "$work"
 HF_TOKEN=$hub_token run_commands
 if [ -d "$work/artefact" ]; then
-    digest=$("$python" -m deploy.host.artifact_digest "$work/artefact")
+    digest=$("$python" -c 'import sys; from pathlib import Path
+from inference.artifact import read_manifest
+print(read_manifest(Path(sys.argv[1])).digest())' "$work/artefact")
 fi
 begin 'done'

@@ -1,97 +1,130 @@
-"""User data of a target's host: a shell script that cloud-init runs once, as root.
+"""User data of hosts: shell scripts that cloud-init runs once, as root.
 
-The script arms the timers that end the host, installs Outrider from a wheel of known digest,
-fetches what is served and the secrets, and starts the systemd unit. It holds no secret:
-certificate, key and keys file are read from parameters of AWS Systems Manager on the host.
+Each arms the end of its host's lifetime and installs Outrider from a wheel of known digest. The
+script of a target's host then fetches what is served and the secrets, and starts the systemd unit.
+It holds no secret: certificate, key and keys file are read from parameters of AWS Systems Manager
+on the host. That of a job's host runs commands one after the other up to the first that fails, and
+powers the host off, whatever came of them. In the bucket of a job lie:
+
+    REPORTS/status.json   {"state": "running" | "built" | "failed", "step", "digest"}
+    REPORTS/log.txt       all that was printed
+    REPORTS/results/      the files that the commands left in RESULTS
+
+Every value reaches the shell quoted. Their forms were checked where users give them
+(deploy/deployment.py).
 """
 
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Iterator, Mapping
+import shlex
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from deploy.host.installation import PARAMETER, S3_PREFIX, SHA256, Installation, need, script
+from inference.backends.neuron_sdk import INDEX, WHEELS
 from inference.errors import InvalidRequest
 
 MOST_BYTES = 16_384
 """EC2 takes no longer user data."""
+METRICS_PORT = 9100
+"""Port of the target's metrics, on the host alone. The idle timer reads it."""
 
-_UNITS = Path(__file__).parents[1] / "systemd"
+WORK = "/var/lib/outrider-job"
+ARTEFACT = f"{WORK}/artefact"
+RESULTS = f"{WORK}/results"
+LOAD = f"{WORK}/load.json"
+"""The path on the host of a file that --load names."""
 
-_FLAG = re.compile(r"[a-z][a-z0-9_]*")
+_HERE = Path(__file__).parent
+_UNITS = _HERE.parent / "systemd"
+_LIBRARIES = "aws-neuronx-runtime-lib aws-neuronx-collectives"
+"""apt's packages that AWS's base image lacks beside its driver and tools."""
 
 FlagValue = str | int | float | bool
 
 
-@dataclass(frozen=True)
-class HostSecrets:
-    """Names of the SecureString parameters (AWS Systems Manager) that hold a target's secrets."""
+@dataclass(frozen=True, kw_only=True)
+class Installation:
+    """Outrider on a host that ends itself."""
 
-    certificate: str  # PEM
-    key: str  # PEM, the certificate's private key
-    keys_file: str  # JSON, the clients' keys as digests
+    region: str
+    wheel: str  # s3://BUCKET/.../outrider-VERSION-py3-none-any.whl
+    wheel_sha256: str
+    hub_token: str | None = None  # SecureString with the token that the model's hub asks for
+    venv: str | None = None  # of AWS's machine image for Neuron; None: a new one
+    lifetime_hours: float  # since boot until the host is powered off
 
-    def __post_init__(self) -> None:
-        for name in (self.certificate, self.key, self.keys_file):
-            need(name, PARAMETER, "the name of a parameter, such as /outrider/NAME/key")
+
+@dataclass(frozen=True, kw_only=True)
+class JobSettings(Installation):
+    """The settings of a host that runs a job."""
+
+    commands: tuple[tuple[str, ...], ...]  # words behind `python -m`; an artefact is in ARTEFACT
+    reports: str  # s3://BUCKET/PREFIX
+    load: str | None = None  # s3://BUCKET/KEY of the file that --load names
 
 
 @dataclass(frozen=True, kw_only=True)
 class HostSettings(Installation):
-    """The settings of a host that serves. Raises InvalidRequest for a value that cannot be.
-
-    A host serves an artefact, or a checkpoint, or the embedded target where neither is named.
+    """The settings of a host that serves an artefact, or a checkpoint, or the embedded target
+    where neither is named.
     """
 
-    secrets: HostSecrets
+    secrets: tuple[str, str, str]  # SecureStrings: certificate, its key, the clients' keys file
     artifact_store: str | None = None  # s3://BUCKET/PREFIX that the artefact was pushed to
     digest: str | None = None  # of the artefact's manifest, or of the model's files on S3
     model: str | None = None  # NAME@COMMIT of the hub, or s3://BUCKET/PREFIX
     flags: Mapping[str, FlagValue] = field(default_factory=dict)  # of the target, by name
     host: str = "127.0.0.1"  # address to listen on; a tunnel needs no other
     port: int = 50051
-    metrics_port: int = 9100  # of the host alone; the idle timer reads it
+    metrics_port: int = METRICS_PORT
     idle_minutes: int  # without a session until the host is powered off
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        on_s3 = self.artifact_store is not None or "://" in (self.model or "")
-        if on_s3 != (self.digest is not None):
-            raise InvalidRequest("what lies on S3 and its digest belong together: give both")
-        if self.artifact_store is not None and self.model is not None:
-            raise InvalidRequest("a host serves an artefact or a model: give one")
-        if on_s3:
-            place = self.artifact_store or self.model or ""
-            need(place, S3_PREFIX, "s3://BUCKET/PREFIX, or the hub name of a model,")
-            need(self.digest or "", SHA256, "64 hexadecimal digits")
-        for name in self.flags:
-            need(name, _FLAG, "the name of a flag, without its dashes")
-            if name in _decided(self):
-                raise InvalidRequest(f"--{name} is decided by the host's other settings")
-        for port in (self.port, self.metrics_port):
-            if not 1 <= port <= 65535:
-                raise InvalidRequest(f"port {port}: 1 to 65535 is needed")
-        if self.port == self.metrics_port:
-            raise InvalidRequest(f"port {self.port} is that of the metrics, too: two are needed")
-        if self.idle_minutes < 1:
-            raise InvalidRequest(f"an idle time of {self.idle_minutes} min: 1 or more is needed")
-
     @property
-    def served(self) -> str | None:
-        """Directory of what is served, or its hub name; None for the embedded target."""
+    def target_options(self) -> dict[str, FlagValue]:
+        """The target's options, as they stand in its file on the host."""
+        options: dict[str, FlagValue] = {
+            **self.flags,
+            "role": "target",
+            "host": self.host,
+            "port": self.port,
+            "tls_cert": "/etc/outrider/cert.pem",
+            "tls_key": "/etc/outrider/key.pem",
+            "keys_file": "/etc/outrider/keys.json",
+            "metrics_port": self.metrics_port,
+            "metrics_host": "127.0.0.1",
+        }
         if self.artifact_store is not None:
-            return "/var/lib/outrider/artifact"
-        if self.model is not None and self.model.startswith("s3://"):
-            return "/var/lib/outrider/model"
-        return self.model
+            options["artifact"] = "/var/lib/outrider/artifact"
+        elif self.model is not None:
+            on_s3 = self.model.startswith("s3://")
+            options["model"] = "/var/lib/outrider/model" if on_s3 else self.model
+        return options
 
 
 def user_data(settings: HostSettings) -> str:
-    """The script. Raises InvalidRequest where it is longer than EC2 takes."""
-    made = script(_assignments(settings), *_files(settings), main="setup.sh")
+    """The script of a target's host. Raises InvalidRequest where it is longer than EC2 takes."""
+    certificate, key, keys_file = settings.secrets
+    values = {
+        "artifact_store": settings.artifact_store,
+        "digest": settings.digest,
+        "model": settings.model,
+        "certificate_parameter": certificate,
+        "key_parameter": key,
+        "keys_file_parameter": keys_file,
+        "metrics_port": settings.metrics_port,
+        "idle_minutes": settings.idle_minutes,
+    }
+    # one option a line; a JSON scalar is one of YAML's
+    options = "".join(f"{k}: {json.dumps(value)}\n" for k, value in settings.target_options.items())
+    files = {"target_options": options}
+    files |= {unit.name: unit.read_text() for unit in sorted(_UNITS.iterdir())}
+    printing = "".join(
+        f"{name}() {{ cat <<'END_OF_FILE'\n{content}END_OF_FILE\n}}\n"
+        for name, content in files.items()
+    )
+    made = _script(settings, "torch,aws", values, printing, "setup.sh")
     if len(made.encode()) > MOST_BYTES:
         raise InvalidRequest(
             f"the host's flags make its user data {len(made.encode())} bytes long; EC2 takes "
@@ -100,52 +133,42 @@ def user_data(settings: HostSettings) -> str:
     return made
 
 
-def target_options(settings: HostSettings) -> dict[str, FlagValue]:
-    """The target's options, as they stand in its file on the host."""
-    return {**settings.flags, **_decided(settings)}
+def job_script(settings: JobSettings) -> str:
+    """The script of a job's host."""
+    lines = "".join(f'    "$python" -m {shlex.join(words)}\n' for words in settings.commands)
+    values = {"reports": settings.reports, "load": settings.load}
+    body = f"run_commands() {{\n{lines}}}\n"
+    return _script(settings, "torch,aws,compile", values, body, "job.sh")
 
 
-def _decided(settings: HostSettings) -> dict[str, FlagValue]:
-    options: dict[str, FlagValue] = {
-        "role": "target",
-        "host": settings.host,
-        "port": settings.port,
-        "tls_cert": "/etc/outrider/cert.pem",
-        "tls_key": "/etc/outrider/key.pem",
-        "keys_file": "/etc/outrider/keys.json",
-        "metrics_port": settings.metrics_port,
-        "metrics_host": "127.0.0.1",
+def _script(
+    settings: Installation,
+    extras: str,
+    values: Mapping[str, str | int | None],
+    functions: str,
+    main: str,
+) -> str:
+    """A script for cloud-init: variables, functions, install.sh, then the file that acts.
+
+    extras: those of Outrider's package, such as torch,aws
+    values: by the name of their variable, beside those of every host; None gives an empty one
+    main: name of the file beside this one that ends the script
+    """
+    on_image = settings.venv is not None
+    everywhere = {
+        "region": settings.region,
+        "wheel": settings.wheel,
+        "wheel_sha256": settings.wheel_sha256,
+        "hub_token_parameter": settings.hub_token,
+        "image_venv": settings.venv,
+        "neuron_wheels": "\n".join((f"--extra-index-url {INDEX}", *WHEELS)) if on_image else None,
+        "neuron_libraries": _LIBRARIES if on_image else None,
+        "extras": extras,
+        "lifetime_minutes": max(1, round(settings.lifetime_hours * 60)),
     }
-    if settings.served is not None:
-        options["artifact" if settings.artifact_store is not None else "model"] = settings.served
-    return options
-
-
-def _assignments(settings: HostSettings) -> dict[str, str]:
-    """The script's variables."""
-    return settings.assignments("torch,aws") | {
-        "artifact_store": settings.artifact_store or "",
-        "digest": settings.digest or "",
-        "model": settings.model or "",
-        "certificate_parameter": settings.secrets.certificate,
-        "key_parameter": settings.secrets.key,
-        "keys_file_parameter": settings.secrets.keys_file,
-        "metrics_port": str(settings.metrics_port),
-        "idle_minutes": str(settings.idle_minutes),
-    }
-
-
-def _files(settings: HostSettings) -> Iterator[str]:
-    """Functions that print the files which the script writes."""
-    yield _printing("target_options", _yaml(target_options(settings)))
-    for unit in sorted(_UNITS.iterdir()):
-        yield _printing(unit.name, unit.read_text())
-
-
-def _printing(name: str, content: str) -> str:
-    return f"{name}() {{ cat <<'END_OF_FILE'\n{content}END_OF_FILE\n}}\n"
-
-
-def _yaml(options: Mapping[str, FlagValue]) -> str:
-    """YAML with one option a line; a JSON scalar is one of YAML's."""
-    return "".join(f"{name}: {json.dumps(value)}\n" for name, value in options.items())
+    assigned = "".join(
+        f"{name}={shlex.quote('' if value is None else str(value))}\n"
+        for name, value in {**everywhere, **values}.items()
+    )
+    files = "".join((_HERE / name).read_text() for name in ("install.sh", main))
+    return f"#!/bin/bash\n{assigned}{functions}{files}"

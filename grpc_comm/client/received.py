@@ -74,9 +74,9 @@ class Received:
         """Begin a new session, whose counters start at 0."""
         self._before, self._session = self.last, _NOTHING
 
-    def take_prompt_logprobs(self, came: tuple[TokenLogProb, ...]) -> None:
-        """Take those of the prompt; raise Mismatch as take() does."""
-        self._check_logprobs(came, self._prompt_length - 1)
+    def take_prompt_logprobs(self, came: tuple[TokenLogProb, ...], made: int) -> None:
+        """Take those of the prompt but its last `made` tokens; raise Mismatch as take() does."""
+        self._check_logprobs(came, self._prompt_length - made - 1)
         self.prompt_logprobs = came
 
     def take(self, came: Progress) -> None:

@@ -158,7 +158,7 @@ class RemoteSession(WireSession):
         if not self._is_opened:
             self._progress.note_opened()
         if self._awaits_prompt:
-            self._received.take_prompt_logprobs(terms.logprobs)
+            self._received.take_prompt_logprobs(terms.logprobs, self._params.made)
         super()._handle_opened(call, terms)
         if self._held is not None:
             self.traffic.resumes += resumed

@@ -48,7 +48,7 @@ class WireSession:
 
     @property
     def prompt_logprobs(self) -> tuple[TokenLogProb, ...]:
-        """Those of the prompt's tokens but the first, if they were asked for and have come."""
+        """Log-probabilities of the prompt's tokens but the first, if asked for and come."""
         return self._received.prompt_logprobs
 
     @property

@@ -106,7 +106,7 @@ class View(NamedTuple):
     usd_per_hour: float | None
 
 
-class Watch:
+class Dashboard:
     """Shows the statistics of a target on the console while its context lasts."""
 
     def __init__(
@@ -135,7 +135,7 @@ class Watch:
         occupancies = [occupancy(one.engine) for one in served]
         return View(", ".join(models), sessions, occupancies, recent, self._usd_per_hour)
 
-    def __enter__(self) -> Watch:
+    def __enter__(self) -> Dashboard:
         self._thread.start()
         return self
 

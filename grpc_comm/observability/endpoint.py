@@ -46,11 +46,11 @@ def _listen(metrics: Metrics, address: Address) -> ThreadingHTTPServer:
     class Handler(_MetricsHandler):
         served = metrics
 
-    class Server(ThreadingHTTPServer):
+    class MetricsServer(ThreadingHTTPServer):
         address_family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
 
     try:
-        return Server((address.host, check_port(address.port)), Handler)
+        return MetricsServer((address.host, check_port(address.port)), Handler)
     except OSError as error:
         raise InvalidRequest(
             f"cannot serve metrics on {address}: is the port in use, or the host not this machine?"

@@ -38,10 +38,10 @@ _PROPOSERS = {MODEL: "model", COPY: "copy", COLOCATED: "host"}
 _KINDS = ("prefill", "decode")
 _MODEL, _FORWARDS = ["model_name"], ["model_name", "kind"]
 
-Row: TypeAlias = tuple[str, str, str]
+MetricRow: TypeAlias = tuple[str, str, str]
 """Name of a metric, the field with its value, and its help."""
 
-HISTOGRAMS: dict[tuple[type, tuple[float, ...]], tuple[Row, ...]] = {
+HISTOGRAMS: dict[tuple[type, tuple[float, ...]], tuple[MetricRow, ...]] = {
     (Forward, _SECONDS): (
         ("outrider_forward_seconds", "model_seconds", "One forward of the model."),
     ),
@@ -93,7 +93,7 @@ HISTOGRAMS: dict[tuple[type, tuple[float, ...]], tuple[Row, ...]] = {
 The field is one of the Forward, or of the session's Entry. A value of None is not counted.
 """
 
-OF_TARGET: tuple[Row, ...] = (
+OF_TARGET: tuple[MetricRow, ...] = (
     ("outrider_streams_lost", "streams_lost", "Streams that broke while their session went on."),
     (
         "outrider_sessions_resumed",
@@ -103,7 +103,7 @@ OF_TARGET: tuple[Row, ...] = (
 )
 """Counters of the whole target: name, field of Statistics, help."""
 
-OF_MODEL: tuple[Row, ...] = (
+OF_MODEL: tuple[MetricRow, ...] = (
     ("vllm:prompt_tokens", "prompt_tokens", "Tokens of prompts, cached ones included."),
     ("vllm:generation_tokens", "tokens", "Tokens made."),
     ("vllm:prefix_cache_queries", "prompt_tokens", "Tokens of prompts that were looked up."),
@@ -118,14 +118,14 @@ OF_MODEL: tuple[Row, ...] = (
 )
 """Counters of one model: name, field of ModelTotals, help."""
 
-OF_FORWARDS: tuple[Row, ...] = (
+OF_FORWARDS: tuple[MetricRow, ...] = (
     ("outrider_computed_rows", "padded_rows", "Rows of forwards, padding included."),
     ("outrider_useful_nodes", "nodes", "Nodes of trees and tokens of prompts in forwards."),
     ("outrider_computed_nodes", "padded_nodes", "Nodes of forwards, padding included."),
 )
 """Counters of one model's forwards of one kind: name, field of ForwardTotals, help."""
 
-OF_ENGINES: tuple[Row, ...] = (
+OF_ENGINES: tuple[MetricRow, ...] = (
     ("vllm:num_requests_running", "rows_held", "Sessions that hold a row."),
     ("vllm:num_requests_waiting", "in_line", "Sessions in line for a row."),
     (

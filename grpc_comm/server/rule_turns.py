@@ -1,4 +1,4 @@
-"""Makes the rules of sessions beside the event loop, where a grammar may take a second to compile."""
+"""Makes the rules of sessions beside the event loop, since a grammar may take long to compile."""
 
 from __future__ import annotations
 

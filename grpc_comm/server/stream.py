@@ -16,7 +16,7 @@ import grpc.aio
 
 from grpc_comm import messages, translate
 from grpc_comm.keys import Grant, Key
-from grpc_comm.messages import Acknowledge, Go, Request
+from grpc_comm.messages import Acknowledge, Go, StreamRequest
 from grpc_comm.observability.server_events import (
     CandidatesDropped,
     Drop,
@@ -201,7 +201,7 @@ class Stream:
                 await asyncio.sleep(early)
         await asyncio.sleep(BREAK_SECONDS)
 
-    def _handle(self, record: SessionRecord, stream: int, request: Request) -> None:
+    def _handle(self, record: SessionRecord, stream: int, request: StreamRequest) -> None:
         engine, session = record.engine, record.session
         match request:
             case Nodes():

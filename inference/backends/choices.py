@@ -18,11 +18,11 @@ from inference.model.sampler import (
     choose_mixed,
     choose_open,
     choose_truncated,
+    exclude,
     rank,
     rank_greedy,
     score,
 )
-from inference.token_rule import Adjustment
 
 
 def choose_at(logits: Tensor, positions: Tensor, segments: Sequence[Segment]) -> list[Chosen]:
@@ -77,17 +77,10 @@ def _apply_rules(logits: Tensor, segments: Sequence[Segment]) -> None:
     """Adjust the logits of each row that has a rule, and of no other row."""
     for row, segment in enumerate(segments):
         if segment.rule is not None:
-            own = logits[row, : len(segment.pick)]
-            own.copy_(_adjusted(own, segment.rule()))
-
-
-def _adjusted(logits: Tensor, rule: Adjustment) -> Tensor:  # [p, V]
-    named = (rule.factors != 1) | (rule.biases != 0)
-    known = named & (rule.ids < logits.shape[-1])  # the head of a draft may have fewer ids
-    ids = np.stack((known.nonzero()[0], rule.ids[known]))
-    factors, biases = _on(logits, rule.factors[known]), _on(logits, rule.biases[known])
-    allowed = None if rule.allowed is None else _on(logits, rule.allowed)
-    return adjust(logits, _on(logits, ids), factors, biases, allowed)
+            own, rule = logits[row, : len(segment.pick)], segment.rule()
+            adjust(own, *(_on(logits, part) for part in rule.changes(logits.shape[-1])))
+            if rule.allowed is not None:
+                exclude(own, _on(logits, rule.allowed))
 
 
 def _log_probs(logits: Tensor, segment: Segment, chosen: np.ndarray) -> LogProbs | None:

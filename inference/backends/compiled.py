@@ -18,7 +18,16 @@ from torch import Tensor
 from inference.artifact import Bucket, Manifest, check_files, read_manifest
 from inference.backends import Chosen, Ranked, Segment
 from inference.backends.batch import check_rows
-from inference.backends.graph_calls import cost, fits, holds, inputs_of, picked, unstacked
+from inference.backends.graph_calls import (
+    cost,
+    fits,
+    holds,
+    inputs_of,
+    joined,
+    picked,
+    picking,
+    unstacked,
+)
 from inference.backends.target_features import (
     NOTHING,
     FeatureForm,
@@ -48,7 +57,7 @@ class CompiledModel:
     returned: features that the graphs return
     """
 
-    copies_rows, masks = True, False
+    copies_rows = True
 
     def __init__(
         self,
@@ -61,6 +70,7 @@ class CompiledModel:
         self.cache, first = cache, cache.keys[0]
         self.rows, self.capacity = len(first), first.shape[1] - 1
         self.max_nodes = max(bucket.nodes for bucket in graphs)
+        self.masks = any(bucket.masked for bucket in graphs)
         self.dtype, self.device = first.dtype, first.device
         self.graphs = dict(sorted(graphs.items(), key=lambda pair: cost(pair[0])))
 
@@ -187,10 +197,8 @@ class CompiledModel:
     def _by_depth(self, segment: Segment, levels: int) -> Chosen:
         positions = segment.positions[segment.pick]
         near = positions < positions.min() + levels
-        chosen = np.empty(len(positions), dtype=np.int32)
-        for part in (near, ~near):
-            chosen[part] = self.choose([segment._replace(pick=segment.pick[part])])[0].tokens
-        return Chosen(chosen)
+        parts = [np.flatnonzero(part).astype(np.int32) for part in (near, ~near)]
+        return joined([self.choose([picking(segment, part)])[0] for part in parts], parts)
 
 
 def _cut(segment: Segment, size: int) -> tuple[Segment, Segment]:

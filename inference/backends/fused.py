@@ -124,8 +124,7 @@ def fill_round(bucket: RoundBucket, segments: Sequence[Segment]) -> dict[str, Te
     if bucket.sampled:
         sampling = Sampling.of([segment.params for segment in segments], torch.device("cpu"))
         for name, part in sampling._asdict().items():
-            if name in inputs:
-                inputs[name][: len(segments)] = part
+            inputs[name][: len(segments)] = part
     return inputs
 
 

@@ -11,13 +11,16 @@ from numpy.typing import NDArray
 
 from inference.backends import Chosen, Ranked, Segment
 from inference.sampling import CANDIDATES, threefry2x32
-from inference.token_rule import Adjustment
 from inference.tree import IntArray
 
 Floats = NDArray[np.float32]
 
 _OUT_OF_REACH = np.float32(1e9)
 """Subtracted from the scores of tokens that top-k, top-p, min-p or a rule excludes."""
+
+_OCTETS = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
+_EXCLUDED = (_OCTETS - np.float32(1)) * _OUT_OF_REACH
+"""[256, 8] change of eight ids' logits, by the bits that say which are allowed."""
 
 
 def choose_of_row(logits: Floats, segment: Segment) -> Chosen:
@@ -62,21 +65,17 @@ def rank_of_row(logits: Floats, segment: Segment, k: int) -> Ranked:
 
 
 def _by_rule(logits: Floats, segment: Segment) -> Floats:  # [p, V]
-    return logits if segment.rule is None else _adjusted(logits.copy(), segment.rule())
-
-
-def _adjusted(logits: Floats, rule: Adjustment) -> Floats:  # [p, V]
-    """Compute adjust() of inference/model/sampler.py."""
-    named = (rule.factors != 1) | (rule.biases != 0)
-    known = named & (rule.ids < logits.shape[-1])
-    at, factors = (known.nonzero()[0], rule.ids[known]), rule.factors[known]
-    held = logits[at]
-    logits[at] = np.where(held > 0, held / factors, held * factors) + rule.biases[known]
-    if rule.allowed is None:
+    """Compute adjust() and exclude() of inference/model/sampler.py on a copy."""
+    if segment.rule is None:
         return logits
-    octets = rule.allowed.view(np.uint8)
-    bits = np.unpackbits(octets, axis=-1, count=logits.shape[-1], bitorder="little")
-    return np.where(bits > 0, logits, logits - _OUT_OF_REACH)
+    logits, rule = logits.copy(), segment.rule()
+    nodes, ids, factors, biases = rule.changes(logits.shape[-1])
+    held = logits[nodes, ids]
+    logits[nodes, ids] = np.where(held > 0, held / factors, held * factors) + biases
+    if rule.allowed is not None:
+        excluded = _EXCLUDED[rule.allowed.view(np.uint8)]  # [p, octets, 8]
+        logits += excluded.reshape(len(logits), -1)[:, : logits.shape[-1]]
+    return logits
 
 
 def _greatest(scores: Floats, count: int) -> tuple[IntArray, Floats]:  # -> [P, n], [P, n]

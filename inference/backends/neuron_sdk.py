@@ -46,7 +46,7 @@ _WHICH = (
 
 class Sdk(NamedTuple):
     """The objects of the Neuron packages that are called. Signatures:
-    tests/support/neuron_signatures.py.
+    tests/nxd/test_nxd.py.
     """
 
     nxd_model: Any

@@ -38,8 +38,8 @@ _LEAVING = 5.0
 Lost = Callable[[str], None]
 """Hears why the target cannot go on, on a thread of its own."""
 
-_Outputs = tuple[NDArray[np.int32], tuple[int, ...]]
-"""Tokens that a call chose, and the shape of its features in shared memory; () without any."""
+_Outputs = tuple[NDArray[np.int32] | NDArray[np.float32], tuple[int, ...]]
+"""Choices of a call, and the shape of its features in shared memory; () without any."""
 
 _Answer = _Outputs | OutriderError | RuntimeError | None
 """A rank's message: None when it is loaded, a call's outputs, or the error that ends it."""

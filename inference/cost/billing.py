@@ -10,7 +10,8 @@ prices of units say the same. They are read off the costs of one unit each.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 from inference.cost.quantity import Figure, at_least, total
 from inference.errors import InvalidRequest
@@ -31,10 +32,6 @@ ENERGIES = ("energy_total", "draft_energy", "target_energy")
 
 OBJECTIVES = (*COSTS, *ENERGIES, "latency")
 """Objectives that a plan may minimise, by the user's names. Values are per token."""
-
-KNOB = {"tps": 0.0, "balanced": 0.5, "cost": 1.0}
-"""Names of a weight: how much cost counts against speed."""
-
 
 UNITS = tuple(Usage(*(float(index == part) for index in range(4))) for part in range(4))
 """One unit of each part of a Usage."""
@@ -72,6 +69,16 @@ class Billing:
     def priced(self) -> bool:
         """Whether somebody has stated the target's price."""
         return self.target_usd_per_hour is not None
+
+    def described(self, usd_per_hour: float) -> Billing:
+        """These prices, and the target's own of itself where nobody has stated another.
+
+        usd_per_hour: 0 where it states none
+        """
+        if self.priced or not usd_per_hour:
+            return self
+        source = f"${usd_per_hour:g} an hour, as the target says"
+        return replace(self, target_usd_per_hour=usd_per_hour, source=source)
 
     def figures(
         self, tokens: float, usage: Usage, draft_joules: Figure | None = None
@@ -126,19 +133,10 @@ class Billing:
             )
         return UnitPrices(*(price.value or 0.0 for price in prices))
 
+    @cached_property
     def known_prices(self) -> UnitPrices:
-        """Return the prices of the units in US dollars, as far as they are known."""
+        """The prices of the units in US dollars, as far as they are known."""
         return UnitPrices(*(self.figures(1.0, unit)["known_cost"].value or 0.0 for unit in UNITS))
-
-
-def read_knob(text: str) -> float:
-    """Return the weight that --cs names; raise InvalidRequest for anything else."""
-    if text in KNOB:
-        return KNOB[text]
-    try:
-        return float(text) / 100
-    except ValueError as error:
-        raise InvalidRequest(f"--cs is tps, balanced, cost or 0 to 100: got {text!r}") from error
 
 
 def price_words(objective: str, per_token: float) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from itertools import compress
 from typing import NamedTuple
 
 import numpy as np
@@ -17,6 +18,7 @@ import numpy as np
 from inference.backends import Masks, Ranked
 from inference.draft_tuning import TUNING
 from inference.drafters.draft_row import DraftRow
+from inference.drafters.draft_rule import DraftRule
 from inference.drafters.draft_tree import Block, DraftNode, DraftTree, Mask, Named
 from inference.planner.acceptance import AcceptanceModel
 from inference.planner.child_features import EXCLUDED, mask_features, rank_features, said_by
@@ -38,6 +40,7 @@ class BlockMasks:
     """The masks of one proposer: where they are worth the wider call, and what they name."""
 
     _tree: DraftTree
+    _rule: DraftRule
     _plan: _CallPlan
     _behind: list[tuple[DraftNode, list[int]]]  # of the call: masked nodes, their masks' indices
 
@@ -45,9 +48,9 @@ class BlockMasks:
         self._masks, self._row, self._learned = masks, row, learned
         self._reach, self._unsent = dict[tuple[int, int], float](), 0.0
 
-    def open(self, tree: DraftTree) -> None:
-        """Begin a text."""
-        self._tree, self._plan, self._behind = tree, _NO_CALL, []
+    def open(self, tree: DraftTree, rule: DraftRule) -> None:
+        """Begin a text. Masks name nothing that its rule excludes."""
+        self._tree, self._rule, self._plan, self._behind = tree, rule, _NO_CALL, []
 
     def look(self, floor: float) -> None:
         """Forget what masks were worth. floor: least value of a node that is sent"""
@@ -109,15 +112,19 @@ class BlockMasks:
     def name(self, node: DraftNode, greedy: bool) -> None:
         """Let the node have the children that the mask at its place names, if one stood there."""
         block = node.block
-        if block is None or not node.alive:
+        if block is None or node.forced or not node.alive:
             return
         offset = node.position - block.node.position
         if not 1 <= offset <= len(block.masks):
             return
         mask = block.masks[offset - 1]
-        again = mask.ids.index(node.token) if node.token in mask.ids else None
-        table = mask_features(mask.said, offset, block.node.log - node.log, again)
-        node.masked = Named(mask.ids, table, self._learned.masked(table, greedy))
+        kept = self._rule.allows(node, mask.ids)
+        ids, said = list(compress(mask.ids, kept)), list(compress(mask.said, kept))
+        if not ids:
+            return
+        again = ids.index(node.token) if node.token in ids else None
+        table = mask_features(said, offset, block.node.log - node.log, again)
+        node.masked = Named(ids, table, self._learned.masked(table, greedy))
         node.offset = offset
 
     def learn(self, root: DraftNode, token: int, greedy: bool) -> None:

@@ -11,8 +11,10 @@ from inference.backends import Masks, Model
 from inference.backends.sequence import MakeSequence, TargetText, own_sequence
 from inference.draft_tuning import TUNING
 from inference.drafters.draft_row import DraftRow
+from inference.drafters.draft_rule import MakeRule, no_rule
 from inference.drafters.growing_proposer import GrowingProposer
 from inference.drafters.text_source import TextSource
+from inference.grammar import Grammars
 from inference.planner.acceptance import Knowledge
 from inference.planner.prices import Prices
 from inference.proposer import MODEL
@@ -25,12 +27,19 @@ class Draft(NamedTuple):
     masks: what stands for tokens that are not known yet; None for a draft that knows none
     sequence: makes the sequence of a text on a row
     source: makes what names children without a model; None where that is copied text, if anything
+    grammars: of its tokenizer; None for a draft that ranks without regard to rules
     """
 
     model: Model | None
     masks: Masks | None = None
     sequence: MakeSequence = own_sequence
     source: Callable[[], TextSource] | None = None
+    grammars: Grammars | None = None
+
+    @property
+    def make_rule(self) -> MakeRule:
+        """Makes the rule of a text."""
+        return no_rule if self.grammars is None else self.grammars.rule
 
     def proposer(
         self,
@@ -43,17 +52,20 @@ class Draft(NamedTuple):
         room: int = TUNING.room,
         clock: Callable[[], float] = time.perf_counter,
         beside: TargetText | None = None,
+        make_rule: MakeRule | None = None,
     ) -> GrowingProposer:
         """Make the proposer of a row. Arguments are those of GrowingProposer and DraftRow.
 
         source: text that is copied, unless the draft has a source of its own
         beside: where the target has the text, for a draft that reads its target
+        make_rule: makes the rules of texts, in place of the draft's own grammars
         """
+        make_rule = make_rule or self.make_rule
         own = source if self.source is None else self.source()
         if self.model is None:
-            return GrowingProposer(knowledge, prices, own)
+            return GrowingProposer(knowledge, prices, own, make_rule=make_rule)
         begin = partial(self.sequence, self.model, row, beside)
         ranks = DraftRow(
             self.model, knowledge.draft, begin, masks=self.masks, room=room, clock=clock
         )
-        return GrowingProposer(knowledge, prices, own, ranks, kind=kind)
+        return GrowingProposer(knowledge, prices, own, ranks, kind=kind, make_rule=make_rule)

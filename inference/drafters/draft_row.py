@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Protocol
 
 from inference.backends import Masks, Model, Ranked, Segment
 from inference.draft_tuning import TUNING
+from inference.drafters.draft_rule import DraftRule, no_rule
 from inference.drafters.draft_tree import DraftNode
 from inference.proposer import DraftUsage
 from inference.sampling import SamplingParams
@@ -76,11 +78,12 @@ class DraftRow:
         self._times, self._room, self._clock = times, room, clock
         self._call_seconds: dict[int, float] = {}
         self.usage = DraftUsage()
-        self.open([0], SamplingParams())
+        nothing = [0], SamplingParams()
+        self.open(*nothing, DraftRule(no_rule, *nothing))
 
-    def open(self, prompt: Sequence[int], params: SamplingParams) -> None:
-        """Begin a text. Nothing is computed."""
-        self.params, self.nodes = params, RankedNodes()
+    def open(self, prompt: Sequence[int], params: SamplingParams, rule: DraftRule) -> None:
+        """Begin a text, whose tokens are chosen by this rule. Nothing is computed."""
+        self.params, self.nodes, self._rule = params, RankedNodes(), rule
         self._sequence = self._begin(params)
         # fed in parts: the prompt without its last token, with what came meanwhile
         self._prompt = list(prompt[:-1]) if len(prompt) <= self.longest else []
@@ -118,7 +121,10 @@ class DraftRow:
 
     def segment(self, indices: Sequence[int]) -> Segment:
         """Return this row's share of a call that ranks these nodes. It has their keys then."""
-        return self._sequence.prepare_nodes(self.nodes, indices)
+        segment = self._sequence.prepare_nodes(self.nodes, indices)
+        if not (self._rule.adjusts and self.model.masks):
+            return segment
+        return segment._replace(rule=partial(self._rule.adjust, self.nodes, indices))
 
     def rank(self, segment: Segment, k: int) -> tuple[Ranked, float]:
         """Make the call of one segment; returns the k likeliest children, and its seconds."""

@@ -52,8 +52,9 @@ class DraftNode:
     joint: the children that model and text source name, and what both say of each
     offset: positions between the last token that its mask's call knew and the mask
     block: masks of the nearest call at it or above it; None without a block draft
+    forced: tokens that a grammar forces behind it; its children are of no other source then
     covered: chance that the target takes a child that was named before it was ranked
-    is_copy: whether the text source alone had named it when it was made
+    is_copy: whether no model had named it when it was made
     depth: below the root, when it was ranked
     index: its place among the nodes with keys, None where it has no keys
     number: the number it was sent under, None before
@@ -71,6 +72,7 @@ class DraftNode:
         "covered",
         "depth",
         "epoch",
+        "forced",
         "forward_after",
         "ids",
         "index",
@@ -103,12 +105,22 @@ class DraftNode:
         self.ranked: Named | None = None
         self.joint: Named | None = None
         self.block: Block | None = None if parent is None else parent.block
+        self.forced: Sequence[int] = ()
         self.covered, self.is_copy = 0.0, False
         self.listed = self.depth = self.offset = 0
         self.alive = True
         self.index: int | None = None
         self.number: int | None = None
         self.arrives, self.forward_after, self.epoch = math.inf, 0, -1
+
+    @property
+    def path(self) -> list[int]:
+        """Tokens behind the root, up to its own."""
+        line, node = list[int](), self
+        while node.parent is not None:
+            line.append(node.token)
+            node = node.parent
+        return line[::-1]
 
 
 OrderEntry: TypeAlias = tuple[float, int, DraftNode]
@@ -213,8 +225,7 @@ class DraftTree:
                 if token not in node.children:
                     made = self.add(node, token, node.logs[node.listed - 1])
                     drafted = [one for one in (node.ranked, node.masked) if one is not None]
-                    copied = node.copied is not None
-                    made.is_copy = copied and all(token not in one.ids for one in drafted)
+                    made.is_copy = all(token not in one.ids for one in drafted)
             if node.alive and node.listed < len(node.ids):
                 heapq.heapreplace(heap, (-node.logs[node.listed], node.serial, node))
             else:

@@ -1,7 +1,8 @@
 """A proposer that never waits: its draft tree grows under what is known to be committed.
 
-Sources name children of its nodes, each with a chance: text that followed the same words before, a
-draft model that ranks nodes, and masks of a block draft. All compete in one best-first tree. Nodes
+Sources name children of its nodes, each with a chance: tokens that a grammar forces, text that
+followed the same words before, a draft model that ranks nodes, and masks of a block draft. All
+compete in one best-first tree. Nodes
 worth their price are sent. Committed tokens make one of the nodes the new root, and keep what is
 below. A call of the model has three parts, so that a host can batch rows: choose, segment, take.
 """
@@ -20,7 +21,9 @@ from inference.draft_tuning import TUNING
 from inference.drafters.block_masks import BlockMasks
 from inference.drafters.candidate_sender import CandidateSender, TargetClock
 from inference.drafters.draft_row import DraftRow
+from inference.drafters.draft_rule import DraftRule, MakeRule, no_rule
 from inference.drafters.draft_tree import DraftNode, DraftTree, Named
+from inference.drafters.forced_tokens import ForcedTokens
 from inference.drafters.text_source import CopiedText, TextSource
 from inference.planner.acceptance import Knowledge
 from inference.planner.child_features import joint_features, rank_features
@@ -47,10 +50,13 @@ class GrowingProposer:
 
     source: text that is copied; None copies nothing
     row: where a draft model ranks nodes; None drafts without a model
+    make_rule: makes the rule of a text
     proposed: nodes sent
     """
 
     _params: SamplingParams
+    _rule: DraftRule
+    _forced: ForcedTokens
     _tree: DraftTree
     _clock: TargetClock
     _sender: CandidateSender
@@ -71,8 +77,10 @@ class GrowingProposer:
         row: DraftRow | None = None,
         *,
         kind: int = MODEL,
+        make_rule: MakeRule = no_rule,
     ) -> None:
         self._known, self.prices, self._row, self.proposed = knowledge, prices, row, 0
+        self._make_rule = make_rule
         self._kind = COPY if row is None else kind
         learned = knowledge.acceptance
         self._copied = None if source is None else CopiedText(source, learned)
@@ -87,7 +95,8 @@ class GrowingProposer:
 
     def open(self, prompt: Sequence[int], params: SamplingParams, end: int | None = None) -> None:
         known = self._known
-        self._params = params
+        self._params, self._rule = params, DraftRule(self._make_rule, prompt, params)
+        self._forced = ForcedTokens(self._rule)
         self._tree = DraftTree(prompt[-1], len(prompt) - 1, ENDLESS if end is None else end)
         self._clock = TargetClock(known.target.seconds(1, 1), known.round_trip)
         self._sender, self._runs = CandidateSender(self._tree, self._clock), []
@@ -95,11 +104,11 @@ class GrowingProposer:
         self._chosen, self._calling = [], []
         self._silent, self._hits = 0, 1.0
         if self._copied is not None:
-            self._copied.open(prompt)
+            self._copied.open(prompt, self._rule)
         if self._row is not None:
-            self._row.open(prompt, params)
+            self._row.open(prompt, params, self._rule)
         if self._masks is not None:
-            self._masks.open(self._tree)
+            self._masks.open(self._tree, self._rule)
         self._look()
 
     def hear(self, position: int, tokens: Sequence[int], now: float, notice: Notice | None) -> None:
@@ -215,8 +224,9 @@ class GrowingProposer:
         tables = rank_features(scores, [node.depth for node in nodes], greedy)
         edges = self._known.acceptance.edges_of(tables, scores, greedy).tolist()
         for node, named, table, row in zip(nodes, ids.tolist(), tables, edges, strict=True):
-            node.ranked = Named(named, table, row)
-            self._name(node)
+            if not node.forced:
+                node.ranked = Named(named, table, row)
+                self._name(node)
         if self._masks is not None:
             said = Ranked(ranked.ids[own:], ranked.scores[own:])
             for below in self._masks.take(said, greedy):
@@ -250,6 +260,10 @@ class GrowingProposer:
         """Name the node's children before a model ranks it."""
         if not node.alive:
             return
+        if self._forced.name(node):
+            node.covered = 1.0
+            self._tree.name(node, node.forced[:1], [node.covered])
+            return
         if self._copied is not None and node.copied is None:
             node.copied = self._copied.name(node)
         if self._masks is not None and node.masked is None:
@@ -278,6 +292,7 @@ class GrowingProposer:
     def _advance(self, tokens: Sequence[int]) -> None:
         """Re-root: learn from the roots that are passed, and keep the keys of committed tokens."""
         passed, gone = list[DraftNode](), list[DraftNode]()
+        self._rule.commit(tokens)
         for token in tokens:
             root = self._tree.root
             if self._copied is not None:

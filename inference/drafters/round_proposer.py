@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from inference.backends import Model, Ranked
 from inference.backends.sequence import ModelSequence
 from inference.drafters.draft_row import DraftRow
+from inference.drafters.draft_rule import DraftRule, MakeRule, no_rule
 from inference.drafters.draft_tree import DraftNode, DraftTree
 from inference.errors import InvalidRequest
 from inference.proposer import BASE, MODEL, DraftUsage, Nodes, Notice, Proposal
@@ -129,15 +130,25 @@ class RoundProposer:
     """A Proposer on one row of a draft model.
 
     room: nodes that the next tree may have; the target tells it anew each round
+    make_rule: makes the rule of a text
     """
 
+    _rule: DraftRule
     _tree: DraftTree
     _grown: list[DraftNode] | None  # nodes that are sent, parents before children
     _sent: bool
     _used: DraftUsage  # by the tree that grows
 
-    def __init__(self, model: Model, policy: Policy, *, room: int, row: int = 0) -> None:
-        self.room, self._policy = room, policy
+    def __init__(
+        self,
+        model: Model,
+        policy: Policy,
+        *,
+        room: int,
+        row: int = 0,
+        make_rule: MakeRule = no_rule,
+    ) -> None:
+        self.room, self._policy, self._make_rule = room, policy, make_rule
         begin = partial(ModelSequence, model, row)
         self._row = DraftRow(model, DraftTimes(), begin, room=policy.most_ranked)
         self.open([0], SamplingParams(), 1)
@@ -148,8 +159,8 @@ class RoundProposer:
         return self._row.usage
 
     def open(self, prompt: Sequence[int], params: SamplingParams, end: int | None = None) -> None:
-        longest = self._row.longest
-        self._row.open(prompt, params)
+        longest, self._rule = self._row.longest, DraftRule(self._make_rule, prompt, params)
+        self._row.open(prompt, params, self._rule)
         self._root(prompt[-1], len(prompt) - 1, longest if end is None else min(end, longest))
 
     def hear(self, position: int, tokens: Sequence[int], now: float, notice: Notice | None) -> None:
@@ -165,6 +176,7 @@ class RoundProposer:
         fresh = tokens[expected - position :]
         if not fresh:
             return
+        self._rule.commit(fresh)
         passed, gone = list[DraftNode](), list[DraftNode]()
         for token in fresh:
             passed.append(tree.root)

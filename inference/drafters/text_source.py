@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import compress
 from typing import Any, Protocol
 
+from inference.drafters.draft_rule import DraftRule
 from inference.drafters.draft_tree import DraftNode, Named
 from inference.planner.acceptance import AcceptanceModel
 from inference.planner.child_features import Following, copy_features
@@ -45,11 +47,14 @@ class CopiedText:
     learned: chances of copied tokens
     """
 
+    _rule: DraftRule
+
     def __init__(self, source: TextSource, learned: AcceptanceModel) -> None:
         self._source, self._learned = source, learned
 
-    def open(self, prompt: Sequence[int]) -> None:
-        """Begin a text."""
+    def open(self, prompt: Sequence[int], rule: DraftRule) -> None:
+        """Begin a text. What its rule excludes is not copied."""
+        self._rule = rule
         self._source.open(prompt)
 
     def close(self) -> None:
@@ -59,6 +64,8 @@ class CopiedText:
     def name(self, node: DraftNode) -> Named | None:
         """Return the children that followed the same words before, if some did."""
         length, following = self._source.following(self._context(node))
+        allowed = self._rule.allows(node, [one.token for one in following])
+        following = list(compress(following, allowed))
         if not following:
             return None
         table = copy_features(length, following)

@@ -198,8 +198,9 @@ class BatchRunner:
         read_answers = read(forward.items, answers)
         for item, answer, charge in zip(forward.items, read_answers, charges, strict=True):
             session = item.session
-            if isinstance(answer, Exception):
-                calls += self._admission.fail(session, answer)
+            error = answer if isinstance(answer, Exception) else session.rule_error
+            if error is not None:
+                calls += self._admission.fail(session, error)
                 continue
             commit = item.settle(answer, forward, charge)
             session.update_queue_clock(forward.ended)

@@ -29,6 +29,7 @@ from inference.draft_tuning import TUNING as DRAFTING
 from inference.drafters.copied_text import CopySource
 from inference.drafters.draft import Draft
 from inference.drafters.growing_proposer import GrowingProposer
+from inference.engine.draft_rules import DraftRules
 from inference.engine.forward import call_each
 from inference.engine.proposer_arbitration import ProposerArbitration, token_seconds
 from inference.engine.scheduler import HeldUp
@@ -160,6 +161,7 @@ class ColocatedDrafter:
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._draft, self._room, self._clock, self._copies = draft, room, clock, copies
+        self._rules = DraftRules(draft.make_rule)
         rows = MOST_WITHOUT_MODEL if draft.model is None else draft.model.rows
         self._known = [knowledge() for _ in range(rows)]
         self._free = list(range(rows))
@@ -244,6 +246,8 @@ class ColocatedDrafter:
             return
         if session in self._drafted or session in self._failed or not self._free:
             return
+        if (make_rule := self._rules.find(session)) is None:
+            return
         row = self._free.pop()
         proposer = self._draft.proposer(
             row,
@@ -259,6 +263,7 @@ class ColocatedDrafter:
             kind=COLOCATED,
             source=CopySource() if self._copies else None,
             beside=partial(_row_of, session),
+            make_rule=make_rule,
         )
         proposer.open(list(session.tokens), session.params, order.end)
         stream = receiver.join(session)

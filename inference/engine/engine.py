@@ -25,9 +25,9 @@ from inference.engine.calibration import Calibration
 from inference.engine.colocated_drafter import ColocatedDrafter
 from inference.engine.events import Callback, EventListener, call_all
 from inference.engine.graph_rounds import GraphRounds
-from inference.engine.rules import Rules, check_ids
 from inference.engine.scheduler import Scheduler
 from inference.engine.session import Opening, Session
+from inference.engine.text_rules import Rules, check_ids
 from inference.errors import InvalidRequest, LimitExceeded, Unavailable
 from inference.grammar import Grammars
 from inference.order import Decode, Opened, Progress

@@ -229,9 +229,13 @@ class GraphRounds:
         return RoundItem(session, tree, segment, call, limit)
 
     def _serves(self, session: Session) -> bool:
-        """Whether a session asked for rounds and may have a round's nodes in a forward."""
-        nodes = self._model.shape.nodes
-        return session.drafted_beside and nodes <= (session.tree_nodes or nodes)
+        """Whether a session asked for rounds and may have a round's nodes in a forward.
+
+        Graphs of rounds adjust no logits and report none: a text with a rule has open forwards.
+        """
+        nodes, asks = self._model.shape.nodes, session.drafted_beside
+        fits = nodes <= (session.tree_nodes or nodes)
+        return asks and fits and not session.params.needs_rule
 
     @property
     def _chunk(self) -> int:

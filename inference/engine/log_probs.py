@@ -13,7 +13,7 @@ from inference.sampling import SamplingParams
 
 
 class TextLogProbs:
-    """What is reported of a text. It is empty where nothing was asked for.
+    """Reports of a text's tokens. They are empty where nothing was asked for.
 
     prompt: of the prompt's tokens but the first. `made` tokens are no part of the prompt.
     output: of the tokens behind the prompt that was opened.

@@ -36,7 +36,7 @@ from inference.order import (
 )
 from inference.proposer import NOBODY, Nodes
 from inference.sampling import SamplingParams
-from inference.token_rule import TokenRule
+from inference.token_rule import Adjustment, TokenRule
 from inference.tree import TokenTree
 
 _RATE_WEIGHT = 0.1  # of the latest forward in the moving average of tokens a second
@@ -72,6 +72,7 @@ class Session:
     record: what its own candidates came to, of those that were expected to be taken.
     room: candidates that a forward takes from it at present.
     rule: adjusts its logits; None where nothing does.
+    rule_error: what its rule ended with, in a forward that others took part in.
     """
 
     def __init__(
@@ -89,6 +90,7 @@ class Session:
         self.prompt_length = self.acknowledged = len(prompt)
         self.proposers: list[int] = []
         self.rule, self.log_probs = rule, TextLogProbs(params, len(prompt))
+        self.rule_error: InvalidRequest | None = None
         self.candidates, self.calibration = CandidateTree(self.tokens), calibration
         self.order: Decode | None = None
         self.end, self._told = End.NOT, -1  # position of the root that go() named
@@ -255,8 +257,16 @@ class Session:
         self._in_forward = True
         segment = self.log_probs.of_tree(self.live.prepare(tree))
         if self.rule is not None:
-            segment = segment._replace(rule=partial(self.rule.adjust, tree, range(len(tree))))
+            segment = segment._replace(rule=partial(self._adjustment, self.rule, tree))
         return segment
+
+    def _adjustment(self, rule: TokenRule, tree: TokenTree) -> Adjustment:
+        """The answer of its rule. An error is kept: the other sessions' forward must not fail."""
+        try:
+            return rule.adjust(tree, range(len(tree)))
+        except InvalidRequest as error:
+            self.rule_error = error
+            return Adjustment.none(len(tree))
 
     def commit(self, snapshot: Snapshot, verdict: Verdict, now: float) -> CommittedStep:
         """Commit the verdict of a forward up to its first stop id."""

@@ -1,4 +1,5 @@
-"""Arithmetic of a choice, as a machine computes it: the noise, and the greatest scores.
+"""Arithmetic of a choice, as a machine computes it: the noise, the greatest scores, and numbers at
+their ids.
 
 There are two ways with one meaning. A graph or a call is given one of them. HOST is for CPUs and
 GPUs. ENGINES is for NeuronCores, whose engines work on float32 and on rows of limited width.
@@ -27,6 +28,9 @@ _BLOCK = 16
 _NARROW = 1024
 """Scores of a row that are not worth a further cut."""
 
+_COLUMNS = 256
+"""Ids of a block, about the root of how many ids a share has. A power of two."""
+
 LOWEST = -1e30
 """Less than any score. Finite, because accelerators fail on infinities."""
 
@@ -41,6 +45,11 @@ class Arithmetic(NamedTuple):
     """(scores [..., N], k) -> the k greatest scores in descending order, and their int32 ids.
 
     Which of several equal scores are found, and in which order, is left open.
+    """
+
+    place: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+    """(ids [B, N, M], pairs [B, N, M, 2], share [V]) -> the first and the second number of each id
+    of a rank's share [B, N, V], which has consecutive ids; 0 for an id that is not named.
     """
 
 
@@ -96,6 +105,32 @@ def _top_of_rows(rows: Tensor, k: int, widest: int) -> tuple[Tensor, Tensor]:
     return best, torch.gather(ids, 1, places)
 
 
+def place(ids: Tensor, pairs: Tensor, share: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the pairs of numbers at their ids, of a share that has all ids."""
+    room, places = ids.new_zeros((*ids.shape[:2], len(share)), dtype=pairs.dtype), ids.long()
+    first, second = (room.scatter_add(-1, places, part) for part in pairs.unbind(-1))
+    return first, second
+
+
+def place_by_products(ids: Tensor, pairs: Tensor, share: Tensor) -> tuple[Tensor, Tensor]:
+    """Compute place() without writing single numbers, which takes engines long.
+
+    Ids are counted in blocks. Two tables of ones and zeros say which block and which column of it
+    each named id has. Their product has its number there, and leaves out ids of other shares.
+    """
+    size, places = len(share), ids.float() - share[:1].float()
+    block = torch.floor(places / _COLUMNS)
+    column, blocks = places - block * _COLUMNS, -(-size // _COLUMNS)
+    steps = torch.arange(max(blocks, _COLUMNS), dtype=torch.float32, device=ids.device)
+    held = (block[:, :, None] == steps[:blocks, None]).float()  # [B, N, blocks, M]
+    within = (column[..., None] == steps[:_COLUMNS]).float()  # [B, N, M, columns]
+    first, second = (
+        torch.matmul(held, within * part[..., None]).flatten(2)[..., :size]
+        for part in pairs.unbind(-1)
+    )
+    return first, second
+
+
 def _widened(rows: Tensor, width: int) -> Tensor:
     """Return the rows with lowest scores at their ends."""
     if rows.shape[1] == width:
@@ -104,5 +139,5 @@ def _widened(rows: Tensor, width: int) -> Tensor:
     return torch.cat((rows, missing), 1)
 
 
-HOST = Arithmetic(noise, top)
-ENGINES = Arithmetic(noise_in_limbs, top_in_stages)
+HOST = Arithmetic(noise, top, place)
+ENGINES = Arithmetic(noise_in_limbs, top_in_stages, place_by_products)

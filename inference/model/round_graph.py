@@ -21,9 +21,10 @@ from inference.model.arithmetic import ENGINES, HOST
 from inference.model.cache import CachedGraph, KeysValues
 from inference.model.decoder import Decoder, Hidden
 from inference.model.drafted_tree import CacheRows, Draws, NodeSight, accept_in_graph, draft_tree
+from inference.model.masked_choice import MaskInputs
 from inference.model.noise_window import KeepsNoise
-from inference.model.sampler import Sampling, choose_drawn, choose_greedy, noise_table
-from inference.model.verify_graph import example_inputs, sampling_of
+from inference.model.sampler import Sampling, noise_table
+from inference.model.verify_graph import choice, example_inputs, together
 from inference.tree_shape import Branches
 
 DRAFT = "draft_"
@@ -33,10 +34,10 @@ DRAFT = "draft_"
 INPUTS = (
     "rows", "slots", "positions", "context_mask", "tree_mask",
     "draft_tokens", "draft_rows", "draft_slots", "draft_positions", "draft_context_mask",
-    "draft_tree_mask", "temperature", "top_k", "top_p", "seed",
+    "draft_tree_mask", "temperature", "top_k", "top_p", "seed", "min_p",
 )
 # fmt: on
-"""Inputs of a round, in this order. A greedy round lacks the last four."""
+"""Inputs of a round, in this order. A greedy round lacks the last five."""
 
 
 class _Fused(CachedGraph):
@@ -72,13 +73,11 @@ class _Fused(CachedGraph):
         tokens, drafted = draft_tree(self.draft, self.shape, entry, draft, past, draws, by)
         out: Hidden = self.decoder(tokens, target.rows, *target.seen, None, self.cache())
         logits = self.decoder.logits(out.states)
-        if draws is None:
-            chosen = choose_greedy(logits, self.decoder.share)
-        else:
-            drawn = torch.cat(
-                [draws.below(depth, wide) for depth, wide in enumerate(self.shape.levels)], 1
-            )
-            chosen = choose_drawn(logits, draws.sampling, drawn, by, self.decoder.share)
+        drawn = None
+        if draws is not None:
+            levels = enumerate(self.shape.levels)
+            drawn = torch.cat([draws.below(depth, wide) for depth, wide in levels], 1)
+        chosen = choice(self.decoder, logits, sampling, drawn, None, by)
         path, next_token = accept_in_graph(self.shape, tokens, chosen)
         return torch.cat((tokens[:, 1:], path, next_token[:, None]), 1), out.new, drafted
 
@@ -108,6 +107,7 @@ class RoundGraph(_Fused):
         top_k: Tensor | None = None,  # [B] int32
         top_p: Tensor | None = None,  # [B] float32
         seed: Tensor | None = None,  # [B, 2] int32
+        min_p: Tensor | None = None,  # [B] float32
     ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         """Return the answer, then new keys and values of the target, then those of the draft.
 
@@ -117,7 +117,7 @@ class RoundGraph(_Fused):
             draft_tokens,
             CacheRows(rows, NodeSight(positions, context_mask, tree_mask)),
             CacheRows(draft_rows, NodeSight(draft_positions, draft_context_mask, draft_tree_mask)),
-            sampling_of(temperature, top_k, top_p, seed),
+            together(Sampling, temperature, top_k, top_p, seed, min_p),
         )
         return answer, *new.stacked(), *drafted.stacked()
 
@@ -175,31 +175,34 @@ class StatefulRoundGraph(KeepsNoise, _Fused):
         top_k: Tensor | None = None,
         top_p: Tensor | None = None,
         seed: Tensor | None = None,
+        min_p: Tensor | None = None,
+        allowed: Tensor | None = None,
+        text_ids: Tensor | None = None,
+        text_changes: Tensor | None = None,
+        node_ids: Tensor | None = None,
+        node_changes: Tensor | None = None,
+        asked: Tensor | None = None,
     ) -> Tensor:
-        """Return a round's answer [B, nodes - 1 + depth + 1], or the chosen tokens [B, P].
+        """Return a round's answer [B, nodes - 1 + depth + 1], or what a StatefulGraph chooses.
 
         After copying rows or making noise, the returned tensor is meaningless.
         """
-        sampling = sampling_of(temperature, top_k, top_p, seed)
-        target = _part(rows, tokens, slots, positions, context_mask, tree_mask, pick)
-        draft = _part(
-            draft_rows,
-            draft_tokens,
-            draft_slots,
-            draft_positions,
-            draft_context_mask,
-            draft_tree_mask,
-            draft_pick,
-        )
+        sampling = together(Sampling, temperature, top_k, top_p, seed, min_p)
+        seen = (positions, context_mask, tree_mask)
+        target = _part(tokens, pick, rows, slots, *seen)
+        draft_seen = (draft_positions, draft_context_mask, draft_tree_mask)
+        draft = _part(draft_tokens, draft_pick, draft_rows, draft_slots, *draft_seen)
         if target is None and draft is None:
             assert rows is not None, "no inputs"
             return self._between(rows, after, seed)
         self.touch_noise()
         if target is None:
             assert draft is not None, "checked above"
-            return self._alone(self.draft, DRAFT, draft, None, None)
+            return self._alone(self.draft, DRAFT, draft, None, None, None)
         if draft is None:
-            return self._alone(self.decoder, "", target, after, sampling)
+            changes = (allowed, text_ids, text_changes, node_ids, node_changes, asked)
+            masks = together(MaskInputs, *changes)
+            return self._alone(self.decoder, "", target, after, sampling, masks)
         return self._round(target, draft, sampling)
 
     def _between(self, rows: Tensor, after: Tensor | None, seed: Tensor | None) -> Tensor:
@@ -235,6 +238,7 @@ class StatefulRoundGraph(KeepsNoise, _Fused):
         part: _ModelInputs,
         after: Tensor | None,
         sampling: Sampling | None,
+        masks: MaskInputs | None,
     ) -> Tensor:
         """Run one model by itself.
 
@@ -244,11 +248,8 @@ class StatefulRoundGraph(KeepsNoise, _Fused):
         rows, seen = part.at
         out: Hidden = model(part.tokens, rows, *seen, part.pick, self.cache(which))
         logits = model.logits(out.states)
-        if sampling is None or after is None:
-            chosen = choose_greedy(logits, model.share)
-        else:
-            drawn = self.noise_at(rows, after)
-            chosen = choose_drawn(logits, sampling, drawn, self.arithmetic, model.share)
+        drawn = None if sampling is None or after is None else self.noise_at(rows, after)
+        chosen = choice(model, logits, sampling, drawn, masks, self.arithmetic)
         self.write(rows, part.slots, out.new, which)
         self.touch(rows[:1], DRAFT if which == "" else "")
         return chosen
@@ -267,26 +268,14 @@ class _ModelInputs(NamedTuple):
 
 
 def _part(
-    rows: Tensor | None,
-    tokens: Tensor | None,
-    slots: Tensor | None,
-    positions: Tensor | None,
-    context_mask: Tensor | None,
-    tree_mask: Tensor | None,
-    pick: Tensor | None,
-) -> _ModelInputs | None:
+    tokens: Tensor | None, pick: Tensor | None, rows: Tensor | None, slots: Tensor | None,
+    *seen: Tensor | None,
+) -> _ModelInputs | None:  # fmt: skip
     """Return the model's inputs together; None where it takes no part in the call."""
-    if (
-        rows is None
-        or slots is None
-        or positions is None
-        or context_mask is None
-        or tree_mask is None
-    ):
+    sight = together(NodeSight, *seen)
+    if rows is None or slots is None or sight is None:
         return None
-    return _ModelInputs(
-        tokens, slots, CacheRows(rows, NodeSight(positions, context_mask, tree_mask)), pick
-    )
+    return _ModelInputs(tokens, slots, CacheRows(rows, sight), pick)
 
 
 def round_inputs(bucket: RoundBucket) -> dict[str, Tensor]:

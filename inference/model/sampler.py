@@ -83,25 +83,25 @@ class Sampling(NamedTuple):
         return (self.temperature == 0) | (self.top_k > 0) | (self.top_p < 1) | (self.min_p > 0)
 
 
-def adjust(
-    logits: Tensor, ids: Tensor, factors: Tensor, biases: Tensor, allowed: Tensor | None
-) -> Tensor:  # [N, V]
-    """Return logits with penalties, biases and a mask of allowed ids, before any choice.
+def adjust(logits: Tensor, nodes: Tensor, ids: Tensor, factors: Tensor, biases: Tensor) -> None:
+    """Change logits [N, V] in place, before any choice, as penalties and biases want it.
 
-    logits: [N, V] float32; written over
-    ids: [2, M] int64 node and id of each change, none twice
-    factors, biases: [M] float32
+    nodes, ids, factors, biases: [M] of each change; no id of a node has two
+    """
+    held = logits[nodes, ids]
+    logits[nodes, ids] = torch.where(held > 0, held / factors, held * factors) + biases
+
+
+def exclude(logits: Tensor, allowed: Tensor) -> None:
+    """Put ids that are not allowed out of reach: logits [N, V] in place, behind adjust().
+
     allowed: [N, words] int32 a bit for each id, lowest first
     """
-    node, token = ids
-    held = logits[node, token]
-    logits[node, token] = torch.where(held > 0, held / factors, held * factors) + biases
-    if allowed is None:
-        return logits
-    steps = torch.arange(32, dtype=torch.int32, device=logits.device)
-    bits = (allowed[:, :, None] >> steps & 1).flatten(1)
-    bits = F.pad(bits, (0, logits.shape[-1] - bits.shape[-1]))  # cut, or none allowed beyond
-    return torch.where(bits > 0, logits, logits - OUT_OF_REACH)
+    steps = torch.arange(8, dtype=torch.int32, device=logits.device)
+    octets = torch.arange(256, dtype=torch.int32, device=logits.device)
+    table = ((octets[:, None] >> steps & 1) - 1) * OUT_OF_REACH  # [256, 8]: eight ids at once
+    found = F.embedding(allowed.view(torch.uint8).to(torch.int32), table)
+    logits += found.flatten(1)[:, : logits.shape[-1]]
 
 
 class Scores(NamedTuple):
@@ -121,7 +121,7 @@ def score(logits: Tensor, sampling: Sampling, tokens: Tensor, k: int) -> Scores:
     """
     scores = sampling.scaled(logits).log_softmax(-1)
     values = torch.gather(scores, -1, tokens[..., None].to(torch.int64))[..., 0]
-    ids, likeliest = _in_order(*HOST.top(scores, max(k, 1)))
+    ids, likeliest = in_order(*HOST.top(scores, max(k, 1)))
     return Scores(values, ids[..., :k], likeliest[..., :k])
 
 
@@ -140,19 +140,23 @@ class Candidates(NamedTuple):
 
     ids: Tensor  # [B, P, C] int32
     scores: Tensor  # [B, P, C] logit / T, less OUT_OF_REACH where excluded
+    whole: Tensor  # [B, P, C] logit / T
     noise: Tensor | None  # [B, P, C] of these ids, where it was asked for
     log_mass: Tensor  # [B, P, 1] log of the full softmax's denominator
     ranked: Tensor  # [B, P] bool
 
 
-def _candidates(
+def find_candidates(
     logits: Tensor,
     sampling: Sampling,
     by: Arithmetic,
     drawn: Tensor | None = None,
     share: VocabularyShare = WHOLE_VOCABULARY,
 ) -> Candidates:
-    """drawn: [B, P, V] noise, of which the candidates' is returned"""
+    """Return each node's candidates.
+
+    drawn: [B, P, V] noise, of which the candidates' is returned
+    """
     seen = min(CANDIDATES + _MORE, logits.shape[-1] * share.ranks)
     found = leading(share, sampling.scaled(logits), drawn, seen, by.top)
     best = found.scores[..., :1]
@@ -176,6 +180,7 @@ def _candidates(
     return Candidates(
         found.ids,
         torch.where(kept, scores, scores - OUT_OF_REACH),
+        scores,
         found.noise,
         log_mass,
         (beyond < best)[..., 0],
@@ -193,7 +198,7 @@ def choose_truncated(
     positions: [B, P] int32, of the chosen tokens
     result: [B, P] int32
     """
-    found = _candidates(logits, sampling, by)
+    found = find_candidates(logits, sampling, by)
     drawn = by.noise(sampling.seed[:, None, None], positions[:, :, None], found.ids)
     return _best_candidate(sampling, found, sampling.weigh(drawn), choose_greedy(logits))
 
@@ -267,7 +272,15 @@ def choose_drawn(
     share: VocabularyShare = WHOLE_VOCABULARY,
 ) -> Tensor:  # [B, P, V], [B, P, V] -> [B, P] int32
     """Choose tokens as choose_mixed() does, with noise that was made before."""
-    found = _candidates(logits, sampling, by, drawn, share)
+    return choose_among(
+        find_candidates(logits, sampling, by, drawn, share), logits, sampling, drawn, share
+    )
+
+
+def choose_among(
+    found: Candidates, logits: Tensor, sampling: Sampling, drawn: Tensor, share: VocabularyShare
+) -> Tensor:  # [B, P] int32
+    """Choose tokens as choose_drawn() does, with candidates that were found before."""
     assert found.noise is not None, "it was asked for"
     greedy, open_ = best_ids(share, logits, sampling.scaled(logits) + drawn)
     truncated = _best_candidate(sampling, found, found.noise, greedy)
@@ -276,7 +289,7 @@ def choose_drawn(
 
 def rank_greedy(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """Return the k likeliest tokens and their log-probabilities: rank() where every T is 0."""
-    return _in_order(*HOST.top(logits.log_softmax(-1), k))
+    return in_order(*HOST.top(logits.log_softmax(-1), k))
 
 
 def rank(
@@ -290,7 +303,7 @@ def rank(
     Scores are perturbed where T > 0, and log-probabilities where T = 0. Their softmax estimates
     what the target takes.
     """
-    found = _candidates(logits, sampling, by)
+    found = find_candidates(logits, sampling, by)
     drawn = by.noise(sampling.seed[:, None, None], positions[:, :, None], found.ids)
     return _ranked(found, sampling.weigh(drawn), k, by)
 
@@ -299,7 +312,7 @@ def guess_greedy(
     logits: Tensor, k: int, by: Arithmetic = HOST, share: VocabularyShare = WHOLE_VOCABULARY
 ) -> Tensor:  # [B, P, V] -> [B, P, k] int32
     """Return the ids of rank_greedy() alone."""
-    return _in_order(*likeliest(share, logits, k, by.top))[0]
+    return in_order(*likeliest(share, logits, k, by.top))[0]
 
 
 def guess_drawn(
@@ -311,7 +324,7 @@ def guess_drawn(
     share: VocabularyShare = WHOLE_VOCABULARY,
 ) -> Tensor:  # [B, P, V], [B, P, V] -> [B, P, k] int32
     """Return the ids of rank() alone, with noise that was made before."""
-    found = _candidates(logits, sampling, by, drawn, share)
+    found = find_candidates(logits, sampling, by, drawn, share)
     assert found.noise is not None, "it was asked for"
     return _ranked(found, found.noise, k, by)[0]
 
@@ -320,10 +333,10 @@ def _ranked(
     found: Candidates, drawn: Tensor, k: int, by: Arithmetic
 ) -> tuple[Tensor, Tensor]:  # -> [B, P, k], [B, P, k]
     scores, order = by.top(found.scores - found.log_mass + drawn, k)
-    return _in_order(scores, torch.gather(found.ids, -1, order))
+    return in_order(scores, torch.gather(found.ids, -1, order))
 
 
-def _in_order(
+def in_order(
     scores: Tensor, ids: Tensor
 ) -> tuple[Tensor, Tensor]:  # [..., k], [..., k] -> [..., k], [..., k]
     """Return ids and scores, the best score first and among equal scores the lowest id.

@@ -5,10 +5,12 @@ Neuron's `StatefulGraph` writes them out of place and reassigns its buffers.
 
 Both have one set of inputs, which name the row of the caches that each row of the call stands for.
 Without `pick` it chooses at every node. Without the sampling inputs it is greedy; with them it
-serves any mixture of rows. A `VerifyGraph` makes noise where it is needed; a `StatefulGraph` reads
-what it was told to make before (inference/model/noise_window.py). A `StatefulGraph` that is given
-`rows` alone copies a row of its caches; given `rows`, `after` and `seed` alone, it makes noise. It
-is the same module because graphs of one package share state and signature.
+serves any mixture of rows. With those of MaskInputs besides, it adjusts the logits, and returns
+what choose_scored() does in place of the chosen ids. A `VerifyGraph` makes noise where it is
+needed; a `StatefulGraph` reads what it was told to make before (inference/model/noise_window.py).
+A `StatefulGraph` that is given `rows` alone copies a row of its caches; given `rows`, `after` and
+`seed` alone, it makes noise. It is the same module because graphs of one package share state and
+signature.
 
 A graph that was told of `kept` layers returns features, too: their inputs at every node, as
 `Decoder.forward` gives them. Ranks that share a model all have them whole.
@@ -16,20 +18,31 @@ A graph that was told of `kept` layers returns features, too: their inputs at ev
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
 from inference.artifact import Bucket
-from inference.model.arithmetic import ENGINES, HOST
+from inference.model.arithmetic import ENGINES, HOST, Arithmetic
 from inference.model.cache import CachedGraph, KeysValues
 from inference.model.decoder import Decoder, Hidden
+from inference.model.masked_choice import MaskInputs, choose_scored, idle_masks
 from inference.model.noise_window import KeepsNoise
 from inference.model.sampler import Sampling, choose_drawn, choose_greedy, shared_noise
 
-_Inputs = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor | None]
-"""Tokens, rows, positions, context mask, tree mask and pick, in this order."""
+Inputs = TypeVar("Inputs", bound=tuple[Tensor, ...])
+
+
+class _Nodes(NamedTuple):
+    """The nodes of a call, and what they see."""
+
+    tokens: Tensor
+    rows: Tensor
+    positions: Tensor
+    context_mask: Tensor
+    tree_mask: Tensor
 
 
 class _ChoosingGraph(CachedGraph):
@@ -50,29 +63,46 @@ class _ChoosingGraph(CachedGraph):
         raise NotImplementedError
 
     def _run(
-        self, inputs: _Inputs, after: Tensor | None, sampling: Sampling | None
+        self,
+        nodes: _Nodes,
+        pick: Tensor | None,
+        after: Tensor | None,
+        sampling: Sampling | None,
+        masks: MaskInputs | None,
     ) -> tuple[Tensor, Hidden]:
-        """Return chosen [B, P] int32, and what the decoder computed."""
-        tokens, rows, positions, context_mask, tree_mask, pick = inputs
-        out: Hidden = self.decoder(
-            tokens, rows, positions, context_mask, tree_mask, pick, self.cache(), kept=self._kept
-        )
-        logits = self.decoder.logits(out.states)
-        if sampling is None or after is None:
-            return choose_greedy(logits, self.decoder.share), out
-        drawn, share = self._drawn(rows, after, sampling), self.decoder.share
-        return choose_drawn(logits, sampling, drawn, self.arithmetic, share), out
+        """Return what choice() does, and what the decoder computed."""
+        out: Hidden = self.decoder(*nodes, pick, self.cache(), kept=self._kept)
+        logits, drawn = self.decoder.logits(out.states), None
+        if sampling is not None and after is not None:
+            drawn = self._drawn(nodes.rows, after, sampling)
+        return choice(self.decoder, logits, sampling, drawn, masks, self.arithmetic), out
 
 
-def sampling_of(
-    temperature: Tensor | None, top_k: Tensor | None, top_p: Tensor | None, seed: Tensor | None
-) -> Sampling | None:
-    """Return a graph's sampling inputs together; None where they are left out: the graph is
-    greedy.
+def choice(
+    decoder: Decoder,
+    logits: Tensor,
+    sampling: Sampling | None,
+    drawn: Tensor | None,
+    masks: MaskInputs | None,
+    by: Arithmetic,
+) -> Tensor:
+    """Return what a graph chooses: [B, P] int32, or as choose_scored() joins it where it is masked.
+
+    drawn: noise [B, P, V]; without it and sampling the choice is greedy
     """
-    if temperature is None or top_k is None or top_p is None or seed is None:
-        return None
-    return Sampling(temperature, top_k, top_p, seed, torch.zeros_like(temperature))
+    share = decoder.share
+    if sampling is None or drawn is None:
+        return choose_greedy(logits, share)
+    if masks is None:
+        return choose_drawn(logits, sampling, drawn, by, share)
+    logits = masks.adjusted(logits, decoder.token_ids(), share, by)
+    return choose_scored(logits, sampling, drawn, masks.asked, by, share).joined()
+
+
+def together(kind: Callable[..., Inputs], *inputs: Tensor | None) -> Inputs | None:
+    """Return a graph's inputs of one kind, in its order; None where they are left out."""
+    given = [one for one in inputs if one is not None]
+    return kind(*given) if len(given) == len(inputs) else None
 
 
 class VerifyGraph(_ChoosingGraph):
@@ -101,12 +131,21 @@ class VerifyGraph(_ChoosingGraph):
         top_k: Tensor | None = None,  # [B] int32
         top_p: Tensor | None = None,  # [B] float32
         seed: Tensor | None = None,  # [B, 2] int32
+        min_p: Tensor | None = None,  # [B] float32
+        allowed: Tensor | None = None,  # this and those below: see MaskInputs
+        text_ids: Tensor | None = None,
+        text_changes: Tensor | None = None,
+        node_ids: Tensor | None = None,
+        node_changes: Tensor | None = None,
+        asked: Tensor | None = None,
     ) -> tuple[Tensor, ...]:
         """Return chosen [B, P], new keys and new values, each [layers, B, T, width], and features
         [B, T, kept layers * hidden] where layers are kept.
         """
-        inputs = (tokens, rows, positions, context_mask, tree_mask, pick)
-        chosen, out = self._run(inputs, after, sampling_of(temperature, top_k, top_p, seed))
+        nodes = _Nodes(tokens, rows, positions, context_mask, tree_mask)
+        sampling = together(Sampling, temperature, top_k, top_p, seed, min_p)
+        changes = (allowed, text_ids, text_changes, node_ids, node_changes, asked)
+        chosen, out = self._run(nodes, pick, after, sampling, together(MaskInputs, *changes))
         features = () if out.features is None else (out.features,)
         return chosen, *out.new.stacked(), *features
 
@@ -152,14 +191,16 @@ class StatefulGraph(KeepsNoise, _ChoosingGraph):
         top_k: Tensor | None = None,
         top_p: Tensor | None = None,
         seed: Tensor | None = None,
+        min_p: Tensor | None = None,
+        allowed: Tensor | None = None,
+        text_ids: Tensor | None = None,
+        text_changes: Tensor | None = None,
+        node_ids: Tensor | None = None,
+        node_changes: Tensor | None = None,
+        asked: Tensor | None = None,
     ) -> Tensor | tuple[Tensor, Tensor]:
-        if (
-            tokens is None
-            or slots is None
-            or positions is None
-            or context_mask is None
-            or tree_mask is None
-        ):
+        nodes = together(_Nodes, tokens, rows, positions, context_mask, tree_mask)
+        if nodes is None or slots is None:
             if after is not None and seed is not None:
                 ids = self.decoder.token_ids()
                 self.fill_noise(rows, after, seed, ids, self.arithmetic)
@@ -168,8 +209,9 @@ class StatefulGraph(KeepsNoise, _ChoosingGraph):
                 self.copy_row(rows[:1], rows[1:])
                 self.touch_noise()
             return rows + rows  # a graph must return something: this means nothing
-        inputs = (tokens, rows, positions, context_mask, tree_mask, pick)
-        chosen, out = self._run(inputs, after, sampling_of(temperature, top_k, top_p, seed))
+        sampling = together(Sampling, temperature, top_k, top_p, seed, min_p)
+        changes = (allowed, text_ids, text_changes, node_ids, node_changes, asked)
+        chosen, out = self._run(nodes, pick, after, sampling, together(MaskInputs, *changes))
         self.write(rows, slots, out.new)
         self.touch_noise()
         return chosen if out.features is None else (chosen, out.features)
@@ -206,5 +248,6 @@ def example_inputs(bucket: Bucket) -> dict[str, Tensor]:
             "top_k": torch.zeros(rows, dtype=torch.int32),
             "top_p": torch.ones(rows),
             "seed": torch.zeros(rows, 2, dtype=torch.int32),
+            "min_p": torch.zeros(rows),
         }
-    return inputs
+    return inputs | (idle_masks(bucket) if bucket.masked else {})

@@ -87,6 +87,21 @@ def likeliest(
     return best, torch.gather(ids, -1, places)
 
 
+def scores_of(
+    share: VocabularyShare, scores: Tensor, ids: Tensor
+) -> Tensor:  # [B, P, V], [B, P] -> [B, P]
+    """Return the scores of these ids, each of which lies in one rank's share."""
+    places = ids[..., None]
+    if share.ranks == 1:
+        return torch.gather(scores, -1, places)[..., 0]
+    size = scores.shape[-1]
+    later = torch.arange(size, share.ranks * size, size, dtype=torch.float32, device=ids.device)
+    owner = (places.float() >= later).float().sum(-1, keepdim=True)  # its rank
+    mine = torch.gather(scores, -1, (places.float() - owner * size).to(torch.int32))
+    every = share.gather(mine).view(share.ranks, *mine.shape).permute(1, 2, 0, 3).flatten(2)
+    return torch.gather(every, -1, owner.to(torch.int32))[..., 0]
+
+
 def leading(
     share: VocabularyShare, scores: Tensor, noise: Tensor | None, k: int, top: Top
 ) -> Leading:

@@ -24,7 +24,7 @@ from inference.order import Pace
 from inference.planner.prices import Usage
 from inference.proposer import Proposer
 from inference.text import Tokenizer
-from inference.throttle import Throttle, silence
+from inference.throttle import Silence, Throttle
 from outrider.client.connecting import connect_target
 from outrider.models.directories import find_tokenizer
 from outrider.money.budget import RunBudget
@@ -70,14 +70,13 @@ class Client:
             self._drafted = min(self.length, found.sequence_length(asked))
         if asked is not None:
             self.length = min(self.length, asked)
-        if not billing.priced:
-            billing = read_billing(options.goal, target.description.usd_per_hour)
+        billing = billing.described(target.description.usd_per_hour)
         self.budget = RunBudget(billing, options.goal.max_usd)
         self.goal = read_goal(options.goal, billing)
         gc.freeze()  # what is loaded is not searched for garbage in the middle of a text: 0.2 s
         self._rows: Future[AnyRows] | None = None
         self._loader = ThreadPoolExecutor(1, "outrider load")
-        self._beginning, self._stack, self._quiet = Lock(), ExitStack(), silence()
+        self._beginning, self._stack, self._silence = Lock(), ExitStack(), Silence()
 
     @property
     def model(self) -> str:
@@ -145,9 +144,12 @@ class Client:
                 f"{self._found.name} drafts the first {self._drafted:,} tokens of a text, of "
                 f"{self.length:,} that the target serves: --sequence_length says how many"
             )
+        from inference.grammar import Grammars
         from outrider.client.drafting import Sides, draft_rows
 
-        sides = Sides(self._found, self.target, rows, self._drafted)
+        there = self.target.description
+        grammars = Grammars(self.tokenizer.to_json(), there.vocabulary, sorted(there.stop_ids))
+        sides = Sides(self._found, self.target, rows, self._drafted, grammars)
         try:
             loaded = self._stack.enter_context(draft_rows(self._options, sides, self.goal))
         except OutriderError as error:
@@ -158,7 +160,7 @@ class Client:
 
     def _drafter(self) -> Drafter:
         """The draft's thread; throttled where the target is on this machine."""
-        return on_thread(self._lend, Throttle(self._quiet) if self.target.is_local else None)
+        return on_thread(self._lend, Throttle(self._silence) if self.target.is_local else None)
 
     def _lend(self, wanted: Callable[[], bool]) -> AbstractContextManager[Sequence[Proposer]]:
         """Lend a row of the draft, once it is loaded; none where loading failed."""

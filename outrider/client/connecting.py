@@ -12,7 +12,6 @@ from inference.command import say
 from inference.errors import Mismatch, Unavailable
 from inference.text import Tokenizer
 from outrider.options.network import ConnectionOptions
-from outrider.options.peer_security import client_security
 
 
 @contextmanager
@@ -32,8 +31,8 @@ def connect_target(
     with ExitStack() as stack:
         target = stack.enter_context(
             connect(
-                _addresses(options),
-                security=client_security(options),
+                options.addresses,
+                security=options.security,
                 model=options.model_name or "",
                 timeout=seconds,
                 patience=Patience(options.patience, say),
@@ -58,15 +57,11 @@ def check_listening(options: ConnectionOptions) -> None:
     start = f"target --port {places[0].port}"
     command = f"deploy tunnel {options.target}" if options.target else start
     raise Unavailable(
-        f"no Outrider target answers at {_addresses(options)}: nobody listens there; "
+        f"no Outrider target answers at {options.addresses}: nobody listens there; "
         f"start it with `outrider {command}`"
     )
 
 
 def print_models(options: ConnectionOptions) -> None:
     """Print the names of the models that the target lists."""
-    print(*list_models(_addresses(options), security=client_security(options)), sep="\n")
-
-
-def _addresses(options: ConnectionOptions) -> str:
-    return ",".join(map(str, options.endpoints))
+    print(*list_models(options.addresses, security=options.security), sep="\n")

@@ -15,11 +15,12 @@ from inference.draft_tuning import TUNING
 from inference.drafters.copied_text import CopySource, History
 from inference.drafters.draft import Draft
 from inference.drafters.round_proposer import BestFirst, Chain, Policy
+from inference.grammar import Grammars
 from outrider.client.pools import AnyRows, GrowingRows, Pair, learned_file, rounds
 from outrider.draft_methods import FoundDraft
+from outrider.models.capacity import Capacity
 from outrider.models.loading import PREFILL_NODES
 from outrider.models.profiles import user_profiles
-from outrider.models.sequence_length import Capacity
 from outrider.money.goal import Goal
 from outrider.options.draft_flags import HistoryOptions, TreeOptions
 from outrider.options.groups import DeviceOptions
@@ -36,6 +37,7 @@ class Sides(NamedTuple):
     target: Connection
     rows: int  # texts that are made at once
     length: int  # longest text, prompt and output together
+    grammars: Grammars  # of the tokenizer that both have
 
 
 def draft_rows(options: ClientRole, sides: Sides, goal: Goal) -> AbstractContextManager[AnyRows]:
@@ -51,8 +53,8 @@ def _in_rounds(options: ClientRole, sides: Sides, found: FoundDraft) -> Iterator
     policy = read_policy(options)
     ranked, found = policy.most_ranked, found.settled(options)
     draft = load_draft(options, found, sides.rows, sides.length, ranked, ranked)
-    assert draft.model is not None, "it ranks nodes"
-    pool = rounds(draft.model, policy, sides.target.description.max_tree_nodes - 1)
+    draft = draft._replace(grammars=sides.grammars)
+    pool = rounds(draft, policy, sides.target.description.max_tree_nodes - 1)
     try:
         yield pool
     finally:
@@ -71,7 +73,7 @@ def _growing(options: ClientRole, sides: Sides, goal: Goal) -> Iterator[AnyRows]
             found.fingerprint(),
         )
     learned = learned_file(called, sides.target.description.model_fingerprint)
-    pair = Pair(sides.target, times, learned)
+    pair, draft = Pair(sides.target, times, learned), draft._replace(grammars=sides.grammars)
     pool = GrowingRows(draft, pair, goal, _sources(options, sides.rows))
     try:
         yield pool

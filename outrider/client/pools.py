@@ -10,7 +10,6 @@ from queue import Empty, SimpleQueue
 from typing import Generic, NamedTuple, TypeAlias, TypeVar
 
 from grpc_comm.client.connection import Connection
-from inference.backends import Model
 from inference.backends.dynamic_batcher import DynamicBatcher
 from inference.command import say
 from inference.drafters.draft import Draft
@@ -84,14 +83,19 @@ class RoundRows(Rows[RoundProposer]):
         raise InvalidRequest(UNSTEERED)
 
 
-def rounds(model: Model, policy: Policy, room: int) -> RoundRows:
+def rounds(draft: Draft, policy: Policy, room: int) -> RoundRows:
     """Rows that draft a whole tree of this policy for each forward.
 
+    draft: has a model
     room: candidates that a forward has
     """
-    shared = DynamicBatcher(model)
+    assert draft.model is not None, "it ranks nodes"
+    shared = DynamicBatcher(draft.model)
     return RoundRows(
-        [RoundProposer(shared, policy, room=room, row=row) for row in range(model.rows)]
+        [
+            RoundProposer(shared, policy, room=room, row=row, make_rule=draft.make_rule)
+            for row in range(shared.rows)
+        ]
     )
 
 

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from inference.command import run_command
+from inference.command import run_command, say
 from inference.extras import require
 from outrider.compare.compare_options import CompareOptions, parse
 
@@ -23,17 +23,16 @@ def _run(options: CompareOptions) -> int:
     """Measure, print, and write the files."""
     require("torch", "outrider compare")
     from outrider.compare.measure import compare
-    from outrider.compare.report import print_comparison
-    from outrider.compare.results import write_results
+    from outrider.compare.report import told, write_results
 
     for profile in options.emulate or (None,):
         comparison = compare(options, profile)
-        print_comparison(comparison)
+        print(told(comparison))
         if options.out:
             several = profile is not None and len(options.emulate) > 1
             directory = Path(options.out) / (Path(profile or "").stem if several else "")
             for path in write_results(directory, comparison):
-                print(f"wrote {path}", file=sys.stderr)
+                say(f"wrote {path}")
     return 0
 
 

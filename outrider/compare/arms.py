@@ -84,7 +84,6 @@ class Architecture:
     name: str
     settings: Callable[[Bench], Sequence[Setting]]  # none where this bench cannot run it
     complete: Callable[[Bench, Setting], Complete]
-    swept: bool = False  # the best setting alone is measured; else all are
     drafts_here: bool = False  # on the client's machine
     on_this_machine: bool = False  # the target runs on the client's machine, too
     presets: tuple[str, ...] = ()  # rows of outrider/options/draft_flags.py that it measures
@@ -100,6 +99,10 @@ class Architecture:
     def steered(self) -> bool:
         """Whether it can be run at positions of the knob --cs."""
         return self.settings is _positions
+
+    def arms(self, bench: Bench) -> list[Arm]:
+        """An arm for each setting that this bench can run."""
+        return [Arm(self, one, self.complete(bench, one)) for one in self.settings(bench)]
 
 
 @dataclass(frozen=True)
@@ -119,15 +122,6 @@ class Arm:
         """The arm as plain data for JSON."""
         name, setting = self.architecture.name, self.setting
         return {"architecture": name, "setting": setting.label, "cs": setting.knob}
-
-
-def groups_of(architecture: Architecture, bench: Bench) -> list[list[Arm]]:
-    """Groups of the arms that this bench can run. A sweep chooses the best arm of each group."""
-    arms = [
-        Arm(architecture, setting, architecture.complete(bench, setting))
-        for setting in architecture.settings(bench)
-    ]
-    return [arms] if architecture.swept and arms else [[arm] for arm in arms]
 
 
 def read_setting(text: str) -> Policy:
@@ -182,7 +176,7 @@ def _in_rounds(bench: Bench, setting: Setting) -> Complete:
     """Complete in synchronous rounds: the target waits for a whole tree."""
     assert setting.policy is not None
     room = bench.target.description.max_tree_nodes - 1
-    return _across(bench, rounds(bench.draft, setting.policy, room), Pace.WAIT)
+    return _across(bench, rounds(Draft(bench.draft), setting.policy, room), Pace.WAIT)
 
 
 def _growing(
@@ -223,7 +217,6 @@ ARCHITECTURES: tuple[Architecture, ...] = (
         CHAIN,
         lambda bench: [Setting(policy) for policy in bench.chains],
         _in_rounds,
-        swept=True,
         drafts_here=True,
         presets=("classic_sd",),
     ),
@@ -231,7 +224,6 @@ ARCHITECTURES: tuple[Architecture, ...] = (
         TREE,
         lambda bench: [Setting(policy) for policy in bench.trees],
         _in_rounds,
-        swept=True,
         drafts_here=True,
         presets=("tree_sd",),
     ),

@@ -9,7 +9,6 @@ from annotated_types import Ge
 from pydantic import BeforeValidator, InstanceOf, model_validator
 
 from inference.command import called
-from inference.cost.billing import read_knob
 from inference.drafters.round_proposer import BestFirst, Chain
 from inference.errors import InvalidRequest
 from inference.flags.command_line import CommandOptions, parse_flags
@@ -19,7 +18,7 @@ from inference.flags.values import (
     Count,
     Directory,
     Host,
-    Numbers,
+    NumberList,
     Words,
     among,
     comma_separated,
@@ -29,12 +28,13 @@ from outrider.compare.arms import ARCHITECTURES, BASELINE, GROWING, read_setting
 from outrider.compare.intervals import FEWEST
 from outrider.options.draft_flags import PresetOptions, SourceOptions
 from outrider.options.groups import (
-    Device,
+    DeviceName,
     ObjectiveOptions,
     PromptOptions,
     ReductionOptions,
     Seed,
     TargetOptions,
+    read_knob,
 )
 from outrider.options.network import ConnectionOptions
 from outrider.options.roles import RULES
@@ -88,13 +88,13 @@ class LinkOptions(Group, title="target and link"):
 
     target_host: Host | None = None
     """a running target (default: start one)"""
-    target_device: Device | None = None
+    target_device: DeviceName | None = None
     """of a target that is started (default: that of --device)"""
-    draft_device: Device | None = None
+    draft_device: DeviceName | None = None
     """of the draft in this process (default: that of --device)"""
     emulate: Annotated[Words, Shown("PROFILE,...")] = ()
     """the target's passes take the times of this profile; several: one comparison each"""
-    rtt: Annotated[Numbers, Shown("MS,...")] = (0.0, 40.0)
+    rtt: Annotated[NumberList, Shown("MS,...")] = (0.0, 40.0)
     """round trips to emulate, milliseconds beyond the machine's own (with --cs: 0)"""
     jitter: Milliseconds = 0.0
     """up to so many milliseconds more each way"""
@@ -127,11 +127,11 @@ class CompareOptions(LinkOptions, CommandOptions, title="what is compared"):
     chains: Annotated[tuple[InstanceOf[Chain], ...], _policies(Chain), Shown("N,...")] = (
         *(Chain(2), Chain(4), Chain(8)),
     )
-    """settings that the sweep tries for chains; one is not swept"""
+    """chains that are compared, each an arm of its own"""
     trees: Annotated[tuple[InstanceOf[BestFirst], ...], _policies(BestFirst), Shown("NxD,...")] = (
         *(BestFirst(8, 4), BestFirst(16, 6), BestFirst(32, 8)),
     )
-    """the same for trees"""
+    """trees that are compared"""
     cs: Annotated[Words, Shown("KNOB,...")] = ()
     """the growing draft at these positions of the knob: tps, balanced, cost or 0 to 100"""
     num_runs: Count = 2

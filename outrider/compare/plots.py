@@ -1,4 +1,4 @@
-"""Pictures of a comparison: speeds with intervals, time a token by round trip, speed against cost.
+"""Pictures of a comparison: speeds with intervals by round trip, and speed against cost.
 
 matplotlib is the optional extra `plots`.
 """
@@ -47,7 +47,6 @@ def draw(directory: Path, comparison: Comparison) -> list[Path]:
 
     pictures: dict[str, Callable[[Any, Comparison], bool]] = {
         "speeds": _speeds,
-        "round_trip": _round_trip,
         "tradeoff": _tradeoff,
     }
     paths = []
@@ -64,10 +63,10 @@ def draw(directory: Path, comparison: Comparison) -> list[Path]:
 def _speeds(picture: Picture, comparison: Comparison) -> bool:
     """Tokens per second with bootstrap intervals, a group for each round trip."""
     axes, trips = picture.subplots(), comparison.options.rtt
-    lanes = list(dict.fromkeys(_lane(row.arm) for row in comparison.rows))
+    lanes = list(dict.fromkeys(row.arm.name for row in comparison.rows))
     width = 0.8 / len(lanes)
     for index, lane in enumerate(lanes):
-        rows = [row for row in comparison.rows if _lane(row.arm) == lane]
+        rows = [row for row in comparison.rows if row.arm.name == lane]
         shift = (index - (len(lanes) - 1) / 2) * width
         speeds = [row.tokens_per_second for row in rows]
         axes.bar(
@@ -82,22 +81,6 @@ def _speeds(picture: Picture, comparison: Comparison) -> bool:
         )
     axes.set_xticks(range(len(trips)), [f"{trip:g} ms" for trip in trips])
     axes.set(xlabel="added round trip", ylabel="tokens a second, median over texts")
-    axes.legend(fontsize=8)
-    return True
-
-
-def _round_trip(picture: Picture, comparison: Comparison) -> bool:
-    """Measured time a token."""
-    axes: Axes = picture.subplots()
-    labels = set[str]()
-    for row in comparison.rows:
-        if row.seconds_per_token is not None:
-            label = "_" * (_lane(row.arm) in labels) + _lane(row.arm)  # once in the legend
-            labels.add(label)
-            time = row.seconds_per_token * 1e3
-            axes.plot(row.rtt_ms, time, "o", color=_colour(row.arm), label=label)
-    words = "ms a token after the first chunk"
-    axes.set(xlabel="added round trip, ms", ylabel=words, ylim=(0, None))
     axes.legend(fontsize=8)
     return True
 
@@ -148,13 +131,6 @@ def _panel(
         panel.plot([], [], "o", color="black", label="Pareto set")
         panel.plot([], [], "o", color="black", markerfacecolor="white", label="dominated")
         panel.legend(fontsize=8)
-
-
-def _lane(arm: Arm) -> str:
-    """The label of an arm's bars, one for each round trip: its architecture, or a position of the
-    knob.
-    """
-    return arm.name if arm.setting.knob is not None else arm.architecture.name
 
 
 def _reach(middle: float, low: float, high: float) -> Any:

@@ -1,228 +1,158 @@
-"""The report of a comparison: its verdict, its tables, and both on a terminal of 100 columns."""
+"""The report of a comparison: its verdict and its table, on a terminal of 100 columns and in --out
+DIR: report.md, results.json, results.csv and plots, with the environment and the resolved options.
+"""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Sequence
-from functools import partial
-from typing import NamedTuple
+import json
+import os
+import platform
+from collections.abc import Callable, Iterator, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from textwrap import fill
+from typing import Any
 
+from inference.command import say
 from inference.cost.billing import PER_MILLION
 from inference.cost.quantity import Figure, Quality
-from outrider.compare.arms import BASELINE, FUSED, HYBRID
-from outrider.compare.intervals import CONFIDENCE, FigureInterval, Interval, Percentiles
-from outrider.compare.measure import Comparison, Trial
+from inference.errors import MissingExtra
+from inference.files import write_whole
+from outrider.compare.arms import BASELINE, FUSED, HYBRID, Setting
+from outrider.compare.intervals import Interval
+from outrider.compare.measure import Comparison
+from outrider.compare.plots import draw
 from outrider.compare.rows import ResultRow
+from outrider.terminal.tables import aligned, write_csv
 
 UNKNOWN = "unavailable"
 WIDTH = 100
+NOTE = (
+    "RTT: added ms; TPOT: p50 ms; length: tokens a forward; same: texts as target-only makes; "
+    "~ estimate, >= lower bound; * Pareto: nothing at this RTT is as good in all and better."
+)
+_PRICES: dict[str, Callable[[ResultRow], Figure]] = {
+    "$/1M": lambda row: row.usd_per_million.median,
+    "J/token": lambda row: row.joules_per_million.median.times(1 / PER_MILLION),
+}
+_LIBRARIES = ("outrider", "torch", "numpy", "grpcio", "transformers")
 
 
-class Table(NamedTuple):
-    """A table whose cells are words. `note` explains them."""
-
-    title: str
-    heads: list[str]
-    cells: list[list[str]]
-    note: str
-
-
-Column = tuple[str, Callable[[ResultRow], str]]
-_WHO: list[Column] = [
-    ("added RTT ms", lambda row: f"{row.rtt_ms:g}"),
-    ("architecture", lambda row: row.arm.architecture.name),
-    ("setting", lambda row: row.arm.setting.label or "-"),
-]
-_SPEED: list[Column] = [
-    ("tokens/s", lambda row: _interval(row.tokens_per_second, 1)),
-    ("ratio to target-only", lambda row: _interval(row.ratio, 2)),
-    ("TTFT ms", lambda row: _milliseconds(row.time_to_first_token)),
-    ("TPOT ms", lambda row: _milliseconds(row.time_per_output_token)),
-    ("inter-chunk ms", lambda row: _milliseconds(row.inter_chunk)),
-    ("identical", lambda row: _identical(row)),
-]
-_WORK: list[Column] = [
-    ("tokens", lambda row: str(row.tokens)),
-    ("forwards", lambda row: str(row.forwards)),
-    ("lone", lambda row: f"{row.lone_forwards / row.forwards:.0%}" if row.forwards else "-"),
-    ("length", lambda row: f"{row.acceptance_length:.2f}"),
-    ("drafted", lambda row: f"{row.acceptance_length_drafted:.2f}"),
-    ("acceptance", lambda row: "-" if row.acceptance is None else f"{row.acceptance:.2f}"),
-    ("by position", lambda row: " ".join(f"{at:.2f}" for at in row.acceptance_by_position) or "-"),
-    ("calls", lambda row: f"{row.draft_calls / row.tokens:.2f}"),
-    ("draft", lambda row: _each(row, row.draft_seconds)),
-    ("rest", lambda row: _each(row, row.rest_seconds)),
-    ("queue", lambda row: _each(row, row.queue_seconds)),
-    ("target", lambda row: _each(row, row.target_seconds)),
-    ("bytes up", lambda row: f"{row.bytes_up / row.tokens:.0f}"),
-    ("bytes down", lambda row: f"{row.bytes_down / row.tokens:.0f}"),
-]
-_COST: list[Column] = [
-    ("ms a token", lambda row: _time(row.seconds_per_token)),
-    ("$ per million", lambda row: _cost(row.usd_per_million, 3)),
-    ("by forwards", lambda row: _cost(row.usd_per_million_by_forwards, 3)),
-    ("J per million", lambda row: _cost(row.joules_per_million, 0)),
-    ("J here", lambda row: _cost(row.joules_here_per_million, 0)),
-    ("Pareto", lambda row: "*" * row.pareto),
-    ("MB here", lambda row: _megabytes(row.memory_here)),
-    ("MB target", lambda row: _megabytes(row.memory_target)),
-]
-_BRIEF: list[Column] = [
-    ("RTT", lambda row: f"{row.rtt_ms:g}"),
-    ("arm", lambda row: row.arm.name + " *" * row.pareto),
-    ("tokens/s", lambda row: f"{row.tokens_per_second.median:.1f}"),
-    ("x target-only", lambda row: _interval(row.ratio, 2)),
-    ("TPOT", lambda row: _time(row.time_per_output_token and row.time_per_output_token.p50)),
-    ("length", lambda row: f"{row.acceptance_length:.2f}"),
-    ("same", lambda row: _identical(row)),
-]
-_PRICES: list[tuple[str, Callable[[ResultRow], Figure]]] = [
-    ("$/1M", lambda row: row.usd_per_million.median),
-    ("J/token", lambda row: row.joules_per_million.median.times(1 / PER_MILLION)),
-]
-
-
-def tables(comparison: Comparison) -> list[Table]:
-    """The tables of report.md: speed, work, cost and the sweep."""
-    rows = comparison.rows
-    speed = (
-        f"Medians with their {CONFIDENCE:.0%} bootstrap interval over texts; times are p50 / p90 / "
-        "p99 / largest. Prompts are warm: the target holds their keys."
-    )
-    work = (
-        "lone: forwards without candidates; length: tokens a forward; drafted: the same with "
-        "candidates; acceptance: chance that the next token is among the candidates for it; calls: "
-        "of the draft, a token; ms a token of draft, rest (neither computed nor in line at the "
-        "target), queue and target; position 1 is the first guess; bytes a token."
-    )
-    cost = (
-        "Time after a text's first chunk. J here: this machine as a whole, idle power included. "
-        "Pareto: no row at this round trip is as good in everything and better in something. "
-        f"Memory: peak of the process, which holds the models of all its arms. {comparison.account}"
-    )
-    return [
-        _of_rows("Speed", _SPEED, rows, speed),
-        _of_rows("Work", _WORK, rows, work),
-        _of_rows("Cost", _COST, rows, cost),
-        _of_trials(comparison.trials),
+def write_results(directory: Path, comparison: Comparison) -> list[Path]:
+    """Write the files and return their paths. Without matplotlib there are no plots, and one line
+    on stderr says so.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    made_with = {"environment": environment(), "options": comparison.options.values()}
+    records = [row.record() for row in comparison.rows]
+    results = {
+        **made_with,
+        "title": comparison.title,
+        "verdict": verdict(comparison),
+        "remarks": comparison.remarks,
+        "accounting": comparison.account,
+        "rows": records,
+        "texts": comparison.texts,
+    }
+    paths = [directory / name for name in ("results.json", "results.csv", "report.md")]
+    write_whole(paths[0], f"{_json(results)}\n")
+    write_csv(paths[1], [one | {"differences": len(one["differences"])} for one in records])
+    try:
+        plots = draw(directory, comparison)
+    except MissingExtra as error:
+        plots = []
+        say(f"no plots: {error}")
+    parts = [
+        f"# Architectures compared\n\n```\n{told(comparison)}\n```",
+        "## Texts that differ",
+        *(differences(comparison.rows) or ["None."]),
+        *(f"![{path.stem}]({path.name})" for path in plots),
+        f"## Made with\n\n```json\n{_json(made_with)}\n```\n",
     ]
+    write_whole(paths[2], "\n\n".join(parts))
+    return [*paths, *plots]
 
 
-def brief(comparison: Comparison) -> Table:
-    """The table of the terminal. Costs that are known of no arm are left out."""
-    rows, columns = comparison.rows, list(_BRIEF)
-    for head, read in _PRICES:
-        if any(read(row).value is not None for row in rows):
-            columns.append((head, partial(_short, read)))
-    note = (
-        "RTT: added ms; TPOT: p50 ms; length: tokens a forward; same: texts as target-only makes; "
-        "~ estimate, >= lower bound; * Pareto: nothing at this RTT is as good in all and better."
-    )
-    cells = [[read(row) for _, read in columns] for row in rows]
-    return Table("", [head for head, _ in columns], cells, note)
+def _json(values: object) -> str:
+    return json.dumps(values, indent=1, default=lambda policy: Setting(policy).label)
 
 
-def print_comparison(comparison: Comparison) -> None:
-    """Verdict, table and remarks on the terminal."""
-    from rich.box import SIMPLE_HEAD
-    from rich.console import Console
-    from rich.table import Table as RichTable
+def environment() -> dict[str, Any]:
+    """This machine and what ran on it."""
+    found: dict[str, Any] = {
+        "python": platform.python_version(),
+        "system": platform.platform(),
+        "machine": platform.machine(),
+        "cpus": os.cpu_count(),
+        "load": list(os.getloadavg()) if hasattr(os, "getloadavg") else None,
+        "omp_num_threads": os.environ.get("OMP_NUM_THREADS"),
+    }
+    for name in _LIBRARIES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            found[name] = None
+    return found
 
-    width = Console().width if sys.stdout.isatty() else WIDTH
-    console = Console(width=min(width, WIDTH), highlight=False, markup=False)
-    console.print(comparison.title)
-    for number, line in enumerate(verdict(comparison), 1):
-        console.print(f"{number}. {line}")
-    table = brief(comparison)
-    shown = RichTable(
-        box=SIMPLE_HEAD,
-        caption=table.note,
-        caption_justify="left",
-        pad_edge=False,
-        padding=(0, 1, 0, 0),
-    )
-    for number, head in enumerate(table.heads):
-        shown.add_column(head, justify="left" if number == 1 else "right", no_wrap=True)
-    for cells in table.cells:
-        shown.add_row(*cells)
-    console.print(shown)
-    for line in (comparison.account, *comparison.remarks):
-        console.print(line)
+
+def told(comparison: Comparison) -> str:
+    """Title, verdict, table and remarks."""
+    lines = [comparison.title]
+    lines += [f"{number}. {line}" for number, line in enumerate(verdict(comparison), 1)]
+    table = ["", *aligned(*columns(comparison)), ""]
+    below = [NOTE, comparison.account, *comparison.remarks]
     if comparison.options.out is None:
-        console.print("--out DIR: all tables, differing texts and plots.")
+        below.append("--out DIR: all figures, differing texts and plots.")
+    return "\n".join([*map(_filled, lines), *table, *map(_filled, below)])
 
 
-def figure_words(
-    known: Figure, digits: int, least: str = "at least ", about: str = "about "
-) -> str:
-    """A number, marked where it is an estimate or a lower bound; never 0 for what is not known."""
-    if known.value is None:
-        return UNKNOWN
-    bound = least if known.lower_bound else about * (known.quality is Quality.ESTIMATED)
-    return f"{bound}{known.value:.{digits}f}"
+def columns(comparison: Comparison) -> tuple[list[str], list[list[str]]]:
+    """Heads and rows of the table. Costs that are known of no arm are left out."""
+    rows = comparison.rows
+    prices = {
+        head: read
+        for head, read in _PRICES.items()
+        if any(read(row).value is not None for row in rows)
+    }
+    heads = ["RTT", "arm", "tokens/s", "x target-only", "TPOT", "length", "same", *prices]
+    return heads, [[*_cells(row), *(_short(read(row)) for read in prices.values())] for row in rows]
 
 
-def _of_rows(title: str, columns: Sequence[Column], rows: Sequence[ResultRow], note: str) -> Table:
-    every = [*_WHO, *columns]
-    cells = [[read(row) for _, read in every] for row in rows]
-    return Table(title, [head for head, _ in every], cells, note)
+def _cells(row: ResultRow) -> Iterator[str]:
+    each = row.time_per_output_token
+    yield f"{row.rtt_ms:g}"
+    yield row.arm.name + " *" * row.pareto
+    yield f"{row.tokens_per_second.median:.1f}"
+    yield UNKNOWN if row.ratio is None else _interval(row.ratio)
+    yield "-" if each is None else f"{each.p50 * 1e3:.2f}"
+    yield f"{row.acceptance_length:.2f}"
+    yield UNKNOWN if row.identical_texts is None else f"{row.identical_texts}/{row.texts}"
 
 
-def _of_trials(trials: Sequence[Trial]) -> Table:
-    cells = [
-        [
-            f"{trial.round_trip * 1e3:g}",
-            trial.arm.architecture.name,
-            trial.arm.setting.label or "-",
-            str(len(trial.texts)),
-            f"{trial.seconds_per_token * 1e3:.2f}",
-            "chosen" * trial.chosen if trial.had_rivals else "no choice",
-        ]
-        for trial in trials
+def _filled(line: str) -> str:
+    return fill(line, WIDTH)
+
+
+def differences(rows: Sequence[ResultRow]) -> list[str]:
+    """The first difference of every text that is not the target-only one."""
+    return [
+        f"- {row.arm.name} at {row.rtt_ms:g} ms: prompt {one.prompt} parts at token {one.at} "
+        f"({one.ours} for {one.theirs})"
+        for row in rows
+        for one in row.differences
     ]
-    heads = ["added RTT ms", "architecture", "setting", "texts", "ms a token", ""]
-    note = (
-        "Whole texts, by halving: all settings try one text, the better half two more. Not in "
-        "the rows above."
-    )
-    return Table("Sweep", heads, cells, note)
 
 
-def _interval(value: Interval | None, digits: int) -> str:
-    if value is None:
-        return UNKNOWN
-    return f"{value.median:.{digits}f} [{value.low:.{digits}f}, {value.high:.{digits}f}]"
+def _interval(value: Interval) -> str:
+    return f"{value.median:.2f} [{value.low:.2f}, {value.high:.2f}]"
 
 
-def _cost(value: FigureInterval, digits: int) -> str:
-    interval = "" if value.low is None else f" [{value.low:.{digits}f}, {value.high:.{digits}f}]"
-    return figure_words(value.median, digits) + interval
-
-
-def _short(read: Callable[[ResultRow], Figure], row: ResultRow) -> str:
-    known = read(row)
-    return "-" if known.value is None else figure_words(known, 2, ">=", "~")
-
-
-def _identical(row: ResultRow) -> str:
-    return UNKNOWN if row.identical_texts is None else f"{row.identical_texts}/{row.texts}"
-
-
-def _milliseconds(value: Percentiles | None) -> str:
-    return "-" if value is None else " / ".join(f"{part * 1e3:.1f}" for part in value)
-
-
-def _time(seconds: float | None) -> str:
-    return "-" if seconds is None else f"{seconds * 1e3:.2f}"
-
-
-def _each(row: ResultRow, seconds: float) -> str:
-    """Milliseconds a token."""
-    return _time(seconds / row.tokens)
-
-
-def _megabytes(size: int | None) -> str:
-    return UNKNOWN if size is None else f"{size / 1e6:.0f}"
+def _short(known: Figure) -> str:
+    """A figure, marked where it is an estimate or a lower bound; never 0 for what is not known."""
+    if known.value is None:
+        return "-"
+    bound = ">=" if known.lower_bound else "~" * (known.quality is Quality.ESTIMATED)
+    return f"{bound}{known.value:.2f}"
 
 
 def verdict(comparison: Comparison) -> list[str]:

@@ -1,22 +1,21 @@
-"""Rows of the comparison: texts with joules and memory read while they are made, their charges,
-and the sum of one arm's texts at one round trip.
+"""Rows of the comparison: texts with joules read while they are made, their charges, and the sum of
+one arm's texts at one round trip.
 
 A figure that nobody can know here is unavailable, with the reason.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise, zip_longest
-from pathlib import Path
+from typing import Any, NamedTuple
 
 from inference.cost.billing import PER_MILLION, Billing
 from inference.cost.energy import EnergyMeter, EnergyReader
 from inference.cost.quantity import Figure
 from inference.planner.prices import Usage
 from outrider.compare.arms import Architecture, Arm
-from outrider.compare.divergence import Difference
 from outrider.compare.intervals import (
     FEWEST,
     FigureInterval,
@@ -34,56 +33,38 @@ _COUNTS = (
     "bytes_up", "bytes_down", "messages_up", "messages_down", "draft_seconds", "queue_seconds",
     "target_seconds", "prefill_seconds",
 )  # fmt: skip
+"""Counts and seconds of a text's record that are added up over texts."""
 
 
-@dataclass(frozen=True)
-class Reading:
-    """One text, with joules and peak memory of making it."""
+class Difference(NamedTuple):
+    """The first token at which a text is not the target-only one."""
+
+    prompt: int
+    at: int
+    ours: int | None  # None: the text ended there
+    theirs: int | None
+
+
+def first_difference(ours: Sequence[int], theirs: Sequence[int]) -> int | None:
+    """The first position at which two texts differ; None where they are equal."""
+    pairs = enumerate(zip_longest(ours, theirs))
+    return next((index for index, (mine, other) in pairs if mine != other), None)
+
+
+class Reading(NamedTuple):
+    """One text, with the joules of this machine while it was made."""
 
     done: Completion
-    joules: Figure  # read on this machine
-    memory_here: int | None  # bytes resident at the peak; None where it cannot be read
-    memory_target: int | None
+    joules: Figure
 
 
-@dataclass(frozen=True)
-class Meters:
-    """The instruments: this machine's energy readers, and the process of a target that was started
-    here.
-    """
-
-    readers: Sequence[EnergyReader]
-    target_pid: int | None
-
-    def read(self, complete: Callable[[Request], Completion], request: Request) -> Reading:
-        """Make the text and read the meters."""
-        reset_peak("self")
-        if self.target_pid is not None:
-            reset_peak(self.target_pid)
-        with EnergyMeter(self.readers) as meter:
-            done = complete(request)
-        target = None if self.target_pid is None else peak_memory(self.target_pid)
-        return Reading(done, meter.known, peak_memory("self"), target)
-
-
-def reset_peak(pid: int | str) -> None:
-    """Reset a process's peak memory to its present memory. Where that is not possible, peaks are of
-    its whole life.
-    """
-    try:
-        Path(f"/proc/{pid}/clear_refs").write_text("5")  # 5 resets the peak: proc(5)
-    except OSError:
-        return
-
-
-def peak_memory(pid: int | str) -> int | None:
-    """Peak resident bytes; None where there is no /proc."""
-    try:
-        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    except OSError:
-        return None
-    kibibytes = next((line.split()[1] for line in lines if line.startswith("VmHWM:")), None)
-    return None if kibibytes is None else int(kibibytes) * 1024
+def read_meters(
+    readers: Sequence[EnergyReader], complete: Callable[[Request], Completion], request: Request
+) -> Reading:
+    """Make the text and read this machine's energy meanwhile."""
+    with EnergyMeter(readers) as meter:
+        done = complete(request)
+    return Reading(done, meter.known)
 
 
 UNPRICED = "no price was given (--usd_per_hour or --instance)"
@@ -148,44 +129,28 @@ class Account:
 
 @dataclass(frozen=True)
 class ResultRow:
-    """Results of one arm at one round trip. Counts and seconds are sums over texts, medians are
-    over texts.
-    """
+    """Results of one arm at one round trip. Medians are over texts."""
 
     arm: Arm
     rtt_ms: float
     texts: int
     tokens: int
+    sums: Mapping[str, float]  # over texts: counts, and seconds
     tokens_per_second: Interval
     # tokens per second relative to target-only, text by text; None without target-only runs
     ratio: Interval | None
     time_to_first_token: Percentiles | None
     time_per_output_token: Percentiles | None  # for each text, after its first chunk
     inter_chunk: Percentiles | None  # between tokens that came together and the next ones
-    forwards: int
-    lone_forwards: int  # without candidates
-    num_draft_tokens: int
-    num_accepted_tokens: int
     acceptance_length: float  # tokens a forward
     acceptance_length_drafted: float  # tokens a forward with candidates
     acceptance: float | None  # chance that the next token is among the candidates for it
     acceptance_by_position: list[float]  # share of forwards that accepted depth 1, 2, ...
-    draft_calls: int
-    draft_seconds: float
     rest_seconds: float  # neither computed nor in line: network, programs, waiting for drafts
-    queue_seconds: float
-    target_seconds: float
-    prefill_seconds: float
-    bytes_up: int
-    bytes_down: int
-    messages_up: int
-    messages_down: int
     usd_per_million: FigureInterval  # the target is held from request to last token
     usd_per_million_by_forwards: FigureInterval  # the target's forwards alone are paid
     joules_per_million: FigureInterval  # draft and target together
     joules_here_per_million: FigureInterval  # read on this machine, idle power included
-    memory_here: int | None
-    memory_target: int | None
     identical_texts: int | None  # equal to target-only; None without target-only runs
     differences: list[Difference]
     seconds_per_token: float | None  # over all texts, after their first chunks
@@ -201,6 +166,23 @@ class ResultRow:
     def slower(self) -> bool:
         return self.ratio is not None and self.texts >= FEWEST and self.ratio.high < 1
 
+    def record(self) -> dict[str, Any]:
+        """The row as plain data for JSON."""
+        fields = dict(vars(self))
+        arm, sums, differences = (fields.pop(name) for name in ("arm", "sums", "differences"))
+        return {
+            **arm.record(),
+            **sums,
+            **{name: _plain(value) for name, value in fields.items()},
+            "differences": [one._asdict() for one in differences],
+        }
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, FigureInterval):
+        return value.record()
+    return value._asdict() if isinstance(value, Interval | Percentiles) else value
+
 
 def summarise(
     arm: Arm,
@@ -208,12 +190,10 @@ def summarise(
     readings: Sequence[Reading],
     baseline: Sequence[Reading] | None,
     account: Account,
-    differences: Sequence[Difference],
 ) -> ResultRow:
     """The row of one arm's readings.
 
     baseline: target-only readings of the same requests in the same order
-    differences: where texts are not equal
     """
     done = [reading.done for reading in readings]
     records = [text.record() for text in done]
@@ -226,11 +206,13 @@ def summarise(
     ratios = [ours.tokens_per_second / alone.done.tokens_per_second for ours, alone in pairs]
     at_depth = zip_longest(*(text.accepted.accepted_at_depth for text in done), fillvalue=0)
     usd, usd_by_forwards, joules, joules_here = _charged(readings, account.of(arm.architecture))
+    differences = list(_differences(done, baseline or []))
     return ResultRow(
         arm=arm,
         rtt_ms=rtt_ms,
         texts=len(done),
         tokens=tokens,
+        sums=sums,
         tokens_per_second=bootstrap_median([text.tokens_per_second for text in done]),
         ratio=None if baseline is None else bootstrap_median(ratios),
         time_to_first_token=percentiles([text.time_to_first_token for text in done]),
@@ -241,18 +223,25 @@ def summarise(
         acceptance=acceptance(done) if drafted else None,
         acceptance_by_position=[sum(at) / forwards for at in at_depth],
         rest_seconds=max(0.0, sum(text.seconds for text in done) - there),
-        memory_here=_most([reading.memory_here for reading in readings]),
-        memory_target=_most([reading.memory_target for reading in readings]),
         identical_texts=None if baseline is None else len(done) - len(differences),
-        differences=list(differences),
+        differences=differences,
         seconds_per_token=seconds_per_token(done),
         device=done[0].device,
         usd_per_million=usd,
         usd_per_million_by_forwards=usd_by_forwards,
         joules_per_million=joules,
         joules_here_per_million=joules_here,
-        **sums,
     )
+
+
+def _differences(texts: Sequence[Completion], alone: Sequence[Reading]) -> Iterator[Difference]:
+    """First differences of texts and the target-only ones."""
+    for ours, (theirs, _) in zip(texts, alone, strict=False):
+        mine, other = ours.token_ids, theirs.token_ids
+        at = first_difference(mine, other)
+        if at is not None:
+            taken, own = (tokens[at] if at < len(tokens) else None for tokens in (mine, other))
+            yield Difference(ours.index, at, taken, own)
 
 
 def marked(rows: Sequence[ResultRow]) -> list[ResultRow]:
@@ -315,7 +304,3 @@ def _charged(readings: Sequence[Reading], account: Account) -> list[FigureInterv
             )
         )
     return [median_figure(each) for each in zip(*figures, strict=True)]
-
-
-def _most(sizes: Sequence[int | None]) -> int | None:
-    return max((size for size in sizes if size is not None), default=None)

@@ -100,8 +100,7 @@ def testbed(options: CompareOptions, profile: str | None) -> Iterator[Testbed]:
             description = connection.description
             length = session_length(common.sequence_length, found, connection)
         if target is None:
-            if not billing.priced:
-                billing = read_billing(common.prices, description.usd_per_hour)
+            billing = billing.described(description.usd_per_hour)
             positions = read_positions(options, billing)
         requests = make_requests(text, prompts, found.tokenizer, length, description.stop_ids)
         settings: list[Policy] = [*options.chains, *options.trees]

@@ -15,12 +15,12 @@ from inference.planner.profiling import survey_draft
 from inference.times import LatencyModel
 from outrider.client.connecting import connect_target
 from outrider.client.probing import measure_round_trip
-from outrider.doctor.findings import Finding, refused, warning
+from outrider.doctor.command import Finding, refused, warning
 from outrider.draft_methods import FoundDraft, find_draft
+from outrider.models.capacity import Capacity
 from outrider.models.directories import find_tokenizer
 from outrider.models.loading import PREFILL_NODES
 from outrider.models.machine import memory_size
-from outrider.models.sequence_length import Capacity
 from outrider.options.roles import DoctorRole
 from outrider.terminal.explain import dear_law
 from outrider.version import outrider_version

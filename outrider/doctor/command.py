@@ -1,23 +1,73 @@
 """Runs the verb: all checks, the names of a target's models, or its health alone, as a container's
-or Kubernetes' check asks for it.
+or Kubernetes' check asks for it. Findings are shown as they come, and the exit code follows.
 
 Health is gRPC's own health protocol, which needs no key. No model is loaded, torch neither.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
+from importlib import import_module
 from pathlib import Path
+from typing import Literal
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from grpc_comm.security import SecurityOptions, channel_security
 from grpc_comm.transport import Address, channel_options
+from inference.command import FAILED, printable
 from inference.errors import OutriderError
-from outrider.doctor.findings import Finding, fault, refused, show
 from outrider.options.network import ConnectionOptions
 from outrider.options.roles import DoctorRole
+
+_SECONDS, _WIDTH = 5.0, 12
+_REMEDY = "wait while it loads or drains; else see its log"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A fact about this machine or the target, and a remedy where it is a fault."""
+
+    subject: str
+    text: str
+    severity: Literal["fine", "warning", "fault"] = "fine"
+    remedy: str = ""
+
+
+def fault(subject: str, text: str, remedy: str) -> Finding:
+    return Finding(subject, text, "fault", remedy)
+
+
+def warning(subject: str, text: str, remedy: str) -> Finding:
+    return Finding(subject, text, "warning", remedy)
+
+
+def refused(subject: str, error: OutriderError) -> Finding:
+    """The finding of an error, whose message says what is needed."""
+    return Finding(subject, printable(str(error)), "fault")
+
+
+def show(findings: Iterable[Finding], *, as_json: bool) -> int:
+    """Print findings as they come. Returns 1 where one of them is a fault, else 0."""
+    seen = []
+    for finding in findings:
+        seen.append(finding)
+        if not as_json:
+            print(*_lines(finding), sep="\n", flush=True)
+    faults = sum(finding.severity == "fault" for finding in seen)
+    if as_json:
+        print(json.dumps({"faults": faults, "findings": [asdict(one) for one in seen]}, indent=1))
+    return FAILED if faults else 0
+
+
+def _lines(finding: Finding) -> Iterator[str]:
+    mark = "" if finding.severity == "fine" else f"{finding.severity.upper()}: "
+    yield f"{finding.subject:{_WIDTH}}{mark}{finding.text}"
+    if finding.remedy:
+        yield f"{'':{_WIDTH}}remedy: {finding.remedy}"
 
 
 def doctor(options: DoctorRole) -> int:
@@ -29,13 +79,8 @@ def doctor(options: DoctorRole) -> int:
 
         print_models(options.connection)
         return 0
-    from outrider.doctor.checks import check_all
-
-    return show(check_all(options), as_json=options.as_json)
-
-
-_SECONDS = 5.0
-_REMEDY = "wait while it loads or drains; else see its log"
+    checks = import_module("outrider.doctor.checks")  # needs a draft's packages; health does not
+    return show(checks.check_all(options), as_json=options.as_json)
 
 
 def check_health(options: ConnectionOptions) -> Iterator[Finding]:

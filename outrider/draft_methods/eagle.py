@@ -23,10 +23,10 @@ from inference.model.eagle_head import OfTarget, read_head, read_head_config
 from inference.model.float8 import states_of
 from outrider.draft_methods import FoundDraft
 from outrider.models.artifacts import artifact_checkpoint
+from outrider.models.capacity import Capacity
 from outrider.models.devices import describe
 from outrider.models.directories import find_directory
 from outrider.models.loading import Checkpoint, OfCheckpoint, find_checkpoint
-from outrider.models.sequence_length import Capacity
 from outrider.options.groups import DeviceOptions, DraftModelOptions
 from outrider.options.roles import FusedTargetRole
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 from inference.backends import Model
 from inference.errors import InvalidRequest
 from outrider.draft_methods import FoundDraft
+from outrider.models.capacity import WHOLE, Reduction
 from outrider.models.loading import Checkpoint, find_named
-from outrider.models.reduction import WHOLE, Reduction
 from outrider.options.groups import DraftModelOptions, ReductionOptions
 
 

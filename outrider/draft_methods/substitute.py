@@ -12,9 +12,8 @@ from inference.draft_tuning import TUNING
 from inference.drafters.draft import Draft
 from inference.errors import InvalidRequest
 from outrider.draft_methods import FoundDraft
+from outrider.models.capacity import Capacity, Reduction
 from outrider.models.loading import Checkpoint, OfCheckpoint, find_checkpoint, load_eager
-from outrider.models.reduction import Reduction
-from outrider.models.sequence_length import Capacity
 from outrider.options.groups import DeviceOptions, DraftModelOptions, TargetModelOptions
 
 _INT4 = Reduction("int4")

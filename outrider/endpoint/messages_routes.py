@@ -36,7 +36,7 @@ class MessagesRequest(BaseModel):
     output_config: JsonObject | None = None  # its `format` is the form of the answer
 
     def chat(self) -> ChatRequest:
-        """The same request for a chat."""
+        """The request as one for a chat."""
         first = [{"role": "system", "content": self.system}] if self.system else []
         choice = self.tool_choice or {}
         return ChatRequest.model_validate(

@@ -39,7 +39,7 @@ class ResponseRequest(BaseModel):
     max_output_tokens: int | None = None
 
     def chat(self) -> ChatRequest:
-        """The same request for a chat."""
+        """The request as one for a chat."""
         first = [{"role": "system", "content": self.instructions}] if self.instructions else []
         said = [{"role": "user", "content": self.input}] if isinstance(self.input, str) else None
         return ChatRequest.model_validate(

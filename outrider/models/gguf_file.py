@@ -12,8 +12,8 @@ from inference.backends.gguf_library import GgufFacts, check_gpu, fingerprint, s
 from inference.command import say
 from inference.errors import InvalidRequest, Mismatch, UnsupportedModel
 from inference.text import Tokenizer
+from outrider.models.capacity import Capacity, allowed_length
 from outrider.models.machine import Conditions, cores, processor
-from outrider.models.sequence_length import Capacity, allowed_length
 from outrider.options.groups import DeviceOptions
 
 if TYPE_CHECKING:

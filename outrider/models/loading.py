@@ -16,10 +16,9 @@ from inference.errors import InvalidRequest
 from inference.model.config import ModelConfig, read_config
 from inference.model.hub import is_gguf, split_revision
 from inference.text import Tokenizer
+from outrider.models.capacity import WHOLE, Capacity, Reduction, allowed_length
 from outrider.models.directories import find_directory
 from outrider.models.machine import Conditions
-from outrider.models.reduction import WHOLE, Reduction
-from outrider.models.sequence_length import Capacity, allowed_length
 from outrider.options.groups import DeviceOptions, LegacyOptions, OffloadOptions, TargetModelOptions
 from outrider.terminal.status_lines import LoadingStatus
 

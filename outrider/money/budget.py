@@ -89,7 +89,7 @@ class RunBudget:
             raise InvalidRequest(f"--max_usd is above 0: got {limit}")
         if limit is not None and not billing.priced:
             raise InvalidRequest(f"--max_usd needs a price of the target: {UNPRICED}")
-        self.billing, self._prices, self._limit = billing, billing.known_prices(), limit
+        self.billing, self._limit = billing, limit
         self._meter, self._lock = _Meter(clock), threading.Lock()
         self._open, self._closed = list[Charge](), Usage()
 
@@ -109,7 +109,7 @@ class RunBudget:
 
     def price(self, usage: Usage) -> float | None:
         """US dollars of this usage, as far as prices are known; None for an unpriced target."""
-        return self._prices.of(usage) if self.billing.priced else None
+        return self.billing.known_prices.of(usage) if self.billing.priced else None
 
     def cost(self, usage: Usage, tokens: int) -> Figure:
         """US dollars of a text: a lower bound where only some prices are known."""

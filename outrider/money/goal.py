@@ -11,16 +11,19 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from inference.command import say
-from inference.cost.billing import ENERGIES, OBJECTIVES, PER_MILLION, Billing, blend, read_knob
+from inference.cost.billing import ENERGIES, OBJECTIVES, PER_MILLION, Billing, blend
 from inference.errors import InvalidRequest, Unavailable
 from inference.planner.prices import SPEED, Prices, UnitPrices, Usage
 from inference.proposer import MESSAGE_BYTES
-from outrider.options.groups import GoalOptions, PriceOptions
+from outrider.options.groups import GoalOptions, PriceOptions, read_knob
 
 if TYPE_CHECKING:
     from inference.planner.acceptance import Knowledge
 
 UNPRICED = "give --usd_per_hour or --instance, or ask a target that was started with --usd_per_hour"
+
+OF_TOTAL = ("usd_per_kwh", "draft_watts", "usd_per_gb_up", "usd_per_gb_down")
+"""Prices that total_cost needs beside that of the target's hours."""
 
 EVERY = 8
 """Tokens between two changes of the weight."""
@@ -89,6 +92,20 @@ class Goal:
             "for the same: prices of electricity and traffic would tell them apart"
         )
 
+    @property
+    def fallback(self) -> str:
+        """A note for a user who stated other prices, although only the target's hours are weighed.
+        Empty where there is nothing to say.
+        """
+        unstated = _unstated(self.billing)
+        weighs_hours = self.billing.priced and self.objective == "api_cost"
+        if self.speed_alone or not weighs_hours or len(unstated) == len(OF_TOTAL):
+            return ""
+        return (
+            f"cost is what the target's hours cost (api_cost): total_cost also needs "
+            f"{' and '.join(unstated)} (0 for what costs nothing)"
+        )
+
     def prices(self, known: Knowledge) -> Prices:
         """Prices for one row of the draft."""
         if self.speed_alone:
@@ -135,9 +152,8 @@ def _log(more: float, less: float) -> float:
     return min(max(math.log(max(more, 1e-12) / max(less, 1e-12)), -1.0), 1.0)
 
 
-def read_billing(options: PriceOptions, described_usd_per_hour: float = 0.0) -> Billing:
-    """The prices of --usd_per_hour, of --instance, or as the target describes them. Without any of
-    them the target is unpriced.
+def read_billing(options: PriceOptions) -> Billing:
+    """The prices of --usd_per_hour or of --instance. Without either the target is unpriced.
 
     Raises Unavailable where no source has that instance.
     """
@@ -159,11 +175,10 @@ def read_billing(options: PriceOptions, described_usd_per_hour: float = 0.0) -> 
             flag = "--usd_per_hour, in place of --instance,"
             raise Unavailable(f"{error}; {flag} states one") from error
         return replace(billing, target_usd_per_hour=price.usd_per_hour, source=str(price))
-    hourly = options.usd_per_hour or described_usd_per_hour
-    if not hourly:
+    if options.usd_per_hour is None:
         return billing
-    source = f"${hourly:g} an hour, as {'given' if options.usd_per_hour else 'the target says'}"
-    return replace(billing, target_usd_per_hour=hourly, source=source)
+    source = f"${options.usd_per_hour:g} an hour, as given"
+    return replace(billing, target_usd_per_hour=options.usd_per_hour, source=source)
 
 
 def read_goal(options: GoalOptions, billing: Billing) -> Goal:
@@ -183,9 +198,8 @@ def read_goal(options: GoalOptions, billing: Billing) -> Goal:
         billing,
         battery=options.draft_watts is None,
     )
-    note = fallback_note(options, goal)
-    if note is not None:
-        say(f"note: {note}")
+    if options.objective is None and goal.fallback:
+        say(f"note: {goal.fallback}")
     if not goal.speed_alone:
         if goal.unpriced:
             raise InvalidRequest(f"{goal.objective} needs a price of the target: {UNPRICED}")
@@ -195,34 +209,6 @@ def read_goal(options: GoalOptions, billing: Billing) -> Goal:
     return goal
 
 
-def fallback_note(options: GoalOptions, goal: Goal) -> str | None:
-    """A note for a user who stated other prices, although only the target's hours are weighed. None
-    where there is nothing to say.
-    """
-    billing = goal.billing
-    also = (
-        billing.usd_per_kwh,
-        billing.draft_watts,
-        billing.usd_per_gb_up,
-        billing.usd_per_gb_down,
-    )
-    stated = any(value is not None for value in also)
-    if options.objective is not None or goal.speed_alone or not stated:
-        return None
-    if not billing.priced or goal.objective != "api_cost":
-        return None
-    return (
-        f"cost is what the target's hours cost (api_cost): total_cost also needs "
-        f"{' and '.join(_unstated(billing))} (0 for what costs nothing)"
-    )
-
-
 def _unstated(billing: Billing) -> list[str]:
     """Flags of the prices that are missing for the total."""
-    parts = {
-        "--usd_per_kwh": billing.usd_per_kwh,
-        "--draft_watts": billing.draft_watts,
-        "--usd_per_gb_up": billing.usd_per_gb_up,
-        "--usd_per_gb_down": billing.usd_per_gb_down,
-    }
-    return [flag for flag, value in parts.items() if value is None]
+    return [f"--{name}" for name in OF_TOTAL if getattr(billing, name) is None]

@@ -10,10 +10,10 @@ from typing import Annotated, ClassVar, Literal, Self, TypeAlias, get_args
 from annotated_types import Ge, Gt, Le, Lt
 from pydantic import AfterValidator, Field, model_validator
 
-from inference.cost.billing import read_knob
+from inference.errors import InvalidRequest
 from inference.flags.command_line import CommandOptions
 from inference.flags.group import Also, Group, Shown
-from inference.flags.values import Count, Directory, File, ModelName, Price, Share, Usd, Watts
+from inference.flags.values import Amount, Count, Directory, File, ModelName, Share, Usd, Watts
 from inference.sampling import CANDIDATES, SEED_BITS, SamplingParams
 
 DEVICES = ("auto", "cpu", "cuda", "neuron", "neuron-legacy")
@@ -30,14 +30,29 @@ def _device(name: str) -> str:
     return name
 
 
+KNOB = {"tps": 0.0, "balanced": 0.5, "cost": 1.0}
+"""Named positions of --cs, as weights of cost against speed."""
+
+
+def read_knob(position: str) -> float:
+    """The weight that a position of --cs names. Raises InvalidRequest for anything else."""
+    if position in KNOB:
+        return KNOB[position]
+    try:
+        return float(position) / 100
+    except ValueError as error:
+        words = f"--cs is tps, balanced, cost or 0 to 100: got {position!r}"
+        raise InvalidRequest(words) from error
+
+
 def _knob(position: str) -> str:
     if not 0 <= read_knob(position) <= 1:
         raise ValueError("tps, balanced, cost or 0 to 100 is needed")
     return position
 
 
-Device: TypeAlias = Annotated[str, AfterValidator(_device), Shown("DEVICE")]
-Knob: TypeAlias = Annotated[str, AfterValidator(_knob), Shown("KNOB")]
+DeviceName: TypeAlias = Annotated[str, AfterValidator(_device), Shown("DEVICE")]
+KnobPosition: TypeAlias = Annotated[str, AfterValidator(_knob), Shown("KNOB")]
 Seed: TypeAlias = Annotated[int, Ge(0), Lt(2**SEED_BITS)]
 Precision = Literal["float32", "bfloat16", "float16"]
 PRECISIONS: tuple[str, ...] = get_args(Precision)
@@ -99,7 +114,7 @@ class TargetModelOptions(ModelOptions):
 class DeviceOptions(Group, title="models and devices"):
     """The device of a model, and the way in which it is loaded."""
 
-    device: Device = "auto"
+    device: DeviceName = "auto"
     """auto, cpu, cuda, cuda:N, neuron or neuron-legacy; auto takes CUDA where there is one"""
     dtype: PrecisionChoice = None
     """precision (default: auto, which is float32 for the embedded pair, else the checkpoint's own,
@@ -201,7 +216,7 @@ class BaselineOptions(Group, title="text"):
 
 
 class HourlyOptions(Group, title="prices and limits"):
-    usd_per_hour: Price | None = None
+    usd_per_hour: Amount | None = None
     """price of the target's machine; a target tells its clients, and --watch shows dollars per
     million tokens, idle time included"""
 
@@ -244,15 +259,15 @@ class ObjectiveOptions(PriceOptions):
 class GoalOptions(ObjectiveOptions):
     """Goals of drafting: what is kept small, or within a limit."""
 
-    cs: Knob = "tps"
+    cs: KnobPosition = "tps"
     """cost against speed: tps, balanced, cost or 0 to 100"""
     min_tps: Annotated[float, Gt(0)] | None = None
     """tokens a second that must be kept, at least cost"""
-    max_usd_per_1m: Price | None = None
+    max_usd_per_1m: Amount | None = None
     """US dollars a million tokens that must be kept, at most speed"""
     max_joules_per_token: Annotated[float, Gt(0), Shown("J")] | None = None
     """joules a token that must be kept, at most speed"""
-    max_usd: Price | None = None
+    max_usd: Amount | None = None
     """end the run, with what was made, when it has cost so much"""
 
     @model_validator(mode="after")

@@ -4,7 +4,8 @@ who it is, and how a target tells what it does.
 
 from __future__ import annotations
 
-from typing import Any, Literal, Self
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from pydantic import model_validator
 
@@ -12,6 +13,9 @@ from grpc_comm.client.named_targets import read_target
 from grpc_comm.transport import DNS, Address, Endpoint, parse_address
 from inference.flags.group import Group
 from inference.flags.values import Count, File, Host, Name, Natural, Port, Seconds
+
+if TYPE_CHECKING:
+    from grpc_comm.security import SecurityOptions
 
 
 class PortOptions(Group, title="network"):
@@ -33,6 +37,17 @@ class TlsOptions(Group, title="security"):
     """file whose first line is the bearer token"""
     insecure: bool = False
     """go without TLS and token beyond this machine"""
+
+    @property
+    def security(self) -> SecurityOptions:
+        """The files by which this side proves who it is, and checks the other one. Only a target
+        has keys, and only a client --tls.
+        """
+        from grpc_comm.security import SecurityOptions  # needs gRPC, which help does not
+
+        names = ("tls_cert", "tls_key", "tls_ca", "token_file", "keys_file")
+        files = {name: Path(value) for name in names if (value := getattr(self, name, None))}
+        return SecurityOptions(**files, tls=getattr(self, "tls", False), insecure=self.insecure)
 
 
 class ConnectionOptions(TlsOptions, PortOptions, title="network"):
@@ -57,6 +72,11 @@ class ConnectionOptions(TlsOptions, PortOptions, title="network"):
     def endpoints(self) -> list[Endpoint]:
         """Endpoints of the target's replicas, with --port where --target_host names no port."""
         return [self._endpoint(host.strip()) for host in self.target_host.split(",")]
+
+    @property
+    def addresses(self) -> str:
+        """The endpoints as a user writes them."""
+        return ",".join(map(str, self.endpoints))
 
     def _endpoint(self, text: str) -> Endpoint:
         host = text.removeprefix(DNS)

@@ -1,15 +1,86 @@
-"""Runs `outrider prove`, prints its report, and writes it."""
+"""Runs `outrider prove`, prints its report, and writes it. The flags need no model."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
 from dataclasses import asdict
+from importlib import import_module
 from pathlib import Path
+from typing import Any, ClassVar, Literal, Self
+
+from pydantic import model_validator
 
 from inference.command import FAILED, run_command, say
 from inference.files import write_whole
-from outrider.prove.prove_options import ProveOptions, parse
+from inference.flags.command_line import CommandOptions, parse_flags
+from inference.flags.values import Count, Directory, File
+from outrider.options.draft_flags import METHODS, SourceOptions
+from outrider.options.groups import HourlyOptions, ReductionOptions, TargetOptions
+from outrider.options.roles import RULES
+
+OF_TARGET = (
+    "model", "target_model", "artifact", "device", "dtype", "threads", "sequence_length",
+    "max_tree_nodes", "usd_per_hour",
+)  # fmt: skip
+"""Flags that the target is started with."""
+
+OF_CLIENT = (
+    "model", "draft_model", "draft", "draft_quantization", "draft_head_tokens", "device", "dtype",
+    "threads", "sequence_length",
+)  # fmt: skip
+"""Flags that the client drafts with."""
+
+EXAMPLES = """examples:
+  outrider prove                                         the pair that ships here
+  outrider prove --target_model DIR --draft_model DIR    a real pair on this machine
+  outrider prove --model NAME --device neuron            on a Neuron instance: noise and choices of
+                                                         the device first, then the same"""
+
+
+class ProveOptions(
+    SourceOptions,
+    HourlyOptions,
+    ReductionOptions,
+    TargetOptions,
+    CommandOptions,
+    title="what is proved",
+):
+    """Prove a target on this machine: texts with a draft equal target-only's at three temperatures,
+    times by nodes, the promise at a first start. One report, and a profile of its times.
+    """
+
+    RULES: ClassVar = RULES
+
+    prompt_text: File | None = None
+    """one prompt a line (default: a few that ship here)"""
+    compiled_dtype: Literal["bfloat16", "fp8"] = "bfloat16"
+    """of the artefact that is built first on a Neuron device"""
+    chat: bool = False
+    """apply the model's chat template to the prompts"""
+    tokens: Count = 64
+    """tokens of a text, at most"""
+    out: Directory = "proof"
+    """write report.json, report.md and profile.json there"""
+
+    @model_validator(mode="after")
+    def _drafts_here(self) -> Self:
+        if self.method is not None and not METHODS[self.method].here:
+            raise ValueError(
+                f"--draft {self.draft}: {self.method} drafts beside the target; a draft of this "
+                "machine is proved"
+            )
+        return self
+
+    def given_of(self, names: Sequence[str]) -> dict[str, Any]:
+        """The values of these flags that are set."""
+        found = {name: getattr(self, name) for name in names}
+        return {name: value for name, value in found.items() if value is not None}
+
+
+def parse(arguments: Sequence[str] | None = None) -> ProveOptions:
+    """The options of a command line. Prints help or an error in one line, and exits."""
+    return parse_flags(ProveOptions, "outrider prove", arguments, EXAMPLES)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -19,11 +90,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(options: ProveOptions) -> int:
-    from outrider.prove.proof import markdown, verdict
-    from outrider.prove.proving import prove  # needs torch, which help does not
+    from outrider.prove.proof import Proof, markdown, verdict
 
     out = Path(options.out)
-    proof = prove(options, out)
+    proving = import_module("outrider.prove.proving")  # needs torch, which help does not
+    proof: Proof = proving.prove(options, out)
     lines = [*markdown(proof), "", verdict(proof)]
     contents = {
         "report.json": json.dumps(proof.record(), indent=1),

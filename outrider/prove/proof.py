@@ -4,19 +4,45 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from itertools import groupby
-from typing import Any
+from statistics import geometric_mean, median
+from typing import Any, NamedTuple
 
 from inference.backends.timed import TimeProfile
+from inference.cost.billing import PER_MILLION
 from inference.planner.profile_files import Subject
 from inference.times import Shape
-from outrider.prove.text_pairs import TEMPERATURES, TextPair, Waits, mean_speed, waits_of
+from outrider.compare.rows import first_difference
+from outrider.terminal.tables import aligned
+from outrider.text.completion import Completion
+from outrider.text.pieces import gaps_between
 
 LEAST_SPEED = 0.95
 """Least speed of a text at a first start, of target-only's."""
 
 LEAST_MEAN = 0.98
 """Least speed over all texts, of target-only's."""
+
+TEMPERATURES = (0.0, 0.7, 1.0)
+"""Temperatures of the texts. Above 0 the seed of a text is the number of its prompt."""
+
+
+class TextPair(NamedTuple):
+    """The texts of one prompt with the same parameters, made in the same turn."""
+
+    prompt: int  # number of the prompt, from 0
+    temperature: float
+    alone: Completion
+    drafted: Completion
+
+    @property
+    def differs_at(self) -> int | None:
+        """The first token that differs; None where the texts are equal."""
+        return first_difference(self.drafted.token_ids, self.alone.token_ids)
+
+    @property
+    def speed(self) -> float:
+        """Speed with a draft over target-only's, from the request to the last token."""
+        return self.alone.seconds / self.drafted.seconds
 
 
 @dataclass(frozen=True)
@@ -42,6 +68,20 @@ class Proof:
         return [pair for pair in self.pairs if pair.differs_at is not None]
 
     @property
+    def equality(self) -> list[dict[str, float]]:
+        """For each temperature the number of texts, and of those that are equal."""
+        found = []
+        for at in sorted({pair.temperature for pair in self.pairs}):
+            equal = [pair.differs_at is None for pair in self.pairs if pair.temperature == at]
+            found.append({"temperature": at, "texts": len(equal), "equal": sum(equal)})
+        return found
+
+    @property
+    def mean_speed(self) -> float:
+        """Geometric mean of the texts' speeds over target-only's."""
+        return geometric_mean(pair.speed for pair in self.pairs)
+
+    @property
     def least_speed(self) -> float:
         """The speed of the slowest text over target-only's."""
         return min(pair.speed for pair in self.pairs)
@@ -49,15 +89,36 @@ class Proof:
     @property
     def is_kept(self) -> bool:
         """Whether all texts are equal and none falls below the promise."""
-        fast = self.least_speed >= LEAST_SPEED and mean_speed(self.pairs) >= LEAST_MEAN
+        fast = self.least_speed >= LEAST_SPEED and self.mean_speed >= LEAST_MEAN
         return not self.unequal and fast
 
-    def waits(self) -> dict[str, Waits]:
-        """The waits of the reader of each arm's texts."""
+    @property
+    def comparison(self) -> dict[str, dict[str, float]]:
+        """Figures of each arm's texts, by the heads of the table."""
         return {
-            "target-only": waits_of([pair.alone for pair in self.pairs]),
-            "with a draft": waits_of([pair.drafted for pair in self.pairs]),
+            "target-only": self._figures([pair.alone for pair in self.pairs]),
+            "with a draft": self._figures([pair.drafted for pair in self.pairs]),
         }
+
+    def _figures(self, texts: Sequence[Completion]) -> dict[str, float]:
+        """Waits of the texts' reader, speed and length: medians over texts, gaps of all together.
+        Dollars where there is a price.
+        """
+        gaps = gaps_between(done.arrivals for done in texts)
+        speed = median(done.tokens_per_second for done in texts)
+        forwards = sum(done.traffic.forwards for done in texts)
+        found = {
+            "texts": len(texts),
+            "first_ms": median(done.time_to_first_token for done in texts) * 1e3,
+            "gap_p50_ms": gaps.p50 * 1e3,
+            "gap_p99_ms": gaps.p99 * 1e3,
+            "gap_max_ms": gaps.largest * 1e3,
+            "tokens_per_second": speed,
+            "acceptance_length": sum(len(done.token_ids) for done in texts) / max(1, forwards),
+        }
+        if self.usd_per_hour is not None:
+            found["usd_per_million"] = self.usd_per_hour / 3600 / speed * PER_MILLION
+        return found
 
     def record(self) -> dict[str, Any]:
         """The report as plain data for JSON. Times are in seconds."""
@@ -69,16 +130,13 @@ class Proof:
             "digest": self.digest,
             "environment": dict(self.environment),
             "checks": list(self.checks),
-            "equality": [
-                {"temperature": at, "texts": len(pairs), "equal": _equal(pairs)}
-                for at, pairs in _by_temperature(self.pairs)
-            ],
+            "equality": self.equality,
             "first_start": {
                 "speeds": [pair.speed for pair in self.pairs],
                 "least": self.least_speed,
-                "mean": mean_speed(self.pairs),
+                "mean": self.mean_speed,
             },
-            "comparison": {arm: waits._asdict() for arm, waits in self.waits().items()},
+            "comparison": self.comparison,
             "usd_per_hour": self.usd_per_hour,
             "subject": asdict(self.subject),
             "times": [[*shape, seconds] for shape, seconds in sorted(self.times.items())],
@@ -107,8 +165,8 @@ def markdown(proof: Proof) -> list[str]:
         *(["", "## The device", "", *(f"- {line}" for line in proof.checks)] * bool(proof.checks)),
         *["", "## Texts with a draft and target-only's, token by token", ""],
     ]
-    for at, pairs in _by_temperature(proof.pairs):
-        lines.append(f"- temperature {at:g}: {_equal(pairs)} of {len(pairs)} equal")
+    for one in proof.equality:
+        lines.append("- temperature {temperature:g}: {equal} of {texts} equal".format(**one))
     for pair in proof.unequal:
         lines.append(
             f"- prompt {pair.prompt} at temperature {pair.temperature:g} differs at token "
@@ -119,56 +177,36 @@ def markdown(proof: Proof) -> list[str]:
         *["", "## The promise, from a first start on", ""],
         f"Each text's speed over target-only's, in the order in which they were made: {speeds}.",
         f"The least is {proof.least_speed:.2f} (promised {LEAST_SPEED:g}), the geometric mean "
-        f"{mean_speed(proof.pairs):.2f} (promised {LEAST_MEAN:g}).",
-        *["", "## Comparison", "", *_comparison(proof)],
-        *["", "## Milliseconds of a forward", "", *_forwards(proof)],
+        f"{proof.mean_speed:.2f} (promised {LEAST_MEAN:g}).",
+        *["", "## Comparison", "", "```", *_comparison(proof), "```"],
+        *["", "## Milliseconds of a forward", "", "```", *_forwards(proof), "```"],
     ]
     return lines
 
 
 def verdict(proof: Proof) -> str:
     """The report in one line."""
-    equal, texts = _equal(proof.pairs), len(proof.pairs)
+    texts = len(proof.pairs)
+    equal = texts - len(proof.unequal)
     return (
         f"{'proved' if proof.is_kept else 'NOT proved'}: {equal} of {texts} texts equal at "
         f"temperatures {', '.join(f'{one:g}' for one in TEMPERATURES)}; from a first start on "
-        f"{mean_speed(proof.pairs):.2f} of target-only's speed, the least {proof.least_speed:.2f}"
+        f"{proof.mean_speed:.2f} of target-only's speed, the least {proof.least_speed:.2f}"
     )
 
 
 def _comparison(proof: Proof) -> list[str]:
-    heads = ("arm", "texts", "first token ms", "gap p50", "p99", "largest", "tokens/s", "length")
-    rows = [
-        [arm, str(one.texts), *(f"{figure:.1f}" for figure in one[1:-1]), f"{one[-1]:.2f}"]
-        for arm, one in proof.waits().items()
-    ]
-    if proof.usd_per_hour is None:
-        return _table(heads, rows)
-    for row, one in zip(rows, proof.waits().values(), strict=True):
-        row.append(f"{proof.usd_per_hour / 3600 / one.tokens_per_second * 1e6:.2f}")
-    return _table((*heads, "$ per million"), rows)
+    arms = proof.comparison
+    rows = [[arm, *(f"{one:.4g}" for one in figures.values())] for arm, figures in arms.items()]
+    return aligned(["", *arms["target-only"]], rows)
 
 
 def _forwards(proof: Proof) -> list[str]:
-    rows = []
-    for (rows_, nodes), seconds in sorted(proof.times.items()):
-        planned = proof.planned.get((rows_, nodes))
-        fitted = proof.profile.seconds(rows_, nodes, proof.subject.context)
+    table = []
+    for (rows, nodes), seconds in sorted(proof.times.items()):
+        planned = proof.planned.get((rows, nodes))
+        fitted = proof.profile.seconds(rows, nodes, proof.subject.context)
         words = "" if planned is None else f"{planned * 1e3:.2f}"
         figures = [f"{seconds * 1e3:.2f}", words, f"{fitted * 1e3:.2f}"]
-        rows.append([str(rows_), str(nodes), *figures])
-    return _table(("rows", "nodes", "measured", "as planned", "profile.json"), rows)
-
-
-def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    lines = [heads, ["---"] * len(heads), *rows]
-    return [f"| {' | '.join(line)} |" for line in lines]
-
-
-def _by_temperature(pairs: Sequence[TextPair]) -> list[tuple[float, list[TextPair]]]:
-    ordered = sorted(pairs, key=lambda pair: pair.temperature)
-    return [(at, list(group)) for at, group in groupby(ordered, lambda pair: pair.temperature)]
-
-
-def _equal(pairs: Sequence[TextPair]) -> int:
-    return sum(pair.differs_at is None for pair in pairs)
+        table.append([str(rows), str(nodes), *figures])
+    return aligned(("rows", "nodes", "measured", "as planned", "profile.json"), table)

@@ -7,31 +7,41 @@ the artefact which that builds is served. That part is not yet run on hardware.
 
 from __future__ import annotations
 
+import math
 import os
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from threading import Event
 
-from inference.artifact import read_manifest
+from compile.plan.graph_time import graph_time
+from compile.spec import CompileSpec
+from inference.artifact import Manifest, read_manifest
 from inference.backends.neuron_sdk import has_device, instance_family
+from inference.backends.timed import TimeProfile
 from inference.command import say
 from inference.draft_thread import take_short_turns
-from inference.errors import BadArtifact
+from inference.errors import BadArtifact, Unavailable
+from inference.model.config import parse_config
+from inference.planner.profile_files import Subject, read_profile
+from inference.sampling import SamplingParams
 from inference.text import Tokenizer
-from outrider.client.client import open_client
-from outrider.compare.results import environment
+from inference.times import Shape
+from outrider.client.client import Client, open_client
+from outrider.compare.report import environment
 from outrider.compare.testbed import PROMPTS
 from outrider.options.groups import PromptOptions
 from outrider.options.network import ConnectionOptions
 from outrider.options.roles import SharedClientRole
-from outrider.prove.device_times import fit_profile, kept_times, planned_times
-from outrider.prove.proof import Proof
-from outrider.prove.prove_options import OF_CLIENT, OF_TARGET, ProveOptions
-from outrider.prove.text_pairs import TextPair, make_pairs
+from outrider.prove.command import OF_CLIENT, OF_TARGET, ProveOptions
+from outrider.prove.proof import TEMPERATURES, Proof, TextPair
 from outrider.target.spawn import role_environment, started
+from outrider.terminal.live_text import silent
+from outrider.text.completion import Completion, Request
 from outrider.text.prompts import read_prompts
 
 
@@ -73,6 +83,29 @@ def prove(options: ProveOptions, out: Path) -> Proof:
         profile=fit_profile(f"{model} on {device}", subject, times),
         usd_per_hour=options.usd_per_hour,
     )
+
+
+def make_pairs(client: Client, prompts: Sequence[Sequence[int]], most: int) -> Iterator[TextPair]:
+    """Yield every prompt's texts at every temperature. Texts of an odd prompt are first made with
+    the draft silent. Each prompt is computed before, so it is equally warm for both. Raises the
+    error that ended a text.
+
+    most: tokens of a text
+    """
+    stop_ids, rows = client.target.description.stop_ids, client.wait()
+
+    def make(number: int, params: SamplingParams, tokens: int, *, alone: bool) -> Completion:
+        asked = Request(number, "", prompts[number], params, tokens, stop_ids)
+        done = client.complete(asked, silent, Event(), alone=alone).raise_failure()
+        if rows is not None:
+            rows.settle()  # its last call is not to slow the next text
+        return done
+
+    for number, temperature in product(range(len(prompts)), TEMPERATURES):
+        params, first = SamplingParams(temperature, seed=number), bool(number % 2)
+        make(number, params, 1, alone=True)
+        made = {alone: make(number, params, most, alone=alone) for alone in (first, not first)}
+        yield TextPair(number, temperature, made[True], made[False])
 
 
 def _prompts(options: ProveOptions, tokenizer: Tokenizer) -> list[list[int]]:
@@ -128,3 +161,61 @@ def _first_start(cache: str) -> Iterator[None]:
         del os.environ["XDG_CACHE_HOME"]
         if before is not None:
             os.environ["XDG_CACHE_HOME"] = before
+
+
+def kept_times(directory: Path) -> tuple[Subject, dict[Shape, float]]:
+    """The times that a target has kept in this cache. Raises Unavailable where it kept none."""
+    for path in sorted(directory.glob("target-*.json")):
+        subject, times = read_profile(path)
+        if subject.part == "target":
+            return subject, times
+    raise Unavailable(f"the target kept no times in {directory}")
+
+
+def planned_times(manifest: Manifest) -> dict[Shape, float]:
+    """Seconds of the artefact's trees by rows and nodes, as its plan computed them. Of graphs that
+    differ in the slots they read, those of the fewest. None for a CPU, which has no such forecast.
+    """
+    if manifest.target == "cpu":
+        return {}
+    config, spec = parse_config(manifest.config), CompileSpec.of(manifest)
+    graphs = sorted(manifest.buckets, key=lambda bucket: -bucket.slots)
+    return {
+        (bucket.rows, bucket.nodes): graph_time(config, spec, bucket).planned
+        for bucket in graphs
+        if bucket.everywhere
+    }
+
+
+def fit_profile(name: str, subject: Subject, times: Mapping[Shape, float]) -> TimeProfile:
+    """The profile of these times, for --emulate: the longer of the weights' time and the nodes'.
+
+    The time of a node is the one that comes nearest to all measured forwards.
+
+    times: seconds by rows and by nodes of each row; the narrowest forward gives the weights' time
+    """
+    least = times[min(times)]
+    shapes = {(rows * nodes): seconds for (rows, nodes), seconds in times.items()}
+    slopes = [seconds / nodes for nodes, seconds in shapes.items()]
+    errors = {slope: _error(least, slope, shapes) for slope in slopes}
+    node = min(errors, key=errors.__getitem__)
+    worst = max(abs(max(least, n * node) / seconds - 1) for n, seconds in shapes.items())
+    return TimeProfile(
+        name,
+        f"Measured by outrider prove on {subject.device}, {subject.dtype}, {subject.threads} "
+        f"threads, at a context of {subject.context} slots.",
+        f"That context costs nothing, and rows cost as nodes do. A measured forward is off by "
+        f"{worst:.0%} at most.",
+        pass_seconds=least,
+        slot_seconds=0.0,
+        node_seconds=node,
+        node_slot_seconds=0.0,
+        rows=tuple(sorted({rows for rows, _ in times})),
+        nodes=tuple(sorted({nodes for _, nodes in times})),
+        slot_step=1,
+    )
+
+
+def _error(least: float, node: float, shapes: Mapping[int, float]) -> float:
+    """Sum of squared logarithms of computed over measured seconds."""
+    return sum(math.log(max(least, n * node) / seconds) ** 2 for n, seconds in shapes.items())

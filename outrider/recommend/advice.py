@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import shlex
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from functools import reduce
 from pathlib import Path
@@ -42,6 +42,7 @@ from outrider.recommend.command import RecommendOptions
 from outrider.recommend.fitting import fetch_agreed, judged, published_for
 from outrider.terminal.explain import Limit, dear_law, limit_of
 from outrider.terminal.live_text import silent
+from outrider.terminal.tables import aligned
 from outrider.text.completion import Completion, Request
 
 MOST = 3
@@ -97,7 +98,7 @@ def recommend(options: RecommendOptions) -> int:
     line = command(options.of_run(**ways[best].flags))
     for name, said in left_out.items():
         print(f"left out: {name}: {said}")
-    print(_line(rows[0]), *(_line(row.values()) for row in rows), sep="\n")
+    print(*aligned(list(rows[0]), [[*map(_cell, row.values())] for row in rows]), sep="\n")
     print(why or f"the quickest is {ways[best].name}:", line, sep="\n")
     if options.as_json is not None:
         record = {"target": there.model, "round_trip": trip, "ways": rows, "left_out": left_out}
@@ -283,7 +284,5 @@ def command(flags: Mapping[str, Any]) -> str:
     return shlex.join(["outrider", "run", "def main():", *words])
 
 
-def _line(cells: Iterable[object]) -> str:
-    """A line of the table. The last cell, a name, may be of any width."""
-    words = (f"{cell:.3g}" if isinstance(cell, float) else str(cell or "-") for cell in cells)
-    return " ".join(f"{word:>11}" for word in words)
+def _cell(value: object) -> str:
+    return f"{value:.3g}" if isinstance(value, float) else str(value or "-")

@@ -13,7 +13,6 @@ from inference.errors import InvalidRequest
 from inference.extras import require
 from inference.flags.group import flags_of
 from outrider.options.roles import FusedClientRole
-from outrider.runs.run_file import RunFile
 
 FLAGS = {
     "DEVICE_MAP": "device",
@@ -73,7 +72,7 @@ ALGORITHMS: dict[str, Callable[[Tags], dict[str, Any]]] = {
 """Runs by the tag that asks for each."""
 
 
-def read_autodraft(path: Path) -> RunFile:
+def read_autodraft(path: Path) -> dict[str, Any]:
     """The runs of an XML file. Raises InvalidRequest, which names file and tag, and MissingExtra
     without defusedxml.
     """
@@ -83,7 +82,7 @@ def read_autodraft(path: Path) -> RunFile:
         flags = _flags(path, tags)
     except InvalidRequest as error:
         raise InvalidRequest(f"{path}: {error}") from error
-    return RunFile.read(str(path), {"flags": flags, "runs": runs})
+    return {"flags": flags, "runs": runs}
 
 
 def _tags(path: Path) -> dict[str, str]:

@@ -10,15 +10,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
-from rich.console import Console
-from rich.table import Table
-
 from inference.command import FAILED, INTERRUPTED, printable, run_command, say
 from inference.errors import OutriderError
 from inference.flags.command_line import CommandOptions, parse_flags
 from inference.flags.values import Directory, File
 from outrider.runs.sweeps import NamedRun, read_runs
 from outrider.terminal.summary import PROFILE
+from outrider.terminal.tables import aligned
 
 EXAMPLES = """examples:
   outrider runs runs.yaml --check         the runs that the file asks for
@@ -76,11 +74,12 @@ def _make(run: NamedRun, directory: Path) -> int:
 
 def _print_table(runs: Sequence[NamedRun], out: str) -> None:
     """Print what came of the runs, in one line each."""
-    table = Table("run", "texts", "tokens", "tokens/s", "tokens a forward", box=None)
+    heads = ("texts", "tokens", "tokens/s", "tokens a forward", "run")
+    rows = []
     for run in runs:
         texts = json.loads((Path(out) / run.directory / PROFILE).read_text(encoding="utf-8"))
-        table.add_row(run.name, *_figures(texts))
-    Console(file=sys.stderr).print(table)
+        rows.append([*_figures(texts), run.name])
+    say("\n".join(aligned(heads, rows)))
 
 
 def _figures(texts: Sequence[dict[str, Any]]) -> list[str]:

@@ -1,4 +1,6 @@
-"""The runs of a file, each with its options: flags are looked up, and sweeps become runs."""
+"""The runs of a file, each with its options: flags are looked up, and sweeps become runs. See
+docs/runs.md.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +8,17 @@ import math
 import re
 from itertools import product
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple, TypeAlias
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from inference.command import nearest
 from inference.errors import InvalidRequest
-from inference.flags.command_line import ValueSource
+from inference.flags.command_line import ValueSource, read_yaml
+from inference.flags.group import brief
 from outrider.options.parsing import from_file
 from outrider.options.roles import ROLES, TextRole
 from outrider.runs.autodraft import read_autodraft
-from outrider.runs.run_file import Flags, RunFile, Value, read_run_file
 from outrider.text.prompts import read_prompts
 
 TEXT_ROLES = {name: model for name, model in ROLES.items() if issubclass(model, TextRole)}
@@ -26,6 +30,60 @@ NOT_IN_RUNS = ("config", "print_config", "profile", "list_models", "debug")
 
 MOST_RUNS = 1000
 """Runs that one file may ask for."""
+
+
+FlagValue: TypeAlias = bool | int | float | str | None
+
+
+def _listed(value: Any) -> Any:
+    values = value if isinstance(value, list) else [value]
+    if not values or not all(isinstance(one, FlagValue) for one in values):
+        raise ValueError("a value, or a list of values to sweep, is needed")
+    return value
+
+
+Flags: TypeAlias = dict[str, Annotated[Any, AfterValidator(_listed)]]
+"""Values by the names of their flags. A list of values is a sweep: a run for each."""
+
+
+class RunFile(BaseModel):
+    """Runs, and the flags of all of them. Raises InvalidRequest in one line.
+
+    where: how the file is called in an error
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    flags: Flags = {}
+    """stand in every run that does not give them"""
+    runs: Annotated[list[Flags], Field(min_length=1)]
+    """each with flags of its own, and `name`"""
+
+    @classmethod
+    def read(cls, where: str, content: Any) -> RunFile:
+        """The runs that parsed YAML or JSON describes."""
+        if not isinstance(content, dict):
+            raise InvalidRequest(f"{where}: `runs:` with a list of runs is needed")
+        try:
+            return cls(**{str(name): part for name, part in content.items()})
+        except ValidationError as error:
+            raise InvalidRequest(f"{where}: {_problem(error)}") from error
+
+
+def _problem(error: ValidationError) -> str:
+    """The first error, with the place of it in front, such as runs[1].gamma."""
+    first = error.errors(include_url=False)[0]
+    place = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"])
+    place, got = place.lstrip("."), brief(first["input"])
+    needed = {
+        "missing": "is missing: a list of runs is needed",
+        "extra_forbidden": "is no part of a file of runs: these are flags and runs",
+        "too_short": "one run at least is needed",
+        "list_type": f"a list of runs is needed, got {got}",
+        "dict_type": f"lines such as `gamma: 4` are needed, got {got}",
+    }
+    reason = first.get("ctx", {}).get("error") or first["msg"]
+    return f"{place}: {needed.get(first['type'], f'{reason}, got {got}')}"
 
 
 class NamedRun(NamedTuple):
@@ -45,7 +103,8 @@ def read_runs(path: Path) -> list[NamedRun]:
 
     Raises InvalidRequest in one line, which names the file and the place in it.
     """
-    file = read_autodraft(path) if path.suffix == ".xml" else read_run_file(path)
+    read = read_autodraft(path) if path.suffix == ".xml" else read_yaml(path, str(path))
+    file = RunFile.read(str(path), read)
     if sum(_choices({**file.flags, **run}) for run in file.runs) > MOST_RUNS:
         raise InvalidRequest(
             f"{path}: its lists make more than {MOST_RUNS} runs: give fewer values"
@@ -82,7 +141,7 @@ def _choices(flags: Flags) -> int:
     return math.prod(len(one) for one in flags.values() if isinstance(one, list))
 
 
-def _short(value: Value) -> str:
+def _short(value: FlagValue) -> str:
     """A value in a run's name. Of a file, its own name is enough."""
     return Path(value).stem if isinstance(value, str) and "/" in value else str(value)
 

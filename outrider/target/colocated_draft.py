@@ -17,13 +17,14 @@ from inference.draft_tuning import TUNING
 from inference.engine.colocated_drafter import ColocatedDrafter
 from inference.engine.graph_rounds import GraphRounds, RoundModel
 from inference.errors import InvalidRequest, Mismatch
+from inference.grammar import Grammars
 from inference.planner.acceptance import Knowledge
 from inference.planner.acceptance_file import read_acceptance
 from inference.times import DraftTimes, LatencyModel
 from outrider.draft_methods import find_draft
+from outrider.models.capacity import Capacity
 from outrider.models.loading import PREFILL_NODES
 from outrider.models.profiles import user_profiles
-from outrider.models.sequence_length import Capacity
 from outrider.options.groups import DraftModelOptions, ReductionOptions
 from outrider.options.roles import FusedTargetRole
 
@@ -36,10 +37,14 @@ class Drafts(NamedTuple):
     graphs: GraphRounds | None = None
 
 
-def with_draft(options: FusedTargetRole, model: Model, description: Description) -> Drafts:
+def with_draft(
+    options: FusedTargetRole, model: Model, description: Description, grammars: Grammars | None
+) -> Drafts:
     """Add a draft with as many rows as the target. Raises Mismatch when the tokenizers differ.
 
     Where the target's graphs hold a draft, that draft is taken.
+
+    grammars: of the target's tokenizer; None for a target that takes none
     """
     if isinstance(model, RoundModel):
         return _in_graph(options, model, description)
@@ -54,6 +59,7 @@ def with_draft(options: FusedTargetRole, model: Model, description: Description)
     draft = found.load(options, Capacity(model.rows, length, TUNING.room, PREFILL_NODES))
     times = found.times(user_profiles(options), draft, length)
     known = partial(_knowledge, times, description)
+    draft = draft._replace(grammars=grammars)
     drafter = ColocatedDrafter(draft, known, room=TUNING.room, copies=options.copies)
     return Drafts(replace(description, draft_model=found.name), drafter=drafter)
 

@@ -40,9 +40,9 @@ def observed(options: ObservingOptions, usd_per_hour: float | None = None) -> It
         if options.watch:
             from rich.console import Console
 
-            from grpc_comm.observability.dashboard import Watch
+            from grpc_comm.observability.dashboard import Dashboard
 
-            watch = Watch(Console(stderr=True), statistics, usd_per_hour)
+            watch = Dashboard(Console(stderr=True), statistics, usd_per_hour)
             stack.enter_context(watch)
         yield statistics
 

@@ -36,11 +36,10 @@ from outrider.models.artifacts import (
     open_artifact,
     with_neuron_artifact,
 )
+from outrider.models.capacity import Capacity
 from outrider.models.devices import describe
 from outrider.models.loading import PREFILL_NODES, FoundModel, LoadedModel, find_target
 from outrider.models.profiles import PendingProfile, user_profiles
-from outrider.models.sequence_length import Capacity
-from outrider.options.peer_security import server_security
 from outrider.options.roles import FusedTargetRole, ServingRole, TargetRole
 from outrider.target.model_list import lazily, load_listed, read_listed
 from outrider.target.observing import notify, observed
@@ -50,7 +49,7 @@ if TYPE_CHECKING:
     from inference.backends import Model
     from outrider.target.colocated_draft import Drafts
 
-    MakeDraft = Callable[[Model, Description], Drafts]
+    MakeDraft = Callable[[Model, Description, Grammars | None], Drafts]
 
 READY = "listening on "
 """Start of the stderr line that names the bound address. It is printed once sessions are taken."""
@@ -58,7 +57,7 @@ READY = "listening on "
 
 def serve(options: ServingRole) -> int:
     """Serve a target until a signal."""
-    security = server_security(options)  # checked before minutes are spent on loading
+    security = options.security  # checked before minutes are spent on loading
     check_security(security, Address(options.host, options.port))
     check_tls_files(security)
     check_free(Address(options.host, options.port))
@@ -109,7 +108,7 @@ def load_target(options: ServingRole) -> Target:
         first.engine,
         first.description,
         Address(options.host, options.port),
-        security=server_security(options),
+        security=options.security,
         listed={name: lazily(name, settings, load_served) for name, settings in listed.items()},
         share_prefixes=options.share_prefixes,
         reflection=options.reflection,
@@ -156,7 +155,8 @@ def load_served(options: ServingRole, make_draft: MakeDraft | None = None) -> Se
         rules=model.masks,
     )
     served = TimedModel(model, profile) if profile else model
-    drafts = make_draft(served, description) if make_draft is not None else None
+    grammars = _grammars(found) if model.masks else None
+    drafts = make_draft(served, description, grammars) if make_draft is not None else None
     engine = Engine(
         served,
         sequence_length=loaded.sequence_length,
@@ -167,7 +167,7 @@ def load_served(options: ServingRole, make_draft: MakeDraft | None = None) -> Se
         branches=not legacy,
         drafter=drafts.drafter if drafts else None,
         graphs=drafts.graphs if drafts else None,
-        grammars=_grammars(found) if model.masks else None,
+        grammars=grammars,
         when_idle=unfinished.advance if unfinished is not None else None,
     )
     return Served(engine, drafts.description if drafts else description)
@@ -180,7 +180,7 @@ class RunningTarget:
     """
 
     def __init__(self, options: TargetRole) -> None:
-        security = server_security(options)
+        security = options.security
         check_security(security, Address(options.host, options.port))
         self._server = BackgroundServer(load_target(options))
         self._grace = options.grace
@@ -210,8 +210,11 @@ class _LoadedTarget(NamedTuple):
 
 
 def _grammars(found: FoundModel) -> Grammars:
+    """Grammars of the model's tokenizer, which is read now: reading it lets no other thread run."""
     tokenizer = found.tokenizer
-    return Grammars(tokenizer.to_json(), tokenizer.vocabulary, sorted(found.stop_ids))
+    grammars = Grammars(tokenizer.to_json(), tokenizer.vocabulary, sorted(found.stop_ids))
+    grammars.prepare()
+    return grammars
 
 
 def _load_checkpoint(options: ServingRole) -> _LoadedTarget:

@@ -19,8 +19,8 @@ from outrider.models.artifacts import (
     open_artifact,
     with_neuron_artifact,
 )
+from outrider.models.capacity import Capacity
 from outrider.models.loading import FoundModel, find_target
-from outrider.models.sequence_length import Capacity
 from outrider.options.groups import DeviceOptions
 from outrider.options.roles import VerifyDraftRole, VerifyTargetRole
 from outrider.terminal.generate import run

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -16,6 +15,7 @@ from inference.planner.prices import Usage
 from outrider.money.budget import RunBudget
 from outrider.money.goal import Goal
 from outrider.options.roles import TextRole
+from outrider.terminal.tables import write_csv
 from outrider.text.completion import Completion
 from outrider.text.pieces import gaps_between
 
@@ -224,8 +224,5 @@ def write_profile(directory: Path, completions: Sequence[Completion]) -> list[Pa
         row["baseline_seconds"] = done.baseline.seconds if done.baseline else ""
         row["speedup"] = done.speedup or ""
         row["device"] = done.device
-    with paths[1].open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, fieldnames=list(rows[0]) if rows else ["index"])
-        writer.writeheader()
-        writer.writerows(rows)
+    write_csv(paths[1], rows)
     return paths

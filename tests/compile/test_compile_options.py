@@ -68,6 +68,7 @@ REFUSED: list[tuple[str, ...]] = [
             ("--tree_sizes 65", "--tree_sizes 65", "64"),
             ("--slots 0", "--slots 0"),
             ("--sampling some", "--sampling some"),
+            ("--masks --sampling greedy", "--masks", "--sampling greedy"),
             ("--rows 0", "--rows 0"),
             ("--workers 0", "--workers 0"),
             ("--sequence_length 1", "--sequence_length 1", "2"),

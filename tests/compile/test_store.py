@@ -198,7 +198,7 @@ def test_only_whole_artefacts_are_pushed(disk: DiskObjects, out: Path, tmp_path:
 def test_large_files_go_up_in_parts_and_come_back_whole(
     out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("compile.s3._ONE_PUT", 8)
+    monkeypatch.setattr("compile.store._ONE_PUT", 8)
     store = open_store("s3://artefacts")
     digest = push(out, store, silent).digest
     check_files(tmp_path / "taken", pull(store, digest, tmp_path / "taken", silent))

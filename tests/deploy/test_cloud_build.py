@@ -23,12 +23,12 @@ from deploy.aws import Aws
 from deploy.cloud_build import CloudBuild, check, host_arguments, pinned, plan
 from deploy.commands.prove import ProofOptions, commands
 from deploy.deployment import Deployment
-from deploy.host.job_script import RESULTS
+from deploy.host.user_data import RESULTS
 from deploy.host_job import cost
 from deploy.instance_kind import NEURON_IMAGE, InstanceKind
 from deploy.stack import StackState
 from inference.artifact import write_manifest
-from outrider.prove.prove_options import parse as parse_proof
+from outrider.prove.command import parse as parse_proof
 from tests.support.artifacts import build, trn1_manifest
 from tests.support.aws_server import REGION, AwsServer
 from tests.support.hub_server import COMMIT, TOKEN, hub_server
@@ -52,9 +52,10 @@ def of(*words: str) -> CloudBuild:
     return CloudBuild(options, deployment, "bucket", options.push or "s3://bucket/artefacts", 0)
 
 
-def test_the_instance_runs_the_users_own_command_and_pushes() -> None:
+def test_the_instance_runs_the_users_own_command_which_it_understands_and_pushes() -> None:
     words = ["--target", "trn1", "--tp_degree", "2", "--flag=-O2", "--quick", "--load", "l.json"]
-    assert host_arguments(of(*words, "--out", "here", "--spot")) == (
+    given = host_arguments(of(*words, "--out", "here", "--spot"))
+    assert given == (
         "--target=trn1",
         "--tensor_parallel=2",
         "--flag=-O2",
@@ -64,12 +65,9 @@ def test_the_instance_runs_the_users_own_command_and_pushes() -> None:
         "--out=/var/lib/outrider-job/artefact",
         "--push=s3://bucket/artefacts",
     )
-
-
-def test_what_the_instance_runs_is_understood_there() -> None:
-    words = host_arguments(of("--target", "cpu", "--dtype", "bfloat16", "--rows", "2"))
-    there = parse(list(words))
-    assert (there.target, there.dtype, there.rows, there.where.on) == ("cpu", "bfloat16", 2, None)
+    there = parse(list(given))
+    assert (there.target, there.tensor_parallel, there.flag) == ("trn1", 2, ("-O2",))
+    assert there.where.on is None
 
 
 @pytest.mark.parametrize(
@@ -305,22 +303,16 @@ def test_an_instance_with_too_little_memory_is_refused_and_another_named(aws: Aw
         (["--push", "s3://own"], "", "graphs/"),
     ],
 )
-def test_the_host_may_write_to_the_stores_of_its_build(
+def test_the_host_of_a_neuron_build_has_its_image_and_may_write_to_its_stores(
     flags: list[str], store: str, graphs: str, aws: AwsServer
 ) -> None:
     words = ["--on", "r7i.2xlarge", "--target", "trn1", "--dry_run", *flags]
     build = plan(Aws(REGION), parse(words))
     assert (build.deployment.store, build.deployment.graphs) == (store, graphs)
+    assert build.deployment.image_parameter == NEURON_IMAGE, "whatever the instance is"
+    assert build.deployment.volume_gib == 250
     other = parse([*words, "--graph_store", "s3://other/g"])
     assert_refused(lambda: plan(Aws(REGION), other), ["--graph_store s3://other/g"])
-
-
-@pytest.mark.extended
-def test_a_build_for_neuron_runs_on_its_image_whatever_the_instance(aws: AwsServer) -> None:
-    options = parse(["--on", "r7i.2xlarge", "--target", "trn1", "--dry_run"])
-    deployment = plan(Aws(REGION), options).deployment
-    assert deployment.image_parameter == NEURON_IMAGE
-    assert deployment.volume_gib == 250
 
 
 @pytest.mark.parametrize(

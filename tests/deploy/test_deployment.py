@@ -8,16 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from botocore.parsers import create_parser
 
 from compile.compile_options import parse as parse_compile
-from deploy.aws import AwsDown, aws_refusals
 from deploy.commands.plan import PlanOptions
 from deploy.deployment import Deployment
 from deploy.host.user_data import MOST_BYTES
 from deploy.instance_kind import NEURON_IMAGE, InstanceKind
-from deploy.stack import Cause, LaunchFailure
-from deploy.stack_template import TEMPLATE, read_template, template_body
+from deploy.stack import TEMPLATE, Cause, LaunchFailure, read_template, template_body
 from inference.errors import InvalidRequest
 from tests.support.refusals import assert_refused
 from tests.support.repository import tool
@@ -69,24 +66,20 @@ def test_accelerators_of_aws_need_an_artefact_and_one_on_s3_its_digest() -> None
     assert (options.model, options.target, options.tensor_parallel) == ("some/model", "trn1", 2)
 
 
-def test_an_artefact_for_trn2_is_refused_until_an_image_is_named_that_can_run_it() -> None:
-    served: dict[str, Any] = {"artifact": "s3://b/p", "digest": "0" * 64}
-    trn2 = InstanceKind("trn2.3xlarge")
-    named = Deployment("demo", "us-east-1", trn2, **served, image="/own/image")
-    assert named.image_parameter == "/own/image"
-
-
 @pytest.mark.parametrize(
     ("given", "shown"),
     [
-        ({"instance": "trn1.2xlarge", "artifact": "s3://b/p"}, ["s3://b/p", "--digest"]),
+        ({"instance": "trn1.2xlarge", "artifact": "s3://bkt/p"}, ["s3://bkt/p", "--digest"]),
         ({"model": "s3://models/qwen"}, ["s3://models/qwen", "--digest"]),
         ({"model": "some/model", "digest": "0" * 64}, ["--digest"]),
-        ({"artifact": "s3://b/p", "digest": "0" * 64, "model": "m"}, ["--artifact", "--model"]),
+        ({"artifact": "s3://bkt/p", "digest": "0" * 64, "model": "m"}, ["--artifact", "--model"]),
         (
-            {"instance": "trn2.3xlarge", "artifact": "s3://b/p", "digest": "0" * 64},
+            {"instance": "trn2.3xlarge", "artifact": "s3://bkt/p", "digest": "0" * 64},
             ["trn2", "--image"],
         ),
+        ({"model": "s3://Bucket/x y", "digest": "0" * 64}, ["'s3://Bucket/x y'", "s3://BUCKET"]),
+        ({"model": "s3://models/qwen", "digest": "12"}, ["'12'", "64 hexadecimal digits"]),
+        ({"port": 9100}, ["--port 9100", "metrics"]),
         ({"private": True}, ["--private", "--subnet"]),
         ({"spot": True, "capacity_block": "cr-1"}, ["--spot", "--capacity_block"]),
         ({"allow_cidr": "0.0.0.0/0"}, ["--allow_cidr 0.0.0.0/0"]),
@@ -99,15 +92,6 @@ def test_a_target_that_cannot_be_is_refused_with_the_flags_that_say_so(
     given: dict[str, Any], shown: list[str]
 ) -> None:
     assert_refused(lambda: PlanOptions(**{"instance": "c7i.large"} | given), shown)
-
-
-def test_an_answer_that_is_no_xml_is_told_in_one_line() -> None:
-    def ask() -> None:
-        with aws_refusals():
-            body = b"<html>\nlog in<br>\n"
-            create_parser("ec2").parse({"status_code": 200, "headers": {}, "body": body}, None)
-
-    assert_refused(ask, ["AWS cannot be asked: Unable to parse"], AwsDown)
 
 
 @pytest.mark.parametrize(
@@ -163,6 +147,12 @@ def test_a_host_calls_out_for_packages_and_names_alone() -> None:
         ("tcp", 80, 80),
         ("udp", 53, 53),
     ]
+
+
+def test_an_image_that_is_named_lets_trn2_serve() -> None:
+    served: dict[str, Any] = {"artifact": "s3://bkt/p", "digest": "0" * 64}
+    options = PlanOptions(instance="trn2.3xlarge", **served, image="/own/image")
+    assert options.deployment("us-east-1").image_parameter == "/own/image"
 
 
 def test_the_bucket_of_a_model_on_s3_is_read() -> None:

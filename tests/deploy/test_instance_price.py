@@ -16,6 +16,7 @@ import pytest
 from botocore.awsrequest import AWSResponse
 from botocore.stub import ANY, Stubber
 
+from deploy.aws import Aws
 from deploy.instance_price import (
     ON_DEMAND_TERMS,
     InstancePrices,
@@ -23,9 +24,6 @@ from deploy.instance_price import (
     Price,
     bundled_prices,
     cost_so_far,
-    filters,
-    make_client,
-    on_demand_terms,
 )
 from deploy.running_instance import RunningInstance
 from tests.support.commands import Run
@@ -66,16 +64,20 @@ def live(service: str, script: Callable[[Stubber], object]) -> InstancePrices:
     script(stubber)
     stubber.activate()
 
-    def make(asked: str, region: str) -> Any:
-        assert asked == service
-        return client
+    return InstancePrices(account=lambda region: Account(service, client))
 
-    return InstancePrices(client=make)
+
+class Account(Aws):
+    """The account with this client of a service."""
+
+    def __init__(self, service: str, client: Any) -> None:
+        self.client = {service: client}.__getitem__  # type: ignore[assignment]
 
 
 def asking(instance: tuple[str, str]) -> dict[str, Any]:
-    """What the price list is asked."""
-    rows = filters(on_demand_terms(*instance))
+    """What the price list is asked, with every filter that pins the row."""
+    terms = {"instanceType": instance[0], "regionCode": instance[1]} | ON_DEMAND_TERMS
+    rows = [{"Type": "TERM_MATCH", "Field": name, "Value": of} for name, of in terms.items()]
     return {"ServiceCode": "AmazonEC2", "FormatVersion": "aws_v1", "Filters": rows}
 
 
@@ -123,17 +125,14 @@ def test_a_price_on_the_second_page_is_found() -> None:
     assert before <= price.as_of <= after  # the same day, except over midnight
 
 
-def test_every_filter_that_pins_the_row_is_sent() -> None:
-    sent = {entry["Field"]: entry["Value"] for entry in filters(on_demand_terms(*TRN1))}
-    assert sent["marketoption"] == "OnDemand"
-    assert sent["operatingSystem"] == "Linux"
-    assert sent["regionCode"] == "us-east-1"
-    assert {entry["Type"] for entry in filters(on_demand_terms(*TRN1))} == {"TERM_MATCH"}
+def test_the_filters_that_pin_the_row_are_those_of_a_plain_instance_on_demand() -> None:
+    assert ON_DEMAND_TERMS["marketoption"] == "OnDemand"
+    assert ON_DEMAND_TERMS["operatingSystem"] == "Linux"
 
 
 @pytest.mark.usefixtures("aws_keys")
 def test_a_throttled_call_is_made_again() -> None:
-    client = make_client("pricing", "us-east-1")
+    client = Aws("us-east-1").client("pricing")
     replies = [
         (400, {"__type": "ThrottlingException", "message": "Rate exceeded"}),
         (200, {"FormatVersion": "aws_v1", "PriceList": [hourly(TRN1, "1.34375")]}),
@@ -146,7 +145,10 @@ def test_a_throttled_call_is_made_again() -> None:
         return AWSResponse(request.url, status, kind, content)
 
     client.meta.events.register("before-send.pricing.GetProducts", answer)
-    assert InstancePrices(client=lambda *_: client).find(*TRN1).source == "AWS price list"
+    assert (
+        InstancePrices(account=lambda _: Account("pricing", client)).find(*TRN1).source
+        == "AWS price list"
+    )
     assert not replies
 
 
@@ -256,7 +258,8 @@ def test_the_command_prints_a_table_with_source_and_day(run: Run) -> None:
 def test_the_commands_json_has_every_price_that_is_known(run: Run) -> None:
     shown = run("deploy", "prices", "--no_live", "--json", "--tokens_per_second", "40")
     rows = json.loads(shown.out)
-    assert {row["instance_type"] for row in rows} == set(bundled_prices().usd_per_hour)
+    priced = {name for name, one in bundled_prices().types.items() if one.usd_per_hour}
+    assert {row["instance_type"] for row in rows} == priced
     first = next(row for row in rows if row["instance_type"] == "trn1.2xlarge")
     assert round(first.pop("usd_per_million_tokens"), 4) == 9.3316
     first["as_of"] = date.fromisoformat(first["as_of"])

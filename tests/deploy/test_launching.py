@@ -173,26 +173,22 @@ def test_a_refusal_of_aws_says_what_to_do_and_leaves_no_instance(
         (refusal("PutParameter", "ThrottlingException"), "`outrider deploy down demo` ends it"),
         (refusal("SendCommand", "AccessDeniedException"), "`outrider deploy down demo` ends it"),
         (refusal("DescribeStacks", "Throttling", "CreateStack"), "may be running"),
+        (None, "FAILED at: model"),
     ],
+    ids=str,
 )
-def test_a_refusal_after_the_start_says_that_an_instance_is_paid_for_and_the_same_command_goes_on(
-    fault: dict[str, str], told: str, aws: AwsServer, up: list[str], deploy: Run
+def test_a_failure_after_the_start_says_that_an_instance_is_paid_for_and_the_same_command_goes_on(
+    fault: dict[str, str] | None, told: str, aws: AwsServer, up: list[str], deploy: Run
 ) -> None:
-    aws.control(faults=[fault])
+    aws.control(faults=[fault] if fault else [], host=SERVING if fault else FAILED)
     ended = deploy(*up)
     ended.assert_failed()
     assert told in ended.err
     assert "it is paid for" in ended.err
     (before,) = instances()
-    aws.control(faults=[])
+    aws.control(faults=[], host=SERVING)
     assert main(up) == 0
     assert instances() == [before]
-
-
-def test_prices_behind_a_proxy_say_what_could_not_be_asked(aws: AwsServer, deploy: Run) -> None:
-    aws.control(faults=[{"action": "DescribeSpotPriceHistory", "page": "<html>\nlog in<br>\n"}])
-    asked = deploy("prices", "--instance", "trn1.2xlarge", "--region", "eu-west-1")
-    assert "Traceback" not in asked.err
 
 
 def test_a_target_in_another_region_is_found_and_a_missing_one_is_no_success(
@@ -257,13 +253,6 @@ def test_a_start_that_was_killed_while_waiting_goes_on_with_the_same_credentials
     assert main(up) == 0
     assert instances() == [before]
     assert (kept(aws) / "token").read_text() == token
-
-
-def test_a_host_that_fails_is_told_of_with_its_step(
-    aws: AwsServer, up: list[str], deploy: Run
-) -> None:
-    aws.control(host=FAILED)
-    deploy(*up).assert_failed("FAILED at: model")
 
 
 def test_a_host_that_ended_itself_is_started_anew(

@@ -1,5 +1,5 @@
 """What a host serves: an artefact's manifest from its store, checked against the instance, and the
-speed that is computed from it. Instance types as EC2 describes them, wrong reports corrected.
+speed that is computed from it. Instance types as EC2 describes them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from compile.request import find_checkpoint, make_request
 from deploy.aws import Aws
 from deploy.deployment import Deployment
 from deploy.instance_kind import InstanceKind
-from deploy.instance_types import DEVICE_GIB, bundled_types, find_type, read_type
+from deploy.instance_price import bundled_prices
+from deploy.places import host_size
 from deploy.served import computed_speed, read_served
 from inference.artifact import Manifest, write_manifest
 from inference.errors import BadArtifact
@@ -81,26 +82,23 @@ def ec2(aws_keys: None) -> Any:
         yield boto3.client("ec2", region_name="us-east-1")
 
 
-def test_trainium2_has_96_gib_although_ec2_says_512(ec2: Any) -> None:
-    described = ec2.describe_instance_types(InstanceTypes=["trn2.48xlarge"])["InstanceTypes"][0]
-    said = described["NeuronInfo"]["NeuronDevices"][0]["MemoryInfo"]["SizeInMiB"]
-    corrected = read_type(described)
-    assert said == 524288, "EC2 reports it rightly now: the correction can go"
-    assert corrected.device_gib == DEVICE_GIB["Trainium2"] == 96
-    assert corrected.accelerators == "16 Trainium2: 128 cores, 1536 GiB"
-
-
 @pytest.mark.parametrize("name", ["trn1.2xlarge", "trn1.32xlarge", "trn2.48xlarge", "inf2.xlarge"])
-def test_the_bundled_types_are_as_ec2_describes_them_but_for_the_corrections(
+def test_the_bundled_accelerators_are_as_ec2_describes_them_but_for_trainium2s_memory(
     name: str, ec2: Any
 ) -> None:
-    described = ec2.describe_instance_types(InstanceTypes=[name])["InstanceTypes"][0]
-    assert bundled_types()[name] == read_type(described)
+    found = ec2.describe_instance_types(InstanceTypes=[name])["InstanceTypes"][0]["NeuronInfo"]
+    (device,) = found["NeuronDevices"]
+    gib = device["Count"] * device["MemoryInfo"]["SizeInMiB"] // 1024
+    if device["Name"] == "Trainium2":
+        assert gib == 16 * 512, "EC2 reports it rightly now: the correction can go"
+        gib = 16 * 96
+    cores = device["Count"] * device["CoreInfo"]["Count"]
+    told = f"{device['Count']} {device['Name']}: {cores} cores, {gib} GiB"
+    assert bundled_prices().types[name].accelerators == told
 
 
-def test_a_type_without_accelerators_has_none_and_one_that_ec2_does_not_describe_is_refused(
+def test_a_type_has_the_size_that_ec2_describes_and_one_that_it_does_not_is_refused(
     ec2: Any,
 ) -> None:
-    host = find_type(Aws("us-east-1"), "r5.2xlarge")
-    assert (host.vcpus, host.memory_gib, host.accelerators) == (8, 64, "")
-    assert_refused(lambda: find_type(Aws("us-east-1"), "trn3.48xlarge"), ["trn3"])
+    assert host_size(Aws("us-east-1"), "r5.2xlarge") == (8, 64)
+    assert_refused(lambda: host_size(Aws("us-east-1"), "trn3.48xlarge"), ["trn3"])

@@ -1,6 +1,4 @@
-"""A keys file says who may call and for how much; whoever it does not know is refused, whatever
-is called.
-"""
+"""A keys file says who may call and for how much; whoever it does not know is refused."""
 
 from __future__ import annotations
 
@@ -194,9 +192,7 @@ def test_no_token_is_kept_in_memory(file: Path) -> None:
         (entry("alice", sessions="4"), "sessions is a whole number from 1"),
     ],
 )
-def test_a_file_that_cannot_be_used_is_refused_by_name_entry_and_need(
-    content: Any, said: str, tmp_path: Path
-) -> None:
+def test_a_file_of_no_use_is_refused_by_its_entry(content: Any, said: str, tmp_path: Path) -> None:
     path = tmp_path / "keys.json"
     whole = isinstance(content, str) and content != "alice"
     document = content if whole else json.dumps({"keys": [content]})
@@ -264,8 +260,7 @@ def test_a_broken_new_file_keeps_the_old_keys_and_the_log_says_why_once(
 
 
 def test_a_file_that_is_gone_is_told_without_a_call_and_its_keys_stay(
-    file: Path,
-    caplog: pytest.LogCaptureFixture,
+    file: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     keys = Keys.read(file)
     file.unlink()
@@ -329,9 +324,7 @@ def test_making_a_key_leaves_the_others_and_the_mode_as_they_are(file: Path) -> 
         ("a b", "a name is 1 to 64"),
     ],
 )
-def test_a_key_that_cannot_be_made_leaves_the_file_as_it_was(
-    name: str, said: str, file: Path
-) -> None:
+def test_a_key_that_cannot_be_made_leaves_the_file_alone(name: str, said: str, file: Path) -> None:
     before = file.read_bytes()
     assert_refused(lambda: make_key(file, name), [said])
     assert file.read_bytes() == before

@@ -36,8 +36,7 @@ def test_no_role_takes_a_port_that_is_none(
 
 @pytest.mark.parametrize("port", NO_PORTS)
 def test_an_address_with_a_port_that_is_none_is_refused_in_one_line(
-    port: str,
-    capsys: pytest.CaptureFixture[str],
+    port: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     target = f"127.0.0.1:{port}"
     for role in ("draft", "fused_client"):
@@ -86,7 +85,6 @@ BAD: dict[str, tuple[str, bytes, str]] = {
 
 
 def written(folder: Path, **spoilt: bytes) -> SecurityOptions:
-    """The files of a target and its clients, some of them others."""
     files = {"ca": SOUND.ca, "cert": SOUND.certificate, "key": SOUND.key} | spoilt
     for name, content in files.items():
         (folder / name).write_bytes(content)

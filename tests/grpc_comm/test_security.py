@@ -1,6 +1,4 @@
-"""Plaintext stays on this machine, a target that others can reach asks who calls, and the files
-that this needs are safe.
-"""
+"""Plaintext stays on this machine, and a target that others can reach asks who calls."""
 
 from __future__ import annotations
 
@@ -52,9 +50,7 @@ def a_round_trip(address: str, options: SecurityOptions) -> None:
         session.close()
 
 
-def test_tls_with_a_token_serves_by_name_and_by_address(
-    files: CertificateFiles, token: Path
-) -> None:
+def test_tls_with_a_token_serves_by_name_and_address(files: CertificateFiles, token: Path) -> None:
     theirs = SecurityOptions(tls_cert=files.certificate, tls_key=files.key, token_file=token)
     with background(successor_engine(), security=theirs) as server:
         for host in ("localhost", "127.0.0.1"):
@@ -196,9 +192,7 @@ def test_a_token_never_travels_in_plaintext_to_another_machine(token: Path) -> N
         assert_refused(partial(server_security, options, EVERYWHERE), [EVERYWHERE.host])
 
 
-def test_prompts_travel_in_plaintext_to_another_machine_only_if_the_user_says_so(
-    files: CertificateFiles,
-) -> None:
+def test_prompts_travel_in_plaintext_only_if_the_user_says_so(files: CertificateFiles) -> None:
     assert_refused(lambda: channel_security(SecurityOptions(), ELSEWHERE), [ELSEWHERE.host])
     assert channel_security(SecurityOptions(insecure=True), ELSEWHERE).credentials is None
     assert channel_security(SecurityOptions(tls_ca=files.ca), ELSEWHERE).credentials is not None
@@ -224,7 +218,6 @@ def test_a_token_that_cannot_be_one_is_refused(content: bytes, tmp_path: Path) -
 
 
 def secrets(files: CertificateFiles, folder: Path) -> tuple[Path, Path]:
-    """A token and a TLS key of the test's own."""
     token = write(folder / "a token", b"open-sesame")
     return token, write(folder / "key.pem", files.key.read_bytes())
 
@@ -232,9 +225,7 @@ def secrets(files: CertificateFiles, folder: Path) -> tuple[Path, Path]:
 @pytest.mark.skipif(os.name != "posix", reason="modes are those of POSIX")
 @pytest.mark.parametrize("mode", [0o644, 0o604, 0o606, 0o660, 0o444])
 def test_a_token_or_tls_key_that_others_may_read_or_write_is_refused_with_the_remedy(
-    mode: int,
-    files: CertificateFiles,
-    tmp_path: Path,
+    mode: int, files: CertificateFiles, tmp_path: Path
 ) -> None:
     token, key = secrets(files, tmp_path)
     pair: dict[str, Any] = {"tls_cert": files.certificate, "tls_key": key}
@@ -248,9 +239,7 @@ def test_a_token_or_tls_key_that_others_may_read_or_write_is_refused_with_the_re
 
 @pytest.mark.parametrize("mode", [0o600, 0o400, 0o440, 0o640])
 def test_a_token_and_a_tls_key_may_be_read_by_owner_and_group(
-    mode: int,
-    files: CertificateFiles,
-    tmp_path: Path,
+    mode: int, files: CertificateFiles, tmp_path: Path
 ) -> None:
     token, key = secrets(files, tmp_path)
     for secret in (token, key):

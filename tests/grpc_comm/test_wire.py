@@ -1,6 +1,4 @@
-"""What crosses the wire arrives as it was sent, costs what is claimed, and makes the text that
-is made in process.
-"""
+"""Messages arrive as they were sent, and cost what is claimed."""
 
 from __future__ import annotations
 
@@ -114,14 +112,7 @@ def test_an_order_arrives_as_it_was_given() -> None:
     assert messages.read_decode(pb.Decode.FromString(message.SerializeToString())) == order
 
 
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        ("end", 0),
-        ("pace", 2),
-        ("stop_ids", range(1025)),
-    ],
-)
+@pytest.mark.parametrize(("field", "value"), [("end", 0), ("pace", 2), ("stop_ids", range(1025))])
 def test_an_order_that_nobody_can_follow_is_refused(field: str, value: Any) -> None:
     shown = {"end": "length", "stop_ids": "stop ids"}.get(field, field)
     assert_refused(

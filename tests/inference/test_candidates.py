@@ -1,6 +1,4 @@
-"""The candidate tree: what is kept of what proposers say, in any order and however late, and the
-order in which it is worth computing.
-"""
+"""The candidate tree: what is kept of what proposers say, and the order of its worth."""
 
 from __future__ import annotations
 
@@ -74,35 +72,6 @@ def paths(tree: CandidateTree) -> dict[Path, float]:
     return dict(zip(found[1:], values[1:], strict=True))
 
 
-def test_nodes_hang_below_the_root_and_below_each_other() -> None:
-    tree = planted()
-    assert say(tree, (0, BASE, 10, 0.5), (1, 0, 11, 0.5), (2, BASE, 12, 0.4)) == 3
-    assert list(paths(tree)) == [(10,), (12,), (10, 11)]
-    assert paths(tree) == pytest.approx({(10,): 0.5, (12,): 0.4, (10, 11): 0.25})
-    assert tree.live == 3
-
-
-def test_the_same_node_of_two_proposers_is_one_and_worth_what_the_bolder_one_says() -> None:
-    tree = planted()
-    say(tree, (0, BASE, 10, 2**-16), (1, 0, 11, 0.9))
-    say(tree, (0, BASE, 10, 0.9), (1, 0, 12, 0.1), stream=2, proposer=3)
-    assert tree.live == 3
-    assert paths(tree) == pytest.approx({(10,): 0.9, (10, 11): 0.81, (10, 12): 0.09})
-    group = tree.group(tree.root & PLACE)
-    assert group is not None
-    assert group.claims == {0: {10: 2**-16}, 3: {10: 0.9}}
-
-
-def test_what_hangs_on_nothing_is_dropped() -> None:
-    tree = planted()
-    assert say(tree, (7, 6, 10, 0.5)) == 0  # 6 was never said
-    assert say(tree, (8, 7, 10, 0.5)) == 0  # 7 was said, and hung nowhere
-    assert say(tree, (9, BASE, 10, 0.5), base=ROOT + 1) == 0  # beyond the text
-    assert say(tree, (10, BASE, 10, 0.5), base=-3) == 0
-    assert say(tree, (0, BASE, 10, 0.5), stream=3) == 0  # nobody joined as 3
-    assert tree.live == 0
-
-
 def test_numbers_are_those_of_one_stream() -> None:
     tree = planted()
     say(tree, (0, BASE, 10, 0.5))
@@ -147,16 +116,6 @@ def test_a_full_tree_sheds_nothing_if_a_forward_holds_all_that_is_too_much() -> 
     said = [Proposal(number, BASE, 10 + number, 0.9) for number in range(4, 9)]
     assert tree.append(1, Nodes(ROOT, said), believed) == Dropped(late=0, shed=0)
     assert tree.live == 9
-
-
-def test_the_number_of_a_pruned_candidate_leads_nowhere_also_when_its_place_is_taken() -> None:
-    tree = planted()
-    say(tree, (0, BASE, 10, 0.5), (1, BASE, 11, 0.5))
-    tree.advance([10])
-    assert say(tree, (2, 1, 20, 0.5)) == 0
-    say(tree, *((number, 0, 30 + number, 0.5) for number in range(3, 9)))
-    assert say(tree, (9, 1, 20, 0.5)) == 0
-    assert tree.live == 6
 
 
 @st.composite
@@ -240,19 +199,17 @@ def assert_same(tree: TokenTree, other: TokenTree) -> None:
 
 CHANCES = st.sampled_from([0.0, 0.25, 0.5, 1.0])
 SAID = st.lists(
-    st.tuples(st.integers(0, 40), st.integers(-1, 40), st.integers(0, 2), CHANCES), max_size=6
+    st.tuples(st.integers(0, 6), st.integers(-1, 6), st.integers(0, 2), CHANCES), max_size=6
 )
 EVENTS = st.one_of(
-    st.tuples(st.just("say"), st.integers(1, 2), st.integers(ROOT - 1, ROOT + 8), SAID),
+    st.tuples(st.just("say"), st.integers(1, 2), st.integers(ROOT - 1, ROOT + 4), SAID),
     st.tuples(st.just("advance"), st.lists(st.integers(0, 2), min_size=1, max_size=3)),
 )
 
 
 @settings(max_examples=200)
 @given(st.lists(EVENTS, max_size=25))
-def test_the_tree_holds_just_the_texts_that_may_still_come_true(
-    events: list[tuple[Any, ...]],
-) -> None:
+def test_the_tree_holds_what_may_still_come_true(events: list[tuple[Any, ...]]) -> None:
     """Beside a second way to keep it: the whole text of every number, and what was claimed of it.
     Numbers come late, twice, or never. A late node may name a committed token or another one, hang
     on what was committed or pruned, or on a number that stands for a committed token now.
@@ -347,27 +304,6 @@ def test_a_snapshot_keeps_what_was_there_when_it_was_taken() -> None:
     snapshot = snapshot_of(tree)
     say(tree, (1, 0, 11, 0.9), (2, BASE, 12, 0.9))
     assert snapshot.tree.tokens.tolist() == [7, 10]
-
-
-def test_what_lies_below_a_node_is_worth_more_when_its_chance_is_raised() -> None:
-    tree = planted()
-    say(tree, (0, BASE, 10, 0.5), (1, BASE, 11, 0.4), (2, 1, 12, 0.9), (3, 2, 13, 0.9))
-    assert list(paths(tree)) == [(10,), (11,), (11, 12), (11, 12, 13)]
-    say(tree, (0, BASE, 11, 0.6), stream=2)
-    say(tree, (4, 3, 14, 0.5))
-    below = {(11, 12): 0.54, (10,): 0.5, (11, 12, 13): 0.486, (11, 12, 13, 14): 0.243}
-    assert paths(tree) == pytest.approx({(11,): 0.6, **below})
-    assert list(paths(tree)) == [(11,), *below]
-
-
-def test_a_raised_chance_goes_with_its_node() -> None:
-    """The place of a pruned node is taken by another one, which is worth what was said of it."""
-    tree = planted()
-    say(tree, (0, BASE, 10, 0.5), (1, BASE, 20, 0.1), (2, 1, 21, 0.1))
-    say(tree, (0, BASE, 20, 0.9), (1, 0, 21, 0.9), stream=2)  # ranks have not been asked for
-    tree.advance([10])
-    say(tree, *((number, BASE, 30 + number, 0.1) for number in range(3, 6)), base=ROOT + 1)
-    assert paths(tree) == pytest.approx({(33,): 0.1, (34,): 0.1, (35,): 0.1})
 
 
 def test_what_comes_late_and_what_a_full_tree_sheds_is_counted() -> None:

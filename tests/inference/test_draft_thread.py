@@ -11,9 +11,11 @@ import pytest
 from inference.decode import Loop, TargetSession
 from inference.draft_thread import Drafter, Drafting, inline, on_thread
 from inference.engine.local_session import LocalSession
-from inference.order import Decode, Pace
-from inference.proposer import BASE, COPY, DraftUsage, Nodes, Notice, Proposal, Proposer
+from inference.order import Decode, End, Pace, Progress
+from inference.proposer import BASE, COPY, NOBODY, DraftUsage, Nodes, Notice, Proposal, Proposer
 from inference.sampling import SamplingParams
+from inference.throttle import Silence, Throttle
+from tests.support.clock import Clock
 from tests.support.drafts import growing, rounds
 from tests.support.exact import exact_engine, own_text
 from tests.support.pairs import decoder, engine, perturbed, prompt_of
@@ -36,10 +38,15 @@ def threaded(proposers: Sequence[Proposer]) -> Drafter:
     return on_thread(lend)
 
 
+def progress(position: int, tokens: tuple[int, ...], forwards: int) -> Progress:
+    """Progress of root-only forwards; counts that nothing here reads are 0."""
+    counts = dict.fromkeys(set(Progress._fields) - {"position", "tokens", "end"}, 0)
+    told = {"position": position, "tokens": tokens, "proposers": (NOBODY,) * len(tokens)}
+    return Progress(**counts | told | {"forwards": forwards, "lone": forwards, "end": End.NOT})
+
+
 class Gated:
-    """A Proposer that stays in what a test holds until the gate is opened. It proposes a token of
-    each root.
-    """
+    """A Proposer of a token of each root. It stays in what a test holds until the gate is open."""
 
     def __init__(self, held_in: str = "") -> None:
         self._held_in, self.gate = held_in, threading.Event()
@@ -187,9 +194,7 @@ def test_the_next_text_has_the_draft_once_its_last_call_is_over() -> None:
 
 @pytest.mark.parametrize("pace", Pace, ids=lambda pace: pace.name)
 @pytest.mark.parametrize("params", [SamplingParams(), SamplingParams(0.8, seed=5)], ids=str)
-def test_a_text_is_the_targets_own_with_a_draft_on_a_thread(
-    params: SamplingParams, pace: Pace
-) -> None:
+def test_a_text_is_the_targets_own_with_a_thread(params: SamplingParams, pace: Pace) -> None:
     target, prompt = decoder(1), prompt_of(200)
     order = Decode(len(prompt) + 30, pace=pace)
 
@@ -215,3 +220,20 @@ def test_calls_are_counted_for_the_text_that_they_were_made_for() -> None:
     session.close()
     assert sum(one.usage.calls for one in usage) == proposer.usage.calls
     assert sum(one.usage.seconds for one in usage) == pytest.approx(proposer.usage.seconds)
+
+
+def test_signs_of_life_cut_no_forward_short() -> None:
+    """A target says about every second that it is there: a slow forward is longer than that."""
+    silence, now = Silence(), Clock()
+    served = exact_engine()[0]
+    with closing(LocalSession(served)) as session:
+        session.open(PROMPT, SamplingParams())
+        drafting = Drafting(PROMPT, SamplingParams(), session, Decode(40), now)
+        drafting.open((), Throttle(silence))
+        for forward in range(4):
+            for tokens in ((), (), (7,)):
+                now.now += 1.0
+                made = forward + len(tokens)
+                drafting.hear(progress(3 + forward, tokens, forwards=made))
+            drafting.turn()
+    assert list(silence.seconds) == [2.0, 3.0, 3.0, 3.0]  # the first is timed from a sign of life

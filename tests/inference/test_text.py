@@ -55,11 +55,6 @@ def test_a_broken_character_at_the_end_is_shown_once_nothing_follows(tokenizer: 
     assert stream.finish() == "\N{REPLACEMENT CHARACTER}"
 
 
-def test_a_prompt_starts_with_the_beginning_of_text_token(tokenizer: Tokenizer) -> None:
-    assert tokenizer.encode("x")[0] == tokenizer.encode("y")[0]
-    assert tokenizer.decode(tokenizer.encode("x")) == "x"
-
-
 def test_an_empty_prompt_and_a_missing_chat_template_are_refused(tmp_path: Path) -> None:
     tokenizer = altered(tmp_path, template="")
     with pytest.raises(InvalidRequest, match="empty"):
@@ -68,9 +63,7 @@ def test_an_empty_prompt_and_a_missing_chat_template_are_refused(tmp_path: Path)
         tokenizer.encode("x", chat=True)
 
 
-def test_a_chat_begins_with_the_templates_text_and_ends_where_the_answer_begins(
-    tmp_path: Path,
-) -> None:
+def test_a_chat_begins_with_its_template_and_ends_before_the_answer(tmp_path: Path) -> None:
     turns = "{% for m in messages %}{{ m.role }}:{{ m.content }};{% endfor %}"
     tokenizer = altered(tmp_path, template=turns + "{% if add_generation_prompt %}>{% endif %}")
     messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
@@ -92,11 +85,7 @@ def test_a_directory_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
 
 
 def altered(tmp_path: Path, template: str | None = None, **changes: object) -> Tokenizer:
-    """The embedded tokenizer with parts of its tokenizer.json replaced; a callable gets the part
-    and changes it.
-
-    template: another chat template, empty for none
-    """
+    """The embedded tokenizer with these parts of tokenizer.json and this chat template."""
     for name in ("tokenizer.json", "tokenizer_config.json", "config.json"):
         (tmp_path / name).write_bytes((EMBEDDED / "target" / name).read_bytes())
     if template is not None:
@@ -114,9 +103,7 @@ def test_both_embedded_models_have_one_tokenizer(tokenizer: Tokenizer) -> None:
     assert Tokenizer(EMBEDDED / "draft").fingerprint() == tokenizer.fingerprint()
 
 
-def test_the_fingerprint_does_not_depend_on_file_bytes(
-    tokenizer: Tokenizer, tmp_path: Path
-) -> None:
+def test_a_fingerprint_is_not_of_file_bytes(tokenizer: Tokenizer, tmp_path: Path) -> None:
     assert altered(tmp_path).fingerprint() == tokenizer.fingerprint()
 
 
@@ -144,8 +131,6 @@ def test_the_fingerprint_changes_with_anything_that_changes_ids(
 ) -> None:
     assert altered(tmp_path, **{part: change}).fingerprint() != tokenizer.fingerprint()
 
-
-# --- as transformers has it -----------------------------------------------------------------------
 
 SPECIAL = ["<s>", "</s>", "<|role|>", "<|text|>", "[INST]", "[/INST]"]
 TRAINED = [*SAMPLES, "def read(path): return open(path).read()", "Ünïcödé in a straße"]

@@ -1,6 +1,4 @@
-"""Times are what was measured lately: profiles are followed up and down, a link is told apart
-from what the target does.
-"""
+"""Times are what was measured lately: profiles are followed up and down."""
 
 from __future__ import annotations
 
@@ -96,6 +94,16 @@ def test_a_profile_that_is_wrong_about_wide_calls_gives_way_to_two_measured_ones
     times.trust({(1, 1): 0.1, (1, 16): 1.6})
     assert times.seconds(1, 8) == pytest.approx(0.8)
     assert times.seconds(1, 32) > 1.6
+
+
+def test_a_machine_that_slows_down_slows_down_shapes_that_are_not_called_meanwhile() -> None:
+    times = LatencyModel({(1, 1): 0.1, (1, 4): 0.3}, measured=True)
+    for _ in range(5):
+        times.observe(1, 1, 0.2)
+    assert times.seconds(1, 4) == pytest.approx(0.6)
+    for _ in range(5):
+        times.observe(1, 1, 0.1)
+    assert times.seconds(1, 4) == 0.3
 
 
 def test_one_disturbed_forward_is_not_believed() -> None:

@@ -40,18 +40,6 @@ def test_what_is_not_a_tree_is_refused_in_words(
         tree(tokens, parents)
 
 
-def test_depths_and_mask_follow_the_parents() -> None:
-    drawn = tree([10, 11, 12, 13, 14], [-1, 0, 0, 1, 3])
-    assert drawn.depths.tolist() == [0, 1, 1, 2, 3]
-    assert drawn.mask.astype(int).tolist() == [
-        [1, 0, 0, 0, 0],
-        [1, 1, 0, 0, 0],
-        [1, 0, 1, 0, 0],
-        [1, 1, 0, 1, 0],
-        [1, 1, 0, 1, 1],
-    ]
-
-
 def test_a_tree_cannot_be_changed_after_its_checks() -> None:
     arrays = np.array([1, 2]), np.array([-1, 0])
     drawn = TokenTree(*arrays)
@@ -73,13 +61,6 @@ def test_the_mask_of_any_tree_is_ancestors_and_self(choices: list[int]) -> None:
         assert drawn.depths[node] == len(ancestors) - 1
 
 
-def test_acceptance_walks_while_the_chosen_token_is_a_child() -> None:
-    drawn = tree([0, 5, 6, 7, 8], [-1, 0, 0, 2, 3])
-    assert accept_match(drawn, np.array([6, 9, 7, 8, 3])) == Verdict((2, 3, 4), 3)
-    assert accept_match(drawn, np.array([6, 9, 1, 8, 3])) == Verdict((2,), 1)
-    assert accept_match(drawn, np.array([9, 9, 7, 8, 3])) == Verdict((), 9)
-
-
 def test_acceptance_never_leaves_its_own_branch() -> None:
     """Token 7 stands below 5 and below 6: only the child of the accepted node counts."""
     drawn = tree([0, 5, 6, 7, 7], [-1, 0, 0, 1, 2])
@@ -97,9 +78,7 @@ def test_each_of_many_trees_is_walked_as_if_alone() -> None:
 
 
 @given(st.lists(st.sets(st.integers(0, 59), max_size=3), min_size=1, max_size=4))
-def test_walks_down_chains_of_60_end_at_the_first_node_that_the_target_leaves(
-    left: list[set[int]],
-) -> None:
+def test_walks_end_at_the_first_node_that_the_target_leaves(left: list[set[int]]) -> None:
     """Below that node the target's choices are nodes of the chain again."""
     drawn, chosen, expected = TokenTree.chain(range(100, 160)), [], []
     for nodes in left:

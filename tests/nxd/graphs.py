@@ -70,9 +70,7 @@ _topk, _argmax = torch.topk, torch.argmax
 
 
 def _in_graph() -> bool:
-    """Whether this thread traces or runs a graph. The host's own work beside it has torch's
-    operations: noise is made while nobody waits for a call.
-    """
+    """Whether this thread traces or runs a graph, and not the host's own work beside it."""
     return getattr(_here, "within", False)
 
 
@@ -98,9 +96,7 @@ def _replaced_argmax(scores: Tensor, dim: int | None = None, keepdim: bool = Fal
 
 @contextmanager
 def replaced_operations() -> Iterator[None]:
-    """torch.topk and torch.argmax as torch_neuronx replaces them, for graphs of this thread and
-    of ranks.
-    """
+    """torch.topk and torch.argmax as torch_neuronx has them, for graphs of this thread."""
     _here.within = True
     with (
         patch.object(torch, "topk", _listed_topk),

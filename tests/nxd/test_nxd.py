@@ -13,13 +13,15 @@ import os
 import sys
 from collections.abc import Iterator
 from functools import partial
+from importlib import import_module
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from compile import probe
+from compile import check
 from compile.agreement import agreements
 from compile.build.neuron_builder import NeuronBuilder
 from compile.spec import verify_bucket
@@ -29,7 +31,8 @@ from inference.backends.neuron import NeuronFusedModel
 from inference.backends.neuron_loading import load_neuron
 from inference.model.float8 import in_float8
 from tests.nxd import closed
-from tests.support.fake_neuron import VERSIONS, lay_out
+from tests.support.fake_neuron import VERSIONS, Neuron, lay_out
+from tests.support.fake_nxd import NxDModel
 from tests.support.models import write_checkpoint
 from tests.support.neuron_artifacts import (
     FEW,
@@ -41,7 +44,6 @@ from tests.support.neuron_artifacts import (
     spec_of,
     whole,
 )
-from tests.support.neuron_signatures import SIGNATURES
 
 NXD = os.environ.get("NXD", "")
 pytestmark = pytest.mark.skipif(
@@ -104,9 +106,7 @@ def test_a_target_of_8_bit_matrices_built_by_nxd_chooses_as_its_emulation_does(
     assert "fp8e4m3fn-as-fp8e4m3" in closed.FLAGS[-1]
 
 
-def test_one_graph_more_compiles_one_graph_and_every_graph_keeps_its_log(
-    device: closed.Device, tmp_path: Path
-) -> None:
+def test_one_graph_more_compiles_one_graph(device: closed.Device, tmp_path: Path) -> None:
     checkpoint = write_checkpoint(tmp_path / "model")
     build(tmp_path / "artifact", checkpoint, spec_of(1, FEW))
     more = (*FEW, verify_bucket(ROWS, 2, JUNK, JUNK, sampled=False))
@@ -117,12 +117,10 @@ def test_one_graph_more_compiles_one_graph_and_every_graph_keeps_its_log(
 
 
 def test_the_noise_of_the_probe_is_the_hosts(device: closed.Device, tmp_path: Path) -> None:
-    probe.check_noise(spec_of(2), tmp_path)
+    check.check_noise(spec_of(2), tmp_path)
 
 
-def test_a_fused_target_built_by_nxd_drafts_and_accepts_as_its_own_choices_say(
-    device: closed.Device, tmp_path: Path
-) -> None:
+def test_a_fused_target_accepts_its_own_choices(device: closed.Device, tmp_path: Path) -> None:
     target = write_checkpoint(tmp_path / "target")
     draft = write_checkpoint(tmp_path / "draft", seed=1, num_hidden_layers=1, num_key_value_heads=2)
     spec = fused_spec_of(draft, 2)
@@ -133,26 +131,45 @@ def test_a_fused_target_built_by_nxd_drafts_and_accepts_as_its_own_choices_say(
     assert found == [(32, 32), (32, 32)]
 
 
-@pytest.mark.parametrize("name", SIGNATURES)
-def test_the_documented_signature_is_the_checkouts(device: closed.Device, name: str) -> None:
-    owner, _, rest = name.partition(".")
-    found: Any = __import__(owner)
-    for part in rest.split("."):
-        if not hasattr(found, part):
-            __import__(f"{found.__name__}.{part}")
-        found = getattr(found, part)
+LAYERS = "neuronx_distributed.parallel_layers"
+CALLED: dict[str, tuple[str, ...]] = {
+    "neuronx_distributed": (
+        *("NxDParallelState", "shard_checkpoint", "NxDModel"),
+        *(f"NxDModel.{name}" for name in vars(NxDModel) if not name.startswith("_")),
+    ),
+    "neuronx_distributed.trace.functions": (
+        *("trace", "compile", "compile_wlo", "compile_layout_transformer"),
+    ),
+    "neuronx_distributed.trace.hlo_utils": ("mark_weights_for_wlo", "apply_layout_transformation"),
+    "neuronx_distributed.trace.model_builder_utils": (
+        *("CompilationArtifacts", "WLOArtifacts", "LayoutTransformerArtifacts"),
+    ),
+    "neuronx_distributed.utils.model_utils": ("init_on_device",),
+    f"{LAYERS}.layers": ("ColumnParallelLinear", "RowParallelLinear", "ParallelEmbedding"),
+    f"{LAYERS}.mappings": (
+        "gather_from_tensor_model_parallel_region_with_dim",
+        "reduce_from_tensor_model_parallel_region",
+    ),
+}
+
+
+@pytest.mark.parametrize("module", CALLED)
+def test_what_binds_to_a_stand_in_binds_to_the_checkout(device: closed.Device, module: str) -> None:
+    stand_in = Neuron(nxd_model=NxDModel).modules()[module]
+    for name in CALLED[module]:
+        assert signature_of(import_module(module), name) == signature_of(stand_in, name), name
+
+
+def signature_of(module: Any, name: str) -> str:
+    """Names and defaults of parameters; defaults that are objects of the SDK count as None."""
+    empty = inspect.Parameter.empty
     parameters = [
         each.replace(
-            annotation=inspect.Parameter.empty,
-            default=each.default if _plain(each.default) else None,
+            annotation=empty,
+            default=each.default
+            if isinstance(each.default, int | float | str | torch.dtype) or each.default is empty
+            else None,
         )
-        for each in inspect.signature(found).parameters.values()
+        for each in inspect.signature(attrgetter(name)(module)).parameters.values()
     ]
-    assert str(inspect.Signature(parameters)) == SIGNATURES[name]
-
-
-def _plain(default: Any) -> bool:
-    """Whether a default is written as it is: objects of the SDK are written as None."""
-    return (
-        isinstance(default, int | float | str | torch.dtype) or default is inspect.Parameter.empty
-    )
+    return str(inspect.Signature(parameters))

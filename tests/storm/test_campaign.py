@@ -28,7 +28,7 @@ from grpc_comm.translate import Description
 from inference.order import Pace
 from outrider.target.spawn import started
 from tests.storm.clients import Text, again, own_text, sessions_held
-from tests.support.hostile import DESCRIBE, ENDINGS, RIGHT, SESSION, converse
+from tests.support.hostile import DESCRIBE, ENDINGS, RIGHT, SESSION, WITH_A_RULE, converse
 from tests.support.mutator import Mutator
 from tests.support.wire_fixtures import opening, resident
 
@@ -63,7 +63,8 @@ def wage(address: str, served: Description, messages: int) -> Counter[grpc.Statu
         mutator = Mutator(chance, near)
         with grpc.insecure_channel(address, OWN) as channel:
             while said < messages / AT_ONCE:
-                method, hostile = SESSION, mutator.session(opening(**known), RIGHT)
+                first = opening(**known, **(WITH_A_RULE if chance.random() < 0.3 else {}))
+                method, hostile = SESSION, mutator.session(first, RIGHT)
                 if chance.random() < 0.1:
                     request = mutator.afresh(pb.DescribeRequest).SerializeToString()
                     method, hostile = DESCRIBE, [mutator.damaged(request)]

@@ -1,6 +1,4 @@
-"""Artefacts for tests: a builder that writes small files instead of compiling, and directories
-made with it.
-"""
+"""Artefacts whose builder writes small files instead of compiling."""
 
 from __future__ import annotations
 
@@ -32,9 +30,7 @@ LIMITS = Limits(rows=2, chunk=16, tree_nodes=8, least_nodes=2, sequence_length=1
 
 @dataclass
 class FakeBuilder:
-    """Writes each bucket's name into its file, and remembers what it was asked for; `broken`
-    fails at that bucket.
-    """
+    """Writes each bucket's name into its file; `broken` fails at that bucket."""
 
     target: str = "cpu"
     workers: int = 1

@@ -1,6 +1,4 @@
-"""Every backend of a Model with rows of its own, made of one tiny checkpoint. A backend joins the
-contract (tests/inference/backends/test_model_contract.py) by a line of BACKENDS.
-"""
+"""Every backend of a Model with rows of its own. One joins the contract by a line of BACKENDS."""
 
 from __future__ import annotations
 
@@ -42,11 +40,13 @@ from tests.support.fake_llama_cpp import Cells, own_text
 from tests.support.fake_neuron import Neuron
 from tests.support.fake_recorder import Reruns
 from tests.support.fake_tnx import LegacyImage
+from tests.support.models import sequence_after
 from tests.support.native_targets import native_spec, prepared
 from tests.support.neuron_artifacts import (
     FEW,
     JUNK,
     LENGTH,
+    MASKED,
     ROWS,
     TREE,
     VOCABULARY,
@@ -97,23 +97,21 @@ INSTANT = TimeProfile("instant", "a test", "nothing", 0.0, 0.0, 0.0, 0.0, (ROWS,
 def compiled(machine: Machine) -> Model:
     """Its noise reaches three levels: deeper trees take two calls."""
     machine.patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(machine.folder / "inductor"))
-    shallow = [replace(bucket, levels=3) if bucket.sampled else bucket for bucket in FEW]
+    shallow = [replace(bucket, levels=3) if bucket.sampled else bucket for bucket in (*FEW, MASKED)]
     spec = spec_of(1, shallow, target="cpu", features=heads.KEPT)
     directory = machine.folder / "artifact"
     return load_compiled(directory, build(directory, machine.checkpoint, spec, CpuBuilder))
 
 
 def neuron(machine: Machine) -> Model:
-    """Two ranks, through the stand-in for AWS's packages."""
     Neuron().install(machine.patch, machine.folder / "packages")
-    spec = spec_of(2, features=heads.KEPT)
+    spec = spec_of(2, (*FEW, MASKED), features=heads.KEPT)
     return built_model(machine.folder / "artifact", machine.checkpoint, spec)
 
 
 def native(machine: Machine) -> Model:
-    """Two ranks in processes of their own."""
     directory = machine.folder / "artifact"
-    spec = replace(native_spec(2), features=heads.KEPT)
+    spec = replace(native_spec(2, (*FEW, MASKED)), features=heads.KEPT)
     manifest = prepared(directory, machine.checkpoint, spec)
     machine.patch.setenv("TORCH_NEURONX_NEFF_CACHE_DIR", str(directory / GRAPHS))
     ranks = Ranks(RankPlan(directory, spec, CPU))
@@ -222,10 +220,7 @@ class Subject(NamedTuple):
     def after(
         self, tokens: Sequence[int], row: int = 0, params: SamplingParams | None = None
     ) -> ModelSequence:
-        """The sequence of these tokens on a row."""
-        sequence = ModelSequence(self.model, row, params or SamplingParams(1.0, seed=8))
-        sequence.extend(tokens)
-        return sequence
+        return sequence_after(self.model, tokens, row, params or SamplingParams(1.0, seed=8))
 
     @property
     def trees(self) -> tuple[TokenTree, TokenTree, list[list[int]]]:

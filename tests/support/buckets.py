@@ -1,6 +1,4 @@
-"""Buckets of every kind with tiny models, and busy inputs for them: what the proofs of lowering
-run.
-"""
+"""Buckets of every kind with tiny models, and busy inputs for them."""
 
 from __future__ import annotations
 
@@ -11,11 +9,13 @@ import torch
 from torch import Tensor, nn
 
 from compile.build.equality import random_inputs
-from inference.artifact import Bucket
+from compile.spec import mask_words
+from inference.artifact import Bucket, DraftBucket, RoundBucket
 from inference.model.cache import KeysValues, empty_cache
 from inference.model.noise_window import FILLED, NoisePlace, empty_window, fill_inputs
-from inference.model.round_graph import DRAFT, StatefulRoundGraph
+from inference.model.round_graph import DRAFT, RoundGraph, StatefulRoundGraph
 from inference.model.verify_graph import StatefulGraph, VerifyGraph
+from inference.tree_shape import Branches
 from tests.support.models import tiny_decoder
 
 SLOTS, JUNK, CACHE_ROWS = 40, 47, 3
@@ -36,9 +36,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class Case:
-    """A graph for a bucket. stateful: as Neuron takes it, otherwise as CPU and CUDA
-    do.
-    """
+    """A graph for a bucket. stateful: as Neuron takes it, otherwise as CPU and CUDA do"""
 
     stateful: bool
     sampled: bool
@@ -48,6 +46,7 @@ class Case:
     dtype: torch.dtype = torch.float32
     family: str = "llama"
     kept: tuple[int, ...] = ()
+    masked: bool = False
 
     def __str__(self) -> str:
         words = [
@@ -63,11 +62,17 @@ class Case:
     def bucket(self) -> Bucket:
         picks = 1 if self.prefill else self.nodes
         levels = 1 if self.prefill else self.nodes.bit_length()
-        return Bucket(self.rows, self.nodes, SLOTS, picks, levels, self.sampled, JUNK)
+        words = mask_words(self.vocabulary, 1) if self.masked else 0
+        sizes = self.rows, self.nodes, SLOTS, picks, levels
+        return Bucket(*sizes, self.sampled, JUNK, words=words)
+
+    @property
+    def vocabulary(self) -> int:
+        return 290 if "290" in self.family else 61
 
     def graph(self) -> VerifyGraph | StatefulGraph:
         """Always the same weights, the same full caches and the same numbers in place of noise."""
-        vocabulary = 290 if "290" in self.family else 61
+        vocabulary = self.vocabulary
         decoder = tiny_decoder(vocabulary=vocabulary, **FAMILIES[self.family]).to(self.dtype)
         generator = torch.Generator().manual_seed(5)
         cache = KeysValues.of(
@@ -86,7 +91,6 @@ class Case:
 
 
 def scattered(rows: int, nodes: int, slots: int, seed: int) -> Tensor:  # [rows, nodes]
-    """Different slots for the nodes of each row."""
     draw = torch.Generator().manual_seed(seed)
     drawn = [torch.randperm(slots, generator=draw)[:nodes] for _ in range(rows)]
     return torch.stack(drawn).to(torch.int32)
@@ -134,4 +138,69 @@ CASES = [
     Case(stateful=True, sampled=False, nodes=16, prefill=PREFILL, kept=(0, 1)),
     Case(stateful=True, sampled=True, nodes=8, rows=2, dtype=BFLOAT16, kept=(1,)),
     Case(stateful=False, sampled=False, nodes=8, rows=2, kept=(0, 1)),
+    Case(stateful=True, sampled=True, nodes=8, rows=2, family="llama 290 ids", masked=True),
+    Case(stateful=True, sampled=True, nodes=4, dtype=BFLOAT16, masked=True, kept=(1,)),
+    Case(stateful=False, sampled=True, nodes=8, rows=2, masked=True),
+]
+
+
+LENGTH, VOCABULARY = 40, 61
+
+
+@dataclass(frozen=True)
+class RoundCase:
+    """A round. stateful: as Neuron takes it; otherwise as CPU does."""
+
+    stateful: bool
+    sampled: bool
+    branches: tuple[int, ...]
+    rows: int = 2
+    dtype: torch.dtype = torch.float32
+
+    def __str__(self) -> str:
+        return (
+            f"{'stateful' if self.stateful else 'caller writes'} {self.bucket.name} "
+            f"{str(self.dtype).removeprefix('torch.')}"
+        )
+
+    @property
+    def bucket(self) -> RoundBucket:
+        return RoundBucket.of(Branches(self.branches), self.rows, SLOTS, JUNK, sampled=self.sampled)
+
+    @property
+    def draft_bucket(self) -> DraftBucket:
+        return DraftBucket(self.rows, 8, SLOTS, 1, 1, False, JUNK)
+
+    def graph(self) -> RoundGraph | StatefulRoundGraph:
+        """Always the same weights and the same full caches."""
+        target, draft = (
+            tiny_decoder(1, num_hidden_layers=1).to(self.dtype),
+            tiny_decoder(2, num_hidden_layers=1, hidden_size=8).to(self.dtype),
+        )
+        generator = torch.Generator().manual_seed(5)
+        caches = [
+            KeysValues.of(part.normal_(generator=generator) for part in cache.tensors)
+            for model in (target, draft)
+            for cache in [empty_cache(model.config, self.rows, JUNK, self.dtype)]
+        ]
+        if self.stateful:
+            window = empty_window(self.rows, VOCABULARY).normal_(generator=generator)
+            given = window if self.sampled else None
+            return StatefulRoundGraph(target, draft, *caches, self.bucket.shape, given)
+        return RoundGraph(target, draft, *caches, self.bucket.shape)
+
+    def inputs(self, seed: int) -> dict[str, Tensor]:
+        """A busy call; texts lie in other rows of the draft than of the target."""
+        inputs = random_inputs(self.bucket, VOCABULARY, self.rows, LENGTH, seed)
+        for name in ("slots", "draft_slots"):
+            inputs[name] = scattered(self.rows, inputs[name].shape[1], SLOTS, seed)
+        inputs["draft_rows"] = inputs["rows"].flip(0)
+        return inputs
+
+
+ROUND_CASES = [
+    RoundCase(stateful=False, sampled=False, branches=(1, 1)),
+    RoundCase(stateful=False, sampled=True, branches=(2, 1)),
+    RoundCase(stateful=True, sampled=False, branches=(1, 1), dtype=torch.bfloat16),
+    RoundCase(stateful=True, sampled=True, branches=(2, 1)),
 ]

@@ -31,9 +31,7 @@ class Ended(NamedTuple):
         assert all(word in line for word in shown), line
 
     def assert_failed(self, *shown: str) -> None:
-        """It ended with exit code 1, and one line that begins with `error: ` has all of these
-        words.
-        """
+        """It ended with exit code 1, and one line of `error: ` and all of these words."""
         (line,) = (line for line in self.err.splitlines() if line.startswith("error: "))
         assert self.code == 1
         assert all(word in line for word in shown), line

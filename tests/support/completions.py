@@ -12,9 +12,7 @@ _TRAFFIC, _ACCEPTED = ({one.name for one in fields(kind)} for kind in (Traffic, 
 
 
 def changed(done: Completion, **changes: Any) -> Completion:
-    """The record with other values. Fields of its Traffic and DecodeStatistics are given by name;
-    `forwards` is of the Traffic, `candidates` the nodes beyond one for each forward.
-    """
+    """The record with other values, those of its Traffic and DecodeStatistics by name."""
     traffic = {name: changes.pop(name) for name in _TRAFFIC & changes.keys()}
     accepted = {name: changes.pop(name) for name in _ACCEPTED & changes.keys()}
     candidates = changes.pop("candidates", None)

@@ -1,6 +1,4 @@
-"""Proposers for the random target of tests/support/pairs.py, and the texts that sessions make with
-them.
-"""
+"""Proposers for the random target of tests/support/pairs.py, and texts made with them."""
 
 from __future__ import annotations
 
@@ -17,6 +15,9 @@ from inference.drafters.copied_text import CopySource
 from inference.drafters.draft import Draft
 from inference.drafters.growing_proposer import GrowingProposer
 from inference.drafters.round_proposer import BestFirst, Policy, RoundProposer
+from inference.engine.engine import Engine
+from inference.engine.local_session import LocalSession
+from inference.grammar import Grammars
 from inference.model.decoder import Decoder
 from inference.order import Decode, Pace
 from inference.planner.acceptance import Knowledge
@@ -26,6 +27,7 @@ from inference.proposer import Proposer
 from inference.sampling import SamplingParams
 from inference.times import DraftTimes, LatencyModel
 from tests.support import pairs
+from tests.support.equality import NearTies, assert_same_text
 
 BUSHY = BestFirst(nodes=12, depth=4)
 
@@ -39,37 +41,48 @@ def proposers_of(draft: str, pace: Pace) -> list[Proposer]:
 
 
 def nudged(decoder: Decoder, amount: float = 0.03) -> Decoder:
-    """A copy with noise on every weight: a draft that agrees often, not always."""
     draft, generator = copy.deepcopy(decoder), torch.Generator().manual_seed(3)
     for parameter in draft.parameters():
         parameter.data += amount * torch.randn(parameter.shape, generator=generator)
     return draft
 
 
-def growing(draft: Decoder, clock: Callable[[], float] = time.perf_counter) -> GrowingProposer:
-    return Draft(_model(draft)).proposer(0, knowledge(), Prices(), clock=clock)
+def growing(
+    draft: Decoder,
+    clock: Callable[[], float] = time.perf_counter,
+    grammars: Grammars | None = None,
+) -> GrowingProposer:
+    known = Draft(_model(draft), grammars=grammars)
+    return known.proposer(0, knowledge(), Prices(), clock=clock)
 
 
-def blocks(draft: Decoder) -> GrowingProposer:
+def blocks(draft: Decoder, grammars: Grammars | None = None) -> GrowingProposer:
     """With masks that the draft was never taught."""
-    return Draft(_model(draft), pairs.MASKS).proposer(0, knowledge(), Prices())
+    known = Draft(_model(draft), pairs.MASKS, grammars=grammars)
+    return known.proposer(0, knowledge(), Prices())
 
 
-def copying() -> GrowingProposer:
-    return GrowingProposer(knowledge(), Prices(), CopySource())
+def copying(grammars: Grammars | None = None) -> GrowingProposer:
+    return Draft(None, grammars=grammars).proposer(0, knowledge(), Prices(), source=CopySource())
 
 
-def growing_and_copying(draft: Decoder) -> GrowingProposer:
-    return Draft(_model(draft)).proposer(0, knowledge(), Prices(), source=CopySource())
+def growing_and_copying(draft: Decoder, grammars: Grammars | None = None) -> GrowingProposer:
+    known = Draft(_model(draft), grammars=grammars)
+    return known.proposer(0, knowledge(), Prices(), source=CopySource())
 
 
-def knowledge() -> Knowledge:
-    """Of a draft that is five times as fast as its target, beside it."""
-    return Knowledge(DraftTimes({1: 0.002}), LatencyModel({(1, 1): 0.01}), read_acceptance())
+def knowledge(call: float = 0.002, nodes: int = 1) -> Knowledge:
+    """Calls of so many seconds beside forwards of 10 ms, with up to so many nodes."""
+    target = LatencyModel({(1, 1): 0.01, (1, nodes): 0.01})
+    return Knowledge(DraftTimes({1: call}), target, read_acceptance())
 
 
-def rounds(draft: Decoder, policy: Policy = BUSHY) -> RoundProposer:
-    return RoundProposer(_model(draft), policy, room=16)
+def rounds(
+    draft: Decoder, policy: Policy = BUSHY, grammars: Grammars | None = None
+) -> RoundProposer:
+    known = Draft(_model(draft), grammars=grammars)
+    assert known.model is not None, "it ranks nodes"
+    return RoundProposer(known.model, policy, room=16, make_rule=known.make_rule)
 
 
 def text_of(
@@ -92,8 +105,24 @@ def text_of(
 def alone(
     session: TargetSession, prompt: Sequence[int], params: SamplingParams, tokens: int
 ) -> list[int]:
-    """The target's own text."""
     return text_of(prompt, params, session, Decode(len(prompt) + tokens))
+
+
+def assert_drafted_text(
+    engine: Engine,
+    target: Decoder,
+    prompt: Sequence[int],
+    params: SamplingParams,
+    own: list[int],
+    ties: NearTies,
+) -> None:
+    """An engine that drafts by itself writes the target's own text."""
+
+    def produce(prompt: Sequence[int], tokens: int) -> list[int]:
+        order = Decode(len(prompt) + tokens, beside=True)
+        return text_of(prompt, params, LocalSession(engine), order)
+
+    assert_same_text(target, prompt, params, own, produce, ties)
 
 
 def speculated(

@@ -19,12 +19,14 @@ from inference.engine.colocated_drafter import ColocatedDrafter
 from inference.engine.engine import Engine
 from inference.engine.events import Commit, EngineEvent, Evicted, Forward, Prefilled
 from inference.engine.session import Session
+from inference.grammar import Grammars
 from inference.order import Decode, End
 from inference.proposer import BASE, Nodes, Proposal
 from inference.sampling import SamplingParams
 from inference.times import LatencyModel
 from inference.tree import IntArray
 from tests.support.clock import Clock
+from tests.support.scripted_grammar import allowed_at, nearest
 
 VOCABULARY = 1000
 FAULTY = 999
@@ -64,7 +66,7 @@ class Exact:
     calls: rows of each forward, and nodes of the largest of them.
     """
 
-    max_nodes, copies_rows, masks = 64, True, False
+    max_nodes, copies_rows, masks = 64, True, True
 
     def __init__(
         self,
@@ -107,7 +109,11 @@ class Exact:
         found = [self._seen(segment, node) for node in segment.pick]
         row, slots = segment.row, segment.slots
         self._tokens[row, slots], self._positions[row, slots] = segment.tokens, segment.positions
-        chosen = [next_token(seen, segment.params, self.kinds) for seen in found]
+        allowed = allowed_at(segment, self.kinds)
+        chosen = [
+            nearest(next_token(seen, segment.params, self.kinds), row)
+            for seen, row in zip(found, allowed, strict=True)
+        ]
         return np.array(chosen, dtype=np.int32)
 
     def _seen(self, segment: Segment, node: int) -> NDArray[np.int64]:
@@ -163,6 +169,7 @@ def exact_engine(
     times: Cost | None = None,
     clock: Clock | None = None,
     drafter: ColocatedDrafter | None = None,
+    grammars: Grammars | None = None,
 ) -> tuple[Engine, Exact, Clock]:
     """An engine whose time is a Clock. times: what it believes that forwards take, to begin with;
     None where it measures them.
@@ -178,6 +185,7 @@ def exact_engine(
         waiting=waiting,
         times=times and LatencyModel({one: times(*one) for one in shapes}, measured=True),
         drafter=drafter,
+        grammars=grammars,
         clock=clock,
     )
     return engine, model, clock

@@ -262,7 +262,6 @@ def check_types(hlo: Any, arguments: str) -> None:
 
 
 def layout_of(hlo: Any) -> str:
-    """The layout of weights that a graph was transformed for."""
     return "".join(
         each.shape for each in hlo.computations[-1].instructions if each.opcode == LAYOUT
     )

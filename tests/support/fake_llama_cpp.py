@@ -52,7 +52,7 @@ def own_text(prompt: Sequence[int], params: SamplingParams, count: int) -> list[
         here = np.array([at - 1])
         sees = np.ones((1, 1), dtype=bool)
         segment = Segment(0, np.array(tokens[-1:]), here, here, sees, sees, here * 0, params)
-        tokens += choose_at(logits, torch.tensor([[at]]), [segment])[0].tolist()
+        tokens += choose_at(logits, torch.tensor([[at]]), [segment])[0].tokens.tolist()
     return tokens[len(prompt) :]
 
 

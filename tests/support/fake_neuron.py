@@ -32,9 +32,7 @@ VERSIONS = {
 def lay_out(
     patch: pytest.MonkeyPatch, folder: Path, versions: Mapping[str, str], *, device: bool
 ) -> None:
-    """Make this machine one with these packages, whose metadata lies in the folder, with a
-    device or none, and nothing set for Neuron.
-    """
+    """Make this machine one with these packages, with a device or none, and no variables."""
     from inference.backends import neuron_sdk
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -83,15 +81,11 @@ class Neuron:
 
     @property
     def platform(self) -> str | None:
-        """What the variable was when the packages were first imported: later changes come too
-        late.
-        """
+        """Its value when the packages were first imported: later changes come late."""
         return self._platform
 
     def install(self, patch: pytest.MonkeyPatch, folder: Path) -> Neuron:
-        """Metadata on sys.path, modules behind an import hook that notes the platform when it is
-        used.
-        """
+        """Metadata on sys.path, and modules behind an import hook that notes the platform."""
         from inference.backends import neuron_sdk
 
         lay_out(patch, folder, self.versions, device=self.device)

@@ -1,6 +1,4 @@
-"""Stand-in for NxD Core's NxDModel: graphs are modules that are run eagerly, and each rule is
-checked. What a checkout of NxD Core can be asked is proven in tests/nxd.
-"""
+"""Stand-in for NxD Core's NxDModel: graphs run eagerly, and each rule is checked."""
 
 from __future__ import annotations
 
@@ -54,9 +52,7 @@ FLAGS += (
 
 
 class Operations(TorchDispatchMode):
-    """Refuses operations that do not exist there, float64, and every NaN or infinity (status
-    1003).
-    """
+    """Refuses operations that do not exist there, float64, and every NaN or infinity."""
 
     known: set[Any] = set()  # operations that were looked at  # noqa: RUF012
 
@@ -91,9 +87,7 @@ class Operations(TorchDispatchMode):
 
 @contextmanager
 def no_in_place(module: nn.Module) -> Iterator[dict[str, Tensor]]:
-    """Yields a dictionary that holds the reassigned buffers afterwards; parameters and buffers
-    must not be written to.
-    """
+    """Yields the reassigned buffers; parameters and buffers must not be written to."""
     before = {**dict(module.named_parameters()), **dict(module.named_buffers())}
     versions = {name: tensor._version for name, tensor in before.items()}
     changed: dict[str, Tensor] = {}
@@ -276,11 +270,6 @@ class NxDModel:
                 owner, _, leaf = name.rpartition(".")
                 setattr(module.get_submodule(owner), leaf, weights[name])
         return module
-
-    def replace_weights(self, sharded_checkpoint: Any) -> None:
-        self.loaded_on_neuron = False
-        self.set_weights(sharded_checkpoint)
-        self.to_neuron()
 
     def read_from_neuron_buffer(self, buffer_key: str, rank: int) -> Tensor:
         assert self.loaded_on_neuron, "Model must be loaded on neuron before calling these methods"

@@ -1,6 +1,4 @@
-"""Stand-in for NxD's parallel state, parallel layers and sharding: ranks are threads that meet
-at every collective.
-"""
+"""Stand-in for NxD's parallel state and layers: ranks are threads that meet at collectives."""
 
 from __future__ import annotations
 
@@ -17,9 +15,7 @@ from torch import Tensor, nn
 
 
 class Group:
-    """The tensor-parallel group of the state in force; collectives are real only while ranks
-    run.
-    """
+    """The tensor-parallel group in force; collectives are real only while ranks run."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -27,9 +23,7 @@ class Group:
         self.parts: dict[int, dict[int, Tensor]] = {}
 
     def exchange(self, part: Tensor) -> list[Tensor]:
-        """Every rank's part, in order of rank; while tracing there is one rank, which stands for
-        all.
-        """
+        """Every rank's part, in order; while tracing one rank stands for all."""
         if getattr(_here, "rank", None) is None:
             return [part] * self.size
         running: Group = _here.group
@@ -51,9 +45,7 @@ _state: list[Group] = []
 
 
 def current_group() -> Group:
-    """Outside a parallel state the real layers act as plain ones, which would not be what was
-    meant.
-    """
+    """Outside a parallel state the real layers act as plain ones, which nobody meant."""
     if not _state:
         raise AssertionError("parallel layers are made within NxDParallelState")
     return _state[-1]
@@ -244,7 +236,6 @@ def get_tensor_model_parallel_group(as_list: bool = False) -> Group:
 def init_on_device(
     device: torch.device, include_buffers: bool = False, force_custom_init_on_device: bool = False
 ) -> Iterator[None]:
-    """Parameters made within lie on `device`."""
     register = nn.Module.register_parameter
 
     def moved(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
@@ -269,9 +260,7 @@ def shard_checkpoint(
     load_on_device: bool = False,
     serialize_path: str | None = None,
 ) -> list[dict[str, Tensor]]:
-    """Cuts what the model says is cut; drops keys that the model does not have; consumes the
-    dictionary that it is given.
-    """
+    """Cuts what the model says is cut; consumes the dictionary that it is given."""
     group = current_group()
     assert not load_on_device, "sharding needs no device"
     for name in set(checkpoint) - set(model.state_dict()):

@@ -12,9 +12,7 @@ from inference.backends.cuda import Outputs, Replay
 
 @dataclass
 class Reruns:
-    """A recorder that runs the function again. As on CUDA nothing is computed while recording,
-    and outputs keep their place.
-    """
+    """Runs the function again. Nothing is computed while recording; outputs keep their place."""
 
     warmed: int = 0
     recorded: int = 0

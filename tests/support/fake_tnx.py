@@ -36,9 +36,7 @@ STALE = 1e4
 
 
 class LlamaConfig:
-    """What the package reads of config.json, with its defaults; `raw` is a transformers 4
-    config.
-    """
+    """The package's view of config.json, with its defaults."""
 
     def __init__(self, raw: dict[str, Any]) -> None:
         for name in (

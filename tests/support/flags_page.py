@@ -23,7 +23,6 @@ in a role is refused there.
 
 
 def reference() -> str:
-    """The page."""
     lines = [f"| `{name}` | {model.__doc__} |" for name, model in ROLES.items()]
     flags = all_flags().values()
     for title in TITLES:

@@ -26,7 +26,6 @@ class RunningFleet(NamedTuple):
 
     @property
     def replicas(self) -> list[int]:
-        """The process ids of its replicas."""
         return [pid for pid in _descendants(self.process.pid) if _title(pid).startswith(_REPLICA)]
 
 
@@ -70,7 +69,6 @@ def _stop(process: subprocess.Popen[str]) -> None:
 
 
 def _descendants(pid: int) -> list[int]:
-    """Processes below this one."""
     below: dict[int, list[int]] = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:

@@ -94,7 +94,6 @@ def _add_tokenizer(writer: object, directory: Path, decoder: Decoder) -> None:
 
 
 def _named(name: str) -> str:
-    """llama.cpp's name of a weight."""
     stem, kind = name.rsplit(".", 1)
     if not stem.startswith("model.layers."):
         return f"{NAMES[stem]}.{kind}"

@@ -75,7 +75,6 @@ class Raw:
                 return came
 
     def end(self) -> None:
-        """Say nothing more."""
         self._outbox.put(None)
 
     def cut(self) -> None:
@@ -83,7 +82,6 @@ class Raw:
         self.end()
 
     def said(self) -> Said:
-        """All that comes until the text or the stream ends."""
         answers = list[pb.ServerMessage]()
         with suppress(grpc.RpcError):
             for answer in self._call:
@@ -111,7 +109,6 @@ def say(address: Address, messages: Sequence[pb.ClientMessage], name: str = "") 
 def under_way(
     address: Address, name: str = "", first: pb.ClientMessage | None = None
 ) -> Iterator[Raw]:
-    """A stream whose session is open."""
     with raw_stub(address) as stub:
         stream = Raw(stub, first or opening(), name=name)
         stream.answer()
@@ -121,9 +118,7 @@ def under_way(
 
 @contextmanager
 def left_open(address: Address, name: str = "", **changes: Any) -> Iterator[pb.Opened]:
-    """A stream whose session is open, and which says nothing more; on leaving, the call breaks
-    and the session is held.
-    """
+    """A silent stream whose session is open; on leaving, the call breaks, the session is held."""
     with raw_stub(address) as stub:
         stream = Raw(stub, opening(**changes), name=name)
         yield stream.answer().opened

@@ -1,6 +1,4 @@
-"""EAGLE-3 heads: checkpoints with the published names and shapes, and what a head computes, without
-caches.
-"""
+"""EAGLE-3 heads: checkpoints as published, and what a head computes, without caches."""
 
 from __future__ import annotations
 
@@ -58,11 +56,7 @@ def tensors_of(
     layers: int = 3,
     depth: int = 1,
 ) -> dict[str, Any]:
-    """Random tensors of a head by their published names. It names every seventh token.
-
-    layers: how many of the target it reads
-    depth: its own layers
-    """
+    """Random tensors of a head of this depth, which reads so many layers of the target."""
     generator, hidden = torch.Generator().manual_seed(seed), target.hidden_size
     sizes = {
         "fc.weight": (hidden, layers * hidden),
@@ -123,8 +117,7 @@ def kept_of_a_text(target: FeatureModel, layers: Sequence[int], row: int) -> Ten
     sequence = ModelSequence(target, row, SamplingParams(0.8, seed=3))
     sequence.extend(list(range(21)))
     tree = TokenTree(
-        np.array([3, 7, 8, 9, 5, 6], dtype=np.int32),
-        np.array([-1, 0, 0, 1, 1, 2], dtype=np.int32),
+        np.array([3, 7, 8, 9, 5, 6], dtype=np.int32), np.array([-1, 0, 0, 1, 1, 2], dtype=np.int32)
     )
     sequence.choose(tree)
     sequence.commit(tree, (1, 4))
@@ -132,9 +125,7 @@ def kept_of_a_text(target: FeatureModel, layers: Sequence[int], row: int) -> Ten
 
 
 def states_of(target: Decoder, tokens: Sequence[int]) -> Tensor:  # [n, 3 * hidden]
-    """The target's states for a text of tokens [n] that is computed at once: what enters its first
-    and its second layer, and what leaves that.
-    """
+    """What enters the target's two layers for tokens [n], and what leaves the last."""
     seen: list[Tensor] = []
     layers = list(target.model.layers)
     hooks = [

@@ -1,6 +1,4 @@
-"""Files of a host, read without systemd or a container daemon: units with their command and
-environment, and Dockerfiles with the settings that the image of their last stage runs with.
-"""
+"""Files of a host, read without systemd or a container daemon: units and Dockerfiles."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Peers that mean no good: callers with keys of their own, and HTTP/2 by hand for what no gRPC
-library sends.
-"""
+"""Peers that mean no good: callers with keys of their own, and HTTP/2 by hand."""
 
 from __future__ import annotations
 
@@ -19,19 +17,12 @@ import grpc
 from grpc_comm.client.connection import connect
 from grpc_comm.client.remote_session import RemoteSession
 from grpc_comm.proto import verifier_pb2 as pb
-from grpc_comm.sampling_fields import PROTOCOL_VERSION
+from grpc_comm.sampling_fields import PROTOCOL_VERSION, RULES_VERSION
 from grpc_comm.security import SecurityOptions
 from grpc_comm.transport import Address
 from inference.order import Decode
 from inference.sampling import SamplingParams
-from tests.support.wire_fixtures import (
-    WAIT,
-    candidates,
-    chain_of,
-    decode_to,
-    opening,
-    rest,
-)
+from tests.support.wire_fixtures import WAIT, candidates, chain_of, decode_to, opening, rest
 
 SESSION, DESCRIBE = "/outrider.v1.Target/Session", "/outrider.v1.Target/Describe"
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
@@ -60,6 +51,21 @@ RIGHT = [
     pb.ClientMessage(heartbeat=pb.Heartbeat()),
 ]
 """What a client may say once [1, 2, 3] is open, in any order."""
+
+WITH_A_RULE: dict[str, Any] = {
+    "protocol_version": RULES_VERSION,
+    "min_p": 0.05,
+    "repetition_penalty": 1.2,
+    "presence_penalty": 0.5,
+    "frequency_penalty": -0.5,
+    "bias_ids": [5, 6],
+    "biases": [2.0, -100.0],
+    "grammar": pb.Grammar(kind=pb.Grammar.REGEX, text="[a-z ]{3,}"),
+    "logprobs": 2,
+    "prompt_logprobs": True,
+    "made": 1,
+}
+"""Fields of an Open, right for a target that takes rules."""
 
 
 def keys_file(path: Path, **limits: dict[str, int]) -> Path:
@@ -97,10 +103,7 @@ def known_as(name: str, folder: Path) -> SecurityOptions:
 def converse(
     channel: grpc.Channel, messages: Sequence[bytes], method: str = SESSION, leaves: bool = False
 ) -> tuple[grpc.StatusCode, list[bytes]]:
-    """Say all of it at once; the code, and the answers.
-
-    A client that has no more to say leaves a moment later, or with the first answer.
-    """
+    """Say all of it at once; the code, and the answers. leaves: with the first answer"""
 
     def said() -> Iterator[bytes]:
         yield from messages
@@ -116,9 +119,7 @@ def converse(
 
 
 class Neighbour:
-    """A session that was there before, of a target which counts upwards; what comes next must be
-    what it would have been.
-    """
+    """A session of a target that counts upwards; what comes must be what it would have been."""
 
     def __init__(self, session: RemoteSession) -> None:
         self._session, self._length = session, 3
@@ -134,7 +135,6 @@ class Neighbour:
 
 @contextmanager
 def neighbour(address: Address, name: str = "", folder: Path | None = None) -> Iterator[Neighbour]:
-    """The session of another caller."""
     security = SecurityOptions() if folder is None else known_as(name, folder)
     with connect(str(address), security=security) as connection:
         session = connection.session()
@@ -154,9 +154,7 @@ def resume(opened: pb.Opened, epoch: int = 1, **changes: Any) -> pb.ClientMessag
 
 
 class RawPeer:
-    """One HTTP/2 connection with at most one call, frame by frame. It answers no ping and reads
-    only when told to.
-    """
+    """One HTTP/2 connection with at most one call, which reads only when told to."""
 
     def __init__(self, address: Address) -> None:
         self.socket = socket.create_connection((address.host, address.port), timeout=WAIT)
@@ -166,7 +164,6 @@ class RawPeer:
         self.socket.sendall(PREFACE + frame(4, 0, 0, struct.pack(">HI", 4, window)))
 
     def call(self, method: str = SESSION) -> None:
-        """Start a call: the headers, and no message."""
         self.socket.sendall(frame(1, 4, 1, call_headers(method)))
 
     def send(self, message: bytes, announced: int | None = None) -> None:
@@ -175,7 +172,6 @@ class RawPeer:
         self.socket.sendall(frame(0, 0, 1, prefix + message))
 
     def window(self, size: int) -> None:
-        """Take so many bytes more."""
         for stream in (0, 1):
             self.socket.sendall(frame(8, 0, stream, struct.pack(">I", size)))
 
@@ -192,9 +188,7 @@ class RawPeer:
         raise AssertionError("the other side hung up")
 
     def ended(self) -> bool:
-        """Read until the other side closes the connection, or resets or ends the stream; False
-        when neither comes in time.
-        """
+        """Whether the other side ends connection or stream in time."""
         try:
             for kind, flags, stream, _ in self._frames():
                 if stream == 1 and (kind == 3 or (kind in (0, 1) and flags & 1)):
@@ -219,10 +213,7 @@ class RawPeer:
 
 @contextmanager
 def deaf(address: Address, *, asks: bool = True) -> Iterator[RawPeer]:
-    """A client whose session is open, and which takes no answers.
-
-    asks: it asked for tokens
-    """
+    """A client whose session is open, and which takes no answers. asks: for tokens"""
     with closing(RawPeer(address)) as peer:
         peer.greet(window=0)
         peer.call()
@@ -238,7 +229,6 @@ def frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
 
 
 def call_headers(method: str = SESSION) -> bytes:
-    """The header block of a call without a token."""
     headers = {
         ":method": "POST",
         ":scheme": "http",

@@ -1,6 +1,4 @@
-"""A stand-in of the models' hub: directories as repositories of one commit, some for who has the
-token.
-"""
+"""A stand-in of the models' hub: directories as repositories of one commit."""
 
 from __future__ import annotations
 
@@ -18,10 +16,7 @@ TOKEN = "hf_standin" + "0" * 24
 
 @contextmanager
 def hub_server(models: Mapping[str, Path], *, gated: str = "") -> Iterator[str]:
-    """Serve the directories by name; yields the address that HF_ENDPOINT is to hold.
-
-    gated: the model that takes TOKEN
-    """
+    """Serve directories by name; yields the address. gated: the model that takes TOKEN"""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:

@@ -1,24 +1,30 @@
-"""Tiny models for tests: raw config.json contents, and checkpoints written without
-`transformers`.
-"""
+"""Tiny models: raw config.json contents, and checkpoints written without `transformers`."""
 
 from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors.torch import save_file
 
+from inference.backends import Model, Segment
 from inference.backends.eager import EagerModel
+from inference.backends.sequence import ModelSequence
+from inference.model.checkpoint import load_decoder
 from inference.model.config import ModelConfig, parse_config
 from inference.model.decoder import Decoder
+from inference.sampling import SamplingParams
 from inference.text import Tokenizer
 from outrider.models.directories import EMBEDDED
 
 torch.set_num_threads(1)
+
+GREEDY = SamplingParams()
 
 TINY: dict[str, Any] = {
     "model_type": "llama",
@@ -48,7 +54,6 @@ def random_decoder(config: ModelConfig, *, positions: int, vocabulary: int, seed
 
 
 def tiny_decoder(seed: int = 1, vocabulary: int = 61, **overrides: Any) -> Decoder:
-    """A random decoder of the Llama family."""
     return random_decoder(
         parse_config(TINY | overrides), positions=256, vocabulary=vocabulary, seed=seed
     )
@@ -57,14 +62,37 @@ def tiny_decoder(seed: int = 1, vocabulary: int = 61, **overrides: Any) -> Decod
 def tiny_model(
     seed: int = 1, rows: int = 1, capacity: int = 200, max_nodes: int = 16
 ) -> EagerModel:
-    """An EagerModel of a random decoder."""
     return EagerModel(tiny_decoder(seed), rows=rows, capacity=capacity, max_nodes=max_nodes)
 
 
+def loaded(
+    directory: Path, positions: int = 64, vocabulary: int = 61, dtype: torch.dtype | None = None
+) -> Decoder:
+    cpu = torch.device("cpu")
+    return load_decoder(
+        directory, positions=positions, vocabulary=vocabulary, dtype=dtype, device=cpu
+    )
+
+
+def sequence_after(
+    model: Model, tokens: Sequence[int], row: int = 0, params: SamplingParams = GREEDY
+) -> ModelSequence:
+    sequence = ModelSequence(model, row, params)
+    sequence.extend(tokens)
+    return sequence
+
+
+def segment(
+    row: int, nodes: int, params: SamplingParams = GREEDY, first: int = 0, context: int = 0
+) -> Segment:
+    """A chain at the start of a row, in slots from `first` on, with a context that none sees."""
+    order, mask = np.arange(nodes, dtype=np.int32), np.tri(nodes, dtype=np.bool_)
+    unseen = np.zeros((1, context), dtype=np.bool_)
+    return Segment(row, order % 50 + 1, order + first, order, unseen, mask, order, params)
+
+
 def write_checkpoint(directory: Path, seed: int = 1, **overrides: Any) -> Path:
-    """config.json and model.safetensors of a random decoder; an override of None removes the
-    field.
-    """
+    """A random decoder's files; an override of None removes a field of config.json."""
     raw = {field: value for field, value in (TINY | overrides).items() if value is not None}
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "config.json").write_text(json.dumps(raw), encoding="utf-8")

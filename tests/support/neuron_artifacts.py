@@ -12,21 +12,23 @@ import torch
 from compile.build.build import Builder, Source, build_artifact
 from compile.build.neuron_builder import NeuronBuilder
 from compile.build.progress import BuildProgress
-from compile.spec import CompileSpec, prefill_bucket, verify_bucket
+from compile.spec import CompileSpec, mask_words, prefill_bucket, verify_bucket
 from inference.artifact import Bucket, DraftBucket, FusedPart, Manifest, RoundBucket
 from inference.backends.eager import EagerModel
 from inference.backends.neuron import NeuronModel
 from inference.backends.neuron_loading import load_neuron
 from inference.engine.engine import Engine
-from inference.model.checkpoint import fingerprint, load_decoder
+from inference.model.checkpoint import fingerprint
 from inference.model.config import read_raw_config
 from inference.model.decoder import Decoder
 from inference.tree_shape import Branches
-from tests.support.models import TINY
+from tests.support.models import TINY, loaded
 
 torch.set_num_threads(1)
 LENGTH, TREE, ROWS, VOCABULARY = 64, 8, 2, 59
 JUNK = LENGTH + TREE
+MASKED = verify_bucket(ROWS, TREE, JUNK, JUNK, sampled=True, words=mask_words(VOCABULARY, 2))
+"""A graph with masks, of a target on one rank or two."""
 FEW = (verify_bucket(ROWS, TREE, JUNK, JUNK, sampled=True), prefill_bucket(1, 16, JUNK, JUNK))
 MORE: tuple[Bucket, ...] = (
     *(
@@ -63,7 +65,7 @@ def fused_spec_of(draft: Path, ranks: int) -> CompileSpec:
         (DraftBucket(1, 16, JUNK, 1, 1, False, JUNK),),
         rounds,
     )
-    alone = (verify_bucket(ROWS, TREE, JUNK, JUNK, sampled=True),)
+    alone = (verify_bucket(ROWS, TREE, JUNK, JUNK, sampled=True), MASKED)
     return CompileSpec(
         "tiny", "trn1", VOCABULARY, alone, ROWS, LENGTH, TREE, "float32", ranks, fused=part
     )
@@ -98,9 +100,7 @@ def built_model(
 
 
 def whole(checkpoint: Path, dtype: torch.dtype = torch.float32) -> Decoder:
-    return load_decoder(
-        checkpoint, positions=LENGTH, vocabulary=VOCABULARY, dtype=dtype, device=torch.device("cpu")
-    )
+    return loaded(checkpoint, LENGTH, VOCABULARY, dtype)
 
 
 def eager_of(checkpoint: Path) -> EagerModel:

@@ -25,11 +25,20 @@ PINNED = [  # seed, position, token id -> the 32 bits, the noise
     (0xDEADBEEF, 2048, 31999, 0x5D4D9A6E, -0.009280),
     (123456789012345678, 511, 2, 0x6E7BC05C, 0.173982),
     (2**63 - 1, 131071, 128255, 0xA37B1D36, 0.801888),
+    # the greatest noise there is, the next four values, and the four least
+    (26, 0, 133856, 0xFFFFFE28, 16.635532),
+    (15, 0, 26447, 0xFFFFFCE2, 15.536920),
+    (161, 0, 25700, 0xFFFFFB0B, 15.026094),
+    (140, 0, 40320, 0xFFFFF9D8, 14.689622),
+    (14, 0, 29497, 0xFFFFF70B, 14.438307),
+    (81, 0, 12204, 0x000001AD, -2.811541),
+    (140, 0, 147348, 0x0000022D, -2.743219),
+    (30, 0, 98752, 0x0000041F, -2.709788),
+    (25, 0, 37122, 0x00000619, -2.687141),
 ]
 
 
 def int32(*words: int) -> Tensor:
-    """Unsigned 32-bit words as an int32 tensor."""
     return torch.tensor(
         [word - WORD if word >= WORD // 2 else word for word in words], dtype=torch.int32
     )
@@ -40,7 +49,6 @@ def seed_words(seed: int) -> Tensor:
 
 
 def oracle(key: tuple[int, int], counter: tuple[int, int]) -> tuple[int, int]:
-    """Threefry-2x32-13 on Python integers."""
     parts = (key[0], key[1], 0x1BD11BDA ^ key[0] ^ key[1])
     x, y = (counter[0] + parts[0]) % WORD, (counter[1] + parts[1]) % WORD
     for count, turn in enumerate([13, 15, 26, 6, 17, 29, 16, 24, 13, 15, 26, 6, 17], start=1):

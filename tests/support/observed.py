@@ -1,6 +1,4 @@
-"""An engine whose answers and padding can be computed by hand, driven without a wire, and what
-is told of it.
-"""
+"""An engine whose answers and padding can be computed by hand, without a wire."""
 
 from __future__ import annotations
 
@@ -62,9 +60,7 @@ class Service:
         return session
 
     def ask(self, session: Session, tokens: Sequence[int], parents: Sequence[int]) -> None:
-        """A forward with these candidates below the session's root. parents: of each, 0 for the
-        root, else the how manieth candidate.
-        """
+        """A forward with these candidates. parents: 0 for the root, else which candidate"""
         engine, stream = self.engine, self.engine.join(session)
         proposals = [
             Proposal(number, parent or BASE, token, 0.9)

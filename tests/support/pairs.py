@@ -1,6 +1,4 @@
-"""Models for losslessness tests: tiny random targets with a draft that is a little off, or has
-nothing to do with it.
-"""
+"""Tiny random targets with a draft that is a little off, or has nothing to do with them."""
 
 from __future__ import annotations
 
@@ -49,9 +47,7 @@ def grammars() -> Grammars:
 
 
 def raw_config(layers: int = 2) -> dict[str, Any]:
-    """config.json of a Llama of a few thousand parameters; its vocabulary is padded beyond the
-    tokenizer's.
-    """
+    """config.json of a tiny Llama; its vocabulary is padded beyond the tokenizer's."""
     return {
         "model_type": "llama",
         "vocab_size": 300,
@@ -75,9 +71,7 @@ def decoder(seed: int, layers: int = 2) -> Decoder:
 
 
 def perturbed(seed: int, amount: float) -> Decoder:
-    """The decoder of this seed with noise on every weight: a draft that agrees often, not
-    always.
-    """
+    """The decoder of this seed with noise on every weight: a draft that agrees often."""
     model = decoder(seed)
     generator = torch.Generator().manual_seed(seed + 1)
     for parameter in model.parameters():

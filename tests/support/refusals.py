@@ -10,9 +10,7 @@ from inference.errors import InvalidRequest, OutriderError
 
 
 def assert_refused(
-    asked: Callable[[], object],
-    shown: Sequence[str],
-    error: type[OutriderError] = InvalidRequest,
+    asked: Callable[[], object], shown: Sequence[str], error: type[OutriderError] = InvalidRequest
 ) -> str:
     """The call raises this error, of one line with all of these words; the line."""
     with pytest.raises(error) as refused:

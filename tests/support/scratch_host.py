@@ -40,14 +40,22 @@ _AWS = (
     _NOTED
     + """
 case "$1 $2" in
-    's3 cp') shift 2; while [ "${1#-}" != "$1" ]; do shift; done; cp -r "/srv/aws/$1" "$2" ;;
+    's3 cp')
+        shift 2
+        while [ "${1#-}" != "$1" ]; do shift; done
+        from=$1 to=$2
+        case "$from" in s3://*) from=/srv/aws/$from ;; esac
+        case "$to" in s3://*) to=/srv/aws/$to; mkdir -p "$(dirname "$to")" ;; esac
+        cp -r "$from" "$to" ;;
     'ssm get-parameter')
         while [ "$1" != --name ]; do shift; done
         cat "/srv/aws/ssm/$2" ;;
 esac
 """
 )
-"""Stands in for AWS's command line: objects and parameters are files below /srv/aws."""
+"""Stands in for AWS's command line: objects and parameters are files below /srv/aws.
+Objects go both ways.
+"""
 
 
 @dataclass(frozen=True)
@@ -58,7 +66,6 @@ class ScratchHost:
 
     @property
     def root(self) -> Path:
-        """Its root directory, as this process sees it."""
         return Path(f"/proc/{self.holder}/root")
 
     def write(self, path: str, text: str, mode: int = 0o644) -> Path:
@@ -76,7 +83,6 @@ class ScratchHost:
         (shutil.copytree if source.is_dir() else shutil.copyfile)(source, place)
 
     def command(self, *words: str) -> list[str]:
-        """A command line that runs these words on the host."""
         return ["nsenter", "-t", str(self.holder), "-m", "-r", "-w", *words]
 
     def run(self, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -88,17 +94,12 @@ class ScratchHost:
         )
 
     def calls(self, program: str) -> list[str]:
-        """How a stand-in was called."""
         noted = self.root / CALLS.lstrip("/")
         lines = noted.read_text().splitlines() if noted.exists() else []
         return [line.removeprefix(f"{program} ") for line in lines if line.split()[0] == program]
 
     def make_image_venv(self, stubs: Mapping[str, str]) -> None:
-        """An environment as a machine image brings one: the packages that are installed here, but
-        for Outrider.
-
-        stubs: names and versions that pip sees, in place of the true version or beside the others
-        """
+        """A machine image's environment. stubs: names and versions that pip sees, too"""
         assert self.run(sys.executable, "-m", "venv", "--without-pip", IMAGE_VENV).returncode == 0
         here = Path(sysconfig.get_path("purelib"))
         (packages,) = (self.root / IMAGE_VENV.lstrip("/") / "lib").glob("*/site-packages")
@@ -145,7 +146,6 @@ def scratch_host() -> Iterator[ScratchHost]:
 
 
 def build_wheel(directory: Path) -> Path:
-    """A wheel of this tree."""
     pytest.importorskip("hatchling")
     subprocess.run(
         [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(directory)],

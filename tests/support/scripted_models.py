@@ -10,10 +10,12 @@ import zlib
 from collections.abc import Callable, Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from inference.backends import Chosen, Ranked, Segment
 from tests.support import exact
 from tests.support.exact import GREEDY, next_token
+from tests.support.scripted_grammar import allowed_at, nearest
 
 VOCABULARY = 40
 MASK = VOCABULARY
@@ -80,10 +82,20 @@ def with_masks(says: Says, at_masks: Says) -> Says:
     return said
 
 
+def ruled(
+    named: list[int], scores: list[float], allowed: NDArray[np.bool_]
+) -> tuple[list[int], list[float]]:
+    """What a script says under a rule: the nearest tokens that are allowed, then excluded ones."""
+    kept = list(dict.fromkeys(nearest(token, allowed) for token in named))
+    excluded = [token for token in np.flatnonzero(~allowed).tolist() if token not in kept]
+    missing = len(named) - len(kept)
+    return kept + excluded[:missing], scores[: len(kept)] + [-1e9] * missing
+
+
 class ScriptedModel:
     """A Model that says what a script says."""
 
-    copies_rows = masks = False
+    copies_rows, masks = False, True
 
     def __init__(
         self, says: Says, *, rows: int = 1, capacity: int = 1200, max_nodes: int = 64
@@ -110,13 +122,14 @@ class ScriptedModel:
         tokens, positions = self._tokens[segment.row], self._positions[segment.row]
         tokens[segment.slots], positions[segment.slots] = segment.tokens, segment.positions
         ids, scores = list[list[int]](), list[list[float]]()
-        for node in segment.pick.tolist():
+        allowed = allowed_at(segment, VOCABULARY)
+        for node, row in zip(segment.pick.tolist(), allowed, strict=True):
             context = segment.context[0 if len(segment.context) == 1 else node]
             earlier = np.flatnonzero(context)
             seen = np.concatenate([earlier, segment.slots[segment.tree_mask[node]]])
             order = seen[np.argsort(positions[seen])]
             assert positions[order].tolist() == list(range(len(order))), "a gap, or a key too many"
-            named, given = self._says(tuple(tokens[order].tolist()))
+            named, given = ruled(*self._says(tuple(tokens[order].tolist())), row)
             ids.append(named[:k])
             scores.append(given[:k])
         return Ranked(np.array(ids, dtype=np.int32), np.array(scores, dtype=np.float32))

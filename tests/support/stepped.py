@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from inference.drafters.draft import Draft
 from inference.drafters.growing_proposer import GrowingProposer
+from inference.grammar import Grammars
 from inference.order import MOST_CREDIT, End, Progress
 from inference.planner.acceptance import Knowledge
 from inference.planner.acceptance_file import read_acceptance
@@ -47,11 +48,7 @@ def scripted_proposer(
     model = ScriptedModel(says, capacity=512 + room)
     ticks = iter(range(10**9))
     return Draft(model).proposer(
-        0,
-        knowledge(times),
-        prices or Prices(),
-        room=room,
-        clock=lambda: next(ticks) * CALL * times,
+        0, knowledge(times), prices or Prices(), room=room, clock=lambda: next(ticks) * CALL * times
     )
 
 
@@ -82,6 +79,8 @@ class World:
         streams: Sequence[int] = (0,),
         prompt: Sequence[int] = PROMPT,
         credit: int = MOST_CREDIT,
+        params: SamplingParams = SAMPLING,
+        grammars: Grammars | None = None,
     ) -> None:
         self.engine, _, _ = exact_engine(
             1,
@@ -90,15 +89,16 @@ class World:
             times=forward_seconds,
             sizes=(1, 2, 4, 8, 16, 32, 64),
             max_tree_nodes=64,
+            grammars=grammars,
         )
-        self.session = asked(self.engine, prompt, tokens, credit=credit)
+        self.session = asked(self.engine, prompt, tokens, params, credit=credit)
         self.proposers, self.now = proposers, 0.0
         self.streams = {one: self._joined() for one in set(streams)}
         self.stream_of = list(streams)
         self.inboxes: list[deque[tuple[int, Progress]]] = [deque() for _ in proposers]
         self.sent: list[tuple[int, Nodes]] = []
         for proposer in proposers:
-            proposer.open(prompt, SAMPLING, len(prompt) + tokens)
+            proposer.open(prompt, params, len(prompt) + tokens)
 
     @property
     def goes_on(self) -> bool:

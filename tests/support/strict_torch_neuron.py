@@ -35,9 +35,7 @@ def strict(graph: fx.GraphModule, examples: Sequence[Any], **options: Any) -> Ca
 
 
 def dying_once(graph: fx.GraphModule, examples: Sequence[Any], **options: Any) -> Any:
-    """Compile as `strict` does, but for the first graph of all, at which the compiler dies. The
-    file that DEATH names tells whether it has.
-    """
+    """Compile as `strict` does, but for the first graph of all, at which the compiler dies."""
     death = Path(os.environ[DEATH])
     if death.exists():
         return strict(graph, examples, **options)

@@ -1,3 +1,1 @@
-"""The same buckets through torch_xla 2.9, the frontend of trn1. Only `make test-xla` has it;
-elsewhere these tests skip.
-"""
+"""The same buckets through torch_xla 2.9, the frontend of trn1 (`make test-xla`)."""

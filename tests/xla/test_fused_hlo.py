@@ -1,6 +1,4 @@
-"""What torch_xla makes of fused rounds: the rules of lowering, and the same results. Only `make
-test-xla` has torch_xla.
-"""
+"""Fused rounds through torch_xla: the rules of lowering, and the same results."""
 
 from __future__ import annotations
 
@@ -13,13 +11,12 @@ os.environ["PJRT_DEVICE"] = "CPU"
 pytest.importorskip("torch_xla", reason="torch_xla is not installed: `make test-xla` runs these")
 
 from inference.model.round_graph import idle_inputs
-from tests.support.buckets import state_of
-from tests.support.fused_cases import CASES, Case
+from tests.support.buckets import ROUND_CASES, RoundCase, state_of
 from tests.xla.test_hlo import TOLERANCE, check_rules, lower, results_of
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if case.stateful], ids=str)
-def test_a_round_lowers_to_allowed_operations_and_equals_eager(case: Case) -> None:
+@pytest.mark.parametrize("case", [case for case in ROUND_CASES if case.stateful], ids=str)
+def test_a_round_lowers_to_allowed_operations_and_equals_eager(case: RoundCase) -> None:
     levels, tolerance = len(case.branches), TOLERANCE[case.dtype]
     answer, *caches = results_of(case.graph(), case.inputs(0))
     found = lower(case.graph(), case.inputs(0))
@@ -32,6 +29,6 @@ def test_a_round_lowers_to_allowed_operations_and_equals_eager(case: Case) -> No
 
 
 def test_the_draft_alone_lowers_to_allowed_operations() -> None:
-    case = next(case for case in CASES if case.stateful and case.sampled)
+    case = next(case for case in ROUND_CASES if case.stateful and case.sampled)
     found = lower(case.graph(), idle_inputs(case.draft_bucket))
     check_rules(found, 0, len(state_of(case.graph())))

@@ -14,26 +14,15 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 os.environ["PJRT_DEVICE"] = "CPU"
 pytest.importorskip("torch_xla", reason="torch_xla is not installed: `make test-xla` runs these")
 
 import torch_xla  # type: ignore[import-not-found]
-import torch_xla.core.xla_model as xm  # type: ignore[import-not-found]
 from torch_xla.debug import metrics  # type: ignore[import-not-found]
 
-from compile.parallel import parallel_config, parallel_tensors
-from inference.model.cache import KeysValues
-from inference.model.decoder import Decoder, Layers
-from inference.model.verify_graph import (
-    StatefulGraph,
-    VerifyGraph,
-    copy_inputs,
-    example_inputs,
-)
-from inference.model.vocabulary import VocabularyShare
+from inference.model.verify_graph import VerifyGraph, copy_inputs, example_inputs
 from tests.support.buckets import CASES, Case, state_of
 
 # fmt: off
@@ -62,9 +51,7 @@ TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 0.05}
 
 @dataclass(frozen=True)
 class Hlo:
-    """A graph as torch_xla lowers it: its text, its counted opcodes, the operations that ran on
-    the host, its results.
-    """
+    """A graph as torch_xla lowers it. fallbacks: operations that ran on the host"""
 
     text: str
     opcodes: Counter[str]
@@ -81,10 +68,8 @@ def results_of(graph: nn.Module, inputs: dict[str, Tensor]) -> list[Tensor]:
     return [returned, *(graph.get_buffer(name) for name in state_of(graph))]
 
 
-def lower(graph: nn.Module, inputs: dict[str, Tensor], run: bool = True) -> Hlo:
-    """Moves the graph to the device, calls it once and reads what was recorded. Results come
-    after a sync, else they may be wrong.
-    """
+def lower(graph: nn.Module, inputs: dict[str, Tensor]) -> Hlo:
+    """Call the graph once on the device. Results come after a sync, else they may be wrong."""
     device = torch_xla.device()
     graph, inputs = graph.to(device), {name: tensor.to(device) for name, tensor in inputs.items()}
     torch_xla.sync()
@@ -92,12 +77,11 @@ def lower(graph: nn.Module, inputs: dict[str, Tensor], run: bool = True) -> Hlo:
     results = results_of(graph, inputs)
     text: str = torch_xla._XLAC._get_xla_tensors_hlo(results)
     fallbacks = [name for name in metrics.counter_names() if name.startswith("aten::")]
-    if run:
-        torch_xla.sync()
+    torch_xla.sync()
     opcodes = Counter(
         re.findall(r"^\s*(?:ROOT )?%[\w.-]+ = (?:\([^)]*\)|\S+) ([\w-]+)\(", text, re.MULTILINE)
     )
-    return Hlo(text, opcodes, fallbacks, [result.cpu() for result in results] if run else [])
+    return Hlo(text, opcodes, fallbacks, [result.cpu() for result in results])
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
@@ -123,9 +107,7 @@ def test_copying_a_row_lowers_to_a_gather_and_a_scatter_a_cache_and_equals_eager
 
 
 def check_rules(found: Hlo, sorts: int, scatters: int) -> None:
-    """The rules of lowering: nothing on the host, no operation but the allowed, a sort for each
-    top-k, 32 bits, fixed shapes.
-    """
+    """Nothing runs on the host, no other operation, a sort for each top-k, 32 bits, one shape."""
     assert found.fallbacks == []
     assert found.opcodes.keys() <= ALLOWED
     assert (found.opcodes["scatter"], found.opcodes["sort"]) == (scatters, sorts)
@@ -175,116 +157,3 @@ def test_a_division_in_place_of_a_shift_is_seen() -> None:
     assert "divide(" in torch_xla._XLAC._get_xla_tensors_hlo(
         [words >> 1]
     )  # why choice.py shifts by tensors
-
-
-RANKS = 2
-
-
-class Collectives:
-    """torch_xla's collectives: where there is one device they can be lowered (xm.all_reduce
-    would leave itself out), but not run.
-    """
-
-    def add(self, part: Tensor) -> Tensor:
-        total: Tensor = torch_xla._XLAC._xla_all_reduce(
-            xm.REDUCE_SUM, part, 1.0, [list(range(RANKS))], False
-        )
-        return total
-
-    def join(self, part: Tensor, axis: int = -1) -> Tensor:
-        whole: Tensor = xm.all_gather(
-            part, dim=axis % part.dim(), groups=[list(range(RANKS))], pin_layout=False
-        )
-        return whole
-
-
-class Column(nn.Linear):
-    """Some of the outputs; no rank needs the others'."""
-
-    def __init__(self, inputs: int, outputs: int, bias: bool) -> None:
-        super().__init__(inputs, outputs // RANKS, bias)
-
-
-class Row(nn.Linear):
-    """Some of the inputs; the bias, which every rank has whole, is added to the sum."""
-
-    def __init__(self, collectives: Collectives, inputs: int, outputs: int, bias: bool) -> None:
-        super().__init__(inputs // RANKS, outputs, bias)
-        self.collectives = collectives
-
-    def forward(self, x: Tensor) -> Tensor:
-        total = self.collectives.add(F.linear(x, self.weight))
-        return total if self.bias is None else total + self.bias
-
-
-class Width(nn.Embedding):
-    """Some of the width of every id."""
-
-    def __init__(self, collectives: Collectives, ids: int, size: int) -> None:
-        super().__init__(ids, size // RANKS)
-        self.collectives = collectives
-
-    def forward(self, ids: Tensor) -> Tensor:
-        return self.collectives.join(super().forward(ids))
-
-
-class Ids(nn.Linear):
-    """The head of some of the ids; every rank keeps its own logits."""
-
-    def __init__(self, inputs: int, outputs: int, bias: bool) -> None:
-        super().__init__(inputs, outputs // RANKS, bias)
-
-    def forward(self, states: Tensor, vocabulary: int) -> Tensor:  # type: ignore[override]
-        return super().forward(states)
-
-
-def rank_graph(whole: StatefulGraph, rank: int) -> StatefulGraph:
-    """This rank's share of a graph: its heads of the caches, its cut of every weight that is
-    dealt out.
-    """
-    vocabulary, collectives = whole.decoder.vocabulary, Collectives()
-    config = parallel_config(whole.decoder.config, RANKS, vocabulary)
-    layers = Layers(
-        Column,
-        lambda inputs, outputs, bias: Row(collectives, inputs, outputs, bias),
-        lambda ids, size: Width(collectives, ids, size),
-        Ids,
-        share=VocabularyShare(RANKS, lambda part: collectives.join(part, 0)),
-        ids=lambda ids: Column(1, ids, False),
-    )
-    decoder = Decoder(config, len(whole.decoder.cos), vocabulary, layers).requires_grad_(False)
-    tensors = parallel_tensors(
-        whole.decoder.named_parameters(), whole.decoder.config, RANKS, vocabulary
-    )
-    for name, mine in decoder.named_parameters():
-        mine.copy_(_share(tensors[name].detach(), mine.shape, rank))
-    cache = KeysValues.of(part.chunk(RANKS, 2)[rank].clone() for part in whole.cache().tensors)
-    return StatefulGraph(decoder, cache, _window(whole.noise, config.vocab_size, rank))
-
-
-def _window(whole: Tensor | None, ids: int, rank: int) -> Tensor | None:
-    """This rank's part of the windows of noise, whose ids are padded."""
-    if whole is None:
-        return None
-    return F.pad(whole, (0, ids - whole.shape[1])).chunk(RANKS, 1)[rank].clone()
-
-
-def _share(tensor: Tensor, shape: torch.Size, rank: int) -> Tensor:
-    """This rank's part along the axis that is cut, or the whole where none is."""
-    for axis, size in enumerate(shape):
-        if tensor.shape[axis] != size:
-            return tensor.chunk(RANKS, axis)[rank]
-    return tensor
-
-
-@pytest.mark.parametrize("sampled", [False, True], ids=["greedy", "sampled"])
-def test_a_rank_of_two_lowers_with_two_all_reduces_a_layer(sampled: bool) -> None:
-    case = Case(stateful=True, sampled=sampled, nodes=8, rows=2, family="llama 2 layers")
-    whole = case.graph()
-    assert isinstance(whole, StatefulGraph)
-    found = lower(rank_graph(whole, 0), case.inputs(0), run=False)
-    assert found.fallbacks == []
-    assert found.opcodes.keys() <= ALLOWED | {"all-reduce", "all-gather"}
-    assert found.opcodes["all-reduce"] == 2 * 2
-    assert found.opcodes["all-gather"] == 2 + sampled  # the embedding, best ids and candidates
-    assert "replica_groups={{0,1}}" in found.text

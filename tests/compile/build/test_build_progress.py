@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from compile.build.graph_processes import InProcesses, quiet_libraries
-from compile.build.progress import BuildProgress, BuildTimes, TimeLeft, live_progress
+from compile.build.progress import BuildProgress, BuildTimes, live_progress
 from inference.artifact import Bucket, check_files
 from inference.errors import BadArtifact
 from tests.support.artifacts import FakeBuilder, build, small_spec
@@ -22,17 +22,17 @@ NAMES = [bucket.name for bucket in small_spec().buckets]
 STAGES = ["weights", *NAMES, "joint"]
 
 
-def left_of(kept: BuildTimes, workers: int = 1) -> TimeLeft:
-    left = TimeLeft(kept)
+def left_of(kept: BuildTimes, workers: int = 1) -> BuildProgress:
+    left = BuildProgress(list[str]().append, kept)
     left.planned(STAGES, workers)
     return left
 
 
 def test_a_graph_that_nobody_knows_is_expected_to_take_what_the_others_took() -> None:
     left = left_of(BuildTimes())
-    left.finished("weights", 5.0)
+    left.finished("weights", 5.0, 0)
     assert left.seconds() is None, "no graph is known yet"
-    left.finished(NAMES[0], 10.0)
+    left.finished(NAMES[0], 10.0, 0)
     left.present(NAMES[1])
     assert left.seconds() == 10.0 * (len(NAMES) - 2)
 
@@ -44,7 +44,7 @@ def test_times_of_earlier_builds_are_scaled_by_what_this_build_takes(tmp_path: P
     left = left_of(BuildTimes(tmp_path / "times.json"))
     left.present("weights")
     assert left.seconds() == sum(10.0 * index for index in range(1, len(NAMES) + 1))
-    left.finished(NAMES[0], 20.0)
+    left.finished(NAMES[0], 20.0, 0)
     assert left.seconds() == 2 * sum(10.0 * index for index in range(2, len(NAMES) + 1))
 
 

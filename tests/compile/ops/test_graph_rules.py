@@ -14,12 +14,11 @@ from torch import Tensor, nn
 
 from compile.ops.op_work import instructions
 from compile.ops.ranges import ranges
-from compile.ops.rank_graph import meta_module, record_call
-from compile.ops.recording import Op, Recording, record
+from compile.ops.recording import Op, Recording, meta_module, record, record_call
 from compile.ops.rules import RULES, Violation, broken, live_bytes, rules_of
 from compile.parallel import calls_between
 from compile.plan.device import device_of
-from compile.spec import CompileSpec, prefill_bucket, verify_bucket
+from compile.spec import CompileSpec, mask_words, prefill_bucket, verify_bucket
 from inference.artifact import Bucket, DraftBucket, FusedPart, RoundBucket
 from inference.backends.neuron import COPY, FILL
 from inference.model.cache import cache_names
@@ -32,6 +31,7 @@ from tests.support.repository import ROOT
 
 SHAPES = ROOT / "docs/shapes"
 VOCABULARY, JUNK = 128_256, 4160
+WORDS = mask_words(VOCABULARY, 2)
 
 
 def record_shipped() -> Iterator[Recording]:
@@ -40,6 +40,8 @@ def record_shipped() -> Iterator[Recording]:
         prefill_bucket(1, 512, JUNK, JUNK),
         verify_bucket(1, 1, 2112, JUNK, sampled=True),
         verify_bucket(4, 16, 2112, JUNK, sampled=False),
+        verify_bucket(1, 1, 2112, JUNK, sampled=True, words=WORDS),
+        verify_bucket(4, 64, JUNK, JUNK, sampled=True, words=WORDS),
         verify_bucket(4, 64, JUNK, JUNK, sampled=True),
     ]
     large, small = (read_config(SHAPES / name) for name in ("llama-3.1-8b", "llama-3.2-1b"))
@@ -53,7 +55,7 @@ def record_shipped() -> Iterator[Recording]:
     prefill = (DraftBucket(1, 256, JUNK, 1, 1, False, JUNK),)
     draft = read_raw_config(SHAPES / "llama-3.2-1b")
     fused = FusedPart("draft", "", draft, prefill, rounds)
-    both = spec((buckets[-1],), fused)
+    both = spec(tuple(buckets[-2:]), fused)
     for inputs in (*map(idle_inputs, both.graphs), *calls_between(both).values()):
         yield record_call(small, both, inputs)
 
@@ -140,7 +142,7 @@ def test_old_style_operations_are_caught_with_their_size_and_line(
 
 
 def test_every_rule_is_caught_by_one_of_these() -> None:
-    assert {rule.name for rule in RULES} == {rule for rule, _ in OLD}
+    assert {rule.__name__ for rule in RULES} == {rule for rule, _ in OLD}
 
 
 NEW: list[Callable[[Tensor, Tensor], Tensor]] = [
@@ -227,6 +229,7 @@ NATIVE = read_config(SHAPES / "llama-3.1-8b")
 LARGEST = verify_bucket(4, 64, JUNK, JUNK, sampled=True)
 BUCKETS = (
     LARGEST,
+    verify_bucket(4, 64, JUNK, JUNK, sampled=True, words=mask_words(VOCABULARY, 4)),
     verify_bucket(1, 1, 2112, JUNK, sampled=True),
     prefill_bucket(1, 512, JUNK, JUNK),
 )

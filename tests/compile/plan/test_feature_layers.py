@@ -10,7 +10,7 @@ import pytest
 
 from compile.compile_options import CompileOptions
 from compile.ops.pass_time import pass_time
-from compile.ops.rank_graph import record_call
+from compile.ops.recording import record_call
 from compile.ops.rules import broken, rules_of
 from compile.plan.memory import footprint
 from compile.plan.plan_report import describe

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import astuple, replace
 from itertools import combinations
 from typing import Any
 
@@ -215,7 +215,9 @@ def test_a_spec_that_contradicts_itself_does_not_exist(
 
 
 @pytest.mark.parametrize("alone", [1, 2])
-def test_graphs_by_default_serve_prompts_the_target_alone_and_the_largest_tree(alone: int) -> None:
+def test_graphs_by_default_are_few_and_serve_prompts_the_target_alone_and_the_largest_tree(
+    alone: int,
+) -> None:
     buckets = graphs_of(Sizes(), Limits(4, 128, 24, alone, 1000))
     trees = {
         (bucket.rows, bucket.nodes, bucket.slots, bucket.sampled)
@@ -231,16 +233,11 @@ def test_graphs_by_default_serve_prompts_the_target_alone_and_the_largest_tree(a
     prompts = [bucket for bucket in buckets if bucket.picks == 1 < bucket.nodes]
     assert {(one.nodes, one.levels, one.sampled) for one in prompts} == {(128, 1, False)}
     assert {bucket.junk for bucket in buckets} == {1024}
-    assert len(buckets) <= CompileOptions().graphs
-
-
-@pytest.mark.parametrize("rows", [1, 4])
-def test_graphs_by_default_are_few_and_prompts_have_one_row(rows: int) -> None:
-    buckets = graphs_of(Sizes(), Limits(rows, 256, 64, 1, 2048))
-    assert len(buckets) == 18
-    prompts = [bucket for bucket in buckets if not bucket.everywhere]
-    assert {bucket.rows for bucket in prompts} == {1}
-    assert {bucket.nodes for bucket in buckets if bucket.everywhere} == {1, 4, 16, 64}
+    for rows in (1, 4):
+        buckets = graphs_of(Sizes(), Limits(rows, 256, 64, 1, 2048))
+        assert len(buckets) == 18 <= CompileOptions().graphs
+        assert {bucket.rows for bucket in buckets if not bucket.everywhere} == {1}
+        assert {bucket.nodes for bucket in buckets if bucket.everywhere} == {1, 4, 16, 64}
 
 
 def test_a_neuron_target_has_twenty_graphs_with_those_called_between() -> None:
@@ -253,6 +250,23 @@ def test_a_neuron_target_has_twenty_graphs_with_those_called_between() -> None:
     assert samplings == {(nodes, True) for nodes in (1, 4, 16, 64)} | {
         (nodes, False) for nodes in (1, 4, 16)
     }
+
+
+def test_masks_add_no_graph_to_twenty_and_serve_every_tree() -> None:
+    """A graph with masks takes the place of one without, the largest trees first."""
+    (_, plain), (_, masked) = planned(), planned(masks=True)
+    assert len(masked.graphs) == len(plain.graphs) == 18
+    shapes = {graph[:3] for graph in map(astuple, plain.buckets) if graph[1] == graph[3]}
+    assert {astuple(graph)[:3] for graph in masked.buckets if graph.masked} == shapes
+    assert {graph.words for graph in masked.buckets} == {0, 4008}
+    config = parse_config(LLAMA_8B)
+    more = rank_memory(config, masked).total - rank_memory(config, plain).total
+    assert 0 < more < 1 << 27
+    _, first = planned(masks=True, quick=True)
+    assert [graph.masked for graph in first.buckets] == [True, True, False]
+    _, chosen = planned(masks=True, load=str(LOADS / "chat.json"), graphs=14)
+    assert len(chosen.graphs) <= 12
+    assert any(graph.masked for graph in chosen.graphs)
 
 
 def test_noise_that_is_made_ahead_takes_a_ranks_part_of_the_vocabulary_for_32_positions_a_row() -> (

@@ -36,9 +36,10 @@ def test_a_session_becomes_prompt_chunks_and_trees_on_a_growing_context() -> Non
         ({"sessions": [[0, 5]]}, ["sessions[0][0] is 0"]),
         ({"sessions": [[1, 5, 2]]}, ["sessions[0] is [1, 5, 2]"]),
         ({"tree_sizes": {"0": 1}}, ["tree_sizes", "'0'"]),
-        ({"tree_sizes": {"1": 0}}, ["tree_sizes", "at least 1"]),
+        ({"tree_sizes": {"1": 0}}, ["tree_sizes", "is 0", "greater than 0"]),
+        ({"tree_sizes": {}}, ["tree_sizes", "at least 1"]),
         ({"concurrent": {"one": 1}}, ["concurrent", "'one'"]),
-        ({"acceptance_length": 0.5}, ["the target's own token"]),
+        ({"acceptance_length": 0.5}, ["acceptance_length is 0.5", "equal to 1"]),
         ({"surprise": 1}, ["'surprise'"]),
     ],
 )
@@ -63,5 +64,7 @@ def test_the_profile_of_a_run_is_a_measured_load(tmp_path: Path) -> None:
         {1: 1},
     )
     assert load.acceptance_length == pytest.approx(16 / 6)
+    path.write_text("[]")
+    assert_refused(lambda: read_load(path), [str(path), "a text with"])
     path.write_text("[{}]")
     assert_refused(lambda: read_load(path), ["field [0] ", "prompt_tokens"])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import subprocess
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -12,67 +11,21 @@ from pathlib import Path
 import pytest
 
 from compile.store import open_store, pull
-from deploy.host.job_script import ARTEFACT, RESULTS, JobSettings, job_script
+from deploy.host.user_data import ARTEFACT, RESULTS, job_script
 from outrider.models.directories import EMBEDDED
+from tests.support.host_settings import JOB
 from tests.support.hub_server import COMMIT, TOKEN, hub_server
-from tests.support.refusals import assert_refused
-from tests.support.repository import tool
 from tests.support.scratch_host import IMAGE_VENV, ScratchHost, scratch_host
 
-SETTINGS = JobSettings(
-    region="us-west-2",
-    wheel="s3://bucket/outrider.whl",
-    wheel_sha256="0" * 64,
-    commands=(("compile", "--target=cpu", f"--out={ARTEFACT}", "--push=s3://bucket/artefacts"),),
-    reports="s3://bucket/builds-of/build-1",
-    lifetime_hours=6.0,
-)
+pytestmark = pytest.mark.extended
+
 SMALL = ("--target=cpu", "--rows=1", "--sequence_length=64", "--max_tree_nodes=2")
 """A small build of the embedded target."""
-
-AWS = """#!/bin/sh
-echo "aws $*" >> /var/log/calls
-case "$2" in
-    get-parameter) cat "/srv/aws/ssm/$5"; exit ;;
-    delete-parameters) exit ;;
-esac
-shift 2
-while [ "${1#--}" != "$1" ]; do shift; done
-from=$1 to=$2
-case "$from" in s3://*) from=/srv/aws/$from ;; esac
-case "$to" in s3://*) to=/srv/aws/$to; mkdir -p "$(dirname "$to")" ;; esac
-cp -r "$from" "$to"
-"""
-"""Stands in for AWS's command line: objects are files below /srv/aws, in both directions."""
-
-
-def test_shellcheck_finds_nothing(tmp_path: Path) -> None:
-    script = tmp_path / "job.sh"
-    script.write_text(job_script(replace(SETTINGS, load="s3://bucket/load.json", venv="/opt/v")))
-    checked = subprocess.run([tool("shellcheck"), script], capture_output=True, text=True)
-    assert checked.stdout == ""
-
-
-def test_the_end_of_the_lifetime_is_armed_before_anything_is_installed() -> None:
-    script = job_script(replace(SETTINGS, lifetime_hours=1.5))
-    assert "lifetime_minutes=90\n" in script
-    assert script.index('shutdown -P "+$lifetime_minutes"') < script.index("\ninstall_tools\n")
-
-
-def test_a_word_of_the_command_stays_one_word_of_the_shell() -> None:
-    words = ("--flag=-O2 --x", "--model=$(reboot)")
-    script = job_script(replace(SETTINGS, commands=(("compile", *words),)))
-    assert "-m compile '--flag=-O2 --x' '--model=$(reboot)'\n" in script
-
-
-def test_reports_need_a_place_in_a_bucket() -> None:
-    assert_refused(lambda: replace(SETTINGS, reports="s3://bucket"), ["s3://BUCKET/KEY"])
 
 
 @pytest.fixture
 def host(wheel: Path) -> Iterator[ScratchHost]:
     with scratch_host() as made:
-        made.write("/usr/local/bin/aws", AWS, 0o755)
         made.make_image_venv({})
         made.put_object(f"s3://bucket/{wheel.name}", wheel)
         yield made
@@ -91,7 +44,7 @@ def run(
     commands: in place of a build with the arguments
     """
     settings = replace(
-        SETTINGS,
+        JOB,
         wheel=f"s3://bucket/{wheel.name}",
         wheel_sha256=hashlib.sha256(wheel.read_bytes()).hexdigest(),
         commands=commands or (("compile", *arguments, f"--out={ARTEFACT}", "--push=/srv/store"),),
@@ -106,7 +59,6 @@ def run(
     return done.returncode, json.loads((reports / "status.json").read_text()), log
 
 
-@pytest.mark.extended
 def test_what_is_built_can_be_pulled_by_the_digest_that_is_reported(
     host: ScratchHost, wheel: Path, tmp_path: Path
 ) -> None:
@@ -119,7 +71,6 @@ def test_what_is_built_can_be_pulled_by_the_digest_that_is_reported(
     assert host.calls("shutdown") == ["-P +360 the end of the lifetime of this job", "-P now"]
 
 
-@pytest.mark.extended
 def test_a_gated_model_is_read_with_the_token_that_no_log_shows(
     host: ScratchHost, wheel: Path, tmp_path: Path
 ) -> None:
@@ -135,7 +86,6 @@ def test_a_gated_model_is_read_with_the_token_that_no_log_shows(
     assert pull(store, status["digest"], tmp_path / "out", print).model == "acme/gated"
 
 
-@pytest.mark.extended
 def test_a_build_that_fails_says_where_and_ends_its_host(host: ScratchHost, wheel: Path) -> None:
     code, status, log = run(host, wheel, "--target=cpu", "--sequence_length=1")
     assert (code, status["state"], status["step"]) == (2, "failed", "commands")
@@ -144,7 +94,6 @@ def test_a_build_that_fails_says_where_and_ends_its_host(host: ScratchHost, whee
     assert host.calls("shutdown")[-1] == "-P now"
 
 
-@pytest.mark.extended
 def test_results_that_a_command_left_are_brought_to_the_bucket_without_artefacts(
     host: ScratchHost, wheel: Path
 ) -> None:

@@ -21,7 +21,7 @@ import pytest
 
 import outrider
 from compile.store import open_store, push
-from deploy.host.user_data import HostSecrets, HostSettings, user_data
+from deploy.host.user_data import HostSettings, user_data
 from grpc_comm.certificate import make_certificate
 from grpc_comm.keys_file import make_key
 from inference.artifact import check_files, read_manifest
@@ -29,6 +29,7 @@ from outrider.models.directories import EMBEDDED
 from tests.support.artifacts import build
 from tests.support.aws_server import AwsServer
 from tests.support.host_files import read_unit
+from tests.support.host_settings import settings
 from tests.support.hub_server import COMMIT, TOKEN, hub_server
 from tests.support.repository import ROOT
 from tests.support.scratch_host import IMAGE_VENV, ScratchHost, scratch_host
@@ -59,22 +60,18 @@ def digest_of(directory: Path) -> str:
     return ran.stdout.split()[0]
 
 
-def settings(wheel: Path, **changes: Any) -> HostSettings:
+def of_wheel(wheel: Path, **changes: Any) -> HostSettings:
     given: dict[str, Any] = {
-        "region": "us-west-2",
         "wheel": f"s3://bucket/{wheel.name}",
         "wheel_sha256": hashlib.sha256(wheel.read_bytes()).hexdigest(),
-        "secrets": HostSecrets("/outrider/cert", "/outrider/key", "/outrider/keys"),
         "model": "s3://bucket/target",
         "digest": digest_of(EMBEDDED / "target"),
         "flags": {"batch": 2, "grace": 2.0},
         "venv": IMAGE_VENV,
         "port": free_port(),
         "metrics_port": free_port(),
-        "idle_minutes": 30,
-        "lifetime_hours": 8.0,
     }
-    return HostSettings(**given | changes)
+    return settings(**given | changes)
 
 
 def prepare(host: ScratchHost, wheel: Path, credentials: Path, **stubs: str) -> None:
@@ -105,7 +102,7 @@ class Made(NamedTuple):
 @pytest.fixture(scope="module")
 def made(wheel: Path, credentials: Path) -> Iterator[Made]:
     with scratch_host() as host:
-        of = settings(wheel)
+        of = of_wheel(wheel)
         prepare(host, wheel, credentials)
         done = set_up(host, of)
         assert done.returncode == 0, done.stdout + done.stderr
@@ -213,7 +210,7 @@ def test_a_gated_model_is_fetched_with_a_token_and_then_served_without_one(
     host.put_object("ssm/outrider/hub_token", tmp_path / "token")
     name = f"acme/gated@{COMMIT}"
     with hub_server({"acme/gated": EMBEDDED / "target"}, gated="acme/gated") as address:
-        of = settings(wheel, model=name, digest=None, hub_token="/outrider/hub_token")
+        of = of_wheel(wheel, model=name, digest=None, hub_token="/outrider/hub_token")
         done = set_up(host, of, HF_ENDPOINT=address)
     assert done.returncode == 0, done.stdout + done.stderr
     assert TOKEN not in done.stdout + done.stderr
@@ -226,7 +223,7 @@ def test_a_gated_model_is_fetched_with_a_token_and_then_served_without_one(
 
 def test_a_changed_wheel_is_not_installed_and_the_host_ends(host: ScratchHost, wheel: Path) -> None:
     before = installed(host)
-    done = set_up(host, settings(wheel, wheel_sha256="0" * 64, lifetime_hours=2.0))
+    done = set_up(host, of_wheel(wheel, wheel_sha256="0" * 64, lifetime_hours=2.0))
     assert done.returncode != 0
     assert "FAILED at: Outrider" in done.stdout
     assert installed(host) == before
@@ -238,7 +235,7 @@ def test_a_changed_wheel_is_not_installed_and_the_host_ends(host: ScratchHost, w
 def test_a_model_on_s3_that_was_changed_is_not_served(host: ScratchHost, wheel: Path) -> None:
     changed = host.root / "srv/aws/s3:/bucket/target/config.json"
     changed.write_text(changed.read_text() + " ")
-    done = set_up(host, settings(wheel))
+    done = set_up(host, of_wheel(wheel))
     assert "FAILED at: model" in done.stdout
     assert "enable --now outrider-target.service" not in host.calls("systemctl")
 
@@ -252,7 +249,7 @@ def test_an_image_that_is_too_old_is_left_as_it_was(wheel: Path, host: ScratchHo
         tagged = "Wheel-Version: 1.0\nTag: py3-none-any\n"
         for name, content in (("METADATA", named), ("WHEEL", tagged), ("RECORD", "")):
             newer.writestr(f"torch-2.9.0.dist-info/{name}", content)
-    done = set_up(host, settings(wheel), PIP_FIND_LINKS="/srv")
+    done = set_up(host, of_wheel(wheel), PIP_FIND_LINKS="/srv")
     assert "FAILED at: Outrider" in done.stdout
     assert "torch" in done.stderr
     assert installed(host) == before
@@ -268,10 +265,10 @@ def test_an_artefact_is_pulled_by_its_digest_and_no_other_is_served(
     manifest, url = build(tmp_path / "artefact"), "s3://artefacts/store"
     digest = push(tmp_path / "artefact", open_store(url), lambda _line: None).digest
     served = {"model": None, "artifact_store": url}
-    wrong = set_up(host, settings(wheel, **served, digest="0" * 64), **there)
+    wrong = set_up(host, of_wheel(wheel, **served, digest="0" * 64), **there)
     assert "FAILED at: model" in wrong.stdout
     assert "enable --now outrider-target.service" not in host.calls("systemctl")
-    right = set_up(host, settings(wheel, **served, digest=digest), **there)
+    right = set_up(host, of_wheel(wheel, **served, digest=digest), **there)
     assert right.returncode == 0, right.stdout + right.stderr
     place = host.root / "var/lib/outrider/artifact"
     check_files(place, read_manifest(place))

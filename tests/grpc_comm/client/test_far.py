@@ -1,34 +1,39 @@
-"""A target far away does not wait for acknowledgements, and a reader that stays behind holds it.
-What a target must not say is not believed; one that talks without making tokens is left.
-"""
+"""A target far away waits for no acknowledgement; one that says what cannot be is left."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
 
+import grpc
 import pytest
 
+from grpc_comm import translate
 from grpc_comm.client import connection as client
 from grpc_comm.client import patience as bounds
 from grpc_comm.client.connection import connect
 from grpc_comm.client.patience import Patience
 from grpc_comm.client.received import MOST_UNREAD
+from grpc_comm.client.remote_session import RemoteSession
 from grpc_comm.observability.statistics import Statistics
 from grpc_comm.proto import verifier_pb2 as pb
+from grpc_comm.proto import verifier_pb2_grpc
 from inference.backends import Chosen, Segment
 from inference.engine.engine import Engine
 from inference.errors import Mismatch, OutriderError
 from inference.order import MOST_CREDIT, Decode
 from inference.sampling import SamplingParams
 from outrider.link.emulated_link import LinkShape, shaped_link
-from tests.support.rogue_target import OPENED, asked, tokens
 from tests.support.wire_fixtures import (
     VOCABULARY,
     WAIT,
     Successor,
     background,
     candidates,
+    describe,
     eventually,
     opened,
     rest,
@@ -89,6 +94,56 @@ def test_candidates_that_the_link_does_not_take_are_dropped() -> None:
             session.propose(candidates(session, 2, range(4, 1_000)))
         assert session.traffic.messages_up < 500
         link.cut()
+
+
+PATIENCE = Patience(0.0)
+
+
+class Rogue(verifier_pb2_grpc.TargetServicer):
+    """A target that says what a test wants. forever: again and again after the answers"""
+
+    def __init__(
+        self, answers: Sequence[pb.ServerMessage], forever: Sequence[pb.ServerMessage]
+    ) -> None:
+        self.answers, self.forever = answers, forever
+
+    def Describe(self, request: pb.DescribeRequest, context: Any) -> pb.Description:
+        return translate.write_description(describe(successor_engine()), ["successor"])
+
+    def Session(self, requests: Any, context: Any) -> Iterator[pb.ServerMessage]:
+        if any(message.HasField("decode") for message in requests):
+            yield from self.answers
+        while context.is_active():
+            yield from self.forever
+            time.sleep(0.02)
+
+
+@contextmanager
+def asked(
+    answers: Sequence[pb.ServerMessage],
+    forever: Sequence[pb.ServerMessage] = (),
+    patience: Patience = PATIENCE,
+) -> Iterator[RemoteSession]:
+    """A session on [1, 2, 3] with such a target, which was asked for a text of 60 tokens."""
+    server = grpc.server(ThreadPoolExecutor(9))
+    verifier_pb2_grpc.add_TargetServicer_to_server(Rogue(answers, forever), server)
+    address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    server.start()
+    try:
+        with connect(address, patience=patience) as connection:
+            session = connection.session()
+            session.open([1, 2, 3], SamplingParams())
+            session.decode(Decode(60))
+            yield session
+    finally:
+        server.stop(None).wait()
+
+
+def tokens(position: int, *ids: int, **fields: Any) -> pb.ServerMessage:
+    return pb.ServerMessage(tokens=pb.Tokens(position=position, ids=ids, **fields))
+
+
+OPENED = pb.ServerMessage(opened=pb.Opened(session_id="s", length=3, tree_nodes=32))
 
 
 ROGUES: dict[str, list[pb.ServerMessage]] = {

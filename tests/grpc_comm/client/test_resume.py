@@ -1,6 +1,4 @@
-"""A session goes on by itself when the link breaks, the target dies, restarts, falls silent or goes
-away: the text stays the target's own.
-"""
+"""A session goes on by itself whatever becomes of link and target: the text stays the target's."""
 
 from __future__ import annotations
 
@@ -10,6 +8,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -23,12 +23,13 @@ from grpc_comm.server import sender
 from grpc_comm.server.server import BackgroundServer
 from inference.backends import Chosen, Segment
 from inference.backends.eager import EagerModel
-from inference.decode import Step
+from inference.decode import Step, TargetSession
 from inference.engine.engine import Engine
 from inference.engine.local_session import LocalSession
 from inference.errors import OutriderError, Unavailable
-from inference.order import Decode, End, Pace
-from inference.sampling import SamplingParams
+from inference.order import Decode, End, Pace, TokenLogProb
+from inference.proposer import Proposer
+from inference.sampling import Grammar, GrammarKind, SamplingParams
 from outrider.link.emulated_link import ShapedLink, shaped_link
 from tests.support import pairs
 from tests.support.drafts import proposers_of, text_of
@@ -45,14 +46,26 @@ from tests.support.wire_fixtures import (
     in_turn,
     news,
     opened,
-    rest,
     successor_engine,
     until_it_fails,
 )
 
 PROMPT, TOKENS = [7, 3, 30], 60
 END = len(PROMPT) + TOKENS
-SAMPLINGS = [SamplingParams(temperature, seed=5) for temperature in (0.0, 0.7, 1.0)]
+TEMPERATURES = (0.0, 0.7, 1.0)
+RULE = SamplingParams(
+    grammar=Grammar(GrammarKind.REGEX, "([a-f]{1,5} )*"),
+    repetition_penalty=1.2,
+    presence_penalty=0.3,
+    frequency_penalty=0.2,
+    logprobs=2,
+    prompt_logprobs=True,
+)
+SAMPLINGS = [
+    replace(params, temperature=temperature, seed=5)
+    for params in (SamplingParams(), RULE)
+    for temperature in TEMPERATURES
+]
 NEVER = 3600.0
 """Seconds of patience that no test waits for."""
 
@@ -78,7 +91,13 @@ class Halting(EagerModel):
 
 def tiny_engine() -> Engine:
     length, vocabulary = pairs.SEQUENCE_LENGTH, pairs.VOCABULARY
-    return Engine(Halting(2), sequence_length=length, max_tree_nodes=64, vocabulary=vocabulary)
+    return Engine(
+        Halting(2),
+        sequence_length=length,
+        max_tree_nodes=64,
+        vocabulary=vocabulary,
+        grammars=pairs.grammars(),
+    )
 
 
 def halting(engine: Engine) -> Halting:
@@ -93,10 +112,18 @@ def link() -> Iterator[tuple[Engine, ShapedLink]]:
         yield engine, link
 
 
-def alone(params: SamplingParams) -> list[int]:
+class Made(NamedTuple):
+    """A text with the log-probabilities of its tokens and of its prompt's, where asked for."""
+
+    tokens: list[int]
+    logprobs: Any  # a list, or what it has to be up to rounding
+
+
+def alone(params: SamplingParams) -> Made:
     """The target's own decoding, in process."""
-    session = LocalSession(pairs.engine(pairs.decoder(1), rows=1))
-    return text_of(PROMPT, params, session, Decode(END))
+    session = LocalSession(pairs.engine(pairs.decoder(1), rows=1, rules=pairs.grammars()))
+    tokens, logprobs = _made(session, params, Decode(END))
+    return Made(tokens, pytest.approx(logprobs, abs=1e-3))
 
 
 def made(
@@ -104,10 +131,28 @@ def made(
     params: SamplingParams,
     pace: Pace = Pace.GO_ON,
     between: Callable[[Step], None] = lambda step: None,
-) -> list[int]:
+) -> Made:
     """The text with a draft that is often wrong."""
-    proposers = proposers_of("close", pace)
-    return text_of(PROMPT, params, session, Decode(END, pace=pace), proposers, between)
+    return _made(session, params, Decode(END, pace=pace), proposers_of("close", pace), between)
+
+
+def _made(
+    session: TargetSession,
+    params: SamplingParams,
+    order: Decode,
+    proposers: Sequence[Proposer] = (),
+    between: Callable[[Step], None] = lambda step: None,
+) -> Made:
+    scores = list[TokenLogProb]()
+
+    def hear(step: Step) -> None:
+        scores.extend(step.logprobs)
+        between(step)
+
+    tokens = text_of(PROMPT, params, session, order, proposers, hear)
+    values = [value for one in (*session.prompt_logprobs, *scores) for value in one.values]
+    assert len(values) == (params.logprobs or 0) * (len(PROMPT) - 1 + TOKENS)
+    return Made(tokens, values)
 
 
 @pytest.mark.parametrize("params", SAMPLINGS)
@@ -162,7 +207,7 @@ def test_heartbeats_keep_a_session_that_has_nothing_to_say(monkeypatch: pytest.M
         session.close()
 
 
-def test_who_waits_for_a_row_longer_than_a_lease_is_not_left(
+def test_who_waits_longer_than_a_lease_is_not_left(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(client, "HEARTBEAT_SECONDS", 0.05)
@@ -349,21 +394,6 @@ def test_a_session_that_was_closed_while_it_searched_opens_again() -> None:
         server.stop()
 
 
-def test_a_target_that_was_restarted_is_found_again() -> None:
-    with background(successor_engine()) as server, looking_at(server.address) as connection:
-        session = opened(connection)
-        assert_serves(session)
-        session.decode(Decode(8))
-        assert rest(session) == [6, 7, 8]
-        session.decode(Decode(20_000, credit=20))
-        came = list(news(session).tokens)
-        server.stop()
-        with background(successor_engine(), address=server.address):
-            eventually(lambda: session.traffic.reopenings == 1)
-            session.decode(Decode(2_000))
-            assert came + rest(session) == list(range(9, 2_001))
-
-
 def test_a_fault_of_the_target_is_told_and_not_asked_for_again() -> None:
     with targets([successor_engine()]) as (_, connection):
         session = connection.session()
@@ -376,7 +406,6 @@ def test_a_fault_of_the_target_is_told_and_not_asked_for_again() -> None:
 
 @pytest.fixture
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Silence is noticed soon."""
     monkeypatch.setattr(sender, "HEARTBEAT_SECONDS", 0.02)
     monkeypatch.setattr(client, "HEARTBEAT_SECONDS", 0.02)
     for name in ("LONGEST_SILENCE", "SHORTEST_SILENCE"):
@@ -430,7 +459,6 @@ def test_the_first_call_ends_when_the_target_says_nothing(hasty: None) -> None:
 
 
 def test_a_target_that_only_lets_wait_is_waited_for(hasty: None) -> None:
-    """In line for a row: the target says that it is there, longer than silence is borne."""
     with connected(successor_engine(rows=1)) as connection:
         first, second = opened(connection), connection.session()
         second.open([1, 2, 3], SamplingParams())

@@ -34,7 +34,6 @@ def restored_log() -> Iterator[None]:
 
 
 def logged() -> Service:
-    """A service whose events are logged."""
     statistics = Statistics()
     EventLog(statistics)
     return Service(statistics)
@@ -53,7 +52,6 @@ def events(err: str) -> list[dict[str, Any]]:
 
 
 def check(said: dict[str, Any], **fields: Any) -> None:
-    """The event has these fields."""
     assert {name: said.get(name) for name in fields} == fields
 
 

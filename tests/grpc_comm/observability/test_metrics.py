@@ -1,6 +1,4 @@
-"""Metrics: the counters say what happened, under vLLM's names, over HTTP; and no label grows
-with callers.
-"""
+"""Metrics say what happened, under vLLM's names, over HTTP; no label grows with callers."""
 
 from __future__ import annotations
 
@@ -66,9 +64,7 @@ def value(samples: list[Sample], name: str, **labels: str) -> float:
 
 @pytest.fixture(scope="module")
 def samples() -> list[Sample]:
-    """Two sessions of one prompt. The first has five candidates, three of them right, then none;
-    the second asks for nothing.
-    """
+    """Of one session with five candidates, three of them right, then none; and of an idle one."""
     statistics = Statistics()
     metrics, service = Metrics(statistics), Service(statistics)
     prompt = [SECRET_TOKEN, 5, 6, 7, 8, 9, 10, 11, 12, 13]
@@ -162,7 +158,6 @@ def test_the_device_is_named_so_that_emulated_times_are_known(samples: list[Samp
 
 
 def test_how_far_a_key_is_trusted_is_told_by_its_name_proposer_and_depth() -> None:
-    """All that a liar claims comes out otherwise."""
     metrics = Metrics(statistics := Statistics())
     service = Service(statistics)
     session, _ = service.engine.open([1, 2], SamplingParams(), tenant="liar")

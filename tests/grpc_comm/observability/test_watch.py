@@ -1,6 +1,4 @@
-"""The operator's view: what it says of sessions and of the last minute, on a terminal and in a
-file.
-"""
+"""The operator's view of sessions and of the last minute, on a terminal and in a file."""
 
 from __future__ import annotations
 
@@ -13,9 +11,9 @@ from rich.console import Console
 
 from grpc_comm.observability.dashboard import (
     WINDOW_SECONDS,
+    Dashboard,
     Recent,
     Totals,
-    Watch,
     Window,
     as_line,
     as_table,
@@ -38,15 +36,15 @@ def console(terminal: bool) -> Console:
     )
 
 
-def drawn(watch: Watch) -> str:
+def drawn(watch: Dashboard) -> str:
     paper = console(terminal=False)
     paper.print(as_table(watch.view()))
     return paper.export_text()
 
 
-def busy_watch(clock: Clock, usd_per_hour: float | None = None) -> tuple[Watch, Service]:
+def busy_watch(clock: Clock, usd_per_hour: float | None = None) -> tuple[Dashboard, Service]:
     """Two sessions; the first made four tokens from five candidates."""
-    watch = Watch(console(terminal=False), statistics := Statistics(), usd_per_hour, clock)
+    watch = Dashboard(console(terminal=False), statistics := Statistics(), usd_per_hour, clock)
     service = Service(statistics)
     session = service.open([1, 2, 3, 13])
     service.ask(session, [14, 15, 16, 99, 98], [0, 1, 2, 0, 3])
@@ -99,7 +97,7 @@ def test_what_is_older_than_the_window_is_forgotten() -> None:
 
 
 def test_nothing_is_said_where_nothing_happened() -> None:
-    watch = Watch(
+    watch = Dashboard(
         console(terminal=False), statistics := Statistics(), usd_per_hour=1.0, clock=Clock(0.0)
     )
     Service(statistics)
@@ -112,7 +110,7 @@ def test_nothing_is_said_where_nothing_happened() -> None:
 
 def test_a_model_is_busy_while_it_is_in_a_forward() -> None:
     clock = Clock(0.0)
-    watch = Watch(console(terminal=False), statistics := Statistics(), clock=clock)
+    watch = Dashboard(console(terminal=False), statistics := Statistics(), clock=clock)
     engines = [Service(statistics).engine for _ in range(2)]
     for listener in engines[0].listeners:
         listener(Forward(False, 1, 1, 1, 1, model_seconds=3.0, engine_seconds=0.5))
@@ -123,7 +121,7 @@ def test_a_model_is_busy_while_it_is_in_a_forward() -> None:
 
 
 def test_many_sessions_are_counted_and_not_all_listed() -> None:
-    watch = Watch(console(terminal=False), statistics := Statistics(), clock=Clock(0.0))
+    watch = Dashboard(console(terminal=False), statistics := Statistics(), clock=Clock(0.0))
     service = Service(statistics)
     for _ in range(service.model.rows):
         service.open([1, 2])
@@ -136,7 +134,7 @@ def test_many_sessions_are_counted_and_not_all_listed() -> None:
 
 
 def test_what_a_client_calls_itself_is_no_markup() -> None:
-    watch = Watch(console(terminal=False), statistics := Statistics(), clock=Clock(0.0))
+    watch = Dashboard(console(terminal=False), statistics := Statistics(), clock=Clock(0.0))
     Service(statistics).open([1, 2], session_id="[red]x", tenant="[b]")
     assert "redx" in drawn(watch)
     assert "[b]" in drawn(watch)
@@ -159,7 +157,7 @@ def test_it_shows_itself_until_it_is_told_to_stop(
             return written
 
     screen.file = Screen()
-    watch = Watch(screen, statistics := Statistics())
+    watch = Dashboard(screen, statistics := Statistics())
     Service(statistics).open([1, 2])
     with watch:
         assert seen.wait(WAIT)

@@ -55,7 +55,6 @@ class Flooded(NamedTuple):
     authority: Path | None = None
 
     def connect(self) -> socket.socket:
-        """A connection, greeted."""
         peer = socket.create_connection(self.address, timeout=WAIT)
         if self.authority is not None:
             context = ssl.create_default_context(cafile=self.authority)
@@ -131,7 +130,6 @@ def pings() -> Iterator[bytes]:
 
 
 def settings() -> Iterator[bytes]:
-    """Of each kind that a peer may change."""
     values = struct.pack(">HIHI", 1, 4096, 3, 100)
     return itertools.repeat(frame(SETTINGS, 0, 0, values) * 1000)
 
@@ -157,7 +155,6 @@ def header_bomb() -> Iterator[bytes]:
 
 
 def continuations() -> Iterator[bytes]:
-    """Headers that never end."""
     yield frame(HEADERS, 0, 1, call_headers())
     header = PLAIN_LITERAL + literal("x") + literal("v" * 1000)
     yield from itertools.repeat(frame(CONTINUATION, 0, 1, header * 15))

@@ -1,8 +1,4 @@
-"""Whatever a client sends, in whatever order: it is answered rightly or refused, its neighbour goes
-on, and nothing is left behind.
-
-FUZZ_EXAMPLES=N tries N random examples of each kind instead of the same few.
-"""
+"""Any bytes are answered rightly or refused. FUZZ_EXAMPLES=N tries N random examples of a kind."""
 
 from __future__ import annotations
 
@@ -88,9 +84,7 @@ def channel(server: BackgroundServer) -> Iterator[grpc.Channel]:
 
 @pytest.fixture
 def beside(server: BackgroundServer) -> Iterator[None]:
-    """Another client's sessions, one after another, all the while; each must be as if it were
-    alone.
-    """
+    """Another client's sessions, one after another; each must be as if it were alone."""
     stopped, begun = Event(), Event()
 
     def work() -> None:

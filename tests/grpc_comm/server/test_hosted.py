@@ -1,6 +1,4 @@
-"""A target whose calls a host carries asks for keys itself, and sheds and ends as one that
-listens.
-"""
+"""A target whose calls a host carries asks for keys itself, and sheds and ends as any other."""
 
 from __future__ import annotations
 
@@ -25,7 +23,6 @@ from tests.support.refusals import assert_refused
 from tests.support.wire_fixtures import (
     LOOPBACK,
     WAIT,
-    chain_of,
     decode_to,
     describe,
     opening,
@@ -83,8 +80,6 @@ def tokens(messages: Sequence[pb.ServerMessage]) -> list[int]:
 
 
 def carried(target: HostedTarget, *calls: Any) -> list[Any]:
-    """What came of these calls, one after another."""
-
     async def run() -> list[Any]:
         target.begin()
         try:
@@ -95,16 +90,8 @@ def carried(target: HostedTarget, *calls: Any) -> list[Any]:
     return asyncio.run(run())
 
 
-def test_a_carried_session_makes_its_text() -> None:
-    target, call = hosted(), Carried()
-    (came,) = carried(target, answers(target, call, opening(), chain_of(), decode_to(6)))
-    assert tokens(came) == [4, 5, 6]
-    assert call.code is None
-
-
 @pytest.fixture
 def keyed(tmp_path: Path) -> tuple[SecurityOptions, str]:
-    """A keys file and the token of its one key."""
     file = tmp_path / "keys.json"
     token = keys_file.make_key(file, "alice")
     return SecurityOptions(keys_file=file), token

@@ -1,6 +1,4 @@
-"""What a peer can do to a target: nothing but end its own session. Beside every attack another
-session goes on, and all rows come free.
-"""
+"""A peer can end its own session alone: another session goes on, and all rows come free."""
 
 from __future__ import annotations
 
@@ -136,9 +134,7 @@ OTHER_OPENINGS: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("other", OTHER_OPENINGS)
-def test_an_opening_that_does_not_go_with_the_target_is_refused(
-    other: str, served: BackgroundServer
-) -> None:
+def test_an_opening_for_another_target_is_refused(other: str, served: BackgroundServer) -> None:
     changes, named = OTHER_OPENINGS[other]
     said = say(served.address, [opening(**changes), decode_to(5)])
     said.check(CODES.FAILED_PRECONDITION, named)
@@ -269,9 +265,7 @@ FLOODS = {
 
 @pytest.mark.parametrize("kind", FLOODS)
 def test_a_flood_is_held_back_at_its_sender(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What comes too early is not read before its time; what is taken beyond that is bounded by
-    gRPC's flow control, some 100 KB.
-    """
+    """Beyond what is due it takes what gRPC's flow control holds, some 100 KB."""
     for limit in ("NODES", "BYTES", "MESSAGES"):
         monkeypatch.setattr(f"grpc_comm.server.rate_limit.{limit}_PER_SECOND", 1)
     engine, flood = successor_engine(rows=1), Flood(opening(prompt=[3]), then=FLOODS[kind])
@@ -374,7 +368,6 @@ def test_a_client_that_reads_nothing_does_not_keep_its_row() -> None:
 
 
 def beat(stream: Raw, over: threading.Event) -> None:
-    """Signs of life, for who waits longer than a lease."""
     while not over.wait(0.1):
         stream.send(pb.ClientMessage(heartbeat=pb.Heartbeat()))
 

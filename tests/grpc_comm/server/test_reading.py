@@ -1,7 +1,4 @@
-"""Messages that are not taken end their call with a code of the protocol, and no ERROR of gRPC.
-
-What is longer than its sender's key allows is not parsed: it would be no message.
-"""
+"""Messages that are not taken end their call with a code of the protocol, and no ERROR of gRPC."""
 
 from __future__ import annotations
 
@@ -54,8 +51,7 @@ def rejections() -> Rejections:
 
 @pytest.fixture(scope="module")
 def served(
-    tmp_path_factory: pytest.TempPathFactory,
-    rejections: Rejections,
+    tmp_path_factory: pytest.TempPathFactory, rejections: Rejections
 ) -> Iterator[BackgroundServer]:
     keys = keys_file(tmp_path_factory.mktemp("keys") / "keys", alice={"message_bytes": MOST_BYTES})
     security = SecurityOptions(keys_file=keys)

@@ -1,13 +1,9 @@
-"""A target among many clients: what one of them does wrong, or suffers, ends its own session and
-nothing else.
-"""
+"""A target among many clients: the fault of one of them ends its own session alone."""
 
 from __future__ import annotations
 
 import signal
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -23,7 +19,6 @@ from inference.order import Decode
 from inference.sampling import SamplingParams
 from tests.support.hand_streams import left_open
 from tests.support.hostile import deaf
-from tests.support.repository import ROOT
 from tests.support.wire_fixtures import (
     FAULTY,
     WAIT,
@@ -99,44 +94,6 @@ def test_the_row_of_a_client_that_leaves_in_the_middle_of_a_forward_is_given_bac
     leaving.close()
 
 
-def test_the_row_of_a_killed_client_is_given_back(
-    one_row: tuple[Successor, BackgroundServer],
-) -> None:
-    _, server = one_row
-    program = (
-        "import sys; from grpc_comm.client.connection import connect\n"
-        "from inference.sampling import SamplingParams\n"
-        "session = connect(sys.argv[1]).session(); session.open([1, 2, 3], SamplingParams())\n"
-        "while not session.is_open: session.receive(1)\n"
-        "print('opened', flush=True); sys.stdin.read()"
-    )
-    with subprocess.Popen(
-        [sys.executable, "-c", program, str(server.address)],
-        cwd=ROOT,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as client:
-        assert client.stdout is not None
-        assert client.stdout.readline() == "opened\n"
-        client.kill()
-        with connect(str(server.address)) as connection:
-            assert_serves(opened(connection))
-
-
-def test_closing_stops_a_target_that_goes_on(one_row: tuple[Successor, BackgroundServer]) -> None:
-    model, server = one_row
-    with connect(str(server.address)) as connection:
-        session = opened(connection)
-        session.decode(Decode(40_000))
-        assert news(session).tokens[0] == 4
-        session.close()
-        assert_serves(opened(connection))
-        assert len(model.calls) < 40_000
-        with pytest.raises(Unavailable, match="closed"):
-            until_it_fails(session)
-
-
 def test_a_client_that_leaves_the_line_is_forgotten() -> None:
     with connected(successor_engine(rows=1, waiting=2)) as connection:
         first, second, third = opened(connection), connection.session(), connection.session()
@@ -159,9 +116,7 @@ def test_an_address_without_a_target_is_unavailable_in_words_within_the_deadline
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_server_told_to_stop_ends_the_session_under_way_and_exits_cleanly(
-    number: signal.Signals,
-) -> None:
+def test_a_server_told_to_stop_ends_its_sessions_and_exits_cleanly(number: signal.Signals) -> None:
     with process() as (server, address), connect(str(address)) as connection:
         session = opened(connection)
         session.decode(Decode(40_000))

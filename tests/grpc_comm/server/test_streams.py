@@ -1,6 +1,4 @@
-"""Streams by hand: orders, credit, fenced streams, sessions that were left, slow readers, a target
-that drains or is full.
-"""
+"""Streams by hand: orders, credit, resumed sessions, slow readers, a target that drains."""
 
 from __future__ import annotations
 
@@ -83,22 +81,7 @@ def test_an_order_and_candidates_may_follow_open_at_once(served: Served) -> None
     stream.cut()
 
 
-def test_a_target_goes_no_further_than_its_credit_says_so_and_goes_on_when_it_has_more(
-    served: Served, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sender, "HEARTBEAT_SECONDS", 0.05)
-    stream = Raw(served.stub, opening(), decode_to(900, credit=20))
-    stream.answer()
-    assert stream.until(pb.Tokens.CREDIT) == list(range(4, 24))
-    stream.send(ack(13))
-    assert stream.tokens(10) == list(range(24, 34))
-    assert served.engine.sessions[0].length == 33
-    stream.cut()
-
-
-def test_a_target_that_has_nothing_to_tell_says_that_it_is_there(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_target_without_news_says_that_it_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
     """In line, while nothing was ordered, and when the text has ended."""
     monkeypatch.setattr(sender, "HEARTBEAT_SECONDS", 0.05)
     with serving(successor_engine(rows=1)) as served:
@@ -219,20 +202,6 @@ def test_a_session_whose_stream_broke_stands_still(served: Served) -> None:
     assert resumed.tokens(3)[0] == 6
     for stream in (other, resumed):
         stream.cut()
-
-
-def test_numbers_of_an_older_stream_mean_nothing_to_a_newer_one(served: Served) -> None:
-    older = Raw(served.stub, opening(), decode_to(20, **WAITING), chain_of([7, 8]))
-    opened = older.answer().opened
-    eventually(lambda: served.engine.sessions[0].candidates.live == 2)
-    newer = Raw(served.stub, resume(opened), decode_to(20, **WAITING))
-    newer.answer()
-    newer.send(chain_of([5], first=2, parents=[1]))  # below number 1 of the older stream
-    newer.send(chain_of([4], first=9))
-    newer.send(go(2))
-    answer = newer.answer().tokens
-    assert (list(answer.ids), answer.nodes, answer.known) == ([4, 5], 4, 10)
-    newer.cut()
 
 
 def test_a_stream_that_says_nothing_for_a_lease_is_left_and_the_session_waits_for_another() -> None:

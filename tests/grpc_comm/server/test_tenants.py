@@ -1,6 +1,4 @@
-"""At a target with keys: who is not known is refused, a key gets what its entry says, and no
-tenant reaches another's sessions.
-"""
+"""A key gets what its entry says, and no tenant reaches another's sessions."""
 
 from __future__ import annotations
 
@@ -68,11 +66,7 @@ def server(file: Path) -> Iterator[BackgroundServer]:
 
 @pytest.mark.parametrize(
     "metadata",
-    [
-        None,
-        (("authorization", "Bearer wrong"),),
-        (("authorization", token_of("alice")),),
-    ],
+    [None, (("authorization", "Bearer wrong"),), (("authorization", token_of("alice")),)],
 )
 def test_every_method_but_a_health_check_refuses_who_has_no_key(
     server: BackgroundServer, metadata: tuple[tuple[str, str], ...] | None
@@ -177,9 +171,7 @@ def test_a_key_gets_trees_up_to_its_size_also_after_resuming(server: BackgroundS
             assert (answer.nodes, len(answer.ids)) == (nodes, nodes)
 
 
-def test_a_client_is_told_its_keys_limits_and_keeps_to_them(
-    server: BackgroundServer, tmp_path: Path
-) -> None:
+def test_a_client_keeps_to_its_keys_limits(server: BackgroundServer, tmp_path: Path) -> None:
     with connect(str(server.address), security=known_as("small", tmp_path)) as connection:
         assert connection.description.sequence_length == 10
         assert connection.description.max_tree_nodes == 3
@@ -214,8 +206,7 @@ WITHDRAWN = Said(
 
 
 def test_a_silent_stream_of_a_key_that_is_taken_out_ends_within_a_second(
-    file: Path,
-    tmp_path: Path,
+    file: Path, tmp_path: Path
 ) -> None:
     assert 2 * WATCH_SECONDS < 1
     engine = successor_engine(rows=2)
@@ -248,9 +239,7 @@ LOWERED: dict[str, tuple[dict[str, int], pb.ClientMessage, str]] = {
 
 @pytest.mark.parametrize("limit", LOWERED)
 def test_a_lowered_limit_holds_for_the_next_message_of_a_stream_under_way(
-    limit: str,
-    server: BackgroundServer,
-    file: Path,
+    limit: str, server: BackgroundServer, file: Path
 ) -> None:
     limits, message, words = LOWERED[limit]
     with under_way(server.address, "bob") as stream:
@@ -260,7 +249,6 @@ def test_a_lowered_limit_holds_for_the_next_message_of_a_stream_under_way(
 
 
 def rewrite(server: BackgroundServer, file: Path, **limits: dict[str, int]) -> None:
-    """Give the keys other limits, which the target reads with a call of alice's."""
     keys_file(file, **limits)
     assert say(server.address, [opening(), decode_to(4)], "alice").code is CODES.OK
 
@@ -324,9 +312,7 @@ def test_a_tenants_prompt_does_not_show_in_anothers_prefill(server: BackgroundSe
     assert reused("alice") > 0
 
 
-def test_what_one_key_claimed_in_vain_says_nothing_of_another_that_shares_its_rows(
-    file: Path,
-) -> None:
+def test_claims_of_one_key_say_nothing_of_another_that_shares_its_rows(file: Path) -> None:
     engine, prompt = successor_engine(rows=2), list(range(1, 40))
     base, options = len(prompt) - 1, SecurityOptions(keys_file=file)
     with background(engine, security=options, share_prefixes=True) as server:

@@ -1,6 +1,4 @@
-"""A target compiled for this CPU: built, checked, loaded, served and refused. Skipped where no C++
-compiler is.
-"""
+"""A target compiled for this CPU: built, checked, loaded, served and refused."""
 
 from __future__ import annotations
 
@@ -23,26 +21,25 @@ from compile.build.build import build_artifact, read_source
 from compile.build.cpu import CpuBuilder, check_compiler
 from compile.build.equality import check_equal, check_independent
 from compile.build.progress import BuildProgress
-from compile.spec import CompileSpec, prefill_bucket, verify_bucket
+from compile.spec import CompileSpec, mask_words, prefill_bucket, verify_bucket
 from grpc_comm.client.connection import connect
 from inference.artifact import read_manifest, write_manifest
 from inference.backends.compiled import CompiledModel, load_compiled, read_compiled
 from inference.backends.eager import EagerModel
-from inference.backends.sequence import ModelSequence
 from inference.engine.engine import Engine
 from inference.engine.local_session import LocalSession
 from inference.errors import BadArtifact, InvalidRequest
+from inference.grammar import Grammars
 from inference.model.cache import KeysValues
-from inference.model.checkpoint import load_decoder
 from inference.model.decoder import Decoder
 from inference.model.verify_graph import VerifyGraph
-from inference.sampling import SamplingParams
+from inference.sampling import Grammar, GrammarKind, SamplingParams
 from inference.text import Tokenizer
 from outrider.cli import main
 from outrider.target.spawn import role_environment
 from outrider.target.target import READY
 from tests.support.drafts import alone, growing, nudged, speculated
-from tests.support.models import write_checkpoint_with_tokenizer
+from tests.support.models import loaded, write_checkpoint_with_tokenizer
 from tests.support.refusals import assert_refused
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler")
@@ -59,12 +56,14 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def spec_of(source: Path, **changes: Any) -> CompileSpec:
+    vocabulary = Tokenizer(source).vocabulary
+    sampled = replace(verify_bucket(2, NODES, JUNK, JUNK, sampled=True), levels=LEVELS)
     graphs = (
         prefill_bucket(1, 16, 64, JUNK),
         verify_bucket(2, NODES, JUNK, JUNK, sampled=False),
-        replace(verify_bucket(2, NODES, JUNK, JUNK, sampled=True), levels=LEVELS),
+        sampled,
+        replace(sampled, words=mask_words(vocabulary, 1)),
     )
-    vocabulary = Tokenizer(source).vocabulary
     spec = CompileSpec("tiny", "cpu", vocabulary, graphs, 2, LENGTH, NODES, features=(0, 1))
     return replace(spec, **changes)
 
@@ -86,10 +85,7 @@ def model(built: Path) -> CompiledModel:
 
 @pytest.fixture(scope="module")
 def target(source: Path) -> Decoder:
-    vocabulary, cpu = Tokenizer(source).vocabulary, torch.device("cpu")
-    return load_decoder(
-        source, positions=LENGTH, vocabulary=vocabulary, dtype=torch.float32, device=cpu
-    )
+    return loaded(source, LENGTH, Tokenizer(source).vocabulary)
 
 
 def eager_model(target: Decoder) -> EagerModel:
@@ -100,26 +96,49 @@ def prompt_of(target: Decoder, length: int) -> list[int]:
     return np.random.default_rng(length).integers(0, target.vocabulary, length).tolist()
 
 
-def test_what_one_graph_writes_another_reads(model: CompiledModel, target: Decoder) -> None:
-    """The prompt by the prefill graph, then by the verify graphs: the same keys in the same
-    slots, and as eager has them.
-    """
-    trees = {bucket: graph for bucket, graph in model.graphs.items() if bucket.picks > 1}
-    prompt, eager = prompt_of(target, 14), eager_model(target)
-    ModelSequence(eager, 1, SamplingParams()).extend(prompt[:-1])
-    expected = eager.cache.stacked()[0][:, 1, :13]
-    for served in (model, CompiledModel(trees, model.cache)):
-        ModelSequence(served, 1, SamplingParams()).extend(prompt[:-1])
-        found = served.cache.stacked()[0][:, 1, :13]
-        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+RULES = {
+    "grammar": SamplingParams(grammar=Grammar(GrammarKind.REGEX, "([a-z]{1,5} ){2,}end")),
+    "penalties": SamplingParams(
+        repetition_penalty=1.3, presence_penalty=0.5, frequency_penalty=0.3, made=4
+    ),
+    "biases": SamplingParams(logit_bias=((70, 4.0), (71, -100.0)), min_p=0.01),
+    "scores": SamplingParams(logprobs=3, prompt_logprobs=True),
+}
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_text_with_a_rule_equals_the_eager_targets_own_whatever_is_proposed(
+    model: CompiledModel, target: Decoder, source: Path, rule: str
+) -> None:
+    grammars = Grammars((source / "tokenizer.json").read_text("utf-8"), target.vocabulary, [0])
+    own, ours = (
+        Engine(
+            served,
+            sequence_length=LENGTH,
+            max_tree_nodes=NODES,
+            vocabulary=target.vocabulary,
+            grammars=grammars,
+        )
+        for served in (eager_model(target), model)
+    )
+    prompt, draft = prompt_of(target, 20), nudged(target)
+    for params in SAMPLINGS:
+        asked = replace(RULES[rule], temperature=params.temperature, seed=params.seed).on_the_wire()
+        plain, scored = LocalSession(own), LocalSession(ours)
+        expected = alone(plain, prompt, asked, 20)
+        assert alone(scored, prompt, asked, 20) == expected
+        assert speculated(LocalSession(ours), growing(draft), prompt, asked, 20) == expected
+        assert len(scored.prompt_logprobs) == (19 if rule == "scores" else 0)
+        for mine, theirs in zip(scored.prompt_logprobs, plain.prompt_logprobs, strict=True):
+            assert mine.ids == theirs.ids
+            np.testing.assert_allclose(mine.values, theirs.values, rtol=1e-4)
+            np.testing.assert_allclose(mine.value, theirs.value, rtol=1e-4)
 
 
 Run = Callable[..., tuple[Tensor, ...]]
 
 
 def per_tensor(graph: Run) -> Run:
-    """The same graph, whose keys are rounded by the greatest of all nodes."""
-
     def rounded(**inputs: Tensor) -> tuple[Tensor, ...]:
         chosen, keys, *others = graph(**inputs)
         scale = keys.abs().max() / 127
@@ -128,14 +147,14 @@ def per_tensor(graph: Run) -> Run:
     return rounded
 
 
-@pytest.mark.parametrize("sampled", [True, False])
+@pytest.mark.parametrize("kind", ["greedy", "sampled", "masked"])
 def test_a_graph_that_computes_something_else_is_not_written(
-    model: CompiledModel, target: Decoder, sampled: bool
+    model: CompiledModel, target: Decoder, kind: str
 ) -> None:
     bucket, graph = next(
         (bucket, graph)
         for bucket, graph in model.graphs.items()
-        if bucket.picks > 1 and bucket.sampled == sampled
+        if bucket.picks > 1 and bucket.name.endswith(kind)
     )
     cache = KeysValues.of(torch.randn_like(part) for part in model.cache.tensors)
     eager, here = (VerifyGraph(target, each, LEVELS, (0, 1)) for each in (cache, model.cache))
@@ -217,10 +236,7 @@ COMPILER = (
 def test_the_served_process_traces_nothing_starts_no_compiler_and_imports_no_model_source(
     built: Path, target: Decoder, tmp_path: Path
 ) -> None:
-    """The role as typed, in a process of its own with an empty torch cache, until the signal that
-    ends it. transformers is there for tokenizers, and brings parts of torch's compilers with it;
-    the modelling of a family and what makes code are not there.
-    """
+    """The role as typed, with an empty torch cache. Parts of compilers come with transformers."""
     cache, prompt, made = tmp_path / "cache", prompt_of(target, 20), []
     environment = {**role_environment(), "TORCHINDUCTOR_CACHE_DIR": str(cache)}
     command = [sys.executable, "-c", SERVING, str(built)]

@@ -1,6 +1,4 @@
-"""Recordings of calls: padding, buffers that stay, replaying. On the CPU, where a recording runs
-its function over the buffers again.
-"""
+"""Recordings of calls, on the CPU: padding, buffers that stay, replaying."""
 
 from __future__ import annotations
 
@@ -9,17 +7,14 @@ import pytest
 import torch
 
 from inference.backends import Segment
-from inference.backends.cuda import (
-    CudaModel,
-    Outputs,
-    Replay,
-)
+from inference.backends.cuda import CudaModel, Outputs, Replay
 from inference.backends.eager import EagerModel
 from inference.backends.sequence import ModelSequence
 from inference.model.decoder import Decoder
 from inference.sampling import SamplingParams
 from inference.tree import TokenTree
 from tests.support.fake_recorder import Reruns
+from tests.support.models import segment
 from tests.support.pairs import SEQUENCE_LENGTH, decoder, prompt_of
 
 GREEDY, WARM, OPEN = (
@@ -33,9 +28,7 @@ TREE = TokenTree(
 
 
 class AlikePadded(CudaModel):
-    """The eager model, padded as the recorded one: nothing is recorded, and every choice is by
-    its own function.
-    """
+    """The eager model, padded as the recorded one."""
 
     choose, rank = EagerModel.choose, EagerModel.rank
 
@@ -55,9 +48,7 @@ def recorded(target: Decoder, rows: int = 2, max_nodes: int = 64) -> tuple[CudaM
 def test_every_call_is_the_eager_models_to_the_last_bit_at_the_same_shape(
     target: Decoder, params: tuple[SamplingParams, ...]
 ) -> None:
-    """Three rounds in two rows of different lengths, so that calls are run, recorded and
-    replayed: choices, rankings and caches.
-    """
+    """Calls are run, recorded and replayed: choices, rankings and caches."""
     model, reruns = recorded(target)
     eager = AlikePadded(target, rows=2, capacity=model.capacity, max_nodes=64, recorder=Reruns())
     pairs = [[ModelSequence(each, row, params[row]) for each in (model, eager)] for row in (0, 1)]
@@ -83,13 +74,10 @@ def test_every_call_is_the_eager_models_to_the_last_bit_at_the_same_shape(
     assert reruns.replayed > reruns.recorded > 0
 
 
-def test_rows_of_one_call_keep_their_sampling_and_an_idle_row_disturbs_none(
-    target: Decoder,
-) -> None:
-    """Three rows are padded to four."""
+def test_rows_of_a_call_keep_their_sampling_and_an_idle_one_disturbs_none(target: Decoder) -> None:
     model, reruns = recorded(target, rows=4)
     eager = EagerModel(target, rows=4, capacity=model.capacity, max_nodes=64)
-    calls = [segment(6, params, row) for row, params in ((3, OPEN), (0, GREEDY), (2, WARM))]
+    calls = [segment(row, 6, params) for row, params in ((3, OPEN), (0, GREEDY), (2, WARM))]
     for _ in range(3):
         assert [row.tokens.tolist() for row in model.choose(calls)] == [
             row.tokens.tolist() for row in eager.choose(calls)
@@ -103,20 +91,11 @@ def test_rows_of_one_call_keep_their_sampling_and_an_idle_row_disturbs_none(
         torch.testing.assert_close(keys[:, :6], others[:, :6])
 
 
-def segment(
-    nodes: int, params: SamplingParams = GREEDY, row: int = 0, first: int = 0, context: int = 0
-) -> Segment:
-    """A chain at the start of a row."""
-    order, mask = np.arange(nodes, dtype=np.int32), np.tri(nodes, dtype=np.bool_)
-    seen, at = np.ones((1, context), dtype=np.bool_), order + first
-    return Segment(row, order + 1, at, at, seen, mask, order, params)
-
-
 def test_a_shape_is_run_once_recorded_once_and_replayed_from_then_on(target: Decoder) -> None:
     model, reruns = recorded(target)
     counts = []
     for nodes in (5, 8, 6, 7):  # one shape: eight nodes
-        model.choose([segment(nodes)])
+        model.choose([segment(0, nodes)])
         counts.append((reruns.warmed, reruns.recorded, reruns.replayed))
     assert counts == [(1, 0, 0), (1, 1, 1), (1, 1, 2), (1, 1, 3)]
 
@@ -126,13 +105,13 @@ def test_recordings_keep_the_features_that_the_eager_model_keeps(target: Decoder
     model, reruns = recorded(target)
     eager = AlikePadded(target, rows=2, capacity=model.capacity, max_nodes=64, recorder=Reruns())
     for _ in range(2):
-        model.choose([segment(8)])
+        model.choose([segment(0, 8)])
     for each in (model, eager):
         each.keep_features((0, 2))
     for _ in range(3):
         for each in (model, eager):
-            each.choose([segment(8)])
-    slots = segment(8).slots
+            each.choose([segment(0, 8)])
+    slots = segment(0, 8).slots
     assert model.features(0, slots).shape == (8, 2 * target.config.hidden_size)
     assert torch.equal(model.features(0, slots), eager.features(0, slots))
     assert model.features(0, slots).any()
@@ -142,12 +121,12 @@ def test_recordings_keep_the_features_that_the_eager_model_keeps(target: Decoder
 @pytest.mark.parametrize(
     ("call", "shape"),
     [
-        ([segment(1)], (1, 2, 1, 1, 64)),  # in float32 one node runs as two
-        ([segment(5), segment(3, row=1)], (2, 8, 8, 1, 64)),
-        ([segment(5, first=65, context=65)], (1, 8, 8, 1, 128)),
-        ([segment(5, first=193, context=193)], (1, 8, 8, 1, 256)),
-        ([segment(40)._replace(pick=np.array([39], dtype=np.int32))], (1, 50, 1, 1, 64)),
-        ([segment(3)._replace(context=np.zeros((3, 900), dtype=np.bool_))], (1, 4, 4, 4, 1000)),
+        ([segment(0, 1)], (1, 2, 1, 1, 64)),  # in float32 one node runs as two
+        ([segment(0, 5), segment(1, 3)], (2, 8, 8, 1, 64)),
+        ([segment(0, 5, context=65)], (1, 8, 8, 1, 128)),
+        ([segment(0, 5, context=193)], (1, 8, 8, 1, 256)),
+        ([segment(0, 40)._replace(pick=np.array([39], dtype=np.int32))], (1, 50, 1, 1, 64)),
+        ([segment(0, 3)._replace(context=np.zeros((3, 900), dtype=np.bool_))], (1, 4, 4, 4, 1000)),
     ],
 )
 def test_calls_are_padded_to_powers_of_two_within_the_models_limits(
@@ -172,15 +151,15 @@ def test_shapes_beyond_the_most_run_as_they_are(
     monkeypatch.setattr("inference.backends.cuda.MOST_GRAPHS", 1)
     model, reruns = recorded(target)
     for _ in range(3):
-        model.choose([segment(2)])
-        model.choose([segment(4)])
+        model.choose([segment(0, 2)])
+        model.choose([segment(0, 4)])
     assert (reruns.warmed, reruns.recorded, reruns.replayed) == (4, 1, 2)
 
 
 def test_results_are_not_written_over_by_later_calls(target: Decoder) -> None:
     model, _ = recorded(target)
     calls = [
-        model.choose([segment(4, SamplingParams(1.0, seed=seed))])[0].tokens
+        model.choose([segment(0, 4, SamplingParams(1.0, seed=seed))])[0].tokens
         for seed in (1, 1, 1, 2, 3)
     ]
     assert calls[0].tolist() == calls[1].tolist() == calls[2].tolist()
@@ -199,7 +178,6 @@ class OnNoDevice(Reruns):
 
 
 def on_no_device(calls: list[Segment], rank: int = 0) -> Outputs:
-    """The outputs of a call that chooses, or that ranks so many children."""
     no_device = decoder(1).to(torch.device("meta"))
     model = CudaModel(no_device, rows=2, capacity=100, max_nodes=8, recorder=OnNoDevice())
     with pytest.raises(Seen) as seen:
@@ -217,7 +195,7 @@ def test_what_is_recorded_stays_on_the_device_and_waits_for_nothing(
 ) -> None:
     """By shapes and devices alone: a value that is asked for, or a tensor of the host, fails."""
     context = np.zeros((contexts, 5), dtype=np.bool_)
-    calls = [segment(4, params, row)._replace(context=context) for row in (0, 1)]
+    calls = [segment(row, 4, params)._replace(context=context) for row in (0, 1)]
     outputs = on_no_device(calls, rank)
     assert {output.device.type for output in outputs} == {"meta"}
     assert outputs[0].shape[:2] == (2, 4)

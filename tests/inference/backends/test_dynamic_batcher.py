@@ -1,6 +1,4 @@
-"""Calls of several threads are computed together, answered as if alone, and one's fault is
-nobody else's.
-"""
+"""Calls of several threads are computed together, and answered as if alone."""
 
 from __future__ import annotations
 
@@ -17,7 +15,7 @@ from inference.backends.eager import EagerModel
 from inference.backends.sequence import ModelSequence
 from inference.sampling import SamplingParams
 from inference.tree import TokenTree
-from tests.support.models import tiny_decoder
+from tests.support.models import sequence_after, tiny_decoder
 from tests.support.wire_fixtures import FAULTY, WAIT, Successor, eventually
 
 ROWS = 4
@@ -36,14 +34,12 @@ class Gated(EagerModel):
         return super().rank(segments, k)
 
 
-def sequence_after(model: Model, row: int, tokens: Sequence[int]) -> ModelSequence:
-    sequence = ModelSequence(model, row, SamplingParams(0.7, seed=row))
-    sequence.extend(tokens)
-    return sequence
+def seeded(model: Model, row: int, tokens: Sequence[int] = ()) -> ModelSequence:
+    return sequence_after(model, tokens, row, SamplingParams(0.7, seed=row))
 
 
 def ranked(model: Model, row: int) -> Ranked:
-    return sequence_after(model, row, [5 + row, 7, 9]).rank(TokenTree.chain([11 + row]), [0], 4)
+    return seeded(model, row, [5 + row, 7, 9]).rank(TokenTree.chain([11 + row]), [0], 4)
 
 
 def test_what_stands_in_line_is_computed_in_one_call_and_answered_as_if_alone() -> None:
@@ -54,7 +50,7 @@ def test_what_stands_in_line_is_computed_in_one_call_and_answered_as_if_alone() 
         eventually(lambda: model.calls == [1])
         # The others' prompts have to wait for the first call as well, so only their ranking is left
         # to the threads.
-        waiting = [sequence_after(shared, row, []) for row in range(1, ROWS)]
+        waiting = [seeded(shared, row) for row in range(1, ROWS)]
         others = [
             pool.submit(one.rank, TokenTree.chain([11 + row]), [0], 4)
             for row, one in enumerate(waiting, start=1)
@@ -62,7 +58,7 @@ def test_what_stands_in_line_is_computed_in_one_call_and_answered_as_if_alone() 
         eventually(lambda: sum(len(line) for line in shared._line.values()) == ROWS - 1)
         model.gate.set()
         for row, one in enumerate(others, start=1):
-            expected = sequence_after(alone, row, []).rank(TokenTree.chain([11 + row]), [0], 4)
+            expected = seeded(alone, row).rank(TokenTree.chain([11 + row]), [0], 4)
             assert one.result(WAIT).ids.tolist() == expected.ids.tolist()
             assert np.allclose(one.result(WAIT).scores, expected.scores, atol=1e-5)
         assert len(first.result(WAIT).ids) == 1

@@ -1,6 +1,4 @@
-"""A head computes what its definition says: from the target's features where they are known, from
-its own at other nodes.
-"""
+"""A head computes what its definition says, from the target's features and from its own."""
 
 from __future__ import annotations
 
@@ -28,17 +26,10 @@ PROMPT = pairs.prompt_of(20)
 
 
 class Pair:
-    """A target and its head, on rows that follow each other by number.
-
-    layers: of the head
-    """
+    """A target and its head of so many layers, on rows that follow each other by number."""
 
     def __init__(
-        self,
-        directory: Path,
-        rows: int = 1,
-        norms_residual: bool = False,
-        layers: int = 1,
+        self, directory: Path, rows: int = 1, norms_residual: bool = False, layers: int = 1
     ) -> None:
         raw = heads.raw_config(
             TARGET.config, norm_before_residual=norms_residual, num_hidden_layers=layers
@@ -61,17 +52,12 @@ class Text:
         self.tokens, self.pair = list(prompt), pair
         self.there = ModelSequence(pair.target, row, SamplingParams())
         self.here = FeatureSequence(
-            pair.target,
-            pair.model,
-            row,
-            lambda: TargetRow(row, self.there.slots),
-            SamplingParams(),
+            pair.target, pair.model, row, lambda: TargetRow(row, self.there.slots), SamplingParams()
         )
         self.there.extend(prompt[:-1])
         self.here.extend(prompt[:-1])
 
     def expected(self, below: Sequence[int] = ()) -> torch.Tensor:  # [draft vocabulary]
-        """What the head says of candidates `below` the root."""
         known = len(self.tokens) - 1
         states = heads.states_of(TARGET, self.tokens[:known])
         return heads.drafted(
@@ -92,7 +78,6 @@ class Text:
 
 
 def agrees(ranked: Ranked, node: int, expected: torch.Tensor) -> None:
-    """The 8 best are those of the reference, and as likely."""
     scores, order = expected.topk(8)
     assert ranked.ids[node].tolist() == [IDS[index] for index in order.tolist()]
     np.testing.assert_allclose(ranked.scores[node], scores, rtol=0, atol=2e-4)
@@ -130,7 +115,7 @@ def test_candidates_are_ranked_from_what_the_head_returned_for_their_parents(
 
 
 @pytest.mark.parametrize("ranked", [[0], [0, 1], [0, 1, 2], [0, 1, 2, 3]])
-def test_tokens_that_were_committed_are_computed_again_from_the_targets_features(
+def test_committed_tokens_are_computed_from_target_features(
     tmp_path: Path, ranked: list[int]
 ) -> None:
     """Whether the head had computed them as candidates or not."""
@@ -147,10 +132,7 @@ def test_tokens_that_were_committed_are_computed_again_from_the_targets_features
         agrees(answer, node, text.expected([41, 42][:node]))
 
 
-def test_a_root_that_was_ranked_as_a_candidate_leads_its_children_with_the_targets_feature(
-    tmp_path: Path,
-) -> None:
-    """The proposer keeps what it knows of it, and ranks on below."""
+def test_a_root_that_was_a_candidate_leads_with_the_targets_feature(tmp_path: Path) -> None:
     text = Pair(tmp_path).text(0, PROMPT)
     tree = TokenTree.chain([PROMPT[-1], 40, 50])
     text.here.rank(tree, [0], 8)
@@ -187,24 +169,8 @@ def test_rows_of_one_call_are_ranked_as_each_alone(tmp_path: Path) -> None:
     agrees(answers[1], 0, texts[1].expected())
 
 
-def test_a_row_that_is_copied_has_its_features(tmp_path: Path) -> None:
-    """As a cached prefix has, which another session begins with."""
-    pair = Pair(tmp_path, rows=2)
-    first = pair.text(0, PROMPT)
-    pair.target.copy_row(0, 1, first.there.slots.high_water)
-    second = pair.text(1, PROMPT[:1])
-    slots = first.there.slots.committed_copy()
-    second.there = ModelSequence(pair.target, 1, SamplingParams(), slots)
-    second.here.extend(PROMPT[:-1])
-    second.tokens = list(PROMPT)
-    answer = second.here.rank(TokenTree.chain(PROMPT[-1:]), [0], 8)
-    agrees(answer, 0, second.expected())
-
-
 @pytest.mark.parametrize("params", [SamplingParams(0.7, seed=5), SamplingParams(1.0, 20, 0.9, 6)])
-def test_children_are_ranked_with_the_noise_of_the_targets_ids(
-    tmp_path: Path, params: SamplingParams
-) -> None:
+def test_children_have_the_noise_of_the_targets_ids(tmp_path: Path, params: SamplingParams) -> None:
     text = Pair(tmp_path).text(0, PROMPT)
     segment = text.here.prepare_nodes(TokenTree.chain(PROMPT[-1:]), [0])
     answer = text.pair.model.rank([segment._replace(params=params)], 8)[0]

@@ -1,12 +1,9 @@
-"""A target and its draft compiled for this CPU into one artefact: built, checked, served.
-Skipped where no C++ compiler is.
-"""
+"""A target and its draft compiled for this CPU into one artefact: built, checked, served."""
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,28 +18,24 @@ from compile.build.cpu import CpuBuilder
 from compile.build.equality import check_equal, check_independent, random_inputs
 from compile.build.progress import BuildProgress
 from compile.spec import CompileSpec, verify_bucket
-from grpc_comm.client.connection import connect
-from grpc_comm.server.server import BackgroundServer
 from inference.artifact import DraftBucket, FusedPart, Manifest, RoundBucket, read_manifest
 from inference.backends.eager import EagerModel
 from inference.backends.fused import FusedModel, load_fused
 from inference.engine.engine import Engine
 from inference.engine.local_session import LocalSession
 from inference.errors import BadArtifact
-from inference.model.checkpoint import fingerprint, load_decoder
+from inference.model.checkpoint import fingerprint
 from inference.model.config import read_raw_config
 from inference.model.decoder import Decoder
 from inference.model.round_graph import RoundGraph, round_inputs
-from inference.order import Decode
 from inference.sampling import SamplingParams
-from inference.stats import DecodeStatistics
 from inference.text import Tokenizer
 from inference.tree_shape import Branches
 from outrider.options.roles import FusedTargetRole
 from outrider.target.target import load_target
-from tests.support.drafts import text_of
-from tests.support.equality import NearTies, assert_same_text
-from tests.support.models import write_checkpoint_with_tokenizer
+from tests.support.drafts import alone, assert_drafted_text
+from tests.support.equality import NearTies
+from tests.support.models import loaded, write_checkpoint_with_tokenizer
 from tests.support.refusals import assert_refused
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler")
@@ -71,9 +64,7 @@ def draft(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def built(source: Path, draft: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Three graphs: the target's, which prompts go through as well, the draft's, and a round of
-    two rows.
-    """
+    """Graphs of the target and of the draft, and a round of two rows."""
     vocabulary = Tokenizer(source).vocabulary
     part = FusedPart(
         "disagreeing draft",
@@ -104,20 +95,7 @@ def model(built: Path, manifest: Manifest) -> FusedModel:
 
 @pytest.fixture(scope="module")
 def target(source: Path) -> Decoder:
-    return decoder_of(source)
-
-
-def decoder_of(directory: Path) -> Decoder:
-    vocabulary, cpu = Tokenizer(directory).vocabulary, torch.device("cpu")
-    return load_decoder(
-        directory, positions=LENGTH, vocabulary=vocabulary, dtype=torch.float32, device=cpu
-    )
-
-
-def alone(target: Decoder, prompt: list[int], params: SamplingParams, tokens: int) -> list[int]:
-    eager = EagerModel(target, rows=1, capacity=JUNK, max_nodes=16)
-    served = Engine(eager, sequence_length=LENGTH, max_tree_nodes=8, vocabulary=target.vocabulary)
-    return text_of(prompt, params, LocalSession(served), Decode(len(prompt) + tokens))
+    return loaded(source, LENGTH, Tokenizer(source).vocabulary)
 
 
 def test_an_artefact_holds_both_models_and_says_so(built: Path, manifest: Manifest) -> None:
@@ -133,47 +111,25 @@ def test_an_artefact_holds_both_models_and_says_so(built: Path, manifest: Manife
     ]
 
 
-def test_the_served_text_is_the_targets_own_with_many_clients_of_different_sampling(
-    built: Path, target: Decoder, ties: NearTies
-) -> None:
-    """Through the command line's own loading and gRPC; fused and target-only."""
-    role = FusedTargetRole(artifact=str(built), host="127.0.0.1", port=0)
-    statistics, nodes = DecodeStatistics(), {True: 0, False: 0}
-    with (
-        BackgroundServer(load_target(role)) as server,
-        connect(str(server.address)) as connection,
-    ):
-
-        def write(number: int, fused: bool = True) -> None:
-            params = SAMPLINGS[number % 4]
-            tokens = np.random.default_rng(number).integers(0, target.vocabulary, 5 + number)
-            own = alone(target, tokens.tolist(), params, 20)
-
-            def produce(prompt: Sequence[int], n: int) -> list[int]:
-                session, order = connection.session(), Decode(len(prompt) + n, beside=fused)
-                count = lambda step: statistics.count(step.proposers)  # noqa: E731
-                made = text_of(prompt, params, session, order, between=count)
-                nodes[fused] += session.traffic.nodes - session.traffic.forwards
-                return made
-
-            assert_same_text(target, tokens.tolist(), params, own, produce, ties)
-
-        assert connection.description.draft_model == (
-            "disagreeing draft (in the target's graph: tree of 2 nodes (2 children a node))"
-        )
-        with ThreadPoolExecutor(5) as clients:
-            list(clients.map(write, range(8)))
-        assert nodes[True] == 2 * statistics.forwards
-        assert 0 < statistics.num_accepted_tokens < nodes[True]
-        write(1, fused=False)
-        assert nodes[False] == 0
+def test_the_role_serves_the_targets_own_text(built: Path, target: Decoder, ties: NearTies) -> None:
+    served = load_target(FusedTargetRole(artifact=str(built), host="127.0.0.1", port=0))
+    assert served.description.draft_model == (
+        "disagreeing draft (in the target's graph: tree of 2 nodes (2 children a node))"
+    )
+    eager = EagerModel(target, rows=1, capacity=JUNK, max_nodes=16)
+    plain = Engine(eager, sequence_length=LENGTH, max_tree_nodes=8, vocabulary=target.vocabulary)
+    for length, params in enumerate(SAMPLINGS, 5):
+        prompt = np.random.default_rng(length).integers(0, target.vocabulary, length).tolist()
+        own = alone(LocalSession(plain), prompt, params, 20)
+        assert_drafted_text(served.engine, target, prompt, params, own, ties)
 
 
 def test_a_round_that_computes_something_else_is_not_written(
     model: FusedModel, target: Decoder, draft: Path
 ) -> None:
     bucket, graph = next(iter(model.round_graphs.items()))
-    eager = RoundGraph(target, decoder_of(draft), model.cache, model.draft.cache, SHAPE)
+    beside = loaded(draft, LENGTH, target.vocabulary)
+    eager = RoundGraph(target, beside, model.cache, model.draft.cache, SHAPE)
     for part in (*model.cache.tensors, *model.draft.cache.tensors):
         part.normal_(generator=torch.Generator().manual_seed(1))
 
@@ -205,7 +161,7 @@ def test_inputs_lie_as_compiled_graphs_take_for_granted() -> None:
         assert all(tensor.is_contiguous() for tensor in inputs.values())
 
 
-def test_a_dry_run_names_the_rounds_and_refuses_a_tree_larger_than_a_call_takes(
+def test_a_dry_run_names_rounds_and_refuses_a_large_tree(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     dry = ["--target", "trn1", "--tensor_parallel", "2", "--fused", "--dry_run"]

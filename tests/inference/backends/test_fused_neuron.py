@@ -1,6 +1,4 @@
-"""Fused rounds built for Neuron and run through the strict stand-in: ranks, one package, one
-state, rows of two models, losslessness.
-"""
+"""Fused rounds built for Neuron, through the strict stand-in: ranks, and rows of two models."""
 
 from __future__ import annotations
 
@@ -14,6 +12,7 @@ import pytest
 from compile.agreement import check_rounds
 from compile.build.neuron_builder import NeuronBuilder
 from inference.artifact import read_manifest
+from inference.backends import Scoring
 from inference.backends.neuron import COPY, NeuronFusedModel
 from inference.backends.neuron_loading import load_neuron
 from inference.backends.sequence import ModelSequence
@@ -21,15 +20,17 @@ from inference.engine.engine import Engine
 from inference.engine.graph_rounds import GraphRounds, RoundModel, blank_tree
 from inference.engine.local_session import LocalSession
 from inference.errors import InvalidRequest
-from inference.order import Decode
 from inference.sampling import SamplingParams
-from tests.support.drafts import text_of
-from tests.support.equality import NearTies, assert_same_text
+from inference.tree import TokenTree
+from tests.support.adjustments import adjustment
+from tests.support.drafts import alone, assert_drafted_text
+from tests.support.equality import NearTies
 from tests.support.fake_neuron import Neuron
 from tests.support.models import write_checkpoint
 from tests.support.neuron_artifacts import (
     FUSED_SHAPE,
     LENGTH,
+    MASKED,
     TREE,
     VOCABULARY,
     build,
@@ -43,9 +44,7 @@ SAMPLINGS = [SamplingParams(), SamplingParams(0.7, seed=11), SamplingParams(1.0,
 
 
 def built(folder: Path, ranks: int = 2) -> tuple[NeuronFusedModel, Path]:
-    """The model, and its target's checkpoint; the draft is another random model, with a head
-    less of keys and values.
-    """
+    """The model, and its target's checkpoint; the draft has fewer heads of keys and values."""
     target, draft = (
         write_checkpoint(folder / "target"),
         write_checkpoint(folder / "draft", seed=1, num_hidden_layers=1, num_key_value_heads=2),
@@ -55,14 +54,6 @@ def built(folder: Path, ranks: int = 2) -> tuple[NeuronFusedModel, Path]:
     model = load_neuron(folder / "artifact", manifest, lambda line: None)
     assert isinstance(model, NeuronFusedModel)
     return model, target
-
-
-def written(
-    engine: Engine, prompt: Sequence[int], params: SamplingParams, tokens: int
-) -> list[int]:
-    """With the draft in the graphs, where there is one."""
-    order = Decode(len(prompt) + tokens, beside=True)
-    return text_of(prompt, params, LocalSession(engine), order)
 
 
 def drafting(model: NeuronFusedModel) -> Engine:
@@ -75,22 +66,14 @@ def drafting(model: NeuronFusedModel) -> Engine:
     )
 
 
-def test_rounds_of_two_ranks_write_the_whole_targets_own_text(
-    neuron: Neuron, tmp_path: Path
-) -> None:
+def test_rounds_of_two_ranks_write_the_targets_own_text(neuron: Neuron, tmp_path: Path) -> None:
     model, target = built(tmp_path)
     assert isinstance(model, RoundModel)
     engine, ties = drafting(model), NearTies()
     prompt = np.random.default_rng(2).integers(0, VOCABULARY, 20).tolist()
     for params in SAMPLINGS:
-        assert_same_text(
-            whole(target),
-            prompt,
-            params,
-            written(engine_of(eager_of(target)), prompt, params, 12),
-            lambda prompt, n, params=params: written(engine, prompt, params, n),
-            ties,
-        )
+        own = alone(LocalSession(engine_of(eager_of(target))), prompt, params, 12)
+        assert_drafted_text(engine, whole(target), prompt, params, own, ties)
     assert ties.ties == 0
     artifact = tmp_path / "artifact"
     for line in check_rounds(artifact, read_manifest(artifact), lambda line: None):
@@ -104,11 +87,26 @@ def test_rounds_of_two_ranks_write_the_whole_targets_own_text(
 
 
 def test_a_round_answers_the_same_wherever_its_draft_lies(neuron: Neuron, tmp_path: Path) -> None:
-    """Rows of the two models may be crossed."""
     model, _ = built(tmp_path, ranks=1)
     straight, crossed = (both_rows(model, draft_rows) for draft_rows in ([0, 1], [1, 0]))
     assert straight == crossed
     assert straight[0] != straight[1]
+
+
+def test_an_open_call_beside_rounds_takes_a_rule(neuron: Neuron, tmp_path: Path) -> None:
+    model, target = built(tmp_path)
+    tree = TokenTree([5, 7, 9, 11], [-1, 0, 0, 1])
+    rule = adjustment(VOCABULARY, np.random.default_rng(6), len(tree), 9)
+    answers = []
+    for one in (model, eager_of(target)):
+        sequence = ModelSequence(one, 1, SAMPLINGS[2])
+        sequence.extend([5, 17, 23])
+        ruled = sequence.prepare(tree)._replace(rule=lambda: rule, scoring=Scoring(2))
+        answers += one.choose([ruled])
+    assert MASKED.name in neuron.calls
+    assert answers[0].tokens.tolist() == answers[1].tokens.tolist()
+    for ours, theirs in zip(answers[0].logprobs or (), answers[1].logprobs or (), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-4)
 
 
 def both_rows(model: NeuronFusedModel, draft_rows: Sequence[int]) -> list[list[int]]:

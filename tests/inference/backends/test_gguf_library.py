@@ -10,15 +10,13 @@ import pytest
 from inference.backends.eager import EagerModel
 from inference.backends.gguf_library import GgufFacts
 from inference.backends.gguf_model import GgufModel, load_gguf
-from inference.backends.sequence import ModelSequence
 from inference.errors import Mismatch, Unavailable, UnsupportedModel
 from inference.model.config import parse_config
 from inference.model.decoder import Decoder
-from inference.sampling import SamplingParams
 from inference.tree import TokenTree
 from outrider.models.directories import EMBEDDED
 from tests.support.gguf_files import write_gguf
-from tests.support.models import TINY, random_decoder
+from tests.support.models import TINY, random_decoder, sequence_after
 from tests.support.refusals import assert_refused
 
 pytest.importorskip("llama_cpp", reason="a GGUF file needs pip install 'outrider[gguf]'")
@@ -49,11 +47,8 @@ def load(path: Path, vocabulary: int = VOCABULARY, gpu: int | None = None) -> Gg
 
 
 def scores_of(model: GgufModel | EagerModel) -> np.ndarray:  # [16, VOCABULARY]
-    """Log-probabilities at the nodes of a tree that grows in two calls below a prompt, and of the
-    tree of the next round.
-    """
-    sequence = ModelSequence(model, 0, SamplingParams())
-    sequence.extend(PROMPT)
+    """Log-probabilities at the nodes of a tree that grows, and of the tree of the next round."""
+    sequence = sequence_after(model, PROMPT)
     tree = TokenTree(
         np.array([5, 6, 7, 8, 9, 10, 11, 12], dtype=np.int32),
         np.array([-1, 0, 0, 1, 1, 2, 3, 5], dtype=np.int32),
@@ -70,9 +65,7 @@ def scores_of(model: GgufModel | EagerModel) -> np.ndarray:  # [16, VOCABULARY]
     return placed
 
 
-def test_a_tree_has_the_scores_that_our_decoder_gives_the_same_weights(
-    target: Decoder, files: dict[str, Path]
-) -> None:
+def test_a_tree_has_the_scores_of_our_decoder(target: Decoder, files: dict[str, Path]) -> None:
     ours = scores_of(EagerModel(target, rows=1, capacity=CAPACITY, max_nodes=32))
     for kind, allowed in (("F32", 1e-3), ("F16", 0.2)):
         difference = np.abs(scores_of(load(files[kind])) - ours).max()
@@ -91,20 +84,16 @@ def test_what_a_file_says_of_itself(files: dict[str, Path]) -> None:
 
 
 def test_ids_beyond_the_tokenizer_are_never_chosen(files: dict[str, Path]) -> None:
-    model = load(files["F32"])
-    sequence = ModelSequence(model, 0, SamplingParams())
-    sequence.extend(PROMPT)
+    sequence = sequence_after(load(files["F32"]), PROMPT)
     ranked = sequence.rank(TokenTree.chain([5]), [0], VOCABULARY)
     assert sorted(ranked.ids[0].tolist()) == list(range(VOCABULARY))
 
 
-def test_a_token_that_llama_cpp_refuses_is_an_error_and_the_next_call_is_right(
+def test_behind_a_token_that_llama_cpp_refuses_the_next_call_is_right(
     files: dict[str, Path],
 ) -> None:
     model, other = load(files["F32"]), load(files["F32"])
-    sequences = [ModelSequence(one, 0, SamplingParams()) for one in (model, other)]
-    for sequence in sequences:
-        sequence.extend(PROMPT)
+    sequences = [sequence_after(one, PROMPT) for one in (model, other)]
     with pytest.raises(Unavailable, match=r"invalid token\[1\] = 600"):
         sequences[0].choose(TokenTree.chain([5, 600]))
     tree = TokenTree.chain([5, 6, 7])

@@ -13,13 +13,14 @@ from inference.backends import gguf_model as module
 from inference.backends.choices import rank_at
 from inference.backends.gguf_model import GgufModel
 from inference.backends.host_choice import rank_of_row
-from inference.backends.sequence import ModelSequence
 from inference.errors import LimitExceeded, Unavailable
 from inference.sampling import SamplingParams
 from inference.tree import TokenTree
-from tests.support.copied_rows import PROMPT
 from tests.support.fake_llama_cpp import VOCABULARY, Cells, logits_after, seen_after
+from tests.support.models import sequence_after
 from tests.support.refusals import assert_refused
+
+PROMPT: list[int] = np.random.default_rng(4).integers(0, VOCABULARY, 34).tolist()
 
 
 def model_of(cells: Cells, rows: int = 1, capacity: int = 176, batch: int = 256) -> GgufModel:
@@ -30,14 +31,12 @@ def model_of(cells: Cells, rows: int = 1, capacity: int = 176, batch: int = 256)
 
 
 def siblings(count: int) -> TokenTree:
-    """A root with so many children."""
     return TokenTree(
         np.arange(count + 1, dtype=np.int32), np.array([-1] + [0] * count, dtype=np.int32)
     )
 
 
 def after(prefix: Sequence[int], tokens: Sequence[int]) -> list[int]:
-    """What is chosen at temperature 0 after the prefix and each of the tokens."""
     seen = [seen_after([*prefix, token], 0) for token in tokens]
     return [int(logits_after(one)[:VOCABULARY].argmax()) for one in seen]
 
@@ -48,19 +47,15 @@ def cells() -> Cells:
 
 
 def test_keys_are_kept_and_a_forward_computes_its_new_nodes_only(cells: Cells) -> None:
-    sequence = ModelSequence(model_of(cells), 0, SamplingParams())
-    sequence.extend(PROMPT)
+    sequence = sequence_after(model_of(cells), PROMPT)
     before = cells.tokens
     sequence.choose(siblings(5))
     assert cells.tokens - before == 6
     assert cells.used == len(PROMPT) + 6
 
 
-def test_a_failed_decode_is_an_error_and_the_next_call_computes_what_it_would_have(
-    cells: Cells,
-) -> None:
-    sequence = ModelSequence(model_of(cells), 0, SamplingParams())
-    sequence.extend(PROMPT)
+def test_a_failed_decode_is_an_error_and_changes_nothing_in_the_next_call(cells: Cells) -> None:
+    sequence = sequence_after(model_of(cells), PROMPT)
     cells.fails = True
     assert_refused(lambda: sequence.choose(siblings(5)), ["made to fail"], Unavailable)
     assert cells.used == len(PROMPT)
@@ -72,8 +67,7 @@ def test_a_tree_of_too_many_branches_is_refused_and_changes_nothing(
     cells: Cells, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "SEQUENCES", 12)
-    sequence = ModelSequence(model_of(cells), 0, SamplingParams())
-    sequence.extend(PROMPT)
+    sequence = sequence_after(model_of(cells), PROMPT)
     shown = ["6 branches in one call", "5"]
     assert_refused(lambda: sequence.choose(siblings(6)), shown, LimitExceeded)
     assert sequence.choose(siblings(5)).tolist()[1:] == after([*PROMPT, 0], range(1, 6))
@@ -81,9 +75,7 @@ def test_a_tree_of_too_many_branches_is_refused_and_changes_nothing(
 
 def test_rows_that_do_not_fit_into_one_decode_are_computed_in_several(cells: Cells) -> None:
     model = model_of(cells, rows=3, batch=32)
-    rows = [ModelSequence(model, row, SamplingParams()) for row in range(3)]
-    for row, sequence in enumerate(rows):
-        sequence.extend([row, *PROMPT])
+    rows = [sequence_after(model, [row, *PROMPT], row) for row in range(3)]
     before = cells.decodes
     chosen = model.choose([sequence.prepare(siblings(14)) for sequence in rows])
     assert cells.decodes - before == 2
@@ -103,30 +95,12 @@ def test_a_position_beyond_the_row_is_refused(cells: Cells) -> None:
 
 def test_a_node_that_does_not_see_every_position_above_it_is_refused(cells: Cells) -> None:
     model = model_of(cells)
-    sequence = ModelSequence(model, 0, SamplingParams())
-    sequence.extend(PROMPT)
+    sequence = sequence_after(model, PROMPT)
     segment = sequence.prepare(siblings(1))
     context = segment.context.copy()
     context[0, 3] = False
     broken = segment._replace(context=context)
     assert_refused(lambda: model.choose([broken]), ["one key at each position"])
-
-
-def test_keys_that_were_given_up_for_other_branches_are_computed_again(
-    cells: Cells, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "SEQUENCES", 12)
-    sequence = ModelSequence(model_of(cells), 0, SamplingParams())
-    sequence.extend(PROMPT)
-    parents = [-1, *[0] * 15, *range(1, 16)]  # 15 children, each with one of its own
-    tree = TokenTree(np.arange(31, dtype=np.int32), np.array(parents, dtype=np.int32))
-    for nodes in (range(1), range(1, 6), range(6, 11), range(11, 16)):
-        sequence.rank(tree, nodes, 1)
-    before = cells.tokens
-    for node in range(16, 31):
-        ranked = sequence.rank(tree, [node], 1)
-        assert ranked.ids[0].tolist() == after([*PROMPT, 0, node - 15], [node])
-    assert cells.tokens - before > 15
 
 
 @pytest.mark.parametrize("vocabulary", [100, 5000])
@@ -138,12 +112,11 @@ def test_keys_that_were_given_up_for_other_branches_are_computed_again(
         SamplingParams(0.8, top_k=5, seed=3),
         SamplingParams(1.5, top_p=0.6, seed=2**40 + 9),
         SamplingParams(0.3, top_k=200, top_p=0.95, seed=1),
+        SamplingParams(1.2, min_p=0.05, seed=2),
     ],
     ids=str,
 )
-def test_a_ranking_without_torch_is_that_of_the_sampling_contract(
-    params: SamplingParams, vocabulary: int
-) -> None:
+def test_a_ranking_without_torch_is_the_contracts(params: SamplingParams, vocabulary: int) -> None:
     drawn = np.random.default_rng(7).standard_normal((6, vocabulary)) * 3
     logits, at = drawn.astype(np.float32), np.array([4, 5, 5, 6, 900, 70_000], dtype=np.int32)
     pick, sees = np.arange(6, dtype=np.int32), np.eye(6, dtype=np.bool_)

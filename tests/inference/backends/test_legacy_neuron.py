@@ -1,6 +1,4 @@
-"""Targets on transformers-neuronx: chains are exact, everything else is refused. Through a
-strict stand-in; not yet run on hardware.
-"""
+"""Targets on transformers-neuronx: chains are exact, everything else is refused."""
 
 from __future__ import annotations
 
@@ -13,7 +11,6 @@ import torch
 
 from inference.backends.eager import EagerModel
 from inference.backends.legacy_neuron import LegacyNeuronModel, load_legacy_neuron
-from inference.backends.sequence import ModelSequence
 from inference.drafters.round_proposer import BestFirst
 from inference.engine.engine import Engine
 from inference.engine.local_session import LocalSession
@@ -25,17 +22,16 @@ from inference.errors import (
     Unavailable,
     UnsupportedModel,
 )
-from inference.model.checkpoint import load_decoder
 from inference.model.config import read_config
 from inference.sampling import SamplingParams
 from inference.tree import TokenTree
+from outrider.models.capacity import Capacity
 from outrider.models.directories import EMBEDDED
-from outrider.models.sequence_length import Capacity
 from outrider.options.roles import DraftRole, TargetRole
 from tests.support.drafts import alone, rounds, speculated
 from tests.support.equality import NearTies, assert_same_text
 from tests.support.fake_tnx import VERSIONS, LegacyImage
-from tests.support.models import tiny_decoder, write_checkpoint
+from tests.support.models import loaded, sequence_after, tiny_decoder, write_checkpoint
 from tests.support.refusals import assert_refused
 
 LENGTH, CHAIN, VOCABULARY = 96, 6, 59
@@ -79,15 +75,12 @@ def prompt_of(length: int) -> list[int]:
     return np.random.default_rng(length).integers(0, VOCABULARY, length).tolist()
 
 
-def test_a_node_alone_runs_in_the_program_of_a_whole_chain(
-    image: LegacyImage, checkpoint: Path
-) -> None:
+def test_a_node_alone_runs_in_the_program_of_a_chain(image: LegacyImage, checkpoint: Path) -> None:
     """So what is chosen does not depend on how much was drafted, whatever a program's rounding."""
     legacy = load(checkpoint)
     (model,) = image.models
     assert [length for _, length in model.calls] == [CHAIN, 128]  # both warmed up
-    sequence = ModelSequence(legacy, 0, SamplingParams())
-    sequence.extend(prompt_of(50))
+    sequence = sequence_after(legacy, prompt_of(50))
     for tokens in ([7], [7, 8, 9], list(range(CHAIN))):
         sequence.choose(TokenTree.chain(tokens))
     assert model.calls[2:] == [(0, 128), *[(50, CHAIN)] * 3]
@@ -98,8 +91,7 @@ def test_a_sequence_may_be_filled_to_its_last_token(image: LegacyImage, checkpoi
     legacy = load(checkpoint)
     made = alone(LocalSession(engine_of(legacy)), prompt_of(LENGTH - 2), SamplingParams(), 2)
     assert len(made) == 2
-    last = ModelSequence(legacy, 0, SamplingParams())
-    last.extend(prompt_of(legacy.capacity - 7))
+    last = sequence_after(legacy, prompt_of(legacy.capacity - 7))
     assert len(last.choose(TokenTree.chain(range(7)))) == 7
 
 
@@ -116,12 +108,9 @@ def test_a_branching_tree_is_refused_with_what_to_do(image: LegacyImage, checkpo
     assert len(alone(LocalSession(legacy), prompt_of(9), SamplingParams(), 5)) == 5
 
 
-def test_nodes_that_do_not_continue_the_cache_are_refused(
-    image: LegacyImage, checkpoint: Path
-) -> None:
+def test_nodes_that_do_not_go_on_in_the_cache_fail(image: LegacyImage, checkpoint: Path) -> None:
     legacy = load(checkpoint)
-    sequence = ModelSequence(legacy, 0, SamplingParams())
-    sequence.extend(prompt_of(5))
+    sequence = sequence_after(legacy, prompt_of(5))
     segment = sequence.prepare(TokenTree.chain([3, 4]))
     for change in (
         {"slots": segment.slots + 1},
@@ -215,10 +204,8 @@ def test_other_llamas_are_served_exactly(
     image: LegacyImage, tmp_path: Path, ties: NearTies, changes: dict[str, Any]
 ) -> None:
     directory = write_checkpoint(tmp_path / "model", **changes)
-    cpu, params, prompt = torch.device("cpu"), SamplingParams(1.0, seed=4), prompt_of(30)
-    target = load_decoder(
-        directory, positions=LENGTH, vocabulary=VOCABULARY, dtype=torch.float32, device=cpu
-    )
+    params, prompt = SamplingParams(1.0, seed=4), prompt_of(30)
+    target = loaded(directory, LENGTH, VOCABULARY)
     plain = engine_of(EagerModel(target, rows=1, capacity=LENGTH + CHAIN, max_nodes=16))
     legacy, reference = engine_of(load(directory)), alone(LocalSession(plain), prompt, params, 30)
     assert_same_text(

@@ -1,8 +1,4 @@
-"""The contract of a Model with rows of its own. A backend joins by a line of BACKENDS in
-tests/support/backends.py.
-
-Models that read another's row (a head, a shared cache) have their own files.
-"""
+"""The contract of a Model with rows of its own. A backend joins by a line of BACKENDS."""
 
 from __future__ import annotations
 
@@ -13,23 +9,25 @@ import numpy as np
 import pytest
 import torch
 
-from inference.backends import Masks, Model, Segment
+from inference.backends import Masks, Model
 from inference.backends.eager import EagerModel
 from inference.backends.target_features import FeatureModel
 from inference.decode import Step
 from inference.drafters.draft import Draft
 from inference.drafters.round_proposer import BestFirst, Chain, RoundProposer
+from inference.engine.engine import Engine
 from inference.engine.local_session import LocalSession
 from inference.engine.prefix_cache import WORTH_COPYING
+from inference.engine.session import Session
 from inference.errors import InvalidRequest, LimitExceeded, OutriderError
+from inference.order import Decode, End, Pace
 from inference.planner.prices import Prices
-from inference.proposer import Proposer
+from inference.proposer import BASE, Nodes, Proposal, Proposer
 from inference.sampling import SamplingParams
 from tests.support import heads
 from tests.support.backends import Subject, eager_model
-from tests.support.copied_rows import PROMPT, shares
 from tests.support.drafts import alone, copying, growing, knowledge, nudged, rounds, speculated
-from tests.support.models import tiny_decoder
+from tests.support.models import segment, tiny_decoder
 from tests.support.neuron_artifacts import LENGTH, TREE, VOCABULARY, eager_of, engine_of
 from tests.support.row_independence import assert_rows_are_independent
 
@@ -59,7 +57,6 @@ def prompt_of(length: int) -> list[int]:
 
 
 # --- texts
-# --------------------------------------------------------------------------------------------------
 
 CLOSE = nudged(tiny_decoder(vocabulary=VOCABULARY))
 """It often agrees with the checkpoint, not always, and never with llama.cpp's stand-in."""
@@ -82,9 +79,7 @@ DRAFTS: dict[str, Callable[[], Proposer]] = {
 
 
 @each_sampling
-def test_the_text_without_a_draft_is_its_own_seeded_decoding(
-    subject: Subject, params: SamplingParams
-) -> None:
+def test_the_text_is_its_own_seeded_decoding(subject: Subject, params: SamplingParams) -> None:
     """Also on rows that held other texts, and to the end of the row."""
     engine = engine_of(subject.model)
     for length, tokens in ((1, 16), (30, 16), (17, 8), (LENGTH - 5, 5)):
@@ -110,19 +105,80 @@ def test_no_draft_changes_the_text(subject: Subject, draft: str, params: Samplin
         )
 
 
+PROMPT: list[int] = np.random.default_rng(4).integers(0, VOCABULARY, 34).tolist()
+OWN = [5, 7]
+"""Tokens with which the second prompt goes on alone."""
+
+
+def generate(engine: Engine, session: Session, tokens: int) -> list[int]:
+    before = session.length
+    engine.decode(session, Decode(before + tokens))
+    while session.end is End.NOT:
+        assert engine.step()
+    return session.tokens[before:]
+
+
+def prefilled(
+    engine: Engine, tenant: str, prompt: list[int], params: SamplingParams, tokens: int
+) -> list[int]:
+    session, opened = engine.open(prompt, params, tenant=tenant)
+    engine.finish(opened)
+    assert opened.result().reused == 0
+    text = generate(engine, session, tokens)
+    engine.close(session)
+    engine.step()
+    return text
+
+
+def guess(engine: Engine, session: Session, text: list[int]) -> None:
+    """Ask for a forward with the next two tokens of this text behind a wrong one."""
+    at = session.length - session.prompt_length
+    right, wrong = text[at : at + 2], (text[at] + 1) % VOCABULARY
+    nodes = [Proposal(0, BASE, wrong, 0.9), Proposal(1, BASE, right[0], 0.8)]
+    nodes += [Proposal(2, 1, token, 0.9) for token in right[1:]]
+    base = session.length - 1
+    engine.append(session, engine.join(session), Nodes(base, nodes))
+    engine.go(session, base)
+
+
+def shares(engine: Engine, params: SamplingParams) -> int:
+    """Two sessions, the second with the first one's beginning; tokens that it reused."""
+    first_text = prefilled(engine, "alone", PROMPT, params, 16)
+    prompt = [*PROMPT, *first_text[:8], *OWN]
+    second_text = prefilled(engine, "alone too", prompt, params, 10)
+    first, opened = engine.open(PROMPT, params)
+    engine.finish(opened)
+    engine.decode(first, Decode(len(PROMPT) + len(first_text), pace=Pace.WAIT))
+    while first.length < len(PROMPT) + 9:
+        guess(engine, first, first_text)
+        while engine.step():
+            pass
+    assert first.spent.nodes > first.spent.forwards  # all were in one forward
+    guess(engine, first, first_text)
+    second, opened = engine.open(prompt, params)
+    engine.finish(opened)
+    while engine.step():
+        pass
+    assert first.tokens == [*PROMPT, *first_text[: first.length - len(PROMPT)]]
+    assert generate(engine, second, 5) == second_text[:5]
+    generate(engine, first, len(PROMPT) + len(first_text) - first.length)
+    assert first.tokens == [*PROMPT, *first_text]
+    assert generate(engine, second, 5) == second_text[5:]
+    engine.close(first)
+    engine.close(second)
+    engine.step()
+    return opened.result().reused
+
+
 @each_temperature
-def test_a_session_that_begins_alike_takes_a_copy_of_a_row_and_both_write_their_own_texts(
-    subject: Subject, params: SamplingParams
-) -> None:
+def test_a_copy_of_a_row_serves_a_like_session(subject: Subject, params: SamplingParams) -> None:
     needs(subject.model.rows > 1)
     assert len(PROMPT) >= WORTH_COPYING
     copied = len(PROMPT) + 8 if subject.model.copies_rows else 0
     assert shares(engine_of(subject.model), params) == copied
 
 
-def test_where_rows_are_not_copied_a_free_row_gives_its_prefix_although_it_holds_more(
-    checkpoint: Path,
-) -> None:
+def test_a_free_row_gives_its_prefix_where_rows_are_not_copied(checkpoint: Path) -> None:
     """Else a short beginning of a long text would be computed again beside it."""
     model = eager_of(checkpoint)
     model.copies_rows = False
@@ -137,15 +193,12 @@ def test_where_rows_are_not_copied_a_free_row_gives_its_prefix_although_it_holds
 
 
 # --- calls
-# --------------------------------------------------------------------------------------------------
 
 PREFIX = list(range(20, 30))
 
 
 @each_sampling
-def test_nodes_and_rows_do_not_depend_on_their_neighbours(
-    subject: Subject, params: SamplingParams
-) -> None:
+def test_nodes_and_rows_are_independent(subject: Subject, params: SamplingParams) -> None:
     """To the last bit of the keys, where the model has its caches on this machine."""
     needs(subject.backend.trees and subject.model.rows > 1)
     cache = getattr(subject.model, "cache", None)
@@ -179,9 +232,7 @@ def test_a_call_leaves_the_other_rows_as_they_are(subject: Subject) -> None:
 
 
 @each_temperature
-def test_after_a_partly_accepted_tree_it_goes_on_as_if_the_path_had_been_the_prompt(
-    subject: Subject, params: SamplingParams
-) -> None:
+def test_a_partly_accepted_tree_is_like_a_prompt(subject: Subject, params: SamplingParams) -> None:
     tree, then, paths = subject.trees
     for path in paths:
         tokens, sequence = list(PREFIX), subject.after(PREFIX, 0, params)
@@ -210,9 +261,7 @@ def test_a_call_computes_as_much_as_was_asked_or_more(subject: Subject) -> None:
             assert computed[1] >= nodes
 
 
-def test_features_are_those_that_an_eager_target_keeps_and_go_with_a_copied_row(
-    subject: Subject,
-) -> None:
+def test_features_are_an_eager_targets_and_go_with_a_copied_row(subject: Subject) -> None:
     model = subject.model
     needs(model.rows > 1 and isinstance(model, FeatureModel))
     assert isinstance(model, FeatureModel)
@@ -228,13 +277,10 @@ def test_features_are_those_that_an_eager_target_keeps_and_go_with_a_copied_row(
 
 
 # --- ranking
-# --------------------------------------------------------------------------------------------------
 
 
 @each_sampling
-def test_children_are_ranked_as_a_target_of_the_same_scores_chooses(
-    subject: Subject, params: SamplingParams
-) -> None:
+def test_the_first_child_is_the_targets_choice(subject: Subject, params: SamplingParams) -> None:
     """Best first, each once; fewer are the first of more; level by level as all at once."""
     needs(subject.backend.drafts)
     (tree, _, _), sequence = subject.trees, subject.after(PREFIX, 0, params)
@@ -252,9 +298,7 @@ def test_children_are_ranked_as_a_target_of_the_same_scores_chooses(
 
 
 @each_temperature
-def test_a_draft_with_the_targets_weights_is_always_right(
-    subject: Subject, params: SamplingParams
-) -> None:
+def test_a_draft_of_the_same_weights_is_right(subject: Subject, params: SamplingParams) -> None:
     needs(subject.backend.drafts)
     steps, draft = list[Step](), subject.backend.make(subject.machine)
     proposer = RoundProposer(draft, Chain(4), room=8)
@@ -265,14 +309,6 @@ def test_a_draft_with_the_targets_weights_is_always_right(
 
 
 # --- refusals
-# --------------------------------------------------------------------------------------------------
-
-
-def segment(row: int, nodes: int) -> Segment:
-    """A chain at the start of a row."""
-    order, chain = np.arange(nodes, dtype=np.int32), np.tri(nodes, dtype=np.bool_)
-    unseen = np.zeros((1, 0), dtype=np.bool_)
-    return Segment(row, order % 50, order, order, unseen, chain, order, SamplingParams())
 
 
 REFUSED: list[tuple[Callable[[Model], object], type[OutriderError], str]] = [
@@ -282,9 +318,7 @@ REFUSED: list[tuple[Callable[[Model], object], type[OutriderError], str]] = [
 CANNOT_RANK = (lambda model: model.rank([segment(0, 2)], 2), InvalidRequest, "cannot draft")
 
 
-def test_a_call_that_it_does_not_take_is_refused_and_the_next_is_answered(
-    subject: Subject,
-) -> None:
+def test_a_call_that_it_does_not_take_is_refused_and_the_next_is_answered(subject: Subject) -> None:
     tree, _, _ = subject.trees
     before = subject.after(PREFIX).choose(tree).tolist()
     for call, error, shown in [*REFUSED, *([] if subject.backend.drafts else [CANNOT_RANK])]:

@@ -1,6 +1,4 @@
-"""Targets built for Neuron and run: ranks, state, buckets and losslessness, through a strict
-stand-in for AWS's packages.
-"""
+"""Targets built for Neuron and run through a strict stand-in: ranks, state and buckets."""
 
 from __future__ import annotations
 
@@ -26,7 +24,7 @@ from inference.sampling import SamplingParams
 from inference.tree import TokenTree
 from tests.support.drafts import alone
 from tests.support.fake_neuron import Neuron
-from tests.support.models import TINY, write_checkpoint
+from tests.support.models import TINY, segment, write_checkpoint
 from tests.support.neuron_artifacts import (
     FEW,
     JUNK,
@@ -57,9 +55,7 @@ MODELS: dict[str, tuple[int, dict[str, Any]]] = {
 
 
 class Served(NamedTuple):
-    """A target on two ranks with many graphs, loaded once for the module, and the checkpoint
-    that it was made of.
-    """
+    """A target on two ranks with many graphs, and the checkpoint that it was made of."""
 
     neuron: Neuron
     model: NeuronModel
@@ -87,12 +83,8 @@ def tree_of(root: int, seed: int) -> TokenTree:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_ranks_together_compute_what_one_whole_model_computes(
-    neuron: Neuron, tmp_path: Path, name: str
-) -> None:
-    """Choices at every node of trees in two rows, and every key and value of the caches, a
-    partly accepted tree in between.
-    """
+def test_ranks_together_are_one_whole_model(neuron: Neuron, tmp_path: Path, name: str) -> None:
+    """Choices of trees in two rows, and all keys and values behind a partly accepted one."""
     ranks, changes = MODELS[name]
     checkpoint = write_checkpoint(tmp_path / "model", **changes)
     model, eager = (
@@ -124,15 +116,6 @@ def test_ranks_together_compute_what_one_whole_model_computes(
         torch.testing.assert_close(together[:, :JUNK], expected[:, :JUNK], atol=2e-5, rtol=1e-4)
 
 
-def segment(
-    row: int, nodes: int, params: SamplingParams | None = None, slots: int = 0, first: int = 0
-) -> Segment:
-    """A chain at the start of a row; `slots`: how far the context reaches."""
-    order, mask = np.arange(nodes, dtype=np.int32), np.tri(nodes, dtype=np.bool_)
-    unseen, how = np.zeros((1, slots), dtype=np.bool_), params or SamplingParams()
-    return Segment(row, order + 1, order + first, order, unseen, mask, order, how)
-
-
 def test_every_graph_has_run_before_the_model_is_handed_out(
     neuron: Neuron, checkpoint: Path, tmp_path: Path
 ) -> None:
@@ -144,8 +127,8 @@ def test_every_graph_has_run_before_the_model_is_handed_out(
     ("call", "graph"),
     [
         ([segment(0, 1)], "verify_b2_t2_s32_greedy"),
-        ([segment(0, 2, slots=32)], "verify_b2_t2_s32_greedy"),
-        ([segment(0, 2, slots=33)], "verify_b2_t2_s72_greedy"),
+        ([segment(0, 2, context=32)], "verify_b2_t2_s32_greedy"),
+        ([segment(0, 2, context=33)], "verify_b2_t2_s72_greedy"),
         ([segment(0, 2), segment(1, 3)], "verify_b2_t8_s32_greedy"),
         ([segment(0, 2), segment(1, 2, SamplingParams(1.0, seed=1))], "verify_b2_t2_s32_sampled"),
         (
@@ -178,25 +161,6 @@ def test_rows_that_no_graph_holds_together_are_answered_in_turn(served: Served) 
     assert served.model.padded(1, 8) == (1, 8)
 
 
-def test_a_call_leaves_the_rows_that_are_not_in_it_as_they_are(served: Served) -> None:
-    """To the last bit and on every rank, whatever graph it goes to; of its own row it writes its
-    slots and the junk slot.
-    """
-    model, device = served.model, served.neuron.loaded[-1]
-    names, rng = cache_names(2), np.random.default_rng(3)
-    for nodes in (1, 5, 8, 12):
-        for row in range(ROWS):
-            first = int(rng.integers(0, JUNK - nodes))
-            before = [device.read_from_neuron_buffer(name, 1) for name in names]
-            call = segment(row, nodes, slots=30, first=first)
-            model.choose([call._replace(pick=call.pick[-1:])])
-            for name, old in zip(names, before, strict=True):
-                new = device.read_from_neuron_buffer(name, 1)
-                changed = (new != old).any(-1).nonzero().tolist()
-                own = [[row, slot] for slot in range(first, first + nodes)]
-                assert [place for place in changed if place[1] != JUNK] == own
-
-
 def test_nodes_that_see_different_contexts_are_refused(served: Served) -> None:
     call = segment(0, 2)._replace(context=np.zeros((2, 5), dtype=np.bool_))
     assert_refused(lambda: served.model.choose([call]), ["slots"], LimitExceeded)
@@ -218,7 +182,7 @@ def test_a_nan_on_the_device_is_reported_as_a_defect(
 ) -> None:
     model = built_model(tmp_path / "artifact", checkpoint, spec_of(2))
     neuron.loaded[-1].states[0]["values_0"][:] = float("nan")
-    assert_refused(lambda: model.choose([segment(0, 4, slots=8, first=8)]), ["NaN"], Unavailable)
+    assert_refused(lambda: model.choose([segment(0, 4, context=8, first=8)]), ["NaN"], Unavailable)
 
 
 def test_bfloat16_weights_of_every_rank_are_bfloat16(
@@ -245,27 +209,7 @@ def test_what_cannot_be_dealt_out_evenly_is_refused(changes: dict[str, int]) -> 
     assert_refused(lambda: parallel_config(config, 2, config.vocab_size), ["--tensor_parallel 2"])
 
 
-def test_a_copied_row_has_every_bit_of_its_source_on_every_rank_and_other_rows_stay(
-    served: Served,
-) -> None:
-    model, device = served.model, served.neuron.loaded[-1]
-    model.choose([segment(0, 8), segment(1, 8, first=8)])
-    before = [
-        device.read_from_neuron_buffer(name, rank) for name in cache_names(2) for rank in range(2)
-    ]
-    model.copy_row(1, 0, 16)
-    after = [
-        device.read_from_neuron_buffer(name, rank) for name in cache_names(2) for rank in range(2)
-    ]
-    assert served.neuron.calls[-1] == COPY
-    for old, new in zip(before, after, strict=True):
-        assert not old[0].equal(old[1])
-        assert new.equal(old[[1, 1]])
-
-
-def test_noise_is_made_before_the_first_call_of_a_text_and_then_ahead_of_every_other(
-    served: Served,
-) -> None:
+def test_noise_is_made_before_a_texts_first_call_and_then_ahead_of_calls(served: Served) -> None:
     """What lacks when a call comes is made first; what the next can need, while nobody waits."""
     params, calls = SamplingParams(1.0, seed=8), served.neuron.calls
     del calls[:]

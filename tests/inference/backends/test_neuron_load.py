@@ -1,6 +1,4 @@
-"""Loading an artefact for Neuron, the probe of the noise and the check of a device, on a stand-in
-machine.
-"""
+"""Loading an artefact for Neuron, the probe of the noise and the check of a device."""
 
 from __future__ import annotations
 
@@ -16,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from compile import check, probe
+from compile import check
 from compile.builders import neuron_artifact
 from inference.backends import neuron_sdk
 from inference.backends.neuron import runtime_error
@@ -32,16 +30,11 @@ from tests.support.noise_oracle import PINNED, WORD, exact_gumbel
 from tests.support.refusals import assert_refused
 from tests.support.repository import ROOT
 
-# --- loading
-# --------------------------------------------------------------------------------------------------
-
-
 Loading = Callable[[], None]
 
 
 @pytest.fixture
 def loading(neuron: Neuron, checkpoint: Path, tmp_path: Path) -> Loading:
-    """Loads an artefact for two cores."""
     manifest = build(tmp_path / "a", checkpoint, spec_of(2))
 
     def load() -> None:
@@ -124,15 +117,11 @@ def test_a_second_artefact_that_needs_more_cores_than_the_first_is_refused_with_
     )
 
 
-# --- noise and check
-# --------------------------------------------------------------------------------------------------
-
-
-def test_the_probes_vectors_are_the_contracts() -> None:
-    assert [tuple(vector) for vector in probe.VECTORS[: len(PINNED)]] == PINNED
-    words, drawn = probe.expected()
-    for seed, position, token, bits, value in probe.VECTORS:
-        row = probe.ROWS.index((seed, position))
+def test_the_probes_table_has_every_known_answer_of_the_contract() -> None:
+    words, drawn = check.expected()
+    assert {(seed, position) for seed, position, *_ in PINNED} == {*check.ROWS}
+    for seed, position, token, bits, value in PINNED:
+        row = check.ROWS.index((seed, position))
         assert words[row, token].item() % WORD == bits
         assert drawn[row, token].item() == pytest.approx(value, abs=2e-6)
         assert exact_gumbel(bits) == pytest.approx(value, abs=1e-6)
@@ -140,14 +129,13 @@ def test_the_probes_vectors_are_the_contracts() -> None:
 
 def test_the_probes_table_has_the_noise_that_winners_have() -> None:
     """1 - u has its least value, and is near every power of two from there to 2**-8."""
-    words, _ = probe.expected()
+    words, _ = check.expected()
     upper = (words.long() % WORD) // 2**9
     assert (int(upper.min()), int(upper.max())) == (0, 2**23 - 1)
     assert all(((2**23 - upper) / 2**power - 1).abs().min() < 0.5 for power in range(16))
 
 
 def rounded_words(limbs: tuple[Tensor, Tensor]) -> Tensor:
-    """Words on a unit that computes in float32."""
     return from_limbs(limbs).to(torch.float32).to(torch.int32)
 
 
@@ -170,9 +158,9 @@ def test_a_device_with_other_noise_is_refused(
     wrong: Callable[..., Tensor],
     shown: list[str],
 ) -> None:
-    probe.check_noise(spec_of(1), tmp_path)
-    monkeypatch.setattr(probe, name, wrong)
-    assert_refused(lambda: probe.check_noise(spec_of(1), tmp_path), shown, BadArtifact)
+    check.check_noise(spec_of(1), tmp_path)
+    monkeypatch.setattr(check, name, wrong)
+    assert_refused(lambda: check.check_noise(spec_of(1), tmp_path), shown, BadArtifact)
 
 
 MODEL = str(ROOT / "inference" / "data" / "draft")
@@ -184,7 +172,7 @@ def checked(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> Check:
     """The exit code of a small check with these flags, and what it printed."""
-    monkeypatch.setattr(probe, "TOKENS", 1000)
+    monkeypatch.setattr(check, "TOKENS", 1000)
     monkeypatch.setattr(check, "CALLS", 2)
     size = ["--dtype", "float32", "--sequence_length", "64"]
     flags = ["--target", "trn1", "--model", MODEL, "--out", str(tmp_path / "a")]
@@ -215,7 +203,9 @@ def test_the_check_fails_on_a_device_that_chooses_otherwise(
     def swapped(*arguments: Any) -> Any:
         model = honest(*arguments)
         choose = model.choose
-        model.choose = lambda segments: [chosen[::-1] for chosen in choose(segments)]  # type: ignore[method-assign]
+        model.choose = lambda segments: [  # type: ignore[method-assign]
+            chosen._replace(tokens=chosen.tokens[::-1]) for chosen in choose(segments)
+        ]
         return model
 
     monkeypatch.setattr(check, "load_neuron", swapped)
@@ -292,7 +282,7 @@ def test_the_command_line_serves_an_artefact_for_neuron(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(probe, "TOKENS", 1000)
+    monkeypatch.setattr(check, "TOKENS", 1000)
     model, flags = Path(MODEL), [*TEXT, "--max_new_tokens", "6"]
     spec = replace(spec_of(2), vocabulary=Tokenizer(model).vocabulary)
     artifact = str(neuron_artifact(spec, model, tmp_path, command="test", say=lambda line: None))

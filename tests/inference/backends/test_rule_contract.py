@@ -2,16 +2,36 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from inference.backends import Scoring
+from inference.backends.sequence import ModelSequence
+from inference.engine.local_session import LocalSession
 from inference.sampling import SamplingParams
 from inference.token_rule import Adjustment
-from tests.support.backends import Subject
-from tests.support.neuron_artifacts import VOCABULARY
+from tests.support.adjustments import adjustment
+from tests.support.backends import Subject, eager_model
+from tests.support.drafts import alone, growing, nudged, speculated
+from tests.support.models import tiny_decoder
+from tests.support.neuron_artifacts import VOCABULARY, engine_of
 
 PREFIX = list(range(20, 30))
+SAMPLINGS = [
+    SamplingParams(),
+    SamplingParams(0.7, seed=11),
+    SamplingParams(1.0, seed=2**62 + 5),
+    SamplingParams(1.0, top_p=0.9, seed=13).on_the_wire(),
+    SamplingParams(0.7, top_k=20, min_p=0.125, seed=14).on_the_wire(),
+]
+CLOSE = nudged(tiny_decoder(vocabulary=VOCABULARY))
+"""A draft that often agrees with the checkpoint, and not always."""
+
+
+def name(params: SamplingParams) -> str:
+    return f"T{params.temperature}-p{params.top_p:.1f}-k{params.top_k}"
 
 
 def needs(ability: bool) -> None:
@@ -67,3 +87,53 @@ def test_log_probabilities_are_those_of_the_logits_and_change_no_choice(subject:
         np.testing.assert_allclose(found.logprobs.likeliest, best, atol=1e-4)
         by_id = np.take_along_axis(scores, found.logprobs.ids, axis=1)
         np.testing.assert_allclose(by_id, best, atol=1e-4)
+
+
+@pytest.mark.parametrize("params", SAMPLINGS, ids=name)
+def test_a_nodes_rule_and_log_probabilities_are_those_of_the_eager_model(
+    subject: Subject, params: SamplingParams
+) -> None:
+    """Beside a row that has neither, where there is one. Log-probabilities are those of the chosen
+    tokens, or of tokens that are asked for.
+    """
+    needs(subject.model.masks and subject.decoder is not None)
+    assert subject.decoder is not None
+    rng, (tree, _, _) = np.random.default_rng(4), subject.trees
+    rule, asked = adjustment(VOCABULARY, rng, len(tree), 12), np.arange(len(tree), dtype=np.int32)
+    for of in (None, asked):
+        found = []
+        for model in (subject.model, eager_model(subject.decoder)):
+            rows = [ModelSequence(model, row, params) for row in range(min(2, model.rows))]
+            for row in rows:
+                row.extend(PREFIX)
+            ruled, *plain = [row.prepare(tree) for row in rows]
+            ruled = ruled._replace(rule=lambda: rule, scoring=Scoring(5, of))
+            found.append(model.choose([*plain, ruled]))
+        (*_, ours), (*_, theirs) = found
+        assert [one.tokens.tolist() for one in found[0]] == [
+            one.tokens.tolist() for one in found[1]
+        ]
+        assert ours.logprobs is not None
+        assert theirs.logprobs is not None
+        for one, other in zip(ours.logprobs, theirs.logprobs, strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-4)
+
+
+PENALTIES = SamplingParams(
+    repetition_penalty=1.3, presence_penalty=0.5, frequency_penalty=0.3, min_p=0.02,
+    logit_bias=((7, 1.5), (11, -100.0)), logprobs=2,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("params", SAMPLINGS[:3], ids=name)
+def test_a_text_with_penalties_and_biases_is_its_own_whatever_is_proposed(
+    subject: Subject, params: SamplingParams
+) -> None:
+    needs(subject.model.masks and subject.backend.trees and subject.decoder is not None)
+    assert subject.decoder is not None
+    own = replace(PENALTIES, temperature=params.temperature, seed=params.seed).on_the_wire()
+    prompt, eager = PREFIX * 2, engine_of(eager_model(subject.decoder))
+    expected = alone(LocalSession(eager), prompt, own, 24)
+    assert alone(LocalSession(engine_of(subject.model)), prompt, own, 24) == expected
+    session = LocalSession(engine_of(subject.model))
+    assert speculated(session, growing(CLOSE), prompt, own, 24) == expected

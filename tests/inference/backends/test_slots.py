@@ -1,6 +1,4 @@
-"""Slots of one row: whatever is taken, committed and trimmed, no slot is lost, doubled or taken
-higher than needed.
-"""
+"""Slots of one row: none is lost, doubled or taken higher than needed."""
 
 from __future__ import annotations
 
@@ -21,9 +19,7 @@ def positions(*values: int) -> np.ndarray:
 
 
 class SlotsAgainstADict(RuleBasedStateMachine):
-    """A dict slot -> position for what is provisional and one for what is committed say what
-    Slots must hold.
-    """
+    """Dicts slot -> position, of what is provisional and what is committed, say the same."""
 
     def __init__(self) -> None:
         super().__init__()

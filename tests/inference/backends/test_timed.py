@@ -1,6 +1,4 @@
-"""An emulated target answers as the small model does, takes the time that its profile says, and
-calls itself emulated.
-"""
+"""An emulated target takes the time that its profile says, and calls itself emulated."""
 
 from __future__ import annotations
 
@@ -24,12 +22,10 @@ from compile.spec import CompileSpec, verify_bucket
 from inference.backends import Chosen, Ranked, Segment, timed
 from inference.backends.timed import TimedModel, TimeProfile, find_profile, profile_names
 from inference.model.config import read_config
-from inference.sampling import SamplingParams
-from inference.tree import TokenTree
 from outrider.cli import main
-from outrider.options.roles import ROLES, ServingRole
 from outrider.target.target import READY
 from tests.support.clock import Clock
+from tests.support.models import segment
 from tests.support.refusals import assert_refused
 from tests.support.repository import ROOT
 from tests.support.wire_fixtures import Successor
@@ -45,16 +41,8 @@ def profile(
     return TimeProfile("test", "a test", "nothing", pass_seconds, slot, node, node_slot, **sizes)
 
 
-def segment(row: int, nodes: int) -> Segment:
-    """A chain at the start of a row."""
-    order, unseen = np.arange(nodes, dtype=np.int32), np.ones((1, 0), dtype=np.bool_)
-    mask = TokenTree.chain(order).mask
-    return Segment(row, order, order, order, unseen, mask, order, SamplingParams())
-
-
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    """The time of emulated forwards, which passes while they sleep."""
     clock = Clock(0.0)
 
     def sleep(seconds: float) -> None:
@@ -83,7 +71,7 @@ def test_a_forward_takes_the_profiles_time(clock: Clock) -> None:
     model = TimedModel(Slow(clock, 0.1), profile(0.02, node=0.001))
     chosen = model.choose([segment(0, 3), segment(1, 20)])
     assert clock.now == pytest.approx(4 * 64 * 0.001)  # 2 rows run as 4, 20 nodes as 64
-    assert [row.tokens.tolist() for row in chosen] == [list(range(1, 4)), list(range(1, 21))]
+    assert [row.tokens.tolist() for row in chosen] == [list(range(2, 5)), list(range(2, 22))]
     assert model.rank([segment(0, 1)], 2)[0].ids.shape == (1, 2)
     assert clock.now == pytest.approx(0.256 + 0.02)
     assert model.emulated_seconds == pytest.approx(0.256 + 0.02)
@@ -200,15 +188,6 @@ def test_a_profile_of_the_users_own_is_checked(
     assert find_profile(str(own)) == find_profile(MEASURED)
     own.write_text(json.dumps(raw | change))
     assert_refused(lambda: find_profile(str(own)), [shown])
-
-
-def test_only_a_target_is_emulated(capsys: pytest.CaptureFixture[str]) -> None:
-    for role in (role for role, model in ROLES.items() if not issubclass(model, ServingRole)):
-        with pytest.raises(SystemExit):
-            main(["--role", role, "--emulate", MEASURED])
-        assert "--emulate is for --role target" in capsys.readouterr().err
-    assert main(["--role", "target", "--emulate", "trn9"]) == 1
-    assert COMPUTED in capsys.readouterr().err
 
 
 def test_whatever_reports_a_time_says_emulated(

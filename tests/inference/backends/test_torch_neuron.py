@@ -1,35 +1,50 @@
-"""A target on native PyTorch: two ranks on the CPU, through a strict stand-in for TorchNeuron's
-compiler and gloo in place of its collectives.
-"""
+"""A target on native PyTorch: ranks on the CPU, and the machine and packages that it takes."""
 
 from __future__ import annotations
 
+import math
 import multiprocessing
 import threading
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 from torch._dynamo.exc import FailOnRecompileLimitHit
 
+from compile.build.build import planned_manifest
 from compile.spec import prefill_bucket
-from inference.backends.torch_neuron import RankPlan, compiled_graphs
+from inference.artifact import Manifest
+from inference.backends import neuron_sdk
+from inference.backends.eager import EagerModel
+from inference.backends.eagle_model import read_embeddings
+from inference.backends.neuron import PACKAGE, NeuronModel
+from inference.backends.neuron_loading import check_native_machine
+from inference.backends.torch_neuron import GRAPHS, RankPlan, RankProgram, compiled_graphs
 from inference.backends.torch_neuron_ranks import Ranks
-from inference.errors import Unavailable, UnsupportedModel
+from inference.backends.torch_neuron_sdk import (
+    check_native,
+    configure,
+    cores_of,
+    native_versions,
+    rank_environment,
+)
+from inference.errors import BadArtifact, MissingExtra, Unavailable, UnsupportedModel
 from inference.model.cache import empty_cache
 from inference.model.verify_graph import example_inputs
+from tests.support import heads
+from tests.support.fake_neuron import Neuron, lay_out
 from tests.support.models import tiny_decoder, write_checkpoint
-from tests.support.native_targets import native_spec, prepared
-from tests.support.neuron_artifacts import (
-    JUNK,
-    ROWS,
-    VOCABULARY,
-)
+from tests.support.native_targets import native_builder, native_source, native_spec, prepared
+from tests.support.neuron_artifacts import JUNK, ROWS, VOCABULARY, build, spec_of, whole
+from tests.support.refusals import assert_refused
 from tests.support.strict_torch_neuron import CPU
 
 
 @pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def shallow(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_checkpoint(tmp_path_factory.mktemp("model"), num_hidden_layers=1)
 
 
@@ -53,9 +68,9 @@ def test_a_call_of_another_shape_is_an_error_and_no_compilation(
 
 
 @pytest.mark.slow
-def test_a_lost_rank_is_told_at_once_and_ends_every_call(checkpoint: Path, tmp_path: Path) -> None:
+def test_a_lost_rank_is_told_at_once_and_ends_every_call(shallow: Path, tmp_path: Path) -> None:
     artefact, spec = tmp_path / "out", native_spec(2)
-    prepared(artefact, checkpoint, spec)
+    prepared(artefact, shallow, spec)
     told, heard = list[str](), threading.Event()
 
     def lost(why: str) -> None:
@@ -74,11 +89,185 @@ def test_a_lost_rank_is_told_at_once_and_ends_every_call(checkpoint: Path, tmp_p
 
 
 @pytest.mark.slow
-def test_what_keeps_a_rank_from_loading_is_raised_where_it_was_asked_for(
-    checkpoint: Path, tmp_path: Path
-) -> None:
+def test_a_rank_that_cannot_load_is_told_to_the_caller(shallow: Path, tmp_path: Path) -> None:
     artefact, spec = tmp_path / "out", native_spec(1)
-    prepared(artefact, checkpoint, spec)
+    prepared(artefact, shallow, spec)
     (artefact / "weights/config.json").write_text("{}", encoding="utf-8")
     with pytest.raises(UnsupportedModel, match=r"config\.json"):
         Ranks(RankPlan(artefact, spec, CPU))
+
+
+def test_a_heads_embeddings_are_put_together_from_all_ranks(
+    neuron: Neuron, checkpoint: Path, tmp_path: Path
+) -> None:
+    expected, native = whole(checkpoint).model.embed_tokens.weight, tmp_path / "native"
+    built = build(tmp_path / "artifact", checkpoint, spec_of(2, features=heads.KEPT))
+    for directory, manifest in (
+        (tmp_path / "artifact", built),
+        (native, prepared(native, checkpoint, native_spec(2))),
+    ):
+        found = read_embeddings(directory, manifest)
+        assert found.shape == expected.shape
+        assert found[:VOCABULARY].equal(expected[:VOCABULARY])
+        assert not found[VOCABULARY:].any()
+
+
+def test_only_the_rank_that_answers_brings_features_to_the_host(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCH_NEURONX_NEFF_CACHE_DIR", str(tmp_path))
+    decoder = tiny_decoder(vocabulary=VOCABULARY, num_hidden_layers=1)
+    cache = empty_cache(decoder.config, ROWS, JUNK, torch.float32)
+    spec = replace(native_spec(1), features=(0, 1))
+    graphs = compiled_graphs(RankPlan(tmp_path, spec, CPU), decoder, cache, None)
+    bucket, here = spec.buckets[1], torch.device("cpu")
+    shape = (bucket.rows, bucket.nodes, 2 * decoder.config.hidden_size)
+    room = torch.zeros(2 * math.prod(shape))
+    first, other = RankProgram(graphs, here, room), RankProgram(graphs, here)
+    chosen, features = first(bucket.name, example_inputs(bucket))
+    assert features.shape == shape
+    assert features.flatten().equal(room[: features.numel()])
+    assert features.any()
+    assert [part.tolist() for part in other(bucket.name, example_inputs(bucket))] == [
+        chosen.tolist()
+    ]
+
+
+@pytest.mark.slow
+def test_features_in_bfloat16_come_through_the_processes_of_native_ranks(
+    shallow: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = replace(native_spec(2), features=(0, 1), dtype="bfloat16")
+    manifest = prepared(tmp_path / "artefact", shallow, spec)
+    monkeypatch.setenv("TORCH_NEURONX_NEFF_CACHE_DIR", str(tmp_path / "artefact" / GRAPHS))
+    ranks = Ranks(RankPlan(tmp_path / "artefact", spec, CPU))
+    model, decoder = (
+        NeuronModel(ranks, manifest, lambda line: None),
+        whole(shallow, torch.bfloat16),
+    )
+    target = EagerModel(decoder, rows=ROWS, capacity=JUNK, max_nodes=16)
+    ours, theirs = (heads.kept_of_a_text(each, (0, 1), 1) for each in (model, target))
+    ranks.close()
+    assert ours.dtype == theirs.dtype == torch.bfloat16
+    torch.testing.assert_close(ours, theirs, atol=0.05, rtol=0.05)
+
+
+FAMILY = ".".join(torch.__version__.split(".")[:2])
+NATIVE = {"torch-neuronx": f"{FAMILY}.3.0.1", "neuronx-cc": "2.28.7631.0"}
+
+
+@pytest.mark.parametrize(
+    ("versions", "shown"),
+    [
+        ({}, "torch-neuronx is not installed"),
+        ({"torch-neuronx": "2.9.0.2.15.32035"}, "up to 2.9, serves trn1 and inf2"),
+        ({"torch-neuronx": "1.0"}, "is not the native package"),
+        ({"torch-neuronx": "2.99.3.0.1"}, "goes with torch 2.99"),
+        ({"torch-neuronx": NATIVE["torch-neuronx"]}, "neuronx-cc is not installed"),
+        (NATIVE | {"neuronx-cc": "2.26.6360.0"}, "neuronx-cc 2.26.6360.0 is older than"),
+    ],
+)
+def test_packages_that_do_not_serve_are_refused_with_the_install_line(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, versions: Mapping[str, str], shown: str
+) -> None:
+    lay_out(monkeypatch, tmp_path, versions, device=True)
+    assert_refused(native_versions, [shown, "'torch-neuronx==2.14.*'"], MissingExtra)
+
+
+def machine(
+    patch: pytest.MonkeyPatch, folder: Path, instance: str = "", *, device: bool = True
+) -> None:
+    """A machine with the packages, whose torch has the device."""
+    lay_out(patch, folder, NATIVE, device=device)
+    patch.setattr(torch, "neuron", object(), raising=False)
+    if instance:
+        neuron_sdk.PRODUCT.write_text(f"{instance}\n", encoding="ascii")
+
+
+@pytest.mark.parametrize("instance", ["", "trn2.3xlarge", "trn2n.48xlarge"])
+def test_a_machine_of_the_target_gives_the_versions(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, instance: str
+) -> None:
+    machine(monkeypatch, tmp_path, instance)
+    assert check_native("trn2") == {"torch": torch.__version__, **NATIVE}
+
+
+@pytest.mark.parametrize(
+    ("instance", "device", "target", "shown"),
+    [
+        ("trn1.2xlarge", True, "trn2", "this is a trn1 instance"),
+        ("", False, "trn3", "no Neuron device"),
+    ],
+)
+def test_another_machine_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    instance: str,
+    device: bool,
+    target: str,
+    shown: str,
+) -> None:
+    machine(monkeypatch, tmp_path, instance, device=device)
+    assert_refused(lambda: check_native(target), [shown])
+
+
+def test_a_torch_that_did_not_load_the_device_is_told(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    lay_out(monkeypatch, tmp_path, NATIVE, device=True)
+    shown = ["TORCH_DEVICE_BACKEND_AUTOLOAD"]
+    assert_refused(lambda: check_native("trn2"), shown, MissingExtra)
+
+
+@pytest.fixture
+def manifest(shallow: Path) -> Manifest:
+    spec = native_spec()
+    planned = planned_manifest(spec, native_source(shallow), native_builder(shallow, spec))
+    return replace(planned, versions={"torch": torch.__version__, **NATIVE})
+
+
+def test_an_artefact_runs_on_the_machine_and_with_the_versions_that_it_was_built_for(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, manifest: Manifest
+) -> None:
+    machine(monkeypatch, tmp_path / "machine", "trn2.3xlarge")
+    check_native_machine(manifest)
+    other = replace(manifest, versions={**manifest.versions, "neuronx-cc": "2.29.1"})
+    for each, shown in (
+        (other, ["neuronx-cc 2.29.1", "here is 2.28"]),
+        (replace(manifest, files={PACKAGE: "0" * 64}), ["built for trn2 with PyTorch/XLA"]),
+    ):
+        assert_refused(partial(check_native_machine, each), shown, BadArtifact)
+    monkeypatch.setenv("NEURON_LOGICAL_NC_CONFIG", "1")
+    assert_refused(lambda: check_native_machine(manifest), ["logical cores of 2"], BadArtifact)
+
+
+@pytest.mark.parametrize(("stated", "cores"), [("", [0, 1]), ("4-7", [4, 5]), ("6,2-3", [6, 2])])
+def test_ranks_take_the_cores_that_the_user_left_them(stated: str, cores: list[int]) -> None:
+    assert cores_of(2, {"NEURON_RT_VISIBLE_CORES": stated}) == cores
+
+
+@pytest.mark.parametrize("stated", ["3", "a-b"])
+def test_too_few_cores_are_told_before_anything_starts(stated: str) -> None:
+    shown = f"NEURON_RT_VISIBLE_CORES={stated}"
+    assert_refused(lambda: cores_of(2, {"NEURON_RT_VISIBLE_CORES": stated}), [shown])
+
+
+def test_a_rank_has_a_core_of_its_own_and_its_number() -> None:
+    assert rank_environment(1, [6, 2]) == {
+        "NEURON_RT_VISIBLE_CORES": "2",
+        "RANK": "1",
+        "LOCAL_RANK": "1",
+        "WORLD_SIZE": "2",
+        "LOCAL_WORLD_SIZE": "2",
+    }
+
+
+def test_torch_neuron_is_told_where_graphs_are_and_never_to_run_without_one(tmp_path: Path) -> None:
+    environment = {"TORCH_NEURONX_NEFF_LOCAL_CACHE_DIR": "/elsewhere"}
+    configure(tmp_path, "-O2", environment)
+    assert environment == {
+        "TORCH_NEURONX_NEFF_CACHE_DIR": str(tmp_path),
+        "TORCH_NEURONX_NEFF_LOCAL_CACHE_DIR": "/elsewhere",
+        "TORCH_NEURONX_DISABLE_FALLBACK_EXECUTION": "1",
+        "NEURON_CC_FLAGS": "-O2",
+    }

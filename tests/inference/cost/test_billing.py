@@ -1,6 +1,4 @@
-"""Dollars and joules of a token: worked examples by hand, unit prices that say the same, and what
-becomes of figures that nobody knows.
-"""
+"""Dollars and joules of a token by hand, and what becomes of figures that nobody knows."""
 
 from __future__ import annotations
 
@@ -11,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from inference.cost.billing import OBJECTIVES, Billing, blend, hire_usd, read_knob
+from inference.cost.billing import OBJECTIVES, Billing, blend, hire_usd
 from inference.cost.quantity import Figure, Quality, at_least, total
 from inference.errors import InvalidRequest
 from inference.planner.prices import SPEED, UnitPrices, Usage
@@ -178,9 +176,9 @@ def test_what_nobody_has_stated_is_named_and_never_nothing(
 
 def test_known_prices_are_a_lower_bound_of_the_total() -> None:
     usage, unstated = Usage(3.0, 1.0, 1000, 2000), replace(PRICED, usd_per_gb_down=None)
-    assert PRICED.known_prices() == pytest.approx(PRICED.unit_prices("total_cost"))
-    assert 0 < unstated.known_prices().of(usage) < PRICED.known_prices().of(usage)
-    assert Billing(3.6).known_prices() == pytest.approx((1e-3, 0.0, 0.0, 0.0))
+    assert PRICED.known_prices == pytest.approx(PRICED.unit_prices("total_cost"))
+    assert 0 < unstated.known_prices.of(usage) < PRICED.known_prices.of(usage)
+    assert Billing(3.6).known_prices == pytest.approx((1e-3, 0.0, 0.0, 0.0))
 
 
 def test_a_blend_weighs_each_relative_to_a_token_of_the_target_alone() -> None:
@@ -196,14 +194,6 @@ def test_what_the_target_alone_gets_for_nothing_makes_no_infinite_price() -> Non
     drafting = blend(UnitPrices(0.0, 20.0), 1.0, Usage(0.04))
     assert drafting.of(Usage(0.04)) == 0.0
     assert 0 < drafting.of(Usage(0.02, 0.01)) < float("inf")
-
-
-def test_the_knob_names_a_weight() -> None:
-    named = {"tps": 0.0, "balanced": 0.5, "cost": 1.0, "0": 0.0, "100": 1.0, "37.5": 0.375}
-    assert {text: read_knob(text) for text in named} == named
-    for text in ("", "speed", "50%"):
-        with pytest.raises(InvalidRequest, match="--cs"):
-            read_knob(text)
 
 
 def test_usages_add_up_and_scale() -> None:

@@ -1,6 +1,4 @@
-"""Energy readers on recorded trees and on NVIDIA's own binding over a stand-in for its library;
-what cannot be read is never 0.
-"""
+"""Energy readers on recorded trees and stand-ins; what cannot be read is never 0."""
 
 from __future__ import annotations
 
@@ -32,7 +30,6 @@ from tests.support.clock import Clock
 def zone(
     powercap: Path, number: str, name: str, microjoules: int, most: int = 262_143_328_850
 ) -> Path:
-    """A zone as the kernel shows it."""
     path = powercap / f"intel-rapl:{number}"
     path.mkdir(parents=True)
     for file, content in (
@@ -115,9 +112,7 @@ def test_a_counter_that_stood_still_is_unavailable_and_not_zero() -> None:
 
 
 def monitor_at(**millijoules: int) -> Any:
-    """A monitor of zeus_apple_silicon, whose metrics have all fields, None where the chip does
-    not count.
-    """
+    """A monitor of zeus_apple_silicon: a metric is None where the chip does not count."""
     fields = ("cpu_total_mj", "dram_mj", "gpu_mj", "gpu_sram_mj", "ane_mj")
     metrics = SimpleNamespace(**{field: millijoules.get(field) for field in fields})
     return SimpleNamespace(get_cumulative_energy=lambda: metrics)
@@ -139,9 +134,7 @@ def test_a_mac_without_the_package_names_the_install_line(monkeypatch: pytest.Mo
 
 
 class Board:
-    """NVIDIA's library as its binding calls it: return codes, and results through pointers.
-    `energy` None: a board before Volta.
-    """
+    """NVIDIA's library as its binding calls it. `energy` None: a board before Volta."""
 
     def __init__(self, energy: list[int] | None, power: list[int]) -> None:
         self.energy, self.power = energy, power
@@ -176,8 +169,6 @@ class Board:
 
 @pytest.fixture
 def nvidia(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], None]:
-    """Puts a library below NVIDIA's binding."""
-
     def install(library: Any) -> None:
         monkeypatch.setattr(pynvml, "nvmlLib", library)
         monkeypatch.setattr(pynvml, "_nvmlGetFunctionPointer_cache", {})

@@ -16,7 +16,7 @@ from inference.drafters.growing_proposer import GrowingProposer
 from inference.planner.acceptance import Knowledge
 from inference.planner.child_features import mask_features
 from inference.planner.prices import Prices
-from inference.proposer import COPY, MODEL
+from inference.proposer import MODEL
 from inference.sampling import SamplingParams
 from inference.times import DraftTimes
 from inference.tree import TokenTree
@@ -40,9 +40,7 @@ NUMBERS = count()
 
 
 class Watched(ScriptedModel):
-    """A ScriptedModel that keeps the tokens of its last call, and its own clock: 2 ms for a node
-    and 0.1 ms for each one more.
-    """
+    """Keeps the tokens of its last call, and a clock: 2 ms for a node, 0.1 ms for each one more."""
 
     now = 0.0
 
@@ -198,17 +196,6 @@ def test_a_node_that_a_mask_named_is_ranked_later_and_named_better() -> None:
     assert set(TEXT[:8]) <= set(named)
 
 
-def test_masks_and_copies_name_a_token_once_and_a_copy_stays_one() -> None:
-    phrase = [11, 12, 13, 14, 15, 16]
-    model = Watched(with_masks(useless, useless))
-    proposer = proposer_of(model, copies=True)
-    proposer.open([*phrase, 7, *phrase[:3]], SAMPLING, end=200)
-    assert [nodes.proposer for nodes in sent(proposer, NUMBERS)] == [COPY]
-    for _ in range(4):
-        proposer.work(0.0)
-    assert MODEL in {nodes.proposer for nodes in sent(proposer, NUMBERS)}
-
-
 class Recorded(EagerModel):
     """A real draft that keeps what its last call said."""
 
@@ -220,7 +207,7 @@ class Recorded(EagerModel):
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
-def test_a_mask_is_ranked_as_the_text_with_masks_is_with_the_noise_of_its_own_place(
+def test_a_mask_is_ranked_as_text_with_the_noise_of_its_place(
     temperature: float,
 ) -> None:
     draft, params, prompt = perturbed(1, 0.02), SamplingParams(temperature, seed=5), prompt_of(20)

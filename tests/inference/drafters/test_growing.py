@@ -1,27 +1,18 @@
-"""The proposer of a growing tree. Whatever comes, in whatever order, the text is the target's own;
-what is sent is sent once, is worth it, and keeps within what the target keeps.
-"""
+"""A growing tree: whatever comes, the text is the target's own, and a node is sent once."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from inference.backends.eager import EagerModel
-from inference.backends.sequence import ModelSequence
 from inference.draft_tuning import TUNING
 from inference.drafters.draft import Draft
 from inference.drafters.growing_proposer import GrowingProposer
-from inference.planner.child_features import rank_features
 from inference.planner.prices import Prices
 from inference.proposer import BASE, Nodes, Notice, Proposal
-from inference.sampling import SamplingParams
-from inference.tree import TokenTree
-from tests.support.pairs import SEQUENCE_LENGTH, perturbed
 from tests.support.scripted_models import (
     Says,
     ScriptedModel,
@@ -67,7 +58,6 @@ def proposers(times: float, room: int) -> list[GrowingProposer]:
 
 
 def mislead(world: World, base: int, dice: Sequence[tuple[int, int]], chance: float) -> None:
-    """Nodes of somebody who knows no rules but those of the types."""
     numbers = [number for number, _ in dice]
     proposals = [
         Proposal(number, BASE if one % 3 == 0 else numbers[one % len(dice)], one % 40, chance)
@@ -106,11 +96,7 @@ HOSTILE = 9
     streams=st.sampled_from([(0, 0, 1, 2), (0, 0, 0, 0), (0, 1, 2, 3)]),
 )
 def test_any_schedule_gives_the_targets_own_text(
-    events: list[tuple[object, ...]],
-    times: float,
-    credit: int,
-    room: int,
-    streams: Sequence[int],
+    events: list[tuple[object, ...]], times: float, credit: int, room: int, streams: Sequence[int]
 ) -> None:
     """And never a token beyond the end, or beyond the acknowledged one and credit."""
     world = World(proposers(times, room), 40, streams=streams, credit=credit)
@@ -133,7 +119,6 @@ def fair(says: Says, tokens: int = 200, **changes: object) -> tuple[World, Growi
 
 
 def lived(world: World) -> World:
-    """The world when its text has ended."""
     while world.goes_on:
         world.turn()
     return world
@@ -186,9 +171,7 @@ def test_a_node_is_sent_where_its_value_is_worth_more_than_its_bytes() -> None:
     assert dear.least_value() == 1.0
 
 
-def test_live_sent_nodes_stay_within_what_the_target_keeps(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_live_sent_nodes_stay_within_what_the_target_keeps(monkeypatch: pytest.MonkeyPatch) -> None:
     world, _ = fair(disagreeing)
     monkeypatch.setattr("inference.drafters.growing_proposer.MOST_CANDIDATES", 20)
     most = 0
@@ -249,22 +232,6 @@ def test_what_the_target_does_not_hold_any_more_is_sent_again() -> None:
     assert world.flush(0, now=0.0) is not None
 
 
-def test_one_call_of_a_model_serves_several_proposers() -> None:
-    model = ScriptedModel(disagreeing, rows=2)
-    both = [Draft(model).proposer(row, knowledge(), Prices()) for row in range(2)]
-    for row, proposer in enumerate(both):
-        proposer.open([*PROMPT, row], SAMPLING)
-        assert not proposer.feed()
-    calls = model.calls
-    for _ in range(5):
-        assert all(proposer.choose(0.0) for proposer in both)
-        ranked = model.rank([proposer.segment() for proposer in both], TUNING.width)
-        for proposer, own in zip(both, ranked, strict=True):
-            proposer.take(own, 0.01)
-    assert model.calls == calls + 5
-    assert all(proposer.usage.nodes > 20 for proposer in both)
-
-
 def test_keys_of_what_lives_on_are_kept_and_all_others_are_free() -> None:
     """A row with room for 40 nodes lasts, and no node that was ranked is fed again."""
     model = ScriptedModel(disagreeing, capacity=140)
@@ -296,44 +263,6 @@ def test_a_row_that_is_full_ends_drafting_and_nothing_else() -> None:
         proposer.work(0.0)
     with pytest.raises(ValueError, match=f"not {len(PROMPT) + 300}"):
         proposer.hear(len(PROMPT) + 301, [0], 0.0, QUIET)
-
-
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
-def test_a_real_draft_ranks_as_if_each_path_was_fed_from_the_beginning(temperature: float) -> None:
-    draft, params = perturbed(1, 0.02), SamplingParams(temperature, seed=5)
-    prompt = [7 * index % 290 for index in range(20)]
-    proposer = Draft(model_of(draft)).proposer(0, knowledge(), Prices())
-    proposer.open(prompt, params, SEQUENCE_LENGTH)
-    text, nodes = list(prompt), proposer._tree
-    for step in range(6):
-        for _ in range(3):
-            proposer.work(0.0)
-        first = nodes.root.ranked.ids[0]
-        below = nodes.root.children[first]
-        said = [first, below.ranked.ids[0] if step % 2 and below.ranked else 3]
-        proposer.hear(len(text), said, 0.0, QUIET)
-        text += said
-    for _ in range(4):
-        proposer.work(0.0)
-    ranked, line = 0, [(nodes.root, text)]
-    while line:
-        node, prefix = line.pop()
-        if node.ranked is not None:
-            fresh = ModelSequence(model_of(draft), 0, params)
-            fresh.extend(prefix[:-1])
-            again = fresh.rank(TokenTree.chain(prefix[-1:]), [0], TUNING.width)
-            expected = rank_features(again.scores, [node.depth], params.greedy)[0]
-            assert node.ranked.ids == again.ids[0].tolist()
-            np.testing.assert_allclose(node.ranked.table, expected, rtol=1e-3, atol=1e-3)
-            ranked += 1
-            if ranked > 12:
-                break
-        line += [(below, [*prefix, below.token]) for below in node.children.values()]
-    assert ranked > 3
-
-
-def model_of(draft: object) -> EagerModel:
-    return EagerModel(draft, rows=1, capacity=SEQUENCE_LENGTH + TUNING.room, max_nodes=64)  # type: ignore[arg-type]
 
 
 def test_a_draft_that_is_slower_than_the_target_tries_now_and_then() -> None:

@@ -10,20 +10,12 @@ import pytest
 
 from inference.backends import Ranked
 from inference.drafters.draft_tree import DraftNode, DraftTree
-from inference.drafters.round_proposer import (
-    BestFirst,
-    Budget,
-    Chain,
-    Policy,
-    edge_values,
-)
+from inference.drafters.round_proposer import BestFirst, Budget, Chain, Policy, edge_values
 from inference.errors import InvalidRequest
 
 
 class Ranker:
-    """A draft whose children of a node are 10 * token + rank, with scores that depend on the
-    token.
-    """
+    """A draft whose children of a node are 10 * token + rank."""
 
     def __init__(self) -> None:
         self.ranked = set[DraftNode]()
@@ -48,9 +40,7 @@ POLICIES = [Chain(4), BestFirst(12, 4)]
     "budget",
     [Budget(0, 5), Budget(5, 0), Budget(1, 1), Budget(3, 9), Budget(40, 2), Budget(40, 40)],
 )
-def test_no_policy_exceeds_its_budget_and_its_best_nodes_are_a_tree(
-    policy: Policy, budget: Budget
-) -> None:
+def test_policies_keep_their_budgets_and_make_trees(policy: Policy, budget: Budget) -> None:
     grown = policy.grow(tree(), budget, Ranker())
     assert len(grown) <= min(budget.nodes, 12)
     assert all(node.position <= budget.depth for node in grown)
@@ -70,7 +60,6 @@ def test_a_chain_is_the_likeliest_token_again_and_again() -> None:
 
 
 def test_a_dynamic_tree_holds_the_most_probable_nodes() -> None:
-    """Against a full tree of width 3 and depth 3, sorted."""
     grown = BestFirst(nodes=8, depth=3, width=3).grow(tree(), Budget(8, 3), Ranker())
     values = {(): 1.0}
     tokens = {(): 1}
@@ -86,9 +75,7 @@ def test_a_dynamic_tree_holds_the_most_probable_nodes() -> None:
 
 
 def test_a_dynamic_tree_leaves_out_what_cannot_be_chosen_and_ranks_no_more_than_it_sends() -> None:
-    """A nucleus of one token makes a chain, however wide the ranking; of equal tokens no more
-    are expanded than fit.
-    """
+    """A nucleus of one token makes a chain; of equal tokens no more are expanded than fit."""
 
     def one_of_eight(nodes: Sequence[DraftNode], k: int) -> Ranked:
         ids = np.arange(k, dtype=np.int32)[None].repeat(len(nodes), 0)
@@ -112,13 +99,7 @@ def test_edge_values_are_a_distribution_that_keeps_the_order() -> None:
     assert values[0, 0] > values[0, 1] > values[0, 2]
 
 
-@pytest.mark.parametrize(
-    "build",
-    [
-        lambda: Chain(-1),
-        lambda: BestFirst(0, 3),
-    ],
-)
+@pytest.mark.parametrize("build", [lambda: Chain(-1), lambda: BestFirst(0, 3)])
 def test_a_senseless_policy_is_refused(build: object) -> None:
     with pytest.raises(InvalidRequest):
         build()  # type: ignore[operator]

@@ -1,8 +1,9 @@
-"""The contract of a Proposer. A new one joins by a line of PROPOSERS."""
+"""The contract of a Proposer, with a grammar and without. A new one joins by a row."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cache
 from itertools import count
 
 import pytest
@@ -10,26 +11,42 @@ import pytest
 from inference.backends import Masks
 from inference.drafters.copied_text import CopySource
 from inference.drafters.draft import Draft
-from inference.drafters.growing_proposer import GrowingProposer
-from inference.drafters.round_proposer import BestFirst, Chain, RoundProposer
+from inference.drafters.round_proposer import BestFirst, Chain, Policy, RoundProposer
 from inference.planner.prices import Prices
 from inference.proposer import BASE, DraftUsage, Nodes, Notice, Proposer
+from inference.sampling import SamplingParams
+from tests.support.scripted_grammar import RULED, scripted_grammars
 from tests.support.scripted_models import (
     MASK,
     ScriptedModel,
     disagreeing,
-    own_text,
     with_masks,
 )
 from tests.support.stepped import FORWARD, SAMPLING, World, knowledge, sent, tokens_of
 
 PROMPT = [3, 1, 4, 1, 5, 9, 3, 1, 4]
 TOKENS = 60
-TEXT = own_text(PROMPT, TOKENS)
+GRAMMARS = scripted_grammars()
+RULES = {"free": SAMPLING, "JSON": RULED}
+
+
+@cache
+def text(params: SamplingParams) -> list[int]:
+    """What the target says alone."""
+    world = World([], TOKENS, prompt=PROMPT, params=params, grammars=GRAMMARS, streams=())
+    while world.goes_on:
+        world.turn()
+    return world.made
 
 
 def _drafted(draft: Draft, source: CopySource | None = None) -> Proposer:
+    draft = draft._replace(grammars=GRAMMARS)
     return draft.proposer(0, knowledge(), Prices(), source=source, room=200)
+
+
+def _rounds(policy: Policy) -> Proposer:
+    model = ScriptedModel(disagreeing)
+    return RoundProposer(model, policy, room=8, make_rule=GRAMMARS.rule)
 
 
 PROPOSERS: dict[str, Callable[[], Proposer]] = {
@@ -38,15 +55,20 @@ PROPOSERS: dict[str, Callable[[], Proposer]] = {
     "masks": lambda: _drafted(
         Draft(ScriptedModel(with_masks(disagreeing, disagreeing)), Masks(MASK, 3))
     ),
-    "copies": lambda: GrowingProposer(knowledge(), Prices(), CopySource()),
-    "chains": lambda: RoundProposer(ScriptedModel(disagreeing), Chain(4), room=8),
-    "trees": lambda: RoundProposer(ScriptedModel(disagreeing), BestFirst(8, 4), room=8),
+    "copies": lambda: _drafted(Draft(None), CopySource()),
+    "chains": lambda: _rounds(Chain(4)),
+    "trees": lambda: _rounds(BestFirst(8, 4)),
 }
 
 
 @pytest.fixture(params=PROPOSERS)
 def proposer(request: pytest.FixtureRequest) -> Proposer:
     return PROPOSERS[request.param]()
+
+
+@pytest.fixture(params=RULES)
+def params(request: pytest.FixtureRequest) -> SamplingParams:
+    return RULES[request.param]
 
 
 def worked(proposer: Proposer, calls: int = 6) -> None:
@@ -71,32 +93,32 @@ def told(at: float, numbers: int, held: int) -> Notice:
 
 @pytest.mark.parametrize("most", [64, 3, 1])
 def test_the_text_is_the_targets_own_also_that_of_a_second_text(
-    proposer: Proposer, most: int
+    proposer: Proposer, params: SamplingParams, most: int
 ) -> None:
     """most: nodes of a forward; where not all fit, a walk ends within the tree."""
     for _ in range(2):
-        world = World([proposer], TOKENS, prompt=PROMPT)
+        world = World([proposer], TOKENS, prompt=PROMPT, params=params, grammars=GRAMMARS)
         while world.goes_on:
             world.turn(most)
-        assert world.made == TEXT
+        assert world.made == text(params)
         positions([nodes for _, nodes in world.sent])
         proposer.close()
 
 
-def test_several_forwards_may_be_heard_at_once(proposer: Proposer) -> None:
+def test_several_forwards_may_be_heard_at_once(proposer: Proposer, params: SamplingParams) -> None:
     """The scripted model finds a key that is missing."""
-    proposer.open(PROMPT, SAMPLING)
+    proposer.open(PROMPT, params)
     worked(proposer)
     sent(proposer, numbers := count())
-    proposer.hear(len(PROMPT), TEXT[:10], 0.0, told(0.0, 0, 0))
+    proposer.hear(len(PROMPT), text(params)[:10], 0.0, told(0.0, 0, 0))
     worked(proposer)
     assert {nodes.base for nodes in sent(proposer, numbers)} <= {len(PROMPT) + 9}
 
 
 def test_it_hands_over_each_node_once_behind_its_parent_and_under_the_root(
-    proposer: Proposer,
+    proposer: Proposer, params: SamplingParams
 ) -> None:
-    proposer.open(PROMPT, SAMPLING)
+    proposer.open(PROMPT, params)
     numbers, messages = count(), list[Nodes]()
     for at in range(10):
         worked(proposer)
@@ -105,39 +127,47 @@ def test_it_hands_over_each_node_once_behind_its_parent_and_under_the_root(
         messages += fresh
         assert sent(proposer, numbers) == []
         held = sum(len(one.proposals) for one in messages)
-        proposer.hear(len(PROMPT) + at, TEXT[at : at + 1], 0.0, told(0.0, 0, held))
+        proposer.hear(len(PROMPT) + at, text(params)[at : at + 1], 0.0, told(0.0, 0, held))
     assert list(positions(messages)) == list(range(next(numbers)))
     assert len(positions(messages)) > 3
 
 
 @pytest.mark.parametrize("left", [2, 3, 5])
-def test_it_names_nothing_at_the_last_position_of_the_text(proposer: Proposer, left: int) -> None:
+def test_it_names_nothing_at_the_last_position_of_the_text(
+    proposer: Proposer, params: SamplingParams, left: int
+) -> None:
     """The last token is the target's own in any case."""
     end = len(PROMPT) + left
-    proposer.open(PROMPT, SAMPLING, end)
+    proposer.open(PROMPT, params, end)
     worked(proposer)
     assert all(at < end - 1 for at in positions(sent(proposer, count())).values())
 
 
-def test_when_the_stream_breaks_all_that_lives_is_sent_again(proposer: Proposer) -> None:
-    proposer.open(PROMPT, SAMPLING)
+def test_when_the_stream_breaks_all_that_lives_is_sent_again(
+    proposer: Proposer, params: SamplingParams
+) -> None:
+    proposer.open(PROMPT, params)
     worked(proposer)
     before = tokens_of(sent(proposer, count()))
     proposer.hear(0, (), 0.0, None)
     assert sorted(tokens_of(sent(proposer, count()))) == sorted(before)
 
 
-def test_tokens_that_are_heard_twice_count_once_and_a_gap_is_told(proposer: Proposer) -> None:
+def test_tokens_that_are_heard_twice_count_once_and_a_gap_is_told(
+    proposer: Proposer, params: SamplingParams
+) -> None:
     start = len(PROMPT)
-    proposer.open(PROMPT, SAMPLING)
-    proposer.hear(start, TEXT[:3], 0.1, told(0.1, 0, 0))
-    proposer.hear(start + 1, TEXT[1:5], 0.1, told(0.1, 0, 0))
+    proposer.open(PROMPT, params)
+    proposer.hear(start, text(params)[:3], 0.1, told(0.1, 0, 0))
+    proposer.hear(start + 1, text(params)[1:5], 0.1, told(0.1, 0, 0))
     with pytest.raises(ValueError, match=f"position {start + 6}, not {start + 5}"):
-        proposer.hear(start + 6, TEXT[6:7], 0.1, told(0.1, 0, 0))
+        proposer.hear(start + 6, text(params)[6:7], 0.1, told(0.1, 0, 0))
 
 
-def test_work_says_what_it_took_until_nothing_is_worth_a_call(proposer: Proposer) -> None:
-    proposer.open(PROMPT, SAMPLING, len(PROMPT) + 2)
+def test_work_says_what_it_took_until_nothing_is_worth_a_call(
+    proposer: Proposer, params: SamplingParams
+) -> None:
+    proposer.open(PROMPT, params, len(PROMPT) + 2)
     total = DraftUsage()
     for _ in range(100):
         used = proposer.work(0.0)
@@ -148,3 +178,24 @@ def test_work_says_what_it_took_until_nothing_is_worth_a_call(proposer: Proposer
         pytest.fail("it never stops")
     assert total.nodes >= total.calls
     assert total.seconds >= 0
+
+
+def test_it_names_only_what_the_rule_allows(proposer: Proposer) -> None:
+    proposer.open(PROMPT, RULED)
+    rule, made, numbers = GRAMMARS.rule(PROMPT, RULED), text(RULED), count()
+    assert rule is not None
+    named = 0
+    for at in range(0, 30, 3):
+        worked(proposer)
+        paths = dict[int, list[int]]()
+        for nodes in sent(proposer, numbers):
+            for number, parent, token, _ in nodes.proposals:
+                if parent != BASE and parent not in paths:
+                    continue  # it was sent before, below another root
+                above = [] if parent == BASE else paths[parent]
+                assert rule.allows(above, [token]) == [True]
+                paths[number] = [*above, token]
+                named += 1
+        proposer.hear(len(PROMPT) + at, made[at : at + 3], 0.0, told(0.0, 0, 10**6))
+        rule.commit(made[at : at + 3])
+    assert named > 5

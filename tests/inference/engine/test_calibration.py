@@ -1,6 +1,4 @@
-"""What a claim is worth: less than it says until there is a record, and then what the record
-says.
-"""
+"""A claim is worth less than it says until there is a record, and then what the record says."""
 
 from __future__ import annotations
 
@@ -10,11 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inference.engine.calibration import (
-    HIGHEST,
-    Calibration,
-    Claims,
-)
+from inference.engine.calibration import HIGHEST, Calibration, Claims
 from inference.engine.tuning import TUNING
 
 

@@ -1,9 +1,8 @@
-"""A draft beside the target: the text is the target's own, one call serves all who asked, and who
-did not ask is not held up.
-"""
+"""A draft beside the target: one call serves all who asked, and nobody else is held up."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from functools import partial
 
@@ -18,25 +17,22 @@ from inference.engine.engine import Engine
 from inference.engine.local_session import LocalSession
 from inference.engine.session import Session
 from inference.engine.tuning import TUNING
+from inference.grammar import Grammars
 from inference.model.decoder import Decoder
 from inference.order import Decode
-from inference.planner.acceptance import Knowledge
-from inference.planner.acceptance_file import read_acceptance
 from inference.proposer import COLOCATED, COPY, NOBODY
 from inference.sampling import SamplingParams
-from inference.times import DraftTimes, LatencyModel
 from tests.support import pairs
+from tests.support.beside import CALL, FORWARD, TimedTarget, engine_beside
 from tests.support.clock import Clock
-from tests.support.drafts import growing, text_of
-from tests.support.equality import NearTies, assert_same_text
-from tests.support.exact import asked, exact_engine, finish, free, own_text, together
+from tests.support.drafts import alone, assert_drafted_text, growing, knowledge, text_of
+from tests.support.equality import NearTies
+from tests.support.exact import GREEDY, asked, exact_engine, finish, free, own_text, together
 from tests.support.exact import text_of as made_by
+from tests.support.scripted_grammar import RULED, scripted_grammars
 from tests.support.scripted_models import VOCABULARY as KINDS
-from tests.support.scripted_models import Prefix, Says, ScriptedModel, useless
+from tests.support.scripted_models import Prefix, Says, ScriptedModel, disagreeing, useless
 from tests.support.scripted_models import perfect as right
-
-FORWARD, CALL = 0.010, 0.001
-"""Seconds of a forward of the target and of a call of its draft, by the tests' clock."""
 
 
 def wrong(prefix: Prefix) -> tuple[list[int], list[float]]:
@@ -45,9 +41,7 @@ def wrong(prefix: Prefix) -> tuple[list[int], list[float]]:
 
 
 class Draft(ScriptedModel):
-    """Takes its time. together: texts in each call that ranks.  fed: nodes of each call that does
-    not.
-    """
+    """Takes its time. together: texts of each call that ranks. fed: nodes of the other calls"""
 
     def __init__(self, says: Says, clock: Clock, rows: int, call: float) -> None:
         super().__init__(says, rows=rows, capacity=2000)
@@ -78,43 +72,42 @@ class Hosted:
         call: float = CALL,
         copies: bool = False,
         kinds: int = KINDS,
+        grammars: Grammars | None = None,
     ) -> None:
         self.clock = Clock()
         self.draft = Draft(says, self.clock, draft_rows or rows, call)
-        known = partial(_knowledge, call)
+        known = partial(knowledge, call, 32)
         self.host = ColocatedDrafter(
-            drafts.Draft(self.draft), known, room=200, clock=self.clock, copies=copies
+            drafts.Draft(self.draft, grammars=grammars),
+            known,
+            room=200,
+            clock=self.clock,
+            copies=copies,
         )
         self.engine, self.model, _ = exact_engine(
-            rows, kinds=kinds, times=free, clock=self.clock, drafter=self.host
+            rows, kinds=kinds, times=free, clock=self.clock, drafter=self.host, grammars=grammars
         )
 
-    def asked(self, prompt: Sequence[int], tokens: int, *, beside: bool = True) -> Session:
-        return asked(self.engine, prompt, tokens, beside=beside)
+    def asked(
+        self,
+        prompt: Sequence[int],
+        tokens: int,
+        params: SamplingParams = GREEDY,
+        *,
+        beside: bool = True,
+    ) -> Session:
+        return asked(self.engine, prompt, tokens, params, beside=beside)
 
-
-def _knowledge(call: float) -> Knowledge:
-    target = LatencyModel({(1, 1): FORWARD, (1, 32): FORWARD})
-    return Knowledge(DraftTimes({1: call}), target, read_acceptance())
-
-
-# --- the text
 
 SAMPLINGS = [SamplingParams(), SamplingParams(0.7, seed=3), SamplingParams(1.0, seed=4)]
 CLOSE, UNRELATED = pairs.perturbed(1, 0.02), pairs.decoder(99, layers=1)
 
 
 def beside(draft: Decoder, *, copies: bool = False) -> Engine:
-    """The random target of tests/support/pairs.py with a draft beside it."""
-    target, length = pairs.decoder(1), pairs.SEQUENCE_LENGTH
-    model = EagerModel(target, rows=2, capacity=length + 64, max_nodes=64)
-    rows = EagerModel(draft, rows=2, capacity=length + DRAFTING.room, max_nodes=128)
-    host = ColocatedDrafter(
-        drafts.Draft(rows), partial(_knowledge, CALL), room=DRAFTING.room, copies=copies
-    )
-    return Engine(
-        model, sequence_length=length, max_tree_nodes=64, vocabulary=pairs.VOCABULARY, drafter=host
-    )
+    clock, capacity = Clock(), pairs.SEQUENCE_LENGTH + DRAFTING.room
+    rows = EagerModel(draft, rows=2, capacity=capacity, max_nodes=128)
+    target = TimedTarget(pairs.decoder(1), clock)
+    return engine_beside(target, drafts.Draft(rows), DRAFTING.room, clock, copies=copies)
 
 
 @pytest.mark.parametrize("copies", [False, True], ids=["model", "copies"])
@@ -123,34 +116,15 @@ def beside(draft: Decoder, *, copies: bool = False) -> Engine:
 def test_the_text_is_the_targets_own_seeded_decoding(
     draft: Decoder, params: SamplingParams, copies: bool, ties: NearTies
 ) -> None:
-    engine, prompt = beside(draft, copies=copies), [5, 17, 250, 3, 99] * 4
-
-    def produce(prompt: Sequence[int], tokens: int) -> list[int]:
-        order = Decode(len(prompt) + tokens, beside=True)
-        return text_of(prompt, params, LocalSession(engine), order)
-
-    alone = LocalSession(pairs.engine(pairs.decoder(1)))
-    reference = text_of(prompt, params, alone, Decode(len(prompt) + 40))
-    assert_same_text(pairs.decoder(1), prompt, params, reference, produce, ties)
+    target, prompt = pairs.decoder(1), [5, 17, 250, 3, 99] * 4
+    own = alone(LocalSession(pairs.engine(target)), prompt, params, 40)
+    assert_drafted_text(beside(draft, copies=copies), target, prompt, params, own, ties)
 
 
 def test_a_client_that_proposes_too_shares_the_session_with_the_draft_beside_the_target() -> None:
     engine, prompt, order = beside(CLOSE), [5, 17, 250, 3, 99], Decode(60, beside=True)
     made = text_of(prompt, SAMPLINGS[0], LocalSession(engine), order, [growing(UNRELATED)])
-    alone = LocalSession(pairs.engine(pairs.decoder(1)))
-    assert made == text_of(prompt, SAMPLINGS[0], alone, Decode(60))
-
-
-# --- what it brings
-
-
-def test_a_draft_that_is_right_makes_a_text_in_few_forwards() -> None:
-    hosted = Hosted(right)
-    session = hosted.asked([1, 2, 3], 200)
-    finish(hosted.engine, session)
-    assert made_by(session) == own_text([1, 2, 3], 200, kinds=KINDS)
-    assert session.spent.forwards < 100
-    assert set(session.proposers) == {COLOCATED, NOBODY}
+    assert made == alone(LocalSession(pairs.engine(pairs.decoder(1))), prompt, SAMPLINGS[0], 55)
 
 
 def test_what_the_text_said_before_is_copied_for_who_asked() -> None:
@@ -161,6 +135,24 @@ def test_what_the_text_said_before_is_copied_for_who_asked() -> None:
     assert made_by(session) == own_text([1, 2, 3], 300, kinds=3)
     assert session.proposers.count(COPY) > 30
     assert set(other.proposers) == {NOBODY}
+
+
+def test_a_text_with_a_grammar_is_drafted_by_it_once_its_rule_is_made() -> None:
+    """It is made beside the forwards, which go on meanwhile."""
+    texts = list[list[int]]()
+    for drafted in (False, True):
+        hosted = Hosted(disagreeing, kinds=KINDS, grammars=scripted_grammars())
+        session = hosted.asked([1, 2, 3], 300, RULED, beside=drafted)
+        while drafted and hosted.host.free_rows == 4:
+            hosted.engine.step()
+            hosted.engine.acknowledge(session, session.length)
+            time.sleep(0.01)
+        before, forwards = session.length - 3, session.spent.forwards
+        finish(hosted.engine, session)
+        texts.append(made_by(session))
+    assert texts[0] == texts[1]
+    assert session.proposers[before:].count(COPY) > 100
+    assert session.spent.forwards - forwards < 100
 
 
 def test_one_call_serves_all_who_asked() -> None:
@@ -202,10 +194,7 @@ def test_a_text_is_never_much_slower_than_without_the_draft(says: Says, call: fl
 
 @pytest.mark.parametrize("call", [0.0005, 0.0015, 0.008, 0.020])
 @pytest.mark.parametrize("tokens", [32, 128])
-def test_a_draft_that_is_of_no_use_takes_a_fiftieth_of_a_text_at_most(
-    call: float, tokens: int
-) -> None:
-    """From the first text on, and of every one."""
+def test_a_useless_draft_takes_a_fiftieth_of_a_text_at_most(call: float, tokens: int) -> None:
     hosted = Hosted(wrong, call=call)
     for number in range(3):
         session = hosted.asked([1, 2, number], tokens)
@@ -226,9 +215,6 @@ def test_a_key_whose_drafts_bring_nothing_pays_for_its_first_call_beforehand() -
     assert len(hosted.draft.together) == first
     finish(hosted.engine, session)
     assert len(hosted.draft.together) > first
-
-
-# --- who did not ask
 
 
 @pytest.mark.parametrize("says", [right, wrong])
@@ -263,9 +249,6 @@ def test_a_long_text_is_fed_to_the_draft_in_parts_between_forwards() -> None:
     assert len(hosted.model.calls) >= forwards + 8
     finish(hosted.engine, session, neighbour)
     assert made_by(session) == own_text([7] * 500, 20, kinds=KINDS)
-
-
-# --- rows
 
 
 def test_a_closed_session_gives_its_row_back() -> None:
@@ -321,14 +304,10 @@ def test_a_text_that_is_asked_to_go_on_is_drafted_to_its_new_end() -> None:
     assert made_by(session) == own_text([1, 2, 3], 200, kinds=KINDS)
 
 
-# --- faults
-
-
 @pytest.mark.parametrize("steps", [0, 3])
 def test_when_the_draft_fails_texts_go_on_without_it(
     steps: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """While a text is fed to it, and while it drafts."""
     hosted = Hosted(right)
     sessions = [hosted.asked([1, 2, number], 400) for number in range(2)]
     for _ in range(steps):

@@ -1,6 +1,4 @@
-"""Many sessions on one engine: each gets its own text whatever the others do, and no more of it
-than was asked for.
-"""
+"""Many sessions on one engine: each gets its own text, and no more of it than was asked for."""
 
 from __future__ import annotations
 
@@ -9,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -29,6 +27,7 @@ from tests.support.exact import (
     FAULTY,
     GREEDY,
     VOCABULARY,
+    Cost,
     Exact,
     asked,
     chain,
@@ -91,24 +90,6 @@ def test_all_sessions_go_into_one_forward_and_each_gets_its_own_text() -> None:
         own_text(prompt_of(number), 12, params) for number, params in enumerate(SAMPLINGS)
     ]
     assert {rows for rows, _ in model.calls} == {3}
-
-
-def test_candidates_that_come_true_save_forwards_and_false_ones_change_nothing() -> None:
-    engine, model, _ = exact_engine(times=free)
-    session = asked(engine, PROMPT, 12)
-    stream = engine.join(session)
-    wrong = Proposal(90, BASE, (TEXT[0] + 1) % FAULTY, 1.0)
-    right = chain(LAST, TEXT[:5])
-    model.calls.clear()
-    engine.append(session, stream, Nodes(LAST, [wrong, *right.proposals]))
-    engine.step()
-    assert text_of(session) == TEXT[:6]
-    assert model.calls == [(1, 7)]
-    engine.append(session, stream, chain(LAST, [*TEXT[:6], FAULTY - 1, 5], first=100))
-    engine.step()
-    assert text_of(session) == TEXT[:7]
-    run_dry(engine)
-    assert text_of(session) == TEXT[:12]
 
 
 def test_progress_tells_who_named_each_token_and_what_it_took() -> None:
@@ -242,37 +223,6 @@ def test_nobody_buys_more_credit_than_there_is() -> None:
     assert len(text_of(session)) == MOST_CREDIT
 
 
-def test_a_session_whose_stream_is_gone_stops_and_goes_on_with_the_next() -> None:
-    engine, _, _ = exact_engine()
-    session = asked(engine, PROMPT, 30)
-    engine.step()
-    engine.detach(session)
-    assert not engine.step()
-    engine.attach(session)
-    run_dry(engine)
-    assert text_of(session) == TEXT[:30]
-
-
-def test_a_target_that_waits_makes_one_forward_each_time_it_is_told() -> None:
-    engine, model, _ = exact_engine()
-    session = asked(engine, PROMPT, 30, pace=Pace.WAIT)
-    stream = engine.join(session)
-    model.calls.clear()
-    assert not engine.step()
-    engine.append(session, stream, chain(LAST, TEXT[:4], chance=2**-16))
-    assert not engine.step()
-    for _ in range(3):  # told three times, as after a lost stream
-        engine.go(session, LAST)
-    run_dry(engine)
-    assert (text_of(session), model.calls) == (TEXT[:5], [(1, 5)])
-    for base in (LAST, LAST + 4, LAST + 6, 999):  # not the root
-        engine.go(session, base)
-        assert not engine.step()
-    engine.go(session, LAST + 5)
-    run_dry(engine)
-    assert text_of(session) == TEXT[:6]
-
-
 def test_a_go_that_is_said_again_during_its_forward_makes_no_other() -> None:
     engine, model, _ = exact_engine()
     session = asked(engine, PROMPT, 30, pace=Pace.WAIT)
@@ -332,11 +282,21 @@ def test_who_has_more_nodes_in_a_forward_has_the_greater_share() -> None:
     assert whole == pytest.approx(wide.spent.model_seconds)
 
 
-CPU = {"cost": lambda rows, nodes: 0.004 + 0.018 * rows * nodes}
-NEURON = {
-    "cost": lambda rows, nodes: 0.040 if nodes <= 1 else 0.065 if nodes <= 16 else 0.120,
-    "sizes": (1, 16, 32),
-}
+class Device(NamedTuple):
+    """Seconds of its forwards, and sizes that they are padded to."""
+
+    cost: Cost
+    sizes: tuple[int, ...] = ()
+
+    def engine(self, times: Cost, clock: Clock | None = None) -> tuple[Engine, Exact, Clock]:
+        """With four rows. times: what it believes that forwards take"""
+        return exact_engine(4, cost=self.cost, sizes=self.sizes, times=times, clock=clock)
+
+
+CPU = Device(lambda rows, nodes: 0.004 + 0.018 * rows * nodes)
+NEURON = Device(
+    lambda rows, nodes: 0.040 if nodes <= 1 else 0.065 if nodes <= 16 else 0.120, (1, 16, 32)
+)
 
 
 def ready(
@@ -363,7 +323,6 @@ def lies(session: Session, text: list[int], first: int) -> Nodes:
 
 
 def truth(session: Session, text: list[int], first: int) -> Nodes:
-    """The next fifteen tokens of the text."""
     ahead = text[len(text_of(session)) :][:15]
     return chain(session.length - 1, ahead, 0.9, first)
 
@@ -374,7 +333,6 @@ def live_on(
     turns: int,
     say: Callable[[Session, list[int], int], Nodes] | None,
 ) -> None:
-    """So many forwards, before each of which the first says something."""
     first, stream, text = everybody[0]
     for turn in range(turns):
         if say is not None:
@@ -388,33 +346,27 @@ def live_on(
 @pytest.mark.parametrize(
     ("narrow", "wide"), [(1.0, 1.0), (1.0, 0.5), (1.0, 2.0), (0.5, 1.0), (2.0, 1.0)]
 )
-def test_candidates_that_claim_to_be_certain_slow_down_nobody(
-    device: dict[str, object], narrow: float, wide: float
-) -> None:
+def test_who_claims_certainty_slows_down_nobody(device: Device, narrow: float, wide: float) -> None:
     """Not even if what the engine believed of times to begin with was wrong by 2."""
-    cost = device["cost"]
-    assert callable(cost)
 
     def wrong(rows: int, nodes: int) -> float:
-        return float(cost(rows, nodes)) * (wide if nodes > 1 else narrow)
+        return device.cost(rows, nodes) * (wide if nodes > 1 else narrow)
 
-    engine, _, clock = exact_engine(rows=4, times=wrong, **device)  # type: ignore[arg-type]
+    engine, _, clock = device.engine(wrong)
     everybody, began = ready(engine, ["liar", "a", "b", "c"]), clock.now
     live_on(engine, everybody, 500, lies)
-    alone = (clock.now - began) / cost(4, 1)
+    alone = (clock.now - began) / device.cost(4, 1)
     for session, _, text in everybody:
         assert text_of(session) == text[: len(text_of(session))]
         assert len(text_of(session)) >= TUNING.least_rate * alone - TUNING.most_deficit - LEARNING
 
 
 @pytest.mark.parametrize("device", [CPU, NEURON], ids=["cpu", "neuron"])
-def test_one_with_good_candidates_does_not_hold_up_three_without(device: dict[str, object]) -> None:
-    cost = device["cost"]
-    assert callable(cost)
-    engine, _, clock = exact_engine(rows=4, times=cost, **device)  # type: ignore[arg-type]
+def test_one_with_good_candidates_does_not_hold_up_three_without(device: Device) -> None:
+    engine, _, clock = device.engine(device.cost)
     everybody, began = ready(engine, ["wide", "a", "b", "c"]), clock.now
     live_on(engine, everybody, 400, truth)
-    alone = (clock.now - began) / cost(4, 1)
+    alone = (clock.now - began) / device.cost(4, 1)
     for session, _, _ in everybody[1:]:
         assert len(text_of(session)) >= TUNING.least_rate * alone - TUNING.most_deficit
 
@@ -423,8 +375,7 @@ def test_the_engines_own_work_slows_down_nobody_who_drafts_nothing() -> None:
     """Beside one with good candidates, where that work takes twice as long as the forwards."""
 
     def alone_and_beside(proposing: bool) -> tuple[float, int]:
-        clock, cost = WorkingClock(0.020), NEURON["cost"]
-        engine, _, _ = exact_engine(rows=4, clock=clock, times=cost, **NEURON)  # type: ignore[arg-type]
+        engine, _, clock = NEURON.engine(NEURON.cost, WorkingClock(0.020))
         everybody, began = ready(engine, ["wide", "a", "b", "c"]), clock.now
         live_on(engine, everybody, 300, truth if proposing else None)
         return clock.now - began, min(len(text_of(session)) for session, _, _ in everybody[1:])
@@ -436,9 +387,7 @@ def test_the_engines_own_work_slows_down_nobody_who_drafts_nothing() -> None:
 
 
 def test_good_candidates_pay_on_a_device_whose_wide_forwards_are_dear() -> None:
-    cost = NEURON["cost"]
-    assert callable(cost)
-    engine, _, clock = exact_engine(rows=4, times=cost, **NEURON)  # type: ignore[arg-type]
+    engine, _, clock = NEURON.engine(NEURON.cost)
     everybody, began = ready(engine, ["a", "b", "c", "d"], 600), clock.now
     numbers = 0
     while any(session.end is End.NOT for session, _, _ in everybody):
@@ -447,7 +396,7 @@ def test_good_candidates_pay_on_a_device_whose_wide_forwards_are_dear() -> None:
             engine.acknowledge(session, session.length)
         numbers += 15
         engine.step()
-    assert 600 / ((clock.now - began) / cost(4, 1)) > 4
+    assert 600 / ((clock.now - began) / NEURON.cost(4, 1)) > 4
 
 
 def test_a_candidate_that_the_target_takes_counts_in_the_sessions_own_record() -> None:
@@ -482,24 +431,6 @@ def test_a_session_starts_from_the_row_that_an_earlier_one_left(params: Sampling
     assert text_of(session) == own_text([*prompt, 9], 15, params)
     assert seen.reused == [99]
     assert sum(done.nodes for done in seen.forwards if done.prefill) == 1
-
-
-@pytest.mark.parametrize("params", SAMPLINGS, ids=str)
-def test_a_session_starts_from_a_copy_of_a_busy_row_and_the_other_goes_on(
-    params: SamplingParams,
-) -> None:
-    engine, _, _ = exact_engine(times=free)
-    prompt = prompt_of(4, 100)
-    busy = asked(engine, prompt, 10)
-    text = own_text(prompt, 10)
-    engine.append(busy, engine.join(busy), chain(99, [*text[:2], 5, 5, 5]))
-    engine.step()
-    seen = recorded(engine)
-    session = asked(engine, [*prompt[:80], 9, 8], 10, params)
-    run_dry(engine)
-    assert seen.reused == [80]
-    assert text_of(session) == own_text([*prompt[:80], 9, 8], 10, params)
-    assert text_of(busy) == text
 
 
 def test_a_tenant_never_starts_from_anothers_tokens() -> None:
@@ -610,7 +541,6 @@ def test_sessions_of_one_tenant_wait_for_each_other() -> None:
 
 
 def test_rows_change_hands_once_a_turn_and_every_text_goes_on_where_it_was() -> None:
-    """Three keys, a session each, on two rows."""
     engine, _, clock = exact_engine(rows=2)
     sessions = [asked(engine, prompt_of(number, 60), 900, tenant="ab"[number]) for number in (0, 1)]
     sessions.append(engine.open(prompt_of(2, 60), GREEDY, tenant="c")[0])
@@ -631,27 +561,13 @@ def test_rows_change_hands_once_a_turn_and_every_text_goes_on_where_it_was() -> 
     ]
 
 
-def test_a_session_in_this_thread_waits_until_a_silent_one_lends_its_row(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_session_waits_until_a_silent_one_lends_its_row(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("inference.engine.admission.TUNING", replace(TUNING, silent_seconds=0.05))
     model = Exact(1, Clock())
     engine = Engine(model, sequence_length=100, max_tree_nodes=8, vocabulary=VOCABULARY)
     opened(engine, PROMPT)
     assert text_of(opened(engine, [4, 5])) == []
     assert engine.in_line == 0
-
-
-def test_prompts_and_trees_take_turns() -> None:
-    engine, _, _ = exact_engine(max_tree_nodes=16)
-    decoding = asked(engine, prompt_of(1), 1000)
-    seen = recorded(engine)
-    _, future = engine.open(prompt_of(2, 800), GREEDY)
-    while not future.done():
-        assert engine.step()
-    kinds = [done.prefill for done in seen.forwards]
-    assert not any(first and second for first, second in pairwise(kinds))
-    assert len(text_of(decoding)) >= 12
 
 
 def test_a_full_line_is_busy_and_a_freed_row_goes_to_who_waited_longest() -> None:
@@ -739,36 +655,7 @@ def test_an_engine_that_stops_leaves_nobody_waiting() -> None:
         engine.progress(holding, holding.length)
 
 
-def test_sessions_on_threads_of_their_own_get_the_texts_they_get_alone() -> None:
-    engine, _, _ = exact_engine(rows=4, kinds=8)
-    made: dict[int, list[int]] = {}
-
-    def client(number: int) -> None:
-        params, prompt = SAMPLINGS[number % 3], prompt_of(number)
-        session, future = engine.open(prompt, params, tenant=str(number % 2))
-        future.result(WAIT)
-        stream = engine.join(session)
-        engine.decode(session, Decode(len(prompt) + 60))
-        for first in range(0, 60, 6):
-            engine.append(session, stream, chain(session.length - 1, range(6), 0.5, first))
-        made[number] = text_of(waited(engine, session))
-        engine.close(session)
-
-    with running(engine):
-        clients = [threading.Thread(target=client, args=(number,)) for number in range(10)]
-        for thread in clients:
-            thread.start()
-        for thread in clients:
-            thread.join(WAIT)
-    assert made == {
-        number: own_text(prompt_of(number), 60, SAMPLINGS[number % 3], kinds=8)
-        for number in range(10)
-    }
-
-
-def test_a_forward_is_told_of_while_the_next_one_computes(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_forward_is_told_of_while_the_next_one_computes(monkeypatch: pytest.MonkeyPatch) -> None:
     engine, model, _ = exact_engine()
     session, choose = opened(engine, PROMPT), model.choose
     told, heard = threading.Event(), list[bool]()
@@ -814,9 +701,7 @@ class SlowlyTaken(threading.Condition):
         self._release_save = released
 
 
-def test_an_order_that_comes_while_the_engine_falls_asleep_wakes_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_an_order_wakes_an_engine_that_falls_asleep(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("inference.engine.admission.Condition", SlowlyTaken)
     engine, _, _ = exact_engine()
     with running(engine):

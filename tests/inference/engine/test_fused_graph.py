@@ -1,13 +1,12 @@
-"""Rounds that one graph drafts, verifies and accepts, run eagerly: the text is the target's own,
-and what is counted is what happened.
-"""
+"""Rounds that one graph drafts, verifies and accepts, run eagerly."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +24,7 @@ from inference.artifact import (
     write_manifest,
 )
 from inference.backends import Segment
+from inference.backends.compiled import CompiledModel
 from inference.backends.eager import EagerModel
 from inference.backends.fused import FusedModel
 from inference.decode import Step, decode
@@ -34,20 +34,24 @@ from inference.engine.engine import Engine
 from inference.engine.graph_rounds import GraphRounds, blank_tree, read_answer
 from inference.engine.local_session import LocalSession
 from inference.engine.session import Session
+from inference.engine.tuning import TUNING
 from inference.errors import BadArtifact, InvalidRequest
+from inference.model.cache import empty_cache
+from inference.model.decoder import Decoder
 from inference.model.drafted_tree import accept_in_graph
+from inference.model.round_graph import RoundGraph
+from inference.model.verify_graph import VerifyGraph
 from inference.order import Decode, End, Pace
-from inference.proposer import COLOCATED, NOBODY, Proposer
+from inference.proposer import Proposer
 from inference.sampling import SamplingParams
-from inference.stats import DecodeStatistics
+from inference.times import LatencyModel
 from inference.tree import IntArray, TokenTree
 from inference.tree_shape import NONE, Branches
-from tests.support.drafts import growing
-from tests.support.equality import NearTies, assert_same_text
-from tests.support.exact import finish, run_dry, running
-from tests.support.fused_models import eager_fused
+from tests.support.clock import Clock
+from tests.support.drafts import assert_drafted_text
+from tests.support.equality import NearTies
+from tests.support.exact import Cost, asked, chain, finish, free, opened, run_dry, running, text_of
 from tests.support.pairs import SEQUENCE_LENGTH, VOCABULARY, decoder, engine, perturbed
-from tests.support.wire_fixtures import connected
 
 LENGTH, TOKENS, PROMPT = 120, 30, [5, 17, 250, 3, 99]
 SAMPLINGS = [
@@ -60,8 +64,45 @@ SHAPES = [Branches.chain(4), Branches((3, 1, 2))]
 DRAFTS = {"close": perturbed(1, 0.02), "unrelated": decoder(99, layers=1)}
 
 
+def eager_fused(
+    target: Decoder,
+    draft: Decoder,
+    shape: Branches,
+    *,
+    rows: int = 2,
+    length: int = 120,
+    sampled: bool = True,
+) -> FusedModel:
+    """Graphs for both models, and rounds of two context sizes for one row and for all."""
+    capacity = length + shape.nodes
+    cache, beside = (
+        empty_cache(model.config, rows, capacity, torch.float32) for model in (target, draft)
+    )
+    alone = Bucket(
+        rows,
+        max(2, shape.nodes),
+        capacity,
+        max(2, shape.nodes),
+        max(2, shape.nodes),
+        sampled,
+        capacity,
+    )
+    fed = Bucket(1, 32, capacity, 1, 1, False, capacity)
+    prefill = DraftBucket(1, 32, capacity, 1, 1, False, capacity)
+    rounds = {
+        RoundBucket.of(shape, count, slots, capacity, sampled=sampled): RoundGraph(
+            target, draft, cache, beside, shape
+        )
+        for count in sorted({1, rows})
+        for slots in sorted({min(64, capacity), capacity})
+    }
+    graphs = {bucket: VerifyGraph(target, cache, bucket.levels) for bucket in (alone, fed)}
+    return FusedModel(
+        graphs, cache, CompiledModel({prefill: VerifyGraph(draft, beside, 1)}, beside), rounds
+    )
+
+
 def served_by(model: FusedModel, length: int = LENGTH) -> Engine:
-    """A target whose graphs draft."""
     return Engine(
         model,
         sequence_length=length,
@@ -158,10 +199,7 @@ def test_the_text_is_the_targets_own_seeded_decoding(
 ) -> None:
     served = served_by(eager_fused(decoder(1), DRAFTS[draft], shape))
     for params in SAMPLINGS:
-        assert_same_text(
-            decoder(1), PROMPT, params, alone(params),
-            lambda prompt, n, params=params: tokens_of(steps_of(served, params, prompt, n)), ties
-        )  # fmt: skip
+        assert_drafted_text(served, decoder(1), PROMPT, params, alone(params), ties)
 
 
 @dataclass(frozen=True)
@@ -172,7 +210,6 @@ class Branching:
 
     @property
     def most_ranked(self) -> int:
-        """Nodes that are ranked for one tree."""
         return self.shape.inner
 
     def grow(self, tree: DraftTree, budget: Budget, rank: RankChildren) -> list[DraftNode]:
@@ -190,12 +227,8 @@ class Branching:
 
 @pytest.mark.parametrize("params", SAMPLINGS, ids=str)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_a_round_drafts_what_the_same_draft_drafts_elsewhere(
-    shape: Branches, params: SamplingParams
-) -> None:
-    """Its caches are right after any verdict: else its trees, and what is accepted, would be
-    others. The same trees come from a client that the target waits for.
-    """
+def test_a_round_drafts_what_its_draft_drafts(shape: Branches, params: SamplingParams) -> None:
+    """Its caches are right after any verdict: else its trees would be others."""
     model = EagerModel(DRAFTS["close"], rows=1, capacity=SEQUENCE_LENGTH, max_nodes=64)
     elsewhere = RoundProposer(model, Branching(shape), room=64)
     waits = replace(beside(), pace=Pace.WAIT)
@@ -229,7 +262,6 @@ def test_nothing_is_committed_behind_a_stop_id(params: SamplingParams) -> None:
 
 
 def finished(served: Engine, session: Session) -> list[int]:
-    """All tokens of a session whose reader acknowledges at once."""
     finish(served, session)
     return session.tokens[session.prompt_length :]
 
@@ -241,6 +273,19 @@ def test_a_session_whose_forwards_are_narrower_than_a_round_makes_none() -> None
     served.decode(session, beside())
     assert finished(served, session) == alone(SAMPLINGS[1])
     assert session.spent.lone == session.spent.forwards == TOKENS
+
+
+def test_a_text_with_a_rule_has_open_forwards() -> None:
+    """Graphs of rounds neither adjust logits nor report any."""
+    model = eager_fused(decoder(1), decoder(1), Branches.chain(4))
+    served, rounds = served_by(model), GraphRounds(model)
+    session, future = served.open(PROMPT, SAMPLINGS[1])
+    served.finish(future)
+    served.decode(session, beside())
+    assert rounds.select([session], lambda rows, nodes: 0.01) == ([], [session])
+    for rule in (SamplingParams(presence_penalty=1.0), SamplingParams(logprobs=0)):
+        session.params = rule
+        assert rounds.select([session], lambda rows, nodes: 0.01) == ([], [])
 
 
 def test_a_round_commits_no_more_than_the_clients_credit() -> None:
@@ -303,30 +348,9 @@ def test_a_long_prompt_is_fed_to_the_draft_in_chunks_between_rounds_of_others() 
     assert all(order[index + 1] == "rounds" for index in fed)
 
 
-def test_a_session_that_was_drafted_for_elsewhere_shares_the_target() -> None:
-    """Trees of others are verified by the target's own graphs, in rows of the same caches."""
-    served = served_by(eager_fused(decoder(1), DRAFTS["close"], Branches.chain(3)))
-    params, sessions = SAMPLINGS[2], [LocalSession(served), LocalSession(served)]
-    elsewhere = replace(beside(), beside=False)
-    ours = decode(PROMPT, params, sessions[0], beside())
-    theirs = decode(PROMPT, params, sessions[1], elsewhere, [growing(DRAFTS["close"])])
-    made, named = ([], []), set[int]()  # type: tuple[list[int], list[int]], set[int]
-    for steps in zip(ours, theirs, strict=False):
-        for tokens, step in zip(made, steps, strict=True):
-            tokens += step.tokens
-        named |= {*steps[0].proposers} - {NOBODY}
-    for session, tokens in zip(sessions, made, strict=True):
-        session.close()
-        assert tokens == alone(params)[: len(tokens)]
-        assert len(tokens) > 8
-    assert named == {COLOCATED}
-
-
 @pytest.mark.parametrize("params", SAMPLINGS[:3], ids=str)
 def test_a_session_under_way_goes_on_with_the_draft_in_the_graph(params: SamplingParams) -> None:
-    """From the row that it has: by the target alone, by rounds of the graph, alone, and in rounds
-    again, for which the draft is fed what it did not see.
-    """
+    """By the target alone and by rounds in turn, for which the draft is fed what it missed."""
     served, bounds = served_by(eager_fused(decoder(1), decoder(1), Branches.chain(3))), [4, 14, 20]
     session, _ = served.open(PROMPT, params)
     for index, bound in enumerate([*bounds, TOKENS]):
@@ -348,24 +372,6 @@ def test_a_session_that_lost_its_row_in_between_goes_on_in_another() -> None:
         assert tokens_of(steps_of(served, SAMPLINGS[2])) == alone(SAMPLINGS[2])
         served.attach(session)
     assert session.tokens[len(PROMPT) :] == alone(SAMPLINGS[1])
-
-
-def test_over_grpc_the_texts_are_the_same_and_counters_are_of_what_happened() -> None:
-    model = eager_fused(decoder(1), DRAFTS["close"], Branches.chain(4))
-    with connected(served_by(model)) as connection:
-        for params in SAMPLINGS:
-            statistics, session = DecodeStatistics(), connection.session()
-            made = list[int]()
-            for step in decode(PROMPT, params, session, beside()):
-                statistics.count(step.proposers)
-                made += step.tokens
-            session.close()
-            assert made == alone(params)
-            assert session.traffic.nodes == 5 * session.traffic.forwards
-            assert session.traffic.forwards == statistics.forwards
-            assert statistics.acceptance_length == TOKENS / statistics.forwards > 1.2
-            assert statistics.by_proposer == {COLOCATED: TOKENS - statistics.forwards}
-            assert session.traffic.model_seconds > 0
 
 
 # --- what is refused
@@ -411,3 +417,168 @@ def test_a_manifest_remembers_the_draft_and_is_what_it_was_without_one(tmp_path:
     write_manifest(tmp_path, manifest(None))
     assert "fused" not in (tmp_path / "manifest.json").read_text()
     assert read_manifest(tmp_path) == manifest(None)
+
+
+# --- neighbours
+
+LONG, DEPTH = 400, 4
+RIGHT, CLOSE, USELESS = decoder(1), DRAFTS["close"], DRAFTS["unrelated"]
+
+
+def cpu(rows: int, nodes: int) -> float:
+    return 0.004 + 0.018 * rows * nodes
+
+
+def neuron(rows: int, nodes: int) -> float:
+    return 0.040 if nodes <= 1 else 0.065
+
+
+DEVICES = {"cpu": cpu, "neuron": neuron}
+
+
+class Graph:
+    """A target that drafts in its graphs, on a clock of the test. rounds: sessions in each."""
+
+    def __init__(self, draft: Decoder, cost: Cost) -> None:
+        self.clock, self.rounds, self.cost = Clock(), list[int](), cost
+        self.model = model = eager_fused(RIGHT, draft, Branches.chain(DEPTH), rows=4, length=LONG)
+        model.padded = lambda rows, nodes: (rows, nodes)  # type: ignore[method-assign]
+        self._timed(model, "choose", cost)
+        self._timed(model, "rounds", self._round)
+        self._timed(model.draft, "choose", lambda rows, nodes: cost(rows, 1) / 4)
+        shapes = product(range(1, 5), (1, 2, 4, 8, 16, 32))
+        self.engine = Engine(
+            model,
+            sequence_length=LONG,
+            max_tree_nodes=1 + DEPTH,
+            vocabulary=VOCABULARY,
+            times=LatencyModel({shape: cost(*shape) for shape in shapes}, measured=True),
+            graphs=GraphRounds(model),
+            clock=self.clock,
+        )
+
+    def asked(
+        self, kinds: Sequence[tuple[bool, int]], params: SamplingParams = SAMPLINGS[0]
+    ) -> list[Session]:
+        """Texts after [5, 17, 0], [5, 17, 1], ... kinds: whether each asks, and its tokens"""
+        sessions = [opened(self.engine, [5, 17, last], params) for last in range(len(kinds))]
+        for session, (beside, tokens) in zip(sessions, kinds, strict=True):
+            order = Decode(3 + tokens, credit=512, beside=beside)
+            self.engine.decode(session, order)
+        return sessions
+
+    def measured(self) -> None:
+        [session] = self.asked([(True, 20)])
+        finish(self.engine, session)
+        self.engine.close(session)
+        self.rounds.clear()
+
+    def step(self, sessions: Sequence[Session]) -> None:
+        """One forward; all clients have read what there is."""
+        assert self.engine.step(), "somebody can go on"
+        for session in sessions:
+            self.engine.acknowledge(session, session.length)
+
+    def _round(self, rows: int, nodes: int) -> float:
+        self.rounds.append(rows)
+        return self.cost(rows, nodes) + DEPTH * self.cost(rows, 1) / 6
+
+    def _timed(self, model: object, name: str, cost: Cost) -> None:
+        call: Callable[[Sequence[Segment]], list[IntArray]] = getattr(model, name)
+
+        def timed(segments: Sequence[Segment]) -> list[IntArray]:
+            self.clock.now += cost(len(segments), max(len(one.tokens) for one in segments))
+            return call(segments)
+
+        setattr(model, name, timed)
+
+
+@cache
+def own_text(last: int, params: SamplingParams = SAMPLINGS[0]) -> list[int]:
+    """The target's own text after the prompt that ends in this token."""
+    served = engine(decoder(1))
+    finish(served, session := asked(served, [5, 17, last], 217, params))
+    return text_of(session)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("draft", [RIGHT, USELESS], ids=["right", "useless"])
+@pytest.mark.parametrize("drafted", [1, 3])
+@pytest.mark.parametrize("proposed", [False, True], ids=["bare", "with candidates"])
+def test_who_did_not_ask_for_rounds_keeps_its_root_only_rate(
+    device: str, draft: Decoder, drafted: int, proposed: bool
+) -> None:
+    """0.98 of what forwards of the same sessions' roots give it, at any moment."""
+    graph = Graph(draft, DEVICES[device])
+    graph.measured()
+    sessions = graph.asked([(last < drafted, 200) for last in range(4)])
+    others, began, numbers = sessions[drafted:], graph.clock.now, 0
+    streams = [graph.engine.join(one) for one in others]
+    while all(one.end is End.NOT for one in sessions):
+        for index, (one, stream) in enumerate(zip(others, streams, strict=True)):
+            if proposed:
+                ahead = own_text(drafted + index)[len(text_of(one)) :][:7]
+                graph.engine.append(one, stream, chain(one.length - 1, ahead, 0.9, first=numbers))
+        numbers += 7
+        graph.step(sessions)
+        promised = TUNING.least_rate * (graph.clock.now - began) / graph.cost(4, 1)
+        assert all(len(text_of(one)) >= promised - TUNING.most_deficit for one in others)
+    for last, one in enumerate(sessions):
+        assert text_of(one) == own_text(last)[: len(text_of(one))]
+
+
+def test_rounds_are_made_beside_others_that_are_ahead_and_where_they_pay() -> None:
+    """Three texts get five tokens each in less time than two forwards take."""
+    graph = Graph(RIGHT, free)
+    graph.measured()
+    sessions = graph.asked([(last < 3, 200) for last in range(4)])
+    other, numbers = sessions[3], 0
+    stream = graph.engine.join(other)
+    while all(one.end is End.NOT for one in sessions):
+        ahead = own_text(3)[len(text_of(other)) :][:7]
+        graph.engine.append(other, stream, chain(other.length - 1, ahead, 0.9, first=numbers))
+        numbers += 7
+        graph.step(sessions)
+    assert 3 in graph.rounds
+    assert len(text_of(sessions[0])) > 1.5 * sessions[0].spent.forwards
+
+
+def test_a_draft_that_brings_nothing_holds_up_nobody_else() -> None:
+    graph = Graph(USELESS, neuron)
+    graph.measured()
+    sessions = graph.asked([(True, 60), (False, 60)])
+    while all(one.end is End.NOT for one in sessions):
+        graph.step(sessions)
+    assert not graph.rounds
+
+
+def test_a_text_goes_on_in_rounds_when_it_is_alone_again() -> None:
+    graph = Graph(RIGHT, neuron)
+    sessions = graph.asked([(True, 200), (False, 40)])
+    while sessions[1].end is End.NOT:
+        graph.step(sessions)
+    assert not graph.rounds, "none was measured, so nobody knows whether one pays"
+    before, forwards = len(text_of(sessions[0])), sessions[0].spent.forwards
+    finish(graph.engine, sessions[0])
+    assert text_of(sessions[0]) == own_text(0)[:200]
+    assert sessions[0].spent.forwards - forwards <= 2 + (200 - before) / (1 + DEPTH)
+
+
+@pytest.mark.parametrize("params", SAMPLINGS[:3], ids=str)
+@pytest.mark.parametrize("draft", [CLOSE, USELESS], ids=["close", "useless"])
+def test_texts_of_all_kinds_are_the_targets_own(params: SamplingParams, draft: Decoder) -> None:
+    """In rounds, and in forwards with candidates and without."""
+    graph = Graph(draft, neuron)
+    graph.measured()
+    kinds = [(True, 45), (True, 30), (False, 20), (False, 12)]
+    sessions = graph.asked(kinds, params)
+    proposed = sessions[2]
+    stream, numbers = graph.engine.join(proposed), 0
+    while any(one.end is End.NOT for one in sessions):
+        ahead = [*own_text(2, params)[len(text_of(proposed)) :][:3], 7]
+        graph.engine.append(proposed, stream, chain(proposed.length - 1, ahead, 0.9, first=numbers))
+        numbers += 4
+        graph.step(sessions)
+    for last, (one, (_, tokens)) in enumerate(zip(sessions, kinds, strict=True)):
+        assert text_of(one) == own_text(last, params)[:tokens]
+    assert graph.rounds

@@ -1,6 +1,4 @@
-"""An EAGLE-3 head beside its target: the text is the target's own, and what the head reads is there
-whatever became of the session's row.
-"""
+"""An EAGLE-3 head beside its target has what it reads, whatever became of the session's row."""
 
 from __future__ import annotations
 
@@ -13,46 +11,28 @@ from pathlib import Path
 
 import pytest
 
-from inference.backends import Chosen, Ranked, Segment
-from inference.backends.eager import EagerModel
+from inference.backends import Ranked, Segment
 from inference.backends.eagle_model import EagleModel
 from inference.backends.target_features import FeatureSequence
 from inference.draft_tuning import TUNING
 from inference.drafters.draft import Draft
-from inference.engine.colocated_drafter import ColocatedDrafter
-from inference.engine.engine import Engine
 from inference.engine.local_session import LocalSession
 from inference.engine.session import Session
 from inference.model.eagle_head import OfTarget, read_head
 from inference.order import Decode
-from inference.planner.acceptance import Knowledge
-from inference.planner.acceptance_file import read_acceptance
 from inference.proposer import COLOCATED
 from inference.sampling import SamplingParams
-from inference.times import DraftTimes, LatencyModel
 from tests.support import heads, pairs
+from tests.support.beside import CALL, TimedTarget, engine_beside
 from tests.support.clock import Clock
-from tests.support.drafts import text_of
-from tests.support.equality import NearTies, assert_same_text
+from tests.support.drafts import alone, assert_drafted_text
+from tests.support.equality import NearTies
 from tests.support.exact import asked, finish
 from tests.support.repository import ROOT
 
 TARGET, LENGTH = pairs.decoder(1), pairs.SEQUENCE_LENGTH
-FORWARD, CALL = 0.010, 0.001
-"""Seconds of a forward of the target and of a call of its head, by the tests' clock."""
-
 PROMPTS = [pairs.prompt_of(length) for length in range(20, 24)]
 TOKENS = 40
-
-
-class TimedTarget(EagerModel):
-    """A target that computes, and whose forwards take their time."""
-
-    clock: Clock
-
-    def choose(self, segments: Sequence[Segment]) -> list[Chosen]:
-        self.clock.now += FORWARD
-        return super().choose(segments)
 
 
 class TimedHead(EagleModel):
@@ -70,33 +50,16 @@ class Beside:
 
     def __init__(self, head: Path, rows: int = 2) -> None:
         clock = Clock()
-        target = TimedTarget(TARGET, rows=rows, capacity=LENGTH + 64, max_nodes=64)
+        target = TimedTarget(TARGET, clock, rows)
         of_target = read_head(head, OfTarget.of(TARGET), LENGTH)
         drafts = TimedHead(of_target, rows=rows, capacity=LENGTH + TUNING.room, max_nodes=128)
         target.keep_features(heads.KEPT)
-        target.clock = drafts.clock = clock
-        times = {(row, nodes): FORWARD for row in (1, 2, 4) for nodes in (1, 2, 4, 8, 16, 32, 64)}
-        self.engine = Engine(
-            target,
-            sequence_length=LENGTH,
-            max_tree_nodes=64,
-            vocabulary=pairs.VOCABULARY,
-            times=LatencyModel(times, measured=True),
-            drafter=ColocatedDrafter(
-                Draft(drafts, sequence=partial(FeatureSequence, target)),
-                partial(_knowledge, times),
-                room=TUNING.room,
-                clock=clock,
-            ),
-            clock=clock,
-        )
+        drafts.clock = clock
+        draft = Draft(drafts, sequence=partial(FeatureSequence, target))
+        self.engine = engine_beside(target, draft, TUNING.room, clock)
 
     def asked(self, prompt: Sequence[int], tokens: int = TOKENS) -> Session:
         return asked(self.engine, prompt, tokens, beside=True)
-
-
-def _knowledge(times: dict[tuple[int, int], float]) -> Knowledge:
-    return Knowledge(DraftTimes({1: CALL}), LatencyModel(times), read_acceptance())
 
 
 @pytest.fixture(scope="module")
@@ -134,10 +97,7 @@ def own_text(
     prompt: Sequence[int], tokens: int = TOKENS, params: SamplingParams | None = None
 ) -> list[int]:
     session = LocalSession(pairs.engine(TARGET))
-    return text_of(prompt, params or SamplingParams(), session, Decode(len(prompt) + tokens))
-
-
-# --- the text
+    return alone(session, prompt, params or SamplingParams(), tokens)
 
 
 @pytest.mark.parametrize("head", ["useless", "taught"])
@@ -147,14 +107,9 @@ def own_text(
 def test_the_text_is_the_targets_own_seeded_decoding(
     head: str, params: SamplingParams, ties: NearTies, request: pytest.FixtureRequest
 ) -> None:
-    engine = Beside(request.getfixturevalue(head)).engine
-
-    def produce(prompt: Sequence[int], tokens: int) -> list[int]:
-        order = Decode(len(prompt) + tokens, beside=True)
-        return text_of(prompt, params, LocalSession(engine), order)
-
-    prompt = PROMPTS[0][-20:]
-    assert_same_text(TARGET, prompt, params, own_text(prompt, TOKENS, params), produce, ties)
+    engine, prompt = Beside(request.getfixturevalue(head)).engine, PROMPTS[0][-20:]
+    own = own_text(prompt, TOKENS, params)
+    assert_drafted_text(engine, TARGET, prompt, params, own, ties)
 
 
 def test_what_a_head_has_learned_is_accepted(taught: Path) -> None:
@@ -163,9 +118,6 @@ def test_what_a_head_has_learned_is_accepted(taught: Path) -> None:
     finish(beside.engine, session)
     assert session.spent.forwards < TOKENS / 2
     assert session.proposers.count(COLOCATED) > TOKENS / 2
-
-
-# --- sessions
 
 
 def test_a_cached_prefix_has_its_features(taught: Path) -> None:
@@ -199,16 +151,3 @@ def test_a_session_that_lost_its_row_is_drafted_for_on_another(taught: Path) -> 
     assert first.spent.forwards - forwards < 10
     for prompt, session in zip(PROMPTS, (first, second), strict=False):
         assert session.tokens[20:] == own_text(prompt[-20:])
-
-
-def test_a_session_that_ends_midway_leaves_its_row_to_another_text(taught: Path) -> None:
-    beside = Beside(taught, rows=1)
-    for prompt in PROMPTS[:3]:
-        session = beside.asked(prompt[-20:])
-        for _ in range(4):
-            beside.engine.step()
-        beside.engine.close(session)
-    session = beside.asked(PROMPTS[3][-20:])
-    finish(beside.engine, session)
-    assert session.tokens[20:] == own_text(PROMPTS[3][-20:])
-    assert session.spent.forwards < TOKENS / 2

@@ -12,6 +12,7 @@ import llguidance
 import pytest
 import torch
 
+from inference.backends import Chosen, Segment
 from inference.engine.engine import Engine
 from inference.engine.session import Session
 from inference.errors import InvalidRequest
@@ -188,7 +189,10 @@ class Tired(TokenRule):
         return super().adjust(tree, nodes)  # type: ignore[arg-type,return-value]
 
 
-def test_an_error_of_a_rule_ends_its_session_alone(served: Engine) -> None:
+def test_an_error_of_a_rule_ends_its_session_alone(
+    served: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No forward is made again for it."""
     alone = asked(served, PROMPT, 20, RULED)
     finish(served, alone)
     served.close(alone)
@@ -198,9 +202,17 @@ def test_an_error_of_a_rule_ends_its_session_alone(served: Engine) -> None:
     neighbour = asked(served, PROMPT, 20, RULED)
     assert neighbour.order is not None
     served.decode(session, neighbour.order)
+    rows, choose = list[int](), served.model.choose
+
+    def counted(segments: Sequence[Segment]) -> list[Chosen]:
+        rows.append(len(segments))
+        return choose(segments)
+
+    monkeypatch.setattr(served.model, "choose", counted)
     finish(served, neighbour)
     assert neighbour.tokens == alone.tokens
     assert isinstance(session.closed, InvalidRequest)
+    assert rows == [2] * 4 + [1] * 16
     assert len(text_of(session)) == 3
     with pytest.raises(InvalidRequest, match="tired"):
         served.progress(session, session.length)

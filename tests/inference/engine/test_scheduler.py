@@ -1,6 +1,4 @@
-"""How wide a forward is, whose turn it is, and that nobody pays for another's candidates: against
-trying everything, and on curves worked out by hand.
-"""
+"""How wide a forward is, and whose turn: against trying everything, and on curves by hand."""
 
 from __future__ import annotations
 
@@ -76,24 +74,6 @@ def width_of(offers: Sequence[Bringing], seconds: ForwardSeconds, most: int) -> 
 
 LONE = Bringing(())
 SURE = Bringing((0.9,) * 31)
-
-
-def test_candidates_that_cost_nothing_are_all_computed() -> None:
-    assert width_of([SURE], flat, MOST) == MOST
-
-
-def test_candidates_that_bring_less_than_they_cost_are_not() -> None:
-    assert width_of([Bringing((0.5,) * 31)], cpu, MOST) == 1
-    assert width_of([Bringing((0.02,) * 31)], neuron, MOST) == 1
-
-
-def test_nobody_is_held_up_by_anothers_candidates_on_any_curve() -> None:
-    """Sessions without candidates keep a root-only forward; one that is ahead may be held up."""
-    for curve in (cpu, neuron):
-        assert width_of([SURE, LONE, LONE, LONE], curve, MOST) == 1
-    assert width_of([SURE, LONE, LONE, LONE], flat, MOST) == MOST
-    ahead = Bringing((), credit=1.0)
-    assert width_of([SURE, ahead, ahead, ahead], neuron, MOST) == 16
 
 
 def test_an_uncertain_time_within_the_promise_is_no_reason_to_stay_narrow() -> None:
@@ -246,9 +226,7 @@ def test_room_is_what_could_be_worth_computing() -> None:
 
 
 def test_after_many_wide_forwards_one_is_made_without_candidates() -> None:
-    """What a root-only forward takes is what everybody is promised, so it must stay known; after
-    4, 8, 16, ... others at first.
-    """
+    """The time of a root-only forward is what everybody is promised, so it must stay known."""
     wide, sizes = turns(flat), list[int]()
     for _ in range(4 * TUNING.explore):
         plan = wide.next(trees(session(*[0.9] * 7)))

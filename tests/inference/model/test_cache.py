@@ -12,12 +12,7 @@ from inference.backends.graph_calls import unstacked
 from inference.model.cache import KeysValues, copy_slots, empty_cache, write_slots
 from inference.model.decoder import Decoder
 from inference.model.noise_window import empty_window
-from inference.model.verify_graph import (
-    StatefulGraph,
-    VerifyGraph,
-    copy_inputs,
-    example_inputs,
-)
+from inference.model.verify_graph import StatefulGraph, VerifyGraph, copy_inputs, example_inputs
 from tests.support.buckets import fill, scattered
 from tests.support.models import tiny_decoder
 
@@ -46,9 +41,7 @@ def inputs_for(bucket: Bucket, seed: int) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("bucket", BUCKETS, ids=lambda bucket: bucket.name)
 @torch.no_grad()
-def test_a_graph_writes_the_slots_that_its_call_names_and_no_other_bit(
-    bucket: Bucket, seed: int
-) -> None:
+def test_a_graph_writes_the_slots_of_its_call_and_no_other_bit(bucket: Bucket, seed: int) -> None:
     decoder, inputs = tiny_decoder(), inputs_for(bucket, seed)
     graph = StatefulGraph(decoder, noise(decoder), empty_window(ROWS, VOCABULARY))
     fill(graph, inputs)
@@ -82,9 +75,7 @@ def test_a_copied_row_is_its_source_and_the_others_stay() -> None:
 @pytest.mark.parametrize(
     ("dtype", "widened"), [(torch.bfloat16, 0), (torch.float16, 0), (torch.float32, 4)], ids=str
 )
-def test_what_is_read_of_the_cache_is_as_narrow_as_the_cache(
-    dtype: torch.dtype, widened: int
-) -> None:
+def test_a_cache_is_read_in_its_own_type(dtype: torch.dtype, widened: int) -> None:
     bucket = verify_bucket(1, 4, JUNK, JUNK, sampled=False)
     decoder = tiny_decoder().to(dtype)
     graph = VerifyGraph(decoder, noise(decoder, dtype), 1)

@@ -1,6 +1,4 @@
-"""Checkpoints: what is read, and that everything which would be computed wrongly is refused by
-the name of its field.
-"""
+"""Checkpoints: a field that would be computed wrongly is refused by its name."""
 
 from __future__ import annotations
 
@@ -14,19 +12,11 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from inference.errors import UnsupportedModel
-from inference.model.checkpoint import fingerprint, load_decoder, weight_files
+from inference.model.checkpoint import fingerprint, weight_files
 from inference.model.config import RopeScaling, parse_config, read_config
 from inference.model.decoder import Decoder
-from tests.support.models import TINY, write_checkpoint
+from tests.support.models import TINY, loaded, write_checkpoint
 from tests.support.refusals import assert_refused
-
-CPU = torch.device("cpu")
-
-
-def load(directory: Path, positions: int = 64, vocabulary: int = 61) -> Decoder:
-    return load_decoder(
-        directory, positions=positions, vocabulary=vocabulary, dtype=None, device=CPU
-    )
 
 
 def rewrite(directory: Path, **changes: torch.Tensor | None) -> Path:
@@ -35,10 +25,6 @@ def rewrite(directory: Path, **changes: torch.Tensor | None) -> Path:
     tensors = load_file(path) | changes
     save_file({name: tensor for name, tensor in tensors.items() if tensor is not None}, path)
     return directory
-
-
-# --- configurations
-# --------------------------------------------------------------------------------------------------
 
 
 EXPERTS, POSITIVE = "mixtures of experts", "an integer from 1 to "
@@ -77,9 +63,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("fields", "shown"), WRONG, ids=str)
-def test_a_configuration_that_would_be_computed_wrongly_is_refused_by_its_field(
-    fields: dict[str, Any], shown: str
-) -> None:
+def test_an_unknown_configuration_is_refused_by_field(fields: dict[str, Any], shown: str) -> None:
     raw = {field: value for field, value in (TINY | fields).items() if value is not None}
     assert_refused(lambda: parse_config(raw), [shown], UnsupportedModel)
 
@@ -178,9 +162,9 @@ def test_a_session_longer_than_the_model_is_refused_and_one_as_long_works(
     tmp_path: Path, fields: dict[str, Any], most: int, field: str
 ) -> None:
     directory = write_checkpoint(tmp_path, **fields)
-    assert load(directory, positions=most).cos.shape[0] == most
+    assert loaded(directory, positions=most).cos.shape[0] == most
     shown = [str(most), str(most + 1), field]
-    assert_refused(lambda: load(directory, positions=most + 1), shown)
+    assert_refused(lambda: loaded(directory, positions=most + 1), shown)
 
 
 @pytest.mark.parametrize(
@@ -210,21 +194,15 @@ def test_a_directory_without_config_is_refused(tmp_path: Path) -> None:
     assert_refused(lambda: read_config(tmp_path), ["no config.json"], UnsupportedModel)
 
 
-# --- weights
-# --------------------------------------------------------------------------------------------------
-
-
 def test_a_checkpoint_loads_with_every_tensor_as_written(tmp_path: Path) -> None:
     written = load_file(write_checkpoint(tmp_path) / "model.safetensors")
-    loaded = load(tmp_path).state_dict()
-    assert loaded.keys() == written.keys()
-    assert all(torch.equal(loaded[name], tensor) for name, tensor in written.items())
+    read = loaded(tmp_path).state_dict()
+    assert read.keys() == written.keys()
+    assert all(torch.equal(read[name], tensor) for name, tensor in written.items())
 
 
 def test_the_wanted_type_replaces_the_checkpoints(tmp_path: Path) -> None:
-    decoder = load_decoder(
-        write_checkpoint(tmp_path), positions=64, vocabulary=61, dtype=torch.bfloat16, device=CPU
-    )
+    decoder = loaded(write_checkpoint(tmp_path), dtype=torch.bfloat16)
     assert {parameter.dtype for parameter in decoder.parameters()} == {torch.bfloat16}
     assert decoder.cos.dtype == torch.float32
 
@@ -251,7 +229,7 @@ def test_a_tensor_that_lacks_does_not_fit_or_would_be_ignored_is_named(
     tmp_path: Path, change: dict[str, Tensor | None], shown: list[str]
 ) -> None:
     rewrite(write_checkpoint(tmp_path), **change)
-    assert_refused(lambda: load(tmp_path), shown, UnsupportedModel)
+    assert_refused(lambda: loaded(tmp_path), shown, UnsupportedModel)
 
 
 def test_stored_rotary_frequencies_and_a_tied_head_are_passed_over(tmp_path: Path) -> None:
@@ -263,7 +241,7 @@ def test_stored_rotary_frequencies_and_a_tied_head_are_passed_over(tmp_path: Pat
             "model.layers.0.self_attn.rotary_emb.inv_freq": torch.zeros(2),
         },
     )
-    assert load(tmp_path).lm_head is None
+    assert loaded(tmp_path).lm_head is None
 
 
 def test_files_that_are_no_safetensors_or_lack_are_named(tmp_path: Path) -> None:
@@ -271,23 +249,19 @@ def test_files_that_are_no_safetensors_or_lack_are_named(tmp_path: Path) -> None
     shards = [f"model-0000{number}-of-00002.safetensors" for number in (1, 2)]
     index = {"weight_map": {"model.norm.weight": shards[0], "lm_head.weight": shards[1]}}
     whole.rename(tmp_path / "pytorch_model.bin")
-    assert_refused(lambda: load(tmp_path), ["no model.safetensors"], UnsupportedModel)
+    assert_refused(lambda: loaded(tmp_path), ["no model.safetensors"], UnsupportedModel)
     (tmp_path / "pytorch_model.bin").rename(tmp_path / shards[0])
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index), encoding="utf-8")
     assert_refused(lambda: weight_files(tmp_path), [shards[1]], UnsupportedModel)
     (tmp_path / "model.safetensors.index.json").unlink()
     whole.write_bytes(b"version https://git-lfs.github.com/spec/v1\n")
-    assert_refused(lambda: load(tmp_path), ["model.safetensors"], UnsupportedModel)
+    assert_refused(lambda: loaded(tmp_path), ["model.safetensors"], UnsupportedModel)
 
 
 def test_a_tokenizer_larger_than_the_model_is_refused(tmp_path: Path) -> None:
     directory = write_checkpoint(tmp_path)
     shown = ["62 ids", "vocab_size is 61"]
-    assert_refused(lambda: load(directory, vocabulary=62), shown, UnsupportedModel)
-
-
-# --- fingerprints
-# --------------------------------------------------------------------------------------------------
+    assert_refused(lambda: loaded(directory, vocabulary=62), shown, UnsupportedModel)
 
 
 def flip(path: Path, at: int) -> None:
@@ -314,29 +288,16 @@ def test_other_weights_of_one_shape_have_another_fingerprint(tmp_path: Path) -> 
     assert fingerprint(write_checkpoint(tmp_path / "c", seed=1)) == fingerprint(tmp_path / "a")
 
 
-# --- sizes that no checkpoint has -------------------------------------------------------------
-
+SAYS = "has shape (61, 16), config.json says"
 HUGE: dict[str, tuple[int, str]] = {
-    "num_hidden_layers": (
-        1_000_000,
-        "num_hidden_layers is 1000000, and the tensors are of 2 layers",
-    ),
-    "hidden_size": (
-        2**30,
-        "tensor model.embed_tokens.weight has shape (61, 16), config.json says (61, 1073741824)",
-    ),
+    "num_hidden_layers": (10**6, "is 1000000, and the tensors are of 2 layers"),
+    "hidden_size": (2**30, f"model.embed_tokens.weight {SAYS} (61, 1073741824)"),
     "intermediate_size": (
         2**30,
-        "mlp.gate_proj.weight has shape (24, 16), config.json says (1073741824, 16)",
+        "gate_proj.weight has shape (24, 16), config.json says (1073741824",
     ),
-    "vocab_size": (
-        2**30,
-        "tensor model.embed_tokens.weight has shape (61, 16), config.json says (1073741824, 16)",
-    ),
-    "head_dim": (
-        2**30,
-        "self_attn.q_proj.weight has shape (16, 16), config.json says (4294967296, 16)",
-    ),
+    "vocab_size": (2**30, f"model.embed_tokens.weight {SAYS} (1073741824, 16)"),
+    "head_dim": (2**30, "q_proj.weight has shape (16, 16), config.json says (4294967296, 16)"),
     "num_attention_heads": (2**30, "heads have 0 dimensions"),
 }
 
@@ -350,4 +311,4 @@ def test_a_size_that_the_tensors_do_not_have_is_refused_before_anything_is_built
     raw = json.loads((directory / "config.json").read_text())
     (directory / "config.json").write_text(json.dumps(raw | {field: size}))
     monkeypatch.setattr(Decoder, "__init__", lambda *_: pytest.fail("a decoder was built"))
-    assert_refused(lambda: load(directory), [words], UnsupportedModel)
+    assert_refused(lambda: loaded(directory), [words], UnsupportedModel)

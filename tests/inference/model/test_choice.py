@@ -1,6 +1,4 @@
-"""The sampler: its choices against a float64 softmax and the noise, its ties, and one meaning for
-all.
-"""
+"""The sampler against a float64 softmax and the noise, its ties, and one meaning for all."""
 
 from __future__ import annotations
 
@@ -33,19 +31,21 @@ torch.set_num_threads(1)
 CPU = torch.device("cpu")
 
 
-# --- what is chosen
-# --------------------------------------------------------------------------------------------------
-
 CUT = [
     SamplingParams(temperature, top_k, top_p)
     for temperature in (0.7, 1.0)
     for top_k, top_p in ((5, 1.0), (40, 1.0), (0, 0.9), (0, 0.5), (20, 0.8), (0, 0.999))
+] + [
+    SamplingParams(temperature, top_k, top_p, min_p=min_p)
+    for temperature in (0.7, 1.0)
+    for top_k, top_p, min_p in ((0, 1.0, 0.03), (0, 1.0, 0.4), (0, 1.0, 1.0), (20, 0.8, 0.1))
 ]
 
 
 def allowed(logits: NDArray[np.float32], params: SamplingParams) -> NDArray[np.bool_]:
     """The tokens that may be chosen, in float64: of the best 256 the best top_k, and of these the
-    fewest whose part of all tokens' mass at T reaches top_p. What ties with the last is one, too.
+    fewest whose part of all tokens' mass at T reaches top_p, but none with less than min_p of the
+    best one's. What ties with the last is one, too.
     """
     if params.greedy or not params.truncated:
         return np.ones(len(logits), dtype=np.bool_)
@@ -53,6 +53,7 @@ def allowed(logits: NDArray[np.float32], params: SamplingParams) -> NDArray[np.b
     order = np.argsort(-weights)[: min(params.top_k or CANDIDATES, CANDIDATES)]
     before = np.cumsum(weights[order] / weights.sum()) - weights[order] / weights.sum()
     kept = order if params.top_p == 1 else order[before < params.top_p]
+    kept = kept[weights[kept] >= params.min_p * weights.max()]
     return np.asarray(logits >= logits[kept].min())
 
 
@@ -78,9 +79,7 @@ def assert_best(logits: Tensor, params: SamplingParams, at: Tensor, chosen: Tens
 def test_the_choice_is_the_best_of_logits_over_temperature_plus_noise(
     size: int, spread: float, params: SamplingParams
 ) -> None:
-    """Of the tokens that top-k and top-p leave, which are of the whole softmax at T. An open choice
-    is not cut at the candidates.
-    """
+    """Of the tokens that top-k and top-p leave; an open choice is not cut at the candidates."""
     for seed in range(12):
         logits, at = logits_for(1, size, seed, spread), AT + 7 * seed
         seeded = replace(params, seed=seed * 7919 + 5)
@@ -92,9 +91,6 @@ def test_the_choice_is_the_best_of_logits_over_temperature_plus_noise(
                 assert_best(logits[0], seeded, at[0], chosen[0])
 
 
-# --- one contract
-# --------------------------------------------------------------------------------------------------
-
 AT = torch.tensor([[9, 10, 10, 11]], dtype=torch.int32)
 MIXTURE = [
     SamplingParams(),
@@ -102,6 +98,7 @@ MIXTURE = [
     SamplingParams(0.7, 5, 0.9, seed=4),
     SamplingParams(0, 3, 0.5, seed=5),
     SamplingParams(0.7, seed=2**40 + 1),
+    SamplingParams(1.0, min_p=0.1, seed=6),
 ]
 
 
@@ -219,14 +216,10 @@ def test_rows_of_any_seed_spread_and_temperature_choose_their_best(
         assert_best(logits[row], one, at[row], chosen[row])
 
 
-# --- arithmetics and ties
-# --------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("size", [300, 20_000])
 def test_both_arithmetics_choose_and_rank_the_same(size: int) -> None:
-    logits, at = logits_for(5, size, seed=5), positions_for(5)
-    sampling = Sampling.of(MIXTURE, CPU)
+    rows, sampling = len(MIXTURE), Sampling.of(MIXTURE, CPU)
+    logits, at = logits_for(rows, size, seed=5), positions_for(rows)
     host, engines = (choose_mixed(logits, sampling, at, 3, by) for by in (HOST, ENGINES))
     assert host.tolist() == engines.tolist()
     host, engines = (rank(logits, sampling, at, 8, by)[0] for by in (HOST, ENGINES))
@@ -261,11 +254,9 @@ def any_order(seed: int) -> Arithmetic:
 
 @pytest.mark.parametrize("spread", [1.0, 3.0])
 @pytest.mark.parametrize("params", CUT, ids=str)
-def test_no_choice_depends_on_which_of_equal_scores_are_found(
-    params: SamplingParams, spread: float
-) -> None:
+def test_no_choice_depends_on_the_order_of_equals(params: SamplingParams, spread: float) -> None:
     rows = [
-        SamplingParams(params.temperature, params.top_k, top_p, seed)
+        replace(params, top_p=top_p, seed=seed)
         for seed in range(10)
         for top_p in (params.top_p, 0.9999)
     ]
@@ -295,9 +286,7 @@ def test_equal_scores_on_both_sides_of_the_candidates_limit_are_no_candidates() 
 @pytest.mark.parametrize(
     ("equal", "several"), [(CANDIDATES, True), (CANDIDATES + 1, False), (800, False)]
 )
-def test_of_more_best_tokens_than_candidates_the_lowest_id_is_chosen(
-    equal: int, several: bool
-) -> None:
+def test_of_too_many_best_tokens_the_lowest_id_is_chosen(equal: int, several: bool) -> None:
     logits = torch.zeros(1, 1, 1000)
     logits[..., 100 : 100 + equal] = 1.0
     chosen = {
@@ -316,10 +305,6 @@ def test_children_with_equal_scores_come_in_the_order_of_their_ids() -> None:
         assert scores[0, 0].equal(scores[0, 0].sort(descending=True).values)
 
 
-# --- the draft's ranking
-# ----------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     "params",
     [
@@ -330,9 +315,7 @@ def test_children_with_equal_scores_come_in_the_order_of_their_ids() -> None:
     ids=str,
 )
 @pytest.mark.parametrize("size", [50, 1000])
-def test_the_first_ranked_child_is_what_a_target_with_these_logits_chooses(
-    params: SamplingParams, size: int
-) -> None:
+def test_the_first_child_is_what_the_target_chooses(params: SamplingParams, size: int) -> None:
     for trial in range(20):
         logits, sampling = (
             logits_for(1, size, seed=100 + trial, spread=4.0),

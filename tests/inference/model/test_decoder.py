@@ -1,6 +1,4 @@
-"""The transformer against `transformers`, family by family, and against itself: trees, batches,
-padding, partly accepted trees.
-"""
+"""The transformer against `transformers`, family by family, and against itself."""
 
 from __future__ import annotations
 
@@ -28,17 +26,14 @@ from transformers import (
 from inference.backends import Segment, eager
 from inference.backends.eager import EagerModel
 from inference.backends.sequence import ModelSequence
-from inference.backends.slots import Slots
 from inference.errors import LimitExceeded
-from inference.model.checkpoint import load_decoder
 from inference.model.config import read_config
 from inference.model.noise import noise
 from inference.sampling import SamplingParams
 from inference.tree import TokenTree
-from tests.support.models import tiny_decoder, tiny_model
+from tests.support.models import loaded, sequence_after, tiny_decoder, tiny_model
 
 torch.set_num_threads(1)
-CPU = torch.device("cpu")
 VOCABULARY = 97
 Table = NDArray[np.float64]
 
@@ -105,9 +100,7 @@ PROMPT = np.random.default_rng(5).integers(0, VOCABULARY, 60).tolist()
 
 @cache
 def original(family: str) -> Any:
-    """The family's model as `transformers` computes it, with weights large enough to disagree
-    about.
-    """
+    """The family's model as `transformers` computes it, with large weights."""
     config_class, model_class, fields = FAMILIES[family]
     config = config_class(**(COMMON | fields))
     config._attn_implementation = "eager"
@@ -134,11 +127,7 @@ def directory(family: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def model(directory: Path) -> EagerModel:
-    return EagerModel(decoder_from(directory), rows=2, capacity=120, max_nodes=64)
-
-
-def decoder_from(directory: Path, dtype: torch.dtype | None = None) -> Any:
-    return load_decoder(directory, positions=128, vocabulary=VOCABULARY, dtype=dtype, device=CPU)
+    return EagerModel(loaded(directory, 128, VOCABULARY), rows=2, capacity=120, max_nodes=64)
 
 
 @torch.no_grad()
@@ -146,14 +135,6 @@ def log_probabilities(family: str, tokens: Sequence[int]) -> Table:
     """What `transformers` expects after each token."""
     logits = original(family)(torch.tensor([list(tokens)])).logits[0]
     return torch.log_softmax(logits.double(), -1).numpy()
-
-
-def sequence_after(
-    model: EagerModel, tokens: Sequence[int], row: int = 0, params: SamplingParams | None = None
-) -> ModelSequence:
-    sequence = ModelSequence(model, row, params or SamplingParams())
-    sequence.extend(tokens)
-    return sequence
 
 
 def unranked(ids: NDArray[np.int32], scores: NDArray[np.float32]) -> Table:
@@ -169,20 +150,14 @@ def scores_at(sequence: ModelSequence, tree: TokenTree, nodes: Sequence[int]) ->
     return unranked(*sequence.rank(tree, nodes, vocabulary))
 
 
-# --- against transformers
-# ---------------------------------------------------------------------------------------------
-
-
 def test_a_chain_scores_as_transformers_scores_it(family: str, model: EagerModel) -> None:
     sequence = ModelSequence(model, 0, SamplingParams())
     found = scores_at(sequence, TokenTree.chain(PROMPT), range(len(PROMPT)))
     assert np.abs(found - log_probabilities(family, PROMPT)).max() < 5e-5
 
 
-def test_a_prompt_fed_in_chunks_scores_as_transformers_scores_it(
-    family: str, directory: Path
-) -> None:
-    small = EagerModel(decoder_from(directory), rows=1, capacity=70, max_nodes=7)
+def test_a_prompt_in_chunks_scores_as_in_transformers(family: str, directory: Path) -> None:
+    small = EagerModel(loaded(directory, 128, VOCABULARY), rows=1, capacity=70, max_nodes=7)
     found = scores_at(sequence_after(small, PROMPT[:-1]), TokenTree.chain(PROMPT[-1:]), [0])
     assert np.abs(found - log_probabilities(family, PROMPT)[-1:]).max() < 5e-5
 
@@ -209,9 +184,7 @@ TREE = TokenTree([7, 1, 2, 3, 4, 5, 1, 9], [-1, 0, 0, 2, 2, 4, 1, 4])
 """7 -> 1 -> 1 and 7 -> 2 -> (3, 4 -> (5, 9))."""
 
 
-def test_every_path_of_a_tree_that_grows_by_levels_scores_as_transformers_scores_it_alone(
-    family: str, model: EagerModel
-) -> None:
+def test_each_path_of_a_tree_scores_as_in_transformers(family: str, model: EagerModel) -> None:
     """Siblings and cousins in one call."""
     sequence = sequence_after(model, PROMPT[:20])
     for level in ([0], [1, 2], [3, 4, 6], [5, 7]):
@@ -222,7 +195,9 @@ def test_every_path_of_a_tree_that_grows_by_levels_scores_as_transformers_scores
 
 
 def test_bfloat16_is_close(family: str, directory: Path) -> None:
-    model = EagerModel(decoder_from(directory, torch.bfloat16), rows=1, capacity=70, max_nodes=64)
+    model = EagerModel(
+        loaded(directory, 128, VOCABULARY, torch.bfloat16), rows=1, capacity=70, max_nodes=64
+    )
     found = scores_at(
         ModelSequence(model, 0, SamplingParams()), TokenTree.chain(PROMPT), range(len(PROMPT))
     )
@@ -239,7 +214,7 @@ def test_frequencies_are_those_of_transformers(family: str, directory: Path) -> 
 def test_a_sharded_checkpoint_loads_like_a_whole_one(tmp_path: Path) -> None:
     original("qwen2").save_pretrained(tmp_path, max_shard_size="20KB")
     assert len(list(tmp_path.glob("model-*.safetensors"))) > 2
-    model = EagerModel(decoder_from(tmp_path), rows=1, capacity=70, max_nodes=64)
+    model = EagerModel(loaded(tmp_path, 128, VOCABULARY), rows=1, capacity=70, max_nodes=64)
     found = scores_at(
         ModelSequence(model, 0, SamplingParams()), TokenTree.chain(PROMPT), range(len(PROMPT))
     )
@@ -254,10 +229,6 @@ def test_ids_beyond_the_tokenizer_are_never_chosen() -> None:
         assert sequence.choose(TokenTree.chain(list(range(50)))).max() < 50
         sequence.abandon()
         assert sequence.rank(TokenTree.chain(list(range(50))), range(50), 50).ids.max() < 50
-
-
-# --- against itself
-# --------------------------------------------------------------------------------------------------
 
 
 def segment(sequence: ModelSequence, tree: TokenTree) -> Segment:
@@ -294,20 +265,6 @@ def test_padding_does_not_change_scores(
     )
     ranked = model.rank([segment(sequence_after(model, prompt), TREE), beside], 61)[0]
     assert np.abs(unranked(*ranked) - expected).max() < 1e-5
-
-
-def test_slots_in_any_order_give_the_same_scores() -> None:
-    model, prompt = tiny_model(rows=2, max_nodes=32), TokenTree.chain(list(range(30)))
-    slots = Slots(model.capacity)
-    slots.take(np.zeros(60, dtype=np.int32))
-    slots.release(list(range(1, 60, 2)))  # nobody sees the others, which the commit below frees
-    scattered = ModelSequence(model, 1, SamplingParams(), slots)
-    scores_at(scattered, prompt, range(30))
-    scattered.commit(prompt, range(1, 30))
-    assert np.flatnonzero(slots.committed).tolist() == list(range(1, 60, 2))
-    found = scores_at(scattered, TREE, range(8))
-    assert slots.positions[:16:2].tolist() == [30, 31, 31, 32, 32, 33, 32, 33]
-    assert np.abs(found - fresh_scores(range(30), TREE)).max() < 1e-5
 
 
 def fresh_scores(tokens: Sequence[int], tree: TokenTree) -> Table:

@@ -1,6 +1,4 @@
-"""EAGLE-3 heads are read in the forms that they are published in, and what does not fit the target
-is refused in one line.
-"""
+"""EAGLE-3 heads are read as they are published; one that does not fit the target is refused."""
 
 from __future__ import annotations
 
@@ -19,18 +17,13 @@ TENSORS = heads.tensors_of(TARGET.config)
 
 
 def written(
-    directory: Path,
-    tensors: dict[str, Any] = TENSORS,
-    spelt: str = "midlayer.",
-    **overrides: Any,
+    directory: Path, tensors: dict[str, Any] = TENSORS, spelt: str = "midlayer.", **overrides: Any
 ) -> Path:
     return heads.write_head(directory, heads.raw_config(TARGET.config, **overrides), tensors, spelt)
 
 
 @pytest.mark.parametrize("spelt", ["midlayer.", "layers.0.", "model.layers.0."])
-def test_names_of_the_layer_are_read_as_each_project_spells_them(
-    tmp_path: Path, spelt: str
-) -> None:
+def test_a_layer_is_read_as_each_project_spells_it(tmp_path: Path, spelt: str) -> None:
     head = read_head(written(tmp_path, spelt=spelt), OfTarget.of(TARGET), 64)
     for name, parameter in head.named_parameters():
         wanted = TENSORS.get(name, TARGET.model.embed_tokens.weight)
@@ -92,9 +85,6 @@ def test_a_config_with_the_layer_in_a_field_of_its_own_is_read(tmp_path: Path) -
     assert config.draft_vocabulary == heads.DRAFT_VOCABULARY
 
 
-# --- several layers
-# --------------------------------------------------------------------------------------------------
-
 DEEPER = heads.tensors_of(TARGET.config, depth=3)
 
 
@@ -106,10 +96,6 @@ def test_layers_behind_the_first_are_read(tmp_path: Path, spelt: str) -> None:
     assert len(head.layers) == 2
     for name in DEEPER.keys() - {"d2t", "t2d"}:
         assert torch.equal(read[name], DEEPER[name]), name
-
-
-# --- refusals
-# --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,8 @@
-"""Graphs of every kind of bucket: they export whole with fixed shapes, compute exported what they
-compute eagerly, and change their own state or nothing.
-
-What compilers take at real size is in tests/compile/ops, what torch_xla makes of it in tests/xla.
-"""
+"""Graphs export whole, compute exported what they compute eagerly, and change their own state."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,13 +10,14 @@ import torch
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 
-from compile.ops.rank_graph import record_call
+from compile.ops.recording import record_call
 from compile.ops.rules import broken, rules_of
-from compile.spec import CompileSpec, prefill_bucket, verify_bucket
+from compile.spec import CompileSpec, mask_words, prefill_bucket, verify_bucket
 from inference.model.config import parse_config
+from inference.model.masked_choice import Scored
 from inference.model.round_graph import idle_inputs
 from inference.model.verify_graph import example_inputs
-from tests.support import buckets, fused_cases
+from tests.support import buckets
 from tests.support.buckets import state_of
 from tests.support.models import TINY
 
@@ -35,14 +33,17 @@ def exported(graph: nn.Module, inputs: dict[str, Tensor]) -> ExportedProgram:
 
 
 def returned(results: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    return (results,) if isinstance(results, Tensor) else tuple(results)
+    """What a graph chose, then log-probabilities where it is masked, then all else."""
+    first, *others = (results,) if isinstance(results, Tensor) else results
+    if first.dim() < 3:
+        return first, *others
+    scored = Scored.parted(first)
+    return scored.chosen, scored.scores.values, scored.scores.likeliest, *others
 
 
-@pytest.mark.parametrize("case", [*buckets.CASES, *fused_cases.CASES], ids=str)
+@pytest.mark.parametrize("case", [*buckets.CASES, *buckets.ROUND_CASES], ids=str)
 @torch.no_grad()
-def test_an_exported_graph_computes_what_the_graph_computes_and_changes_its_state_or_nothing(
-    case: buckets.Case | fused_cases.Case,
-) -> None:
+def test_an_exported_graph_computes_the_same(case: buckets.Case | buckets.RoundCase) -> None:
     """In bfloat16 one choice may fall to a neighbour."""
     graph, program = case.graph(), exported(case.graph(), case.inputs(0))
     assert not program.range_constraints
@@ -97,7 +98,8 @@ WIDE = {
 @pytest.mark.parametrize("family", FAMILIES)
 def test_graphs_of_every_family_break_no_rule_of_the_compilers(family: str, target: str) -> None:
     """At real width; those of Llama are in tests/compile/ops."""
-    shapes = prefill_bucket(1, 512, 2064, 2064), verify_bucket(4, 16, 2064, 2064, sampled=True)
+    masked = verify_bucket(4, 16, 2064, 2064, sampled=True, words=mask_words(151_643, 2))
+    shapes = prefill_bucket(1, 512, 2064, 2064), replace(masked, words=0), masked
     spec = CompileSpec("wide", target, 151_643, shapes, 4, 2048, 16, "bfloat16", 2)
     config = parse_config(TINY | WIDE | FAMILIES[family])
     for bucket in shapes:

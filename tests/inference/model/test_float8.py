@@ -1,6 +1,4 @@
-"""Matrices of 8-bit floats: what is rounded, how far, and that a target of them is one like any
-other.
-"""
+"""Matrices of 8-bit floats: what is rounded, and how far."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Layer offload: results equal those of the resident decoder bit for bit, two layers are in memory,
-and what goes wrong with one forward does not touch the next.
-"""
+"""Layer offload: results of the resident decoder bit for bit, with two layers in memory."""
 
 from __future__ import annotations
 
@@ -12,24 +10,23 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from inference.errors import UnsupportedModel
-from inference.model.checkpoint import load_decoder
 from inference.model.decoder import Decoder, Layer
 from inference.model.layer_offload import Copies, OffloadedLayers, ThreadCopies, load_offloaded
 from tests.support.equality import full_logits
-from tests.support.models import tiny_decoder, write_checkpoint
+from tests.support.models import loaded, tiny_decoder, write_checkpoint
 
 LAYERS = 5
-CPU = torch.device("cpu")
 
 
 def offloaded(directory: Path, dtype: torch.dtype | None = None) -> Decoder:
     return load_offloaded(
-        directory, positions=64, vocabulary=61, dtype=dtype, device=CPU, offload="disk"
+        directory,
+        positions=64,
+        vocabulary=61,
+        dtype=dtype,
+        device=torch.device("cpu"),
+        offload="disk",
     )
-
-
-def resident(directory: Path, dtype: torch.dtype | None = None) -> Decoder:
-    return load_decoder(directory, positions=64, vocabulary=61, dtype=dtype, device=CPU)
 
 
 @pytest.fixture(scope="module")
@@ -38,13 +35,9 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("dtype", [None, torch.bfloat16], ids=str)
-def test_results_equal_those_of_the_resident_decoder_bit_for_bit(
-    checkpoint: Path, dtype: torch.dtype | None
-) -> None:
-    """Of two nodes and more: in float32 a model computes no fewer, because kernels for one row
-    round by where weights lie in memory.
-    """
-    ours, theirs = offloaded(checkpoint, dtype), resident(checkpoint, dtype)
+def test_results_are_the_resident_decoders(checkpoint: Path, dtype: torch.dtype | None) -> None:
+    """Of two nodes and more: kernels for one row round by where weights lie in memory."""
+    ours, theirs = offloaded(checkpoint, dtype), loaded(checkpoint, dtype=dtype)
     for tokens in ([5, 17, 3], [60, 2, 9, 11, 40], [7, 7]):
         assert torch.equal(full_logits(ours, tokens), full_logits(theirs, tokens))
 
@@ -55,12 +48,12 @@ def test_a_tied_model_of_another_family_is_computed_too(tmp_path: Path) -> None:
     )
     tokens = [5, 17, 3]
     assert torch.equal(
-        full_logits(offloaded(directory), tokens), full_logits(resident(directory), tokens)
+        full_logits(offloaded(directory), tokens), full_logits(loaded(directory), tokens)
     )
 
 
 def test_two_layers_are_in_memory_however_many_the_model_has(checkpoint: Path) -> None:
-    ours, theirs = offloaded(checkpoint), resident(checkpoint)
+    ours, theirs = offloaded(checkpoint), loaded(checkpoint)
     places = [
         layer.mlp.gate_proj.weight.data_ptr() for _ in range(3) for layer in ours.model.layers
     ]
@@ -106,9 +99,7 @@ def test_while_a_layer_computes_the_next_one_is_fetched() -> None:
 
 
 @pytest.mark.parametrize("copies", [AtOnce, ThreadCopies])
-def test_after_a_forward_that_was_broken_off_the_next_begins_at_the_first_layer(
-    copies: Callable[[], Copies],
-) -> None:
+def test_a_forward_behind_a_broken_one_begins_anew(copies: Callable[[], Copies]) -> None:
     layers = numbered(4, lambda index: None, copies())
     for broken_at in range(4):
         for index, _ in enumerate(layers):

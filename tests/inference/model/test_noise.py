@@ -20,7 +20,6 @@ from inference.model.noise import (
     noise_in_limbs,
     right,
     threefry_in_limbs,
-    to_limbs,
 )
 from inference.model.sampler import Sampling
 from inference.sampling import SamplingParams, threefry2x32
@@ -51,10 +50,6 @@ def joined(key: Words, counter: Words) -> Words:
 noises = pytest.mark.parametrize("draw", [noise, noise_in_limbs], ids=["words", "limbs"])
 
 
-# --- the integers
-# --------------------------------------------------------------------------------------------------
-
-
 def blocks() -> list[list[int]]:
     """Keys and counters: published ones, extreme ones, and others."""
     published = [[*key, *counter] for counter, key, _ in PUBLISHED]
@@ -63,9 +58,7 @@ def blocks() -> list[list[int]]:
 
 
 @pytest.mark.parametrize("threefry", [words, joined], ids=["words", "limbs"])
-def test_threefry_equals_big_integers_and_the_published_answers(
-    threefry: Callable[[Words, Words], Words],
-) -> None:
+def test_threefry_is_as_published(threefry: Callable[[Words, Words], Words]) -> None:
     k0, k1, c0, c1 = (int32(*column) for column in zip(*blocks(), strict=True))
     x, y = threefry((k0, k1), (c0, c1))
     found = [(a % WORD, b % WORD) for a, b in zip(x.tolist(), y.tolist(), strict=True)]
@@ -100,17 +93,6 @@ def test_limbs_need_no_large_sum_and_no_shift_of_a_negative_number() -> None:
         words((k0, k1), (c0, c1))
 
 
-def test_words_split_into_limbs_and_join_again() -> None:
-    words = int32(0, 1, 0xFFFF, 0x10000, 0x7FFFFFFF, 0x80000000, 0x80010000, 0xFFFFFFFF)
-    high, low = to_limbs(words)
-    assert (high.min(), low.min(), high.max(), low.max()) == (0, 0, 0xFFFF, 0xFFFF)
-    assert from_limbs((high, low)).equal(words)
-
-
-# --- the floats
-# --------------------------------------------------------------------------------------------------
-
-
 @noises
 @pytest.mark.parametrize(("seed", "position", "token", "bits", "value"), PINNED)
 def test_the_noise_is_pinned(
@@ -130,9 +112,7 @@ def test_the_noise_is_pinned(
 
 
 @pytest.mark.parametrize("function", [gumbel, gumbel_by_series], ids=["log", "series"])
-def test_every_value_of_the_noise_is_right_and_in_order(
-    function: Callable[[Tensor], Tensor],
-) -> None:
+def test_each_value_of_the_noise_is_right(function: Callable[[Tensor], Tensor]) -> None:
     """All 2**23 of them. exp(-noise) is -log(u), whose relative error is the noise's absolute."""
     drawn = function(torch.arange(2**23, dtype=torch.int32))
     exact = -np.log(-np.log1p(-(np.arange(2**23, 0, -1) - 0.5) * 2.0**-23))
@@ -141,9 +121,7 @@ def test_every_value_of_the_noise_is_right_and_in_order(
     assert np.abs(drawn.numpy() - exact).max() < 6e-7
 
 
-def test_the_series_does_not_need_a_logarithm_that_is_exact_near_one(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_series_needs_no_exact_logarithm_near_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """With logarithms that are off by 4e-7, which is 0 for the greatest u, it stays near."""
     upper = torch.cat([2**23 - 1 - 2 ** torch.arange(16), torch.tensor([2**23 - 1, 0])]).int()
     right = gumbel(upper)

@@ -1,6 +1,4 @@
-"""Matrices as integers: what the kernels compute is the product with the rounded matrix, for every
-size that is taken, and what they cannot compute is refused in a line.
-"""
+"""Matrices as integers: kernels compute the product with the rounded matrix."""
 
 from __future__ import annotations
 
@@ -142,9 +140,7 @@ def test_a_node_does_not_depend_on_its_neighbours_in_a_call(weights: Quantizatio
 
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("weights", QUANTIZATIONS)
-def test_a_decoder_computes_what_the_rounded_one_computes(
-    weights: Quantization, tied: bool
-) -> None:
+def test_a_decoder_computes_what_a_rounded_one_does(weights: Quantization, tied: bool) -> None:
     ours, exact = (
         change(tiny_decoder(vocabulary=50, tie_word_embeddings=tied, **SIZES), weights)
         for change in (quantize, rounded)

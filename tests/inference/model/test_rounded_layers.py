@@ -10,17 +10,14 @@ import torch
 
 from inference.backends import Ranked
 from inference.backends.eager import EagerModel
-from inference.backends.sequence import ModelSequence
 from inference.backends.substitute_model import load_substitute, substitute_of
-from inference.model.checkpoint import load_decoder
 from inference.model.decoder import Decoder
 from inference.model.quantized import quantize
-from inference.sampling import SamplingParams
 from inference.text import Tokenizer
 from inference.tree import TokenTree
 from outrider.models.directories import EMBEDDED
 from tests.support.equality import full_logits
-from tests.support.models import write_checkpoint
+from tests.support.models import loaded, sequence_after, write_checkpoint
 
 CPU, TOKENS = torch.device("cpu"), [5, 17, 3, 60]
 SIZES = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3}
@@ -35,18 +32,16 @@ def ranked(decoder: Decoder) -> Ranked:
     """The likeliest children after each of TOKENS."""
     model = EagerModel(decoder, rows=1, capacity=64, max_nodes=8)
     chain = TokenTree.chain(TOKENS)
-    return ModelSequence(model, 0, SamplingParams()).rank(chain, range(len(chain)), 8)
+    return sequence_after(model, []).rank(chain, range(len(chain)), 8)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_what_is_rounded_as_it_is_read_is_what_a_loaded_checkpoint_rounds_to(
-    family: str, tmp_path: Path
-) -> None:
+def test_a_checkpoint_rounds_alike_when_it_is_read(family: str, tmp_path: Path) -> None:
     checkpoint = write_checkpoint(tmp_path, **SIZES | FAMILIES[family])
     for vocabulary in (61, 50):
         how = {"positions": 64, "vocabulary": vocabulary, "dtype": None, "device": CPU}
         ours = ranked(load_substitute(checkpoint, **how))
-        theirs = ranked(quantize(load_decoder(checkpoint, **how), "int4"))
+        theirs = ranked(quantize(loaded(checkpoint, vocabulary=vocabulary), "int4"))
         assert np.array_equal(ours.ids, theirs.ids)
         assert np.array_equal(ours.scores, theirs.scores)
 
@@ -54,18 +49,14 @@ def test_what_is_rounded_as_it_is_read_is_what_a_loaded_checkpoint_rounds_to(
 def test_it_names_most_of_the_embedded_targets_tokens() -> None:
     directory = EMBEDDED / "target"
     tokenizer = Tokenizer(directory)
-    whole = load_decoder(
-        directory, positions=64, vocabulary=tokenizer.vocabulary, dtype=torch.float32, device=CPU
-    )
+    whole = loaded(directory, 64, tokenizer.vocabulary)
     text = tokenizer.encode("def main(argv):\n    for name in argv:\n        print(name)\n")
     ours, theirs = (full_logits(one, text).argmax(-1) for one in (substitute_of(whole), whole))
     assert float((ours == theirs).float().mean()) > 0.7
 
 
 def test_in_one_process_it_shares_embeddings_final_norm_and_head(tmp_path: Path) -> None:
-    target = load_decoder(
-        write_checkpoint(tmp_path, **SIZES), positions=64, vocabulary=61, dtype=None, device=CPU
-    )
+    target = loaded(write_checkpoint(tmp_path, **SIZES))
     before = full_logits(target, TOKENS)
     draft = substitute_of(target)
     assert draft.model.embed_tokens is target.model.embed_tokens

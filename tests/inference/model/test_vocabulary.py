@@ -9,9 +9,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from inference.model.arithmetic import ENGINES
+from compile.build.equality import random_inputs
+from inference.artifact import Bucket
+from inference.model.arithmetic import ENGINES, HOST
 from inference.model.config import parse_config
 from inference.model.decoder import Decoder, Head, Layers
+from inference.model.masked_choice import MaskInputs, Scored, choose_scored
 from inference.model.sampler import (
     Sampling,
     choose_drawn,
@@ -19,9 +22,10 @@ from inference.model.sampler import (
     guess_drawn,
     guess_greedy,
     noise_table,
+    score,
 )
 from inference.model.vocabulary import VocabularyShare
-from inference.sampling import SamplingParams
+from inference.sampling import MOST_LOGPROBS, SamplingParams
 from tests.support.fake_ranks import Group, as_rank
 from tests.support.models import TINY
 
@@ -33,17 +37,17 @@ PARAMS = [
     SamplingParams(1.0, top_k=256, top_p=0.99, seed=6),
 ]
 NODES = 4
-Answer = Callable[[Tensor, Tensor, VocabularyShare], Tensor]  # of logits and noise [B, P, V]
+Answer = Callable[..., Tensor]  # of logits and noise [B, P, V], and the share
 
 
-def on_ranks(ranks: int, answer: Answer, logits: Tensor, drawn: Tensor) -> list[Tensor]:
-    """What each rank answers from its part of the logits and the noise."""
+def on_ranks(ranks: int, answer: Answer, *tables: Tensor) -> list[Tensor]:
+    """What each rank answers from its part of the tables [..., V]."""
     group = Group(ranks)
 
     def one(rank: int) -> Tensor:
         mine = VocabularyShare(ranks, lambda part: torch.cat(group.exchange(part)))
         with as_rank(rank, group):
-            return answer(logits.chunk(ranks, -1)[rank], drawn.chunk(ranks, -1)[rank], mine)
+            return answer(*(table.chunk(ranks, -1)[rank] for table in tables), mine)
 
     with ThreadPoolExecutor(ranks) as pool:
         return list(pool.map(one, range(ranks)))
@@ -83,6 +87,35 @@ def test_ranks_choose_what_a_rank_with_all_logits_chooses(name: str, kind: str) 
         for ranks in (2, 4):
             for answer in on_ranks(ranks, ANSWERS[name], logits, drawn):
                 assert answer.equal(expected)
+
+
+@pytest.mark.parametrize("kind", ["spread", "ties", "flat"])
+def test_ranks_adjust_choose_and_score_as_a_rank_with_all_logits_does(kind: str) -> None:
+    """Scores agree to the last digits: each rank sums the mass of its own ids first."""
+    vocabulary = 1280
+    logits = logits_of(kind, vocabulary)
+    ids = torch.arange(vocabulary, dtype=torch.int32)
+    drawn = noise_table(sampling, torch.full((len(PARAMS), 1), 9), NODES, ids)
+    busy = Bucket(len(PARAMS), NODES, 40, NODES, NODES, True, 40, words=vocabulary // 32)
+    masks = MaskInputs(*(random_inputs(busy, vocabulary, 9, 40, 0)[n] for n in MaskInputs._fields))
+
+    def answer(part: Tensor, noise: Tensor, mine: Tensor, share: VocabularyShare) -> Tensor:
+        adjusted = masks.adjusted(part, mine, share, ENGINES)
+        return choose_scored(adjusted, sampling, noise, masks.asked, ENGINES, share).joined()
+
+    adjusted = masks.adjusted(logits, ids, VocabularyShare(), HOST)
+    expected = choose_scored(adjusted, sampling, drawn, masks.asked)
+    tokens = torch.where(masks.asked < 0, expected.chosen, masks.asked)
+    told = score(adjusted, sampling, tokens, MOST_LOGPROBS)
+    close = torch.testing.assert_close
+    close((expected.scores.values, expected.scores.likeliest), (told.values, told.likeliest))
+    for ranks in (2, 4):
+        for joined in on_ranks(ranks, answer, logits, drawn, ids):
+            scored = Scored.parted(joined)
+            assert scored.chosen.equal(expected.chosen)
+            close(scored.scores.values, told.values)
+            close(scored.scores.likeliest, told.likeliest)
+            assert kind != "spread" or scored.scores.ids.equal(told.ids)
 
 
 def test_ranks_exchange_candidates_and_not_their_logits() -> None:

@@ -1,6 +1,4 @@
-"""A model is measured in bounded time, into a table of what its calls take, which is kept and,
-when it is damaged, made again.
-"""
+"""A model is measured in bounded time, into a table of what its calls take, which is kept."""
 
 from __future__ import annotations
 
@@ -43,11 +41,7 @@ TIMES = {(1, 1): 0.011, (1, 64): 0.02, (4, 64): 0.1 + 0.2}
 
 
 class Clocked:
-    """A Model whose calls take what `seconds` says of rows and nodes, on a clock of its own; sizes
-    are padded up to `sizes`.
-
-    The first call of a shape takes `first` times as long.
-    """
+    """A Model on a clock of its own. first: factor of the first call of a shape"""
 
     rows, capacity, max_nodes, copies_rows = 4, 1_000, 256, False
     masks = False
@@ -114,14 +108,14 @@ def target_times(
     return survey_target(model, length, rows, nodes).run(tell)
 
 
-def test_a_draft_is_measured_by_width_and_slow_first_calls_do_not_count(
+def test_a_draft_is_measured_without_its_first_calls(
     clocked: Callable[..., Clocked],
 ) -> None:
     times = draft_times(clocked(lambda rows, nodes: 0.010 + 0.001 * nodes), LENGTH, 20)
     assert times == pytest.approx({1: 0.011, 2: 0.012, 4: 0.014, 8: 0.018, 16: 0.026, 20: 0.030})
 
 
-def test_a_target_is_measured_by_rows_and_nodes_with_the_sizes_between(
+def test_a_target_is_measured_by_rows_and_nodes(
     clocked: Callable[..., Clocked],
 ) -> None:
     model = clocked(lambda rows, nodes: 0.010 + 0.001 * rows * nodes)
@@ -137,7 +131,7 @@ def test_a_target_is_measured_by_rows_and_nodes_with_the_sizes_between(
     assert not any(nodes in (3, 6, 12) for _, nodes in model.calls)
 
 
-def test_a_target_that_pads_is_described_by_the_shapes_it_computes(
+def test_a_target_is_measured_at_the_shapes_it_computes(
     clocked: Callable[..., Clocked],
 ) -> None:
     times = target_times(
@@ -147,7 +141,7 @@ def test_a_target_that_pads_is_described_by_the_shapes_it_computes(
     assert LatencyModel(times).seconds(1, 9) == pytest.approx(0.032)
 
 
-def test_a_disturbance_while_few_nodes_were_measured_does_not_make_them_dearer_than_many(
+def test_a_disturbance_makes_few_nodes_no_dearer(
     clocked: Callable[..., Clocked],
 ) -> None:
     model = clocked(
@@ -177,7 +171,7 @@ def test_of_all_sequences_that_never_fall_none_is_nearer(seed: int) -> None:
     assert np.abs(np.subtract(found, values)).sum() == min(distances)
 
 
-def test_a_slow_model_is_measured_as_far_as_there_is_time_and_nothing_is_made_up(
+def test_a_slow_model_is_measured_while_there_is_time(
     clocked: Callable[..., Clocked],
 ) -> None:
     told: list[str] = []
@@ -190,7 +184,7 @@ def test_a_slow_model_is_measured_as_far_as_there_is_time_and_nothing_is_made_up
     assert told[0].startswith("measured ")
 
 
-def test_a_model_of_which_one_call_exhausts_the_time_is_called_twice(
+def test_a_model_of_very_long_calls_is_called_twice(
     clocked: Callable[..., Clocked],
 ) -> None:
     model = clocked(lambda rows, nodes: 60.0)
@@ -213,7 +207,7 @@ def test_measuring_beside_what_is_kept_leaves_it_as_it_was() -> None:
     assert chosen[0] == chosen[1]
 
 
-def test_a_survey_that_is_broken_off_goes_on_call_by_call(
+def test_a_broken_off_survey_goes_on_call_by_call(
     clocked: Callable[..., Clocked],
 ) -> None:
     model = clocked(lambda rows, nodes: 0.1 + 0.01 * rows * nodes, first=1.0)
@@ -236,7 +230,7 @@ def test_a_survey_that_is_broken_off_goes_on_call_by_call(
     assert not survey.done, "what took too long for then is left"
 
 
-def test_one_node_and_a_wide_call_are_measured_first_however_long_they_take(
+def test_one_node_and_a_wide_call_are_measured_first(
     clocked: Callable[..., Clocked],
 ) -> None:
     """The first call of all, which brings the weights in, tells nothing."""
@@ -250,9 +244,7 @@ def test_one_node_and_a_wide_call_are_measured_first_however_long_they_take(
 
 
 @pytest.mark.parametrize(("capacity", "length"), [(20, 256), (200, 20), (10, 10)])
-def test_a_model_with_few_slots_or_positions_is_measured_with_the_context_it_has(
-    capacity: int, length: int
-) -> None:
+def test_a_small_model_is_measured_with_the_context_it_has(capacity: int, length: int) -> None:
     least = min(capacity, length, 16)
     model = EagerModel(
         random_decoder(parse_config(TINY), positions=length, vocabulary=61, seed=1),
@@ -315,9 +307,7 @@ DAMAGED: dict[str, str] = {
 
 
 @pytest.mark.parametrize("content", DAMAGED.values(), ids=DAMAGED)
-def test_a_damaged_or_foreign_file_is_told_of_ignored_and_replaced(
-    tmp_path: Path, content: str
-) -> None:
+def test_a_damaged_or_foreign_file_is_told_and_replaced(tmp_path: Path, content: str) -> None:
     told: list[str] = []
     SUBJECT.path(tmp_path).write_text(content, encoding="utf-8")
     assert load_profile(tmp_path, SUBJECT, told.append) is None

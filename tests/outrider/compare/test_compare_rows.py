@@ -13,7 +13,6 @@ from inference.cost.billing import Billing
 from inference.cost.quantity import Figure, Quality
 from inference.drafters.round_proposer import BestFirst, Chain
 from inference.planner.prices import Usage
-from inference.sampling import SamplingParams
 from outrider.compare.arms import (
     ARCHITECTURES,
     BASELINE,
@@ -29,20 +28,12 @@ from outrider.compare.arms import (
 )
 from outrider.compare.compare_options import CompareOptions
 from outrider.compare.intervals import bootstrap_median, median_figure, pareto, percentiles
-from outrider.compare.measure import Comparison, sweep
+from outrider.compare.measure import Comparison
 from outrider.compare.plots import draw
-from outrider.compare.report import (
-    WIDTH,
-    brief,
-    figure_words,
-    leader,
-    print_comparison,
-    tables,
-    verdict,
-)
+from outrider.compare.report import WIDTH, columns, leader, told, verdict
 from outrider.compare.rows import Account, Reading, ResultRow, acceptance, marked, summarise
 from outrider.money.goal import Goal
-from outrider.text.completion import Completion, Request
+from outrider.text.completion import Completion
 from tests.support.completions import changed, completion
 
 UNREAD = Figure.unavailable("no counter here")
@@ -91,10 +82,10 @@ def row(
     made_by: Arm | None = None,
     rtt_ms: float = 0.0,
 ) -> ResultRow:
-    before = None if alone is None else [Reading(done, UNREAD, None, None) for done in alone]
-    mine = [Reading(done, UNREAD, None, None) for done in ours]
+    before = None if alone is None else [Reading(done, UNREAD) for done in alone]
+    mine = [Reading(done, UNREAD) for done in ours]
     by = made_by or arm(CHAIN, Setting(Chain(2)))
-    return summarise(by, rtt_ms, mine, before, account, [])
+    return summarise(by, rtt_ms, mine, before, account)
 
 
 def rows_at(rtt_ms: float, seconds: dict[str, float], texts: int = 6) -> list[ResultRow]:
@@ -110,7 +101,7 @@ def rows_at(rtt_ms: float, seconds: dict[str, float], texts: int = 6) -> list[Re
 
 def comparison(rows: list[ResultRow], **options: Any) -> Comparison:
     trips = tuple(dict.fromkeys(one.rtt_ms for one in rows))
-    return Comparison("", CompareOptions(rtt=trips, **options), rows, [], [], "", [])
+    return Comparison("", CompareOptions(rtt=trips, **options), rows, [], "", [])
 
 
 def test_settings_are_written_as_they_are_read() -> None:
@@ -170,15 +161,6 @@ def test_rows_are_marked_by_speed_and_by_what_is_known_of_all(
     assert [found.pareto for found in marked([one(*cost) for cost in costs])] == best
     few = [replace(one(*cost), texts=5) for cost in costs]
     assert not any(found.pareto for found in marked(few))
-
-
-def test_a_sweep_keeps_the_faster_half_and_chooses_one_of_each_group() -> None:
-    seconds = {2: 0.3, 4: 0.1, 8: 0.2}
-    chains = [arm(CHAIN, Setting(Chain(length)), each) for length, each in seconds.items()]
-    request = Request(0, "p", [1], SamplingParams(), 8, frozenset())
-    trials = sweep([chains, [arm(BASELINE)]], [request], 0.0)
-    found = [(trial.arm.setting.label, len(trial.texts), trial.chosen) for trial in trials]
-    assert found == [("2", 1, False), ("4", 3, True), ("8", 3, False), ("", 3, True)]
 
 
 def test_a_round_that_went_to_the_end_and_a_forward_without_candidates_are_no_misses() -> None:
@@ -247,7 +229,7 @@ def test_titles_of_plots_are_whole_and_bars_stand_apart(
     knobs = [arm(GROWING, Setting(goal=Goal(weight=at))) for at in (0, 0.5, 1)]
     rows = [row(alone, alone, PAYING, one) for one in (arm(BASELINE), *knobs)]
     draw(tmp_path, replace(comparison(rows), title="a draft for a target on a device; " * 8))
-    assert len(drawn) == 3
+    assert len(drawn) == 2
     for picture in drawn:
         canvas = agg.FigureCanvasAgg(picture)
         title = picture.texts[0].get_window_extent(canvas.get_renderer())
@@ -275,12 +257,11 @@ def test_what_is_not_known_is_unavailable_and_never_zero() -> None:
     found = row([text(4, 2, 0.5)])
     for known in (found.usd_per_million, found.joules_per_million, found.joules_here_per_million):
         assert known.median.value is None
-        assert figure_words(known.median, 2) == "unavailable"
     bare = Account(Billing(3.6), whole=True)
-    priced = row([text(4, 2, 0.5)], None, bare).usd_per_million.median
-    assert priced.value == pytest.approx(0.001 * 2.5 / 8 * 1e6)
-    assert priced.lower_bound
-    assert figure_words(priced, 2) == "at least 312.50"
+    priced = row([text(4, 2, 0.5)], None, bare)
+    assert priced.usd_per_million.median.value == pytest.approx(0.001 * 2.5 / 8 * 1e6)
+    assert priced.usd_per_million.median.lower_bound
+    assert columns(comparison([priced]))[1][0][-1] == ">=312.50"
 
 
 def test_a_row_by_hand_is_charged_with_the_target_held_and_by_its_forwards() -> None:
@@ -329,27 +310,21 @@ def test_joules_are_read_or_counted_from_stated_watts_and_of_one_side_alone_they
         assert all(reason in found.source for reason in told)
 
 
-def test_every_table_has_a_cell_for_each_head_and_hides_what_is_nowhere_known() -> None:
-    found = comparison(rows_at(0, {CHAIN: 0.5}))
-    for table in [*tables(found), brief(found)]:
-        assert all(len(cells) == len(table.heads) for cells in table.cells)
-    assert "$/1M" not in brief(found).heads
-    assert {"$/1M", "J/token"} <= set(brief(comparison([priced(1)])).heads)
-
-
 def priced(texts: int) -> ResultRow:
-    """With the longest name that a default sweep chooses."""
+    """With the longest name of a default arm."""
     done = several(4, 2, 0.5, texts)
     made = row(done, done, PAYING, arm(TREE, Setting(BestFirst(16, 12))), 1000.0)
     return replace(made, pareto=True, device="")
 
 
-def test_the_widest_table_of_the_terminal_loses_nothing_at_a_hundred_columns(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_costs_that_are_nowhere_known_are_hidden() -> None:
+    assert "$/1M" not in columns(comparison(rows_at(0, {CHAIN: 0.5})))[0]
+    assert {"$/1M", "J/token"} <= set(columns(comparison([priced(1)]))[0])
+
+
+def test_the_widest_table_of_the_terminal_loses_nothing_at_a_hundred_columns() -> None:
     found = comparison([priced(16)])
-    print_comparison(found)
-    lines = capsys.readouterr().out.splitlines()
+    lines = told(found).splitlines()
     assert max(map(len, lines)) <= WIDTH
     (line,) = (line for line in lines if line.lstrip().startswith("1000"))
-    assert line.split() == " ".join(brief(found).cells[0]).split()
+    assert line.split() == " ".join(columns(found)[1][0]).split()

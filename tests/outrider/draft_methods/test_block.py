@@ -19,8 +19,8 @@ from inference.planner.prices import Prices
 from inference.sampling import SamplingParams
 from outrider.draft_methods import find_draft
 from outrider.draft_methods.block import PUBLISHED_POSITIONS
+from outrider.models.capacity import Capacity
 from outrider.models.loading import find_checkpoint
-from outrider.models.sequence_length import Capacity
 from outrider.options.roles import DraftRole
 from tests.support.drafts import alone, knowledge, text_of
 from tests.support.models import write_checkpoint_with_tokenizer

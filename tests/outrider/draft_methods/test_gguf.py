@@ -22,9 +22,9 @@ from inference.errors import (
 from inference.model.checkpoint import load_decoder
 from inference.text import Tokenizer
 from outrider.draft_methods import gguf
+from outrider.models.capacity import Capacity
 from outrider.models.directories import EMBEDDED
 from outrider.models.gguf_file import GgufFile
-from outrider.models.sequence_length import Capacity
 from outrider.options.groups import DeviceOptions
 from outrider.options.roles import DraftRole, TargetRole
 from outrider.target.target import load_target

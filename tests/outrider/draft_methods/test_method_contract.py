@@ -12,16 +12,17 @@ import torch
 
 from inference.engine.engine import Engine
 from inference.engine.local_session import LocalSession
+from inference.grammar import Grammars
 from inference.model.checkpoint import load_decoder
 from inference.model.config import read_config
 from inference.order import Decode
 from inference.planner.prices import Prices
 from inference.proposer import Proposer
-from inference.sampling import SamplingParams
+from inference.sampling import Grammar, GrammarKind, SamplingParams
 from inference.text import Tokenizer
 from outrider.draft_methods import find_draft
+from outrider.models.capacity import Capacity
 from outrider.models.directories import EMBEDDED
-from outrider.models.sequence_length import Capacity
 from outrider.options.draft_flags import METHODS
 from outrider.options.roles import DraftRole, FusedTargetRole, TargetRole
 from outrider.target.colocated_draft import with_draft
@@ -30,7 +31,19 @@ from tests.support import heads
 from tests.support.drafts import knowledge, text_of
 from tests.support.gguf_files import write_gguf
 
-TOKENS, LENGTH, SAMPLINGS = 24, 256, [SamplingParams(), SamplingParams(0.8, seed=3)]
+TOKENS, LENGTH = 24, 256
+JSON = Grammar(
+    GrammarKind.JSON_SCHEMA,
+    """{"type": "object", "required": ["name", "kinds"],
+    "additionalProperties": false, "properties": {"name": {"type": "string"},
+    "kinds": {"type": "array", "items": {"enum": ["int", "str"]}}}}""",
+)
+SAMPLINGS = [
+    SamplingParams(),
+    SamplingParams(0.8, seed=3),
+    *(SamplingParams(at, seed=3, grammar=JSON) for at in (0.0, 0.7, 1.0)),
+    SamplingParams(0.7, seed=3, grammar=JSON, repetition_penalty=1.2, min_p=0.125),
+]
 OPTIONS = {"device": "cpu", "sequence_length": LENGTH}
 
 
@@ -72,6 +85,12 @@ def made(
     return text_of(prompt, params, LocalSession(engine), order, drafts)
 
 
+def grammars() -> Grammars:
+    directory = EMBEDDED / "target"
+    tokenizer, stop_ids = Tokenizer(directory), read_config(directory).stop_ids
+    return Grammars(tokenizer.to_json(), tokenizer.vocabulary, sorted(stop_ids))
+
+
 @pytest.fixture(scope="module")
 def own() -> list[list[int]]:
     """What the target says alone."""
@@ -92,7 +111,7 @@ def test_a_draft_on_a_clients_machine_makes_the_targets_own_text(
     assert found.tokenizer.fingerprint() == Tokenizer(EMBEDDED / "target").fingerprint()
     assert found.sequence_length(LENGTH) == LENGTH
     assert found.fingerprint() == find_draft(options).settled(options).fingerprint()
-    draft = found.load(options, Capacity(1, LENGTH, 300, 256))
+    draft = found.load(options, Capacity(1, LENGTH, 300, 256))._replace(grammars=grammars())
     engine = load_served(TargetRole(batch=1, **OPTIONS)).engine
     for params, text in zip(SAMPLINGS, own, strict=True):
         proposer = draft.proposer(0, knowledge(), Prices(), room=300)

@@ -7,8 +7,8 @@ import pytest
 from inference.backends.substitute_model import SharedCacheModel
 from inference.backends.timed import PROFILES
 from outrider.draft_methods import find_draft
+from outrider.models.capacity import Capacity
 from outrider.models.loading import find_target
-from outrider.models.sequence_length import Capacity
 from outrider.options.roles import FusedTargetRole
 from tests.support.commands import Run
 

@@ -61,16 +61,14 @@ REFUSED = {
     "negative temperature": Refused(CHAT, {"temperature": -1}, "temperature"),
     "not a number": Refused(CHAT, {"top_p": "much"}, "top_p"),
     "too many texts": Refused(CHAT, {"n": 99}, "n"),
-    "tool of another kind": Refused(CHAT, {"tools": [{"type": "web_search"}]}, "tools.0.type"),
-    "tool without a name": Refused(
-        CHAT, {"tools": [{"type": "function", "function": {}}]}, "tools.0.function.name"
-    ),
+    "tool of another kind": Refused(CHAT, {"tools": [{"type": "web_search"}]}, shown="web_search"),
+    "tool without a name": Refused(CHAT, {"tools": [{"type": "function"}]}, shown="name is"),
     "call without a tool": Refused(CHAT, {"tool_choice": "required"}, shown="tool_choice"),
     "no such tool": Refused(
         CHAT, {"tool_choice": {"type": "function", "function": {"name": "f"}}}, shown="f names no"
     ),
     "form without a schema": Refused(
-        CHAT, {"response_format": {"type": "json_schema"}}, "response_format", "schema"
+        CHAT, {"response_format": {"type": "json_schema"}}, shown="with a schema"
     ),
     "logprobs of nothing": Refused(CHAT, {"top_logprobs": 3}, shown="logprobs: true"),
     "bias of no token": Refused(CHAT, {"logit_bias": {"a": 1}}, "logit_bias.a.[key]"),
@@ -78,9 +76,7 @@ REFUSED = {
     "no penalty": Refused(CHAT, {"repetition_penalty": 0}, "repetition_penalty"),
     "greedy by a switch": Refused(CHAT, {"do_sample": False}, "do_sample"),
     "special tokens": Refused(CHAT, {"skip_special_tokens": False}, "skip_special_tokens"),
-    "tool call": Refused(
-        CHAT, {"messages": [SAID, CALL]}, "messages.1.tool_calls.0.function", "required"
-    ),
+    "tool call": Refused(CHAT, {"messages": [SAID, CALL]}, shown="a call is"),
     "tool call of a user": Refused(
         CHAT, {"messages": [SAID | {"tool_calls": [CALLED]}]}, "messages.0", "from the user"
     ),

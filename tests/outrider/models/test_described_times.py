@@ -31,9 +31,9 @@ from inference.times import TRUSTED, LatencyModel
 from outrider.client.pools import GrowingRows, Pair
 from outrider.client.probing import PROBES, measure_round_trip
 from outrider.draft_methods import find_draft
+from outrider.models.capacity import Capacity
 from outrider.models.loading import PREFILL_NODES
 from outrider.models.profiles import Profiles
-from outrider.models.sequence_length import Capacity
 from outrider.money.goal import Goal
 from outrider.options.groups import DeviceOptions, DraftModelOptions
 from outrider.options.roles import DraftRole, FusedTargetRole, TargetRole

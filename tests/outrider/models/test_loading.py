@@ -11,8 +11,8 @@ import pytest
 from inference.backends import neuron_sdk
 from inference.model.checkpoint import Loading
 from outrider.draft_methods import find_draft
+from outrider.models.capacity import Capacity
 from outrider.models.loading import PREFILL_NODES
-from outrider.models.sequence_length import Capacity
 from outrider.options.groups import DeviceOptions, DraftModelOptions
 from outrider.options.roles import TargetRole
 from outrider.target.target import load_served, load_target

@@ -13,11 +13,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from inference.planner.profile_files import read_profile
+from outrider.models.capacity import Capacity, Reduction
 from outrider.models.directories import EMBEDDED
 from outrider.models.loading import Checkpoint, find_checkpoint
 from outrider.models.precision import MARGIN, NODES, ComputeType, candidates, pick, told
-from outrider.models.reduction import Reduction
-from outrider.models.sequence_length import Capacity
 from outrider.options.groups import DeviceOptions, ReductionOptions
 from outrider.options.parsing import parse
 from tests.support.models import write_checkpoint_with_tokenizer

@@ -4,6 +4,7 @@ they weigh cost as asked, and move until a limit is kept.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 from random import Random
 from typing import Any
@@ -11,9 +12,9 @@ from typing import Any
 import pytest
 
 from inference.cost.billing import Billing
-from inference.errors import OutriderError
+from inference.errors import InvalidRequest, OutriderError
 from inference.planner.prices import SPEED, Prices, UnitPrices, Usage
-from outrider.money.goal import EVERY, Goal, SteeredPrices, fallback_note, read_billing, read_goal
+from outrider.money.goal import EVERY, Goal, SteeredPrices, read_billing, read_goal
 from outrider.options.groups import GoalOptions
 from tests.support.refusals import assert_refused
 
@@ -134,29 +135,27 @@ def test_where_cost_is_time_every_weight_decides_as_speed_alone(weight: float) -
     ],
 )
 def test_prices_that_are_stated_and_not_weighed_are_said_with_the_flags_that_are_missing(
-    values: dict[str, Any], billing: Billing, named: str
+    values: dict[str, Any], billing: Billing, named: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    options = GoalOptions(**values)
-    complete = billing.priced and None not in (billing.draft_watts, billing.usd_per_gb_down)
-    objective = options.objective or ("total_cost" if complete and not named else "api_cost")
-    weight = 1.0 if options.cs == "cost" else 0.0
-    note = fallback_note(options, Goal(objective, weight, options.min_tps, billing=billing))
-    assert (note is not None) == bool(named)
-    assert named in (note or "")
+    with suppress(InvalidRequest):  # hours alone are proportional to time
+        read_goal(GoalOptions(**values), billing)
+    told = capsys.readouterr().err
+    assert told.startswith("note: ") == bool(named)
+    assert named in told
 
 
 def test_the_price_of_the_target_is_the_users_the_instances_or_its_own_word() -> None:
-    assert not read_billing(GoalOptions(), 0.0).priced
+    assert not read_billing(GoalOptions()).described(0.0).priced
     described = Billing(2.5, source="$2.5 an hour, as the target says")
-    assert read_billing(GoalOptions(), 2.5) == described
+    assert read_billing(GoalOptions()).described(2.5) == described
     given = GoalOptions(usd_per_hour=1.0, usd_per_kwh=0.3, usd_per_gb_up=0.0, target_share=0.5)
     stated = Billing(1.0, 0.3, 0.0, target_share=0.5, source="$1 an hour, as given")
-    assert read_billing(given, 2.5) == stated
+    assert read_billing(given).described(2.5) == stated
 
 
 def test_a_listed_price_is_said_with_its_source_and_day() -> None:
     options = GoalOptions(instance="trn1.2xlarge", no_live=True, usd_per_gb_down=0.5)
-    listed = read_billing(options, 2.5)
+    listed = read_billing(options).described(2.5)
     assert replace(listed, source=None) == Billing(1.34375, usd_per_gb_down=0.5)
     said = ("$1.34375 an hour", "trn1.2xlarge in us-east-1, on-demand", "snapshot", "2026-09-24)")
     assert all(words in (listed.source or "") for words in said)

@@ -7,7 +7,7 @@ import os
 import pytest
 
 from inference.flags.command_line import parse_flags
-from outrider.target.ray_command import RayOptions
+from outrider.target.ray_fleet import RayOptions
 from tests.support.commands import Run
 
 

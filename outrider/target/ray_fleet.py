@@ -1,0 +1,265 @@
+"""`outrider deploy ray`: targets as a deployment of Ray Serve, behind one address. There is one
+replica for each group of NeuronCores.
+
+Ray places and restarts the replicas, counts open sessions, and starts more or fewer. Its HAProxy
+carries each session's stream to one replica. What a replica answers, and to whom, is the target's
+own code (grpc_comm/server/hosted.py). A client that loses its replica goes on at another one, as it
+does anywhere: at the cost of a prefill.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import threading
+from collections.abc import AsyncIterator, Mapping
+from typing import Annotated, Any, Self
+
+from annotated_types import Ge
+from pydantic import model_validator
+
+from grpc_comm.server.hosted import Carrier, HostedTarget, await_routes
+from grpc_comm.transport import MAX_MESSAGE_BYTES, Address
+from inference.command import say
+from inference.errors import InvalidRequest
+from inference.extras import require
+from inference.flags.command_line import CommandOptions
+from inference.flags.group import flags_of
+from inference.flags.values import Count, Host, Name, Natural, Port, Seconds
+from outrider.options import groups, network
+from outrider.options.roles import TargetRole
+
+EXAMPLES = """examples:
+  outrider deploy ray --replicas 2 --insecure                  two targets here, for a try
+  outrider deploy ray --replicas 2 --most_replicas 8 --artifact DIR --neuron_cores 2 \\
+      --keys_file keys.json                                    on Trainium, two cores for each
+
+Ctrl-C ends the fleet. The ingress speaks no TLS: keep its port to this machine's network, and let a
+load balancer with a certificate, or a tunnel, stand in front of it."""
+
+
+class RayOptions(
+    groups.HourlyOptions, groups.TargetOptions, network.KeysOptions, CommandOptions, title="fleet"
+):
+    """Serve a target from several replicas behind one address.
+
+    It needs pip install 'outrider[ray]'. Each replica takes flags of `outrider target`.
+    """
+
+    replicas: Count = 1
+    """replicas, at least"""
+    most_replicas: Count | None = None
+    """start more, up to so many, while there are more open sessions than rows"""
+    neuron_cores: Natural = 0
+    """NeuronCores of each replica, its tensor-parallel group (0: it uses none)"""
+    cpus: Annotated[float, Ge(0)] = 1.0
+    """processors that Ray sets aside for each replica"""
+    host: Host = "127.0.0.1"
+    """address on which the ingress listens"""
+    port: Port = 50051
+    """port of the ingress"""
+    waiting: Natural = 64
+    """sessions that may stand in line for a row of one replica"""
+    lease: Seconds = 15.0
+    """how long a silent client's session is held"""
+    scale_up_after: Seconds = 10.0
+    """how long there must be too many sessions before a replica is added"""
+    scale_down_after: Seconds = 300.0
+    """how long there must be too few sessions before a replica is drained"""
+    grace: Seconds = 60.0
+    """time that texts have to end at a replica that goes; longer ones go on at another replica"""
+    cluster: Name | None = None
+    """a Ray cluster that runs already, such as auto; the fleet then stays when the command ends"""
+    insecure: bool = False
+    """serve without keys"""
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        if self.most_replicas is not None and self.most_replicas < self.replicas:
+            raise ValueError(
+                f"--most_replicas {self.most_replicas} is below --replicas {self.replicas}"
+            )
+        if self.keys_file is None and not self.insecure:
+            raise ValueError(
+                "Ray's replicas listen on all addresses of their machines: give --keys_file FILE "
+                "(or --insecure, if the network is trusted)"
+            )
+        return self
+
+    @property
+    def ingress(self) -> Address:
+        """The address of the fleet."""
+        return Address(self.host, self.port)
+
+    @property
+    def target(self) -> TargetRole:
+        """Options of the target that each replica serves."""
+        shared = self.stated().keys() & flags_of(TargetRole).keys() - {"host", "port", "debug"}
+        return TargetRole(**{name: getattr(self, name) for name in shared})
+
+
+OPTIONS = RayOptions
+
+
+def run(options: RayOptions) -> int:
+    """Start the fleet; in a cluster of its own, serve until a signal."""
+    from outrider.target.target import READY
+
+    start(options)
+    say(f"{READY}{options.ingress} ({options.replicas} replicas); Ctrl-C ends")
+    if options.cluster is not None:
+        return 0
+    signalled = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: signalled.set())
+    signalled.wait()
+    stop()
+    return 0
+
+
+NAME = "outrider"
+"""Name of the application in Ray Serve."""
+
+_SERVICER = "grpc_comm.proto.verifier_pb2_grpc.add_TargetServicer_to_server"
+_DEREGISTERED_SECONDS = 5.0
+"""Seconds in which the ingress learns that a replica ends, before that one refuses streams."""
+
+ENVIRONMENT = {
+    "RAY_SERVE_ENABLE_HA_PROXY": "1",
+    "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",  # a message would change threads twice
+    "RAY_SERVE_GRPC_MAX_MESSAGE_SIZE": str(MAX_MESSAGE_BYTES),  # Ray's own is 2 GB
+    "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": str(_DEREGISTERED_SECONDS),
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_raylet_start_wait_time_s": "180",  # a busy machine needs more than Ray's own 30 s
+}
+"""Settings that Ray's processes read when they start. A cluster that runs already must have it."""
+
+
+class RayTarget:
+    """A replica. Ray Serve calls its methods by their names in the protocol."""
+
+    def __init__(self, options: Mapping[str, Any]) -> None:
+        """options: those of a target, by name
+
+        Ray sets NEURON_RT_VISIBLE_CORES to this replica's cores before it is made.
+        """
+        from outrider.target.target import load_target  # needs torch, which help does not
+
+        self._hosted = HostedTarget(load_target(TargetRole(**options)))
+        self._hosted.begin()
+
+    async def Describe(self, request: Any, grpc_context: Carrier) -> Any:
+        """Answer Describe."""
+        return await self._hosted.describe(request, grpc_context)
+
+    async def Session(
+        self, messages: AsyncIterator[Any], grpc_context: Carrier
+    ) -> AsyncIterator[Any]:
+        """Answer Session."""
+        async for message in self._hosted.session(messages, grpc_context):
+            yield message
+
+    async def check_health(self) -> None:
+        """Raise where the engine hangs: Ray then puts another replica in place of this one."""
+        if self._hosted.hung:
+            raise RuntimeError("the engine is in a step that does not end")
+
+    async def __del__(self) -> None:
+        """End what is left once Ray has drained the replica."""
+        await self._hosted.end()
+
+
+def start(options: RayOptions) -> None:
+    """Start the fleet and return when its replicas answer. Without --cluster it is in a cluster on
+    this machine, for this process.
+
+    Raises MissingExtra without Ray, InvalidRequest where this machine is too small, and Unavailable
+    where the ingress does not find the replicas.
+    """
+    os.environ.update(ENVIRONMENT)
+    cluster = options.cluster
+    if cluster is None:
+        _check_room(options)
+    require("ray", "a fleet")
+    import ray
+    from ray import serve
+    from ray.serve.config import HTTPOptions, gRPCOptions
+
+    own: dict[str, Any] = {"include_dashboard": False, "num_cpus": os.cpu_count()}
+    ray.init(address=cluster, log_to_driver=False, **({} if cluster else own))
+    serve.start(
+        http_options=HTTPOptions(host=options.host, port=_unused_port()),
+        grpc_options=gRPCOptions(
+            port=options.port, grpc_servicer_functions=[_SERVICER], enable_reflection=False
+        ),
+    )
+    given = dict(sorted(options.target.stated().items()))
+    serve.run(_deployment(options).bind(given), name=NAME, route_prefix=f"/{NAME}")
+    if cluster is None:
+        await_routes(options.ingress)
+
+
+def stop() -> None:
+    """End the fleet, and the cluster where it was started here. Texts have their grace."""
+    import ray
+    from ray import serve
+
+    serve.shutdown()
+    ray.shutdown()
+
+
+def _check_room(options: RayOptions) -> None:
+    """Raise InvalidRequest where Ray would wait for ever for what this machine does not have."""
+    have, need = os.cpu_count() or 1, options.replicas * options.cpus
+    if need > have:
+        raise InvalidRequest(
+            f"{options.replicas} replicas of {options.cpus:g} processors need {need:g}, this "
+            f"machine has {have}: lower --cpus or --replicas, or name a --cluster"
+        )
+    if options.neuron_cores and not os.path.exists("/dev/neuron0"):
+        raise InvalidRequest(
+            f"--neuron_cores {options.neuron_cores}: this machine has no Neuron device; name a "
+            "--cluster of machines that have"
+        )
+
+
+def _unused_port() -> int:
+    """A port for the ingress's HTTP, which has nothing to serve and cannot be left out."""
+    with socket.create_server(("127.0.0.1", 0)) as unused:
+        return int(unused.getsockname()[1])
+
+
+def _deployment(options: RayOptions) -> Any:
+    """The deployment of one replica, and how many of them there are."""
+    from ray import serve
+
+    most = options.most_replicas or options.replicas
+    scaling = {
+        "min_replicas": options.replicas,
+        "max_replicas": most,
+        "target_ongoing_requests": options.batch,
+        "upscale_delay_s": options.scale_up_after,
+        "downscale_delay_s": options.scale_down_after,
+        "metrics_interval_s": 1.0,
+        "look_back_period_s": 2.0,
+    }
+    count: dict[str, Any] = (
+        {"autoscaling_config": scaling}
+        if most > options.replicas
+        else {"num_replicas": options.replicas}
+    )
+    actor: dict[str, Any] = {"num_cpus": options.cpus}
+    if options.neuron_cores:
+        actor["resources"] = {"neuron_cores": options.neuron_cores}
+    streams = options.batch + options.waiting  # beyond these the replica itself refuses sessions
+    return serve.deployment(
+        RayTarget,
+        name=NAME,
+        max_ongoing_requests=2 * streams,
+        max_queued_requests=streams,
+        graceful_shutdown_timeout_s=options.grace + _DEREGISTERED_SECONDS,
+        health_check_period_s=5.0,
+        ray_actor_options=actor,
+        **count,
+    )

@@ -1,0 +1,108 @@
+"""Grammars of callers that mean no good: each is refused in one line, and costs nobody else."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import replace
+
+import pytest
+
+from grpc_comm.client.connection import Connection, connect
+from grpc_comm.security import SecurityOptions
+from inference.errors import InvalidRequest
+from inference.order import Decode
+from inference.sampling import Grammar, GrammarKind, SamplingParams
+from tests.support import pairs
+from tests.support.hostile import keys_file, known_as
+from tests.support.wire_fixtures import background, eventually, rest
+
+PROMPT, TOKENS = [5, 17, 250, 3], 30
+LETTERS = SamplingParams(grammar=Grammar(GrammarKind.REGEX, "([a-f]{1,5} )*"))
+
+
+def schema(value: object) -> Grammar:
+    return Grammar(GrammarKind.JSON_SCHEMA, json.dumps(value))
+
+
+FIELDS = {f"k{at}": {"$ref": "#/$defs/a"} for at in range(12)}
+BRANCHES = {
+    "anyOf": [{"type": "object", "properties": FIELDS}] * 150,
+    "$defs": {"a": {"type": "string", "format": "uuid"}},
+}
+ENDLESS = schema({"type": "integer", "multipleOf": 100_000_007})
+"""It takes llguidance hours and all memory."""
+
+HOSTILE: dict[str, tuple[Grammar, str]] = {
+    "masks that take long": (schema(BRANCHES), "grammar"),
+    "no text at all": (schema({"type": "string", "minLength": 3, "maxLength": 2}), "grammar"),
+    "what is no schema": (Grammar(GrammarKind.JSON_SCHEMA, "[" * 60_000), "schema"),
+    "what is no expression": (Grammar(GrammarKind.REGEX, "(" * 60_000), "grammar"),
+    "rules that are not there": (Grammar(GrammarKind.EBNF, "start: a b c"), "grammar"),
+    "no choice": (Grammar(GrammarKind.CHOICE, "[]"), "choices"),
+    "a reference elsewhere": (schema({"$ref": "http://127.0.0.1:1/x"}), "grammar"),
+}
+"""A grammar, and a word of what is said of it."""
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Connection]]:
+    """Connections of callers by their names, to a target that takes grammars."""
+    folder = tmp_path_factory.mktemp("keys")
+    keys = SecurityOptions(keys_file=keys_file(folder / "keys.json", alice={}, bob={}))
+    engine = pairs.engine(pairs.decoder(1), rows=4, rules=pairs.grammars())
+    with background(engine, security=keys) as server:
+        yield lambda name: connect(str(server.address), security=known_as(name, folder))
+        eventually(lambda: engine.sessions == [])
+    assert engine.free_rows == 4
+
+
+def ask(connection: Connection, params: SamplingParams) -> list[int]:
+    with closing(connection.session()) as session:
+        session.open(PROMPT, params)
+        session.decode(Decode(len(PROMPT) + TOKENS))
+        return rest(session)
+
+
+def test_a_grammar_without_end_is_refused_and_another_keys_tokens_go_on_meanwhile(
+    served: Callable[[str], Connection],
+) -> None:
+    """A target that compiled it on its event loop or its model's thread would make no token."""
+    with served("alice") as alice, served("bob") as bob, ThreadPoolExecutor(1) as pool:
+        right, tokens = ask(bob, LETTERS), 0
+        refused = pool.submit(ask, alice, SamplingParams(grammar=ENDLESS))
+        while not refused.done():
+            assert ask(bob, LETTERS) == right
+            tokens += TOKENS
+        with pytest.raises(InvalidRequest, match="2 s or 1024 MiB") as refusal:
+            refused.result()
+        assert "\n" not in str(refusal.value)
+        assert tokens > 2 * TOKENS
+        assert ask(alice, LETTERS) == right
+
+
+@pytest.mark.parametrize("hostile", HOSTILE)
+def test_a_hostile_grammar_is_refused_in_one_line(
+    served: Callable[[str], Connection], hostile: str
+) -> None:
+    grammar, word = HOSTILE[hostile]
+    with served("alice") as alice:
+        with pytest.raises(InvalidRequest, match=word) as refusal:
+            ask(alice, SamplingParams(grammar=grammar))
+        assert "\n" not in str(refusal.value)
+        assert len(ask(alice, LETTERS)) == TOKENS
+
+
+@pytest.mark.parametrize("bias", [(pairs.VOCABULARY, 1.0), (2**32 - 1, 1.0)])
+def test_a_bias_of_no_token_is_refused(
+    served: Callable[[str], Connection], bias: tuple[int, float]
+) -> None:
+    with served("alice") as alice, pytest.raises(InvalidRequest, match=f"{bias[0]} is outside"):
+        ask(alice, SamplingParams(logit_bias=(bias,)))
+
+
+def test_a_prompt_must_have_a_token_that_is_not_output(served: Callable[[str], Connection]) -> None:
+    with served("alice") as alice, pytest.raises(InvalidRequest, match="4 tokens of a prompt of 4"):
+        ask(alice, replace(LETTERS, made=4))
