@@ -9,6 +9,7 @@ It reads a grammar from its input and writes why it cannot be compiled: nothing 
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -60,11 +61,13 @@ def check(grammar: str) -> str:
 
 
 class _Bytes:
-    """A tokenizer whose tokens are the bytes, and the end of a text."""
+    """A tokenizer whose tokens are the bytes, the end of a text, and one for all others."""
 
     eos_token_id, bos_token_id = 256, None
-    tokens: ClassVar[Sequence[bytes]] = [*(bytes([byte]) for byte in range(256)), b"<end>"]
-    special_token_ids: ClassVar[Sequence[int]] = [256]
+    tokens: ClassVar[Sequence[bytes]] = [
+        *(bytes([byte]) for byte in range(256)), b"<end>", b"<other>",
+    ]  # fmt: skip
+    special_token_ids: ClassVar[Sequence[int]] = [256, 257]
 
     def __call__(self, text: bytes | str) -> list[int]:
         return list(text.encode() if isinstance(text, str) else text)
@@ -79,7 +82,8 @@ def main() -> None:
         limits = {"CPU": CHECK_SECONDS, "AS": CHECK_BYTES, "CORE": 0}
         for name, most in limits.items():
             resource.setrlimit(getattr(resource, f"RLIMIT_{name}"), (most, most))
-    matcher = begin(LLTokenizer(TokenizerWrapper(_Bytes())), sys.stdin.read())
+    text = re.sub(r"<\[\d+\]>", "<[257]>", sys.stdin.read())  # tokens that are named by their ids
+    matcher = begin(LLTokenizer(TokenizerWrapper(_Bytes())), text)
     if matcher.is_error():
         sys.stdout.write(error_of(matcher))
 

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 
 from inference.errors import Busy, InvalidRequest, Mismatch, OutriderError, Unavailable
-from outrider.endpoint.served_fields import UnservedField
+from outrider.endpoint.requests import UnservedField
 from outrider.text.prompts import PromptTooLong
 
 _TYPE = re.compile(r"body|str|list\[.*\]")

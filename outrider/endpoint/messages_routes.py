@@ -17,7 +17,7 @@ from outrider.client.client import Client
 from outrider.endpoint.answering import STREAM, answer_request, check_model, make_orders
 from outrider.endpoint.answers import MessagesRefusal, responses
 from outrider.endpoint.failures import ApiError
-from outrider.endpoint.requests import MOST_MESSAGES, ChatRequest, JsonObject, Text, tool_of
+from outrider.endpoint.requests import MOST_MESSAGES, ChatRequest, JsonObject, Text
 from outrider.endpoint.target_manager import TargetManager
 from outrider.text.completion import Completion
 from outrider.text.completion import Request as TextOrder
@@ -31,7 +31,6 @@ class MessagesRequest(BaseModel):
 
     messages: Annotated[list[JsonObject], Len(max_length=MOST_MESSAGES)]
     system: Text | list[JsonObject] | None = None
-    tools: list[JsonObject] | None = None
     tool_choice: JsonObject | None = None
     stop_sequences: list[Text] | None = None
     output_config: JsonObject | None = None  # its `format` is the form of the answer
@@ -39,19 +38,15 @@ class MessagesRequest(BaseModel):
     def chat(self) -> ChatRequest:
         """The request as one for a chat."""
         first = [{"role": "system", "content": self.system}] if self.system else []
-        form, choice = (self.output_config or {}).get("format"), self.tool_choice or {}
-        chosen = {"type": "function", "function": {"name": choice.get("name")}}
-        kinds = {"auto": "auto", "none": "none", "any": "required", "tool": chosen}
-        kind = str(choice.get("type", "auto"))
+        choice = self.tool_choice or {}
         return ChatRequest.model_validate(
             {
                 **(self.model_extra or {}),
                 "n": 1,
                 "messages": [*first, *(one for turn in self.messages for one in _messages(turn))],
-                "response_format": {"type": "json_schema", "json_schema": form} if form else None,
+                "response_format": (self.output_config or {}).get("format"),
                 "stop": self.stop_sequences,
-                "tools": [_tool(tool) for tool in self.tools or ()],
-                "tool_choice": kinds.get(kind, kind),
+                "tool_choice": self.tool_choice,
                 "parallel_tool_calls": not choice.get("disable_parallel_tool_use"),
             }
         )
@@ -70,18 +65,12 @@ def _messages(turn: JsonObject) -> Iterable[JsonObject]:
             result = block.get("content") or ""
             yield {"role": "tool", "content": result, "tool_call_id": block.get("tool_use_id")}
         elif kind == "tool_use":
-            called = {"name": block.get("name"), "arguments": json.dumps(block.get("input"))}
+            called = {"name": block.get("name"), "arguments": block.get("input")}
             calls.append({"id": block.get("id"), "function": called})
         else:
             said.append(block)
     if said or calls:
         yield {"role": turn.get("role"), "content": said, "tool_calls": calls}
-
-
-def _tool(tool: JsonObject) -> JsonObject:
-    kind = tool.get("type") or "custom"
-    function = {**tool, "parameters": tool.get("input_schema")}
-    return tool_of("function" if kind == "custom" else kind, function)
 
 
 class MessageAnswer(BaseModel):

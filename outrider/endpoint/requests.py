@@ -1,8 +1,9 @@
-"""Requests of the OpenAI interface: the fields that are read, with their bounds."""
+"""Requests of the OpenAI interface: fields that are read, with their bounds, and fields that are
+refused, with the reason.
+"""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Annotated, Any, Literal, Self, TypeAlias
@@ -11,9 +12,8 @@ from annotated_types import Ge, Gt, Le, Len, Lt
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from inference.sampling import CANDIDATES, MOST_LOGPROBS, SEED_BITS
-from outrider.endpoint.served_fields import ServedFields
-from outrider.text.prompts import Parameters, Prompt
-from outrider.text.tool_calls import MOST_TOOLS, NAME, Message
+from outrider.text.prompts import Parameters, Prompt, schema_of
+from outrider.text.tool_calls import MOST_TOOLS, Message
 
 MOST_CHOICES = 8
 """Texts of one prompt in one request."""
@@ -39,6 +39,81 @@ _First = Field(fail_fast=True)  # of a long list only the first error is told
 Ids: TypeAlias = Annotated[list[int], _First]
 
 
+_CHOICE = "is not served: it would change the target's own choice"
+_TEMPLATE = "is not served: the model's own template makes the prompt"
+_LOGPROBS = "is not served here: logprobs of /v1/completions, with echo for a prompt's, are"
+_FORM = "is not served: response_format and structured_outputs say which form a text has"
+_TOOLS = "is not served here: tools of /v1/chat/completions are"
+_KEPT = "is not served: no answer is kept, so send the whole conversation"
+
+REASONS = {
+    _CHOICE: "length_penalty no_repeat_ngram_size bad_words allowed_token_ids logits_processors "
+    "typical_p top_a tfs_z top_n_sigma mirostat dynatemp_range xtc_probability dry_multiplier "
+    "samplers use_beam_search num_beams do_sample",
+    "is not served: repetition_penalty acts on prompt and text": "repeat_penalty",
+    _FORM: "grammar json_schema regex ebnf guided_json guided_regex guided_choice guided_grammar "
+    "format verbosity modalities audio",
+    _LOGPROBS: "top_logprobs prompt_logprobs n_probs",
+    _TOOLS: "tools functions tool_calls function_call web_search_options mcp_servers",
+    _KEPT: "previous_response_id conversation background container",
+    _TEMPLATE: "chat_template chat_template_kwargs add_generation_prompt continue_final_message "
+    "add_special_tokens documents reasoning reasoning_effort thinking thinking_token_budget",
+    "is not served: max_tokens bounds a text": "n_predict max_new_tokens num_predict",
+    "is not served: a text ends at the model's stop ids, max_tokens or stop": "min_tokens "
+    "min_new_tokens ignore_eos stop_token_ids include_stop_str_in_output t_max_predict_ms",
+    "is not served: texts come without special tokens": "skip_special_tokens "
+    "spaces_between_special_tokens",
+    "is not served: send the prompt that is wanted": "echo suffix truncate_prompt_tokens "
+    "prompt_embeds input_prefix input_suffix options",
+    "is not served: ask for n texts and choose yourself": "best_of",
+}
+"""Reasons to refuse fields that would change the text, and the fields."""
+
+UNSERVED = {name: reason for reason, names in REASONS.items() for name in names.split()}
+
+NEUTRAL: dict[str, tuple[Any, ...]] = {
+    **dict.fromkeys(("repeat_penalty", "length_penalty"), (1,)),
+    **dict.fromkeys(("typical_p", "tfs_z", "best_of", "num_beams"), (1,)),
+    **dict.fromkeys(("skip_special_tokens", "spaces_between_special_tokens"), (True,)),
+    "add_generation_prompt": (True,),
+    "add_special_tokens": (),
+    "do_sample": (True,),
+    "modalities": (["text"],),
+    "verbosity": ("medium",),
+    "reasoning_effort": ("none",),
+    "reasoning": ({"effort": None}, {"effort": "none"}),
+    "thinking": ({"type": "disabled"},),
+    "function_call": ("none", "auto"),
+    "top_n_sigma": (-1, 0),
+}
+"""Values that ask for nothing. Of other fields these are null, false, zero and what is empty."""
+
+
+class UnservedField(ValueError):
+    """A request has a field that is not served. `param` is its name."""
+
+    def __init__(self, param: str) -> None:
+        super().__init__(f"{param} {UNSERVED[param]}")
+        self.param = param
+
+
+class ServedFields(BaseModel):
+    """A part of a request. A field that would change the text and is not served is refused.
+
+    Other unknown fields are ignored, since every client sends some.
+    """
+
+    model_config = ConfigDict(extra="allow", allow_inf_nan=False)
+
+    @model_validator(mode="after")
+    def _is_served(self) -> Self:
+        for name, value in (self.model_extra or {}).items():
+            asks = value is not None and name in UNSERVED
+            if asks and (value not in NEUTRAL[name] if name in NEUTRAL else value):
+                raise UnservedField(name)
+        return self
+
+
 class StreamOptions(BaseModel):
     """Parts of a stream besides the text."""
 
@@ -46,36 +121,10 @@ class StreamOptions(BaseModel):
 
 
 class TextPart(BaseModel):
-    """A part of a message's content. Only text is read."""
+    """A part of a message's content. Only text is read; /v1/responses has other names for it."""
 
-    type: Literal["text"]
+    type: Literal["text", "input_text", "output_text"]
     text: Text
-
-
-class CalledFunction(BaseModel):
-    """The function of a call. arguments: JSON"""
-
-    name: Text
-    arguments: Text
-
-
-class SentCall(BaseModel):
-    """A call that the assistant has made."""
-
-    id: Text
-    type: Literal["function"] = "function"
-    function: CalledFunction
-
-    @property
-    def plain(self) -> JsonObject:
-        """The call as chat templates take it, with an object of arguments where they are one."""
-        name, arguments = self.function.name, self.function.arguments
-        try:
-            parsed = json.loads(arguments)
-        except ValueError:
-            parsed = None
-        given = parsed if isinstance(parsed, dict) else arguments
-        return {"id": self.id, "type": self.type, "function": {"name": name, "arguments": given}}
 
 
 class ChatMessage(ServedFields):
@@ -83,7 +132,7 @@ class ChatMessage(ServedFields):
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Text | Annotated[list[TextPart], _First] | None = None
-    tool_calls: Annotated[list[SentCall], _First, Len(max_length=MOST_TOOLS)] | None = None
+    tool_calls: Annotated[list[JsonObject], Len(max_length=MOST_TOOLS)] | None = None
     tool_call_id: Text | None = None
 
     @model_validator(mode="after")
@@ -100,84 +149,9 @@ class ChatMessage(ServedFields):
         parts = self.content or ""
         content = parts if isinstance(parts, str) else "".join(part.text for part in parts)
         role = "system" if self.role == "developer" else self.role
-        calls = {"tool_calls": [call.plain for call in self.tool_calls]} if self.tool_calls else {}
+        calls = {"tool_calls": self.tool_calls} if self.tool_calls else {}
         result = {"tool_call_id": self.tool_call_id or ""} if role == "tool" else {}
         return {"role": role, "content": content, **calls, **result}
-
-
-class FunctionDescription(BaseModel):
-    """A function that a text may call. parameters: JSON schema of its arguments"""
-
-    name: Annotated[str, Field(pattern=f"^{NAME}$")]
-    description: Text | None = None
-    parameters: JsonObject | None = None
-    strict: bool | None = None
-
-
-class Tool(BaseModel):
-    """A tool: functions are the only kind."""
-
-    type: Literal["function"]
-    function: FunctionDescription
-
-
-def tool_of(kind: Any, function: JsonObject) -> JsonObject:
-    """A tool of another interface in a request for a chat, which refuses other kinds by name."""
-    return {"type": kind, "function": function} if kind == "function" else {"type": kind}
-
-
-class ChosenFunction(BaseModel):
-    """The name of a function."""
-
-    name: Text
-
-
-class ChosenTool(BaseModel):
-    """The function that is to be called."""
-
-    type: Literal["function"]
-    function: ChosenFunction
-
-
-class SchemaForm(BaseModel):
-    """A JSON schema that a text keeps to."""
-
-    form: JsonObject = Field(alias="schema")
-
-
-class ResponseFormat(BaseModel):
-    """The form of a text."""
-
-    type: Literal["text", "json_object", "json_schema"]
-    json_schema: SchemaForm | None = None
-
-    @model_validator(mode="after")
-    def _has_schema(self) -> Self:
-        if self.type == "json_schema" and self.json_schema is None:
-            raise ValueError("json_schema needs a field json_schema with a schema")
-        return self
-
-    @property
-    def parameters(self) -> JsonObject:
-        """The form as a parameter of a text."""
-        if self.type == "text":
-            return {}
-        return {"schema": self.json_schema.form if self.json_schema else {"type": "object"}}
-
-
-class StructuredOutputs(BaseModel):
-    """The form of a text, with vLLM's names."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    form: JsonObject | Text | None = Field(default=None, alias="json")
-    regex: Text | None = None
-    choice: Annotated[list[Text], _First, Len(1, MOST_PROMPTS)] | None = None
-
-    @property
-    def parameters(self) -> JsonObject:
-        """The form as a parameter of a text."""
-        return {"schema": self.form, "regex": self.regex, "choice": self.choice}
 
 
 class TextRequest(ServedFields):
@@ -203,8 +177,14 @@ class TextRequest(ServedFields):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     prompt_cache_key: Annotated[str, Len(max_length=MOST_KEY)] | None = None
-    response_format: ResponseFormat | None = None
-    structured_outputs: StructuredOutputs | None = None
+    response_format: JsonObject | None = None
+    structured_outputs: dict[Literal["json", "regex", "choice"], Any] | None = None
+
+    @model_validator(mode="after")
+    def _has_one_form(self) -> Self:
+        if self.structured_outputs and self.response_format not in (None, {"type": "text"}):
+            raise ValueError("response_format and structured_outputs exclude each other")
+        return self
 
     @property
     def choices(self) -> int:
@@ -222,10 +202,9 @@ class TextRequest(ServedFields):
 
     def parameters(self) -> Parameters:
         """The parameters of the first text. Defaults are those of the interface: temperature 1."""
+        form = {str(name): value for name, value in (self.structured_outputs or {}).items()}
+        schema = schema_of(self.response_format) if self.response_format else None
         stop: Sequence[str] = [self.stop] if isinstance(self.stop, str) else self.stop or []
-        form = JsonObject()
-        for given in (self.response_format, self.structured_outputs):
-            form |= given.parameters if given is not None else {}
         return Parameters(
             max_tokens=self.most_tokens,
             temperature=1.0 if self.temperature is None else self.temperature,
@@ -239,7 +218,9 @@ class TextRequest(ServedFields):
             seed=self.seed,
             stop=stop,
             prompt_cache_key=self.prompt_cache_key or "",
-            **form,
+            schema=form.get("json", schema),
+            regex=form.get("regex"),
+            choice=form.get("choice"),
         )
 
 
@@ -248,8 +229,8 @@ class ChatRequest(TextRequest):
 
     messages: Annotated[list[ChatMessage], _First, Len(max_length=MOST_MESSAGES)]
     max_completion_tokens: Annotated[int, Ge(1)] | None = None
-    tools: Annotated[list[Tool], _First, Len(max_length=MOST_TOOLS)] | None = None
-    tool_choice: Literal["none", "auto", "required"] | ChosenTool | None = None
+    tools: Annotated[list[JsonObject], Len(max_length=MOST_TOOLS)] | None = None
+    tool_choice: str | JsonObject | None = None
     parallel_tool_calls: bool | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Ge(0), Le(MOST_LOGPROBS)] | None = None
@@ -270,12 +251,11 @@ class ChatRequest(TextRequest):
         return [[message.plain for message in self.messages]]
 
     def parameters(self) -> Parameters:
-        choice = self.tool_choice or "auto"
         return replace(
             super().parameters(),
             logprobs=(self.top_logprobs or 0) if self.logprobs else None,
-            tools=[tool.model_dump(exclude_none=True) for tool in self.tools or ()],
-            tool_choice=choice if isinstance(choice, str) else choice.function.name,
+            tools=self.tools or (),
+            tool_choice=self.tool_choice or "auto",
             parallel_tool_calls=self.parallel_tool_calls is not False,
         )
 

@@ -21,7 +21,7 @@ from outrider.client.client import Client
 from outrider.endpoint.answering import STREAM, answer_request
 from outrider.endpoint.answers import responses, usage
 from outrider.endpoint.failures import ApiError
-from outrider.endpoint.requests import MOST_MESSAGES, ChatRequest, JsonObject, Text, tool_of
+from outrider.endpoint.requests import MOST_MESSAGES, ChatRequest, JsonObject, Text
 from outrider.endpoint.target_manager import TargetManager
 from outrider.text.completion import Completion
 from outrider.text.completion import Request as TextOrder
@@ -37,27 +37,18 @@ class ResponseRequest(BaseModel):
     instructions: Text | None = None
     text: JsonObject | None = None  # its `format` is the form of the answer
     max_output_tokens: int | None = None
-    tools: list[JsonObject] | None = None
-    tool_choice: str | JsonObject | None = None
 
     def chat(self) -> ChatRequest:
         """The request as one for a chat."""
         first = [{"role": "system", "content": self.instructions}] if self.instructions else []
         said = [{"role": "user", "content": self.input}] if isinstance(self.input, str) else None
-        choice, form = self.tool_choice, (self.text or {}).get("format")
-        if isinstance(choice, dict):
-            choice = {"type": choice.get("type"), "function": choice}
-        if isinstance(form, dict):
-            form = {"type": form.get("type"), "json_schema": form if "schema" in form else None}
         return ChatRequest.model_validate(
             {
                 **(self.model_extra or {}),
                 "n": 1,
                 "messages": [*first, *(said or _messages(self.input))],
                 "max_completion_tokens": self.max_output_tokens,
-                "response_format": form,
-                "tools": [tool_of(one.get("type"), one) for one in self.tools or ()],
-                "tool_choice": choice,
+                "response_format": (self.text or {}).get("format"),
             }
         )
 
@@ -73,26 +64,13 @@ def _messages(items: Iterable[Any]) -> list[JsonObject]:
             call = {"id": item.get("call_id"), "function": item}
             messages[-1].setdefault("tool_calls", []).append(call)
         elif kind == "function_call_output":
-            result = _content(item.get("output"))
-            called = item.get("call_id")
+            result, called = item.get("output"), item.get("call_id")
             messages.append({"role": "tool", "content": result, "tool_call_id": called})
         elif kind == "message":
-            messages.append({"role": item.get("role"), "content": _content(item.get("content"))})
+            messages.append({"role": item.get("role"), "content": item.get("content")})
         else:
             raise ApiError(400, f"items of type {kind} are not served", param="input")
     return messages
-
-
-def _content(given: Any) -> Any:
-    """Content of a message: parts of text have other names than in a chat."""
-    if not isinstance(given, list):
-        return given
-    return [
-        part | {"type": "text"}
-        if isinstance(part, dict) and part.get("type") in ("input_text", "output_text")
-        else part
-        for part in given
-    ]
 
 
 class ResponseAnswer(BaseModel):
@@ -114,9 +92,7 @@ def responses_routes(manager: TargetManager) -> APIRouter:
     @router.post("/responses", responses=responses(ResponseAnswer, STREAM))
     async def response(asked: ResponseRequest, http: Request) -> Response:
         texts, chat = await manager.get(), asked.chat()
-        return await answer_request(
-            texts, chat, http, partial(ResponseTeller, texts.client, asked, chat)
-        )
+        return await answer_request(texts, chat, http, partial(ResponseTeller, texts.client, chat))
 
     return router
 
@@ -127,11 +103,10 @@ class ResponseTeller:
     def __init__(
         self,
         client: Client,
-        asked: ResponseRequest,
         chat: ChatRequest,
         _orders: Sequence[TextOrder],
     ) -> None:
-        self._client, self._asked, self._chat = client, asked, chat
+        self._client, self._chat = client, chat
         self._id, self._created = f"resp_{uuid4().hex}", int(time.time())
         self._items, self._open, self._number = list[JsonObject](), False, 0
 
@@ -205,7 +180,7 @@ class ResponseTeller:
 
     def _frame(self, items: Sequence[JsonObject], text: Completion | None) -> JsonObject:
         """The answer with these items. text: None while it is being made"""
-        asked, chat = self._asked, self._chat
+        chat = self._chat
         cut = text is not None and text.finish_reason != "stop"
         ended = "incomplete" if cut else "completed"
         return {
@@ -215,18 +190,12 @@ class ResponseTeller:
             "status": "in_progress" if text is None else ended,
             "error": None,
             "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
-            "instructions": asked.instructions,
-            "max_output_tokens": asked.max_output_tokens,
             "model": self._client.model,
             "output": items,
             "parallel_tool_calls": chat.parallel_tool_calls is not False,
-            "previous_response_id": None,
             "store": False,
-            "temperature": 1.0 if chat.temperature is None else chat.temperature,
-            "text": asked.text or {"format": {"type": "text"}},
-            "tool_choice": asked.tool_choice or "auto",
-            "tools": asked.tools or [],
-            "top_p": chat.top_p or 1.0,
+            "tool_choice": chat.tool_choice or "auto",
+            "tools": chat.tools or [],
             "usage": None if text is None else _usage(text),
         }
 

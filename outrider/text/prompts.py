@@ -16,7 +16,7 @@ from inference.text import Tokenizer
 from outrider.options.groups import PromptOptions
 from outrider.text.completion import Request
 from outrider.text.stop_strings import StopStrings
-from outrider.text.tool_calls import NO_TOOLS, Function, Message, Tools
+from outrider.text.tool_calls import NO_TOOLS, Function, Message, Tools, chosen
 
 if TYPE_CHECKING:
     from outrider.client.client import Client
@@ -62,8 +62,8 @@ class Parameters:
     grammar: grammar of the text, as llguidance's Lark syntax has it
     logprobs: likeliest tokens whose log-probabilities are told beside each token's; None for none
     prompt_logprobs: whether those of the prompt's tokens are told, too
-    tools: functions that a chat may call, as OpenAI's interface describes them
-    tool_choice: auto, none, required, or the name of the function that is called
+    tools: functions that a chat may call, as OpenAI's or Anthropic's interface describes them
+    tool_choice: auto, none, required, the name of a function, or as an interface says it
     parallel_tool_calls: whether a text may have several calls
     """
 
@@ -86,7 +86,7 @@ class Parameters:
     logprobs: int | None = None
     prompt_logprobs: bool = False
     tools: Sequence[Mapping[str, Any]] = ()
-    tool_choice: str = "auto"
+    tool_choice: str | Mapping[str, Any] = "auto"
     parallel_tool_calls: bool = True
 
     def __post_init__(self) -> None:
@@ -108,7 +108,9 @@ class Parameters:
             presence_penalty=self.presence_penalty,
             frequency_penalty=self.frequency_penalty,
             logit_bias=tuple(sorted(self.logit_bias.items())),
-            grammar=text_form(self.schema, self.regex, self.choice, self.grammar),
+            grammar=text_form(
+                schema=self.schema, regex=self.regex, choice=self.choice, grammar=self.grammar
+            ),
             logprobs=self.logprobs,
             prompt_logprobs=self.prompt_logprobs,
         ).on_the_wire()
@@ -116,27 +118,39 @@ class Parameters:
     def functions(self) -> Tools:
         """The functions that the text may call."""
         functions = tuple(Function.read(tool) for tool in self.tools)
-        return Tools(functions, self.tool_choice, self.parallel_tool_calls)
+        return Tools(functions, chosen(self.tool_choice), self.parallel_tool_calls)
 
 
-def text_form(
-    schema: Mapping[str, Any] | str | None = None,
-    regex: str | None = None,
-    choice: Sequence[str] | None = None,
-    grammar: str | None = None,
-) -> Grammar | None:
-    """The form of a text, of which one is given at most; None for any text."""
-    given = {
-        GrammarKind.JSON_SCHEMA: json.dumps(schema) if isinstance(schema, Mapping) else schema,
-        GrammarKind.REGEX: regex,
-        GrammarKind.CHOICE: None if choice is None else json.dumps(list(choice)),
-        GrammarKind.EBNF: grammar,
-    }
-    forms = [Grammar(kind, text) for kind, text in given.items() if text is not None]
+def text_form(**given: Any) -> Grammar | None:
+    """The form of a text, of which one is given at most; None for any text.
+
+    given: the fields schema, regex, choice and grammar of Parameters
+    """
+    forms = {name: form for name, form in given.items() if form is not None}
     if len(forms) > 1:
-        named = " and ".join(form.kind.value for form in forms)
-        raise InvalidRequest(f"one form of a text is allowed: got {named}")
-    return forms[0] if forms else None
+        raise InvalidRequest(f"a text has one form: got {' and '.join(forms)}")
+    for name, form in forms.items():
+        return Grammar(_KINDS[name], form if isinstance(form, str) else json.dumps(form))
+    return None
+
+
+_KINDS = {
+    "schema": GrammarKind.JSON_SCHEMA,
+    "regex": GrammarKind.REGEX,
+    "choice": GrammarKind.CHOICE,
+    "grammar": GrammarKind.EBNF,
+}
+
+
+def schema_of(form: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """The schema of OpenAI's response_format, in a chat or in /v1/responses; None for any text."""
+    kind, described = form.get("type"), form.get("json_schema") or form
+    schema = {"type": "object"} if kind == "json_object" else described.get("schema")
+    if kind == "text":
+        return None
+    if kind not in ("json_object", "json_schema") or not isinstance(schema, Mapping):
+        raise InvalidRequest("response_format is text, json_object, or json_schema with a schema")
+    return schema
 
 
 def make_request(client: Client, prompt: Prompt, parameters: Parameters, index: int = 0) -> Request:
@@ -274,7 +288,7 @@ def make_requests(
     """
     seed = min(random_seed(), 2**SEED_BITS - len(prompts)) if options.seed is None else options.seed
     schema = options.json_schema and _read("--schema", options.json_schema)
-    base = replace(options.sampling(seed), grammar=text_form(schema, options.regex))
+    base = replace(options.sampling(seed), grammar=text_form(schema=schema, regex=options.regex))
     requests = []
     for index, prompt in enumerate(prompts):
         ids = tokenizer.encode(prompt, chat=options.chat)

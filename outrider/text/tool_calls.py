@@ -38,6 +38,9 @@ _COMPACT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator
 """JSON as chat templates write it, which is what a model learned."""
 
 
+_NO_ARGUMENTS = {"type": "object", "properties": {}}
+
+
 @dataclass(frozen=True)
 class Function:
     """A function that a text may call. Raises InvalidRequest for a name that is not allowed.
@@ -57,11 +60,18 @@ class Function:
 
     @classmethod
     def read(cls, tool: Mapping[str, Any]) -> Function:
-        """A function as OpenAI's interface describes it."""
-        given = tool.get("function") if tool.get("type") == "function" else None
-        if not isinstance(given, Mapping):
-            raise InvalidRequest('a tool is {"type": "function", "function": {"name": ...}}')
-        parameters = given.get("parameters") or {"type": "object", "properties": {}}
+        """A function as an interface describes it: OpenAI's chat, its /v1/responses, Anthropic's.
+
+        Raises InvalidRequest for tools of another kind.
+        """
+        kind, given = tool.get("type") or "custom", tool.get("function", tool)
+        if kind not in ("function", "custom") or not isinstance(given, Mapping):
+            raise InvalidRequest(f"tools of type {kind} are not served: functions are")
+        parameters = given.get("parameters") or given.get("input_schema") or _NO_ARGUMENTS
+        if not isinstance(parameters, Mapping):
+            raise InvalidRequest(
+                f"a function's parameters are a JSON schema: got {parameters!r:.80}"
+            )
         words = (str(given.get("name", "")), str(given.get("description") or ""))
         return cls(*words, parameters, bool(given.get("strict")))
 
@@ -103,12 +113,12 @@ class Tools:
         """A reader of the calls in a text; None where no function may be called."""
         names = frozenset(one.name for one in self.callable)
         several = self.several and self.choice in ("auto", "required")
-        form = call_form(tokenizer)
+        form = call_form(tokenizer.template) or TAGGED
         return CallReader(form, names, several=several) if names else None
 
     def shown(self, tokenizer: Tokenizer) -> Mapping[int, str]:
         """Special tokens that are shown as text, since they announce calls."""
-        mark = call_form(tokenizer).opening
+        mark = (call_form(tokenizer.template) or TAGGED).opening
         token = tokenizer.id_of(mark) if self.callable else None
         return {} if token is None or tokenizer.decode([token]) else {token: mark}
 
@@ -121,7 +131,7 @@ class Tools:
         free = self.choice == "auto" and answer is None
         if not self.callable or (free and not any(one.strict for one in self.functions)):
             return answer
-        form = call_form(tokenizer)
+        form = call_form(tokenizer.template) or TAGGED
         opening, closing = (_mark(tokenizer, mark) for mark in (form.opening, form.closing))
         rules = [_calls(form, opening, closing, self.several and self.choice != "none")]
         if not free:
@@ -133,44 +143,45 @@ class Tools:
             lazy = "[lazy]" if opening.startswith('"') else ""
             rules += [r"TEXT: /(.|\n)*/", f"begin{lazy}: TEXT {opening}", "start: calls | TEXT"]
         for number, function in enumerate(self.callable):
-            schema = function.parameters if not free or function.strict else {"type": "object"}
+            strict = not free or function.strict
+            schema = _closed(function.parameters) if strict else {"type": "object"}
             head = json.dumps(f'{{"name": "{function.name}", "{form.key}": ')
-            rules.append(f'call_{number}: {head} %json {_compact(schema)} "}}"')
+            rules.append(f'call_{number}: {head} %json {_one_line(schema)} "}}"')
         rules.append("call: " + " | ".join(f"call_{one}" for one in range(len(self.callable))))
         if answer is not None and self.choice == "auto":
-            if answer.kind is not GrammarKind.JSON_SCHEMA:
-                raise InvalidRequest("beside tools the form of an answer is a JSON schema")
-            rules.append(f"answer: %json {answer.text}")
+            rules.append(f"answer: %json {_one_line(_schema_of(answer))}")
         return Grammar(GrammarKind.EBNF, "\n".join(rules))
 
-    def told(self, messages: Sequence[Message], tokenizer: Tokenizer) -> Chat:
+    def told(
+        self, messages: Sequence[Message], tokenizer: Tokenizer
+    ) -> tuple[list[Message], list[dict[str, Any]]]:
         """The messages and tools as the model's chat template takes them. Where it knows no
         functions, they are spelled out in the messages.
         """
         described = [] if self.choice == "none" else [one.described for one in self.functions]
-        if _knows_tools(tokenizer.template):
-            return list(messages), described
-        return list(_spelled_out(messages, described)), []
+        read = [_read_calls(message) for message in messages]
+        if call_form(tokenizer.template) is not None:
+            return read, described
+        return list(_spelled_out(read, described)), []
 
 
 NO_TOOLS = Tools()
 
-Chat: TypeAlias = "tuple[list[Message], list[dict[str, Any]]]"
-"""Messages, and tools for the chat template."""
+
+def chosen(choice: str | Mapping[str, Any]) -> str:
+    """The choice of a function as Tools has it, from the words of an interface."""
+    if not isinstance(choice, Mapping):
+        return choice
+    kind, function = str(choice.get("type")), choice.get("function", choice)
+    name = function.get("name") if isinstance(function, Mapping) else None
+    return str(name or {"any": "required"}.get(kind, kind))
 
 
-def call_form(tokenizer: Tokenizer) -> CallForm:
-    """The form of calls that the chat template has; TAGGED for one that knows no functions."""
-    template = tokenizer.template
-    known = [form for form in (TAGGED, LLAMA, MISTRAL) if form.mark in template]
-    return known[0] if known and _knows_tools(template) else TAGGED
-
-
-def _knows_tools(template: str) -> bool:
-    marks = [form.mark for form in (TAGGED, LLAMA, MISTRAL)]
-    return any(mark in template for mark in marks) and not any(
-        mark in template for mark in _OTHER_FORMS
-    )
+def call_form(template: str) -> CallForm | None:
+    """The form of calls that a chat template has; None for one that knows no functions."""
+    if any(mark in template for mark in _OTHER_FORMS):
+        return None
+    return next((form for form in (TAGGED, LLAMA, MISTRAL) if form.mark in template), None)
 
 
 def _mark(tokenizer: Tokenizer, text: str) -> str:
@@ -179,10 +190,24 @@ def _mark(tokenizer: Tokenizer, text: str) -> str:
     return json.dumps(text) if token is None else f"<[{token}]>"
 
 
-def _compact(schema: Mapping[str, Any]) -> str:
+def _closed(schema: Mapping[str, Any]) -> Mapping[str, Any]:
     closed = "properties" in schema and schema.keys() <= _PLAIN
-    more = {"additionalProperties": False} if closed else {}
-    return json.dumps({**schema, **more, "x-guidance": _COMPACT})
+    return {**schema, "additionalProperties": False} if closed else schema
+
+
+def _one_line(schema: Mapping[str, Any]) -> str:
+    return json.dumps({**schema, "x-guidance": _COMPACT})
+
+
+def _schema_of(answer: Grammar) -> Mapping[str, Any]:
+    """The schema of an answer that may stand in place of calls. Raises InvalidRequest for none."""
+    try:
+        schema = json.loads(answer.text) if answer.kind is GrammarKind.JSON_SCHEMA else None
+    except ValueError:
+        schema = None
+    if not isinstance(schema, dict):
+        raise InvalidRequest("beside tools the form of an answer is a JSON schema: an object")
+    return schema
 
 
 def _calls(form: CallForm, opening: str, closing: str, several: bool) -> str:
@@ -193,6 +218,27 @@ def _calls(form: CallForm, opening: str, closing: str, several: bool) -> str:
         return 'calls: begin "[" call ' + ('(", " call)* ' if several else "") + '"]"'
     more = rf'("\n" {opening} "\n" call "\n" {closing})*' if several else ""
     return rf'calls: begin "\n" call "\n" {closing} {more}'
+
+
+def _read_calls(message: Message) -> Message:
+    """The message with the arguments of its calls as objects, which chat templates want."""
+    if not message.get("tool_calls"):
+        return message
+    calls = []
+    for call in message["tool_calls"]:
+        function = call.get("function") if isinstance(call, Mapping) else None
+        if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+            raise InvalidRequest(
+                'a call is {"id": ..., "function": {"name": ..., "arguments": ...}}'
+            )
+        given = function.get("arguments")
+        try:
+            arguments = json.loads(given) if isinstance(given, str) else given
+        except ValueError:
+            arguments = given
+        told = {"name": function["name"], "arguments": arguments}
+        calls.append({"id": str(call.get("id", "")), "type": "function", "function": told})
+    return {**message, "tool_calls": calls}
 
 
 def _spelled_out(messages: Sequence[Message], tools: Iterable[Any]) -> Iterable[Message]:

@@ -18,10 +18,11 @@ from outrider.endpoint.requests import (
     MOST_BYTES,
     MOST_MESSAGES,
     MOST_PROMPTS,
+    NEUTRAL,
+    UNSERVED,
     ChatRequest,
     CompletionRequest,
 )
-from outrider.endpoint.served_fields import NEUTRAL, UNSERVED
 from outrider.endpoint.text_runner import TextRunner
 from outrider.text.prompts import SLICE, Parameters, PromptTooLong, make_request
 from tests.support.refusals import assert_refused
@@ -35,6 +36,7 @@ SHORT: dict[str, dict[str, Any]] = {
 }
 IMAGE = [{"type": "image_url", "image_url": {"url": "data:,"}}]
 CALL = {"role": "assistant", "content": None, "tool_calls": [{"id": "1"}]}
+CALLED = {"id": "1", "function": {"name": "f", "arguments": "{}"}}
 LONG = "def f(x): " * (MOST_BYTES // 20)
 """Half of what a body may hold."""
 
@@ -59,18 +61,24 @@ REFUSED = {
     "negative temperature": Refused(CHAT, {"temperature": -1}, "temperature"),
     "not a number": Refused(CHAT, {"top_p": "much"}, "top_p"),
     "too many texts": Refused(CHAT, {"n": 99}, "n"),
-    "a tool without a function": Refused(
-        CHAT, {"tools": [{"type": "function"}]}, "tools.0.function"
+    "tool of another kind": Refused(CHAT, {"tools": [{"type": "web_search"}]}, shown="web_search"),
+    "tool without a name": Refused(CHAT, {"tools": [{"type": "function"}]}, shown="name is"),
+    "call without a tool": Refused(CHAT, {"tool_choice": "required"}, shown="tool_choice"),
+    "no such tool": Refused(
+        CHAT, {"tool_choice": {"type": "function", "function": {"name": "f"}}}, shown="f names no"
     ),
-    "a form of another type": Refused(
-        CHAT, {"response_format": {"type": "yaml"}}, "response_format.type"
+    "form without a schema": Refused(
+        CHAT, {"response_format": {"type": "json_schema"}}, shown="with a schema"
     ),
+    "logprobs of nothing": Refused(CHAT, {"top_logprobs": 3}, shown="logprobs: true"),
+    "bias of no token": Refused(CHAT, {"logit_bias": {"a": 1}}, "logit_bias.a.[key]"),
     "empty stop": Refused(CHAT, {"stop": [""]}),
     "no penalty": Refused(CHAT, {"repetition_penalty": 0}, "repetition_penalty"),
     "greedy by a switch": Refused(CHAT, {"do_sample": False}, "do_sample"),
     "special tokens": Refused(CHAT, {"skip_special_tokens": False}, "skip_special_tokens"),
-    "a call without a function": Refused(
-        CHAT, {"messages": [SAID, CALL]}, "messages.1.tool_calls.0.function"
+    "tool call": Refused(CHAT, {"messages": [SAID, CALL]}, shown="a call is"),
+    "tool call of a user": Refused(
+        CHAT, {"messages": [SAID | {"tool_calls": [CALLED]}]}, "messages.0", "from the user"
     ),
     "image": Refused(
         CHAT, {"messages": [SAID | {"content": IMAGE}]}, "messages.0.content.0.type", "'text'"
@@ -85,8 +93,8 @@ REFUSED = {
     "too many at once": Refused(TEXT, {"prompt": ["x"] * 41}, shown="41"),
     **{
         f"{name} of a {path.split('/')[2]}": Refused(path, {name: 0.9}, name, name, UNKNOWN)
-        for path, request in ((TEXT, CompletionRequest), (CHAT, ChatRequest))
-        for name in UNSERVED.keys() - request.model_fields
+        for path, known in ((TEXT, CompletionRequest), (CHAT, ChatRequest))
+        for name in UNSERVED.keys() - known.model_fields.keys()
     },
     **{
         f"body {body!r}": Refused(CHAT, body)
@@ -139,6 +147,7 @@ def test_what_asks_for_nothing_and_what_is_unknown_is_no_refusal(server: str) ->
     silent = [SAID, {"role": "assistant", "content": None}, SAID]
     for more in (
         {"messages": parts, "tools": [], "logprobs": False, "response_format": {"type": "text"}},
+        {"logit_bias": {}, "repetition_penalty": 1, "structured_outputs": None, "top_logprobs": 0},
         {"messages": silent, "stream_options": {"include_usage": None}},
         {"user": "alice", "some_other_field": 1, "frequency_penalty": 0},
     ):

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inference.text import Tokenizer
@@ -17,7 +17,7 @@ from outrider.text.tool_calls import LLAMA, MISTRAL, TAGGED, Function, Tools, ca
 from tests.support.refusals import assert_refused
 from tests.support.tool_families import ADD, MARKS, STOP, TEMPLATES, with_template
 
-FORMS = {"tagged": TAGGED, "llama": LLAMA, "mistral": MISTRAL, "": TAGGED}
+FORMS = {"tagged": TAGGED, "llama": LLAMA, "mistral": MISTRAL, "": None}
 NAMES = frozenset({"add", "stop"})
 BOTH = Tools((Function.read(ADD), Function.read(STOP)))
 NESTED = '{"x": "a}\\"b", "y": [1, {"z": 2}]}'
@@ -78,6 +78,7 @@ READ = {
 
 
 @pytest.mark.parametrize("name", READ)
+@settings(deadline=None)
 @given(cuts=st.lists(st.integers(1, 120), max_size=40))
 def test_calls_are_read_however_the_text_is_cut(name: str, cuts: list[int]) -> None:
     form, text, found = READ[name]
@@ -109,7 +110,7 @@ def test_further_calls_are_dropped_where_one_is_allowed() -> None:
 @pytest.mark.parametrize("family", FORMS)
 def test_the_form_of_calls_follows_from_the_template(tmp_path: Path, family: str) -> None:
     tokenizer = Tokenizer(with_template(tmp_path / "model", family))
-    assert call_form(tokenizer) is FORMS[family]
+    assert call_form(tokenizer.template) is FORMS[family]
 
 
 CHAT = [
@@ -145,7 +146,6 @@ def test_a_template_of_another_form_is_told_in_words(tmp_path: Path) -> None:
     messages, tools = BOTH.told(CHAT, tokenizer)
     assert tools == []
     assert [message["role"] for message in messages] == ["system", "user", "assistant", "user"]
-    assert call_form(tokenizer) is TAGGED
 
 
 @pytest.mark.parametrize("family", MARKS)
@@ -163,7 +163,7 @@ def test_a_special_token_that_announces_calls_is_shown(tmp_path: Path, family: s
         (lambda: Tools(BOTH.functions, "subtract"), "subtract"),
         (lambda: Tools(BOTH.functions * 2), "different names"),
         (lambda: Function("no name", "", {}), "no name"),
-        (lambda: Function.read({"type": "web_search"}), '"type": "function"'),
+        (lambda: Function.read({"type": "web_search"}), "web_search"),
     ],
 )
 def test_tools_that_cannot_be_called_are_refused(tools: Any, shown: str) -> None:

@@ -1,0 +1,193 @@
+"""/v1/responses and /v1/messages: a chat in other words, asked by OpenAI's client and by HTTP."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from outrider.endpoint.target_manager import TargetManager
+from tests.outrider.endpoint.conftest import http_server
+from tests.support.tool_families import ADD
+from tests.support.wire_fixtures import WAIT
+
+PROMPT = "def main():"
+NAME = "outrider-embedded-target"
+FUNCTION = ADD["function"]
+FLAT = {"type": "function", "strict": True, **FUNCTION}
+RESULT = [
+    {"role": "user", "content": [{"type": "input_text", "text": "1 and 2"}]},
+    {"role": "assistant", "content": "I add."},
+    {"type": "function_call", "call_id": "123456789", "name": "add", "arguments": '{"x": 1}'},
+    {"type": "function_call_output", "call_id": "123456789", "output": "3"},
+]
+TURNS = [
+    {"role": "user", "content": "1 and 2"},
+    {
+        "role": "assistant",
+        "content": [
+            {"type": "text", "text": "I add."},
+            {"type": "tool_use", "id": "123456789", "name": "add", "input": {"x": 1}},
+        ],
+    },
+    {
+        "role": "user",
+        "content": [
+            {"type": "tool_result", "tool_use_id": "123456789", "content": "3"},
+            {"type": "text", "text": "go on"},
+        ],
+    },
+]
+
+
+@pytest.fixture(scope="module")
+def api(server: str) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{server}/v1", api_key="not needed", max_retries=0)
+
+
+def chat(http: httpx.Client, **asked: Any) -> dict[str, Any]:
+    """The answer of the chat that the layers stand on."""
+    answer = http.post("/v1/chat/completions", json=asked | {"temperature": 0}, timeout=WAIT)
+    assert answer.is_success, answer.text
+    found: dict[str, Any] = answer.json()
+    return found
+
+
+def test_a_response_is_the_chats_text(api: openai.OpenAI, http: httpx.Client) -> None:
+    system, user = {"role": "system", "content": "Be."}, {"role": "user", "content": PROMPT}
+    theirs = chat(http, messages=[system, user], max_tokens=20)
+    ours = api.responses.create(
+        model=NAME, instructions="Be.", input=PROMPT, max_output_tokens=20, temperature=0
+    )
+    assert ours.output_text == theirs["choices"][0]["message"]["content"]
+    assert ours.status == "incomplete"
+    assert ours.incomplete_details is not None
+    assert ours.incomplete_details.reason == "max_output_tokens"
+    assert ours.usage is not None
+    assert ours.usage.input_tokens == theirs["usage"]["prompt_tokens"]
+    assert ours.usage.output_tokens == 20
+
+
+def test_a_response_streams_its_items(api: openai.OpenAI) -> None:
+    asked: dict[str, Any] = {
+        "model": NAME,
+        "input": RESULT,
+        "tools": [FLAT],
+        "tool_choice": "required",
+        "parallel_tool_calls": False,
+        "temperature": 0,
+    }
+    whole = api.responses.create(**asked)
+    with api.responses.stream(**asked) as stream:
+        kinds = [event.type for event in stream]
+        streamed = stream.get_final_response()
+    (call,), (made,) = whole.output, streamed.output
+    assert call.type == made.type == "function_call"
+    assert (made.name, made.arguments) == (call.name, call.arguments)
+    assert json.loads(call.arguments)["y"] in (1, 2)
+    assert kinds[:3] == [
+        "response.created",
+        "response.in_progress",
+        "response.output_item.added",
+    ]
+    assert kinds[-3:] == [
+        "response.function_call_arguments.done",
+        "response.output_item.done",
+        "response.completed",
+    ]
+    assert whole.store is False  # type: ignore[attr-defined]
+
+
+def test_a_response_has_the_form_that_was_asked_for(api: openai.OpenAI) -> None:
+    form: Any = {"type": "json_schema", "name": "sum", "schema": FUNCTION["parameters"]}
+    made = api.responses.create(model=NAME, input=PROMPT, text={"format": form}, temperature=0)
+    assert json.loads(made.output_text)["y"] in (1, 2)
+
+
+UNSERVED: dict[str, tuple[dict[str, Any], str]] = {
+    "state": ({"previous_response_id": "resp_1"}, "previous_response_id"),
+    "background": ({"background": True}, "background"),
+    "another item": ({"input": [{"type": "reasoning"}]}, "input"),
+    "another tool": ({"tools": [{"type": "web_search"}]}, "tools.0.type"),
+    "another part": (
+        {"input": [{"role": "user", "content": [{"type": "input_image"}]}]},
+        "messages",
+    ),
+    "another model": ({"model": "gpt-9"}, "model"),
+}
+
+
+@pytest.mark.parametrize("name", UNSERVED)
+def test_what_a_response_has_no_words_for_is_refused(http: httpx.Client, name: str) -> None:
+    asked, param = UNSERVED[name]
+    answer = http.post("/v1/responses", json={"input": PROMPT, "max_output_tokens": 1} | asked)
+    assert answer.status_code in (400, 404)
+    assert answer.json()["error"]["param"].startswith(param)
+
+
+def message(http: httpx.Client, **asked: Any) -> dict[str, Any]:
+    answer = http.post("/v1/messages", json={"temperature": 0} | asked, timeout=WAIT)
+    assert answer.is_success, answer.text
+    found: dict[str, Any] = answer.json()
+    return found
+
+
+def test_a_message_is_the_chats_text(http: httpx.Client) -> None:
+    system, user = {"role": "system", "content": "Be."}, {"role": "user", "content": PROMPT}
+    theirs = chat(http, messages=[system, user], max_tokens=20)
+    told = theirs["choices"][0]["message"]["content"]
+    ours = message(http, system="Be.", messages=[user], max_tokens=20)
+    assert ours["content"] == [{"type": "text", "text": told}]
+    assert (ours["stop_reason"], ours["stop_sequence"]) == ("max_tokens", None)
+    usage = ours["usage"]
+    counted = usage["input_tokens"] + usage["cache_read_input_tokens"]
+    assert counted == theirs["usage"]["prompt_tokens"]
+    count = http.post(
+        "/v1/messages/count_tokens", json={"system": "Be.", "messages": [user]}
+    ).json()
+    assert count == {"input_tokens": counted}
+    stop = told[5:9]
+    ended = message(http, system="Be.", messages=[user], max_tokens=20, stop_sequences=[stop])
+    assert (ended["stop_reason"], ended["stop_sequence"]) == ("stop_sequence", stop)
+
+
+def test_a_message_streams_its_blocks(http: httpx.Client) -> None:
+    tool = {"name": "add", "input_schema": FUNCTION["parameters"]}
+    choice = {"type": "any", "disable_parallel_tool_use": True}
+    asked = {"messages": TURNS, "tools": [tool], "tool_choice": choice, "max_tokens": 200}
+    (use,) = message(http, **asked)["content"]
+    assert (use["type"], use["name"]) == ("tool_use", "add")
+    lines = http.post("/v1/messages", json=asked | {"temperature": 0, "stream": True}).text
+    data = [json.loads(line[6:]) for line in lines.splitlines() if line.startswith("data: ")]
+    assert [one["type"] for one in data if one["type"] != "content_block_delta"] == [
+        "message_start",
+        "content_block_start",
+        "content_block_stop",
+        "message_delta",
+        "message_stop",
+    ]
+    parts = [one["delta"]["partial_json"] for one in data if one["type"] == "content_block_delta"]
+    assert json.loads("".join(parts)) == use["input"]
+    assert data[-2]["delta"]["stop_reason"] == "tool_use"
+
+
+def test_a_message_that_is_refused_is_told_in_its_interfaces_shape(manager: TargetManager) -> None:
+    key = "alice-0123456789abcdef"
+    with http_server(manager, (key,)) as address, httpx.Client(base_url=address) as client:
+        asked: dict[str, Any] = {"messages": [{"role": "user", "content": PROMPT}]}
+        for headers, more, status, kind in (
+            ({}, {}, 401, "authentication_error"),
+            ({"x-api-key": key}, {"thinking": {"type": "enabled"}}, 400, "invalid_request_error"),
+            ({"x-api-key": key}, {"model": "another"}, 404, "not_found_error"),
+        ):
+            answer = client.post("/v1/messages", json=asked | more, headers=headers)
+            assert answer.status_code == status
+            assert answer.json()["type"] == "error"
+            assert answer.json()["error"]["type"] == kind
+        answer = client.post(
+            "/v1/messages", json=asked | {"max_tokens": 1}, headers={"x-api-key": key}
+        )
+        assert answer.is_success

@@ -1,0 +1,261 @@
+"""Tools, forms and log-probabilities at the OpenAI interface, asked by OpenAI's own client."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from threading import Event
+from typing import Any
+
+import httpx
+import jsonschema_rs
+import openai
+import pytest
+
+from grpc_comm.server.server import BackgroundServer
+from outrider.endpoint.text_runner import TextRunner
+from outrider.options.roles import TargetRole
+from outrider.target.target import load_target
+from outrider.terminal.live_text import silent
+from outrider.text.prompts import Parameters, make_request
+from tests.outrider.endpoint.conftest import opened
+from tests.support.tool_families import ADD, STOP, TEMPLATES, with_template
+from tests.support.wire_fixtures import WAIT
+
+PROMPT = "def main():"
+CHAT = [{"role": "user", "content": "add 1 and 2"}]
+SCHEMA = ADD["function"]["parameters"]
+CALL: dict[str, Any] = {
+    "model": "",
+    "messages": CHAT,
+    "tools": [ADD],
+    "tool_choice": "required",
+    "parallel_tool_calls": False,
+    "max_tokens": 200,
+}
+
+
+@pytest.fixture(scope="module")
+def api(server: str) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{server}/v1", api_key="not needed", max_retries=0)
+
+
+@pytest.fixture(scope="module", params=["", *TEMPLATES])
+def family(request: pytest.FixtureRequest, tmp_path_factory: Any) -> Iterator[openai.OpenAI]:
+    """A client of a server whose model has the chat template of a family; "" knows no tools."""
+    directory = with_template(tmp_path_factory.mktemp("families") / "model", request.param)
+    options: dict[str, Any] = {"model": str(directory)}
+    with (
+        BackgroundServer(load_target(TargetRole(port=0, batch=2, **options))) as target,
+        opened(str(target.address), **options) as (*_, address),
+    ):
+        yield openai.OpenAI(base_url=f"{address}/v1", api_key="x", max_retries=0)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_call_that_is_demanded_keeps_to_the_functions_schema(
+    family: openai.OpenAI, temperature: float
+) -> None:
+    asked: dict[str, Any] = CALL | {"temperature": temperature, "seed": 3}
+    (choice,) = family.chat.completions.create(**asked).choices
+    assert (choice.finish_reason, choice.message.content) == ("tool_calls", None)
+    assert choice.message.tool_calls is not None
+    (call,) = choice.message.tool_calls
+    assert call.type == "function"
+    assert call.function.name == "add"
+    jsonschema_rs.validate(SCHEMA, json.loads(call.function.arguments))
+    with family.chat.completions.stream(**asked) as stream:
+        (streamed,) = stream.get_final_completion().choices
+    assert streamed.message.tool_calls
+    assert streamed.message.tool_calls[0].function.arguments == call.function.arguments
+    assert streamed.finish_reason == "tool_calls"
+
+
+def test_one_function_of_several_can_be_demanded(family: openai.OpenAI) -> None:
+    named = {"type": "function", "function": {"name": "add"}}
+    asked: dict[str, Any] = CALL | {"tools": [STOP, ADD], "tool_choice": named}
+    (choice,) = family.chat.completions.create(**asked).choices
+    assert choice.message.tool_calls
+    assert [call.function.name for call in choice.message.tool_calls] == ["add"]  # type: ignore[union-attr]
+
+
+def test_a_conversation_goes_on_behind_a_calls_result(family: openai.OpenAI) -> None:
+    (choice,) = family.chat.completions.create(**CALL).choices
+    made = choice.message.model_dump(exclude_none=True)
+    call = made["tool_calls"][0]
+    result = {"role": "tool", "tool_call_id": call["id"], "content": "3"}
+    messages: list[Any] = [*CHAT, made, result]
+    asked: dict[str, Any] = {"model": "", "messages": messages, "tools": [ADD], "max_tokens": 8}
+    answered = family.chat.completions.create(**asked, tool_choice="none")
+    assert answered.choices[0].finish_reason == "length"
+    assert answered.usage is not None
+    first = family.chat.completions.create(model="", messages=CHAT, max_tokens=1)  # type: ignore[arg-type]
+    assert first.usage is not None
+    assert answered.usage.prompt_tokens > first.usage.prompt_tokens
+
+
+def test_id_and_name_of_a_call_stream_before_its_arguments(api: openai.OpenAI) -> None:
+    chunks = list(api.chat.completions.create(**CALL, stream=True))
+    deltas = [chunk.choices[0].delta for chunk in chunks]
+    parts = [delta.tool_calls[0] for delta in deltas if delta.tool_calls]
+    assert parts[0].id
+    assert parts[0].function
+    assert (parts[0].function.name, parts[0].function.arguments) == ("add", "")
+    rest = [part.function for part in parts[1:]]
+    assert len(rest) > 1
+    assert all(part and part.name is None for part in rest)
+    assert not any(delta.content for delta in deltas)
+
+
+def test_an_answer_of_a_form_may_stand_in_place_of_a_call(api: openai.OpenAI) -> None:
+    form = {"type": "json_schema", "json_schema": {"name": "sum", "schema": {"enum": [3]}}}
+    (choice,) = api.chat.completions.create(
+        **CALL | {"tool_choice": "auto", "response_format": form}
+    ).choices
+    assert choice.message.content == "3" or choice.message.tool_calls
+
+
+def near(values: Any) -> Any:
+    """Log-probabilities of a token up to what the shape of a forward changes."""
+    return pytest.approx(values, abs=1e-4)
+
+
+def own(texts: TextRunner, prompt: str, **given: Any) -> Any:
+    """The target's own text, made without any draft."""
+    request = make_request(texts.client, prompt, Parameters(**given))
+    return texts.client.complete(request, silent, Event(), alone=True)
+
+
+FORMS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "object": ({"response_format": {"type": "json_object"}}, {"schema": {"type": "object"}}),
+    "schema": (
+        {"response_format": {"type": "json_schema", "json_schema": {"schema": SCHEMA}}},
+        {"schema": SCHEMA},
+    ),
+    "json": ({"structured_outputs": {"json": SCHEMA}}, {"schema": SCHEMA}),
+    "regex": ({"structured_outputs": {"regex": "[a-f]{4}-[0-9]+"}}, {"regex": "[a-f]{4}-[0-9]+"}),
+    "choice": ({"structured_outputs": {"choice": ["yes", "no"]}}, {"choice": ["yes", "no"]}),
+    "penalties": (
+        {"presence_penalty": 0.5, "frequency_penalty": 1.2},
+        {"presence_penalty": 0.5, "frequency_penalty": 1.2},
+    ),
+    "others' parameters": (
+        {"repetition_penalty": 1.3, "min_p": 0.05},
+        {"repetition_penalty": 1.3, "min_p": 0.05},
+    ),
+    "bias": ({"logit_bias": {"40": 5, "41": -100}}, {"logit_bias": {40: 5.0, 41: -100.0}}),
+}
+
+
+@pytest.mark.parametrize("name", FORMS)
+@pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
+def test_a_text_with_a_rule_is_the_targets_own(
+    http: httpx.Client, texts: TextRunner, name: str, temperature: float
+) -> None:
+    asked, given = FORMS[name]
+    alike = {"max_tokens": 40, "temperature": temperature, "seed": 5}
+    answer = http.post("/v1/completions", json={"prompt": PROMPT, **alike, **asked})
+    (choice,) = answer.json()["choices"]
+    alone = own(texts, PROMPT, **alike, **given)
+    assert choice["text"] == alone.text
+    assert choice["finish_reason"] == alone.finish_reason
+
+
+def test_log_probabilities_are_told_of_every_token(api: openai.OpenAI, texts: TextRunner) -> None:
+    asked: dict[str, Any] = {"messages": CHAT, "max_tokens": 12, "temperature": 0}
+    (choice,) = api.chat.completions.create(
+        model="", **asked, logprobs=True, top_logprobs=3
+    ).choices
+    assert choice.logprobs is not None
+    assert choice.logprobs.content is not None
+    content = choice.logprobs.content
+    assert len(content) == 12
+    told = b"".join(bytes(one.bytes or ()) for one in content)
+    assert told.decode(errors="replace") == choice.message.content
+    for one in content:
+        assert len(one.top_logprobs) == 3
+        assert one.logprob == one.top_logprobs[0].logprob  # the likeliest is chosen
+        assert sum(math.exp(other.logprob) for other in one.top_logprobs) <= 1
+    chunks = api.chat.completions.create(
+        model="", **asked, logprobs=True, top_logprobs=3, stream=True
+    )
+    parts = [chunk.choices[0].logprobs for chunk in chunks]
+    streamed = [one for part in parts if part for one in part.content or ()]
+    assert [one.token for one in streamed] == [one.token for one in content]
+    assert [one.logprob for one in streamed] == near([one.logprob for one in content])
+
+
+@pytest.mark.parametrize("most", [0, 4])
+def test_a_prompts_log_probabilities_come_with_its_echo(
+    api: openai.OpenAI, texts: TextRunner, most: int
+) -> None:
+    ids = texts.client.tokenizer.encode(PROMPT)
+    asked: dict[str, Any] = {"prompt": ids, "echo": True, "logprobs": 2, "temperature": 0}
+    (choice,) = api.completions.create(model="", **asked, max_tokens=most).choices
+    assert choice.logprobs is not None
+    assert choice.text.startswith(PROMPT)
+    tokens, told = choice.logprobs.tokens, choice.logprobs.token_logprobs
+    assert tokens is not None
+    assert told is not None
+    assert len(tokens) == len(told) == len(ids) + most
+    assert told[0] is None
+    assert choice.logprobs.top_logprobs is not None
+    for token, value, likeliest in zip(tokens, told, choice.logprobs.top_logprobs, strict=True):
+        assert likeliest is None or likeliest[token] == value
+    assert choice.logprobs.text_offset == [
+        sum(map(len, tokens[:place])) for place in range(len(tokens))
+    ]
+    alone = api.completions.create(model="", prompt=ids, max_tokens=4, temperature=0, logprobs=2)
+    assert alone.choices[0].logprobs is not None
+    assert alone.choices[0].logprobs.token_logprobs is not None
+    assert told[len(ids) :] == near(alone.choices[0].logprobs.token_logprobs[:most])
+
+
+def test_a_stream_of_a_completion_tells_what_the_whole_one_does(http: httpx.Client) -> None:
+    asked = {"prompt": PROMPT, "max_tokens": 12, "temperature": 1, "seed": 1, "logprobs": 2}
+    whole = http.post("/v1/completions", json=asked, timeout=WAIT).json()["choices"][0]
+    lines = http.post("/v1/completions", json=asked | {"stream": True}).text.splitlines()
+    chunks = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+    parts = [chunk["choices"][0]["logprobs"] for chunk in chunks]
+    for name, values in whole["logprobs"].items():
+        streamed = [value for part in parts if part for value in part[name]]
+        numbers = name == "token_logprobs"
+        assert name == "top_logprobs" or streamed == (near(values) if numbers else values)
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "a schema of another kind": (
+        {"response_format": {"type": "json_schema", "json_schema": {"schema": {"not": {}}}}},
+        "not",
+    ),
+    "two forms": (
+        {"response_format": {"type": "json_object"}, "structured_outputs": {"regex": "a"}},
+        "exclude each other",
+    ),
+    "no grammar": ({"structured_outputs": {"regex": "("}}, "grammar"),
+    "an id of nobody": ({"logit_bias": {"100000": 1}}, "100000"),
+    "echo of a stream": ({"echo": True, "stream": True, "logprobs": 1}, "stream"),
+    "nothing": ({"max_tokens": 0}, "echo"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_rule_that_cannot_be_kept_is_refused_in_one_line(http: httpx.Client, name: str) -> None:
+    asked, shown = REFUSED[name]
+    answer = http.post("/v1/completions", json={"prompt": PROMPT, "max_tokens": 4} | asked)
+    assert answer.status_code == 400
+    message = answer.json()["error"]["message"]
+    assert shown in message
+    assert "\n" not in message
+
+
+def test_the_record_of_a_call_can_be_printed(texts: TextRunner, tmp_path: Path) -> None:
+    given = Parameters(tools=[ADD], tool_choice="add", max_tokens=200, logprobs=0)
+    request = make_request(texts.client, CHAT, given)
+    done = texts.client.complete(request, silent, Event())
+    record = json.loads(json.dumps(done.record()))
+    assert len(record["logprobs"]) == len(record["token_ids"])
+    assert record["tool_calls"][0][1] == "add"
+    assert "stopped_by" not in record
