@@ -94,7 +94,8 @@ REFUSED = {
     **{
         f"{name} of a {path.split('/')[2]}": Refused(path, {name: 0.9}, name, name, UNKNOWN)
         for path, known in ((TEXT, CompletionRequest), (CHAT, ChatRequest))
-        for name in UNSERVED.keys() - known.model_fields.keys()
+        for name in UNSERVED
+        if name not in known.model_fields
     },
     **{
         f"body {body!r}": Refused(CHAT, body)
