@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
-from inference.errors import InvalidRequest
+from inference.errors import Busy, InvalidRequest
 from inference.sampling import Grammar, GrammarKind, SamplingParams
 from inference.token_rule import TokenRule
 from inference.tree import IntArray
@@ -76,7 +76,7 @@ class Grammars:
         """Return the rule of a text; None where nothing adjusts its logits.
 
         Raises InvalidRequest for a grammar that cannot be compiled, or that the prompt's last
-        `made` tokens break.
+        `made` tokens break, and Busy.
         """
         if not params.adjusts:
             return None
@@ -95,12 +95,16 @@ class Grammars:
         return GrammarMatcher(self.prepare(), text, self._vocabulary, self._stop_ids)
 
     def _refused(self, digest: str, text: str) -> str:
-        """Return why the grammar cannot be compiled; nothing where it can."""
+        """Return why the grammar cannot be compiled; nothing where it can. Raises Busy where this
+        machine is too busy to find out.
+        """
         from inference.grammar_check import check
 
         with self._lock:
             known = self._checked.get(digest)
         said = check(text) if known is None else known
+        if said is None:
+            raise Busy("this machine is too busy to compile the grammar: try again later")
         with self._lock:
             self._checked[digest] = said
             self._checked.move_to_end(digest)

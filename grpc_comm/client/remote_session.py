@@ -93,7 +93,7 @@ class RemoteSession(WireSession):
         self.close()
         if self._search is not None:  # the thread ends, now that the session is closed
             self._search.join()
-        self._check_prompt(prompt)
+        self._check_opening(prompt, params)
         with self._changed:
             self._received = Received(
                 prompt, self._description.vocabulary, self.traffic, params.logprobs

@@ -11,9 +11,10 @@ from grpc_comm.client.call import Call
 from grpc_comm.client.received import Received
 from grpc_comm.proto import verifier_pb2 as pb
 from grpc_comm.translate import Description, SessionTerms
-from inference.errors import LimitExceeded, OutriderError
+from inference.errors import InvalidRequest, LimitExceeded, OutriderError
 from inference.order import Progress, TokenLogProb
 from inference.proposer import MOST_CANDIDATES, Nodes
+from inference.sampling import SamplingParams
 from inference.stats import Traffic
 
 MOST_BACKLOG = 16
@@ -135,8 +136,16 @@ class WireSession:
         call = self._call
         return call if call is not None and call.failure is None else None
 
-    def _check_prompt(self, prompt: Sequence[int]) -> None:
-        """Raise LimitExceeded for too long a prompt, before it is sent."""
+    def _check_opening(self, prompt: Sequence[int], params: SamplingParams) -> None:
+        """Raise InvalidRequest for what the target does not serve, before it is sent: too long a
+        prompt, or a rule that it cannot follow.
+        """
+        if params.needs_rule and not self._description.rules:
+            raise InvalidRequest(
+                "the target takes no grammar, penalties or biases, and reports no "
+                "log-probabilities: it needs this version of Outrider, and compiled graphs need "
+                "`outrider compile --masks`"
+            )
         length = self._description.sequence_length
         if len(prompt) >= length:
             raise LimitExceeded(

@@ -10,9 +10,9 @@ from itertools import count
 import numpy as np
 import pytest
 
-from inference.errors import InvalidRequest
+from inference.errors import Busy, InvalidRequest
 from inference.grammar import SECONDS_AT_ONCE, Grammars
-from inference.grammar_check import CHECK_SECONDS, check
+from inference.grammar_check import CHECK_SECONDS, LIMITED, check
 from inference.sampling import MOST_GRAMMAR, Grammar, GrammarKind, SamplingParams
 from inference.token_rule import TokenRule
 from inference.tree import TokenTree
@@ -219,7 +219,7 @@ def test_a_model_without_an_end_of_text_takes_no_grammar() -> None:
 def test_a_grammar_is_checked_once(monkeypatch: pytest.MonkeyPatch) -> None:
     checked = list[str]()
 
-    def watched(text: str) -> str:
+    def watched(text: str) -> str | None:
         checked.append(text)
         return check(text)
 
@@ -230,6 +230,15 @@ def test_a_grammar_is_checked_once(monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(InvalidRequest):
             rule_of(GrammarKind.REGEX, "ab*(", grammars)
     assert len(checked) == 2
+
+
+@pytest.mark.skipif(not LIMITED, reason="elsewhere time alone bounds a check")
+def test_a_busy_machine_is_not_held_against_a_grammar(monkeypatch: pytest.MonkeyPatch) -> None:
+    grammars = Grammars(RULES.to_str(), VOCABULARY, [STOP])
+    with monkeypatch.context() as patch:
+        patch.setattr("inference.grammar_check.LONGEST_WAIT", 1e-3)
+        assert_refused(lambda: rule_of(GrammarKind.REGEX, "ab*", grammars), ["busy"], Busy)
+    assert follow(rule_of(GrammarKind.REGEX, "ab*", grammars), []) == {"a", "ab"}
 
 
 def test_a_text_whose_grammar_works_too_long_ends_and_no_other(

@@ -102,6 +102,7 @@ def describe(engine: Engine) -> Description:
         dtype="int32",
         device="none",
         stop_ids=frozenset({7, 3}),
+        rules=engine.model.masks,
     )
 
 
