@@ -26,7 +26,7 @@ LENGTH = 12_000
 TOKENS = 400
 
 
-class City(BaseModel):
+class City(BaseModel, extra="forbid"):
     name: Literal["Oslo", "Rome"]
     river: Literal["Akerselva", "Tiber"]
 
@@ -124,6 +124,7 @@ def test_instructor_gets_an_object(served: Served, mode: str) -> None:
         max_tokens=TOKENS,
         temperature=0,
         max_retries=0,
+        parallel_tool_calls=False,
     )
     assert isinstance(made, City)
 
