@@ -92,8 +92,10 @@ def test_a_length_said_in_two_ways_ends_the_connection(server: str) -> None:
 
 
 def test_a_whole_head_has_the_same_bound_as_one_in_pieces(server: str) -> None:
-    answer = httpx.get(f"{server}/version", headers={"x": "y" * MOST_HEAD})
-    assert answer.status_code in (400, 431)
+    with suppress(httpx.TransportError):  # it closes with bytes unread, which may lose its answer
+        answer = httpx.get(f"{server}/version", headers={"x": "y" * MOST_HEAD})
+        assert answer.status_code in (400, 431)
+    assert httpx.get(f"{server}/version").is_success
 
 
 @contextmanager
