@@ -123,10 +123,10 @@ def test_a_target_is_measured_once_and_computed_in_the_kept_choice(
 def test_a_draft_may_be_rounded_to_int8_and_is_then_told_from_the_whole_one(
     large: Checkpoint, cache: Path
 ) -> None:
-    options = DraftOptions(device="cpu", threads=1)
-    large.settled(options, drafts=True)
+    options, small = DraftOptions(device="cpu", threads=1), Reduction(None, 64)
+    replace(large, reduction=small).settled(options, drafts=True)
     keep(cache, "int8 in bfloat16")
-    chosen = replace(large, reduction=Reduction(None, 64)).settled(options, drafts=True)
+    chosen = replace(large, reduction=small).settled(options, drafts=True)
     assert isinstance(chosen, Checkpoint)
     assert chosen.reduction == Reduction("int8", 64)
     assert chosen.fingerprint() != large.fingerprint()
