@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 from threading import Barrier, Event, Thread
+from threading import enumerate as enumerate_threads
 from typing import Any
 
 import httpx
@@ -70,6 +71,7 @@ def test_a_defect_in_a_texts_thread_ends_its_request(texts: TextRunner) -> None:
     with pytest.raises(OutriderError, match="error of this program"):
         asyncio.run(asyncio.wait_for(_make(texts), 20))
     assert not texts.running
+    eventually(lambda: all(thread.name != "text" for thread in enumerate_threads()))  # it told
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
