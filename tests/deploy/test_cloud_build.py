@@ -209,7 +209,7 @@ def cloud_commands(page: str) -> list[list[str]]:
 
 @pytest.mark.extended
 @pytest.mark.usefixtures("hub")
-@pytest.mark.parametrize("page", ["README.md", "docs/deploy.md"])
+@pytest.mark.parametrize("page", ["docs/trainium.md"])
 def test_the_commands_of_a_page_build_start_and_remove_a_target(
     page: str, aws: AwsServer, words: list[str], tmp_path: Path
 ) -> None:

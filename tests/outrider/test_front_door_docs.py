@@ -18,7 +18,7 @@ from tests.support.repository import ROOT
 
 pytestmark = pytest.mark.extended
 
-PAGES = [ROOT / "README.md", ROOT / "docs" / "endpoint.md", ROOT / "docs" / "python.md"]
+PAGES = [ROOT / "README.md", ROOT / "docs" / "api.md"]
 WAIT = 240
 """Seconds that a command may take on a busy machine."""
 
@@ -68,7 +68,7 @@ def run(command: list[str], text: str = "") -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("page", PAGES[:2], ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_the_curl_commands_are_answered(page: Path, address: str) -> None:
     found = commands(page, "curl ")
     assert found
