@@ -24,6 +24,7 @@ in a role is refused there.
 
 def reference() -> str:
     lines = [f"| `{name}` | {model.__doc__} |" for name, model in ROLES.items()]
+    lines += ["| clients | draft, chat and serve |"]
     flags = all_flags().values()
     for title in TITLES:
         lines += ["", f"## {title.capitalize()}", "", "| flag | value | roles | meaning |"]
@@ -34,6 +35,7 @@ def reference() -> str:
 def _row(flag: Flag) -> str:
     roles = roles_of(flag.name)
     named = "all" if len(roles) in (0, len(ROLES)) else ", ".join(roles)
+    named = named.replace("draft, chat, serve", "clients")
     spelt = " ".join(f"`{spelling}`" for spelling in flag.spellings)
     value = "" if flag.kind is bool else flag.metavar if flag.allowed == "text" else flag.allowed
     return f"| {spelt} | {value} | {named} | {flag.help} |"
