@@ -87,7 +87,7 @@ def test_the_python_blocks_run(page: Path, address: str) -> None:
 
 def test_the_chat_answers(target: str) -> None:
     (command,) = commands(ROOT / "README.md", "outrider chat")
-    words = command.replace("HOST", target).split()[1:]
+    words = [*command.split()[1:], "--target_host", target]
     assert run([sys.executable, "-m", "outrider", *words], "def main():\n").strip()
 
 
