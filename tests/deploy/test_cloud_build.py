@@ -194,9 +194,9 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         yield shape
 
 
-def cloud_commands(page: str) -> list[list[str]]:
-    """The words after `outrider` of a page's block that builds on an instance, in order."""
-    text = (ROOT / page).read_text()
+def cloud_commands() -> list[list[str]]:
+    """The words after `outrider` of the page's block that builds on an instance, in order."""
+    text = (ROOT / "docs/trainium.md").read_text()
     (block,) = [
         block
         for block in re.findall(r"(?ms)^```\w*\n(.*?)^```", text)
@@ -209,14 +209,13 @@ def cloud_commands(page: str) -> list[list[str]]:
 
 @pytest.mark.extended
 @pytest.mark.usefixtures("hub")
-@pytest.mark.parametrize("page", ["docs/trainium.md"])
-def test_the_commands_of_a_page_build_start_and_remove_a_target(
-    page: str, aws: AwsServer, words: list[str], tmp_path: Path
+def test_the_commands_of_the_page_build_start_and_remove_a_target(
+    aws: AwsServer, words: list[str], tmp_path: Path
 ) -> None:
     wheel = words[words.index("--wheel") :][:2]
     write_manifest(tmp_path, manifest := trn1_manifest())
     digest, bucket = manifest.digest(), ""
-    commands = cloud_commands(page)
+    commands = cloud_commands()
     assert {command[0] for command in commands} >= {"compile", "deploy"}
     for command in commands:
         command = [{"HEX": digest}.get(word, word).replace("BUCKET", bucket) for word in command]

@@ -15,7 +15,7 @@ A value stands on the command line, in the environment (`OUTRIDER_BATCH=8`) or i
 (`--config FILE` with lines such as `batch: 8`). The command line comes before the environment, that
 before the file, that before the default. `--print_config` prints every value and where it comes
 from. `-` and `_` are the same in a flag; `--no_NAME` turns a switch off. A flag that does nothing
-in a role is refused there.
+in a role is refused there. `clients` are draft, chat and serve.
 
 | role | what it does |
 |---|---|
@@ -24,7 +24,6 @@ in a role is refused there.
 
 def reference() -> str:
     lines = [f"| `{name}` | {model.__doc__} |" for name, model in ROLES.items()]
-    lines += ["| clients | draft, chat and serve |"]
     flags = all_flags().values()
     for title in TITLES:
         lines += ["", f"## {title.capitalize()}", "", "| flag | value | roles | meaning |"]
