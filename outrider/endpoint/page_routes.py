@@ -98,6 +98,7 @@ class PageText(BaseModel):
     temperature: Annotated[float, Ge(0), Le(1000)] = 0.0
     top_p: Annotated[float, Ge(0), Le(1)] = 1.0
     seed: Annotated[int, Ge(0), Lt(2**SEED_BITS)] | None = None
+    stop: list[Text] = []
     target_only: bool = False
     made: Annotated[list[int], Len(max_length=1 << 17)] = []  # ids of a text that broke off
 
@@ -209,7 +210,9 @@ def _task(texts: TextRunner, asked: PageText, _left: Event) -> Task[Told]:
     """Makes the text of a page, and tells everything that can be watched."""
     client = texts.client
     seed = random_seed() if asked.seed is None else asked.seed
-    given = Parameters(asked.max_tokens, asked.temperature, 0, asked.top_p or 1.0, seed)
+    given = Parameters(
+        asked.max_tokens, asked.temperature, 0, asked.top_p or 1.0, seed, asked.stop
+    )
     request = make_request(client, [message.plain for message in asked.messages], given)
     before: tuple[Told, ...] = ()
     if asked.made:
