@@ -1,23 +1,16 @@
 // The chat page: messages, the text that is being made, and what can be watched of it.
 
 import { Conversations, title } from "./conversations.js";
-import { Curve } from "./curve.js";
 import { $, button, el } from "./elements.js";
+import { Live } from "./live.js";
 import { render } from "./markdown.js";
-import { call, listen } from "./server.js";
+import { listen } from "./server.js";
 import { Servers } from "./servers.js";
-import { Tree } from "./tree.js";
-
-const NAMES = { target: "the target alone", model: "the draft", copy: "copied text",
-  host: "the draft beside the target", device: "a second device" };
-const PARTS = { draft: "draft", wire: "wire and rest", queue: "queue", target: "target" };
 
 const conversations = new Conversations();
 const servers = new Servers(showState, fail);
-const tree = new Tree($("tree"));
-const curve = new Curve($("curve"));
+const panel = new Live(fail);
 let running = null; // the AbortController of the texts that are being made
-let steered = ""; // the target whose knob is shown
 
 // A text on its way: the message that it becomes, and the element that shows it.
 class LiveText {
@@ -58,12 +51,7 @@ function showState(state) {
       : `${state.model} at ${state.address}, drafted by ${state.draft ?? "nobody"}, on ${state.device}`;
   if ($("status").textContent !== words) $("status").textContent = words; // or it is read out again
   $("status").classList.toggle("away", !state.running || Boolean(state.trouble));
-  $("knob").hidden = !state.running || state.unsteered !== "";
-  $("cs-note").textContent = state.unsteered || (state.priced ? `prices: ${state.priced}` : "");
-  const target = `${state.model} at ${state.address}`;
-  if (!state.running || target === steered) return; // a user may be moving the knob
-  steered = target;
-  $("cs-value").textContent = $("cs").value = Math.round(state.weight * 100);
+  panel.state(state);
 }
 
 function fail(error) {
@@ -173,25 +161,26 @@ async function make(messages, place, message, alone) {
   const on = {
     made: (sent) => live.cut(sent),
     piece: (piece) => live.push(piece),
-    tokens: (sent) => { asked.made.push(...sent.ids); if (!alone) tree.committed(sent); },
-    figures: (figures) => { place.note.textContent = brief(figures); if (!alone) show(figures); },
+    tokens: (sent) => { asked.made.push(...sent.ids); },
+    figures: (figures) => { place.note.textContent = brief(figures); },
     end: (figures) => { ended = figures; },
     error: (error) => { failed = error; },
   };
-  if (!alone) {
-    tree.reset();
-    on.nodes = (sent) => tree.sent(sent);
-  }
+  const hear = (name, data) => {
+    on[name]?.(data);
+    if (!alone) panel.event(name, data);
+  };
+  if (!alone) panel.begin();
   live.draw();
   try {
-    await listen("page/texts", { messages, ...asked, target_only: alone }, on, running.signal);
+    await listen("page/texts", { messages, ...asked, target_only: alone }, hear, running.signal);
     if (!ended) failed ??= new Error("the server ended it");
   } catch (error) {
     if (!running.signal.aborted) failed = error;
   }
   if (ended) {
     delete message.going;
-    if (!alone) { show(ended); point(ended); }
+    if (!alone) panel.end(ended);
   }
   live.draw();
   message.note = ended ? brief(ended) : failed ? `broken off: ${failed.message}` : "stopped";
@@ -211,49 +200,6 @@ function brief(figures) {
   const cost = figures.usd === null ? "" : `, $${figures.usd.toFixed(6)}`;
   return `${figures.tokens} tokens, ${figures.speed.toFixed(1)} tokens/s, `
     + `${figures.acceptance_length.toFixed(2)} tokens a forward${cost}`;
-}
-
-function show(figures) {
-  const rows = {
-    "tokens": figures.tokens, "tokens/s": figures.speed.toFixed(1),
-    "first token": `${(figures.first * 1000).toFixed(0)} ms`,
-    "acceptance length": figures.acceptance_length.toFixed(2),
-    "cost": figures.usd === null ? "no price is known" : `$${figures.usd.toFixed(6)}`,
-    "energy here": figures.joules === null ? "not known" : `${figures.joules.toFixed(2)} J`,
-  };
-  $("figures").replaceChildren(...Object.entries(rows).flatMap(([name, value]) =>
-    [el("dt", [name]), el("dd", [String(value)])]));
-  const by = { ...figures.accepted_by };
-  by.target = figures.tokens - Object.values(by).reduce((sum, count) => sum + count, 0);
-  $("legend").replaceChildren(...Object.entries(by).map(([name, count]) =>
-    el("li", [`${NAMES[name]}: ${count}`], { class: `by-${name}` })));
-  showWhere(figures);
-}
-
-// The draft works while the target does: of its time, what was not hidden is shown.
-function showWhere({ seconds, where }) {
-  const target = Math.min(where.target, seconds), queue = Math.min(where.queue, seconds - target);
-  const wire = Math.max(seconds - target - queue, 0), draft = Math.min(where.draft, seconds);
-  const parts = { target, queue, wire };
-  const bar = Object.entries(parts).map(([name, value]) => {
-    const part = el("span", [], { class: `part-${name}` });
-    part.style.width = `${(100 * value) / Math.max(seconds, 1e-9)}%`;
-    return part;
-  });
-  const mine = el("span", [], { class: "part-draft" });
-  mine.style.width = `${(100 * draft) / Math.max(seconds, 1e-9)}%`;
-  const words = Object.entries({ ...parts, draft }).map(([name, value]) =>
-    `${PARTS[name]} ${((100 * value) / Math.max(seconds, 1e-9)).toFixed(0)} %`).join(", ");
-  $("where").replaceChildren(el("div", bar, { class: "bar" }), el("div", [mine], { class: "bar" }),
-    el("p", [words], { class: "note" }));
-  $("where").setAttribute("aria-label", words);
-}
-
-function point(figures) {
-  if (!figures.tokens) return;
-  const priced = figures.usd !== null;
-  const cost = priced ? (figures.usd / figures.tokens) * 1e6 : 1 / Math.max(figures.acceptance_length, 1e-9);
-  curve.add({ cs: Number($("cs").value), speed: figures.speed, cost, priced });
 }
 
 function download() {
@@ -278,10 +224,6 @@ $("import").addEventListener("change", async (event) => {
 $("toggle-live").addEventListener("click", () => {
   const hidden = document.querySelector("main").classList.toggle("no-live");
   $("toggle-live").setAttribute("aria-expanded", String(!hidden));
-});
-$("cs").addEventListener("input", async () => {
-  $("cs-value").textContent = $("cs").value;
-  try { await call("page/steer", { cs: Number($("cs").value) }); } catch (error) { fail(error); }
 });
 if (window.innerWidth < 1000) $("toggle-live").click(); // on a small screen the text comes first
 window.addEventListener("pagehide", () => { if (running) conversations.keep(); });
