@@ -69,12 +69,12 @@ export class Answers {
     this.told.begun();
     this.conversations.touch(conversation);
     const keeping = setInterval(() => this.conversations.keep(conversation), KEEP_MS);
-    const [failed] = await Promise.all([
-      this.text(asked, message, stop.signal),
-      beside && this.text(asked, alone, stop.signal, message),
-    ]);
+    const failed = await this.text(asked, message, stop.signal);
+    // One after the other, or they share the target
+    if (beside && !failed && !stop.signal.aborted) await this.text(asked, alone, stop.signal, message);
     clearInterval(keeping);
     delete alone.going;
+    if (!alone.content) delete message.beside;
     this.conversations.touch(conversation);
     if (failed && !message.content) throw failed;
   }

@@ -19,7 +19,7 @@ export class Settings {
     const choices = this.servers.all.map(({ name }) => el("option", [name], { value: name }));
     $("server").replaceChildren(el("option", ["the one in use"], { value: "" }), ...choices);
     for (const name of ["system", "server", ...NUMBERS]) $(name).value = settings[name] ?? "";
-    $("stop-strings").value = settings.stop.join("\n");
+    $("stop_strings").value = settings.stop.join("\n");
   }
 
   // Takes what is valid; an empty seed is a new one for each text.
@@ -29,7 +29,7 @@ export class Settings {
       const box = $(name), empty = box.value === "";
       if (box.validity.valid && !(empty && box.required)) settings[name] = empty ? null : Number(box.value);
     }
-    settings.stop = $("stop-strings").value.split("\n").filter(Boolean);
+    settings.stop = $("stop_strings").value.split("\n").filter(Boolean);
     this.conversations.set(settings);
   }
 

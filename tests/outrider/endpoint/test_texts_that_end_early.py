@@ -230,7 +230,9 @@ def test_a_text_goes_on_to_its_stop_string_wherever_it_broke_off(http: httpx.Cli
     before = "".join(texts).partition(stop)[0]
     for cut in range(1, 30, 4):
         (_, made), *rest = page_events(http, asked | {"made": ids[:cut], "stop": [stop]})
-        assert made["text"] + "".join(one["text"] for name, one in rest if name == "piece") == before
+        assert (
+            made["text"] + "".join(one["text"] for name, one in rest if name == "piece") == before
+        )
 
 
 def test_a_text_that_broke_off_within_a_character_goes_on_with_that_character(
