@@ -11,7 +11,7 @@ import { Servers } from "./servers.js";
 import { Settings } from "./settings.js";
 import { Sidebar } from "./sidebar.js";
 
-const COLOURS = "outrider.colours", NARROW = 1100;
+const COLOURS = "outrider.colours", narrow = matchMedia("(max-width: 1099px)");
 
 const conversations = new Conversations(changedElsewhere, fail);
 const servers = new Servers(showState, fail);
@@ -98,7 +98,7 @@ function open() {
   sidebar.draw();
   settings.draw();
   drawMessages();
-  if (window.innerWidth < NARROW) show("list", false);
+  if (narrow.matches) show("list", false);
 }
 
 function begun() {
@@ -138,6 +138,12 @@ function show(name, shown) {
   $(`toggle-${name}`).setAttribute("aria-expanded", String(shown));
 }
 
+// On a small screen there is room for one of the three, and the text comes first.
+function textFirst() {
+  show("list", !narrow.matches);
+  show("live", !narrow.matches);
+}
+
 function download() {
   const link = el("a", [], { download: "conversation.json" });
   link.href = URL.createObjectURL(new Blob([conversations.exported()], { type: "application/json" }));
@@ -175,7 +181,7 @@ $("import-file").addEventListener("change", async (event) => {
 for (const name of ["list", "live"]) {
   $(`toggle-${name}`).addEventListener("click", () => {
     const shown = $(`toggle-${name}`).getAttribute("aria-expanded") !== "true";
-    if (shown && window.innerWidth < NARROW) show(name === "list" ? "live" : "list", false);
+    if (shown && narrow.matches) show(name === "list" ? "live" : "list", false);
     show(name, shown);
   });
 }
@@ -190,6 +196,7 @@ for (const one of document.querySelectorAll("#welcome button")) {
 window.addEventListener("pagehide", () => { if (answers.running) conversations.keep(answers.running.conversation); });
 
 $("toggle-colours").setAttribute("aria-pressed", String(localStorage.getItem(COLOURS) === "true"));
-if (window.innerWidth < NARROW) show("live", false); // on a small screen the text comes first
+narrow.addEventListener("change", textFirst);
+textFirst();
 open();
 servers.watch();

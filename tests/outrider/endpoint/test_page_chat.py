@@ -71,7 +71,7 @@ def test_a_chat_needs_no_mouse(page: Page) -> None:
     for _ in range(60):
         page.keyboard.press("Tab")
         reached.add(page.evaluate("document.activeElement.ariaLabel || document.activeElement.id"))
-    wanted = {"new", "search", "import", "rename", "export", "delete", "messages", "Copy text"}
+    wanted = {"new", "search", "import", "rename", "export", "delete", "Messages", "Copy text"}
     wanted |= {"Edit", "Regenerate", "Earlier branch", "message", "beside", "send", "toggle-live"}
     assert wanted <= reached
 
