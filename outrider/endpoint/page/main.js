@@ -128,8 +128,11 @@ async function answer() {
   ], { class: "message assistant" }));
   messages.push(message); // a page that is left keeps what came
   conversations.keep();
-  const failures = await Promise.all(places.map((place, index) =>
-    make(asked, place, index ? alone : message, index === 1)));
+  const failures = [];
+  for (const [index, place] of places.entries()) { // one after the other, or they share the target
+    if (running.signal.aborted) break;
+    failures.push(await make(asked, place, index ? alone : message, index === 1));
+  }
   if (!message.content && message.going) {
     messages.splice(messages.indexOf(message), 1);
     failures.filter(Boolean).forEach(fail);
@@ -168,9 +171,9 @@ async function make(messages, place, message, alone) {
   };
   const hear = (name, data) => {
     on[name]?.(data);
-    if (!alone) panel.event(name, data);
+    panel.event(name, data);
   };
-  if (!alone) panel.begin();
+  panel.begin(alone ? "target-only" : "Outrider", messages.at(-1)?.content ?? "");
   live.draw();
   try {
     await listen("page/texts", { messages, ...asked, target_only: alone }, hear, running.signal);
@@ -178,10 +181,8 @@ async function make(messages, place, message, alone) {
   } catch (error) {
     if (!running.signal.aborted) failed = error;
   }
-  if (ended) {
-    delete message.going;
-    if (!alone) panel.end(ended);
-  }
+  panel.end(ended);
+  if (ended) delete message.going;
   live.draw();
   message.note = ended ? brief(ended) : failed ? `broken off: ${failed.message}` : "stopped";
   place.note.textContent = message.note;
