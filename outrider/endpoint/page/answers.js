@@ -94,10 +94,10 @@ export class Answers {
     };
     const hear = (name, data) => {
       on[name]?.(data);
-      if (!shown) this.panel.event(name, data);
+      this.panel.event(name, data);
       this.told.moved(shown ?? message);
     };
-    if (!shown) this.panel.begin();
+    this.panel.begin(shown ? "target-only" : "Outrider", messages.at(-1)?.content ?? "");
     try {
       await listen("page/texts", { messages, ...asked, target_only: Boolean(shown) }, hear, signal);
       if (!ended) failed ??= new Error("the server ended it");
@@ -108,7 +108,7 @@ export class Answers {
     if (!ended && !failed) going.halted = "stopped";
     if (ended?.reason === "length") going.halted = "length";
     else if (ended) delete message.going;
-    if (ended && !shown) this.panel.end(ended);
+    this.panel.end(ended);
     return failed;
   }
 }

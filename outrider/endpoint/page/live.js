@@ -1,28 +1,42 @@
-// The panel that shows the text that is being made: figures, candidates, and the knob.
+// The panel that shows the text that is being made: figures, its picture, replays, and the knob.
 
-import { Curve } from "./curve.js";
+import { Curve, LEAST_TEXTS, short } from "./curve.js";
 import { $, el } from "./elements.js";
+import { Forwards, NAMES } from "./forwards.js";
+import { Picture } from "./picture.js";
+import { MOST_BYTES, Track, read, written } from "./recording.js";
+import { Replay } from "./replay.js";
 import { call } from "./server.js";
-import { Tree } from "./tree.js";
 
-const NAMES = { target: "the target alone", model: "the draft", copy: "copied text",
-  host: "the draft beside the target", device: "a second device" };
 const PARTS = { draft: "draft", wire: "wire and rest", queue: "queue", target: "target" };
 
 export class Live {
-  // failed(error): is called where the target cannot be steered
+  // failed(error): is called where the target cannot be steered, and for a file that is no recording
   constructor(failed) {
-    this.tree = new Tree($("tree"));
-    this.curve = new Curve($("curve"));
+    this.picture = new Picture();
+    this.replay = new Replay(this.picture);
+    this.curves = { usd: new Curve($("curve"), "$ a million tokens"), joules: new Curve($("energy-curve"), "J a token, of this machine") };
+    this.tracks = []; // of the last message: Outrider's, and target-only's where it was asked for
+    this.target = {}; // the state of the target in use
     this.steered = ""; // the target whose knob is shown
+    this.picture.follow(new Forwards());
     $("cs").addEventListener("input", async () => {
       $("cs-value").textContent = $("cs").value;
       try { await call("page/steer", { cs: Number($("cs").value) }); } catch (error) { failed(error); }
     });
+    $("replay-own").addEventListener("click", () => this.replay.open(read(this.#written())));
+    $("save-recording").addEventListener("click", () => this.#save());
+    $("open-recording").addEventListener("click", () => $("recording").click());
+    $("recording").addEventListener("change", async ({ target }) => {
+      const [file] = target.files;
+      target.value = "";
+      try { this.replay.open(read(await sized(file).text())); } catch (error) { failed(error); }
+    });
   }
 
   // The target in use has this state.
-  state({ running, unsteered, priced, weight, model, address }) {
+  state(state) {
+    const { running, unsteered, priced, weight, model, address } = this.target = state;
     $("knob").hidden = !running || unsteered !== "";
     $("cs-note").textContent = unsteered || (priced ? `prices: ${priced}` : "");
     const target = `${model} at ${address}`;
@@ -31,28 +45,62 @@ export class Live {
     $("cs-value").textContent = $("cs").value = Math.round(weight * 100);
   }
 
-  begin() {
-    this.tree.reset();
+  // A text by this name begins: Outrider's, or target-only's for the same message.
+  begin(name, prompt) {
+    this.alone = name === "target-only";
+    this.tracks = this.alone ? [...this.tracks.slice(0, 1), new Track(name)] : [new Track(name)];
+    this.prompt = prompt;
+    $("replay-own").disabled = $("save-recording").disabled = true;
+    if (!this.alone) this.picture.follow(new Forwards());
   }
 
   // An event of the text, as the server sends it.
   event(name, data) {
-    if (name === "nodes") this.tree.sent(data);
-    if (name === "tokens") this.tree.committed(data);
+    this.tracks.at(-1).add(name, data);
+    if (this.alone) return;
+    this.picture.forwards.event(name, data);
+    if (name === "nodes" || name === "tokens") this.picture.later();
     if (name === "figures") show(data);
   }
 
+  // figures: null where the text broke off
   end(figures) {
+    this.tracks.at(-1).end = figures;
+    $("replay-own").disabled = $("save-recording").disabled = false;
+    if (this.alone) return;
+    this.picture.end();
+    if (!figures) return;
     show(figures);
-    this.point(figures);
+    $("limit").textContent = figures.limit;
+    this.#point(figures);
   }
 
-  point(figures) {
-    if (!figures.tokens) return;
-    const priced = figures.usd !== null;
-    const cost = priced ? (figures.usd / figures.tokens) * 1e6 : 1 / Math.max(figures.acceptance_length, 1e-9);
-    this.curve.add({ cs: Number($("cs").value), speed: figures.speed, cost, priced });
+  #point({ tokens, speed, usd, joules }) {
+    if (!tokens) return;
+    const cs = Number($("cs").value);
+    this.curves.usd.add({ cs, speed, cost: usd === null ? null : (usd / tokens) * 1e6 });
+    this.curves.joules.add({ cs, speed, cost: joules === null ? null : joules / tokens });
+    const here = this.curves.usd.points.filter((point) => point.cs === cs).length;
+    $("curve-note").textContent = `${here} text${here > 1 ? "s" : ""} at ${cs}: `
+      + (here < LEAST_TEXTS ? `an interval needs ${LEAST_TEXTS}.` : "the bars are the mean's 95 % interval.")
+      + " Points compare where prompt and length are alike.";
   }
+
+  #written() {
+    return written(this.target, this.prompt, this.tracks);
+  }
+
+  #save() {
+    const link = el("a", [], { download: "recording.json" });
+    link.href = URL.createObjectURL(new Blob([this.#written()], { type: "application/json" }));
+    link.click();
+    URL.revokeObjectURL(link.href);
+  }
+}
+
+function sized(file) {
+  if (file.size <= MOST_BYTES) return file;
+  throw new Error(`this file has ${short(file.size / 2 ** 20)} MiB: a recording has up to ${MOST_BYTES / 2 ** 20}`);
 }
 
 function show(figures) {
@@ -61,7 +109,7 @@ function show(figures) {
     "first token": `${(figures.first * 1000).toFixed(0)} ms`,
     "acceptance length": figures.acceptance_length.toFixed(2),
     "cost": figures.usd === null ? "no price is known" : `$${figures.usd.toFixed(6)}`,
-    "energy here": figures.joules === null ? "not known" : `${figures.joules.toFixed(2)} J`,
+    "energy here": figures.joules === null ? "not known" : `${short(figures.joules)} J`,
   };
   $("figures").replaceChildren(...Object.entries(rows).flatMap(([name, value]) =>
     [el("dt", [name]), el("dd", [String(value)])]));

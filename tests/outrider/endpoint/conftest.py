@@ -167,10 +167,10 @@ def priced(target: str) -> Iterator[str]:
         target_host=target,
         batch=2,
         usd_per_hour=1.34,
-        usd_per_kwh=0.3,
+        usd_per_kwh=0.4,
         usd_per_gb_up=0.0,
         usd_per_gb_down=0.09,
-        draft_watts=30.0,
+        draft_watts=300.0,
     )
     manager = TargetManager(options)
     manager.open()
