@@ -197,6 +197,7 @@ window.addEventListener("pagehide", () => { if (answers.running) conversations.k
 
 $("toggle-colours").setAttribute("aria-pressed", String(localStorage.getItem(COLOURS) === "true"));
 narrow.addEventListener("change", textFirst);
+document.querySelector(".skip").addEventListener("click", () => { if (narrow.matches) textFirst(); });
 textFirst();
 open();
 servers.watch();

@@ -39,7 +39,10 @@ const marked = new Marked({
 
 // The blocks of a text, in order: the source of each tells whether it has changed.
 export function blocksOf(text) {
-  if (isCode(text)) return [{ type: "code", raw: text, text, lang: PYTHON.test(text) ? "python" : "" }];
+  if (isCode(text)) {
+    const lang = PYTHON.test(text) ? "python" : "";
+    return [{ type: "code", raw: text, text: text.replace(/^\n+/, ""), lang }];
+  }
   return marked.lexer(text).filter(({ type }) => type !== "space");
 }
 
