@@ -200,9 +200,7 @@ def _task(texts: TextRunner, asked: PageText, _left: Event) -> Task[Told]:
     """Makes the text of a page, and tells everything that can be watched."""
     client = texts.client
     seed = random_seed() if asked.seed is None else asked.seed
-    given = Parameters(
-        asked.max_tokens, asked.temperature, 0, asked.top_p or 1.0, seed, asked.stop
-    )
+    given = Parameters(asked.max_tokens, asked.temperature, 0, asked.top_p or 1.0, seed, asked.stop)
     request = make_request(client, [message.plain for message in asked.messages], given)
     before: dict[str, Any] = {}
     if asked.made:
