@@ -31,8 +31,10 @@ EVERY = 8
 STEP = 0.2
 """Change of the weight when the measured value is e times the wanted one."""
 
-LEAST_SAVED = 0.05
-"""Part of a token's cost. Where no position of --cs can save so much, none is worth a knob."""
+LEAST_SAVED = 0.25
+"""Ratio of the price of drafting to that of waiting from which on the cost end of --cs was measured
+to be cheaper (docs/cost.md).
+"""
 
 SENT_BYTES = 20_000.0
 """Bytes that a busy draft sends to its target in a second."""
@@ -100,7 +102,7 @@ class Goal:
 
     @property
     def pointless(self) -> str:
-        """The reason why a knob saves nothing worth having; empty where it may.
+        """The reason why a knob would save nothing; empty where it saves.
 
         Drafting and its bytes are all that a position of --cs can save.
         """
@@ -111,8 +113,8 @@ class Goal:
         if saved >= LEAST_SAVED * prices.wall:
             return ""
         return (
-            f"drafting costs {saved / prices.wall:.1%} of what the target costs meanwhile "
-            f"({self.objective}): no position of --cs could save more, so there is no knob"
+            f"a second of drafting costs {saved / prices.wall:.1%} of a second of waiting "
+            f"({self.objective}): too little for a knob, since it saves more than that"
         )
 
     @property

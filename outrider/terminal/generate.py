@@ -14,11 +14,13 @@ from threading import Event
 
 from grpc_comm.client.connection import Connection
 from inference.command import INTERRUPTED, printable, say
+from inference.decode import TargetSession
 from inference.draft_thread import inline, take_short_turns
 from inference.errors import InvalidRequest, OutriderError
 from inference.times import LatencyModel
 from outrider.client.client import Client, open_client
 from outrider.client.connecting import connect_target, print_models
+from outrider.client.watching import Watcher
 from outrider.draft_methods import FoundDraft
 from outrider.models.directories import find_tokenizer
 from outrider.options.groups import TextOptions
@@ -32,6 +34,7 @@ from outrider.text.completion import (
     Completion,
     Request,
     Show,
+    Tell,
     complete,
     new_completion,
 )
@@ -60,8 +63,8 @@ def draft(options: DraftRole) -> int:
             explainer = _explainer(options, client, show)
             tell = explainer.tell if explainer else None
             recording = Recording(client, request.prompt) if options.record else None
-            watched = client if recording is None else recording.begin("Outrider")
-            done = watched.complete(request, show, cancelled, tell)
+            maker: Client | Watcher = recording.begin("Outrider") if recording else client
+            done = maker.complete(request, show, cancelled, tell)
             if explainer is not None and done.failure is None:
                 explainer.conclude(done)
             if options.baseline:
@@ -79,11 +82,12 @@ def _alone(client: Client, recording: Recording | None) -> Complete:
     """Makes a text with the target alone, which is recorded, too, where there is a recording."""
 
     def make(request: Request, show: Show, cancelled: Event) -> Completion:
-        session, tokenizer, tell = client.target.session(), client.tokenizer, None
+        session: TargetSession = client.target.session()
+        tell: Tell | None = None
         if recording is not None:
             watcher = recording.begin("target-only")
             session, show, tell = watcher.watch(session), watcher.shown(show), watcher.told()
-        done = complete(request, session, inline(), tokenizer, show, cancelled, tell=tell)
+        done = complete(request, session, inline(), client.tokenizer, show, cancelled, tell=tell)
         return replace(done, device=client.target.description.device)
 
     return make

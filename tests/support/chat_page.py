@@ -10,7 +10,7 @@ import pytest
 from playwright.sync_api import Page, expect
 
 CHROMIUM = shutil.which("chromium")
-PATIENCE = 60_000
+PATIENCE = 120_000
 """Milliseconds that a step may take on a busy machine."""
 
 IN_A_BROWSER = [

@@ -10,7 +10,8 @@ export class Forwards {
     this.all = []; // the last MOST, oldest first
     this.count = 0; // of all that were made
     this.root = null; // position of the last committed token
-    this.rootNumber = null; // its number, where it was a candidate
+    this.path = new Map(); // position -> id of a committed token
+    this.places = new Map(); // number of a candidate -> the position at which it was committed
     this.nodes = new Map(); // number -> {number, parent, id, text, chance, by, at}
     this.trail = []; // the last committed tokens: {text, by, chance, at}
     this.last = { at: 0, forwards: 0, model_seconds: 0, bytes: [0, 0], calls: 0, drafting: 0 };
@@ -29,13 +30,17 @@ export class Forwards {
   }
 
   // base: position of the token that parent -1 stands for
-  #send({ at, by, base, nodes, more }) {
+  #send({ at: sent, by, base, nodes, more }) {
     this.root ??= base;
-    this.sent.push({ at, count: nodes.length + more });
+    this.sent.push({ at: sent, count: nodes.length + more });
     for (const [number, named, text, chance, id] of nodes) {
-      const parent = named === this.rootNumber || (named < 0 && base === this.root) ? ROOT : named;
-      if (parent !== ROOT && !this.nodes.has(parent)) continue;
-      this.nodes.set(number, { number, parent, id, text, chance, by, at });
+      const at = named < 0 ? base : this.places.get(named); // where a committed parent is
+      if (at < this.root) { // the target was quicker
+        if (this.path.get(at + 1) === id) this.places.set(number, at + 1);
+        continue;
+      }
+      const parent = at === undefined ? named : ROOT;
+      if (parent === ROOT || this.nodes.has(parent)) this.nodes.set(number, { number, parent, id, text, chance, by, at: sent });
     }
   }
 
@@ -48,6 +53,7 @@ export class Forwards {
       if (data.by[index] === "target" && index < data.ids.length - 1) groups.push([]);
     });
     const seconds = Math.max(data.model_seconds - this.last.model_seconds, 0) / groups.length;
+    this.root = data.position - 1;
     groups.forEach((tokens, index) => {
       const left = groups.length - 1 - index;
       this.#forward(tokens, left ? null : data.known, {
@@ -57,7 +63,6 @@ export class Forwards {
         down: left ? 0 : data.bytes[1] - this.last.bytes[1], calls: 0, drafting: 0,
       });
     });
-    this.root = data.position + data.ids.length - 1;
     this.sent = [];
     Object.assign(this.last, { at: data.at, model_seconds: data.model_seconds, bytes: data.bytes });
   }
@@ -68,6 +73,8 @@ export class Forwards {
     const made = tokens.map(({ id, text, by, at }) => {
       const node = [...before.values()].find((one) => one.parent === parent && one.id === id);
       parent = node?.number ?? null;
+      this.path.set(++this.root, id);
+      if (node) this.places.set(parent, this.root);
       return { text, by, at, number: parent, chance: node?.chance ?? null };
     });
     const taken = new Set(made.map(({ number }) => number));
@@ -94,7 +101,8 @@ export class Forwards {
       else if (live.has(node.parent)) live.set(one, node);
     }
     this.nodes = live;
-    this.rootNumber = number;
+    for (const [one, at] of this.places) if (at < this.root - TRAIL) this.places.delete(one);
+    this.path.delete(this.root - 2 * TRAIL);
   }
 
   // The likeliest candidates, each behind its parent. late: had not arrived when the forward began
@@ -108,7 +116,7 @@ export class Forwards {
     }
     const best = found.sort((one, other) =>
       other.taken - one.taken || other.value - one.value || one.depth - other.depth).slice(0, SHOWN);
-    best.sort((one, other) => one.depth - other.depth || other.value - one.value);
+    best.sort((one, other) => one.depth - other.depth || other.taken - one.taken || other.value - one.value);
     return { nodes: best, more: found.length - best.length };
   }
 }

@@ -7,7 +7,7 @@ const STEP = 104, LINE = 26, LEFT = 46, LETTER = 7.9; // pixels, at the 13 px of
 
 // Returns the items that can have the focus, in the order in which they are read.
 export function drawTree(place, forward) {
-  const nodes = [...forward.nodes, ...alone(forward)], lines = new Map(), items = [];
+  const nodes = [...alone(forward), ...forward.nodes], lines = new Map(), items = [];
   const below = (number) => nodes.filter(({ parent }) => parent === number);
   let next = 0;
   const lay = (node, depth) => {
@@ -28,6 +28,7 @@ export function drawTree(place, forward) {
   const deepest = Math.max(0, ...items.map(({ depth }) => depth));
   const size = { width: x(deepest + 1) + 8, height: 18 + next * LINE + 14 };
   const root = svg("circle", { cx: 8, cy: 13.5, r: 4, class: "root" });
+  edges.sort((one, other) => one.matches(".taken") - other.matches(".taken")); // the path on top
   place.replaceChildren(el(svg("svg", { ...size, role: "none" }),
     [root, ...edges, ...items.map(({ mark: one }) => one)]));
   place.setAttribute("role", items.length ? "tree" : "group"); // a tree has items

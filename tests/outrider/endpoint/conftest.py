@@ -166,7 +166,7 @@ def priced(target: str) -> Iterator[str]:
     options = ServeRole(
         target_host=target,
         batch=2,
-        usd_per_hour=1.34,
+        usd_per_hour=0.2,
         usd_per_kwh=0.4,
         usd_per_gb_up=0.0,
         usd_per_gb_down=0.09,
