@@ -67,12 +67,14 @@ export class Answers {
     const alone = { content: "", runs: [], going: structuredClone(going) };
     if (beside) message.beside = alone;
     this.told.begun();
+    this.conversations.made = conversation;
     this.conversations.touch(conversation);
     const keeping = setInterval(() => this.conversations.keep(conversation), KEEP_MS);
     const failed = await this.text(asked, message, stop.signal);
     // One after the other, or they share the target
     if (beside && !failed && !stop.signal.aborted) await this.text(asked, alone, stop.signal, message);
     clearInterval(keeping);
+    this.conversations.made = null;
     delete alone.going;
     if (!alone.content) delete message.beside;
     this.conversations.touch(conversation);
@@ -106,6 +108,7 @@ export class Answers {
     }
     message.note = ended ? brief(ended, before) : failed ? `broken off: ${failed.message}` : "stopped";
     if (!ended && !failed) going.halted = "stopped";
+    if (failed?.type === "invalid_request_error") going.halted = "refused"; // as it would be again
     if (ended?.reason === "length") going.halted = "length";
     else if (ended) delete message.going;
     this.panel.end(ended);

@@ -14,6 +14,7 @@ export class Conversations {
   // changed(): another tab has changed a conversation; failed(error)
   constructor(changed, failed) {
     this.failed = failed;
+    this.made = null; // the conversation for which a text is being made here: other tabs know less
     this.all = kept();
     this.current = this.listed("")[0] ?? this.begin();
     window.addEventListener("storage", ({ key }) => {
@@ -97,6 +98,7 @@ export class Conversations {
   reread(key) {
     const found = read(key, null), id = key.slice(KEPT.length);
     const place = this.all.findIndex((one) => one.id === id), before = this.all[place];
+    if (before && before === this.made) return before;
     if (valid(found)) this.all.splice(Math.max(place, 0), place < 0 ? 0 : 1, found);
     if (valid(found) && this.current === before) this.current = found;
     return before;

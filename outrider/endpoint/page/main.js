@@ -164,7 +164,8 @@ $("message").addEventListener("keydown", (event) => {
   }
 });
 document.addEventListener("keydown", (event) => {
-  if (event.key === "Escape" && !document.querySelector("dialog[open]")) answers.stop();
+  const elsewhere = event.target.matches?.("input") || document.querySelector("dialog[open]");
+  if (event.key === "Escape" && !elsewhere) answers.stop();
   if (event.key === "k" && (event.ctrlKey || event.metaKey)) {
     event.preventDefault();
     show("list", true);
