@@ -112,8 +112,9 @@ def test_tables_formulas_code_thoughts_and_calls_are_drawn(page: Page) -> None:
     expect(text.get_by_role("button", name="Copied")).to_be_visible()
     read = "navigator.clipboard.readText()"
     assert page.evaluate(read) == "def main(): # a comment\n    pass"
-    page.locator(".message.assistant").get_by_role("button", name="Copy text").click()
-    page.wait_for_function(f"async () => (await {read}).includes('# Heading')")
+    page.locator(".message.assistant .bar-of-message [aria-label='Copy text']").click()
+    expect(page.locator(".message.assistant .bar-of-message [aria-label=Copied]")).to_be_visible()
+    assert page.evaluate(read) == MARKED_UP
 
 
 def test_code_without_a_fence_is_code(page: Page) -> None:
@@ -164,11 +165,11 @@ def test_text_never_becomes_a_script_a_style_or_a_request(
 def test_the_end_of_a_text_stays_in_view_until_the_user_scrolls_away(page: Page) -> None:
     page.set_viewport_size({"width": 390, "height": 844})
     say(page, "def main():", 200)
-    gap = """() => { const box = document.getElementById("messages");
-        return box.scrollHeight - box.scrollTop - box.clientHeight; }"""
-    page.wait_for_function(f"({gap})() < 4", timeout=PATIENCE)
+    note = page.locator(".message.assistant .note")
+    expect(note).to_be_in_viewport(timeout=PATIENCE)
     page.set_viewport_size({"width": 390, "height": 500})
-    page.wait_for_function(f"({gap})() < 4", timeout=PATIENCE)
+    expect(note).to_be_in_viewport(timeout=PATIENCE)
     page.evaluate("document.getElementById('messages').scrollTop = 0")
+    expect(note).not_to_be_in_viewport()
     page.get_by_role("button", name="To the end").click()
-    page.wait_for_function(f"({gap})() < 4", timeout=PATIENCE)
+    expect(note).to_be_in_viewport(timeout=PATIENCE)
