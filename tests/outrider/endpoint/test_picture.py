@@ -15,7 +15,7 @@ from playwright.sync_api import Page, expect, sync_playwright
 from outrider.endpoint.target_manager import TargetManager
 from outrider.options.roles import DraftRole, ServeRole
 from outrider.terminal.generate import draft
-from outrider.terminal.recording import FORMAT
+from outrider.terminal.text_recording import FORMAT
 from tests.outrider.endpoint.conftest import http_server
 from tests.support.refusals import assert_refused
 from tests.support.wire_fixtures import free_port
