@@ -27,8 +27,8 @@ from outrider.options.groups import TextOptions
 from outrider.options.roles import DraftRole, FusedClientRole, TextRole
 from outrider.terminal.explain import Explainer, dear_law
 from outrider.terminal.live_text import LiveText, in_colour, silent
-from outrider.terminal.recording import Recording
 from outrider.terminal.summary import account, summary, write_options, write_profile
+from outrider.terminal.text_recording import TextRecording
 from outrider.text.completion import (
     Complete,
     Completion,
@@ -62,7 +62,7 @@ def draft(options: DraftRole) -> int:
             client.load(rows)
             explainer = _explainer(options, client, show)
             tell = explainer.tell if explainer else None
-            recording = Recording(client, request.prompt) if options.record else None
+            recording = TextRecording(client, request.prompt) if options.record else None
             maker: Client | Watcher = recording.begin("Outrider") if recording else client
             done = maker.complete(request, show, cancelled, tell)
             if explainer is not None and done.failure is None:
@@ -78,7 +78,7 @@ def draft(options: DraftRole) -> int:
         return code
 
 
-def _alone(client: Client, recording: Recording | None) -> Complete:
+def _alone(client: Client, recording: TextRecording | None) -> Complete:
     """Makes a text with the target alone, which is recorded, too, where there is a recording."""
 
     def make(request: Request, show: Show, cancelled: Event) -> Completion:

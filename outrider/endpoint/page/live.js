@@ -50,6 +50,7 @@ export class Live {
     this.alone = name === "target-only";
     this.tracks = this.alone ? [...this.tracks.slice(0, 1), new Track(name)] : [new Track(name)];
     this.prompt = prompt;
+    $("race-note").hidden = !this.alone;
     $("replay-own").disabled = $("save-recording").disabled = true;
     if (!this.alone) this.picture.follow(new Forwards());
   }

@@ -5,6 +5,8 @@ import { NAMES, shorten } from "./forwards.js";
 import { drawTimeline } from "./timeline.js";
 import { drawTree, words } from "./tree.js";
 
+const PAUSE_MS = 80;
+
 export class Picture {
   constructor() {
     this.chosen = null; // the forward that is held; null follows the newest
@@ -17,6 +19,8 @@ export class Picture {
     $("tree").addEventListener("click", () => this.enlarge());
     $("tree").addEventListener("keydown", (event) => this.#key(event));
     $("tree").addEventListener("focusin", () => { if (!this.chosen) this.#hold(this.forwards.all.at(-1)); });
+    $("trail").addEventListener("focusin", () => { this.chosen ??= this.forwards.all.at(-1) ?? null; });
+    $("trail").addEventListener("keydown", (event) => along(event));
     for (const kind of ["pointerover", "focusin"]) {
       for (const id of ["tree", "trail"]) $(id).addEventListener(kind, (event) => this.#tell(event.target));
     }
@@ -45,11 +49,11 @@ export class Picture {
     this.draw();
   }
 
-  // Draw at most once a frame.
+  // Draw soon, and not at all while nobody sees it: a text must not wait for its picture.
   later() {
-    if (this.waiting) return;
+    if (this.waiting || !$("picture").checkVisibility()) return;
     this.waiting = true;
-    requestAnimationFrame(() => { this.waiting = false; this.draw(); });
+    setTimeout(() => requestAnimationFrame(() => { this.waiting = false; this.draw(); }), PAUSE_MS);
   }
 
   enlarge() {
@@ -75,12 +79,18 @@ export class Picture {
     $("step-on").disabled = index === shown.length - 1;
     $("newest").setAttribute("aria-pressed", String(!this.chosen));
     this.#drawTree(forward);
-    const line = [...forward.trail, ...forward.made.map((token) => ({ ...token, taken: true }))];
-    $("trail").replaceChildren(...line.map((token) => el("span", [shorten(token.text, 40)], {
-      class: `by-${token.by}${token.taken ? " taken" : ""}`, role: "listitem",
-      title: words({ ...token, taken: true }) })));
+    this.#drawTrail(forward);
     $("picture-words").textContent = said(forward, this.forwards.count);
     drawTimeline($("timeline"), this.forwards.all, forward, (one) => this.#hold(one));
+  }
+
+  #drawTrail({ trail, made }) {
+    const line = [...trail, ...made.map((token) => ({ ...token, taken: true }))];
+    const held = [...$("trail").children].indexOf(document.activeElement);
+    $("trail").replaceChildren(...line.map((token, index) => el("span", [shorten(token.text, 40)], {
+      class: `by-${token.by}${token.taken ? " taken" : ""}`, role: "listitem",
+      tabindex: index === line.length - 1 ? 0 : -1, title: words({ ...token, taken: true }) })));
+    if (held >= 0) $("trail").children[Math.min(held, line.length - 1)]?.focus();
   }
 
   #drawTree(forward) {
@@ -125,6 +135,14 @@ export class Picture {
     const told = item ? words(item.node) : target.title;
     if (told) $("who").textContent = told;
   }
+}
+
+// Left and right in a row of tokens.
+function along(event) {
+  const way = { ArrowLeft: "previousElementSibling", ArrowRight: "nextElementSibling" }[event.key];
+  if (!way) return;
+  event.preventDefault();
+  document.activeElement[way]?.focus();
 }
 
 // A forward in words: the text of the picture.

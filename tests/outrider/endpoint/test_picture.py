@@ -14,7 +14,7 @@ from playwright.sync_api import Browser, Page, expect
 from outrider.endpoint.target_manager import TargetManager
 from outrider.options.roles import DraftRole, ServeRole
 from outrider.terminal.generate import draft
-from outrider.terminal.recording import FORMAT
+from outrider.terminal.text_recording import FORMAT
 from tests.outrider.endpoint.conftest import http_server
 from tests.support.chat_page import IN_A_BROWSER, PATIENCE, ask_for
 from tests.support.refusals import assert_refused

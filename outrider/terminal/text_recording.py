@@ -24,7 +24,7 @@ MOST_EVENTS = 20_000
 
 
 @dataclass
-class Recording:
+class TextRecording:
     """Texts of one prompt, each with its events."""
 
     client: Client
