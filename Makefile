@@ -5,6 +5,7 @@
 # They make .venv first; PYTHON chooses the interpreter (3.11 to 3.14).
 # make package    wheel and sdist in dist/, and what publishing tools say of them; see CONTRIBUTING.md
 # make licences   dist/sbom.json and dist/licences.md: what a client installs, and its licences
+# make vendor     the chat page's libraries from npm, as outrider/endpoint/page/vendor/README.md lists them
 # make test-nxd   Neuron's builder on the real neuronx-distributed of a checkout: NXD=path; see CONTRIBUTING.md
 # make test-isa   arithmetic as a CPU with AVX2 only computes it, and one without; see CONTRIBUTING.md
 # make test-xla   the graphs and their arithmetic on torch 2.9 and torch_xla 2.9, as on trn1; makes .venv-xla, of 7 GB
@@ -13,7 +14,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile
 
-.PHONY: demo lint check test test-all test-isa test-xla test-nxd package licences proto clean
+.PHONY: demo lint check test test-all test-isa test-xla test-nxd package licences proto vendor clean
 
 demo: .venv/installed
 	@$(BIN)/python -m outrider demo
@@ -61,6 +62,14 @@ licences: .venv-publish/ready .venv-client/ready
 
 proto: .venv/ready
 	$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. --grpc_python_out=. grpc_comm/proto/verifier.proto
+
+VENDOR := outrider/endpoint/page/vendor
+vendor:
+	npm install --ignore-scripts --prefix build/vendor marked@18.2.1 dompurify@3.4.18 @highlightjs/cdn-assets@11.12.0 katex@0.19.1
+	cd build/vendor/node_modules && cp marked/lib/marked.esm.js $(CURDIR)/$(VENDOR)/marked.js && cp marked/LICENSE $(CURDIR)/$(VENDOR)/marked.LICENSE
+	cd build/vendor/node_modules && cp dompurify/dist/purify.es.mjs $(CURDIR)/$(VENDOR)/dompurify.js && cp dompurify/LICENSE $(CURDIR)/$(VENDOR)/dompurify.LICENSE
+	cd build/vendor/node_modules/@highlightjs/cdn-assets && cp es/highlight.min.js $(CURDIR)/$(VENDOR)/highlight.js && cp LICENSE $(CURDIR)/$(VENDOR)/highlight.LICENSE
+	cd build/vendor/node_modules && cp katex/dist/katex.mjs $(CURDIR)/$(VENDOR)/katex.js && cp katex/LICENSE $(CURDIR)/$(VENDOR)/katex.LICENSE
 
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv

@@ -101,12 +101,12 @@ class Client:
 
     @property
     def unsteered(self) -> str:
-        """Reason why steer() changes nothing here; empty where it does."""
+        """Reason why steer() changes nothing here, or nothing worth a knob; empty where it does."""
         rows = self._rows
         loaded = rows is not None and rows.done() and rows.exception() is None
         if rows is None or not loaded:
             return UNSTEERED
-        return rows.result().unsteered or self.goal.unsteered
+        return rows.result().unsteered or self.goal.pointless
 
     def steer(self, knob: str) -> None:
         """Weigh cost against speed as --cs does, also in texts that are being made.

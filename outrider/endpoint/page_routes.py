@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from functools import partial
 from threading import Event
-from typing import Annotated, Any, Literal, TypeAlias, cast
+from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Le, Len, Lt
 from fastapi import APIRouter, FastAPI, Request
@@ -21,25 +21,19 @@ from fastapi.responses import Response
 from pydantic import BaseModel, ConfigDict
 from starlette.staticfiles import StaticFiles
 
-from inference.decode import TargetSession
 from inference.errors import OutriderError
-from inference.order import Progress
-from inference.proposer import NOBODY, Nodes
 from inference.sampling import SEED_BITS, random_seed
-from outrider.client.client import Client
+from outrider.client.watching import Told, Watcher, ended
 from outrider.endpoint.answering import STREAM, event_stream
 from outrider.endpoint.answers import TargetState, responses
 from outrider.endpoint.failures import api_error
 from outrider.endpoint.requests import MOST_MESSAGES, ChatMessage, Text
 from outrider.endpoint.target_manager import TargetManager
 from outrider.endpoint.text_runner import TextRunner
-from outrider.text.completion import PROPOSERS, Completion
-from outrider.text.pieces import Piece
+from outrider.terminal.live_text import silent
+from outrider.text.completion import Completion
 from outrider.text.prompts import Parameters, going_on, make_request
 from outrider.text.runner import Task
-
-MOST_DRAWN = 24
-"""Candidates of one message that the page is told of: the first, which are the likeliest."""
 
 STATE_SECONDS = 1.0
 """Seconds that the target has to answer before the page is told that it does not."""
@@ -52,10 +46,6 @@ HEADERS = {
     "Cache-Control": "no-cache",
 }
 """Headers of the page: nothing is loaded from elsewhere, and no text can become a script."""
-
-
-Told: TypeAlias = tuple[str, dict[str, Any]]
-"""An event for the page: its name and its data."""
 
 
 class TargetSettings(BaseModel):
@@ -98,6 +88,7 @@ class PageText(BaseModel):
     temperature: Annotated[float, Ge(0), Le(1000)] = 0.0
     top_p: Annotated[float, Ge(0), Le(1)] = 1.0
     seed: Annotated[int, Ge(0), Lt(2**SEED_BITS)] | None = None
+    stop: list[Text] = []
     target_only: bool = False
     made: Annotated[list[int], Len(max_length=1 << 17)] = []  # ids of a text that broke off
 
@@ -198,7 +189,7 @@ async def _events(
         async with aclosing(texts.run([task], caller)) as parts:
             async for _, part in parts:
                 if isinstance(part, Completion):
-                    yield _event("end", _ended(texts.client, part))
+                    yield _event("end", ended(texts.client, part))
                 else:
                     yield _event(*part)
     except OutriderError as error:
@@ -209,118 +200,21 @@ def _task(texts: TextRunner, asked: PageText, _left: Event) -> Task[Told]:
     """Makes the text of a page, and tells everything that can be watched."""
     client = texts.client
     seed = random_seed() if asked.seed is None else asked.seed
-    given = Parameters(asked.max_tokens, asked.temperature, 0, asked.top_p or 1.0, seed)
+    given = Parameters(asked.max_tokens, asked.temperature, 0, asked.top_p or 1.0, seed, asked.stop)
     request = make_request(client, [message.plain for message in asked.messages], given)
-    before: tuple[Told, ...] = ()
+    before: dict[str, Any] = {}
     if asked.made:
         request, text, tokens = going_on(client, request, asked.made)
-        before = (("made", {"text": text, "tokens": tokens}),)
+        before = {"text": text, "tokens": tokens}
 
     def work(put: Callable[[Told], None], end: Event) -> Completion:
-        for told in before:
-            put(told)
-
-        def watch(session: TargetSession) -> TargetSession:
-            watched = WatchedSession(
-                session,
-                lambda nodes: put(("nodes", _nodes(client, nodes))),
-                lambda progress: put(("tokens", _tokens(client, progress))),
-            )
-            return cast(TargetSession, watched)
-
-        def show(piece: Piece) -> None:
-            put(("piece", {"text": piece.text, "by": _name(piece.proposer)}))
-
-        def tell(done: Completion) -> None:
-            put(("figures", _figures(client, done)))
-
-        return client.complete(request, show, end, tell, watch, alone=asked.target_only)
+        watcher = Watcher(client, put)
+        if before:
+            watcher.tell("made", before)
+        return watcher.complete(request, silent, end, alone=asked.target_only)
 
     return work
 
 
-def _nodes(client: Client, nodes: Nodes) -> dict[str, Any]:
-    """Candidates as they are sent: number, parent (-1 is the token at `base`), text and chance."""
-    drawn = [
-        [node.number, node.parent, client.tokenizer.decode([node.token]), round(node.chance, 4)]
-        for node in nodes.proposals[:MOST_DRAWN]
-    ]
-    return {"base": nodes.base, "nodes": drawn, "more": len(nodes.proposals) - len(drawn)}
-
-
-def _tokens(client: Client, progress: Progress) -> dict[str, Any]:
-    """Tokens that the target has committed, and who had named each."""
-    return {
-        "position": progress.position,
-        "ids": list(progress.tokens),
-        "texts": [client.tokenizer.decode([token]) for token in progress.tokens],
-        "by": [_name(kind) for kind in progress.proposers],
-    }
-
-
-def _figures(client: Client, done: Completion) -> dict[str, Any]:
-    """Speed, acceptance, cost, and where time goes, in seconds."""
-    energy = client.budget.energy(done.usage, len(done.token_ids))
-    return {
-        "tokens": len(done.token_ids),
-        "seconds": done.seconds,
-        "first": done.time_to_first_token,
-        "speed": done.tokens_per_second,
-        "acceptance_length": done.acceptance_length,
-        "accepted_by": done.accepted_by,
-        "usd": client.budget.price(done.usage),
-        "joules": energy.value,
-        "where": {
-            "draft": done.draft_seconds,
-            "target": done.traffic.model_seconds + done.traffic.prefill_seconds,
-            "queue": done.traffic.queue_seconds,
-        },
-    }
-
-
-def _ended(client: Client, made: Completion) -> dict[str, Any]:
-    """The figures of the whole text, why it ended, and how good cost and energy are known."""
-    return _figures(client, made) | {
-        "reason": made.finish_reason,
-        "seed": made.seed,
-        "cost": made.cost.record(),
-        "energy": made.energy.record(),
-    }
-
-
-def _name(kind: int) -> str:
-    """The name of a kind of proposer on the page."""
-    return "target" if kind == NOBODY else PROPOSERS[kind]
-
-
 def _event(name: str, data: dict[str, Any]) -> dict[str, str]:
     return {"event": name, "data": json.dumps(data)}
-
-
-class WatchedSession:
-    """A TargetSession (inference/decode.py) that hands everything on to another.
-
-    on_nodes: hears of candidates when they are sent
-    on_progress: hears of committed tokens when they are received
-    """
-
-    def __init__(
-        self,
-        session: TargetSession,
-        on_nodes: Callable[[Nodes], None],
-        on_progress: Callable[[Progress], None],
-    ) -> None:
-        self._session, self._on_nodes, self._on_progress = session, on_nodes, on_progress
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._session, name)
-
-    def propose(self, nodes: Nodes) -> None:
-        self._on_nodes(nodes)
-        self._session.propose(nodes)
-
-    def receive(self, timeout: float) -> Progress | None:
-        progress = self._session.receive(timeout)
-        if progress is not None:
-            self._on_progress(progress)
-        return progress

@@ -31,6 +31,14 @@ EVERY = 8
 STEP = 0.2
 """Change of the weight when the measured value is e times the wanted one."""
 
+LEAST_SAVED = 0.25
+"""Ratio of the price of drafting to that of waiting from which on the cost end of --cs was measured
+to be cheaper (docs/cost.md).
+"""
+
+SENT_BYTES = 20_000.0
+"""Bytes that a busy draft sends to its target in a second."""
+
 UNSTEERED = "--cs steers a draft on this machine that never waits: here is none"
 """Reason why a client cannot be steered that drafts otherwise, or not at all."""
 
@@ -90,6 +98,23 @@ class Goal:
         return (
             f"{self.objective} is proportional to time here, so every position of --cs asks "
             "for the same: prices of electricity and traffic would tell them apart"
+        )
+
+    @property
+    def pointless(self) -> str:
+        """The reason why a knob would save nothing; empty where it saves.
+
+        Drafting and its bytes are all that a position of --cs can save.
+        """
+        if self.unsteered:
+            return self.unsteered
+        prices = self.billing.unit_prices(self.objective)
+        saved = prices.drafting + prices.byte_up * SENT_BYTES
+        if saved >= LEAST_SAVED * prices.wall:
+            return ""
+        return (
+            f"a second of drafting costs {saved / prices.wall:.1%} of a second of waiting "
+            f"({self.objective}): too little for a knob, since it saves more than that"
         )
 
     @property

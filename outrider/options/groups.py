@@ -215,6 +215,12 @@ class BaselineOptions(Group, title="text"):
     """also run target-only with the same prompt and seed, for the speed-up"""
 
 
+class RecordOptions(Group, title="text"):
+    record: File | None = None
+    """write the text, its candidates and their times to this file, which the chat page replays;
+    the file holds the prompt"""
+
+
 class HourlyOptions(Group, title="prices and limits"):
     usd_per_hour: Amount | None = None
     """price of the target's machine; a target tells its clients, and --watch shows dollars per

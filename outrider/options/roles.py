@@ -156,6 +156,7 @@ class TextRole(Role):
 class DraftRole(
     groups.ExplainOptions,
     draft_flags.HistoryOptions,
+    groups.RecordOptions,
     groups.BaselineOptions,
     TextRole,
     SharedClientRole,

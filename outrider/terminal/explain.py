@@ -80,10 +80,10 @@ def limit_of(done: Completion, round_trip: float, law: str = "") -> Limit:
     useless = done.num_accepted_tokens < 0.05 * len(done.token_ids)
     if law and useless:
         return Limit.ARITHMETIC
-    if not done.draft_calls:
-        return Limit.NO_DRAFT
     if useless:
-        return Limit.USELESS
+        return Limit.USELESS if done.draft_calls else Limit.NO_DRAFT
+    if not done.draft_calls:  # copied text: whoever copies calls no model
+        return Limit.TARGET
     call = done.draft_seconds / done.draft_calls
     if done.traffic.lone >= OFTEN_ALONE * done.traffic.forwards:
         return Limit.LINK if round_trip > call else Limit.DRAFT

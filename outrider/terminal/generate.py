@@ -14,12 +14,13 @@ from threading import Event
 
 from grpc_comm.client.connection import Connection
 from inference.command import INTERRUPTED, printable, say
+from inference.decode import TargetSession
 from inference.draft_thread import inline, take_short_turns
-from inference.errors import OutriderError
-from inference.text import Tokenizer
+from inference.errors import InvalidRequest, OutriderError
 from inference.times import LatencyModel
 from outrider.client.client import Client, open_client
 from outrider.client.connecting import connect_target, print_models
+from outrider.client.watching import Watcher
 from outrider.draft_methods import FoundDraft
 from outrider.models.directories import find_tokenizer
 from outrider.options.groups import TextOptions
@@ -27,11 +28,13 @@ from outrider.options.roles import DraftRole, FusedClientRole, TextRole
 from outrider.terminal.explain import Explainer, dear_law
 from outrider.terminal.live_text import LiveText, in_colour, silent
 from outrider.terminal.summary import account, summary, write_options, write_profile
+from outrider.terminal.text_recording import TextRecording
 from outrider.text.completion import (
     Complete,
     Completion,
     Request,
     Show,
+    Tell,
     complete,
     new_completion,
 )
@@ -46,6 +49,8 @@ def draft(options: DraftRole) -> int:
         print_models(options.connection)
         return 0
     prompts = read_prompts(options.text)
+    if options.record is not None and len(prompts) != 1:
+        raise InvalidRequest(f"--record keeps one text: got {len(prompts)} prompts")
     take_short_turns()
     with open_client(options) as client:
         stop_ids = client.target.description.stop_ids
@@ -57,16 +62,35 @@ def draft(options: DraftRole) -> int:
             client.load(rows)
             explainer = _explainer(options, client, show)
             tell = explainer.tell if explainer else None
-            done = client.complete(request, show, cancelled, tell)
+            recording = TextRecording(client, request.prompt) if options.record else None
+            maker: Client | Watcher = recording.begin("Outrider") if recording else client
+            done = maker.complete(request, show, cancelled, tell)
             if explainer is not None and done.failure is None:
                 explainer.conclude(done)
             if options.baseline:
-                return with_baseline(done, request, client.target, client.tokenizer, cancelled)
+                done = with_baseline(done, request, _alone(client, recording), cancelled)
+            if recording is not None and options.record is not None:
+                recording.write(Path(options.record), done)
             return done
 
         code = run(options, requests, make, workers=rows, told=told)
         client.wait()  # an error of the draft fails the command, not its texts
         return code
+
+
+def _alone(client: Client, recording: TextRecording | None) -> Complete:
+    """Makes a text with the target alone, which is recorded, too, where there is a recording."""
+
+    def make(request: Request, show: Show, cancelled: Event) -> Completion:
+        session: TargetSession = client.target.session()
+        tell: Tell | None = None
+        if recording is not None:
+            watcher = recording.begin("target-only")
+            session, show, tell = watcher.watch(session), watcher.shown(show), watcher.told()
+        done = complete(request, session, inline(), client.tokenizer, show, cancelled, tell=tell)
+        return replace(done, device=client.target.description.device)
+
+    return make
 
 
 def _explainer(options: DraftRole, client: Client, show: Show) -> Explainer | None:
@@ -100,8 +124,13 @@ def fused_client(options: FusedClientRole) -> int:
             device = f"{description.device}, {who}" if colocated else description.device
             done = replace(done, device=device)
             if options.baseline:
-                return with_baseline(done, request, target, tokenizer, cancelled)
+                return with_baseline(done, request, alone, cancelled)
             return done
+
+        def alone(request: Request, show: Show, cancelled: Event) -> Completion:
+            session = target.session()
+            done = complete(request, session, inline(), tokenizer, show, cancelled)
+            return replace(done, device=description.device)
 
         return run(options, requests, make, workers=min(options.batch, len(requests)))
 
@@ -112,17 +141,20 @@ def session_length(asked: int | None, draft: FoundDraft, target: Connection) -> 
 
 
 def with_baseline(
-    done: Completion, request: Request, target: Connection, tokenizer: Tokenizer, cancelled: Event
+    done: Completion, request: Request, alone: Complete, cancelled: Event
 ) -> Completion:
-    """The record with the target-only text of the same request, as long as this text."""
+    """The record with the target-only text of the same request, as long as this text.
+
+    alone: makes that text
+    """
     if done.failure is not None or not done.token_ids or cancelled.is_set():
         return done
     if not done.whole:
         request = replace(request, max_new_tokens=len(done.token_ids))
-    alone = complete(request, target.session(), inline(), tokenizer, silent, cancelled)
-    if alone.failure is not None:
-        return replace(done, finish_reason="error", failure=alone.failure)
-    return replace(done, baseline=replace(alone, device=target.description.device))
+    made = alone(request, silent, cancelled)
+    if made.failure is not None:
+        return replace(done, finish_reason="error", failure=made.failure)
+    return replace(done, baseline=made)
 
 
 def run(

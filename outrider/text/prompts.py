@@ -183,16 +183,19 @@ def make_request(client: Client, prompt: Prompt, parameters: Parameters, index: 
 def going_on(client: Client, request: Request, made: Sequence[int]) -> tuple[Request, str, int]:
     """The rest of a text that broke off: its request, the text so far, and the tokens of that.
 
-    With the same seed the rest is what it would have been. Tokens at the end that are no whole
-    character are made again. Raises InvalidRequest for ids out of range, and for a whole text.
+    With the same seed the rest is what it would have been. Tokens at the end are made again where
+    they are no whole character, or may begin a stop string. Raises InvalidRequest for ids out of
+    range, and for a whole text.
 
     made: tokens that came
     """
-    stream, text, kept = client.tokenizer.stream(request.ids), "", 0
+    stream, stops = client.tokenizer.stream(request.ids), StopStrings(request.stop)
+    said, certain, text, kept = "", 0, "", 0
     for count, token in enumerate(read_prompt(client, made), start=1):
         piece = stream.push(token)
-        if piece:
-            text, kept = text + piece, count
+        said, certain = said + piece, certain + len(stops.push(piece))
+        if piece and certain == len(said):
+            text, kept = said, count
     if kept >= request.max_new_tokens:
         raise InvalidRequest(f"the text is whole: it has its {request.max_new_tokens} tokens")
     ids, left = [*request.ids, *made[:kept]], request.max_new_tokens - kept

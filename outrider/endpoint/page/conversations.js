@@ -1,37 +1,114 @@
-// Conversations, kept in this browser. Files have the format of `outrider chat`.
+// Conversations, each kept in this browser under a key of its own, so that two tabs lose nothing.
+// Files have the format of `outrider chat`.
 
-const KEPT = "outrider.conversations", FORMAT = "outrider-conversation-1";
-const ROLES = ["system", "user", "assistant"];
+import { drop } from "./branches.js";
+
+const KEPT = "outrider.conversation.", BEFORE = "outrider.conversations", LAST = "outrider.settings";
+const FORMAT = "outrider-conversation-1", ROLES = ["system", "user", "assistant"];
+const BIN_MS = 7 * 86_400_000;
+const SETTINGS = {
+  system: "", server: "", temperature: 0, top_p: 1, max_tokens: 512, seed: null, stop: [],
+};
 
 export class Conversations {
-  constructor() {
-    this.all = read(KEPT, []).filter(valid);
-    this.current = this.all[0] ?? null;
+  // changed(): another tab has changed a conversation; failed(error)
+  constructor(changed, failed) {
+    this.failed = failed;
+    this.made = null; // the conversation for which a text is being made here: other tabs know less
+    this.all = kept();
+    this.current = this.listed("")[0] ?? this.begin();
+    window.addEventListener("storage", ({ key }) => {
+      if (key?.startsWith(KEPT)) changed(this.reread(key));
+    });
   }
 
+  // Opens an empty conversation: the one that is there, or a new one.
   begin() {
-    this.current = { id: crypto.randomUUID(), messages: [] };
-    this.all = [this.current, ...this.all];
-    this.keep();
+    this.current = this.all.find((one) => !one.messages.length && !one.draft && !one.deleted)
+      ?? this.add([], { ...read(LAST, {}), system: "", seed: null });
+    return this.current;
+  }
+
+  add(messages, settings) {
+    const id = [...crypto.getRandomValues(new Uint32Array(3))].map((one) => one.toString(36)).join("");
+    this.all.unshift({ id, messages, settings: { ...SETTINGS, ...settings }, changed: Date.now() });
+    return this.all[0];
   }
 
   open(id) {
     this.current = this.all.find((one) => one.id === id) ?? this.current;
   }
 
-  remove(id) {
-    this.all = this.all.filter((one) => one.id !== id);
-    if (this.current?.id === id) this.current = this.all[0] ?? null;
+  // Conversations that have these words, the latest first; one without messages only where it is open.
+  listed(words) {
+    const wanted = words.trim().toLowerCase();
+    return this.all
+      .filter((one) => !one.deleted && (one.messages.length || one.draft || one === this.current))
+      .filter((one) => !wanted || title(one).toLowerCase().includes(wanted) || excerpt(one, wanted))
+      .sort((one, other) => other.changed - one.changed);
+  }
+
+  get deleted() {
+    return this.all.filter((one) => one.deleted);
+  }
+
+  remove(conversation) {
+    conversation.deleted = Date.now();
+    this.keep(conversation);
+    if (this.current === conversation) this.current = this.listed("")[0] ?? this.begin();
+  }
+
+  restore(conversation) {
+    delete conversation.deleted;
+    this.current = conversation;
+    this.keep(conversation);
+  }
+
+  set(settings) {
+    Object.assign(this.current.settings, settings);
+    localStorage.setItem(LAST, JSON.stringify(this.current.settings));
     this.keep();
   }
 
-  keep() {
-    localStorage.setItem(KEPT, JSON.stringify(this.all));
+  // The user says this: behind what was said, or added to a message that nobody answered.
+  say(content) {
+    const { messages } = this.current, last = () => messages.at(-1);
+    if (last()?.role === "assistant" && !last().content) drop(messages);
+    if (last()?.role === "user") last().content += `\n\n${content}`;
+    else messages.push({ role: "user", content });
+    this.current.draft = "";
+    this.touch();
+  }
+
+  touch(conversation = this.current) {
+    conversation.changed = Date.now();
+    this.keep(conversation);
+  }
+
+  keep(conversation = this.current) {
+    if (!conversation.messages.length && !conversation.draft) return;
+    try {
+      localStorage.setItem(KEPT + conversation.id, JSON.stringify(conversation));
+    } catch {
+      this.failed(new Error("this browser keeps no more text here: export conversations and delete them"));
+    }
+  }
+
+  // What another tab has kept. Returns the conversation that was there before.
+  reread(key) {
+    const found = read(key, null), id = key.slice(KEPT.length);
+    const place = this.all.findIndex((one) => one.id === id), before = this.all[place];
+    if (before && before === this.made) return before;
+    if (valid(found)) this.all.splice(Math.max(place, 0), place < 0 ? 0 : 1, found);
+    if (valid(found) && this.current === before) this.current = found;
+    return before;
   }
 
   exported() {
-    const messages = (this.current?.messages ?? []).map(({ role, content }) => ({ role, content }));
-    return JSON.stringify({ format: FORMAT, messages }, null, 1);
+    const { settings: { system }, messages } = this.current;
+    const said = [...(system ? [{ role: "system", content: system }] : []), ...messages];
+    const plain = said.map(({ role, content }) => ({ role, content }));
+    return JSON.stringify({ format: FORMAT, messages: plain }, null, 1);
   }
 
   imported(text) {
@@ -40,20 +117,49 @@ export class Conversations {
     if (found?.format !== FORMAT || !valid(found)) {
       throw new Error(`this file is no conversation: the format ${FORMAT} is needed`);
     }
-    const messages = found.messages.map(({ role, content }) => ({ role, content }));
-    this.current = { id: crypto.randomUUID(), messages };
-    this.all = [this.current, ...this.all];
+    const plain = found.messages.map(({ role, content }) => ({ role, content }));
+    this.current = this.add(...withSystem(plain));
     this.keep();
   }
 }
 
 export function title(conversation) {
-  const first = conversation.messages.find((message) => message.role === "user");
-  return first?.content.trim().split("\n")[0].slice(0, 60) || "New conversation";
+  const first = conversation.messages.find((message) => message.role === "user")?.content;
+  return conversation.title || (first ?? conversation.draft ?? "").trim().split("\n")[0].slice(0, 60)
+    || "New chat";
+}
+
+// The words around what was sought; empty where it is not in a message.
+export function excerpt(conversation, wanted) {
+  for (const { content } of wanted ? conversation.messages : []) {
+    const place = content.toLowerCase().indexOf(wanted);
+    if (place >= 0) return content.slice(Math.max(place - 20, 0), place + 60);
+  }
+  return "";
 }
 
 export function read(name, otherwise) {
   try { return JSON.parse(localStorage.getItem(name)) ?? otherwise; } catch { return otherwise; }
+}
+
+// What this browser has, with what an earlier page kept under one key. Deleted ones go after a week.
+function kept() {
+  for (const { messages, ...one } of read(BEFORE, []).filter(valid)) {
+    const [said, settings] = withSystem(messages);
+    const moved = { ...one, messages: said, settings: { ...SETTINGS, ...settings }, changed: Date.now() };
+    localStorage.setItem(KEPT + one.id, JSON.stringify(moved));
+  }
+  localStorage.removeItem(BEFORE);
+  const keys = Object.keys(localStorage).filter((key) => key.startsWith(KEPT));
+  const found = keys.map((key) => [key, read(key, null)]).filter(([, one]) => valid(one));
+  for (const [key, one] of found) if (one.deleted < Date.now() - BIN_MS) localStorage.removeItem(key);
+  return found.map(([, one]) => ({ ...one, settings: { ...SETTINGS, ...one.settings } }));
+}
+
+// Messages without the system's, and the settings that have it.
+function withSystem(messages) {
+  const system = messages.filter(({ role }) => role === "system").map(({ content }) => content);
+  return [messages.filter(({ role }) => role !== "system"), { system: system.join("\n\n") }];
 }
 
 function valid(one) {

@@ -2,6 +2,14 @@
 
 const SVG = "http://www.w3.org/2000/svg";
 
+// Paths of icons in a square of 24
+const ICONS = {
+  copy: "M9 9h11v11H9zM5 15H4V4h11v1", done: "M5 13l4 4L19 7", edit: "M4 20l1-5L16 4l4 4L9 19z",
+  again: "M4 11a8 8 0 1 1 2 6M4 18v-5h5", previous: "M15 5l-7 7 7 7", next: "M9 5l7 7-7 7",
+  on: "M7 5l11 7-11 7z", remove: "M5 7h14M10 7V4h4v3M7 7l1 13h8l1-13",
+  down: "M12 4v15M5 13l7 7 7-7", save: "M12 4v11M7 11l5 5 5-5M5 20h14",
+};
+
 export const $ = (id) => document.getElementById(id);
 
 // An element with these children: nodes, or text.
@@ -20,4 +28,48 @@ export function button(text, action, label = text) {
   const made = el("button", [text], { type: "button", "aria-label": label });
   made.addEventListener("click", action);
   return made;
+}
+
+export function iconButton(icon, label, action) {
+  const made = button(drawn(icon), action, label);
+  made.className = "icon";
+  made.title = label;
+  return made;
+}
+
+// A button that copies what text() returns, and shows that it did.
+export function copyButton(label, text) {
+  const made = iconButton("copy", label, async () => {
+    await copy(text());
+    made.replaceChildren(drawn("done"));
+    made.setAttribute("aria-label", "Copied");
+    setTimeout(() => {
+      made.replaceChildren(drawn("copy"));
+      made.setAttribute("aria-label", label);
+    }, 1500);
+  });
+  return made;
+}
+
+// Redraws, and puts the focus back where its element was only moved.
+export function keepFocus(draw) {
+  const focused = document.activeElement;
+  draw();
+  if (focused?.isConnected && document.activeElement !== focused) focused.focus();
+}
+
+function drawn(icon) {
+  const made = svg("svg", { viewBox: "0 0 24 24", "aria-hidden": "true", class: "icon" });
+  return el(made, [svg("path", { d: ICONS[icon] })]);
+}
+
+// Browsers have no clipboard for pages without TLS from other machines: there a selection is copied.
+async function copy(text) {
+  if (navigator.clipboard) return navigator.clipboard.writeText(text);
+  const area = el("textarea", [text], { class: "hidden" }), focused = document.activeElement;
+  document.body.append(area);
+  area.select();
+  document.execCommand("copy");
+  area.remove();
+  focused?.focus();
 }

@@ -1,69 +1,40 @@
-// The chat page: messages, the text that is being made, and what can be watched of it.
+// The chat page: puts its parts together.
 
-import { Conversations, title } from "./conversations.js";
-import { Curve } from "./curve.js";
-import { $, button, el } from "./elements.js";
-import { render } from "./markdown.js";
-import { call, listen } from "./server.js";
+import { Answers } from "./answers.js";
+import { change, fork } from "./branches.js";
+import { Conversations } from "./conversations.js";
+import { $, el, keepFocus } from "./elements.js";
+import { Follow } from "./follow.js";
+import { Live } from "./live.js";
+import { MessageView } from "./message.js";
 import { Servers } from "./servers.js";
-import { Tree } from "./tree.js";
+import { Settings } from "./settings.js";
+import { Sidebar } from "./sidebar.js";
 
-const NAMES = { target: "the target alone", model: "the draft", copy: "copied text",
-  host: "the draft beside the target", device: "a second device" };
-const PARTS = { draft: "draft", wire: "wire and rest", queue: "queue", target: "target" };
+const COLOURS = "outrider.colours", narrow = matchMedia("(max-width: 1099px)");
 
-const conversations = new Conversations();
+const conversations = new Conversations(changedElsewhere, fail);
 const servers = new Servers(showState, fail);
-const tree = new Tree($("tree"));
-const curve = new Curve($("curve"));
-let running = null; // the AbortController of the texts that are being made
-let steered = ""; // the target whose knob is shown
-
-// A text on its way: the message that it becomes, and the element that shows it.
-class LiveText {
-  constructor(place, message) {
-    this.place = place;
-    this.message = message;
-    this.waiting = false;
-  }
-
-  // What stands there before it goes on
-  cut({ text, tokens }) {
-    const { runs, going } = this.message, by = runs.find(({ end }) => end >= text.length)?.by ?? "target";
-    going.made.length = tokens;
-    this.message.runs = runs.filter(({ end }) => end < text.length);
-    this.message.content = "";
-    this.push({ text, by });
-  }
-
-  push({ text, by }) {
-    const { runs } = this.message, last = runs.at(-1), end = (this.message.content += text).length;
-    if (last?.by === by) last.end = end;
-    else runs.push({ end, by });
-    if (this.waiting) return;
-    this.waiting = true;
-    requestAnimationFrame(() => this.draw());
-  }
-
-  draw() {
-    this.waiting = false;
-    render(this.message.content, this.message.runs, this.place);
-    follow();
-  }
-}
+const panel = new Live(fail);
+const sidebar = new Sidebar(conversations, open);
+const settings = new Settings(conversations, servers);
+const follow = new Follow($("messages"), $("log"), $("jump"));
+const answers = new Answers(conversations, servers, panel, { begun, moved, ended, failed: fail });
+const views = new WeakMap(); // message -> MessageView
+let away = true; // whether the target has not answered since unfinished texts were looked for
 
 function showState(state) {
+  const gone = !state.running || Boolean(state.trouble);
   const words = !state.running ? `no target: ${state.reason}`
     : state.trouble ? `${state.model} is away: ${state.trouble}`
       : `${state.model} at ${state.address}, drafted by ${state.draft ?? "nobody"}, on ${state.device}`;
   if ($("status").textContent !== words) $("status").textContent = words; // or it is read out again
-  $("status").classList.toggle("away", !state.running || Boolean(state.trouble));
-  $("knob").hidden = !state.running || state.unsteered !== "";
-  $("cs-note").textContent = state.unsteered || (state.priced ? `prices: ${state.priced}` : "");
-  const target = `${state.model} at ${state.address}`;
-  if (!state.running || target === steered) return; // a user may be moving the knob
-  steered = target;
-  $("cs-value").textContent = $("cs").value = Math.round(state.weight * 100);
+  $("status").title = words;
+  $("status").classList.toggle("away", gone);
+  panel.state(state);
+  const back = away && !gone;
+  if (back || gone) away = gone;
+  if (back) answers.resume();
 }
 
 function fail(error) {
@@ -71,189 +42,106 @@ function fail(error) {
   $("error").hidden = false;
 }
 
-function drawAll() {
-  const current = conversations.current;
-  $("list").replaceChildren(...conversations.all.map((one) => el("li", [
-    button(title(one), () => { conversations.open(one.id); drawAll(); }),
-    button("\u00d7", () => { conversations.remove(one.id); drawAll(); }, `Remove ${title(one)}`),
-  ], one === current ? { class: "current" } : {})));
-  $("messages").replaceChildren(...(current?.messages ?? []).map(drawn));
-  const last = current?.messages.at(-1);
-  if (!running && last?.going) $("messages").append(button("Go on", answer));
-  if (!running && last?.role === "user") {
-    $("messages").append(button("Ask again", answer), " ", button("Edit", takeBack));
-  }
-  follow(true);
+const acts = {
+  edit(message, content) { branch(message, { role: "user", content }); },
+  regenerate(message) { branch(message, answers.empty(conversations.current.settings)); },
+  change(message, step) {
+    const { messages } = conversations.current, { siblings } = message, index = messages.indexOf(message);
+    change(messages, index, siblings.indexOf(null) + step);
+    conversations.keep();
+    drawMessages();
+    const switches = views.get(messages[index]).head.querySelectorAll("button:enabled");
+    switches[step > 0 ? switches.length - 1 : 0].focus();
+  },
+  goOn() { answer(); },
+};
+
+function branch(message, other) {
+  const { messages } = conversations.current;
+  fork(messages, messages.indexOf(message), other);
+  answer();
 }
 
-function drawn(message) {
-  const text = el("div", [], { class: "text" });
-  if (message.role === "user") text.textContent = message.content;
-  else render(message.content, message.runs ?? [], text);
-  const who = { user: "You", system: "System", assistant: "Target" }[message.role];
-  const words = message.note ?? (message.going && !running && "broken off");
-  const note = words ? [el("p", [words], { class: "note" })] : [];
-  return el("article", [el("h4", [who]), text, ...note], { class: `message ${message.role}` });
-}
-
-function follow(always = false) {
-  const box = $("messages");
-  if (always || box.scrollHeight - box.scrollTop - box.clientHeight < 120) {
-    box.scrollTop = box.scrollHeight;
-  }
+function answer() {
+  $("error").hidden = true;
+  follow.held = true;
+  answers.answer(conversations.current, $("beside").checked);
+  drawMessages();
 }
 
 function send() {
   const content = $("message").value;
-  if (!content.trim() || running) return;
-  if (!conversations.current) conversations.begin();
-  const { messages } = conversations.current, last = messages.at(-1);
-  if (last?.role === "user") last.content += `\n\n${content}`; // which nobody answered
-  else messages.push({ role: "user", content });
+  if (!content.trim() || answers.running) return;
+  conversations.say(content);
   $("message").value = "";
   answer();
 }
 
-function takeBack() {
-  $("message").value = conversations.current.messages.pop().content;
-  conversations.keep();
-  drawAll();
-  $("message").focus();
+function drawMessages() {
+  const { messages } = conversations.current;
+  const busy = Boolean(answers.running);
+  keepFocus(() => $("log").replaceChildren(...messages.map((message) => {
+    if (!views.has(message)) views.set(message, new MessageView(message, acts));
+    const live = answers.running?.message === message, last = message === messages.at(-1);
+    views.get(message).draw({ busy, live, last, colours: colours() });
+    return views.get(message).element;
+  })));
+  $("welcome").hidden = messages.length > 0;
+  if (follow.held) follow.hold();
 }
 
-// Answers the last message, or goes on with an answer that broke off.
-async function answer() {
-  if (running) return;
-  const { messages } = conversations.current, begun = messages.at(-1).going?.model;
-  if (begun && (servers.state?.model ?? begun) !== begun) {
-    return fail(new Error(`${begun} began this text: only it can go on`));
-  }
-  const broken = messages.at(-1).going ? messages.pop() : null;
+// Shows the conversation that is open now.
+function open() {
   $("error").hidden = true;
-  begin(true);
-  drawAll();
-  const asked = messages.map(({ role, content }) => ({ role, content })), message = broken ?? empty();
-  const both = !broken && $("beside").checked, alone = structuredClone(message);
-  const places = both ? [pane("Outrider"), pane("target-only")] : [pane("")];
-  $("messages").append(el("article", [el("h4", ["Target"]),
-    el("div", places.map((place) => place.box), { class: both ? "pair" : "" }),
-  ], { class: "message assistant" }));
-  messages.push(message); // a page that is left keeps what came
-  conversations.keep();
-  const failures = await Promise.all(places.map((place, index) =>
-    make(asked, place, index ? alone : message, index === 1)));
-  if (!message.content && message.going) {
-    messages.splice(messages.indexOf(message), 1);
-    failures.filter(Boolean).forEach(fail);
-  }
-  begin(false);
-  conversations.keep();
-  if (!both || message.going) drawAll();
+  $("message").value = conversations.current.draft ?? "";
+  follow.held = true;
+  sidebar.draw();
+  settings.draw();
+  drawMessages();
+  if (narrow.matches) show("list", false);
 }
 
-// An answer of which nothing has come; going: what is needed to go on with it
-function empty() {
-  const going = {
-    model: servers.state?.model, max_tokens: Number($("tokens").value), made: [],
-    temperature: Number($("temperature").value), seed: Math.floor(Math.random() * 2 ** 31),
-  };
-  return { role: "assistant", content: "", runs: [], going };
+function begun() {
+  $("stop").disabled = false;
+  $("send").disabled = true;
+  $("messages").setAttribute("aria-busy", "true");
+  sidebar.draw();
+  drawMessages();
 }
 
-function pane(name) {
-  const text = el("div", [], { class: "text" }), note = el("p", [], { class: "note" });
-  const head = name ? [el("h4", [name])] : [];
-  return { box: el("div", [...head, text, note]), text, note };
+function moved(message) {
+  const view = views.get(message);
+  view?.later();
 }
 
-// Returns the error that broke the text off, where one did.
-async function make(messages, place, message, alone) {
-  const live = new LiveText(place.text, message), { model, ...asked } = message.going;
-  let ended = null, failed = null;
-  const on = {
-    made: (sent) => live.cut(sent),
-    piece: (piece) => live.push(piece),
-    tokens: (sent) => { asked.made.push(...sent.ids); if (!alone) tree.committed(sent); },
-    figures: (figures) => { place.note.textContent = brief(figures); if (!alone) show(figures); },
-    end: (figures) => { ended = figures; },
-    error: (error) => { failed = error; },
-  };
-  if (!alone) {
-    tree.reset();
-    on.nodes = (sent) => tree.sent(sent);
-  }
-  live.draw();
-  try {
-    await listen("page/texts", { messages, ...asked, target_only: alone }, on, running.signal);
-    if (!ended) failed ??= new Error("the server ended it");
-  } catch (error) {
-    if (!running.signal.aborted) failed = error;
-  }
-  if (ended) {
-    delete message.going;
-    if (!alone) { show(ended); point(ended); }
-  }
-  live.draw();
-  message.note = ended ? brief(ended) : failed ? `broken off: ${failed.message}` : "stopped";
-  place.note.textContent = message.note;
-  return failed;
+function ended() {
+  const focused = document.activeElement;
+  $("stop").disabled = true;
+  $("send").disabled = false;
+  $("messages").setAttribute("aria-busy", "false");
+  sidebar.draw();
+  drawMessages();
+  if (focused === $("stop") || focused === document.body) $("message").focus();
 }
 
-function begin(yes) {
-  running = yes ? new AbortController() : null;
-  $("stop").disabled = !yes;
-  $("send").disabled = yes;
-  $("messages").setAttribute("aria-busy", String(yes));
-  if (!yes) $("message").focus();
+function changedElsewhere(before) {
+  if (before === conversations.current || before?.id === conversations.current.id) drawMessages();
+  sidebar.draw();
 }
 
-function brief(figures) {
-  const cost = figures.usd === null ? "" : `, $${figures.usd.toFixed(6)}`;
-  return `${figures.tokens} tokens, ${figures.speed.toFixed(1)} tokens/s, `
-    + `${figures.acceptance_length.toFixed(2)} tokens a forward${cost}`;
+function colours() {
+  return $("toggle-colours").getAttribute("aria-pressed") === "true";
 }
 
-function show(figures) {
-  const rows = {
-    "tokens": figures.tokens, "tokens/s": figures.speed.toFixed(1),
-    "first token": `${(figures.first * 1000).toFixed(0)} ms`,
-    "acceptance length": figures.acceptance_length.toFixed(2),
-    "cost": figures.usd === null ? "no price is known" : `$${figures.usd.toFixed(6)}`,
-    "energy here": figures.joules === null ? "not known" : `${figures.joules.toFixed(2)} J`,
-  };
-  $("figures").replaceChildren(...Object.entries(rows).flatMap(([name, value]) =>
-    [el("dt", [name]), el("dd", [String(value)])]));
-  const by = { ...figures.accepted_by };
-  by.target = figures.tokens - Object.values(by).reduce((sum, count) => sum + count, 0);
-  $("legend").replaceChildren(...Object.entries(by).map(([name, count]) =>
-    el("li", [`${NAMES[name]}: ${count}`], { class: `by-${name}` })));
-  showWhere(figures);
+function show(name, shown) {
+  document.querySelector("main").classList.toggle(`no-${name}`, !shown);
+  $(`toggle-${name}`).setAttribute("aria-expanded", String(shown));
 }
 
-// The draft works while the target does: of its time, what was not hidden is shown.
-function showWhere({ seconds, where }) {
-  const target = Math.min(where.target, seconds), queue = Math.min(where.queue, seconds - target);
-  const wire = Math.max(seconds - target - queue, 0), draft = Math.min(where.draft, seconds);
-  const parts = { target, queue, wire };
-  const bar = Object.entries(parts).map(([name, value]) => {
-    const part = el("span", [], { class: `part-${name}` });
-    part.style.width = `${(100 * value) / Math.max(seconds, 1e-9)}%`;
-    return part;
-  });
-  const mine = el("span", [], { class: "part-draft" });
-  mine.style.width = `${(100 * draft) / Math.max(seconds, 1e-9)}%`;
-  const words = Object.entries({ ...parts, draft }).map(([name, value]) =>
-    `${PARTS[name]} ${((100 * value) / Math.max(seconds, 1e-9)).toFixed(0)} %`).join(", ");
-  $("where").replaceChildren(el("div", bar, { class: "bar" }), el("div", [mine], { class: "bar" }),
-    el("p", [words], { class: "note" }));
-  $("where").setAttribute("aria-label", words);
-}
-
-function point(figures) {
-  if (!figures.tokens) return;
-  const priced = figures.usd !== null;
-  const cost = priced ? (figures.usd / figures.tokens) * 1e6 : 1 / Math.max(figures.acceptance_length, 1e-9);
-  curve.add({ cs: Number($("cs").value), speed: figures.speed, cost, priced });
+// On a small screen there is room for one of the three, and the text comes first.
+function textFirst() {
+  show("list", !narrow.matches);
+  show("live", !narrow.matches);
 }
 
 function download() {
@@ -264,26 +152,53 @@ function download() {
 }
 
 $("composer").addEventListener("submit", (event) => { event.preventDefault(); send(); });
+$("message").addEventListener("input", () => {
+  conversations.current.draft = $("message").value;
+  conversations.keep();
+});
 $("message").addEventListener("keydown", (event) => {
   if (event.key === "Enter" && !event.shiftKey && !event.isComposing) { event.preventDefault(); send(); }
+  if (event.key === "ArrowUp" && !$("message").value && !answers.running) {
+    const last = conversations.current.messages.findLast(({ role }) => role === "user");
+    if (last) { event.preventDefault(); views.get(last).edit(); }
+  }
 });
-document.addEventListener("keydown", (event) => { if (event.key === "Escape") running?.abort(); });
-$("stop").addEventListener("click", () => running?.abort());
-$("new").addEventListener("click", () => { conversations.begin(); drawAll(); $("message").focus(); });
+document.addEventListener("keydown", (event) => {
+  const elsewhere = event.target.matches?.("input") || document.querySelector("dialog[open]");
+  if (event.key === "Escape" && !elsewhere) answers.stop();
+  if (event.key === "k" && (event.ctrlKey || event.metaKey)) {
+    event.preventDefault();
+    show("list", true);
+    $("search").focus();
+  }
+});
+$("stop").addEventListener("click", () => answers.stop());
 $("export").addEventListener("click", download);
-$("import").addEventListener("change", async (event) => {
-  try { conversations.imported(await event.target.files[0].text()); drawAll(); } catch (error) { fail(error); }
+$("import").addEventListener("click", () => $("import-file").click());
+$("import-file").addEventListener("change", async (event) => {
+  try { conversations.imported(await event.target.files[0].text()); open(); } catch (error) { fail(error); }
   event.target.value = "";
 });
-$("toggle-live").addEventListener("click", () => {
-  const hidden = document.querySelector("main").classList.toggle("no-live");
-  $("toggle-live").setAttribute("aria-expanded", String(!hidden));
+for (const name of ["list", "live"]) {
+  $(`toggle-${name}`).addEventListener("click", () => {
+    const shown = $(`toggle-${name}`).getAttribute("aria-expanded") !== "true";
+    if (shown && narrow.matches) show(name === "list" ? "live" : "list", false);
+    show(name, shown);
+  });
+}
+$("toggle-colours").addEventListener("click", () => {
+  $("toggle-colours").setAttribute("aria-pressed", String(!colours()));
+  localStorage.setItem(COLOURS, String(colours()));
+  drawMessages();
 });
-$("cs").addEventListener("input", async () => {
-  $("cs-value").textContent = $("cs").value;
-  try { await call("page/steer", { cs: Number($("cs").value) }); } catch (error) { fail(error); }
-});
-if (window.innerWidth < 1000) $("toggle-live").click(); // on a small screen the text comes first
-window.addEventListener("pagehide", () => { if (running) conversations.keep(); });
-drawAll();
+for (const one of document.querySelectorAll("#welcome button")) {
+  one.addEventListener("click", () => { $("message").value = one.textContent; send(); });
+}
+window.addEventListener("pagehide", () => { if (answers.running) conversations.keep(answers.running.conversation); });
+
+$("toggle-colours").setAttribute("aria-pressed", String(localStorage.getItem(COLOURS) === "true"));
+narrow.addEventListener("change", textFirst);
+document.querySelector(".skip").addEventListener("click", () => { if (narrow.matches) textFirst(); });
+textFirst();
+open();
 servers.watch();

@@ -1,108 +1,113 @@
-// Renders Markdown into elements, with a span for each run of text by who named its tokens.
-// Text only ever becomes text nodes: nothing in it is read as HTML. Links lead to http and https.
+// Markdown, maths and code as elements. HTML in a text is shown as it is written, and all that the
+// libraries make passes the sanitiser: so no text can become a script, a style or a request.
 
-const INLINE = /(`+)([^`]|[^`][\s\S]*?[^`])\1(?!`)|\*\*([^*\n]+)\*\*|\*([^*\s][^*\n]*)\*|\[([^\]\n]+)\]\(([^)\s]+)\)/g;
+import { copyButton, el } from "./elements.js";
+import DOMPurify from "./vendor/dompurify.js";
+import hljs from "./vendor/highlight.js";
+import katex from "./vendor/katex.js";
+import { Marked } from "./vendor/marked.js";
 
-// text: the whole text; runs: [{end, by}] by ascending end; the last end is the text's length
-export function render(text, runs, into) {
-  const emit = emitter(text, runs);
-  const made = document.createDocumentFragment();
-  let place = 0, paragraph = null, list = null, code = null;
-  const end = () => { paragraph = null; list = null; };
-  for (const line of text.split("\n")) {
-    const from = place, to = place + line.length;
-    place = to + 1;
-    const fence = /^\s*(```|~~~|<tool_call>|<\/tool_call>)/.exec(line)?.[1];
-    if (code) {
-      if (fence) { code = null; continue; }
-      emit(code, from, Math.min(place, text.length));
-      continue;
-    }
-    if (fence) {
-      end();
-      code = add(add(made, "pre"), "code");
-      if (fence[0] === "<") code.parentNode.className = "call";
-      continue;
-    }
-    const heading = /^(#{1,6})\s+/.exec(line), item = /^\s*([-*+]|\d{1,9}[.)])\s+/.exec(line);
-    const quote = /^>\s?/.exec(line);
-    if (!line.trim()) end();
-    else if (heading) {
-      end();
-      inline(add(made, `h${Math.min(heading[1].length + 2, 6)}`), from + heading[0].length, to);
-    } else if (item) {
-      const kind = /\d/.test(item[1]) ? "ol" : "ul";
-      if (!list || list.localName !== kind) { end(); list = add(made, kind); }
-      inline(add(list, "li"), from + item[0].length, to);
-      paragraph = null;
-    } else if (quote) {
-      end();
-      inline(add(made, "blockquote"), from + quote[0].length, to);
-    } else {
-      if (paragraph) emit(paragraph, from - 1, from);
-      else { list = null; paragraph = add(made, "p"); }
-      inline(paragraph, from, to);
-    }
+const SAFE = {
+  USE_PROFILES: { mathMl: true },
+  ADD_TAGS: ["a", "blockquote", "br", "code", "del", "em", "h4", "h5", "h6", "hr", "li", "ol", "p",
+    "pre", "span", "strong", "table", "tbody", "td", "th", "thead", "tr", "ul"],
+  ADD_ATTR: ["align", "data-language", "href", "start", "title"],
+  FORBID_ATTR: ["class", "id", "name", "style"],
+  ALLOWED_URI_REGEXP: /^(?:(?:https?|mailto):|[^a-z]|[a-z+.-]+(?:[^a-z+.\-:]|$))/i,
+  RETURN_DOM_FRAGMENT: true,
+};
+const COLOURS = { ALLOWED_TAGS: ["span"], ALLOWED_ATTR: ["class"], RETURN_DOM_FRAGMENT: true };
+const INLINE = /^(?:\$\$([^$]+)\$\$|\\\[([\s\S]+?)\\\]|\\\(([\s\S]+?)\\\)|\$(?!\s)((?:\\.|[^$\\\n])+?)(?<!\s)\$(?!\d))/;
+const BLOCK = /^(?:\$\$([\s\S]+?)\$\$|\\\[([\s\S]+?)\\\])[ \t]*(?:\n|$)/;
+const CODE_LINE = /^(\s{4}|\t|#|\/\/|[@{}()\]]|(def|class|import|from|return|if|for|while|else|elif|try|except|with|const|let|function|var|public|async|raise|print)\b)|[:;{}(,]$|^[\w.[\]]+(\(| = )/;
+const PYTHON = /^\s*(?:async def|def|class|import|from|elif|@\w)\b/m;
+
+const marked = new Marked({
+  breaks: true,
+  extensions: [maths("inline", INLINE, /\$|\\[([]/), maths("block", BLOCK, /(?<=\n)(?:\$\$|\\\[)/)],
+  renderer: {
+    heading({ tokens, depth }) {
+      const level = Math.min(Math.max(depth + 2, 4), 6);
+      return `<h${level}>${this.parser.parseInline(tokens)}</h${level}>`;
+    },
+    html: ({ text }) => (/^<br\s*\/?>$/i.test(text) ? "<br>" : escape(text)),
+    image: ({ href, text }) => `<a href="${escape(href)}">${escape(text || href)}</a>`,
+    checkbox: ({ checked }) => (checked ? "\u2611 " : "\u2610 "),
+    code: ({ text, lang }) => codeBlock(text, lang?.split(/\s/)[0] ?? ""),
+  },
+});
+
+// The blocks of a text, in order: the source of each tells whether it has changed.
+export function blocksOf(text) {
+  if (isCode(text)) {
+    const lang = PYTHON.test(text) ? "python" : "";
+    return [{ type: "code", raw: text, text: text.replace(/^\n+/, ""), lang }];
   }
-  into.replaceChildren(made);
+  return marked.lexer(text).filter(({ type }) => type !== "space");
+}
 
-  function inline(parent, from, to) {
-    let at = from;
-    const part = text.slice(from, to);
-    for (const found of part.matchAll(INLINE)) {
-      const start = from + found.index, stop = start + found[0].length;
-      emit(parent, at, start);
-      at = stop;
-      const [, ticks, , bold, italic, label, address] = found;
-      if (ticks) emit(add(parent, "code"), start + ticks.length, stop - ticks.length);
-      else if (bold) emit(add(parent, "strong"), start + 2, stop - 2);
-      else if (italic) emit(add(parent, "em"), start + 1, stop - 1);
-      else {
-        const link = anchor(address);
-        if (!link) { emit(parent, start, stop); continue; }
-        parent.append(link);
-        emit(link, start + 1, start + 1 + label.length);
-      }
-    }
-    emit(parent, at, to);
+export function drawBlock(block) {
+  const made = DOMPurify.sanitize(marked.parser([block]), SAFE);
+  for (const link of made.querySelectorAll("a[href]")) {
+    link.rel = "noopener noreferrer";
+    link.target = "_blank";
   }
+  for (const table of made.querySelectorAll("table")) {
+    const scrolling = { class: "scroll", tabindex: "0", role: "region", "aria-label": "Table" };
+    table.replaceWith(el("div", [table.cloneNode(true)], scrolling));
+  }
+  for (const code of made.querySelectorAll("pre > code")) dress(code.parentNode, code);
+  return el("div", [made], { class: "block" });
 }
 
-function anchor(address) {
-  let url;
-  try { url = new URL(address); } catch { return null; }
-  if (url.protocol !== "https:" && url.protocol !== "http:") return null;
-  const link = document.createElement("a");
-  link.href = url.href;
-  link.rel = "noopener noreferrer";
-  link.target = "_blank";
-  return link;
+// A block of code: what language it is, a button that copies it, and colours.
+function dress(pre, code) {
+  const text = code.textContent, language = code.dataset.language;
+  if (hljs.getLanguage(language)) {
+    const { value } = hljs.highlight(text, { language, ignoreIllegals: true });
+    code.replaceChildren(DOMPurify.sanitize(value, COLOURS));
+  }
+  pre.tabIndex = 0; // it scrolls
+  const head = el("div", [el("span", [language || "text"]), copyButton("Copy code", () => text)]);
+  const figure = el("figure", [head], { class: "code" });
+  pre.replaceWith(figure);
+  figure.append(pre);
 }
 
-function add(parent, kind) {
-  return parent.appendChild(document.createElement(kind));
+function codeBlock(text, language) {
+  return `<pre><code data-language="${escape(language)}">${escape(text)}</code></pre>`;
 }
 
-function emitter(text, runs) {
-  return (parent, from, to) => {
-    let at = from;
-    for (let index = first(runs, from); at < to; index += 1) {
-      const run = runs[index] ?? { end: to, by: "target" };
-      const stop = Math.min(run.end, to);
-      const span = add(parent, "span");
-      span.className = `by-${run.by}`;
-      span.textContent = text.slice(at, stop);
-      at = stop;
-    }
+// Whether a text without fences is code: base models go on with a program as they were asked to.
+function isCode(text) {
+  const lines = text.split("\n").filter((line) => line.trim());
+  if (/^(```|~~~)/m.test(text) || lines.length < 2) return false;
+  return lines.filter((line) => CODE_LINE.test(line)).length >= 0.7 * lines.length;
+}
+
+// start: what a formula may begin with in the middle of other text
+function maths(level, pattern, start) {
+  return {
+    name: `${level}-maths`,
+    level,
+    start: (source) => source.match(start)?.index,
+    tokenizer(source) {
+      const [raw, ...found] = pattern.exec(source) ?? [];
+      if (raw === undefined) return undefined;
+      const place = found.findIndex((one) => one !== undefined);
+      return { type: `${level}-maths`, raw, tex: found[place].trim(), display: place < 2 };
+    },
+    renderer: ({ tex, display }) => formula(tex, display),
   };
 }
 
-// The first run that ends behind a place.
-function first(runs, place) {
-  let low = 0, high = runs.length;
-  while (low < high) {
-    const middle = (low + high) >> 1;
-    if (runs[middle].end <= place) low = middle + 1; else high = middle;
-  }
-  return low;
+function formula(tex, displayMode) {
+  const made = katex.renderToString(tex, {
+    displayMode, output: "mathml", throwOnError: false, strict: false, maxExpand: 200, maxSize: 20,
+  });
+  return made.replace(/<annotation[\s\S]*?<\/annotation>/g, ""); // the source: it would be read twice
+}
+
+function escape(text) {
+  return text.replace(/[&<>"']/g, (sign) => `&#${sign.charCodeAt(0)};`);
 }

@@ -11,8 +11,8 @@ export async function call(path, body) {
   return response.json();
 }
 
-// The events of a text: on[name](data) is called for each. Ends when the stream ends.
-export async function listen(path, body, on, signal) {
+// The events of a text: hear(name, data) is called for each. Ends when the stream ends.
+export async function listen(path, body, hear, signal) {
   const response = await send(path, body, signal);
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
@@ -24,7 +24,7 @@ export async function listen(path, body, on, signal) {
     rest = parts.pop();
     for (const part of parts) {
       const fields = Object.fromEntries(part.split("\n").map((line) => split(line)));
-      if (fields.event && on[fields.event]) on[fields.event](JSON.parse(fields.data));
+      if (fields.event) hear(fields.event, JSON.parse(fields.data));
     }
   }
 }

@@ -57,6 +57,16 @@ export class Servers {
     await this.change("page/start", { ...settings, token: this.tokens.get(name) ?? "" });
   }
 
+  // Starts the server of this name unless it is in use.
+  async use(name) {
+    const wanted = this.all.find((one) => one.name === name);
+    if (!wanted) throw new Error(`the server ${name} of this conversation is not among Servers`);
+    const { running, address, model } = this.state ?? {};
+    if (running && address === wanted.address && (wanted.model_name || model) === model) return;
+    await this.start(wanted);
+    if (!this.state.running) throw new Error(`${name} is not there: ${this.state.reason}`);
+  }
+
   async change(path, body) {
     this.changing = true;
     try {

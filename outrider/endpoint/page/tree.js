@@ -1,123 +1,69 @@
-// The candidates of the text that is being made, and the path that the target took through them.
+// Draws the candidates of a forward as a tree, at a fixed size: the place around it scrolls.
 
 import { el, svg } from "./elements.js";
+import { NAMES, ROOT, percent, shorten } from "./forwards.js";
 
-const ROOT = -1; // the parent of what hangs below the last committed token
-const WIDTH = 320, STEP = 68, LINE = 17, MOST = 28, TRAIL = 3;
+const STEP = 104, LINE = 26, LEFT = 46, LETTER = 7.9; // pixels, at the 13 px of live.css
 
-export class Tree {
-  constructor(place) {
-    this.place = place;
-    this.reset();
-  }
-
-  reset() {
-    this.root = null; // position of the last committed token
-    this.rootNumber = null; // its number, where it was a candidate
-    this.nodes = new Map(); // number -> {parent, token, chance}
-    this.roots = []; // numbers of the nodes below the root
-    this.trail = []; // the last committed tokens: [text, by]
-    this.draw();
-  }
-
-  // Draw at most once a frame.
-  later() {
-    if (this.waiting) return;
-    this.waiting = true;
-    requestAnimationFrame(() => { this.waiting = false; this.draw(); });
-  }
-
-  // base: position of the token that parent -1 stands for
-  sent({ base, nodes }) {
-    this.root ??= base;
-    for (const [number, named, token, chance] of nodes) {
-      const parent = named === this.rootNumber || (named < 0 && base === this.root) ? ROOT : named;
-      if (parent !== ROOT && !this.nodes.has(parent)) continue;
-      this.nodes.set(number, { parent, token, chance });
-      if (parent === ROOT) this.roots.push(number);
-    }
-    this.later();
-  }
-
-  committed({ position, texts, by }) {
-    texts.forEach((text, index) => {
-      const next = this.roots.find((number) => this.nodes.get(number).token === text);
-      this.trail = [...this.trail, [text, by[index]]].slice(-TRAIL);
-      this.rootNumber = next ?? null;
-      this.roots = next === undefined ? [] : this.below(next);
-      this.roots.forEach((number) => { this.nodes.get(number).parent = ROOT; });
-      this.keep();
-    });
-    this.root = position + texts.length - 1;
-    this.later();
-  }
-
-  below(number) {
-    return [...this.nodes].filter(([, node]) => node.parent === number).map(([one]) => one);
-  }
-
-  // Forget what does not hang below the root.
-  keep() {
-    const live = new Map(), waiting = [...this.roots];
-    while (waiting.length) {
-      const number = waiting.pop();
-      live.set(number, this.nodes.get(number));
-      waiting.push(...this.below(number));
-    }
-    this.nodes = new Map([...live].sort(([one], [other]) => one - other));
-  }
-
-  draw() {
-    const shown = this.likeliest(), rows = new Map(), picture = [];
-    let next = 0;
-    const place = (number) => {
-      const children = shown.filter(([one]) => this.nodes.get(one).parent === number);
-      const lines = children.map(([one]) => place(one));
-      rows.set(number, lines.length ? lines.reduce((a, b) => a + b) / lines.length : next++);
-      return rows.get(number);
-    };
-    const tops = shown.filter(([one]) => this.roots.includes(one)).map(([one]) => place(one));
-    const rootLine = tops.length ? tops.reduce((a, b) => a + b) / tops.length : 0;
-    const x = (depth) => 6 + (this.trail.length + depth) * STEP;
-    const y = (line) => 14 + line * LINE;
-    this.trail.forEach(([text, by], index) => {
-      const label = svg("text", { x: 6 + index * STEP, y: y(rootLine), class: `by-${by}` });
-      label.textContent = shorten(text);
-      picture.push(label);
-    });
-    for (const [number, depth, value] of shown) {
-      const node = this.nodes.get(number);
-      const from = node.parent === ROOT ? rootLine : rows.get(node.parent);
-      const line = rows.get(number), left = x(depth) - 8;
-      picture.push(svg("path", {
-        d: `M${left - 14} ${y(from) - 4}L${left} ${y(line) - 4}`, class: "edge",
-      }));
-      const label = svg("text", { x: x(depth) - 4, y: y(line), opacity: 0.35 + 0.65 * value });
-      label.textContent = shorten(node.token);
-      picture.push(label);
-    }
-    const height = Math.max(y(next), 30);
-    const deepest = shown.reduce((most, [, depth]) => Math.max(most, depth), 0);
-    const wide = Math.max(WIDTH, x(deepest + 1));
-    this.place.replaceChildren(el(svg("svg", { viewBox: `0 0 ${wide} ${height}` }), picture));
-    this.place.setAttribute("aria-label", `${this.nodes.size} candidates, after `
-      + (this.trail.map(([text]) => text).join("") || "the prompt"));
-  }
-
-  // The likeliest nodes with their depth and value, each after its parent.
-  likeliest() {
-    const values = new Map(), found = [];
-    for (const [number, node] of this.nodes) {
-      const [depth, value] = node.parent === ROOT ? [-1, 1] : values.get(node.parent);
-      values.set(number, [depth + 1, value * node.chance]);
-      found.push([number, depth + 1, value * node.chance]);
-    }
-    const best = found.sort((one, other) => other[2] - one[2] || one[1] - other[1]).slice(0, MOST);
-    return best.sort((one, other) => one[1] - other[1] || one[0] - other[0]);
-  }
+// Returns the items that can have the focus, in the order in which they are read.
+export function drawTree(place, forward) {
+  const nodes = [...alone(forward), ...forward.nodes], lines = new Map(), items = [];
+  const below = (number) => nodes.filter(({ parent }) => parent === number);
+  let next = 0;
+  const lay = (node, depth) => {
+    const item = { node, depth };
+    items.push(item);
+    lines.set(node.number, next);
+    below(node.number).forEach((child, index) => { next += index ? 1 : 0; lay(child, depth + 1); });
+  };
+  below(ROOT).forEach((node, index) => { next += index ? 1 : 0; lay(node, 0); });
+  const x = (depth) => LEFT + depth * STEP, y = (number) => 18 + (lines.get(number) ?? 0) * LINE;
+  const edges = items.map(({ node, depth }) => {
+    const start = depth ? x(depth - 1) + width(nodes.find(({ number }) => number === node.parent)) + 8 : 12;
+    const from = y(node.parent) - 4.5, to = y(node.number) - 4.5, bend = x(depth) - 10;
+    return svg("path", { class: classes("edge", node),
+      d: `M${start} ${from}H${bend - 12}C${bend} ${from} ${bend - 12} ${to} ${bend} ${to}H${x(depth) - 4}` });
+  });
+  items.forEach((item) => { item.mark = mark(item, x(item.depth), y(item.node.number), below); });
+  const deepest = Math.max(0, ...items.map(({ depth }) => depth));
+  const size = { width: x(deepest + 1) + 8, height: 18 + next * LINE + 14 };
+  const root = svg("circle", { cx: 8, cy: 13.5, r: 4, class: "root" });
+  edges.sort((one, other) => one.matches(".taken") - other.matches(".taken")); // the path on top
+  place.replaceChildren(el(svg("svg", { ...size, role: "none" }),
+    [root, ...edges, ...items.map(({ mark: one }) => one)]));
+  place.setAttribute("role", items.length ? "tree" : "group"); // a tree has items
+  return items;
 }
 
-function shorten(text) {
-  const shown = text.replaceAll("\n", "\u21b5").replaceAll(" ", "\u00b7").replaceAll("\t", "\u21e5");
-  return shown.length > 9 ? `${shown.slice(0, 8)}\u2026` : shown;
+// Who named it, with its chance, in words.
+export function words({ text, by, chance, late, taken }) {
+  const claim = chance === null ? "" : `, with a chance of ${percent(chance)}`;
+  const who = taken && by === "target" && chance !== null
+    ? `the target alone; a candidate${claim} came too late` : `${NAMES[by]}${claim}`;
+  return `${shorten(text, 40)}: ${who}${taken ? ", committed" : late ? ", still on its way" : ""}`;
+}
+
+// Tokens of the path that were no candidates of this client, in the place where they would hang.
+function alone({ made }) {
+  return made.flatMap((token, index) => token.number !== null ? [] : [{ ...token, taken: true,
+    number: `made ${index}`, parent: index ? made[index - 1].number ?? `made ${index - 1}` : ROOT }]);
+}
+
+function mark({ node, depth }, x, y, below) {
+  const children = below(node.number).length, box = width(node);
+  const parts = [svg("rect", { x: x - 4, y: y - 15, width: box + 8, height: 21, rx: 4 }),
+    el(svg("text", { x, y }), [shorten(node.text)])];
+  if (node.chance !== null) parts.push(svg("rect", { class: "chance", x, y: y + 3, height: 2, width: box * node.chance }));
+  const item = svg("g", { class: classes(`node by-${node.by}`, node), role: "treeitem", tabindex: -1,
+    "aria-level": depth + 1, "aria-label": words(node), "aria-selected": Boolean(node.taken) });
+  if (children) item.setAttribute("aria-expanded", "true");
+  return el(item, parts);
+}
+
+function width({ text }) {
+  return Math.max(shorten(text).length * LETTER, 10);
+}
+
+function classes(name, { taken, late }) {
+  return `${name}${taken ? " taken" : ""}${late && !taken ? " late" : ""}`;
 }

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import httpx
 import pytest
 import uvicorn
+from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
 
 from grpc_comm.server.server import BackgroundServer
 from grpc_comm.transport import Address
@@ -23,6 +24,7 @@ from outrider.options.roles import ServeRole, TargetRole
 from outrider.target.target import load_target
 from outrider.terminal.live_text import silent
 from outrider.text.completion import Request
+from tests.support.chat_page import CHROMIUM, PATIENCE
 from tests.support.wire_fixtures import WAIT
 
 
@@ -144,3 +146,49 @@ def own_text(texts: TextRunner) -> Callable[..., str]:
         return client.complete(request, silent, threading.Event(), alone=True).text
 
     return make
+
+
+QUIET = ("--no-sandbox", "--disable-background-networking", "--disable-component-update",
+         "--disable-sync")  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with sync_playwright() as playwright:
+        opened = playwright.chromium.launch(executable_path=CHROMIUM, args=list(QUIET))
+        yield opened
+        opened.close()
+
+
+@pytest.fixture(scope="module")
+def priced(target: str) -> Iterator[str]:
+    """A server for which more than the target's hours has a price: there is something to steer."""
+    options = ServeRole(
+        target_host=target,
+        batch=2,
+        usd_per_hour=0.2,
+        usd_per_kwh=0.4,
+        usd_per_gb_up=0.0,
+        usd_per_gb_down=0.09,
+        draft_watts=300.0,
+    )
+    manager = TargetManager(options)
+    manager.open()
+    with closing(manager), http_server(manager) as address:
+        yield address
+
+
+@pytest.fixture
+def context(browser: Browser) -> Iterator[BrowserContext]:
+    made = browser.new_context()
+    made.set_default_timeout(PATIENCE)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def page(context: BrowserContext, priced: str) -> Page:
+    opened = context.new_page()
+    opened.goto(priced)
+    expect(opened.locator("#status")).to_contain_text("drafted by", timeout=PATIENCE)
+    return opened

@@ -224,6 +224,19 @@ def test_a_text_goes_on_behind_any_of_its_tokens_as_it_would_have(http: httpx.Cl
         assert (name, error["type"]) == ("error", "invalid_request_error")
 
 
+def test_a_text_goes_on_to_its_stop_string_wherever_it_broke_off(http: httpx.Client) -> None:
+    asked: dict[str, Any] = {"messages": [{"role": "user", "content": PROMPT}], "max_tokens": 30}
+    tokens = [data for name, data in page_events(http, asked) if name == "tokens"]
+    ids, texts = ([one for data in tokens for one in data[key]] for key in ("ids", "texts"))
+    stop = "".join(texts[8:12])  # of several tokens
+    before = "".join(texts).partition(stop)[0]
+    for cut in range(1, 30, 4):
+        (_, made), *rest = page_events(http, asked | {"made": ids[:cut], "stop": [stop]})
+        assert (
+            made["text"] + "".join(one["text"] for name, one in rest if name == "piece") == before
+        )
+
+
 def test_a_text_that_broke_off_within_a_character_goes_on_with_that_character(
     texts: TextRunner,
 ) -> None:

@@ -107,6 +107,26 @@ def test_where_every_position_of_the_knob_asks_for_the_same_none_is_offered(
         assert read_goal(half, billing).weight == 0.5
 
 
+@pytest.mark.parametrize(
+    ("objective", "billing", "offered"),
+    [
+        (None, HOURS, False),  # cost is time
+        (None, replace(PRICED, draft_watts=30.0), False),  # 0.8 % of the target's price
+        (None, replace(PRICED, draft_watts=300.0), False),  # 8 %
+        (None, replace(PRICED, draft_watts=100.0, target_share=1 / 16), True),  # 43 %
+        (None, replace(PRICED, draft_watts=0.0, usd_per_gb_up=90.0), True),  # dear traffic
+        ("energy_total", Billing(draft_watts=30.0, target_watts=150.0), False),
+        ("energy_total", Billing(draft_watts=30.0, target_watts=60.0), True),
+        ("draft_energy", Billing(draft_watts=30.0), True),
+    ],
+)
+def test_a_knob_is_offered_where_drafting_is_dear_beside_the_target(
+    objective: Any, billing: Billing, offered: bool
+) -> None:
+    goal = read_goal(GoalOptions(objective=objective), billing)
+    assert bool(goal.pointless) is not offered
+
+
 @pytest.mark.parametrize("weight", [0.25, 0.5, 1.0])
 def test_where_cost_is_time_every_weight_decides_as_speed_alone(weight: float) -> None:
     random, cost = Random(7), HOURS.unit_prices("api_cost")

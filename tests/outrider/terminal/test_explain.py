@@ -44,7 +44,8 @@ def test_prices_of_tokens_have_the_unit_of_what_is_weighed(
         (changed(MADE, lone=30), TRIP, Limit.LINK),
         (changed(MADE, lone=30), 0.001, Limit.DRAFT),
         (changed(MADE, num_accepted_tokens=2), TRIP, Limit.USELESS),
-        (changed(MADE, draft_calls=0, draft_seconds=0.0), TRIP, Limit.NO_DRAFT),
+        (changed(MADE, draft_calls=0, draft_seconds=0.0), TRIP, Limit.TARGET),  # copies alone
+        (changed(MADE, draft_calls=0, num_accepted_tokens=0), TRIP, Limit.NO_DRAFT),
     ],
 )
 def test_what_limits_a_text_is_told_from_what_was_measured(

@@ -1,0 +1,184 @@
+"""Events of a text while it is made: candidates as they leave, tokens as they come, and figures.
+
+The chat page shows them, and a recording keeps them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from threading import Event
+from typing import Any, TypeAlias, cast
+
+from inference.decode import TargetSession
+from inference.order import Progress
+from inference.proposer import NOBODY, Nodes
+from inference.times import LatencyModel
+from outrider.client.client import Client
+from outrider.terminal.explain import dear_law, limit_of
+from outrider.text.completion import PROPOSERS, Completion, Request, Show, Tell
+from outrider.text.pieces import Piece
+
+MOST_DRAWN = 24
+"""Candidates of one message that are told of: the first, which are the likeliest."""
+
+Told: TypeAlias = tuple[str, dict[str, Any]]
+"""An event: its name and its data. The field `at` has seconds since the text was asked for."""
+
+
+class Watcher:
+    """Makes one text, and tells everything that can be watched of it.
+
+    hear: receives the events, on the threads of the text and of its draft
+    """
+
+    def __init__(self, client: Client, hear: Callable[[Told], None]) -> None:
+        self._client, self._hear, self._start = client, hear, time.perf_counter()
+
+    def complete(
+        self,
+        request: Request,
+        show: Show,
+        cancelled: Event,
+        tell: Tell | None = None,
+        *,
+        alone: bool = False,
+    ) -> Completion:
+        """Make the text as Client.complete() does, and tell its events."""
+        shown, told = self.shown(show), self.told(tell)
+        return self._client.complete(request, shown, cancelled, told, self.watch, alone=alone)
+
+    def shown(self, show: Show) -> Show:
+        """Tells of pieces of the text, and hands them on."""
+
+        def put(piece: Piece) -> None:
+            self.tell("piece", {"text": piece.text, "by": _name(piece.proposer)})
+            show(piece)
+
+        return put
+
+    def told(self, tell: Tell | None = None) -> Tell:
+        """Tells of the figures whenever tokens came, and hands the record on."""
+
+        def put(done: Completion) -> None:
+            self.tell("figures", _figures(self._client, done))
+            if tell is not None:
+                tell(done)
+
+        return put
+
+    def tell(self, name: str, data: dict[str, Any]) -> None:
+        """Tell an event that happens now."""
+        self._hear((name, {"at": round(time.perf_counter() - self._start, 6), **data}))
+
+    def watch(self, session: TargetSession) -> TargetSession:
+        """Tells of candidates and tokens, and hands everything on to a session."""
+        watched = WatchedSession(
+            session,
+            lambda nodes: self.tell("nodes", self._nodes(nodes)),
+            lambda progress: self.tell("tokens", self._tokens(progress, session)),
+        )
+        return cast(TargetSession, watched)
+
+    def _nodes(self, nodes: Nodes) -> dict[str, Any]:
+        """Candidates as they are sent: number, parent (-1 is the token at `base`), text, claimed
+        chance, and id.
+        """
+        drawn = [
+            [node.number, node.parent, self._text(node.token), round(node.chance, 4), node.token]
+            for node in nodes.proposals[:MOST_DRAWN]
+        ]
+        more = len(nodes.proposals) - len(drawn)
+        return {"base": nodes.base, "by": _name(nodes.proposer), "nodes": drawn, "more": more}
+
+    def _tokens(self, progress: Progress, session: TargetSession) -> dict[str, Any]:
+        """Tokens that the target has committed, who had named each, and sums over the text.
+
+        Candidates below the number `known` had arrived when the last forward began. model_seconds
+        are by the target's clock.
+        """
+        traffic = session.traffic
+        return {
+            "position": progress.position,
+            "ids": list(progress.tokens),
+            "texts": [self._text(token) for token in progress.tokens],
+            "by": [_name(kind) for kind in progress.proposers],
+            "known": progress.known,
+            "forwards": progress.forwards,
+            "model_seconds": round(progress.model_seconds, 6),
+            "bytes": [traffic.bytes_up, traffic.bytes_down],
+        }
+
+    def _text(self, token: int) -> str:
+        return self._client.tokenizer.decode([token])
+
+
+def ended(client: Client, made: Completion) -> dict[str, Any]:
+    """The figures of the whole text, why it ended, what limited its speed, and how good cost and
+    energy are known.
+    """
+    law = dear_law(LatencyModel(dict(client.target.description.times)))
+    trip = client.round_trip if made.draft_calls else None  # the draft is loaded: no wait
+    return _figures(client, made) | {
+        "reason": made.finish_reason,
+        "seed": made.seed,
+        "limit": limit_of(made, trip or 0.0, law).value.format(law=law),
+        "cost": made.cost.record(),
+        "energy": made.energy.record(),
+    }
+
+
+def _figures(client: Client, done: Completion) -> dict[str, Any]:
+    """Speed, acceptance, cost, and where time goes, in seconds."""
+    energy = client.budget.energy(done.usage, len(done.token_ids))
+    return {
+        "tokens": len(done.token_ids),
+        "seconds": done.seconds,
+        "first": done.time_to_first_token,
+        "speed": done.tokens_per_second,
+        "acceptance_length": done.acceptance_length,
+        "accepted_by": done.accepted_by,
+        "draft_calls": done.draft_calls,
+        "reused": done.traffic.reused_tokens,
+        "usd": client.budget.price(done.usage),
+        "joules": energy.value,
+        "where": {
+            "draft": done.draft_seconds,
+            "target": done.traffic.model_seconds + done.traffic.prefill_seconds,
+            "queue": done.traffic.queue_seconds,
+        },
+    }
+
+
+def _name(kind: int) -> str:
+    """The name of a kind of proposer."""
+    return "target" if kind == NOBODY else PROPOSERS[kind]
+
+
+class WatchedSession:
+    """A TargetSession (inference/decode.py) that hands everything on to another.
+
+    on_nodes: hears of candidates when they are sent
+    on_progress: hears of committed tokens when they are received
+    """
+
+    def __init__(
+        self,
+        session: TargetSession,
+        on_nodes: Callable[[Nodes], None],
+        on_progress: Callable[[Progress], None],
+    ) -> None:
+        self._session, self._on_nodes, self._on_progress = session, on_nodes, on_progress
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._session, name)
+
+    def propose(self, nodes: Nodes) -> None:
+        self._on_nodes(nodes)
+        self._session.propose(nodes)
+
+    def receive(self, timeout: float) -> Progress | None:
+        progress = self._session.receive(timeout)
+        if progress is not None:
+            self._on_progress(progress)
+        return progress

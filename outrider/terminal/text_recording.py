@@ -1,0 +1,67 @@
+"""A recording of a text: its events with their times, in one JSON file that the chat page replays.
+
+The file holds the prompt and the text. It holds no key, no token and no address.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from inference.errors import Unavailable
+from inference.files import write_whole
+from outrider.client.client import Client
+from outrider.client.watching import Told, Watcher, ended
+from outrider.text.completion import Completion
+
+FORMAT, VERSION = "outrider-recording", 1
+"""Name and version of the file's format; outrider/endpoint/page/recording.js reads it."""
+
+MOST_EVENTS = 20_000
+"""Events that are kept of a text: those of several thousand tokens."""
+
+
+@dataclass
+class TextRecording:
+    """Texts of one prompt, each with its events."""
+
+    client: Client
+    prompt: str
+    tracks: list[dict[str, Any]] = field(default_factory=list)
+
+    def begin(self, name: str) -> Watcher:
+        """A watcher of a text by this name, whose events are kept from now on."""
+        track: dict[str, Any] = {"name": name, "cut": False, "events": []}
+        self.tracks.append(track)
+
+        def hear(told: Told) -> None:
+            events = track["events"]
+            if len(events) < MOST_EVENTS:
+                events.append(told)
+            else:
+                track["cut"] = True
+
+        return Watcher(self.client, hear)
+
+    def write(self, path: Path, done: Completion) -> None:
+        """Write the file, with the figures of the finished texts. Raises Unavailable where it
+        cannot be written.
+        """
+        for track, made in zip(self.tracks, (done, done.baseline), strict=False):
+            if made is not None:
+                track["end"] = ended(self.client, made)
+        whole = {
+            "format": FORMAT,
+            "version": VERSION,
+            "model": self.client.model,
+            "draft": self.client.draft,
+            "device": self.client.target.description.device,
+            "prompt": self.prompt,
+            "tracks": self.tracks,
+        }
+        try:
+            write_whole(path, json.dumps(whole, separators=(",", ":")))
+        except OSError as error:
+            raise Unavailable(f"{path} cannot be written: {error.strerror}") from error

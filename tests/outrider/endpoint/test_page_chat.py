@@ -1,0 +1,175 @@
+"""What one does with a chat on the page: branches, search, names, the keyboard, Markdown."""
+
+from __future__ import annotations
+
+from playwright.sync_api import BrowserContext, Page, expect
+
+from tests.support.chat_page import IN_A_BROWSER, PATIENCE, ask_for, kept, put, say, until_idle
+
+pytestmark = IN_A_BROWSER
+
+
+def test_other_answers_and_edits_are_branches_and_no_text_goes(page: Page) -> None:
+    ask_for(page, temperature=0.9)
+    say(page, "def main():")
+    first = page.locator(".message.assistant .text").inner_text()
+    page.click("[aria-label=Regenerate]")
+    expect(page.locator(".branches")).to_contain_text("2 / 2")
+    until_idle(page)
+    assert page.locator(".message.assistant .text").inner_text() != first
+    page.click("[aria-label='Earlier branch']")
+    assert page.locator(".message.assistant .text").inner_text() == first
+    page.click("[aria-label=Edit]")
+    page.fill("[aria-label='Your message']", "import os")
+    page.get_by_role("button", name="Send again").click()
+    until_idle(page)
+    expect(page.locator(".message.user .text")).to_have_text("import os")
+    page.reload()
+    page.click(".message.user [aria-label='Earlier branch']")
+    expect(page.locator(".message.user .text")).to_have_text("def main():")
+    assert page.locator(".message.assistant .text").inner_text() == first
+
+
+def test_settings_are_the_conversations_own(page: Page) -> None:
+    ask_for(page, temperature=0.7, seed=11, system="import os", stop_strings="()")
+    with page.expect_request("**/page/texts") as asked:
+        say(page, "x = ")
+    sent = asked.value.post_data_json
+    assert sent["messages"][0] == {"role": "system", "content": "import os"}
+    assert (sent["temperature"], sent["seed"], sent["stop"]) == (0.7, 11, ["()"])
+    page.click("#new")
+    expect(page.locator("#open-settings")).not_to_contain_text("system prompt")
+    page.get_by_role("button", name="x =", exact=True).click()
+    expect(page.locator("#open-settings")).to_contain_text("seed 11 · system prompt")
+
+
+def test_conversations_are_found_by_their_words_and_renamed(page: Page) -> None:
+    put(page, {"role": "user", "content": "one"}, {"role": "assistant", "content": "a zebra"})
+    page.click("#new")
+    page.fill("#search", "ZEBRA")
+    expect(page.locator("#found")).to_have_text("1 found")
+    page.locator("#list button").click()
+    page.click("#rename")
+    page.keyboard.type("Animals")
+    page.keyboard.press("Enter")
+    expect(page.locator("#list")).to_contain_text("Animals")
+    assert kept(page)[0]["title"] == "Animals"
+
+
+def test_a_chat_needs_no_mouse(page: Page) -> None:
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.textContent") == "Skip to the message"
+    page.keyboard.press("Enter")
+    page.keyboard.type("import os")
+    page.keyboard.press("Enter")
+    until_idle(page)
+    page.keyboard.press("ArrowUp")
+    page.keyboard.type("x")
+    page.keyboard.press("Control+Enter")
+    until_idle(page)
+    reached = set()
+    for _ in range(60):
+        page.keyboard.press("Tab")
+        reached.add(page.evaluate("document.activeElement.ariaLabel || document.activeElement.id"))
+    wanted = {"new", "search", "import", "rename", "export", "delete", "Messages", "Copy text"}
+    wanted |= {"Edit", "Regenerate", "Earlier branch", "message", "beside", "send", "toggle-live"}
+    assert wanted <= reached
+
+
+MARKED_UP = r"""
+# Heading
+| a | b |
+|---|--:|
+| 1 | 2 |
+
+It costs $5 or $6, and $e^{i\pi}$ is -1:
+
+\[ \int_0^1 x\,dx \]
+
+```python
+def main(): # a comment
+    pass
+```
+<think>I count.</think>
+<tool_call>
+{"name": "weather", "arguments": {"city": "Ulm"}}
+</tool_call>
+"""
+
+
+def test_tables_formulas_code_thoughts_and_calls_are_drawn(page: Page) -> None:
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    put(page, {"role": "user", "content": "?"}, {"role": "assistant", "content": MARKED_UP})
+    text = page.locator(".message.assistant .text")
+    assert text.locator("td").all_inner_texts() == ["1", "2"]
+    assert text.locator("math").count() == 2
+    assert text.locator("math[display=block]").count() == 1
+    assert "$5 or $6" in text.inner_text()
+    assert text.locator(".hljs-keyword").first.inner_text() == "def"
+    assert text.locator("summary").all_inner_texts() == ["Thoughts", "Calls weather"]
+    assert '"city": "Ulm"' in text.locator("details").nth(1).inner_text()
+    text.get_by_role("button", name="Copy code").first.click()
+    expect(text.get_by_role("button", name="Copied")).to_be_visible()
+    read = "navigator.clipboard.readText()"
+    assert page.evaluate(read) == "def main(): # a comment\n    pass"
+    page.locator(".message.assistant .bar-of-message [aria-label='Copy text']").click()
+    expect(page.locator(".message.assistant .bar-of-message [aria-label=Copied]")).to_be_visible()
+    assert page.evaluate(read) == MARKED_UP
+
+
+def test_code_without_a_fence_is_code(page: Page) -> None:
+    code = "\n    # not a heading\n    return 1\n\ndef other():\n    pass\n"
+    put(page, {"role": "user", "content": "def one():"}, {"role": "assistant", "content": code})
+    assert page.locator(".message.assistant h4").count() == 0
+    assert "# not a heading" in page.locator(".message.assistant pre").inner_text()
+
+
+HOSTILE = r"""
+<img src=x onerror="document.title='bad'"> <script>document.title='bad'</script>
+<style>body { display: none }</style> <svg onload="document.title='bad'"></svg>
+<math><mtext><table><mglyph><style><!--</style><img src=x onerror="document.title='bad'">
+
+[click](javascript:document.title='bad') ![image](http://elsewhere.example/a.png)
+[data](data:text/html,<script>alert(1)</script>) $\href{javascript:alert(1)}{x}$
+$\htmlStyle{position:fixed}{x} \includegraphics{http://elsewhere.example/b.png}$
+
+```"><img src=x onerror=alert(1)>
+</code></pre><script>document.title='bad'</script>
+```
+<tool_call>{"name": "<img src=x onerror=alert(1)>", "arguments": {"a": "<script>"}}</tool_call>
+"""
+
+
+def test_text_never_becomes_a_script_a_style_or_a_request(
+    context: BrowserContext, page: Page, priced: str
+) -> None:
+    asked, dialogs, refused = list[str](), list[str](), list[str]()
+    context.on("request", lambda request: asked.append(request.url))
+    page.on("dialog", lambda dialog: dialogs.append(dialog.message))
+    page.on("console", lambda line: refused.append(line.text))
+    put(page, {"role": "user", "content": HOSTILE}, {"role": "assistant", "content": HOSTILE})
+    text = page.locator(".message.assistant .text")
+    expect(text.locator("summary")).to_have_text("Calls <img src=x onerror=alert(1)>")
+    assert text.locator("img, script, style, svg:not(.icon), iframe, form, [style]").count() == 0
+    handlers = "[...document.querySelectorAll('#log *')].flatMap((one) => one.getAttributeNames())"
+    assert not [name for name in page.evaluate(handlers) if name.startswith("on")]
+    links = text.locator("a[href]").evaluate_all("all => all.map((one) => one.href)")
+    assert links == ["http://elsewhere.example/a.png"]  # which nobody follows
+    assert "<script>document.title='bad'</script>" in text.inner_text()
+    assert page.title() != "bad"
+    assert dialogs == []
+    assert not [line for line in refused if "Content Security Policy" in line]
+    assert all(url.startswith((priced, "blob:")) for url in asked)
+
+
+def test_the_end_of_a_text_stays_in_view_until_the_user_scrolls_away(page: Page) -> None:
+    page.set_viewport_size({"width": 390, "height": 844})
+    say(page, "def main():", 200)
+    note = page.locator(".message.assistant .note")
+    expect(note).to_be_in_viewport(timeout=PATIENCE)
+    page.set_viewport_size({"width": 390, "height": 500})
+    expect(note).to_be_in_viewport(timeout=PATIENCE)
+    page.evaluate("document.getElementById('messages').scrollTop = 0")
+    expect(note).not_to_be_in_viewport()
+    page.get_by_role("button", name="To the end").click()
+    expect(note).to_be_in_viewport(timeout=PATIENCE)
