@@ -24,7 +24,8 @@ export class Replay {
     $("replay-prompt").textContent = prompt;
     $("replay-about").textContent = `A replay: ${model ?? "a target"} on ${device ?? "an unknown device"}, drafted by `
       + `${draft ?? "nobody"}.${tracks.length > 1 ? " One after the other, each with the target to itself; both "
-        + "clocks begin with the request. The second may have found the prompt in the target's cache." : ""}`
+        + `clocks begin with the request. The second found ${Number(tracks[1].end?.reused) || "no"} tokens of the `
+        + "prompt in the target's cache." : ""}`
       + (tracks.some(({ cut }) => cut) ? " It was cut where it became too long." : "");
     $("replay").hidden = false;
     this.time = Infinity;
