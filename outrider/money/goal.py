@@ -114,7 +114,7 @@ class Goal:
             return ""
         return (
             f"a second of drafting costs {saved / prices.wall:.1%} of a second of waiting "
-            f"({self.objective}): too little for a knob, since it saves more than that"
+            f"({self.objective}): too little for a knob, since it saves more at every position"
         )
 
     @property

@@ -66,6 +66,7 @@ export class Answers {
     const asked = said.map(({ role, content }) => ({ role, content }));
     const alone = { content: "", runs: [], going: structuredClone(going) };
     if (beside) message.beside = alone;
+    else if (!message.beside?.content) delete message.beside; // which the page was left before
     this.told.begun();
     this.conversations.made = conversation;
     this.conversations.touch(conversation);
@@ -76,7 +77,7 @@ export class Answers {
     clearInterval(keeping);
     this.conversations.made = null;
     delete alone.going;
-    if (!alone.content) delete message.beside;
+    if (beside && !alone.content) delete message.beside;
     this.conversations.touch(conversation);
     if (failed && !message.content) throw failed;
   }

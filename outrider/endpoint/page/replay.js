@@ -23,8 +23,7 @@ export class Replay {
     $("replay-panes").replaceChildren(...this.tracks.map(({ box }) => box));
     $("replay-prompt").textContent = prompt;
     $("replay-about").textContent = `A replay: ${model ?? "a target"} on ${device ?? "an unknown device"}, drafted by `
-      + `${draft ?? "nobody"}.${tracks.length > 1 ? " One after the other, each with the target to itself; both "
-        + "clocks begin with the request. The second may have found the prompt in the target's cache." : ""}`
+      + `${draft ?? "nobody"}.${tracks.length > 1 ? method(tracks[1].end) : ""}`
       + (tracks.some(({ cut }) => cut) ? " It was cut where it became too long." : "");
     $("replay").hidden = false;
     this.time = Infinity;
@@ -85,6 +84,12 @@ export class Replay {
     one.note.textContent = `${one.tokens} tokens` + (ended === null ? "" : `, finished at ${ended.toFixed(2)} s, `
       + `${(one.tokens / Math.max(ended, 1e-9)).toFixed(1)} tokens/s`);
   }
+}
+
+// How two texts were made. end: the figures of the second
+function method(end) {
+  return " One after the other, each with the target to itself; both clocks begin with the request."
+    + (end ? ` The second found ${Number(end.reused) || "no"} tokens of the prompt in the target's cache.` : "");
 }
 
 function pane(name) {

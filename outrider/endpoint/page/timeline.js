@@ -37,8 +37,8 @@ export function drawTimeline(place, forwards, chosen, choose) {
   });
   const names = LANES.map((name) => label(name, 0, top[name] + 14, "start"));
   const axis = [label(`${from.toFixed(2)} s`, LABELS, height + 10, "start"),
-    label(`${to.toFixed(2)} s`, wide, height + 10, "end"), label(`up, down: 0 to ${bytes(peak)}`, wide / 2, height + 10, "middle")];
-  place.replaceChildren(el(svg("svg", { width: wide, height: height + 14 }), [...columns, ...names, ...axis]));
+    label(`${to.toFixed(2)} s`, wide, height + 10, "end"), label(`up and down: at most ${bytes(peak)}`, LABELS, height + 24, "start")];
+  place.replaceChildren(el(svg("svg", { width: wide, height: height + 28 }), [...columns, ...names, ...axis]));
   place.setAttribute("aria-label", told(shown, from, to));
 }
 

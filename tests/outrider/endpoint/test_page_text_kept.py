@@ -124,6 +124,15 @@ def test_a_text_that_the_user_stopped_goes_on_only_when_told(mortal: Begin) -> N
     expect(page.locator(".message.assistant .note")).to_contain_text("400 tokens", timeout=PATIENCE)
 
 
+def test_a_text_that_its_length_cut_goes_on_when_told(page: Page) -> None:
+    say(page, "def main():")
+    before = messages(page)[1]["content"]
+    page.get_by_role("button", name="Go on").click()
+    expect(page.locator(".message.assistant .note")).to_contain_text("48 tokens", timeout=PATIENCE)
+    until_idle(page)
+    assert messages(page)[1]["content"].startswith(before)
+
+
 def test_a_message_that_nobody_answered_stays_and_is_asked_again(mortal: Begin) -> None:
     page, _, target, again = mortal(0.0)
     target.stop()
