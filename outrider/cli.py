@@ -15,6 +15,7 @@ PROGRAMS = {
     "target": "outrider.target.target:serve",
     "fused_target": "outrider.target.target:serve",
     "serve": "outrider.endpoint.run:serve_http",
+    "up": "outrider.endpoint.up:up",
     "chat": "outrider.terminal.chat:chat",
     "draft": "outrider.terminal.generate:draft",
     "fused_client": "outrider.terminal.generate:fused_client",

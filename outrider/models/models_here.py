@@ -8,7 +8,7 @@ import json
 import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from inference.command import say
 from inference.errors import InvalidRequest, OutriderError
@@ -31,6 +31,15 @@ class ModelHere(NamedTuple):
     parameters: int
     family: str
     refusal: str = ""  # why it cannot be used
+
+    @property
+    def gguf(self) -> bool:
+        """Whether llama.cpp computes it; else torch does."""
+        return is_gguf(self.directory.name)
+
+    def as_flag(self, flag: str) -> dict[str, Any]:
+        """The flag that names the model; the pair that ships here needs none."""
+        return {} if self.directory.parent == EMBEDDED else {flag: self.name}
 
     def record(self) -> dict[str, object]:
         """Plain data for JSON."""
@@ -80,12 +89,17 @@ def fitting(found: Sequence[ModelHere]) -> Iterator[tuple[str, str]]:
 
 
 def find_models(paths: Sequence[Path]) -> Iterator[ModelHere]:
-    """The embedded pair, the hub's models in its cache, those below directories, and GGUF files.
-    Raises InvalidRequest for a path without anything.
-    """
+    """The embedded pair, the hub's models in its cache, and models_below()."""
     for part in ("draft", "target"):
         yield _look(f"outrider-embedded-{part}", EMBEDDED / part)
     yield from _cached()
+    yield from models_below(paths)
+
+
+def models_below(paths: Sequence[Path]) -> Iterator[ModelHere]:
+    """Models below directories, and GGUF files. Raises InvalidRequest for a path without
+    anything.
+    """
     for path in paths:
         if not path.exists():
             raise InvalidRequest(f"{path}: there is no such directory or file")

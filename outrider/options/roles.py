@@ -179,11 +179,8 @@ class ChatRole(draft_flags.HistoryOptions, ClientRole, title="text"):
     """go on with a conversation that was saved in this file"""
 
 
-class ServeRole(network.HttpOptions, SharedClientRole):
-    """serve an OpenAI-compatible endpoint and a chat page: draft here, verify at a target"""
-
-    COMMON: ClassVar = (*TO_A_TARGET, *("http_port", "http_host", "api_keys", "cs"))
-    role: Literal["serve"] = "serve"
+class EndpointRole(network.HttpOptions, SharedClientRole):
+    """Options of the roles that serve an endpoint."""
 
     @model_validator(mode="after")
     def _guarded(self) -> Self:
@@ -199,6 +196,40 @@ class ServeRole(network.HttpOptions, SharedClientRole):
                 f"--http_host {self.http_host} without TLS shows keys and texts to the network: "
                 "give --http_cert and --http_key, or --insecure"
             )
+        return self
+
+
+class ServeRole(EndpointRole):
+    """serve an OpenAI-compatible endpoint and a chat page: draft here, verify at a target"""
+
+    COMMON: ClassVar = (*TO_A_TARGET, *("http_port", "http_host", "api_keys", "cs"))
+    role: Literal["serve"] = "serve"
+
+
+class UpRole(EndpointRole):
+    """a pair by its short name: target, draft, endpoint and chat page; or the draft alone"""
+
+    BARE: ClassVar = "name"
+    COMMON: ClassVar = (
+        *("name", "directory", "no_browser", "http_port", "threads"),
+        *("target", "target_host", "tls_ca", "token_file"),
+    )
+    role: Literal["up"] = "up"
+    name: Name | None = None
+    """the pair: NAME, or NAME:SIZE for a target of this size; without one the names are listed"""
+    directory: Directory | None = None
+    """take models below these directories alone, and download nothing: A,B"""
+    no_browser: bool = False
+    """do not open the page in the browser"""
+
+    def check_extra(self) -> None:
+        """Do nothing: the pair is chosen for what is installed."""
+
+    @model_validator(mode="after")
+    def _chooses_the_models(self) -> Self:
+        named = [*self.given(groups.ModelOptions), *self.given(groups.DraftModelOptions)]
+        if named:
+            raise ValueError(f"{named[0]} is for outrider serve: outrider up chooses the models")
         return self
 
 
@@ -300,6 +331,7 @@ ROLES: dict[str, type[Role]] = {
     "draft": DraftRole,
     "chat": ChatRole,
     "serve": ServeRole,
+    "up": UpRole,
     "fused_target": FusedTargetRole,
     "fused_client": FusedClientRole,
     "verify_target": VerifyTargetRole,
@@ -314,6 +346,7 @@ ROLES: dict[str, type[Role]] = {
 """Every role by its name."""
 
 VERBS = {
+    "up": "up",
     "target": "target",
     "serve": "serve",
     "chat": "chat",
