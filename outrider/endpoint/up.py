@@ -16,13 +16,12 @@ from typing import Any, TypeVar
 from grpc_comm.transport import Address, check_free
 from inference.command import say
 from inference.errors import InvalidRequest
-from inference.extras import require
 from inference.flags.group import flags_of
 from outrider.client.connecting import connect_target
 from outrider.doctor.checks import machine as machine_words
 from outrider.endpoint.run import serve_http
 from outrider.models.directories import find_tokenizer
-from outrider.models.models_here import ModelHere, find_models, models_below
+from outrider.models.models_here import ModelHere, count_words, find_models, models_below
 from outrider.options.groups import BatchOptions, DeviceOptions
 from outrider.options.roles import EndpointRole, ServeRole, UpRole
 from outrider.recommend.fitting import PublishedModel, fetch, judged, published_for
@@ -49,22 +48,21 @@ def up(options: UpRole) -> int:
     for name in ("SIGTERM", "SIGHUP"):  # which would leave the target behind
         if number := getattr(signal, name, None):
             signal.signal(number, signal.default_int_handler)
-    elsewhere = "target_host" in options.stated()
-    if options.name is None and options.directory is None and not elsewhere:
+    if options.lists:
         print(*listed(this_machine()), sep="\n")
         print("outrider up NAME starts the pair; NAME:SIZE takes a target of this size")
         return 0
     if options.http_port:
         check_free(Address(options.http_host, options.http_port))
     say(f"here: {machine_words()}")
-    if elsewhere:
+    if options.elsewhere:
         return _serve(options, **_draft_flags(options, this_machine()))
     return _serve_pair(options)
 
 
 def _serve(options: UpRole, **flags: Any) -> int:
     """Serve endpoint and page with these flags of role serve."""
-    known = flags_of(EndpointRole)
+    known = flags_of(EndpointRole).keys() - {"role"}
     given = {name: value for name, value in options.stated().items() if name in known}
     return serve_http(ServeRole(**given | flags), partial(_open_page, options))
 
@@ -81,7 +79,6 @@ def _open_page(options: UpRole, address: str) -> None:
 
 
 def _serve_pair(options: UpRole) -> int:
-    require("torch", "a target here", otherwise="; --target_host HOST drafts for one elsewhere")
     from outrider.target.spawn import started
 
     machine = this_machine()
@@ -148,8 +145,7 @@ def _tell_pair(pair: tuple[M, M], machine: Machine) -> None:
 
 def _told(model: Model) -> str:
     licence = "here already" if isinstance(model, ModelHere) else f"licence {model.licence}"
-    sizes = f"{model.parameters / 1e9:.3g} B parameters, {size_words(model.size)}"
-    return f"{model.name}, {sizes}, {licence}"
+    return f"{model.name}, {count_words(model.parameters)}, {size_words(model.size)}, {licence}"
 
 
 def _fetched(model: PublishedModel, tokenizer: str) -> str:
@@ -184,11 +180,12 @@ def _draft_flags(options: UpRole, machine: Machine) -> dict[str, Any]:
     if chosen := choose_draft(published, machine):
         say(f"draft: {_told(chosen)}; the smallest of the target's family")
         return {"draft_model": _fetched(chosen, there.tokenizer_fingerprint)}
-    known = [one.name for one in here if one.family == there.tokenizer_fingerprint]
-    known += [one.tokenizer or one.repository for one in published]
-    if not known:
+    same = [one for one in here if one.family == there.tokenizer_fingerprint]
+    tokenizers: list[dict[str, Any]] = [one.as_flag("model") for one in same]
+    tokenizers += [{"model": one.tokenizer or one.repository} for one in published]
+    if not tokenizers:
         raise InvalidRequest(
             f"no draft and no tokenizer is known for {there.model}: outrider serve --model DIR"
         )
     say(f"draft: copied text alone, since no model can be computed here; {WITHOUT_LLAMA_CPP}")
-    return {"draft": "copy", "model": known[0]}
+    return {"draft": "copy", **tokenizers[0]}

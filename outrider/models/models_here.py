@@ -70,13 +70,18 @@ def list_here(options: ListRole) -> int:
         print(json.dumps(record, default=list))
         return 0
     for one in found:
-        scale, unit = (1e9, "B") if one.parameters >= 1e9 else (1e6, "M")
-        about = one.refusal or f"{one.parameters / scale:.2f} {unit} parameters"
+        about = one.refusal or count_words(one.parameters)
         print(f"{one.name:44} {size_words(one.size):>9}  {about}")
     print("pairs, with equal tokenizers:" if pairs else "no pair fits: tokenizers differ")
     for draft, target in pairs:
         print(f"  {draft} drafts for {target}")
     return 0
+
+
+def count_words(parameters: float) -> str:
+    """A number of parameters with its unit."""
+    scale, unit = (1e9, "B") if parameters >= 1e9 else (1e6, "M")
+    return f"{parameters / scale:.2f} {unit} parameters"
 
 
 def fitting(found: Sequence[ModelHere]) -> Iterator[tuple[str, str]]:

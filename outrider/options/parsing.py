@@ -44,6 +44,7 @@ TITLES = (
 """Titles of the groups, in the order of the help."""
 
 _SHORT = """{command}: a small draft model runs ahead here, a large target model checks its guesses.
+  {command} up qwen2.5-coder             a real pair here: target, draft, endpoint, chat page
   {command} target                       serve the target that ships here
   {command} chat                         chat with it, from another shell
   {command} serve                        an OpenAI-compatible endpoint and a chat page
@@ -64,6 +65,9 @@ verbs:
 """
 
 EXAMPLES = """examples:
+  outrider up                                             names of pairs, and what fits here
+  outrider up qwen2.5-coder                               pull it, serve it, open its page
+  outrider up --target_host HOST                          its draft here, the target there
   outrider target                                         serve the embedded target on
                                                           127.0.0.1:50051
   outrider run "def main():" --baseline                   draft here, verify there, compare with

@@ -222,8 +222,19 @@ class UpRole(EndpointRole):
     no_browser: bool = False
     """do not open the page in the browser"""
 
+    @property
+    def elsewhere(self) -> bool:
+        """The target is not started here."""
+        return "target_host" in self.stated()
+
+    @property
+    def lists(self) -> bool:
+        """Nothing is started: the names are listed."""
+        return not (self.name or self.directory or self.elsewhere)
+
     def check_extra(self) -> None:
-        """Do nothing: the pair is chosen for what is installed."""
+        if not (self.elsewhere or self.lists):
+            require("torch", "a target", otherwise="; --target_host HOST drafts for one elsewhere")
 
     @model_validator(mode="after")
     def _chooses_the_models(self) -> Self:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -30,7 +31,7 @@ from outrider.recommend.pairs import (
     read_name,
     short_names,
 )
-from outrider.target.spawn import role_command, role_environment, started
+from outrider.target.spawn import role_environment, started
 
 LAPTOP = Machine(16 * 10**9, 8)
 SMALL = Machine(24 * 10**9, 2)
@@ -141,7 +142,7 @@ def test_without_network_and_models_the_error_names_what_is_needed(
 def test_a_directory_without_a_pair_is_refused_with_what_is_needed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "draft").symlink_to(EMBEDDED / "draft")
+    shutil.copytree(EMBEDDED / "draft", tmp_path / "draft")
     assert main(["up", "--directory", str(tmp_path), "--http_port", "0"]) == 1
     assert "a target and a draft" in capsys.readouterr().err
 
@@ -160,7 +161,7 @@ def test_another_model_at_the_target_is_refused(capsys: pytest.CaptureFixture[st
 
 def begun(*words: str) -> subprocess.Popen[str]:
     """The role, in a group of processes of its own."""
-    command = role_command("up", "--no_browser", "--http_port", "0", *words)
+    command = [sys.executable, "-m", "outrider", "up", *words, "--no_browser", "--http_port", "0"]
     return subprocess.Popen(
         command, stderr=subprocess.PIPE, text=True, env=role_environment(), start_new_session=True
     )
@@ -203,7 +204,7 @@ def answer(page: str) -> str:
 def folder(tmp_path: Path) -> str:
     """A directory with a pair."""
     for part in ("draft", "target"):
-        (tmp_path / part).symlink_to(EMBEDDED / part, target_is_directory=True)
+        shutil.copytree(EMBEDDED / part, tmp_path / part)
     assert len(list(models_below([tmp_path]))) == 2
     return str(tmp_path)
 
