@@ -52,12 +52,13 @@ def up(options: UpRole) -> int:
         print(*listed(this_machine()), sep="\n")
         print("outrider up NAME starts the pair; NAME:SIZE takes a target of this size")
         return 0
+    named = read_name(options.name) if options.name else ("", "")
     if options.http_port:
         check_free(Address(options.http_host, options.http_port))
     say(f"here: {machine_words()}")
     if options.elsewhere:
-        return _serve(options, **_draft_flags(options, this_machine()))
-    return _serve_pair(options)
+        return _serve(options, **_draft_flags(options, *named, this_machine()))
+    return _serve_pair(options, *named)
 
 
 def _serve(options: UpRole, **flags: Any) -> int:
@@ -78,11 +79,11 @@ def _open_page(options: UpRole, address: str) -> None:
 # --- target and draft here
 
 
-def _serve_pair(options: UpRole) -> int:
+def _serve_pair(options: UpRole, short: str, size: str) -> int:
     from outrider.target.spawn import started
 
     machine = this_machine()
-    target, draft = _pair_flags(options, machine)
+    target, draft = _pair_flags(options, short, size, machine)
     if target and not machine.gpu and options.threads is None:
         drafting = max(1, machine.cores // 4)
         draft["threads"], target["threads"] = drafting, max(1, machine.cores - drafting)
@@ -94,11 +95,12 @@ def _serve_pair(options: UpRole) -> int:
         return _serve(options, target_host=process.address, **draft)
 
 
-def _pair_flags(options: UpRole, machine: Machine) -> tuple[dict[str, Any], dict[str, Any]]:
+def _pair_flags(
+    options: UpRole, short: str, size: str, machine: Machine
+) -> tuple[dict[str, Any], dict[str, Any]]:
     """Flags that name the models of target and draft: those here, else those that are fetched.
     Raises InvalidRequest, which names what is missing.
     """
-    short, size = read_name(options.name) if options.name else ("", "")
     if short == EMBEDDED_PAIR:
         say("target and draft: the pair that ships here, which continues Python-looking text")
         return {}, {}
@@ -120,7 +122,7 @@ def _pair_flags(options: UpRole, machine: Machine) -> tuple[dict[str, Any], dict
             f"here: outrider up lists what fits{refused}"
         )
     _tell_pair(chosen, machine)
-    target = _fetched(chosen[0], "")
+    target = _fetched(chosen[0], "", chosen[1])
     fingerprint = find_tokenizer(target, "target").fingerprint()
     return {"model": target}, {"draft_model": _fetched(chosen[1], fingerprint)}
 
@@ -148,14 +150,18 @@ def _told(model: Model) -> str:
     return f"{model.name}, {count_words(model.parameters)}, {size_words(model.size)}, {licence}"
 
 
-def _fetched(model: PublishedModel, tokenizer: str) -> str:
-    """Fetch a model unless it is here. Returns what --model names it by. Raises InvalidRequest."""
+def _fetched(model: PublishedModel, tokenizer: str, *others: PublishedModel) -> str:
+    """Fetch a model. Returns what --model names it by. Raises InvalidRequest, or Mismatch where its
+    tokenizer has another fingerprint.
+
+    others: are needed with it
+    """
     try:
         place = fetch(model, tokenizer)
     except InvalidRequest as error:
+        names = " and ".join(f"{one.name} ({size_words(one.size)})" for one in (model, *others))
         raise InvalidRequest(
-            f"{model.name} ({size_words(model.size)}) is needed and not here: {error}; "
-            "--directory DIR takes a copy from a disk"
+            f"the hub is needed for {names}: {error}; --directory DIR takes them from a disk"
         ) from error
     return str(place) if model.gguf else model.repository
 
@@ -163,14 +169,14 @@ def _fetched(model: PublishedModel, tokenizer: str) -> str:
 # --- the draft alone
 
 
-def _draft_flags(options: UpRole, machine: Machine) -> dict[str, Any]:
+def _draft_flags(options: UpRole, short: str, size: str, machine: Machine) -> dict[str, Any]:
     """Flags that name the draft for the target at --target_host: one here, else one that is
     fetched, else copied text. Raises InvalidRequest for a target that is another than was named.
     """
     with connect_target(options.connection, None) as target:
         there = target.description
     say(f"target: {there.model} on {there.device}, at {options.connection.addresses}")
-    if options.name and not is_called(there.model, *read_name(options.name)):
+    if short and not is_called(there.model, short, size):
         raise InvalidRequest(f"the target serves {there.model}, not {options.name}")
     here = [judged(one, there) for one in _models_here(options)]
     if found := choose_draft([one for one in here if not one.refusal], machine):

@@ -5,6 +5,7 @@ the target alone.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from inference.command import run_command, say, told_to
 from inference.extras import require
@@ -16,6 +17,7 @@ PROMPT = '''import os
 def read_lines(path, encoding="utf-8"):
     """Read a text file and return its lines as a list of strings."""'''
 
+SAMPLING: dict[str, Any] = {"max_new_tokens": 200, "temperature": 0.7, "top_p": 0.9, "seed": 7}
 
 _LAST = 2  # lines of the draft's summary that compare it with target-only
 
@@ -39,15 +41,7 @@ def _demonstrate() -> int:
 
     say("starting a target process, and a draft in this one, with the models that ship here")
     with target_process() as address:
-        options = DraftRole(
-            target_host=address,
-            prompt=PROMPT,
-            max_new_tokens=200,
-            temperature=0.7,
-            top_p=0.9,
-            seed=7,
-            baseline=True,
-        )
+        options = DraftRole(**SAMPLING, target_host=address, prompt=PROMPT, baseline=True)
         say(
             f"prompt:\n{PROMPT}\n\ncontinuation (coloured on a terminal: green was guessed by the "
             "draft, bold is the target's own):"

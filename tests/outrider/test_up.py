@@ -135,8 +135,7 @@ def test_without_network_and_models_the_error_names_what_is_needed(
     assert main(["up", CODER, "--http_port", "0"]) == 1
     *_, line = capsys.readouterr().err.splitlines()
     assert line.startswith("error: ")
-    assert "1.5" in line
-    assert "--directory" in line
+    assert all(word in line for word in ("1.5", "0.5", "GB", "--directory"))
 
 
 def test_a_directory_without_a_pair_is_refused_with_what_is_needed(
