@@ -17,7 +17,7 @@ PROMPT = '''import os
 def read_lines(path, encoding="utf-8"):
     """Read a text file and return its lines as a list of strings."""'''
 
-SAMPLING: dict[str, Any] = {"max_new_tokens": 200, "temperature": 0.7, "top_p": 0.9, "seed": 7}
+SAMPLING: dict[str, Any] = {"max_new_tokens": 200, "temperature": 0.8, "seed": 4}
 
 _LAST = 2  # lines of the draft's summary that compare it with target-only
 
@@ -41,14 +41,14 @@ def _demonstrate() -> int:
 
     say("starting a target process, and a draft in this one, with the models that ship here")
     with target_process() as address:
-        options = DraftRole(**SAMPLING, target_host=address, prompt=PROMPT, baseline=True)
+        asked = {**SAMPLING, "target_host": address, "prompt": PROMPT, "baseline": True}
         say(
             f"prompt:\n{PROMPT}\n\ncontinuation (coloured on a terminal: green was guessed by the "
             "draft, bold is the target's own):"
         )
         said: list[str] = []
         with told_to(lambda line, _lasting: said.append(line)):
-            code = draft(options)
+            code = draft(DraftRole(**asked))
     lines = "\n".join(said).splitlines()
     say("\n".join(lines if code else lines[-_LAST:]))
     return code
