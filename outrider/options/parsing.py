@@ -27,7 +27,8 @@ from inference.flags.command_line import (
 from inference.flags.group import Flag, Shown, brief, flags_of
 from outrider.options.draft_flags import PresetOptions
 from outrider.options.groups import GeneralOptions
-from outrider.options.roles import OTHER_VERBS, ROLES, VERBS, Role
+from outrider.options.roles import Role
+from outrider.options.verbs import OTHER_VERBS, ROLES, VERBS
 from outrider.version import outrider_version
 
 Roles = TypeVar("Roles", bound=Role)

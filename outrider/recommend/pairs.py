@@ -5,12 +5,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple, Protocol, TypeVar
+from typing import NamedTuple, TypeVar
 
 from inference.command import nearest
 from inference.errors import InvalidRequest
 from inference.extras import is_installed
 from outrider.models.machine import cores, has_bfloat16, memory_size
+from outrider.models.models_here import ModelHere
 from outrider.recommend.fitting import PublishedModel, published_models, stated_parameters
 
 EMBEDDED_PAIR = "embedded"
@@ -23,31 +24,13 @@ BYTES_PER_CORE = 1e9
 """Bytes of a target's weights for each core that keep a processor at some tokens a second."""
 
 
-class Weights(Protocol):
-    """A model that may be taken, here or published."""
+Model = ModelHere | PublishedModel
+"""A model that may be taken. Models of one family have one tokenizer."""
 
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def size(self) -> int: ...
-
-    @property
-    def parameters(self) -> int: ...
-
-    @property
-    def family(self) -> str:
-        """Models of one family have one tokenizer."""
-        ...
-
-    @property
-    def gguf(self) -> bool: ...
+M = TypeVar("M", ModelHere, PublishedModel)
 
 
-W = TypeVar("W", bound=Weights)
-
-
-class Machine(NamedTuple):
+class MachineFacts(NamedTuple):
     """Facts about a machine by which a pair is chosen. `memory` is the GPU's where one computes."""
 
     memory: int  # bytes
@@ -76,14 +59,14 @@ class Machine(NamedTuple):
         why = "without torch" if not self.torch else "without instructions for bfloat16"
         return f"{why}, GGUF files by llama.cpp are the quickest here"
 
-    def computes(self, model: Weights) -> bool:
+    def computes(self, model: Model) -> bool:
         return self.llama_cpp if model.gguf else self.torch
 
 
 WITHOUT_LLAMA_CPP = "pip install 'outrider[gguf]' adds 4-bit files, which are smaller and quicker"
 
 
-def this_machine() -> Machine:
+def this_machine() -> MachineFacts:
     """Facts about this machine. A GPU is one of torch's, or Apple's by llama.cpp."""
     torch_here, llama_cpp = is_installed("torch"), is_installed("llama_cpp")
     if torch_here:
@@ -91,12 +74,14 @@ def this_machine() -> Machine:
 
         if torch.cuda.is_available():
             memory = torch.cuda.mem_get_info()[1]
-            return Machine(memory, cores(), True, torch.cuda.is_bf16_supported(), True, llama_cpp)
+            return MachineFacts(
+                memory, cores(), True, torch.cuda.is_bf16_supported(), True, llama_cpp
+            )
     unified = llama_cpp and sys.platform == "darwin"
-    return Machine(memory_size(), cores(), unified, has_bfloat16(), torch_here, llama_cpp)
+    return MachineFacts(memory_size(), cores(), unified, has_bfloat16(), torch_here, llama_cpp)
 
 
-def choose_pair(models: Sequence[W], machine: Machine, size: str = "") -> tuple[W, W] | None:
+def choose_pair(models: Sequence[M], machine: MachineFacts, size: str = "") -> tuple[M, M] | None:
     """The largest target that a machine holds and computes at some speed, and its smallest draft.
     None where no pair fits.
 
@@ -115,7 +100,7 @@ def choose_pair(models: Sequence[W], machine: Machine, size: str = "") -> tuple[
     least = min((target.size for target, _ in fit), default=0)
     quick = quick or [pair for pair in fit if pair[0].size == least]
 
-    def worth(pair: tuple[W, W]) -> tuple[float, ...]:
+    def worth(pair: tuple[M, M]) -> tuple[float, ...]:
         target, draft = pair
         liked = (one.gguf == machine.prefers_gguf for one in pair)
         return (*liked, target.parameters, -draft.size)
@@ -128,7 +113,7 @@ def has_size(model: str, size: str) -> bool:
     return not size or stated_parameters(model) == stated_parameters(size)
 
 
-def choose_draft(models: Sequence[W], machine: Machine) -> W | None:
+def choose_draft(models: Sequence[M], machine: MachineFacts) -> M | None:
     """The smallest model that a machine computes, if possible of the kind that it prefers."""
     fit = [one for one in models if machine.computes(one) and one.size <= machine.room]
     return min(
@@ -136,7 +121,7 @@ def choose_draft(models: Sequence[W], machine: Machine) -> W | None:
     )
 
 
-def _drafts_for(draft: Weights, target: Weights) -> bool:
+def _drafts_for(draft: Model, target: Model) -> bool:
     return draft.family == target.family and 2 * draft.parameters <= target.parameters
 
 
@@ -181,7 +166,7 @@ def is_called(model: str, short: str, size: str = "") -> bool:
     return max(families, key=len, default="").rstrip("-.") == short and has_size(model, size)
 
 
-def listed(machine: Machine) -> Iterator[str]:
+def listed(machine: MachineFacts) -> Iterator[str]:
     """A line for each short name: sizes of its targets, and the pair for a machine."""
     yield f"{'name':14} {'targets':20} {'here: target, draft':28} {'to fetch':>9}  licence"
     yield f"{EMBEDDED_PAIR:14} {'-':20} {'the pair that ships here':28} {'-':>9}  apache-2.0"

@@ -24,7 +24,7 @@ from outrider.models.models_here import ModelHere, models_below
 from outrider.options.roles import UpRole
 from outrider.recommend.fitting import published_models
 from outrider.recommend.pairs import (
-    Machine,
+    MachineFacts,
     choose_draft,
     choose_pair,
     is_called,
@@ -33,9 +33,9 @@ from outrider.recommend.pairs import (
 )
 from outrider.target.spawn import role_environment, started
 
-LAPTOP = Machine(16 * 10**9, 8)
-SMALL = Machine(24 * 10**9, 2)
-GPU = Machine(24 * 10**9, 16, gpu=True, bfloat16=True)
+LAPTOP = MachineFacts(16 * 10**9, 8)
+SMALL = MachineFacts(24 * 10**9, 2)
+GPU = MachineFacts(24 * 10**9, 16, gpu=True, bfloat16=True)
 CODER = "qwen2.5-coder"
 
 
@@ -52,12 +52,12 @@ CODER = "qwen2.5-coder"
         (GPU._replace(memory=8 * 10**10), CODER, "Qwen/Qwen2.5-Coder-14B-Instruct", "0.5B"),
         (GPU._replace(bfloat16=False), "llama-3", "Meta-Llama-3.1-8B-Instruct-Q4_K_M.gguf", "1B"),
         (SMALL, "llama-3", "Llama-3.2-3B-Instruct-Q4_K_M.gguf", "Llama-3.2-1B-Instruct-Q4_K_M"),
-        (Machine(8 * 10**9, 8), "qwen3", "Qwen3-4B-Q4_K_M.gguf", "Qwen3-0.6B-Q8_0.gguf"),
+        (MachineFacts(8 * 10**9, 8), "qwen3", "Qwen3-4B-Q4_K_M.gguf", "Qwen3-0.6B-Q8_0.gguf"),
     ],
     ids=str,
 )
 def test_a_pair_is_the_largest_that_a_machine_computes_quickly(
-    machine: Machine, name: str, target: str, draft: str
+    machine: MachineFacts, name: str, target: str, draft: str
 ) -> None:
     short, size = read_name(name)
     pair = choose_pair(short_names()[short], machine, size)
@@ -68,9 +68,13 @@ def test_a_pair_is_the_largest_that_a_machine_computes_quickly(
 
 @pytest.mark.parametrize(
     ("machine", "size"),
-    [(Machine(10**9, 2), ""), (LAPTOP, "32b"), (LAPTOP._replace(torch=False, llama_cpp=False), "")],
+    [
+        (MachineFacts(10**9, 2), ""),
+        (LAPTOP, "32b"),
+        (LAPTOP._replace(torch=False, llama_cpp=False), ""),
+    ],
 )
-def test_where_nothing_fits_no_pair_is_chosen(machine: Machine, size: str) -> None:
+def test_where_nothing_fits_no_pair_is_chosen(machine: MachineFacts, size: str) -> None:
     assert choose_pair(short_names()[CODER], machine, size) is None
 
 

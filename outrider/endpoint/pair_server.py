@@ -11,7 +11,7 @@ import threading
 import webbrowser
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from grpc_comm.transport import Address, check_free
 from inference.command import say
@@ -28,7 +28,9 @@ from outrider.recommend.fitting import PublishedModel, fetch, judged, published_
 from outrider.recommend.pairs import (
     EMBEDDED_PAIR,
     WITHOUT_LLAMA_CPP,
-    Machine,
+    M,
+    MachineFacts,
+    Model,
     choose_draft,
     choose_pair,
     is_called,
@@ -38,9 +40,6 @@ from outrider.recommend.pairs import (
     this_machine,
 )
 from outrider.terminal.status_lines import size_words
-
-Model = ModelHere | PublishedModel
-M = TypeVar("M", ModelHere, PublishedModel)
 
 
 def up(options: UpRole) -> int:
@@ -96,7 +95,7 @@ def _serve_pair(options: UpRole, short: str, size: str) -> int:
 
 
 def _pair_flags(
-    options: UpRole, short: str, size: str, machine: Machine
+    options: UpRole, short: str, size: str, machine: MachineFacts
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Flags that name the models of target and draft: those here, else those that are fetched.
     Raises InvalidRequest, which names what is missing.
@@ -137,7 +136,7 @@ def _models_here(options: UpRole) -> list[ModelHere]:
     return list(models_below(paths) if paths else find_models([]))
 
 
-def _tell_pair(pair: tuple[M, M], machine: Machine) -> None:
+def _tell_pair(pair: tuple[M, M], machine: MachineFacts) -> None:
     """Say what was chosen, and why."""
     target, draft = pair
     say(f"kind: {machine.reason}")
@@ -169,7 +168,7 @@ def _fetched(model: PublishedModel, tokenizer: str, *others: PublishedModel) -> 
 # --- the draft alone
 
 
-def _draft_flags(options: UpRole, short: str, size: str, machine: Machine) -> dict[str, Any]:
+def _draft_flags(options: UpRole, short: str, size: str, machine: MachineFacts) -> dict[str, Any]:
     """Flags that name the draft for the target at --target_host: one here, else one that is
     fetched, else copied text. Raises InvalidRequest for a target that is another than was named.
     """
