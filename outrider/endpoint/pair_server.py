@@ -64,14 +64,14 @@ def _serve(options: UpRole, **flags: Any) -> int:
     """Serve endpoint and page with these flags of role serve."""
     known = flags_of(EndpointRole).keys() - {"role"}
     given = {name: value for name, value in options.stated().items() if name in known}
-    return serve_http(ServeRole(**given | flags), partial(_open_page, options))
+    return serve_http(ServeRole(**given | flags), partial(_open_page, not options.no_browser))
 
 
-def _open_page(options: UpRole, address: str) -> None:
-    """Name the page, and open it where there is a screen and the user wants it."""
+def _open_page(browser: bool, address: str) -> None:
+    """Name the page, and open it in the browser where there is a screen."""
     say(f"chat page: {address}")
     screen = sys.platform in ("darwin", "win32") or {"DISPLAY", "WAYLAND_DISPLAY"} & {*os.environ}
-    if screen and not options.no_browser:
+    if browser and screen:
         threading.Thread(target=webbrowser.open, args=(address,), daemon=True).start()
 
 

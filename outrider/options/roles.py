@@ -226,7 +226,7 @@ class UpRole(EndpointRole):
     @property
     def elsewhere(self) -> bool:
         """The target is not started here."""
-        return "target_host" in self.stated()
+        return bool({"target_host", "port"} & self.stated().keys())
 
     @property
     def lists(self) -> bool:

@@ -70,7 +70,8 @@ class PublishedModel(Record):
 
 def judged(one: ModelHere, target: Description) -> ModelHere:
     """A model here; its refusal also says why it is no draft for a target."""
-    larger = one.name == target.model or one.parameters > stated_parameters(target.model) / 2
+    itself = target.model in (one.name, one.directory.name)
+    larger = itself or one.parameters > stated_parameters(target.model) / 2
     reasons = {
         one.refusal: bool(one.refusal),
         "its tokenizer is not the target's": one.family != target.tokenizer_fingerprint,

@@ -21,6 +21,7 @@ WITH_ANOTHER: dict[str, dict[str, Any]] = {
     "draft": OF_CLIENTS,
     "chat": OF_CLIENTS,
     "serve": OF_CLIENTS,
+    "up": OF_CLIENTS,
     "target": {"tensor_parallel": 4, "metrics_host": "0.0.0.0"},
     "fused_target": {"metrics_host": "0.0.0.0"},
     "verify_target": {"tensor_parallel": 4, "batch": 8},
@@ -48,6 +49,7 @@ def test_a_role_reads_its_flags(
     there: dict[str, Any] = {"port": int(port)}
     client = {**TEXT, **there}
     chatting, serving = {"max_new_tokens": 2, **there}, {**there, "http_port": 0}
+    named = {**serving, "name": "embedded"}
     runs: dict[str, list[dict[str, Any]]] = {
         "draft": [client, {**client, "pace": "wait"}],
         "fused_client": [client],
@@ -60,6 +62,7 @@ def test_a_role_reads_its_flags(
         "profiles": [{}],
         "chat": [chatting, {**chatting, "pace": "wait"}],
         "serve": [serving, {**serving, "pace": "wait"}],
+        "up": [named, {**named, "pace": "wait"}],
         "pull": [{"name": str(EMBEDDED / "draft")}],
         "list": [{}],
         "doctor": [there, {**there, "list_models": True}, {**there, "health": True}],
