@@ -9,12 +9,14 @@ from typing import Any
 
 from inference.command import run_command
 from outrider.options.parsing import parse
-from outrider.options.roles import OTHER_VERBS, ChatRole, DraftRole, FusedClientRole, Role
+from outrider.options.roles import ChatRole, DraftRole, FusedClientRole, Role
+from outrider.options.verbs import OTHER_VERBS
 
 PROGRAMS = {
     "target": "outrider.target.target:serve",
     "fused_target": "outrider.target.target:serve",
     "serve": "outrider.endpoint.run:serve_http",
+    "up": "outrider.endpoint.pair_server:up",
     "chat": "outrider.terminal.chat:chat",
     "draft": "outrider.terminal.generate:draft",
     "fused_client": "outrider.terminal.generate:fused_client",

@@ -20,7 +20,7 @@ from outrider.compare import compare_options as comparing
 from outrider.compare.testbed import read_positions
 from outrider.money.goal import read_billing
 from outrider.options import parsing as running
-from outrider.options.roles import OTHER_VERBS, ROLES, VERBS
+from outrider.options.verbs import OTHER_VERBS, ROLES, VERBS
 from outrider.prove import command as proving
 from outrider.recommend.command import RecommendOptions
 from outrider.runs.command import RunsOptions

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import socket
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -51,8 +51,13 @@ SERVING = "serving "
 """Start of the stderr line with the server's address. It is printed once requests are taken."""
 
 
-def serve_http(options: ServeRole) -> int:
-    """Serve until a signal. Returns 0."""
+def serve_http(
+    options: ServeRole, when_ready: Callable[[str], object] = lambda address: None
+) -> int:
+    """Serve until a signal. Returns 0.
+
+    when_ready: is given the page's address once requests are taken
+    """
     if options.connection.list_models:
         print_models(options.connection)
         return 0
@@ -82,7 +87,8 @@ def serve_http(options: ServeRole) -> int:
         )
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, _ended)
-        _Server(config, _said(manager, bound)).run([bound])
+        address = _address(options, bound)
+        _Server(config, _said(manager, address), partial(when_ready, address)).run([bound])
     return 0
 
 
@@ -121,13 +127,17 @@ def listening(address: Address) -> socket.socket:
     return bound
 
 
-def _said(manager: TargetManager, bound: socket.socket) -> str:
+def _address(options: ServeRole, bound: socket.socket) -> str:
+    """The address of the page."""
+    scheme = "https" if options.http_cert else "http"
+    return f"{scheme}://{Address(options.http_host, bound.getsockname()[1])}"
+
+
+def _said(manager: TargetManager, address: str) -> str:
     """The line that names the address, for people and for programs that start this one."""
-    scheme = "https" if manager.options.http_cert else "http"
-    address = Address(manager.options.http_host, bound.getsockname()[1])
     client = manager.texts.client if manager.texts is not None else None
     who = f"{client.model}, drafted by {client.draft or 'nobody'}" if client else "no target yet"
-    return f"{SERVING}{scheme}://{address}/v1 ({who}); Ctrl-C ends"
+    return f"{SERVING}{address}/v1 ({who}); Ctrl-C ends"
 
 
 def _ended(_number: int, _frame: object) -> None:
@@ -135,15 +145,16 @@ def _ended(_number: int, _frame: object) -> None:
 
 
 class _Server(uvicorn.Server):
-    """A server that says a line once it takes requests."""
+    """A server that says a line once it takes requests, and tells whoever waits for it."""
 
-    def __init__(self, config: uvicorn.Config, line: str) -> None:
+    def __init__(self, config: uvicorn.Config, line: str, when_ready: Callable[[], object]) -> None:
         super().__init__(config)
-        self._line = line
+        self._line, self._when_ready = line, when_ready
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         say(self._line)
+        self._when_ready()
 
 
 def create_app(

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 class GgufFile:
     """A FoundModel in a GGUF file."""
 
-    name: str
+    name: str  # of the file, which clients are told
     directory: Path  # the file
     facts: GgufFacts
     tokenizer: Tokenizer
@@ -34,7 +34,7 @@ class GgufFile:
         """Read the header and the tokenizer of a file. Raises an OutriderError with the remedy."""
         path = Path(name)
         facts = GgufFacts.read(path)
-        return cls(name, path, facts, _tokenizer(path, facts))
+        return cls(path.name, path, facts, _tokenizer(path, facts))
 
     @property
     def stop_ids(self) -> frozenset[int]:

@@ -31,14 +31,22 @@ def cores() -> int:
     return len({path.read_text() if path.exists() else path for path in names})
 
 
-@cache
 def processor() -> str:
     """The processor's name where Linux tells it."""
+    return _processor_field("model name") or "unknown processor"
+
+
+def has_bfloat16() -> bool:
+    """Whether Linux tells that the processor has instructions for products in bfloat16."""
+    flags = {*_processor_field("flags").split(), *_processor_field("Features").split()}
+    return bool(flags & {"avx512_bf16", "amx_bf16", "bf16"})
+
+
+@cache
+def _processor_field(name: str) -> str:
+    """A field of the first processor in /proc/cpuinfo; empty where it is not told."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
-        return "unknown processor"
-    return next(
-        (line.partition(":")[2].strip() for line in lines if line.startswith("model name")),
-        "unknown processor",
-    )
+        return ""
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith(name)), "")

@@ -8,7 +8,7 @@ import json
 import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from inference.command import say
 from inference.errors import InvalidRequest, OutriderError
@@ -31,6 +31,15 @@ class ModelHere(NamedTuple):
     parameters: int
     family: str
     refusal: str = ""  # why it cannot be used
+
+    @property
+    def gguf(self) -> bool:
+        """Whether llama.cpp computes it; else torch does."""
+        return is_gguf(self.directory.name)
+
+    def as_flag(self, flag: str) -> dict[str, Any]:
+        """The flag that names the model; the pair that ships here needs none."""
+        return {} if self.directory.parent == EMBEDDED else {flag: self.name}
 
     def record(self) -> dict[str, object]:
         """Plain data for JSON."""
@@ -61,13 +70,18 @@ def list_here(options: ListRole) -> int:
         print(json.dumps(record, default=list))
         return 0
     for one in found:
-        scale, unit = (1e9, "B") if one.parameters >= 1e9 else (1e6, "M")
-        about = one.refusal or f"{one.parameters / scale:.2f} {unit} parameters"
+        about = one.refusal or count_words(one.parameters)
         print(f"{one.name:44} {size_words(one.size):>9}  {about}")
     print("pairs, with equal tokenizers:" if pairs else "no pair fits: tokenizers differ")
     for draft, target in pairs:
         print(f"  {draft} drafts for {target}")
     return 0
+
+
+def count_words(parameters: float) -> str:
+    """A number of parameters with its unit."""
+    scale, unit = (1e9, "B") if parameters >= 1e9 else (1e6, "M")
+    return f"{parameters / scale:.2f} {unit} parameters"
 
 
 def fitting(found: Sequence[ModelHere]) -> Iterator[tuple[str, str]]:
@@ -80,12 +94,17 @@ def fitting(found: Sequence[ModelHere]) -> Iterator[tuple[str, str]]:
 
 
 def find_models(paths: Sequence[Path]) -> Iterator[ModelHere]:
-    """The embedded pair, the hub's models in its cache, those below directories, and GGUF files.
-    Raises InvalidRequest for a path without anything.
-    """
+    """The embedded pair, the hub's models in its cache, and models_below()."""
     for part in ("draft", "target"):
         yield _look(f"outrider-embedded-{part}", EMBEDDED / part)
     yield from _cached()
+    yield from models_below(paths)
+
+
+def models_below(paths: Sequence[Path]) -> Iterator[ModelHere]:
+    """Models below directories, and GGUF files. Raises InvalidRequest for a path without
+    anything.
+    """
     for path in paths:
         if not path.exists():
             raise InvalidRequest(f"{path}: there is no such directory or file")

@@ -27,7 +27,8 @@ from inference.flags.command_line import (
 from inference.flags.group import Flag, Shown, brief, flags_of
 from outrider.options.draft_flags import PresetOptions
 from outrider.options.groups import GeneralOptions
-from outrider.options.roles import OTHER_VERBS, ROLES, VERBS, Role
+from outrider.options.roles import Role
+from outrider.options.verbs import OTHER_VERBS, ROLES, VERBS
 from outrider.version import outrider_version
 
 Roles = TypeVar("Roles", bound=Role)
@@ -44,6 +45,7 @@ TITLES = (
 """Titles of the groups, in the order of the help."""
 
 _SHORT = """{command}: a small draft model runs ahead here, a large target model checks its guesses.
+  {command} up qwen2.5-coder             a real pair here: target, draft, endpoint, chat page
   {command} target                       serve the target that ships here
   {command} chat                         chat with it, from another shell
   {command} serve                        an OpenAI-compatible endpoint and a chat page
@@ -64,6 +66,9 @@ verbs:
 """
 
 EXAMPLES = """examples:
+  outrider up                                             names of pairs, and what fits here
+  outrider up qwen2.5-coder                               pull it, serve it, open its page
+  outrider up --target_host HOST                          its draft here, the target there
   outrider target                                         serve the embedded target on
                                                           127.0.0.1:50051
   outrider run "def main():" --baseline                   draft here, verify there, compare with

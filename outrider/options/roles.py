@@ -1,6 +1,7 @@
 """The roles: each has the flags of its groups. A group that functions take as a whole is a field.
 
-RULES says which flags exclude each other. The flags of the last base come first.
+RULES says which flags exclude each other. The flags of the last base come first. A new role has its
+row in outrider/options/verbs.py.
 """
 
 from __future__ import annotations
@@ -180,11 +181,8 @@ class ChatRole(draft_flags.HistoryOptions, ClientRole, title="text"):
     """go on with a conversation that was saved in this file"""
 
 
-class ServeRole(network.HttpOptions, SharedClientRole):
-    """serve an OpenAI-compatible endpoint and a chat page: draft here, verify at a target"""
-
-    COMMON: ClassVar = (*TO_A_TARGET, *("http_port", "http_host", "api_keys", "cs"))
-    role: Literal["serve"] = "serve"
+class EndpointRole(network.HttpOptions, SharedClientRole):
+    """Options of the roles that serve an endpoint."""
 
     @model_validator(mode="after")
     def _guarded(self) -> Self:
@@ -200,6 +198,51 @@ class ServeRole(network.HttpOptions, SharedClientRole):
                 f"--http_host {self.http_host} without TLS shows keys and texts to the network: "
                 "give --http_cert and --http_key, or --insecure"
             )
+        return self
+
+
+class ServeRole(EndpointRole):
+    """serve an OpenAI-compatible endpoint and a chat page: draft here, verify at a target"""
+
+    COMMON: ClassVar = (*TO_A_TARGET, *("http_port", "http_host", "api_keys", "cs"))
+    role: Literal["serve"] = "serve"
+
+
+class UpRole(EndpointRole):
+    """a pair by its short name: target, draft, endpoint and chat page; or the draft alone"""
+
+    BARE: ClassVar = "name"
+    COMMON: ClassVar = (
+        *("name", "directory", "no_browser", "http_port", "threads"),
+        *("target", "target_host", "tls_ca", "token_file"),
+    )
+    role: Literal["up"] = "up"
+    name: Name | None = None
+    """the pair: NAME, or NAME:SIZE for a target of this size; without one the names are listed"""
+    directory: Directory | None = None
+    """take models below these directories alone, and download nothing: A,B"""
+    no_browser: bool = False
+    """do not open the page in the browser"""
+
+    @property
+    def elsewhere(self) -> bool:
+        """The target is not started here."""
+        return bool({"target_host", "port"} & self.stated().keys())
+
+    @property
+    def lists(self) -> bool:
+        """Nothing is started: the names are listed."""
+        return not (self.name or self.directory or self.elsewhere)
+
+    def check_extra(self) -> None:
+        if not (self.elsewhere or self.lists):
+            require("torch", "a target", otherwise="; --target_host HOST drafts for one elsewhere")
+
+    @model_validator(mode="after")
+    def _chooses_the_models(self) -> Self:
+        named = [*self.given(groups.ModelOptions), *self.given(groups.DraftModelOptions)]
+        if named:
+            raise ValueError(f"{named[0]} is for outrider serve: outrider up chooses the models")
         return self
 
 
@@ -294,46 +337,3 @@ class DoctorRole(Role, groups.DeviceOptions, groups.ReductionOptions):
     very certificate"""
     as_json: bool = Field(default=False, alias="json")
     """one JSON object on stdout"""
-
-
-ROLES: dict[str, type[Role]] = {
-    "target": TargetRole,
-    "draft": DraftRole,
-    "chat": ChatRole,
-    "serve": ServeRole,
-    "fused_target": FusedTargetRole,
-    "fused_client": FusedClientRole,
-    "verify_target": VerifyTargetRole,
-    "verify_draft": VerifyDraftRole,
-    "pull": PullRole,
-    "list": ListRole,
-    "doctor": DoctorRole,
-    "make-cert": MakeCertRole,
-    "make-key": MakeKeyRole,
-    "profiles": ProfilesRole,
-}
-"""Every role by its name."""
-
-VERBS = {
-    "target": "target",
-    "serve": "serve",
-    "chat": "chat",
-    "run": "draft",
-    "pull": "pull",
-    "list": "list",
-    "doctor": "doctor",
-    "cert": "make-cert",
-    "keys": "make-key",
-}
-"""Verbs of the installed command, and their roles. A role's own name is a verb, too."""
-
-OTHER_VERBS = {
-    "demo": "a target and a draft here as two processes, and what drafting saves",
-    "compile": "build a target for a device: CPU, trn1, inf2, trn2, trn3",
-    "compare": "measure architectures side by side",
-    "recommend": "measure which draft suits this machine and a target",
-    "prove": "equality, times and the promise on this machine's device, in one report",
-    "runs": "make the runs and sweeps of a file, and keep what came of each",
-    "deploy": "targets on AWS: plan, up, status, logs, tunnel, down, and what they cost",
-}
-"""Verbs that are commands of their own, with their help."""

@@ -33,7 +33,6 @@ from outrider.client.client import Client, open_client
 from outrider.client.connecting import connect_target
 from outrider.client.probing import measure_round_trip
 from outrider.doctor.checks import machine
-from outrider.models.directories import EMBEDDED
 from outrider.models.machine import processor
 from outrider.models.models_here import ModelHere, find_models
 from outrider.options.groups import DeviceOptions
@@ -133,12 +132,12 @@ def loaded(
             f"no model on this machine has the tokenizer of {target.model}: --download fetches a "
             "published one, --draft_model names a directory"
         )
-    known = _named("model", sources[0])
+    known = sources[0].as_flag("model")
     asked: list[tuple[str, dict[str, Any], int]] = []
     asked += [("target alone", {"target_only": True, **known}, 0)]
     asked += [("copies alone", {"draft": "none", **known}, 0)]
     fit = sorted((one for one in here if not one.refusal), key=lambda one: one.size)
-    asked += [(one.name, _named("draft_model", one), one.size) for one in fit[:MOST]]
+    asked += [(one.name, one.as_flag("draft_model"), one.size) for one in fit[:MOST]]
     left_out |= {one.name: f"only the {MOST} smallest are measured" for one in fit[MOST:]}
     for name, flags, size in asked:
         begun = time.perf_counter()
@@ -151,11 +150,6 @@ def loaded(
             left_out[name] = printable(str(error))
         else:
             yield Way(name, flags, size, client, time.perf_counter() - begun, [])
-
-
-def _named(flag: str, one: ModelHere) -> dict[str, Any]:
-    """The flag that names a model; the draft that ships here needs none."""
-    return {} if one.directory == EMBEDDED / "draft" else {flag: str(one.directory)}
 
 
 def measure(ways: Sequence[Way], deadline: float, longest: int) -> None:

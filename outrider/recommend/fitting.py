@@ -1,4 +1,4 @@
-"""Drafts that may fit a target: models on this machine, and published ones of its family."""
+"""Models that may fit: those on this machine, and the table of published ones by family."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import shutil
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from grpc_comm.translate import Description
@@ -21,10 +22,15 @@ from inference.text import Tokenizer
 from outrider.models.machine import memory_size
 from outrider.models.models_here import ModelHere
 
+LARGEST_DRAFT = 3500e6
+"""Parameters of a published draft, at most."""
+
 
 @dataclass(frozen=True)
-class PublishedDraft(Record):
-    """A row of families.json: a draft on the hub. Its tokenizer is compared when it is fetched."""
+class PublishedModel(Record):
+    """A row of families.json: a model on the hub. A draft's tokenizer is compared when it is
+    fetched.
+    """
 
     family: Text  # targets have this in their names, in lower case
     repository: Text
@@ -36,17 +42,36 @@ class PublishedDraft(Record):
     file: Text = ""  # a GGUF file of the repository; empty for a checkpoint in safetensors
     tokenizer: Text = ""  # repository of a GGUF file's tokenizer
 
+    @property
+    def name(self) -> str:
+        return self.file or self.repository
+
+    @property
+    def size(self) -> int:
+        """Bytes to fetch."""
+        return int(self.megabytes * 1e6)
+
+    @property
+    def parameters(self) -> int:
+        return int(self.millions * 1e6)
+
+    @property
+    def gguf(self) -> bool:
+        """Whether llama.cpp computes it; else torch does."""
+        return bool(self.file)
+
     def __str__(self) -> str:
         return (
             f"{self.repository} {self.file}: {self.millions:g} M parameters, {self.precision}, "
             f"about {self.megabytes:g} MB, licence {self.licence}, context {self.context}, by "
-            f"{'llama.cpp' if self.file else 'torch'}"
+            f"{'llama.cpp' if self.gguf else 'torch'}"
         )
 
 
 def judged(one: ModelHere, target: Description) -> ModelHere:
     """A model here; its refusal also says why it is no draft for a target."""
-    larger = one.name == target.model or one.parameters > stated_parameters(target.model) / 2
+    itself = target.model in (one.name, one.directory.name)
+    larger = itself or one.parameters > stated_parameters(target.model) / 2
     reasons = {
         one.refusal: bool(one.refusal),
         "its tokenizer is not the target's": one.family != target.tokenizer_fingerprint,
@@ -62,25 +87,30 @@ def stated_parameters(name: str) -> float:
     return float(found[1]) * {"b": 1e9, "m": 1e6}[found[2]] if found else math.inf
 
 
-def published_for(model: str, here: Sequence[ModelHere]) -> list[PublishedDraft]:
+@cache
+def published_models() -> tuple[PublishedModel, ...]:
+    """The rows of families.json."""
+    table = read_json(Path(__file__).parent / "families.json", InvalidRequest)
+    return read_record(table, tuple[PublishedModel, ...])
+
+
+def published_for(model: str, here: Sequence[ModelHere]) -> list[PublishedModel]:
     """Published drafts of at most half of a target's parameters that are not here, the smallest
     file first.
     """
-    table = read_json(Path(__file__).parent / "families.json", InvalidRequest)
-    name, most = Path(model).name.lower(), stated_parameters(model) / 2e6
+    name, most = Path(model).name.lower(), min(stated_parameters(model) / 2, LARGEST_DRAFT)
     known = {part for one in here if one.family for part in (one.name, one.directory.name)}
-    rows = read_record(table, tuple[PublishedDraft, ...])
-    fit = [one for one in rows if one.family in name and one.millions <= most]
-    missing = [one for one in fit if (one.file or one.repository) not in known]
+    fit = [one for one in published_models() if one.family in name and one.parameters <= most]
+    missing = [one for one in fit if one.name not in known]
     return sorted(missing, key=lambda one: (one.megabytes, -len(one.family)))
 
 
-def fetch_agreed(published: Sequence[PublishedDraft], tokenizer: str) -> None:
+def fetch_agreed(published: Sequence[PublishedModel], tokenizer: str) -> None:
     """Fetch the two smallest drafts that this installation can load, if the user agrees.
 
     Raises InvalidRequest where there is none or nobody can be asked. See fetch().
     """
-    known = [one for one in published if is_installed("llama_cpp" if one.file else "torch")][:2]
+    known = [one for one in published if is_installed("llama_cpp" if one.gguf else "torch")][:2]
     if not known or not sys.stdin.isatty():
         why = "stdin is no terminal, so nobody can be asked" if known else "no draft is known"
         raise InvalidRequest(f"--download: nothing is fetched: {why}")
@@ -89,15 +119,18 @@ def fetch_agreed(published: Sequence[PublishedDraft], tokenizer: str) -> None:
         say("\n".join(f"fetched {fetch(one, tokenizer)}" for one in known))
 
 
-def fetch(draft: PublishedDraft, tokenizer: str) -> Path:
-    """Download a draft. Returns its directory. A GGUF file gets its checkpoint's tokenizer beside.
+def fetch(model: PublishedModel, tokenizer: str = "") -> Path:
+    """Download a model. Returns its directory, or the GGUF file, which gets its checkpoint's
+    tokenizer beside it.
+
+    tokenizer: fingerprint that it needs to have; empty for any
 
     Raises Mismatch for a tokenizer of another fingerprint, before any weights are fetched.
     """
-    source = find_model(draft.tokenizer or draft.repository, weights=False)
-    if Tokenizer(source).fingerprint() != tokenizer:
-        raise Mismatch(f"{draft.repository} is not fetched: its tokenizer is not the target's")
-    place = find_model(draft.repository, file=draft.file)
-    for path in source.glob("tokenizer*.json") if draft.file else ():
+    source = find_model(model.tokenizer or model.repository, weights=False)
+    if tokenizer and Tokenizer(source).fingerprint() != tokenizer:
+        raise Mismatch(f"{model.repository} is not fetched: its tokenizer is not the target's")
+    place = find_model(model.repository, file=model.file)
+    for path in source.glob("tokenizer*.json") if model.gguf else ():
         shutil.copy(path, place)
-    return place
+    return place / model.file

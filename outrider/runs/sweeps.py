@@ -17,7 +17,8 @@ from inference.errors import InvalidRequest
 from inference.flags.command_line import ValueSource, read_yaml
 from inference.flags.group import brief
 from outrider.options.parsing import from_file
-from outrider.options.roles import ROLES, TextRole
+from outrider.options.roles import TextRole
+from outrider.options.verbs import ROLES
 from outrider.runs.autodraft import read_autodraft
 from outrider.text.prompts import read_prompts
 

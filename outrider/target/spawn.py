@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -58,9 +58,13 @@ def target_process(arguments: Sequence[str] = ()) -> Iterator[str]:
 
 
 @contextmanager
-def started(role: str, arguments: Sequence[str] = ()) -> Iterator[StartedTarget]:
+def started(
+    role: str, arguments: Sequence[str] = (), hear: Callable[[str], object] = lambda line: None
+) -> Iterator[StartedTarget]:
     """Start a role that serves on a free port, and stop it with this context. Raises Unavailable,
     with the process's last lines, when it does not start.
+
+    hear: is given each line that the process says before it listens
     """
     command = role_command(role, "--port", "0", *arguments)
     process = subprocess.Popen(  # noqa: S603
@@ -69,7 +73,7 @@ def started(role: str, arguments: Sequence[str] = ()) -> Iterator[StartedTarget]
     said: deque[str] = deque(maxlen=_LINES)
     listener = None
     try:
-        address = _address(process, said)
+        address = _address(process, said, hear)
         assert process.stderr is not None
         listener = threading.Thread(
             target=said.extend, args=(process.stderr,), daemon=True
@@ -82,7 +86,9 @@ def started(role: str, arguments: Sequence[str] = ()) -> Iterator[StartedTarget]
             listener.join(STOP_SECONDS)
 
 
-def _address(process: subprocess.Popen[str], said: deque[str]) -> str:
+def _address(
+    process: subprocess.Popen[str], said: deque[str], hear: Callable[[str], object]
+) -> str:
     """The address on the line that says the target listens. Earlier lines are kept for the
     error.
     """
@@ -91,4 +97,5 @@ def _address(process: subprocess.Popen[str], said: deque[str]) -> str:
         if line.startswith(READY):
             return line.removeprefix(READY).split()[0]
         said.append(line)
+        hear(line.rstrip())
     raise Unavailable(f"the target did not start: {''.join(said).strip() or 'it said nothing'}")

@@ -1,13 +1,13 @@
-"""Runs `outrider demo`: draft and target as two processes on this machine, and what that saves
-against the target alone.
+"""Runs `outrider demo`: a draft here, a target as a process of its own, and what that saves against
+the target alone.
 """
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Sequence
+from typing import Any
 
-from inference.command import run_command, say
+from inference.command import run_command, say, told_to
 from inference.extras import require
 from inference.flags.command_line import CommandOptions, parse_flags
 
@@ -17,6 +17,7 @@ PROMPT = '''import os
 def read_lines(path, encoding="utf-8"):
     """Read a text file and return its lines as a list of strings."""'''
 
+SAMPLING: dict[str, Any] = {"max_new_tokens": 200, "temperature": 0.8, "seed": 4}
 
 _LAST = 2  # lines of the draft's summary that compare it with target-only
 
@@ -34,20 +35,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _demonstrate() -> int:
     """Start a target, draft against it, stop it."""
     require("torch", "outrider demo")
-    from outrider.target.spawn import role_command, role_environment, target_process
+    from outrider.options.roles import DraftRole
+    from outrider.target.spawn import target_process
+    from outrider.terminal.generate import draft
 
-    say("starting a target process and a draft process on loopback, with the models that ship here")
+    say("starting a target process, and a draft in this one, with the models that ship here")
     with target_process() as address:
-        command = role_command("draft", "--target_host", address, "--prompt", PROMPT, "--baseline")
-        sampling = "--max_new_tokens 200 --temperature 0.7 --top_p 0.9 --seed 7"
-        command += sampling.split()
+        asked = {**SAMPLING, "target_host": address, "prompt": PROMPT, "baseline": True}
         say(
             f"prompt:\n{PROMPT}\n\ncontinuation (coloured on a terminal: green was guessed by the "
             "draft, bold is the target's own):"
         )
-        done = subprocess.run(  # noqa: S603
-            command, check=False, env=role_environment(), stderr=subprocess.PIPE, text=True
-        )
-    said = done.stderr.splitlines()
-    say("\n".join(said if done.returncode else said[-_LAST:]))
-    return done.returncode
+        said: list[str] = []
+        with told_to(lambda line, _lasting: said.append(line)):
+            code = draft(DraftRole(**asked))
+    lines = "\n".join(said).splitlines()
+    say("\n".join(lines if code else lines[-_LAST:]))
+    return code

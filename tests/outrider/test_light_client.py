@@ -75,8 +75,11 @@ def test_the_python_interface_makes_text(target: str, environment: dict[str, str
     assert made.stdout == "8 copied text\n", made.stderr
 
 
-def test_the_endpoint_serves(target: str, environment: dict[str, str]) -> None:
-    words = ("serve", "--target_host", target, "--draft", "copy", "--http_port", "0")
+@pytest.mark.parametrize("verb", [("serve", "--draft", "copy"), ("up", "--no_browser")])
+def test_the_endpoint_serves(
+    verb: tuple[str, ...], target: str, environment: dict[str, str]
+) -> None:
+    words = (*verb, "--target_host", target, "--http_port", "0")
     command = [sys.executable, "-m", "outrider", *words]
     with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as process:
         try:
@@ -122,6 +125,7 @@ def test_models_here_are_listed(environment: dict[str, str]) -> None:
         (("run", *NOWHERE, "--prompt", "x", "--draft", "gguf", "--draft_model", "x.gguf"), "gguf"),
         (("run", *NOWHERE, "--prompt", "x", "--draft_model", "x.gguf"), "gguf"),
         (("demo",), "torch"),
+        (("up", "embedded"), "torch"),
         (("compare",), "torch"),
         (("compile", "--target", "cpu", "--out", "x"), "torch"),
         (("compile", "rules"), "torch"),

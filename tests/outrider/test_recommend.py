@@ -29,7 +29,7 @@ from outrider.options.parsing import parse
 from outrider.options.roles import DraftRole
 from outrider.recommend.advice import choose, command, loaded, measure, reason, whole
 from outrider.recommend.command import RecommendOptions
-from outrider.recommend.fitting import PublishedDraft, fetch, fetch_agreed, judged, published_for
+from outrider.recommend.fitting import PublishedModel, fetch, fetch_agreed, judged, published_for
 from outrider.text.completion import Completion
 from tests.support.hub_server import hub_server
 from tests.support.wire_fixtures import background, describe, successor_engine
@@ -37,7 +37,7 @@ from tests.support.wire_fixtures import background, describe, successor_engine
 EMBEDDED_TOKENIZER = Tokenizer(EMBEDDED / "target").fingerprint()
 WAYS = ["target alone", "copies alone", "outrider-embedded-draft"]
 BRIEF = ["--max_new_tokens", "16", "--seconds", "60"]
-OPEN = PublishedDraft("acme", "acme/open", 1, "float16", 1.2, "apache-2.0", 1024)
+OPEN = PublishedModel("acme", "acme/open", 1, "float16", 1.2, "apache-2.0", 1024)
 
 
 @pytest.fixture(scope="module")
@@ -188,7 +188,7 @@ def test_a_yes_fetches_what_has_the_targets_tokenizer(
 def test_a_gguf_file_is_fetched_with_its_checkpoints_tokenizer_beside() -> None:
     draft = replace(OPEN, repository="acme/gguf", file="draft.gguf", tokenizer=OPEN.repository)
     assert {"draft.gguf", "tokenizer.json"} <= {
-        path.name for path in fetch(draft, EMBEDDED_TOKENIZER).iterdir()
+        path.name for path in fetch(draft, EMBEDDED_TOKENIZER).parent.iterdir()
     }
 
 

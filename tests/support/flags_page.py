@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from inference.flags.group import Flag
 from outrider.options.parsing import TITLES, all_flags, roles_of
-from outrider.options.roles import ROLES
+from outrider.options.verbs import ROLES
 
 _HEAD = """# Flags
 

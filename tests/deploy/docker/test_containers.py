@@ -18,7 +18,7 @@ import outrider
 from grpc_comm.certificate import make_certificate
 from grpc_comm.keys_file import make_key
 from inference.flags.group import flags_of
-from outrider.options.roles import ROLES, VERBS
+from outrider.options.verbs import ROLES, VERBS
 from outrider.target.target import READY
 from tests.house import ROOMS
 from tests.support.host_files import read_dockerfile

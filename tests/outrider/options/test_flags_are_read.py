@@ -12,7 +12,8 @@ from inference.errors import InvalidRequest
 from inference.flags.group import Group, flags_of, own_flags, parts_of
 from outrider.cli import run_role
 from outrider.models.directories import EMBEDDED
-from outrider.options.roles import ROLES, FusedTargetRole
+from outrider.options.roles import FusedTargetRole
+from outrider.options.verbs import ROLES
 
 START = {"role", "config", "print_config", "debug", "target", "preset"}
 OF_CLIENTS: dict[str, Any] = {"region": "eu-west-1", "pricing": "spot", "no_live": True}
@@ -20,6 +21,7 @@ WITH_ANOTHER: dict[str, dict[str, Any]] = {
     "draft": OF_CLIENTS,
     "chat": OF_CLIENTS,
     "serve": OF_CLIENTS,
+    "up": OF_CLIENTS,
     "target": {"tensor_parallel": 4, "metrics_host": "0.0.0.0"},
     "fused_target": {"metrics_host": "0.0.0.0"},
     "verify_target": {"tensor_parallel": 4, "batch": 8},
@@ -47,6 +49,7 @@ def test_a_role_reads_its_flags(
     there: dict[str, Any] = {"port": int(port)}
     client = {**TEXT, **there}
     chatting, serving = {"max_new_tokens": 2, **there}, {**there, "http_port": 0}
+    named = {**serving, "name": "embedded"}
     runs: dict[str, list[dict[str, Any]]] = {
         "draft": [client, {**client, "pace": "wait"}],
         "fused_client": [client],
@@ -59,6 +62,7 @@ def test_a_role_reads_its_flags(
         "profiles": [{}],
         "chat": [chatting, {**chatting, "pace": "wait"}],
         "serve": [serving, {**serving, "pace": "wait"}],
+        "up": [named, {**named, "pace": "wait"}],
         "pull": [{"name": str(EMBEDDED / "draft")}],
         "list": [{}],
         "doctor": [there, {**there, "list_models": True}, {**there, "health": True}],

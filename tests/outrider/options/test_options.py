@@ -13,7 +13,8 @@ from inference.flags.group import Flag, Group, flags_of, parts_of
 from outrider.compare.compare_options import CompareOptions
 from outrider.options.groups import Objective
 from outrider.options.parsing import TITLES, all_flags, parse, roles_of
-from outrider.options.roles import OTHER_VERBS, ROLES, VERBS, DraftRole, TargetRole
+from outrider.options.roles import DraftRole, TargetRole
+from outrider.options.verbs import OTHER_VERBS, ROLES, VERBS
 from tests.support.commands import Run
 from tests.support.flags_page import reference
 from tests.support.repository import ROOT

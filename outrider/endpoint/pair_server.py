@@ -1,0 +1,196 @@
+"""Role up: a pair by its short name, as a target process and an endpoint with its page; or the
+draft alone, for a target elsewhere. All of it ends with this process.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import webbrowser
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from grpc_comm.transport import Address, check_free
+from inference.command import say
+from inference.errors import InvalidRequest
+from inference.flags.group import flags_of
+from outrider.client.connecting import connect_target
+from outrider.doctor.checks import machine as machine_words
+from outrider.endpoint.run import serve_http
+from outrider.models.directories import find_tokenizer
+from outrider.models.models_here import ModelHere, count_words, find_models, models_below
+from outrider.options.groups import BatchOptions, DeviceOptions
+from outrider.options.roles import EndpointRole, ServeRole, UpRole
+from outrider.recommend.fitting import PublishedModel, fetch, judged, published_for
+from outrider.recommend.pairs import (
+    EMBEDDED_PAIR,
+    WITHOUT_LLAMA_CPP,
+    M,
+    MachineFacts,
+    Model,
+    choose_draft,
+    choose_pair,
+    is_called,
+    listed,
+    read_name,
+    short_names,
+    this_machine,
+)
+from outrider.terminal.status_lines import size_words
+
+
+def up(options: UpRole) -> int:
+    """Start what the name stands for, serve until a signal, and end all. Returns 0."""
+    for name in ("SIGTERM", "SIGHUP"):  # which would leave the target behind
+        if number := getattr(signal, name, None):
+            signal.signal(number, signal.default_int_handler)
+    if options.lists:
+        print(*listed(this_machine()), sep="\n")
+        print("outrider up NAME starts the pair; NAME:SIZE takes a target of this size")
+        return 0
+    named = read_name(options.name) if options.name else ("", "")
+    if options.http_port:
+        check_free(Address(options.http_host, options.http_port))
+    say(f"here: {machine_words()}")
+    if options.elsewhere:
+        return _serve(options, **_draft_flags(options, *named, this_machine()))
+    return _serve_pair(options, *named)
+
+
+def _serve(options: UpRole, **flags: Any) -> int:
+    """Serve endpoint and page with these flags of role serve."""
+    known = flags_of(EndpointRole).keys() - {"role"}
+    given = {name: value for name, value in options.stated().items() if name in known}
+    return serve_http(ServeRole(**given | flags), partial(_open_page, not options.no_browser))
+
+
+def _open_page(browser: bool, address: str) -> None:
+    """Name the page, and open it in the browser where there is a screen."""
+    say(f"chat page: {address}")
+    screen = sys.platform in ("darwin", "win32") or {"DISPLAY", "WAYLAND_DISPLAY"} & {*os.environ}
+    if browser and screen:
+        threading.Thread(target=webbrowser.open, args=(address,), daemon=True).start()
+
+
+# --- target and draft here
+
+
+def _serve_pair(options: UpRole, short: str, size: str) -> int:
+    from outrider.target.spawn import started
+
+    machine = this_machine()
+    target, draft = _pair_flags(options, short, size, machine)
+    if target and not machine.gpu and options.threads is None:
+        drafting = max(1, machine.cores // 4)
+        draft["threads"], target["threads"] = drafting, max(1, machine.cores - drafting)
+    shared = [*flags_of(DeviceOptions), *flags_of(BatchOptions)]
+    target |= {name: value for name, value in options.stated().items() if name in shared}
+    words = [word for name, value in target.items() for word in (f"--{name}", str(value))]
+    say("starting the target")
+    with started("target", words, say) as process:
+        return _serve(options, target_host=process.address, **draft)
+
+
+def _pair_flags(
+    options: UpRole, short: str, size: str, machine: MachineFacts
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Flags that name the models of target and draft: those here, else those that are fetched.
+    Raises InvalidRequest, which names what is missing.
+    """
+    if short == EMBEDDED_PAIR:
+        say("target and draft: the pair that ships here, which continues Python-looking text")
+        return {}, {}
+    here = [one for one in _models_here(options) if not short or is_called(one.name, short)]
+    usable = [one for one in here if not one.refusal]
+    if found := choose_pair(usable, machine, size):
+        _tell_pair(found, machine)
+        return found[0].as_flag("model"), found[1].as_flag("draft_model")
+    refused = "".join(f"; {one.name}: {one.refusal}" for one in here if one.refusal)
+    if options.directory:
+        raise InvalidRequest(
+            f"--directory {options.directory}: a target and a draft of at most half of its "
+            f"parameters, with one tokenizer, are needed{_of(options)}{refused}"
+        )
+    chosen = choose_pair(short_names()[short], machine, size)
+    if chosen is None:
+        raise InvalidRequest(
+            f"no pair{_of(options)} fits the {size_words(machine.room)} that weights may take "
+            f"here: outrider up lists what fits{refused}"
+        )
+    _tell_pair(chosen, machine)
+    target = _fetched(chosen[0], "", chosen[1])
+    fingerprint = find_tokenizer(target, "target").fingerprint()
+    return {"model": target}, {"draft_model": _fetched(chosen[1], fingerprint)}
+
+
+def _of(options: UpRole) -> str:
+    return f" of {options.name}" if options.name else ""
+
+
+def _models_here(options: UpRole) -> list[ModelHere]:
+    """Models below --directory alone; without it, the hub's cache and the embedded pair."""
+    paths = [Path(path) for path in (options.directory or "").split(",") if path]
+    return list(models_below(paths) if paths else find_models([]))
+
+
+def _tell_pair(pair: tuple[M, M], machine: MachineFacts) -> None:
+    """Say what was chosen, and why."""
+    target, draft = pair
+    say(f"kind: {machine.reason}")
+    say(f"target: {_told(target)}; the largest that is quick here")
+    say(f"draft: {_told(draft)}; the smallest with the target's tokenizer")
+
+
+def _told(model: Model) -> str:
+    licence = "here already" if isinstance(model, ModelHere) else f"licence {model.licence}"
+    return f"{model.name}, {count_words(model.parameters)}, {size_words(model.size)}, {licence}"
+
+
+def _fetched(model: PublishedModel, tokenizer: str, *others: PublishedModel) -> str:
+    """Fetch a model. Returns what --model names it by. Raises InvalidRequest, or Mismatch where its
+    tokenizer has another fingerprint.
+
+    others: are needed with it
+    """
+    try:
+        place = fetch(model, tokenizer)
+    except InvalidRequest as error:
+        names = " and ".join(f"{one.name} ({size_words(one.size)})" for one in (model, *others))
+        raise InvalidRequest(
+            f"the hub is needed for {names}: {error}; --directory DIR takes them from a disk"
+        ) from error
+    return str(place) if model.gguf else model.repository
+
+
+# --- the draft alone
+
+
+def _draft_flags(options: UpRole, short: str, size: str, machine: MachineFacts) -> dict[str, Any]:
+    """Flags that name the draft for the target at --target_host: one here, else one that is
+    fetched, else copied text. Raises InvalidRequest for a target that is another than was named.
+    """
+    with connect_target(options.connection, None) as target:
+        there = target.description
+    say(f"target: {there.model} on {there.device}, at {options.connection.addresses}")
+    if short and not is_called(there.model, short, size):
+        raise InvalidRequest(f"the target serves {there.model}, not {options.name}")
+    here = [judged(one, there) for one in _models_here(options)]
+    if found := choose_draft([one for one in here if not one.refusal], machine):
+        say(f"draft: {_told(found)}; the smallest with the target's tokenizer")
+        return found.as_flag("draft_model")
+    published = [] if options.directory else published_for(there.model, here)
+    if chosen := choose_draft(published, machine):
+        say(f"draft: {_told(chosen)}; the smallest of the target's family")
+        return {"draft_model": _fetched(chosen, there.tokenizer_fingerprint)}
+    same = [one for one in here if one.family == there.tokenizer_fingerprint]
+    tokenizers: list[dict[str, Any]] = [one.as_flag("model") for one in same]
+    tokenizers += [{"model": one.tokenizer or one.repository} for one in published]
+    if not tokenizers:
+        raise InvalidRequest(
+            f"no draft and no tokenizer is known for {there.model}: outrider serve --model DIR"
+        )
+    say(f"draft: copied text alone, since no model can be computed here; {WITHOUT_LLAMA_CPP}")
+    return {"draft": "copy", **tokenizers[0]}
