@@ -130,6 +130,17 @@ class BatchOptions(Group, title="models and devices"):
     """texts at once: rows of the target, prompts of a file made at the same time"""
 
 
+class BackendOptions(Group, title="models and devices"):
+    backend: Literal["outrider", "transformers"] | None = None
+    """what computes a checkpoint on cpu or cuda: our decoder, or the transformers library (default:
+    the library where our decoder does not know the architecture; docs/models.md)"""
+
+
+def backend_of(options: Group) -> str | None:
+    """What computes a checkpoint; None where the options leave it open."""
+    return options.backend if isinstance(options, BackendOptions) else None
+
+
 class TargetOptions(BatchOptions, DeviceOptions, TargetModelOptions):
     """The source of a target model in this process, and the largest tree that it takes."""
 

@@ -28,6 +28,11 @@ LIMITS = "min_tps max_usd_per_1m max_joules_per_token"
 RULES = (
     FlagRule("tensor_parallel", needs="device=neuron-legacy"),
     FlagRule("layer_offload", excludes="artifact device=neuron*", why="it is for a checkpoint"),
+    FlagRule(
+        "backend=transformers",
+        excludes="artifact layer_offload device=neuron* draft_quantization draft_head_tokens",
+        why="the library computes a whole checkpoint, on cpu or cuda",
+    ),
     FlagRule("measure_first", excludes="emulate", why="it states times"),
     FlagRule("tls_cert", needs="tls_key"),
     FlagRule("tls_key", needs="tls_cert"),
@@ -89,7 +94,7 @@ class ServingRole(
     emulated (unknown names list them)"""
 
 
-class TargetRole(ServingRole, groups.LegacyOptions):
+class TargetRole(groups.BackendOptions, ServingRole, groups.LegacyOptions):
     """serve a target"""
 
     COMMON: ClassVar = (
@@ -121,6 +126,7 @@ TO_A_TARGET = ("target", "target_host", "model", "tls_ca", "token_file")
 class ClientRole(
     Role,
     draft_flags.PresetOptions,
+    groups.BackendOptions,
     groups.MeasureOptions,
     groups.DeviceOptions,
     groups.ReductionOptions,
@@ -255,7 +261,9 @@ class FusedClientRole(
     connection: network.ConnectionOptions = network.ConnectionOptions()
 
 
-class VerifyTargetRole(TextRole, groups.OffloadOptions, groups.LegacyOptions):
+class VerifyTargetRole(
+    TextRole, groups.BackendOptions, groups.OffloadOptions, groups.LegacyOptions
+):
     """make text with the target alone, in this process"""
 
     EXTRA: ClassVar = "torch"
@@ -268,7 +276,9 @@ class VerifyTargetRole(TextRole, groups.OffloadOptions, groups.LegacyOptions):
         return self
 
 
-class VerifyDraftRole(TextRole, groups.DeviceOptions, groups.ReductionOptions):
+class VerifyDraftRole(
+    TextRole, groups.BackendOptions, groups.DeviceOptions, groups.ReductionOptions
+):
     """make text with the draft alone, in this process"""
 
     EXTRA: ClassVar = "torch"
