@@ -4,10 +4,20 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 
 from tests.simulate.clients import Client, Text
 from tests.simulate.plan import LONG_PATIENCE, Plan
 from tests.simulate.targets import TargetProcess
+
+STANDSTILL = 30.0
+"""Seconds without a token that nothing but the work of others explains."""
+
+RECOVERY = 60.0
+"""Seconds that a fault's consequences last at most."""
+
+WINDOW, PROMISE = 256, 0.98
+"""Tokens over which every text has this part of its root-only rate."""
 
 SECRET = "token-that-nobody-may-see"
 OF_KEYS = ("revoke key", "lower limits")
@@ -17,7 +27,6 @@ IN_PATIENCE = frozenset({"Unavailable", "Busy", "Gone"})
 
 def texts(clients: Sequence[Client], plan: Plan) -> Iterator[str]:
     """Yield each text that is not the target's own, or ended as nothing explains."""
-    kinds = {fault.kind for fault in plan.faults}
     for client in clients:
         for text in client.texts:
             due = text.due(plan.kinds)
@@ -26,16 +35,23 @@ def texts(clients: Sequence[Client], plan: Plan) -> Iterator[str]:
                 yield f"{text} is another from token {at} on"
             elif text.outcome == "whole" and len(text.tokens) != len(due):
                 yield f"{text} ends after {len(text.tokens)} tokens of {len(due)}"
-            elif not client.process.dead and not _explained(text, kinds):
+            elif client.process.dead:
+                continue
+            elif text.resumes + text.reopenings and not plan.faults and not plan.crowded:
+                yield f"{text} lost its stream, and there was no fault"
+            elif gap := _longest_gap(text, plan):
+                yield f"{text} stood still for {gap:.0f} s"
+            elif not _explained(text, plan):
                 yield f"{text} ends with {text.outcome}: {text.error}"
 
 
-def _explained(text: Text, kinds: set[str]) -> bool:
-    """Whether a text may end like this, after faults of these kinds."""
-    if text.outcome in ("whole", "left"):
+def _explained(text: Text, plan: Plan) -> bool:
+    """Whether a text may end like this, after such faults."""
+    kinds = {fault.kind for fault in plan.faults}
+    if text.outcome in ("whole", "left", "hostile"):
         return True
     if text.outcome in IN_PATIENCE:
-        return text.client.patience < LONG_PATIENCE or "kill" in text.error
+        return bool(plan.faults or plan.crowded) and text.client.patience < LONG_PATIENCE
     if text.outcome == "InvalidRequest":
         return "revoke key" in kinds and "refuses this client" in text.error
     if text.outcome == "LimitExceeded":
@@ -43,6 +59,35 @@ def _explained(text: Text, kinds: set[str]) -> bool:
     if text.outcome == "OutriderError":
         return "failing forward" in kinds
     return False
+
+
+def _longest_gap(text: Text, plan: Plan) -> float:
+    """The longest time without a token, where that is longer than anything explains; else 0.
+
+    Faults may take as long as their patience, so only times that none of them touches count.
+    """
+    moments = [*text.came, text.ended] if text.came else []
+    most = STANDSTILL + 3 * plan.work
+    for before, after in pairwise(moments):
+        if after - before > most and not any(
+            before - RECOVERY < 1_000 + fault.at + fault.seconds and 1_000 + fault.at < after
+            for fault in plan.faults
+        ):
+            return after - before
+    return 0.0
+
+
+def rates(texts: Sequence[Text], alone: Sequence[Text], plan: Plan) -> Iterator[str]:
+    """Yield texts whose drafts made them slower than the promise, over any WINDOW tokens.
+
+    alone: the same texts, made by root-only forwards
+    """
+    for text, other in zip(texts, alone, strict=True):
+        for first in range(0, len(text.came) - WINDOW, 8):
+            took, most = (one.came[first + WINDOW] - one.came[first] for one in (text, other))
+            if PROMISE * took > most + 2 * plan.forward:
+                yield f"{text} takes {took:.2f} s for {WINDOW} tokens, and alone {most:.2f} s"
+                break
 
 
 def leaks(targets: Sequence[TargetProcess]) -> Iterator[str]:
@@ -55,15 +100,17 @@ def leaks(targets: Sequence[TargetProcess]) -> Iterator[str]:
         held = {
             "sessions": len(engine.sessions),
             "rows": engine.model.rows - engine.free_rows,
+            **{what: len(held) for what, held in target.process.holds.items()},
         }
         for what, number in held.items():
             if number:
                 yield f"{target.process.name} holds {number} {what} at the end"
 
 
-def logs(records: Sequence[logging.LogRecord], happened: Sequence[tuple[float, str]]) -> Iterator[str]:
+def logs(records: Sequence[logging.LogRecord], plan: Plan) -> Iterator[str]:
     """Yield log lines with a secret, and errors that no fault explains."""
-    kinds = {kind for _, kind in happened}
+    kinds = {fault.kind for fault in plan.faults}
+    hostile = any(client.hostile for client in plan.clients)
     for record in records:
         line = record.getMessage()
         if record.exc_info:
@@ -72,6 +119,6 @@ def logs(records: Sequence[logging.LogRecord], happened: Sequence[tuple[float, s
             yield f"a secret in a log line: {line}"
         if record.levelno >= logging.ERROR and not (
             ("keys" in line and "spoil keys" in kinds)
-            or ("a session failed" in line and "failing forward" in kinds)
+            or ("a session failed" in line and (hostile or "failing forward" in kinds))
         ):
             yield f"logged: {line}"

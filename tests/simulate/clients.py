@@ -19,7 +19,7 @@ from inference.draft_thread import Drafter, inline, on_thread
 from inference.drafters.copied_text import CopySource
 from inference.drafters.draft import Draft
 from inference.drafters.round_proposer import BestFirst, RoundProposer
-from inference.errors import OutriderError
+from inference.errors import OutriderError, Unavailable
 from inference.order import Decode, Pace
 from inference.planner.acceptance import Knowledge
 from inference.planner.acceptance_file import read_acceptance
@@ -29,12 +29,15 @@ from inference.sampling import SamplingParams
 from inference.throttle import Silence, Throttle
 from inference.times import DraftTimes, LatencyModel
 from outrider.client.pools import Rows
+from tests.simulate.hostile_client import Hostile
 from tests.simulate.kernel import Fiber, Kernel, Process
-from tests.simulate.plan import ClientPlan, Plan, TextPlan
+from tests.simulate.network import Network
+from tests.simulate.plan import LONG_PATIENCE, ClientPlan, Plan, TextPlan
 from tests.simulate.targets import token_of
 from tests.simulate.threads import Thread
+from tests.simulate.wire_client import Channel
 from tests.support.exact import next_token, own_text
-from tests.support.scripted_models import ScriptedModel, Says, dice
+from tests.support.scripted_models import Says, ScriptedModel, dice
 
 CONNECT_SECONDS = 60.0
 LEARNED = read_acceptance()
@@ -108,12 +111,13 @@ class Client:
     """A client's process, from its start to its end."""
 
     def __init__(
-        self, plan: ClientPlan, world: Plan, kernel: Kernel, addresses: list[str], folder: Path
+        self, plan: ClientPlan, world: Plan, network: Network, addresses: list[str], folder: Path
     ) -> None:
         self.plan, self.process = plan, Process(f"client{plan.number}")
         self.texts = [Text(plan, one) for one in plan.texts]
         self.notices: list[str] = []
-        self._world, self._kernel, self._folder = world, kernel, folder
+        self._world, self._network, self._folder = world, network, folder
+        self._kernel = network.kernel
         self._addresses, self._silence = addresses, Silence()
 
     @property
@@ -126,11 +130,13 @@ class Client:
 
     def _live(self) -> None:
         self._kernel.sleep(self.plan.starts)
-        try:
-            connection = self._connect()
-        except OutriderError as error:
+        if self.plan.hostile:
+            Hostile(self.plan, self._kernel, self._open_channel()).rage()
             for text in self.texts:
-                self._end(text, error)
+                text.outcome = text.outcome or "hostile"
+            return
+        connection = self._connected()
+        if connection is None:
             return
         with connection:
             if self.plan.at_once:
@@ -142,6 +148,23 @@ class Client:
             else:
                 for text in self.texts:
                     self._make(connection, text)
+
+    def _connected(self) -> Connection | None:
+        """Connect; who has patience asks again. None where an error ended all texts."""
+        while True:
+            try:
+                return self._connect()
+            except OutriderError as error:
+                patient = isinstance(error, Unavailable) and self.plan.patience == LONG_PATIENCE
+                if not patient:
+                    for text in self.texts:
+                        self._end(text, error)
+                    return None
+                self._kernel.sleep(1.0)
+
+    def _open_channel(self) -> Channel:
+        address = self._addresses[self.plan.number % len(self._addresses)]
+        return Channel(self._network, address)
 
     def _connect(self) -> Connection:
         addresses = self._addresses[:1] if self.plan.way == "one" else self._addresses
@@ -163,9 +186,12 @@ class Client:
             plan.credit,
         )
         try:
-            with closing(session), closing(
-                Loop(list(plan.prompt), text.params, session, order, self._drafter(text))
-            ) as loop:
+            with (
+                closing(session),
+                closing(
+                    Loop(list(plan.prompt), text.params, session, order, self._drafter(text))
+                ) as loop,
+            ):
                 for step in loop.steps():
                     text.tokens += step.tokens
                     text.came += [self._kernel.now] * len(step.tokens)

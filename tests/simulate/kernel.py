@@ -34,11 +34,13 @@ class Process:
 
     frozen: it is stopped, and its threads wait
     dead: it was killed; its threads never run again
+    holds: what has to be empty when nobody wants anything of it
     """
 
     def __init__(self, name: str) -> None:
         self.name, self.frozen, self.dead = name, False, False
         self.held: list[Fiber] = []  # would run, were it not stopped
+        self.holds: dict[str, Any] = {}
 
 
 class Fiber:
@@ -93,7 +95,7 @@ class Kernel:
                 work()
             except GreenletExit:
                 pass
-            except BaseException as error:  # noqa: BLE001  # a thread's last word
+            except BaseException as error:  # a thread's last word
                 self.crashes.append(f"{fiber}: {type(error).__name__}: {error}")
                 if isinstance(error, KeyboardInterrupt):
                     raise

@@ -7,6 +7,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 from tests.simulate.kernel import Kernel, Process
@@ -61,7 +62,7 @@ class Pipe:
     def __init__(self, kernel: Kernel, link: Link, client: End, server: End) -> None:
         self.link, self.ends = link, (client, server)
         self.mute, self.is_open = link.mute, True
-        self._kernel, self._arrivals, self._heard = kernel, [0.0, 0.0], [kernel.now, kernel.now]
+        self._kernel, self._arrivals = kernel, [0.0, 0.0]
         link.pipes.append(self)
         kernel.after(KEEPALIVE_SECONDS, self._keep_alive)
 
@@ -88,11 +89,14 @@ class Pipe:
         self.link.pipes.remove(self)
         for end in self.ends:
             way = self.link.law.seconds * self._kernel.chance.random()
-            self._kernel.after(way, lambda end=end: None if end.process.dead else end.lost(self, words))  # type: ignore[misc]
+            self._kernel.after(way, partial(self._tell, end, words))
+
+    def _tell(self, end: End, words: str) -> None:
+        if not end.process.dead:
+            end.lost(self, words)
 
     def _arrive(self, side: int, deliver: Callable[[], None]) -> None:
         if self.is_open and not self.mute and not self.ends[side].process.dead:
-            self._heard[side] = self._kernel.now
             deliver()
 
     def _keep_alive(self) -> None:
@@ -142,9 +146,7 @@ class Network:
     def links(self) -> list[Link]:
         return list(self._links.values())
 
-    def connect(
-        self, client: End, address: str, done: Callable[[Pipe | None, str], None]
-    ) -> None:
+    def connect(self, client: End, address: str, done: Callable[[Pipe | None, str], None]) -> None:
         """Connect. done: is given the connection, or None and why there is none"""
         link = self.link(client.process.name, address)
         way = 3 * link.factor * link.law.seconds + max(link.held - self.kernel.now, 0.0)

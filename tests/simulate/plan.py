@@ -14,6 +14,9 @@ QUIET_FROM = 40.0
 LONG_PATIENCE = 900.0
 """Of a client whose texts must all come whole."""
 
+STEADY_EVERY = 25
+"""One seed of so many compares rates."""
+
 FAULTS = (
     "cut",
     "half-open",
@@ -103,6 +106,21 @@ class Plan:
     yields: float
     clients: tuple[ClientPlan, ...]
     faults: tuple[Fault, ...]
+    steady: bool = False  # long texts without faults, whose rates are compared
+
+    @property
+    def work(self) -> float:
+        """Seconds of all forwards, were each text made alone and twice."""
+        texts = [text for client in self.clients for text in client.texts]
+        tokens = sum(text.tokens + len(text.prompt) / 16 for text in texts)
+        return 2 * tokens * self.forward * (1 + 16 * self.node)
+
+    @property
+    def crowded(self) -> bool:
+        """Whether a session may have to wait, or be refused, for lack of room."""
+        texts = sum(len(client.texts) for client in self.clients)
+        hostile = any(client.hostile for client in self.clients)
+        return hostile or texts > min(self.rows, self.waiting, 4)
 
     def __str__(self) -> str:
         texts = sum(len(one.texts) for one in self.clients)
@@ -117,6 +135,11 @@ TENANTS = ("alice", "bob", "carol")
 
 def draw(seed: int) -> Plan:
     """Draw a plan: every seed another configuration and other faults (a swarm)."""
+    return draw_steady(seed) if seed % STEADY_EVERY == STEADY_EVERY - 1 else draw_swarm(seed)
+
+
+def draw_swarm(seed: int) -> Plan:
+    """Draw any configuration, clients and faults."""
     chance = random.Random(f"{seed} plan")
     rows = chance.choice((1, 2, 3, 4, 8))
     keys = chance.random() < 0.5
@@ -144,6 +167,36 @@ def draw(seed: int) -> Plan:
         clients=clients,
         faults=() if calm else _faults(chance, keys=keys),
     )
+
+
+def draw_steady(seed: int) -> Plan:
+    """Draw a plan without faults: long texts, each with a draft, that begin together."""
+    chance = random.Random(f"{seed} steady")
+    plan, texts = draw_swarm(seed), chance.choice((1, 1, 2))
+    drafts = [chance.choice(("growing", "both", "useless", "copying")) for _ in range(texts)]
+    clients = tuple(
+        replace(
+            _client(chance, number, keys=False, kinds=plan.kinds),
+            starts=0.0,
+            way="one",
+            draft=draft,
+            slow_reader=0.0,
+            hostile=False,
+            texts=(
+                replace(
+                    _text(chance, plan.kinds),
+                    tokens=300,
+                    pace=Pace.GO_ON,
+                    credit=0,
+                    stop=None,
+                    leaves=None,
+                ),
+            ),
+        )
+        for number, draft in enumerate(drafts)
+    )
+    calm = replace(plan, replicas=1, keys=False, jitter=0.0, yields=0.0, faults=(), steady=True)
+    return replace(calm, rows=max(plan.rows, texts), clients=clients)
 
 
 def _client(chance: random.Random, number: int, *, keys: bool, kinds: int) -> ClientPlan:
@@ -179,9 +232,7 @@ def _text(chance: random.Random, kinds: int) -> TextPlan:
     )
 
 
-def _spike(
-    chance: random.Random, first: int, *, keys: bool, kinds: int
-) -> tuple[ClientPlan, ...]:
+def _spike(chance: random.Random, first: int, *, keys: bool, kinds: int) -> tuple[ClientPlan, ...]:
     """Many clients that all come at one moment for one short text."""
     at = chance.uniform(1, 20)
     one = _client(chance, 0, keys=keys, kinds=kinds)
@@ -199,7 +250,7 @@ def _spike(
 
 def _faults(chance: random.Random, *, keys: bool) -> tuple[Fault, ...]:
     """A few kinds of faults, so that seeds differ in what they combine."""
-    known = [kind for kind in FAULTS if keys or "key" not in kind and "limits" not in kind]
+    known = [kind for kind in FAULTS if keys or ("key" not in kind and "limits" not in kind)]
     kinds = chance.sample(known, chance.randint(1, 5))
     often = chance.choice((2, 4, 8, 14))
     drawn = [

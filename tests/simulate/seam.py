@@ -19,11 +19,12 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FunctionType, ModuleType
-from typing import Any
+from typing import Any, ClassVar
 
 import grpc
 import grpc.aio
 
+from grpc_comm.server.session_table import SessionTable
 from tests.simulate import loop, threads
 from tests.simulate.kernel import EPOCH, Kernel, Running
 from tests.simulate.network import Network
@@ -63,10 +64,18 @@ def _replacements(kernel: Kernel, network: Network, tap: Tap) -> dict[int, Any]:
     def resolve(host: str, port: int, **_: Any) -> list[Any]:
         if not network.names.get(host):
             raise OSError("Name or service not known")
-        return [(None, None, None, "", (one.rpartition(":")[0], port)) for one in network.names[host]]
+        return [
+            (None, None, None, "", (one.rpartition(":")[0], port)) for one in network.names[host]
+        ]
 
     def connect(*_: Any) -> None:
         raise TimeoutError("nobody looks closer in a simulation")
+
+    def table(*args: Any) -> SessionTable:
+        made = SessionTable(*args)
+        assert kernel.current is not None
+        kernel.current.process.holds["session records"] = made
+        return made
 
     thing = {
         name: getattr(threads, name) for name in ("Thread", "Lock", "RLock", "Condition", "Event")
@@ -87,9 +96,8 @@ def _replacements(kernel: Kernel, network: Network, tap: Tap) -> dict[int, Any]:
         for name, other in others.items()
     }
     found |= {id(module): Shim(module, **others) for module, others in modules.items()}
-    found[id(grpc)] = Shim(
-        grpc, insecure_channel=channel, aio=Shim(grpc.aio, server=server)
-    )
+    found[id(SessionTable)] = table
+    found[id(grpc)] = Shim(grpc, insecure_channel=channel, aio=Shim(grpc.aio, server=server))
     return found
 
 
@@ -97,8 +105,8 @@ class _Places:
     """Where the product names what is replaced: found once, and again when more is loaded."""
 
     loaded = 0
-    names: list[tuple[dict[str, Any], str, Any]] = []
-    defaults: list[tuple[FunctionType, tuple[Any, ...] | None, dict[str, Any] | None]] = []
+    names: ClassVar[list[tuple[dict[str, Any], str, Any]]]
+    defaults: ClassVar[list[tuple[FunctionType, Any, Any]]]
 
     @classmethod
     def find(cls, replaced: dict[int, Any]) -> None:
@@ -151,4 +159,3 @@ def installed(kernel: Kernel, network: Network, seed: int, tap: Tap) -> Iterator
             function.__defaults__, function.__kwdefaults__ = given, named
         for holder, name, value in _Places.names:
             holder[name] = value
-        Running.kernel = None

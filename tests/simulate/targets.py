@@ -86,7 +86,11 @@ class TargetProcess:
     def _serve(self) -> None:
         plan, clock = self._plan, Sleeping(self._kernel)
         self.model = Faulty(
-            plan.rows, clock, capacity=LONGEST + 64, kinds=plan.kinds, cost=self._seconds  # type: ignore[arg-type]
+            plan.rows,
+            clock,
+            capacity=LONGEST + 64,
+            kinds=plan.kinds,
+            cost=self._seconds,  # type: ignore[arg-type]
         )
         self.engine = Engine(
             self.model,

@@ -58,9 +58,6 @@ class Lock:
         self._owner = None
         self._waiters.wake(1)
 
-    def locked(self) -> bool:
-        return self._owner is not None
-
     def __enter__(self) -> bool:
         return self.acquire()
 
@@ -76,9 +73,9 @@ class RLock(Lock):
         self._depth = 0
 
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
-        if self._owner is None or self._owner is not kernel().current:
-            if not super().acquire(blocking, timeout):
-                return False
+        mine = self._owner is not None and self._owner is kernel().current
+        if not (mine or super().acquire(blocking, timeout)):
+            return False
         self._depth += 1
         return True
 
@@ -179,9 +176,6 @@ class SimpleQueue:
             self._waiters.wait(left)
         return self._items.popleft()
 
-    def get_nowait(self) -> Any:
-        return self.get(block=False)
-
     def qsize(self) -> int:
         return len(self._items)
 
@@ -280,7 +274,7 @@ class ThreadPoolExecutor:
                 continue
             try:
                 result = call()
-            except Exception as error:  # noqa: BLE001  # whoever waits raises it
+            except Exception as error:  # whoever waits raises it
                 future.set_exception(error)
             else:
                 future.set_result(result)

@@ -154,6 +154,7 @@ class Server:
         assert fiber is not None
         self.process, self.tap = fiber.process, tap
         self.streams: dict[Served, None] = {}
+        self.process.holds["streams"] = self.streams
         self._network, self._interceptors = network, interceptors
         self._handlers: list[Any] = []
         self._address, self._accepts = "", False
@@ -183,8 +184,8 @@ class Server:
         for pipe in self._pipes:
             pipe.send(1, 17, lambda pipe=pipe: pipe.ends[0].going_away())  # type: ignore[misc]
         until = self._loop.time() + (grace or 0.0)
-        while self.streams and (left := until - self._loop.time()) > 0:
-            await asyncio.sleep(min(left, 0.02))
+        while self.streams and self._loop.time() < until:  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
         for pipe in list(self._pipes):
             pipe.cut("Cancelling all calls")
         for served in list(self.streams):
@@ -223,7 +224,7 @@ class Server:
             pass
         except asyncio.CancelledError:
             served.status(grpc.StatusCode.CANCELLED, "cancelled by the server")
-        except Exception as error:  # noqa: BLE001  # as gRPC, which logs it as an error
+        except Exception as error:  # as gRPC, which logs it as an error
             if not served.gone:
                 kernel().crashes.append(f"unexpected in a call: {error!r}")
             served.status(grpc.StatusCode.UNKNOWN, f"Unexpected {type(error)}: {error}")

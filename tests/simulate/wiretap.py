@@ -15,7 +15,6 @@ class Spoken:
 
     def __init__(self) -> None:
         self.session_id, self.acknowledged, self.credit = "", 0, MOST_CREDIT
-        self.end = 0
 
 
 class Wiretap:
@@ -39,17 +38,19 @@ class Wiretap:
     def _hear(self, spoken: Spoken, data: bytes) -> None:
         try:
             message = pb.ClientMessage.FromString(data)
-        except Exception:  # noqa: BLE001  # of a hostile client
+        except Exception:  # of a hostile client
             return
         kind = message.WhichOneof("kind")
         if kind == "open":
-            spoken.session_id, spoken.acknowledged = message.open.session_id, len(message.open.prompt)
+            spoken.session_id = message.open.session_id
+            spoken.acknowledged = len(message.open.prompt)
         elif kind == "resume":
-            spoken.session_id, spoken.acknowledged = message.resume.session_id, message.resume.length
+            spoken.session_id = message.resume.session_id
+            spoken.acknowledged = message.resume.length
         elif kind == "ack":
             spoken.acknowledged = max(spoken.acknowledged, message.ack.length)
         elif kind == "decode":
-            spoken.credit, spoken.end = message.decode.credit or MOST_CREDIT, message.decode.end
+            spoken.credit = message.decode.credit or MOST_CREDIT
 
     def _check(self, served: Served, spoken: Spoken, message: pb.ServerMessage) -> None:
         kind = message.WhichOneof("kind")

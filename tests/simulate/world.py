@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import tempfile
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from tests.simulate import checks
@@ -62,7 +62,7 @@ class World:
         ]
         addresses = [one.address for one in self.targets]
         network.names["fleet"] = list(addresses)
-        self.clients = [Client(one, plan, kernel, addresses, folder) for one in plan.clients]
+        self.clients = [Client(one, plan, network, addresses, folder) for one in plan.clients]
         self.weather = Weather(self)
 
     def live(self, result: Result) -> None:
@@ -97,7 +97,15 @@ class World:
 
 
 def run(plan: Plan) -> Result:
-    """Run a plan."""
+    """Run a plan; one whose rates are compared, twice."""
+    result = _run(plan)
+    if plan.steady and not result.failures:
+        alone = _run(replace(plan, clients=tuple(replace(one, draft="") for one in plan.clients)))
+        result.failures += checks.rates(result.texts, alone.texts, plan)
+    return result
+
+
+def _run(plan: Plan) -> Result:
     gc.disable()
     kernel = Kernel(plan.seed, yields=plan.yields)
     network = Network(kernel, plan.seed, Law(plan.way, plan.jitter))
@@ -115,7 +123,7 @@ def run(plan: Plan) -> Result:
             world.live(result)
             result.failures += kernel.crashes + tap.wrong
             result.failures += checks.texts(world.clients, plan)
-            result.failures += checks.logs(log.records, world.weather.happened)
+            result.failures += checks.logs(log.records, plan)
             result.happened, result.lines = world.weather.happened, kernel.lines
             result.seconds = kernel.now - 1_000.0
     finally:
