@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -145,6 +146,7 @@ def draw_swarm(seed: int) -> Plan:
     keys = chance.random() < 0.5
     kinds = chance.choice((3, 8, 40))
     calm = chance.random() < 0.12
+    forward = chance.choice((0.01, 0.05, 0.2))
     clients = tuple(
         _client(chance, number, keys=keys, kinds=kinds) for number in range(chance.randint(1, 5))
     )
@@ -159,13 +161,13 @@ def draw_swarm(seed: int) -> Plan:
         keys=keys,
         sharing=chance.random() < 0.3,
         kinds=kinds,
-        forward=chance.choice((0.005, 0.02, 0.05)),
+        forward=forward,
         node=chance.choice((0.0, 0.02, 0.2)),
         way=chance.choice((0.0005, 0.01, 0.08)),
         jitter=chance.choice((0.0, 0.0, 0.02)),
         yields=chance.choice((0.0, 0.0, 0.02, 0.2)),
         clients=clients,
-        faults=() if calm else _faults(chance, keys=keys),
+        faults=() if calm else _faults(chance, clients, forward, keys=keys),
     )
 
 
@@ -248,14 +250,16 @@ def _spike(chance: random.Random, first: int, *, keys: bool, kinds: int) -> tupl
     )
 
 
-def _faults(chance: random.Random, *, keys: bool) -> tuple[Fault, ...]:
+def _faults(
+    chance: random.Random, clients: Sequence[ClientPlan], forward: float, *, keys: bool
+) -> tuple[Fault, ...]:
     """A few kinds of faults, so that seeds differ in what they combine."""
     known = [kind for kind in FAULTS if keys or ("key" not in kind and "limits" not in kind)]
     kinds = chance.sample(known, chance.randint(1, 5))
     often = chance.choice((2, 4, 8, 14))
     drawn = [
         Fault(
-            at=chance.uniform(0.0, QUIET_FROM * chance.choice((0.1, 0.5, 1.0))),
+            at=_moment(chance, clients, forward),
             kind=chance.choice(kinds),
             who=chance.randrange(1000),
             seconds=chance.choice((0.05, 0.5, 3.0, 12.0, 35.0)) * chance.uniform(0.5, 1.5),
@@ -263,3 +267,10 @@ def _faults(chance: random.Random, *, keys: bool) -> tuple[Fault, ...]:
         for _ in range(chance.randint(1, often))
     ]
     return tuple(sorted(drawn))
+
+
+def _moment(chance: random.Random, clients: Sequence[ClientPlan], forward: float) -> float:
+    """A moment at which a client is likely to be at work."""
+    client = chance.choice(clients)
+    seconds = forward * sum(text.tokens for text in client.texts) + 0.5
+    return min(client.starts + 0.1 + chance.random() * seconds, QUIET_FROM)

@@ -118,7 +118,7 @@ class _Places:
             for name, value in list(vars(module).items()):
                 if id(value) in replaced:
                     cls.names.append((vars(module), name, value))
-                elif getattr(value, "__module__", None) == module.__name__:
+                if getattr(value, "__module__", None) == module.__name__:
                     cls._note(value, replaced)
 
     @classmethod

@@ -49,3 +49,18 @@ def test_a_story_is_the_same_in_every_process() -> None:
     ]
     assert said[0] == said[1]
     assert "fault: " in said[0]
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize("planted", PLANTS)
+def test_a_planted_fault_is_found(planted: str) -> None:
+    with PLANTS[planted]():
+        assert any(run(draw(seed)).failures for seed in range(300))
+
+
+def test_a_failing_plan_shrinks_to_what_it_needs() -> None:
+    plan = draw(6)
+    needed = plan.faults[1]
+    small = shrink(plan, lambda smaller: needed in smaller.faults)
+    assert small.faults == (needed,)
+    assert len(small.clients) == len(small.clients[0].texts) == 1

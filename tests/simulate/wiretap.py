@@ -5,6 +5,8 @@ from __future__ import annotations
 from grpc_comm.proto import verifier_pb2 as pb
 from inference.order import MOST_CREDIT
 from tests.simulate.kernel import Kernel
+from tests.simulate.plan import TENANTS
+from tests.simulate.targets import SESSIONS
 from tests.simulate.wire_server import Served
 
 SESSION = "/outrider.v1.Target/Session"
@@ -56,6 +58,10 @@ class Wiretap:
         kind = message.WhichOneof("kind")
         if kind == "opened" and message.opened.session_id != spoken.session_id:
             self.wrong.append(f"{_short(served)} is told of another session")
+        if kind == "opened" and served.call.metadata:
+            held = served.server.process.holds["session records"]
+            crowds = [tenant for tenant in TENANTS if held.count(tenant) > SESSIONS]
+            self.wrong += [f"{tenant} has {held.count(tenant)} sessions" for tenant in crowds]
         if kind == "tokens":
             length = message.tokens.position + len(message.tokens.ids)
             if message.tokens.ids and length > spoken.acknowledged + spoken.credit:

@@ -21,6 +21,9 @@ from tests.simulate.wiretap import Wiretap
 DEADLINE = 3_000.0
 """Seconds after which a client that still waits hangs."""
 
+POLITE_SECONDS = 4.0
+"""For a target to let go what its clients have closed."""
+
 SETTLE_SECONDS = 90.0
 """For threads to end when all clients have."""
 
@@ -86,14 +89,20 @@ class World:
     def _settle(self, result: Result) -> None:
         """Wait until leases are over; then nothing may be left, and targets end in peace."""
         kernel = self.kernel
-        until = kernel.now + self.plan.lease * 1.25 + 35.0
-        kernel.run(lambda: kernel.now >= until, until + 60)
+        if not self.plan.faults:  # clients said that they go
+            self._wait(POLITE_SECONDS)
+            result.failures += checks.leaks(self.targets)
+        self._wait(self.plan.lease * 1.25 + 35.0)
         result.failures += checks.leaks(self.targets)
         for target in self.targets:
             target.stop(1.0)
         until = kernel.now + SETTLE_SECONDS
         kernel.run(lambda: not kernel.waiting() or kernel.now >= until, until + 60)
         result.failures += [f"a thread never ends: {name}" for name in kernel.waiting()]
+
+    def _wait(self, seconds: float) -> None:
+        until = self.kernel.now + seconds
+        self.kernel.run(lambda: self.kernel.now >= until, until + 60)
 
 
 def run(plan: Plan) -> Result:
