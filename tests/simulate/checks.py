@@ -69,10 +69,9 @@ def _longest_gap(text: Text, plan: Plan) -> float:
     moments = [*text.came, text.ended] if text.came else []
     most = STANDSTILL + 3 * plan.work
     for before, after in pairwise(moments):
-        if after - before > most and not any(
-            before - RECOVERY < 1_000 + fault.at + fault.seconds and 1_000 + fault.at < after
-            for fault in plan.faults
-        ):
+        faults = (1_000 + fault.at + fault.seconds for fault in plan.faults)
+        calm = max([before, *(end + RECOVERY for end in faults)])
+        if after - calm > most:
             return after - before
     return 0.0
 
@@ -110,7 +109,6 @@ def leaks(targets: Sequence[TargetProcess]) -> Iterator[str]:
 def logs(records: Sequence[logging.LogRecord], plan: Plan) -> Iterator[str]:
     """Yield log lines with a secret, and errors that no fault explains."""
     kinds = {fault.kind for fault in plan.faults}
-    hostile = any(client.hostile for client in plan.clients)
     for record in records:
         line = record.getMessage()
         if record.exc_info:
@@ -119,6 +117,6 @@ def logs(records: Sequence[logging.LogRecord], plan: Plan) -> Iterator[str]:
             yield f"a secret in a log line: {line}"
         if record.levelno >= logging.ERROR and not (
             ("keys" in line and "spoil keys" in kinds)
-            or ("a session failed" in line and (hostile or "failing forward" in kinds))
+            or ("a session failed" in line and (plan.is_hostile or "failing forward" in kinds))
         ):
             yield f"logged: {line}"

@@ -223,7 +223,7 @@ class Client:
         kind, world = self.plan.draft, self._world
         if not kind:
             return []
-        call = world.forward / 2
+        call = world.forward * world.call
         right = 0 if kind == "useless" else 70
         model = TimedDraft(skilled(text.params, world.kinds, right=right), self._kernel, call)
         if kind == "rounds" or text.plan.pace is Pace.WAIT:

@@ -101,6 +101,7 @@ class Plan:
     sharing: bool
     kinds: int
     forward: float  # seconds of a root-only forward
+    call: float  # part of that which a draft's call takes
     node: float  # part of that which each further node costs
     way: float  # seconds of the link
     jitter: float
@@ -117,11 +118,15 @@ class Plan:
         return 2 * tokens * self.forward * (1 + 16 * self.node)
 
     @property
+    def is_hostile(self) -> bool:
+        """Whether a client means no good."""
+        return any(client.hostile for client in self.clients)
+
+    @property
     def crowded(self) -> bool:
         """Whether a session may have to wait, or be refused, for lack of room."""
         texts = sum(len(client.texts) for client in self.clients)
-        hostile = any(client.hostile for client in self.clients)
-        return hostile or texts > min(self.rows, self.waiting, 4)
+        return self.is_hostile or texts > min(self.rows, self.waiting, 4)
 
     def __str__(self) -> str:
         texts = sum(len(one.texts) for one in self.clients)
@@ -162,6 +167,7 @@ def draw_swarm(seed: int) -> Plan:
         sharing=chance.random() < 0.3,
         kinds=kinds,
         forward=forward,
+        call=chance.choice((0.5, 1.5, 3.0)),
         node=chance.choice((0.0, 0.02, 0.2)),
         way=chance.choice((0.0005, 0.01, 0.08)),
         jitter=chance.choice((0.0, 0.0, 0.02)),
@@ -209,7 +215,7 @@ def _client(chance: random.Random, number: int, *, keys: bool, kinds: int) -> Cl
         tenant=chance.choice(TENANTS) if keys else "",
         way=chance.choice(("one", "list", "list", "dns")),
         patience=chance.choice((LONG_PATIENCE, LONG_PATIENCE, LONG_PATIENCE, 10.0, 0.0)),
-        draft=chance.choice(("", "growing", "growing", "copying", "both", "rounds", "useless")),
+        draft=chance.choice(("", "", "growing", "copying", "both", "rounds", "useless")),
         threaded=chance.random() < 0.7,
         slow_reader=chance.choice((0.0, 0.0, 0.0, 0.05)),
         at_once=chance.random() < 0.4,
@@ -219,7 +225,7 @@ def _client(chance: random.Random, number: int, *, keys: bool, kinds: int) -> Cl
 
 
 def _text(chance: random.Random, kinds: int) -> TextPlan:
-    tokens = chance.choice((1, 5, 12, 24, 24, 60, 100))
+    tokens = chance.choice((1, 5, 12, 12, 24, 24, 40, 80))
     credit = chance.choice((0, 0, 0, 3, 30))
     prompt = tuple(chance.randrange(kinds) for _ in range(chance.choice((1, 5, 20, 90))))
     return TextPlan(

@@ -8,8 +8,7 @@ from typing import Any
 from unittest.mock import patch
 
 from grpc_comm.client.call import Call
-from grpc_comm.client.wire_session import WireSession
-from grpc_comm.server.session_table import SessionRecord, SessionTable
+from grpc_comm.server.session_table import SessionRecord
 from grpc_comm.server.stream import Stream
 from inference.engine.admission import Admission
 from inference.engine.session import Session
@@ -30,7 +29,7 @@ def _late(start: Any) -> Any:
 
 def _lossy(send: Any) -> Any:
     def sends(self: Call, **kind: Any) -> None:
-        if "ack" not in kind:
+        if "ack" not in kind or kind["ack"].length % 5:
             send(self, **kind)
 
     return sends
@@ -53,15 +52,13 @@ def _generous(allowed: property) -> property:
     return property(allows)
 
 
-def _believing(on_message: Any) -> Any:
-    def hears(self: Any, call: Call, message: Any) -> None:
-        present, self._call = self._call, call
-        try:
-            on_message(self, call, message)
-        finally:
-            self._call = present if self._call is call else self._call
+def _believing(give: Any) -> Any:
+    def gives(self: SessionRecord, epoch: int) -> None:
+        before = self.epoch
+        give(self, epoch)
+        self.epoch = before
 
-    return hears
+    return gives
 
 
 def _keeping(remove_closed: Any) -> Any:
@@ -74,24 +71,12 @@ def _keeping(remove_closed: Any) -> Any:
     return removes
 
 
-def _unfenced(resume: Any) -> Any:
-    def resumes(self: SessionTable, session_id: str, key: bytes, epoch: int, tenant: str) -> Any:
-        record = self._records.get((tenant, session_id))
-        stream = record and record.superseded
-        found = resume(self, session_id, key, epoch, tenant)
-        if stream:
-            stream.clear()
-        return found
-
-    return resumes
-
-
 PLANTS: dict[str, Plant] = {
     "resume one token late": lambda: instead(Stream, "_start", _late),
     "an ack lost": lambda: instead(Call, "send", _lossy),
     "a lease not renewed": lambda: instead(SessionRecord, "give_to_new_stream", _expiring),
     "credit off by one": lambda: instead(Session, "allowed", _generous),
-    "a stale stream believed": lambda: instead(WireSession, "on_message", _believing),
+    "a stale stream believed": lambda: instead(SessionRecord, "give_to_new_stream", _believing),
     "a cancelled session's row kept": lambda: instead(Admission, "remove_closed", _keeping),
 }
 """By name. `python -m tests.simulate --planted NAME` runs with one."""
