@@ -20,7 +20,6 @@ WINDOW, PROMISE = 256, 0.98
 """Tokens over which every text has this part of its root-only rate."""
 
 SECRET = "token-that-nobody-may-see"
-OF_KEYS = ("revoke key", "lower limits")
 IN_PATIENCE = frozenset({"Unavailable", "Busy", "Gone"})
 """Errors that name a target that cannot be had."""
 
@@ -53,9 +52,7 @@ def _explained(text: Text, plan: Plan) -> bool:
     if text.outcome in IN_PATIENCE:
         return bool(plan.faults or plan.crowded) and text.client.patience < LONG_PATIENCE
     if text.outcome == "InvalidRequest":
-        return "revoke key" in kinds and "refuses this client" in text.error
-    if text.outcome == "LimitExceeded":
-        return "lower limits" in kinds
+        return ("revoke key" if "refuses this client" in text.error else "lower limits") in kinds
     if text.outcome == "OutriderError":
         return "failing forward" in kinds
     return False

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from tests.simulate.kernel import ticked
 from tests.simulate.network import Link
 from tests.simulate.plan import TENANTS, Fault
 from tests.simulate.targets import TargetProcess, write_file, write_keys
@@ -214,7 +215,7 @@ class Weather:
     def _clock_jump(self, fault: Fault) -> Callable[[], None] | None:
         """All machines were asleep; their wall clocks went another way meanwhile."""
         kernel = self._world.kernel
-        kernel.now += fault.seconds
+        kernel.now = ticked(kernel.now + fault.seconds)
         kernel.skew += fault.seconds * (fault.who % 7 - 3) * 100
         return _nothing
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import heapq
+import math
 import random
 import sys
 from collections.abc import Callable
@@ -21,8 +22,16 @@ MOST_TURNS = 200_000
 PREEMPTED_SECONDS = 0.03
 """The longest that a thread is held up by its machine where it gives way."""
 
+TICKS = 2**20
+"""Steps of the clock in a second. Who waits for what rounding leaves of a time gets there, too."""
+
 EPOCH = 1_700_000_000.0
 """Of the wall clock, when a simulation begins."""
+
+
+def ticked(seconds: float) -> float:
+    """Return the step of the clock at or after a time."""
+    return math.ceil(seconds * TICKS) / TICKS
 
 
 class Stuck(AssertionError):
@@ -123,7 +132,10 @@ class Kernel:
         fiber = self.current
         fiber.wait = wait = [False]
         if seconds is not None:
-            self.after(max(seconds, 0.0), lambda: self._resume(fiber, wait, woken=False))
+            self.after(
+                max(seconds, 1 / TICKS) if seconds > 0 else 0.0,
+                lambda: self._resume(fiber, wait, woken=False),
+            )
         self._hub.switch()
         if self.over:
             raise GreenletExit
@@ -161,7 +173,7 @@ class Kernel:
         turns, began = 0, self.now
         while not until():
             if self._timers and not self._ready:
-                self.now = max(self.now, self._timers[0][0])
+                self.now = max(self.now, ticked(self._timers[0][0]))
             if self.now > deadline or not (self._timers or self._ready):
                 raise Stuck(f"this never comes: waiting are {self.waiting()}")
             if self.now != began:

@@ -14,6 +14,7 @@ from grpc_comm.translate import Description
 from grpc_comm.transport import Address
 from inference.backends import Chosen, Segment
 from inference.engine.engine import Engine
+from inference.errors import InvalidRequest
 from tests.simulate.kernel import Kernel, Process
 from tests.simulate.network import Network
 from tests.simulate.plan import TENANTS, Plan
@@ -112,7 +113,11 @@ class TargetProcess:
             share_prefixes=plan.sharing,
             lease_seconds=plan.lease,
         )
-        self.server = BackgroundServer(target)
+        while self.server is None:
+            try:
+                self.server = BackgroundServer(target)
+            except InvalidRequest:  # its keys file is spoilt, and it is started again
+                self._kernel.sleep(1.0)
 
     def _seconds(self, rows: int, nodes: int) -> float:
         plan = self._plan
