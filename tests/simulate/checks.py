@@ -6,9 +6,9 @@ import logging
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
-from tests.simulate.clients import Client, Text
+from tests.simulate.client_process import Client, Text
 from tests.simulate.plan import LONG_PATIENCE, Plan
-from tests.simulate.targets import TargetProcess
+from tests.simulate.target_process import TargetProcess
 
 STANDSTILL = 30.0
 """Seconds without a token that nothing but the work of others explains."""
@@ -51,7 +51,7 @@ def _explained(text: Text, plan: Plan) -> bool:
         return True
     if text.outcome in IN_PATIENCE:
         return bool(plan.faults or plan.crowded) and text.client.patience < LONG_PATIENCE
-    if text.outcome == "InvalidRequest":
+    if text.outcome in ("InvalidRequest", "LimitExceeded"):
         return ("revoke key" if "refuses this client" in text.error else "lower limits") in kinds
     if text.outcome == "OutriderError":
         return "failing forward" in kinds

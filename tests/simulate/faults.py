@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
-from tests.simulate.kernel import ticked
-from tests.simulate.network import Link
+from tests.simulate.kernel import Process, ticked
+from tests.simulate.network import Link, Pipe
 from tests.simulate.plan import TENANTS, Fault
-from tests.simulate.targets import TargetProcess, write_file, write_keys
+from tests.simulate.target_process import TargetProcess, write_file, write_keys
 
 if TYPE_CHECKING:
     from tests.simulate.world import World
 
 SLOWER = 10.0
 """Times as long as before takes a slow forward, or the way over a slow link."""
+
+Heal = Callable[[], None] | None
+"""What ends a fault; None for one that is over at once."""
+
+
+class NobodyThere(Exception):
+    """A fault finds nobody whom it could happen to."""
 
 
 class Weather:
@@ -38,123 +46,109 @@ class Weather:
         kernel, began = self._world.kernel, self._world.kernel.now
         for fault in self._world.plan.faults:
             kernel.sleep(max(began + fault.at - kernel.now, 0.0))
-            heal = self._begin(fault)
-            kernel.after(fault.seconds, lambda fault=fault, heal=heal: self._heal(fault, heal))  # type: ignore[misc]
+            try:
+                heal: Heal = getattr(self, "_" + fault.kind.replace(" ", "_"))(fault)
+            except NobodyThere:
+                self._left -= 1
+            else:
+                self._note("fault", fault)
+                kernel.after(fault.seconds, partial(self._heal, fault, heal))
 
-    def _begin(self, fault: Fault) -> Callable[[], None] | None:
-        """Begin a fault; what ends it."""
-        make = getattr(self, "_" + fault.kind.replace(" ", "_").replace("-", "_"))
-        heal: Callable[[], None] | None = make(fault)
-        if heal is not None:
-            self._world.kernel.tell(f"fault: {fault}")
-            self.happened.append((self._world.kernel.now, fault.kind))
-        return heal
-
-    def _heal(self, fault: Fault, heal: Callable[[], None] | None) -> None:
+    def _heal(self, fault: Fault, heal: Heal) -> None:
         self._left -= 1
         if heal is not None:
             heal()
-            self._world.kernel.tell(f"healed: {fault}")
-            self.happened.append((self._world.kernel.now, fault.kind))
+        self._note("healed", fault)
+
+    def _note(self, what: str, fault: Fault) -> None:
+        self._world.kernel.tell(f"{what}: {fault}")
+        self.happened.append((self._world.kernel.now, fault.kind))
 
     # Links.
 
     def _links(self, fault: Fault) -> list[Link]:
-        """One link, or all of a target's."""
+        """One link, or all of them."""
         links = self._world.network.links
         if not links:
-            return []
+            raise NobodyThere
         return [links[fault.who % len(links)]] if fault.who % 3 else links
 
-    def _cut(self, fault: Fault) -> Callable[[], None] | None:
+    def _cut(self, fault: Fault) -> Heal:
         pipes = [pipe for link in self._links(fault) for pipe in link.pipes]
+        if not pipes:
+            raise NobodyThere
         for pipe in pipes:
             pipe.cut()
-        return _nothing if pipes else None
+        return None
 
-    def _half_open(self, fault: Fault) -> Callable[[], None] | None:
+    def _half_open(self, fault: Fault) -> Heal:
         links = self._links(fault)
         for link in links:
             link.mute = True
             for pipe in link.pipes:
                 pipe.mute = True
+        return lambda: [setattr(link, "mute", False) for link in links] and None
 
-        def heal() -> None:
-            for link in links:
-                link.mute = False
-
-        return heal if links else None
-
-    def _delay(self, fault: Fault) -> Callable[[], None] | None:
-        links = self._links(fault)
-        for link in links:
+    def _delay(self, fault: Fault) -> Heal:
+        for link in self._links(fault):
             link.held = max(link.held, self._world.kernel.now + fault.seconds)
-        return _nothing if links else None
+        return None
 
-    def _slow_link(self, fault: Fault) -> Callable[[], None] | None:
+    def _slow_link(self, fault: Fault) -> Heal:
         links = self._links(fault)
         for link in links:
             link.factor = SLOWER
-
-        def heal() -> None:
-            for link in links:
-                link.factor = 1.0
-
-        return heal if links else None
+        return lambda: [setattr(link, "factor", 1.0) for link in links] and None
 
     # Targets.
 
-    def _target(self, fault: Fault) -> TargetProcess | None:
+    def _target(self, fault: Fault) -> TargetProcess:
         target = self._world.targets[fault.who % len(self._world.targets)]
-        return target if target.runs and not target.process.frozen and target.server else None
+        if not target.runs or target.process.frozen or target.server is None:
+            raise NobodyThere
+        return target
 
-    def _kill_target(self, fault: Fault) -> Callable[[], None] | None:
+    def _kill_target(self, fault: Fault) -> Heal:
         target = self._target(fault)
-        if target is None:
-            return None
-        target.kill(silent=False)
+        self._kill(target.process, silent=False)
         return target.start
 
-    def _lose_target(self, fault: Fault) -> Callable[[], None] | None:
+    def _lose_target(self, fault: Fault) -> Heal:
+        """With its machine, so that nobody is told."""
         target = self._target(fault)
-        if target is None:
-            return None
-        target.kill(silent=True)
+        self._kill(target.process, silent=True)
+        self._world.network.silent.add(target.address)
         return target.start
 
-    def _drain_target(self, fault: Fault) -> Callable[[], None] | None:
-        return self._stopped(fault, 5.0)
+    def _kill(self, process: Process, *, silent: bool) -> None:
+        process.dead = True
+        for link in self._world.network.links:
+            for pipe in [one for one in link.pipes if process in _processes(one)]:
+                if silent:
+                    pipe.mute = True
+                else:
+                    pipe.cut()
 
-    def _end_target(self, fault: Fault) -> Callable[[], None] | None:
-        return self._stopped(fault, None)
+    def _drain_target(self, fault: Fault) -> Heal:
+        return self._stop(self._target(fault), 5.0)
 
-    def _stopped(self, fault: Fault, grace: float | None) -> Callable[[], None] | None:
-        target, kernel = self._target(fault), self._world.kernel
-        if target is None:
-            return None
+    def _end_target(self, fault: Fault) -> Heal:
+        return self._stop(self._target(fault), None)
+
+    def _stop(self, target: TargetProcess, grace: float | None) -> Heal:
         target.stop(grace)
 
         def heal() -> None:
             if target.runs:  # it still ends
-                kernel.after(0.5, heal)
+                self._world.kernel.after(0.5, heal)
             else:
                 target.start()
 
         return heal
 
-    def _freeze_target(self, fault: Fault) -> Callable[[], None] | None:
-        target = self._target(fault)
-        if target is None:
-            return None
-        process, kernel = target.process, self._world.kernel
-        kernel.freeze(process, frozen=True)
-        return lambda: kernel.freeze(process, frozen=False)
-
-    def _end_sessions(self, fault: Fault) -> Callable[[], None] | None:
+    def _end_sessions(self, fault: Fault) -> Heal:
         """As if all leases had run out."""
         target = self._target(fault)
-        if target is None or not target.engine.sessions:
-            return None
         engine = target.engine
 
         def end() -> None:
@@ -162,85 +156,74 @@ class Weather:
                 engine.close(session)
 
         self._world.kernel.spawn(target.process, "fault", end)
-        return _nothing
+        return None
 
-    def _slow_forwards(self, fault: Fault) -> Callable[[], None] | None:
+    def _slow_forwards(self, fault: Fault) -> Heal:
         target = self._world.targets[fault.who % len(self._world.targets)]
         target.slow = SLOWER
+        return lambda: setattr(target, "slow", 1.0)
 
-        def heal() -> None:
-            target.slow = 1.0
+    def _failing_forward(self, fault: Fault) -> Heal:
+        self._target(fault).model.failing = 1 + fault.who % 3
+        return None
 
-        return heal
+    # Processes.
 
-    def _failing_forward(self, fault: Fault) -> Callable[[], None] | None:
-        target = self._target(fault)
-        if target is None:
-            return None
-        target.model.failing = 1 + fault.who % 3
-        return _nothing
+    def _freeze_target(self, fault: Fault) -> Heal:
+        return self._freeze(self._target(fault).process)
 
-    # Clients.
+    def _freeze_client(self, fault: Fault) -> Heal:
+        return self._freeze(self._client(fault))
 
-    def _freeze_client(self, fault: Fault) -> Callable[[], None] | None:
-        client = self._world.clients[fault.who % len(self._world.clients)]
-        process, kernel = client.process, self._world.kernel
-        if process.dead or process.frozen:
-            return None
-        kernel.freeze(process, frozen=True)
-        return lambda: kernel.freeze(process, frozen=False)
+    def _freeze(self, process: Process) -> Heal:
+        if process.frozen:
+            raise NobodyThere
+        freeze = partial(self._world.kernel.freeze, process)
+        freeze(frozen=True)
+        return partial(freeze, frozen=False)
 
-    def _kill_client(self, fault: Fault) -> Callable[[], None] | None:
-        return self._gone_client(fault, silent=False)
-
-    def _lose_client(self, fault: Fault) -> Callable[[], None] | None:
-        return self._gone_client(fault, silent=True)
-
-    def _gone_client(self, fault: Fault, *, silent: bool) -> Callable[[], None] | None:
+    def _client(self, fault: Fault) -> Process:
         clients = self._world.clients
         client = clients[fault.who % len(clients)]
-        if client.over or len(clients) == 1:
-            return None
-        client.process.dead = True
-        for link in self._world.network.links:
-            for pipe in [one for one in link.pipes if one.ends[0].process is client.process]:
-                if silent:
-                    pipe.mute = True
-                else:
-                    pipe.cut()
-        return _nothing
+        if client.over:
+            raise NobodyThere
+        return client.process
+
+    def _kill_client(self, fault: Fault) -> Heal:
+        self._kill(self._client(fault), silent=False)
+        return None
+
+    def _lose_client(self, fault: Fault) -> Heal:
+        self._kill(self._client(fault), silent=True)
+        return None
 
     # The clock and the keys.
 
-    def _clock_jump(self, fault: Fault) -> Callable[[], None] | None:
+    def _clock_jump(self, fault: Fault) -> Heal:
         """All machines were asleep; their wall clocks went another way meanwhile."""
         kernel = self._world.kernel
         kernel.now = ticked(kernel.now + fault.seconds)
         kernel.skew += fault.seconds * (fault.who % 7 - 3) * 100
-        return _nothing
+        return None
 
-    def _revoke_key(self, fault: Fault) -> Callable[[], None] | None:
+    def _revoke_key(self, fault: Fault) -> Heal:
         tenant = TENANTS[fault.who % len(TENANTS)]
-        self._without[tenant] += 1
+        self._revoke(tenant, 1)
+        return partial(self._revoke, tenant, -1)
+
+    def _revoke(self, tenant: str, more: int) -> None:
+        self._without[tenant] += more
         self._write_keys()
 
-        def heal() -> None:
-            self._without[tenant] -= 1
-            self._write_keys()
+    def _lower_limits(self, fault: Fault) -> Heal:
+        self._lower(1)
+        return partial(self._lower, -1)
 
-        return heal
-
-    def _lower_limits(self, fault: Fault) -> Callable[[], None] | None:
-        self._lowered += 1
+    def _lower(self, more: int) -> None:
+        self._lowered += more
         self._write_keys()
 
-        def heal() -> None:
-            self._lowered -= 1
-            self._write_keys()
-
-        return heal
-
-    def _spoil_keys(self, fault: Fault) -> Callable[[], None] | None:
+    def _spoil_keys(self, fault: Fault) -> Heal:
         """A full disk: the file is written in part."""
         write_file(self._world.keys, '{"keys": [{"na')
         return self._write_keys
@@ -251,4 +234,5 @@ class Weather:
         write_keys(self._world.keys, without, **limits)
 
 
-def _nothing() -> None: ...
+def _processes(pipe: Pipe) -> list[Process]:
+    return [end.process for end in pipe.ends]

@@ -10,7 +10,7 @@ import grpc
 
 from tests.simulate.kernel import Kernel
 from tests.simulate.plan import ClientPlan
-from tests.simulate.targets import token_of
+from tests.simulate.target_process import token_of
 from tests.simulate.wire_client import Channel
 from tests.support.hostile import ENDINGS, RIGHT, SESSION
 from tests.support.mutator import Mutator

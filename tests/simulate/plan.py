@@ -20,7 +20,7 @@ STEADY_EVERY = 25
 
 FAULTS = (
     "cut",
-    "half-open",
+    "half open",
     "delay",
     "slow link",
     "kill target",
@@ -151,7 +151,7 @@ def draw_swarm(seed: int) -> Plan:
     keys = chance.random() < 0.5
     kinds = chance.choice((3, 8, 40))
     calm = chance.random() < 0.12
-    forward = chance.choice((0.01, 0.05, 0.2))
+    forward = chance.choice((0.01, 0.05, 0.2, 0.5, 1.0))
     clients = tuple(
         _client(chance, number, keys=keys, kinds=kinds) for number in range(chance.randint(1, 5))
     )
@@ -162,7 +162,7 @@ def draw_swarm(seed: int) -> Plan:
         replicas=chance.choice((1, 1, 2, 3)),
         rows=rows,
         waiting=chance.choice((2, 8, 64)),
-        lease=chance.choice((3.0, 5.0, 15.0)),
+        lease=chance.choice((3.0, 3.0, 5.0, 15.0)),
         keys=keys,
         sharing=chance.random() < 0.3,
         kinds=kinds,

@@ -130,6 +130,11 @@ class Call:
             self.pipe.send(0, 13, lambda: self.peer.was_read(len(data)))
         return data
 
+    def await_end(self) -> Failed:
+        while self.end is None:
+            self._came.wait(None)
+        return self.end
+
     def await_room(self) -> None:
         """Wait until more may be sent."""
         while self.unread > WINDOW and self.end is None:
@@ -337,8 +342,6 @@ class Pending:
 
     def result(self) -> Any:
         data = self._call.take()
-        while self._call.end is None:
-            self._call._came.wait(None)
-        if self._call.end.code() is not grpc.StatusCode.OK:
+        if self._call.await_end().code() is not grpc.StatusCode.OK:
             raise self._call.end
         return self._parse(data)

@@ -167,7 +167,8 @@ class Server:
     def add_registered_method_handlers(self, *_: Any) -> None: ...
 
     def add_insecure_port(self, address: str) -> int:
-        if address in self._network.listeners:
+        before = self._network.listeners.get(address)
+        if before is not None and not before.process.dead:
             raise RuntimeError("the port is in use")
         self._address = address
         self._network.listeners[address] = self

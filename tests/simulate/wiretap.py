@@ -6,7 +6,7 @@ from grpc_comm.proto import verifier_pb2 as pb
 from inference.order import MOST_CREDIT
 from tests.simulate.kernel import Kernel
 from tests.simulate.plan import TENANTS
-from tests.simulate.targets import SESSIONS
+from tests.simulate.target_process import SESSIONS
 from tests.simulate.wire_server import Served
 
 SESSION = "/outrider.v1.Target/Session"

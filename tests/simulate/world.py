@@ -9,13 +9,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from tests.simulate import checks
-from tests.simulate.clients import Client, Text, write_token
+from tests.simulate.client_process import Client, Text, write_token
 from tests.simulate.faults import Weather
 from tests.simulate.kernel import Kernel, Process, Stuck
 from tests.simulate.network import Law, Network
 from tests.simulate.plan import TENANTS, Plan
 from tests.simulate.seam import installed
-from tests.simulate.targets import TargetProcess, write_keys
+from tests.simulate.target_process import TargetProcess, write_keys
 from tests.simulate.wiretap import Wiretap
 
 DEADLINE = 3_000.0

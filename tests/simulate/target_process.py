@@ -135,19 +135,6 @@ class TargetProcess:
         if self.runs and server is not None:
             self._kernel.spawn(process, "signal", end)
 
-    def kill(self, *, silent: bool) -> None:
-        """End it at once. silent: with its machine, so that nobody is told"""
-        self.process.dead = True
-        self._network.listeners.pop(self.address, None)
-        if silent:
-            self._network.silent.add(self.address)
-        for link in self._network.links:
-            for pipe in [one for one in link.pipes if one.ends[1].process is self.process]:
-                if silent:
-                    pipe.mute = True
-                else:
-                    pipe.cut()
-
 
 def describe(engine: Engine) -> Description:
     return Description(

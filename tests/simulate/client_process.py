@@ -33,7 +33,7 @@ from tests.simulate.hostile_client import Hostile
 from tests.simulate.kernel import Fiber, Kernel, Process
 from tests.simulate.network import Network
 from tests.simulate.plan import LONG_PATIENCE, ClientPlan, Plan, TextPlan
-from tests.simulate.targets import token_of
+from tests.simulate.target_process import token_of
 from tests.simulate.threads import Thread
 from tests.simulate.wire_client import Channel
 from tests.support.exact import next_token, own_text
