@@ -56,15 +56,17 @@ class Link:
 class Pipe:
     """One TCP connection. Each direction keeps its order.
 
-    mute: nothing passes any more, and nobody is told
+    mute: nothing passes any more, and nobody is told: each side finds out by itself
     """
 
     def __init__(self, kernel: Kernel, link: Link, client: End, server: End) -> None:
         self.link, self.ends = link, (client, server)
         self.mute, self.is_open = link.mute, True
-        self._kernel, self._arrivals = kernel, [0.0, 0.0]
+        self._kernel, self._arrivals, self._told = kernel, [0.0, 0.0], [False, False]
         link.pipes.append(self)
-        kernel.after(KEEPALIVE_SECONDS, self._keep_alive)
+        for side in (0, 1):
+            first = KEEPALIVE_SECONDS * kernel.chance.uniform(0.5, 1.0)
+            kernel.after(first, partial(self._keep_alive, side))
 
     def send(self, side: int, size: int, deliver: Callable[[], None]) -> None:
         """Deliver what a side says, in order, unless the connection breaks before.
@@ -85,32 +87,46 @@ class Pipe:
         """Break it. Both sides hear of it, each when it can."""
         if not self.is_open:
             return
+        self._close()
+        for side in (0, 1):
+            way = self.link.law.seconds * self._kernel.chance.random()
+            self._kernel.after(way, partial(self._tell, side, words))
+
+    def _close(self) -> None:
         self.is_open = False
         self.link.pipes.remove(self)
-        for end in self.ends:
-            way = self.link.law.seconds * self._kernel.chance.random()
-            self._kernel.after(way, partial(self._tell, end, words))
 
-    def _tell(self, end: End, words: str) -> None:
-        if not end.process.dead:
+    def _tell(self, side: int, words: str) -> None:
+        end = self.ends[side]
+        if not (self._told[side] or end.process.dead):
+            self._told[side] = True
             end.lost(self, words)
 
     def _arrive(self, side: int, deliver: Callable[[], None]) -> None:
         if self.is_open and not self.mute and not self.ends[side].process.dead:
             deliver()
 
-    def _keep_alive(self) -> None:
-        """Break a connection whose other side is gone without a word, as gRPC's pings do."""
-        if not self.is_open:
-            return
-        gone = self.mute or any(end.process.frozen or end.process.dead for end in self.ends)
-        if gone:
-            self._kernel.after(KEEPALIVE_TIMEOUT, self._give_up)
-        self._kernel.after(KEEPALIVE_SECONDS, self._keep_alive)
+    @property
+    def _answers(self) -> bool:
+        """Whether pings are answered."""
+        ends = (end.process for end in self.ends)
+        return not (self.mute or any(process.frozen or process.dead for process in ends))
 
-    def _give_up(self) -> None:
-        if self.mute or any(end.process.frozen or end.process.dead for end in self.ends):
-            self.cut("keepalive watchdog timeout")
+    def _keep_alive(self, side: int) -> None:
+        """Let a side break a connection whose other side is gone without a word."""
+        if self.is_open and not self._told[side]:
+            if not self._answers:
+                self._kernel.after(KEEPALIVE_TIMEOUT, partial(self._give_up, side))
+            self._kernel.after(KEEPALIVE_SECONDS, partial(self._keep_alive, side))
+
+    def _give_up(self, side: int) -> None:
+        if not self.is_open or self._answers:
+            return
+        self._tell(side, "keepalive watchdog timeout")
+        if not self.mute:
+            self.cut()
+        elif all(told or end.process.dead for told, end in zip(self._told, self.ends, strict=True)):
+            self._close()
 
 
 class Listener(End, Protocol):

@@ -52,8 +52,8 @@ class Call:
 
     peer: Any = None
 
-    def __init__(self, channel: Channel, method: str, metadata: Metadata, tap: str = "") -> None:
-        self.channel, self.method, self.metadata, self.tap = channel, method, metadata, tap
+    def __init__(self, channel: Channel, method: str, metadata: Metadata) -> None:
+        self.channel, self.method, self.metadata = channel, method, metadata
         self.pipe: Pipe | None = None
         self.inbox: deque[bytes] = deque()
         self.end: Failed | None = None
@@ -71,6 +71,9 @@ class Call:
     def message(self, data: bytes) -> None:
         self.unread += len(data)
         self.say(len(data) + 14, lambda: self.peer.came(data))
+
+    def no_more(self) -> None:
+        self.say(9, lambda: self.peer.no_more())
 
     def begin(self, pipe: Pipe) -> None:
         """The connection is there."""
@@ -249,12 +252,31 @@ class Channel:
             call.finish(Failed(grpc.StatusCode.UNAVAILABLE, words))
 
 
-class Stream:
-    """A call with a stream of messages each way, as gRPC shows it to its caller."""
+class Handle:
+    """A call, as gRPC shows it to its caller."""
 
-    def __init__(self, call: Call, requests: Iterator[Any], write: Any, read: Any) -> None:
-        self._call, self._requests = call, requests
-        self._write, self._parse = write or bytes, read or bytes
+    def __init__(self, call: Call, parse: Any) -> None:
+        self._call, self._parse = call, parse or bytes
+
+    def cancel(self) -> bool:
+        return self._call.cancel()
+
+    def code(self) -> grpc.StatusCode | None:
+        return None if self._call.end is None else self._call.end.code()
+
+    def details(self) -> str:
+        return "" if self._call.end is None else self._call.end.details()
+
+    def trailing_metadata(self) -> Metadata:
+        return () if self._call.end is None else self._call.end.trailing_metadata()
+
+
+class Stream(Handle):
+    """A call with a stream of messages each way."""
+
+    def __init__(self, call: Call, requests: Iterator[Any], write: Any, parse: Any) -> None:
+        super().__init__(call, parse)
+        self._requests, self._write = requests, write or bytes
         Thread(target=self._consume, name="grpc sender", daemon=True).start()
 
     def __iter__(self) -> Stream:
@@ -269,36 +291,23 @@ class Stream:
             raise StopIteration
         raise self._call.end
 
-    def cancel(self) -> bool:
-        return self._call.cancel()
-
-    def code(self) -> grpc.StatusCode | None:
-        return None if self._call.end is None else self._call.end.code()
-
     def _consume(self) -> None:
         for message in self._requests:
             self._call.await_room()
             if self._call.end is not None:
                 return
             self._call.message(self._write(message))
-        self._call.say(9, lambda: self._call.peer.no_more())
+        self._call.no_more()
 
 
 class Unary:
-    """A call with one message each way."""
+    """Calls with one message each way."""
 
-    def __init__(self, channel: Channel, method: str, write: Any, read: Any) -> None:
-        self._channel, self._method, self._write, self._parse = channel, method, write, read
+    def __init__(self, channel: Channel, method: str, write: Any, parse: Any) -> None:
+        self._channel, self._method, self._write, self._parse = channel, method, write, parse
 
-    def __call__(
-        self,
-        request: Any,
-        timeout: float | None = None,
-        metadata: Metadata | None = None,
-        wait_for_ready: bool | None = None,
-    ) -> Any:
-        call = self._begin(request, timeout, metadata, wait_for_ready)
-        return Pending(call, self._parse).result()
+    def __call__(self, request: Any, **options: Any) -> Any:
+        return self.future(request, **options).result()
 
     def future(
         self,
@@ -307,41 +316,22 @@ class Unary:
         metadata: Metadata | None = None,
         wait_for_ready: bool | None = None,
     ) -> Pending:
-        return Pending(self._begin(request, timeout, metadata, wait_for_ready), self._parse)
-
-    def _begin(
-        self, request: Any, timeout: float | None, metadata: Metadata | None, wait: bool | None
-    ) -> Call:
-        call = self._channel.begin(self._method, metadata, wait=bool(wait))
+        call = self._channel.begin(self._method, metadata, wait=bool(wait_for_ready))
         call.limit(timeout)
         call.message(self._write(request))
-        call.say(9, lambda: call.peer.no_more())
-        return call
+        call.no_more()
+        return Pending(call, self._parse)
 
 
-class Pending:
+class Pending(Handle):
     """The answer to such a call, which may not be there yet."""
-
-    def __init__(self, call: Call, parse: Any) -> None:
-        self._call, self._parse = call, parse
 
     def done(self) -> bool:
         return self._call.end is not None
 
-    def cancel(self) -> bool:
-        return self._call.cancel()
-
-    def code(self) -> grpc.StatusCode | None:
-        return None if self._call.end is None else self._call.end.code()
-
-    def details(self) -> str:
-        return "" if self._call.end is None else self._call.end.details()
-
-    def trailing_metadata(self) -> Metadata:
-        return () if self._call.end is None else self._call.end.trailing_metadata()
-
     def result(self) -> Any:
         data = self._call.take()
-        if self._call.await_end().code() is not grpc.StatusCode.OK:
-            raise self._call.end
+        end = self._call.await_end()
+        if end.code() is not grpc.StatusCode.OK:
+            raise end
         return self._parse(data)

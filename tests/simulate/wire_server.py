@@ -158,6 +158,7 @@ class Server:
         self._network, self._interceptors = network, interceptors
         self._handlers: list[Any] = []
         self._address, self._accepts = "", False
+        self._loop = asyncio.get_running_loop()
         self._pipes: dict[Pipe, None] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -175,7 +176,7 @@ class Server:
         return int(address.rpartition(":")[2])
 
     async def start(self) -> None:
-        self._loop, self._accepts = asyncio.get_running_loop(), True
+        self._accepts = True
 
     async def stop(self, grace: float | None) -> None:
         """End as gRPC does: no new calls, then those that are left are cancelled."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from google.protobuf.message import DecodeError, Message
+
 from grpc_comm.proto import verifier_pb2 as pb
 from inference.order import MOST_CREDIT
 from tests.simulate.kernel import Kernel
@@ -28,21 +30,27 @@ class Wiretap:
         self._streams: dict[Served, Spoken] = {}
 
     def __call__(self, served: Served, way: str, data: bytes) -> None:
-        self._kernel.tell(f"{served.server.process.name} {way} {_short(served)} {len(data)} bytes")
         if served.call.method != SESSION:
             return
         spoken = self._streams.setdefault(served, Spoken())
-        if way == "up":
-            self._hear(spoken, data)
-        else:
-            self._check(served, spoken, pb.ServerMessage.FromString(data))
-
-    def _hear(self, spoken: Spoken, data: bytes) -> None:
         try:
-            message = pb.ClientMessage.FromString(data)
-        except Exception:  # of a hostile client
-            return
-        kind = message.WhichOneof("kind")
+            message = (pb.ClientMessage if way == "up" else pb.ServerMessage).FromString(data)
+        except DecodeError:
+            return self._tell(served, "what cannot be read")
+        kind = message.WhichOneof("kind") or "nothing"
+        self._tell(served, f"{way} {kind} {_short(getattr(message, kind, None))}")
+        if way == "up":
+            self._hear(spoken, kind, message)
+        elif kind == "opened":
+            self._check_opened(served, spoken, message)
+        elif kind == "tokens":
+            self._check_tokens(served, spoken, message)
+
+    def _tell(self, served: Served, what: str) -> None:
+        names = served.server.process.name, served.call.channel.process.name
+        self._kernel.tell(f"{names[0]} and {names[1]}: {what}")
+
+    def _hear(self, spoken: Spoken, kind: str, message: pb.ClientMessage) -> None:
         if kind == "open":
             spoken.session_id = message.open.session_id
             spoken.acknowledged = len(message.open.prompt)
@@ -54,22 +62,28 @@ class Wiretap:
         elif kind == "decode":
             spoken.credit = message.decode.credit or MOST_CREDIT
 
-    def _check(self, served: Served, spoken: Spoken, message: pb.ServerMessage) -> None:
-        kind = message.WhichOneof("kind")
-        if kind == "opened" and message.opened.session_id != spoken.session_id:
-            self.wrong.append(f"{_short(served)} is told of another session")
-        if kind == "opened" and served.call.metadata:
+    def _check_opened(self, served: Served, spoken: Spoken, message: pb.ServerMessage) -> None:
+        if message.opened.session_id != spoken.session_id:
+            self.wrong.append("a client is told of another session than its own")
+        if served.call.metadata:
             held = served.server.process.holds["session records"]
             crowds = [tenant for tenant in TENANTS if held.count(tenant) > SESSIONS]
             self.wrong += [f"{tenant} has {held.count(tenant)} sessions" for tenant in crowds]
-        if kind == "tokens":
-            length = message.tokens.position + len(message.tokens.ids)
-            if message.tokens.ids and length > spoken.acknowledged + spoken.credit:
-                self.wrong.append(
-                    f"{_short(served)}: {length} tokens, of which {spoken.acknowledged} are "
-                    f"acknowledged, and the credit is {spoken.credit}"
-                )
+
+    def _check_tokens(self, served: Served, spoken: Spoken, message: pb.ServerMessage) -> None:
+        length = message.tokens.position + len(message.tokens.ids)
+        if message.tokens.ids and length > spoken.acknowledged + spoken.credit:
+            self.wrong.append(
+                f"{length} tokens are sent, of which {spoken.acknowledged} are acknowledged, and "
+                f"the credit is {spoken.credit}"
+            )
 
 
-def _short(served: Served) -> str:
-    return f"{served.call.channel.process.name}{served.call.method.rpartition('/')[1:][1]}"
+def _short(part: Message | None) -> str:
+    """What a message says, on one line, without what is long."""
+    said = [] if part is None else part.ListFields()
+    return " ".join(
+        f"{field.name}={len(value) if hasattr(value, '__len__') else value}"
+        for field, value in said
+        if not isinstance(value, Message)
+    )
