@@ -2,45 +2,37 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import numpy as np
-
 from grpc_comm.client.connection import Connection, connect
 from grpc_comm.client.patience import Patience
 from grpc_comm.security import SecurityOptions
-from inference.backends import Ranked, Segment
 from inference.decode import Loop
 from inference.draft_thread import Drafter, inline, on_thread
 from inference.drafters.copied_text import CopySource
 from inference.drafters.draft import Draft
 from inference.drafters.round_proposer import BestFirst, RoundProposer
-from inference.errors import OutriderError, Unavailable
-from inference.order import Decode, Pace
-from inference.planner.acceptance import Knowledge
-from inference.planner.acceptance_file import read_acceptance
+from inference.errors import LimitExceeded, OutriderError, Unavailable
+from inference.order import Decode, End, Pace
 from inference.planner.prices import Prices
 from inference.proposer import Proposer
 from inference.sampling import SamplingParams
 from inference.throttle import Silence, Throttle
-from inference.times import DraftTimes, LatencyModel
 from outrider.client.pools import Rows
 from tests.simulate.hostile_client import Hostile
-from tests.simulate.kernel import Fiber, Kernel, Process
+from tests.simulate.kernel import Fiber, Process
 from tests.simulate.network import Network
 from tests.simulate.plan import LONG_PATIENCE, ClientPlan, Plan, TextPlan
+from tests.simulate.scripted_drafts import TimedDraft, knowledge, skilled
 from tests.simulate.target_process import token_of
 from tests.simulate.threads import Thread
 from tests.simulate.wire_client import Channel
-from tests.support.exact import next_token, own_text
-from tests.support.scripted_models import Says, ScriptedModel, dice
+from tests.support.exact import own_text
 
 CONNECT_SECONDS = 60.0
-LEARNED = read_acceptance()
 
 
 @dataclass
@@ -75,36 +67,6 @@ class Text:
 
     def __str__(self) -> str:
         return f"client{self.client.number}'s text of {self.plan.tokens} tokens"
-
-
-class TimedDraft(ScriptedModel):
-    """A draft by script, whose calls take simulated time."""
-
-    def __init__(self, says: Says, kernel: Kernel, seconds: float) -> None:
-        super().__init__(says, capacity=1024)
-        self._kernel, self._seconds = kernel, seconds
-
-    def rank(self, segments: Sequence[Segment], k: int) -> list[Ranked]:
-        nodes = sum(len(one.tokens) for one in segments)
-        self._kernel.sleep(self._seconds * (1 + 0.1 * (nodes - 1)))
-        return super().rank(segments, k)
-
-
-def skilled(params: SamplingParams, kinds: int, *, right: int) -> Says:
-    """A draft that names the target's token first in so many of 100 cases."""
-
-    def says(prefix: tuple[int, ...]) -> tuple[list[int], list[float]]:
-        token = next_token(np.array(prefix, dtype=np.int64), params, kinds)
-        others = [(token + step) % max(kinds, 9) for step in range(1, 9)]
-        chance = dice(prefix, 11) % 100
-        scores = [-0.5 if chance < right else -1.0, *[-2.0 - 0.5 * rank for rank in range(7)]]
-        if chance < right:
-            return [token, *others[:7]], scores
-        if chance < (100 + right) // 2 and right:
-            return [others[0], token, *others[1:7]], scores
-        return others, scores
-
-    return says
 
 
 class Client:
@@ -184,6 +146,7 @@ class Client:
             frozenset() if plan.stop is None else frozenset({plan.stop}),
             plan.pace,
             plan.credit,
+            beside=self._world.beside and not self.plan.draft,
         )
         try:
             with (
@@ -195,6 +158,10 @@ class Client:
                 for step in loop.steps():
                     text.tokens += step.tokens
                     text.came += [self._kernel.now] * len(step.tokens)
+                    if step.end is End.DRAINED:
+                        raise Unavailable("the target ended, and nobody went on")
+                    if step.end is End.LIMIT:
+                        raise LimitExceeded("the target's limit ends the text")
                     if plan.leaves is not None and len(text.tokens) >= plan.leaves:
                         text.outcome = "left"
                         break
@@ -228,12 +195,7 @@ class Client:
         model = TimedDraft(skilled(text.params, world.kinds, right=right), self._kernel, call)
         if kind == "rounds" or text.plan.pace is Pace.WAIT:
             return [RoundProposer(model, BestFirst(nodes=8, depth=4), room=16)]
-        known = Knowledge(
-            DraftTimes({1: call}),
-            LatencyModel({(1, 1): world.forward}),
-            copy.deepcopy(LEARNED),
-            2 * world.way,
-        )
+        known = knowledge(call, world.forward, 2 * world.way)
         draft = Draft(None if kind == "copying" else model)
         source = CopySource() if kind in ("copying", "both") else None
         return [draft.proposer(0, known, Prices(), source=source)]

@@ -99,6 +99,7 @@ class Plan:
     lease: float
     keys: bool
     sharing: bool
+    beside: bool  # a draft at the target, for clients that have none
     kinds: int
     forward: float  # seconds of a root-only forward
     call: float  # part of that which a draft's call takes
@@ -165,13 +166,14 @@ def draw_swarm(seed: int) -> Plan:
         lease=chance.choice((3.0, 3.0, 5.0, 15.0)),
         keys=keys,
         sharing=chance.random() < 0.3,
+        beside=chance.random() < 0.3,
         kinds=kinds,
         forward=forward,
         call=chance.choice((0.5, 1.5, 3.0)),
         node=chance.choice((0.0, 0.02, 0.2)),
         way=chance.choice((0.0005, 0.01, 0.08)),
         jitter=chance.choice((0.0, 0.0, 0.02)),
-        yields=chance.choice((0.0, 0.0, 0.02, 0.2)),
+        yields=chance.choice((0.0, 0.02, 0.1, 0.3)),
         clients=clients,
         faults=() if calm else _faults(chance, clients, forward, keys=keys),
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,15 @@ from grpc_comm.server.server import BackgroundServer, Target
 from grpc_comm.translate import Description
 from grpc_comm.transport import Address
 from inference.backends import Chosen, Segment
+from inference.drafters.draft import Draft
+from inference.engine.colocated_drafter import ColocatedDrafter
 from inference.engine.engine import Engine
 from inference.errors import InvalidRequest
+from inference.sampling import SamplingParams
 from tests.simulate.kernel import Kernel, Process
 from tests.simulate.network import Network
 from tests.simulate.plan import TENANTS, Plan
+from tests.simulate.scripted_drafts import TimedDraft, knowledge, skilled
 from tests.support.exact import VOCABULARY, Exact
 
 LONGEST, MOST_NODES = 512, 16
@@ -99,6 +104,7 @@ class TargetProcess:
             max_tree_nodes=MOST_NODES,
             vocabulary=VOCABULARY,
             waiting=plan.waiting,
+            drafter=self._drafter(clock) if plan.beside else None,
             clock=clock,
         )
         security = SecurityOptions(keys_file=self._keys) if plan.keys else SecurityOptions()
@@ -118,6 +124,13 @@ class TargetProcess:
                 self.server = BackgroundServer(target)
             except InvalidRequest:  # its keys file is spoilt, and it is started again
                 self._kernel.sleep(1.0)
+
+    def _drafter(self, clock: Sleeping) -> ColocatedDrafter:
+        plan, call = self._plan, self._plan.forward * self._plan.call / 4
+        says = skilled(SamplingParams(), plan.kinds, right=70)
+        draft = Draft(TimedDraft(says, self._kernel, call, rows=2))
+        known = partial(knowledge, call, plan.forward)
+        return ColocatedDrafter(draft, known, room=64, copies=plan.sharing, clock=clock)
 
     def _seconds(self, rows: int, nodes: int) -> float:
         plan = self._plan

@@ -51,6 +51,8 @@ class Wiretap:
         self._kernel.tell(f"{names[0]} and {names[1]}: {what}")
 
     def _hear(self, spoken: Spoken, kind: str, message: pb.ClientMessage) -> None:
+        if kind in ("open", "resume") and spoken.session_id:
+            return  # it is refused
         if kind == "open":
             spoken.session_id = message.open.session_id
             spoken.acknowledged = len(message.open.prompt)
