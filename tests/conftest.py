@@ -55,8 +55,6 @@ SLOW = {
     "server",
     "shared_cache",
     "store",
-    "storm",
-    "storms",
     "substitute",
     "timed",
     "wire",

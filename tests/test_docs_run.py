@@ -39,6 +39,7 @@ NEEDED = {
     "--draft eagle": "a head that was trained for its target",
     "--features": "a checkpoint of the reader's own",
     "-m benchmarks": "minutes of measuring",
+    "-m tests.simulate": "minutes of simulating, which tests of tests/simulate do",
     "meta-llama": "a gated model",
 }
 """What a command with these words needs that is not here."""

@@ -15,8 +15,10 @@ from tests.support.repository import ROOT
 TESTS = ROOT / "tests"
 FILES = sorted(TESTS.rglob("*.py"))
 OF_EVERY_ROOM = {"__init__.py", "conftest.py"}
-OF_THEIR_OWN = {"nxd", "storm", "support", "xla"}
-"""Directories of tests that are no room: hostile processes, what tests share, other torch, NxD."""
+OF_THEIR_OWN = {"nxd", "simulate", "storm", "support", "xla"}
+"""Directories of tests that are no room: whole systems, hostile processes, what tests share, other
+torch, NxD.
+"""
 
 
 def test_every_room_of_tests_is_a_room_of_the_product() -> None:

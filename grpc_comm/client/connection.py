@@ -80,7 +80,8 @@ class Connection:
     def __init__(self, replicas: Replicas, patience: Patience) -> None:
         self._replicas, self._patience = replicas, patience
         self.description = replicas.description
-        self._sessions: weakref.WeakSet[RemoteSession] = weakref.WeakSet()
+        # in order of opening, so that they are always looked at in the same order
+        self._sessions = weakref.WeakKeyDictionary[RemoteSession, None]()
         self._closed = threading.Event()
         threading.Thread(target=self._beat, name="outrider heartbeat", daemon=True).start()
 
@@ -113,7 +114,7 @@ class Connection:
         """
         key = key or uuid.uuid4().hex
         session = RemoteSession(self._replicas, key, self.description, self._patience)
-        self._sessions.add(session)
+        self._sessions[session] = None
         return session
 
     def close(self) -> None:

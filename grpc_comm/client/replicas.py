@@ -100,7 +100,7 @@ class Replicas:
         self._model, self._timeout = model, timeout
         self._changed, self._closed = threading.Condition(), threading.Event()
         self._replicas: dict[Address, Replica] = {}
-        self._channels: weakref.WeakSet[Channel] = weakref.WeakSet()  # of former replicas, too
+        self._channels = weakref.WeakKeyDictionary[Channel, None]()  # of former replicas, too
         named = any(endpoint.resolved for endpoint in endpoints)
         self._watched = named or len(endpoints) > 1
         try:
@@ -205,7 +205,7 @@ class Replicas:
 
     def _add(self, address: Address, name: str) -> None:
         replica = self._replicas[address] = Replica(Channel(address, self._security, name))
-        self._channels.add(replica.channel)
+        self._channels[replica.channel] = None
         if self._watched:
             watch = threading.Thread(
                 target=self._watch, args=(replica,), name="outrider replica", daemon=True

@@ -34,7 +34,7 @@ class TargetService(verifier_pb2_grpc.TargetServicer):
 
     def __init__(self, state: ServerState, keys: Keys) -> None:
         self._state, self._keys = state, keys
-        self._streams: set[Stream] = set()
+        self._streams: dict[Stream, None] = {}  # in order of opening
 
     async def Describe(self, request: pb.DescribeRequest, context: Context) -> pb.Description:
         key = (await self._grant(context)).key
@@ -52,13 +52,13 @@ class TargetService(verifier_pb2_grpc.TargetServicer):
         key = grant.key
         inbox = Inbox(requests, self._state.emit)
         stream = Stream(self._state, grant, inbox, context.write)
-        self._streams.add(stream)
+        self._streams[stream] = None
         try:
             async with self._guarded(context, key):
                 self._check_streams(key)
                 await stream.serve()
         finally:
-            self._streams.discard(stream)
+            self._streams.pop(stream, None)
 
     def drain(self, reason: str, retry_after: float) -> None:
         """Take no new sessions, and end open ones once the forward in hand is done."""

@@ -1,1 +1,1 @@
-"""Targets in processes of their own: under storms, and under campaigns of hostile messages."""
+"""Targets in processes of their own, under campaigns of hostile messages."""

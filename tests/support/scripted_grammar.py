@@ -61,4 +61,6 @@ def allowed_at(segment: Segment, kinds: int) -> NDArray[np.bool_]:  # [p, kinds]
 
 def nearest(token: int, allowed: NDArray[np.bool_]) -> int:
     """The token itself, else the next one in a circle that is allowed."""
+    if allowed[token]:
+        return token
     return (token + int(np.roll(allowed, -token).argmax())) % len(allowed)

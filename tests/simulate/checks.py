@@ -1,0 +1,119 @@
+"""What must hold whatever happens, and at the end."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+
+from tests.simulate.client_process import Client, Text
+from tests.simulate.plan import LONG_PATIENCE, Plan
+from tests.simulate.target_process import TargetProcess
+
+STANDSTILL = 30.0
+"""Seconds without a token that nothing but the work of others explains."""
+
+RECOVERY = 60.0
+"""Seconds that a fault's consequences last at most."""
+
+WINDOW, PROMISE = 256, 0.98
+"""Tokens over which every text has this part of its root-only rate."""
+
+SECRET = "token-that-nobody-may-see"
+IN_PATIENCE = frozenset({"Unavailable", "Busy", "Gone"})
+"""Errors that name a target that cannot be had."""
+
+
+def texts(clients: Sequence[Client], plan: Plan) -> Iterator[str]:
+    """Yield each text that is not the target's own, or ended as nothing explains."""
+    for client in clients:
+        for text in client.texts:
+            due = text.due(plan.kinds)
+            if text.tokens != due[: len(text.tokens)]:
+                at = next(i for i, token in enumerate(text.tokens) if due[i : i + 1] != [token])
+                yield f"{text} is another from token {at} on"
+            elif text.outcome == "whole" and len(text.tokens) != len(due):
+                yield f"{text} ends after {len(text.tokens)} tokens of {len(due)}"
+            elif client.process.dead:
+                continue
+            elif text.resumes + text.reopenings and not plan.faults and not plan.crowded:
+                yield f"{text} lost its stream, and there was no fault"
+            elif gap := _longest_gap(text, plan):
+                yield f"{text} stood still for {gap:.0f} s"
+            elif not _explained(text, plan):
+                yield f"{text} ends with {text.outcome}: {text.error}"
+
+
+def _explained(text: Text, plan: Plan) -> bool:
+    """Whether a text may end like this, after such faults."""
+    kinds = {fault.kind for fault in plan.faults}
+    if text.outcome in ("whole", "left", "hostile"):
+        return True
+    if text.outcome in IN_PATIENCE:
+        return bool(plan.faults or plan.crowded) and text.client.patience < LONG_PATIENCE
+    if text.outcome in ("InvalidRequest", "LimitExceeded"):
+        return ("revoke key" if "refuses this client" in text.error else "lower limits") in kinds
+    if text.outcome == "OutriderError":
+        return "failing forward" in kinds
+    return False
+
+
+def _longest_gap(text: Text, plan: Plan) -> float:
+    """The longest time without a token, where that is longer than anything explains; else 0.
+
+    Faults may take as long as their patience, so only times that none of them touches count.
+    """
+    moments = [*text.came, text.ended] if text.came else []
+    most = STANDSTILL + 3 * plan.work
+    for before, after in pairwise(moments):
+        faults = (1_000 + fault.at + fault.seconds for fault in plan.faults)
+        calm = max([before, *(end + RECOVERY for end in faults)])
+        if after - calm > most:
+            return after - before
+    return 0.0
+
+
+def rates(texts: Sequence[Text], alone: Sequence[Text], plan: Plan) -> Iterator[str]:
+    """Yield texts whose drafts made them slower than the promise, over any WINDOW tokens.
+
+    alone: the same texts, made by root-only forwards
+    """
+    for text, other in zip(texts, alone, strict=True):
+        for first in range(0, len(text.came) - WINDOW, 8):
+            took, most = (one.came[first + WINDOW] - one.came[first] for one in (text, other))
+            if PROMISE * took > most + 2 * plan.forward:
+                yield f"{text} takes {took:.2f} s for {WINDOW} tokens, and alone {most:.2f} s"
+                break
+
+
+def leaks(targets: Sequence[TargetProcess]) -> Iterator[str]:
+    """Yield what targets still hold when every client has gone."""
+    for target in targets:
+        if not target.runs or target.server is None:
+            yield f"{target.process.name} does not run at the end"
+            continue
+        engine = target.engine
+        held = {
+            "sessions": len(engine.sessions),
+            "rows": engine.model.rows - engine.free_rows,
+            **{what: len(held) for what, held in target.process.holds.items()},
+        }
+        for what, number in held.items():
+            if number:
+                yield f"{target.process.name} holds {number} {what} at the end"
+
+
+def logs(records: Sequence[logging.LogRecord], plan: Plan) -> Iterator[str]:
+    """Yield log lines with a secret, and errors that no fault explains."""
+    kinds = {fault.kind for fault in plan.faults}
+    for record in records:
+        line = record.getMessage()
+        if record.exc_info:
+            line += f" ({record.exc_info[1]!r})"
+        if SECRET in line:
+            yield f"a secret in a log line: {line}"
+        if record.levelno >= logging.ERROR and not (
+            ("keys" in line and "spoil keys" in kinds)
+            or ("a session failed" in line and (plan.is_hostile or "failing forward" in kinds))
+        ):
+            yield f"logged: {line}"

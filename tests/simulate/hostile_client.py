@@ -1,0 +1,57 @@
+"""A client process that means no good: sessions with other values in any field, in any order."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import suppress
+
+import grpc
+
+from tests.simulate.kernel import Kernel
+from tests.simulate.plan import ClientPlan
+from tests.simulate.target_process import token_of
+from tests.simulate.wire_client import Channel
+from tests.support.hostile import ENDINGS, RIGHT, SESSION
+from tests.support.mutator import Mutator
+from tests.support.wire_fixtures import opening
+
+CONVERSATIONS = 6
+LINGER_SECONDS = 0.05
+BESIDE = {
+    grpc.StatusCode.CANCELLED,
+    grpc.StatusCode.UNAVAILABLE,
+    grpc.StatusCode.UNAUTHENTICATED,
+    grpc.StatusCode.INTERNAL,
+}
+"""Codes that other things than its messages bring."""
+
+
+class Hostile:
+    """One such client, on its thread."""
+
+    def __init__(self, plan: ClientPlan, kernel: Kernel, channel: Channel) -> None:
+        self._chance = random.Random(f"{plan.number} {plan.starts} hostile")
+        self._kernel, self._channel, self._tenant = kernel, channel, plan.tenant
+
+    def rage(self) -> None:
+        """Say what it says, and end."""
+        mutator = Mutator(self._chance, (16, 512, 1000))
+        bearer = (("authorization", f"Bearer {token_of(self._tenant)}"),)
+        for _ in range(CONVERSATIONS):
+            first = opening(session_id=f"{self._chance.getrandbits(64):016x}")
+            messages = mutator.session(first, RIGHT)
+            begin = self._channel.stream_stream(SESSION)
+            call = begin(self._said(messages), timeout=30.0, metadata=bearer)
+            leaves = self._chance.random() < 0.3
+            with suppress(grpc.RpcError):
+                for _ in call:
+                    if leaves:
+                        call.cancel()
+            if call.code() not in ENDINGS | BESIDE | {grpc.StatusCode.DEADLINE_EXCEEDED}:
+                self._kernel.crashes.append(f"a hostile call ended with {call.code()}")
+        self._channel.close()
+
+    def _said(self, messages: list[bytes]) -> Iterator[bytes]:
+        yield from messages
+        self._kernel.sleep(LINGER_SECONDS)

@@ -1,0 +1,161 @@
+"""The one place where a simulation takes the place of the machine.
+
+Names in the product's modules that stand for threads, clocks, chance, sockets and gRPC's transport
+stand for the simulation's while it is installed. No other module of the process sees them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import inspect
+import os
+import queue
+import random
+import socket
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FunctionType, ModuleType
+from typing import Any, ClassVar
+
+import grpc
+import grpc.aio
+
+from grpc_comm.server.session_table import SessionTable
+from tests.simulate import loop, threads
+from tests.simulate.kernel import EPOCH, Kernel, Running
+from tests.simulate.network import Network
+from tests.simulate.wire_client import Channel
+from tests.simulate.wire_server import Server, Tap
+
+PRODUCT = ("grpc_comm.", "inference.", "outrider.")
+
+
+class Shim(ModuleType):
+    """A module with other things under some names."""
+
+    def __init__(self, real: ModuleType, **others: Any) -> None:
+        super().__init__(real.__name__)
+        self.__dict__.update(others)
+        self._real = real
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["_real"], name)
+
+
+def _replacements(kernel: Kernel, network: Network, tap: Tap) -> dict[int, Any]:
+    """What stands for what, by the identity of the real one."""
+
+    def now() -> float:
+        return kernel.now
+
+    def wall() -> float:
+        return EPOCH + kernel.now + kernel.skew
+
+    def channel(address: str, options: Any = None) -> Channel:
+        return Channel(network, address)
+
+    def server(options: Any = None, interceptors: Any = ()) -> Server:
+        return Server(network, interceptors, tap)
+
+    def resolve(host: str, port: int, **_: Any) -> list[Any]:
+        if not network.names.get(host):
+            raise OSError("Name or service not known")
+        return [
+            (None, None, None, "", (one.rpartition(":")[0], port)) for one in network.names[host]
+        ]
+
+    def connect(*_: Any) -> None:
+        raise TimeoutError("nobody looks closer in a simulation")
+
+    def table(*args: Any) -> SessionTable:
+        made = SessionTable(*args)
+        assert kernel.current is not None
+        kernel.current.process.holds["session records"] = made
+        return made
+
+    thing = {
+        name: getattr(threads, name) for name in ("Thread", "Lock", "RLock", "Condition", "Event")
+    }
+    clocks = {"monotonic": now, "perf_counter": now, "time": wall, "sleep": kernel.sleep}
+    pools = {"Future": threads.Future, "ThreadPoolExecutor": threads.ThreadPoolExecutor}
+    modules: dict[Any, dict[str, Any]] = {
+        threading: {**thing, "current_thread": threads.current_thread},
+        time: clocks,
+        queue: {"SimpleQueue": threads.SimpleQueue},
+        concurrent.futures: pools,
+        asyncio: {"run": loop.run},
+        socket: {"getaddrinfo": resolve, "create_connection": connect},
+    }
+    found: dict[int, Any] = {
+        id(getattr(module, name)): other
+        for module, others in modules.items()
+        for name, other in others.items()
+    }
+    found |= {id(module): Shim(module, **others) for module, others in modules.items()}
+    found[id(SessionTable)] = table
+    found[id(grpc)] = Shim(grpc, insecure_channel=channel, aio=Shim(grpc.aio, server=server))
+    return found
+
+
+class _Places:
+    """Where the product names what is replaced: found once, and again when more is loaded."""
+
+    loaded = 0
+    names: ClassVar[list[tuple[dict[str, Any], str, Any]]]
+    defaults: ClassVar[list[tuple[FunctionType, Any, Any]]]
+
+    @classmethod
+    def find(cls, replaced: dict[int, Any]) -> None:
+        if cls.loaded == len(sys.modules):
+            return
+        cls.loaded, cls.names, cls.defaults = len(sys.modules), [], []
+        modules = [m for name, m in sorted(sys.modules.items()) if name.startswith(PRODUCT)]
+        for module in modules:
+            for name, value in list(vars(module).items()):
+                if id(value) in replaced:
+                    cls.names.append((vars(module), name, value))
+                if getattr(value, "__module__", None) == module.__name__:
+                    cls._note(value, replaced)
+
+    @classmethod
+    def _note(cls, value: Any, replaced: dict[int, Any]) -> None:
+        """Note functions whose defaults are replaced things."""
+        members = vars(value).values() if inspect.isclass(value) else [value]
+        for function in members:
+            if isinstance(function, FunctionType):
+                given, named = function.__defaults__, function.__kwdefaults__
+                if any(id(one) in replaced for one in (*(given or ()), *(named or {}).values())):
+                    cls.defaults.append((function, given, named))
+
+
+@contextmanager
+def installed(kernel: Kernel, network: Network, seed: int, tap: Tap) -> Iterator[None]:
+    """Let the product run in the simulation, until the end of the block."""
+    replaced = _replacements(kernel, network, tap)
+    _Places.find(replaced)
+    chance, state, urandom = random.Random(f"{seed} secrets"), random.getstate(), os.urandom
+    try:
+        Running.kernel = kernel
+        for holder, name, value in _Places.names:
+            holder[name] = replaced[id(value)]
+        for function, given, named in _Places.defaults:
+            function.__defaults__ = given and tuple(replaced.get(id(one), one) for one in given)
+            if named:
+                function.__kwdefaults__ = {
+                    name: replaced.get(id(one), one) for name, one in named.items()
+                }
+        random.seed(f"{seed} product")
+        os.urandom = random._urandom = chance.randbytes  # type: ignore[attr-defined]
+        yield
+    finally:
+        kernel.end()
+        os.urandom = random._urandom = urandom  # type: ignore[attr-defined]
+        random.setstate(state)
+        for function, given, named in _Places.defaults:
+            function.__defaults__, function.__kwdefaults__ = given, named
+        for holder, name, value in _Places.names:
+            holder[name] = value

@@ -1,0 +1,191 @@
+"""Target processes: the real server and engine over the model that can be computed by hand."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from grpc_comm.observability.statistics import Statistics
+from grpc_comm.security import SecurityOptions
+from grpc_comm.server.server import BackgroundServer, Target
+from grpc_comm.translate import Description
+from grpc_comm.transport import Address
+from inference.backends import Chosen, Segment
+from inference.drafters.draft import Draft
+from inference.engine.colocated_drafter import ColocatedDrafter
+from inference.engine.engine import Engine
+from inference.errors import InvalidRequest
+from inference.sampling import SamplingParams
+from tests.simulate.kernel import Kernel, Process
+from tests.simulate.network import Network
+from tests.simulate.plan import TENANTS, Plan
+from tests.simulate.scripted_drafts import TimedDraft, knowledge, skilled
+from tests.support.exact import VOCABULARY, Exact
+
+LONGEST, MOST_NODES = 512, 16
+PORT = 7000
+SESSIONS = 6
+"""That each key may have."""
+
+
+class Sleeping:
+    """A clock that sleeps when it is moved on: a forward takes simulated time."""
+
+    def __init__(self, kernel: Kernel) -> None:
+        self._kernel = kernel
+
+    def __call__(self) -> float:
+        return self._kernel.now
+
+    @property
+    def now(self) -> float:
+        return self._kernel.now
+
+    @now.setter
+    def now(self, until: float) -> None:
+        self._kernel.sleep(until - self._kernel.now)
+
+
+class Faulty(Exact):
+    """The computable target, whose forwards may fail. failing: forwards that are to fail"""
+
+    failing = 0
+
+    def choose(self, segments: Any) -> list[Chosen]:
+        if self.failing:
+            self.failing -= 1
+            raise RuntimeError("the device failed")
+        return super().choose(list[Segment](segments))
+
+
+class TargetProcess:
+    """A target that can be stopped, killed and started again at its address.
+
+    slow: factor of its forwards' times
+    """
+
+    def __init__(self, plan: Plan, kernel: Kernel, network: Network, at: int, keys: Path) -> None:
+        self.address = f"127.0.0.{at + 1}:{PORT}"
+        self.slow, self.lives = 1.0, 0
+        self.server: BackgroundServer | None = None
+        self._plan, self._kernel, self._network, self._keys = plan, kernel, network, keys
+        self.process = Process(f"target{at}")
+        self.process.dead = True
+
+    @property
+    def runs(self) -> bool:
+        return not self.process.dead
+
+    def start(self) -> None:
+        """Start it, unless it runs."""
+        if self.runs:
+            return
+        self.lives += 1
+        self._network.silent.discard(self.address)
+        self.process = Process(self.process.name.partition("'")[0] + "'" * (self.lives - 1))
+        self.server = None
+        self._kernel.spawn(self.process, "main", self._serve)
+
+    def _serve(self) -> None:
+        plan, clock = self._plan, Sleeping(self._kernel)
+        self.model = Faulty(
+            plan.rows,
+            clock,
+            capacity=LONGEST + 64,
+            kinds=plan.kinds,
+            cost=self._seconds,  # type: ignore[arg-type]
+        )
+        self.engine = Engine(
+            self.model,
+            sequence_length=LONGEST,
+            max_tree_nodes=MOST_NODES,
+            vocabulary=VOCABULARY,
+            waiting=plan.waiting,
+            drafter=self._drafter(clock) if plan.beside else None,
+            clock=clock,
+        )
+        security = SecurityOptions(keys_file=self._keys) if plan.keys else SecurityOptions()
+        self.statistics = Statistics()
+        host, _, port = self.address.rpartition(":")
+        target = Target(
+            self.engine,
+            describe(self.engine),
+            Address(host, int(port)),
+            security,
+            listener=self.statistics,
+            share_prefixes=plan.sharing,
+            lease_seconds=plan.lease,
+        )
+        while self.server is None:
+            try:
+                self.server = BackgroundServer(target)
+            except InvalidRequest:  # its keys file is spoilt, and it is started again
+                self._kernel.sleep(1.0)
+
+    def _drafter(self, clock: Sleeping) -> ColocatedDrafter:
+        plan, call = self._plan, self._plan.forward * self._plan.call / 4
+        says = skilled(SamplingParams(), plan.kinds, right=70)
+        draft = Draft(TimedDraft(says, self._kernel, call, rows=2))
+        known = partial(knowledge, call, plan.forward)
+        return ColocatedDrafter(draft, known, room=64, copies=plan.sharing, clock=clock)
+
+    def _seconds(self, rows: int, nodes: int) -> float:
+        plan = self._plan
+        return self.slow * plan.forward * (1 + plan.node * (rows * nodes - 1))
+
+    def stop(self, grace: float | None) -> None:
+        """End it as a signal does; it is dead when that is done."""
+        process, server = self.process, self.server
+
+        def end() -> None:
+            assert server is not None
+            server.stop(grace)
+            process.dead = True
+
+        if self.runs and server is not None:
+            self._kernel.spawn(process, "signal", end)
+
+
+def describe(engine: Engine) -> Description:
+    return Description(
+        server_version="0",
+        model="exact",
+        model_fingerprint="m0",
+        tokenizer_fingerprint="t0",
+        vocabulary=engine.vocabulary,
+        sequence_length=engine.sequence_length,
+        max_tree_nodes=engine.max_tree_nodes,
+        rows=engine.model.rows,
+        dtype="int32",
+        device="simulated",
+        stop_ids=frozenset({7}),
+    )
+
+
+def token_of(tenant: str) -> str:
+    return f"token-that-nobody-may-see-{tenant}"
+
+
+def write_keys(path: Path, without: frozenset[str] = frozenset(), **limits: int) -> None:
+    """Write the keys of all tenants but some, replacing the file whole."""
+    entries = [
+        {
+            "name": name,
+            "token_sha256": hashlib.sha256(token_of(name).encode()).hexdigest(),
+            "sessions": SESSIONS,
+            **limits,
+        }
+        for name in TENANTS
+        if name not in without
+    ]
+    write_file(path, json.dumps({"keys": entries}))
+
+
+def write_file(path: Path, text: str) -> None:
+    following = path.with_suffix(".new")
+    following.write_text(text)
+    following.chmod(0o600)
+    following.replace(path)

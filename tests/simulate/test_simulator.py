@@ -1,0 +1,68 @@
+"""Whole systems by seed: the same seed is the same history, and no history breaks a promise."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tests.simulate.plan import draw
+from tests.simulate.plants import PLANTS
+from tests.simulate.shrink import shrink
+from tests.simulate.world import run
+from tests.support.repository import ROOT
+
+SEEDS, MANY = range(40), range(40, 340)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_no_seed_breaks_a_promise(seed: int) -> None:
+    assert run(draw(seed)).failures == []
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize("first", MANY[::20])
+def test_no_seed_of_many_breaks_a_promise(first: int) -> None:
+    failed = {seed: run(draw(seed)).failures for seed in range(first, first + 20)}
+    assert {seed: failures for seed, failures in failed.items() if failures} == {}
+
+
+def test_the_same_seed_tells_the_same_story() -> None:
+    for seed in (3, 6):
+        first, second = run(draw(seed)), run(draw(seed))
+        assert first.lines == second.lines
+        assert len(first.lines) > 100
+
+
+def test_a_story_is_the_same_in_every_process() -> None:
+    """No address of an object and no hash of a string decides anything."""
+    said = [
+        subprocess.run(
+            [sys.executable, "-m", "tests.simulate", "--seed", "6", "--trace"],
+            cwd=ROOT,
+            env={**os.environ, "PYTHONHASHSEED": salt},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for salt in ("1", "2")
+    ]
+    assert said[0] == said[1]
+    assert "fault: " in said[0]
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize("planted", PLANTS)
+def test_a_planted_fault_is_found(planted: str) -> None:
+    with PLANTS[planted]():
+        assert any(run(draw(seed)).failures for seed in range(300))
+
+
+def test_a_failing_plan_shrinks_to_what_it_needs() -> None:
+    plan = next(plan for plan in map(draw, SEEDS) if len(plan.faults) > 3)
+    needed = plan.faults[1]
+    small = shrink(plan, lambda smaller: needed in smaller.faults)
+    assert small.faults == (needed,)
+    assert len(small.clients) == len(small.clients[0].texts) == 1

@@ -1,0 +1,337 @@
+"""The client's half of gRPC over the simulated network: a channel and its calls.
+
+Real messages pass, serialised by the product's own code; what a caller sees of a channel, a call
+and its end is as gRPC gives it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import grpc
+
+from tests.simulate.kernel import kernel
+from tests.simulate.network import Network, Pipe
+from tests.simulate.threads import Thread, Waiters
+
+FIRST_BACKOFF, LONGEST_BACKOFF = 0.1, 1.0
+"""As grpc_comm/transport.py asks for."""
+
+WINDOW = 65_536
+"""Bytes of a call that are under way or unread at most, in each direction."""
+
+Metadata = tuple[tuple[str, str], ...]
+CLOSED = "Channel closed!"
+
+
+class Failed(grpc.RpcError):
+    """How a call ended."""
+
+    def __init__(self, code: grpc.StatusCode, words: str, trailing: Metadata = ()) -> None:
+        super().__init__(f"{code.name}: {words}")
+        self._code, self._words, self._trailing = code, words, trailing
+
+    def code(self) -> grpc.StatusCode:
+        return self._code
+
+    def details(self) -> str:
+        return self._words
+
+    def trailing_metadata(self) -> Metadata:
+        return self._trailing
+
+
+class Call:
+    """A call: its way to the target, what came back, and how it ended.
+
+    peer: the target's half of it, once it is there
+    unread: bytes that the target has not read yet
+    """
+
+    peer: Any = None
+
+    def __init__(self, channel: Channel, method: str, metadata: Metadata) -> None:
+        self.channel, self.method, self.metadata = channel, method, metadata
+        self.pipe: Pipe | None = None
+        self.inbox: deque[bytes] = deque()
+        self.end: Failed | None = None
+        self.unread = 0
+        self._came, self._room = Waiters(), Waiters()
+        self._waiting: list[tuple[int, Callable[[], None]]] = []  # said before there was a pipe
+
+    def say(self, size: int, deliver: Callable[[], None]) -> None:
+        """Send to the target, once there is a connection."""
+        if self.pipe is None:
+            self._waiting.append((size, deliver))
+        else:
+            self.pipe.send(0, size, deliver)
+
+    def message(self, data: bytes) -> None:
+        self.unread += len(data)
+        self.say(len(data) + 14, lambda: self.peer.came(data))
+
+    def no_more(self) -> None:
+        self.say(9, lambda: self.peer.no_more())
+
+    def begin(self, pipe: Pipe) -> None:
+        """The connection is there."""
+        self.pipe = pipe
+        pipe.send(0, 100, lambda: pipe.ends[1].accept(pipe, self))  # type: ignore[attr-defined]
+        waiting, self._waiting = self._waiting, []
+        for size, deliver in waiting:
+            pipe.send(0, size, deliver)
+
+    def answered(self, data: bytes) -> None:
+        if self.end is None:
+            self.inbox.append(data)
+            self._came.wake()
+
+    def was_read(self, size: int) -> None:
+        """The target has read so many bytes."""
+        self.unread -= size
+        self._room.wake()
+
+    def finish(self, end: Failed, *, forget: bool = False) -> None:
+        """End the call. forget: what came and was not read"""
+        if self.end is not None:
+            return
+        self.end = end
+        if forget:
+            self.inbox.clear()
+        self.channel.calls.pop(self, None)
+        self._came.wake()
+        self._room.wake()
+
+    def cancel(self) -> bool:
+        if self.end is not None or kernel().over:
+            return False
+        self.leave(Failed(grpc.StatusCode.CANCELLED, "Locally cancelled by application!"))
+        return True
+
+    def leave(self, end: Failed) -> None:
+        """End the call on this side, and tell the other one."""
+        if self.pipe is not None:
+            self.pipe.send(0, 13, lambda: self.peer and self.peer.reset())
+        self.finish(end, forget=True)
+
+    def limit(self, seconds: float | None) -> None:
+        """End it after so many seconds."""
+        late = Failed(grpc.StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded")
+        if seconds is not None:
+            kernel().after(seconds, lambda: None if self.end is not None else self.leave(late))
+
+    def take(self) -> bytes | None:
+        """Wait for the next answer; None at the end."""
+        while not self.inbox:
+            if self.end is not None:
+                return None
+            self._came.wait(None)
+        data = self.inbox.popleft()
+        if self.peer is not None and self.pipe is not None:
+            self.pipe.send(0, 13, lambda: self.peer.was_read(len(data)))
+        return data
+
+    def await_end(self) -> Failed:
+        while self.end is None:
+            self._came.wait(None)
+        return self.end
+
+    def await_room(self) -> None:
+        """Wait until more may be sent."""
+        while self.unread > WINDOW and self.end is None:
+            self._room.wait(None)
+
+
+class Channel:
+    """A channel: at most one connection, made when a call needs it."""
+
+    def __init__(self, network: Network, address: str) -> None:
+        fiber = kernel().current
+        assert fiber is not None
+        self.process, self.calls = fiber.process, dict[Call, None]()
+        self._network, self._address = network, address
+        self._pipe: Pipe | None = None
+        self._pending: dict[Call, bool] = {}  # calls without a connection: whether they wait for it
+        self._connecting, self._closed = False, False
+        self._ready_at, self._backoff, self._last = 0.0, FIRST_BACKOFF, ""
+
+    def unary_unary(
+        self, method: str, request_serializer: Any, response_deserializer: Any, **_: Any
+    ) -> Any:
+        return Unary(self, method, request_serializer, response_deserializer)
+
+    def unary_stream(self, *_: Any, **__: Any) -> None: ...
+
+    def stream_stream(
+        self,
+        method: str,
+        request_serializer: Any = None,
+        response_deserializer: Any = None,
+        **_: Any,
+    ) -> Any:
+        def begin(
+            requests: Iterator[Any], timeout: float | None = None, metadata: Metadata | None = None
+        ) -> Stream:
+            call = self.begin(method, metadata, wait=False)
+            call.limit(timeout)
+            return Stream(call, requests, request_serializer, response_deserializer)
+
+        return begin
+
+    def begin(self, method: str, metadata: Metadata | None, *, wait: bool) -> Call:
+        """Begin a call. wait: for a connection, however often there is none"""
+        if self._closed:
+            raise ValueError("Cannot invoke RPC on closed channel!")
+        call = Call(self, method, tuple(metadata or ()))
+        self.calls[call] = None
+        if self._pipe is not None:
+            call.begin(self._pipe)
+            return call
+        self._pending[call] = wait
+        if not self._connecting and kernel().now >= self._ready_at:
+            self._connect()
+        elif not self._connecting:
+            if wait:
+                kernel().at(self._ready_at, self._connect)
+            else:
+                kernel().after(0.0, lambda: self._refuse(call))
+        return call
+
+    def close(self) -> None:
+        self._closed = True
+        for call in list(self.calls):
+            call.leave(Failed(grpc.StatusCode.CANCELLED, CLOSED))
+        if self._pipe is not None and not kernel().over:
+            pipe, self._pipe = self._pipe, None
+            pipe.send(0, 20, lambda: pipe.cut("the client closed"))
+
+    def lost(self, pipe: Pipe, words: str) -> None:
+        if pipe is not self._pipe and all(call.pipe is not pipe for call in self.calls):
+            return
+        if pipe is self._pipe:
+            self._pipe = None
+        forget = kernel().chance.random() < 0.5
+        for call in list(self.calls):
+            if call.pipe is pipe:
+                call.finish(Failed(grpc.StatusCode.UNAVAILABLE, words), forget=forget)
+
+    def going_away(self) -> None:
+        """The target takes no new calls on this connection."""
+        self._pipe = None
+
+    def _connect(self) -> None:
+        if not self._connecting and self._pipe is None and not self._closed:
+            self._connecting = True
+            self._network.connect(self, self._address, self._connected)  # type: ignore[arg-type]
+
+    def _connected(self, pipe: Pipe | None, words: str) -> None:
+        self._connecting = False
+        if pipe is None:
+            self._last = words
+            self._ready_at = kernel().now + self._backoff * kernel().chance.uniform(0.8, 1.2)
+            self._backoff = min(1.6 * self._backoff, LONGEST_BACKOFF)
+            for call, waits in list(self._pending.items()):
+                if not waits or call.end is not None:
+                    self._refuse(call)
+            if self._pending:
+                kernel().at(self._ready_at, self._connect)
+            return
+        if self._closed:
+            return pipe.cut("the client closed")
+        self._pipe, self._backoff = pipe, FIRST_BACKOFF
+        pending, self._pending = self._pending, {}
+        for call in pending:
+            if call.end is None:
+                call.begin(pipe)
+
+    def _refuse(self, call: Call) -> None:
+        if self._pending.pop(call, None) is not None:
+            words = f"failed to connect to all addresses; last error: UNKNOWN: {self._last}"
+            call.finish(Failed(grpc.StatusCode.UNAVAILABLE, words))
+
+
+class Handle:
+    """A call, as gRPC shows it to its caller."""
+
+    def __init__(self, call: Call, parse: Any) -> None:
+        self._call, self._parse = call, parse or bytes
+
+    def cancel(self) -> bool:
+        return self._call.cancel()
+
+    def code(self) -> grpc.StatusCode | None:
+        return None if self._call.end is None else self._call.end.code()
+
+    def details(self) -> str:
+        return "" if self._call.end is None else self._call.end.details()
+
+    def trailing_metadata(self) -> Metadata:
+        return () if self._call.end is None else self._call.end.trailing_metadata()
+
+
+class Stream(Handle):
+    """A call with a stream of messages each way."""
+
+    def __init__(self, call: Call, requests: Iterator[Any], write: Any, parse: Any) -> None:
+        super().__init__(call, parse)
+        self._requests, self._write = requests, write or bytes
+        Thread(target=self._consume, name="grpc sender", daemon=True).start()
+
+    def __iter__(self) -> Stream:
+        return self
+
+    def __next__(self) -> Any:
+        data = self._call.take()
+        if data is not None:
+            return self._parse(data)
+        assert self._call.end is not None
+        if self._call.end.code() is grpc.StatusCode.OK:
+            raise StopIteration
+        raise self._call.end
+
+    def _consume(self) -> None:
+        for message in self._requests:
+            self._call.await_room()
+            if self._call.end is not None:
+                return
+            self._call.message(self._write(message))
+        self._call.no_more()
+
+
+class Unary:
+    """Calls with one message each way."""
+
+    def __init__(self, channel: Channel, method: str, write: Any, parse: Any) -> None:
+        self._channel, self._method, self._write, self._parse = channel, method, write, parse
+
+    def __call__(self, request: Any, **options: Any) -> Any:
+        return self.future(request, **options).result()
+
+    def future(
+        self,
+        request: Any,
+        timeout: float | None = None,
+        metadata: Metadata | None = None,
+        wait_for_ready: bool | None = None,
+    ) -> Pending:
+        call = self._channel.begin(self._method, metadata, wait=bool(wait_for_ready))
+        call.limit(timeout)
+        call.message(self._write(request))
+        call.no_more()
+        return Pending(call, self._parse)
+
+
+class Pending(Handle):
+    """The answer to such a call, which may not be there yet."""
+
+    def done(self) -> bool:
+        return self._call.end is not None
+
+    def result(self) -> Any:
+        data = self._call.take()
+        end = self._call.await_end()
+        if end.code() is not grpc.StatusCode.OK:
+            raise end
+        return self._parse(data)
