@@ -12,11 +12,12 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 import torch
+from filelock import FileLock
 from numpy.typing import NDArray
 
 from compile.build.cpu import CpuBuilder
 from inference.backends import Model, gguf_model
-from inference.backends.compiled import load_compiled
+from inference.backends.compiled import load_compiled, read_compiled
 from inference.backends.cuda import CudaModel
 from inference.backends.dynamic_batcher import DynamicBatcher
 from inference.backends.eager import EagerModel
@@ -66,11 +67,13 @@ class Machine(NamedTuple):
     """A place to make a model in.
 
     folder: an empty one
+    shared: of all workers of the run
     after: closes what the model leaves open
     """
 
     checkpoint: Path
     folder: Path
+    shared: Path
     patch: pytest.MonkeyPatch
     after: ExitStack
 
@@ -97,12 +100,15 @@ INSTANT = TimeProfile("instant", "a test", "nothing", 0.0, 0.0, 0.0, 0.0, (ROWS,
 
 
 def compiled(machine: Machine) -> Model:
-    """Its noise reaches three levels: deeper trees take two calls."""
+    """Its noise reaches three levels: deeper trees take two calls. It is built once in a run."""
     machine.patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(machine.folder / "inductor"))
     shallow = [replace(bucket, levels=3) if bucket.sampled else bucket for bucket in (*FEW, MASKED)]
     spec = spec_of(1, shallow, target="cpu", features=heads.KEPT)
-    directory = machine.folder / "artifact"
-    return load_compiled(directory, build(directory, machine.checkpoint, spec, CpuBuilder))
+    directory = machine.shared / "compiled"
+    with FileLock(machine.shared / "compiled.lock"):
+        if not directory.exists():
+            build(directory, machine.checkpoint, spec, CpuBuilder)
+    return load_compiled(directory, read_compiled(directory))
 
 
 def neuron(machine: Machine) -> Model:
@@ -204,7 +210,7 @@ BACKENDS = {
         lambda machine: DynamicBatcher(eager_of(machine.checkpoint)), drafts=True, marks=SLOW
     ),
     "rows that are not copied": Backend(uncopied, drafts=True, marks=SLOW),
-    "compiled": Backend(compiled, marks=(*SLOW, NO_COMPILER)),
+    "compiled": Backend(compiled, marks=(pytest.mark.extended, NO_COMPILER)),
     "neuron": Backend(neuron, marks=SLOW),
     "native PyTorch": Backend(native, marks=SLOW),
     "transformers-neuronx": Backend(legacy, trees=False, marks=SLOW),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -26,7 +27,9 @@ def subject(
 ) -> Iterator[Subject]:
     backend = BACKENDS[request.param]
     with pytest.MonkeyPatch.context() as patch, ExitStack() as after:
-        machine = Machine(checkpoint, tmp_path_factory.mktemp("backend"), patch, after)
+        folder, run = tmp_path_factory.mktemp("backend"), tmp_path_factory.getbasetemp()
+        shared = run.parent if "PYTEST_XDIST_WORKER" in os.environ else run
+        machine = Machine(checkpoint, folder, shared, patch, after)
         decoder, ties = backend.decoder and backend.decoder(checkpoint), NearTies()
         yield Subject(backend, machine, backend.make(machine), decoder, ties)
         ties.check()

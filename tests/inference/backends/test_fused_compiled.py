@@ -38,7 +38,10 @@ from tests.support.equality import NearTies
 from tests.support.models import loaded, write_checkpoint_with_tokenizer
 from tests.support.refusals import assert_refused
 
-pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler")
+pytestmark = [
+    pytest.mark.extended,
+    pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler"),
+]
 
 LENGTH, TREE, SHAPE = 60, 4, Branches((2,))
 JUNK = LENGTH + TREE
