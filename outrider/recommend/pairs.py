@@ -102,8 +102,8 @@ def choose_pair(models: Sequence[M], machine: MachineFacts, size: str = "") -> t
 
     def worth(pair: tuple[M, M]) -> tuple[float, ...]:
         target, draft = pair
-        liked = sum(one.gguf == machine.prefers_gguf for one in pair)
-        return (liked, target.parameters, -draft.size)
+        liked, alike = target.gguf == machine.prefers_gguf, target.gguf == draft.gguf
+        return liked, alike, target.parameters, -draft.size
 
     return max(quick, key=worth, default=None)
 
