@@ -5,6 +5,7 @@ OutriderError
 │   └── LimitExceeded   it asks for more than this model, artefact or server serves
 ├── Mismatch            two sides that must agree do not (tokenizers, models, positions)
 ├── UnsupportedModel    a checkpoint that would be computed wrongly; the message names the field
+│   └── UnknownArchitecture  the decoder of our own does not compute it; a library may
 ├── BadArtifact         a compiled artefact that is incomplete, changed, or made for something else
 ├── MissingExtra        an optional package is needed, with its install line
 └── Unavailable         the other side cannot be reached, or went away
@@ -33,6 +34,10 @@ class Mismatch(OutriderError):
 
 class UnsupportedModel(OutriderError):
     """A checkpoint that would be computed wrongly; the message names the field."""
+
+
+class UnknownArchitecture(UnsupportedModel):
+    """A checkpoint of an architecture that the decoder of our own does not compute."""
 
 
 class BadArtifact(OutriderError, ValueError):

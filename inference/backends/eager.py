@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 import torch
@@ -12,7 +13,7 @@ from inference.backends.batch import BatchShape, check_rows, pad
 from inference.backends.choices import choose_at, rank_at
 from inference.backends.target_features import FeatureForm, FeatureStore
 from inference.errors import LimitExceeded
-from inference.model.cache import copy_slots, empty_cache, write_slots
+from inference.model.cache import KeysValues, copy_slots, empty_cache, write_slots
 from inference.model.decoder import Decoder
 from inference.tree import IntArray
 
@@ -20,30 +21,18 @@ SLOT_STEP = 64
 """Context is read in multiples of this many slots, so that few shapes occur."""
 
 
-class EagerModel:
-    """A Decoder and its KV caches: `rows` rows of `capacity` slots, and one junk slot in each
-    row.
+class SlotModel(ABC):
+    """A model whose caches have `rows` rows of `capacity` slots, and one junk slot in each row.
 
-    keys, values: [layers, rows, kv heads, capacity + 1, head dim]
+    cache: keys and values of all layers
     """
 
     copies_rows = masks = True
 
-    def __init__(self, decoder: Decoder, *, rows: int, capacity: int, max_nodes: int) -> None:
+    def __init__(self, cache: KeysValues, *, rows: int, capacity: int, max_nodes: int) -> None:
         self.rows, self.capacity, self.max_nodes = rows, capacity, max_nodes
-        self.decoder = decoder
-        weight = decoder.model.embed_tokens.weight
-        self.device, self.dtype = weight.device, weight.dtype
-        self.cache = empty_cache(decoder.config, rows, capacity, self.dtype, self.device)
-        self._kept: FeatureStore | None = None
-
-    def keep_features(self, layers: Sequence[int]) -> None:
-        form, slots = FeatureForm(tuple(layers), self.decoder.config.hidden_size), self.capacity + 1
-        self._kept = FeatureStore(layers, form, self.rows, slots, self.dtype, self.device)
-
-    def features(self, row: int, slots: IntArray) -> Tensor:  # [n, kept layers * hidden]
-        assert self._kept is not None, "keep_features() comes before"
-        return self._kept.read(row, slots)
+        self.cache = cache
+        self.device, self.dtype = cache.keys[0].device, cache.keys[0].dtype
 
     @torch.no_grad()
     def choose(self, segments: Sequence[Segment]) -> list[Chosen]:
@@ -58,8 +47,6 @@ class EagerModel:
 
     def copy_row(self, source: int, target: int, slots: int) -> None:
         copy_slots(self.cache, source, target, slots)
-        if self._kept is not None:
-            self._kept.copy(source, target, slots)
 
     @property
     def _junk(self) -> int:
@@ -86,6 +73,7 @@ class EagerModel:
             }
         )
 
+    @abstractmethod
     def _write(
         self,
         rows: Tensor,
@@ -100,20 +88,6 @@ class EagerModel:
 
         Returns logits [B, P, V], and positions [B, P] of the tokens to be chosen.
         """
-        out = self.decoder(
-            tokens,
-            rows,
-            positions,
-            context_mask,
-            tree_mask,
-            pick,
-            self.cache,
-            kept=() if self._kept is None else self._kept.layers,
-        )
-        write_slots(self.cache, rows, slots, out.new)
-        if self._kept is not None and out.features is not None:
-            self._kept.write(rows, slots, out.features)
-        return self.decoder.logits(out.states), torch.gather(positions, 1, pick.to(torch.int64)) + 1
 
     def _shape(self, segments: Sequence[Segment]) -> BatchShape:
         check_rows(segments)
@@ -129,6 +103,55 @@ class EagerModel:
             contexts=nodes if least.contexts > 1 else 1,
             slots=min(slots, self._junk + 1),
         )
+
+
+class EagerModel(SlotModel):
+    """A Decoder and its KV caches."""
+
+    def __init__(self, decoder: Decoder, *, rows: int, capacity: int, max_nodes: int) -> None:
+        weight = decoder.model.embed_tokens.weight
+        cache = empty_cache(decoder.config, rows, capacity, weight.dtype, weight.device)
+        super().__init__(cache, rows=rows, capacity=capacity, max_nodes=max_nodes)
+        self.decoder = decoder
+        self._kept: FeatureStore | None = None
+
+    def keep_features(self, layers: Sequence[int]) -> None:
+        form, slots = FeatureForm(tuple(layers), self.decoder.config.hidden_size), self.capacity + 1
+        self._kept = FeatureStore(layers, form, self.rows, slots, self.dtype, self.device)
+
+    def features(self, row: int, slots: IntArray) -> Tensor:  # [n, kept layers * hidden]
+        assert self._kept is not None, "keep_features() comes before"
+        return self._kept.read(row, slots)
+
+    def copy_row(self, source: int, target: int, slots: int) -> None:
+        super().copy_row(source, target, slots)
+        if self._kept is not None:
+            self._kept.copy(source, target, slots)
+
+    def _write(
+        self,
+        rows: Tensor,
+        tokens: Tensor,
+        slots: Tensor,
+        positions: Tensor,
+        context_mask: Tensor,
+        tree_mask: Tensor,
+        pick: Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        out = self.decoder(
+            tokens,
+            rows,
+            positions,
+            context_mask,
+            tree_mask,
+            pick,
+            self.cache,
+            kept=() if self._kept is None else self._kept.layers,
+        )
+        write_slots(self.cache, rows, slots, out.new)
+        if self._kept is not None and out.features is not None:
+            self._kept.write(rows, slots, out.features)
+        return self.decoder.logits(out.states), torch.gather(positions, 1, pick.to(torch.int64)) + 1
 
 
 def context_slots(least: int) -> int:

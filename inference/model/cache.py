@@ -90,10 +90,15 @@ def write_states(held: Tensor, rows: Tensor, slots: Tensor, new: Tensor) -> None
     held.flatten(0, 1).index_copy_(0, places_of(held, rows, slots).long(), new.flatten(0, 1))
 
 
+def copy_states(held: Tensor, source: int, target: int, slots: int) -> None:
+    """Copy the first slots of row `source` of held [rows, slots, width] to row `target`."""
+    held[target, :slots] = held[source, :slots]
+
+
 def copy_slots(cache: KeysValues, source: int, target: int, slots: int) -> None:
     """Copy the first slots of row `source` to row `target`, in place."""
     for held in cache.tensors:
-        held[target, :slots] = held[source, :slots]
+        copy_states(held, source, target, slots)
 
 
 class CachedGraph(nn.Module):

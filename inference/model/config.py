@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from inference.errors import UnsupportedModel
+from inference.errors import UnknownArchitecture, UnsupportedModel
 from inference.json_file import LARGEST, Json, read_json, shown
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
@@ -84,7 +84,7 @@ def read_config(directory: Path) -> ModelConfig:
     if not path.is_file():
         raise UnsupportedModel(f"{directory} is not a model directory: it has no config.json")
     raw = read_json(path, UnsupportedModel)
-    return _parse(raw, _stop_ids(directory, raw))
+    return _parse(raw, read_stop_ids(directory))
 
 
 def read_raw_config(directory: Path) -> dict[str, Any]:
@@ -141,7 +141,7 @@ def _family(raw: Json) -> str:
     family = raw.field("model_type")
     if family.value not in FAMILIES:
         supported = f"{', '.join(FAMILIES)} (Llama, TinyLlama, SmolLM2, Mistral, Qwen2/2.5, Qwen3)"
-        raise UnsupportedModel(
+        raise UnknownArchitecture(
             f"{family.where} is {shown(family.value)}: supported are {supported}"
         )
     return family.text()
@@ -156,13 +156,13 @@ def _refuse_what_is_not_computed(raw: Json) -> None:
     for name, allowed in expected.items():
         field = raw.field(name)
         if not (field.absent and name not in raw.dictionary()) and field.value not in allowed:
-            raise UnsupportedModel(
+            raise UnknownArchitecture(
                 f"{field.where} is {shown(field.value)}: supported is {allowed[0]!r}"
             )
     for name in ("num_experts", "num_local_experts", "n_routed_experts"):
         field = raw.field(name)
         if field.value:
-            raise UnsupportedModel(
+            raise UnknownArchitecture(
                 f"{field.where} is {shown(field.value)}: mixtures of experts are not supported"
             )
     kinds = raw.field("layer_types")
@@ -172,7 +172,7 @@ def _refuse_what_is_not_computed(raw: Json) -> None:
         else set(kinds.each(Json.text)) - {"full_attention", "sliding_attention"}
     )
     if others:
-        raise UnsupportedModel(
+        raise UnknownArchitecture(
             f"{kinds.where} names {shown(sorted(others))}: supported is full attention"
         )
 
@@ -203,10 +203,10 @@ def _rope(raw: Json) -> tuple[float, RopeScaling | None]:
         return theta, None
     factor = rope.field("partial_rotary_factor")
     if not factor.absent and factor.value != 1:
-        raise UnsupportedModel(f"{factor.where} is {shown(factor.value)}: supported is 1")
+        raise UnknownArchitecture(f"{factor.where} is {shown(factor.value)}: supported is 1")
     if any(isinstance(value, Mapping) for value in rope.dictionary().values()):
         kinds = shown(list(rope.dictionary()))
-        raise UnsupportedModel(
+        raise UnknownArchitecture(
             f"{rope.where} differs from layer to layer ({kinds}): supported is one"
         )
     theta = _number(rope.field("rope_theta"), theta)
@@ -222,7 +222,7 @@ def _rope(raw: Json) -> tuple[float, RopeScaling | None]:
         if not low < high:
             rope.field("high_freq_factor").refuse(f"a number above low_freq_factor ({low:g})")
         return theta, RopeScaling(_number(rope.field("factor")), low, high, original)
-    raise UnsupportedModel(
+    raise UnknownArchitecture(
         f"{rope.where}.rope_type is {shown(name)}: supported are default, linear, llama3"
     )
 
@@ -247,18 +247,17 @@ def _max_positions(raw: Json, family: str) -> tuple[int, str]:
     )
 
 
-def _stop_ids(directory: Path, raw: Json) -> frozenset[int]:
+def read_stop_ids(directory: Path) -> frozenset[int]:
     """Return the ids that end a text: generation_config.json's eos_token_id, else config.json's."""
-    path, name = directory / "generation_config.json", "eos_token_id"
-    generation = read_json(path, UnsupportedModel) if path.is_file() else None
-    ids = (
-        raw.field(name)
-        if generation is None or name not in generation.dictionary()
-        else generation.field(name)
-    )
-    if ids.absent:
-        return frozenset()
-    return frozenset(ids.each(_id) if isinstance(ids.value, list) else [_id(ids)])
+    name = "eos_token_id"
+    for path in (directory / "generation_config.json", directory / "config.json"):
+        raw = read_json(path, UnsupportedModel) if path.is_file() else None
+        if raw is not None and name in raw.dictionary():
+            ids = raw.field(name)
+            if ids.absent:
+                return frozenset()
+            return frozenset(ids.each(_id) if isinstance(ids.value, list) else [_id(ids)])
+    return frozenset()
 
 
 def _id(field: Json) -> int:

@@ -14,9 +14,9 @@ from outrider.options.groups import DraftModelOptions, ReductionOptions
 
 def find(options: DraftModelOptions, target: Model | None) -> FoundDraft:
     """The checkpoint or GGUF file of --draft_model or --model, or the embedded one, reduced as
-    asked. Raises InvalidRequest where a GGUF file is to be reduced.
+    asked. Raises InvalidRequest where another than a checkpoint of our decoder is to be reduced.
     """
-    found = find_named(options.draft_name, "draft")
+    found = find_named(options.draft_name, "draft", options.backend)
     if not isinstance(options, ReductionOptions):
         return FoundDraft.of(found)
     kept = Reduction(options.draft_quantization, options.draft_head_tokens)
@@ -24,5 +24,5 @@ def find(options: DraftModelOptions, target: Model | None) -> FoundDraft:
         return FoundDraft.of(replace(found, reduction=kept))
     if kept != WHOLE:
         flags = ", ".join(options.given(ReductionOptions))
-        raise InvalidRequest(f"{flags}: {found.name} is a GGUF file, which has its own precision")
+        raise InvalidRequest(f"{flags}: {found.name} is {found.kind}, which stays as it is")
     return FoundDraft.of(found)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Self, cast
+from typing import TYPE_CHECKING, ClassVar, Self, cast
 
 from inference.backends import Model
 from inference.backends.gguf_library import GgufFacts, check_gpu, fingerprint, supports_gpu
@@ -28,6 +28,7 @@ class GgufFile:
     directory: Path  # the file
     facts: GgufFacts
     tokenizer: Tokenizer
+    kind: ClassVar[str] = "a GGUF file"
 
     @classmethod
     def find(cls, name: str) -> GgufFile:

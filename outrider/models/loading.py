@@ -8,11 +8,11 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self, TypeAlias
 
 from inference.backends import Model
 from inference.command import say
-from inference.errors import InvalidRequest
+from inference.errors import InvalidRequest, UnknownArchitecture
 from inference.model.config import ModelConfig, read_config
 from inference.model.hub import is_gguf, split_revision
 from inference.text import Tokenizer
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from inference.model.decoder import Decoder
     from inference.model.layer_offload import Offload
     from outrider.models.gguf_file import GgufFile
+    from outrider.models.library_checkpoint import LibraryCheckpoint
 
 PREFILL_NODES = 256  # prompt tokens in one call
 
@@ -245,37 +246,63 @@ def load_eager(
     return _on_device(decoder, capacity)
 
 
-def find_target(options: TargetModelOptions) -> Checkpoint | GgufFile:
+Found: TypeAlias = "Checkpoint | GgufFile | LibraryCheckpoint"
+
+
+def find_target(options: TargetModelOptions) -> Found:
     """The target that --target_model or --model names, or the embedded one. Raises InvalidRequest
-    where layers of a GGUF file are to be offloaded.
+    where layers are to be offloaded of another than a checkpoint of our decoder.
     """
-    found = find_named(options.target_name, "target")
+    found = find_named(options.target_name, "target", options.backend)
     if not isinstance(options, OffloadOptions) or options.layer_offload is None:
         return found
     if not isinstance(found, Checkpoint):
-        raise InvalidRequest(f"--layer_offload: {found.name} is a GGUF file, which stays whole")
+        raise InvalidRequest(f"--layer_offload: {found.name} is {found.kind}, which stays whole")
     return replace(found, offload=options.layer_offload)
 
 
-def find_named(name: str | None, embedded: str) -> Checkpoint | GgufFile:
-    """The checkpoint or GGUF file of this name, or the embedded model of this kind."""
+def find_named(
+    name: str | None, embedded: str, backend: str | None = None, *, weights: bool = True
+) -> Found:
+    """The checkpoint or GGUF file of this name, or the embedded model of this kind.
+
+    backend: what computes a checkpoint; None for the transformers library where our decoder does
+        not know the architecture
+    weights: whether they are needed, too
+    """
     if name is not None and is_gguf(name):
         from outrider.models.gguf_file import GgufFile
 
+        if backend is not None:
+            raise InvalidRequest(f"--backend {backend}: {name} is a GGUF file, for llama.cpp")
         return GgufFile.find(name)
-    return find_checkpoint(name, embedded)
+    if backend != "transformers":
+        try:
+            return find_checkpoint(name, embedded, weights=weights)
+        except UnknownArchitecture:
+            if backend is not None:
+                raise
+    from outrider.models.library_checkpoint import LibraryCheckpoint
+
+    directory = find_directory(name, embedded, weights=weights)
+    return LibraryCheckpoint.find(_known_as(name, embedded), directory)
 
 
 def find_checkpoint(name: str | None, embedded: str, *, weights: bool = True) -> Checkpoint:
     """The checkpoint of this name, or the embedded model of this kind. See find_directory()."""
     directory = find_directory(name, embedded, weights=weights)
     return Checkpoint(
-        split_revision(name or f"outrider-embedded-{embedded}")[0],
+        _known_as(name, embedded),
         directory,
         name is None,
         read_config(directory),
         Tokenizer(directory),
     )
+
+
+def _known_as(name: str | None, embedded: str) -> str:
+    """The name of a model without its revision."""
+    return split_revision(name or f"outrider-embedded-{embedded}")[0]
 
 
 def _load_legacy(

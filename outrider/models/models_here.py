@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from inference.command import say
-from inference.errors import InvalidRequest, OutriderError
+from inference.errors import InvalidRequest, OutriderError, UnknownArchitecture
 from inference.files import cache_directory
 from inference.model.config import read_config
 from inference.model.hub import is_gguf
+from inference.model.library_config import read_library_config
 from inference.planner.profile_files import read_profile
 from inference.text import Tokenizer
 from outrider.models.directories import EMBEDDED, find_directory
@@ -116,7 +117,7 @@ def _look(name: str, directory: Path) -> ModelHere:
     weights = list(directory.glob("*.safetensors"))
     size = sum(path.stat().st_size for path in directory.iterdir() if path.is_file())
     try:
-        read_config(directory)
+        _check_config(directory)
         if not weights:
             raise InvalidRequest("it has no weights as safetensors")
         family = Tokenizer(directory).fingerprint()
@@ -124,6 +125,14 @@ def _look(name: str, directory: Path) -> ModelHere:
         return ModelHere(name, directory, size, parameters, family)
     except (OutriderError, OSError) as error:
         return ModelHere(name, directory, size, 0, "", str(error))
+
+
+def _check_config(directory: Path) -> None:
+    """Raise an OutriderError unless our decoder or the transformers library computes the model."""
+    try:
+        read_config(directory)
+    except UnknownArchitecture:
+        read_library_config(directory)
 
 
 def _numbers_in(path: Path) -> int:

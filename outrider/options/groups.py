@@ -81,6 +81,9 @@ class GeneralOptions(CommandOptions, title="general"):
 class ModelOptions(Group, title="models and devices"):
     model: ModelName | None = None
     """model directory or hub name (default: the embedded model of the role)"""
+    backend: Literal["outrider", "transformers"] | None = None
+    """what computes a checkpoint on cpu or cuda: the decoder of our own, or the transformers library
+    (default: the library where the decoder does not know the architecture; docs/models.md)"""
 
 
 class DraftModelOptions(ModelOptions):

@@ -27,6 +27,11 @@ LIMITS = "min_tps max_usd_per_1m max_joules_per_token"
 RULES = (
     FlagRule("tensor_parallel", needs="device=neuron-legacy"),
     FlagRule("layer_offload", excludes="artifact device=neuron*", why="it is for a checkpoint"),
+    FlagRule(
+        "backend=transformers",
+        excludes="artifact layer_offload device=neuron* draft_quantization draft_head_tokens",
+        why="the library computes a whole checkpoint, on cpu or cuda",
+    ),
     FlagRule("measure_first", excludes="emulate", why="it states times"),
     FlagRule("tls_cert", needs="tls_key"),
     FlagRule("tls_key", needs="tls_cert"),

@@ -22,7 +22,7 @@ from inference.file_model import Count, Line, Record, read_record
 from inference.json_file import read_json
 from outrider.models.artifacts import artifact_length
 from outrider.models.devices import pick_device
-from outrider.models.loading import find_checkpoint
+from outrider.models.loading import find_named
 from outrider.options.roles import ServingRole
 
 LONGEST_NAME = 80
@@ -137,4 +137,5 @@ def _check(options: ServingRole, entry: _ListedModel) -> None:
             "for neuron a model is listed as an artifact, which outrider compile builds"
         )
     pick_device(options.device)
-    find_checkpoint(options.model, "target", weights=False).sequence_length(options.sequence_length)
+    found = find_named(options.model, "target", options.backend, weights=False)
+    found.sequence_length(options.sequence_length)

@@ -27,10 +27,12 @@ from inference.backends.sequence import ModelSequence
 from inference.backends.timed import TimedModel, TimeProfile
 from inference.backends.torch_neuron import GRAPHS, RankPlan
 from inference.backends.torch_neuron_ranks import Ranks
+from inference.backends.transformers_model import load_transformers
 from inference.engine.local_session import LocalSession
 from inference.model.config import read_config
 from inference.model.decoder import Decoder
 from inference.model.float8 import in_float8
+from inference.model.library_config import read_library_config
 from inference.sampling import SamplingParams
 from inference.tree import TokenTree
 from tests.support import heads
@@ -153,6 +155,19 @@ def few_cells(machine: Machine) -> Model:
     return cells(machine)
 
 
+def library(machine: Machine) -> Model:
+    return load_transformers(
+        machine.checkpoint,
+        read_library_config(machine.checkpoint),
+        rows=ROWS,
+        capacity=JUNK,
+        max_nodes=16,
+        vocabulary=VOCABULARY,
+        dtype=torch.float32,
+        device=torch.device("cpu"),
+    )
+
+
 def uncopied(machine: Machine) -> Model:
     model = eager_of(machine.checkpoint)
     model.copies_rows = False
@@ -179,6 +194,7 @@ SLOW = (pytest.mark.slow,)
 NO_COMPILER = pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler")
 BACKENDS = {
     "eager": Backend(lambda machine: eager_of(machine.checkpoint), drafts=True),
+    "transformers": Backend(library, drafts=True),
     "recorded": Backend(recorded, drafts=True, marks=SLOW),
     "8-bit floats": Backend(in_bytes, rounded, drafts=True, marks=SLOW),
     "timed": Backend(

@@ -1,0 +1,352 @@
+"""A causal model of the transformers library as a Model: keys at slots, and trees by masks.
+
+The library computes, and a cache of ours keeps keys and values. So dense models, experts, windows,
+sinks and latent attention are served without code of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM, Cache
+from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
+from transformers.utils import logging
+
+from inference.backends.eager import SlotModel
+from inference.backends.sequence import ModelSequence
+from inference.backends.slots import Slots
+from inference.errors import UnsupportedModel
+from inference.model.cache import KeysValues, copy_states, read_rows, write_slots, write_states
+from inference.model.checkpoint import weight_files
+from inference.model.library_config import WINDOW_FIELDS, LibraryConfig, Reach
+from inference.sampling import SamplingParams
+from inference.tree import TokenTree
+
+_ERRORS = (
+    *(AttributeError, AssertionError, ImportError, IndexError, KeyError, NotImplementedError),
+    *(OSError, RuntimeError, TypeError, ValueError),
+)
+"""Errors by which the library says that it cannot load or compute a model."""
+
+_IN_PAIRS = "outrider_in_pairs"
+
+
+class SlotCache(Cache):
+    """The library's view of one call: the kept keys of its rows, with the new nodes' behind them.
+
+    held: caches of the layers that keep keys
+    places: where each such layer is among them, by the library's number
+    rows: [B] rows of the caches
+    slots: how many of their first slots are read
+    """
+
+    def __init__(
+        self, held: KeysValues, places: Mapping[int, int], rows: Tensor, slots: int
+    ) -> None:
+        super().__init__(layers=[])
+        self.new: dict[int, tuple[Tensor, Tensor]] = {}
+        self._held, self._places, self._rows, self._slots = held, places, rows, slots
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Note a layer's new keys and values [B, heads, T, size]; return all that can be seen."""
+        self.new[layer_idx] = (_by_node(key_states), _by_node(value_states))
+        place = self._places.get(layer_idx)
+        if place is None:
+            return key_states, value_states
+        keys, values = self._held.keys[place], self._held.values[place]
+        return self._behind(keys, key_states), self._behind(values, value_states)
+
+    def written(self) -> KeysValues:
+        """Return the new nodes' keys and values in the order of the caches."""
+        pairs = [self.new[layer] for layer in self._places]
+        return KeysValues(tuple(keys for keys, _ in pairs), tuple(values for _, values in pairs))
+
+    def _behind(self, held: Tensor, new: Tensor) -> Tensor:  # [B, heads, S + T, size]
+        batch, heads, _, size = new.shape
+        kept = read_rows(held, self._rows, self._slots).view(batch, -1, heads, size)
+        return torch.cat((kept.transpose(1, 2), new), 2)
+
+
+def _by_node(states: Tensor) -> Tensor:  # [B, heads, T, size] -> [B, T, heads * size]
+    return states.transpose(1, 2).flatten(2)
+
+
+class TransformersModel(SlotModel):
+    """A causal model of the library, and the keys and values of its rows.
+
+    library: the model, with eager attention
+    reaches: of each kind of layer, as in LibraryConfig
+    vocabulary: ids of the tokenizer; those beyond are never chosen
+    """
+
+    def __init__(
+        self,
+        library: nn.Module,
+        reaches: Mapping[str, Reach],
+        *,
+        rows: int,
+        capacity: int,
+        max_nodes: int,
+        vocabulary: int,
+    ) -> None:
+        kept = _kept_states(library, reaches)
+        slots = (rows, capacity + 1)
+        cache = KeysValues.of(
+            pair[part].new_zeros((*slots, pair[part].shape[-1]))
+            for part in (0, 1)
+            for pair in kept.values()
+        )
+        super().__init__(cache, rows=rows, capacity=capacity, max_nodes=max_nodes)
+        self.library, self.reaches, self.vocabulary = library, reaches, vocabulary
+        self._places = {layer: place for place, layer in enumerate(kept)}
+        # Windows are counted in positions, and slots lie in no order.
+        self._positions = torch.zeros((*slots, 1), dtype=torch.int32, device=self.device)
+
+    def copy_row(self, source: int, target: int, slots: int) -> None:
+        super().copy_row(source, target, slots)
+        copy_states(self._positions, source, target, slots)
+
+    def logits_of(self, prompt: Sequence[int], tree: TokenTree) -> Tensor:  # [n, V]
+        """Return logits at every node of a tree behind a prompt on row 1, whose slots are in no
+        order. Row 0 has another prompt.
+        """
+        slots = Slots(self.capacity)
+        slots.take(np.zeros(2, dtype=np.int32))  # the tree takes them, once the prompt is fed
+        other = ModelSequence(self, 0, SamplingParams())
+        sequence = ModelSequence(self, 1, SamplingParams(), slots)
+        other.extend(prompt[:1])
+        sequence.extend(prompt)
+        call = [other.prepare(TokenTree.chain(prompt[1:])), sequence.prepare(tree)]
+        return self._forward(call)[0][1]
+
+    def _write(
+        self,
+        rows: Tensor,
+        tokens: Tensor,
+        slots: Tensor,
+        positions: Tensor,
+        context_mask: Tensor,
+        tree_mask: Tensor,
+        pick: Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        read = context_mask.shape[-1]
+        cache = SlotCache(self.cache, self._places, rows, read)
+        held = read_rows(self._positions, rows, read)[..., 0]
+        seen = torch.cat((context_mask.expand(-1, tokens.shape[1], -1), tree_mask), -1)
+        picked, places = pick.unique(return_inverse=True)
+        made = self.library(
+            input_ids=tokens.long(),
+            position_ids=positions.long(),
+            attention_mask=_masks(
+                self.reaches, seen, positions, torch.cat((held, positions), 1), self.dtype
+            ),
+            past_key_values=cache,
+            use_cache=True,
+            logits_to_keep=picked,
+        )
+        write_slots(self.cache, rows, slots, cache.written())
+        write_states(self._positions, rows, slots, positions[..., None])
+        logits = made.logits[..., : self.vocabulary].float()  # [B, distinct picks, V]
+        chosen = torch.gather(logits, 1, places[..., None].expand(-1, -1, logits.shape[-1]))
+        return chosen, torch.gather(positions, 1, pick.long()) + 1
+
+
+def _masks(
+    reaches: Mapping[str, Reach], seen: Tensor, queries: Tensor, keys: Tensor, dtype: torch.dtype
+) -> Tensor | dict[str, Tensor]:
+    """Return what is added to attention's scores [B, 1, T, n], by kind of layer where a model has
+    several kinds.
+
+    seen: [B, T, n] 0/1, what a node sees without a reach
+    queries, keys: [B, T] and [B, n] positions
+    """
+    masks = {}
+    for kind, (window, chunk) in reaches.items():
+        allowed = seen.bool()
+        if window is not None:
+            allowed = allowed & (queries[:, :, None] - keys[:, None] < window)
+        if chunk is not None:
+            allowed = allowed & (queries[:, :, None] // chunk == keys[:, None] // chunk)
+        zero = torch.zeros((), dtype=dtype, device=seen.device)
+        masks[kind] = torch.where(allowed, zero, torch.finfo(dtype).min)[:, None]
+    return masks.get("", masks)
+
+
+def _kept_states(
+    library: nn.Module, reaches: Mapping[str, Reach]
+) -> dict[int, tuple[Tensor, Tensor]]:
+    """Return the keys and values that each layer keeps of two tokens, by layer, as found by a
+    trial. Layers that read another's keys keep none.
+    """
+    device = next(library.parameters()).device
+    one, two = torch.zeros((1, 1), dtype=torch.int32), torch.arange(2, dtype=torch.int32)[None]
+    trial = SlotCache(KeysValues((), ()), {}, one[0], 0)
+    seen, dtype = torch.tril(torch.ones((1, 2, 2))), next(library.parameters()).dtype
+    masks = _masks(reaches, seen.to(device), two.to(device), two.to(device), dtype)
+    ids = two.long().to(device)
+    with torch.no_grad():
+        library(
+            input_ids=ids,
+            position_ids=ids,
+            attention_mask=masks,
+            past_key_values=trial,
+            use_cache=True,
+        )
+    if not trial.new:
+        raise ValueError("no layer keeps keys and values")
+    return dict(sorted(trial.new.items()))
+
+
+def load_transformers(
+    directory: Path,
+    config: LibraryConfig,
+    *,
+    rows: int,
+    capacity: int,
+    max_nodes: int,
+    vocabulary: int,
+    dtype: torch.dtype | None,
+    device: torch.device,
+) -> TransformersModel:
+    """Load a checkpoint's causal model, from safetensors and by the library's own code alone.
+
+    dtype: None for the checkpoint's own
+
+    Raises UnsupportedModel where the weights do not fit, or the model does not compute trees as it
+    computes their paths.
+    """
+    weight_files(directory)
+    if vocabulary > config.vocab_size:
+        raise UnsupportedModel(
+            f"{directory}: the tokenizer has {vocabulary} ids, the model's vocab_size is "
+            f"{config.vocab_size}"
+        )
+    try:
+        library = _loaded(directory, dtype).to(device)
+        in_pairs(library)
+        check_trees(library, config, vocabulary)
+        return TransformersModel(
+            library,
+            config.reaches,
+            rows=rows,
+            capacity=capacity,
+            max_nodes=max_nodes,
+            vocabulary=vocabulary,
+        )
+    except _ERRORS as error:
+        said = " ".join(str(error).split())[:300]
+        raise UnsupportedModel(
+            f"{directory}: --backend transformers cannot compute this {config.model_type} model: "
+            f"{said}"
+        ) from error
+
+
+def _loaded(directory: Path, dtype: torch.dtype | None) -> Any:
+    """Load the library's model. Raises an error of _ERRORS."""
+    logging.disable_progress_bar()
+    library, found = AutoModelForCausalLM.from_pretrained(
+        directory,
+        dtype=dtype or "auto",
+        attn_implementation="eager",
+        use_safetensors=True,
+        local_files_only=True,
+        trust_remote_code=False,
+        output_loading_info=True,
+    )
+    for what in ("missing_keys", "unexpected_keys", "mismatched_keys"):
+        if found[what]:
+            name, words = sorted(map(str, found[what]))[0], what.removesuffix("_keys")
+            raise ValueError(f"tensor {name} is {words} ({len(found[what])} in all)")
+    if getattr(library, "_is_stateful", False):
+        raise ValueError(
+            "its layers keep a running state, of which branches of a tree would need a copy each"
+        )
+    return library.requires_grad_(False).eval()
+
+
+def in_pairs(library: Any) -> None:
+    """Let no expert of a float32 model compute a token alone.
+
+    Kernels for one row of a matrix round differently from those for several, and which tokens
+    share an expert depends on the others of a call.
+    """
+    ALL_EXPERTS_FUNCTIONS.register(_IN_PAIRS, _compute_in_pairs)
+    library.set_experts_implementation(_IN_PAIRS if library.dtype == torch.float32 else "eager")
+
+
+def _compute_in_pairs(
+    experts: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor
+) -> Tensor:
+    """Compute a layer's experts with the tokens that an expert would have alone twice.
+
+    hidden_states: [N, hidden]
+    top_k_index, top_k_weights: [N, k]
+    """
+    alone = torch.bincount(top_k_index.flatten()) == 1
+    twice = alone[top_k_index].any(-1)
+    given = (torch.cat((part, part[twice])) for part in (hidden_states, top_k_index, top_k_weights))
+    made: Tensor = type(experts).forward.__wrapped__(experts, *given)
+    return made[: len(hidden_states)]
+
+
+_PATHS = ((0, 1, 3), (0, 2, 4))
+"""Paths of the tree that a model is tried with: a root, and two branches of two nodes."""
+
+_REACH = 4
+"""Positions of windows and chunks in that trial: fewer than its paths have."""
+
+_TOLERANCES = {torch.float32: 1e-3}
+_WIDEST = 0.2
+"""Difference of logits, in parts of their spread, up to which two ways to compute them are one: in
+float32, and in narrower types, whose rounding may pick other experts.
+"""
+
+
+@contextmanager
+def _short_reaches(library: Any, reaches: Mapping[str, Reach]) -> Iterator[dict[str, Reach]]:
+    """Let the library's windows and chunks end within the tree that a model is tried with; return
+    the reaches that follow.
+    """
+    config = library.config.get_text_config()
+    held = {name: getattr(config, name, None) for name in WINDOW_FIELDS}
+    given = {name: value for name, value in held.items() if value is not None}
+    try:
+        for name in given:
+            setattr(config, name, _REACH)
+        yield {
+            kind: Reach(*(part and _REACH for part in reach)) for kind, reach in reaches.items()
+        }
+    finally:
+        for name, value in given.items():
+            setattr(config, name, value)
+
+
+@torch.no_grad()
+def check_trees(library: nn.Module, config: LibraryConfig, vocabulary: int) -> None:
+    """Raise ValueError unless a tree's logits are those that the library computes of its paths."""
+    ids = [(7 * place + 1) % vocabulary for place in range(8)]
+    prompt, nodes = ids[:3], ids[3:]
+    paths = torch.tensor([prompt + [nodes[node] for node in path] for path in _PATHS])
+    with _short_reaches(library, config.reaches) as reaches:
+        tried = TransformersModel(
+            library, reaches, rows=2, capacity=12, max_nodes=5, vocabulary=vocabulary
+        )
+        every = tried.logits_of(prompt, TokenTree(nodes, [-1, 0, 0, 1, 2]))
+        whole = library(input_ids=paths.to(tried.device), use_cache=False).logits
+    found = every[torch.tensor(_PATHS)]  # [2, 3, V]
+    expected = whole[:, len(prompt) :, :vocabulary].float()
+    spread = (expected - expected.mean(-1, keepdim=True)).norm()
+    off = float((found - expected).norm() / spread)
+    if not off <= _TOLERANCES.get(tried.dtype, _WIDEST):
+        raise ValueError(
+            f"a tree's logits differ from those of its paths by {off:.2g} of their spread, so it "
+            "does not follow masks and positions"
+        )

@@ -1,0 +1,155 @@
+"""Configurations of causal models that the transformers library computes.
+
+A model that would be computed wrongly is refused, with the reason. Reading one needs no torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from inference.errors import UnsupportedModel
+from inference.extras import require
+from inference.json_file import Json, read_json, shown
+from inference.model.config import read_stop_ids
+
+_FOR_SHORTER = ("longrope", "dynamic")
+"""Rotary scalings whose frequencies change beyond the original length."""
+
+
+WINDOW_FIELDS = ("sliding_window", "attention_chunk_size")
+"""Fields of the library's configurations that set the two parts of a Reach."""
+
+
+class Reach(NamedTuple):
+    """How far back a layer's attention sees: everything, unless one of these is set."""
+
+    window: int | None = None  # positions, the node's own included
+    chunk: int | None = None  # positions of a chunk: nothing of earlier chunks is seen
+
+
+@dataclass(frozen=True)
+class LibraryConfig:
+    """What is to be known of a causal model before it is loaded.
+
+    reaches: by the name of a kind of layer; under "" where all layers are of one kind
+    max_positions: what the checkpoint was made for
+    limited_by: the config.json field that sets max_positions
+    """
+
+    model_type: str
+    vocab_size: int
+    max_positions: int
+    limited_by: str
+    reaches: Mapping[str, Reach]
+    stop_ids: frozenset[int]
+
+
+def read_library_config(directory: Path) -> LibraryConfig:
+    """Read the config of a Hugging Face directory as the library reads it.
+
+    Raises UnsupportedModel, naming what rules the model out, and MissingExtra.
+    """
+    path = directory / "config.json"
+    if not path.is_file():
+        raise UnsupportedModel(f"{directory} is not a model directory: it has no config.json")
+    require("torch", f"{directory}: --backend transformers", "transformers")
+    raw = read_json(path, UnsupportedModel)
+    text = _text_config(raw)
+    _refuse_what_is_not_causal(raw, text)
+    max_positions, limited_by = _max_positions(raw, text)
+    return LibraryConfig(
+        raw.field("model_type").text(),
+        _positive(raw, text, "vocab_size"),
+        max_positions,
+        limited_by,
+        _reaches(raw, text),
+        read_stop_ids(directory),
+    )
+
+
+def _text_config(raw: Json) -> Any:
+    """Return the library's configuration of the model, or of its part for text."""
+    from transformers import CONFIG_MAPPING, AutoConfig, __version__
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    kind, quantized = raw.field("model_type"), raw.field("quantization_config")
+    if kind.text() not in CONFIG_MAPPING:
+        own = "" if raw.field("auto_map").absent else ", and code of a checkpoint is never run"
+        raise UnsupportedModel(
+            f"{kind.where} is {shown(kind.value)}: transformers {__version__} does not know it{own}"
+        )
+    if kind.text() not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        raise UnsupportedModel(f"{kind.where} is {shown(kind.value)}: it is no causal language model")
+    if not quantized.absent:
+        method = shown(quantized.field("quant_method").value)
+        raise UnsupportedModel(
+            f"{quantized.where} is of {method}: quantized checkpoints need packages and kernels of "
+            "their own; take the checkpoint in bfloat16, or a GGUF file"
+        )
+    try:
+        given = {name: value for name, value in raw.dictionary().items() if name != "auto_map"}
+        return AutoConfig.for_model(**given).get_text_config()
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        said = " ".join(str(error).split())[:200]
+        raise UnsupportedModel(f"{raw.where}: transformers cannot read it: {said}") from error
+
+
+def _positive(raw: Json, text: Any, name: str) -> int:
+    """Return an integer of the configuration above 0, as the library names it."""
+    value = getattr(text, name, None)
+    return Json(value, f"{raw.where} field {name}", UnsupportedModel).integer(1)
+
+
+def _max_positions(raw: Json, text: Any) -> tuple[int, str]:
+    """Return how many positions are computed correctly, and the field that limits them.
+
+    Some scalings have other frequencies for longer texts: keys of one text would differ in theirs.
+    """
+    name, original = "max_position_embeddings", "original_max_position_embeddings"
+    length = _positive(raw, text, name)
+    ropes = getattr(text, "rope_parameters", None) or {}
+    each = [one for one in ropes.values() if isinstance(one, Mapping)] or [ropes]
+    for rope in each:
+        if rope.get("rope_type") in _FOR_SHORTER:
+            shorter = rope.get(original) or getattr(text, original, None) or length
+            if shorter < length:
+                return int(shorter), original
+    return length, name
+
+
+def _reaches(raw: Json, text: Any) -> dict[str, Reach]:
+    """Return the reach of each kind of layer. Raises UnsupportedModel for layers that see other
+    than earlier keys.
+    """
+    window, chunk = (getattr(text, name, None) for name in WINDOW_FIELDS)
+    kinds = getattr(text, "layer_types", None)
+    if not kinds:
+        return {"": Reach(window, chunk)}
+    known = {
+        "full_attention": Reach(),
+        "sliding_attention": Reach(window=window),
+        "chunked_attention": Reach(chunk=chunk),
+    }
+    others = sorted(set(kinds) - set(known))
+    if others:
+        raise UnsupportedModel(
+            f"{raw.where} field layer_types names {shown(others)}: such layers keep a state or an "
+            f"index that branches of a tree cannot share; supported are {', '.join(known)}"
+        )
+    return {kind: known[kind] for kind in sorted(set(kinds))}
+
+
+def _refuse_what_is_not_causal(raw: Json, text: Any) -> None:
+    for name, needed in (
+        ("is_encoder_decoder", False),
+        ("use_bidirectional_attention", False),
+        ("is_causal", True),
+    ):
+        value = getattr(text, name, needed)
+        if value not in (needed, None):
+            raise UnsupportedModel(
+                f"{raw.where} field {name} is {shown(value)}: a causal model has {needed}"
+            )

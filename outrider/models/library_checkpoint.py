@@ -1,0 +1,99 @@
+"""Checkpoints that the transformers library computes."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar, Self, cast
+
+from inference.backends import Model
+from inference.command import say
+from inference.errors import UnsupportedModel
+from inference.model.config import FAMILIES
+from inference.model.library_config import LibraryConfig, read_library_config
+from inference.text import Tokenizer
+from outrider.models.capacity import Capacity, allowed_length
+from outrider.models.machine import Conditions
+from outrider.options.groups import DeviceOptions
+
+if TYPE_CHECKING:
+    from inference.backends.transformers_model import TransformersModel
+
+
+@dataclass(frozen=True)
+class LibraryCheckpoint:
+    """A FoundModel in safetensors, of any causal architecture that keeps keys by token."""
+
+    name: str
+    directory: Path
+    config: LibraryConfig
+    tokenizer: Tokenizer
+    kind: ClassVar[str] = "a model of the transformers library"
+
+    @classmethod
+    def find(cls, name: str, directory: Path) -> LibraryCheckpoint:
+        """Read a directory's config and tokenizer. Raises UnsupportedModel and MissingExtra."""
+        return cls(name, directory, read_library_config(directory), Tokenizer(directory))
+
+    @property
+    def stop_ids(self) -> frozenset[int]:
+        return self.config.stop_ids
+
+    def sequence_length(self, asked: int | None) -> int:
+        config = self.config
+        where = f"config.json field {config.limited_by}"
+        return allowed_length(asked, self.name, config.max_positions, where)
+
+    def fingerprint(self) -> str:
+        from inference.model.checkpoint import fingerprint
+
+        whole = f"{fingerprint(self.directory)} by transformers"
+        return hashlib.sha256(whole.encode()).hexdigest()[:32]
+
+    def check(self, options: DeviceOptions) -> None:
+        from outrider.models.devices import pick_device
+
+        if options.device.startswith("neuron"):
+            raise UnsupportedModel(
+                f"--device {options.device}: {self.name} is of type {self.config.model_type}, and "
+                f"compiled are {', '.join(FAMILIES)}; take --device cpu, cuda or auto"
+            )
+        pick_device(options.device)
+
+    def settled(self, options: DeviceOptions, *, drafts: bool) -> Self:
+        return self
+
+    def conditions(self, model: Model) -> Conditions:
+        from outrider.models.devices import conditions
+
+        loaded = cast("TransformersModel", model)  # load() made it
+        return conditions(loaded.device)
+
+    def load(self, options: DeviceOptions, capacity: Capacity) -> TransformersModel:
+        from inference.backends.transformers_model import load_transformers
+        from inference.model.checkpoint import DTYPES
+        from outrider.models.devices import describe, pick_device, set_threads
+
+        self.check(options)
+        device, begun = pick_device(options.device), time.perf_counter()
+        model = load_transformers(
+            self.directory,
+            self.config,
+            rows=capacity.rows,
+            capacity=capacity.slots,
+            max_nodes=capacity.max_nodes,
+            vocabulary=self.tokenizer.vocabulary,
+            dtype=DTYPES[options.dtype] if options.dtype else None,
+            device=device,
+        )
+        parameters = sum(parameter.numel() for parameter in model.library.parameters())
+        if device.type == "cpu":
+            set_threads(options.threads, parameters)
+        say(
+            f"{self.name}: {parameters / 1e6:.1f} M parameters, "
+            f"{str(model.dtype).removeprefix('torch.')} by transformers on {describe(device)}, "
+            f"loaded in {time.perf_counter() - begun:.1f} s"
+        )
+        return model

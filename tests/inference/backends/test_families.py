@@ -1,0 +1,206 @@
+"""Families of causal models by the transformers library: every text is the library's own."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from inference.backends.choices import choose_at
+from inference.backends.transformers_model import TransformersModel, in_pairs, load_transformers
+from inference.drafters.draft import Draft
+from inference.drafters.round_proposer import BestFirst, RoundProposer
+from inference.engine.engine import Engine
+from inference.engine.local_session import LocalSession
+from inference.errors import UnsupportedModel
+from inference.model.library_config import read_library_config
+from inference.planner.prices import Prices
+from inference.proposer import Proposer
+from inference.sampling import SamplingParams
+from tests.support.drafts import alone, knowledge, rounds, speculated
+from tests.support.families import EVERY_TIME, FAMILIES, VOCABULARY, config_of, page
+from tests.support.models import segment, tiny_decoder
+from tests.support.refusals import assert_refused
+from tests.support.repository import ROOT
+
+LENGTH, TREE, MADE = 64, 16, 12
+SAMPLINGS = [SamplingParams(), SamplingParams(0.7, seed=11), SamplingParams(1.0, seed=2**62 + 5)]
+PROMPT: list[int] = np.random.default_rng(3).integers(0, VOCABULARY, 20).tolist()
+each_family = pytest.mark.parametrize(
+    "family",
+    [
+        pytest.param(one, marks=() if one in EVERY_TIME else pytest.mark.extended)
+        for one in FAMILIES
+    ],
+)
+
+
+@cache
+def original(family: str) -> Any:
+    """The family's tiny model, with weights so large that its choices are far apart."""
+    torch.manual_seed(sorted(FAMILIES).index(family))
+    config = AutoConfig.for_model(**config_of(family))
+    library = AutoModelForCausalLM.from_config(config, attn_implementation="eager").float().eval()
+    for parameter in library.parameters():
+        parameter.data += 0.2 * torch.randn(parameter.shape)
+    return library.requires_grad_(False)
+
+
+def saved(family: str, directory: Path) -> Path:
+    original(family).save_pretrained(directory)
+    return directory
+
+
+def loaded(directory: Path) -> TransformersModel:
+    return load_transformers(
+        directory,
+        read_library_config(directory),
+        rows=2,
+        capacity=LENGTH + TREE,
+        max_nodes=TREE,
+        vocabulary=VOCABULARY,
+        dtype=None,
+        device=torch.device("cpu"),
+    )
+
+
+@torch.no_grad()
+def own_text(library: nn.Module, params: SamplingParams) -> list[int]:
+    """The choices of the sampling contract from full passes of the library."""
+    tokens = list(PROMPT)
+    for _ in range(MADE):
+        logits = library(input_ids=torch.tensor([tokens]), use_cache=False).logits[:, -1:].float()
+        at = torch.tensor([[len(tokens)]], dtype=torch.int32)
+        (chosen,) = choose_at(logits, at, [segment(0, 1, params)])
+        tokens += chosen.tokens.tolist()
+    return tokens[len(PROMPT) :]
+
+
+def generated(library: Any) -> list[int]:
+    made = library.generate(torch.tensor([PROMPT]), max_new_tokens=MADE, do_sample=False)
+    tokens: list[int] = made[0, len(PROMPT) :].tolist()
+    return tokens
+
+
+def drafts_of(model: TransformersModel) -> dict[str, Proposer]:
+    """A draft of the same family whose weights are near, and one that disagrees."""
+    near, noise = copy.deepcopy(model.library), torch.Generator().manual_seed(1)
+    for parameter in near.parameters():
+        parameter.data += 0.02 * torch.randn(parameter.shape, generator=noise)
+    draft = TransformersModel(
+        near, model.reaches, rows=1, capacity=LENGTH + 512, max_nodes=128, vocabulary=VOCABULARY
+    )
+    policy = BestFirst(TREE - 1, 4)
+    return {
+        "a tree that is often right": RoundProposer(draft, policy, room=TREE),
+        "a tree that is never right": rounds(
+            tiny_decoder(99, VOCABULARY, vocab_size=VOCABULARY), policy
+        ),
+        "a growing draft": Draft(draft).proposer(0, knowledge(), Prices()),
+    }
+
+
+@each_family
+def test_every_text_is_the_librarys_own(family: str, tmp_path: Path) -> None:
+    model = loaded(saved(family, tmp_path))
+    engine = Engine(model, sequence_length=LENGTH, max_tree_nodes=TREE, vocabulary=VOCABULARY)
+    drafts, steps = drafts_of(model), list[int]()
+    assert own_text(original(family), SamplingParams()) == generated(original(family))
+    for params in SAMPLINGS:
+        expected = own_text(original(family), params)
+        assert alone(LocalSession(engine), PROMPT, params, MADE) == expected
+        for draft in drafts.values():
+            session = LocalSession(engine)
+            text = speculated(
+                session, draft, PROMPT, params, MADE, lambda step: steps.append(len(step.tokens))
+            )
+            assert text == expected
+    assert max(steps) > 1  # candidates were accepted
+
+
+REFUSED = {
+    "a running state": ({"model_type": "qwen3_next"}, ["layer_types", "linear_attention"]),
+    "code of its own": (
+        {"model_type": "unheard_of", "auto_map": {"AutoModelForCausalLM": "modeling.Model"}},
+        ["unheard_of", "code of a checkpoint is never run"],
+    ),
+    "quantized": (
+        {**config_of("llama"), "quantization_config": {"quant_method": "mxfp4"}},
+        ["quantization_config", "mxfp4", "bfloat16"],
+    ),
+    "no text model": ({"model_type": "vit"}, ["no causal language model"]),
+    "a wrong field": ({**config_of("llama"), "hidden_size": "wide"}, ["hidden_size"]),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_what_would_be_computed_wrongly_is_refused_by_its_config(what: str, tmp_path: Path) -> None:
+    fields, shown = REFUSED[what]
+    (tmp_path / "config.json").write_text(json.dumps(fields), encoding="utf-8")
+    assert_refused(lambda: read_library_config(tmp_path), shown, UnsupportedModel)
+
+
+def test_weights_that_do_not_fit_and_other_files_than_safetensors_are_refused(
+    tmp_path: Path,
+) -> None:
+    directory = saved("llama", tmp_path)
+    fields = json.loads((directory / "config.json").read_text(encoding="utf-8"))
+    for change, shown in (({"num_hidden_layers": 4}, "missing"), ({"vocab_size": 90}, "90")):
+        text = json.dumps(fields | change)
+        (directory / "config.json").write_text(text, encoding="utf-8")
+        assert_refused(lambda: loaded(directory), [shown], UnsupportedModel)
+    torch.save({}, directory / "pytorch_model.bin")
+    (directory / "model.safetensors").unlink()
+    assert_refused(lambda: loaded(directory), ["safetensors"], UnsupportedModel)
+
+
+def test_a_model_that_does_not_follow_masks_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bloom takes positions from how many keys a mask shows."""
+    config = AutoConfig.for_model("bloom", vocab_size=97, hidden_size=32, n_layer=2, n_head=4)
+    library = AutoModelForCausalLM.from_config(config, attn_implementation="eager").float()
+    library.save_pretrained(tmp_path)
+    text = json.loads((tmp_path / "config.json").read_text(encoding="utf-8"))
+    (tmp_path / "config.json").write_text(
+        json.dumps(text | {"max_position_embeddings": 256}), encoding="utf-8"
+    )
+    assert_refused(lambda: loaded(tmp_path), ["bloom", "cannot compute"], UnsupportedModel)
+
+
+@pytest.mark.parametrize("family", ["gpt_oss", "deepseek_v3"])
+def test_no_bit_of_a_token_depends_on_those_beside_it(family: str) -> None:
+    """Experts included: which tokens share one differs from call to call."""
+    library = copy.deepcopy(original(family))
+    in_pairs(library)
+    ids, few = torch.arange(40).reshape(2, 20) % VOCABULARY, slice(0, 1)
+    with torch.no_grad():
+        both, first = library(input_ids=ids).logits, library(input_ids=ids[few]).logits
+    assert both[few].equal(first)
+
+
+def test_a_rope_that_changes_with_length_serves_texts_of_its_original_length(
+    tmp_path: Path,
+) -> None:
+    rope = {"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
+    fields = config_of("phi3") | {
+        "rope_parameters": {**rope, "rope_theta": 1e4, "original_max_position_embeddings": 128},
+        "original_max_position_embeddings": 128,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(fields), encoding="utf-8")
+    config = read_library_config(tmp_path)
+    assert (config.max_positions, config.limited_by) == (128, "original_max_position_embeddings")
+
+
+def test_the_page_of_models_is_current() -> None:
+    """`python -m tests.support.families > docs/models.md` makes it."""
+    assert (ROOT / "docs/models.md").read_text(encoding="utf-8") == page()

@@ -1,0 +1,172 @@
+"""Families of causal models that tests verify with tiny random ones, and docs/models.md, which is
+made from them: `python -m tests.support.families > docs/models.md`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+VOCABULARY = 97
+WINDOW = 8
+
+_SLIDING = {"sliding_window": WINDOW}
+_KINDS = {
+    **_SLIDING,
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+}
+_EXPERTS = {
+    "num_experts": 4,
+    "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 24,
+}
+_LATENT = {
+    "num_key_value_heads": 4,
+    "q_lora_rank": 16,
+    "kv_lora_rank": 16,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 8,
+    "v_head_dim": 8,
+}
+_ROUTED = {
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 24,
+    "n_group": 1,
+    "topk_group": 1,
+    "n_shared_experts": 1,
+    "first_k_dense_replace": 1,
+}
+
+
+class Family(NamedTuple):
+    """A model_type of the library.
+
+    models: published models of it
+    has: what its attention and layers have
+    fields: of a tiny config, beside TINY
+    """
+
+    models: str
+    has: str
+    fields: dict[str, Any]
+
+
+TINY: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 256,
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "pad_token_id": None,
+}
+FAMILIES = {
+    "llama": Family("Llama 2 to 3.3, TinyLlama, SmolLM2", "groups", {}),
+    "mistral": Family("Mistral 7B, Nemo, Small", "groups, window", _SLIDING),
+    "qwen2": Family("Qwen2, Qwen2.5, Qwen2.5-Coder", "groups, biases", {}),
+    "qwen3": Family("Qwen3", "groups, norms of heads", {}),
+    "qwen3_moe": Family("Qwen3-30B-A3B, Qwen3-Coder", "experts", _EXPERTS),
+    "mixtral": Family("Mixtral 8x7B, 8x22B", "experts, window", {**_EXPERTS, **_SLIDING}),
+    "gpt_oss": Family("gpt-oss, unquantized", "experts, sinks, windows", {**_EXPERTS, **_KINDS}),
+    "gemma2": Family("Gemma 2", "windows, capped logits", {**_KINDS, "query_pre_attn_scalar": 8}),
+    "gemma3_text": Family(
+        "Gemma 3", "windows, two rotary bases", {**_KINDS, "query_pre_attn_scalar": 8}
+    ),
+    "phi3": Family("Phi-3, Phi-4-mini, Phi-4", "joint matrices, window", _SLIDING),
+    "olmo2": Family("OLMo 2", "norms behind layers", {}),
+    "deepseek_v3": Family(
+        "DeepSeek V3, R1, Kimi K2, unquantized", "latent attention, experts", {**_LATENT, **_ROUTED}
+    ),
+    "cohere2": Family("Command R7B, Command A", "windows, parallel layers", _KINDS),
+    "glm4": Family("GLM-4-0414", "half of a head rotated", {}),
+    "glm4_moe": Family("GLM-4.5, GLM-4.6", "experts", _ROUTED),
+    "llama4_text": Family("Llama 4, its text part", "experts, chunks", {
+        "num_local_experts": 4,
+        "attention_chunk_size": WINDOW,
+        "layer_types": ["chunked_attention", "full_attention", "chunked_attention"],
+        "no_rope_layers": [1, 0, 1],
+        "intermediate_size_mlp": 48,
+    }),
+    "smollm3": Family("SmolLM3", "layers without positions", {}),
+    "granitemoe": Family("Granite 3 MoE", "experts, scaled logits", _EXPERTS),
+}  # fmt: skip
+"""By model_type, in the order of the page."""
+
+EVERY_TIME = ("llama", "gpt_oss", "deepseek_v3")
+"""Families whose tests run in the quick tier; the others are of the extended one."""
+
+
+def config_of(family: str) -> dict[str, Any]:
+    """The config.json of a tiny model, with the fields that the library knows of the family."""
+    from transformers import AutoConfig
+
+    known = AutoConfig.for_model(family)
+    names = {*known.to_dict(), *known.attribute_map}
+    given = TINY | FAMILIES[family].fields
+    return {"model_type": family} | {name: given[name] for name in given if name in names}
+
+
+HEAD = """# Models
+
+Made by `python -m tests.support.families > docs/models.md`.
+
+A checkpoint in safetensors is computed in one of two ways. `--backend` picks one.
+
+- **The decoder of our own** (`--backend outrider`) computes Llama, Mistral, Qwen2 and Qwen3. It is
+  what `outrider compile` makes graphs of, what EAGLE heads and substitutes draft beside, and what
+  `--draft_quantization` and `--layer_offload` change.
+- **The transformers library** (`--backend transformers`) computes any causal model that keeps keys
+  and values by token, on cpu or cuda, as target and as draft. It is taken by itself where our
+  decoder does not know the architecture.
+
+A GGUF file is computed by llama.cpp ([gguf.md](gguf.md)).
+
+## Families that are verified
+
+For each family, a tiny random model writes texts at temperature 0, 0.7 and 1. Every text equals the
+library's own: its `generate` at temperature 0, and the choices of the sampling contract from
+full passes at the others. Texts are made without a draft, with trees of a draft that is often
+right, with trees of one that never is, and with a growing draft. Prompts are longer than windows.
+
+| model_type | models | has |
+|---|---|---|
+"""
+
+TAIL = """
+Any other model_type of the library is tried when it is loaded: logits of a small tree have to be
+those that the library computes of its paths, with short windows. A model that fails is refused.
+
+## What is refused
+
+- **A running state** (`linear_attention`, `conv`, Mamba, RWKV, such as Qwen3-Next, Qwen3.5, LFM2,
+  Jamba): branches of a tree would need a copy of it each.
+- **Quantized checkpoints** (`quantization_config`: fp8 of DeepSeek V3, mxfp4 of gpt-oss, GPTQ, AWQ,
+  bitsandbytes): they need packages and kernels of their own. Take the checkpoint in bfloat16, or a
+  GGUF file.
+- **Code in a checkpoint** (`auto_map`) is never run. Where the library knows the model_type, its own
+  code computes the model.
+- **Weights that are not safetensors**, and checkpoints with a missing or unknown tensor.
+- **Texts beyond the original length** of `longrope` and `dynamic` scalings: the frequencies would
+  change in the middle of a text.
+- **Neuron**: `outrider compile` makes graphs of Llama, Mistral, Qwen2 and Qwen3.
+- `--draft eagle`, `--draft substitute`, `--draft_quantization` and `--layer_offload` are of our own
+  decoder.
+
+In float32 an expert never computes one token alone, so that no rounding depends on the other tokens
+of a call. In narrower types it may, as kernels there do in any case.
+"""
+
+
+def page() -> str:
+    """The whole of docs/models.md."""
+    rows = [f"| `{name}` | {one.models} | {one.has} |" for name, one in FAMILIES.items()]
+    return HEAD + "\n".join(rows) + "\n" + TAIL
+
+
+if __name__ == "__main__":
+    print(page(), end="")
