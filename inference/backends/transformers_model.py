@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, Cache
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
@@ -30,7 +31,7 @@ from inference.tree import TokenTree
 
 _ERRORS = (
     *(AttributeError, AssertionError, ImportError, IndexError, KeyError, NotImplementedError),
-    *(OSError, RuntimeError, TypeError, ValueError),
+    *(OSError, RuntimeError, SafetensorError, TypeError, ValueError),
 )
 """Errors by which the library says that it cannot load or compute a model."""
 
@@ -141,7 +142,7 @@ class TransformersModel(SlotModel):
         cache = SlotCache(self.cache, self._places, rows, read)
         held = read_rows(self._positions, rows, read)[..., 0]
         seen = torch.cat((context_mask.expand(-1, tokens.shape[1], -1), tree_mask), -1)
-        picked, places = pick.unique(return_inverse=True)
+        picked, places = pick.unique(return_inverse=True)  # type: ignore[no-untyped-call]
         made = self.library(
             input_ids=tokens.long(),
             position_ids=positions.long(),
@@ -155,8 +156,9 @@ class TransformersModel(SlotModel):
         write_slots(self.cache, rows, slots, cache.written())
         write_states(self._positions, rows, slots, positions[..., None])
         logits = made.logits[..., : self.vocabulary].float()  # [B, distinct picks, V]
-        chosen = torch.gather(logits, 1, places[..., None].expand(-1, -1, logits.shape[-1]))
-        return chosen, torch.gather(positions, 1, pick.long()) + 1
+        if not (len(rows) == 1 and picked.equal(pick[0])):
+            logits = torch.gather(logits, 1, places[..., None].expand(-1, -1, logits.shape[-1]))
+        return logits, torch.gather(positions, 1, pick.long()) + 1
 
 
 def _masks(
@@ -251,8 +253,9 @@ def load_transformers(
 
 def _loaded(directory: Path, dtype: torch.dtype | None) -> Any:
     """Load the library's model. Raises an error of _ERRORS."""
-    logging.disable_progress_bar()
-    library, found = AutoModelForCausalLM.from_pretrained(
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    loader: Any = AutoModelForCausalLM
+    library, found = loader.from_pretrained(
         directory,
         dtype=dtype or "auto",
         attn_implementation="eager",
@@ -265,10 +268,6 @@ def _loaded(directory: Path, dtype: torch.dtype | None) -> Any:
         if found[what]:
             name, words = sorted(map(str, found[what]))[0], what.removesuffix("_keys")
             raise ValueError(f"tensor {name} is {words} ({len(found[what])} in all)")
-    if getattr(library, "_is_stateful", False):
-        raise ValueError(
-            "its layers keep a running state, of which branches of a tree would need a copy each"
-        )
     return library.requires_grad_(False).eval()
 
 
@@ -297,8 +296,8 @@ def _compute_in_pairs(
     return made[: len(hidden_states)]
 
 
-_PATHS = ((0, 1, 3), (0, 2, 4))
-"""Paths of the tree that a model is tried with: a root, and two branches of two nodes."""
+_PARENTS, _PATHS = (-1, 0, 0, 1, 2), ((0, 1, 3), (0, 2, 4))
+"""The tree that a model is tried with, a root and two branches of two nodes, and its paths."""
 
 _REACH = 4
 """Positions of windows and chunks in that trial: fewer than its paths have."""
@@ -321,9 +320,7 @@ def _short_reaches(library: Any, reaches: Mapping[str, Reach]) -> Iterator[dict[
     try:
         for name in given:
             setattr(config, name, _REACH)
-        yield {
-            kind: Reach(*(part and _REACH for part in reach)) for kind, reach in reaches.items()
-        }
+        yield {kind: Reach(*(part and _REACH for part in reach)) for kind, reach in reaches.items()}
     finally:
         for name, value in given.items():
             setattr(config, name, value)
@@ -332,15 +329,15 @@ def _short_reaches(library: Any, reaches: Mapping[str, Reach]) -> Iterator[dict[
 @torch.no_grad()
 def check_trees(library: nn.Module, config: LibraryConfig, vocabulary: int) -> None:
     """Raise ValueError unless a tree's logits are those that the library computes of its paths."""
-    ids = [(7 * place + 1) % vocabulary for place in range(8)]
-    prompt, nodes = ids[:3], ids[3:]
-    paths = torch.tensor([prompt + [nodes[node] for node in path] for path in _PATHS])
+    ids = (7 * np.arange(8, dtype=np.int32) + 1) % vocabulary
+    prompt, tree = ids[:3], TokenTree(ids[3:], np.array(_PARENTS, dtype=np.int32))
+    paths = torch.from_numpy(np.array([[*prompt, *tree.tokens[list(path)]] for path in _PATHS]))
     with _short_reaches(library, config.reaches) as reaches:
         tried = TransformersModel(
             library, reaches, rows=2, capacity=12, max_nodes=5, vocabulary=vocabulary
         )
-        every = tried.logits_of(prompt, TokenTree(nodes, [-1, 0, 0, 1, 2]))
-        whole = library(input_ids=paths.to(tried.device), use_cache=False).logits
+        every = tried.logits_of(prompt.tolist(), tree)
+        whole = library(input_ids=paths.to(tried.device, torch.int64), use_cache=False).logits
     found = every[torch.tensor(_PATHS)]  # [2, 3, V]
     expected = whole[:, len(prompt) :, :vocabulary].float()
     spread = (expected - expected.mean(-1, keepdim=True)).norm()

@@ -19,6 +19,8 @@ _FOR_SHORTER = ("longrope", "dynamic")
 """Rotary scalings whose frequencies change beyond the original length."""
 
 
+_STATE = "its layers keep a running state, of which branches of a tree would need a copy each"
+
 WINDOW_FIELDS = ("sliding_window", "attention_chunk_size")
 """Fields of the library's configurations that set the two parts of a Reach."""
 
@@ -72,8 +74,13 @@ def read_library_config(directory: Path) -> LibraryConfig:
 
 def _text_config(raw: Json) -> Any:
     """Return the library's configuration of the model, or of its part for text."""
-    from transformers import CONFIG_MAPPING, AutoConfig, __version__
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    from huggingface_hub.errors import StrictDataclassError
+    from transformers import (
+        CONFIG_MAPPING,
+        MODEL_FOR_CAUSAL_LM_MAPPING,
+        AutoConfig,
+        __version__,
+    )
 
     kind, quantized = raw.field("model_type"), raw.field("quantization_config")
     if kind.text() not in CONFIG_MAPPING:
@@ -81,20 +88,25 @@ def _text_config(raw: Json) -> Any:
         raise UnsupportedModel(
             f"{kind.where} is {shown(kind.value)}: transformers {__version__} does not know it{own}"
         )
-    if kind.text() not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
-        raise UnsupportedModel(f"{kind.where} is {shown(kind.value)}: it is no causal language model")
     if not quantized.absent:
         method = shown(quantized.field("quant_method").value)
         raise UnsupportedModel(
             f"{quantized.where} is of {method}: quantized checkpoints need packages and kernels of "
             "their own; take the checkpoint in bfloat16, or a GGUF file"
         )
+    given = {name: value for name, value in raw.dictionary().items() if name != "auto_map"}
     try:
-        given = {name: value for name, value in raw.dictionary().items() if name != "auto_map"}
-        return AutoConfig.for_model(**given).get_text_config()
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        config = AutoConfig.for_model(**given)
+    except (AttributeError, KeyError, StrictDataclassError, TypeError, ValueError) as error:
         said = " ".join(str(error).split())[:200]
         raise UnsupportedModel(f"{raw.where}: transformers cannot read it: {said}") from error
+    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        raise UnsupportedModel(
+            f"{kind.where} is {shown(kind.value)}: it is no causal language model"
+        )
+    if getattr(MODEL_FOR_CAUSAL_LM_MAPPING[type(config)], "_is_stateful", False):
+        raise UnsupportedModel(f"{kind.where} is {shown(kind.value)}: {_STATE}")
+    return config.get_text_config()
 
 
 def _positive(raw: Json, text: Any, name: str) -> int:
@@ -136,8 +148,8 @@ def _reaches(raw: Json, text: Any) -> dict[str, Reach]:
     others = sorted(set(kinds) - set(known))
     if others:
         raise UnsupportedModel(
-            f"{raw.where} field layer_types names {shown(others)}: such layers keep a state or an "
-            f"index that branches of a tree cannot share; supported are {', '.join(known)}"
+            f"{raw.where} field layer_types names {shown(others)}: {_STATE}; supported are "
+            f"{', '.join(known)}"
         )
     return {kind: known[kind] for kind in sorted(set(kinds))}
 

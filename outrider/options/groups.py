@@ -82,8 +82,8 @@ class ModelOptions(Group, title="models and devices"):
     model: ModelName | None = None
     """model directory or hub name (default: the embedded model of the role)"""
     backend: Literal["outrider", "transformers"] | None = None
-    """what computes a checkpoint on cpu or cuda: the decoder of our own, or the transformers library
-    (default: the library where the decoder does not know the architecture; docs/models.md)"""
+    """what computes a checkpoint on cpu or cuda: our decoder, or the transformers library (default:
+    the library where our decoder does not know the architecture; docs/models.md)"""
 
 
 class DraftModelOptions(ModelOptions):

@@ -148,8 +148,8 @@ those that the library computes of its paths, with short windows. A model that f
 - **Quantized checkpoints** (`quantization_config`: fp8 of DeepSeek V3, mxfp4 of gpt-oss, GPTQ, AWQ,
   bitsandbytes): they need packages and kernels of their own. Take the checkpoint in bfloat16, or a
   GGUF file.
-- **Code in a checkpoint** (`auto_map`) is never run. Where the library knows the model_type, its own
-  code computes the model.
+- **Code in a checkpoint** (`auto_map`) is never run. Where the library knows the model_type, its
+  own code computes the model.
 - **Weights that are not safetensors**, and checkpoints with a missing or unknown tensor.
 - **Texts beyond the original length** of `longrope` and `dynamic` scalings: the frequencies would
   change in the middle of a text.
