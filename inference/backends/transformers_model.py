@@ -6,36 +6,21 @@ sinks and latent attention are served without code of their own.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
-from safetensors import SafetensorError
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, Cache
-from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
-from transformers.utils import logging
+from transformers import Cache
 
 from inference.backends.eager import SlotModel
 from inference.backends.sequence import ModelSequence
 from inference.backends.slots import Slots
-from inference.errors import UnsupportedModel
 from inference.model.cache import KeysValues, copy_states, read_rows, write_slots, write_states
-from inference.model.checkpoint import weight_files
-from inference.model.library_config import WINDOW_FIELDS, LibraryConfig, Reach
+from inference.model.library_config import Reach
 from inference.sampling import SamplingParams
 from inference.tree import TokenTree
-
-_ERRORS = (
-    *(AttributeError, AssertionError, ImportError, IndexError, KeyError, NotImplementedError),
-    *(OSError, RuntimeError, SafetensorError, TypeError, ValueError),
-)
-"""Errors by which the library says that it cannot load or compute a model."""
-
-_IN_PAIRS = "outrider_in_pairs"
 
 
 class SlotCache(Cache):
@@ -205,145 +190,3 @@ def _kept_states(
     if not trial.new:
         raise ValueError("no layer keeps keys and values")
     return dict(sorted(trial.new.items()))
-
-
-def load_transformers(
-    directory: Path,
-    config: LibraryConfig,
-    *,
-    rows: int,
-    capacity: int,
-    max_nodes: int,
-    vocabulary: int,
-    dtype: torch.dtype | None,
-    device: torch.device,
-) -> TransformersModel:
-    """Load a checkpoint's causal model, from safetensors and by the library's own code alone.
-
-    dtype: None for the checkpoint's own
-
-    Raises UnsupportedModel where the weights do not fit, or the model does not compute trees as it
-    computes their paths.
-    """
-    weight_files(directory)
-    if vocabulary > config.vocab_size:
-        raise UnsupportedModel(
-            f"{directory}: the tokenizer has {vocabulary} ids, the model's vocab_size is "
-            f"{config.vocab_size}"
-        )
-    try:
-        library = _loaded(directory, dtype).to(device)
-        in_pairs(library)
-        check_trees(library, config, vocabulary)
-        return TransformersModel(
-            library,
-            config.reaches,
-            rows=rows,
-            capacity=capacity,
-            max_nodes=max_nodes,
-            vocabulary=vocabulary,
-        )
-    except _ERRORS as error:
-        said = " ".join(str(error).split())[:300]
-        raise UnsupportedModel(
-            f"{directory}: --backend transformers cannot compute this {config.model_type} model: "
-            f"{said}"
-        ) from error
-
-
-def _loaded(directory: Path, dtype: torch.dtype | None) -> Any:
-    """Load the library's model. Raises an error of _ERRORS."""
-    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    loader: Any = AutoModelForCausalLM
-    library, found = loader.from_pretrained(
-        directory,
-        dtype=dtype or "auto",
-        attn_implementation="eager",
-        use_safetensors=True,
-        local_files_only=True,
-        trust_remote_code=False,
-        output_loading_info=True,
-    )
-    for what in ("missing_keys", "unexpected_keys", "mismatched_keys"):
-        if found[what]:
-            name, words = sorted(map(str, found[what]))[0], what.removesuffix("_keys")
-            raise ValueError(f"tensor {name} is {words} ({len(found[what])} in all)")
-    return library.requires_grad_(False).eval()
-
-
-def in_pairs(library: Any) -> None:
-    """Let no expert of a float32 model compute a token alone.
-
-    Kernels for one row of a matrix round differently from those for several, and which tokens
-    share an expert depends on the others of a call.
-    """
-    ALL_EXPERTS_FUNCTIONS.register(_IN_PAIRS, _compute_in_pairs)
-    library.set_experts_implementation(_IN_PAIRS if library.dtype == torch.float32 else "eager")
-
-
-def _compute_in_pairs(
-    experts: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor
-) -> Tensor:
-    """Compute a layer's experts with the tokens that an expert would have alone twice.
-
-    hidden_states: [N, hidden]
-    top_k_index, top_k_weights: [N, k]
-    """
-    alone = torch.bincount(top_k_index.flatten()) == 1
-    twice = alone[top_k_index].any(-1)
-    given = (torch.cat((part, part[twice])) for part in (hidden_states, top_k_index, top_k_weights))
-    made: Tensor = type(experts).forward.__wrapped__(experts, *given)
-    return made[: len(hidden_states)]
-
-
-_PARENTS, _PATHS = (-1, 0, 0, 1, 2), ((0, 1, 3), (0, 2, 4))
-"""The tree that a model is tried with, a root and two branches of two nodes, and its paths."""
-
-_REACH = 4
-"""Positions of windows and chunks in that trial: fewer than its paths have."""
-
-_TOLERANCES = {torch.float32: 1e-3}
-_WIDEST = 0.2
-"""Difference of logits, in parts of their spread, up to which two ways to compute them are one: in
-float32, and in narrower types, whose rounding may pick other experts.
-"""
-
-
-@contextmanager
-def _short_reaches(library: Any, reaches: Mapping[str, Reach]) -> Iterator[dict[str, Reach]]:
-    """Let the library's windows and chunks end within the tree that a model is tried with; return
-    the reaches that follow.
-    """
-    config = library.config.get_text_config()
-    held = {name: getattr(config, name, None) for name in WINDOW_FIELDS}
-    given = {name: value for name, value in held.items() if value is not None}
-    try:
-        for name in given:
-            setattr(config, name, _REACH)
-        yield {kind: Reach(*(part and _REACH for part in reach)) for kind, reach in reaches.items()}
-    finally:
-        for name, value in given.items():
-            setattr(config, name, value)
-
-
-@torch.no_grad()
-def check_trees(library: nn.Module, config: LibraryConfig, vocabulary: int) -> None:
-    """Raise ValueError unless a tree's logits are those that the library computes of its paths."""
-    ids = (7 * np.arange(8, dtype=np.int32) + 1) % vocabulary
-    prompt, tree = ids[:3], TokenTree(ids[3:], np.array(_PARENTS, dtype=np.int32))
-    paths = torch.from_numpy(np.array([[*prompt, *tree.tokens[list(path)]] for path in _PATHS]))
-    with _short_reaches(library, config.reaches) as reaches:
-        tried = TransformersModel(
-            library, reaches, rows=2, capacity=12, max_nodes=5, vocabulary=vocabulary
-        )
-        every = tried.logits_of(prompt.tolist(), tree)
-        whole = library(input_ids=paths.to(tried.device, torch.int64), use_cache=False).logits
-    found = every[torch.tensor(_PATHS)]  # [2, 3, V]
-    expected = whole[:, len(prompt) :, :vocabulary].float()
-    spread = (expected - expected.mean(-1, keepdim=True)).norm()
-    off = float((found - expected).norm() / spread)
-    if not off <= _TOLERANCES.get(tried.dtype, _WIDEST):
-        raise ValueError(
-            f"a tree's logits differ from those of its paths by {off:.2g} of their spread, so it "
-            "does not follow masks and positions"
-        )

@@ -72,7 +72,7 @@ class LibraryCheckpoint:
         return conditions(loaded.device)
 
     def load(self, options: DeviceOptions, capacity: Capacity) -> TransformersModel:
-        from inference.backends.transformers_model import load_transformers
+        from inference.backends.transformers_loading import load_transformers
         from inference.model.checkpoint import DTYPES
         from outrider.models.devices import describe, pick_device, set_threads
 

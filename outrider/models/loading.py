@@ -19,7 +19,13 @@ from inference.text import Tokenizer
 from outrider.models.capacity import WHOLE, Capacity, Reduction, allowed_length
 from outrider.models.directories import find_directory
 from outrider.models.machine import Conditions
-from outrider.options.groups import DeviceOptions, LegacyOptions, OffloadOptions, TargetModelOptions
+from outrider.options.groups import (
+    DeviceOptions,
+    LegacyOptions,
+    OffloadOptions,
+    TargetModelOptions,
+    backend_of,
+)
 from outrider.terminal.status_lines import LoadingStatus
 
 if TYPE_CHECKING:
@@ -253,7 +259,7 @@ def find_target(options: TargetModelOptions) -> Found:
     """The target that --target_model or --model names, or the embedded one. Raises InvalidRequest
     where layers are to be offloaded of another than a checkpoint of our decoder.
     """
-    found = find_named(options.target_name, "target", options.backend)
+    found = find_named(options.target_name, "target", backend_of(options))
     if not isinstance(options, OffloadOptions) or options.layer_offload is None:
         return found
     if not isinstance(found, Checkpoint):

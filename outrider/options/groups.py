@@ -81,9 +81,6 @@ class GeneralOptions(CommandOptions, title="general"):
 class ModelOptions(Group, title="models and devices"):
     model: ModelName | None = None
     """model directory or hub name (default: the embedded model of the role)"""
-    backend: Literal["outrider", "transformers"] | None = None
-    """what computes a checkpoint on cpu or cuda: our decoder, or the transformers library (default:
-    the library where our decoder does not know the architecture; docs/models.md)"""
 
 
 class DraftModelOptions(ModelOptions):
@@ -131,6 +128,17 @@ class DeviceOptions(Group, title="models and devices"):
 class BatchOptions(Group, title="models and devices"):
     batch: Annotated[Count, Also("rows")] = 4
     """texts at once: rows of the target, prompts of a file made at the same time"""
+
+
+class BackendOptions(Group, title="models and devices"):
+    backend: Literal["outrider", "transformers"] | None = None
+    """what computes a checkpoint on cpu or cuda: our decoder, or the transformers library (default:
+    the library where our decoder does not know the architecture; docs/models.md)"""
+
+
+def backend_of(options: Group) -> str | None:
+    """What computes a checkpoint; None where the options leave it open."""
+    return options.backend if isinstance(options, BackendOptions) else None
 
 
 class TargetOptions(BatchOptions, DeviceOptions, TargetModelOptions):

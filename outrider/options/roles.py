@@ -93,7 +93,7 @@ class ServingRole(
     emulated (unknown names list them)"""
 
 
-class TargetRole(ServingRole, groups.LegacyOptions):
+class TargetRole(groups.BackendOptions, ServingRole, groups.LegacyOptions):
     """serve a target"""
 
     COMMON: ClassVar = (
@@ -125,6 +125,7 @@ TO_A_TARGET = ("target", "target_host", "model", "tls_ca", "token_file")
 class ClientRole(
     Role,
     draft_flags.PresetOptions,
+    groups.BackendOptions,
     groups.MeasureOptions,
     groups.DeviceOptions,
     groups.ReductionOptions,
@@ -216,7 +217,9 @@ class FusedClientRole(
     connection: network.ConnectionOptions = network.ConnectionOptions()
 
 
-class VerifyTargetRole(TextRole, groups.OffloadOptions, groups.LegacyOptions):
+class VerifyTargetRole(
+    TextRole, groups.BackendOptions, groups.OffloadOptions, groups.LegacyOptions
+):
     """make text with the target alone, in this process"""
 
     EXTRA: ClassVar = "torch"
@@ -229,7 +232,9 @@ class VerifyTargetRole(TextRole, groups.OffloadOptions, groups.LegacyOptions):
         return self
 
 
-class VerifyDraftRole(TextRole, groups.DeviceOptions, groups.ReductionOptions):
+class VerifyDraftRole(
+    TextRole, groups.BackendOptions, groups.DeviceOptions, groups.ReductionOptions
+):
     """make text with the draft alone, in this process"""
 
     EXTRA: ClassVar = "torch"

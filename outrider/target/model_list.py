@@ -23,6 +23,7 @@ from inference.json_file import read_json
 from outrider.models.artifacts import artifact_length
 from outrider.models.devices import pick_device
 from outrider.models.loading import find_named
+from outrider.options.groups import backend_of
 from outrider.options.roles import ServingRole
 
 LONGEST_NAME = 80
@@ -137,5 +138,5 @@ def _check(options: ServingRole, entry: _ListedModel) -> None:
             "for neuron a model is listed as an artifact, which outrider compile builds"
         )
     pick_device(options.device)
-    found = find_named(options.model, "target", options.backend, weights=False)
+    found = find_named(options.model, "target", backend_of(options), weights=False)
     found.sequence_length(options.sequence_length)

@@ -27,7 +27,7 @@ from inference.backends.sequence import ModelSequence
 from inference.backends.timed import TimedModel, TimeProfile
 from inference.backends.torch_neuron import GRAPHS, RankPlan
 from inference.backends.torch_neuron_ranks import Ranks
-from inference.backends.transformers_model import load_transformers
+from inference.backends.transformers_loading import load_transformers
 from inference.engine.local_session import LocalSession
 from inference.model.config import read_config
 from inference.model.decoder import Decoder

@@ -157,8 +157,8 @@ those that the library computes of its paths, with short windows. A model that f
 - `--draft eagle`, `--draft substitute`, `--draft_quantization` and `--layer_offload` are of our own
   decoder.
 
-In float32 an expert never computes one token alone, so that no rounding depends on the other tokens
-of a call. In narrower types it may, as kernels there do in any case.
+In float32 an expert computes four tokens at least, some of them repeatedly: kernels for fewer rows
+round differently. So no expert's rounding depends on the other tokens of a call.
 """
 
 

@@ -15,7 +15,8 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from inference.backends.choices import choose_at
-from inference.backends.transformers_model import TransformersModel, in_pairs, load_transformers
+from inference.backends.transformers_loading import in_fours, load_transformers
+from inference.backends.transformers_model import TransformersModel
 from inference.drafters.draft import Draft
 from inference.drafters.round_proposer import BestFirst, RoundProposer
 from inference.engine.engine import Engine
@@ -184,7 +185,7 @@ def test_a_model_that_does_not_follow_masks_is_refused(
 def test_no_bit_of_a_token_depends_on_those_beside_it(family: str) -> None:
     """Experts included: which tokens share one differs from call to call."""
     library = copy.deepcopy(original(family))
-    in_pairs(library)
+    in_fours(library)
     ids, few = torch.arange(40).reshape(2, 20) % VOCABULARY, slice(0, 1)
     with torch.no_grad():
         both, first = library(input_ids=ids).logits, library(input_ids=ids[few]).logits
