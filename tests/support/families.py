@@ -159,6 +159,20 @@ those that the library computes of its paths, with short windows. A model that f
 
 In float32 an expert computes four tokens at least, some of them repeatedly: kernels for fewer rows
 round differently. So no expert's rounding depends on the other tokens of a call.
+
+## What it costs
+
+Qwen2.5-Coder-0.5B in float32, one row, 256 tokens of context, one thread of an AMD EPYC, 2026-11-27.
+Forwards of both took turns in one process beside other work (load 6), so the ratio is what counts.
+
+| nodes | our decoder, ms of the processor | the library | ratio |
+|---|---|---|---|
+| 1 | 340 | 340 | 1.00 |
+| 4 | 391 | 367 | 0.94 |
+| 16 | 562 | 540 | 0.96 |
+
+Weights (2,521 MB) and caches take the same memory in both. Not yet run on CUDA, where calls of the
+library are not recorded as graphs.
 """
 
 
