@@ -137,7 +137,7 @@ class BackendOptions(Group, title="models and devices"):
 
 
 def backend_of(options: Group) -> str | None:
-    """What computes a checkpoint; None where the options leave it open."""
+    """Return the name of what computes a checkpoint; None where the options leave it open."""
     return options.backend if isinstance(options, BackendOptions) else None
 
 
