@@ -26,7 +26,7 @@ WINDOW_FIELDS = ("sliding_window", "attention_chunk_size")
 
 
 class Reach(NamedTuple):
-    """Reach of a layer's attention: everything, unless one of these is set."""
+    """The reach of a layer's attention: every earlier position, unless one of these is set."""
 
     window: int | None = None  # positions, the node's own included
     chunk: int | None = None  # positions of a chunk: nothing of earlier chunks is seen
@@ -34,7 +34,7 @@ class Reach(NamedTuple):
 
 @dataclass(frozen=True)
 class LibraryConfig:
-    """Facts of a causal model before it is loaded.
+    """Facts of a causal model that are needed before it is loaded.
 
     reaches: by the name of a kind of layer; under "" where all layers are of one kind
     max_positions: what the checkpoint was made for

@@ -162,8 +162,8 @@ round differently. So no expert's rounding depends on the other tokens of a call
 
 ## What it costs
 
-Qwen2.5-Coder-0.5B in float32, one row, 256 tokens of context, one thread of an AMD EPYC
-(2026-11-27). Forwards of both took turns in one process beside other work (load 6), so the ratio is
+Qwen2.5-Coder-0.5B in float32, one row, 256 tokens of context, one thread of an AMD EPYC,
+2026-11-27. Forwards of both took turns in one process beside other work (load 6), so the ratio is
 what counts.
 
 | nodes | our decoder, ms of the processor | the library | ratio |
