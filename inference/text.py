@@ -6,6 +6,7 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime
 from functools import lru_cache
 from pathlib import Path
@@ -19,6 +20,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from inference.errors import InvalidRequest, OutriderError, UnsupportedModel
 from inference.extras import require
+from inference.files import cache_directory, write_whole
 from inference.json_file import read_json
 
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
@@ -217,7 +219,23 @@ def _template(directory: Path, settings: Mapping[str, Any]) -> str:
 
 
 def _of_gguf(path: Path) -> _Stored:
-    """The tokenizer that transformers makes from a GGUF file, which has no tokenizer.json."""
+    """The tokenizer of a GGUF file without a tokenizer.json. Making it takes many seconds, so it is
+    kept for later starts.
+    """
+    state = path.stat()
+    facts = f"{path.resolve()} {state.st_size} {state.st_mtime_ns} {tokenizers.__version__}"
+    kept = cache_directory("tokenizers") / f"{hashlib.sha256(facts.encode()).hexdigest()}.json"
+    if kept.is_file():
+        rules, named, template = read_json(kept, UnsupportedModel).value
+        return _Stored(tokenizers.Tokenizer.from_str(rules), named, template)
+    made = _made_of_gguf(path)
+    with suppress(OSError):  # it is made anew where nothing can be kept
+        write_whole(kept, json.dumps([made.rules.to_str(), made.named, made.template]))
+    return made
+
+
+def _made_of_gguf(path: Path) -> _Stored:
+    """The tokenizer that transformers makes from a GGUF file."""
     require("torch", f"{path} without its checkpoint's tokenizer.json beside it", "transformers")
     from transformers import AutoTokenizer
 

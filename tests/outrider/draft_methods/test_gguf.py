@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import sys
 from collections.abc import Iterator
@@ -103,6 +104,21 @@ def test_a_drafted_text_is_the_text_of_the_target_alone(
     assert made["token_ids"] == made["baseline"]["token_ids"]
     if pace == "wait":  # else the target may be done before the draft's first call
         assert made["draft_calls"] > 0
+
+
+@pytest.mark.extended
+def test_a_tokenizer_made_from_a_file_is_kept_until_the_file_changes(
+    files: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    alone = Path(shutil.copy(files["draft"], tmp_path))
+    made = Tokenizer(alone)
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "transformers", None)
+        kept = Tokenizer(alone)
+        assert (kept.to_json(), kept.template) == (made.to_json(), made.template)
+        os.utime(alone, (0, 0))
+        assert_refused(lambda: Tokenizer(alone), ["outrider[torch]"], MissingExtra)
 
 
 @pytest.mark.extended
