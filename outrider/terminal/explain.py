@@ -77,7 +77,7 @@ def limit_of(done: Completion, round_trip: float, law: str = "") -> Limit:
 
     law: dear_law() of its target
     """
-    useless = done.num_accepted_tokens < 0.05 * len(done.token_ids)
+    useless = done.num_accepted_tokens <= 0.05 * len(done.token_ids)
     if law and useless:
         return Limit.ARITHMETIC
     if useless:
