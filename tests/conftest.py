@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import hypothesis
 import pytest
 import torch
 
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from tests.support.fake_neuron import Neuron
 
 torch.set_num_threads(1)
+hypothesis.settings.register_profile("a busy machine", deadline=None)
+hypothesis.settings.load_profile("a busy machine")
 
 SLOW = {
     "campaign",

@@ -10,8 +10,8 @@ from inference.decode import NOTHING, Loop, Step, decode
 from inference.draft_thread import inline
 from inference.engine.engine import Engine
 from inference.engine.local_session import LocalSession
-from inference.order import Decode, End, Pace
-from inference.proposer import BASE, COPY, NOBODY, DraftUsage, Nodes, Notice, Proposal
+from inference.order import Decode, Pace
+from inference.proposer import BASE, COPY, DraftUsage, Nodes, Notice, Proposal
 from inference.sampling import SamplingParams
 from tests.support.exact import exact_engine, free, own_text
 
@@ -93,14 +93,6 @@ def made(
 
 def tokens_of(steps: Sequence[Step]) -> list[int]:
     return [token for step in steps for token in step.tokens]
-
-
-def test_without_proposers_it_is_plain_decoding() -> None:
-    engine, _, _ = exact_engine()
-    steps = made(LocalSession(engine))
-    assert tokens_of(steps) == TEXT[:40]
-    assert [step.proposers for step in steps] == [(NOBODY,)] * 40
-    assert [step.end for step in steps] == [End.NOT] * 39 + [End.MAX_TOKENS]
 
 
 @pytest.mark.parametrize("pace", Pace, ids=lambda pace: pace.name)
