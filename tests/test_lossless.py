@@ -24,6 +24,7 @@ from tests.support import drafts
 from tests.support.clock import Clock
 from tests.support.drafts import blocks, copying, growing, growing_and_copying, rounds
 from tests.support.equality import NearTies, assert_same_text, full_logits
+from tests.support.noise_oracle import oracle as threefry
 from tests.support.pairs import VOCABULARY, decoder, engine, perturbed, prompt_of
 
 SAMPLINGS = [
@@ -156,20 +157,8 @@ def oracle(logits: np.ndarray, params: SamplingParams, position: int) -> int:
 
 
 def gumbel(seed: int, position: int, token: int) -> float:
-    uniform = ((threefry13(seed & 0xFFFFFFFF, seed >> 32, token, position) >> 9) + 0.5) / 2**23
-    return float(-np.log(-np.log(uniform)))
-
-
-def threefry13(key0: int, key1: int, x: int, y: int) -> int:
-    word, keys = 0xFFFFFFFF, (key0, key1, key0 ^ key1 ^ 0x1BD11BDA)
-    x, y = (x + keys[0]) & word, (y + keys[1]) & word
-    for turn, bits in enumerate([13, 15, 26, 6, 17, 29, 16, 24, 13, 15, 26, 6, 17]):
-        x = (x + y) & word
-        y = ((y << bits) & word | y >> (32 - bits)) ^ x
-        if turn % 4 == 3:
-            n = turn // 4 + 1
-            x, y = (x + keys[n % 3]) & word, (y + keys[(n + 1) % 3] + n) & word
-    return x
+    bits, _ = threefry((seed % 2**32, seed >> 32), (token, position))
+    return float(-np.log(-np.log(((bits >> 9) + 0.5) / 2**23)))
 
 
 def test_a_draft_with_the_targets_weights_is_always_accepted(

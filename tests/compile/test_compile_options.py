@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -139,12 +137,3 @@ def test_quick_builds_the_first_graphs_of_the_whole_plan_and_names_the_others(
     assert replace(quick, buckets=whole.buckets, fused=whole.fused) == whole
     lacking = f"left out by --quick ({len(requests[1].lacking)} graphs"
     assert lacking in run("compile", *DRY, *more, "--quick").out
-
-
-@pytest.mark.parametrize("library", ["torch", "transformers", "numpy", "boto3"])
-def test_the_command_line_of_compile_starts_without_heavy_libraries(library: str) -> None:
-    code = (
-        "import sys; from compile.__main__ import main; from compile.compile_options import parse; "
-        f"sys.exit({library!r} in sys.modules)"
-    )
-    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0

@@ -103,7 +103,7 @@ def said(rule: Adjustment, row: int) -> tuple[list[int], dict[int, tuple[float, 
 
 
 @given(trees(), st.sampled_from(SETTINGS), st.integers(0, 8), st.integers(0, 3))
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 def test_a_node_is_told_what_its_prefix_alone_is_told(
     tree: TokenTree, params: SamplingParams, committed: int, made: int
 ) -> None:

@@ -237,14 +237,3 @@ def test_interrupting_a_draft_ends_it_cleanly_with_what_was_made(port: str) -> N
     assert first + out
     assert "Traceback" not in err
     assert "forwards" in err
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_target_ends_cleanly_on_a_signal(number: signal.Signals) -> None:
-    process = begun("target", "--port", "0")
-    assert process.stderr is not None
-    while "listening" not in (line := process.stderr.readline()):
-        assert line
-    process.send_signal(number)
-    assert process.wait(timeout=30) == 0
-    assert "Traceback" not in process.stderr.read()

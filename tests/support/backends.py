@@ -219,6 +219,11 @@ BACKENDS = {
 }
 
 
+def needs(ability: bool) -> None:
+    if not ability:
+        pytest.skip("this backend does not do it")
+
+
 class Subject(NamedTuple):
     """A backend's model, and what it computes."""
 

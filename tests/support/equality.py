@@ -68,7 +68,7 @@ def full_logits(decoder: Decoder, tokens: Sequence[int]) -> torch.Tensor:  # [n,
             None,
             cache,
         )
-        if config.tied:
+        if decoder.lm_head is None:
             return (out.states @ decoder.model.embed_tokens.weight[: decoder.vocabulary].T)[0]
         logits: torch.Tensor = decoder.lm_head(out.states, decoder.vocabulary)[0]
         return logits

@@ -15,11 +15,11 @@ from torch import Tensor
 
 from inference.backends.sequence import ModelSequence
 from inference.backends.target_features import FeatureModel
-from inference.model.cache import KeysValues
 from inference.model.config import ModelConfig
 from inference.model.decoder import Decoder
 from inference.sampling import SamplingParams
 from inference.tree import TokenTree
+from tests.support.equality import full_logits
 
 DRAFT_VOCABULARY = 40
 KEPT = (0, 1, 2)
@@ -133,15 +133,7 @@ def states_of(target: Decoder, tokens: Sequence[int]) -> Tensor:  # [n, 3 * hidd
         for layer in layers
     ]
     hooks.append(layers[-1].register_forward_hook(lambda _, inputs, out: seen.append(out[0])))
-    n, cache = len(tokens), torch.zeros(1, 1, target.config.kv_heads * target.config.head_dim)
-    whole = torch.arange(n, dtype=torch.int32)[None]
-    with torch.no_grad():
-        target(
-            torch.tensor([list(tokens)], dtype=torch.int32), torch.zeros(1, dtype=torch.int32),
-            whole, torch.zeros(1, 1, 1, dtype=torch.int32),
-            torch.ones(1, n, n, dtype=torch.int32).tril(), None,
-            KeysValues((cache,) * len(layers), (cache,) * len(layers)),
-        )  # fmt: skip
+    full_logits(target, tokens)
     for hook in hooks:
         hook.remove()
     return torch.cat([state[0] for state in seen], -1)

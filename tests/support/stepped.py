@@ -1,12 +1,11 @@
-"""An engine, its proposers and the way between them, stepped one event at a time: no threads, no
+"""An engine, a proposer and the way between them, stepped one event at a time: no threads, no
 clock of the machine, no network.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from itertools import count
 
 from inference.drafters.draft import Draft
 from inference.drafters.growing_proposer import GrowingProposer
@@ -42,41 +41,23 @@ def forward_seconds(rows: int, nodes: int) -> float:
     return FORWARD
 
 
-def scripted_proposer(
-    says: Says, *, times: float = 1.0, prices: Prices | None = None, room: int = 200
-) -> GrowingProposer:
-    model = ScriptedModel(says, capacity=512 + room)
-    ticks = iter(range(10**9))
-    return Draft(model).proposer(
-        0, knowledge(times), prices or Prices(), room=room, clock=lambda: next(ticks) * CALL * times
-    )
-
-
-@dataclass
-class Stream:
-    """A way to the target: messages in order, of one or more proposers."""
-
-    number: int
-    messages: deque[Nodes] = field(default_factory=deque)
-    numbers: int = 0
-
-    def next_number(self) -> int:
-        self.numbers += 1
-        return self.numbers - 1
+def scripted_proposer(says: Says, *, times: float = 1.0, room: int = 200) -> GrowingProposer:
+    draft, ticks = Draft(ScriptedModel(says, capacity=512 + room)), count()
+    known = knowledge(times)
+    return draft.proposer(0, known, Prices(), room=room, clock=lambda: next(ticks) * CALL * times)
 
 
 class World:
-    """Proposers on streams of one session of an engine, and what is under way between them.
+    """A session of an engine, a proposer on its stream, and what is under way between them.
 
     tokens: that the session is asked for.  credit: tokens beyond the acknowledged one.
     """
 
     def __init__(
         self,
-        proposers: Sequence[Proposer],
+        proposer: Proposer | None,
         tokens: int,
         *,
-        streams: Sequence[int] = (0,),
         prompt: Sequence[int] = PROMPT,
         credit: int = MOST_CREDIT,
         params: SamplingParams = SAMPLING,
@@ -92,12 +73,10 @@ class World:
             grammars=grammars,
         )
         self.session = asked(self.engine, prompt, tokens, params, credit=credit)
-        self.proposers, self.now = proposers, 0.0
-        self.streams = {one: self._joined() for one in set(streams)}
-        self.stream_of = list(streams)
-        self.inboxes: list[deque[tuple[int, Progress]]] = [deque() for _ in proposers]
-        self.sent: list[tuple[int, Nodes]] = []
-        for proposer in proposers:
+        self.proposer, self.now, self.numbers = proposer, 0.0, 0
+        self.sent: list[Nodes] = []
+        self._stream, self._told = self.engine.join(self.session), list[Progress]()
+        if proposer is not None:
             proposer.open(prompt, params, len(prompt) + tokens)
 
     @property
@@ -114,85 +93,39 @@ class World:
         """What was committed beyond the prompt."""
         return self.session.tokens[self.session.prompt_length :]
 
-    def forward(self, most: int = 64) -> None:
-        """One forward over so many nodes at most, the root among them, where it may be made."""
-        self.now += FORWARD
+    def hear(self) -> None:
+        """What the last forward told reaches the proposer."""
+        if self.proposer is not None and self._told:
+            told = self._told.pop()
+            notice = Notice(self.now, FORWARD, told.known, told.held, 64)
+            self.proposer.hear(told.position, told.tokens, self.now, notice)
+
+    def flush(self, now: float | None = None) -> Nodes | None:
+        """What the proposer sends, at this time or another; it arrives at once."""
+        assert self.proposer is not None
+        nodes = self.proposer.flush(self.now if now is None else now, self._next_number)
+        if nodes is not None:
+            self.sent.append(nodes)
+            self.engine.append(self.session, self._stream, nodes)
+        return nodes
+
+    def turn(self, most: int = 64) -> None:
+        """One forward over so many nodes at most, and three calls of the draft meanwhile."""
+        self.hear()
+        self.engine.acknowledge(self.session, self.session.length)
         before, self.session.tree_nodes = self.session.length, most
         self.engine.step()
         if self.session.length > before:
-            for inbox, one in zip(self.inboxes, self.stream_of, strict=True):
-                stream = self.streams[one].number
-                inbox.append((stream, self.engine.progress(self.session, before, stream)))
-
-    def hear(self, index: int, messages: int = 1) -> None:
-        """So many messages reach a proposer as one."""
-        inbox = self.inboxes[index]
-        told = [inbox.popleft() for _ in range(min(messages, len(inbox)))]
-        if told:
-            tokens = [token for _, one in told for token in one.tokens]
-            stream, last = told[-1]
-            known = last.known if stream == self._stream(index).number else 0
-            notice = Notice(self.now, FORWARD, known, last.held, 64)
-            self.proposers[index].hear(told[0][1].position, tokens, self.now, notice)
-
-    def work(self, index: int) -> None:
-        self.now += CALL
-        self.proposers[index].work(self.now)
-
-    def flush(self, index: int, now: float | None = None) -> Nodes | None:
-        """What the proposer sends, at this time or another."""
-        stream = self._stream(index)
-        at = self.now if now is None else now
-        nodes = self.proposers[index].flush(at, stream.next_number)
-        if nodes is not None:
-            stream.messages.append(nodes)
-            self.sent.append((stream.number, nodes))
-        return nodes
-
-    def deliver(self, index: int, *, lost: bool = False, twice: bool = False) -> None:
-        """The oldest message of a proposer's stream arrives, or does not."""
-        stream = self._stream(index)
-        if stream.messages:
-            nodes = stream.messages.popleft()
-            for _ in range(0 if lost else 1 + twice):
-                self.engine.append(self.session, stream.number, nodes)
-
-    def reconnect(self, index: int) -> None:
-        """The proposer's stream breaks; what was under way may still come, and is of no use."""
-        broken, old = self.stream_of[index], self._stream(index)
-        self.engine.leave(self.session, old.number)
-        self.streams[broken] = self._joined()
-        for nodes in old.messages:
-            self.engine.append(self.session, old.number, nodes)
-        for other, stream in enumerate(self.stream_of):
-            if stream == broken:
-                self.proposers[other].hear(0, (), self.now, None)
-
-    def turn(self, most: int = 64) -> None:
-        """One forward, as on a good day: three calls of each draft meanwhile, nothing is lost."""
-        for index in range(len(self.proposers)):
-            self.hear(index, len(self.inboxes[index]))
-        self.engine.acknowledge(self.session, self.session.length)
-        began = self.now
-        self.forward(most)
-        self.now = began
-        told = [inbox.pop() for inbox in self.inboxes if inbox]
+            self._told = [self.engine.progress(self.session, before, self._stream)]
         for _ in range(3):
             self.now += CALL
-            for index in range(len(self.proposers)):
-                self.proposers[index].work(self.now - CALL)
-                self.flush(index)
-            for index in range(len(self.proposers)):
-                while self._stream(index).messages:
-                    self.deliver(index)
-        for inbox, one in zip(self.inboxes, told, strict=False):
-            inbox.append(one)
+            if self.proposer is not None:
+                self.proposer.work(self.now - CALL)
+                self.flush()
 
-    def _stream(self, index: int) -> Stream:
-        return self.streams[self.stream_of[index]]
-
-    def _joined(self) -> Stream:
-        return Stream(self.engine.join(self.session))
+    def _next_number(self) -> int:
+        self.numbers += 1
+        return self.numbers - 1
 
 
 def sent(proposer: Proposer, numbers: Iterator[int]) -> list[Nodes]:

@@ -19,11 +19,9 @@ from compile.store import DiskObjects
 from inference.artifact import MANIFEST, Bucket, check_files
 from inference.backends.neuron import COPY, FILL
 from inference.backends.neuron_loading import load_neuron
-from inference.errors import BadArtifact
 from tests.support.fake_hlo import Lowering
 from tests.support.fake_neuron import Neuron
 from tests.support.neuron_artifacts import FEW, MORE, build, spec_of
-from tests.support.refusals import assert_refused
 from tests.support.repository import ROOT
 
 NAMES = [bucket.name for bucket in MORE]
@@ -105,21 +103,6 @@ def test_another_machine_takes_the_graphs_from_the_store(
         build(tmp_path / f"artefact-{machine}", checkpoint, spec_of(1), builder)
     beside = 3  # the layout, copying and noise
     assert len(neuron.compiled) == len(set(neuron.compiled)) == len(FEW) + beside
-
-
-def test_a_store_whose_file_was_changed_is_told_of(
-    neuron: Neuron, checkpoint: Path, tmp_path: Path
-) -> None:
-    store = DiskObjects(tmp_path / "store")
-    one, two = (
-        partial(NeuronBuilder, cache=NeffCache(tmp_path / machine, store))
-        for machine in ("one", "two")
-    )
-    build(tmp_path / "a", checkpoint, spec_of(1), one)
-    for path in (tmp_path / "store" / "files").iterdir():
-        path.write_text("{}")
-    again = partial(build, tmp_path / "b", checkpoint, spec_of(1), two)
-    assert_refused(again, ["SHA-256"], BadArtifact)
 
 
 @pytest.mark.parametrize("workers", [1, 3])

@@ -87,7 +87,7 @@ def brute_force(
     return best
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     calls_of_two_kinds, st.integers(5, 12), st.sampled_from([float("inf"), 40.0, 70.0]), st.data()
 )
@@ -103,7 +103,7 @@ def test_the_plan_is_the_best_of_all_affordable_sets(
     assert made.expected == pytest.approx(expected_cost(made.shapes, calls, area))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(calls_of_two_kinds, st.integers(5, 20), st.integers(1, 2))
 def test_a_plan_keeps_its_budget_and_serves_every_call(
     calls: Calls, graphs: int, samplings: int

@@ -133,16 +133,10 @@ def test_an_end_that_an_order_since_has_moved_is_none() -> None:
         assert received.end is End.NOT
 
 
-@pytest.mark.parametrize("end", [End.CREDIT, End.EVICTED])
-def test_a_session_that_stands_still_has_not_ended(end: End) -> None:
-    received = text()
-    received.take(progress(3, 4, end=end))
-    assert received.end is End.NOT
-
-
-def test_a_stop_id_of_the_prompt_ends_nothing() -> None:
+@pytest.mark.parametrize("end", [End.CREDIT, End.EVICTED, End.STOP_ID])
+def test_a_session_that_stands_still_has_not_ended_nor_by_a_stop_id_of_its_prompt(end: End) -> None:
     received = text(stop_ids=frozenset({3}))
-    received.take(progress(3, end=End.STOP_ID))
+    received.take(progress(3, end=end))
     assert received.end is End.NOT
 
 

@@ -15,7 +15,6 @@ import pytest
 
 from grpc_comm.client import connection as client
 from grpc_comm.client import patience
-from grpc_comm.client import remote_session as remote
 from grpc_comm.client.connection import Connection, connect
 from grpc_comm.client.patience import Patience
 from grpc_comm.client.remote_session import RemoteSession
@@ -27,7 +26,7 @@ from inference.decode import Step, TargetSession
 from inference.engine.engine import Engine
 from inference.engine.local_session import LocalSession
 from inference.errors import OutriderError, Unavailable
-from inference.order import Decode, End, Pace, TokenLogProb
+from inference.order import Decode, Pace, TokenLogProb
 from inference.proposer import Proposer
 from inference.sampling import Grammar, GrammarKind, SamplingParams
 from outrider.link.emulated_link import ShapedLink, shaped_link
@@ -40,11 +39,9 @@ from tests.support.wire_fixtures import (
     Successor,
     assert_serves,
     background,
-    candidates,
     connected,
     eventually,
     in_turn,
-    news,
     opened,
     successor_engine,
     until_it_fails,
@@ -181,22 +178,6 @@ def test_a_stream_cut_in_the_middle_goes_on_without_a_prefill(
     assert len(streams) == 2
 
 
-def test_what_is_proposed_while_the_target_is_looked_for_is_dropped_without_a_word() -> None:
-    with (
-        background(successor_engine()) as server,
-        shaped_link(str(server.address)) as link,
-        looking_at(link.address) as connection,
-    ):
-        session = opened(connection)
-        stream = session.stream
-        link.cut()
-        eventually(lambda: session.lost or session.stream != stream)
-        session.propose(candidates(session, 2, [4, 5]))
-        session.go(2)
-        eventually(lambda: session.stream == stream + 1)
-        assert_serves(session)
-
-
 def test_heartbeats_keep_a_session_that_has_nothing_to_say(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client, "HEARTBEAT_SECONDS", 0.05)
     with connected(successor_engine(), lease_seconds=1.5) as connection:
@@ -205,53 +186,6 @@ def test_heartbeats_keep_a_session_that_has_nothing_to_say(monkeypatch: pytest.M
         eventually(lambda: session.traffic.messages_up >= sent + 5)  # 0.5 s apart
         assert_serves(session)
         session.close()
-
-
-def test_who_waits_longer_than_a_lease_is_not_left(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(client, "HEARTBEAT_SECONDS", 0.05)
-    monkeypatch.setattr(remote, "LEAST_LEASE", 0.3)
-    engine = tiny_engine()
-    with connected(engine, lease_seconds=0.6) as connection, ThreadPoolExecutor() as pool:
-        session = connection.session()
-        halting(engine).halt = 1
-        text = pool.submit(made, session, SAMPLINGS[0])
-        assert halting(engine).halted.wait(WAIT)
-        held_up = time.monotonic() + 1.5
-        eventually(lambda: time.monotonic() > held_up)
-        halting(engine).gate.set()
-        assert text.result(WAIT) == alone(SAMPLINGS[0])
-        session.close()
-
-
-@pytest.mark.parametrize("params", SAMPLINGS)
-def test_a_session_whose_lease_ran_out_is_opened_anew(
-    params: SamplingParams, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(client, "HEARTBEAT_SECONDS", 0.05)
-    engine = tiny_engine()
-
-    def notice(line: str) -> None:
-        """The user reads what is said, and the lease runs out meanwhile."""
-        if "looking for it" in line:
-            halting(engine).gate.set()
-            eventually(lambda: engine.sessions == [])
-
-    with (
-        background(engine, lease_seconds=0.5) as server,
-        shaped_link(str(server.address)) as link,
-        connect(link.address, patience=Patience(WAIT, notice)) as connection,
-        ThreadPoolExecutor() as pool,
-    ):
-        session = connection.session()
-        halting(engine).halt = 9
-        text = pool.submit(made, session, params)
-        assert halting(engine).halted.wait(WAIT)
-        link.cut()
-        assert text.result(WAIT) == alone(params)
-        assert session.traffic.resumes == 0
-        assert session.traffic.reopenings >= 1  # so short a lease may run out again
 
 
 @contextmanager
@@ -291,29 +225,6 @@ def test_when_a_target_dies_or_drains_the_next_one_goes_on_after_one_prefill(
         assert (session.traffic.resumes, session.traffic.reopenings) == (0, 1)
         if stopping is not None:
             stopping.result(WAIT)
-
-
-def test_the_last_of_several_targets_is_found() -> None:
-    with targets([successor_engine() for _ in range(3)]) as (servers, connection):
-        session = opened(connection, in_turn(*servers))
-        for server in (servers[1], servers[0]):
-            server.stop()
-        assert_serves(session)
-        assert session.traffic.reopenings == 1
-
-
-def test_without_patience_a_text_ends_where_its_target_was_drained() -> None:
-    with targets([successor_engine()], patience=0) as ((server,), connection):
-        session = opened(connection)
-        session.decode(Decode(40_000))
-        came = [news(session)]
-        with draining(server):
-            while came[-1].end is End.NOT:
-                came.append(news(session))
-        tokens = [token for one in came for token in one.tokens]
-        assert tokens == list(range(4, 4 + len(tokens)))
-        assert came[-1].end is End.DRAINED
-        session.close()
 
 
 def test_a_patient_client_gets_into_a_full_target_later_and_is_told_why_it_waits() -> None:
@@ -437,16 +348,6 @@ def test_a_target_that_answers_and_never_works_is_given_up_when_patience_ends(
         wedged.model.gate.set()
 
 
-def test_another_target_goes_on_where_one_works_no_more(wedged: Engine) -> None:
-    assert isinstance(wedged.model, Successor)
-    with targets([wedged, successor_engine()]) as (servers, connection):
-        session = opened(connection, in_turn(*servers))
-        wedged.model.gate.clear()
-        assert_serves(session)
-        assert session.traffic.reopenings == 1
-        wedged.model.gate.set()
-
-
 def test_the_first_call_ends_when_the_target_says_nothing(hasty: None) -> None:
     engine = successor_engine()
     with background(engine) as server, connect(str(server.address)) as connection:
@@ -456,14 +357,3 @@ def test_the_first_call_ends_when_the_target_says_nothing(hasty: None) -> None:
             session.open([1, 2, 3], SamplingParams())
             with pytest.raises(Unavailable):
                 until_it_fails(session)
-
-
-def test_a_target_that_only_lets_wait_is_waited_for(hasty: None) -> None:
-    with connected(successor_engine(rows=1)) as connection:
-        first, second = opened(connection), connection.session()
-        second.open([1, 2, 3], SamplingParams())
-        until = time.monotonic() + 2.5
-        while time.monotonic() < until:
-            assert second.receive(0.1) is None or not second.lost
-        first.close()
-        assert_serves(second)

@@ -20,12 +20,10 @@ from grpc_comm.observability.dashboard import (
 )
 from grpc_comm.observability.statistics import Statistics
 from inference.engine.events import Forward
-from outrider.options.parsing import parse
 from outrider.options.roles import TargetRole
 from outrider.target.observing import observed
 from tests.support.clock import Clock
 from tests.support.observed import MODEL, TENANT, Service, log_as_before
-from tests.support.refusals import assert_usage_error
 
 WAIT = 10.0
 
@@ -163,22 +161,6 @@ def test_it_shows_itself_until_it_is_told_to_stop(
         assert seen.wait(WAIT)
     assert "the target has ended: 0 tokens in " in screen.file.getvalue().splitlines()[-1]
     assert not [thread for thread in threading.enumerate() if thread.name == "watch"]
-
-
-@pytest.mark.parametrize(
-    "flags",
-    [
-        "--role draft --watch",
-        "--role draft --log json",
-        "--role target --usd_per_hour 0",
-        "--role target --usd_per_hour nan",
-        "--role target --metrics_host 0.0.0.0",
-    ],
-)
-def test_flags_that_would_do_nothing_are_refused(
-    capsys: pytest.CaptureFixture[str], flags: str
-) -> None:
-    assert_usage_error(capsys, parse, flags.split(), ["error: --"])
 
 
 def test_a_target_that_was_asked_for_all_of_it_tells_all_of_it(

@@ -44,7 +44,6 @@ MEGABYTES = 400
 fuzzed = settings(
     max_examples=int(os.environ.get("FUZZ_EXAMPLES", "120")),
     derandomize="FUZZ_EXAMPLES" not in os.environ,
-    deadline=None,
     database=None,
     suppress_health_check=list(HealthCheck),
 )

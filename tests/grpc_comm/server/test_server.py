@@ -5,13 +5,11 @@ from __future__ import annotations
 import signal
 import socket
 import time
-from collections.abc import Iterator
 from contextlib import ExitStack
 
 import pytest
 
 from grpc_comm.client.connection import connect
-from grpc_comm.proto import verifier_pb2 as pb
 from grpc_comm.security import SecurityOptions
 from grpc_comm.server.server import BackgroundServer
 from inference.errors import OutriderError, Unavailable
@@ -22,87 +20,14 @@ from tests.support.hostile import deaf
 from tests.support.wire_fixtures import (
     FAULTY,
     WAIT,
-    Successor,
-    assert_serves,
-    background,
-    connected,
-    decode_to,
     free_port,
     news,
     opened,
-    opening,
     process,
-    raw_stub,
     rest,
-    status,
-    successor_engine,
-    until_it_fails,
 )
 
 GREEDY = SamplingParams()
-
-
-ENDINGS: dict[str, list[pb.ClientMessage]] = {
-    "end of messages": [opening()],
-    "close": [opening(), pb.ClientMessage(close=pb.Close()), decode_to(9)],
-    "refusal": [opening(), decode_to(0)],
-    "fault": [opening(prompt=[1, FAULTY]), decode_to(9)],
-    "fault in prefill": [opening(prompt=[FAULTY, 2])],
-    "nothing": [],
-}
-
-
-@pytest.mark.parametrize("name", ENDINGS)
-def test_however_a_stream_ends_its_row_is_given_back(name: str) -> None:
-    with (
-        background(successor_engine(rows=1)) as server,
-        raw_stub(server.address) as stub,
-        connect(str(server.address)) as connection,
-    ):
-        for _ in range(3):
-            status(stub.Session(iter(ENDINGS[name]), timeout=WAIT))
-        opened(connection).close()
-
-
-@pytest.fixture
-def one_row() -> Iterator[tuple[Successor, BackgroundServer]]:
-    """A server of one row, whose model can be held up."""
-    engine = successor_engine(rows=1)
-    assert isinstance(engine.model, Successor)
-    with background(engine) as server:
-        yield engine.model, server
-        engine.model.gate.set()
-
-
-@pytest.mark.parametrize("by", ["session", "connection"])
-def test_the_row_of_a_client_that_leaves_in_the_middle_of_a_forward_is_given_back(
-    one_row: tuple[Successor, BackgroundServer], by: str
-) -> None:
-    model, server = one_row
-    leaving = connect(str(server.address))
-    session = opened(leaving)
-    model.entered.clear()
-    model.gate.clear()
-    session.decode(Decode(9))
-    assert model.entered.wait(WAIT)
-    session.close() if by == "session" else leaving.close()
-    with pytest.raises(Unavailable):
-        until_it_fails(session)
-    model.gate.set()
-    with connect(str(server.address)) as connection:
-        assert_serves(opened(connection))
-    leaving.close()
-
-
-def test_a_client_that_leaves_the_line_is_forgotten() -> None:
-    with connected(successor_engine(rows=1, waiting=2)) as connection:
-        first, second, third = opened(connection), connection.session(), connection.session()
-        for session in (second, third):
-            session.open([1, 2, 3], GREEDY)
-            assert session.receive(WAIT) is not None
-        second.close()
-        first.close()
-        assert_serves(third)
 
 
 def test_an_address_without_a_target_is_unavailable_in_words_within_the_deadline() -> None:

@@ -204,18 +204,6 @@ def test_a_session_whose_stream_broke_stands_still(served: Served) -> None:
         stream.cut()
 
 
-def test_a_stream_that_says_nothing_for_a_lease_is_left_and_the_session_waits_for_another() -> None:
-    with serving(successor_engine(), lease_seconds=0.5) as served:
-        silent = Raw(served.stub, opening())
-        opened = silent.answer().opened
-        silent.ending().check(CODES.NOT_FOUND, "nothing came for")
-        stream = Raw(served.stub, resume(opened))
-        assert stream.answer().opened.length == 3
-        stream.cut()
-        eventually(lambda: served.engine.sessions == [])
-        Raw(served.stub, resume(opened, epoch=2)).ending().check(CODES.NOT_FOUND)
-
-
 def test_a_slow_reader_gets_fewer_and_longer_messages(served: Served) -> None:
     """Of a client that reads nothing, flow control takes some messages; the rest come as one."""
     peer = RawPeer(served.address)

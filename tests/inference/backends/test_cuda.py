@@ -74,23 +74,6 @@ def test_every_call_is_the_eager_models_to_the_last_bit_at_the_same_shape(
     assert reruns.replayed > reruns.recorded > 0
 
 
-def test_rows_of_a_call_keep_their_sampling_and_an_idle_one_disturbs_none(target: Decoder) -> None:
-    model, reruns = recorded(target, rows=4)
-    eager = EagerModel(target, rows=4, capacity=model.capacity, max_nodes=64)
-    calls = [segment(row, 6, params) for row, params in ((3, OPEN), (0, GREEDY), (2, WARM))]
-    for _ in range(3):
-        assert [row.tokens.tolist() for row in model.choose(calls)] == [
-            row.tokens.tolist() for row in eager.choose(calls)
-        ]
-        ours, theirs = model.rank(calls, 2), eager.rank(calls, 2)
-        assert [ranked.ids.tolist() for ranked in ours] == [
-            ranked.ids.tolist() for ranked in theirs
-        ]
-    assert (reruns.warmed, reruns.recorded, reruns.replayed) == (2, 2, 4)
-    for keys, others in zip(model.cache.keys, eager.cache.keys, strict=True):
-        torch.testing.assert_close(keys[:, :6], others[:, :6])
-
-
 def test_a_shape_is_run_once_recorded_once_and_replayed_from_then_on(target: Decoder) -> None:
     model, reruns = recorded(target)
     counts = []

@@ -56,7 +56,7 @@ def chain(row: int, nodes: int, params: SamplingParams, pick: IntArray) -> Segme
     return Segment(row, order + 1, order, order, unseen, mask, pick, params)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.integers(0, 2**32), st.integers(1, NODES), st.integers(0, 40))
 def test_what_a_rule_says_at_each_node_is_done_to_its_logits(
     seed: int, picked: int, named: int

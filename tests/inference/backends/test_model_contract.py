@@ -25,7 +25,7 @@ from inference.planner.prices import Prices
 from inference.proposer import BASE, Nodes, Proposal, Proposer
 from inference.sampling import SamplingParams
 from tests.support import heads
-from tests.support.backends import Subject, eager_model
+from tests.support.backends import Subject, eager_model, needs
 from tests.support.drafts import alone, copying, growing, knowledge, nudged, rounds, speculated
 from tests.support.models import segment, tiny_decoder
 from tests.support.neuron_artifacts import LENGTH, TREE, VOCABULARY, eager_of, engine_of
@@ -44,11 +44,6 @@ each_sampling = pytest.mark.parametrize(
 each_temperature = pytest.mark.parametrize(
     "params", SAMPLINGS[:3], ids=lambda params: f"T{params.temperature}"
 )
-
-
-def needs(ability: bool) -> None:
-    if not ability:
-        pytest.skip("this backend does not do it")
 
 
 def prompt_of(length: int) -> list[int]:

@@ -13,7 +13,7 @@ from inference.engine.local_session import LocalSession
 from inference.sampling import SamplingParams
 from inference.token_rule import Adjustment
 from tests.support.adjustments import adjustment
-from tests.support.backends import Subject, eager_model
+from tests.support.backends import Subject, eager_model, needs
 from tests.support.drafts import alone, growing, nudged, speculated
 from tests.support.models import tiny_decoder
 from tests.support.neuron_artifacts import VOCABULARY, engine_of
@@ -32,11 +32,6 @@ CLOSE = nudged(tiny_decoder(vocabulary=VOCABULARY))
 
 def name(params: SamplingParams) -> str:
     return f"T{params.temperature}-p{params.top_p:.1f}-k{params.top_k}"
-
-
-def needs(ability: bool) -> None:
-    if not ability:
-        pytest.skip("this backend does not do it")
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])

@@ -89,4 +89,4 @@ class SlotsAgainstADict(RuleBasedStateMachine):
 
 
 TestSlotsAgainstADict = SlotsAgainstADict.TestCase
-TestSlotsAgainstADict.settings = settings(max_examples=60, stateful_step_count=20, deadline=None)
+TestSlotsAgainstADict.settings = settings(max_examples=60, stateful_step_count=20)

@@ -82,24 +82,10 @@ def test_one_call_names_tokens_of_as_many_levels_as_there_are_masks_and_one() ->
     assert MASK not in tokens
 
 
-def test_a_mask_leaves_no_key_behind() -> None:
-    """The scripted model finds a gap or a stranger's key; a row with little room lasts."""
-    model = Watched(with_masks(disagreeing, disagreeing), capacity=140)
-    proposer = proposer_of(model, room=40)
-    proposer.open(PROMPT, SAMPLING)
-    masks = 0
-    for step in range(90):
-        for _ in range(3):
-            if proposer.work(0.0) is not None:
-                masks += model.fed[0].count(MASK)
-        proposer.hear(len(PROMPT) + step, TEXT[step : step + 1], 0.0, QUIET)
-    assert masks > 5 * 40
-
-
 def test_a_draft_whose_masks_are_right_is_called_less_often() -> None:
     def calls(says: Says, masks: Masks | None = None) -> float:
         proposer = Draft(ScriptedModel(says), masks).proposer(0, knowledge(), Prices())
-        world = World([proposer], 200, credit=64)
+        world = World(proposer, 200, credit=64)
         while world.goes_on:
             world.turn()
         assert world.made == TEXT[:200]
@@ -121,7 +107,7 @@ class Slow(Watched):
 def test_a_draft_that_the_target_overtakes_ranks_no_node_without_those_above_it() -> None:
     """The scripted model finds a gap where the keys of a parent are missing."""
     model = Slow(with_masks(disagreeing, disagreeing))
-    world = World([proposer_of(model)], 120, credit=64)
+    world = World(proposer_of(model), 120, credit=64)
     while world.goes_on:
         world.turn()
     assert world.made == TEXT[:120]

@@ -51,7 +51,7 @@ def test_a_chain_is_sent_to_its_end_without_a_model() -> None:
 def test_a_text_without_a_choice_costs_no_call() -> None:
     model = ScriptedModel(disagreeing)
     proposer, fixed = proposer_of(model), "abcdefgh" * 8
-    world = World([proposer], 50, params=regex(fixed), grammars=GRAMMARS)
+    world = World(proposer, 50, params=regex(fixed), grammars=GRAMMARS)
     while world.goes_on:
         world.turn()
     assert world.made == ids(fixed)[:50]
@@ -64,7 +64,7 @@ def test_a_brace_costs_no_call() -> None:
     calls = list[int]()
     for knows in (True, False):
         proposer = proposer_of(ScriptedModel(perfect), knows=knows)
-        world = World([proposer], 200, params=RULED, grammars=GRAMMARS)
+        world = World(proposer, 200, params=RULED, grammars=GRAMMARS)
         while world.goes_on:
             world.turn()
         calls.append(proposer.usage.calls)

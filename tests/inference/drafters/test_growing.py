@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from inference.draft_tuning import TUNING
 from inference.drafters.draft import Draft
 from inference.drafters.growing_proposer import GrowingProposer
 from inference.planner.prices import Prices
-from inference.proposer import BASE, Nodes, Notice, Proposal
+from inference.proposer import BASE, Notice
 from tests.support.scripted_models import (
     Says,
     ScriptedModel,
@@ -34,88 +30,10 @@ from tests.support.stepped import (
 
 TEXT = own_text(PROMPT, 400)
 
-CHANCES = [0.0, 2.0**-16, 0.5, 1.0]
-WHO = st.integers(0, 3)
-EVENTS = st.one_of(
-    st.tuples(st.just("forward"), st.sampled_from([1, 2, 8, 64])),
-    st.tuples(st.sampled_from(["work", "flush", "deliver", "lose", "duplicate", "work"]), WHO),
-    st.tuples(st.just("hear"), WHO, st.integers(1, 4)),
-    st.tuples(st.sampled_from(["reconnect", "resend", "turn", "acknowledge"]), WHO),
-    st.tuples(
-        st.just("mislead"),
-        st.integers(0, 80),
-        st.lists(st.tuples(st.integers(0, 50), st.integers(0, 10**6)), min_size=1, max_size=12),
-        st.sampled_from(CHANCES),
-    ),
-)
-
-
-def proposers(times: float, room: int) -> list[GrowingProposer]:
-    return [
-        scripted_proposer(says, times=times, room=room)
-        for says in (disagreeing, useless, perfect, disagreeing)
-    ]
-
-
-def mislead(world: World, base: int, dice: Sequence[tuple[int, int]], chance: float) -> None:
-    numbers = [number for number, _ in dice]
-    proposals = [
-        Proposal(number, BASE if one % 3 == 0 else numbers[one % len(dice)], one % 40, chance)
-        for number, one in dice
-    ]
-    world.engine.append(world.session, HOSTILE, Nodes(base, proposals, 2))
-
-
-HAPPENS: dict[str, Callable[..., object]] = {
-    "forward": World.forward,
-    "work": World.work,
-    "flush": World.flush,
-    "deliver": World.deliver,
-    "hear": World.hear,
-    "reconnect": World.reconnect,
-    "lose": lambda world, who: world.deliver(who, lost=True),
-    "duplicate": lambda world, who: world.deliver(who, twice=True),
-    "resend": lambda world, who: world.proposers[who].hear(0, (), world.now, None),
-    "turn": lambda world, _: world.turn(),
-    "acknowledge": lambda world, behind: world.engine.acknowledge(
-        world.session, world.session.length - behind
-    ),
-    "mislead": mislead,
-}
-HOSTILE = 9
-"""The number of a stream that is joined behind those of the proposers."""
-
-
-@pytest.mark.slow
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(
-    events=st.lists(EVENTS, min_size=10, max_size=60),
-    times=st.sampled_from([0.5, 1.0, 2.0]),
-    credit=st.sampled_from([2, 7, 100]),
-    room=st.sampled_from([8, 200]),
-    streams=st.sampled_from([(0, 0, 1, 2), (0, 0, 0, 0), (0, 1, 2, 3)]),
-)
-def test_any_schedule_gives_the_targets_own_text(
-    events: list[tuple[object, ...]], times: float, credit: int, room: int, streams: Sequence[int]
-) -> None:
-    """And never a token beyond the end, or beyond the acknowledged one and credit."""
-    world = World(proposers(times, room), 40, streams=streams, credit=credit)
-    session = world.session
-    while world.engine.join(session) < HOSTILE:
-        pass
-    for what, *arguments in events:
-        HAPPENS[str(what)](world, *arguments)
-        assert world.made == TEXT[: len(world.made)]
-        assert len(world.made) <= 40
-        assert session.length <= session.acknowledged + credit
-    for _ in range(42):
-        world.turn()
-    assert world.made == TEXT[:40]
-
 
 def fair(says: Says, tokens: int = 200, **changes: object) -> tuple[World, GrowingProposer]:
     proposer = scripted_proposer(says, **changes)  # type: ignore[arg-type]
-    return World([proposer], tokens), proposer
+    return World(proposer, tokens), proposer
 
 
 def lived(world: World) -> World:
@@ -134,7 +52,7 @@ def test_a_draft_that_knows_the_target_saves_forwards(says: Says, forwards: int)
 @pytest.mark.parametrize("says", [perfect, disagreeing])
 def test_a_path_is_sent_once(says: Says) -> None:
     world, paths = lived(fair(says)[0]), dict[int, tuple[int, ...]]()
-    for _, message in world.sent:
+    for message in world.sent:
         base = tuple(world.session.tokens[: message.base + 1])
         for number, parent, token, _ in message.proposals:
             paths[number] = (*(base if parent == BASE else paths[parent]), token)
@@ -145,7 +63,7 @@ def test_what_is_sent_is_worth_the_floor_or_leads_to_what_is() -> None:
     world = lived(fair(disagreeing)[0])
     edges: dict[int, tuple[int, int, float]] = {}  # parent, position and chance by number
     seen = 0
-    for _, message in world.sent:
+    for message in world.sent:
         for number, parent, _, chance in message.proposals:
             position = message.base + 1 if parent == BASE else edges[parent][1] + 1
             edges[number] = parent, position, chance
@@ -219,17 +137,17 @@ def test_what_the_target_does_not_hold_any_more_is_sent_again() -> None:
     world, proposer = fair(disagreeing)
     for _ in range(20):
         world.turn()
-    world.hear(0)
-    world.flush(0)
-    live, numbers, now = world.session.candidates.live, world.streams[0].numbers, world.now
+    world.hear()
+    world.flush()
+    live, numbers, now = world.session.candidates.live, world.numbers, world.now
     position = world.session.length
     assert live > 0
     proposer.hear(position, [], now, Notice(now, FORWARD, numbers, live, 64))
-    assert world.flush(0) is None
+    assert world.flush() is None
     proposer.hear(position, [], now, Notice(now, FORWARD, 0, 0, 64))  # none can be there yet
-    assert world.flush(0) is None
+    assert world.flush() is None
     proposer.hear(position, [], now, Notice(now, FORWARD, numbers, 0, 64))
-    assert world.flush(0, now=0.0) is not None
+    assert world.flush(now=0.0) is not None
 
 
 def test_keys_of_what_lives_on_are_kept_and_all_others_are_free() -> None:

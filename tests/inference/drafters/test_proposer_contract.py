@@ -33,7 +33,7 @@ RULES = {"free": SAMPLING, "JSON": RULED}
 @cache
 def text(params: SamplingParams) -> list[int]:
     """What the target says alone."""
-    world = World([], TOKENS, prompt=PROMPT, params=params, grammars=GRAMMARS, streams=())
+    world = World(None, TOKENS, prompt=PROMPT, params=params, grammars=GRAMMARS)
     while world.goes_on:
         world.turn()
     return world.made
@@ -97,11 +97,11 @@ def test_the_text_is_the_targets_own_also_that_of_a_second_text(
 ) -> None:
     """most: nodes of a forward; where not all fit, a walk ends within the tree."""
     for _ in range(2):
-        world = World([proposer], TOKENS, prompt=PROMPT, params=params, grammars=GRAMMARS)
+        world = World(proposer, TOKENS, prompt=PROMPT, params=params, grammars=GRAMMARS)
         while world.goes_on:
             world.turn(most)
         assert world.made == text(params)
-        positions([nodes for _, nodes in world.sent])
+        positions(world.sent)
         proposer.close()
 
 

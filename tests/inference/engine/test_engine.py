@@ -155,16 +155,6 @@ def test_candidates_beyond_the_end_are_not_computed(tokens: int) -> None:
     assert model.calls == [(1, tokens)]
 
 
-@pytest.mark.parametrize("at", [0, 1, 3, 4, 5, 9])
-def test_a_text_is_cut_at_a_stop_id_wherever_it_comes(at: int) -> None:
-    engine, _, _ = exact_engine(times=free)
-    session = asked(engine, PROMPT, 30, stop_ids=frozenset({TEXT[at], 998}))
-    engine.append(session, engine.join(session), chain(LAST, TEXT[:4]))
-    run_dry(engine)
-    assert (text_of(session), session.end) == (TEXT[: at + 1], End.STOP_ID)
-    assert engine.progress(session, len(PROMPT)).proposers[-1] == NOBODY
-
-
 def test_a_session_comes_to_its_limit_and_no_further_can_be_asked() -> None:
     engine, _, _ = exact_engine(sequence_length=10)
     session = asked(engine, PROMPT, 7)
@@ -490,20 +480,6 @@ def test_a_silent_session_lends_its_row_after_a_while() -> None:
     assert (silent.row, waiting.row is None) == (None, False)
 
 
-def test_a_detached_session_lends_its_row_at_once() -> None:
-    engine, _, _ = exact_engine(rows=1)
-    gone = asked(engine, prompt_of(6, 40), 30)
-    engine.step()
-    engine.detach(gone)
-    session = asked(engine, prompt_of(8, 40), 5)
-    run_dry(engine)
-    assert text_of(session) == own_text(prompt_of(8, 40), 5)
-    engine.close(session)
-    engine.attach(gone)
-    run_dry(engine)
-    assert text_of(gone) == own_text(prompt_of(6, 40), 30)
-
-
 def test_a_tenant_with_many_sessions_does_not_shut_out_another() -> None:
     """All of them decode without end; rows go by turns, and nobody's prefix is computed anew."""
     engine, _, clock = exact_engine(rows=2)
@@ -622,26 +598,6 @@ def test_tokens_that_were_made_can_be_read_after_the_session_has_failed() -> Non
     assert engine.progress(session, len(PROMPT)).tokens == tuple(TEXT[:1])
     with pytest.raises(Unavailable):
         engine.progress(session, len(PROMPT) + 1)
-
-
-def test_a_session_closed_in_a_forward_leaves_the_others_alone() -> None:
-    engine, model, _ = exact_engine()
-    leaving, staying = asked(engine, PROMPT, 10), asked(engine, prompt_of(1), 10)
-    free_then = []
-
-    def close() -> None:
-        engine.close(leaving)
-        free_then.append(engine.free_rows)
-
-    model.during = close
-    engine.step()
-    model.during = None
-    run_dry(engine)
-    assert free_then == [0]  # its keys are being written
-    assert engine.free_rows == 1
-    assert text_of(staying) == own_text(prompt_of(1), 10)
-    with pytest.raises(Unavailable):
-        engine.progress(leaving, leaving.length)
 
 
 def test_an_engine_that_stops_leaves_nobody_waiting() -> None:

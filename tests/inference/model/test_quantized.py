@@ -10,7 +10,6 @@ import torch.nn.functional as F
 from torch import nn
 
 from inference.errors import InvalidRequest, UnsupportedModel
-from inference.model.cache import empty_cache
 from inference.model.decoder import Decoder
 from inference.model.quantized import (
     GROUP,
@@ -28,7 +27,7 @@ from inference.model.quantized import (
     to_int4,
     to_int8,
 )
-from inference.tree import TokenTree
+from tests.support.equality import full_logits
 from tests.support.models import tiny_decoder
 
 SIZES = {"hidden_size": 64, "intermediate_size": 96}
@@ -63,21 +62,6 @@ def rounded(decoder: Decoder, weights: Quantization) -> Decoder:
         if isinstance(module, nn.Linear):
             module.weight.data = dequantized(to(module.weight.data))
     return decoder
-
-
-@torch.no_grad()
-def logits_of(decoder: Decoder) -> torch.Tensor:  # [n, V]
-    """Logits after each of TOKENS, over an empty cache."""
-    chain, row = TokenTree.chain(TOKENS), torch.zeros(1, dtype=torch.int32)
-    tokens, depths, mask = (
-        torch.from_numpy(part.astype("int32"))[None]
-        for part in (chain.tokens, chain.depths, chain.mask)
-    )
-    unseen, cache = (
-        torch.zeros(1, 1, 1, dtype=torch.int32),
-        empty_cache(decoder.config, 1, 0, torch.float32),
-    )
-    return decoder.logits(decoder(tokens, row, depths, unseen, mask, None, cache).states)[0]
 
 
 @pytest.mark.parametrize("kind", [Int8PackedProduct, Int8Product])
@@ -145,19 +129,19 @@ def test_a_decoder_computes_what_a_rounded_one_does(weights: Quantization, tied:
         change(tiny_decoder(vocabulary=50, tie_word_embeddings=tied, **SIZES), weights)
         for change in (quantize, rounded)
     )
-    assert logits_of(ours).shape == (len(TOKENS), 50)
-    assert distance(logits_of(ours), logits_of(exact)) < 0.05
+    assert full_logits(ours, TOKENS).shape == (len(TOKENS), 50)
+    assert distance(full_logits(ours, TOKENS), full_logits(exact, TOKENS)) < 0.05
 
 
 @pytest.mark.parametrize("weights", QUANTIZATIONS)
 def test_a_copy_shares_what_stays_and_leaves_the_original_as_it_was(weights: Quantization) -> None:
     whole = tiny_decoder(**SIZES)
-    before = logits_of(whole)
+    before = full_logits(whole, TOKENS)
     layer = whole.model.layers[0]
     twin = quantize(copy.deepcopy(layer, {id(part): part for part in layer.parameters()}), weights)
     assert twin.input_layernorm.weight is layer.input_layernorm.weight
     assert not isinstance(twin.mlp.up_proj, nn.Linear)
-    assert torch.equal(logits_of(whole), before)
+    assert torch.equal(full_logits(whole, TOKENS), before)
 
 
 def test_inputs_that_groups_do_not_divide_are_refused_with_the_way_out() -> None:

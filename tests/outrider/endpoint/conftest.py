@@ -10,6 +10,7 @@ from contextlib import closing, contextmanager, suppress
 from typing import Any, NamedTuple
 
 import httpx
+import openai
 import pytest
 import uvicorn
 from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
@@ -131,6 +132,11 @@ def server(manager: TargetManager) -> Iterator[str]:
 def http(server: str) -> Iterator[httpx.Client]:
     with httpx.Client(base_url=server, timeout=WAIT) as client:
         yield client
+
+
+@pytest.fixture(scope="module")
+def api(server: str) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{server}/v1", api_key="not needed", max_retries=0)
 
 
 @pytest.fixture(scope="module")

@@ -43,11 +43,6 @@ TURNS = [
 ]
 
 
-@pytest.fixture(scope="module")
-def api(server: str) -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{server}/v1", api_key="not needed", max_retries=0)
-
-
 def chat(http: httpx.Client, **asked: Any) -> dict[str, Any]:
     """The answer of the chat that the layers stand on."""
     answer = http.post("/v1/chat/completions", json=asked | {"temperature": 0}, timeout=WAIT)

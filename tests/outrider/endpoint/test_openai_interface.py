@@ -25,11 +25,6 @@ CHAT = [{"role": "user", "content": PROMPT}]
 OwnText = Callable[..., str]
 
 
-@pytest.fixture(scope="module")
-def api(server: str) -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{server}/v1", api_key="not needed", max_retries=0)
-
-
 def made(api: openai.OpenAI, streamed: bool, **asked: Any) -> tuple[str, str]:
     """The text of a completion, and why it ended."""
     answer = api.completions.create(model="", stream=streamed, **asked)

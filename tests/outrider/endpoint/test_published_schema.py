@@ -52,7 +52,6 @@ def test_every_answer_is_one_that_the_schema_has(
     @settings(
         max_examples=CASES,
         database=None,
-        deadline=None,
         derandomize=True,
         phases=[Phase.generate],
         suppress_health_check=list(HealthCheck),

@@ -37,11 +37,6 @@ CALL: dict[str, Any] = {
 }
 
 
-@pytest.fixture(scope="module")
-def api(server: str) -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{server}/v1", api_key="not needed", max_retries=0)
-
-
 @pytest.fixture(scope="module", params=["", *TEMPLATES])
 def family(request: pytest.FixtureRequest, tmp_path_factory: Any) -> Iterator[openai.OpenAI]:
     """A client of a server whose model has the chat template of a family; "" knows no tools."""

@@ -57,6 +57,7 @@ VALUES = {
     "target_share": "1.5",
     "draft_watts": "-5",
     "target_watts": "nan",
+    "usd_per_hour": "0",
     "usd_per_kwh": "-1",
     "usd_per_gb_up": "inf",
     "min_tps": "0",

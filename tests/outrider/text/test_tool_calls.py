@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from inference.text import Tokenizer
@@ -78,7 +78,6 @@ READ = {
 
 
 @pytest.mark.parametrize("name", READ)
-@settings(deadline=None)
 @given(cuts=st.lists(st.integers(1, 120), max_size=40))
 def test_calls_are_read_however_the_text_is_cut(name: str, cuts: list[int]) -> None:
     form, text, found = READ[name]
