@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 
@@ -11,13 +11,53 @@ from inference.draft_thread import inline
 from inference.engine.engine import Engine
 from inference.engine.local_session import LocalSession
 from inference.order import Decode, Pace
-from inference.proposer import BASE, COPY, DraftUsage, Nodes
+from inference.proposer import BASE, COPY, DraftUsage, Nodes, Notice, Proposal
 from inference.sampling import SamplingParams
 from tests.support.exact import exact_engine, free, own_text
-from tests.support.scripted_models import Foreteller
 
 PROMPT = [1, 2, 3]
 TEXT = own_text(PROMPT, 60)
+
+
+class Foreteller:
+    """A Proposer that knows the text, at most `ahead` beyond the committed tokens."""
+
+    def __init__(self, text: Sequence[int], ahead: int = 6, step: int = 3) -> None:
+        self.text, self.ahead, self.step = text, ahead, step
+        self.heard: list[tuple[int, tuple[int, ...]]] = []
+        self.resent = 0
+
+    def open(self, prompt: Sequence[int], params: SamplingParams, end: int | None = None) -> None:
+        self.base, self.start = len(prompt) - 1, len(prompt)
+        self.named = self.sent = len(prompt)  # positions before which all is named, and sent
+        self.numbers: dict[int, int] = {}
+
+    def hear(self, position: int, tokens: Sequence[int], now: float, notice: Notice | None) -> None:
+        if notice is None:
+            self.resent += 1
+            self.sent = self.base + 1
+            return
+        assert position == self.base + 1
+        self.heard.append((position, tuple(tokens)))
+        self.base += len(tokens)
+        self.named, self.sent = max(self.named, self.base + 1), max(self.sent, self.base + 1)
+
+    def work(self, now: float) -> DraftUsage | None:
+        most = min(self.base + 1 + self.ahead, self.start + len(self.text))
+        before, self.named = self.named, min(self.named + self.step, most)
+        return DraftUsage(1) if self.named > before else None
+
+    def flush(self, now: float, next_number: Callable[[], int]) -> Nodes | None:
+        proposals = list[Proposal]()
+        for position in range(self.sent, self.named):
+            parent = BASE if position == self.base + 1 else self.numbers[position - 1]
+            self.numbers[position] = next_number()
+            token = self.text[position - self.start]
+            proposals.append(Proposal(self.numbers[position], parent, token, 0.9))
+        self.sent = self.named
+        return Nodes(self.base, proposals, COPY) if proposals else None
+
+    def close(self) -> None: ...
 
 
 class Told(LocalSession):

@@ -1,4 +1,4 @@
-"""Drafts without weights: what they say is a hash of the whole prefix, or a text that is known.
+"""Drafts without weights: what they say is a hash of the whole prefix.
 
 The model keeps keys as a real one does (a token and a position in each slot) and reads the prefix
 of a node from what it sees, so that wrong bookkeeping is a gap in the prefix or another answer.
@@ -13,8 +13,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from inference.backends import Chosen, Ranked, Segment
-from inference.proposer import BASE, COPY, DraftUsage, Nodes, Notice, Proposal
-from inference.sampling import SamplingParams
 from tests.support import exact
 from tests.support.exact import GREEDY, next_token
 from tests.support.scripted_grammar import allowed_at, nearest
@@ -135,44 +133,3 @@ class ScriptedModel:
             ids.append(named[:k])
             scores.append(given[:k])
         return Ranked(np.array(ids, dtype=np.int32), np.array(scores, dtype=np.float32))
-
-
-class Foreteller:
-    """A Proposer that knows the text, at most `ahead` beyond the committed tokens."""
-
-    def __init__(self, text: Sequence[int], ahead: int = 6, step: int = 3) -> None:
-        self.text, self.ahead, self.step = text, ahead, step
-        self.heard: list[tuple[int, tuple[int, ...]]] = []
-        self.resent = 0
-
-    def open(self, prompt: Sequence[int], params: SamplingParams, end: int | None = None) -> None:
-        self.base, self.start = len(prompt) - 1, len(prompt)
-        self.named = self.sent = len(prompt)  # positions before which all is named, and sent
-        self.numbers: dict[int, int] = {}
-
-    def hear(self, position: int, tokens: Sequence[int], now: float, notice: Notice | None) -> None:
-        if notice is None:
-            self.resent += 1
-            self.sent = self.base + 1
-            return
-        assert position == self.base + 1
-        self.heard.append((position, tuple(tokens)))
-        self.base += len(tokens)
-        self.named, self.sent = max(self.named, self.base + 1), max(self.sent, self.base + 1)
-
-    def work(self, now: float) -> DraftUsage | None:
-        most = min(self.base + 1 + self.ahead, self.start + len(self.text))
-        before, self.named = self.named, min(self.named + self.step, most)
-        return DraftUsage(1) if self.named > before else None
-
-    def flush(self, now: float, next_number: Callable[[], int]) -> Nodes | None:
-        proposals = list[Proposal]()
-        for position in range(self.sent, self.named):
-            parent = BASE if position == self.base + 1 else self.numbers[position - 1]
-            self.numbers[position] = next_number()
-            token = self.text[position - self.start]
-            proposals.append(Proposal(self.numbers[position], parent, token, 0.9))
-        self.sent = self.named
-        return Nodes(self.base, proposals, COPY) if proposals else None
-
-    def close(self) -> None: ...
