@@ -6,14 +6,14 @@ import sys
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 from types import ModuleType
-from typing import NamedTuple
+from typing import NamedTuple, get_type_hints
 
 from inference.command import USAGE, nearest, run_command
 from inference.flags.command_line import CommandOptions, parse_flags
 
 
 class Verb(NamedTuple):
-    """A verb: its help, and its module, which has OPTIONS, EXAMPLES and run(options)."""
+    """A verb: its help, and its module, which has EXAMPLES and run(options)."""
 
     help: str
     module: str
@@ -54,7 +54,8 @@ def parse(
         print(f"{_COMMAND}: error: {asked} one of {', '.join(verbs)}{meant}", file=sys.stderr)
         raise SystemExit(USAGE)
     verb = import_module(verbs[name].module)
-    options = parse_flags(verb.OPTIONS, f"{_COMMAND} {name}", rest, verb.EXAMPLES)
+    flags = get_type_hints(verb.run)["options"]
+    options = parse_flags(flags, f"{_COMMAND} {name}", rest, verb.EXAMPLES)
     return verb, options
 
 

@@ -1,3 +1,3 @@
-"""One file for each verb of `outrider deploy`. Each has OPTIONS (a model of its flags), EXAMPLES
-(which end its help) and run(options), which returns the exit code.
+"""One file for each verb of `outrider deploy`. Each has EXAMPLES, which end
+its help, and run(options), which returns the exit code. The type of options has the verb's flags.
 """

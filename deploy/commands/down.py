@@ -25,9 +25,6 @@ class DownOptions(NamedOptions, title="target"):
     """also delete the bucket that `up` made, with the wheels and artefacts of all targets"""
 
 
-OPTIONS = DownOptions
-
-
 def run(options: DownOptions) -> int:
     """Remove the target. Returns 1 where something of it is left, or nothing of it was there.
     Raises InvalidRequest where it stands in another region, or the bucket is to go and other

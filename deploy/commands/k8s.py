@@ -79,9 +79,6 @@ class KubernetesOptions(CommandOptions, title="kubernetes"):
         return [f"--{name}={value}" for name, value in named.items() if value is not None]
 
 
-OPTIONS = KubernetesOptions
-
-
 def run(options: KubernetesOptions) -> int:
     """Print the manifests."""
     print(written(manifests(options)), end="")

@@ -37,9 +37,6 @@ class LogsOptions(NamedOptions, title="target"):
     """how many of its last lines"""
 
 
-OPTIONS = LogsOptions
-
-
 def run(options: LogsOptions) -> int:
     """Print the log. Returns 0."""
     aws = options.aws()

@@ -35,9 +35,6 @@ class PlanOptions(DeploymentOptions, title="plan"):
     """ask nobody: the bundled price"""
 
 
-OPTIONS = PlanOptions
-
-
 def run(options: PlanOptions) -> int:
     """Print the plan. Returns 0."""
     aws = None if options.no_live else _account(options)

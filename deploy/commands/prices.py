@@ -42,9 +42,6 @@ class PricesOptions(CommandOptions, title="prices"):
     """one JSON list on stdout"""
 
 
-OPTIONS = PricesOptions
-
-
 def run(options: PricesOptions) -> int:
     """Print the prices. Returns 1 without a single one."""
     prices, found = InstancePrices(live=not options.no_live), list[Price]()

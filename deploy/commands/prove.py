@@ -68,9 +68,6 @@ class ProofOptions(CommandOptions, title="proof"):
     """print the plan and its price, and start nothing"""
 
 
-OPTIONS = ProofOptions
-
-
 def run(options: ProofOptions) -> int:
     """Prove, and bring the reports here. Returns 1 where one says that something is not kept."""
     aws = Aws(options.region)

@@ -24,9 +24,6 @@ class StatusOptions(NamedOptions, title="target"):
     """Say how a target is: its stack, its instance, its host, and what it has cost."""
 
 
-OPTIONS = StatusOptions
-
-
 def run(options: StatusOptions) -> int:
     """Print the target's state. Returns 1 where it does not run."""
     aws = options.aws()

@@ -29,9 +29,6 @@ class TunnelOptions(NamedOptions, title="target"):
     """
 
 
-OPTIONS = TunnelOptions
-
-
 def run(options: TunnelOptions) -> int:
     """Keep the tunnel open. Returns the plugin's exit code."""
     target = read_target(options.name)

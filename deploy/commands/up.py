@@ -66,9 +66,6 @@ class UpOptions(DeploymentOptions, title="start"):
     """how long to wait until the host serves"""
 
 
-OPTIONS = UpOptions
-
-
 def run(options: UpOptions) -> int:
     """Start the target, wait until it serves, and say how to reach it. Returns 0."""
     try:

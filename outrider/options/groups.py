@@ -5,7 +5,7 @@ roles; draft_flags.py and network.py have further ones.
 from __future__ import annotations
 
 import re
-from typing import Annotated, ClassVar, Literal, Self, TypeAlias, get_args
+from typing import Annotated, ClassVar, Literal, Self, TypeAlias
 
 from annotated_types import Ge, Gt, Le, Lt
 from pydantic import AfterValidator, Field, model_validator
@@ -55,7 +55,6 @@ DeviceName: TypeAlias = Annotated[str, AfterValidator(_device), Shown("DEVICE")]
 KnobPosition: TypeAlias = Annotated[str, AfterValidator(_knob), Shown("KNOB")]
 Seed: TypeAlias = Annotated[int, Ge(0), Lt(2**SEED_BITS)]
 Precision = Literal["float32", "bfloat16", "float16"]
-PRECISIONS: tuple[str, ...] = get_args(Precision)
 PrecisionChoice: TypeAlias = Annotated[
     Literal["float32", "bfloat16", "float16", "auto"] | None,
     AfterValidator(lambda given: None if given == "auto" else given),

@@ -99,9 +99,6 @@ class RayOptions(
         return TargetRole(**{name: getattr(self, name) for name in shared})
 
 
-OPTIONS = RayOptions
-
-
 def run(options: RayOptions) -> int:
     """Start the fleet; in a cluster of its own, serve until a signal."""
     from outrider.target.target import READY

@@ -51,13 +51,6 @@ class StartedTarget(NamedTuple):
 
 
 @contextmanager
-def target_process(arguments: Sequence[str] = ()) -> Iterator[str]:
-    """Start `--role target` with these flags on a free port; yields HOST:PORT once it listens."""
-    with started("target", arguments) as target:
-        yield target.address
-
-
-@contextmanager
 def started(
     role: str, arguments: Sequence[str] = (), hear: Callable[[str], object] = lambda line: None
 ) -> Iterator[StartedTarget]:

@@ -36,12 +36,12 @@ def _demonstrate() -> int:
     """Start a target, draft against it, stop it."""
     require("torch", "outrider demo")
     from outrider.options.roles import DraftRole
-    from outrider.target.spawn import target_process
+    from outrider.target.spawn import started
     from outrider.terminal.generate import draft
 
     say("starting a target process, and a draft in this one, with the models that ship here")
-    with target_process() as address:
-        asked = {**SAMPLING, "target_host": address, "prompt": PROMPT, "baseline": True}
+    with started("target") as target:
+        asked = {**SAMPLING, "target_host": target.address, "prompt": PROMPT, "baseline": True}
         say(
             f"prompt:\n{PROMPT}\n\ncontinuation (coloured on a terminal: green was guessed by the "
             "draft, bold is the target's own):"

@@ -18,7 +18,7 @@ from inference.errors import Unavailable
 from outrider.draft_methods import find_draft
 from outrider.models.directories import EMBEDDED
 from outrider.options.roles import DraftRole, TargetRole
-from outrider.target.spawn import target_process
+from outrider.target.spawn import started
 from outrider.terminal import generate
 from outrider.text.completion import Completion, Request, Show, new_completion
 from outrider.text.pieces import Piece
@@ -193,8 +193,9 @@ def test_certificates_made_here_serve_a_session_with_a_token(run: Run, tmp_path:
         (tmp_path / name).write_text(secret)
         (tmp_path / name).chmod(0o600)
     server = ["--tls_cert", f"{tmp_path}/cert.pem", "--tls_key", f"{tmp_path}/key.pem"]
-    with target_process([*server, "--token_file", f"{tmp_path}/token", "--batch", "1"]) as address:
-        client = ["--target_host", address, "--tls_ca", f"{tmp_path}/ca.pem"]
+    flags = [*server, "--token_file", f"{tmp_path}/token", "--batch", "1"]
+    with started("target", flags) as target:
+        client = ["--target_host", target.address, "--tls_ca", f"{tmp_path}/ca.pem"]
         client += ["--max_new_tokens", "5", "--json", "--token_file"]
         (made,) = run("run", PROMPT, *client, tmp_path / "token").records
         assert len(made["token_ids"]) == 5

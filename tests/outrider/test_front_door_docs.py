@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from outrider.endpoint.run import SERVING
-from outrider.target.spawn import role_command, role_environment, target_process
+from outrider.target.spawn import role_command, role_environment, started
 from tests.support.repository import ROOT
 
 pytestmark = pytest.mark.extended
@@ -50,8 +50,8 @@ def endpoint(target: str) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def target() -> Iterator[str]:
-    with target_process() as address:
-        yield address
+    with started("target") as process:
+        yield process.address
 
 
 @pytest.fixture(scope="module")
