@@ -180,7 +180,7 @@ def real(given: Options) -> Iterator[Bench]:
         found = find_draft(options).settled(options)
         with connect_target(options.connection, found.tokenizer) as target:
             about, tokenizer = target.description, found.tokenizer
-            length = found.model.sequence_length(about.sequence_length)
+            length = found.sequence_length(about.sequence_length)
             draft = found.load(options, Capacity(1, length, TUNING.room, PREFILL_NODES))
             times = found.times(user_profiles(options), draft, length)
             grammars = Grammars(tokenizer.to_json(), about.vocabulary, sorted(about.stop_ids))

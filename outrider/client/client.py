@@ -67,7 +67,7 @@ class Client:
         asked, self.length = options.sequence_length, target.description.sequence_length
         self._drafted = self.length  # the longest text that a draft here drafts for
         if found is not None:
-            self._drafted = min(self.length, found.model.sequence_length(asked))
+            self._drafted = min(self.length, found.sequence_length(asked))
         if asked is not None:
             self.length = min(self.length, asked)
         billing = billing.described(target.description.usd_per_hour)
@@ -252,5 +252,5 @@ def _find_draft(options: ClientRole) -> FoundDraft:
     from outrider.draft_methods import find_draft
 
     found = find_draft(options)
-    found.model.check(options)
+    found.check(options)
     return found

@@ -42,7 +42,7 @@ class Sides(NamedTuple):
 
 def draft_rows(options: ClientRole, sides: Sides, goal: Goal) -> AbstractContextManager[AnyRows]:
     """Load the draft and yield its rows, which draft for one text each."""
-    if options.waits and sides.found is not None:
+    if options.waits and sides.found is not None and sides.found.ranks:
         return _in_rounds(options, sides, sides.found)
     return _growing(options, sides, goal)
 
@@ -70,7 +70,7 @@ def _growing(options: ClientRole, sides: Sides, goal: Goal) -> Iterator[AnyRows]
         draft = load_draft(options, found, sides.rows, sides.length, TUNING.room, TUNING.widest)
         times, called = (
             found.times(user_profiles(options), draft, sides.length),
-            found.model.fingerprint(),
+            found.fingerprint(),
         )
     learned = learned_file(called, sides.target.description.model_fingerprint)
     pair, draft = Pair(sides.target, times, learned), draft._replace(grammars=sides.grammars)

@@ -30,6 +30,7 @@ from outrider.options.roles import FusedTargetRole
 from outrider.target.colocated_draft import with_draft
 from outrider.target.spawn import StartedTarget, started
 from outrider.target.target import load_served
+from outrider.terminal.generate import session_length
 from outrider.text.completion import Request
 from outrider.text.prompts import make_requests, read_prompts
 
@@ -97,8 +98,7 @@ def testbed(options: CompareOptions, profile: str | None) -> Iterator[Testbed]:
             common = common.but(target_host=target.address)
         with connect_target(common.connection, found.tokenizer) as connection:
             description = connection.description
-            length = found.model.sequence_length(common.sequence_length)
-            length = min(length, description.sequence_length)
+            length = session_length(common.sequence_length, found, connection)
         if target is None:
             billing = billing.described(description.usd_per_hour)
             positions = read_positions(options, billing)

@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from importlib import import_module
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
 
 from inference.backends import Model
 from inference.drafters.draft import Draft
+from inference.drafters.growing_proposer import ENDLESS
 from inference.text import Tokenizer
 from outrider.models.capacity import Capacity
 from outrider.models.loading import FoundModel, LoadedModel
@@ -25,33 +26,57 @@ from outrider.options.groups import DeviceOptions, DraftModelOptions
 class FoundDraft:
     """A draft that was found, and can be loaded.
 
-    use: makes the draft of the loaded model
+    model: None for one that names the children of nodes without a model
+    use: makes the draft of the loaded model, if any
     """
 
-    model: FoundModel
-    use: Callable[[LoadedModel], Draft] = Draft
+    name: str
+    tokenizer: Tokenizer
+    model: FoundModel | None
+    use: Callable[[Any], Draft]
+
+    @classmethod
+    def of(cls, model: FoundModel, use: Callable[[LoadedModel], Draft] = Draft) -> FoundDraft:
+        """The draft of a model."""
+        return cls(model.name, model.tokenizer, model, use)
 
     @property
-    def name(self) -> str:
-        return self.model.name
+    def ranks(self) -> bool:
+        """Whether a model ranks nodes, so that it can grow whole trees for synchronous rounds."""
+        return self.model is not None
 
-    @property
-    def tokenizer(self) -> Tokenizer:
-        return self.model.tokenizer
+    def sequence_length(self, asked: int | None) -> int:
+        """The longest text that it drafts for. Raises InvalidRequest beyond its limit."""
+        if self.model is not None:
+            return self.model.sequence_length(asked)
+        return ENDLESS if asked is None else asked
+
+    def fingerprint(self) -> str:
+        """Tell the draft from every one that drafts differently."""
+        return self.name if self.model is None else self.model.fingerprint()
+
+    def check(self, options: DeviceOptions) -> None:
+        """Raise InvalidRequest for a device that this machine does not have."""
+        if self.model is not None:
+            self.model.check(options)
 
     def settled(self, options: DeviceOptions) -> FoundDraft:
         """Pick what it is computed in, where the options leave that open."""
+        if self.model is None:
+            return self
         return replace(self, model=self.model.settled(options, drafts=True))
 
     def load(self, options: DeviceOptions, capacity: Capacity) -> Draft:
         """Load it on the chosen device. Prints what was chosen on stderr."""
-        return self.use(self.model.load(options, capacity))
+        return self.use(None if self.model is None else self.model.load(options, capacity))
 
     def times(self, profiles: Profiles, draft: Draft, length: int) -> dict[int, float]:
-        """Seconds of a call of the loaded draft by its nodes.
+        """Seconds of a call of the loaded draft by its nodes; empty without a model.
 
         length: the longest sequence that it was loaded for
         """
+        if self.model is None:
+            return {}
         return profiles.draft(self.model, cast(LoadedModel, draft.model), length)
 
 

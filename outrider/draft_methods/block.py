@@ -30,7 +30,7 @@ def find(options: DraftModelOptions, target: Model | None) -> FoundDraft:
     """
     checkpoint = find_checkpoint(options.draft_name, "block_draft")
     masks = read_masks(checkpoint.directory, checkpoint.config.vocab_size)
-    return FoundDraft(checkpoint, partial(Draft, masks=masks))
+    return FoundDraft.of(checkpoint, partial(Draft, masks=masks))
 
 
 def read_masks(directory: Path, vocabulary: int) -> Masks:

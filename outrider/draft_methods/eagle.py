@@ -94,7 +94,7 @@ def find(options: DraftModelOptions, target: Model | None) -> FoundDraft:
             "built with --features"
         )
     found = FoundHead(checkpoint, name, directory, real, given)
-    return FoundDraft(found, partial(Draft, sequence=partial(FeatureSequence, real)))
+    return FoundDraft.of(found, partial(Draft, sequence=partial(FeatureSequence, real)))
 
 
 def _check_features(manifest: Manifest, target: Checkpoint, name: str, head: Path) -> None:

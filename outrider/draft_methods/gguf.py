@@ -16,4 +16,4 @@ def find(options: DraftModelOptions, target: Model | None) -> FoundDraft:
     if name is None or not is_gguf(name):
         got = "none" if name is None else name
         raise InvalidRequest(f"--draft gguf needs --draft_model FILE.gguf: got {got}")
-    return FoundDraft(GgufFile.find(name))
+    return FoundDraft.of(GgufFile.find(name))

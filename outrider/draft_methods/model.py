@@ -18,11 +18,11 @@ def find(options: DraftModelOptions, target: Model | None) -> FoundDraft:
     """
     found = find_named(options.draft_name, "draft", backend_of(options))
     if not isinstance(options, ReductionOptions):
-        return FoundDraft(found)
+        return FoundDraft.of(found)
     kept = Reduction(options.draft_quantization, options.draft_head_tokens)
     if isinstance(found, Checkpoint):
-        return FoundDraft(replace(found, reduction=kept))
+        return FoundDraft.of(replace(found, reduction=kept))
     if kept != WHOLE:
         flags = ", ".join(options.given(ReductionOptions))
         raise InvalidRequest(f"{flags}: {found.name} is {found.kind}, which stays as it is")
-    return FoundDraft(found)
+    return FoundDraft.of(found)

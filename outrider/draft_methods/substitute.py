@@ -58,7 +58,7 @@ def find(options: DraftModelOptions, target: Model | None) -> FoundDraft:
     target itself.
     """
     if target is None or options.draft_model is not None:
-        return FoundDraft(Substitute(_rounded(options.draft_name)))
+        return FoundDraft.of(Substitute(_rounded(options.draft_name)))
     if not isinstance(target, EagerModel):
         raise InvalidRequest(
             "--draft substitute rounds the layers of a target on cpu or cuda in this process: with "
@@ -66,7 +66,7 @@ def find(options: DraftModelOptions, target: Model | None) -> FoundDraft:
         )
     assert isinstance(options, TargetModelOptions)
     found = BesideItsTarget(_rounded(options.target_name), target)
-    return FoundDraft(found, partial(Draft, sequence=partial(SharedSequence, TUNING.room)))
+    return FoundDraft.of(found, partial(Draft, sequence=partial(SharedSequence, TUNING.room)))
 
 
 def _rounded(name: str | None) -> Checkpoint:

@@ -54,6 +54,7 @@ prompts are known to fit.
 
 def _draft_alone(options: VerifyDraftRole) -> Alone:
     found = model.find(options, None).model
+    assert found is not None, "the method is `model`"
     length = found.sequence_length(options.sequence_length)
     return found, length, partial(_load_alone, found, options, length, 1)
 

@@ -17,11 +17,11 @@ from inference.command import INTERRUPTED, printable, say
 from inference.decode import TargetSession
 from inference.draft_thread import inline, take_short_turns
 from inference.errors import InvalidRequest, OutriderError
-from inference.text import Tokenizer
 from inference.times import LatencyModel
 from outrider.client.client import Client, open_client
 from outrider.client.connecting import connect_target, print_models
 from outrider.client.watching import Watcher
+from outrider.draft_methods import FoundDraft
 from outrider.models.directories import find_tokenizer
 from outrider.options.groups import TextOptions
 from outrider.options.roles import DraftRole, FusedClientRole, TextRole
@@ -68,8 +68,7 @@ def draft(options: DraftRole) -> int:
             if explainer is not None and done.failure is None:
                 explainer.conclude(done)
             if options.baseline:
-                alone = _alone(client.target, client.tokenizer, recording)
-                done = with_baseline(done, request, alone, cancelled)
+                done = with_baseline(done, request, _alone(client, recording), cancelled)
             if recording is not None and options.record is not None:
                 recording.write(Path(options.record), done)
             return done
@@ -79,19 +78,17 @@ def draft(options: DraftRole) -> int:
         return code
 
 
-def _alone(
-    target: Connection, tokenizer: Tokenizer, recording: TextRecording | None = None
-) -> Complete:
+def _alone(client: Client, recording: TextRecording | None) -> Complete:
     """Makes a text with the target alone, which is recorded, too, where there is a recording."""
 
     def make(request: Request, show: Show, cancelled: Event) -> Completion:
-        session: TargetSession = target.session()
+        session: TargetSession = client.target.session()
         tell: Tell | None = None
         if recording is not None:
             watcher = recording.begin("target-only")
             session, show, tell = watcher.watch(session), watcher.shown(show), watcher.told()
-        done = complete(request, session, inline(), tokenizer, show, cancelled, tell=tell)
-        return replace(done, device=target.description.device)
+        done = complete(request, session, inline(), client.tokenizer, show, cancelled, tell=tell)
+        return replace(done, device=client.target.description.device)
 
     return make
 
@@ -127,10 +124,20 @@ def fused_client(options: FusedClientRole) -> int:
             device = f"{description.device}, {who}" if colocated else description.device
             done = replace(done, device=device)
             if options.baseline:
-                return with_baseline(done, request, _alone(target, tokenizer), cancelled)
+                return with_baseline(done, request, alone, cancelled)
             return done
 
+        def alone(request: Request, show: Show, cancelled: Event) -> Completion:
+            session = target.session()
+            done = complete(request, session, inline(), tokenizer, show, cancelled)
+            return replace(done, device=description.device)
+
         return run(options, requests, make, workers=min(options.batch, len(requests)))
+
+
+def session_length(asked: int | None, draft: FoundDraft, target: Connection) -> int:
+    """The sequence length, prompt and output together, that draft, target and user allow."""
+    return min(draft.sequence_length(asked), target.description.sequence_length)
 
 
 def with_baseline(
