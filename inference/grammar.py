@@ -58,11 +58,22 @@ class Grammars:
         self._lock = threading.Lock()
         self._checked: OrderedDict[str, str] = OrderedDict()  # digest -> why it is refused, or ""
 
+    @property
+    def ends_texts(self) -> bool:
+        """Whether a token ends a text, without which no grammar is taken."""
+        return bool(self._stop_ids)
+
     def prepare(self) -> LLTokenizer:
         """Read the tokenizer, which takes a second of Python for 150,000 ids; return it.
 
-        The first grammar does so, too, if nobody has done it before.
+        The first grammar does so, too, if nobody has done it before. Raises InvalidRequest where
+        no token ends a text.
         """
+        if not self.ends_texts:
+            raise InvalidRequest(
+                "this model names no token that ends a text: it takes no grammar, since no text "
+                "could be complete"
+            )
         from llguidance import LLTokenizer
 
         with self._lock:
@@ -84,15 +95,10 @@ class Grammars:
         return TokenRule(prompt, params, matcher)
 
     def _matcher(self, grammar: Grammar) -> GrammarMatcher:
-        if not self._stop_ids:
-            raise InvalidRequest(
-                "this model names no token that ends a text: it takes no grammar, since no text "
-                "could be complete"
-            )
-        text = _written(grammar)
+        tokenizer, text = self.prepare(), _written(grammar)
         if refused := self._refused(grammar.digest, text):
             raise InvalidRequest(f"the grammar is refused: {refused}")
-        return GrammarMatcher(self.prepare(), text, self._vocabulary, self._stop_ids)
+        return GrammarMatcher(tokenizer, text, self._vocabulary, self._stop_ids)
 
     def _refused(self, digest: str, text: str) -> str:
         """Return why the grammar cannot be compiled; nothing where it can. Raises Busy where this

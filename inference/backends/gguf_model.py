@@ -10,7 +10,6 @@ on the batch and on where cells lie. So a text is the target's own up to near-ti
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import NamedTuple, Protocol, TypeVar
 
 import numpy as np
@@ -19,15 +18,14 @@ from numpy.typing import NDArray
 from inference.backends import Chosen, Ranked, Segment
 from inference.backends.batch import check_rows
 from inference.backends.gguf_branches import BranchSequences, Memory
-from inference.backends.gguf_library import SEQUENCES, GgufContext, GgufFacts, TokenBatch
+from inference.backends.gguf_library import SEQUENCES, TokenBatch
 from inference.backends.host_choice import Floats, choose_of_row, rank_of_row
-from inference.errors import InvalidRequest, LimitExceeded, Mismatch, Unavailable
-from inference.tree import IntArray
+from inference.backends.sequence import ModelSequence
+from inference.errors import InvalidRequest, LimitExceeded, Unavailable
+from inference.sampling import SamplingParams
+from inference.tree import IntArray, TokenTree
 
 T = TypeVar("T")
-
-_BATCH = 256
-"""Tokens that a decode takes at least: llama.cpp has outputs for as many sequences."""
 
 
 class LlamaContext(Memory, Protocol):
@@ -89,6 +87,12 @@ class GgufModel:
     def copy_row(self, source: int, target: int, slots: int) -> None:
         self._branches.copy_row(source, target, slots)
         self._tokens[target] = self._tokens[source]
+
+    def logits_of(self, prompt: Sequence[int], tree: TokenTree) -> NDArray[np.float32]:  # [n, V]
+        """Return logits at every node of a tree behind a prompt on row 0."""
+        sequence = ModelSequence(self, 0, SamplingParams())
+        sequence.extend(prompt)
+        return self._decode([sequence.prepare(tree)])[0][:, : self._vocabulary]
 
     def _each(self, segments: Sequence[Segment], use: Callable[[Segment, Floats], T]) -> list[T]:
         """Return what `use` makes of each segment and its logits [p, V], by as few decodes as hold
@@ -215,38 +219,3 @@ def _dealt(
         dealt.append(logits[first + chosen.cumsum()[segment.pick] - 1])
         first += int(chosen.sum())
     return dealt
-
-
-def load_gguf(
-    path: Path,
-    facts: GgufFacts,
-    *,
-    rows: int,
-    capacity: int,
-    max_nodes: int,
-    vocabulary: int,
-    threads: int,
-    gpu: int | None = None,
-) -> GgufModel:
-    """Load a GGUF file's model.
-
-    vocabulary: ids of the tokenizer
-    gpu: number of the GPU that computes all layers; None for the CPU. Not yet run on a GPU.
-
-    Raises MissingExtra, Mismatch, LimitExceeded, UnsupportedModel or Unavailable.
-    """
-    if vocabulary > len(facts.tokens):
-        raise Mismatch(f"{path} has {len(facts.tokens)} ids, the tokenizer {vocabulary}")
-    batch = max(_BATCH, max_nodes)
-    context = GgufContext(path, facts, cells=rows * capacity, batch=batch, threads=threads, gpu=gpu)
-    return GgufModel(
-        context,
-        rows=rows,
-        capacity=capacity,
-        max_nodes=max_nodes,
-        batch=batch,
-        vocabulary=vocabulary,
-        kind=facts.weights,
-        threads=threads,
-        device="cpu" if gpu is None else f"cuda:{gpu}",
-    )

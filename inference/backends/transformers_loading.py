@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
@@ -16,10 +15,10 @@ from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 from transformers.utils import logging
 
 from inference.backends.transformers_model import TransformersModel
+from inference.backends.tree_trial import TreeTrial
 from inference.errors import UnsupportedModel
 from inference.model.checkpoint import weight_files
 from inference.model.library_config import WINDOW_FIELDS, LibraryConfig, Reach
-from inference.tree import TokenTree
 
 _ERRORS = (
     *(AttributeError, AssertionError, ImportError, IndexError, KeyError, NotImplementedError),
@@ -122,17 +121,8 @@ def _compute_in_fours(
     return made[: len(hidden_states)]
 
 
-_PARENTS, _PATHS = (-1, 0, 0, 1, 2), ((0, 1, 3), (0, 2, 4))
-"""The tree that a model is tried with, a root and two branches of two nodes, and its paths."""
-
 _REACH = 4
 """Positions of windows and chunks in that trial: fewer than its paths have."""
-
-_TOLERANCES = {torch.float32: 1e-3}
-_WIDEST = 0.2
-"""Difference of logits, in parts of their spread, up to which two ways to compute them are one: in
-float32, and in narrower types, whose rounding may pick other experts.
-"""
 
 
 @contextmanager
@@ -155,21 +145,13 @@ def _short_reaches(library: Any, reaches: Mapping[str, Reach]) -> Iterator[dict[
 @torch.no_grad()
 def check_trees(library: nn.Module, config: LibraryConfig, vocabulary: int) -> None:
     """Raise ValueError unless a tree's logits are those that the library computes of its paths."""
-    ids = (7 * np.arange(8, dtype=np.int32) + 1) % vocabulary
-    prompt, tree = ids[:3], TokenTree(ids[3:], np.array(_PARENTS, dtype=np.int32))
-    paths = torch.from_numpy(np.array([[*prompt, *tree.tokens[list(path)]] for path in _PATHS]))
+    trial = TreeTrial.of(vocabulary)
     with _short_reaches(library, config.reaches) as reaches:
         tried = TransformersModel(
             library, reaches, rows=2, capacity=12, max_nodes=5, vocabulary=vocabulary
         )
-        every = tried.logits_of(prompt.tolist(), tree)
-        whole = library(input_ids=paths.to(tried.device, torch.int64), use_cache=False).logits
-    found = every[torch.tensor(_PATHS)]  # [2, 3, V]
-    expected = whole[:, len(prompt) :, :vocabulary].float()
-    spread = (expected - expected.mean(-1, keepdim=True)).norm()
-    off = float((found - expected).norm() / spread)
-    if not off <= _TOLERANCES.get(tried.dtype, _WIDEST):
-        raise ValueError(
-            f"a tree's logits differ from those of its paths by {off:.2g} of their spread, so it "
-            "does not follow masks and positions"
-        )
+        nodes = tried.logits_of(trial.prompt, trial.tree)
+        paths = torch.from_numpy(trial.paths).to(tried.device, torch.int64)
+        whole = library(input_ids=paths, use_cache=False).logits[..., :vocabulary].float()
+    exact = tried.dtype == torch.float32
+    trial.check(nodes.cpu().numpy(), whole.cpu().numpy(), float32=exact)

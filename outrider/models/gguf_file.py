@@ -59,7 +59,7 @@ class GgufFile:
         return Conditions(f"{loaded.device}, {processor()}, llama.cpp", loaded.threads)
 
     def load(self, options: DeviceOptions, capacity: Capacity) -> GgufModel:
-        from inference.backends.gguf_model import load_gguf
+        from inference.backends.gguf_loading import load_gguf
 
         if options.dtype is not None:
             raise InvalidRequest(

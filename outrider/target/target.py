@@ -213,7 +213,8 @@ def _grammars(found: FoundModel) -> Grammars:
     """Grammars of the model's tokenizer, which is read now: reading it lets no other thread run."""
     tokenizer = found.tokenizer
     grammars = Grammars(tokenizer.to_json(), tokenizer.vocabulary, sorted(found.stop_ids))
-    grammars.prepare()
+    if grammars.ends_texts:
+        grammars.prepare()
     return grammars
 
 

@@ -124,7 +124,8 @@ A checkpoint in safetensors is computed in one of two ways. `--backend` picks on
   and values by token, on cpu or cuda, as target and as draft. It is taken by itself where our
   decoder does not know the architecture.
 
-A GGUF file is computed by llama.cpp ([gguf.md](gguf.md)).
+A GGUF file is computed by llama.cpp ([gguf.md](gguf.md)), whatever its architecture, if a trial at
+load shows that trees are computed as their paths are.
 
 ## Families that are verified
 
@@ -153,7 +154,8 @@ those that the library computes of its paths, with short windows. A model that f
 - **Weights that are not safetensors**, and checkpoints with a missing or unknown tensor.
 - **Texts beyond the original length** of `longrope` and `dynamic` scalings: the frequencies would
   change in the middle of a text.
-- **Neuron**: `outrider compile` makes graphs of Llama, Mistral, Qwen2 and Qwen3.
+- **Neuron**: `outrider compile` makes graphs of Llama, Mistral, Qwen2 and Qwen3. For gpt-oss AWS's
+  own engine, vLLM-Neuron, has an example; Outrider does not draft for it.
 - `--draft eagle`, `--draft substitute`, `--draft_quantization` and `--layer_offload` are of our own
   decoder.
 

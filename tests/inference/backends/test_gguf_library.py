@@ -9,7 +9,8 @@ import pytest
 
 from inference.backends.eager import EagerModel
 from inference.backends.gguf_library import GgufFacts
-from inference.backends.gguf_model import GgufModel, load_gguf
+from inference.backends.gguf_loading import load_gguf
+from inference.backends.gguf_model import GgufModel
 from inference.errors import Mismatch, Unavailable, UnsupportedModel
 from inference.model.config import parse_config
 from inference.model.decoder import Decoder

@@ -1,0 +1,78 @@
+"""Loads a GGUF file's model, and tries it before it is used."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from inference.backends.gguf_library import GgufContext, GgufFacts, TokenBatch
+from inference.backends.gguf_model import GgufModel, LlamaContext
+from inference.backends.tree_trial import TreeTrial
+from inference.errors import Mismatch, UnsupportedModel
+from inference.tree import IntArray
+
+_BATCH = 256
+"""Tokens that a decode takes at least: llama.cpp has outputs for as many sequences."""
+
+
+def load_gguf(
+    path: Path,
+    facts: GgufFacts,
+    *,
+    rows: int,
+    capacity: int,
+    max_nodes: int,
+    vocabulary: int,
+    threads: int,
+    gpu: int | None = None,
+) -> GgufModel:
+    """Load a GGUF file's model.
+
+    vocabulary: ids of the tokenizer
+    gpu: number of the GPU that computes all layers; None for the CPU. Not yet run on a GPU.
+
+    Raises MissingExtra, Mismatch, LimitExceeded, Unavailable, and UnsupportedModel where the model
+    does not compute trees as it computes their paths.
+    """
+    if vocabulary > len(facts.tokens):
+        raise Mismatch(f"{path} has {len(facts.tokens)} ids, the tokenizer {vocabulary}")
+    batch = max(_BATCH, max_nodes)
+    context = GgufContext(path, facts, cells=rows * capacity, batch=batch, threads=threads, gpu=gpu)
+    model = GgufModel(
+        context,
+        rows=rows,
+        capacity=capacity,
+        max_nodes=max_nodes,
+        batch=batch,
+        vocabulary=vocabulary,
+        kind=facts.weights,
+        threads=threads,
+        device="cpu" if gpu is None else f"cuda:{gpu}",
+    )
+    try:
+        check_trees(context, model, vocabulary, float32=facts.float32)
+    except ValueError as error:
+        raise UnsupportedModel(f"{path}: architecture {facts.architecture}: {error}") from error
+    return model
+
+
+def check_trees(context: LlamaContext, model: GgufModel, vocabulary: int, *, float32: bool) -> None:
+    """Raise ValueError unless a tree's logits are those that llama.cpp computes of its paths.
+
+    context: that of the model, still without keys
+    """
+    trial = TreeTrial.of(vocabulary)
+    paths = np.stack([_path_logits(context, path)[:, :vocabulary] for path in trial.paths])
+    nodes = model.logits_of(trial.prompt, trial.tree)
+    trial.check(nodes, paths, float32=float32)
+
+
+def _path_logits(context: LlamaContext, path: IntArray) -> NDArray[np.float32]:  # [n, ids]
+    """Compute a path as the only sequence, and take its keys away again."""
+    n = len(path)
+    every = np.ones(n, dtype=np.bool_)
+    logits = context.decode(TokenBatch(path, np.arange(n, dtype=np.int32), [[0]] * n, every))
+    context.remove(0, 0)
+    return logits.copy()  # the next call overwrites them
