@@ -35,7 +35,7 @@ from inference.artifact import (
     read_manifest,
     write_manifest,
 )
-from inference.errors import BadArtifact, InvalidRequest, UnknownArchitecture, UnsupportedModel
+from inference.errors import BadArtifact, InvalidRequest
 from inference.file_model import Record, Text, read_record
 from inference.files import write_whole
 from inference.json_file import read_json
@@ -96,22 +96,13 @@ class Source:
     stop_ids: tuple[int, ...]
 
 
-_ELSEWHERE = (
-    "Graphs are made of these alone. Outrider serves others by --backend transformers on cpu or "
-    "cuda; on Neuron AWS's own engine, vLLM-Neuron, has examples for gpt-oss beside Llama and Qwen3"
-)
-
-
 def read_source(directory: Path) -> Source:
     """A Hugging Face directory as a source. Raises UnsupportedModel for what cannot be computed."""
     from inference.model.checkpoint import fingerprint
-    from inference.model.config import read_config, read_raw_config
+    from inference.model.config import read_config_for_graphs, read_raw_config
     from inference.text import Tokenizer
 
-    try:
-        stop_ids = tuple(sorted(read_config(directory).stop_ids))
-    except UnknownArchitecture as error:
-        raise UnsupportedModel(f"{error}. {_ELSEWHERE}") from error
+    stop_ids = tuple(sorted(read_config_for_graphs(directory).stop_ids))
     return Source(
         directory,
         fingerprint(directory),

@@ -92,6 +92,20 @@ def read_raw_config(directory: Path) -> dict[str, Any]:
     return read_json(directory / "config.json", UnsupportedModel).dictionary()
 
 
+_ELSEWHERE = (
+    "Graphs are made of these alone. Outrider serves others by --backend transformers on cpu or "
+    "cuda; on Neuron AWS's own engine, vLLM-Neuron, has examples for gpt-oss beside Llama and Qwen3"
+)
+
+
+def read_config_for_graphs(directory: Path) -> ModelConfig:
+    """Read a config that graphs are made of. Raises UnsupportedModel, which names what else is."""
+    try:
+        return read_config(directory)
+    except UnknownArchitecture as error:
+        raise UnsupportedModel(f"{error}. {_ELSEWHERE}") from error
+
+
 def parse_config(raw: Mapping[str, Any], stop_ids: frozenset[int] = frozenset()) -> ModelConfig:
     """Return the config of a parsed config.json.
 

@@ -13,11 +13,11 @@ import pytest
 
 from compile import builders
 from compile.build import graph_processes
-from compile.build.build import MadeWith
+from compile.build.build import MadeWith, read_source
 from compile.plan.buckets import first_graphs
 from compile.spec import CompileSpec
 from inference.artifact import MANIFEST, Bucket, check_files, read_manifest
-from inference.errors import BadArtifact
+from inference.errors import BadArtifact, UnsupportedModel
 from tests.support.artifacts import LIMITS, FakeBuilder, build, small_spec
 from tests.support.commands import Run
 from tests.support.refusals import assert_refused
@@ -36,6 +36,12 @@ def test_a_built_directory_is_an_artefact_of_what_was_asked(tmp_path: Path) -> N
     graphs = {f"graphs/{name}.bin" for name in [*NAMES, "joint"]}
     assert manifest.files.keys() == {"config.json", "tokenizer.json", "weights/all.bin"} | graphs
     assert (manifest.capacity, manifest.rows, manifest.stop_ids) == (128, 2, (2,))
+
+
+def test_a_model_without_graphs_is_refused_and_what_serves_it_is_named(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "gpt_oss"}')
+    shown = ["'gpt_oss'", "supported are llama", "--backend transformers", "vLLM-Neuron"]
+    assert_refused(lambda: read_source(tmp_path), shown, UnsupportedModel)
 
 
 def test_a_finished_artefact_is_left_as_it_is(tmp_path: Path) -> None:

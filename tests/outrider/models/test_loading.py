@@ -18,6 +18,7 @@ from outrider.options.roles import TargetRole
 from outrider.target.target import load_served, load_target
 from outrider.terminal.status_lines import LoadingStatus
 from tests.support.commands import Run
+from tests.support.models import write_checkpoint_with_tokenizer
 from tests.support.terminal import Terminal
 
 
@@ -88,3 +89,11 @@ def test_a_target_that_takes_the_cpu_unasked_beside_a_neuron_device_says_so(
     monkeypatch.setattr(neuron_sdk, "DEVICE", tmp_path / "neuron0")
     load_served(TargetRole(port=0, batch=1, max_tree_nodes=8, sequence_length=64, device=device))
     assert ("not used: --device neuron takes it" in capsys.readouterr().err) == told
+
+
+def test_a_target_without_an_end_of_text_is_loaded(tmp_path: Path) -> None:
+    model = write_checkpoint_with_tokenizer(tmp_path, eos_token_id=None)
+    options = TargetRole(
+        model=str(model), port=0, batch=1, max_tree_nodes=8, sequence_length=64, device="cpu"
+    )
+    load_served(options)
