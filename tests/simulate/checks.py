@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import logging
+import traceback
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
+from grpc_comm.client.remote_session import REACH_SECONDS
+from inference.order import Pace
 from tests.simulate.client_process import Client, Text
-from tests.simulate.plan import LONG_PATIENCE, Plan
+from tests.simulate.plan import LONG_PATIENCE, MOST_SESSIONS, Plan
 from tests.simulate.target_process import TargetProcess
 
 STANDSTILL = 30.0
@@ -18,6 +21,9 @@ RECOVERY = 60.0
 
 WINDOW, PROMISE = 256, 0.98
 """Tokens over which every text has this part of its root-only rate."""
+
+LAST, GAIN = 80, 1.1
+"""Last tokens of a text, where a quick and skilled draft must be so much better than none."""
 
 SECRET = "token-that-nobody-may-see"
 IN_PATIENCE = frozenset({"Unavailable", "Busy", "Gone"})
@@ -38,6 +44,8 @@ def texts(clients: Sequence[Client], plan: Plan) -> Iterator[str]:
                 continue
             elif text.resumes + text.reopenings and not plan.faults and not plan.crowded:
                 yield f"{text} lost its stream, and there was no fault"
+            elif _is_patience_renewed(text, client):
+                yield f"{text} is looked for beyond its client's patience"
             elif gap := _longest_gap(text, plan):
                 yield f"{text} stood still for {gap:.0f} s"
             elif not _explained(text, plan):
@@ -58,13 +66,28 @@ def _explained(text: Text, plan: Plan) -> bool:
     return False
 
 
+def _is_patience_renewed(text: Text, client: Client) -> bool:
+    """Whether a search began later after the first loss than patience lasts, without a token.
+
+    A target that says that a session waits, or owes nothing, begins patience anew.
+    """
+    waits = text.plan.pace is Pace.WAIT or text.plan.credit or client.plan.slow_reader
+    if waits or text.reopenings or (client.plan.at_once and len(client.texts) > 1):
+        return False
+    for before, after in pairwise([*text.came, text.ended]):
+        losses = [at for at in client.losses if before < at < after]
+        if losses and losses[-1] - losses[0] > max(client.plan.patience, REACH_SECONDS) + 1:
+            return True
+    return False
+
+
 def _longest_gap(text: Text, plan: Plan) -> float:
     """The longest time without a token, where that is longer than anything explains; else 0.
 
     Faults may take as long as their patience, so only times that none of them touches count.
     """
     moments = [*text.came, text.ended] if text.came else []
-    most = STANDSTILL + 3 * plan.work
+    most = STANDSTILL + 3 * plan.work + (10 * plan.lease if plan.limit < MOST_SESSIONS else 0)
     for before, after in pairwise(moments):
         faults = (1_000 + fault.at + fault.seconds for fault in plan.faults)
         calm = max([before, *(end + RECOVERY for end in faults)])
@@ -74,12 +97,17 @@ def _longest_gap(text: Text, plan: Plan) -> float:
 
 
 def rates(texts: Sequence[Text], alone: Sequence[Text], plan: Plan) -> Iterator[str]:
-    """Yield texts whose drafts made them slower than the promise, over any WINDOW tokens.
+    """Yield texts whose drafts made them slower than the promise, over any WINDOW tokens, and those
+    that gain nothing by a skilled draft.
 
     alone: the same texts, made by root-only forwards
     """
     for text, other in zip(texts, alone, strict=True):
-        for first in range(0, len(text.came) - WINDOW, 8):
+        late, most = (one.came[-1] - one.came[-LAST] for one in (text, other))
+        skilled = text.client.draft in ("growing", "both") and plan.call < 1
+        if skilled and GAIN * late > most:
+            yield f"{text} takes {late:.2f} s for its last tokens, and alone {most:.2f} s"
+        for first in range(0, 0 if plan.faults else len(text.came) - WINDOW, 8):
             took, most = (one.came[first + WINDOW] - one.came[first] for one in (text, other))
             if PROMISE * took > most + 2 * plan.forward:
                 yield f"{text} takes {took:.2f} s for {WINDOW} tokens, and alone {most:.2f} s"
@@ -109,7 +137,8 @@ def logs(records: Sequence[logging.LogRecord], plan: Plan) -> Iterator[str]:
     for record in records:
         line = record.getMessage()
         if record.exc_info:
-            line += f" ({record.exc_info[1]!r})"
+            where = traceback.extract_tb(record.exc_info[2])[-1:]
+            line += f" ({record.exc_info[1]!r}, {where})"
         if SECRET in line:
             yield f"a secret in a log line: {line}"
         if record.levelno >= logging.ERROR and not (
