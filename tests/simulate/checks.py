@@ -22,9 +22,6 @@ RECOVERY = 60.0
 WINDOW, PROMISE = 256, 0.98
 """Tokens over which every text has this part of its root-only rate."""
 
-LAST, GAIN = 80, 1.1
-"""Last tokens of a text, where a quick and skilled draft must be so much better than none."""
-
 SECRET = "token-that-nobody-may-see"
 IN_PATIENCE = frozenset({"Unavailable", "Busy", "Gone"})
 """Errors that name a target that cannot be had."""
@@ -97,16 +94,11 @@ def _longest_gap(text: Text, plan: Plan) -> float:
 
 
 def rates(texts: Sequence[Text], alone: Sequence[Text], plan: Plan) -> Iterator[str]:
-    """Yield texts whose drafts made them slower than the promise, over any WINDOW tokens, and those
-    that gain nothing by a skilled draft.
+    """Yield texts whose drafts made them slower than the promise, over any WINDOW tokens.
 
     alone: the same texts, made by root-only forwards
     """
     for text, other in zip(texts, alone, strict=True):
-        late, most = (one.came[-1] - one.came[-LAST] for one in (text, other))
-        skilled = text.client.draft in ("growing", "both") and plan.call < 1
-        if skilled and GAIN * late > most:
-            yield f"{text} takes {late:.2f} s for its last tokens, and alone {most:.2f} s"
         for first in range(0, 0 if plan.faults else len(text.came) - WINDOW, 8):
             took, most = (one.came[first + WINDOW] - one.came[first] for one in (text, other))
             if PROMISE * took > most + 2 * plan.forward:

@@ -199,6 +199,7 @@ def draw_steady(seed: int) -> Plan:
             starts=0.0,
             way="one",
             draft=draft,
+            patience=LONG_PATIENCE,
             slow_reader=0.0,
             hostile=False,
             texts=(
