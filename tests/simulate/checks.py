@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import logging
+import traceback
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
+from grpc_comm.client.remote_session import REACH_SECONDS
+from inference.order import Pace
 from tests.simulate.client_process import Client, Text
-from tests.simulate.plan import LONG_PATIENCE, Plan
+from tests.simulate.plan import LONG_PATIENCE, MOST_SESSIONS, Plan
 from tests.simulate.target_process import TargetProcess
 
 STANDSTILL = 30.0
@@ -38,6 +41,8 @@ def texts(clients: Sequence[Client], plan: Plan) -> Iterator[str]:
                 continue
             elif text.resumes + text.reopenings and not plan.faults and not plan.crowded:
                 yield f"{text} lost its stream, and there was no fault"
+            elif _is_patience_renewed(text, client):
+                yield f"{text} is looked for beyond its client's patience"
             elif gap := _longest_gap(text, plan):
                 yield f"{text} stood still for {gap:.0f} s"
             elif not _explained(text, plan):
@@ -58,13 +63,28 @@ def _explained(text: Text, plan: Plan) -> bool:
     return False
 
 
+def _is_patience_renewed(text: Text, client: Client) -> bool:
+    """Whether a search began later after the first loss than patience lasts, without a token.
+
+    A target that says that a session waits, or owes nothing, begins patience anew.
+    """
+    waits = text.plan.pace is Pace.WAIT or text.plan.credit or client.plan.slow_reader
+    if waits or text.reopenings or (client.plan.at_once and len(client.texts) > 1):
+        return False
+    for before, after in pairwise([*text.came, text.ended]):
+        losses = [at for at in client.losses if before < at < after]
+        if losses and losses[-1] - losses[0] > max(client.plan.patience, REACH_SECONDS) + 1:
+            return True
+    return False
+
+
 def _longest_gap(text: Text, plan: Plan) -> float:
     """The longest time without a token, where that is longer than anything explains; else 0.
 
     Faults may take as long as their patience, so only times that none of them touches count.
     """
     moments = [*text.came, text.ended] if text.came else []
-    most = STANDSTILL + 3 * plan.work
+    most = STANDSTILL + 3 * plan.work + (10 * plan.lease if plan.limit < MOST_SESSIONS else 0)
     for before, after in pairwise(moments):
         faults = (1_000 + fault.at + fault.seconds for fault in plan.faults)
         calm = max([before, *(end + RECOVERY for end in faults)])
@@ -79,7 +99,7 @@ def rates(texts: Sequence[Text], alone: Sequence[Text], plan: Plan) -> Iterator[
     alone: the same texts, made by root-only forwards
     """
     for text, other in zip(texts, alone, strict=True):
-        for first in range(0, len(text.came) - WINDOW, 8):
+        for first in range(0, 0 if plan.faults else len(text.came) - WINDOW, 8):
             took, most = (one.came[first + WINDOW] - one.came[first] for one in (text, other))
             if PROMISE * took > most + 2 * plan.forward:
                 yield f"{text} takes {took:.2f} s for {WINDOW} tokens, and alone {most:.2f} s"
@@ -109,7 +129,8 @@ def logs(records: Sequence[logging.LogRecord], plan: Plan) -> Iterator[str]:
     for record in records:
         line = record.getMessage()
         if record.exc_info:
-            line += f" ({record.exc_info[1]!r})"
+            where = traceback.extract_tb(record.exc_info[2])[-1:]
+            line += f" ({record.exc_info[1]!r}, {where})"
         if SECRET in line:
             yield f"a secret in a log line: {line}"
         if record.levelno >= logging.ERROR and not (

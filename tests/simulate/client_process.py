@@ -6,6 +6,7 @@ from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from grpc_comm.client.connection import Connection, connect
 from grpc_comm.client.patience import Patience
@@ -56,7 +57,9 @@ class Text:
 
     @property
     def params(self) -> SamplingParams:
-        return SamplingParams(self.plan.temperature, seed=self.plan.seed)
+        """A penalty, which this target does not feel, needs to know what the text made so far."""
+        penalty = 0.5 if self.plan.seed % 3 == 0 else 0.0
+        return SamplingParams(self.plan.temperature, seed=self.plan.seed, frequency_penalty=penalty)
 
     def due(self, kinds: int) -> list[int]:
         """The target's own text, up to its stop id."""
@@ -77,7 +80,7 @@ class Client:
     ) -> None:
         self.plan, self.process = plan, Process(f"client{plan.number}")
         self.texts = [Text(plan, one) for one in plan.texts]
-        self.notices: list[str] = []
+        self.losses: list[float] = []
         self._world, self._network, self._folder = world, network, folder
         self._kernel = network.kernel
         self._addresses, self._silence = addresses, Silence()
@@ -93,7 +96,7 @@ class Client:
     def _live(self) -> None:
         self._kernel.sleep(self.plan.starts)
         if self.plan.hostile:
-            Hostile(self.plan, self._kernel, self._open_channel()).rage()
+            Hostile(self.plan, self._kernel, self._open_channel(), self._records).rage()
             for text in self.texts:
                 text.outcome = text.outcome or "hostile"
             return
@@ -124,6 +127,11 @@ class Client:
                     return None
                 self._kernel.sleep(1.0)
 
+    def _records(self) -> list[Any]:
+        """Session records of the targets that run."""
+        found = [one.process.holds["session records"] for one in self._network.listeners.values()]
+        return [record for table in found for record in table._records.values()]
+
     def _open_channel(self) -> Channel:
         address = self._addresses[self.plan.number % len(self._addresses)]
         return Channel(self._network, address)
@@ -135,8 +143,12 @@ class Client:
         if self.plan.tenant:
             secret = self._folder / self.plan.tenant
             security = SecurityOptions(token_file=secret)
-        patience = Patience(self.plan.patience, self.notices.append)
+        patience = Patience(self.plan.patience, self._note)
         return connect(named, security=security, timeout=CONNECT_SECONDS, patience=patience)
+
+    def _note(self, notice: str) -> None:
+        if notice.endswith("looking for it again"):
+            self.losses.append(self._kernel.now)
 
     def _make(self, connection: Connection, text: Text) -> None:
         plan, text.began = text.plan, self._kernel.now

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 SLOWER = 10.0
 """Times as long as before takes a slow forward, or the way over a slow link."""
 
+CUT_EVERY = 4.0
+"""Seconds between cuts of links that are cut again and again."""
+
 Heal = Callable[[], None] | None
 """What ends a fault; None for one that is over at once."""
 
@@ -130,7 +133,27 @@ class Weather:
                     pipe.cut()
 
     def _drain_target(self, fault: Fault) -> Heal:
+        """Some of them while a forward runs that may end a text."""
+        target, kernel = self._target(fault), self._world.kernel
+        until = kernel.now + (20.0 if fault.who % 2 else 0.0)
+        while kernel.now < until and not any(one.allowed == 1 for one in target.engine.sessions):
+            kernel.sleep(self._world.plan.forward / 4)
         return self._stop(self._target(fault), 5.0)
+
+    def _hung_forward(self, fault: Fault) -> Heal:
+        """A forward that takes long; meanwhile, some links are cut again and again."""
+        target, kernel = self._target(fault), self._world.kernel
+        target.model.hangs_until = until = kernel.now + fault.seconds
+
+        def cut() -> None:
+            if kernel.now < until:
+                for pipe in [one for link in self._world.network.links for one in link.pipes]:
+                    pipe.cut()
+                kernel.after(CUT_EVERY, cut)
+
+        if fault.who % 2:
+            cut()
+        return None
 
     def _end_target(self, fault: Fault) -> Heal:
         return self._stop(self._target(fault), None)
@@ -229,9 +252,13 @@ class Weather:
         return self._write_keys
 
     def _write_keys(self) -> None:
+        """Write the file that is to be in force."""
         without = frozenset(name for name, times in self._without.items() if times)
-        limits = {"sessions": 1, "sequence_length": 60, "tree_nodes": 3} if self._lowered else {}
+        limits = {"sessions": self._world.plan.limit}
+        if self._lowered:
+            limits = {"sessions": 1, "sequence_length": 60, "tree_nodes": 3}
         write_keys(self._world.keys, without, **limits)
+        self._world.tap.note_keys(limits["sessions"], without)
 
 
 def _processes(pipe: Pipe) -> list[Process]:

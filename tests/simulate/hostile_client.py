@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
+from typing import Any
 
 import grpc
 
+from grpc_comm.proto import verifier_pb2 as pb
+from grpc_comm.translate import ResumeRequest, write_resume
 from tests.simulate.kernel import Kernel
 from tests.simulate.plan import ClientPlan
 from tests.simulate.target_process import token_of
@@ -30,9 +33,13 @@ BESIDE = {
 class Hostile:
     """One such client, on its thread."""
 
-    def __init__(self, plan: ClientPlan, kernel: Kernel, channel: Channel) -> None:
+    def __init__(
+        self, plan: ClientPlan, kernel: Kernel, channel: Channel, held: Callable[[], Any]
+    ) -> None:
+        """held: the session records of its target"""
         self._chance = random.Random(f"{plan.number} {plan.starts} hostile")
         self._kernel, self._channel, self._tenant = kernel, channel, plan.tenant
+        self._held = held
 
     def rage(self) -> None:
         """Say what it says, and end."""
@@ -40,7 +47,7 @@ class Hostile:
         bearer = (("authorization", f"Bearer {token_of(self._tenant)}"),)
         for _ in range(CONVERSATIONS):
             first = opening(session_id=f"{self._chance.getrandbits(64):016x}")
-            messages = mutator.session(first, RIGHT)
+            messages = self._theft() or mutator.session(first, RIGHT)
             begin = self._channel.stream_stream(SESSION)
             call = begin(self._said(messages), timeout=30.0, metadata=bearer)
             leaves = self._chance.random() < 0.3
@@ -51,6 +58,15 @@ class Hostile:
             if call.code() not in ENDINGS | BESIDE | {grpc.StatusCode.DEADLINE_EXCEEDED}:
                 self._kernel.crashes.append(f"a hostile call ended with {call.code()}")
         self._channel.close()
+
+    def _theft(self) -> list[bytes]:
+        """What resumes another's session, but for its key; at times, and where there is one."""
+        held = [one for one in self._held() if one.tenant == self._tenant]
+        if not held or self._chance.random() < 0.5:
+            return []
+        one = self._chance.choice(held)
+        asked = ResumeRequest(one.session_id, bytes(16), 1 << 20, one.session.length)
+        return [pb.ClientMessage(resume=write_resume(asked)).SerializeToString()]
 
     def _said(self, messages: list[bytes]) -> Iterator[bytes]:
         yield from messages

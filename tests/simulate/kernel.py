@@ -44,12 +44,14 @@ class Process:
     frozen: it is stopped, and its threads wait
     dead: it was killed; its threads never run again
     holds: what has to be empty when nobody wants anything of it
+    computes_since: when the forward in hand began; infinite without one
     """
 
     def __init__(self, name: str) -> None:
         self.name, self.frozen, self.dead = name, False, False
         self.held: list[Fiber] = []  # would run, were it not stopped
         self.holds: dict[str, Any] = {}
+        self.computes_since = math.inf
 
 
 class Fiber:

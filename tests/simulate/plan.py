@@ -15,7 +15,10 @@ QUIET_FROM = 40.0
 LONG_PATIENCE = 900.0
 """Of a client whose texts must all come whole."""
 
-STEADY_EVERY = 25
+MOST_SESSIONS = 6
+"""That each key may have, where its limit is not drawn."""
+
+STEADY_EVERY = 12
 """One seed of so many compares rates."""
 
 FAULTS = (
@@ -38,6 +41,7 @@ FAULTS = (
     "revoke key",
     "lower limits",
     "spoil keys",
+    "hung forward",
 )
 
 
@@ -98,6 +102,7 @@ class Plan:
     waiting: int
     lease: float
     keys: bool
+    limit: int  # sessions of each key
     sharing: bool
     beside: bool  # a draft at the target, for clients that have none
     kinds: int
@@ -127,7 +132,7 @@ class Plan:
     def crowded(self) -> bool:
         """Whether a session may have to wait, or be refused, for lack of room."""
         texts = sum(len(client.texts) for client in self.clients)
-        return self.is_hostile or texts > min(self.rows, self.waiting, 4)
+        return self.is_hostile or texts > min(self.rows, self.waiting, 4, self.limit)
 
     def __str__(self) -> str:
         texts = sum(len(one.texts) for one in self.clients)
@@ -147,7 +152,7 @@ def draw(seed: int) -> Plan:
 
 def draw_swarm(seed: int) -> Plan:
     """Draw any configuration, clients and faults."""
-    chance = random.Random(f"{seed} plan")
+    chance, more = random.Random(f"{seed} plan"), random.Random(f"{seed} more")
     rows = chance.choice((1, 2, 3, 4, 8))
     keys = chance.random() < 0.5
     kinds = chance.choice((3, 8, 40))
@@ -165,6 +170,7 @@ def draw_swarm(seed: int) -> Plan:
         waiting=chance.choice((2, 8, 64)),
         lease=chance.choice((3.0, 3.0, 5.0, 15.0)),
         keys=keys,
+        limit=more.choice((1, 2, 3, MOST_SESSIONS)) if keys else MOST_SESSIONS,
         sharing=chance.random() < 0.3,
         beside=chance.random() < 0.3,
         kinds=kinds,
@@ -174,8 +180,8 @@ def draw_swarm(seed: int) -> Plan:
         way=chance.choice((0.0005, 0.01, 0.08)),
         jitter=chance.choice((0.0, 0.0, 0.02)),
         yields=chance.choice((0.0, 0.02, 0.1, 0.3)),
-        clients=clients,
-        faults=() if calm else _faults(chance, clients, forward, keys=keys),
+        clients=tuple(_with_prefixes(more, one, kinds) for one in clients),
+        faults=() if calm else _faults(chance, more, clients, forward, keys=keys),
     )
 
 
@@ -184,12 +190,16 @@ def draw_steady(seed: int) -> Plan:
     chance = random.Random(f"{seed} steady")
     plan, texts = draw_swarm(seed), chance.choice((1, 1, 2))
     drafts = [chance.choice(("growing", "both", "useless", "copying")) for _ in range(texts)]
+    if texts == 2 and chance.random() < 0.7:
+        drafts = ["growing", "useless"]
+    cut = Fault(100 * plan.forward, "cut", 0, 0.0)
     clients = tuple(
         replace(
             _client(chance, number, keys=False, kinds=plan.kinds),
             starts=0.0,
             way="one",
             draft=draft,
+            patience=LONG_PATIENCE,
             slow_reader=0.0,
             hostile=False,
             texts=(
@@ -205,7 +215,10 @@ def draw_steady(seed: int) -> Plan:
         )
         for number, draft in enumerate(drafts)
     )
-    calm = replace(plan, replicas=1, keys=False, jitter=0.0, yields=0.0, faults=(), steady=True)
+    calm = replace(
+        plan, replicas=1, keys=False, jitter=0.0, yields=0.0, limit=MOST_SESSIONS, steady=True
+    )
+    calm = replace(calm, faults=(cut,) if chance.random() < 0.4 else ())
     return replace(calm, rows=max(plan.rows, texts), clients=clients)
 
 
@@ -224,6 +237,16 @@ def _client(chance: random.Random, number: int, *, keys: bool, kinds: int) -> Cl
         texts=texts,
         hostile=chance.random() < 0.12,
     )
+
+
+def _with_prefixes(chance: random.Random, client: ClientPlan, kinds: int) -> ClientPlan:
+    """The client, with texts some of which begin as those of other clients do."""
+    same = tuple(7 * at % kinds for at in range(chance.choice((8, 30))))
+    texts = [
+        replace(text, prompt=same + text.prompt) if chance.random() < 0.4 else text
+        for text in client.texts
+    ]
+    return replace(client, texts=tuple(texts))
 
 
 def _text(chance: random.Random, kinds: int) -> TextPlan:
@@ -259,10 +282,15 @@ def _spike(chance: random.Random, first: int, *, keys: bool, kinds: int) -> tupl
 
 
 def _faults(
-    chance: random.Random, clients: Sequence[ClientPlan], forward: float, *, keys: bool
+    chance: random.Random,
+    more: random.Random,
+    clients: Sequence[ClientPlan],
+    forward: float,
+    *,
+    keys: bool,
 ) -> tuple[Fault, ...]:
     """A few kinds of faults, so that seeds differ in what they combine."""
-    known = [kind for kind in FAULTS if keys or ("key" not in kind and "limits" not in kind)]
+    known = [kind for kind in FAULTS[:-1] if keys or ("key" not in kind and "limits" not in kind)]
     kinds = chance.sample(known, chance.randint(1, 5))
     often = chance.choice((2, 4, 8, 14))
     drawn = [
@@ -274,6 +302,9 @@ def _faults(
         )
         for _ in range(chance.randint(1, often))
     ]
+    if more.random() < 0.15:
+        at, seconds = _moment(more, clients, forward), more.choice((45.0, 120.0, 400.0))
+        drawn.append(Fault(at, "hung forward", more.randrange(1000), seconds))
     return tuple(sorted(drawn))
 
 

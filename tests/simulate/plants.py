@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import inspect
+import textwrap
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 from unittest.mock import patch
 
 from grpc_comm.client.call import Call
-from grpc_comm.server.session_table import SessionRecord
+from grpc_comm.client.remote_session import RemoteSession
+from grpc_comm.keys import Grant
+from grpc_comm.server.sender import Sender
+from grpc_comm.server.session_table import SessionRecord, SessionTable
 from grpc_comm.server.stream import Stream
 from inference.engine.admission import Admission
 from inference.engine.session import Session
@@ -20,6 +25,19 @@ Plant = Callable[[], AbstractContextManager[Any]]
 def instead(holder: type, name: str, make: Callable[[Any], Any]) -> Iterator[None]:
     """Let a method be another one, which make() makes of it."""
     with patch.object(holder, name, make(vars(holder)[name])):
+        yield
+
+
+@contextmanager
+def edited(holder: Any, name: str, before: str, after: str) -> Iterator[None]:
+    """Let a function or a property be read from its source with other words in it."""
+    kept = vars(holder)[name]
+    function = kept.fget if isinstance(kept, property) else kept
+    source, made = textwrap.dedent(inspect.getsource(function)), dict[str, Any]()
+    assert source.count(before) == 1, f"{name} reads otherwise"
+    text = "from __future__ import annotations\n" + source.replace(before, after)
+    exec(text, function.__globals__, made)
+    with patch.object(holder, name, made[name]):
         yield
 
 
@@ -78,5 +96,32 @@ PLANTS: dict[str, Plant] = {
     "credit off by one": lambda: instead(Session, "allowed", _generous),
     "a stale stream believed": lambda: instead(SessionRecord, "give_to_new_stream", _believing),
     "a cancelled session's row kept": lambda: instead(Admission, "remove_closed", _keeping),
+    "an expired session's end not told": lambda: edited(
+        SessionTable,
+        "expire",
+        "self.end(record, Ending.EXPIRED)",
+        "self._records.pop(record.name), record.close(), self._counts.subtract([record.tenant])",
+    ),
+    "a resume key not compared": lambda: edited(
+        SessionTable, "resume", "not hmac.compare_digest(record.resume_key, key)", "False"
+    ),
+    "detached sessions not counted": lambda: edited(
+        SessionTable, "check_room", "len(mine) < most", "sum(not r.expires for r in mine) < most"
+    ),
+    "a revoked key's streams live on": lambda: edited(
+        Grant, "withdrawn", "return self._withdrawn", "return False"
+    ),
+    "drained before the end": lambda: edited(
+        Session, "_ended", "is None:", "is None or self._drained:"
+    ),
+    "signs of life of a hung target": lambda: edited(
+        Sender, "_send_progress", "self._engine.step_seconds < MOST_STEP_SECONDS", "True"
+    ),
+    "tokens made before not told": lambda: edited(
+        RemoteSession, "_opening", "self._params.made + self._received.made", "self._params.made"
+    ),
+    "rows for who has most": lambda: edited(
+        Admission, "line", "rows[session.tenant]", "-rows[session.tenant]"
+    ),
 }
 """By name. `python -m tests.simulate --planted NAME` runs with one."""

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
+from collections import Counter
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from grpc_comm.observability.server_events import Event, SessionEnded, SessionOpened
 from grpc_comm.observability.statistics import Statistics
 from grpc_comm.security import SecurityOptions
 from grpc_comm.server.server import BackgroundServer, Target
@@ -17,18 +21,18 @@ from inference.backends import Chosen, Segment
 from inference.drafters.draft import Draft
 from inference.engine.colocated_drafter import ColocatedDrafter
 from inference.engine.engine import Engine
+from inference.engine.prefix_cache import CacheRow
+from inference.engine.session import Session
 from inference.errors import InvalidRequest
 from inference.sampling import SamplingParams
-from tests.simulate.kernel import Kernel, Process
+from tests.simulate.kernel import Kernel, Process, kernel
 from tests.simulate.network import Network
-from tests.simulate.plan import TENANTS, Plan
+from tests.simulate.plan import MOST_SESSIONS, TENANTS, Plan
 from tests.simulate.scripted_drafts import TimedDraft, knowledge, skilled
 from tests.support.exact import VOCABULARY, Exact
 
 LONGEST, MOST_NODES = 512, 16
 PORT = 7000
-SESSIONS = 6
-"""That each key may have."""
 
 
 class Sleeping:
@@ -50,15 +54,25 @@ class Sleeping:
 
 
 class Faulty(Exact):
-    """The computable target, whose forwards may fail. failing: forwards that are to fail"""
+    """The computable target, whose forwards may fail or hang.
 
-    failing = 0
+    failing: forwards that are to fail
+    hangs_until: when forwards end, at the earliest
+    """
+
+    failing, hangs_until = 0, 0.0
 
     def choose(self, segments: Any) -> list[Chosen]:
         if self.failing:
             self.failing -= 1
             raise RuntimeError("the device failed")
-        return super().choose(list[Segment](segments))
+        process, clock = kernel().current.process, self._clock
+        process.computes_since = clock.now
+        try:
+            clock.now = max(clock.now, self.hangs_until)
+            return super().choose(list[Segment](segments))
+        finally:
+            process.computes_since = math.inf
 
 
 class TargetProcess:
@@ -108,7 +122,9 @@ class TargetProcess:
             clock=clock,
         )
         security = SecurityOptions(keys_file=self._keys) if plan.keys else SecurityOptions()
-        self.statistics = Statistics()
+        self.statistics = Statistics(self._note)
+        self.process.holds["sessions whose end was not told"] = self._told = set[Session]()
+        self._watch_line()
         host, _, port = self.address.rpartition(":")
         target = Target(
             self.engine,
@@ -124,6 +140,27 @@ class TargetProcess:
                 self.server = BackgroundServer(target)
             except InvalidRequest:  # its keys file is spoilt, and it is started again
                 self._kernel.sleep(1.0)
+
+    def _note(self, event: Event) -> None:
+        if isinstance(event, SessionOpened):
+            self._told.add(event.session)
+        elif isinstance(event, SessionEnded):
+            self._told.discard(event.session)
+
+    def _watch_line(self) -> None:
+        """Look at who gets each row that is free."""
+        admission = self.engine._admission
+        take = admission.pool.take
+
+        def watched(tokens: Sequence[int], sharing: str) -> CacheRow | None:
+            row, held = take(tokens, sharing), Counter(one.tenant for one in admission.on_rows)
+            first = [one.tenant for one in admission.line if one.tokens is tokens]
+            line = [one.tenant for one in admission.line]
+            if row and first and held[first[0]] > min(held[tenant] for tenant in line):
+                self._kernel.crashes.append(f"{first[0]} gets a further row before {line}")
+            return row
+
+        admission.pool.take = watched  # type: ignore[method-assign]
 
     def _drafter(self, clock: Sleeping) -> ColocatedDrafter:
         plan, call = self._plan, self._plan.forward * self._plan.call / 4
@@ -162,6 +199,7 @@ def describe(engine: Engine) -> Description:
         dtype="int32",
         device="simulated",
         stop_ids=frozenset({7}),
+        rules=True,
     )
 
 
@@ -175,7 +213,7 @@ def write_keys(path: Path, without: frozenset[str] = frozenset(), **limits: int)
         {
             "name": name,
             "token_sha256": hashlib.sha256(token_of(name).encode()).hexdigest(),
-            "sessions": SESSIONS,
+            "sessions": MOST_SESSIONS,
             **limits,
         }
         for name in TENANTS

@@ -2,37 +2,66 @@
 
 from __future__ import annotations
 
+import math
+
+import numpy as np
 from google.protobuf.message import DecodeError, Message
 
 from grpc_comm.proto import verifier_pb2 as pb
+from grpc_comm.server.sender import MOST_STEP_SECONDS
+from inference.engine.prefix_cache import common_prefix
 from inference.order import MOST_CREDIT
 from tests.simulate.kernel import Kernel
-from tests.simulate.plan import TENANTS
-from tests.simulate.target_process import SESSIONS
+from tests.simulate.plan import TENANTS, Plan
+from tests.simulate.target_process import token_of
 from tests.simulate.wire_server import Served
 
 SESSION = "/outrider.v1.Target/Session"
+MOST_LENGTH = 1 << 31
+
+KEYS_SECONDS, REVOKED_SECONDS = 60.0, 2.0
+"""After which a new keys file is in force, whatever happens, and where nothing delays it."""
+
+LATE = frozenset({"freeze target", "clock jump", "spoil keys"})
+"""Faults that delay it."""
+
+UNSEEN = 8
+"""Tokens that two texts may have in common by chance, before anybody was told of them."""
 
 
 class Spoken:
-    """What was said on one stream. acknowledged: length that the target knows its client to have"""
+    """What was said on one stream.
 
-    def __init__(self) -> None:
+    acknowledged: length that the target knows its client to have
+    tokens: of its text, as far as the stream told them
+    is_theft: it resumes a session with another key than that session's
+    """
+
+    def __init__(self, tenant: str) -> None:
         self.session_id, self.acknowledged, self.credit = "", 0, MOST_CREDIT
+        self.tenant, self.tokens, self.is_theft = tenant, list[int](), False
+        self.end, self.stop_ids = MOST_LENGTH, frozenset[int]()
 
 
 class Wiretap:
     """wrong: what must not be, a line each"""
 
-    def __init__(self, kernel: Kernel) -> None:
+    def __init__(self, kernel: Kernel, plan: Plan) -> None:
         self.wrong: list[str] = []
-        self._kernel = kernel
+        self._kernel, self._plan = kernel, plan
         self._streams: dict[Served, Spoken] = {}
+        self._limits, self._revoked = [(0.0, plan.limit)], dict[str, float]()
+
+    def note_keys(self, limit: int, without: frozenset[str]) -> None:
+        """Note what a keys file says: sessions of a key, and tenants that have none."""
+        now = self._kernel.now
+        self._limits.append((now, limit))
+        self._revoked = {tenant: self._revoked.get(tenant, now) for tenant in without}
 
     def __call__(self, served: Served, way: str, data: bytes) -> None:
         if served.call.method != SESSION:
             return
-        spoken = self._streams.setdefault(served, Spoken())
+        spoken = self._streams.setdefault(served, Spoken(_tenant(served)))
         try:
             message = (pb.ClientMessage if way == "up" else pb.ServerMessage).FromString(data)
         except DecodeError:
@@ -40,7 +69,7 @@ class Wiretap:
         kind = message.WhichOneof("kind") or "nothing"
         self._tell(served, f"{way} {kind} {_short(getattr(message, kind, None))}")
         if way == "up":
-            self._hear(spoken, kind, message)
+            self._hear(served, spoken, kind, message)
         elif kind == "opened":
             self._check_opened(served, spoken, message)
         elif kind == "tokens":
@@ -50,35 +79,93 @@ class Wiretap:
         names = served.server.process.name, served.call.channel.process.name
         self._kernel.tell(f"{names[0]} and {names[1]}: {what}")
 
-    def _hear(self, spoken: Spoken, kind: str, message: pb.ClientMessage) -> None:
+    def _hear(self, served: Served, spoken: Spoken, kind: str, message: pb.ClientMessage) -> None:
         if kind in ("open", "resume") and spoken.session_id:
             return  # it is refused
         if kind == "open":
             spoken.session_id = message.open.session_id
             spoken.acknowledged = len(message.open.prompt)
+            spoken.tokens = list(message.open.prompt)
+            if message.open.frequency_penalty == 0.5:
+                self._check_open(served, message.open)
         elif kind == "resume":
             spoken.session_id = message.resume.session_id
             spoken.acknowledged = message.resume.length
+            held = served.server.process.holds["session records"]._records
+            record = held.get((spoken.tenant, spoken.session_id))
+            spoken.tokens = next(
+                other.tokens
+                for other in self._streams.values()
+                if other is spoken or other.session_id == spoken.session_id
+            )
+            spoken.is_theft = record and record.resume_key != message.resume.resume_key
         elif kind == "ack":
             spoken.acknowledged = max(spoken.acknowledged, message.ack.length)
         elif kind == "decode":
             spoken.credit = message.decode.credit or MOST_CREDIT
+            spoken.end, spoken.stop_ids = message.decode.end, frozenset(message.decode.stop_ids)
+
+    def _check_open(self, served: Served, opening: pb.Open) -> None:
+        number = int(served.call.channel.process.name.removeprefix("client"))
+        client = next(one for one in self._plan.clients if one.number == number)
+        prompt = tuple(opening.prompt)
+        firsts = [
+            len(one.prompt) for one in client.texts if prompt[: len(one.prompt)] == one.prompt
+        ]
+        if not client.hostile and opening.made not in {len(prompt) - first for first in firsts}:
+            self.wrong.append(f"{opening.made} of {len(prompt)} tokens are said to be made")
 
     def _check_opened(self, served: Served, spoken: Spoken, message: pb.ServerMessage) -> None:
         if message.opened.session_id != spoken.session_id:
             self.wrong.append("a client is told of another session than its own")
-        if served.call.metadata:
-            held = served.server.process.holds["session records"]
-            crowds = [tenant for tenant in TENANTS if held.count(tenant) > SESSIONS]
-            self.wrong += [f"{tenant} has {held.count(tenant)} sessions" for tenant in crowds]
+        if spoken.is_theft:
+            self.wrong.append("a session is resumed without its key")
+        if not spoken.tenant:
+            return
+        held = served.server.process.holds["session records"]
+        count = sum(one.tenant == spoken.tenant for one in held._records.values())
+        before = [limit for at, limit in self._limits if at <= self._kernel.now - KEYS_SECONDS]
+        limits = [*before[-1:], *(limit for _, limit in self._limits[len(before) :])]
+        if count > max(limits):
+            self.wrong.append(f"{spoken.tenant} has {count} sessions, and may have {limits}")
+        if not self._plan.sharing and message.opened.reused_tokens > (most := self._own(served)):
+            words = f"{message.opened.reused_tokens} keys, and had {most} of this text"
+            self.wrong.append(f"{spoken.tenant} reuses {words}")
+
+    def _own(self, served: Served) -> int:
+        """The most keys of this stream's text that its tenant may know to be there."""
+        spoken = self._streams[served]
+        others = [
+            common_prefix(other.tokens, np.array(spoken.tokens))
+            for stream, other in self._streams.items()
+            if other is not spoken and other.tenant == spoken.tenant
+            if stream.server is served.server
+        ]
+        return max(others, default=0) + UNSEEN
 
     def _check_tokens(self, served: Served, spoken: Spoken, message: pb.ServerMessage) -> None:
-        length = message.tokens.position + len(message.tokens.ids)
+        ids, end = list(message.tokens.ids), message.tokens.end
+        length = message.tokens.position + len(ids)
+        spoken.tokens[message.tokens.position : length] = ids
+        computes = self._kernel.now - served.server.process.computes_since
+        if not ids and end == pb.Tokens.NOT and computes > MOST_STEP_SECONDS + 1:
+            self.wrong.append(f"a sign of life after {computes:.0f} s of one forward")
+        if end == pb.Tokens.DRAINED and (length >= spoken.end or spoken.stop_ids & {*ids[-1:]}):
+            self.wrong.append("a text that ended is said to go on elsewhere")
+        revoked = self._kernel.now - self._revoked.get(spoken.tenant, math.inf)
+        late = not LATE & {fault.kind for fault in self._plan.faults}
+        if ids and revoked > REVOKED_SECONDS and late:
+            self.wrong.append(f"tokens for {spoken.tenant}, revoked {revoked:.1f} s ago")
         if message.tokens.ids and length > spoken.acknowledged + spoken.credit:
             self.wrong.append(
                 f"{length} tokens are sent, of which {spoken.acknowledged} are acknowledged, and "
                 f"the credit is {spoken.credit}"
             )
+
+
+def _tenant(served: Served) -> str:
+    said = str(served.call.metadata)
+    return next((tenant for tenant in TENANTS if token_of(tenant) in said), "")
 
 
 def _short(part: Message | None) -> str:

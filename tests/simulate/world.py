@@ -54,10 +54,12 @@ class Log(logging.Handler):
 class World:
     """Targets, clients and weather on one kernel."""
 
-    def __init__(self, plan: Plan, kernel: Kernel, network: Network, folder: Path) -> None:
-        self.plan, self.kernel, self.network, self.folder = plan, kernel, network, folder
+    def __init__(
+        self, plan: Plan, kernel: Kernel, network: Network, folder: Path, tap: Wiretap
+    ) -> None:
+        self.plan, self.kernel, self.network, self.tap = plan, kernel, network, tap
         self.keys = folder / "keys.json"
-        write_keys(self.keys)
+        write_keys(self.keys, sessions=plan.limit)
         for tenant in TENANTS:
             write_token(folder, tenant)
         self.targets = [
@@ -118,7 +120,7 @@ def _run(plan: Plan) -> Result:
     gc.disable()
     kernel = Kernel(plan.seed, yields=plan.yields)
     network = Network(kernel, plan.seed, Law(plan.way, plan.jitter))
-    tap, log, result = Wiretap(kernel), Log(), Result(plan)
+    tap, log, result = Wiretap(kernel, plan), Log(), Result(plan)
     root = logging.getLogger()
     level, disabled = root.level, root.manager.disable
     logging.disable(logging.NOTSET)
@@ -128,7 +130,7 @@ def _run(plan: Plan) -> Result:
             tempfile.TemporaryDirectory() as folder,
             installed(kernel, network, plan.seed, tap),
         ):
-            world = World(plan, kernel, network, Path(folder))
+            world = World(plan, kernel, network, Path(folder), tap)
             world.live(result)
             result.failures += kernel.crashes + tap.wrong
             result.failures += checks.texts(world.clients, plan)
