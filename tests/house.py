@@ -28,25 +28,25 @@ class Room(NamedTuple):
 
 
 BOUNDS = {
-    "inference": Room(20_138, 112),
-    "grpc_comm": Room(6_117, 38),
+    "inference": Room(20_824, 117),
+    "grpc_comm": Room(6_118, 38),
     "compile": Room(7_229, 33),
-    "deploy": Room(3_574, 25),
-    "outrider": Room(14_437, 89),
+    "deploy": Room(3_548, 25),
+    "outrider": Room(15_330, 95),
     "benchmarks": Room(8_495, 42),
-    "tests": Room(41_211, 242),
+    "tests": Room(45_199, 268),
 }
-"""Bounds of each room. They rose last for these, by product lines:
+"""Bounds of each room. They rose last for these, by lines:
 
-- Texts with grammars, penalties and log-probabilities: 3,358 in all, where 1,800 were meant. Rules,
-  grammars in a process that bounds their compiling, and masks in graphs: 1,594 of inference/. The
-  wire, with turns at compiling: 247 of grpc_comm/. Graphs that take masks: 89 of compile/. Tools,
-  two more interfaces and answers in their forms: 1,428 of outrider/. 394 of benchmarks/ measure
-  them.
-- Shapes that follow their machine's pace, and a throttle that texts share: 40 of inference/.
+- Any causal model of the transformers library, and a trial of trees for GGUF files: 720 of
+  inference/ (it holds 900 as budget), 190 of outrider/.
+- `outrider up`: 490 of outrider/. Recordings, and what the page hears: 210. The page's own code
+  rose by 1,500, vendored libraries apart, and its own Markdown went.
+- The simulator: 3,450 of tests/, where 2,500 were meant. Families of models and the page: 1,300.
+  It looks into tables that no message tells of, for what is left at the end: hence private
+  attributes.
 
-1,155 went for that: 193 of compile/, 259 of deploy/ and 703 of outrider/. 2,185 of tests/ went, and
-3,222 test what is new.
+930 lines of tests/ went for that, with two storms, and 150 of the product.
 """
 
 MOST_STEPS = 8
@@ -314,11 +314,11 @@ def measures() -> list[Measure]:
         Measure("longest function, lines", 60, sizes[-1]),
         Measure("import circles, for types included", 0, len(circles(found))),
         Measure("files that a client imports", 58, len(client)),
-        Measure("lines that a client imports", 8_696, sum(module.lines for module in client)),
+        Measure("lines that a client imports", 8_772, sum(module.lines for module in client)),
         Measure("docstrings that lean on the line above", 0, len([*filter(LEANING.match, texts)])),
         Measure("docstrings that begin like a question", 0, len([*filter(ASKING.match, texts)])),
         Measure("fields packed into a paragraph", 0, len([*filter(PACKED.search, texts)])),
-        Measure("private attributes reached by tests", 5, len(private_accesses(found))),
+        Measure("private attributes reached by tests", 9, len(private_accesses(found))),
     ]
 
 
