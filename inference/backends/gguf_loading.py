@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from inference.backends.gguf_library import GgufContext, GgufFacts, TokenBatch
+from inference.backends.gguf_library import SEQUENCES, GgufContext, GgufFacts, TokenBatch
 from inference.backends.gguf_model import GgufModel, LlamaContext
 from inference.backends.tree_trial import TreeTrial
 from inference.errors import Mismatch, UnsupportedModel
@@ -40,7 +40,11 @@ def load_gguf(
         raise Mismatch(f"{path} has {len(facts.tokens)} ids, the tokenizer {vocabulary}")
     batch = max(_BATCH, max_nodes)
     context = GgufContext(path, facts, cells=rows * capacity, batch=batch, threads=threads, gpu=gpu)
-    model = GgufModel(
+    try:
+        check_trees(context, vocabulary, float32=facts.float32)
+    except ValueError as error:
+        raise UnsupportedModel(f"{path}: architecture {facts.architecture}: {error}") from error
+    return GgufModel(
         context,
         rows=rows,
         capacity=capacity,
@@ -51,21 +55,22 @@ def load_gguf(
         threads=threads,
         device="cpu" if gpu is None else f"cuda:{gpu}",
     )
-    try:
-        check_trees(context, model, vocabulary, float32=facts.float32)
-    except ValueError as error:
-        raise UnsupportedModel(f"{path}: architecture {facts.architecture}: {error}") from error
-    return model
 
 
-def check_trees(context: LlamaContext, model: GgufModel, vocabulary: int, *, float32: bool) -> None:
+def check_trees(context: LlamaContext, vocabulary: int, *, float32: bool) -> None:
     """Raise ValueError unless a tree's logits are those that llama.cpp computes of its paths.
 
-    context: that of the model, still without keys
+    context: without keys, as it is afterwards
     """
     trial = TreeTrial.of(vocabulary)
     paths = np.stack([_path_logits(context, path)[:, :vocabulary] for path in trial.paths])
-    nodes = model.logits_of(trial.prompt, trial.tree)
+    sizes = {"rows": 1, "capacity": trial.tokens, "max_nodes": trial.tokens, "batch": _BATCH}
+    tried = GgufModel(
+        context, **sizes, vocabulary=vocabulary, kind="trial", threads=1, device="trial"
+    )
+    nodes = tried.logits_of(trial.prompt, trial.tree)
+    for sequence in range(SEQUENCES):
+        context.remove(sequence, 0)
     trial.check(nodes, paths, float32=float32)
 
 

@@ -34,6 +34,11 @@ class TreeTrial(NamedTuple):
         return cls(ids[:_PROMPT].tolist(), TokenTree(ids[_PROMPT:], parents))
 
     @property
+    def tokens(self) -> int:
+        """The tokens of prompt and tree."""
+        return len(self.prompt) + len(self.tree.tokens)
+
+    @property
     def paths(self) -> IntArray:  # [2, 6]
         """The tokens of each path, from the prompt's first to the leaf."""
         lists = [[*self.prompt, *self.tree.tokens[list(path)]] for path in _PATHS]

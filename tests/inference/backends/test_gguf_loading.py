@@ -34,7 +34,8 @@ class NoPositions(Cells):
 
 
 def tried(cells: Cells) -> GgufModel:
-    model = GgufModel(
+    check_trees(cells, VOCABULARY, float32=True)
+    return GgufModel(
         cells,
         rows=1,
         capacity=64,
@@ -45,8 +46,6 @@ def tried(cells: Cells) -> GgufModel:
         device="cpu",
         threads=1,
     )
-    check_trees(cells, model, VOCABULARY, float32=True)
-    return model
 
 
 @pytest.mark.parametrize("context", [StateOfTheCall, NoPositions])
