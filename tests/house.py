@@ -28,13 +28,13 @@ class Room(NamedTuple):
 
 
 BOUNDS = {
-    "inference": Room(20_824, 117),
+    "inference": Room(20_834, 117),
     "grpc_comm": Room(6_118, 38),
     "compile": Room(7_229, 33),
     "deploy": Room(3_548, 25),
     "outrider": Room(15_330, 95),
     "benchmarks": Room(8_495, 42),
-    "tests": Room(45_199, 268),
+    "tests": Room(45_198, 268),
 }
 """Bounds of each room. They rose last for these, by lines:
 
