@@ -18,11 +18,10 @@ EMBEDDED_PAIR = "embedded"
 """Short name of the pair that ships here."""
 
 PROCESSOR_SHARE, GPU_SHARE = 0.6, 0.7
-"""Shares of the memory that the weights of a pair may take. Keys and programs take the rest."""
+"""Estimated shares of memory that a pair's weights may take. Keys and programs take the rest."""
 
 BYTES_PER_CORE = 1e9
-"""Bytes of a target's weights for each core that keep a processor at some tokens a second."""
-
+"""Estimated bytes of a target's weights that a core reads in the time of a token, at most."""
 
 Model = ModelHere | PublishedModel
 """A model that may be taken. Models of one family have one tokenizer."""

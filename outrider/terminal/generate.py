@@ -17,6 +17,7 @@ from inference.command import INTERRUPTED, printable, say
 from inference.decode import TargetSession
 from inference.draft_thread import inline, take_short_turns
 from inference.errors import InvalidRequest, OutriderError
+from inference.text import Tokenizer
 from inference.times import LatencyModel
 from outrider.client.client import Client, open_client
 from outrider.client.connecting import connect_target, print_models
@@ -62,15 +63,17 @@ def draft(options: DraftRole) -> int:
             client.load(rows)
             explainer = _explainer(options, client, show)
             tell = explainer.tell if explainer else None
-            recording = TextRecording(client, request.prompt) if options.record else None
+            record = options.record and Path(options.record)
+            recording = TextRecording(client, request.prompt, record) if record else None
             maker: Client | Watcher = recording.begin("Outrider") if recording else client
             done = maker.complete(request, show, cancelled, tell)
             if explainer is not None and done.failure is None:
                 explainer.conclude(done)
             if options.baseline:
-                done = with_baseline(done, request, _alone(client, recording), cancelled)
-            if recording is not None and options.record is not None:
-                recording.write(Path(options.record), done)
+                alone = _alone(client.target, client.tokenizer, recording)
+                done = with_baseline(done, request, alone, cancelled)
+            if recording is not None:
+                recording.write(done)
             return done
 
         code = run(options, requests, make, workers=rows, told=told)
@@ -78,17 +81,19 @@ def draft(options: DraftRole) -> int:
         return code
 
 
-def _alone(client: Client, recording: TextRecording | None) -> Complete:
-    """Makes a text with the target alone, which is recorded, too, where there is a recording."""
+def _alone(
+    target: Connection, tokenizer: Tokenizer, recording: TextRecording | None = None
+) -> Complete:
+    """Makes texts with the target alone, which a recording keeps where there is one."""
 
     def make(request: Request, show: Show, cancelled: Event) -> Completion:
-        session: TargetSession = client.target.session()
+        session: TargetSession = target.session()
         tell: Tell | None = None
         if recording is not None:
             watcher = recording.begin("target-only")
             session, show, tell = watcher.watch(session), watcher.shown(show), watcher.told()
-        done = complete(request, session, inline(), client.tokenizer, show, cancelled, tell=tell)
-        return replace(done, device=client.target.description.device)
+        done = complete(request, session, inline(), tokenizer, show, cancelled, tell=tell)
+        return replace(done, device=target.description.device)
 
     return make
 
@@ -124,13 +129,8 @@ def fused_client(options: FusedClientRole) -> int:
             device = f"{description.device}, {who}" if colocated else description.device
             done = replace(done, device=device)
             if options.baseline:
-                return with_baseline(done, request, alone, cancelled)
+                return with_baseline(done, request, _alone(target, tokenizer), cancelled)
             return done
-
-        def alone(request: Request, show: Show, cancelled: Event) -> Completion:
-            session = target.session()
-            done = complete(request, session, inline(), tokenizer, show, cancelled)
-            return replace(done, device=description.device)
 
         return run(options, requests, make, workers=min(options.batch, len(requests)))
 

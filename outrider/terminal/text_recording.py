@@ -25,10 +25,11 @@ MOST_EVENTS = 20_000
 
 @dataclass
 class TextRecording:
-    """Texts of one prompt, each with its events."""
+    """Texts of one prompt, each with its events, for a file at `path`."""
 
     client: Client
     prompt: str
+    path: Path
     tracks: list[dict[str, Any]] = field(default_factory=list)
 
     def begin(self, name: str) -> Watcher:
@@ -45,7 +46,7 @@ class TextRecording:
 
         return Watcher(self.client, hear)
 
-    def write(self, path: Path, done: Completion) -> None:
+    def write(self, done: Completion) -> None:
         """Write the file, with the figures of the finished texts. Raises Unavailable where it
         cannot be written.
         """
@@ -62,6 +63,6 @@ class TextRecording:
             "tracks": self.tracks,
         }
         try:
-            write_whole(path, json.dumps(whole, separators=(",", ":")))
+            write_whole(self.path, json.dumps(whole, separators=(",", ":")))
         except OSError as error:
-            raise Unavailable(f"{path} cannot be written: {error.strerror}") from error
+            raise Unavailable(f"{self.path} cannot be written: {error.strerror}") from error
