@@ -15,8 +15,8 @@ from inference.order import Progress
 from inference.proposer import NOBODY, Nodes
 from inference.times import LatencyModel
 from outrider.client.client import Client
-from outrider.terminal.explain import dear_law, limit_of
 from outrider.text.completion import PROPOSERS, Completion, Request, Show, Tell
+from outrider.text.limits import dear_law, limit_of
 from outrider.text.pieces import Piece
 
 MOST_DRAWN = 24

@@ -39,10 +39,10 @@ from outrider.options.groups import DeviceOptions
 from outrider.options.roles import DraftRole
 from outrider.recommend.command import RecommendOptions
 from outrider.recommend.fitting import fetch_agreed, judged, published_for
-from outrider.terminal.explain import Limit, dear_law, limit_of
 from outrider.terminal.live_text import silent
 from outrider.terminal.tables import aligned
 from outrider.text.completion import Completion, Request
+from outrider.text.limits import Limit, dear_law, limit_of
 
 MOST = 3
 """Drafts that are measured: the smallest."""

@@ -5,90 +5,15 @@ uses only what was measured while the text was made.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from enum import Enum
 
 from inference.command import glance, say
 from inference.cost.billing import price_words
-from inference.times import LatencyModel
 from outrider.money.goal import Goal
 from outrider.text.completion import Completion
+from outrider.text.limits import Limit, limit_of
 
 AGAIN = 16
 """Tokens between two looks at what limits the text."""
-
-BUSY, OFTEN_ALONE = 0.8, 0.25
-"""Share above which something is the limit: of the time that the draft is busy, or of the forwards
-that have no candidates.
-"""
-
-GOOD = 0.75
-"""Share of its tokens that a target takes of a good draft."""
-
-_CHAINS = (2, 4, 8, 16)  # nodes of forwards, their roots included
-
-
-class Limit(Enum):
-    """Limit of the speed of a text. The value says what would make it faster."""
-
-    NO_DRAFT = (
-        "limited by the target: nobody proposes anything, so that each token takes a forward; a "
-        "draft whose tokens it takes would change that"
-    )
-    USELESS = (
-        "limited by the target: it takes hardly any token of the draft; another draft would "
-        "change that"
-    )
-    ARITHMETIC = (
-        "limited by the target's arithmetic: {law}, which a draft hardly makes up for; more "
-        "threads, another --dtype or an accelerator at the target would change that"
-    )
-    DRAFT = (
-        "limited by the draft: its calls do not keep up with the target; a quicker one, or a "
-        "device of its own, would change that"
-    )
-    LINK = (
-        "limited by the link: candidates come too late for many forwards; a nearer target would "
-        "change that"
-    )
-    TARGET = (
-        "limited by the target: its forwards have candidates; a quicker target, or a draft that "
-        "agrees with it more often, would change that"
-    )
-
-
-def dear_law(times: LatencyModel) -> str:
-    """The reason in words why no good draft pays on a target with these times; empty where one
-    does.
-    """
-    one = times.seconds(1, 1)
-    if not one:
-        return ""
-    ratio = {nodes: times.seconds(1, nodes) / one for nodes in _CHAINS}
-    # tokens that a forward makes on average, by what it takes
-    gain = {nodes: (1 - GOOD**nodes) / (1 - GOOD) / ratio[nodes] for nodes in _CHAINS}
-    best = max(_CHAINS, key=gain.__getitem__)
-    if gain[best] > 1:
-        return ""
-    return f"a forward of {best} nodes takes {ratio[best]:.2g} times as long as one of one node"
-
-
-def limit_of(done: Completion, round_trip: float, law: str = "") -> Limit:
-    """The limit of a text with this record.
-
-    law: dear_law() of its target
-    """
-    useless = done.num_accepted_tokens <= 0.05 * len(done.token_ids)
-    if law and useless:
-        return Limit.ARITHMETIC
-    if useless:
-        return Limit.USELESS if done.draft_calls else Limit.NO_DRAFT
-    if not done.draft_calls:  # copied text: whoever copies calls no model
-        return Limit.TARGET
-    call = done.draft_seconds / done.draft_calls
-    if done.traffic.lone >= OFTEN_ALONE * done.traffic.forwards:
-        return Limit.LINK if round_trip > call else Limit.DRAFT
-    busy = done.draft_seconds >= BUSY * done.seconds
-    return Limit.DRAFT if busy else Limit.TARGET
 
 
 def explained(done: Completion, round_trip: float, goal: Goal, law: str = "") -> str:

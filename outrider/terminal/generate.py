@@ -26,7 +26,7 @@ from outrider.draft_methods import FoundDraft
 from outrider.models.directories import find_tokenizer
 from outrider.options.groups import TextOptions
 from outrider.options.roles import DraftRole, FusedClientRole, TextRole
-from outrider.terminal.explain import Explainer, dear_law
+from outrider.terminal.explain import Explainer
 from outrider.terminal.live_text import LiveText, in_colour, silent
 from outrider.terminal.summary import account, summary, write_options, write_profile
 from outrider.terminal.text_recording import TextRecording
@@ -39,6 +39,7 @@ from outrider.text.completion import (
     complete,
     new_completion,
 )
+from outrider.text.limits import dear_law
 from outrider.text.pieces import Piece
 from outrider.text.prompts import make_requests, read_prompts
 from outrider.text.runner import TextRun

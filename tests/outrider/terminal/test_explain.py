@@ -8,8 +8,9 @@ from inference.cost.billing import Billing, price_words
 from inference.times import LatencyModel
 from outrider.doctor.checks import plan
 from outrider.money.goal import Goal
-from outrider.terminal.explain import AGAIN, Explainer, Limit, dear_law, explained, limit_of
+from outrider.terminal.explain import AGAIN, Explainer, explained
 from outrider.text.completion import Completion
+from outrider.text.limits import Limit, dear_law, limit_of
 from tests.support.completions import changed, completion
 
 GOAL = Goal("api_cost", billing=Billing(3.6, target_watts=100.0, draft_watts=10.0))
