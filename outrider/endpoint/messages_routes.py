@@ -43,6 +43,7 @@ class MessagesRequest(BaseModel):
             {
                 **(self.model_extra or {}),
                 "n": 1,
+                "logprobs": None,
                 "messages": [*first, *(one for turn in self.messages for one in _messages(turn))],
                 "response_format": (self.output_config or {}).get("format"),
                 "stop": self.stop_sequences,

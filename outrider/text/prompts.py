@@ -144,8 +144,9 @@ _KINDS = {
 
 def schema_of(form: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """The schema of OpenAI's response_format, in a chat or in /v1/responses; None for any text."""
-    kind, described = form.get("type"), form.get("json_schema") or form
-    schema = {"type": "object"} if kind == "json_object" else described.get("schema")
+    kind, given = form.get("type"), form.get("json_schema")
+    described = given if isinstance(given, Mapping) else form
+    schema = described.get("schema") or (kind == "json_object" and {"type": "object"})
     if kind == "text":
         return None
     if kind not in ("json_object", "json_schema") or not isinstance(schema, Mapping):
