@@ -47,8 +47,9 @@ def error_of(matcher: LLMatcher) -> str:
     line, *more = matcher.get_error().splitlines() or ["no reason was given"]
     if line.startswith("NoExtension"):
         return "no token may follow, and no text is complete"
-    if line.startswith("regex parse error") and more:
-        line = f"pattern: {more[-1].removeprefix('error: ')}: {more[0].strip()}"
+    if line.endswith("regex parse error:"):
+        reason = next((one for one in more if one.startswith("error: ")), "")
+        line = f"pattern {more[0].strip()}: {reason.removeprefix('error: ')}"
     return "".join(letter if letter.isprintable() else "?" for letter in line[:200])
 
 

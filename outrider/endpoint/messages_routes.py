@@ -36,7 +36,11 @@ class MessagesRequest(BaseModel):
     output_config: JsonObject | None = None  # its `format` is the form of the answer
 
     def chat(self) -> ChatRequest:
-        """The request as one for a chat."""
+        """The request as one for a chat. Raises ApiError for an answer that was begun already."""
+        if self.messages and self.messages[-1].get("role") == "assistant":
+            raise ApiError(
+                400, "an answer's beginning is not served: the user speaks last", param="messages"
+            )
         first = [{"role": "system", "content": self.system}] if self.system else []
         choice = self.tool_choice or {}
         return ChatRequest.model_validate(
