@@ -15,6 +15,7 @@ from inference.sampling import SEED_BITS, Grammar, GrammarKind, SamplingParams, 
 from inference.text import Tokenizer
 from outrider.options.groups import PromptOptions
 from outrider.text.completion import Request
+from outrider.text.schemas import written
 from outrider.text.stop_strings import StopStrings
 from outrider.text.tool_calls import NO_TOOLS, Function, Message, Tools, chosen
 
@@ -130,6 +131,8 @@ def text_form(**given: Any) -> Grammar | None:
     if len(forms) > 1:
         raise InvalidRequest(f"a text has one form: got {' and '.join(forms)}")
     for name, form in forms.items():
+        if name == "schema":
+            form = written(form)
         return Grammar(_KINDS[name], form if isinstance(form, str) else json.dumps(form))
     return None
 

@@ -12,6 +12,7 @@ from inference.errors import InvalidRequest
 from inference.sampling import Grammar, GrammarKind
 from inference.text import Tokenizer
 from outrider.text.call_reader import CallForm, CallReader
+from outrider.text.schemas import needed
 
 Message: TypeAlias = Mapping[str, Any]
 """A message of a chat: its `role` and `content`. One of the assistant may have `tool_calls`; one
@@ -200,7 +201,7 @@ def _closed(schema: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _one_line(schema: Mapping[str, Any]) -> str:
-    return json.dumps({**schema, "x-guidance": _COMPACT})
+    return json.dumps({**needed(schema), "x-guidance": _COMPACT})
 
 
 def _schema_of(answer: Grammar) -> Mapping[str, Any]:
