@@ -204,9 +204,11 @@ def test_a_prompts_log_probabilities_come_with_its_echo(
     assert choice.logprobs.top_logprobs is not None
     for token, value, likeliest in zip(tokens, told, choice.logprobs.top_logprobs, strict=True):
         assert likeliest is None or likeliest[token] == value
-    assert choice.logprobs.text_offset == [
-        sum(map(len, tokens[:place])) for place in range(len(tokens))
-    ]
+    offsets = choice.logprobs.text_offset
+    assert offsets is not None
+    assert offsets[:2] == [0, 0]  # the first token is a beginning, which stands in no text
+    for token, offset in zip(tokens[1:], offsets[1:], strict=True):
+        assert choice.text[offset:].startswith(token)
     alone = api.completions.create(model="", prompt=ids, max_tokens=4, temperature=0, logprobs=2)
     assert alone.choices[0].logprobs is not None
     assert alone.choices[0].logprobs.token_logprobs is not None
