@@ -10,8 +10,6 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import TypeAlias, TypeVar
 
-import numpy as np
-
 from inference.drafters.draft_tree import DraftNode
 from inference.errors import InvalidRequest
 from inference.sampling import SamplingParams
@@ -54,9 +52,7 @@ class DraftRule:
 
     def adjust(self, tree: TreeNodes, nodes: Sequence[int]) -> Adjustment:
         """Return what adjusts the logits at these nodes of a tree; see TokenRule.adjust()."""
-        none = np.zeros((len(nodes), 0), dtype=np.float32)
-        nothing = Adjustment(None, none.astype(np.int32), none, none)
-        return self._ask(lambda rule: rule.adjust(tree, nodes), nothing)
+        return self._ask(lambda rule: rule.adjust(tree, nodes), Adjustment.none(len(nodes)))
 
     def forced(self, node: DraftNode) -> Sequence[int]:
         """Return the tokens that have to follow a node of the draft's tree."""

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import time
+from codecs import getincrementaldecoder
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 from uuid import uuid4
 
 from inference.order import TokenLogProb
+from inference.text import Tokenizer
 from outrider.client.client import Client
 from outrider.endpoint.answers import finish_reason, speculation, usage
 from outrider.endpoint.failures import ApiError
@@ -65,9 +67,6 @@ class _Teller:
         metrics = {"speculative_decoding": speculation(texts)}
         return {"usage": usage(texts, self._asked.choices), "metrics": metrics}
 
-    def _word(self, token: int) -> str:
-        return self._client.tokenizer.token_bytes(token).decode(errors="replace")
-
 
 class ChatTeller(_Teller):
     """Says the next message of a chat."""
@@ -105,15 +104,22 @@ class ChatTeller(_Teller):
     def _logprobs(self, tokens: Sequence[int], told: Sequence[TokenLogProb]) -> JsonObject | None:
         if not self._scored:
             return None
-        content = list[JsonObject]()
-        for token, one in zip(tokens, told, strict=True):
-            likeliest = map(self._token, one.ids, one.values)
-            content.append(self._token(token, one.value) | {"top_logprobs": list(likeliest)})
-        return {"content": content, "refusal": None}
+        return {"content": scored(self._client.tokenizer, tokens, told), "refusal": None}
 
-    def _token(self, token: int, logprob: float) -> JsonObject:
-        raw = list(self._client.tokenizer.token_bytes(token))
-        return {"token": self._word(token), "logprob": logprob, "bytes": raw}
+
+def scored(
+    tokenizer: Tokenizer, tokens: Sequence[int], told: Sequence[TokenLogProb]
+) -> list[JsonObject]:
+    """Log-probabilities of tokens with their bytes, as a chat tells them."""
+
+    def described(token: int, logprob: float) -> JsonObject:
+        raw = tokenizer.token_bytes(token)
+        return {"token": raw.decode(errors="replace"), "logprob": logprob, "bytes": list(raw)}
+
+    return [
+        described(token, one.value) | {"top_logprobs": list(map(described, one.ids, one.values))}
+        for token, one in zip(tokens, told, strict=True)
+    ]
 
 
 def _message(text: Completion) -> JsonObject:
@@ -137,6 +143,7 @@ class TextTeller(_Teller):
         super().__init__(client, asked, orders)
         self._echo, self._nothing = bool(asked.echo), asked.max_tokens == 0
         self._offsets = [0] * len(orders)  # characters of each text that were told of
+        self._letters = [getincrementaldecoder("utf-8")("replace") for _ in orders]
 
     def whole(self, texts: Sequence[Completion]) -> JsonObject:
         if self._nothing:
@@ -179,9 +186,9 @@ class TextTeller(_Teller):
         if not self._scored:
             return None
         words, offsets = [self._word(token) for token in tokens], list[int]()
-        for word in words:
+        for token in tokens:
             offsets.append(self._offsets[index])
-            self._offsets[index] += len(word)
+            self._offsets[index] += self._length(index, token)
         likeliest = [
             one
             and {**dict(zip(map(self._word, one.ids), one.values, strict=True)), word: one.value}
@@ -194,3 +201,18 @@ class TextTeller(_Teller):
             "top_logprobs": likeliest,
             "text_offset": offsets,
         }
+
+    def _word(self, token: int) -> str:
+        """A token as this interface tells it: a part of a character by its bytes."""
+        raw = self._client.tokenizer.token_bytes(token)
+        try:
+            return raw.decode()
+        except UnicodeDecodeError:
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
+
+    def _length(self, index: int, token: int) -> int:
+        """Characters of a text that end with this token. Special tokens stand in no text."""
+        tokenizer = self._client.tokenizer
+        if not tokenizer.decode([token, token]):  # twice: a space in front may be left out
+            return 0
+        return len(self._letters[index].decode(tokenizer.token_bytes(token)))

@@ -36,13 +36,18 @@ class MessagesRequest(BaseModel):
     output_config: JsonObject | None = None  # its `format` is the form of the answer
 
     def chat(self) -> ChatRequest:
-        """The request as one for a chat."""
+        """The request as one for a chat. Raises ApiError for an answer that was begun already."""
+        if self.messages and self.messages[-1].get("role") == "assistant":
+            raise ApiError(
+                400, "an answer's beginning is not served: the user speaks last", param="messages"
+            )
         first = [{"role": "system", "content": self.system}] if self.system else []
         choice = self.tool_choice or {}
         return ChatRequest.model_validate(
             {
                 **(self.model_extra or {}),
                 "n": 1,
+                "logprobs": None,
                 "messages": [*first, *(one for turn in self.messages for one in _messages(turn))],
                 "response_format": (self.output_config or {}).get("format"),
                 "stop": self.stop_sequences,

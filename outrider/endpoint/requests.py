@@ -21,6 +21,9 @@ MOST_CHOICES = 8
 COMPLETION_TOKENS = 16
 """Tokens of a completion that names no max_tokens, as the interface defines it."""
 
+LEAST_TOP_P = 1e-6
+"""What top_p 0 is taken as: it leaves the likeliest token alone."""
+
 MOST_KEY = 256
 """Characters of a prompt_cache_key."""
 
@@ -52,10 +55,10 @@ REASONS = {
     "samplers use_beam_search num_beams do_sample",
     "is not served: repetition_penalty acts on prompt and text": "repeat_penalty",
     _FORM: "grammar json_schema regex ebnf guided_json guided_regex guided_choice guided_grammar "
-    "format verbosity modalities audio",
+    "format output_format verbosity modalities audio",
     _LOGPROBS: "top_logprobs prompt_logprobs n_probs",
     _TOOLS: "tools functions tool_calls function_call web_search_options mcp_servers",
-    _KEPT: "previous_response_id conversation background container",
+    _KEPT: "previous_response_id conversation background container prompt",
     _TEMPLATE: "chat_template chat_template_kwargs add_generation_prompt continue_final_message "
     "add_special_tokens documents reasoning reasoning_effort thinking thinking_token_budget",
     "is not served: max_tokens bounds a text": "n_predict max_new_tokens num_predict",
@@ -209,7 +212,7 @@ class TextRequest(ServedFields):
             max_tokens=self.most_tokens,
             temperature=1.0 if self.temperature is None else self.temperature,
             top_k=max(self.top_k or 0, 0),
-            top_p=self.top_p or 1.0,
+            top_p=1.0 if self.top_p is None else max(self.top_p, LEAST_TOP_P),
             min_p=self.min_p or 0.0,
             repetition_penalty=self.repetition_penalty or 1.0,
             presence_penalty=self.presence_penalty or 0.0,

@@ -17,15 +17,20 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 from pydantic import BaseModel, ConfigDict
 
+from inference.order import TokenLogProb
 from outrider.client.client import Client
 from outrider.endpoint.answering import STREAM, answer_request
 from outrider.endpoint.answers import responses, usage
+from outrider.endpoint.chat_answers import scored
 from outrider.endpoint.failures import ApiError
 from outrider.endpoint.requests import MOST_MESSAGES, ChatRequest, JsonObject, Text
 from outrider.endpoint.target_manager import TargetManager
 from outrider.text.completion import Completion
 from outrider.text.completion import Request as TextOrder
 from outrider.text.pieces import Piece
+
+LOGPROBS = "message.output_text.logprobs"
+"""What `include` names for log-probabilities."""
 
 
 class ResponseRequest(BaseModel):
@@ -37,18 +42,22 @@ class ResponseRequest(BaseModel):
     instructions: Text | None = None
     text: JsonObject | None = None  # its `format` is the form of the answer
     max_output_tokens: int | None = None
+    include: list[str] | None = None  # LOGPROBS are told, other parts are never there
 
     def chat(self) -> ChatRequest:
         """The request as one for a chat."""
         first = [{"role": "system", "content": self.instructions}] if self.instructions else []
         said = [{"role": "user", "content": self.input}] if isinstance(self.input, str) else None
+        more = self.model_extra or {}
         return ChatRequest.model_validate(
             {
-                **(self.model_extra or {}),
+                **more,
                 "n": 1,
                 "messages": [*first, *(said or _messages(self.input))],
                 "max_completion_tokens": self.max_output_tokens,
                 "response_format": (self.text or {}).get("format"),
+                "verbosity": (self.text or {}).get("verbosity"),
+                "logprobs": LOGPROBS in (self.include or ()) or bool(more.get("top_logprobs")),
             }
         )
 
@@ -112,7 +121,8 @@ class ResponseTeller:
 
     def whole(self, texts: Sequence[Completion]) -> JsonObject:
         (text,) = texts
-        said = [_message(text.text)] if text.text or not text.tool_calls else []
+        told = [] if text.tool_calls else self._logprobs(text.token_ids, text.logprobs)
+        said = [_message(text.text, told)] if text.text or not text.tool_calls else []
         return self._frame([*said, *(_call(*call) for call in text.tool_calls)], text)
 
     def begin(self) -> Iterable[dict[str, str]]:
@@ -124,12 +134,17 @@ class ResponseTeller:
         if call is not None and call.name:
             yield from self._begin_item(_call(call.id, call.name, ""))
         elif call is None and not (self._open and self._items[-1]["type"] == "message"):
-            yield from self._begin_item(_message(""))
-            yield self._item_event("response.content_part.added", content_index=0, part=_part(""))
+            if not piece.text:  # it only tells of the tokens of a call
+                return
+            yield from self._begin_item(_message("", []))
+            part = _part("", [])
+            yield self._item_event("response.content_part.added", content_index=0, part=part)
         item = self._items[-1]
         if call is None:
+            told = self._logprobs(piece.tokens, piece.logprobs)
             item["content"][0]["text"] += piece.text
-            delta = {"content_index": 0, "delta": piece.text, "logprobs": []}
+            item["content"][0]["logprobs"] += told
+            delta = {"content_index": 0, "delta": piece.text, "logprobs": told}
             yield self._item_event("response.output_text.delta", **delta)
         elif call.arguments:
             item["arguments"] += call.arguments
@@ -146,6 +161,9 @@ class ResponseTeller:
         code = error.code or error.kind
         yield self._event("error", code=code, message=error.message, param=error.param)
 
+    def _logprobs(self, tokens: Sequence[int], told: Sequence[TokenLogProb]) -> list[JsonObject]:
+        return scored(self._client.tokenizer, tokens, told) if self._chat.logprobs else []
+
     def _begin_item(self, item: JsonObject) -> Iterable[dict[str, str]]:
         yield from self._end_item()
         self._items.append(item)
@@ -160,7 +178,7 @@ class ResponseTeller:
         self._open, item = False, self._items[-1]
         if item["type"] == "message":
             part = item["content"][0]
-            done = {"content_index": 0, "text": part["text"], "logprobs": []}
+            done = {"content_index": 0, "text": part["text"], "logprobs": part["logprobs"]}
             yield self._item_event("response.output_text.done", **done)
             yield self._item_event("response.content_part.done", content_index=0, part=part)
         else:
@@ -200,13 +218,13 @@ class ResponseTeller:
         }
 
 
-def _message(text: str) -> JsonObject:
+def _message(text: str, logprobs: list[JsonObject]) -> JsonObject:
     made = {"type": "message", "id": f"msg_{uuid4().hex}", "role": "assistant"}
-    return {**made, "status": "completed", "content": [_part(text)]}
+    return {**made, "status": "completed", "content": [_part(text, logprobs)]}
 
 
-def _part(text: str) -> JsonObject:
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+def _part(text: str, logprobs: list[JsonObject]) -> JsonObject:
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
 
 
 def _call(call_id: str, name: str, arguments: str) -> JsonObject:

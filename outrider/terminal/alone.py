@@ -12,6 +12,7 @@ from inference.backends import Model
 from inference.draft_thread import inline
 from inference.engine.engine import Engine
 from inference.engine.local_session import LocalSession
+from inference.grammar import Grammars
 from outrider.draft_methods import model
 from outrider.models.artifacts import (
     artifact_length,
@@ -37,7 +38,11 @@ def verify(options: VerifyTargetRole | VerifyDraftRole) -> int:
     tokenizer = found.tokenizer
     requests = make_requests(options.text, prompts, tokenizer, length, found.stop_ids)
     engine = Engine(
-        load(), sequence_length=length, max_tree_nodes=1, vocabulary=tokenizer.vocabulary
+        load(),
+        sequence_length=length,
+        max_tree_nodes=1,
+        vocabulary=tokenizer.vocabulary,
+        grammars=Grammars(tokenizer.to_json(), tokenizer.vocabulary, sorted(found.stop_ids)),
     )
 
     def make(request: Request, show: Show, cancelled: Event) -> Completion:

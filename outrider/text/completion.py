@@ -271,9 +271,10 @@ class _Run:
                 break
             for piece in self._pieces.push(token, proposer):
                 self._put(piece)
-        done.stopped_by = self._pieces.stopped_by
-        if done.stopped_by:
-            done.finish_reason = "stop"
+            done.stopped_by = self._pieces.stopped_by
+            if done.stopped_by:  # what came behind it is no part of the text
+                done.finish_reason = "stop"
+                break
         made = len(done.token_ids) - before
         done.accepted.count(step.proposers[:made])
         done.arrivals.append(done.seconds)

@@ -15,6 +15,7 @@ from inference.sampling import SEED_BITS, Grammar, GrammarKind, SamplingParams, 
 from inference.text import Tokenizer
 from outrider.options.groups import PromptOptions
 from outrider.text.completion import Request
+from outrider.text.schemas import written
 from outrider.text.stop_strings import StopStrings
 from outrider.text.tool_calls import NO_TOOLS, Function, Message, Tools, chosen
 
@@ -130,6 +131,8 @@ def text_form(**given: Any) -> Grammar | None:
     if len(forms) > 1:
         raise InvalidRequest(f"a text has one form: got {' and '.join(forms)}")
     for name, form in forms.items():
+        if name == "schema":
+            form = written(form)
         return Grammar(_KINDS[name], form if isinstance(form, str) else json.dumps(form))
     return None
 
@@ -144,8 +147,9 @@ _KINDS = {
 
 def schema_of(form: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """The schema of OpenAI's response_format, in a chat or in /v1/responses; None for any text."""
-    kind, described = form.get("type"), form.get("json_schema") or form
-    schema = {"type": "object"} if kind == "json_object" else described.get("schema")
+    kind, given = form.get("type"), form.get("json_schema")
+    described = given if isinstance(given, Mapping) else form
+    schema = described.get("schema") or (kind == "json_object" and {"type": "object"})
     if kind == "text":
         return None
     if kind not in ("json_object", "json_schema") or not isinstance(schema, Mapping):

@@ -12,6 +12,7 @@ from inference.errors import InvalidRequest
 from inference.sampling import Grammar, GrammarKind
 from inference.text import Tokenizer
 from outrider.text.call_reader import CallForm, CallReader
+from outrider.text.schemas import needed
 
 Message: TypeAlias = Mapping[str, Any]
 """A message of a chat: its `role` and `content`. One of the assistant may have `tool_calls`; one
@@ -65,7 +66,8 @@ class Function:
         Raises InvalidRequest for tools of another kind.
         """
         kind, given = tool.get("type") or "custom", tool.get("function", tool)
-        if kind not in ("function", "custom") or not isinstance(given, Mapping):
+        known = kind == "function" or (kind == "custom" and "input_schema" in tool)
+        if not known or not isinstance(given, Mapping):
             raise InvalidRequest(f"tools of type {kind} are not served: functions are")
         parameters = given.get("parameters") or given.get("input_schema") or _NO_ARGUMENTS
         if not isinstance(parameters, Mapping):
@@ -109,12 +111,15 @@ class Tools:
             return self.functions
         return tuple(one for one in self.functions if one.name == self.choice)
 
+    @property
+    def _several(self) -> bool:
+        return self.several and self.choice in ("auto", "required")
+
     def reader(self, tokenizer: Tokenizer) -> CallReader | None:
         """A reader of the calls in a text; None where no function may be called."""
         names = frozenset(one.name for one in self.callable)
-        several = self.several and self.choice in ("auto", "required")
         form = call_form(tokenizer.template) or TAGGED
-        return CallReader(form, names, several=several) if names else None
+        return CallReader(form, names, several=self._several) if names else None
 
     def shown(self, tokenizer: Tokenizer) -> Mapping[int, str]:
         """Special tokens that are shown as text, since they announce calls."""
@@ -133,12 +138,12 @@ class Tools:
             return answer
         form = call_form(tokenizer.template) or TAGGED
         opening, closing = (_mark(tokenizer, mark) for mark in (form.opening, form.closing))
-        rules = [_calls(form, opening, closing, self.several and self.choice != "none")]
+        rules = [_calls(form, opening, closing, self._several)]
         if not free:
             rules.append(f"begin: {'' if form.bare else opening}")
             rules.append("start: calls" if self.choice != "auto" else "start: calls | answer")
         elif form.bare:
-            rules += ["begin:", r"start: calls | /([^{](.|\n)*)?/"]
+            rules += ["begin:", r"start: calls | /(\s*[^{\s](.|\n)*)?/"]
         else:
             lazy = "[lazy]" if opening.startswith('"') else ""
             rules += [r"TEXT: /(.|\n)*/", f"begin{lazy}: TEXT {opening}", "start: calls | TEXT"]
@@ -196,7 +201,7 @@ def _closed(schema: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _one_line(schema: Mapping[str, Any]) -> str:
-    return json.dumps({**schema, "x-guidance": _COMPACT})
+    return json.dumps({**needed(schema), "x-guidance": _COMPACT})
 
 
 def _schema_of(answer: Grammar) -> Mapping[str, Any]:

@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 import threading
 import time
+from datetime import date
 from itertools import count
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import pytest
+from pydantic import BaseModel, Field
 
 from inference.errors import Busy, InvalidRequest
 from inference.grammar import SECONDS_AT_ONCE, Grammars
@@ -124,6 +127,68 @@ def test_masks_of_a_walked_tree_are_those_of_each_path_alone() -> None:
                 assert row.tolist() == own[0].tolist()
 
 
+class Cat(BaseModel):
+    kind: Literal["cat"]
+    lives: int = Field(ge=1, le=9)
+
+
+class Dog(BaseModel):
+    kind: Literal["dog"]
+    name: Annotated[str, Field(pattern="^[A-Z][a-z]+$", max_length=9)]
+
+
+class Home(BaseModel, extra="forbid"):
+    """What programs describe by pydantic: references, unions, formats, bounds."""
+
+    pet: Annotated[Cat | Dog, Field(discriminator="kind")]
+    others: Annotated[list[Cat], Field(min_length=1, max_length=2)]
+    size: Literal["small", 3, None] = None
+    since: date
+    at: tuple[float, Annotated[float, Field(gt=0, multiple_of=0.5)]]
+    rooms: dict[str, int]
+    inner: Home | None = None
+
+
+HOME: dict[str, Any] = {
+    "pet": {"kind": "dog", "name": "Rex"},
+    "others": [{"kind": "cat", "lives": 9}],
+    "size": 3,
+    "since": "2026-01-31",
+    "at": [-1.5, 2.5],
+    "rooms": {"attic": 1},
+    "inner": None,
+}
+NO_HOMES: dict[str, dict[str, Any]] = {
+    "another kind": {"pet": {"kind": "cow", "name": "Rex"}},
+    "another pattern": {"pet": {"kind": "dog", "name": "rex"}},
+    "too many": {"others": [HOME["others"][0]] * 3},
+    "none of these": {"size": "large"},
+    "no date": {"since": "2026-13-01"},
+    "no multiple": {"at": [0, 0.7]},
+    "no number": {"rooms": {"attic": "1"}},
+}
+
+
+def passes(text: str) -> bool:
+    """Whether the schema of a home lets a whole text through."""
+    rule = rule_of(GrammarKind.JSON_SCHEMA, json.dumps(Home.model_json_schema()))
+    rule.commit(ids(text))
+    try:
+        return rule.allows([], [STOP]) == [True]
+    except InvalidRequest:
+        return False
+
+
+def test_a_schema_of_pydantic_lets_its_own_objects_through() -> None:
+    assert passes(json.dumps(HOME | {"inner": HOME}))
+    assert not passes(json.dumps(HOME | {"more": 1}))
+
+
+@pytest.mark.parametrize("name", NO_HOMES)
+def test_a_schema_of_pydantic_lets_no_other_object_through(name: str) -> None:
+    assert not passes(json.dumps(HOME | NO_HOMES[name]))
+
+
 def go_on(rule: TokenRule, tokens: int) -> None:
     """Commit so many tokens, each the last one that is allowed."""
     for _ in range(tokens):
@@ -189,7 +254,10 @@ def test_a_hostile_grammar_gets_one_line_in_bounded_time(kind: GrammarKind, text
         (GrammarKind.JSON_SCHEMA, "{", ["schema cannot be read"]),
         (GrammarKind.JSON_SCHEMA, '{"type": "foo"}', ["Invalid type"]),
         (GrammarKind.JSON_SCHEMA, '{"not": {}}', ["Unimplemented", "not"]),
-        (GrammarKind.REGEX, "[0-9", ["invalid regex"]),
+        (GrammarKind.JSON_SCHEMA, '{"uniqueItems": true}', ["Unimplemented", "uniqueItems"]),
+        (GrammarKind.JSON_SCHEMA, '{"type": "string", "format": "path"}', ["format", "path"]),
+        (GrammarKind.JSON_SCHEMA, '{"pattern": "^(?!x)a"}', ["pattern ^(?!x)a: look-around"]),
+        (GrammarKind.REGEX, "[0-9", ["pattern [0-9: unclosed"]),
         (GrammarKind.EBNF, "start: y", ["unknown name"]),
         (GrammarKind.CHOICE, '["a"', ["JSON list of strings"]),
         (GrammarKind.CHOICE, "[]", ["not empty"]),

@@ -44,6 +44,7 @@ SERVED = TargetRole(port=0, batch=2)
         [],
         ["--temperature", "0.7", "--seed", "3"],
         ["--temperature", "1", "--top_p", "0.9", "--seed", "4"],
+        ["--temperature", "1", "--seed", "5", "--regex", "([a-f]{2,9} [0-9]+ )+"],
         WAITS,
         ["--gamma", "0"],
     ],

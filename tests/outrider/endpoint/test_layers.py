@@ -96,6 +96,29 @@ def test_a_response_streams_its_items(api: openai.OpenAI) -> None:
     assert whole.store is False  # type: ignore[attr-defined]
 
 
+def test_a_response_tells_log_probabilities_where_they_are_included(
+    api: openai.OpenAI, http: httpx.Client
+) -> None:
+    user = {"role": "user", "content": PROMPT}
+    theirs = chat(http, messages=[user], max_tokens=9, logprobs=True, top_logprobs=2)
+    words = [one["token"] for one in theirs["choices"][0]["logprobs"]["content"]]
+    asked: dict[str, Any] = {
+        "model": NAME,
+        "input": PROMPT,
+        "max_output_tokens": 9,
+        "temperature": 0,
+        "top_logprobs": 2,
+        "include": ["message.output_text.logprobs"],
+    }
+    whole: Any = api.responses.create(**asked)
+    told = whole.output[0].content[0].logprobs
+    assert [one.token for one in told] == words
+    assert all(len(one.top_logprobs) == 2 for one in told)
+    events: list[Any] = list(api.responses.create(**asked, stream=True))
+    streamed = [one.logprobs for one in events if one.type == "response.output_text.delta"]
+    assert [one.token for part in streamed for one in part] == words
+
+
 def test_a_response_has_the_form_that_was_asked_for(api: openai.OpenAI) -> None:
     form: Any = {"type": "json_schema", "name": "sum", "schema": FUNCTION["parameters"]}
     made = api.responses.create(model=NAME, input=PROMPT, text={"format": form}, temperature=0)
@@ -105,6 +128,8 @@ def test_a_response_has_the_form_that_was_asked_for(api: openai.OpenAI) -> None:
 UNSERVED: dict[str, tuple[dict[str, Any], str]] = {
     "state": ({"previous_response_id": "resp_1"}, "previous_response_id"),
     "background": ({"background": True}, "background"),
+    "a kept prompt": ({"prompt": {"id": "pmpt_1"}}, "prompt"),
+    "another length": ({"text": {"verbosity": "low"}}, "verbosity"),
     "another item": ({"input": [{"type": "reasoning"}]}, "input"),
     "another tool": ({"tools": [{"type": "web_search"}]}, "web_search"),
     "another part": (
@@ -174,9 +199,12 @@ def test_a_message_that_is_refused_is_told_in_its_interfaces_shape(manager: Targ
     key = "alice-0123456789abcdef"
     with http_server(manager, (key,)) as address, httpx.Client(base_url=address) as client:
         asked: dict[str, Any] = {"messages": [{"role": "user", "content": PROMPT}]}
+        begun = [*asked["messages"], {"role": "assistant", "content": "{"}]
         for headers, more, status, kind in (
             ({}, {}, 401, "authentication_error"),
             ({"x-api-key": key}, {"thinking": {"type": "enabled"}}, 400, "invalid_request_error"),
+            ({"x-api-key": key}, {"messages": begun}, 400, "invalid_request_error"),
+            ({"x-api-key": key}, {"output_format": {"type": "x"}}, 400, "invalid_request_error"),
             ({"x-api-key": key}, {"model": "another"}, 404, "not_found_error"),
         ):
             answer = client.post("/v1/messages", json=asked | more, headers=headers)

@@ -129,6 +129,10 @@ FORMS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"response_format": {"type": "json_schema", "json_schema": {"schema": SCHEMA}}},
         {"schema": SCHEMA},
     ),
+    "object of a schema": (
+        {"response_format": {"type": "json_object", "schema": SCHEMA}},
+        {"schema": SCHEMA},
+    ),
     "json": ({"structured_outputs": {"json": SCHEMA}}, {"schema": SCHEMA}),
     "regex": ({"structured_outputs": {"regex": "[a-f]{4}-[0-9]+"}}, {"regex": "[a-f]{4}-[0-9]+"}),
     "choice": ({"structured_outputs": {"choice": ["yes", "no"]}}, {"choice": ["yes", "no"]}),
@@ -140,6 +144,7 @@ FORMS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"repetition_penalty": 1.3, "min_p": 0.05},
         {"repetition_penalty": 1.3, "min_p": 0.05},
     ),
+    "the likeliest": ({"top_p": 0}, {"top_k": 1}),
     "bias": ({"logit_bias": {"40": 5, "41": -100}}, {"logit_bias": {40: 5.0, 41: -100.0}}),
 }
 
@@ -199,9 +204,11 @@ def test_a_prompts_log_probabilities_come_with_its_echo(
     assert choice.logprobs.top_logprobs is not None
     for token, value, likeliest in zip(tokens, told, choice.logprobs.top_logprobs, strict=True):
         assert likeliest is None or likeliest[token] == value
-    assert choice.logprobs.text_offset == [
-        sum(map(len, tokens[:place])) for place in range(len(tokens))
-    ]
+    offsets = choice.logprobs.text_offset
+    assert offsets is not None
+    assert offsets[:2] == [0, 0]  # the first token is a beginning, which stands in no text
+    for token, offset in zip(tokens[1:], offsets[1:], strict=True):
+        assert choice.text[offset:].startswith(token)
     alone = api.completions.create(model="", prompt=ids, max_tokens=4, temperature=0, logprobs=2)
     assert alone.choices[0].logprobs is not None
     assert alone.choices[0].logprobs.token_logprobs is not None
@@ -220,6 +227,24 @@ def test_a_stream_of_a_completion_tells_what_the_whole_one_does(http: httpx.Clie
         assert name == "top_logprobs" or streamed == (near(values) if numbers else values)
 
 
+def test_parts_of_characters_are_told_by_their_bytes(http: httpx.Client) -> None:
+    form = {"structured_outputs": {"regex": "[à-ÿ€😀]{6}"}}
+    asked = {"prompt": PROMPT, "max_tokens": 24, "seed": 2, "logprobs": 5, **form}
+    (choice,) = http.post("/v1/completions", json=asked, timeout=WAIT).json()["choices"]
+    told = choice["logprobs"]
+    assert any(token.startswith("bytes:") for token in told["tokens"])
+    raw = [
+        bytes.fromhex(token.removeprefix("bytes:").replace("\\x", ""))
+        if token.startswith("bytes:")
+        else token.encode()
+        for token in told["tokens"]
+    ]
+    assert b"".join(raw).decode(errors="ignore").startswith(choice["text"])
+    for place, offset in enumerate(told["text_offset"]):
+        assert offset == len(b"".join(raw[:place]).decode(errors="ignore"))
+    assert all(len(likeliest) >= 5 for likeliest in told["top_logprobs"])
+
+
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "a schema of another kind": (
         {"response_format": {"type": "json_schema", "json_schema": {"schema": {"not": {}}}}},
@@ -228,6 +253,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "two forms": (
         {"response_format": {"type": "json_object"}, "structured_outputs": {"regex": "a"}},
         "exclude each other",
+    ),
+    "no description of a form": (
+        {"response_format": {"type": "json_schema", "json_schema": "x"}},
+        "response_format",
     ),
     "no grammar": ({"structured_outputs": {"regex": "("}}, "grammar"),
     "an id of nobody": ({"logit_bias": {"100000": 1}}, "100000"),

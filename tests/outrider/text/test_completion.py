@@ -82,6 +82,22 @@ def test_a_stop_id_ends_the_text_and_is_never_shown(served: Engine, pace: Pace) 
         assert done.text == "".join(piece.text for piece in pieces) == text
 
 
+@pytest.mark.parametrize("pace", PACES, ids=lambda pace: pace.name)
+def test_what_comes_behind_a_stop_string_is_no_part_of_the_record(
+    served: Engine, pace: Pace
+) -> None:
+    """Whatever else one forward has committed: the record is that of the target alone."""
+    asked = replace(REQUEST, params=SamplingParams(logprobs=1))
+    full = made(LocalSession(served), [], asked)
+    for place in range(3, TOKENS, 7):
+        asked = replace(asked, stop=[TOKENIZER.decode(full.token_ids[place : place + 1]) or "none"])
+        alone = made(LocalSession(served), [], asked)
+        done = made(LocalSession(served), [rounds()], asked, pace=pace)
+        assert (done.token_ids, done.text) == (alone.token_ids, alone.text)
+        assert len(done.logprobs) == len(done.token_ids) == sum(done.chunk_tokens)
+        assert done.stopped_by == alone.stopped_by
+
+
 class Failing(LocalSession):
     """A session that breaks after so many tokens."""
 

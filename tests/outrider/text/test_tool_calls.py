@@ -11,6 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from inference.errors import InvalidRequest
+from inference.grammar import Grammars
+from inference.sampling import SamplingParams
 from inference.text import Tokenizer
 from outrider.text.call_reader import CallForm, CallReader, ToolCall, add_piece
 from outrider.text.tool_calls import LLAMA, MISTRAL, TAGGED, Function, Tools, call_form
@@ -155,6 +158,47 @@ def test_a_special_token_that_announces_calls_is_shown(tmp_path: Path, family: s
     assert Tools().shown(tokenizer) == {}
 
 
+STRICT = Function.read({"function": {**ADD["function"], "strict": True}, "type": "function"})
+WRITTEN = {
+    "tagged": ("<tool_call>\n", "arguments", "\n</tool_call>"),
+    "llama": ("", "parameters", ""),
+    "mistral": ("[TOOL_CALLS][", "arguments", "]"),
+}
+WRITTEN[""] = WRITTEN["tagged"]
+
+
+def lets_through(tools: Tools, tokenizer: Tokenizer, text: str) -> bool:
+    """Whether the grammar of these tools takes a whole text."""
+    grammar, stop = tools.grammar(tokenizer, None), 1
+    assert grammar is not None
+    ids = tokenizer.encode(text)  # behind the token of a beginning
+    params = SamplingParams(grammar=grammar, made=len(ids) - 1)
+    try:
+        rule = Grammars(tokenizer.to_json(), tokenizer.vocabulary, [stop]).rule(ids, params)
+    except InvalidRequest:
+        return False
+    return rule is not None and rule.allows((), [stop]) == [True]
+
+
+@pytest.mark.parametrize(
+    ("family", "marks"), [*((name, False) for name in FORMS), *((name, True) for name in MARKS)]
+)
+def test_a_strict_functions_call_keeps_to_its_schema_though_the_model_decides(
+    tmp_path: Path, family: str, marks: bool
+) -> None:
+    tokenizer = Tokenizer(with_template(tmp_path / "model", family, marks=marks))
+    opening, key, closing = WRITTEN[family]
+    call = f'{opening}{{"name": "add", "{key}": {{"x": 1, "y": 2}}}}{closing}'
+    free, named = (Tools((STRICT, BOTH.functions[1]), choice) for choice in ("auto", "add"))
+    for text in ("no call", "a { b <tool", call):
+        assert lets_through(free, tokenizer, text)
+    for wrong in (call.replace('"y": 2', '"y": 3'), " " + call.replace('"x"', '"z"')):
+        assert not lets_through(free, tokenizer, wrong)
+    assert lets_through(named, tokenizer, call)
+    assert not lets_through(named, tokenizer, "no call")
+    assert not lets_through(named, tokenizer, f"{call}\n{call}"), "one function is called once"
+
+
 @pytest.mark.parametrize(
     ("tools", "shown"),
     [
@@ -163,6 +207,8 @@ def test_a_special_token_that_announces_calls_is_shown(tmp_path: Path, family: s
         (lambda: Tools(BOTH.functions * 2), "different names"),
         (lambda: Function("no name", "", {}), "no name"),
         (lambda: Function.read({"type": "web_search"}), "web_search"),
+        (lambda: Function.read({"type": "custom", "name": "f"}), "type custom"),
+        (lambda: Function.read({"type": "custom", "custom": {"name": "f"}}), "type custom"),
     ],
 )
 def test_tools_that_cannot_be_called_are_refused(tools: Any, shown: str) -> None:

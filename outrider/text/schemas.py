@@ -1,0 +1,57 @@
+"""JSON schemas as programs derive them from types, without keywords that ask for nothing.
+
+Grammars refuse some keywords whatever they say: zod writes that names of properties are strings.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from inference.errors import InvalidRequest
+
+_NEUTRAL: Mapping[str, tuple[Any, ...]] = {
+    "propertyNames": ({"type": "string"}, {}, True),
+    "uniqueItems": (False,),
+    "unevaluatedProperties": ({}, True),
+    "unevaluatedItems": ({}, True),
+    "format": ("path", "password", "binary"),  # any string has these
+}
+"""Values of keywords that every JSON satisfies."""
+
+_NAMED = {"properties", "patternProperties", "dependentSchemas", "$defs", "definitions"}
+"""Keywords that have a schema for each name."""
+
+_DATA = {"const", "enum", "default", "examples", "required"}
+"""Keywords whose values are no schemas."""
+
+
+def written(schema: Mapping[str, Any] | str) -> str:
+    """A schema, or its JSON, as a grammar has it. Raises InvalidRequest for what is no JSON."""
+    try:
+        read = json.loads(schema) if isinstance(schema, str) else schema
+        return json.dumps(needed(read))
+    except (ValueError, RecursionError) as error:
+        raise InvalidRequest(f"the schema cannot be read: {error}") from error
+
+
+def needed(schema: Any) -> Any:
+    """A schema, or a list of them, without what asks for nothing."""
+    if isinstance(schema, list):
+        return [needed(one) for one in schema]
+    if not isinstance(schema, Mapping):
+        return schema
+    return {
+        name: _part(name, value)
+        for name, value in schema.items()
+        if value not in _NEUTRAL.get(name, ())
+    }
+
+
+def _part(name: str, value: Any) -> Any:
+    if name in _DATA:
+        return value
+    if name in _NAMED and isinstance(value, Mapping):
+        return {key: needed(one) for key, one in value.items()}
+    return needed(value)
