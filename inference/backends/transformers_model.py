@@ -17,7 +17,7 @@ from transformers import Cache
 from inference.backends.eager import SlotModel
 from inference.backends.sequence import ModelSequence
 from inference.backends.slots import Slots
-from inference.model.cache import KeysValues, copy_states, read_rows, write_slots, write_states
+from inference.model.cache import KeysValues, read_rows, write_slots, write_states
 from inference.model.library_config import Reach
 from inference.sampling import SamplingParams
 from inference.tree import TokenTree
@@ -96,9 +96,9 @@ class TransformersModel(SlotModel):
         # Windows are counted in positions, and slots lie in no order.
         self._positions = torch.zeros((*slots, 1), dtype=torch.int32, device=self.device)
 
-    def copy_row(self, source: int, target: int, slots: int) -> None:
-        super().copy_row(source, target, slots)
-        copy_states(self._positions, source, target, slots)
+    @property
+    def by_slot(self) -> tuple[Tensor, ...]:
+        return (*self.cache.tensors, self._positions)
 
     def logits_of(self, prompt: Sequence[int], tree: TokenTree) -> Tensor:  # [n, V]
         """Return logits at every node of a tree behind a prompt on row 1, whose slots are in no
