@@ -157,7 +157,8 @@ class BatchRunner:
         with admission.lock:
             if session.row is row:  # else it was closed meanwhile
                 tokens = kept.tokens[start : start + len(states)].tolist()
-                files.place(row.index, session.adopt(tokens, self._clock() - began), states)
+                slots = session.adopt(tokens, self._clock() - began)
+                files.states.write(row.index, slots, states)
                 if not tokens or start + len(tokens) >= kept.usable:
                     row.kept = None
         return True

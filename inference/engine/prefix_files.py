@@ -57,7 +57,7 @@ class PrefixFiles:
         states: RowStates,
         tell: Callable[[str], None],
     ) -> None:
-        self._directory, self._most, self._states, self._tell = directory, most, states, tell
+        self._directory, self._most, self.states, self._tell = directory, most, states, tell
         self._model = [_FORM, *model, str(states.width)]
         self._groups: dict[str, dict[Path, IntArray]] = {}  # read when they are first asked for
 
@@ -79,24 +79,16 @@ class PrefixFiles:
 
         It is empty where the file is gone or is not what was written. Then the file is removed.
         """
-        part, width = start // PART, self._states.width
+        part, width = start // PART, self.states.width
         first, last = part * PART, min((part + 1) * PART, len(kept.tokens))
-        try:
-            with kept.path.open("rb") as file:
-                file.seek(self._size(first) + 4 * (len(kept.tokens) - first))
-                digest, held = file.read(_DIGEST), bytearray((last - first) * width)
-                whole = file.readinto(held) == len(held)
-        except OSError:
-            digest, held, whole = b"", bytearray(), False
-        if not whole or digest != _digest_of(kept.path, part, held):
-            self._refuse(kept.path)
-            return np.empty((0, width), dtype=np.uint8)
-        states = np.frombuffer(held, dtype=np.uint8).reshape(-1, width)
-        return states[start - first : kept.usable - first]
-
-    def place(self, row: int, slots: IntArray, states: NDArray[np.uint8]) -> None:
-        """Write what was read to slots [n] of a row."""
-        self._states.write(row, slots, states)
+        with suppress(OSError), kept.path.open("rb") as file:
+            file.seek(self._size(first) + 4 * (len(kept.tokens) - first))
+            digest, held = file.read(_DIGEST), bytearray(file.read((last - first) * width))
+            if digest == _digest_of(kept.path, part, held):
+                states = np.frombuffer(held, dtype=np.uint8).reshape(-1, width)
+                return states[start - first : kept.usable - first]
+        self._refuse(kept.path)
+        return np.empty((0, width), dtype=np.uint8)
 
     def lacks(self, tokens: Sequence[int], sharing: str) -> bool:
         """Whether a prefix is to be kept: it is long enough, fits, and no file has all of it."""
@@ -123,7 +115,7 @@ class PrefixFiles:
                     file.write(len(known).to_bytes(_COUNT, "little") + known.tobytes())
                     for part in range(-(-len(known) // PART)):
                         own = slots[part * PART : (part + 1) * PART]
-                        held = self._states.read(row, own).tobytes()
+                        held = self.states.read(row, own).tobytes()
                         file.write(_digest_of(path, part, held) + held)
                         yield
         except OSError as error:
@@ -142,22 +134,19 @@ class PrefixFiles:
             self._groups[name] = {}
             for path in sorted(self._directory.glob(f"{name}-*{_ENDING}")):
                 tokens = self._read_tokens(path)
-                if tokens is not None and path == self._path(tokens, sharing):
+                if path == self._path(tokens, sharing):
                     self._groups[name][path] = tokens
                 else:
                     self._refuse(path)
         return self._groups[name]
 
-    def _read_tokens(self, path: Path) -> IntArray | None:
-        """Return a file's tokens; None unless it has the size that their number asks for."""
-        try:
-            with path.open("rb") as file:
-                count = int.from_bytes(file.read(_COUNT), "little")
-                if os.fstat(file.fileno()).st_size != self._size(count):
-                    return None
+    def _read_tokens(self, path: Path) -> IntArray:
+        """Return a file's tokens; none unless it has the size that their number asks for."""
+        with suppress(OSError), path.open("rb") as file:
+            count = int.from_bytes(file.read(_COUNT), "little")
+            if os.fstat(file.fileno()).st_size == self._size(count):
                 return np.frombuffer(file.read(4 * count), dtype=np.int32)
-        except OSError:
-            return None
+        return np.empty(0, dtype=np.int32)
 
     def _make_room(self, size: int) -> None:
         """Remove the longest unused files, of whatever target, until so many bytes fit."""
@@ -184,7 +173,7 @@ class PrefixFiles:
 
     def _size(self, count: int) -> int:
         """Bytes of a file with so many tokens."""
-        return _COUNT + -(-count // PART) * _DIGEST + count * (4 + self._states.width)
+        return _COUNT + -(-count // PART) * _DIGEST + count * (4 + self.states.width)
 
     def _group(self, sharing: str) -> str:
         return hashlib.sha256(json.dumps([*self._model, sharing]).encode()).hexdigest()[:32]
