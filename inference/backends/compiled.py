@@ -128,6 +128,11 @@ class CompiledModel:
         if self._kept is not None:
             self._kept.copy(source, target, slots)
 
+    @property
+    def by_slot(self) -> tuple[Tensor, ...]:
+        """The caches, each [rows, slots, width]."""
+        return self.cache.tensors
+
     def _copy_cache(self, source: int, target: int, slots: int) -> None:
         copy_slots(self.cache, source, target, slots)
 

@@ -1,4 +1,4 @@
-"""The Decoder on CUDA graphs, one for each padded shape: forward, cache writes and choice.
+"""Models on CUDA graphs, one for each padded shape: forward, cache writes and choice.
 
 Calls are padded to few shapes. The first call of a shape runs eagerly, the second is recorded, and
 later ones replay the recording over the same buffers. Only `Recorder` needs CUDA; all else runs on
@@ -8,7 +8,7 @@ any device. Not yet run on a GPU.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -17,8 +17,7 @@ from torch import Tensor
 from inference.backends import Chosen, Ranked, Segment
 from inference.backends.batch import Batch, BatchShape, pad
 from inference.backends.choices import choose_at, rank_at, ranked_rows
-from inference.backends.eager import SLOT_STEP, EagerModel
-from inference.model.decoder import Decoder
+from inference.backends.eager import SLOT_STEP, EagerModel, SlotModel
 from inference.model.sampler import (
     Sampling,
     choose_greedy,
@@ -118,22 +117,17 @@ class _Recorded(NamedTuple):
     outputs: Outputs
 
 
-class CudaModel(EagerModel):
-    """An EagerModel whose calls are recorded and replayed. One call at a time, as for every
-    Model.
+class RecordedModel(SlotModel):
+    """A SlotModel whose calls are recorded and replayed. One call at a time, as for every Model.
+
+    It stands before the class that computes, among the bases of a class of both.
     """
 
-    def __init__(
-        self, decoder: Decoder, *, rows: int, capacity: int, max_nodes: int, recorder: Recorder
-    ) -> None:
-        super().__init__(decoder, rows=rows, capacity=capacity, max_nodes=max_nodes)
+    def __init__(self, *what: Any, recorder: Recorder, **sizes: Any) -> None:
+        super().__init__(*what, **sizes)
         self._recorder = recorder
         self._buffers: dict[BatchShape, _Buffers] = {}
         self._recorded: dict[_RecordingKey, _Recorded | None] = {}  # None: met once
-
-    def keep_features(self, layers: Sequence[int]) -> None:
-        super().keep_features(layers)
-        self._recorded.clear()  # what was recorded before keeps none
 
     @torch.no_grad()
     def choose(self, segments: Sequence[Segment]) -> list[Chosen]:
@@ -223,6 +217,14 @@ class CudaModel(EagerModel):
         logits, positions = self._write(**buffers.arrays)
         outputs = choice.function(logits, buffers.sampling, positions, choice.size)
         return (outputs,) if isinstance(outputs, Tensor) else outputs
+
+
+class CudaModel(RecordedModel, EagerModel):
+    """An EagerModel whose calls are recorded and replayed."""
+
+    def keep_features(self, layers: Sequence[int]) -> None:
+        super().keep_features(layers)
+        self._recorded.clear()  # what was recorded before keeps none
 
 
 def _step(size: int) -> int:

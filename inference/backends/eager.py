@@ -13,7 +13,7 @@ from inference.backends.batch import BatchShape, check_rows, pad
 from inference.backends.choices import choose_at, rank_at
 from inference.backends.target_features import FeatureForm, FeatureStore
 from inference.errors import LimitExceeded
-from inference.model.cache import KeysValues, copy_slots, empty_cache, write_slots
+from inference.model.cache import KeysValues, copy_states, empty_cache, write_slots
 from inference.model.decoder import Decoder
 from inference.tree import IntArray
 
@@ -46,7 +46,13 @@ class SlotModel(ABC):
         return rows, max(nodes, self._least_nodes)
 
     def copy_row(self, source: int, target: int, slots: int) -> None:
-        copy_slots(self.cache, source, target, slots)
+        for held in self.by_slot:
+            copy_states(held, source, target, slots)
+
+    @property
+    def by_slot(self) -> tuple[Tensor, ...]:
+        """Tensors of what is known of each slot, [rows, slots, width] each."""
+        return self.cache.tensors
 
     @property
     def _junk(self) -> int:

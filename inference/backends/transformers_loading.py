@@ -57,14 +57,14 @@ def load_transformers(
         library = _loaded(directory, dtype).to(device)
         in_fours(library)
         check_trees(library, config, vocabulary)
-        return TransformersModel(
-            library,
-            config.reaches,
-            rows=rows,
-            capacity=capacity,
-            max_nodes=max_nodes,
-            vocabulary=vocabulary,
-        )
+        sizes: dict[str, Any] = {"rows": rows, "capacity": capacity, "max_nodes": max_nodes}
+        if device.type == "cuda" and not _has_experts(library):
+            from inference.backends.cuda import CudaGraphs
+            from inference.backends.cuda_library import CudaLibraryModel, IfRecordable
+
+            sizes["recorder"] = IfRecordable(CudaGraphs(device))
+            return CudaLibraryModel(library, config.reaches, vocabulary=vocabulary, **sizes)
+        return TransformersModel(library, config.reaches, vocabulary=vocabulary, **sizes)
     except _ERRORS as error:
         said = " ".join(str(error).split())[:300]
         raise UnsupportedModel(
@@ -91,6 +91,11 @@ def _loaded(directory: Path, dtype: torch.dtype | None) -> Any:
             name, words = sorted(map(str, found[what]))[0], what.removesuffix("_keys")
             raise ValueError(f"tensor {name} is {words} ({len(found[what])} in all)")
     return library.requires_grad_(False).eval()
+
+
+def _has_experts(library: nn.Module) -> bool:
+    """Whether the shapes of a call depend on which experts its tokens take."""
+    return any(type(part).__name__.endswith("Experts") for part in library.modules())
 
 
 def in_fours(library: Any) -> None:

@@ -17,7 +17,7 @@ from transformers import Cache
 from inference.backends.eager import SlotModel
 from inference.backends.sequence import ModelSequence
 from inference.backends.slots import Slots
-from inference.model.cache import KeysValues, copy_states, read_rows, write_slots, write_states
+from inference.model.cache import KeysValues, read_rows, write_slots, write_states
 from inference.model.library_config import Reach
 from inference.sampling import SamplingParams
 from inference.tree import TokenTree
@@ -96,9 +96,9 @@ class TransformersModel(SlotModel):
         # Windows are counted in positions, and slots lie in no order.
         self._positions = torch.zeros((*slots, 1), dtype=torch.int32, device=self.device)
 
-    def copy_row(self, source: int, target: int, slots: int) -> None:
-        super().copy_row(source, target, slots)
-        copy_states(self._positions, source, target, slots)
+    @property
+    def by_slot(self) -> tuple[Tensor, ...]:
+        return (*self.cache.tensors, self._positions)
 
     def logits_of(self, prompt: Sequence[int], tree: TokenTree) -> Tensor:  # [n, V]
         """Return logits at every node of a tree behind a prompt on row 1, whose slots are in no
@@ -127,7 +127,7 @@ class TransformersModel(SlotModel):
         cache = SlotCache(self.cache, self._places, rows, read)
         held = read_rows(self._positions, rows, read)[..., 0]
         seen = torch.cat((context_mask.expand(-1, tokens.shape[1], -1), tree_mask), -1)
-        picked, places = pick.unique(return_inverse=True)  # type: ignore[no-untyped-call]
+        picked, places = self._head_nodes(pick)
         made = self.library(
             input_ids=tokens.long(),
             position_ids=positions.long(),
@@ -140,10 +140,19 @@ class TransformersModel(SlotModel):
         )
         write_slots(self.cache, rows, slots, cache.written())
         write_states(self._positions, rows, slots, positions[..., None])
-        logits = made.logits[..., : self.vocabulary].float()  # [B, distinct picks, V]
-        if not (len(rows) == 1 and picked.equal(pick[0])):
+        logits = made.logits[..., : self.vocabulary].float()  # [B, picked, V]
+        if places is not None:
             logits = torch.gather(logits, 1, places[..., None].expand(-1, -1, logits.shape[-1]))
         return logits, torch.gather(positions, 1, pick.long()) + 1
+
+    def _head_nodes(self, pick: Tensor) -> tuple[Tensor | int, Tensor | None]:
+        """Return the nodes whose logits are made of every row, and where the picks [B, P] are among
+        them; None where they are the picks of the only row.
+        """
+        if len(pick) == 1:
+            return pick[0], None
+        picked, places = pick.unique(return_inverse=True)  # type: ignore[no-untyped-call]
+        return picked, places
 
 
 def _masks(

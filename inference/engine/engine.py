@@ -3,8 +3,7 @@
 Clients may call from any thread: they open, steer, read and close sessions. A session's fault or
 end affects no other session.
 
-The engine's lock is the innermost lock: no other lock is taken while it is held. Callbacks run
-after it is released.
+The engine's lock is the innermost: no other is taken while it is held. Callbacks run after it.
 """
 
 from __future__ import annotations
@@ -25,6 +24,7 @@ from inference.engine.calibration import Calibration
 from inference.engine.colocated_drafter import ColocatedDrafter
 from inference.engine.events import Callback, EventListener, call_all
 from inference.engine.graph_rounds import GraphRounds
+from inference.engine.prefix_files import PrefixFiles
 from inference.engine.scheduler import Scheduler
 from inference.engine.session import Opening, Session
 from inference.engine.text_rules import Rules, check_ids
@@ -40,8 +40,7 @@ from inference.token_rule import TokenRule
 class Engine:
     """Sessions on the rows of a model.
 
-    Any thread may call any method. One that changes a session raises the error that closed the
-    session, if it is closed.
+    A method that changes a session raises the error that closed it, if it is closed.
 
     sequence_length: tokens that a session may have, prompt included.
     max_tree_nodes: nodes of one session in one forward, the root included.
@@ -52,8 +51,8 @@ class Engine:
     drafter: the draft beside the target.
     graphs: the draft within the target's graphs.
     grammars: makes the rules of texts with a grammar; None where no text may have one.
-    when_idle: makes a short call of the model while nobody has a session; whether it made one. It
-    is called on the thread of the forwards.
+    files: prefixes that outlive the process; None where none do.
+    when_idle: makes a short call of the model while nobody has a session; whether it made one.
     clock: returns seconds.
     listeners: hear of one event at a time, in order, without the engine's lock.
     """
@@ -71,6 +70,7 @@ class Engine:
         drafter: ColocatedDrafter | None = None,
         graphs: GraphRounds | None = None,
         grammars: Grammars | None = None,
+        files: PrefixFiles | None = None,
         when_idle: Callable[[Engine], bool] | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
@@ -79,11 +79,11 @@ class Engine:
         self.listeners: list[EventListener] = []
         self._clock, self._when_idle = clock, when_idle
         self._rules = Rules(model, vocabulary, grammars)
-        self._admission = Admission(model, waiting)
+        self._admission = Admission(model, waiting, files)
         self._lock = self._admission.lock
         self._calibrations: defaultdict[str, Calibration] = defaultdict(Calibration)  # by tenant
-        times = times or LatencyModel()
         self._running = False
+        times = times or LatencyModel()
         self._scheduler = Scheduler(model, times, max_tree_nodes, branches=branches)
         self._runner = BatchRunner(
             model,
@@ -225,7 +225,7 @@ class Engine:
     def run(self, stopped: threading.Event) -> None:
         """Make forwards until `stopped` is set; stop() sets it and wakes this thread.
 
-        All sessions are closed at the end, so that no client is left waiting.
+        At the end all sessions are closed, so no client is left waiting, and prefixes are kept.
         """
         self._running = True
         last: list[Callback] | None = None  # what the last forward has left to be done
@@ -241,6 +241,8 @@ class Engine:
                 self._running = False
                 calls = self._admission.close_all("the target has stopped")
             call_all(calls)
+        while self._admission.pool.keep_part():
+            pass
 
     def stop(self, stopped: threading.Event) -> None:
         """Make run() return: set `stopped` and wake the thread of the forwards."""
@@ -264,8 +266,8 @@ class Engine:
                     self._lock.wait(self._runner.idle_seconds())
 
     def use_idle_time(self) -> bool:
-        """Make a short call of the model; False when none is left. While nobody has a session."""
-        return self._when_idle is not None and self._when_idle(self)
+        """Keep a part of a prefix, or make a short call of the model; False when none is left."""
+        return self._admission.pool.keep_part() or bool(self._when_idle and self._when_idle(self))
 
     @property
     def running(self) -> bool:

@@ -291,12 +291,15 @@ class Scheduler:
         return width
 
     def _chunk_size(self, decoding: int) -> int:
-        """Prompt tokens in one forward: the model's most, or fewer while sessions decode."""
-        most = self._model.max_nodes
+        """Prompt tokens in one forward: the model's most, or fewer while sessions decode, or where
+        a long context makes them slow.
+        """
+        most, allowed = self._model.max_nodes, TUNING.longest_chunk
         if decoding:
-            allowed = TUNING.prefill_share * self.seconds(decoding, self._last_width)
-            while most > TUNING.least_chunk and self.seconds(1, most) > allowed:
-                most //= 2
+            own = TUNING.prefill_share * self.seconds(decoding, self._last_width)
+            allowed = min(allowed, own)
+        while most > TUNING.least_chunk and self.seconds(1, most) > allowed:
+            most //= 2
         return most
 
     def _prefill(self, filling: Sequence[Session], most: int) -> BatchPlan:

@@ -34,6 +34,7 @@ class SchedulerTuning:
 
     # Chunks of prompts.
     prefill_share: float = 2.0  # times the seconds of a forward of the decoding sessions
+    longest_chunk: float = 10.0  # seconds: a step beyond 30 s is taken for one that hangs
     least_chunk: int = 16  # tokens
 
     # Calibration of claimed chances, in candidates (benchmarks.floor, drafts that overclaim).

@@ -155,13 +155,13 @@ def _reaches(raw: Json, text: Any) -> dict[str, Reach]:
 
 
 def _refuse_what_is_not_causal(raw: Json, text: Any) -> None:
-    for name, needed in (
-        ("is_encoder_decoder", False),
-        ("use_bidirectional_attention", False),
-        ("is_causal", True),
+    for name, needed, also in (
+        ("is_encoder_decoder", False, None),
+        ("use_bidirectional_attention", False, "vision"),  # within images, of which none come here
+        ("is_causal", True, None),
     ):
         value = getattr(text, name, needed)
-        if value not in (needed, None):
+        if value not in (needed, also, None):
             raise UnsupportedModel(
                 f"{raw.where} field {name} is {shown(value)}: a causal model has {needed}"
             )

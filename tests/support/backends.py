@@ -19,6 +19,7 @@ from compile.build.cpu import CpuBuilder
 from inference.backends import Model, gguf_model
 from inference.backends.compiled import load_compiled, read_compiled
 from inference.backends.cuda import CudaModel
+from inference.backends.cuda_library import CudaLibraryModel, IfRecordable
 from inference.backends.dynamic_batcher import DynamicBatcher
 from inference.backends.eager import EagerModel
 from inference.backends.gguf_model import GgufModel
@@ -29,6 +30,7 @@ from inference.backends.timed import TimedModel, TimeProfile
 from inference.backends.torch_neuron import GRAPHS, RankPlan
 from inference.backends.torch_neuron_ranks import Ranks
 from inference.backends.transformers_loading import load_transformers
+from inference.backends.transformers_model import TransformersModel
 from inference.engine.local_session import LocalSession
 from inference.model.config import read_config
 from inference.model.decoder import Decoder
@@ -161,7 +163,7 @@ def few_cells(machine: Machine) -> Model:
     return cells(machine)
 
 
-def library(machine: Machine) -> Model:
+def library(machine: Machine) -> TransformersModel:
     return load_transformers(
         machine.checkpoint,
         read_library_config(machine.checkpoint),
@@ -171,6 +173,14 @@ def library(machine: Machine) -> Model:
         vocabulary=VOCABULARY,
         dtype=torch.float32,
         device=torch.device("cpu"),
+    )
+
+
+def recorded_library(machine: Machine) -> Model:
+    made, sizes = library(machine), {"rows": ROWS, "capacity": JUNK, "max_nodes": 16}
+    recorder = IfRecordable(Reruns())
+    return CudaLibraryModel(
+        made.library, made.reaches, vocabulary=VOCABULARY, recorder=recorder, **sizes
     )
 
 
@@ -202,6 +212,7 @@ BACKENDS = {
     "eager": Backend(lambda machine: eager_of(machine.checkpoint), drafts=True),
     "transformers": Backend(library, drafts=True),
     "recorded": Backend(recorded, drafts=True, marks=SLOW),
+    "transformers, recorded": Backend(recorded_library, drafts=True, marks=SLOW),
     "8-bit floats": Backend(in_bytes, rounded, drafts=True, marks=SLOW),
     "timed": Backend(
         lambda machine: TimedModel(eager_of(machine.checkpoint), INSTANT), drafts=True, marks=SLOW

@@ -14,10 +14,11 @@ from contextlib import contextmanager
 import numpy as np
 from numpy.typing import NDArray
 
-from inference.backends import Chosen, Ranked, Segment
+from inference.backends import Chosen, Ranked, RowStates, Segment
 from inference.engine.colocated_drafter import ColocatedDrafter
 from inference.engine.engine import Engine
 from inference.engine.events import Commit, EngineEvent, Evicted, Forward, Prefilled
+from inference.engine.prefix_files import PrefixFiles
 from inference.engine.session import Session
 from inference.grammar import Grammars
 from inference.order import Decode, End
@@ -61,12 +62,13 @@ def own_text(
 
 
 class Exact:
-    """A Model. kinds: of tokens that it chooses among; few of them make guesses come true.
+    """A Model, and the RowStates of itself.
 
+    kinds: of tokens that it chooses among; few of them make guesses come true.
     calls: rows of each forward, and nodes of the largest of them.
     """
 
-    max_nodes, copies_rows, masks = 64, True, True
+    max_nodes, copies_rows, masks, width = 64, True, True, 16
 
     def __init__(
         self,
@@ -102,6 +104,14 @@ class Exact:
     def copy_row(self, source: int, target: int, slots: int) -> None:
         for cache in (self._tokens, self._positions):
             cache[target, :slots] = cache[source, :slots]
+
+    def read(self, row: int, slots: IntArray) -> NDArray[np.uint8]:  # [n, width]
+        pairs = np.stack([cache[row, slots] for cache in (self._tokens, self._positions)], -1)
+        return pairs.view(np.uint8)
+
+    def write(self, row: int, slots: IntArray, states: NDArray[np.uint8]) -> None:
+        pairs = states.view(np.int64)
+        self._tokens[row, slots], self._positions[row, slots] = pairs[:, 0], pairs[:, 1]
 
     def _chosen(self, segment: Segment) -> IntArray:
         if FAULTY in segment.tokens:
@@ -170,9 +180,10 @@ def exact_engine(
     clock: Clock | None = None,
     drafter: ColocatedDrafter | None = None,
     grammars: Grammars | None = None,
+    files: Callable[[RowStates], PrefixFiles] | None = None,
 ) -> tuple[Engine, Exact, Clock]:
     """An engine whose time is a Clock. times: what it believes that forwards take, to begin with;
-    None where it measures them.
+    None where it measures them. files: makes those of its kept prefixes.
     """
     clock = clock or Clock()
     model = Exact(rows, clock, kinds=kinds, cost=cost, sizes=sizes)
@@ -186,6 +197,7 @@ def exact_engine(
         times=times and LatencyModel({one: times(*one) for one in shapes}, measured=True),
         drafter=drafter,
         grammars=grammars,
+        files=files and files(model),
         clock=clock,
     )
     return engine, model, clock

@@ -1,4 +1,4 @@
-"""A stand-in for CUDA's recordings on the CPU."""
+"""Stand-ins for CUDA's recordings on the CPU."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from inference.backends.cuda import Outputs, Replay
 
@@ -32,3 +33,14 @@ class Reruns:
                 kept.copy_(made)
 
         return replay, outputs
+
+
+class Traced(Reruns):
+    """It refuses what a GPU cannot record: what depends on a tensor's values. It is run once with
+    shapes alone.
+    """
+
+    def record(self, run: Replay) -> tuple[Callable[[], None], Outputs]:
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            run()
+        return super().record(run)

@@ -37,6 +37,22 @@ _ROUTED = {
     "n_shared_experts": 1,
     "first_k_dense_replace": 1,
 }
+_OF_FULL_LAYERS = {"global_head_dim": 16, "num_global_key_value_heads": 1}
+_GEMMA_4 = {
+    **_SLIDING,
+    **_OF_FULL_LAYERS,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+    "num_hidden_layers": 4,
+    "num_kv_shared_layers": 2,
+    "use_bidirectional_attention": "vision",
+    "attention_k_eq_v": True,
+    "hidden_size_per_layer_input": 8,
+    "vocab_size_per_layer_input": VOCABULARY,
+    "enable_moe_block": True,
+    "num_experts": 4,
+    "top_k_experts": 2,
+    "moe_intermediate_size": 24,
+}
 
 
 class Family(NamedTuple):
@@ -77,6 +93,9 @@ FAMILIES = {
     "gemma3_text": Family(
         "Gemma 3", "windows, two rotary bases", {**_KINDS, "query_pre_attn_scalar": 8}
     ),
+    "gemma4_text": Family(
+        "Gemma 4", "experts, windows, two sizes of heads, layers without keys", _GEMMA_4
+    ),
     "phi3": Family("Phi-3, Phi-4-mini, Phi-4", "joint matrices, window", _SLIDING),
     "olmo2": Family("OLMo 2", "norms behind layers", {}),
     "deepseek_v3": Family(
@@ -106,7 +125,7 @@ def config_of(family: str) -> dict[str, Any]:
     from transformers import AutoConfig
 
     known = AutoConfig.for_model(family)
-    names = {*known.to_dict(), *known.attribute_map}
+    names = {*known.to_dict(), *known.attribute_map, *_OF_FULL_LAYERS}
     given = TINY | FAMILIES[family].fields
     return {"model_type": family} | {name: given[name] for name in given if name in names}
 

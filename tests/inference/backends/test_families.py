@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,8 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from inference.backends.choices import choose_at
+from inference.backends.cuda import Recorder
+from inference.backends.cuda_library import CudaLibraryModel, IfRecordable
 from inference.backends.transformers_loading import in_fours, load_transformers
 from inference.backends.transformers_model import TransformersModel
 from inference.drafters.draft import Draft
@@ -27,6 +30,7 @@ from inference.planner.prices import Prices
 from inference.proposer import Proposer
 from inference.sampling import SamplingParams
 from tests.support.drafts import alone, knowledge, rounds, speculated
+from tests.support.fake_recorder import Traced
 from tests.support.families import EVERY_TIME, FAMILIES, VOCABULARY, config_of, page
 from tests.support.models import segment, tiny_decoder
 from tests.support.refusals import assert_refused
@@ -35,13 +39,17 @@ from tests.support.repository import ROOT
 LENGTH, TREE, MADE = 64, 16, 12
 SAMPLINGS = [SamplingParams(), SamplingParams(0.7, seed=11), SamplingParams(1.0, seed=2**62 + 5)]
 PROMPT: list[int] = np.random.default_rng(3).integers(0, VOCABULARY, 20).tolist()
-each_family = pytest.mark.parametrize(
-    "family",
-    [
-        pytest.param(one, marks=() if one in EVERY_TIME else pytest.mark.extended)
-        for one in FAMILIES
-    ],
-)
+
+
+def each_of(families: Iterable[str]) -> pytest.MarkDecorator:
+    often = {one: () if one in EVERY_TIME else (pytest.mark.extended,) for one in families}
+    return pytest.mark.parametrize(
+        "family", [pytest.param(one, marks=marks) for one, marks in often.items()]
+    )
+
+
+each_family = each_of(FAMILIES)
+each_dense_family = each_of(one for one in FAMILIES if "experts" not in FAMILIES[one].has)
 
 
 @cache
@@ -179,6 +187,32 @@ def test_a_model_that_does_not_follow_masks_is_refused(
         json.dumps(text | {"max_position_embeddings": 256}), encoding="utf-8"
     )
     assert_refused(lambda: loaded(tmp_path), ["bloom", "cannot compute"], UnsupportedModel)
+
+
+def recorded_as_loaded(family: str, directory: Path, recorder: Recorder) -> None:
+    """Its calls are run, recorded and replayed, and choose what the loaded model chooses."""
+    found = loaded(saved(family, directory))
+    sizes = {"rows": 2, "capacity": found.capacity, "max_nodes": TREE, "vocabulary": VOCABULARY}
+    model = CudaLibraryModel(found.library, found.reaches, recorder=recorder, **sizes)
+    for rows in (1, 2):
+        for first in range(0, 24, 8):
+            call = [segment(row, 8, first=first, context=first) for row in range(rows)]
+            for made, expected in zip(model.choose(call), found.choose(call), strict=True):
+                assert made.tokens.tolist() == expected.tokens.tolist()
+
+
+@each_dense_family
+def test_a_dense_familys_calls_can_be_recorded(family: str, tmp_path: Path) -> None:
+    """No shape, and no branch of the library's code, depends on what a tensor holds."""
+    recorder = Traced()
+    recorded_as_loaded(family, tmp_path, recorder)
+    assert recorder.replayed == 4
+
+
+def test_what_cannot_be_recorded_is_run_each_time(tmp_path: Path) -> None:
+    recorder = Traced()
+    recorded_as_loaded("gpt_oss", tmp_path, IfRecordable(recorder))
+    assert (recorder.warmed, recorder.recorded) == (2, 0)
 
 
 @pytest.mark.parametrize("family", ["gpt_oss", "deepseek_v3"])

@@ -285,6 +285,12 @@ def test_a_prompt_alone_is_prefilled_in_chunks_as_long_as_the_model_takes() -> N
     assert chunks_of(plan) == [Exact.max_nodes]
 
 
+def test_a_slow_chunk_alone_stays_below_what_a_step_may_take() -> None:
+    plan = turns(lambda rows, nodes: 0.5 * nodes).next({ForwardKind.PREFILL: [on_a_row(500)]})
+    assert chunks_of(plan) == [16]
+    assert 0.5 * 16 <= TUNING.longest_chunk < 0.5 * 32
+
+
 def test_a_chunk_holds_up_who_decodes_by_a_bounded_time() -> None:
     """Twice the time of its own forwards, which are wider when it has candidates."""
 
