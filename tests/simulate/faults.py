@@ -220,7 +220,7 @@ class Weather:
         self._kill(self._client(fault), silent=True)
         return None
 
-    # The clock and the keys.
+    # The clock, disks and the keys.
 
     def _clock_jump(self, fault: Fault) -> Heal:
         """All machines were asleep; their wall clocks went another way meanwhile."""
@@ -228,6 +228,17 @@ class Weather:
         kernel.now = ticked(kernel.now + fault.seconds)
         kernel.skew += fault.seconds * (fault.who % 7 - 3) * 100
         return None
+
+    def _failing_disk(self, fault: Fault) -> Heal:
+        self._machine(fault).fails_until = self._world.kernel.now + fault.seconds
+        return None
+
+    def _full_disk(self, fault: Fault) -> Heal:
+        self._machine(fault).full_until = self._world.kernel.now + fault.seconds
+        return None
+
+    def _machine(self, fault: Fault) -> Process:
+        return self._target(fault).process if fault.who % 2 else self._client(fault)
 
     def _revoke_key(self, fault: Fault) -> Heal:
         tenant = TENANTS[fault.who % len(TENANTS)]

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from itertools import count
 from typing import Any
 
 from tests.simulate.kernel import Fiber, kernel
-from tests.simulate.threads import ThreadPoolExecutor
 
 _hashes = count()
 
@@ -45,7 +44,6 @@ class Loop(asyncio.BaseEventLoop):
         self._clock_resolution = 5e-13  # a timer is due at its time, and never before
         self._fiber: Fiber | None = None
         self._woken = False
-        self._pool = ThreadPoolExecutor(8, "asyncio")
         self.set_task_factory(lambda loop, coro, **options: Task(coro, loop=loop, **options))
 
     def time(self) -> float:
@@ -63,17 +61,10 @@ class Loop(asyncio.BaseEventLoop):
     def create_future(self) -> Future:
         return Future(loop=self)
 
-    def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> Any:
-        return asyncio.wrap_future((executor or self._pool).submit(func, *args), loop=self)
-
     def call_exception_handler(self, context: dict[str, Any]) -> None:
         if not self._kernel.over:
             error = context.get("exception")
             self._kernel.crashes.append(f"{context['message']}: {error!r}")
-
-    def end(self) -> None:
-        self._pool.shutdown(wait=False)
-        self.close()
 
     def __del__(self) -> None:
         """Say nothing of a loop whose process was killed."""
@@ -98,4 +89,4 @@ def run(main: Coroutine[Any, Any, Any]) -> Any:
         if left:
             loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
         loop.run_until_complete(loop.shutdown_asyncgens())
-        loop.end()
+        loop.close()

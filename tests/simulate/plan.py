@@ -22,26 +22,11 @@ STEADY_EVERY = 12
 """One seed of so many compares rates."""
 
 FAULTS = (
-    "cut",
-    "half open",
-    "delay",
-    "slow link",
-    "kill target",
-    "lose target",
-    "drain target",
-    "end target",
-    "freeze target",
-    "freeze client",
-    "kill client",
-    "lose client",
-    "end sessions",
-    "slow forwards",
-    "failing forward",
-    "clock jump",
-    "revoke key",
-    "lower limits",
-    "spoil keys",
-    "hung forward",
+    *("cut", "half open", "delay", "slow link"),
+    *("kill target", "lose target", "drain target", "end target", "freeze target"),
+    *("freeze client", "kill client", "lose client", "end sessions", "slow forwards"),
+    *("failing forward", "clock jump", "revoke key", "lower limits", "spoil keys"),
+    *("failing disk", "full disk", "hung forward"),
 )
 
 
@@ -77,6 +62,7 @@ class ClientPlan:
 
     way: how it names the targets: "one", "list" or "dns"
     draft: what drafts; "" for nothing
+    runner: whether callers ask for its texts through the HTTP endpoint's runner
     """
 
     number: int
@@ -89,6 +75,7 @@ class ClientPlan:
     slow_reader: float
     at_once: bool
     texts: tuple[TextPlan, ...]
+    runner: bool
     hostile: bool = False
 
 
@@ -188,10 +175,8 @@ def draw_swarm(seed: int) -> Plan:
 def draw_steady(seed: int) -> Plan:
     """Draw a plan without faults: long texts, each with a draft, that begin together."""
     chance = random.Random(f"{seed} steady")
-    plan, texts = draw_swarm(seed), chance.choice((1, 1, 2))
-    drafts = [chance.choice(("growing", "both", "useless", "copying")) for _ in range(texts)]
-    if texts == 2 and chance.random() < 0.7:
-        drafts = ["growing", "useless"]
+    plan, pairs = draw_swarm(seed), (("growing", "useless"), ("both", "useless"))
+    drafts = chance.choice((("growing",), ("both",), *pairs, *pairs, ("useless",), ("copying",)))
     cut = Fault(100 * plan.forward, "cut", 0, 0.0)
     clients = tuple(
         replace(
@@ -205,7 +190,7 @@ def draw_steady(seed: int) -> Plan:
             texts=(
                 replace(
                     _text(chance, plan.kinds),
-                    tokens=300,
+                    tokens=272,
                     pace=Pace.GO_ON,
                     credit=0,
                     stop=None,
@@ -215,11 +200,21 @@ def draw_steady(seed: int) -> Plan:
         )
         for number, draft in enumerate(drafts)
     )
-    calm = replace(
-        plan, replicas=1, keys=False, jitter=0.0, yields=0.0, limit=MOST_SESSIONS, steady=True
+    return replace(
+        plan,
+        steady=True,
+        replicas=1,
+        rows=max(plan.rows, len(drafts)),
+        keys=False,
+        limit=MOST_SESSIONS,
+        call=chance.choice((0.3, 0.5, 1.5)),
+        node=chance.choice((0.0, 0.02, 0.05, 0.2)),
+        way=min(plan.way, plan.forward / 4),
+        jitter=0.0,
+        yields=0.0,
+        clients=clients,
+        faults=(cut,) if chance.random() < 0.25 else (),
     )
-    calm = replace(calm, faults=(cut,) if chance.random() < 0.4 else ())
-    return replace(calm, rows=max(plan.rows, texts), clients=clients)
 
 
 def _client(chance: random.Random, number: int, *, keys: bool, kinds: int) -> ClientPlan:
@@ -229,12 +224,13 @@ def _client(chance: random.Random, number: int, *, keys: bool, kinds: int) -> Cl
         starts=chance.choice((0.0, chance.uniform(0, 20))),
         tenant=chance.choice(TENANTS) if keys else "",
         way=chance.choice(("one", "list", "list", "dns")),
-        patience=chance.choice((LONG_PATIENCE, LONG_PATIENCE, LONG_PATIENCE, 10.0, 0.0)),
+        patience=chance.choice((LONG_PATIENCE, LONG_PATIENCE, 10.0, 10.0, 0.0)),
         draft=chance.choice(("", "", "growing", "copying", "both", "rounds", "useless")),
         threaded=chance.random() < 0.7,
         slow_reader=chance.choice((0.0, 0.0, 0.0, 0.05)),
         at_once=chance.random() < 0.4,
         texts=texts,
+        runner=chance.random() < 0.25,
         hostile=chance.random() < 0.12,
     )
 
@@ -303,7 +299,8 @@ def _faults(
         for _ in range(chance.randint(1, often))
     ]
     if more.random() < 0.15:
-        at, seconds = _moment(more, clients, forward), more.choice((45.0, 120.0, 400.0))
+        impatient = [one for one in clients if 0 < one.patience < LONG_PATIENCE]
+        at, seconds = _moment(more, impatient or clients, forward), more.choice((45.0, 120.0))
         drawn.append(Fault(at, "hung forward", more.randrange(1000), seconds))
     return tuple(sorted(drawn))
 

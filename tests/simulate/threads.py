@@ -1,10 +1,10 @@
-"""What stands in for Python's threads, locks, queues and futures while a simulation runs."""
+"""What stands in for Python's threads, locks and queues while a simulation runs."""
 
 from __future__ import annotations
 
-import concurrent.futures
 from collections import deque
 from collections.abc import Callable
+from itertools import count
 from queue import Empty
 from typing import Any
 
@@ -176,6 +176,9 @@ class SimpleQueue:
             self._waiters.wait(left)
         return self._items.popleft()
 
+    def get_nowait(self) -> Any:
+        return self.get(block=False)
+
     def qsize(self) -> int:
         return len(self._items)
 
@@ -183,8 +186,11 @@ class SimpleQueue:
         return not self._items
 
 
+_numbers = count()
+
+
 class Thread:
-    """A thread of the process that makes it."""
+    """A thread of the process that makes it. Its place in a set is the same in each run."""
 
     def __init__(
         self,
@@ -198,7 +204,10 @@ class Thread:
     ) -> None:
         self.name, self.daemon, self.ident = name or "thread", daemon, None
         self._work = lambda: target and target(*args, **(kwargs or {}))
-        self._ended = Event()
+        self._ended, self._number = Event(), next(_numbers)
+
+    def __hash__(self) -> int:
+        return self._number
 
     def start(self) -> None:
         world = kernel()
@@ -223,64 +232,3 @@ class Thread:
 def current_thread() -> Any:
     fiber = kernel().current
     return fiber.thread if fiber is not None else None
-
-
-class Future(concurrent.futures.Future):  # type: ignore[type-arg]
-    """A future that threads of the simulation wait for."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._condition = Condition()  # type: ignore[assignment]
-
-
-class ThreadPoolExecutor:
-    """Threads that are started when there is work, and end with shutdown()."""
-
-    def __init__(self, max_workers: int | None = None, thread_name_prefix: str = "") -> None:
-        self._most, self._name = max_workers or 8, thread_name_prefix or "pool"
-        self._threads: list[Thread] = []
-        self._idle, self._closed = 0, False
-        self._work = SimpleQueue()
-
-    def submit(self, call: Callable[..., Any], /, *args: Any, **options: Any) -> Future:
-        if self._closed:
-            raise RuntimeError("cannot schedule new futures after shutdown")
-        future = Future()
-        self._work.put((future, lambda: call(*args, **options)))
-        if self._idle < self._work.qsize() and len(self._threads) < self._most:
-            self._threads.append(Thread(target=self._serve, name=self._name))
-            self._threads[-1].start()
-        return future
-
-    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        self._closed = True
-        while cancel_futures and not self._work.empty():
-            future, _ = self._work.get()
-            future.cancel()
-        for _ in self._threads:
-            self._work.put(None)
-        for thread in self._threads if wait else ():
-            thread.join()
-
-    def _serve(self) -> None:
-        while True:
-            self._idle += 1
-            given = self._work.get()
-            self._idle -= 1
-            if given is None:
-                return
-            future, call = given
-            if not future.set_running_or_notify_cancel():
-                continue
-            try:
-                result = call()
-            except Exception as error:  # whoever waits raises it
-                future.set_exception(error)
-            else:
-                future.set_result(result)
-
-    def __enter__(self) -> ThreadPoolExecutor:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.shutdown()

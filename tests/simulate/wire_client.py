@@ -57,7 +57,7 @@ class Call:
         self.pipe: Pipe | None = None
         self.inbox: deque[bytes] = deque()
         self.end: Failed | None = None
-        self.unread = 0
+        self.unread = self._taken = 0  # bytes; taken and not told of yet
         self._came, self._room = Waiters(), Waiters()
         self._waiting: list[tuple[int, Callable[[], None]]] = []  # said before there was a pipe
 
@@ -129,8 +129,10 @@ class Call:
                 return None
             self._came.wait(None)
         data = self.inbox.popleft()
-        if self.peer is not None and self.pipe is not None:
-            self.pipe.send(0, 13, lambda: self.peer.was_read(len(data)))
+        self._taken += len(data)
+        if self._taken > WINDOW // 2 and self.peer is not None and self.pipe is not None:
+            size, self._taken = self._taken, 0
+            self.pipe.send(0, 13, lambda: self.peer.was_read(size))
         return data
 
     def await_end(self) -> Failed:

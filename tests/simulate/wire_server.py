@@ -38,7 +38,7 @@ class Served:
 
     def __init__(self, server: Server, pipe: Pipe, call: Call) -> None:
         self.server, self.pipe, self.call = server, pipe, call
-        self.gone, self.unread = False, 0
+        self.gone, self.unread, self._taken = False, 0, 0
         self.ended = False  # a status was sent
         self.task: asyncio.Task[None] | None = None
         self._inbox: deque[bytes] = deque()
@@ -86,7 +86,10 @@ class Served:
             self._changed.clear()
             await self._changed.wait()
         data = self._inbox.popleft()
-        self.pipe.send(1, 13, lambda: self.call.was_read(len(data)))
+        self._taken += len(data)
+        if self._taken > WINDOW // 2:
+            size, self._taken = self._taken, 0
+            self.pipe.send(1, 13, lambda: self.call.was_read(size))
         self.server.tap(self, "up", data)
         return data
 

@@ -19,7 +19,7 @@ from tests.simulate.wire_server import Served
 SESSION = "/outrider.v1.Target/Session"
 MOST_LENGTH = 1 << 31
 
-KEYS_SECONDS, REVOKED_SECONDS = 60.0, 2.0
+KEYS_SECONDS, REVOKED_SECONDS = 60.0, 3.0
 """After which a new keys file is in force, whatever happens, and where nothing delays it."""
 
 LATE = frozenset({"freeze target", "clock jump", "spoil keys"})
@@ -120,9 +120,11 @@ class Wiretap:
             self.wrong.append("a client is told of another session than its own")
         if spoken.is_theft:
             self.wrong.append("a session is resumed without its key")
+        held = served.server.process.holds["session records"]
+        if len(held) > 2 * (self._plan.rows + self._plan.waiting):
+            self.wrong.append(f"a target holds {len(held)} sessions")
         if not spoken.tenant:
             return
-        held = served.server.process.holds["session records"]
         count = sum(one.tenant == spoken.tenant for one in held._records.values())
         before = [limit for at, limit in self._limits if at <= self._kernel.now - KEYS_SECONDS]
         limits = [*before[-1:], *(limit for _, limit in self._limits[len(before) :])]
@@ -152,7 +154,8 @@ class Wiretap:
             self.wrong.append(f"a sign of life after {computes:.0f} s of one forward")
         if end == pb.Tokens.DRAINED and (length >= spoken.end or spoken.stop_ids & {*ids[-1:]}):
             self.wrong.append("a text that ended is said to go on elsewhere")
-        revoked = self._kernel.now - self._revoked.get(spoken.tenant, math.inf)
+        reads = served.server.process.fails_until
+        revoked = self._kernel.now - max(self._revoked.get(spoken.tenant, math.inf), reads)
         late = not LATE & {fault.kind for fault in self._plan.faults}
         if ids and revoked > REVOKED_SECONDS and late:
             self.wrong.append(f"tokens for {spoken.tenant}, revoked {revoked:.1f} s ago")

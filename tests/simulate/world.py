@@ -94,7 +94,9 @@ class World:
         if not (self.plan.faults or self.plan.is_hostile):  # clients said that they go
             self._wait(POLITE_SECONDS)
             result.failures += checks.leaks(self.targets)
-        self._wait(self.plan.lease * 1.25 + 35.0)
+        end = kernel.now + self.plan.lease * 1.25 + 35.0
+        while kernel.now < end and [*checks.leaks(self.targets)]:
+            self._wait(2.0)
         result.failures += checks.leaks(self.targets)
         for target in self.targets:
             target.stop(1.0)
@@ -135,6 +137,7 @@ def _run(plan: Plan) -> Result:
             result.failures += kernel.crashes + tap.wrong
             result.failures += checks.texts(world.clients, plan)
             result.failures += checks.logs(log.records, plan)
+            result.failures += checks.files(Path(folder))
             result.happened, result.lines = world.weather.happened, kernel.lines
             result.seconds = kernel.now - 1_000.0
     finally:
