@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from threading import Event as Gone
 
 from grpc_comm.client.call import Channel as ReplicaChannel
 from grpc_comm.client.connection import Connection, connect
@@ -34,12 +34,11 @@ from tests.simulate.kernel import Fiber, Kernel, Process
 from tests.simulate.memory import reachable
 from tests.simulate.network import Network
 from tests.simulate.plan import LONG_PATIENCE, ClientPlan, Plan, TextPlan
-from tests.simulate.scripted_drafts import TimedDraft, knowledge, skilled
-from tests.simulate.target_process import token_of
+from tests.simulate.scripted_drafts import TimedDraft, knowledge
 from tests.simulate.threads import Event, Thread
 from tests.simulate.watched_proposer import Watched
-from tests.simulate.wire_client import Channel
 from tests.support.exact import own_text
+from tests.support.scripted_models import skilled
 
 CONNECT_SECONDS = 60.0
 
@@ -144,28 +143,32 @@ class Client:
     def _live(self) -> None:
         self._kernel.sleep(self.plan.starts)
         if self.plan.hostile:
-            Hostile(self.plan, self._kernel, self._open_channel(), self._records).rage()
+            Hostile(self.plan, self._network, self._addresses).rage()
             for text in self.texts:
                 text.outcome = "hostile"
-            return
-        connection = self._connected()
-        if connection is None:
-            return
-        self._keep()
-        with connection:
-            if self.plan.runner:
-                endpoint = Endpoint(partial(self._complete, connection), self._world.forward)
-                return endpoint.serve(self.texts, at_once=self.plan.at_once)
-            threads = [Thread(target=self._make, args=(connection, one)) for one in self.texts]
-            for thread in threads:
-                thread.start()
-                if not self.plan.at_once:
-                    thread.join()
-            for thread in threads:
+        elif connection := self._connected():
+            with connection:
+                self._keep()
+                self._make_all(connection)
+                if sessions := reachable(connection)["RemoteSession"]:
+                    words = f"a connection holds {sessions} sessions that ended"
+                    self._kernel.crashes.append(words)
+                self._keep()
+
+    def _make_all(self, connection: Connection) -> None:
+        if self.plan.runner:
+            endpoint = Endpoint(partial(self._make, connection), self._world.forward)
+            return endpoint.serve(self.texts, at_once=self.plan.at_once)
+        threads = [
+            Thread(target=self._make, args=(connection, one, lambda _: None, Event()))
+            for one in self.texts
+        ]
+        for thread in threads:
+            thread.start()
+            if not self.plan.at_once:
                 thread.join()
-            if sessions := reachable(connection)["RemoteSession"]:
-                self._kernel.crashes.append(f"a connection holds {sessions} sessions that ended")
-        self._keep()
+        for thread in threads:
+            thread.join()
 
     def _keep(self) -> None:
         """Read the profile that others keep, and keep it anew: no disk makes it another one."""
@@ -186,23 +189,11 @@ class Client:
                     return None
                 self._kernel.sleep(1.0)
 
-    def _records(self) -> list[Any]:
-        """Session records of the targets that run."""
-        listeners = self._network.listeners.values()
-        found = [one.process.holds.get("session records") for one in listeners]
-        return [record for table in found if table for record in table._records.values()]
-
-    def _open_channel(self) -> Channel:
-        address = self._addresses[self.plan.number % len(self._addresses)]
-        return Channel(self._network, address)
-
     def _connect(self) -> Connection:
         addresses = self._addresses[:1] if self.plan.way == "one" else self._addresses
         named = "dns:///fleet:7000" if self.plan.way == "dns" else ",".join(addresses)
-        security = SecurityOptions()
-        if self.plan.tenant:
-            secret = self._folder / self.plan.tenant
-            security = SecurityOptions(token_file=secret)
+        secret = self._folder / self.plan.tenant if self.plan.tenant else None
+        security = SecurityOptions(token_file=secret)
         patience = Patience(self.plan.patience, self._note)
         made = connect(named, security=security, timeout=CONNECT_SECONDS, patience=patience)
         _watch_order(made._replicas, self._kernel)
@@ -212,18 +203,14 @@ class Client:
         if notice.endswith("looking for it again"):
             self.losses.append(self._kernel.now)
 
-    def _make(self, connection: Connection, text: Text) -> None:
-        gone = Event()
-        if text.plan.leaves == 0:
-            gone.set()
-        self._complete(connection, text, lambda _: None, gone)
-
-    def _complete(self, connection: Connection, text: Text, show: Show, gone: Event) -> Completion:
+    def _make(self, connection: Connection, text: Text, show: Show, gone: Gone) -> Completion:
         """Make a text as the product does. gone: ends it where it is"""
         plan, text.began = text.plan, self._kernel.now
         session = connection.session(str(self.plan.number) if plan.seed % 2 else "")
         beside = self._world.beside and not self.plan.draft
         order = text.request.order(plan.pace, colocated=beside)
+        if plan.leaves == 0:
+            gone.set()
 
         def tell(done: Completion) -> None:
             text.take(done, self._kernel.now)
@@ -237,7 +224,7 @@ class Client:
             self._drafter(text, session),
             LETTERS,  # type: ignore[arg-type]
             show,
-            gone,  # type: ignore[arg-type]
+            gone,
             order=replace(order, credit=plan.credit),
             tell=tell,
         )
@@ -287,9 +274,3 @@ def _watch_order(replicas: Replicas, kernel: Kernel) -> None:
         return channels
 
     replicas.order = watched  # type: ignore[method-assign]
-
-
-def write_token(folder: Path, tenant: str) -> None:
-    path = folder / tenant
-    path.write_text(token_of(tenant))
-    path.chmod(0o600)

@@ -4,34 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
-from itertools import count
 from typing import Any
 
 from tests.simulate.kernel import Fiber, kernel
+from tests.simulate.threads import Numbered
 
-_hashes = count()
 
-
-class Future(asyncio.Future):  # type: ignore[type-arg]
+class Future(Numbered, asyncio.Future):  # type: ignore[type-arg]
     """A future whose place in a set is the same in each run."""
 
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
-        self._number = next(_hashes)
 
-    def __hash__(self) -> int:
-        return self._number
-
-
-class Task(asyncio.Task):  # type: ignore[type-arg]
+class Task(Numbered, asyncio.Task):  # type: ignore[type-arg]
     """The same for a task."""
-
-    def __init__(self, *args: Any, **options: Any) -> None:
-        self._number = next(_hashes)
-        super().__init__(*args, **options)
-
-    def __hash__(self) -> int:
-        return self._number
 
 
 class Loop(asyncio.BaseEventLoop):

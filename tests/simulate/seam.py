@@ -20,7 +20,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from types import FunctionType, ModuleType
+from types import FunctionType, ModuleType, SimpleNamespace
 from typing import Any, ClassVar
 from unittest.mock import patch
 
@@ -49,16 +49,9 @@ LOOKS = (
 """Times between two looks at what seldom changes, which are longer here: most turns were looks."""
 
 
-class Shim(ModuleType):
+def shim(real: ModuleType, **others: Any) -> Any:
     """A module with other things under some names."""
-
-    def __init__(self, real: ModuleType, **others: Any) -> None:
-        super().__init__(real.__name__)
-        self.__dict__.update(others)
-        self._real = real
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.__dict__["_real"], name)
+    return SimpleNamespace(**{**vars(real), **others})
 
 
 def _replacements(kernel: Kernel, network: Network, tap: Tap) -> dict[int, Any]:
@@ -96,7 +89,7 @@ def _replacements(kernel: Kernel, network: Network, tap: Tap) -> dict[int, Any]:
         name: getattr(threads, name) for name in ("Thread", "Lock", "RLock", "Condition", "Event")
     }
     clocks = {"monotonic": now, "perf_counter": now, "time": wall, "sleep": kernel.sleep}
-    modules: dict[Any, dict[str, Any]] = {
+    modules: dict[ModuleType, dict[str, Any]] = {
         threading: {**thing, "current_thread": threads.current_thread},
         time: clocks,
         queue: {"SimpleQueue": threads.SimpleQueue},
@@ -108,11 +101,11 @@ def _replacements(kernel: Kernel, network: Network, tap: Tap) -> dict[int, Any]:
         for module, others in modules.items()
         for name, other in others.items()
     }
-    found |= {id(module): Shim(module, **others) for module, others in modules.items()}
+    found |= {id(module): shim(module, **others) for module, others in modules.items()}
     found[id(SessionTable)] = table
     found[id(concurrent.futures.thread._global_shutdown_lock)] = threads.Lock()
     found[id(concurrent.futures.thread._threads_queues)] = {}
-    found[id(grpc)] = Shim(grpc, insecure_channel=channel, aio=Shim(grpc.aio, server=server))
+    found[id(grpc)] = shim(grpc, insecure_channel=channel, aio=shim(grpc.aio, server=server))
     return found
 
 

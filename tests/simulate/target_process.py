@@ -27,8 +27,9 @@ from inference.sampling import SamplingParams
 from tests.simulate.kernel import Kernel, Process, kernel
 from tests.simulate.network import Network
 from tests.simulate.plan import MOST_SESSIONS, TENANTS, Plan
-from tests.simulate.scripted_drafts import TimedDraft, knowledge, skilled
+from tests.simulate.scripted_drafts import TimedDraft, knowledge
 from tests.support.exact import VOCABULARY, Exact
+from tests.support.scripted_models import skilled
 from tests.support.wire_fixtures import describe
 
 LONGEST, MOST_NODES = 512, 16
