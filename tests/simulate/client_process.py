@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -24,11 +23,10 @@ from inference.planner.prices import Prices
 from inference.planner.profile_files import Subject, keep_profile, load_profile
 from inference.proposer import Proposer
 from inference.sampling import SamplingParams
-from inference.text import TextStream
 from inference.throttle import Silence, Throttle
 from outrider.client.pools import Rows
 from outrider.text.completion import Completion, Request, Show, complete
-from tests.simulate.endpoint_texts import Endpoint
+from tests.simulate.endpoint_texts import LETTERS, Endpoint
 from tests.simulate.hostile_client import Hostile
 from tests.simulate.kernel import Fiber, Kernel, Process
 from tests.simulate.memory import reachable
@@ -45,21 +43,6 @@ CONNECT_SECONDS = 60.0
 KEPT = Subject("draft", "simulated", "exact", "int32", 1, 512, 1, 16, "0")
 SECONDS = {(1, 1): 0.5, (1, 16): 0.75}
 """A profile that clients keep."""
-
-
-class Letters:
-    """A tokenizer with a letter for each token."""
-
-    template = ""
-
-    def decode(self, ids: Sequence[int]) -> str:
-        return "".join(chr(0x4E00 + one) for one in ids)
-
-    def stream(self, prompt: Sequence[int]) -> TextStream:
-        return TextStream(self, prompt)  # type: ignore[arg-type]
-
-
-LETTERS = Letters()
 
 
 @dataclass
@@ -101,12 +84,6 @@ class Text:
         self.came += [now] * len(fresh)
         self.accepted = done.num_accepted_tokens
         self.resumes, self.reopenings = done.traffic.resumes, done.traffic.reopenings
-
-    @property
-    def shown(self) -> str:
-        """What a reader sees of it: all but a stop id."""
-        tokens = self.tokens[:-1] if self.tokens[-1:] == [self.plan.stop] else self.tokens
-        return LETTERS.decode(tokens)
 
     def due(self, kinds: int) -> list[int]:
         """The target's own text, up to its stop id."""

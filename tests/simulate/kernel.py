@@ -79,6 +79,7 @@ class Kernel:
     now: seconds
     crashes: what threads and event loops ended with, that nobody looked at
     lines: the story so far, where it is kept
+    numbers: for what has to have an order, such as timers
     """
 
     def __init__(self, seed: int, *, yields: float = 0.0) -> None:
@@ -89,7 +90,7 @@ class Kernel:
         self.fibers: dict[Fiber, None] = {}
         self.current: Fiber | None = None
         self.over = False
-        self._yields, self._numbers = yields, count()
+        self._yields, self.numbers = yields, count(1)
         self._ready: list[Fiber] = []
         self._timers: list[tuple[float, int, Callable[[], None]]] = []
         self._hub = getcurrent()
@@ -122,7 +123,7 @@ class Kernel:
 
     def at(self, when: float, call: Callable[[], None]) -> None:
         """Call it at a time, in nobody's turn. It must not wait."""
-        heapq.heappush(self._timers, (when, next(self._numbers), call))
+        heapq.heappush(self._timers, (when, next(self.numbers), call))
 
     def after(self, seconds: float, call: Callable[[], None]) -> None:
         self.at(self.now + seconds, call)

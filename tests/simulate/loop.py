@@ -63,14 +63,5 @@ class Loop(asyncio.BaseEventLoop):
 
 def run(main: Coroutine[Any, Any, Any]) -> Any:
     """Run a coroutine on a loop of this thread, as asyncio.run() does."""
-    loop = Loop()
-    try:
-        return loop.run_until_complete(main)
-    finally:
-        left = asyncio.all_tasks(loop)
-        for task in sorted(left, key=hash):
-            task.cancel()
-        if left:
-            loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
-        loop.run_until_complete(loop.shutdown_asyncgens())
-        loop.close()
+    with asyncio.Runner(loop_factory=Loop) as runner:
+        return runner.run(main)

@@ -6,9 +6,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
-from tests.simulate.kernel import Kernel, Process
+from tests.simulate.kernel import Kernel
 
 KEEPALIVE_SECONDS, KEEPALIVE_TIMEOUT = 20.0, 10.0
 """As grpc_comm/transport.py asks for."""
@@ -18,15 +18,6 @@ CONNECT_SECONDS = 20.0
 
 SHORTEST, BANDWIDTH = 1e-5, 1e7
 """Seconds between two frames of a connection, and bytes a second."""
-
-
-class End(Protocol):
-    """One side of a connection. Its process may be stopped, or dead."""
-
-    process: Process
-
-    def lost(self, pipe: Pipe, words: str) -> None:
-        """The connection is gone."""
 
 
 class Link:
@@ -47,10 +38,12 @@ class Link:
 class Pipe:
     """One TCP connection. Each direction keeps its order.
 
+    ends: client and server, each of a process that may be stopped, or dead; they hear what is lost
+
     mute: nothing passes any more, and nobody is told: each side finds out by itself
     """
 
-    def __init__(self, kernel: Kernel, link: Link, client: End, server: End) -> None:
+    def __init__(self, kernel: Kernel, link: Link, client: Any, server: Any) -> None:
         self.link, self.ends = link, (client, server)
         self.mute, self.is_open = link.mute, True
         self._kernel, self._arrivals, self._told = kernel, [0.0, 0.0], [False, False]
@@ -151,7 +144,7 @@ class Network:
     def pipes(self) -> list[Pipe]:
         return [pipe for link in self.links for pipe in link.pipes]
 
-    def connect(self, client: End, address: str, done: Callable[[Pipe | None, str], None]) -> None:
+    def connect(self, client: Any, address: str, done: Callable[[Pipe | None, str], None]) -> None:
         """Connect. done: is given the connection, or None and why there is none"""
         link = self.link(client.process.name, address)
         way = 3 * link.factor * link.seconds + max(link.held - self.kernel.now, 0.0)

@@ -37,7 +37,8 @@ from tests.simulate.network import Network
 from tests.simulate.wire_client import Channel
 from tests.simulate.wire_server import Server, Tap
 
-PRODUCT = ("grpc_comm.", "inference.", "outrider.", "concurrent.futures.")
+PRODUCT = ("grpc_comm.", "inference.", "outrider.")
+LIBRARY = ("concurrent.futures.", "asyncio.base_events", "asyncio.runners")
 
 LOOK_SECONDS = 1.0
 LOOKS = (
@@ -137,7 +138,9 @@ class _Places:
         if cls.loaded == len(sys.modules):
             return
         cls.loaded, cls.names, cls.defaults = len(sys.modules), [], []
-        modules = [m for name, m in sorted(sys.modules.items()) if name.startswith(PRODUCT)]
+        modules = [
+            m for name, m in sorted(sys.modules.items()) if name.startswith(PRODUCT + LIBRARY)
+        ]
         for module in modules:
             for name, value in list(vars(module).items()):
                 if id(value) in replaced:

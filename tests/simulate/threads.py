@@ -8,7 +8,6 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from itertools import count
 from types import SimpleNamespace
 from typing import Any
 
@@ -115,10 +114,10 @@ Condition, Event, SimpleQueue = _library.Condition, _library.Event, _library._Py
 class Numbered:
     """Something whose place in a set is the same in each run."""
 
-    _numbers, _number = count(1), 0
+    _number = 0
 
     def __hash__(self) -> int:
-        self._number = self._number or next(Numbered._numbers)
+        self._number = self._number or next(kernel().numbers)
         return self._number
 
 

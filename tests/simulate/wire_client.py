@@ -31,16 +31,8 @@ class Failed(grpc.RpcError):
 
     def __init__(self, code: grpc.StatusCode, words: str, trailing: Metadata = ()) -> None:
         super().__init__(f"{code.name}: {words}")
-        self._code, self._words, self._trailing = code, words, trailing
-
-    def code(self) -> grpc.StatusCode:
-        return self._code
-
-    def details(self) -> str:
-        return self._words
-
-    def trailing_metadata(self) -> Metadata:
-        return self._trailing
+        self.code, self.details = lambda: code, lambda: words
+        self.trailing_metadata = lambda: trailing
 
 
 class Call:
@@ -88,7 +80,7 @@ class Call:
     def begin(self, pipe: Pipe) -> None:
         """The connection is there."""
         self.pipe = pipe
-        pipe.send(0, 100, lambda: pipe.ends[1].accept(pipe, self))  # type: ignore[attr-defined]
+        pipe.send(0, 100, lambda: pipe.ends[1].accept(pipe, self))
         waiting, self._waiting = self._waiting, []
         for size, deliver in waiting:
             pipe.send(0, size, deliver)
@@ -234,7 +226,7 @@ class Channel:
     def _connect(self) -> None:
         if not self._connecting and self._pipe is None and not self._closed:
             self._connecting = True
-            self._network.connect(self, self._address, self._connected)  # type: ignore[arg-type]
+            self._network.connect(self, self._address, self._connected)
 
     def _connected(self, pipe: Pipe | None, words: str) -> None:
         self._connecting = False

@@ -126,7 +126,7 @@ def _run(plan: Plan) -> Result:
         ):
             world = World(plan, kernel, network, Path(folder), tap)
             world.live(result)
-            result.failures += kernel.crashes + tap.wrong
+            result.failures += kernel.crashes
             result.failures += checks.texts(world.clients, plan)
             result.failures += checks.logs(log.buffer, plan)
             result.failures += checks.files(Path(folder))
