@@ -136,10 +136,10 @@ def leaks(targets: Sequence[TargetProcess]) -> Iterator[str]:
         if not target.runs or target.server is None:
             yield f"{target.process.name} does not run at the end"
             continue
-        engine = target.engine
+        engine, admission = target.engine, target.engine._admission  # whose lock may be held
         held = {
-            "sessions": len(engine.sessions),
-            "rows": engine.model.rows - engine.free_rows,
+            "sessions": len(admission.sessions),
+            "rows": engine.model.rows - admission.pool.free,
             **{what: len(held) for what, held in target.process.holds.items()},
         }
         tables = reachable(engine, target.statistics, target.process.holds["session records"])

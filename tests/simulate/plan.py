@@ -268,7 +268,8 @@ class _Swarm:
         ]
         if chance.random() < 0.15:
             impatient = [one for one in clients if 0 < one.patience < LONG_PATIENCE]
-            at, seconds = self.moment(impatient or clients), chance.choice((45.0, 120.0))
+            at = self.moment(impatient or clients)
+            seconds = chance.choice((45.0, 45.0, 120.0, 400.0))
             drawn.append(Fault(at, "hung forward", chance.randrange(1000), seconds))
         return tuple(sorted(drawn))
 

@@ -15,6 +15,7 @@ class Watched:
 
     def __init__(self, proposer: Proposer, session: CandidateSink) -> None:
         self._proposer, self._session = proposer, session
+        self._stream: int | None = None  # on which it named its first node
         self._begin()
 
     def open(self, prompt: Sequence[int], params: SamplingParams, end: int | None = None) -> None:
@@ -49,6 +50,5 @@ class Watched:
 
     def _begin(self) -> None:
         """Begin anew: the target holds nothing."""
-        self._named = {BASE}
-        self._stream: int | None = None  # on which it named its first node
+        self._named, self._stream = {BASE}, None
         self._late = -1  # the last stream that it worked on untold
