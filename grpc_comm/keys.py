@@ -101,10 +101,12 @@ class Keys:
         """Take the file's new content, if it has changed and can be used."""
         if self._file is None or not self._file.changed():
             return
+        unread = self._file.unread
         try:
             self._entries = self._file.read()
         except InvalidRequest as error:
-            self._log_failure(error)
+            if not (unread and self._file.unread):  # else it was told
+                self._log_failure(error)
         else:
             self.edition += 1
             log.info("%d keys are read from %s", len(self._entries), self._file.path)

@@ -65,10 +65,13 @@ class KeyEntry(NamedTuple):
 
 
 class KeysFile:
-    """A keys file, and which version of it was read last."""
+    """A keys file, and which version of it was read last.
+
+    unread: that version could not be read, and may be the next time
+    """
 
     def __init__(self, path: Path) -> None:
-        self.path = path
+        self.path, self.unread = path, False
         self._seen: tuple[int, ...] | None = None
 
     @property
@@ -76,14 +79,19 @@ class KeysFile:
         return bool(self._stamp())
 
     def changed(self) -> bool:
-        return self._stamp() != self._seen
+        return self.unread or self._stamp() != self._seen
 
     def read(self) -> tuple[KeyEntry, ...]:
         """Read the entries; raise InvalidRequest. A version that cannot be used is not tried
-        again.
+        again; one that could not be read is.
         """
         self._seen = self._stamp()  # before reading, so that a later write counts as a change
-        return _parse(self.path)
+        try:
+            entries, self.unread = _parse(self.path), False
+        except InvalidRequest as error:
+            self.unread = bool(self._seen) and isinstance(error.__cause__, OSError)
+            raise
+        return entries
 
     def _stamp(self) -> tuple[int, ...]:
         """Identify the version of the file; empty where there is no file."""

@@ -13,11 +13,10 @@ import argparse
 import sys
 import time
 from collections import Counter
-from contextlib import nullcontext
 from itertools import combinations
 
 from tests.simulate.plan import FAULTS, draw
-from tests.simulate.plants import PLANTS
+from tests.simulate.plants import PLANTS, planted
 from tests.simulate.shrink import shrink
 from tests.simulate.world import Result, run
 
@@ -58,16 +57,16 @@ class Campaign:
         )
 
 
-def many(seeds: range, planted: str) -> int:
+def many(seeds: range, fault: str) -> int:
     """Run seeds; print what fails, and how far it is."""
     campaign, told, began = Campaign(), time.monotonic(), time.process_time()
     for seed in seeds:
-        with PLANTS[planted]() if planted else nullcontext():
+        with planted(fault):
             result = run(draw(seed))
         campaign.add(result)
         if result.failures:
             print(f"seed {seed}: {result.failures[0][:300]}", flush=True)
-            if planted:
+            if fault:
                 break
         if time.monotonic() - told > PROGRESS_SECONDS:
             told = time.monotonic()
@@ -76,9 +75,9 @@ def many(seeds: range, planted: str) -> int:
     return int(bool(campaign.failed))
 
 
-def one(seed: int, planted: str, *, trace: bool, smaller: bool) -> int:
+def one(seed: int, fault: str, *, trace: bool, smaller: bool) -> int:
     """Run a seed and tell its story."""
-    with PLANTS[planted]() if planted else nullcontext():
+    with planted(fault):
         plan = draw(seed)
         if smaller:
             plan = shrink(plan)

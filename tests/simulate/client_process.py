@@ -2,38 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from threading import Event as Gone
 
+from grpc_comm.client.call import Channel as ReplicaChannel
 from grpc_comm.client.connection import Connection, connect
 from grpc_comm.client.patience import Patience
+from grpc_comm.client.remote_session import RemoteSession
+from grpc_comm.client.replicas import Replicas
 from grpc_comm.security import SecurityOptions
-from inference.decode import Loop
 from inference.draft_thread import Drafter, inline, on_thread
 from inference.drafters.copied_text import CopySource
 from inference.drafters.draft import Draft
 from inference.drafters.round_proposer import BestFirst, RoundProposer
 from inference.errors import LimitExceeded, OutriderError, Unavailable
-from inference.order import Decode, End, Pace
+from inference.order import Pace
 from inference.planner.prices import Prices
+from inference.planner.profile_files import Subject, keep_profile, load_profile
 from inference.proposer import Proposer
 from inference.sampling import SamplingParams
 from inference.throttle import Silence, Throttle
 from outrider.client.pools import Rows
+from outrider.text.completion import Completion, Request, Show, complete
+from tests.simulate.endpoint_texts import LETTERS, Endpoint
 from tests.simulate.hostile_client import Hostile
-from tests.simulate.kernel import Fiber, Process
+from tests.simulate.kernel import Fiber, Kernel, Process
+from tests.simulate.memory import reachable
 from tests.simulate.network import Network
 from tests.simulate.plan import LONG_PATIENCE, ClientPlan, Plan, TextPlan
-from tests.simulate.scripted_drafts import TimedDraft, knowledge, skilled
-from tests.simulate.target_process import token_of
-from tests.simulate.threads import Thread
-from tests.simulate.wire_client import Channel
+from tests.simulate.scripted_drafts import TimedDraft, knowledge
+from tests.simulate.threads import Event, Thread
+from tests.simulate.watched_proposer import Watched
 from tests.support.exact import own_text
+from tests.support.scripted_models import skilled
 
 CONNECT_SECONDS = 60.0
+
+KEPT = Subject("draft", "simulated", "exact", "int32", 1, 512, 1, 16, "0")
+SECONDS = {(1, 1): 0.5, (1, 16): 0.75}
+"""A profile that clients keep."""
 
 
 @dataclass
@@ -41,6 +50,7 @@ class Text:
     """A text under way, and how it ended.
 
     came: when each token came
+    accepted: tokens that were candidates
     outcome: "whole", "left", or the name of the error that ended it; "" until then
     """
 
@@ -52,6 +62,7 @@ class Text:
     ended: float = 0.0
     outcome: str = ""
     error: str = ""
+    accepted: int = 0
     resumes: int = 0
     reopenings: int = 0
 
@@ -60,6 +71,19 @@ class Text:
         """A penalty, which this target does not feel, needs to know what the text made so far."""
         penalty = 0.5 if self.plan.seed % 3 == 0 else 0.0
         return SamplingParams(self.plan.temperature, seed=self.plan.seed, frequency_penalty=penalty)
+
+    @property
+    def request(self) -> Request:
+        plan, stop = self.plan, [] if self.plan.stop is None else [self.plan.stop]
+        return Request(0, "", plan.prompt, self.params, plan.tokens, frozenset(stop))
+
+    def take(self, done: Completion, now: float) -> None:
+        """Take what has come until now."""
+        fresh = done.token_ids[len(self.tokens) :]
+        self.tokens += fresh
+        self.came += [now] * len(fresh)
+        self.accepted = done.num_accepted_tokens
+        self.resumes, self.reopenings = done.traffic.resumes, done.traffic.reopenings
 
     def due(self, kinds: int) -> list[int]:
         """The target's own text, up to its stop id."""
@@ -96,23 +120,38 @@ class Client:
     def _live(self) -> None:
         self._kernel.sleep(self.plan.starts)
         if self.plan.hostile:
-            Hostile(self.plan, self._kernel, self._open_channel(), self._records).rage()
+            Hostile(self.plan, self._network, self._addresses).rage()
             for text in self.texts:
-                text.outcome = text.outcome or "hostile"
-            return
-        connection = self._connected()
-        if connection is None:
-            return
-        with connection:
-            if self.plan.at_once:
-                threads = [Thread(target=self._make, args=(connection, one)) for one in self.texts]
-                for thread in threads:
-                    thread.start()
-                for thread in threads:
-                    thread.join()
-            else:
-                for text in self.texts:
-                    self._make(connection, text)
+                text.outcome = "hostile"
+        elif connection := self._connected():
+            with connection:
+                self._keep()
+                self._make_all(connection)
+                if sessions := reachable(connection)["RemoteSession"]:
+                    words = f"a connection holds {sessions} sessions that ended"
+                    self._kernel.crashes.append(words)
+                self._keep()
+
+    def _make_all(self, connection: Connection) -> None:
+        if self.plan.runner:
+            endpoint = Endpoint(partial(self._make, connection), self._world.forward)
+            return endpoint.serve(self.texts, at_once=self.plan.at_once)
+        threads = [
+            Thread(target=self._make, args=(connection, one, lambda _: None, Event()))
+            for one in self.texts
+        ]
+        for thread in threads:
+            thread.start()
+            if not self.plan.at_once:
+                thread.join()
+        for thread in threads:
+            thread.join()
+
+    def _keep(self) -> None:
+        """Read the profile that others keep, and keep it anew: no disk makes it another one."""
+        if load_profile(self._folder, KEPT, self._kernel.tell) not in (None, SECONDS):
+            self._kernel.crashes.append("a kept profile is another one")
+        keep_profile(self._folder, KEPT, SECONDS)
 
     def _connected(self) -> Connection | None:
         """Connect; who has patience asks again. None where an error ended all texts."""
@@ -123,80 +162,67 @@ class Client:
                 patient = isinstance(error, Unavailable) and self.plan.patience == LONG_PATIENCE
                 if not patient:
                     for text in self.texts:
-                        self._end(text, error)
+                        self._end(text, "", error)
                     return None
                 self._kernel.sleep(1.0)
-
-    def _records(self) -> list[Any]:
-        """Session records of the targets that run."""
-        found = [one.process.holds["session records"] for one in self._network.listeners.values()]
-        return [record for table in found for record in table._records.values()]
-
-    def _open_channel(self) -> Channel:
-        address = self._addresses[self.plan.number % len(self._addresses)]
-        return Channel(self._network, address)
 
     def _connect(self) -> Connection:
         addresses = self._addresses[:1] if self.plan.way == "one" else self._addresses
         named = "dns:///fleet:7000" if self.plan.way == "dns" else ",".join(addresses)
-        security = SecurityOptions()
-        if self.plan.tenant:
-            secret = self._folder / self.plan.tenant
-            security = SecurityOptions(token_file=secret)
+        secret = self._folder / self.plan.tenant if self.plan.tenant else None
+        security = SecurityOptions(token_file=secret)
         patience = Patience(self.plan.patience, self._note)
-        return connect(named, security=security, timeout=CONNECT_SECONDS, patience=patience)
+        made = connect(named, security=security, timeout=CONNECT_SECONDS, patience=patience)
+        _watch_order(made._replicas, self._kernel)
+        return made
 
     def _note(self, notice: str) -> None:
         if notice.endswith("looking for it again"):
             self.losses.append(self._kernel.now)
 
-    def _make(self, connection: Connection, text: Text) -> None:
+    def _make(self, connection: Connection, text: Text, show: Show, gone: Gone) -> Completion:
+        """Make a text as the product does. gone: ends it where it is"""
         plan, text.began = text.plan, self._kernel.now
         session = connection.session(str(self.plan.number) if plan.seed % 2 else "")
-        order = Decode(
-            len(plan.prompt) + plan.tokens,
-            frozenset() if plan.stop is None else frozenset({plan.stop}),
-            plan.pace,
-            plan.credit,
-            beside=self._world.beside and not self.plan.draft,
-        )
-        try:
-            with (
-                closing(session),
-                closing(
-                    Loop(list(plan.prompt), text.params, session, order, self._drafter(text))
-                ) as loop,
-            ):
-                for step in loop.steps():
-                    text.tokens += step.tokens
-                    text.came += [self._kernel.now] * len(step.tokens)
-                    if step.end is End.DRAINED:
-                        raise Unavailable("the target ended, and nobody went on")
-                    if step.end is End.LIMIT:
-                        raise LimitExceeded("the target's limit ends the text")
-                    if plan.leaves is not None and len(text.tokens) >= plan.leaves:
-                        text.outcome = "left"
-                        break
-                    if step.tokens and self.plan.slow_reader:
-                        self._kernel.sleep(self.plan.slow_reader)
-            self._end(text, None)
-        except OutriderError as error:
-            self._end(text, error)
-        text.resumes, text.reopenings = session.traffic.resumes, session.traffic.reopenings
+        beside = self._world.beside and not self.plan.draft
+        order = text.request.order(plan.pace, colocated=beside)
+        if plan.leaves == 0:
+            gone.set()
 
-    def _end(self, text: Text, error: OutriderError | None) -> None:
-        text.ended = self._kernel.now
-        text.error = str(error or "")
-        text.outcome = text.outcome or (type(error).__name__ if error else "whole")
+        def tell(done: Completion) -> None:
+            text.take(done, self._kernel.now)
+            if plan.leaves is not None and len(text.tokens) >= plan.leaves:
+                gone.set()
+            self._kernel.sleep(self.plan.slow_reader)
+
+        done = complete(
+            text.request,
+            session,
+            self._drafter(text, session),
+            LETTERS,  # type: ignore[arg-type]
+            show,
+            gone,
+            order=replace(order, credit=plan.credit),
+            tell=tell,
+        )
+        text.take(done, self._kernel.now)
+        error = done.failure
+        if done.finish_reason == "length" and len(text.tokens) < plan.tokens:
+            error = LimitExceeded("the target's limit ends the text")
+        self._end(text, "left" if done.finish_reason == "cancelled" else "whole", error)
+        return done
+
+    def _end(self, text: Text, outcome: str, error: OutriderError | None = None) -> None:
+        text.ended, text.error = self._kernel.now, str(error or "")
+        text.outcome = type(error).__name__ if error else outcome
         self._kernel.tell(f"{text} ends: {text.outcome} {text.error}")
 
-    def _drafter(self, text: Text) -> Drafter:
-        proposers = self._proposers(text)
+    def _drafter(self, text: Text, session: RemoteSession) -> Drafter:
+        proposers = [Watched(one, session) for one in self._proposers(text)]
         if not self.plan.threaded or not proposers:
             return inline(proposers)
         throttle = Throttle(self._silence) if text.plan.seed % 3 == 0 else None
-        lent: Callable[..., object] = Rows(proposers).lent
-        return on_thread(lent, throttle)  # type: ignore[arg-type]
+        return on_thread(Rows(proposers).lent, throttle)
 
     def _proposers(self, text: Text) -> list[Proposer]:
         kind, world = self.plan.draft, self._world
@@ -213,7 +239,15 @@ class Client:
         return [draft.proposer(0, known, Prices(), source=source)]
 
 
-def write_token(folder: Path, tenant: str) -> None:
-    path = folder / tenant
-    path.write_text(token_of(tenant))
-    path.chmod(0o600)
+def _watch_order(replicas: Replicas, kernel: Kernel) -> None:
+    """Look at which replica is tried first."""
+    order = replicas.order
+
+    def watched(key: str) -> list[ReplicaChannel]:
+        channels = order(key)
+        serving = {one.channel for one in list(replicas._replicas.values()) if one.serves}
+        if channels[0] not in serving and serving & {*channels}:
+            kernel.crashes.append("a replica that does not serve is tried first")
+        return channels
+
+    replicas.order = watched  # type: ignore[method-assign]

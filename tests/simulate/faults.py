@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
 from tests.simulate.kernel import Process, ticked
-from tests.simulate.network import Link, Pipe
+from tests.simulate.network import Link
 from tests.simulate.plan import TENANTS, Fault
 from tests.simulate.target_process import TargetProcess, write_file, write_keys
 
@@ -37,8 +38,7 @@ class Weather:
     def __init__(self, world: World) -> None:
         self._world, self._left = world, len(world.plan.faults)
         self.happened: list[tuple[float, str]] = []
-        self._without: dict[str, int] = dict.fromkeys(TENANTS, 0)
-        self._lowered = 0
+        self._changes = Counter[str]()  # of the keys: tenants without, and lower limits
 
     @property
     def over(self) -> bool:
@@ -125,8 +125,8 @@ class Weather:
 
     def _kill(self, process: Process, *, silent: bool) -> None:
         process.dead = True
-        for link in self._world.network.links:
-            for pipe in [one for one in link.pipes if process in _processes(one)]:
+        for pipe in self._world.network.pipes:
+            if process in [end.process for end in pipe.ends]:
                 if silent:
                     pipe.mute = True
                 else:
@@ -147,7 +147,7 @@ class Weather:
 
         def cut() -> None:
             if kernel.now < until:
-                for pipe in [one for link in self._world.network.links for one in link.pipes]:
+                for pipe in self._world.network.pipes:
                     pipe.cut()
                 kernel.after(CUT_EVERY, cut)
 
@@ -220,7 +220,7 @@ class Weather:
         self._kill(self._client(fault), silent=True)
         return None
 
-    # The clock and the keys.
+    # The clock, disks and the keys.
 
     def _clock_jump(self, fault: Fault) -> Heal:
         """All machines were asleep; their wall clocks went another way meanwhile."""
@@ -229,22 +229,27 @@ class Weather:
         kernel.skew += fault.seconds * (fault.who % 7 - 3) * 100
         return None
 
-    def _revoke_key(self, fault: Fault) -> Heal:
-        tenant = TENANTS[fault.who % len(TENANTS)]
-        self._revoke(tenant, 1)
-        return partial(self._revoke, tenant, -1)
+    def _failing_disk(self, fault: Fault) -> Heal:
+        self._machine(fault).fails_until = self._world.kernel.now + fault.seconds
+        return None
 
-    def _revoke(self, tenant: str, more: int) -> None:
-        self._without[tenant] += more
-        self._write_keys()
+    def _full_disk(self, fault: Fault) -> Heal:
+        self._machine(fault).full_until = self._world.kernel.now + fault.seconds
+        return None
+
+    def _machine(self, fault: Fault) -> Process:
+        return self._target(fault).process if fault.who % 2 else self._client(fault)
+
+    def _revoke_key(self, fault: Fault) -> Heal:
+        return self._change_keys(TENANTS[fault.who % len(TENANTS)], 1)
 
     def _lower_limits(self, fault: Fault) -> Heal:
-        self._lower(1)
-        return partial(self._lower, -1)
+        return self._change_keys("limits", 1)
 
-    def _lower(self, more: int) -> None:
-        self._lowered += more
+    def _change_keys(self, what: str, times: int) -> Heal:
+        self._changes[what] += times
         self._write_keys()
+        return partial(self._change_keys, what, -times)  # type: ignore[return-value]
 
     def _spoil_keys(self, fault: Fault) -> Heal:
         """A full disk: the file is written in part."""
@@ -253,13 +258,9 @@ class Weather:
 
     def _write_keys(self) -> None:
         """Write the file that is to be in force."""
-        without = frozenset(name for name, times in self._without.items() if times)
+        without = frozenset(tenant for tenant in TENANTS if self._changes[tenant])
         limits = {"sessions": self._world.plan.limit}
-        if self._lowered:
+        if self._changes["limits"]:
             limits = {"sessions": 1, "sequence_length": 60, "tree_nodes": 3}
         write_keys(self._world.keys, without, **limits)
         self._world.tap.note_keys(limits["sessions"], without)
-
-
-def _processes(pipe: Pipe) -> list[Process]:
-    return [end.process for end in pipe.ends]

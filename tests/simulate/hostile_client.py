@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from typing import Any
 
 import grpc
 
 from grpc_comm.proto import verifier_pb2 as pb
 from grpc_comm.translate import ResumeRequest, write_resume
-from tests.simulate.kernel import Kernel
+from tests.simulate.network import Network
 from tests.simulate.plan import ClientPlan
 from tests.simulate.target_process import token_of
 from tests.simulate.wire_client import Channel
@@ -33,13 +32,10 @@ BESIDE = {
 class Hostile:
     """One such client, on its thread."""
 
-    def __init__(
-        self, plan: ClientPlan, kernel: Kernel, channel: Channel, held: Callable[[], Any]
-    ) -> None:
-        """held: the session records of its target"""
+    def __init__(self, plan: ClientPlan, network: Network, addresses: Sequence[str]) -> None:
         self._chance = random.Random(f"{plan.number} {plan.starts} hostile")
-        self._kernel, self._channel, self._tenant = kernel, channel, plan.tenant
-        self._held = held
+        self._network, self._kernel, self._tenant = network, network.kernel, plan.tenant
+        self._channel = Channel(network, addresses[plan.number % len(addresses)])
 
     def rage(self) -> None:
         """Say what it says, and end."""
@@ -61,7 +57,11 @@ class Hostile:
 
     def _theft(self) -> list[bytes]:
         """What resumes another's session, but for its key; at times, and where there is one."""
-        held = [one for one in self._held() if one.tenant == self._tenant]
+        tables = [
+            one.process.holds.get("session records") for one in self._network.listeners.values()
+        ]
+        records = [record for table in tables if table for record in table._records.values()]
+        held = [one for one in records if one.tenant == self._tenant]
         if not held or self._chance.random() < 0.5:
             return []
         one = self._chance.choice(held)

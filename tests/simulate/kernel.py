@@ -45,6 +45,7 @@ class Process:
     dead: it was killed; its threads never run again
     holds: what has to be empty when nobody wants anything of it
     computes_since: when the forward in hand began; infinite without one
+    fails_until, full_until: when its disk can be read, and written to, again
     """
 
     def __init__(self, name: str) -> None:
@@ -52,6 +53,7 @@ class Process:
         self.held: list[Fiber] = []  # would run, were it not stopped
         self.holds: dict[str, Any] = {}
         self.computes_since = math.inf
+        self.fails_until = self.full_until = 0.0
 
 
 class Fiber:
@@ -77,6 +79,7 @@ class Kernel:
     now: seconds
     crashes: what threads and event loops ended with, that nobody looked at
     lines: the story so far, where it is kept
+    numbers: for what has to have an order, such as timers
     """
 
     def __init__(self, seed: int, *, yields: float = 0.0) -> None:
@@ -87,7 +90,7 @@ class Kernel:
         self.fibers: dict[Fiber, None] = {}
         self.current: Fiber | None = None
         self.over = False
-        self._yields, self._numbers = yields, count()
+        self._yields, self.numbers = yields, count(1)
         self._ready: list[Fiber] = []
         self._timers: list[tuple[float, int, Callable[[], None]]] = []
         self._hub = getcurrent()
@@ -120,7 +123,7 @@ class Kernel:
 
     def at(self, when: float, call: Callable[[], None]) -> None:
         """Call it at a time, in nobody's turn. It must not wait."""
-        heapq.heappush(self._timers, (when, next(self._numbers), call))
+        heapq.heappush(self._timers, (when, next(self.numbers), call))
 
     def after(self, seconds: float, call: Callable[[], None]) -> None:
         self.at(self.now + seconds, call)
@@ -156,7 +159,9 @@ class Kernel:
 
     def give_way(self) -> None:
         """Let others run here, by the dice, and sometimes for long."""
-        if self.over or self.current is None or self.chance.random() >= self._yields:
+        if not self._yields or self.over or self.current is None:
+            return
+        if self.chance.random() >= self._yields:
             return
         held_up = self.chance.random() < 0.1
         self.park(self.chance.random() * PREEMPTED_SECONDS if held_up else 0.0)
@@ -171,22 +176,23 @@ class Kernel:
             self._ready += held
 
     def run(self, until: Callable[[], bool], deadline: float) -> None:
-        """Give turns until it is so. Raises Stuck at the deadline."""
-        turns, began = 0, self.now
+        """Give turns until it is so, as each step of the clock asks. Raises Stuck at the
+        deadline.
+        """
+        timers = self._timers
         while not until():
-            if self._timers and not self._ready:
-                self.now = max(self.now, ticked(self._timers[0][0]))
-            if self.now > deadline or not (self._timers or self._ready):
+            if timers and not self._ready:
+                self.now = max(self.now, ticked(timers[0][0]))
+            if self.now > deadline or not (timers or self._ready):
                 raise Stuck(f"this never comes: waiting are {self.waiting()}")
-            if self.now != began:
-                turns, began = 0, self.now
-            turns += 1
-            if turns > MOST_TURNS:
-                raise Stuck(f"somebody spins: waiting are {self.waiting()}")
-            while self._timers and self._timers[0][0] <= self.now:
-                heapq.heappop(self._timers)[2]()
-            if self._ready:
+            for _ in range(MOST_TURNS):
+                while timers and timers[0][0] <= self.now:
+                    heapq.heappop(timers)[2]()
+                if not self._ready:
+                    break
                 self._turn()
+            else:
+                raise Stuck(f"somebody spins: waiting are {self.waiting()}")
 
     def waiting(self) -> list[str]:
         """Threads of live processes."""
@@ -199,7 +205,7 @@ class Kernel:
             for _ in range(20):
                 if fiber.green.dead:
                     break
-                self._switch(fiber, lambda green: green.throw(GreenletExit))
+                self._switch(fiber, fiber.green.throw)  # GreenletExit
         self.fibers.clear()
         self._timers.clear()
 
@@ -213,23 +219,22 @@ class Kernel:
         if fiber.process.frozen:
             fiber.process.held.append(fiber)
             return
-        self._switch(fiber, lambda green: green.switch())
+        self._switch(fiber, fiber.green.switch)
 
-    def _switch(self, fiber: Fiber, how: Callable[[Any], Any]) -> None:
+    def _switch(self, fiber: Fiber, go_on: Callable[[], Any]) -> None:
         """Give it the turn, and with it what a thread of its own would have."""
         self.current = fiber
-        asyncio._set_running_loop(fiber.loop)
-        if fiber.hooks is not None:
+        if fiber.loop is not None:
+            asyncio._set_running_loop(fiber.loop)
             sys.set_asyncgen_hooks(*fiber.hooks)
         try:
-            how(fiber.green)
+            go_on()
         finally:
-            fiber.loop = asyncio._get_running_loop()
-            fiber.hooks = sys.get_asyncgen_hooks() if fiber.loop is not None else None
-            if fiber.hooks is not None:
+            self.current, fiber.loop = None, asyncio._get_running_loop()
+            if fiber.loop is not None:
+                fiber.hooks = sys.get_asyncgen_hooks()
                 sys.set_asyncgen_hooks(None, None)
-            asyncio._set_running_loop(None)
-            self.current = None
+                asyncio._set_running_loop(None)
 
     def _make_ready(self, fiber: Fiber) -> None:
         (fiber.process.held if fiber.process.frozen else self._ready).append(fiber)

@@ -3,36 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
-from itertools import count
+from collections.abc import Coroutine
 from typing import Any
 
 from tests.simulate.kernel import Fiber, kernel
-from tests.simulate.threads import ThreadPoolExecutor
-
-_hashes = count()
+from tests.simulate.threads import Numbered
 
 
-class Future(asyncio.Future):  # type: ignore[type-arg]
+class Future(Numbered, asyncio.Future):  # type: ignore[type-arg]
     """A future whose place in a set is the same in each run."""
 
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
-        self._number = next(_hashes)
 
-    def __hash__(self) -> int:
-        return self._number
-
-
-class Task(asyncio.Task):  # type: ignore[type-arg]
+class Task(Numbered, asyncio.Task):  # type: ignore[type-arg]
     """The same for a task."""
-
-    def __init__(self, *args: Any, **options: Any) -> None:
-        self._number = next(_hashes)
-        super().__init__(*args, **options)
-
-    def __hash__(self) -> int:
-        return self._number
 
 
 class Loop(asyncio.BaseEventLoop):
@@ -45,7 +28,6 @@ class Loop(asyncio.BaseEventLoop):
         self._clock_resolution = 5e-13  # a timer is due at its time, and never before
         self._fiber: Fiber | None = None
         self._woken = False
-        self._pool = ThreadPoolExecutor(8, "asyncio")
         self.set_task_factory(lambda loop, coro, **options: Task(coro, loop=loop, **options))
 
     def time(self) -> float:
@@ -63,17 +45,10 @@ class Loop(asyncio.BaseEventLoop):
     def create_future(self) -> Future:
         return Future(loop=self)
 
-    def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> Any:
-        return asyncio.wrap_future((executor or self._pool).submit(func, *args), loop=self)
-
     def call_exception_handler(self, context: dict[str, Any]) -> None:
         if not self._kernel.over:
             error = context.get("exception")
             self._kernel.crashes.append(f"{context['message']}: {error!r}")
-
-    def end(self) -> None:
-        self._pool.shutdown(wait=False)
-        self.close()
 
     def __del__(self) -> None:
         """Say nothing of a loop whose process was killed."""
@@ -88,14 +63,5 @@ class Loop(asyncio.BaseEventLoop):
 
 def run(main: Coroutine[Any, Any, Any]) -> Any:
     """Run a coroutine on a loop of this thread, as asyncio.run() does."""
-    loop = Loop()
-    try:
-        return loop.run_until_complete(main)
-    finally:
-        left = asyncio.all_tasks(loop)
-        for task in sorted(left, key=hash):
-            task.cancel()
-        if left:
-            loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
-        loop.run_until_complete(loop.shutdown_asyncgens())
-        loop.end()
+    with asyncio.Runner(loop_factory=Loop) as runner:
+        return runner.run(main)

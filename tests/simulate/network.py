@@ -4,13 +4,11 @@ wire_client.py and wire_server.py.
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
-from tests.simulate.kernel import Kernel, Process
+from tests.simulate.kernel import Kernel
 
 KEEPALIVE_SECONDS, KEEPALIVE_TIMEOUT = 20.0, 10.0
 """As grpc_comm/transport.py asks for."""
@@ -18,48 +16,34 @@ KEEPALIVE_SECONDS, KEEPALIVE_TIMEOUT = 20.0, 10.0
 CONNECT_SECONDS = 20.0
 """After which gRPC gives up a connection that nobody answers."""
 
-SHORTEST = 1e-5
-"""Seconds between two frames of a connection."""
-
-
-@dataclass
-class Law:
-    """Times of a link. seconds: one way; jitter: at most, on top; bandwidth: bytes a second"""
-
-    seconds: float = 0.01
-    jitter: float = 0.0
-    bandwidth: float = 1e7
-
-
-class End(Protocol):
-    """One side of a connection. Its process may be stopped, or dead."""
-
-    process: Process
-
-    def lost(self, pipe: Pipe, words: str) -> None:
-        """The connection is gone."""
+SHORTEST, BANDWIDTH = 1e-5, 1e7
+"""Seconds between two frames of a connection, and bytes a second."""
 
 
 class Link:
     """The way between a client and a target, which faults happen to.
 
+    seconds, jitter: one way, and at most on top
     held: seconds of the clock until which nothing passes
     mute: what is sent now, and from now on over open connections, is lost without a word
-    factor: of the times of its law
+    factor: of its times
     """
 
-    def __init__(self, law: Law) -> None:
-        self.law, self.held, self.mute, self.factor = law, 0.0, False, 1.0
+    def __init__(self, seconds: float, jitter: float) -> None:
+        self.seconds, self.jitter = seconds, jitter
+        self.held, self.mute, self.factor = 0.0, False, 1.0
         self.pipes: list[Pipe] = []
 
 
 class Pipe:
     """One TCP connection. Each direction keeps its order.
 
+    ends: client and server, each of a process that may be stopped, or dead; they hear what is lost
+
     mute: nothing passes any more, and nobody is told: each side finds out by itself
     """
 
-    def __init__(self, kernel: Kernel, link: Link, client: End, server: End) -> None:
+    def __init__(self, kernel: Kernel, link: Link, client: Any, server: Any) -> None:
         self.link, self.ends = link, (client, server)
         self.mute, self.is_open = link.mute, True
         self._kernel, self._arrivals, self._told = kernel, [0.0, 0.0], [False, False]
@@ -76,10 +60,10 @@ class Pipe:
         kernel = self._kernel
         if not self.is_open or kernel.over or self.mute:
             return
-        law, now = self.link.law, kernel.now
-        way = self.link.factor * (law.seconds + law.jitter * kernel.chance.random())
-        at = max(now, self.link.held) + way
-        at = max(at, self._arrivals[side] + SHORTEST + size / law.bandwidth)
+        link = self.link
+        way = link.factor * (link.seconds + link.jitter * kernel.chance.random())
+        at = max(kernel.now, link.held) + way
+        at = max(at, self._arrivals[side] + SHORTEST + size / BANDWIDTH)
         self._arrivals[side] = at
         kernel.at(at, lambda: self._arrive(1 - side, deliver))
 
@@ -89,7 +73,7 @@ class Pipe:
             return
         self._close()
         for side in (0, 1):
-            way = self.link.law.seconds * self._kernel.chance.random()
+            way = self.link.seconds * self._kernel.chance.random()
             self._kernel.after(way, partial(self._tell, side, words))
 
     def _close(self) -> None:
@@ -129,24 +113,18 @@ class Pipe:
             self._close()
 
 
-class Listener(End, Protocol):
-    """Whoever listens at an address."""
-
-    def accept(self, pipe: Pipe, call: Any) -> None:
-        """Take a call that begins."""
-
-
 class Network:
     """Addresses, who listens there, and the links that lead to them.
 
-    vanished: processes that are gone without a word from their machine
+    listeners: servers by their addresses
+    silent: addresses of machines that are gone without a word
     names: addresses of a name, as DNS tells them
     """
 
-    def __init__(self, kernel: Kernel, seed: int, law: Law) -> None:
-        self.kernel, self._law = kernel, law
-        self.chance = random.Random(f"{seed} network")
-        self.listeners: dict[str, Listener] = {}
+    def __init__(self, kernel: Kernel, seconds: float, jitter: float) -> None:
+        """seconds, jitter: of every link"""
+        self.kernel, self._times = kernel, (seconds, jitter)
+        self.listeners: dict[str, Any] = {}
         self.silent: set[str] = set()
         self.names: dict[str, list[str]] = {}
         self._links: dict[tuple[str, str], Link] = {}
@@ -155,17 +133,21 @@ class Network:
         """Return the link of this process to this address."""
         key = process, address
         if key not in self._links:
-            self._links[key] = Link(self._law)
+            self._links[key] = Link(*self._times)
         return self._links[key]
 
     @property
     def links(self) -> list[Link]:
         return list(self._links.values())
 
-    def connect(self, client: End, address: str, done: Callable[[Pipe | None, str], None]) -> None:
+    @property
+    def pipes(self) -> list[Pipe]:
+        return [pipe for link in self.links for pipe in link.pipes]
+
+    def connect(self, client: Any, address: str, done: Callable[[Pipe | None, str], None]) -> None:
         """Connect. done: is given the connection, or None and why there is none"""
         link = self.link(client.process.name, address)
-        way = 3 * link.factor * link.law.seconds + max(link.held - self.kernel.now, 0.0)
+        way = 3 * link.factor * link.seconds + max(link.held - self.kernel.now, 0.0)
 
         def answer() -> None:
             listener = self.listeners.get(address)

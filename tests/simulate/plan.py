@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -18,30 +18,15 @@ LONG_PATIENCE = 900.0
 MOST_SESSIONS = 6
 """That each key may have, where its limit is not drawn."""
 
-STEADY_EVERY = 12
-"""One seed of so many compares rates."""
+STEADY_EVERY, STEADY_TOKENS = 12, 272
+"""One seed of so many compares rates, over texts of so many tokens."""
 
 FAULTS = (
-    "cut",
-    "half open",
-    "delay",
-    "slow link",
-    "kill target",
-    "lose target",
-    "drain target",
-    "end target",
-    "freeze target",
-    "freeze client",
-    "kill client",
-    "lose client",
-    "end sessions",
-    "slow forwards",
-    "failing forward",
-    "clock jump",
-    "revoke key",
-    "lower limits",
-    "spoil keys",
-    "hung forward",
+    *("cut", "half open", "delay", "slow link"),
+    *("kill target", "lose target", "drain target", "end target", "freeze target"),
+    *("freeze client", "kill client", "lose client", "end sessions", "slow forwards"),
+    *("failing forward", "clock jump", "revoke key", "lower limits", "spoil keys"),
+    *("failing disk", "full disk", "hung forward"),
 )
 
 
@@ -77,6 +62,7 @@ class ClientPlan:
 
     way: how it names the targets: "one", "list" or "dns"
     draft: what drafts; "" for nothing
+    runner: whether callers ask for its texts through the HTTP endpoint's runner
     """
 
     number: int
@@ -89,6 +75,7 @@ class ClientPlan:
     slow_reader: float
     at_once: bool
     texts: tuple[TextPlan, ...]
+    runner: bool
     hostile: bool = False
 
 
@@ -147,169 +134,147 @@ TENANTS = ("alice", "bob", "carol")
 
 def draw(seed: int) -> Plan:
     """Draw a plan: every seed another configuration and other faults (a swarm)."""
-    return draw_steady(seed) if seed % STEADY_EVERY == STEADY_EVERY - 1 else draw_swarm(seed)
+    swarm = _Swarm(random.Random(f"{seed} plan"))
+    plan = swarm.plan(seed)
+    return swarm.steady(plan) if seed % STEADY_EVERY == STEADY_EVERY - 1 else plan
 
 
-def draw_swarm(seed: int) -> Plan:
-    """Draw any configuration, clients and faults."""
-    chance, more = random.Random(f"{seed} plan"), random.Random(f"{seed} more")
-    rows = chance.choice((1, 2, 3, 4, 8))
-    keys = chance.random() < 0.5
-    kinds = chance.choice((3, 8, 40))
-    calm = chance.random() < 0.12
-    forward = chance.choice((0.01, 0.05, 0.2, 0.5, 1.0))
-    clients = tuple(
-        _client(chance, number, keys=keys, kinds=kinds) for number in range(chance.randint(1, 5))
-    )
-    if chance.random() < 0.25:
-        clients += _spike(chance, len(clients), keys=keys, kinds=kinds)
-    return Plan(
-        seed=seed,
-        replicas=chance.choice((1, 1, 2, 3)),
-        rows=rows,
-        waiting=chance.choice((2, 8, 64)),
-        lease=chance.choice((3.0, 3.0, 5.0, 15.0)),
-        keys=keys,
-        limit=more.choice((1, 2, 3, MOST_SESSIONS)) if keys else MOST_SESSIONS,
-        sharing=chance.random() < 0.3,
-        beside=chance.random() < 0.3,
-        kinds=kinds,
-        forward=forward,
-        call=chance.choice((0.5, 1.5, 3.0)),
-        node=chance.choice((0.0, 0.02, 0.2)),
-        way=chance.choice((0.0005, 0.01, 0.08)),
-        jitter=chance.choice((0.0, 0.0, 0.02)),
-        yields=chance.choice((0.0, 0.02, 0.1, 0.3)),
-        clients=tuple(_with_prefixes(more, one, kinds) for one in clients),
-        faults=() if calm else _faults(chance, more, clients, forward, keys=keys),
-    )
+class _Swarm:
+    """The dice of a seed, and what its clients have in common.
 
+    same: how prompts begin that begin alike
+    """
 
-def draw_steady(seed: int) -> Plan:
-    """Draw a plan without faults: long texts, each with a draft, that begin together."""
-    chance = random.Random(f"{seed} steady")
-    plan, texts = draw_swarm(seed), chance.choice((1, 1, 2))
-    drafts = [chance.choice(("growing", "both", "useless", "copying")) for _ in range(texts)]
-    if texts == 2 and chance.random() < 0.7:
-        drafts = ["growing", "useless"]
-    cut = Fault(100 * plan.forward, "cut", 0, 0.0)
-    clients = tuple(
-        replace(
-            _client(chance, number, keys=False, kinds=plan.kinds),
-            starts=0.0,
-            way="one",
-            draft=draft,
-            patience=LONG_PATIENCE,
-            slow_reader=0.0,
-            hostile=False,
-            texts=(
-                replace(
-                    _text(chance, plan.kinds),
-                    tokens=300,
-                    pace=Pace.GO_ON,
-                    credit=0,
-                    stop=None,
-                    leaves=None,
-                ),
-            ),
+    def __init__(self, chance: random.Random) -> None:
+        self.chance, self.keys = chance, chance.random() < 0.5
+        self.kinds = chance.choice((3, 8, 40))
+        self.forward = chance.choice((0.01, 0.05, 0.2, 0.5, 1.0))
+        self.same = tuple(7 * at % self.kinds for at in range(chance.choice((8, 30))))
+
+    def plan(self, seed: int) -> Plan:
+        """Draw any configuration, clients and faults."""
+        chance = self.chance
+        clients = [self.client(number) for number in range(chance.randint(1, 5))]
+        if chance.random() < 0.25:
+            clients += self.spike(len(clients))
+        return Plan(
+            seed=seed,
+            replicas=chance.choice((1, 1, 2, 3)),
+            rows=chance.choice((1, 2, 3, 4, 8)),
+            waiting=chance.choice((2, 8, 64)),
+            lease=chance.choice((3.0, 3.0, 5.0, 15.0)),
+            keys=self.keys,
+            limit=chance.choice((1, 2, 3, MOST_SESSIONS)) if self.keys else MOST_SESSIONS,
+            sharing=chance.random() < 0.3,
+            beside=chance.random() < 0.3,
+            kinds=self.kinds,
+            forward=self.forward,
+            call=chance.choice((0.5, 1.5, 3.0)),
+            node=chance.choice((0.0, 0.02, 0.2)),
+            way=chance.choice((0.0005, 0.01, 0.08)),
+            jitter=chance.choice((0.0, 0.0, 0.02)),
+            yields=chance.choice((0.0, 0.02, 0.1, 0.3)),
+            clients=tuple(clients),
+            faults=() if chance.random() < 0.12 else self.faults(clients),
         )
-        for number, draft in enumerate(drafts)
-    )
-    calm = replace(
-        plan, replicas=1, keys=False, jitter=0.0, yields=0.0, limit=MOST_SESSIONS, steady=True
-    )
-    calm = replace(calm, faults=(cut,) if chance.random() < 0.4 else ())
-    return replace(calm, rows=max(plan.rows, texts), clients=clients)
 
-
-def _client(chance: random.Random, number: int, *, keys: bool, kinds: int) -> ClientPlan:
-    texts = tuple(_text(chance, kinds) for _ in range(chance.choice((1, 1, 2, 3))))
-    return ClientPlan(
-        number=number,
-        starts=chance.choice((0.0, chance.uniform(0, 20))),
-        tenant=chance.choice(TENANTS) if keys else "",
-        way=chance.choice(("one", "list", "list", "dns")),
-        patience=chance.choice((LONG_PATIENCE, LONG_PATIENCE, LONG_PATIENCE, 10.0, 0.0)),
-        draft=chance.choice(("", "", "growing", "copying", "both", "rounds", "useless")),
-        threaded=chance.random() < 0.7,
-        slow_reader=chance.choice((0.0, 0.0, 0.0, 0.05)),
-        at_once=chance.random() < 0.4,
-        texts=texts,
-        hostile=chance.random() < 0.12,
-    )
-
-
-def _with_prefixes(chance: random.Random, client: ClientPlan, kinds: int) -> ClientPlan:
-    """The client, with texts some of which begin as those of other clients do."""
-    same = tuple(7 * at % kinds for at in range(chance.choice((8, 30))))
-    texts = [
-        replace(text, prompt=same + text.prompt) if chance.random() < 0.4 else text
-        for text in client.texts
-    ]
-    return replace(client, texts=tuple(texts))
-
-
-def _text(chance: random.Random, kinds: int) -> TextPlan:
-    tokens = chance.choice((1, 5, 12, 12, 24, 24, 40, 80))
-    credit = chance.choice((0, 0, 0, 3, 30))
-    prompt = tuple(chance.randrange(kinds) for _ in range(chance.choice((1, 5, 20, 90))))
-    return TextPlan(
-        prompt=prompt,
-        tokens=tokens,
-        temperature=chance.choice((0.0, 0.7, 1.0)),
-        seed=chance.randrange(1 << 63),
-        pace=Pace.WAIT if chance.random() < 0.2 else Pace.GO_ON,
-        credit=credit,
-        stop=chance.randrange(kinds) if chance.random() < 0.15 else None,
-        leaves=chance.randint(0, tokens) if chance.random() < 0.15 else None,
-    )
-
-
-def _spike(chance: random.Random, first: int, *, keys: bool, kinds: int) -> tuple[ClientPlan, ...]:
-    """Many clients that all come at one moment for one short text."""
-    at = chance.uniform(1, 20)
-    one = _client(chance, 0, keys=keys, kinds=kinds)
-    return tuple(
-        replace(
-            one,
-            number=first + index,
-            starts=at,
-            hostile=False,
-            texts=(replace(_text(chance, kinds), tokens=6),),
+    def steady(self, plan: Plan) -> Plan:
+        """Draw long texts in place of the plan's, each with a draft, that begin together."""
+        chance, pairs = self.chance, (("growing", "useless"), ("both", "useless"))
+        alone = ("growing", "both", "useless", "copying")
+        drafts = chance.choice((*pairs, *pairs, *((one,) for one in alone)))
+        plain = {"pace": Pace.GO_ON, "credit": 0, "stop": None, "leaves": None}
+        clients = tuple(
+            replace(
+                self.client(number),
+                starts=0.0,
+                tenant="",
+                way="one",
+                draft=draft,
+                patience=LONG_PATIENCE,
+                slow_reader=0.0,
+                hostile=False,
+                texts=(replace(self.text(), tokens=STEADY_TOKENS, **plain),),
+            )
+            for number, draft in enumerate(drafts)
         )
-        for index in range(chance.randint(3, 6))
-    )
-
-
-def _faults(
-    chance: random.Random,
-    more: random.Random,
-    clients: Sequence[ClientPlan],
-    forward: float,
-    *,
-    keys: bool,
-) -> tuple[Fault, ...]:
-    """A few kinds of faults, so that seeds differ in what they combine."""
-    known = [kind for kind in FAULTS[:-1] if keys or ("key" not in kind and "limits" not in kind)]
-    kinds = chance.sample(known, chance.randint(1, 5))
-    often = chance.choice((2, 4, 8, 14))
-    drawn = [
-        Fault(
-            at=_moment(chance, clients, forward),
-            kind=chance.choice(kinds),
-            who=chance.randrange(1000),
-            seconds=chance.choice((0.05, 0.5, 3.0, 12.0, 35.0)) * chance.uniform(0.5, 1.5),
+        return replace(
+            plan,
+            steady=True,
+            replicas=1,
+            rows=max(plan.rows, len(drafts)),
+            keys=False,
+            limit=MOST_SESSIONS,
+            call=chance.choice((0.3, 0.5, 1.5)),
+            node=chance.choice((0.0, 0.02, 0.05, 0.2)),
+            way=min(plan.way, plan.forward / 4),
+            jitter=0.0,
+            yields=0.0,
+            clients=clients,
+            faults=(Fault(100 * plan.forward, "cut", 0, 0.0),) if chance.random() < 0.25 else (),
         )
-        for _ in range(chance.randint(1, often))
-    ]
-    if more.random() < 0.15:
-        at, seconds = _moment(more, clients, forward), more.choice((45.0, 120.0, 400.0))
-        drawn.append(Fault(at, "hung forward", more.randrange(1000), seconds))
-    return tuple(sorted(drawn))
 
+    def client(self, number: int) -> ClientPlan:
+        chance = self.chance
+        return ClientPlan(
+            number=number,
+            starts=chance.choice((0.0, chance.uniform(0, 20))),
+            tenant=chance.choice(TENANTS) if self.keys else "",
+            way=chance.choice(("one", "list", "list", "dns")),
+            patience=chance.choice((LONG_PATIENCE, LONG_PATIENCE, 10.0, 10.0, 0.0)),
+            draft=chance.choice(("", "", "growing", "copying", "both", "rounds", "useless")),
+            threaded=chance.random() < 0.7,
+            slow_reader=chance.choice((0.0, 0.0, 0.0, 0.05)),
+            at_once=chance.random() < 0.4,
+            texts=tuple(self.text() for _ in range(chance.choice((1, 1, 2, 3)))),
+            runner=chance.random() < 0.25,
+            hostile=chance.random() < 0.12,
+        )
 
-def _moment(chance: random.Random, clients: Sequence[ClientPlan], forward: float) -> float:
-    """A moment at which a client is likely to be at work."""
-    client = chance.choice(clients)
-    seconds = forward * sum(text.tokens for text in client.texts) + 0.5
-    return min(client.starts + 0.1 + chance.random() * seconds, QUIET_FROM)
+    def text(self) -> TextPlan:
+        chance, tokens = self.chance, self.chance.choice((1, 5, 12, 12, 24, 24, 40, 80))
+        own = [chance.randrange(self.kinds) for _ in range(chance.choice((1, 5, 20, 90)))]
+        return TextPlan(
+            prompt=(*(self.same if chance.random() < 0.4 else ()), *own),
+            tokens=tokens,
+            temperature=chance.choice((0.0, 0.7, 1.0)),
+            seed=chance.randrange(1 << 63),
+            pace=Pace.WAIT if chance.random() < 0.2 else Pace.GO_ON,
+            credit=chance.choice((0, 0, 0, 3, 30)),
+            stop=chance.randrange(self.kinds) if chance.random() < 0.15 else None,
+            leaves=chance.randint(0, tokens) if chance.random() < 0.15 else None,
+        )
+
+    def spike(self, first: int) -> Iterator[ClientPlan]:
+        """Many clients that all come at one moment for one short text."""
+        one = replace(self.client(0), starts=self.chance.uniform(1, 20), hostile=False)
+        for number in range(first, first + self.chance.randint(3, 6)):
+            yield replace(one, number=number, texts=(replace(self.text(), tokens=6),))
+
+    def faults(self, clients: Sequence[ClientPlan]) -> tuple[Fault, ...]:
+        """A few kinds of faults, so that seeds differ in what they combine."""
+        chance, known = self.chance, FAULTS[:-1]
+        if not self.keys:
+            known = tuple(one for one in known if "key" not in one and "limits" not in one)
+        kinds = chance.sample(known, chance.randint(1, 5))
+        drawn = [
+            Fault(
+                at=self.moment(clients),
+                kind=chance.choice(kinds),
+                who=chance.randrange(1000),
+                seconds=chance.choice((0.05, 0.5, 3.0, 12.0, 35.0)) * chance.uniform(0.5, 1.5),
+            )
+            for _ in range(chance.randint(1, chance.choice((2, 4, 8, 14))))
+        ]
+        if chance.random() < 0.15:
+            impatient = [one for one in clients if 0 < one.patience < LONG_PATIENCE]
+            at = self.moment(impatient or clients)
+            seconds = chance.choice((45.0, 45.0, 120.0, 400.0))
+            drawn.append(Fault(at, "hung forward", chance.randrange(1000), seconds))
+        return tuple(sorted(drawn))
+
+    def moment(self, clients: Sequence[ClientPlan]) -> float:
+        """Draw a moment at which a client is likely to be at work."""
+        client = self.chance.choice(clients)
+        seconds = self.forward * sum(text.tokens for text in client.texts) + 0.5
+        return min(client.starts + 0.1 + self.chance.random() * seconds, QUIET_FROM)

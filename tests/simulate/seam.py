@@ -7,7 +7,8 @@ stand for the simulation's while it is installed. No other module of the process
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
+import concurrent.futures.thread
+import errno
 import inspect
 import os
 import queue
@@ -17,14 +18,19 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
-from types import FunctionType, ModuleType
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from types import FunctionType, ModuleType, SimpleNamespace
 from typing import Any, ClassVar
+from unittest.mock import patch
 
 import grpc
 import grpc.aio
 
+from grpc_comm import keys
+from grpc_comm.server import guard
 from grpc_comm.server.session_table import SessionTable
+from inference import decode, draft_thread
 from tests.simulate import loop, threads
 from tests.simulate.kernel import EPOCH, Kernel, Running
 from tests.simulate.network import Network
@@ -32,18 +38,21 @@ from tests.simulate.wire_client import Channel
 from tests.simulate.wire_server import Server, Tap
 
 PRODUCT = ("grpc_comm.", "inference.", "outrider.")
+LIBRARY = ("concurrent.futures.", "asyncio.base_events", "asyncio.runners")
+
+LOOK_SECONDS = 1.0
+LOOKS = (
+    (decode, "TICK_SECONDS"),
+    (draft_thread, "LOOK_SECONDS"),
+    (keys, "WATCH_SECONDS"),
+    (guard, "WATCH_SECONDS"),
+)
+"""Times between two looks at what seldom changes, which are longer here: most turns were looks."""
 
 
-class Shim(ModuleType):
+def shim(real: ModuleType, **others: Any) -> Any:
     """A module with other things under some names."""
-
-    def __init__(self, real: ModuleType, **others: Any) -> None:
-        super().__init__(real.__name__)
-        self.__dict__.update(others)
-        self._real = real
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.__dict__["_real"], name)
+    return SimpleNamespace(**{**vars(real), **others})
 
 
 def _replacements(kernel: Kernel, network: Network, tap: Tap) -> dict[int, Any]:
@@ -81,12 +90,10 @@ def _replacements(kernel: Kernel, network: Network, tap: Tap) -> dict[int, Any]:
         name: getattr(threads, name) for name in ("Thread", "Lock", "RLock", "Condition", "Event")
     }
     clocks = {"monotonic": now, "perf_counter": now, "time": wall, "sleep": kernel.sleep}
-    pools = {"Future": threads.Future, "ThreadPoolExecutor": threads.ThreadPoolExecutor}
-    modules: dict[Any, dict[str, Any]] = {
+    modules: dict[ModuleType, dict[str, Any]] = {
         threading: {**thing, "current_thread": threads.current_thread},
         time: clocks,
         queue: {"SimpleQueue": threads.SimpleQueue},
-        concurrent.futures: pools,
         asyncio: {"run": loop.run},
         socket: {"getaddrinfo": resolve, "create_connection": connect},
     }
@@ -95,10 +102,28 @@ def _replacements(kernel: Kernel, network: Network, tap: Tap) -> dict[int, Any]:
         for module, others in modules.items()
         for name, other in others.items()
     }
-    found |= {id(module): Shim(module, **others) for module, others in modules.items()}
+    found |= {id(module): shim(module, **others) for module, others in modules.items()}
     found[id(SessionTable)] = table
-    found[id(grpc)] = Shim(grpc, insecure_channel=channel, aio=Shim(grpc.aio, server=server))
+    found[id(concurrent.futures.thread._global_shutdown_lock)] = threads.Lock()
+    found[id(concurrent.futures.thread._threads_queues)] = {}
+    found[id(grpc)] = shim(grpc, insecure_channel=channel, aio=shim(grpc.aio, server=server))
     return found
+
+
+def _disk(kernel: Kernel) -> Any:
+    """Path.open(), on a disk that may fail, or have no room."""
+    real = Path.open
+
+    def opens(path: Path, mode: str = "r", *args: Any, **options: Any) -> Any:
+        process = kernel.current and kernel.current.process
+        if process and kernel.now < process.fails_until:
+            raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+        if process and kernel.now < process.full_until and "w" in mode:
+            real(path, mode).close()  # which ends it at 0 bytes
+            path = Path("/dev/full")
+        return real(path, mode, *args, **options)
+
+    return opens
 
 
 class _Places:
@@ -113,7 +138,9 @@ class _Places:
         if cls.loaded == len(sys.modules):
             return
         cls.loaded, cls.names, cls.defaults = len(sys.modules), [], []
-        modules = [m for name, m in sorted(sys.modules.items()) if name.startswith(PRODUCT)]
+        modules = [
+            m for name, m in sorted(sys.modules.items()) if name.startswith(PRODUCT + LIBRARY)
+        ]
         for module in modules:
             for name, value in list(vars(module).items()):
                 if id(value) in replaced:
@@ -150,7 +177,11 @@ def installed(kernel: Kernel, network: Network, seed: int, tap: Tap) -> Iterator
                 }
         random.seed(f"{seed} product")
         os.urandom = random._urandom = chance.randbytes  # type: ignore[attr-defined]
-        yield
+        with ExitStack() as stack:
+            stack.enter_context(patch.object(Path, "open", _disk(kernel)))
+            for holder, name in LOOKS:
+                stack.enter_context(patch.object(holder, name, LOOK_SECONDS))
+            yield
     finally:
         kernel.end()
         os.urandom = random._urandom = urandom  # type: ignore[attr-defined]

@@ -15,7 +15,6 @@ from grpc_comm.observability.server_events import Event, SessionEnded, SessionOp
 from grpc_comm.observability.statistics import Statistics
 from grpc_comm.security import SecurityOptions
 from grpc_comm.server.server import BackgroundServer, Target
-from grpc_comm.translate import Description
 from grpc_comm.transport import Address
 from inference.backends import Chosen, Segment
 from inference.drafters.draft import Draft
@@ -28,11 +27,16 @@ from inference.sampling import SamplingParams
 from tests.simulate.kernel import Kernel, Process, kernel
 from tests.simulate.network import Network
 from tests.simulate.plan import MOST_SESSIONS, TENANTS, Plan
-from tests.simulate.scripted_drafts import TimedDraft, knowledge, skilled
+from tests.simulate.scripted_drafts import TimedDraft, knowledge
 from tests.support.exact import VOCABULARY, Exact
+from tests.support.scripted_models import skilled
+from tests.support.wire_fixtures import describe
 
 LONGEST, MOST_NODES = 512, 16
 PORT = 7000
+
+DRAFTED = 2
+"""Sessions that the draft beside a target serves at once. It may remember them a while."""
 
 
 class Sleeping:
@@ -165,7 +169,7 @@ class TargetProcess:
     def _drafter(self, clock: Sleeping) -> ColocatedDrafter:
         plan, call = self._plan, self._plan.forward * self._plan.call / 4
         says = skilled(SamplingParams(), plan.kinds, right=70)
-        draft = Draft(TimedDraft(says, self._kernel, call, rows=2))
+        draft = Draft(TimedDraft(says, self._kernel, call, rows=DRAFTED))
         known = partial(knowledge, call, plan.forward)
         return ColocatedDrafter(draft, known, room=64, copies=plan.sharing, clock=clock)
 
@@ -184,23 +188,6 @@ class TargetProcess:
 
         if self.runs and server is not None:
             self._kernel.spawn(process, "signal", end)
-
-
-def describe(engine: Engine) -> Description:
-    return Description(
-        server_version="0",
-        model="exact",
-        model_fingerprint="m0",
-        tokenizer_fingerprint="t0",
-        vocabulary=engine.vocabulary,
-        sequence_length=engine.sequence_length,
-        max_tree_nodes=engine.max_tree_nodes,
-        rows=engine.model.rows,
-        dtype="int32",
-        device="simulated",
-        stop_ids=frozenset({7}),
-        rules=True,
-    )
 
 
 def token_of(tenant: str) -> str:

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from tests.simulate.plan import draw
-from tests.simulate.plants import PLANTS
+from tests.simulate.plants import PLANTS, planted
 from tests.simulate.shrink import shrink
 from tests.simulate.world import run
 from tests.support.repository import ROOT
@@ -54,9 +54,9 @@ def test_a_story_is_the_same_in_every_process() -> None:
 
 
 @pytest.mark.extended
-@pytest.mark.parametrize("planted", PLANTS)
-def test_a_planted_fault_is_found(planted: str) -> None:
-    with PLANTS[planted]():
+@pytest.mark.parametrize("fault", PLANTS)
+def test_a_planted_fault_is_found(fault: str) -> None:
+    with planted(fault):
         assert any(run(draw(seed)).failures for seed in range(300))
 
 

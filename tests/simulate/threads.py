@@ -1,11 +1,14 @@
-"""What stands in for Python's threads, locks, queues and futures while a simulation runs."""
+"""What stands in for Python's threads, locks and queues while a simulation runs."""
 
 from __future__ import annotations
 
-import concurrent.futures
+import inspect
+import queue
+import threading
 from collections import deque
 from collections.abc import Callable
-from queue import Empty
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 from tests.simulate.kernel import Fiber, kernel
@@ -16,9 +19,6 @@ class Waiters:
 
     def __init__(self) -> None:
         self._fibers: deque[Fiber] = deque()
-
-    def __len__(self) -> int:
-        return len(self._fibers)
 
     def wait(self, seconds: float | None) -> bool:
         """Wait for wake(); false after so many seconds."""
@@ -66,15 +66,14 @@ class Lock:
 
 
 class RLock(Lock):
-    """A lock that its owner may take again."""
+    """A lock that its owner may take again. A Condition releases it however often it was taken."""
 
     def __init__(self) -> None:
         super().__init__()
         self._depth = 0
 
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
-        mine = self._owner is not None and self._owner is kernel().current
-        if not (mine or super().acquire(blocking, timeout)):
+        if not (self._is_owned() or super().acquire(blocking, timeout)):
             return False
         self._depth += 1
         return True
@@ -84,121 +83,57 @@ class RLock(Lock):
         if not self._depth:
             super().release()
 
-    def release_all(self) -> int:
-        """Release it however often it was taken; returns how often that was."""
+    def _is_owned(self) -> bool:
+        return self._owner is not None and self._owner is kernel().current
+
+    def _release_save(self) -> int:
         depth, self._depth = self._depth, 0
         super().release()
         return depth
 
-    def take_again(self, depth: int) -> None:
+    def _acquire_restore(self, depth: int) -> None:
         super().acquire()
         self._depth = depth
 
 
-class Condition:
-    """A condition with a lock of its own."""
-
-    def __init__(self, lock: Any = None) -> None:
-        self._lock = RLock() if lock is None else lock
-        self._waiters = Waiters()
-        self.acquire, self.release = self._lock.acquire, self._lock.release
-
-    def wait(self, timeout: float | None = None) -> bool:
-        depth = self._lock.release_all()
-        try:
-            return self._waiters.wait(timeout)
-        finally:
-            if not kernel().over:
-                self._lock.take_again(depth)
-
-    def wait_for(self, predicate: Callable[[], Any], timeout: float | None = None) -> Any:
-        until = None if timeout is None else kernel().now + timeout
-        while not (result := predicate()):
-            left = None if until is None else until - kernel().now
-            if left is not None and left <= 0:
-                break
-            self.wait(left)
-        return result
-
-    def notify(self, n: int = 1) -> None:
-        self._waiters.wake(n)
-
-    def notify_all(self) -> None:
-        self._waiters.wake()
-
-    def __enter__(self) -> bool:
-        return bool(self._lock.acquire())
-
-    def __exit__(self, *_: object) -> None:
-        self._lock.release()
+def _over_these_locks() -> Any:
+    """Python's own classes that stand on locks, made of their source with the ones above."""
+    ours = {"_allocate_lock": Lock, "Lock": Lock, "RLock": RLock, "_time": lambda: kernel().now}
+    made = {**vars(queue), **vars(threading), **ours}
+    for one in (threading.Condition, threading.Semaphore, threading.Event):
+        exec(inspect.getsource(one), made)
+    made["threading"] = SimpleNamespace(**made)
+    exec(inspect.getsource(queue._PySimpleQueue), made)  # type: ignore[attr-defined]
+    return SimpleNamespace(**made)
 
 
-class Event:
-    def __init__(self) -> None:
-        self._set, self._waiters = False, Waiters()
-
-    def is_set(self) -> bool:
-        return self._set
-
-    def set(self) -> None:
-        self._set = True
-        self._waiters.wake()
-        kernel().give_way()
-
-    def clear(self) -> None:
-        self._set = False
-
-    def wait(self, timeout: float | None = None) -> bool:
-        if not self._set:
-            self._waiters.wait(timeout)
-        return self._set
+_library = _over_these_locks()
+Condition, Event, SimpleQueue = _library.Condition, _library.Event, _library._PySimpleQueue
 
 
-class SimpleQueue:
-    def __class_getitem__(cls, item: Any) -> Any:
-        return cls
+class Numbered:
+    """Something whose place in a set is the same in each run."""
 
-    def __init__(self) -> None:
-        self._items: deque[Any] = deque()
-        self._waiters = Waiters()
+    _number = 0
 
-    def put(self, item: Any, block: bool = True, timeout: float | None = None) -> None:
-        self._items.append(item)
-        self._waiters.wake(1)
-        kernel().give_way()
-
-    def get(self, block: bool = True, timeout: float | None = None) -> Any:
-        until = None if timeout is None else kernel().now + timeout
-        while not self._items:
-            left = None if until is None else until - kernel().now
-            if not block or (left is not None and left <= 0):
-                raise Empty
-            self._waiters.wait(left)
-        return self._items.popleft()
-
-    def qsize(self) -> int:
-        return len(self._items)
-
-    def empty(self) -> bool:
-        return not self._items
+    def __hash__(self) -> int:
+        self._number = self._number or next(kernel().numbers)
+        return self._number
 
 
-class Thread:
+class Thread(Numbered):
     """A thread of the process that makes it."""
 
     def __init__(
         self,
-        group: None = None,
-        target: Callable[..., Any] | None = None,
-        name: str | None = None,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
         *,
+        target: Callable[..., Any],
+        name: str = "thread",
+        args: tuple[Any, ...] = (),
         daemon: bool | None = None,
     ) -> None:
-        self.name, self.daemon, self.ident = name or "thread", daemon, None
-        self._work = lambda: target and target(*args, **(kwargs or {}))
-        self._ended = Event()
+        self.name, self.daemon, self.ident = name, daemon, None
+        self._work, self._ended = partial(target, *args), Event()
 
     def start(self) -> None:
         world = kernel()
@@ -223,64 +158,3 @@ class Thread:
 def current_thread() -> Any:
     fiber = kernel().current
     return fiber.thread if fiber is not None else None
-
-
-class Future(concurrent.futures.Future):  # type: ignore[type-arg]
-    """A future that threads of the simulation wait for."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._condition = Condition()  # type: ignore[assignment]
-
-
-class ThreadPoolExecutor:
-    """Threads that are started when there is work, and end with shutdown()."""
-
-    def __init__(self, max_workers: int | None = None, thread_name_prefix: str = "") -> None:
-        self._most, self._name = max_workers or 8, thread_name_prefix or "pool"
-        self._threads: list[Thread] = []
-        self._idle, self._closed = 0, False
-        self._work = SimpleQueue()
-
-    def submit(self, call: Callable[..., Any], /, *args: Any, **options: Any) -> Future:
-        if self._closed:
-            raise RuntimeError("cannot schedule new futures after shutdown")
-        future = Future()
-        self._work.put((future, lambda: call(*args, **options)))
-        if self._idle < self._work.qsize() and len(self._threads) < self._most:
-            self._threads.append(Thread(target=self._serve, name=self._name))
-            self._threads[-1].start()
-        return future
-
-    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        self._closed = True
-        while cancel_futures and not self._work.empty():
-            future, _ = self._work.get()
-            future.cancel()
-        for _ in self._threads:
-            self._work.put(None)
-        for thread in self._threads if wait else ():
-            thread.join()
-
-    def _serve(self) -> None:
-        while True:
-            self._idle += 1
-            given = self._work.get()
-            self._idle -= 1
-            if given is None:
-                return
-            future, call = given
-            if not future.set_running_or_notify_cancel():
-                continue
-            try:
-                result = call()
-            except Exception as error:  # whoever waits raises it
-                future.set_exception(error)
-            else:
-                future.set_result(result)
-
-    def __enter__(self) -> ThreadPoolExecutor:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.shutdown()

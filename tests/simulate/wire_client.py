@@ -31,20 +31,13 @@ class Failed(grpc.RpcError):
 
     def __init__(self, code: grpc.StatusCode, words: str, trailing: Metadata = ()) -> None:
         super().__init__(f"{code.name}: {words}")
-        self._code, self._words, self._trailing = code, words, trailing
-
-    def code(self) -> grpc.StatusCode:
-        return self._code
-
-    def details(self) -> str:
-        return self._words
-
-    def trailing_metadata(self) -> Metadata:
-        return self._trailing
+        self.code, self.details = lambda: code, lambda: words
+        self.trailing_metadata = lambda: trailing
 
 
 class Call:
-    """A call: its way to the target, what came back, and how it ended.
+    """A call, as gRPC shows it to its caller: its way to the target, what came back, and how it
+    ended.
 
     peer: the target's half of it, once it is there
     unread: bytes that the target has not read yet
@@ -52,14 +45,23 @@ class Call:
 
     peer: Any = None
 
-    def __init__(self, channel: Channel, method: str, metadata: Metadata) -> None:
-        self.channel, self.method, self.metadata = channel, method, metadata
+    def __init__(self, channel: Channel, method: str, metadata: Metadata | None) -> None:
+        self.channel, self.method, self.metadata = channel, method, tuple(metadata or ())
         self.pipe: Pipe | None = None
         self.inbox: deque[bytes] = deque()
         self.end: Failed | None = None
-        self.unread = 0
+        self.unread = self._taken = 0  # bytes; taken and not told of yet
         self._came, self._room = Waiters(), Waiters()
         self._waiting: list[tuple[int, Callable[[], None]]] = []  # said before there was a pipe
+
+    def code(self) -> grpc.StatusCode | None:
+        return None if self.end is None else self.end.code()
+
+    def details(self) -> str:
+        return "" if self.end is None else self.end.details()
+
+    def trailing_metadata(self) -> Metadata:
+        return () if self.end is None else self.end.trailing_metadata()
 
     def say(self, size: int, deliver: Callable[[], None]) -> None:
         """Send to the target, once there is a connection."""
@@ -78,7 +80,7 @@ class Call:
     def begin(self, pipe: Pipe) -> None:
         """The connection is there."""
         self.pipe = pipe
-        pipe.send(0, 100, lambda: pipe.ends[1].accept(pipe, self))  # type: ignore[attr-defined]
+        pipe.send(0, 100, lambda: pipe.ends[1].accept(pipe, self))
         waiting, self._waiting = self._waiting, []
         for size, deliver in waiting:
             pipe.send(0, size, deliver)
@@ -129,8 +131,10 @@ class Call:
                 return None
             self._came.wait(None)
         data = self.inbox.popleft()
-        if self.peer is not None and self.pipe is not None:
-            self.pipe.send(0, 13, lambda: self.peer.was_read(len(data)))
+        self._taken += len(data)
+        if self._taken > WINDOW // 2 and self.peer is not None and self.pipe is not None:
+            size, self._taken = self._taken, 0
+            self.pipe.send(0, 13, lambda: self.peer.was_read(size))
         return data
 
     def await_end(self) -> Failed:
@@ -174,21 +178,20 @@ class Channel:
         def begin(
             requests: Iterator[Any], timeout: float | None = None, metadata: Metadata | None = None
         ) -> Stream:
-            call = self.begin(method, metadata, wait=False)
+            call = Stream(self, method, metadata, request_serializer, response_deserializer)
+            self.begin(call, wait=False)
             call.limit(timeout)
-            return Stream(call, requests, request_serializer, response_deserializer)
+            return call.send(requests)
 
         return begin
 
-    def begin(self, method: str, metadata: Metadata | None, *, wait: bool) -> Call:
+    def begin(self, call: Call, *, wait: bool) -> None:
         """Begin a call. wait: for a connection, however often there is none"""
         if self._closed:
             raise ValueError("Cannot invoke RPC on closed channel!")
-        call = Call(self, method, tuple(metadata or ()))
         self.calls[call] = None
         if self._pipe is not None:
-            call.begin(self._pipe)
-            return call
+            return call.begin(self._pipe)
         self._pending[call] = wait
         if not self._connecting and kernel().now >= self._ready_at:
             self._connect()
@@ -197,7 +200,6 @@ class Channel:
                 kernel().at(self._ready_at, self._connect)
             else:
                 kernel().after(0.0, lambda: self._refuse(call))
-        return call
 
     def close(self) -> None:
         self._closed = True
@@ -224,7 +226,7 @@ class Channel:
     def _connect(self) -> None:
         if not self._connecting and self._pipe is None and not self._closed:
             self._connecting = True
-            self._network.connect(self, self._address, self._connected)  # type: ignore[arg-type]
+            self._network.connect(self, self._address, self._connected)
 
     def _connected(self, pipe: Pipe | None, words: str) -> None:
         self._connecting = False
@@ -252,52 +254,53 @@ class Channel:
             call.finish(Failed(grpc.StatusCode.UNAVAILABLE, words))
 
 
-class Handle:
-    """A call, as gRPC shows it to its caller."""
-
-    def __init__(self, call: Call, parse: Any) -> None:
-        self._call, self._parse = call, parse or bytes
-
-    def cancel(self) -> bool:
-        return self._call.cancel()
-
-    def code(self) -> grpc.StatusCode | None:
-        return None if self._call.end is None else self._call.end.code()
-
-    def details(self) -> str:
-        return "" if self._call.end is None else self._call.end.details()
-
-    def trailing_metadata(self) -> Metadata:
-        return () if self._call.end is None else self._call.end.trailing_metadata()
-
-
-class Stream(Handle):
+class Stream(Call):
     """A call with a stream of messages each way."""
 
-    def __init__(self, call: Call, requests: Iterator[Any], write: Any, parse: Any) -> None:
-        super().__init__(call, parse)
-        self._requests, self._write = requests, write or bytes
-        Thread(target=self._consume, name="grpc sender", daemon=True).start()
+    def __init__(
+        self, channel: Channel, method: str, metadata: Metadata | None, write: Any, parse: Any
+    ) -> None:
+        super().__init__(channel, method, metadata)
+        self._write, self._parse = write or bytes, parse or bytes
+
+    def send(self, requests: Iterator[Any]) -> Stream:
+        """Send these from now on."""
+        Thread(target=self._consume, args=(requests,), name="grpc sender", daemon=True).start()
+        return self
 
     def __iter__(self) -> Stream:
         return self
 
     def __next__(self) -> Any:
-        data = self._call.take()
+        data = self.take()
         if data is not None:
             return self._parse(data)
-        assert self._call.end is not None
-        if self._call.end.code() is grpc.StatusCode.OK:
+        if self.code() is grpc.StatusCode.OK:
             raise StopIteration
-        raise self._call.end
+        raise self.await_end()
 
-    def _consume(self) -> None:
-        for message in self._requests:
-            self._call.await_room()
-            if self._call.end is not None:
+    def _consume(self, requests: Iterator[Any]) -> None:
+        for message in requests:
+            self.await_room()
+            if self.end is not None:
                 return
-            self._call.message(self._write(message))
-        self._call.no_more()
+            self.message(self._write(message))
+        self.no_more()
+
+
+class Pending(Call):
+    """A call with one message each way. Its answer may not be there yet."""
+
+    parse: Any = bytes
+
+    def done(self) -> bool:
+        return self.end is not None
+
+    def result(self) -> Any:
+        data, end = self.take(), self.await_end()
+        if end.code() is not grpc.StatusCode.OK:
+            raise end
+        return self.parse(data)
 
 
 class Unary:
@@ -316,22 +319,10 @@ class Unary:
         metadata: Metadata | None = None,
         wait_for_ready: bool | None = None,
     ) -> Pending:
-        call = self._channel.begin(self._method, metadata, wait=bool(wait_for_ready))
+        call = Pending(self._channel, self._method, metadata)
+        call.parse = self._parse
+        self._channel.begin(call, wait=bool(wait_for_ready))
         call.limit(timeout)
         call.message(self._write(request))
         call.no_more()
-        return Pending(call, self._parse)
-
-
-class Pending(Handle):
-    """The answer to such a call, which may not be there yet."""
-
-    def done(self) -> bool:
-        return self._call.end is not None
-
-    def result(self) -> Any:
-        data = self._call.take()
-        end = self._call.await_end()
-        if end.code() is not grpc.StatusCode.OK:
-            raise end
-        return self._parse(data)
+        return call

@@ -9,7 +9,8 @@ import asyncio
 import inspect
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, NamedTuple
+from types import SimpleNamespace
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -25,21 +26,19 @@ Tap = Callable[["Served", str, bytes], None]
 """Hears each message of a call where the target stands: "up" when it is read, "down" when sent."""
 
 
-class Details(NamedTuple):
-    method: str
-    invocation_metadata: Metadata
-
-
 class Served:
-    """A call, as the target sees it.
+    """A call, as the target sees it: its messages, and a servicer's context.
 
+    parse, serialize: make messages of bytes, and bytes of messages
     gone: the client left, or the connection broke
     """
 
     def __init__(self, server: Server, pipe: Pipe, call: Call) -> None:
         self.server, self.pipe, self.call = server, pipe, call
-        self.gone, self.unread = False, 0
+        self.gone, self.unread, self._taken = False, 0, 0
         self.ended = False  # a status was sent
+        self.parse: Callable[[bytes], Any] = bytes
+        self.serialize: Callable[[Any], bytes] = bytes
         self.task: asyncio.Task[None] | None = None
         self._inbox: deque[bytes] = deque()
         self._no_more = False
@@ -78,19 +77,34 @@ class Served:
 
     # For the handler.
 
-    async def take(self) -> bytes | None:
-        """Wait for the next message; None when there are no more."""
+    def __aiter__(self) -> Served:
+        return self
+
+    async def __anext__(self) -> Any:
         while not self._inbox:
             if self._no_more:
-                return None
+                raise StopAsyncIteration
             self._changed.clear()
             await self._changed.wait()
         data = self._inbox.popleft()
-        self.pipe.send(1, 13, lambda: self.call.was_read(len(data)))
+        self._taken += len(data)
+        if self._taken > WINDOW // 2:
+            size, self._taken = self._taken, 0
+            self.pipe.send(1, 13, lambda: self.call.was_read(size))
         self.server.tap(self, "up", data)
-        return data
+        return self.parse(data)
 
-    async def write(self, data: bytes) -> None:
+    def invocation_metadata(self) -> Metadata:
+        return self.call.metadata
+
+    async def abort(
+        self, code: grpc.StatusCode, details: str = "", trailing_metadata: Metadata = ()
+    ) -> None:
+        self.status(code, details, tuple(trailing_metadata))
+        raise grpc.aio.AbortError("Locally aborted.")
+
+    async def write(self, message: Any) -> None:
+        data = self.serialize(message)
         if self.gone or self.ended:
             raise grpc.aio.UsageError("RPC already finished.")
         self.unread += len(data)
@@ -109,41 +123,6 @@ class Served:
         self.server.streams.pop(self, None)
         end = Failed(code, words, trailing)
         self.pipe.send(1, 40 + len(words), lambda: self.call.finish(end))
-
-
-class Requests:
-    """The messages of a call, parsed when they are taken."""
-
-    def __init__(self, served: Served, parse: Callable[[bytes], Any] | None) -> None:
-        self._served, self._parse = served, parse or bytes
-
-    def __aiter__(self) -> Requests:
-        return self
-
-    async def __anext__(self) -> Any:
-        data = await self._served.take()
-        if data is None:
-            raise StopAsyncIteration
-        return self._parse(data)
-
-
-class Context:
-    """A servicer's context."""
-
-    def __init__(self, served: Served, write: Callable[[Any], bytes] | None) -> None:
-        self._served, self._write = served, write or bytes
-
-    def invocation_metadata(self) -> Metadata:
-        return self._served.call.metadata
-
-    async def write(self, message: Any) -> None:
-        await self._served.write(self._write(message))
-
-    async def abort(
-        self, code: grpc.StatusCode, details: str = "", trailing_metadata: Metadata = ()
-    ) -> None:
-        self._served.status(code, details, tuple(trailing_metadata))
-        raise grpc.aio.AbortError("Locally aborted.")
 
 
 class Server:
@@ -232,25 +211,26 @@ class Server:
             served.status(grpc.StatusCode.UNKNOWN, f"Unexpected {type(error)}: {error}")
 
     async def _answer(self, served: Served) -> None:
-        details = Details(served.call.method, served.call.metadata)
+        method, metadata = served.call.method, served.call.metadata
+        details = SimpleNamespace(method=method, invocation_metadata=metadata)
         handler = await self._find(0, details)
         if handler is None:
             return served.status(grpc.StatusCode.UNIMPLEMENTED, "Method not found!")
-        context = Context(served, handler.response_serializer)
-        requests = Requests(served, handler.request_deserializer)
+        served.parse = handler.request_deserializer or bytes
+        served.serialize = handler.response_serializer or bytes
         if not handler.request_streaming:
-            request = await anext(requests, None)
+            request = await anext(served, None)
             if request is not None:
-                await context.write(await handler.unary_unary(request, context))
+                await served.write(await handler.unary_unary(request, served))
             return
-        answers = handler.stream_stream(requests, context)
+        answers = handler.stream_stream(served, served)
         if not inspect.isasyncgen(answers):
             await answers
             return
         async for answer in answers:
-            await context.write(answer)
+            await served.write(answer)
 
-    async def _find(self, at: int, details: Details) -> Any:
+    async def _find(self, at: int, details: SimpleNamespace) -> Any:
         """The handler of a method, through the interceptors from one on."""
         if at == len(self._interceptors):
             found = (handlers.service(details) for handlers in self._handlers)

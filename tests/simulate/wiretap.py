@@ -19,7 +19,7 @@ from tests.simulate.wire_server import Served
 SESSION = "/outrider.v1.Target/Session"
 MOST_LENGTH = 1 << 31
 
-KEYS_SECONDS, REVOKED_SECONDS = 60.0, 2.0
+KEYS_SECONDS, REVOKED_SECONDS = 60.0, 3.0
 """After which a new keys file is in force, whatever happens, and where nothing delays it."""
 
 LATE = frozenset({"freeze target", "clock jump", "spoil keys"})
@@ -44,10 +44,10 @@ class Spoken:
 
 
 class Wiretap:
-    """wrong: what must not be, a line each"""
+    """Adds what must not be to the kernel's crashes."""
 
     def __init__(self, kernel: Kernel, plan: Plan) -> None:
-        self.wrong: list[str] = []
+        self._wrong = kernel.crashes
         self._kernel, self._plan = kernel, plan
         self._streams: dict[Served, Spoken] = {}
         self._limits, self._revoked = [(0.0, plan.limit)], dict[str, float]()
@@ -113,24 +113,26 @@ class Wiretap:
             len(one.prompt) for one in client.texts if prompt[: len(one.prompt)] == one.prompt
         ]
         if not client.hostile and opening.made not in {len(prompt) - first for first in firsts}:
-            self.wrong.append(f"{opening.made} of {len(prompt)} tokens are said to be made")
+            self._wrong.append(f"{opening.made} of {len(prompt)} tokens are said to be made")
 
     def _check_opened(self, served: Served, spoken: Spoken, message: pb.ServerMessage) -> None:
         if message.opened.session_id != spoken.session_id:
-            self.wrong.append("a client is told of another session than its own")
+            self._wrong.append("a client is told of another session than its own")
         if spoken.is_theft:
-            self.wrong.append("a session is resumed without its key")
+            self._wrong.append("a session is resumed without its key")
+        held = served.server.process.holds["session records"]
+        if len(held) > 2 * (self._plan.rows + self._plan.waiting):
+            self._wrong.append(f"a target holds {len(held)} sessions")
         if not spoken.tenant:
             return
-        held = served.server.process.holds["session records"]
         count = sum(one.tenant == spoken.tenant for one in held._records.values())
         before = [limit for at, limit in self._limits if at <= self._kernel.now - KEYS_SECONDS]
         limits = [*before[-1:], *(limit for _, limit in self._limits[len(before) :])]
         if count > max(limits):
-            self.wrong.append(f"{spoken.tenant} has {count} sessions, and may have {limits}")
+            self._wrong.append(f"{spoken.tenant} has {count} sessions, and may have {limits}")
         if not self._plan.sharing and message.opened.reused_tokens > (most := self._own(served)):
             words = f"{message.opened.reused_tokens} keys, and had {most} of this text"
-            self.wrong.append(f"{spoken.tenant} reuses {words}")
+            self._wrong.append(f"{spoken.tenant} reuses {words}")
 
     def _own(self, served: Served) -> int:
         """The most keys of this stream's text that its tenant may know to be there."""
@@ -149,15 +151,16 @@ class Wiretap:
         spoken.tokens[message.tokens.position : length] = ids
         computes = self._kernel.now - served.server.process.computes_since
         if not ids and end == pb.Tokens.NOT and computes > MOST_STEP_SECONDS + 1:
-            self.wrong.append(f"a sign of life after {computes:.0f} s of one forward")
+            self._wrong.append(f"a sign of life after {computes:.0f} s of one forward")
         if end == pb.Tokens.DRAINED and (length >= spoken.end or spoken.stop_ids & {*ids[-1:]}):
-            self.wrong.append("a text that ended is said to go on elsewhere")
-        revoked = self._kernel.now - self._revoked.get(spoken.tenant, math.inf)
+            self._wrong.append("a text that ended is said to go on elsewhere")
+        reads = served.server.process.fails_until
+        revoked = self._kernel.now - max(self._revoked.get(spoken.tenant, math.inf), reads)
         late = not LATE & {fault.kind for fault in self._plan.faults}
         if ids and revoked > REVOKED_SECONDS and late:
-            self.wrong.append(f"tokens for {spoken.tenant}, revoked {revoked:.1f} s ago")
+            self._wrong.append(f"tokens for {spoken.tenant}, revoked {revoked:.1f} s ago")
         if message.tokens.ids and length > spoken.acknowledged + spoken.credit:
-            self.wrong.append(
+            self._wrong.append(
                 f"{length} tokens are sent, of which {spoken.acknowledged} are acknowledged, and "
                 f"the credit is {spoken.credit}"
             )

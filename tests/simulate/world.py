@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import gc
-import logging
+import logging.handlers
 import tempfile
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from tests.simulate import checks
-from tests.simulate.client_process import Client, Text, write_token
+from tests.simulate.client_process import Client, Text
 from tests.simulate.faults import Weather
 from tests.simulate.kernel import Kernel, Process, Stuck
-from tests.simulate.network import Law, Network
+from tests.simulate.network import Network
 from tests.simulate.plan import TENANTS, Plan
 from tests.simulate.seam import installed
-from tests.simulate.target_process import TargetProcess, write_keys
+from tests.simulate.target_process import TargetProcess, token_of, write_file, write_keys
 from tests.simulate.wiretap import Wiretap
 
 DEADLINE = 3_000.0
@@ -26,6 +26,9 @@ POLITE_SECONDS = 4.0
 
 SETTLE_SECONDS = 90.0
 """For threads to end when all clients have."""
+
+MOST_LINES = 1_000_000
+"""Of a log."""
 
 
 @dataclass
@@ -40,17 +43,6 @@ class Result:
     happened: list[tuple[float, str]] = field(default_factory=list)
 
 
-class Log(logging.Handler):
-    """What the product logged."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.records: list[logging.LogRecord] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.records.append(record)
-
-
 class World:
     """Targets, clients and weather on one kernel."""
 
@@ -61,7 +53,7 @@ class World:
         self.keys = folder / "keys.json"
         write_keys(self.keys, sessions=plan.limit)
         for tenant in TENANTS:
-            write_token(folder, tenant)
+            write_file(folder / tenant, token_of(tenant))
         self.targets = [
             TargetProcess(plan, kernel, network, at, self.keys) for at in range(plan.replicas)
         ]
@@ -82,7 +74,6 @@ class World:
         try:
             end = kernel.now + DEADLINE
             kernel.run(lambda: self.weather.over and all(one.over for one in self.clients), end)
-            result.seconds = kernel.now
             self._settle(result)
         except Stuck as stuck:
             hanging = [str(text) for text in result.texts if not text.outcome]
@@ -94,7 +85,9 @@ class World:
         if not (self.plan.faults or self.plan.is_hostile):  # clients said that they go
             self._wait(POLITE_SECONDS)
             result.failures += checks.leaks(self.targets)
-        self._wait(self.plan.lease * 1.25 + 35.0)
+        end = kernel.now + self.plan.lease * 1.25 + 35.0
+        while kernel.now < end and [*checks.leaks(self.targets)]:
+            self._wait(2.0)
         result.failures += checks.leaks(self.targets)
         for target in self.targets:
             target.stop(1.0)
@@ -119,8 +112,9 @@ def run(plan: Plan) -> Result:
 def _run(plan: Plan) -> Result:
     gc.disable()
     kernel = Kernel(plan.seed, yields=plan.yields)
-    network = Network(kernel, plan.seed, Law(plan.way, plan.jitter))
-    tap, log, result = Wiretap(kernel, plan), Log(), Result(plan)
+    network = Network(kernel, plan.way, plan.jitter)
+    tap, result = Wiretap(kernel, plan), Result(plan)
+    log = logging.handlers.BufferingHandler(MOST_LINES)
     root = logging.getLogger()
     level, disabled = root.level, root.manager.disable
     logging.disable(logging.NOTSET)
@@ -132,9 +126,10 @@ def _run(plan: Plan) -> Result:
         ):
             world = World(plan, kernel, network, Path(folder), tap)
             world.live(result)
-            result.failures += kernel.crashes + tap.wrong
+            result.failures += kernel.crashes
             result.failures += checks.texts(world.clients, plan)
-            result.failures += checks.logs(log.records, plan)
+            result.failures += checks.logs(log.buffer, plan)
+            result.failures += checks.files(Path(folder))
             result.happened, result.lines = world.weather.happened, kernel.lines
             result.seconds = kernel.now - 1_000.0
     finally:

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from inference.backends import Chosen, Ranked, Segment
+from inference.sampling import SamplingParams
 from tests.support import exact
 from tests.support.exact import GREEDY, next_token
 from tests.support.scripted_grammar import allowed_at, nearest
@@ -54,16 +55,26 @@ def useless(prefix: Prefix) -> tuple[list[int], list[float]]:
     return _after(target_token(prefix)), [-1.5 - 0.3 * rank for rank in range(8)]
 
 
-def disagreeing(prefix: Prefix) -> tuple[list[int], list[float]]:
-    """Right in 7 of 10 cases, second in 1.5, elsewhere wrong; less sure where it is wrong."""
-    token, chance = target_token(prefix), dice(prefix, 11) % 100
-    others = _after(token)
-    scores = [-0.5 if chance < 70 else -1.0, *[-2.0 - 0.5 * rank for rank in range(7)]]
-    if chance < 70:
-        return [token, *others[:7]], scores
-    if chance < 85:
-        return [others[0], token, *others[1:7]], scores
-    return others, scores
+def skilled(params: SamplingParams, kinds: int, *, right: int) -> Says:
+    """A draft that names the target's token first in so many of 100 cases, second in half of the
+    others, and is less sure where it is wrong.
+    """
+
+    def says(prefix: tuple[int, ...]) -> tuple[list[int], list[float]]:
+        token = next_token(np.array(prefix, dtype=np.int64), params, kinds)
+        others = [(token + step) % max(kinds, 9) for step in range(1, 9)]
+        chance = dice(prefix, 11) % 100
+        scores = [-0.5 if chance < right else -1.0, *[-2.0 - 0.5 * rank for rank in range(7)]]
+        if chance < right:
+            return [token, *others[:7]], scores
+        if chance < (100 + right) // 2 and right:
+            return [others[0], token, *others[1:7]], scores
+        return others, scores
+
+    return says
+
+
+disagreeing = skilled(GREEDY, VOCABULARY, right=70)
 
 
 def with_masks(says: Says, at_masks: Says) -> Says:
