@@ -1,19 +1,31 @@
-"""Sets of prompts: our own small one, published ones by name, and files of JSON lines."""
+"""Sets of prompts: our own small one, published ones by name, and files of JSON lines.
+
+A row's keys say which format it has: that of an Item, or that of a published set.
+"""
 
 from __future__ import annotations
 
 import json
 import random
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain, zip_longest
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
+
+from pydantic import TypeAdapter, ValidationError
 
 from inference.errors import InvalidRequest
+from outrider.bench.rows import Row, file_rows, find
 
 SMALL = Path(__file__).parent / "small"
 """Files of the set that ships, one a kind."""
+
+ANSWER = "# the code of the answer"
+"""Line of a test program that the answer's code takes the place of."""
+
+_SPEC_BENCH = {"translation", "summarization", "qa", "math_reasoning", "rag"}
+"""Categories of Spec-Bench. Its others are those of MT-bench."""
 
 
 class Item(NamedTuple):
@@ -25,7 +37,7 @@ class Item(NamedTuple):
     turns: messages of the user, one after the other
     schema: JSON schema that the answer keeps to
     answer: right answer, which a score compares with
-    tests: program that follows the answer's code, and fails where that is wrong
+    tests: program that scores code; the answer's code stands in for its line ANSWER
     """
 
     set: str
@@ -41,46 +53,133 @@ class Item(NamedTuple):
 def read_sets(names: Sequence[str], samples: int | None, seed: int) -> list[Item]:
     """Return texts of these sets, the kinds in turn. Raises InvalidRequest for an unknown set.
 
+    names: small, NAME or NAME@COMMIT of a published set
     samples: texts of each kind of a set, drawn by the seed; None for all
     """
     draw = random.Random(seed)  # noqa: S311 (which texts are read is no secret)
     return _in_turn(
-        draw.sample(kind, min(samples or len(kind), len(kind)))
-        for name in names
-        for kind in _by_kind(_read_set(name))
+        draw.sample(kind, len(kind) if samples is None else min(samples, len(kind)))
+        for name in dict.fromkeys(names)
+        for kind in _by_kind(_small() if name == "small" else _items(name, find(name).rows()))
     )
 
 
 def read_file(path: Path, samples: int | None) -> list[Item]:
     """Return the first texts of each kind of a file of JSON lines, the kinds in turn."""
-    return _in_turn(kind[:samples] for kind in _by_kind(_own(path.name, path.stem, _lines(path))))
+    return _in_turn(kind[:samples] for kind in _by_kind(_items(path.name, file_rows(path))))
 
 
-def _read_set(name: str) -> Iterator[Item]:
-    if name != "small":
-        raise InvalidRequest(f"no set is named {name}: small is")
-    return chain.from_iterable(
-        _own("small", path.stem, _lines(path)) for path in sorted(SMALL.glob("*.jsonl"))
+def _small() -> Iterator[Item]:
+    files = sorted(SMALL.glob("*.jsonl"))
+    rows = ({"kind": path.stem, **row} for path in files for row in file_rows(path))
+    return _items("small", rows)
+
+
+def _items(source: str, rows: Iterable[Row]) -> Iterator[Item]:
+    """Read rows in any known format. Raises InvalidRequest for others, and for a name twice."""
+    names = Counter[str]()
+    for number, row in enumerate(rows, start=1):
+        try:
+            read = next(read for keys, read in _FORMATS if keys <= row.keys())
+            item = _CHECKED.validate_python(read(row))
+        except StopIteration:
+            raise InvalidRequest(
+                f"{source}, text {number} has the keys {', '.join(sorted(row))}: needed are name "
+                "and turns, or those of a format in docs/bench.md"
+            ) from None
+        except (ValidationError, LookupError, TypeError) as error:
+            said = " ".join(f"{type(error).__name__}: {error}".split())
+            raise InvalidRequest(f"{source}, text {number}: {said[:200]}") from error
+        names[name := item.name or str(number)] += 1
+        if names[name] > 1:
+            raise InvalidRequest(f"{source} has two texts of the name {name}")
+        yield item._replace(set=source, name=name)
+
+
+def _own(row: Row) -> Item:
+    schema, tests = row.get("schema"), row.get("tests")
+    return Item(
+        "",
+        row.get("kind", "text"),
+        row["name"],
+        row["turns"],
+        row.get("system"),
+        schema if schema is None else json.dumps(schema),
+        row.get("answer"),
+        tests if tests is None else f"{ANSWER}\n{tests}",
     )
 
 
-def _lines(path: Path) -> Iterator[Mapping[str, Any]]:
-    yield from map(json.loads, path.read_text(encoding="utf-8").splitlines())
+def _human_eval(row: Row) -> Item:
+    """The prompt stands above the answer, too: an answer may be the rest of it, or a whole one."""
+    tests = f"{row['prompt']}\n{ANSWER}\n{row['test']}\ncheck({row['entry_point']})\n"
+    return Item("", "code", row["task_id"], (row["prompt"],), tests=tests)
 
 
-def _own(source: str, kind: str, rows: Iterable[Mapping[str, Any]]) -> Iterator[Item]:
-    """Texts of rows with an Item's own fields."""
-    for row in rows:
-        yield Item(
-            source,
-            row.get("kind", kind),
-            row["name"],
-            tuple(row["turns"]),
-            row.get("system"),
-            json.dumps(row["schema"]) if "schema" in row else None,
-            row.get("answer"),
-            row.get("tests"),
-        )
+def _mbpp(row: Row) -> Item:
+    tests = "\n".join(row["test_list"])
+    asked = f"{row['text']} Your code should pass these tests:\n\n{tests}"
+    program = f"{ANSWER}\n{row['test_setup_code']}\n{tests}\n"
+    return Item("", "code", str(row["task_id"]), (asked,), tests=program)
+
+
+def _question(row: Row) -> Item:
+    """Read a question of MT-bench or Spec-Bench: MT-bench is of the kind chat in both."""
+    category = row["category"]
+    kind = category if category in _SPEC_BENCH else "chat"
+    answer = _behind_hashes(row["reference"][0]) if kind == "math_reasoning" else None
+    return Item("", kind, f"{category}/{row['question_id']}", row["turns"], answer=answer)
+
+
+def _gsm8k(row: Row) -> Item:
+    return Item("", "maths", "", (row["question"],), answer=_behind_hashes(row["answer"]))
+
+
+def _case(row: Row) -> Item:
+    return Item("", "maths", row["id"], (row["prompt"],), answer=row["expected"])
+
+
+def _behind_hashes(text: str) -> str:
+    return text.rpartition("####")[2].strip()
+
+
+def _math(row: Row) -> Item:
+    asked = f"{row['problem']}\n\nPut the final answer within \\boxed{{}}."
+    return Item("", "maths", row["unique_id"], (asked,), answer=row["answer"])
+
+
+def _article(row: Row) -> Item:
+    return Item("", "summaries", row["id"], (f"Summarize: {row['article']}",))
+
+
+def _instruction(row: Row) -> Item:
+    return Item("", "chat", "", ("\n\n".join(filter(None, (row["instruction"], row["input"]))),))
+
+
+def _choices(row: Row) -> Item:
+    """Read a question of GPQA, whose choices are put in the order of their texts."""
+    choices = sorted([row["Correct Answer"], *(row[f"Incorrect Answer {n}"] for n in (1, 2, 3))])
+    listed = "\n".join(
+        f"{letter}) {choice}" for letter, choice in zip("ABCD", choices, strict=True)
+    )
+    return Item("", "science", "", (f"{row['Question']}\n\n{listed}",))
+
+
+_FORMATS: Sequence[tuple[set[str], Callable[[Row], Item]]] = (
+    ({"task_id", "prompt", "test", "entry_point"}, _human_eval),
+    ({"task_id", "text", "test_list", "test_setup_code"}, _mbpp),
+    ({"question_id", "category", "turns"}, _question),
+    ({"name", "turns"}, _own),
+    ({"question", "answer"}, _gsm8k),
+    ({"id", "prompt", "expected"}, _case),
+    ({"problem", "answer", "unique_id"}, _math),
+    ({"article", "highlights", "id"}, _article),
+    ({"instruction", "input", "output"}, _instruction),
+    ({"Question", "Correct Answer", "Incorrect Answer 1"}, _choices),
+)
+"""Keys of a format, and what reads a row that has them."""
+
+_CHECKED = TypeAdapter(Item)
 
 
 def _by_kind(items: Iterable[Item]) -> list[list[Item]]:
@@ -92,4 +191,4 @@ def _by_kind(items: Iterable[Item]) -> list[list[Item]]:
 
 def _in_turn(kinds: Iterable[Sequence[Item]]) -> list[Item]:
     """One text of each kind, then the next of each."""
-    return [item for turn in zip_longest(*kinds) for item in turn if item is not None]
+    return [item for item in chain.from_iterable(zip_longest(*kinds)) if item is not None]
