@@ -12,6 +12,7 @@ PACKAGES = {
     "aws": "boto3",
     "compile": "scipy",
     "plots": "matplotlib",
+    "bench": "datasets",
     "ray": "ray",
     "xml": "defusedxml",
 }
