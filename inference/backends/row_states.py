@@ -36,12 +36,13 @@ class TensorStates:
 
     def read(self, row: int, slots: IntArray) -> NDArray[np.uint8]:  # [n, width]
         places = self._places(slots)
-        states: NDArray[np.uint8] = torch.cat([held[row, places] for held in self._held], -1)
-        return states.cpu().numpy()
+        parts = [held[row, places] for held in self._held]
+        states: NDArray[np.uint8] = torch.cat(parts, -1).cpu().numpy()
+        return states
 
     def write(self, row: int, slots: IntArray, states: NDArray[np.uint8]) -> None:
         places, given = self._places(slots), torch.from_numpy(states).to(self._device)
-        for held, part in zip(self._held, given.split(self._widths, -1), strict=True):
+        for held, part in zip(self._held, torch.split(given, self._widths, -1), strict=True):
             held[row, places] = part
 
     def _places(self, slots: IntArray) -> Tensor:

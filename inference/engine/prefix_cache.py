@@ -74,7 +74,7 @@ class RowPool:
         free = [row for row in self._rows if not row.held]
         if not free:
             return None
-        wanted = np.asarray(tokens[:-1], dtype=np.int64)
+        wanted = np.asarray(tokens[:-1], dtype=np.int32)
         shared = {
             row.index: common_prefix(row.tokens, wanted)
             for row in self._rows
