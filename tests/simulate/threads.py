@@ -58,6 +58,9 @@ class Lock:
         self._owner = None
         self._waiters.wake(1)
 
+    def _is_owned(self) -> bool:
+        return self._owner is kernel().current
+
     def __enter__(self) -> bool:
         return self.acquire()
 
@@ -82,9 +85,6 @@ class RLock(Lock):
         self._depth -= 1
         if not self._depth:
             super().release()
-
-    def _is_owned(self) -> bool:
-        return self._owner is not None and self._owner is kernel().current
 
     def _release_save(self) -> int:
         depth, self._depth = self._depth, 0
