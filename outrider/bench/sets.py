@@ -16,7 +16,7 @@ from typing import NamedTuple
 from pydantic import TypeAdapter, ValidationError
 
 from inference.errors import InvalidRequest
-from outrider.bench.rows import Row, find, json_lines
+from outrider.bench.set_rows import Row, find, json_lines
 
 SMALL = Path(__file__).parent / "small"
 """Files of the set that ships, one a kind."""

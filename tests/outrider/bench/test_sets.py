@@ -13,7 +13,7 @@ import pytest
 from inference.errors import InvalidRequest
 from inference.grammar import is_whole
 from inference.sampling import Grammar, GrammarKind
-from outrider.bench.rows import find
+from outrider.bench.set_rows import find
 from outrider.bench.sets import ANSWER, Item, read_file, read_sets
 
 KINDS = ("agent", "chat", "code", "edits", "json", "maths", "summaries")

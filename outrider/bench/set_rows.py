@@ -58,7 +58,7 @@ class Published(NamedTuple):
             return json_lines(self.name, answer.read(_MOST_BYTES))
 
     def _dataset(self) -> Iterable[Row]:
-        require("bench", f"the set {self.name}")
+        require("bench", f"the set {self.name}", "datasets")
         from datasets import load_dataset
 
         found: Iterable[Row] = load_dataset(
