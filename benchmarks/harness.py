@@ -5,14 +5,11 @@ from __future__ import annotations
 import json
 import os
 import platform
-import shutil
-import subprocess
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, TypeAlias, TypeVar
 
-import numpy as np
 import torch
 from annotated_types import Len
 from pydantic import Field
@@ -23,8 +20,7 @@ from inference.flags.group import Shown
 from inference.flags.values import Words
 from inference.model.checkpoint import load_decoder
 from inference.model.decoder import Decoder
-
-_DRAWS, _SEED = 2000, 20261
+from outrider.models.machine import processor
 
 Folder: TypeAlias = Annotated[Path, Shown("DIR")]
 FileName: TypeAlias = Annotated[Path, Shown("FILE")]
@@ -82,32 +78,10 @@ def table_lines(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str
     return [lines[0], "|" + "---|" * len(heads), *lines[1:]]
 
 
-def geometric_interval(values: Sequence[float]) -> tuple[float, float]:
-    """The interval that holds the geometric mean with a confidence of 0.95, by the percentile
-    bootstrap with a fixed seed.
-    """
-    logs = np.log(np.asarray(values, dtype=np.float64))
-    draws = np.random.default_rng(_SEED).choice(logs, (_DRAWS, len(logs)))
-    low, high = np.exp(np.percentile(draws.mean(1), [2.5, 97.5]))
-    return float(low), float(high)
-
-
-def commit() -> str:
-    """The commit of this checkout, marked where files were changed; unknown outside of one."""
-    git = shutil.which("git")
-    if git is None:
-        return "unknown"
-    asked = [git, "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"]
-    said = subprocess.run(asked, capture_output=True, text=True, check=False)
-    return said.stdout.strip() or "unknown"
-
-
 def machine() -> dict[str, str | int | None]:
     """The machine that numbers were made on."""
-    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
-    models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return {
-        "cpu": models[0] if models else platform.processor(),
+        "cpu": processor(),
         "cpus": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "python": platform.python_version(),

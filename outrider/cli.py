@@ -31,6 +31,7 @@ PROGRAMS = {
     "demo": "outrider.terminal.demo:main",
     "compile": "outrider.aws_verbs:compile_target",
     "compare": "outrider.compare.__main__:main",
+    "bench": "outrider.bench.command:main",
     "recommend": "outrider.recommend.command:main",
     "prove": "outrider.prove.command:main",
     "runs": "outrider.runs.command:main",

@@ -29,11 +29,11 @@ hypothesis.settings.register_profile("a busy machine", deadline=None)
 hypothesis.settings.load_profile("a busy machine")
 
 SLOW = {
-    "campaign", "capacity", "cli", "compare", "compiled", "corrupted_files", "cuda", "embedded",
-    "exported_graphs", "far", "floods", "fused_compiled", "fused_graph", "fused_neuron", "fuzz",
-    "hostile", "legacy_neuron", "listening", "lossless", "neuron", "neuron_build", "neuron_load",
-    "plan", "regret", "resume", "rules_lossless", "server", "shared_cache", "store", "substitute",
-    "timed", "wire", "workload",
+    "bench", "campaign", "capacity", "cli", "compare", "compiled", "corrupted_files", "cuda",
+    "embedded", "exported_graphs", "far", "floods", "fused_compiled", "fused_graph", "fused_neuron",
+    "fuzz", "hostile", "legacy_neuron", "listening", "lossless", "neuron", "neuron_build",
+    "neuron_load", "plan", "regret", "resume", "rules_lossless", "server", "shared_cache", "store",
+    "substitute", "timed", "wire", "workload",
 }  # fmt: skip
 """Files, by the name behind test_, that take longer than make check allows."""
 

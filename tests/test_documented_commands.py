@@ -16,6 +16,7 @@ from deploy import __main__ as deploying
 from grpc_comm.client.named_targets import NamedTarget
 from inference.flags.command_line import parse_flags
 from outrider.aws_verbs import DEPLOY_VERBS
+from outrider.bench import command as benching
 from outrider.compare import compare_options as comparing
 from outrider.compare.testbed import read_positions
 from outrider.money.goal import read_billing
@@ -31,6 +32,7 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 HELP = [
     "compile/compile_options.py",
     *sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "deploy/commands").glob("*.py")),
+    "outrider/bench/command.py",
     "outrider/compare/compare_options.py",
     "outrider/options/parsing.py",
     "outrider/prove/command.py",
@@ -50,6 +52,7 @@ def compiled(arguments: list[str]) -> object:
 
 COMMANDS: dict[str, Callable[[list[str]], object]] = {
     "compile": compiled,
+    "bench": benching.parse,
     "compare": comparing.parse,
     "deploy": lambda words: deploying.parse(words, DEPLOY_VERBS),
     "runs": lambda words: parse_flags(RunsOptions, "outrider runs", words),

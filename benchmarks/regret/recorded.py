@@ -36,7 +36,6 @@ from benchmarks.harness import (
     Folder,
     JsonFile,
     PairNames,
-    geometric_interval,
     run,
     table_lines,
     write_json,
@@ -67,6 +66,7 @@ from inference.flags.values import Counts, Words
 from inference.order import Decode
 from inference.sampling import SamplingParams
 from inference.text import Tokenizer
+from outrider.compare.intervals import geometric_interval
 from outrider.draft_methods.model import find
 from outrider.models.capacity import Capacity
 from outrider.models.loading import PREFILL_NODES, FoundModel

@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from benchmarks.harness import commit
 from benchmarks.rivals.arm import Arm, Made, make
 from inference.errors import InvalidRequest
+from outrider.compare.report import commit
 
 WARM_UP_TOKENS = 12
 """Tokens of the first prompt's text, made by every arm before anything is counted."""

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from statistics import geometric_mean
 from typing import Any
 
-from benchmarks.harness import geometric_interval, table_lines
+from benchmarks.harness import table_lines
 from benchmarks.rivals.arm import Made
 from benchmarks.rivals.play import Answers
+from outrider.compare.intervals import geometric_interval
 from outrider.compare.rows import first_difference
 
 ALL = "all"

@@ -94,7 +94,7 @@ class CommandOptions(Group, title="general"):
     """Base of a command's options. Its docstring is the first line of the command's help."""
 
     BARE: ClassVar[str] = ""
-    """The flag whose value may directly follow the command; empty for none."""
+    """The flags whose values may directly follow the command, in this order; empty for none."""
 
     debug: bool = False
     """show tracebacks"""
@@ -110,7 +110,7 @@ def parse_flags(
     examples: ends the help
     """
     bare = str(getattr(model, "BARE", ""))
-    usage = f"{command}{f' [{bare.upper()}]' if bare else ''} [FLAG VALUE ...]"
+    usage = f"{command}{''.join(f' [{name}]' for name in bare.upper().split())} [FLAG VALUE ...]"
     parser = Parser(command, usage, getdoc(model) or "", examples)
     parser.add_flags(flags_of(model).values())
     parser.add_argument("-h", "--help", action="help", help="print this, and end")
@@ -121,9 +121,12 @@ def parse_flags(
         parser.error(str(error))
 
 
-def with_bare(flag: str, words: list[str]) -> list[str]:
-    """The words, the first of which may be the value of this flag."""
-    return [f"--{flag}", *words] if flag and words and not words[0].startswith("-") else words
+def with_bare(flags: str, words: list[str]) -> list[str]:
+    """The words, the first of which may be the values of these flags."""
+    flag, _, others = flags.partition(" ")
+    if not flag or not words or words[0].startswith("-"):
+        return words
+    return [f"--{flag}", words[0], *with_bare(others, words[1:])]
 
 
 class Parser(argparse.ArgumentParser):
@@ -165,11 +168,8 @@ class Parser(argparse.ArgumentParser):
             word = unknown[0].partition("=")[0]
             if word.startswith("-"):
                 role = (roles or {}).get(vars(given).get("role", ""))
-                flags = (
-                    [f"--{name}" for name in flags_of(role)]
-                    if role
-                    else re.findall(r"--\w+", self.format_help())
-                )
+                every = re.findall(r"--\w+", self.format_help())
+                flags = [f"--{name}" for name in flags_of(role)] if role else every
                 raise InvalidRequest(f"there is no flag {word}{nearest(word, flags)}")
             raise InvalidRequest(f"what is {word}? Every value follows a flag")
         return ValueSource("--{}", vars(given))

@@ -1,4 +1,4 @@
-"""Statistics: percentiles, medians with their bootstrap interval, and the Pareto set. Pure and
+"""Statistics: percentiles, medians, means, bootstrap intervals, and the Pareto set. Pure and
 repeatable.
 """
 
@@ -62,6 +62,14 @@ def bootstrap_median(values: Sequence[float]) -> Interval:
     drawn = np.random.default_rng(_SEED).choice(measured, (_DRAWS, len(measured)))
     low, high = np.quantile(np.median(drawn, axis=1), [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
     return Interval(float(np.median(measured)), float(low), float(high))
+
+
+def geometric_interval(values: Sequence[float]) -> tuple[float, float]:
+    """The interval that holds the geometric mean, by the percentile bootstrap with a fixed seed."""
+    logs = np.log(np.asarray(values, dtype=np.float64))
+    draws = np.random.default_rng(_SEED).choice(logs, (_DRAWS, len(logs)))
+    low, high = np.exp(np.quantile(draws.mean(1), [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2]))
+    return float(low), float(high)
 
 
 def median_figure(figures: Sequence[Figure]) -> FigureInterval:

@@ -73,7 +73,7 @@ def _speeds(picture: Picture, comparison: Comparison) -> bool:
             [trips.index(row.rtt_ms) + shift for row in rows],
             [speed.median for speed in speeds],
             0.9 * width,
-            yerr=np.transpose([_reach(*speed)[:, 0] for speed in speeds]),
+            yerr=np.transpose([reach(*speed)[:, 0] for speed in speeds]),
             capsize=3,
             label=lane,
             color=_colour(rows[0].arm),
@@ -115,8 +115,8 @@ def _panel(
         panel.errorbar(
             [middle],
             [speed.median],
-            _reach(*speed),
-            _reach(middle, low or middle, high or middle),
+            reach(*speed),
+            reach(middle, low or middle, high or middle),
             fmt="o",
             color=colour,
             markerfacecolor=colour if row.pareto else "white",
@@ -133,7 +133,7 @@ def _panel(
         panel.legend(fontsize=8)
 
 
-def _reach(middle: float, low: float, high: float) -> Any:
+def reach(middle: float, low: float, high: float) -> Any:
     """Lengths of an error bar below and above the middle."""
     return np.array([[middle - low], [high - middle]])
 

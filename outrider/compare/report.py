@@ -7,6 +7,8 @@ from __future__ import annotations
 import json
 import os
 import platform
+import shutil
+import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -23,6 +25,7 @@ from outrider.compare.intervals import Interval
 from outrider.compare.measure import Comparison
 from outrider.compare.plots import draw
 from outrider.compare.rows import ResultRow
+from outrider.models.machine import instructions, processor
 from outrider.terminal.tables import aligned, write_csv
 
 UNKNOWN = "unavailable"
@@ -83,9 +86,12 @@ def environment() -> dict[str, Any]:
         "python": platform.python_version(),
         "system": platform.platform(),
         "machine": platform.machine(),
+        "processor": processor(),
+        "instructions": instructions(),
         "cpus": os.cpu_count(),
         "load": list(os.getloadavg()) if hasattr(os, "getloadavg") else None,
         "omp_num_threads": os.environ.get("OMP_NUM_THREADS"),
+        "commit": commit(),
     }
     for name in _LIBRARIES:
         try:
@@ -93,6 +99,16 @@ def environment() -> dict[str, Any]:
         except PackageNotFoundError:
             found[name] = None
     return found
+
+
+def commit() -> str:
+    """The commit of this checkout, marked where files were changed; unknown outside of one."""
+    git = shutil.which("git")
+    if git is None:
+        return "unknown"
+    asked = [git, "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"]
+    said = subprocess.run(asked, capture_output=True, text=True, check=False)  # noqa: S603
+    return said.stdout.strip() or "unknown"
 
 
 def told(comparison: Comparison) -> str:
@@ -115,7 +131,7 @@ def columns(comparison: Comparison) -> tuple[list[str], list[list[str]]]:
         if any(read(row).value is not None for row in rows)
     }
     heads = ["RTT", "arm", "tokens/s", "x target-only", "TPOT", "length", "same", *prices]
-    return heads, [[*_cells(row), *(_short(read(row)) for read in prices.values())] for row in rows]
+    return heads, [[*_cells(row), *(short(read(row)) for read in prices.values())] for row in rows]
 
 
 def _cells(row: ResultRow) -> Iterator[str]:
@@ -147,7 +163,7 @@ def _interval(value: Interval) -> str:
     return f"{value.median:.2f} [{value.low:.2f}, {value.high:.2f}]"
 
 
-def _short(known: Figure) -> str:
+def short(known: Figure) -> str:
     """A figure, marked where it is an estimate or a lower bound; never 0 for what is not known."""
     if known.value is None:
         return "-"

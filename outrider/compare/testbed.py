@@ -26,9 +26,10 @@ from outrider.link.emulated_link import LinkShape, shaped_link
 from outrider.models.profiles import user_profiles
 from outrider.money.goal import Goal, read_billing, read_goal
 from outrider.options.groups import GoalOptions, MeasureOptions
+from outrider.options.network import ConnectionOptions
 from outrider.options.roles import FusedTargetRole
 from outrider.target.colocated_draft import with_draft
-from outrider.target.spawn import StartedTarget, started
+from outrider.target.spawn import StartedTarget, flag_words, started
 from outrider.target.target import load_served
 from outrider.terminal.generate import session_length
 from outrider.text.completion import Request
@@ -66,12 +67,21 @@ class Testbed:
         """A bench for arms, over a link of this quality."""
         jitter, mbit = self.options.jitter, self.options.bandwidth
         shape = LinkShape(delay_ms=round_trip_ms / 2, jitter_ms=jitter, mbit=mbit)
-        with ExitStack() as stack:
-            address = self.common.connection.target_host
-            if shape != LinkShape():
-                address = stack.enter_context(shaped_link(address, shape)).address
-            reached = self.common.connection.but(target_host=address)
-            yield self.bench_of(stack.enter_context(connect_target(reached, self.found.tokenizer)))
+        with (
+            over_link(self.common.connection, shape) as reached,
+            connect_target(reached, self.found.tokenizer) as target,
+        ):
+            yield self.bench_of(target)
+
+
+@contextmanager
+def over_link(connection: ConnectionOptions, shape: LinkShape) -> Iterator[ConnectionOptions]:
+    """Yield this connection over an emulated link of this shape."""
+    if shape == LinkShape():
+        yield connection
+        return
+    with shaped_link(connection.addresses, shape) as link:
+        yield connection.but(target_host=link.address)
 
 
 @contextmanager
@@ -137,10 +147,8 @@ def read_positions(options: CompareOptions, billing: Billing) -> list[Goal]:
 def _start(options: CompareOptions, profile: str | None) -> AbstractContextManager[StartedTarget]:
     """Start a target, with a draft beside it where fused is compared."""
     flags = ["--device", options.target_device or options.pair.device, "--batch", "1"]
-    flags += [] if profile else ["--measure_first"]
     given = {name: getattr(options.pair, name) for name in OF_TARGET} | {"emulate": profile}
-    for name, value in given.items():
-        flags += [] if value is None else [f"--{name}", str(value)]
+    flags += flag_words(given | {"measure_first": profile is None})
     return started("fused_target" if FUSED in options.chosen else "target", flags)
 
 

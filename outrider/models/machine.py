@@ -38,8 +38,19 @@ def processor() -> str:
 
 def has_bfloat16() -> bool:
     """Whether Linux tells that the processor has instructions for products in bfloat16."""
+    return bool({"avx512_bf16", "amx_bf16", "bf16"} & {*instructions()})
+
+
+def instructions() -> list[str]:
+    """The processor's instructions that matrix products use, where Linux tells them."""
     flags = {*_processor_field("flags").split(), *_processor_field("Features").split()}
-    return bool(flags & {"avx512_bf16", "amx_bf16", "bf16"})
+    return [name for name in _OF_MATRICES if name in flags]
+
+
+_OF_MATRICES = (
+    "avx2", "fma", "avx_vnni", "avx512f", "avx512_vnni", "avx512_bf16", "avx512_fp16", "amx_tile",
+    "amx_int8", "amx_bf16", "asimd", "asimddp", "i8mm", "bf16", "sve", "sve2",
+)  # fmt: skip
 
 
 @cache

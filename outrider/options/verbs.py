@@ -60,6 +60,7 @@ OTHER_VERBS = {
     "demo": "a target and a draft here as two processes, and what drafting saves",
     "compile": "build a target for a device: CPU, trn1, inf2, trn2, trn3",
     "compare": "measure architectures side by side",
+    "bench": "measure ways of drafting on sets of prompts, and compare two such runs",
     "recommend": "measure which draft suits this machine and a target",
     "prove": "equality, times and the promise on this machine's device, in one report",
     "runs": "make the runs and sweeps of a file, and keep what came of each",

@@ -8,11 +8,9 @@ the artefact which that builds is served. That part is not yet run on hardware.
 from __future__ import annotations
 
 import math
-import os
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -39,7 +37,7 @@ from outrider.options.network import ConnectionOptions
 from outrider.options.roles import SharedClientRole
 from outrider.prove.command import OF_CLIENT, OF_TARGET, ProveOptions
 from outrider.prove.proof import TEMPERATURES, Proof, TextPair
-from outrider.target.spawn import role_environment, started
+from outrider.target.spawn import first_start, flag_words, role_environment, started
 from outrider.terminal.live_text import silent
 from outrider.text.completion import Completion, Request
 from outrider.text.prompts import read_prompts
@@ -56,8 +54,8 @@ def prove(options: ProveOptions, out: Path) -> Proof:
         checks = _check_device(options, out / "artefact")
         options = options.but(artifact=str(out / "artefact"), model=None, target_model=None)
     take_short_turns()
-    flags = [*_words(options.given_of(OF_TARGET)), "--batch", "1"]
-    with TemporaryDirectory(prefix="outrider-") as cache, _first_start(cache):
+    flags = [*flag_words(options.given_of(OF_TARGET)), "--batch", "1"]
+    with TemporaryDirectory(prefix="outrider-") as cache, first_start(Path(cache)):
         with started("target", flags) as target:
             reached = ConnectionOptions(target_host=target.address)
             role = SharedClientRole(connection=reached, **options.given_of(OF_CLIENT))
@@ -131,7 +129,7 @@ def _check_device(options: ProveOptions, out: Path) -> list[str]:
     """
     given = {"model": options.target_name, "target": instance_family()}
     given["dtype"] = options.compiled_dtype
-    words = [*_words(given), "--out", str(out)]
+    words = [*flag_words(given), "--out", str(out)]
     done = subprocess.run(  # noqa: S603
         [sys.executable, "-m", "compile.check", *words],
         check=False,
@@ -142,25 +140,6 @@ def _check_device(options: ProveOptions, out: Path) -> list[str]:
     if done.returncode:
         raise BadArtifact(f"the device does not compute what the host does: {done.stdout.strip()}")
     return done.stdout.splitlines()
-
-
-def _words(values: Mapping[str, object]) -> Sequence[str]:
-    """The values as a command line."""
-    given = {name: value for name, value in values.items() if value is not None}
-    return [word for name, value in given.items() for word in (f"--{name}", str(value))]
-
-
-@contextmanager
-def _first_start(cache: str) -> Iterator[None]:
-    """Lets this process and those that it starts find no kept times."""
-    before = os.environ.get("XDG_CACHE_HOME")
-    os.environ["XDG_CACHE_HOME"] = cache
-    try:
-        yield
-    finally:
-        del os.environ["XDG_CACHE_HOME"]
-        if before is not None:
-            os.environ["XDG_CACHE_HOME"] = before
 
 
 def kept_times(directory: Path) -> tuple[Subject, dict[Shape, float]]:

@@ -1,0 +1,191 @@
+"""A benchmark keeps each text as it is made, goes on after a kill, and compares runs by pairs."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from outrider.bench.figures import speed_ratio
+from outrider.bench.journal import NAME, TextKey, read_run
+from outrider.models.directories import find_tokenizer
+from outrider.target.spawn import role_environment, started
+from tests.support.commands import Ended, Run
+from tests.support.refusals import assert_refused
+
+PROMPTS = [
+    {"kind": "code", "name": "queue", "turns": ["class Queue:"], "answer": "self"},
+    {"kind": "chat", "name": "two turns", "turns": ["import os", "import sys"], "system": "# x"},
+    {"kind": "code", "name": "no room", "turns": ["def f(x):\n    return x\n" * 300]},
+]
+MADE = ("kind", "arm", "prompts", "texts", "tokens", "compared_texts", "equal_texts", "scored")
+
+
+@pytest.fixture(scope="module")
+def target() -> Iterator[str]:
+    with started("target", ["--batch", "1"]) as process:
+        yield process.address
+
+
+@pytest.fixture
+def words(target: str, tmp_path: Path) -> list[str]:
+    """The command of a small run, without its --out."""
+    (tmp_path / "own.jsonl").write_text("\n".join(map(json.dumps, PROMPTS)))
+    flags = ["--max_new_tokens", "12", "--repeat", "2", "--presets", "hybrid,suffix"]
+    return ["bench", "--target_host", target, "--file", str(tmp_path / "own.jsonl"), *flags]
+
+
+def summary(directory: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((directory / "summary.json").read_text())
+    return found
+
+
+def made(directory: Path) -> list[dict[str, Any]]:
+    """The parts of the figures that no clock changes."""
+    return [{name: row[name] for name in MADE} for row in summary(directory)["figures"]]
+
+
+def texts(directory: Path) -> dict[TextKey, list[int]]:
+    run = read_run(directory / NAME)
+    assert run is not None
+    return {key: text["token_ids"] for key, text in run.texts.items()}
+
+
+def test_a_killed_run_goes_on_to_the_summary_of_an_uninterrupted_one(
+    words: list[str], tmp_path: Path, run: Run
+) -> None:
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    assert run(*words, "--out", whole).code == 0
+    command = [sys.executable, "-m", "outrider", *words, "--out", str(killed)]
+    with subprocess.Popen(
+        command, stderr=subprocess.PIPE, text=True, env=role_environment()
+    ) as process:
+        assert process.stderr is not None
+        assert any(line.startswith("1 of ") for line in process.stderr)
+        process.kill()
+    kept = (killed / NAME).read_bytes()
+    kept = kept[: kept.rindex(b"\n") + 1]
+    assert kept.count(b'{"text"') >= 3  # the first prompt's, by every arm
+    (killed / NAME).write_bytes(kept + b'{"text": {"set": "ow')
+    assert run(*words, "--out", killed).code == 0
+    assert (killed / NAME).read_bytes().startswith(kept)
+    assert made(killed) == made(whole)
+    assert texts(killed) == texts(whole)
+    rows = made(whole)
+    assert [row["arm"] for row in rows if row["kind"] == "chat"] == [
+        "target-only",
+        "hybrid",
+        "suffix",
+    ]
+    assert all(row["equal_texts"] == row["compared_texts"] == row["texts"] > 0 for row in rows)
+    before = (whole / NAME).read_bytes()
+    assert run(*words, "--out", whole).code == 0
+    assert (whole / NAME).read_bytes() == before
+
+
+@pytest.fixture
+def measured(words: list[str], tmp_path: Path, run: Run) -> tuple[Path, Ended]:
+    return tmp_path / "bench", run(*words, "--repeat", "1", "--out", tmp_path / "bench")
+
+
+def test_a_second_turn_follows_the_arms_own_answer_and_a_long_prompt_is_left_out(
+    measured: tuple[Path, Ended],
+) -> None:
+    directory, ended = measured
+    found = read_run(directory / NAME)
+    assert found is not None
+    tokenizer = find_tokenizer(None, "draft")
+    second = [(key, text) for key, text in found.texts.items() if key.turn == 1]
+    assert len(second) == 3
+    for key, text in second:
+        said = ["# x", "import os", found.texts[key._replace(turn=0)]["text"], "import sys"]
+        roles = ["system", "user", "assistant", "user"]
+        chat = [{"role": role, "content": one} for role, one in zip(roles, said, strict=True)]
+        assert text["prompt_tokens"] == len(tokenizer.encode_chat(chat))
+    assert {key.name for key in found.texts} == {"queue", "two turns"}
+    assert "left out: code no room, turn 1: " in ended.err
+    assert "1 of 3 prompts were left out" in " ".join(ended.out.split())
+    assert "64 % of an answer repeats its prompt" in ended.out
+    assert "Too few for a claim: 1 code, 1 chat" in ended.out
+    assert {path.name for path in directory.iterdir()} >= {"summary.md", "summary.csv"}
+
+
+@pytest.mark.parametrize(
+    ("change", "shown"),
+    [
+        (["--max_new_tokens", "7"], ["other settings", "max_new_tokens 12, then 7"]),
+        (["--samples", "1"], ["other settings", "samples null, then 1"]),
+    ],
+)
+def test_a_run_with_other_settings_is_refused(
+    measured: tuple[Path, Ended], words: list[str], run: Run, change: list[str], shown: list[str]
+) -> None:
+    run(*words, "--repeat", "1", *change, "--out", measured[0]).assert_failed(*shown)
+
+
+def test_a_run_of_other_prompts_or_models_is_refused(
+    measured: tuple[Path, Ended], words: list[str], tmp_path: Path, run: Run
+) -> None:
+    again = [*words, "--repeat", "1", "--out", str(measured[0])]
+    lines = (measured[0] / NAME).read_text().splitlines()
+    begin = json.loads(lines[1])
+    begin["start"]["models"]["target"] = "another"
+    (measured[0] / NAME).write_text("\n".join([lines[0], json.dumps(begin), ""]))
+    run(*again).assert_failed("other models", 'target "another", then')
+    (tmp_path / "own.jsonl").write_text(json.dumps(PROMPTS[0]))
+    run(*again).assert_failed("other prompts", "own.jsonl/chat/two turns")
+
+
+def test_two_runs_are_compared_text_by_text_with_what_differs(
+    measured: tuple[Path, Ended], words: list[str], tmp_path: Path, run: Run
+) -> None:
+    other = tmp_path / "other"
+    flags = ["--presets", "adaptive,suffix", "--repeat", "1", "--out", other]
+    assert run(*words, *flags).code == 0
+    file = tmp_path / "pairs.json"
+    shown = run("bench", "compare", measured[0], other, "--json", file)
+    rows = json.loads(file.read_text())["rows"]
+    assert {row["arm"] for row in rows} == {"target-only", "suffix", "adaptive over hybrid"}
+    assert all(row["same"] == row["texts"] > 0 for row in rows)
+    assert 'differs: presets ["hybrid", "suffix"], then ["adaptive", "suffix"]' in shown.out
+    itself = run("bench", "compare", other, other)
+    assert itself.out.count("1.00 [1.00, 1.00]") == len(rows)
+    assert "differs" not in itself.out
+    run("bench", "compare", other, tmp_path).assert_failed("has no texts")
+
+
+def text(speed: float, turn: int, name: str, arm: str) -> tuple[TextKey, dict[str, Any]]:
+    return TextKey("own", "code", name, turn, 0, arm), {"tokens_per_second": speed}
+
+
+def test_turns_of_a_prompt_count_as_one_text_in_a_mean() -> None:
+    pairs = [
+        (text(8.0, 0, "a", "hybrid"), {"tokens_per_second": 1.0}),
+        (text(2.0, 1, "a", "hybrid"), {"tokens_per_second": 1.0}),
+        (text(1.0, 0, "b", "hybrid"), {"tokens_per_second": 1.0}),
+    ]
+    speed = speed_ratio(pairs)
+    assert speed is not None
+    assert speed.mean == pytest.approx(2.0)
+    assert speed.low == pytest.approx(1.0)
+    assert speed.high == pytest.approx(4.0)
+
+
+def test_a_file_of_another_form_is_refused_with_its_line(tmp_path: Path) -> None:
+    path = tmp_path / NAME
+    path.write_text('{"run": {"settings": {}, "prompts": {}}}\n{"text": {"set": 1}}\n')
+    assert_refused(lambda: read_run(path), [f"{NAME} line 2", "text.set is 1", "a text is needed"])
+
+
+@pytest.mark.extended
+def test_the_small_set_is_measured_on_the_embedded_pair(tmp_path: Path, run: Run) -> None:
+    flags = ["--set", "small", "--samples", "2", "--max_new_tokens", "32", "--fresh"]
+    assert run("bench", *flags, "--repeat", "2", "--out", tmp_path).code == 0
+    rows = list(made(tmp_path))
+    assert all(row["equal_texts"] == row["compared_texts"] for row in rows)
+    assert {row["kind"].rpartition(", ")[2] for row in rows} == {"start 1", "start 2"}
