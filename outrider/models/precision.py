@@ -43,7 +43,12 @@ LEAST_BYTES = 64_000_000
 MEMORY_SHARE = 0.5
 """Share of the machine's memory that widened weights may take."""
 
+ROUNDS = 3
+"""Products of each kind below which a machine is too busy for its times to say anything."""
+
 _MEASURED, _SECONDS = 32_000_000, 1.0  # weights, more than caches hold, and for how long
+MOST_SECONDS = 10.0
+"""Seconds of measuring at most, where ROUNDS take longer than usual."""
 
 
 class ComputeType(NamedTuple):
@@ -91,6 +96,9 @@ def find_compute_type(
     set_threads(options.threads, parameters)
     use = "draft" if drafts else "target"
     times = _kept_or_measured(model, use, possible)
+    if not times:
+        say(f"{name}: --dtype auto stays at {possible[0]}: this machine is too busy to compare")
+        return possible[0]
     picked = pick(times, COUNTED[use])
     say(f"{name}: {told(times, picked, COUNTED[use])}")
     return picked
@@ -137,8 +145,10 @@ def told(times: Times, picked: ComputeType, counted: Sequence[int]) -> str:
 
 
 def _kept_or_measured(model: Decoder, use: str, possible: Sequence[ComputeType]) -> Times:
-    """Times that an earlier start kept, else measured now and kept. Only the model's sizes count:
-    its weights may be anywhere. The candidates of a target and a draft differ, so each has its own.
+    """Times that an earlier start kept, else measured now and kept; none on a busy machine.
+
+    Only the model's sizes count: its weights may be anywhere. The candidates of a target and a
+    draft differ, so each has its own.
     """
     layer = next(iter(model.model.layers))
     sizes = [one.weight.shape for one in layer.modules() if isinstance(one, nn.Linear)]
@@ -166,6 +176,7 @@ def measured(
 ) -> dict[ComputeType, dict[int, float]]:
     """Measure a layer's products in each compute type, for about a second, on random weights.
     Layers are repeated, or their outputs cut, until the weights are as many as can be timed.
+    Returns nothing where even MOST_SECONDS are too short for ROUNDS.
 
     sizes: of a layer's matrices, [outputs, inputs]
     weights: of the matrices of a whole forward, whose seconds are returned
@@ -176,8 +187,11 @@ def measured(
     scale = weights / sum(map(math.prod, cut))
     products = {one: [_product(one, *size) for size in cut] for one in possible}
     best = {one: dict.fromkeys(NODES, math.inf) for one in possible}
-    begun = time.perf_counter()
-    while time.perf_counter() < begun + _SECONDS:
+    begun, rounds = time.perf_counter(), 0
+    while (took := time.perf_counter() - begun) < _SECONDS or rounds < ROUNDS:
+        if took >= MOST_SECONDS:
+            return {}
+        rounds += 1
         for one, layers in products.items():
             for nodes in NODES:
                 states = [_random(nodes, inputs).to(one.precision) for _, inputs in cut]

@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from inference.planner.profile_files import read_profile
+from outrider.models import precision
 from outrider.models.capacity import Capacity, Reduction
 from outrider.models.directories import EMBEDDED
 from outrider.models.loading import Checkpoint, find_checkpoint
@@ -130,6 +131,19 @@ def test_a_draft_may_be_rounded_to_int8_and_is_then_told_from_the_whole_one(
     assert isinstance(chosen, Checkpoint)
     assert chosen.reduction == Reduction("int8", 64)
     assert chosen.fingerprint() != large.fingerprint()
+
+
+def test_on_a_machine_too_busy_to_compare_nothing_is_picked_or_kept(
+    large: Checkpoint,
+    cache: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(precision, "MOST_SECONDS", 0.0)
+    chosen = large.settled(DeviceOptions(device="cpu", threads=1), drafts=False)
+    assert "--dtype auto stays at bfloat16: " in capsys.readouterr().err
+    assert chosen.fingerprint() == large.fingerprint()
+    assert not cache.exists()
 
 
 def test_what_was_asked_for_or_is_small_is_left_as_it_is(large: Checkpoint, cache: Path) -> None:
