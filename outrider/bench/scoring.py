@@ -22,6 +22,7 @@ LONGEST_WAIT = 120.0
 
 _NUMBER = re.compile(r"(?<![\w.])-?\d[\d,]*(?:\.\d+)?")
 _BLOCK = re.compile(r"```[^\n]*\n(.*?)(?:```|\Z)", re.DOTALL)
+_RATIONAL = re.compile(r"-?\d{1,99}(\.\d{1,99}|/0*[1-9]\d{0,99})?", re.ASCII)
 _FRACTION = re.compile(r"\\[dt]?frac\{([^{}]+)\}\{([^{}]+)\}")
 _WORDS = re.compile(r"\\text\{([^{}]*)\}")
 _PACKING = re.compile(r"\\left|\\right|\\[!,; $%]|[\s$%]|\^\\circ")
@@ -73,10 +74,8 @@ def _value(written: str) -> Fraction | str:
     bare = _WORDS.sub("", written)
     plain = _PACKING.sub("", bare if bare.strip() else _WORDS.sub(r"\1", written)).rstrip(".")
     plain = _FRACTION.sub(r"\1/\2", plain)
-    try:
-        return Fraction(re.sub(r",(?=\d{3}(?!\d))", "", plain))
-    except (ValueError, ZeroDivisionError):
-        return plain
+    number = re.sub(r",(?=\d{3}(?!\d))", "", plain)
+    return Fraction(number) if _RATIONAL.fullmatch(number) else plain
 
 
 def _keeps_to(schema: str, text: str) -> bool:
@@ -97,7 +96,7 @@ def _block(text: str) -> str:
 def _passes(tests: str, code: str) -> bool | None:
     """Run the tests on code. None where they neither end nor use up their processor time."""
     word = secrets.token_hex(16)
-    sandbox = [sys.executable, "-I", str(Path(__file__).with_name("sandbox.py"))]
+    sandbox = [sys.executable, "-I", "-X", "utf8", str(Path(__file__).with_name("sandbox.py"))]
     program = f"{word}\n{tests.replace(ANSWER, code, 1)}"
     with tempfile.TemporaryDirectory() as directory:
         try:

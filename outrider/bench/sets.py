@@ -67,20 +67,16 @@ def read_sets(names: Sequence[str], samples: int | None, seed: int) -> list[Item
 
 def read_file(path: Path, samples: int | None) -> list[Item]:
     """Return the first texts of each kind of a file of JSON lines, the kinds in turn."""
-    return _in_turn(
-        kind[:samples]
-        for kind in _by_kind(_items(path.name, json_lines(path.name, path.read_bytes())))
-    )
+    return _in_turn(kind[:samples] for kind in _by_kind(_items(path.name, _rows(path))))
+
+
+def _rows(path: Path) -> Iterator[Row]:
+    return json_lines(path.name, path.read_bytes())
 
 
 def _small() -> Iterator[Item]:
     files = sorted(SMALL.glob("*.jsonl"))
-    rows = (
-        {"kind": path.stem, **row}
-        for path in files
-        for row in json_lines(path.name, path.read_bytes())
-    )
-    return _items("small", rows)
+    return _items("small", ({"kind": path.stem, **row} for path in files for row in _rows(path)))
 
 
 def _items(source: str, rows: Iterable[Row]) -> Iterator[Item]:

@@ -33,6 +33,8 @@ bounded = pytest.mark.skipif(bool(bounds_missing()), reason=f"code may {bounds_m
         (r"(3, \frac{\pi}{2})", r"\boxed{\left(3,\frac{\pi}{2}\right)}", True),
         ("7", r"7, or \boxed{8}", False),
         ("6", r"\boxed{6 \text{ cm}}", True),
+        ("1", r"\boxed{1e999999999}", False),
+        ("1", r"\boxed{1/0}", False),
         (r"\text{Ada}", r"\boxed{\text{Bob}}", False),
     ],
 )
