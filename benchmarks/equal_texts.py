@@ -25,8 +25,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from benchmarks.harness import Flags, Folder, cpu_decoder, run
-from benchmarks.prompts import read_prompts
+from benchmarks.harness import FileName, Flags, Folder, cpu_decoder, run
 from benchmarks.regret.clock import VirtualClock
 from benchmarks.regret.stage import BYTE_TIME, PROFILES, serve
 from benchmarks.regret.texts import HELD_OUT, PROMPTS
@@ -48,6 +47,7 @@ from inference.proposer import Proposer
 from inference.sampling import SamplingParams
 from inference.text import Tokenizer
 from inference.times import DraftTimes, LatencyModel
+from outrider.bench.sets import read_file
 from outrider.compare.rows import first_difference
 from outrider.models.directories import EMBEDDED
 from outrider.models.loading import PREFILL_NODES
@@ -198,8 +198,8 @@ class Options(Flags):
     target: Folder = EMBEDDED / "target"
     draft: Folder = EMBEDDED / "draft"
     dtype: Precision = "bfloat16"
-    prompts: Folder | None = None
-    """see benchmarks/prompts.py"""
+    file: FileName | None = None
+    """of prompts, as outrider bench reads them"""
     each: int = 1
     """prompts of each kind"""
     tokens: int = 64
@@ -215,8 +215,8 @@ def main(given: Options) -> None:
     torch.set_num_threads(given.threads)
     tokenizer = Tokenizer(given.target)
     asked = (
-        [tokenizer.encode(one.text, chat=True) for one in read_prompts(given.prompts, given.each)]
-        if given.prompts
+        [tokenizer.encode(one.turns[0], chat=True) for one in read_file(given.file, given.each)]
+        if given.file
         else [tokenizer.encode(text) for text in (*PROMPTS, *HELD_OUT)]
     )
     params = [

@@ -1,14 +1,14 @@
 """The study on what real models said: real prompts, a real draft and real copies, on a virtual
 clock.
 
-    python -m benchmarks.regret.recorded --pair TARGET,DRAFT --texts FILE [--prompts DIR]
+    python -m benchmarks.regret.recorded --pair TARGET,DRAFT --texts FILE [--file PROMPTS]
         [--each 4] [--tokens 192] [--users 1,4] [--profiles NAME,...] [--round_trip 20]
 
-FILE keeps the greedy texts of a target after these prompts (benchmarks/prompts.py; without DIR
-pieces of Python). Those that it lacks are made first, which is all that needs TARGET. Then every
-user plays the next text of the list as soon as the one before is made. The engine, the loop, the
-proposers and the draft's guesses are real. The target repeats what was recorded, and calls take
-what the profiles say.
+FILE keeps the greedy texts of a target after PROMPTS, a file as outrider bench reads it, or pieces
+of Python. Those that it lacks are made first, which is all that needs TARGET. Then every user plays
+the next text of the list as soon as the one before is made. The engine, the loop, the proposers and
+the draft's guesses are real. The target repeats what was recorded, and calls take what the profiles
+say.
 
 tokens/s counts as a load generator of a server does: all tokens of all texts, from the first
 prompt to the last token.
@@ -33,14 +33,12 @@ import numpy as np
 from benchmarks.harness import (
     FileName,
     Flags,
-    Folder,
     JsonFile,
     PairNames,
     run,
     table_lines,
     write_json,
 )
-from benchmarks.prompts import read_prompts
 from benchmarks.regret.clock import Signal
 from benchmarks.regret.pair import CAPACITY, PathModel, Text
 from benchmarks.regret.prefixes import EMPTY
@@ -66,6 +64,7 @@ from inference.flags.values import Counts, Words
 from inference.order import Decode
 from inference.sampling import SamplingParams
 from inference.text import Tokenizer
+from outrider.bench.sets import read_file
 from outrider.compare.intervals import geometric_interval
 from outrider.draft_methods.model import find
 from outrider.models.capacity import Capacity
@@ -122,13 +121,13 @@ class RecordedTarget(PathModel):
         return self._numbers.setdefault((prefix, token), 1 + len(self._numbers))
 
 
-def ask(tokenizer: Tokenizer, prompts: Path | None, each: int) -> list[Asked]:
+def ask(tokenizer: Tokenizer, file: Path | None, each: int) -> list[Asked]:
     """So many prompts of each kind, the first turns of chats; or pieces of Python."""
-    if prompts is None:
+    if file is None:
         return [Asked("python", tuple(tokenizer.encode(text))) for text in PROMPTS[:each]]
     return [
-        Asked(prompt.kind, tuple(tokenizer.encode(prompt.text, chat=True)))
-        for prompt in read_prompts(prompts, each)
+        Asked(item.kind, tuple(tokenizer.encode(item.turns[0], chat=True)))
+        for item in read_file(file, each)
     ]
 
 
@@ -242,8 +241,8 @@ class Options(Flags):
     """two models, as --draft_model takes them"""
     texts: FileName
     """of the target"""
-    prompts: Folder | None = None
-    """see benchmarks/prompts.py"""
+    file: FileName | None = None
+    """of prompts, as outrider bench reads them"""
     each: int = 4
     """prompts of each kind"""
     tokens: int = 192
@@ -262,7 +261,7 @@ def main(given: Options) -> None:
     rows, told = list[list[str]](), dict[str, list[Reading]]()
     target, name = given.pair
     found, draft = loaded(name, max(given.users), given.draft_quantization)
-    asked = ask(found.tokenizer, given.prompts, given.each)
+    asked = ask(found.tokenizer, given.file, given.each)
     texts = recorded(target, asked, given.tokens, given.texts)
     for name, users in product(given.profiles, given.users):
         profiles, trip = PROFILES._replace(target=find_profile(name)), given.round_trip / 1e3

@@ -1,12 +1,13 @@
 """Outrider beside other engines, on one pair of models and one machine.
 
-    python -m benchmarks.rivals --prompts DIR --each 20 --out DIR
-        [--safetensors TARGET_DIR,DRAFT_DIR]
+    python -m benchmarks.rivals --out DIR [--samples 20 | --file FILE] [--rtt 20]
+        [--safetensors TARGET_DIR,DRAFT_DIR [--peers openvino,autodraft]]
         [--gguf TARGET.gguf,DRAFT.gguf --llama_server FILE]
 
 Of every prompt all arms make a greedy text, one after the other in an order that changes, from the
 same ids, on the same cores. What came of a prompt is written at once to rivals.jsonl; the same
-command goes on behind it. docs/rivals.md tells of the arms and how threads are shared.
+command goes on behind it. A peer's environment is made where it is missing. docs/rivals.md tells of
+the arms and how threads are shared.
 """
 
 from __future__ import annotations
@@ -21,26 +22,31 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
-from benchmarks.harness import FileName, Flags, Folder, PairNames, machine, run, write_json
-from benchmarks.prompts import Prompt, read_prompts
-from benchmarks.rivals import library, llama_server, ours
+from benchmarks.harness import FileName, Flags, Folder, PairNames, machine, run
+from benchmarks.rivals import library, llama_server, openvino, ours
 from benchmarks.rivals.arm import Arm
+from benchmarks.rivals.child import environment, peer, requirements
 from benchmarks.rivals.library import library_arms
 from benchmarks.rivals.llama_server import llama_servers, llama_version
 from benchmarks.rivals.ours import Models, arms_here, arms_over_grpc
 from benchmarks.rivals.play import Archive, Question, play
-from benchmarks.rivals.report import Group, markdown, record
+from benchmarks.rivals.report import Group, markdown
 from inference.errors import InvalidRequest, Mismatch
 from inference.flags.group import Shown
 from inference.flags.values import Words
 from inference.model.checkpoint import DTYPES
-from inference.text import Tokenizer
+from inference.model.config import read_config
+from outrider.bench.sets import Item, read_file, read_sets
+from outrider.link.emulated_link import Milliseconds
 from outrider.models.directories import find_tokenizer
 from outrider.options.groups import Precision
 
 OURS_GGUF = ours.PLAIN + ours.GGUF
 ACROSS = f"{ours.HYBRID} gRPC"
 """The arm whose target is in a process of its own."""
+
+PEERS = {"openvino": openvino.ARMS}
+"""Engines that run in an environment of their own, and their arms."""
 
 SAFETENSORS = (*library.HELPS, ours.PLAIN, f"{ours.PLAIN} copies", ours.HYBRID, ACROSS)
 GGUF = (*llama_server.ARMS, OURS_GGUF, f"{OURS_GGUF} copies", f"{OURS_GGUF} hybrid")
@@ -53,10 +59,18 @@ class Options(Flags):
     """two GGUF files"""
     llama_server: FileName | None = None
     """llama.cpp's server"""
-    prompts: Folder
-    """see benchmarks/prompts.py"""
-    each: int = 1
+    peers: Annotated[Words, Shown("NAME,...")] = ()
+    """engines that play beside, on the same checkpoints"""
+    environments: Folder = Path("build/rivals")
+    """for the packages and files of peers"""
+    set: Annotated[Words, Shown("NAME,...")] = ("small",)
+    """of prompts, as of outrider bench"""
+    file: FileName | None = None
+    """of prompts, instead of sets"""
+    samples: int = 1
     """prompts of each kind"""
+    rtt: Milliseconds = 0.0
+    """round trip of the emulated link between target and draft, for arms that have one"""
     tokens: int = 64
     """of a text, at most"""
     length: int = 2048
@@ -73,7 +87,7 @@ class Options(Flags):
 
 def plain_of(arm: str) -> str:
     """The name of the arm that drafts nothing with the same engine."""
-    plains = (OURS_GGUF, ours.PLAIN, library.PLAIN, llama_server.PLAIN)
+    plains = (OURS_GGUF, ours.PLAIN, library.PLAIN, llama_server.PLAIN, openvino.PLAIN)
     return next(plain for plain in plains if arm.startswith(plain))
 
 
@@ -81,7 +95,10 @@ def groups_of(given: Options) -> list[Group]:
     """The arms to play, by kind of files. Raises InvalidRequest for an unknown arm, for one without
     its plain arm, and where there are no files.
     """
-    files = [("Safetensors", ours.HYBRID, SAFETENSORS)] * bool(given.safetensors)
+    if others := [name for name in given.peers if name not in PEERS]:
+        raise InvalidRequest(f"--peers: no engine {others[0]!r}; there are {', '.join(PEERS)}")
+    peers = [arm for name in given.peers for arm in PEERS[name]]
+    files = [("Safetensors", ours.HYBRID, (*SAFETENSORS, *peers))] * bool(given.safetensors)
     files += [("GGUF files", GGUF[-1], GGUF)] * bool(given.gguf)
     known = [arm for _, _, arms in files for arm in arms]
     wanted = given.arms or known
@@ -110,62 +127,65 @@ def pin(threads: int) -> list[int]:
     return cores
 
 
-def ask(prompts: Sequence[Prompt], models: Sequence[str]) -> list[Question]:
+def first_turn(item: Item) -> list[dict[str, str]]:
+    """Messages of a chat up to its first answer."""
+    system = [{"role": "system", "content": item.system}] if item.system else []
+    return [*system, {"role": "user", "content": item.turns[0]}]
+
+
+def ask(items: Sequence[Item], models: Sequence[str]) -> list[Question]:
     """The prompts as ids of the first model's tokenizer. Raises Mismatch where another model's
     makes other ids of one.
     """
-    first, *others = (find_tokenizer(model, "target") for model in models)
-
-    def ids(tokenizer: Tokenizer, prompt: Prompt) -> tuple[int, ...]:
-        return tuple(tokenizer.encode(prompt.text, chat=True))
-
-    questions = [Question(one.kind, one.name, ids(first, one)) for one in prompts]
-    for model, tokenizer in zip(models[1:], others, strict=True):
-        for prompt, question in zip(prompts, questions, strict=True):
-            if ids(tokenizer, prompt) != question.ids:
-                raise Mismatch(f"{model} has other ids than {models[0]} for {prompt.name}")
-    return questions
+    made = {
+        model: [tuple(tokenizer.encode_chat(first_turn(item))) for item in items]
+        for model in models
+        for tokenizer in [find_tokenizer(model, "target")]
+    }
+    for item, *each in zip(items, *made.values(), strict=True):
+        if len(set(each)) > 1:
+            raise Mismatch(f"{', '.join(models)}: not all have the same ids for {item.name}")
+    return [
+        Question(item.kind, item.name, ids)
+        for item, ids in zip(items, made[models[0]], strict=True)
+    ]
 
 
 @contextmanager
-def opened(
-    given: Options,
-    groups: Sequence[Group],
-    text: str,
-    ids: Sequence[int],
-) -> Iterator[list[Arm]]:
-    """Load what the arms need, and close it at the end. text, ids: of one prompt"""
+def opened(given: Options, groups: Sequence[Group]) -> Iterator[list[Arm]]:
+    """Load what the arms need, and close it at the end."""
     wanted = [arm for group in groups for arm in group.plains]
     needed = {plain_of(arm) for arm in wanted if arm != ACROSS}
     arms, threads = list[Arm](), given.threads
     with ExitStack() as stack:
-        if library.PLAIN in needed:
-            assert given.safetensors
-            target, draft = given.safetensors
-            dtype = DTYPES[given.dtype]
-            arms += stack.enter_context(library_arms(Path(target), Path(draft), dtype, threads))
-        if ours.PLAIN in needed:
-            assert given.safetensors
+        if given.safetensors:
             target, draft = given.safetensors
             models = Models(target, draft, given.dtype, given.length)
-            arms += stack.enter_context(arms_here(models, threads))
+            if openvino.PLAIN in needed:
+                stops = ",".join(map(str, read_config(Path(target)).stop_ids))
+                python = environment(given.environments, "openvino")
+                told = [target, draft, given.dtype, str(threads), stops, given.environments]
+                command = [python, "-m", openvino.__name__, *told]
+                chosen = [arm for arm in openvino.ARMS if arm in wanted]
+                arms += stack.enter_context(peer("openvino", command, chosen))
+            if library.PLAIN in needed:
+                dtype = DTYPES[given.dtype]
+                arms += stack.enter_context(library_arms(Path(target), Path(draft), dtype, threads))
+            if ours.PLAIN in needed:
+                arms += stack.enter_context(arms_here(models, threads))
             if ACROSS in wanted:
-                arms += stack.enter_context(arms_over_grpc(models))
-        if llama_server.PLAIN in needed:
-            assert given.gguf
-            assert given.llama_server
+                arms += stack.enter_context(arms_over_grpc(models, given.rtt))
+        if given.gguf:
             target, draft = given.gguf
-            servers = stack.enter_context(
-                llama_servers(given.llama_server, target, draft, threads, wanted)
-            )
-            servers[llama_server.PLAIN].check_prompt(text, ids)
-            arms += [Arm(name, 1, server.play) for name, server in servers.items()]
-        if OURS_GGUF in needed:
-            assert given.gguf
-            target, draft = given.gguf
-            arms += stack.enter_context(
-                arms_here(Models(target, draft, None, given.length), threads)
-            )
+            if llama_server.PLAIN in needed:
+                assert given.llama_server
+                servers = stack.enter_context(
+                    llama_servers(given.llama_server, target, draft, threads, wanted)
+                )
+                arms += [Arm(name, 1, server.play) for name, server in servers.items()]
+            if OURS_GGUF in needed:
+                models = Models(target, draft, None, given.length)
+                arms += stack.enter_context(arms_here(models, threads))
         yield [arm for arm in arms if arm.name in wanted]
 
 
@@ -190,9 +210,11 @@ def settings(given: Options, groups: Sequence[Group], cores: list[int]) -> dict[
         "dtype": given.dtype,
         "tokens": given.tokens,
         "threads": given.threads,
+        "rtt_ms": given.rtt,
         "cores": cores,
         "cpu": machine()["cpu"],
         "python": platform.python_version(),
+        "peers": {name: requirements(name) for name in given.peers},
         "versions": versions,
         "arms": {group.title: list(group.plains) for group in groups},
     }
@@ -206,12 +228,16 @@ def main(given: Options) -> None:
         raise InvalidRequest("--llama_server names the binary for the arms of llama.cpp")
     fixed = settings(given, groups, pin(given.threads))
     archive = Archive(given.out / "rivals.jsonl", fixed)
-    prompts = read_prompts(given.prompts, given.each)
-    questions = ask(prompts, [*(given.safetensors or ()), *(given.gguf or ())])
+    items = (
+        read_file(given.file, given.samples)
+        if given.file
+        else read_sets(given.set, given.samples, 0)
+    )
+    questions = ask(items, [*(given.safetensors or ()), *(given.gguf or ())])
     if all(map(archive.has, questions)):
         tell(given.out, fixed, archive, groups)
         return
-    with opened(given, groups, prompts[0].text, questions[0].ids) as arms:
+    with opened(given, groups) as arms:
         for made in play(arms, questions, given.tokens, archive, weights(given)):
             print(f"{made.kind} {made.name}: load {made.loads[1]:.1f}", file=sys.stderr)
             tell(given.out, fixed, archive, groups)
@@ -223,11 +249,11 @@ def tell(out: Path, fixed: dict[str, Any], archive: Archive, groups: Sequence[Gr
     commits = sorted({one.commit for one in archive.answers})
     shown = markdown(archive.answers, groups) + (
         f"\n{len(archive.answers)} prompts, {fixed['tokens']} tokens a text at most, "
-        f"{fixed['threads']} threads, load {min(loads):.1f} to {max(loads):.1f}, "
+        f"{fixed['threads']} threads, round trip {fixed['rtt_ms']:g} ms, "
+        f"load {min(loads):.1f} to {max(loads):.1f}, "
         f"commit {', '.join(commits)}\n"
     )
     (out / "rivals.md").write_text(shown, encoding="utf-8")
-    write_json(out / "rivals.json", record(fixed, archive.answers, groups))
     print(shown, flush=True)
 
 

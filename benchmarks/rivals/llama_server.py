@@ -6,17 +6,16 @@ import json
 import re
 import socket
 import subprocess
-import tempfile
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
-from http.client import HTTPConnection, HTTPException, HTTPResponse
+from http.client import HTTPConnection, HTTPException
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from benchmarks.rivals.arm import Hear, Told
-from inference.errors import Mismatch, Unavailable
-from outrider.processes import end
+from benchmarks.rivals.child import Child, child
+from inference.errors import Unavailable
 
 PLAIN = "llama.cpp"
 LENGTH = 2048
@@ -50,24 +49,10 @@ class LlamaServer(NamedTuple):
 
     port: int
 
-    def ask(self, path: str, body: object) -> Any:
-        """A request's answer, as JSON."""
-        with self._answer(path, body) as answer:
-            return json.loads(answer.read())
-
-    @contextmanager
-    def _answer(self, path: str, body: object) -> Iterator[HTTPResponse]:
-        """A request's answer while it comes. Raises Unavailable where the server refuses."""
-        with closing(HTTPConnection(HOST, self.port, timeout=ANSWER_SECONDS)) as line:
-            line.request("POST", path, json.dumps(body), {"Content-Type": "application/json"})
-            answer = line.getresponse()
-            if answer.status != 200:
-                said = answer.read().decode(errors="replace").strip()
-                raise Unavailable(f"llama-server refuses {path}: {said}")
-            yield answer
-
     def play(self, prompt: Sequence[int], tokens: int, hear: Hear) -> Told:
-        """Stream a greedy text; the prompt is computed anew."""
+        """Stream a greedy text; the prompt is computed anew. Raises Unavailable where the server
+        refuses.
+        """
         body = {
             "prompt": list(prompt),
             "n_predict": tokens,
@@ -78,19 +63,14 @@ class LlamaServer(NamedTuple):
             "stream": True,
             "return_tokens": True,
         }
-        with self._answer("/completion", body) as answer:
+        with closing(HTTPConnection(HOST, self.port, timeout=ANSWER_SECONDS)) as line:
+            kind = {"Content-Type": "application/json"}
+            line.request("POST", "/completion", json.dumps(body), kind)
+            answer = line.getresponse()
+            if answer.status != 200:
+                said = answer.read().decode(errors="replace").strip()
+                raise Unavailable(f"llama-server refuses a text: {said}")
             return read_events(answer, hear)
-
-    def check_prompt(self, text: str, ids: Sequence[int]) -> None:
-        """Raise Mismatch unless the server turns this first turn of a chat into these ids."""
-        messages = [{"role": "user", "content": text}]
-        whole = self.ask("/apply-template", {"messages": messages})["prompt"]
-        theirs = self.ask("/tokenize", {"content": whole, "parse_special": True})["tokens"]
-        if theirs != list(ids):
-            raise Mismatch(
-                f"llama-server makes {len(theirs)} ids of a prompt that has {len(ids)}, or other "
-                "ones: it has another tokenizer or another chat template"
-            )
 
 
 def read_events(lines: Iterable[bytes], hear: Hear) -> Told:
@@ -120,23 +100,17 @@ def llama_server(binary: Path, flags: Sequence[str]) -> Iterator[LlamaServer]:
     with socket.socket() as probe:
         probe.bind((HOST, 0))
         port = probe.getsockname()[1]
-    command = [str(binary), "--host", HOST, "--port", str(port), *flags]
-    with tempfile.TemporaryFile() as log:
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
-        try:
-            if not _healthy(process, port):
-                log.seek(0)
-                said = log.read().decode(errors="replace").strip().splitlines()[-5:]
-                raise Unavailable(f"{binary} did not start: {' / '.join(said)}")
-            yield LlamaServer(port)
-        finally:
-            end(process)
+    command = [binary, "--host", HOST, "--port", str(port), *flags]
+    with child(str(binary), command) as process:
+        if not _healthy(process, port):
+            raise process.failure(5)
+        yield LlamaServer(port)
 
 
-def _healthy(process: subprocess.Popen[bytes], port: int) -> bool:
+def _healthy(server: Child, port: int) -> bool:
     """Wait until a server says that it is ready; False where it ended or took too long."""
     deadline = time.monotonic() + START_SECONDS
-    while process.poll() is None and time.monotonic() < deadline:
+    while server.process.poll() is None and time.monotonic() < deadline:
         try:
             with closing(HTTPConnection(HOST, port, timeout=2.0)) as line:
                 line.request("GET", "/health")

@@ -10,6 +10,7 @@ from functools import partial
 from typing import NamedTuple
 
 from benchmarks.rivals.arm import Arm, Hear, Told
+from benchmarks.rivals.child import linked
 from inference.decode import Loop, TargetSession, decode
 from inference.draft_thread import Drafter, inline, on_thread
 from inference.draft_tuning import TUNING
@@ -128,9 +129,9 @@ def arms_here(models: Models, threads: int) -> Iterator[list[Arm]]:
 
 
 @contextmanager
-def arms_over_grpc(models: Models) -> Iterator[list[Arm]]:
+def arms_over_grpc(models: Models, rtt_ms: float) -> Iterator[list[Arm]]:
     """A target in a process of its own with one thread, and the draft in this one with another:
-    nobody waits for anybody.
+    nobody waits for anybody. rtt_ms: round trip of an emulated link between them, 0 for none
     """
     flags = {
         "target_model": models.target,
@@ -141,9 +142,12 @@ def arms_over_grpc(models: Models) -> Iterator[list[Arm]]:
         "sequence_length": models.length,
     }
     given = [part for name, value in flags.items() if value for part in (f"--{name}", str(value))]
-    with started("target", ["--measure_first", *given]) as there:
+    with (
+        started("target", ["--measure_first", *given]) as there,
+        linked(there.address, rtt_ms) as address,
+    ):
         options = SharedClientRole(
-            connection=ConnectionOptions(target_host=there.address),
+            connection=ConnectionOptions(target_host=address),
             draft_model=models.draft,
             draft=models.sources,
             dtype=models.dtype,

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import geometric_mean
-from typing import Any
 
 from benchmarks.harness import table_lines
 from benchmarks.rivals.arm import Made
@@ -107,35 +106,3 @@ def _mean(answers: Sequence[Answers], fast: str, slow: str, measure: Measure) ->
         return "-"
     low, high = geometric_interval(pairs)
     return f"{geometric_mean(pairs):.2f}x ({low:.2f} to {high:.2f})"
-
-
-def record(
-    settings: dict[str, Any], answers: Sequence[Answers], groups: Sequence[Group]
-) -> dict[str, Any]:
-    """Everything, for JSON: settings, figures by kind, and every text."""
-    kinds = list(dict.fromkeys(one.kind for one in answers))
-    chosen = {kind: [one for one in answers if one.kind == kind] for kind in kinds}
-    figures = [
-        {
-            "kind": kind,
-            "arm": arm,
-            "against": other,
-            "counted": counted,
-            "speeds": speeds(some, arm, other, measure),
-        }
-        for group in groups
-        for kind, some in chosen.items()
-        for arm, plain in group.plains.items()
-        for other in dict.fromkeys([plain, group.hybrid])
-        if other != arm and other in group.plains
-        for counted, measure in MEASURES.items()
-    ]
-    return {
-        "settings": settings,
-        "figures": figures,
-        "differing": [list(differing(answers, group)) for group in groups],
-        "prompts": [
-            {**one._asdict(), "made": {name: made._asdict() for name, made in one.made.items()}}
-            for one in answers
-        ],
-    }

@@ -1,0 +1,116 @@
+"""Engines in processes of their own, each with the packages of an environment of its own."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import IO, Any, NamedTuple
+
+from benchmarks.rivals.arm import Arm, Hear, Told
+from inference.errors import Unavailable
+from outrider.link.emulated_link import LinkShape, shaped_link
+from outrider.processes import end
+
+ROOT = Path(__file__).parents[2]
+
+
+class Child(NamedTuple):
+    """A process that was started here. log: what it prints, but the answers to requests."""
+
+    name: str
+    process: subprocess.Popen[str]
+    log: IO[bytes]
+
+    def failure(self, lines: int = 1) -> Unavailable:
+        """The error that its last lines tell of."""
+        self.log.seek(0)
+        said = self.log.read().decode(errors="replace").strip().splitlines()[-lines:]
+        return Unavailable(f"{self.name} cannot play here: {' / '.join(said) or 'it ended'}")
+
+    def ask(self, **request: Any) -> None:
+        assert self.process.stdin is not None
+        print(json.dumps(request), file=self.process.stdin, flush=True)
+
+    def hear(self) -> dict[str, Any]:
+        """The next line of its answer. Raises Unavailable where it ended."""
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        if not line:
+            self.process.wait()
+            raise self.failure()
+        heard: dict[str, Any] = json.loads(line)
+        return heard
+
+    def play(self, arm: str, prompt: object, tokens: int, hear: Hear) -> Told:
+        """Let an arm of worker.py make a text."""
+        self.ask(arm=arm, prompt=prompt, tokens=tokens)
+        while "ids" in (heard := self.hear()):
+            hear(heard["ids"])
+        return Told(**heard)
+
+
+@contextmanager
+def child(name: str, command: Sequence[str | Path], *, asked: bool = False) -> Iterator[Child]:
+    """Run a command until this context ends. asked: it answers requests, as worker.py does"""
+    pipe, none = subprocess.PIPE, subprocess.DEVNULL
+    with tempfile.TemporaryFile() as log:
+        process = subprocess.Popen(
+            command,
+            stdin=pipe if asked else none,
+            stdout=pipe if asked else log,
+            stderr=log,
+            text=True,
+            cwd=ROOT,
+        )
+        try:
+            yield Child(name, process, log)
+        finally:
+            end(process)
+
+
+@contextmanager
+def peer(name: str, command: Sequence[str | Path], arms: Sequence[str]) -> Iterator[list[Arm]]:
+    """The arms of an engine that answers as worker.py does. Raises Unavailable, with the last line
+    that it said, where it cannot load them.
+    """
+    with child(name, [*command, *arms], asked=True) as process:
+        said = ", ".join(f"{package} {version}" for package, version in process.hear().items())
+        print(f"{name}: {said}", file=sys.stderr, flush=True)
+        yield [Arm(arm, 1, partial(process.play, arm)) for arm in arms]
+
+
+def environment(folder: Path, name: str) -> Path:
+    """The Python of an environment with the packages that NAME.txt lists. It is made where it is
+    missing or has others. Raises Unavailable where pip cannot install them.
+    """
+    home = (folder / name).absolute()
+    python, has = home / "bin/python", home / "has.txt"
+    if not has.exists() or has.read_text(encoding="utf-8").split() != requirements(name):
+        print(f"making {home}", file=sys.stderr, flush=True)
+        install = [python, "-m", "pip", "install", "--quiet", *requirements(name)]
+        for command in ([sys.executable, "-m", "venv", home], install):
+            if subprocess.run(command, check=False).returncode:
+                raise Unavailable(f"{name} cannot be installed: pip said why")
+        has.write_text("\n".join(requirements(name)), encoding="utf-8")
+    return python
+
+
+def requirements(name: str) -> list[str]:
+    """The packages of an environment, each with its version."""
+    return Path(__file__).with_name(f"{name}.txt").read_text(encoding="utf-8").split()
+
+
+@contextmanager
+def linked(address: str, rtt_ms: float) -> Iterator[str]:
+    """The address through which one is reached after a round trip of so many milliseconds."""
+    if not rtt_ms:
+        yield address
+        return
+    with shaped_link(address, LinkShape(delay_ms=rtt_ms / 2)) as link:
+        yield link.address
