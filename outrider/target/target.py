@@ -266,7 +266,8 @@ def _prefix_files(options: ServingRole, loaded: _LoadedTarget) -> PrefixFiles | 
         return None
     states = row_states(loaded.model)
     if states is None:
-        say(f"--prefix_dir: no prefixes are kept, {loaded.found.name} has its keys in no tensors")
+        name = loaded.found.name
+        say(f"--prefix_dir: no prefixes are kept: the keys of {name} are not in tensors here")
         return None
     directory = Path(options.prefix_dir)
     directory.mkdir(0o700, parents=True, exist_ok=True)

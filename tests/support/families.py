@@ -193,8 +193,12 @@ what counts.
 | 4 | 391 | 367 | 0.94 |
 | 16 | 562 | 540 | 0.96 |
 
-Weights (2,521 MB) and caches take the same memory in both. Not yet run on CUDA, where calls of the
-library are not recorded as graphs.
+Weights (2,521 MB) and caches take the same memory in both.
+
+On CUDA, calls of models without experts are recorded as graphs. **Not yet run on CUDA**: on a CPU
+every dense family above was run once with shapes alone, and nothing in its calls depended on what a
+tensor holds. Which experts compute a token does, so models with experts run without graphs. So does
+a call whose recording fails.
 """
 
 
