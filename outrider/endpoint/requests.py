@@ -277,7 +277,7 @@ class CompletionRequest(TextRequest):
         | Annotated[list[Ids], _First, Len(max_length=MOST_PROMPTS)]
     )
     max_tokens: Annotated[int, Ge(0)] | None = None
-    logprobs: Literal[False] | Annotated[int, Ge(0), Le(MOST_LOGPROBS)] | None = None
+    logprobs: Annotated[int, Ge(0), Le(MOST_LOGPROBS)] | Literal[False] | None = None
     echo: bool | None = None
 
     @model_validator(mode="after")

@@ -245,6 +245,16 @@ def test_parts_of_characters_are_told_by_their_bytes(http: httpx.Client) -> None
     assert all(len(likeliest) >= 5 for likeliest in told["top_logprobs"])
 
 
+def test_of_each_token_alone_log_probabilities_can_be_told(http: httpx.Client) -> None:
+    asked = {"prompt": PROMPT, "max_tokens": 3}
+    told, untold = (
+        http.post("/v1/completions", json=asked | {"logprobs": most}).json()["choices"][0]
+        for most in (0, False)
+    )
+    assert [len(likeliest) for likeliest in told["logprobs"]["top_logprobs"]] == [1, 1, 1]
+    assert untold["logprobs"] is None
+
+
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "a schema of another kind": (
         {"response_format": {"type": "json_schema", "json_schema": {"schema": {"not": {}}}}},
