@@ -14,7 +14,7 @@ from grpc_comm.transport import Address
 from inference.cost.billing import COSTS, ENERGIES
 from inference.extras import require
 from inference.flags.flag_rules import FlagRule
-from inference.flags.values import Count, Directory, File, ModelName, Name
+from inference.flags.values import Directory, File, ModelName, Name
 from outrider.options import draft_flags, groups, network
 from outrider.options.draft_flags import METHODS
 
@@ -93,11 +93,6 @@ class ServingRole(
     EXTRA: ClassVar = "torch"
     models: File | None = None
     """also serve the models listed in this JSON file, each loaded when a client first names it"""
-    prefix_dir: Directory | None = None
-    """keep prefixes of texts, tokens and keys, in files below this directory, and read them after a
-    restart; only this user may read it (default: prefixes end with the process)"""
-    prefix_gib: Count = 4
-    """GiB that the files of --prefix_dir may have together; the longest unused go first"""
     emulate: Name | None = None
     """the model chooses, each forward takes the time of this profile; all that is reported says
     emulated (unknown names list them)"""
