@@ -1,7 +1,6 @@
 """The roles: each has the flags of its groups. A group that functions take as a whole is a field.
 
-RULES says which flags exclude each other. The flags of the last base come first. A new role has its
-row in outrider/options/verbs.py.
+The flags of the last base come first. A new role has its row in outrider/options/verbs.py.
 """
 
 from __future__ import annotations
@@ -34,9 +33,7 @@ RULES = (
         why="the library computes a whole checkpoint, on cpu or cuda",
     ),
     FlagRule("prefix_gib", needs="prefix_dir"),
-    FlagRule(
-        "prefix_dir", excludes="draft=*eagle*", why="a head reads features, which no file has"
-    ),
+    FlagRule("prefix_dir", excludes="draft=*eagle*", why="no file has the features of a head"),
     FlagRule("measure_first", excludes="emulate", why="it states times"),
     FlagRule("tls_cert", needs="tls_key"),
     FlagRule("tls_key", needs="tls_cert"),
