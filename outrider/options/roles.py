@@ -1,7 +1,6 @@
 """The roles: each has the flags of its groups. A group that functions take as a whole is a field.
 
-RULES says which flags exclude each other. The flags of the last base come first. A new role has its
-row in outrider/options/verbs.py.
+The flags of the last base come first. A new role has its row in outrider/options/verbs.py.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from grpc_comm.transport import Address
 from inference.cost.billing import COSTS, ENERGIES
 from inference.extras import require
 from inference.flags.flag_rules import FlagRule
-from inference.flags.values import Count, Directory, File, ModelName, Name
+from inference.flags.values import Directory, File, ModelName, Name
 from outrider.options import draft_flags, groups, network
 from outrider.options.draft_flags import METHODS
 
@@ -34,9 +33,7 @@ RULES = (
         why="the library computes a whole checkpoint, on cpu or cuda",
     ),
     FlagRule("prefix_gib", needs="prefix_dir"),
-    FlagRule(
-        "prefix_dir", excludes="draft=*eagle*", why="a head reads features, which no file has"
-    ),
+    FlagRule("prefix_dir", excludes="draft=*eagle*", why="no file has the features of a head"),
     FlagRule("measure_first", excludes="emulate", why="it states times"),
     FlagRule("tls_cert", needs="tls_key"),
     FlagRule("tls_key", needs="tls_cert"),
@@ -93,11 +90,6 @@ class ServingRole(
     EXTRA: ClassVar = "torch"
     models: File | None = None
     """also serve the models listed in this JSON file, each loaded when a client first names it"""
-    prefix_dir: Directory | None = None
-    """keep prefixes of texts, tokens and keys, in files below this directory, and read them after a
-    restart; only this user may read it (default: prefixes end with the process)"""
-    prefix_gib: Count = 4
-    """GiB that the files of --prefix_dir may have together; the longest unused go first"""
     emulate: Name | None = None
     """the model chooses, each forward takes the time of this profile; all that is reported says
     emulated (unknown names list them)"""
