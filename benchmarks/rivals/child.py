@@ -95,7 +95,7 @@ def environment(folder: Path, name: str) -> Path:
         print(f"making {home}", file=sys.stderr, flush=True)
         venv: list[str | Path] = [sys.executable, "-m", "venv", home]
         pip: list[str | Path] = [python, "-m", "pip", "install", "--quiet"]
-        for command in (venv, pip + [*requirements(name)]):
+        for command in (venv, [*pip, *requirements(name)]):
             if subprocess.run(command, check=False).returncode:
                 raise Unavailable(f"{name} cannot be installed: pip said why")
         has.write_text("\n".join(requirements(name)), encoding="utf-8")
