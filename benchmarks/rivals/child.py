@@ -93,8 +93,9 @@ def environment(folder: Path, name: str) -> Path:
     python, has = home / "bin/python", home / "has.txt"
     if not has.exists() or has.read_text(encoding="utf-8").split() != requirements(name):
         print(f"making {home}", file=sys.stderr, flush=True)
-        install = [python, "-m", "pip", "install", "--quiet", *requirements(name)]
-        for command in ([sys.executable, "-m", "venv", home], install):
+        venv: list[str | Path] = [sys.executable, "-m", "venv", home]
+        pip: list[str | Path] = [python, "-m", "pip", "install", "--quiet"]
+        for command in (venv, [*pip, *requirements(name)]):
             if subprocess.run(command, check=False).returncode:
                 raise Unavailable(f"{name} cannot be installed: pip said why")
         has.write_text("\n".join(requirements(name)), encoding="utf-8")

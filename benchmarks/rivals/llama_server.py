@@ -100,7 +100,7 @@ def llama_server(binary: Path, flags: Sequence[str]) -> Iterator[LlamaServer]:
     with socket.socket() as probe:
         probe.bind((HOST, 0))
         port = probe.getsockname()[1]
-    command = [binary, "--host", HOST, "--port", str(port), *flags]
+    command = [str(binary), "--host", HOST, "--port", str(port), *flags]
     with child(str(binary), command) as process:
         if not _healthy(process, port):
             raise process.failure(5)
