@@ -12,7 +12,6 @@ PACKAGES = {
     "aws": "boto3",
     "compile": "scipy",
     "plots": "matplotlib",
-    "bench": "datasets",
     "ray": "ray",
     "xml": "defusedxml",
 }

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from pydantic import TypeAdapter, ValidationError
 
 from inference.errors import InvalidRequest
-from outrider.bench.rows import Row, file_rows, find
+from outrider.bench.set_rows import Row, find, json_lines
 
 SMALL = Path(__file__).parent / "small"
 """Files of the set that ships, one a kind."""
@@ -56,22 +56,30 @@ def read_sets(names: Sequence[str], samples: int | None, seed: int) -> list[Item
     names: small, NAME or NAME@COMMIT of a published set
     samples: texts of each kind of a set, drawn by the seed; None for all
     """
+    found = {name: find(name) for name in names if name != "small"}
     draw = random.Random(seed)  # noqa: S311 (which texts are read is no secret)
     return _in_turn(
         draw.sample(kind, len(kind) if samples is None else min(samples, len(kind)))
         for name in dict.fromkeys(names)
-        for kind in _by_kind(_small() if name == "small" else _items(name, find(name).rows()))
+        for kind in _by_kind(_small() if name == "small" else _items(name, found[name].rows()))
     )
 
 
 def read_file(path: Path, samples: int | None) -> list[Item]:
     """Return the first texts of each kind of a file of JSON lines, the kinds in turn."""
-    return _in_turn(kind[:samples] for kind in _by_kind(_items(path.name, file_rows(path))))
+    return _in_turn(
+        kind[:samples]
+        for kind in _by_kind(_items(path.name, json_lines(path.name, path.read_bytes())))
+    )
 
 
 def _small() -> Iterator[Item]:
     files = sorted(SMALL.glob("*.jsonl"))
-    rows = ({"kind": path.stem, **row} for path in files for row in file_rows(path))
+    rows = (
+        {"kind": path.stem, **row}
+        for path in files
+        for row in json_lines(path.name, path.read_bytes())
+    )
     return _items("small", rows)
 
 

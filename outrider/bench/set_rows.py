@@ -5,9 +5,10 @@ from __future__ import annotations
 import gzip
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
+from urllib.request import urlopen
 
 from inference.errors import InvalidRequest, Unavailable
 from inference.extras import require
@@ -16,6 +17,7 @@ Row: TypeAlias = Mapping[str, Any]
 
 _TABLE = Path(__file__).with_name("published.json")
 _GITHUB = "https://raw.githubusercontent.com/{github}/{revision}/{file}"
+_SECONDS, _MOST_BYTES = 30, 2**26
 
 
 class Published(NamedTuple):
@@ -36,21 +38,11 @@ class Published(NamedTuple):
     gated: bool = False
 
     def rows(self) -> Iterator[Row]:
-        """Read the set, from the cache of the package datasets where it is there.
-
-        Raises MissingExtra without that package, and Unavailable where the set cannot be had.
+        """Read the set. Raises MissingExtra without the package datasets, where it is needed, and
+        Unavailable where the set cannot be had.
         """
-        require("bench", f"the set {self.name}")
-        from datasets import DownloadManager, load_dataset
-
         try:
-            if self.github:
-                file = DownloadManager().download(_GITHUB.format_map(self._asdict()))
-                yield from file_rows(Path(file))
-            else:
-                yield from load_dataset(
-                    self.hub, self.config, split=self.split, revision=self.revision
-                )
+            yield from self._file() if self.github else self._dataset()
         except (OSError, ValueError) as error:
             said = next(iter(str(error).splitlines()), type(error).__name__)[:200]
             remedy = (
@@ -59,6 +51,20 @@ class Published(NamedTuple):
                 else "a file of it can be given with --file"
             )
             raise Unavailable(f"the set {self.name} cannot be read: {said} ({remedy})") from error
+
+    def _file(self) -> Iterator[Row]:
+        address = _GITHUB.format_map(self._asdict())
+        with urlopen(address, timeout=_SECONDS) as answer:  # noqa: S310 (https, as above)
+            return json_lines(self.name, answer.read(_MOST_BYTES))
+
+    def _dataset(self) -> Iterable[Row]:
+        require("bench", f"the set {self.name}", "datasets")
+        from datasets import load_dataset
+
+        found: Iterable[Row] = load_dataset(
+            self.hub, self.config, split=self.split, revision=self.revision
+        )
+        return found
 
 
 def find(name: str) -> Published:
@@ -73,18 +79,17 @@ def find(name: str) -> Published:
     return known[plain]._replace(revision=commit or known[plain].revision)
 
 
-def file_rows(path: Path) -> Iterator[Row]:
+def json_lines(name: str, data: bytes) -> Iterator[Row]:
     """The rows of a file of JSON lines, which may be compressed by gzip. Raises InvalidRequest."""
-    data = path.read_bytes()
     try:
         text = (gzip.decompress(data) if data.startswith(b"\x1f\x8b") else data).decode()
     except (UnicodeDecodeError, EOFError, gzip.BadGzipFile) as error:
-        raise InvalidRequest(f"{path.name} is no text in UTF-8: {error}") from error
+        raise InvalidRequest(f"{name} is no text in UTF-8: {error}") from error
     for number, line in enumerate(filter(str.strip, text.split("\n")), start=1):
         try:
             row = json.loads(line)
         except ValueError as error:
-            raise InvalidRequest(f"{path.name}, text {number} is no JSON: {error}") from error
+            raise InvalidRequest(f"{name}, text {number} is no JSON: {error}") from error
         if not isinstance(row, dict):
-            raise InvalidRequest(f"{path.name}, text {number} is no JSON object: got {row!r:.80}")
+            raise InvalidRequest(f"{name}, text {number} is no JSON object: got {row!r:.80}")
         yield row
