@@ -124,9 +124,8 @@ def parse_flags(
 def with_bare(flags: str, words: list[str]) -> list[str]:
     """The words, the first of which may be the values of these flags."""
     flag, _, others = flags.partition(" ")
-    if not flag or not words or words[0].startswith("-"):
-        return words
-    return [f"--{flag}", words[0], *with_bare(others, words[1:])]
+    bare = flag and words and not words[0].startswith("-")
+    return [f"--{flag}", words[0], *with_bare(others, words[1:])] if bare else words
 
 
 class Parser(argparse.ArgumentParser):

@@ -35,7 +35,7 @@ EXAMPLES = """examples:
   outrider bench                                          the pair and the prompts that ship here
   outrider bench --target_model DIR --draft_model DIR --out real
   outrider bench --presets hybrid,suffix --rtt 40 --samples 5 --out far
-  outrider bench --target_host HOST:PORT --draft_model DIR --file prompts.jsonl --out server
+  outrider bench --target_host HOST --draft_model DIR --file prompts.jsonl --out server
   outrider bench compare bench real                       two runs, text by text"""
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from textwrap import fill
@@ -11,7 +12,7 @@ from inference.command import say
 from inference.cost.billing import PER_MILLION
 from inference.errors import MissingExtra
 from inference.files import write_whole
-from outrider.bench.figures import ALL, BASELINE, COSTS, SpeedRatio, by_kind
+from outrider.bench.figures import BASELINE, COSTS, SpeedRatio, by_kind
 from outrider.bench.journal import RunRecord, Values
 from outrider.bench.pictures import draw
 from outrider.compare.report import WIDTH
@@ -113,15 +114,16 @@ def _operating_point(run: RunRecord) -> Iterator[str]:
 def _remarks(run: RunRecord, rows: Sequence[Values]) -> Iterator[str]:
     """Yield what a reader needs to judge the figures."""
     settings, prompts = run.plan["settings"], run.plan["prompts"]
-    most, few = settings["max_new_tokens"], {row["kind"]: row["prompts"] for row in rows}
-    few = {kind: count for kind, count in few.items() if not kind.startswith(ALL)}
-    if most >= FEWEST_TOKENS:
-        few = {kind: count for kind, count in few.items() if count < FEWEST_PROMPTS}
-    if few:
+    most = settings["max_new_tokens"]
+    counts = sorted(Counter(kind for _, kind, _ in {key[:3] for key in run.texts}).items())
+    least = FEWEST_PROMPTS if most >= FEWEST_TOKENS else 1 + len(prompts)
+    if few := ", ".join(f"{count} {kind}" for kind, count in counts if count < least):
         yield (
-            f"Too few for a claim: {', '.join(f'{count} {kind}' for kind, count in few.items())} "
-            f"prompts of up to {most} tokens; {FEWEST_PROMPTS} x {FEWEST_TOKENS} are needed."
+            f"Too few for a claim: {few} prompts of up to {most} tokens; {FEWEST_PROMPTS} x "
+            f"{FEWEST_TOKENS} are needed."
         )
+    if run.starts[0]["shared"]:
+        yield "Draft and target share this machine: their speed is not that of two machines."
     if any("/code/" in name for name in prompts):
         yield "Code as in HumanEval flatters copies: 64 % of an answer repeats its prompt."
     if lacking := len(prompts.keys() - {key.prompt for key in run.texts}):
@@ -129,5 +131,6 @@ def _remarks(run: RunRecord, rows: Sequence[Values]) -> Iterator[str]:
     if settings["emulate"]:
         yield f"The target's forwards take the times of {settings['emulate']}."
     for name in COSTS:
-        known = [row[name]["source"] for row in rows if row[name]["value"] is None]
-        yield from (f"{name} is unavailable: {reason}." for reason in dict.fromkeys(known))
+        sources = [row[name]["source"] for row in rows if row[name]["value"] is None]
+        if reasons := dict.fromkeys(part for one in sources for part in one.split("; ")):
+            yield f"{name} is unavailable: {'; '.join(reasons)}."

@@ -126,7 +126,8 @@ class _Measurement:
         models = {"target": f"{there.model} {there.model_fingerprint}", "type": there.dtype}
         models |= {"device": there.device} | {arm.name: arm.draft for arm in self._arms}
         trip = measure_round_trip(target.probe, say)
-        return {"models": models, "environment": environment(), "round_trip": trip}
+        about = {"models": models, "shared": not self._options.elsewhere, "round_trip": trip}
+        return about | {"environment": environment()}
 
     def run(self, items: Sequence[Item], repeats: Sequence[int]) -> None:
         """Make the texts of these repetitions that are not made yet."""

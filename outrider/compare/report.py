@@ -131,7 +131,7 @@ def columns(comparison: Comparison) -> tuple[list[str], list[list[str]]]:
         if any(read(row).value is not None for row in rows)
     }
     heads = ["RTT", "arm", "tokens/s", "x target-only", "TPOT", "length", "same", *prices]
-    return heads, [[*_cells(row), *(short(read(row)) for read in prices.values())] for row in rows]
+    return heads, [[*_cells(row), *(_short(read(row)) for read in prices.values())] for row in rows]
 
 
 def _cells(row: ResultRow) -> Iterator[str]:
@@ -163,7 +163,7 @@ def _interval(value: Interval) -> str:
     return f"{value.median:.2f} [{value.low:.2f}, {value.high:.2f}]"
 
 
-def short(known: Figure) -> str:
+def _short(known: Figure) -> str:
     """A figure, marked where it is an estimate or a lower bound; never 0 for what is not known."""
     if known.value is None:
         return "-"

@@ -111,7 +111,7 @@ def test_a_second_turn_follows_the_arms_own_answer_and_a_long_prompt_is_left_out
     assert "left out: code no room, turn 1: " in ended.err
     assert "1 of 3 prompts were left out" in " ".join(ended.out.split())
     assert "64 % of an answer repeats its prompt" in ended.out
-    assert "Too few for a claim: 1 code, 1 chat" in ended.out
+    assert "Too few for a claim: 1 chat, 1 code" in ended.out
     assert {path.name for path in directory.iterdir()} >= {"summary.md", "summary.csv"}
 
 
@@ -184,8 +184,19 @@ def test_a_file_of_another_form_is_refused_with_its_line(tmp_path: Path) -> None
 
 @pytest.mark.extended
 def test_the_small_set_is_measured_on_the_embedded_pair(tmp_path: Path, run: Run) -> None:
-    flags = ["--set", "small", "--samples", "2", "--max_new_tokens", "32", "--fresh"]
-    assert run("bench", *flags, "--repeat", "2", "--out", tmp_path).code == 0
-    rows = list(made(tmp_path))
-    assert all(row["equal_texts"] == row["compared_texts"] for row in rows)
-    assert {row["kind"].rpartition(", ")[2] for row in rows} == {"start 1", "start 2"}
+    assert run("bench", "--max_new_tokens", "12", "--out", tmp_path).code == 0
+    rows = made(tmp_path)
+    assert len({row["kind"] for row in rows}) == 8  # all together, too
+    assert all(row["equal_texts"] == row["compared_texts"] == row["texts"] for row in rows)
+    scores = {(row["kind"], row["arm"]): row["right"] for row in summary(tmp_path)["figures"]}
+    assert all(right == scores[kind, "target-only"] for (kind, _), right in scores.items())
+
+
+@pytest.mark.extended
+def test_a_first_start_is_told_from_the_second(words: list[str], tmp_path: Path, run: Run) -> None:
+    flags = ["--max_new_tokens", "6", "--fresh", "--repeat", "2", "--out", tmp_path / "fresh"]
+    assert run("bench", *words[3:5], *flags).code == 0
+    kinds = {row["kind"] for row in made(tmp_path / "fresh")}
+    assert kinds == {f"{kind}, start {n}" for kind in ("code", "chat", "all") for n in (1, 2)}
+    assert len(summary(tmp_path / "fresh")["starts"]) == 2
+    assert (tmp_path / "fresh" / "cache" / "outrider").is_dir()
