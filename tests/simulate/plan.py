@@ -18,7 +18,7 @@ LONG_PATIENCE = 900.0
 MOST_SESSIONS = 6
 """That each key may have, where its limit is not drawn."""
 
-STEADY_EVERY, STEADY_TOKENS = 12, 272
+STEADY_EVERY, STEADY_TOKENS = 24, 272
 """One seed of so many compares rates, over texts of so many tokens."""
 
 FAULTS = (
