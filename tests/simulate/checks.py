@@ -76,11 +76,12 @@ def _explained(text: Text, plan: Plan) -> bool:
 
 def _is_undrafted(text: Text, client: Client, plan: Plan) -> bool:
     """Whether no candidate was accepted of a draft that is right in 7 of 10 cases, where the target
-    waits for it, or is slower and is asked for good drafts alone.
+    waits for it, or is slower and its forwards delay nobody.
     """
-    drafts = {one.draft for one in plan.clients}
+    drafts, good = {one.draft for one in plan.clients}, {"growing", "both"}
     if plan.steady:
-        waits = drafts <= {"growing", "both"} and plan.call < 1 and plan.node < 0.1
+        free = plan.node == 0 or (drafts <= good and plan.node < 0.1)
+        waits = free and text.client.draft in good and plan.call < 1
     else:
         alone = len(plan.clients) == 1 and not (client.plan.at_once and len(client.texts) > 1)
         waits = alone and text.plan.pace is Pace.WAIT and drafts <= {"growing", "both", "rounds"}
@@ -92,7 +93,7 @@ def _is_patience_renewed(text: Text, client: Client) -> bool:
 
     A target that says that a session waits, or owes nothing, begins patience anew.
     """
-    waits = text.plan.pace is Pace.WAIT or text.plan.credit or client.plan.slow_reader
+    waits = text.plan.pace is Pace.WAIT or client.plan.slow_reader
     if waits or text.reopenings or (client.plan.at_once and len(client.texts) > 1):
         return False
     for before, after in pairwise([*text.came, text.ended]):
@@ -123,7 +124,7 @@ def rates(texts: Sequence[Text], alone: Sequence[Text], plan: Plan) -> Iterator[
     alone: the same texts, made by root-only forwards
     """
     for text, other in zip(texts, alone, strict=True):
-        for first in range(0, 0 if plan.faults else len(text.came) - WINDOW, 8):
+        for first in range(0, len(text.came) - WINDOW, 8):
             took, most = (one.came[first + WINDOW] - one.came[first] for one in (text, other))
             if PROMISE * took > most + 2 * plan.forward:
                 yield f"{text} takes {took:.2f} s for {WINDOW} tokens, and alone {most:.2f} s"

@@ -18,7 +18,7 @@ LONG_PATIENCE = 900.0
 MOST_SESSIONS = 6
 """That each key may have, where its limit is not drawn."""
 
-STEADY_EVERY, STEADY_TOKENS = 12, 272
+STEADY_EVERY, STEADY_TOKENS = 24, 272
 """One seed of so many compares rates, over texts of so many tokens."""
 
 FAULTS = (
@@ -136,7 +136,8 @@ def draw(seed: int) -> Plan:
     """Draw a plan: every seed another configuration and other faults (a swarm)."""
     swarm = _Swarm(random.Random(f"{seed} plan"))
     plan = swarm.plan(seed)
-    return swarm.steady(plan) if seed % STEADY_EVERY == STEADY_EVERY - 1 else plan
+    steady = seed % STEADY_EVERY == STEADY_EVERY - 1
+    return swarm.steady(plan) if steady else swarm.unread(plan)
 
 
 class _Swarm:
@@ -213,6 +214,16 @@ class _Swarm:
             clients=clients,
             faults=(Fault(100 * plan.forward, "cut", 0, 0.0),) if chance.random() < 0.25 else (),
         )
+
+    def unread(self, plan: Plan) -> Plan:
+        """Let a disk fail when the key of a client at work is revoked, in some plans."""
+        chance = self.chance
+        if not (plan.keys and plan.faults) or chance.random() < 0.75:
+            return plan
+        client, disk = chance.choice(plan.clients), 1 + 2 * chance.randrange(3)
+        at, whose = self.moment([client]), TENANTS.index(client.tenant)
+        more = Fault(at, "failing disk", disk, 4.0), Fault(at + 1, "revoke key", whose, 60.0)
+        return replace(plan, faults=tuple(sorted((*plan.faults, *more))))
 
     def client(self, number: int) -> ClientPlan:
         chance = self.chance

@@ -6,7 +6,7 @@ import inspect
 import textwrap
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 from unittest.mock import patch
 
 from grpc_comm.client.call import Call
@@ -23,94 +23,74 @@ from inference.engine import scheduler
 from inference.engine.admission import Admission
 from inference.engine.session import Session
 
-PLANTS: dict[str, tuple[Any, str, str, str]] = {
-    "resume one token late": (
-        Stream,
-        "_start",
-        "record.stream, length,",
-        "record.stream, length + (record.epoch > 0),",
+
+class Edit(NamedTuple):
+    """A function or a property, and words of its source in whose place others stand."""
+
+    holder: Any
+    name: str
+    before: str
+    after: str
+
+
+PLANTS: dict[str, Edit] = {
+    "resume one token late": Edit(
+        Stream, "_start", "record.stream, length,", "record.stream, length + (record.epoch > 0),"
     ),
-    "an ack lost": (
-        Call,
-        "send",
-        "self._outbox.put(message)",
-        'self._outbox.put(message) if "ack" not in kind or kind["ack"].length % 5 else None',
+    "an ack lost": Edit(
+        Call, "send", "self._outbox", '"ack" in kind and not kind["ack"].length % 5 or self._outbox'
     ),
-    "a lease not renewed": (
-        SessionRecord,
-        "give_to_new_stream",
-        "asyncio.Event(), None",
-        "asyncio.Event(), self.expires",
+    "a lease not renewed": Edit(
+        SessionRecord, "give_to_new_stream", "(), None", "(), self.expires"
     ),
-    "credit off by one": (
-        Session,
-        "allowed",
-        "self.acknowledged + self.credit",
-        "self.acknowledged + self.credit + 1",
+    "credit off by one": Edit(
+        Session, "allowed", "self.acknowledged + self.credit", "self.acknowledged + self.credit + 1"
     ),
-    "a stale stream believed": (
-        SessionRecord,
-        "give_to_new_stream",
-        "= epoch, asyncio",
-        "= self.epoch, asyncio",
+    "a stale stream believed": Edit(
+        SessionRecord, "give_to_new_stream", "= epoch, asyncio", "= self.epoch, asyncio"
     ),
-    "a cancelled session's row kept": (
-        Admission,
-        "remove_closed",
-        "self._vacate(session)",
-        "session.order or self._vacate(session)",
+    "a cancelled session's row kept": Edit(
+        Admission, "remove_closed", "self._vacate", "session.order or self._vacate"
     ),
-    "an expired session's end not told": (
+    "an expired session's end not told": Edit(
         SessionTable,
         "expire",
         "self.end(record, Ending.EXPIRED)",
         "self._records.pop(record.name), record.close(), self._counts.subtract([record.tenant])",
     ),
-    "a resume key not compared": (
-        SessionTable,
-        "resume",
-        "not hmac.compare_digest(record.resume_key, key)",
-        "False",
+    "a resume key not compared": Edit(
+        SessionTable, "resume", "not hmac.compare_digest(record.resume_key, key)", "False"
     ),
-    "detached sessions not counted": (
-        SessionTable,
-        "check_room",
-        "len(mine) < most",
-        "sum(not r.expires for r in mine) < most",
+    "detached sessions not counted": Edit(
+        SessionTable, "check_room", "len(mine) < most", "sum(not r.expires for r in mine) < most"
     ),
-    "a revoked key's streams live on": (
-        Grant,
-        "withdrawn",
-        "return self._withdrawn",
-        "return False",
+    "a revoked key's streams live on": Edit(
+        Grant, "withdrawn", "return self._withdrawn", "return False"
     ),
-    "drained before the end": (Session, "_ended", "is None:", "is None or self._drained:"),
-    "signs of life of a hung target": (
-        Sender,
-        "_send_progress",
-        "self._engine.step_seconds < MOST_STEP_SECONDS",
-        "True",
+    "drained before the end": Edit(Session, "_ended", "is None:", "is None or self._drained:"),
+    "signs of life of a hung target": Edit(
+        Sender, "_send_progress", "self._engine.step_seconds < MOST_STEP_SECONDS", "True"
     ),
-    "tokens made before not told": (
-        RemoteSession,
-        "_opening",
-        "self._params.made + self._received.made",
-        "self._params.made",
+    "tokens made before not told": Edit(
+        RemoteSession, "_opening", "self._params.made + self._received.made", "self._params.made"
     ),
-    "rows for who has most": (Admission, "line", "rows[session.tenant]", "-rows[session.tenant]"),
-    "keys that a disk failed to read": (KeysFile, "changed", "self.unread or ", ""),
-    "candidates never sent": (WireSession, "propose", "call.backlog < MOST_BACKLOG", "False"),
-    "recall lost on a new stream": (GrowingProposer, "hear", "self._sender.recall()", "pass"),
-    "a width for one session's gain": (scheduler, "plan_width", "needed)).all()", "needed)).any()"),
-    "replicas that do not serve first": (Replicas, "order", "not one.serves", "bool(one.serves)"),
-    "patience renewed by each loss": (
-        RemoteSession,
-        "_start_search",
-        "self._deadline is None",
-        "True",
+    "rows for who has most": Edit(
+        Admission, "line", "rows[session.tenant]", "-rows[session.tenant]"
+    ),
+    "keys that a disk failed to read": Edit(KeysFile, "changed", "self.unread or ", ""),
+    "candidates never sent": Edit(WireSession, "propose", "call.backlog < MOST_BACKLOG", "False"),
+    "recall lost on a new stream": Edit(GrowingProposer, "hear", "self._sender.recall()", "pass"),
+    "a width for one session's gain": Edit(
+        scheduler, "plan_width", "needed)).all()", "needed)).any()"
+    ),
+    "replicas that do not serve first": Edit(
+        Replicas, "order", "not one.serves", "bool(one.serves)"
+    ),
+    "patience renewed by each loss": Edit(
+        RemoteSession, "_start_search", "self._deadline is None", "True"
     ),
 }
-"""By name: a function, or a property, and words of its source in whose place others stand."""
+"""By name."""
 
 
 @contextmanager

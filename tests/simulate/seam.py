@@ -1,7 +1,8 @@
 """The one place where a simulation takes the place of the machine.
 
 Names in the product's modules that stand for threads, clocks, chance, sockets and gRPC's transport
-stand for the simulation's while it is installed. No other module of the process sees them.
+stand for the simulation's while it is installed. So do those in Python's pools and event loops. No
+other module of the process sees them.
 """
 
 from __future__ import annotations

@@ -103,7 +103,7 @@ class World:
 def run(plan: Plan) -> Result:
     """Run a plan; one whose rates are compared, twice."""
     result = _run(plan)
-    if plan.steady and not result.failures:
+    if plan.steady and not (plan.faults or result.failures):
         alone = _run(replace(plan, clients=tuple(replace(one, draft="") for one in plan.clients)))
         result.failures += checks.rates(result.texts, alone.texts, plan)
     return result
