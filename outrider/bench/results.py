@@ -127,7 +127,8 @@ def _remarks(run: RunRecord, rows: Sequence[Values]) -> Iterator[str]:
     if any("/code/" in name for name in prompts):
         yield "Code as in HumanEval flatters copies: 64 % of an answer repeats its prompt."
     if lacking := len(prompts.keys() - {key.prompt for key in run.texts}):
-        yield f"{lacking} of {len(prompts)} prompts were left out: these models cannot take them."
+        why = "these models cannot take them" if run.ends else "the same command goes on with them"
+        yield f"{lacking} of {len(prompts)} prompts are left out: {why}."
     if settings["emulate"]:
         yield f"The target's forwards take the times of {settings['emulate']}."
     for name in COSTS:

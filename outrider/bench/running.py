@@ -65,26 +65,34 @@ class ClientArm(NamedTuple):
 
 
 def bench(options: BenchOptions) -> int:
-    """Make the texts that the run lacks, then write and print its summary."""
+    """Make the texts that the run lacks, and write and print its summary in any case."""
     items, out = options.items(), Path(options.out)
     if options.run_code and (free := bounds_missing()):
         say(f"note: code that models write may {free}")
     take_short_turns()
-    every = range(options.repeat)
     with opened(out, plan_of(options.settings, items)) as journal:
-        if not journal.known.ends:
-            for repeats in [[one] for one in every] if options.fresh else [every]:
-                if any(key.repeat > repeats[-1] for key in journal.known.texts):
-                    continue  # a later start has begun
-                with ExitStack() as stack:
-                    if options.fresh:
-                        stack.enter_context(first_start(out.absolute() / "cache"))
-                    measured = stack.enter_context(_measurement(options, journal))
-                    journal.start(measured.about())
-                    measured.run(items, repeats)
-            journal.write("end", {"load": environment()["load"]})
-        print(write_results(out, journal.known))
+        try:
+            if not journal.known.ends:
+                _make_texts(options, items, journal)
+                journal.write("end", {"load": environment()["load"]})
+        finally:  # a run that was ended has a summary of its texts, too
+            if journal.known.texts:
+                print(write_results(out, journal.known))
     return 0
+
+
+def _make_texts(options: BenchOptions, items: Sequence[Item], journal: Journal) -> None:
+    """Make the texts that a run lacks. With --fresh each repetition starts both ends anew."""
+    every = range(options.repeat)
+    for repeats in [[one] for one in every] if options.fresh else [every]:
+        if any(key.repeat > repeats[-1] for key in journal.known.texts):
+            continue  # a later start has begun
+        with ExitStack() as stack:
+            if options.fresh:
+                stack.enter_context(first_start(Path(options.out).absolute() / "cache"))
+            measured = stack.enter_context(_measurement(options, journal))
+            journal.start(measured.about())
+            measured.run(items, repeats)
 
 
 @contextmanager
