@@ -164,7 +164,14 @@ def opened(given: Options, groups: Sequence[Group]) -> Iterator[list[Arm]]:
             if openvino.PLAIN in needed:
                 stops = ",".join(map(str, read_config(Path(target)).stop_ids))
                 python = environment(given.environments, "openvino")
-                told = [target, draft, given.dtype, str(threads), stops, given.environments]
+                told: list[str | Path] = [
+                    target,
+                    draft,
+                    given.dtype,
+                    str(threads),
+                    stops,
+                    given.environments,
+                ]
                 command = [python, "-m", openvino.__name__, *told]
                 chosen = [arm for arm in openvino.ARMS if arm in wanted]
                 arms += stack.enter_context(peer("openvino", command, chosen))

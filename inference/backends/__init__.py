@@ -128,7 +128,7 @@ class Model(Protocol):
 
 
 class RowStates(Protocol):
-    """What a model keeps of its slots, keys above all, as bytes.
+    """Contents of a model's slots, keys above all, as bytes.
 
     width: bytes of a slot
     """

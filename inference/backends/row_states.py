@@ -1,4 +1,4 @@
-"""What a model keeps of each slot, as bytes: read from its tensors, and written to them."""
+"""Contents of slots as bytes: read from a model's tensors, and written to them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What limits the speed of a text, by what was measured while it was made."""
+"""Limits of the speed of a text, by what was measured while it was made."""
 
 from __future__ import annotations
 
