@@ -48,7 +48,10 @@ def speed_ratio(pairs: Iterable[Pair]) -> SpeedRatio | None:
     for (key, ours), theirs in pairs:
         of_prompt[key.prompt].append(ours["tokens_per_second"] / theirs["tokens_per_second"])
     each = [geometric_mean(ratios) for ratios in of_prompt.values()]
-    return SpeedRatio(geometric_mean(each), *geometric_interval(each)) if each else None
+    if not each:
+        return None
+    mean, (low, high) = geometric_mean(each), geometric_interval(each)
+    return SpeedRatio(mean, min(low, mean), max(high, mean))  # equal ones differ by rounding
 
 
 def kinds_of(keys: Iterable[TextKey]) -> list[str]:

@@ -174,6 +174,10 @@ def test_turns_of_a_prompt_count_as_one_text_in_a_mean() -> None:
     assert speed.mean == pytest.approx(2.0)
     assert speed.low == pytest.approx(1.0)
     assert speed.high == pytest.approx(4.0)
+    for ratio in (0.1, 1.1, 1.7, 3.3):
+        alone = speed_ratio([(text(ratio, 0, "a", "hybrid"), {"tokens_per_second": 1.0})])
+        assert alone is not None
+        assert alone.low <= alone.mean <= alone.high
 
 
 def test_a_file_of_another_form_is_refused_with_its_line(tmp_path: Path) -> None:
