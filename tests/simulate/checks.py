@@ -137,7 +137,7 @@ def leaks(targets: Sequence[TargetProcess]) -> Iterator[str]:
         if not target.runs or target.server is None:
             yield f"{target.process.name} does not run at the end"
             continue
-        engine, admission = target.engine, target.engine._admission  # whose lock may be held
+        engine, admission = target.engine, target.admission  # the engine's lock may be held
         held = {
             "sessions": len(admission.sessions),
             "rows": engine.model.rows - admission.pool.free,

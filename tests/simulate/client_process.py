@@ -32,9 +32,8 @@ from tests.simulate.kernel import Fiber, Kernel, Process
 from tests.simulate.memory import reachable
 from tests.simulate.network import Network
 from tests.simulate.plan import LONG_PATIENCE, ClientPlan, Plan, TextPlan
-from tests.simulate.scripted_drafts import TimedDraft, knowledge
+from tests.simulate.scripted_drafts import TimedDraft, Watched, knowledge
 from tests.simulate.threads import Event, Thread
-from tests.simulate.watched_proposer import Watched
 from tests.support.exact import own_text
 from tests.support.scripted_models import skilled
 

@@ -22,9 +22,6 @@ if TYPE_CHECKING:
 MOST = 2
 """Texts at the same time."""
 
-Make = Callable[..., Completion]
-"""Makes a text, as a Task of the runner does."""
-
 
 class Letters:
     """A tokenizer with a letter for each token."""
@@ -42,9 +39,9 @@ LETTERS = Letters()
 
 
 class Endpoint:
-    """An endpoint's loop, and its callers."""
+    """An endpoint's loop, and its callers. make: makes a text, as a Task of the runner does"""
 
-    def __init__(self, make: Make, forward: float) -> None:
+    def __init__(self, make: Callable[..., Completion], forward: float) -> None:
         self._make, self._forward = make, forward
 
     def serve(self, texts: Sequence[Text], *, at_once: bool) -> None:
@@ -60,8 +57,6 @@ class Endpoint:
             await asyncio.gather(*(self._call(runner, text) for text in asked))
         while runner.running:  # noqa: ASYNC110  # of those who have left
             await asyncio.sleep(0.1)
-        if any(runner._held.values()) or runner._ends:
-            kernel().crashes.append(f"an endpoint still counts {runner._held}, {runner._ends}")
 
     async def _call(self, runner: TextRunner, text: Text) -> None:
         """A caller, who leaves after the time of some forwards where the plan says so."""

@@ -57,10 +57,9 @@ class Hostile:
 
     def _theft(self) -> list[bytes]:
         """What resumes another's session, but for its key; at times, and where there is one."""
-        tables = [
-            one.process.holds.get("session records") for one in self._network.listeners.values()
-        ]
-        records = [record for table in tables if table for record in table._records.values()]
+        servers = self._network.listeners.values()
+        tables = [one.process.holds.get("session records") for one in servers]
+        records = [record for table in tables if table for record in table.records.values()]
         held = [one for one in records if one.tenant == self._tenant]
         if not held or self._chance.random() < 0.5:
             return []

@@ -1,15 +1,18 @@
-"""Drafts by script, whose calls take simulated time."""
+"""Drafts by script, whose calls take simulated time, and what watches their proposers."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from inference.backends import Ranked, Segment
+from inference.draft_thread import CandidateSink
 from inference.planner.acceptance import Knowledge
 from inference.planner.acceptance_file import read_acceptance
+from inference.proposer import BASE, DraftUsage, Nodes, Notice, Proposer
+from inference.sampling import SamplingParams
 from inference.times import DraftTimes, LatencyModel
-from tests.simulate.kernel import Kernel
+from tests.simulate.kernel import Kernel, kernel
 from tests.support.scripted_models import Says, ScriptedModel
 
 LEARNED = read_acceptance()
@@ -32,3 +35,47 @@ class TimedDraft(ScriptedModel):
         nodes = sum(len(one.tokens) for one in segments)
         self._kernel.sleep(self._seconds * (1 + 0.1 * (nodes - 1)))
         return super().rank(segments, k)
+
+
+class Watched:
+    """A Proposer of one text. session: whose streams it has to hear of"""
+
+    def __init__(self, proposer: Proposer, session: CandidateSink) -> None:
+        self._proposer, self._session = proposer, session
+        self._stream: int | None = None  # on which it named its first node
+        self._begin()
+
+    def open(self, prompt: Sequence[int], params: SamplingParams, end: int | None = None) -> None:
+        self._begin()
+        self._proposer.open(prompt, params, end)
+
+    def hear(self, position: int, tokens: Sequence[int], now: float, notice: Notice | None) -> None:
+        if notice is None:
+            self._begin()
+        self._proposer.hear(position, tokens, now, notice)
+
+    def work(self, now: float) -> DraftUsage | None:
+        stream = self._session.stream
+        if self._stream not in (None, stream):
+            if stream == self._late:
+                kernel().crashes.append("a proposer is not told of a new stream")
+            self._late = stream  # it came just now: the next turn tells
+        return self._proposer.work(now)
+
+    def flush(self, now: float, next_number: Callable[[], int]) -> Nodes | None:
+        nodes = self._proposer.flush(now, next_number)
+        if nodes is not None and self._stream is None:
+            self._stream = self._session.stream
+        for one in () if nodes is None else nodes.proposals:
+            if one.parent not in self._named:
+                kernel().crashes.append("a proposer names a parent of a stream that is gone")
+            self._named.add(one.number)
+        return nodes
+
+    def close(self) -> None:
+        self._proposer.close()
+
+    def _begin(self) -> None:
+        """Begin anew: the target holds nothing."""
+        self._named, self._stream = {BASE}, None
+        self._late = -1  # the last stream that it worked on untold

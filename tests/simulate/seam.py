@@ -30,7 +30,7 @@ import grpc.aio
 
 from grpc_comm import keys
 from grpc_comm.server import guard
-from grpc_comm.server.session_table import SessionTable
+from grpc_comm.server.session_table import SessionRecord, SessionTable
 from inference import decode, draft_thread
 from tests.simulate import loop, threads
 from tests.simulate.kernel import EPOCH, Kernel, Running
@@ -54,6 +54,14 @@ LOOKS = (
 def shim(real: ModuleType, **others: Any) -> Any:
     """A module with other things under some names."""
     return SimpleNamespace(**{**vars(real), **others})
+
+
+class Table(SessionTable):
+    """A target's sessions. records: by tenant and session id"""
+
+    @property
+    def records(self) -> dict[tuple[str, str], SessionRecord]:
+        return self._records
 
 
 def _replacements(kernel: Kernel, network: Network, tap: Tap) -> dict[int, Any]:
@@ -81,8 +89,8 @@ def _replacements(kernel: Kernel, network: Network, tap: Tap) -> dict[int, Any]:
     def connect(*_: Any) -> None:
         raise TimeoutError("nobody looks closer in a simulation")
 
-    def table(*args: Any) -> SessionTable:
-        made = SessionTable(*args)
+    def table(*args: Any) -> Table:
+        made = Table(*args)
         assert kernel.current is not None
         kernel.current.process.holds["session records"] = made
         return made

@@ -153,7 +153,7 @@ class TargetProcess:
 
     def _watch_line(self) -> None:
         """Look at who gets each row that is free."""
-        admission = self.engine._admission
+        self.admission = admission = self.engine._admission
         take = admission.pool.take
 
         def watched(tokens: Sequence[int], sharing: str) -> CacheRow | None:

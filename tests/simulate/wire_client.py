@@ -23,7 +23,6 @@ WINDOW = 65_536
 """Bytes of a call that are under way or unread at most, in each direction."""
 
 Metadata = tuple[tuple[str, str], ...]
-CLOSED = "Channel closed!"
 
 
 class Failed(grpc.RpcError):
@@ -204,7 +203,7 @@ class Channel:
     def close(self) -> None:
         self._closed = True
         for call in list(self.calls):
-            call.leave(Failed(grpc.StatusCode.CANCELLED, CLOSED))
+            call.leave(Failed(grpc.StatusCode.CANCELLED, "Channel closed!"))
         if self._pipe is not None and not kernel().over:
             pipe, self._pipe = self._pipe, None
             pipe.send(0, 20, lambda: pipe.cut("the client closed"))

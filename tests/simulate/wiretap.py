@@ -91,7 +91,7 @@ class Wiretap:
         elif kind == "resume":
             spoken.session_id = message.resume.session_id
             spoken.acknowledged = message.resume.length
-            held = served.server.process.holds["session records"]._records
+            held = served.server.process.holds["session records"].records
             record = held.get((spoken.tenant, spoken.session_id))
             spoken.tokens = next(
                 other.tokens
@@ -125,7 +125,7 @@ class Wiretap:
             self._wrong.append(f"a target holds {len(held)} sessions")
         if not spoken.tenant:
             return
-        count = sum(one.tenant == spoken.tenant for one in held._records.values())
+        count = sum(one.tenant == spoken.tenant for one in held.records.values())
         before = [limit for at, limit in self._limits if at <= self._kernel.now - KEYS_SECONDS]
         limits = [*before[-1:], *(limit for _, limit in self._limits[len(before) :])]
         if count > max(limits):

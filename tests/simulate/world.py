@@ -27,9 +27,6 @@ POLITE_SECONDS = 4.0
 SETTLE_SECONDS = 90.0
 """For threads to end when all clients have."""
 
-MOST_LINES = 1_000_000
-"""Of a log."""
-
 
 @dataclass
 class Result:
@@ -114,7 +111,7 @@ def _run(plan: Plan) -> Result:
     kernel = Kernel(plan.seed, yields=plan.yields)
     network = Network(kernel, plan.way, plan.jitter)
     tap, result = Wiretap(kernel, plan), Result(plan)
-    log = logging.handlers.BufferingHandler(MOST_LINES)
+    log = logging.handlers.BufferingHandler(1_000_000)
     root = logging.getLogger()
     level, disabled = root.level, root.manager.disable
     logging.disable(logging.NOTSET)
