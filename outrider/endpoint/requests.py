@@ -22,7 +22,7 @@ COMPLETION_TOKENS = 16
 """Tokens of a completion that names no max_tokens, as the interface defines it."""
 
 LEAST_TOP_P = 1e-6
-"""What top_p 0 is taken as: it leaves the likeliest token alone."""
+"""Value that top_p 0 is taken as: it leaves the likeliest token alone."""
 
 MOST_KEY = 256
 """Characters of a prompt_cache_key."""

@@ -30,7 +30,7 @@ from outrider.text.completion import Request as TextOrder
 from outrider.text.pieces import Piece
 
 LOGPROBS = "message.output_text.logprobs"
-"""What `include` names for log-probabilities."""
+"""Name of log-probabilities in `include`."""
 
 
 class ResponseRequest(BaseModel):
