@@ -138,7 +138,7 @@ class Dog(BaseModel):
 
 
 class Home(BaseModel, extra="forbid"):
-    """What programs describe by pydantic: references, unions, formats, bounds."""
+    """A type with references, unions, formats and bounds."""
 
     pet: Annotated[Cat | Dog, Field(discriminator="kind")]
     others: Annotated[list[Cat], Field(min_length=1, max_length=2)]
