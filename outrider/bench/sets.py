@@ -71,7 +71,10 @@ def read_file(path: Path, samples: int | None) -> list[Item]:
 
 
 def _rows(path: Path) -> Iterator[Row]:
-    return json_lines(path.name, path.read_bytes())
+    try:
+        return json_lines(path.name, path.read_bytes())
+    except OSError as error:
+        raise InvalidRequest(f"{path} cannot be read: {error.strerror}") from error
 
 
 def _small() -> Iterator[Item]:
