@@ -33,7 +33,7 @@ def test_no_seed_of_many_breaks_a_promise(first: int) -> None:
 
 
 def test_the_same_seed_tells_the_same_story() -> None:
-    for seed in (3, 6):
+    for seed in (7, 10):
         first, second = run(draw(seed)), run(draw(seed))
         assert first.lines == second.lines
         assert len(first.lines) > 100
