@@ -28,25 +28,22 @@ class Room(NamedTuple):
 
 
 BOUNDS = {
-    "inference": Room(20_834, 117),
-    "grpc_comm": Room(6_118, 38),
+    "inference": Room(21_257, 120),
+    "grpc_comm": Room(6_138, 38),
     "compile": Room(7_229, 33),
     "deploy": Room(3_548, 25),
-    "outrider": Room(15_330, 95),
-    "benchmarks": Room(8_495, 42),
-    "tests": Room(45_198, 268),
+    "outrider": Room(16_927, 108),
+    "benchmarks": Room(8_334, 43),
+    "tests": Room(46_367, 277),
 }
 """Bounds of each room. They rose last for these, by lines:
 
-- Any causal model of the transformers library, and a trial of trees for GGUF files: 720 of
-  inference/ and 190 of outrider/, where 900 were meant.
-- `outrider up`: 490 of outrider/. Recordings, and what the page hears: 210. The page's own code
-  rose by 1,500, vendored libraries apart, and its own Markdown went.
-- The simulator: 3,450 of tests/, where 2,500 were meant. Families of models and the page: 1,300.
-  It looks into tables that no message tells of, for what is left at the end: hence private
-  attributes.
-
-930 lines of tests/ went for that, with two storms, and 150 of the product.
+- `outrider bench`: 1,380 of outrider/, where 1,000 were meant. 380 of benchmarks/ went for it, and
+  its plots, intervals and meters are those of `outrider compare`.
+- Prefixes that outlive a target, and library models on CUDA graphs: 420 of inference/ and 60 of
+  grpc_comm/ and outrider/.
+- Tools and forms as programs send them: 120 of outrider/.
+- Their tests: 1,170.
 """
 
 MOST_STEPS = 8
@@ -311,14 +308,14 @@ def measures() -> list[Measure]:
         Measure("type names with several meanings", MOST_NAMES, len(shared_type_names(found))),
         Measure("file names of several files", MOST_FILE_NAMES, len(shared_file_names(found))),
         Measure("longest file, lines", 350, max(module.lines for module in found)),
-        Measure("longest function, lines", 60, sizes[-1]),
+        Measure("longest function, lines", 58, sizes[-1]),
         Measure("import circles, for types included", 0, len(circles(found))),
-        Measure("files that a client imports", 58, len(client)),
-        Measure("lines that a client imports", 8_772, sum(module.lines for module in client)),
+        Measure("files that a client imports", 59, len(client)),
+        Measure("lines that a client imports", 8_850, sum(module.lines for module in client)),
         Measure("docstrings that lean on the line above", 0, len([*filter(LEANING.match, texts)])),
         Measure("docstrings that begin like a question", 0, len([*filter(ASKING.match, texts)])),
         Measure("fields packed into a paragraph", 0, len([*filter(PACKED.search, texts)])),
-        Measure("private attributes reached by tests", 9, len(private_accesses(found))),
+        Measure("private attributes reached by tests", 8, len(private_accesses(found))),
     ]
 
 

@@ -118,6 +118,11 @@ def test_other_files_are_refused_with_what_is_needed(
         read_file(written(tmp_path, *rows), None)
 
 
+def test_a_file_that_is_not_there_is_refused_with_its_name(tmp_path: Path) -> None:
+    with pytest.raises(InvalidRequest, match=r"none\.jsonl cannot be read"):
+        read_file(tmp_path / "none.jsonl", None)
+
+
 def test_a_published_set_is_pinned_by_the_table_or_by_its_name() -> None:
     assert find("gsm8k").revision == "740312add88f781978c0658806c59bc2815b9866"
     assert find(f"gsm8k@{'a' * 40}").revision == "a" * 40
