@@ -32,9 +32,9 @@ BOUNDS = {
     "grpc_comm": Room(6_138, 38),
     "compile": Room(7_229, 33),
     "deploy": Room(3_548, 25),
-    "outrider": Room(16_927, 108),
+    "outrider": Room(16_943, 108),
     "benchmarks": Room(8_334, 43),
-    "tests": Room(46_367, 277),
+    "tests": Room(46_388, 278),
 }
 """Bounds of each room. They rose last for these, by lines:
 
@@ -42,7 +42,7 @@ BOUNDS = {
   its plots, intervals and meters are those of `outrider compare`.
 - Prefixes that outlive a target, and library models on CUDA graphs: 420 of inference/ and 60 of
   grpc_comm/ and outrider/.
-- Tools and forms as programs send them: 120 of outrider/.
+- Tools and forms as programs send them: 120 of outrider/. Targets that end with their starter: 16.
 - Their tests: 1,170.
 """
 
@@ -311,7 +311,7 @@ def measures() -> list[Measure]:
         Measure("longest function, lines", 58, sizes[-1]),
         Measure("import circles, for types included", 0, len(circles(found))),
         Measure("files that a client imports", 59, len(client)),
-        Measure("lines that a client imports", 8_850, sum(module.lines for module in client)),
+        Measure("lines that a client imports", 8_852, sum(module.lines for module in client)),
         Measure("docstrings that lean on the line above", 0, len([*filter(LEANING.match, texts)])),
         Measure("docstrings that begin like a question", 0, len([*filter(ASKING.match, texts)])),
         Measure("fields packed into a paragraph", 0, len([*filter(PACKED.search, texts)])),

@@ -154,6 +154,8 @@ class ListeningOptions(KeysOptions, TlsOptions, PortOptions, HostOptions, title=
     """how long a silent client's session is held"""
     grace: Seconds = 5.0
     """time that sessions have to leave after the first signal"""
+    end_with_input: bool = False
+    """end when standard input ends, as it does when the program that started this is killed"""
     share_prefixes: bool = False
     """sessions may start from the prompts of other keys"""
     prefix_dir: Directory | None = None

@@ -1,5 +1,5 @@
-"""Runs a target as a process of its own on this machine, for the demo, the comparison and tests. It
-ends with its context.
+"""Runs a target as a process of its own on this machine, for the demo, measurements and tests. It
+ends with its context, and with this process where that is killed.
 """
 
 from __future__ import annotations
@@ -81,9 +81,9 @@ def started(
 
     hear: is given each line that the process says before it listens
     """
-    command = role_command(role, "--port", "0", *arguments)
+    command = role_command(role, "--port", "0", "--end_with_input", *arguments)
     process = subprocess.Popen(  # noqa: S603
-        command, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=role_environment()
+        command, stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=role_environment()
     )
     said: deque[str] = deque(maxlen=_LINES)
     listener = None
@@ -97,6 +97,8 @@ def started(
         yield StartedTarget(address, process.pid, said)
     finally:
         end(process)
+        assert process.stdin is not None
+        process.stdin.close()
         if listener is not None:
             listener.join(STOP_SECONDS)
 

@@ -4,6 +4,10 @@ clients, and serve it until a signal.
 
 from __future__ import annotations
 
+import os
+import signal
+import sys
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -60,6 +64,8 @@ READY = "listening on "
 
 def serve(options: ServingRole) -> int:
     """Serve a target until a signal."""
+    if options.end_with_input:
+        threading.Thread(target=_end_with_input, name="outrider input", daemon=True).start()
     security = options.security  # checked before minutes are spent on loading
     check_security(security, Address(options.host, options.port))
     check_tls_files(security)
@@ -82,6 +88,12 @@ def serve(options: ServingRole) -> int:
     if isinstance(target.engine.model, TimedModel):
         say(target.engine.model.account())
     return 0
+
+
+def _end_with_input() -> None:
+    """End this process, as a signal does, once nobody holds the other end of its input."""
+    sys.stdin.buffer.read()
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _tell_of_end(event: Event) -> None:
