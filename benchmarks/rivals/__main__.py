@@ -1,7 +1,7 @@
 """Outrider beside other engines, on one pair of models and one machine.
 
     python -m benchmarks.rivals --out DIR [--samples 20 | --file FILE] [--rtt 20]
-        [--safetensors TARGET_DIR,DRAFT_DIR [--peers openvino,autodraft]]
+        [--safetensors TARGET_DIR,DRAFT_DIR [--peers openvino]]
         [--gguf TARGET.gguf,DRAFT.gguf --llama_server FILE]
 
 Of every prompt all arms make a greedy text, one after the other in an order that changes, from the
@@ -47,6 +47,11 @@ ACROSS = f"{ours.HYBRID} gRPC"
 
 PEERS = {"openvino": openvino.ARMS}
 """Engines that run in an environment of their own, and their arms."""
+
+NO_AUTODRAFT = (
+    "--peers: autodraft cannot play here. autodraft-sd 1.1.1 needs a CUDA device, and says 'Torch "
+    "not compiled with CUDA enabled' without one: see docs/rivals.md"
+)
 
 SAFETENSORS = (*library.HELPS, ours.PLAIN, f"{ours.PLAIN} copies", ours.HYBRID, ACROSS)
 GGUF = (*llama_server.ARMS, OURS_GGUF, f"{OURS_GGUF} copies", f"{OURS_GGUF} hybrid")
@@ -95,6 +100,10 @@ def groups_of(given: Options) -> list[Group]:
     """The arms to play, by kind of files. Raises InvalidRequest for an unknown arm, for one without
     its plain arm, and where there are no files.
     """
+    if "autodraft" in given.peers:
+        raise InvalidRequest(NO_AUTODRAFT)
+    if given.peers and not given.safetensors:
+        raise InvalidRequest("--peers: they play on checkpoints, which --safetensors names")
     if others := [name for name in given.peers if name not in PEERS]:
         raise InvalidRequest(f"--peers: no engine {others[0]!r}; there are {', '.join(PEERS)}")
     peers = [arm for name in given.peers for arm in PEERS[name]]
