@@ -32,8 +32,8 @@ BOUNDS = {
     "grpc_comm": Room(6_138, 38),
     "compile": Room(7_229, 33),
     "deploy": Room(3_548, 25),
-    "outrider": Room(16_943, 108),
-    "benchmarks": Room(8_334, 43),
+    "outrider": Room(16_949, 108),
+    "benchmarks": Room(8_343, 43),
     "tests": Room(46_388, 278),
 }
 """Bounds of each room. They rose last for these, by lines:
@@ -311,7 +311,7 @@ def measures() -> list[Measure]:
         Measure("longest function, lines", 58, sizes[-1]),
         Measure("import circles, for types included", 0, len(circles(found))),
         Measure("files that a client imports", 59, len(client)),
-        Measure("lines that a client imports", 8_852, sum(module.lines for module in client)),
+        Measure("lines that a client imports", 8_858, sum(module.lines for module in client)),
         Measure("docstrings that lean on the line above", 0, len([*filter(LEANING.match, texts)])),
         Measure("docstrings that begin like a question", 0, len([*filter(ASKING.match, texts)])),
         Measure("fields packed into a paragraph", 0, len([*filter(PACKED.search, texts)])),

@@ -145,8 +145,8 @@ class KeysOptions(Group, title="security"):
     """clients' keys, each with limits of its own; make-key adds one to this file"""
 
 
-class ListeningOptions(KeysOptions, TlsOptions, PortOptions, HostOptions, title="network"):
-    """The address on which a target listens, and the sessions that it takes."""
+class SessionOptions(Group, title="network"):
+    """The sessions that a target takes, and what it keeps of them."""
 
     waiting: Natural = 64
     """sessions that may stand in line for a row"""
@@ -154,8 +154,6 @@ class ListeningOptions(KeysOptions, TlsOptions, PortOptions, HostOptions, title=
     """how long a silent client's session is held"""
     grace: Seconds = 5.0
     """time that sessions have to leave after the first signal"""
-    end_with_input: bool = False
-    """end when standard input ends, as it does when the program that started this is killed"""
     share_prefixes: bool = False
     """sessions may start from the prompts of other keys"""
     prefix_dir: Directory | None = None
@@ -163,6 +161,14 @@ class ListeningOptions(KeysOptions, TlsOptions, PortOptions, HostOptions, title=
     restart; only this user may read it (default: prefixes end with the process)"""
     prefix_gib: Count = 4
     """GiB that the files of --prefix_dir may have together; the longest unused go first"""
+
+
+class ListeningOptions(KeysOptions, TlsOptions, PortOptions, HostOptions, title="network"):
+    """The address on which a target listens, its sessions, and its end."""
+
+    sessions: SessionOptions = SessionOptions()
+    end_with_input: bool = False
+    """end when standard input ends, as it does when the program that started this is killed"""
     reflection: bool = False
     """tell callers the protocol (gRPC reflection)"""
 

@@ -84,7 +84,7 @@ def serve(options: ServingRole) -> int:
     collect_rarely()
     with observed(options, options.usd_per_hour) as statistics:
         statistics.listeners.append(_tell_of_end)
-        serve_target(replace(target, listener=statistics), say_ready, options.grace)
+        serve_target(replace(target, listener=statistics), say_ready, options.sessions.grace)
     if isinstance(target.engine.model, TimedModel):
         say(target.engine.model.account())
     return 0
@@ -125,9 +125,9 @@ def load_target(options: ServingRole) -> Target:
         Address(options.host, options.port),
         security=options.security,
         listed={name: lazily(name, settings, load_served) for name, settings in listed.items()},
-        share_prefixes=options.share_prefixes,
+        share_prefixes=options.sessions.share_prefixes,
         reflection=options.reflection,
-        lease_seconds=options.lease,
+        lease_seconds=options.sessions.lease,
     )
 
 
@@ -178,7 +178,7 @@ def load_served(options: ServingRole, make_draft: MakeDraft | None = None) -> Se
         sequence_length=loaded.sequence_length,
         max_tree_nodes=loaded.max_tree_nodes,
         vocabulary=description.vocabulary,
-        waiting=options.waiting,
+        waiting=options.sessions.waiting,
         times=times,
         branches=not legacy,
         drafter=drafts.drafter if drafts else None,
@@ -200,7 +200,7 @@ class RunningTarget:
         security = options.security
         check_security(security, Address(options.host, options.port))
         self._server = BackgroundServer(load_target(options))
-        self._grace = options.grace
+        self._grace = options.sessions.grace
         self.address = str(self._server.address)
 
     def close(self) -> None:
@@ -274,19 +274,19 @@ def _prefix_files(options: ServingRole, loaded: _LoadedTarget) -> PrefixFiles | 
     Another CPU, library, version or number of threads may round keys differently: none of them
     reads these files.
     """
-    if options.prefix_dir is None:
+    if options.sessions.prefix_dir is None:
         return None
     states = row_states(loaded.model)
     if states is None:
         name = loaded.found.name
         say(f"--prefix_dir: no prefixes are kept: the keys of {name} are not in tensors here")
         return None
-    directory = Path(options.prefix_dir)
+    directory = Path(options.sessions.prefix_dir)
     directory.mkdir(0o700, parents=True, exist_ok=True)
     check_private(directory)
     device, threads = loaded.found.conditions(loaded.model)
     model = (loaded.made_from, loaded.dtype, device, str(threads), outrider_version())
-    return PrefixFiles(directory, options.prefix_gib << 30, model, states, say)
+    return PrefixFiles(directory, options.sessions.prefix_gib << 30, model, states, say)
 
 
 def _times(
