@@ -88,7 +88,11 @@ FAMILIES = {
     "qwen3": Family("Qwen3", "groups, norms of heads", {}),
     "qwen3_moe": Family("Qwen3-30B-A3B, Qwen3-Coder", "experts", _EXPERTS),
     "mixtral": Family("Mixtral 8x7B, 8x22B", "experts, window", {**_EXPERTS, **_SLIDING}),
-    "gpt_oss": Family("gpt-oss, unquantized", "experts, sinks, windows", {**_EXPERTS, **_KINDS}),
+    "gpt_oss": Family(
+        "gpt-oss, unquantized",
+        "experts, sinks, windows",
+        {**_EXPERTS, **_KINDS, "intermediate_size": 64},  # ends of vectors round in their own way
+    ),
     "gemma2": Family("Gemma 2", "windows, capped logits", {**_KINDS, "query_pre_attn_scalar": 8}),
     "gemma3_text": Family(
         "Gemma 3", "windows, two rotary bases", {**_KINDS, "query_pre_attn_scalar": 8}

@@ -109,7 +109,7 @@ def test_a_second_turn_follows_the_arms_own_answer_and_a_long_prompt_is_left_out
         assert text["prompt_tokens"] == len(tokenizer.encode_chat(chat))
     assert {key.name for key in found.texts} == {"queue", "two turns"}
     assert "left out: code no room, turn 1: " in ended.err
-    assert "1 of 3 prompts were left out" in " ".join(ended.out.split())
+    assert "1 of 3 prompts are left out" in " ".join(ended.out.split())
     assert "64 % of an answer repeats its prompt" in ended.out
     assert "Too few for a claim: 1 chat, 1 code" in ended.out
     assert {path.name for path in directory.iterdir()} >= {"summary.md", "summary.csv"}
