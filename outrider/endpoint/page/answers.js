@@ -23,6 +23,7 @@ export class Answers {
       if (!messages.includes(message)) messages.push(message);
       this.check(message.going);
       this.running.message = message;
+      this.told.begun(); // before the lock is granted: the page is busy from now on
       await exclusively(conversation.id, () => this.make(this.running, beside && !message.content));
     } catch (error) {
       this.told.failed(error);
@@ -67,7 +68,7 @@ export class Answers {
     const alone = { content: "", runs: [], going: structuredClone(going) };
     if (beside) message.beside = alone;
     else if (!message.beside?.content) delete message.beside; // which the page was left before
-    this.told.begun();
+    this.told.moved(message);
     this.conversations.made = conversation;
     this.conversations.touch(conversation);
     const keeping = setInterval(() => this.conversations.keep(conversation), KEEP_MS);

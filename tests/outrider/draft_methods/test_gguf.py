@@ -99,7 +99,7 @@ def test_a_drafted_text_is_the_text_of_the_target_alone(
 ) -> None:
     model = files["draft"] if draft == "gguf" else EMBEDDED / "draft"
     flags = ["--port", port, "--draft", draft, "--draft_model", model, "--pace", pace]
-    text = ["--max_new_tokens", "64", "--temperature", temperature, "--seed", "3"]
+    text = ["--max_new_tokens", "160", "--temperature", temperature, "--seed", "3"]
     (made,) = run("run", PROMPT, *flags, *text, "--baseline", "--json").records
     assert made["token_ids"] == made["baseline"]["token_ids"]
     if pace == "wait":  # else the target may be done before the draft's first call
