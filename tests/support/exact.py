@@ -50,6 +50,12 @@ def next_token(prefix: NDArray[np.int64], params: SamplingParams, kinds: int) ->
     return zlib.crc32(prefix.tobytes(), seed) % kinds
 
 
+def prompt_of(seed: int, length: int = 12) -> list[int]:
+    """A random prompt without the tokens that fail."""
+    tokens: list[int] = np.random.default_rng(seed).integers(0, FAULTY, length).tolist()
+    return tokens
+
+
 def own_text(
     prompt: Sequence[int], count: int, params: SamplingParams = GREEDY, kinds: int = FAULTY
 ) -> list[int]:

@@ -9,7 +9,6 @@ from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
-import numpy as np
 import pytest
 
 from inference.backends import Segment
@@ -35,6 +34,7 @@ from tests.support.exact import (
     free,
     opened,
     own_text,
+    prompt_of,
     recorded,
     run_dry,
     running,
@@ -49,11 +49,6 @@ LAST = len(PROMPT) - 1
 TEXT = own_text(PROMPT, 600)
 WAIT = 20.0
 """Seconds after which a test fails instead of hanging."""
-
-
-def prompt_of(seed: int, length: int = 12) -> list[int]:
-    tokens: list[int] = np.random.default_rng(seed).integers(0, FAULTY, length).tolist()
-    return tokens
 
 
 def waited(engine: Engine, session: Session) -> Session:

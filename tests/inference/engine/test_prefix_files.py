@@ -5,18 +5,17 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from inference.backends import RowStates
 from inference.engine.engine import Engine
 from inference.engine.prefix_files import LEAST, PART, PrefixFiles
-from inference.engine.session import Session
+from inference.engine.session import Opening, Session
 from inference.sampling import SamplingParams
 from tests.support.exact import (
-    FAULTY,
     GREEDY,
     Exact,
     Recorder,
@@ -24,6 +23,7 @@ from tests.support.exact import (
     exact_engine,
     opened,
     own_text,
+    prompt_of,
     recorded,
     run_dry,
     running,
@@ -34,11 +34,6 @@ ROOM = 1 << 20
 """Bytes: more than any test here needs."""
 
 LONG = 3 * PART + 40
-
-
-def prompt_of(seed: int, length: int = LONG) -> list[int]:
-    tokens: list[int] = np.random.default_rng(seed).integers(0, FAULTY, length).tolist()
-    return tokens
 
 
 class Start:
@@ -88,7 +83,7 @@ def files_in(folder: Path) -> list[Path]:
 
 @pytest.mark.parametrize("params", [GREEDY, SamplingParams(0.7, seed=5)], ids=str)
 def test_another_start_prefills_what_no_file_has(tmp_path: Path, params: SamplingParams) -> None:
-    prompt = prompt_of(1)
+    prompt = prompt_of(1, LONG)
     Start(tmp_path).keep(prompt)
     again = Start(tmp_path)
     again.text([*prompt, 5, 6], params)
@@ -99,7 +94,7 @@ def test_another_start_prefills_what_no_file_has(tmp_path: Path, params: Samplin
 
 @pytest.mark.parametrize("shared", [LEAST, PART - 1, PART, PART + 1, LONG - 1])
 def test_a_prefix_is_used_as_far_as_a_prompt_has_it(tmp_path: Path, shared: int) -> None:
-    prompt = prompt_of(2)
+    prompt = prompt_of(2, LONG)
     Start(tmp_path).keep(prompt)
     again = Start(tmp_path)
     again.text([*prompt[:shared], *prompt_of(3, 100)])
@@ -107,7 +102,7 @@ def test_a_prefix_is_used_as_far_as_a_prompt_has_it(tmp_path: Path, shared: int)
 
 
 def test_a_file_goes_on_where_a_row_ends(tmp_path: Path) -> None:
-    prompt = prompt_of(4)
+    prompt = prompt_of(4, LONG)
     Start(tmp_path).keep(prompt)
     again = Start(tmp_path, rows=1)
     again.engine.close(opened(again.engine, [*prompt[:300], 7, 7]))
@@ -116,7 +111,7 @@ def test_a_file_goes_on_where_a_row_ends(tmp_path: Path) -> None:
 
 
 def test_a_text_that_goes_on_takes_the_place_of_its_beginning(tmp_path: Path) -> None:
-    start, prompt = Start(tmp_path), prompt_of(5)
+    start, prompt = Start(tmp_path), prompt_of(5, LONG)
     start.keep(prompt[:400])
     start.keep(prompt)
     start.keep(prompt[:500])
@@ -128,7 +123,7 @@ def test_a_text_that_goes_on_takes_the_place_of_its_beginning(tmp_path: Path) ->
 
 
 def test_a_target_that_is_stopped_keeps_what_its_sessions_had(tmp_path: Path) -> None:
-    start, prompt = Start(tmp_path), prompt_of(6)
+    start, prompt = Start(tmp_path), prompt_of(6, LONG)
     with running(start.engine):
         opened(start.engine, prompt)
     again = Start(tmp_path)
@@ -137,7 +132,7 @@ def test_a_target_that_is_stopped_keeps_what_its_sessions_had(tmp_path: Path) ->
 
 
 def test_neither_another_target_nor_another_tenant_reads_it(tmp_path: Path) -> None:
-    prompt = prompt_of(7)
+    prompt = prompt_of(7, LONG)
     Start(tmp_path).keep(prompt, tenant="a")
     for start, tenant in ((Start(tmp_path, model="two"), "a"), (Start(tmp_path), "b")):
         opened(start.engine, prompt, tenant=tenant)
@@ -172,7 +167,7 @@ def anothers(path: Path) -> None:
     """Let the file be that of another prefix of the same target."""
     folder = path.parent / "other"
     folder.mkdir()
-    Start(folder).keep(prompt_of(9))
+    Start(folder).keep(prompt_of(9, LONG))
     (other,) = files_in(folder)
     path.write_bytes(other.read_bytes())
 
@@ -201,7 +196,7 @@ SPOILT: list[tuple[Callable[[Path], None], int]] = [
 def test_a_spoilt_file_is_told_of_once_and_removed(
     tmp_path: Path, spoil: Callable[[Path], None], believed: int
 ) -> None:
-    prompt = prompt_of(8)
+    prompt = prompt_of(8, LONG)
     Start(tmp_path).keep(prompt)
     (path,) = files_in(tmp_path)
     spoil(path)
@@ -213,12 +208,18 @@ def test_a_spoilt_file_is_told_of_once_and_removed(
     assert not path.exists()
 
 
-def test_a_file_that_goes_between_two_parts_costs_time_alone(tmp_path: Path) -> None:
-    prompt = prompt_of(10)
-    Start(tmp_path).keep(prompt)
-    again = Start(tmp_path)
-    _, future = again.engine.open(prompt, GREEDY)
+def reading(folder: Path, prompt: list[int]) -> tuple[Start, Session, Future[Opening]]:
+    """A second start, with a session that has read the first part of its kept prefix."""
+    Start(folder).keep(prompt)
+    again = Start(folder)
+    session, future = again.engine.open(prompt, GREEDY)
     again.engine.step()
+    return again, session, future
+
+
+def test_a_file_that_goes_between_two_parts_costs_time_alone(tmp_path: Path) -> None:
+    prompt = prompt_of(10, LONG)
+    again, _, future = reading(tmp_path, prompt)
     files_in(tmp_path)[0].unlink()
     again.engine.finish(future)
     assert again.seen.reused == [PART]
@@ -226,11 +227,8 @@ def test_a_file_that_goes_between_two_parts_costs_time_alone(tmp_path: Path) -> 
 
 
 def test_a_session_that_is_closed_while_its_prefix_is_read_holds_nothing(tmp_path: Path) -> None:
-    prompt = prompt_of(11)
-    Start(tmp_path).keep(prompt)
-    again = Start(tmp_path)
-    session, _ = again.engine.open(prompt, GREEDY)
-    again.engine.step()
+    prompt = prompt_of(11, LONG)
+    again, session, _ = reading(tmp_path, prompt)
     again.engine.close(session)
     run_dry(again.engine)
     assert again.engine.free_rows == 2
@@ -238,7 +236,7 @@ def test_a_session_that_is_closed_while_its_prefix_is_read_holds_nothing(tmp_pat
 
 
 def test_a_prefix_that_is_taken_up_while_it_is_written_is_kept_later(tmp_path: Path) -> None:
-    start, prompt = Start(tmp_path, rows=1), prompt_of(12)
+    start, prompt = Start(tmp_path, rows=1), prompt_of(12, LONG)
     start.engine.close(opened(start.engine, prompt))
     assert start.engine.use_idle_time()
     session = opened(start.engine, [*prompt, 8])
@@ -255,22 +253,22 @@ def test_the_longest_unused_files_go_for_new_ones(tmp_path: Path) -> None:
     size = 20 * LONG + 200
     start = Start(tmp_path, most=2 * size)
     for number in (1, 2):
-        start.keep(prompt_of(number))
+        start.keep(prompt_of(number, LONG))
     for number, path in enumerate(sorted(files_in(tmp_path), key=lambda one: one.stat().st_mtime)):
         os.utime(path, (number, number))
     again = Start(tmp_path, most=2 * size)
-    again.text(prompt_of(1))  # it was written first, and is used last
-    again.keep(prompt_of(3))
+    again.text(prompt_of(1, LONG))  # it was written first, and is used last
+    again.keep(prompt_of(3, LONG))
     assert sum(path.stat().st_size for path in files_in(tmp_path)) <= 2 * size
     last = Start(tmp_path, rows=3)
     for number in (1, 2, 3):
-        opened(last.engine, prompt_of(number))
+        opened(last.engine, prompt_of(number, LONG))
     assert last.seen.reused == [LONG - 1, 0, LONG - 1]
 
 
 def test_short_prefixes_and_those_without_room_are_not_kept(tmp_path: Path) -> None:
     start = Start(tmp_path, most=20 * LONG - 1000)
-    start.keep(prompt_of(1))
+    start.keep(prompt_of(1, LONG))
     start.keep(prompt_of(2, LEAST))
     assert files_in(tmp_path) == []
     assert start.said == []
@@ -279,7 +277,7 @@ def test_short_prefixes_and_those_without_room_are_not_kept(tmp_path: Path) -> N
 def test_a_folder_that_cannot_be_written_to_is_told_of_once(tmp_path: Path) -> None:
     folder = tmp_path / "gone"
     start = Start(folder)
-    start.keep(prompt_of(1))
-    start.keep(prompt_of(2))
+    start.keep(prompt_of(1, LONG))
+    start.keep(prompt_of(2, LONG))
     assert len(start.said) == 1
-    start.text(prompt_of(1))
+    start.text(prompt_of(1, LONG))
