@@ -13,7 +13,8 @@ import pytest
 from inference.backends import RowStates
 from inference.engine.engine import Engine
 from inference.engine.prefix_files import LEAST, PART, PrefixFiles
-from inference.engine.session import Opening, Session
+from inference.engine.session import Session
+from inference.order import Opened
 from inference.sampling import SamplingParams
 from tests.support.exact import (
     GREEDY,
@@ -208,7 +209,7 @@ def test_a_spoilt_file_is_told_of_once_and_removed(
     assert not path.exists()
 
 
-def reading(folder: Path, prompt: list[int]) -> tuple[Start, Session, Future[Opening]]:
+def reading(folder: Path, prompt: list[int]) -> tuple[Start, Session, Future[Opened]]:
     """A second start, with a session that has read the first part of its kept prefix."""
     Start(folder).keep(prompt)
     again = Start(folder)
