@@ -159,12 +159,13 @@ class Weather:
         return self._stop(self._target(fault), None)
 
     def _stop(self, target: TargetProcess, grace: float | None) -> Heal:
+        stopped = target.process
         target.stop(grace)
 
         def heal() -> None:
-            if target.runs:  # it still ends
+            if not stopped.dead:  # it still ends
                 self._world.kernel.after(0.5, heal)
-            else:
+            else:  # another fault may have started it again: then nothing happens
                 target.start()
 
         return heal
