@@ -17,6 +17,7 @@ from grpc_comm.keys import Grant
 from grpc_comm.keys_file import KeysFile
 from grpc_comm.server.sender import Sender
 from grpc_comm.server.session_table import SessionRecord, SessionTable
+from grpc_comm.server.state import ServerState
 from grpc_comm.server.stream import Stream
 from inference.drafters.growing_proposer import GrowingProposer
 from inference.engine import scheduler
@@ -67,6 +68,7 @@ PLANTS: dict[str, Edit] = {
     "a revoked key's streams live on": Edit(
         Grant, "withdrawn", "return self._withdrawn", "return False"
     ),
+    "rows shared between tenants": Edit(ServerState, "prefix_tenant", "key.name", '""'),
     "drained before the end": Edit(Session, "_ended", "is None:", "is None or self._drained:"),
     "signs of life of a hung target": Edit(
         Sender, "_send_progress", "self._engine.step_seconds < MOST_STEP_SECONDS", "True"
