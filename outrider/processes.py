@@ -1,8 +1,12 @@
-"""The end of a process that was started here."""
+"""The end of a process that was started here, and of one whose starter is gone."""
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
+import sys
+import threading
 
 STOP_SECONDS = 10.0
 
@@ -15,3 +19,18 @@ def end(process: subprocess.Popen[str] | subprocess.Popen[bytes]) -> None:
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
+    if process.stdin is not None:
+        process.stdin.close()
+
+
+def end_with_input() -> None:
+    """From here on, end this process as SIGTERM does once nobody holds the other end of its input.
+
+    The system closes that end when the program that started this one is killed.
+    """
+
+    def wait() -> None:
+        sys.stdin.buffer.read()
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=wait, name="outrider input", daemon=True).start()

@@ -31,7 +31,7 @@ from inference.command import run_command
 from inference.errors import InvalidRequest, Unavailable
 from inference.flags.command_line import CommandOptions, parse_flags
 from inference.flags.group import Group, Shown
-from outrider.processes import end
+from outrider.processes import end, end_with_input
 
 READY = "listening on "
 """Start of the stdout line that names the bound address."""
@@ -246,10 +246,10 @@ def shaped_link(to: str, shape: LinkShape = PERFECT) -> Iterator[ShapedLink]:
     """Run a link to HOST:PORT in a process that ends with this context. Raises Unavailable when it
     does not start.
     """
-    ends = ["--listen", "127.0.0.1:0", "--to", to]
+    ends = ["--listen", "127.0.0.1:0", "--to", to, "--end_with_input"]
     process = subprocess.Popen(  # noqa: S603
         [sys.executable, "-m", "outrider.link.emulated_link", *ends, *_flags(shape)],
-        stdin=subprocess.DEVNULL,
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
         cwd=Path(__file__).parents[2],
@@ -283,6 +283,8 @@ class LinkCommand(CommandOptions, title="link"):
     """port 0 lets the system choose"""
     to: Annotated[str, Shown("HOST:PORT")]
     """where the target is"""
+    end_with_input: bool = False
+    """end when standard input ends, as it does when the program that started this is killed"""
     shape: LinkShape = LinkShape()
 
 
@@ -293,6 +295,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     def link() -> int:
         listen, to = parse_address(options.listen), parse_address(options.to)
+        if options.end_with_input:
+            end_with_input()
         run(
             listen, to, shape, lambda bound: print(f"{READY}{bound} (to {to}; {shape})", flush=True)
         )

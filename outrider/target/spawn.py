@@ -97,8 +97,6 @@ def started(
         yield StartedTarget(address, process.pid, said)
     finally:
         end(process)
-        assert process.stdin is not None
-        process.stdin.close()
         if listener is not None:
             listener.join(STOP_SECONDS)
 

@@ -4,10 +4,7 @@ clients, and serve it until a signal.
 
 from __future__ import annotations
 
-import os
 import signal
-import sys
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -48,6 +45,7 @@ from outrider.models.devices import describe
 from outrider.models.loading import PREFILL_NODES, FoundModel, LoadedModel, find_target
 from outrider.models.profiles import PendingProfile, user_profiles
 from outrider.options.roles import FusedTargetRole, ServingRole, TargetRole
+from outrider.processes import end_with_input
 from outrider.target.model_list import lazily, load_listed, read_listed
 from outrider.target.observing import notify, observed
 from outrider.version import outrider_version
@@ -65,7 +63,7 @@ READY = "listening on "
 def serve(options: ServingRole) -> int:
     """Serve a target until a signal."""
     if options.end_with_input:
-        threading.Thread(target=_end_with_input, name="outrider input", daemon=True).start()
+        end_with_input()
     security = options.security  # checked before minutes are spent on loading
     check_security(security, Address(options.host, options.port))
     check_tls_files(security)
@@ -88,12 +86,6 @@ def serve(options: ServingRole) -> int:
     if isinstance(target.engine.model, TimedModel):
         say(target.engine.model.account())
     return 0
-
-
-def _end_with_input() -> None:
-    """End this process, as a signal does, once nobody holds the other end of its input."""
-    sys.stdin.buffer.read()
-    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _tell_of_end(event: Event) -> None:
