@@ -4,7 +4,6 @@ clients, and serve it until a signal.
 
 from __future__ import annotations
 
-import signal
 import time
 from collections.abc import Callable
 from dataclasses import replace
