@@ -36,7 +36,6 @@ HOMES = {
     "boto3": ("deploy/aws.py", "compile/store.py"),
     "scipy": ("compile/plan/search.py",),
     "defusedxml": ("outrider/runs/autodraft.py",),
-    "filelock": ("compile/build/build.py",),
     "llguidance": ("inference/grammar.py", "inference/grammar_check.py"),
 }
 

@@ -10,19 +10,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import platform
 import shutil
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
-
-from filelock import FileLock, Timeout
 
 from compile.build.progress import JOINT, WEIGHTS, BuildProgress
 from compile.spec import CompileSpec
@@ -37,7 +32,7 @@ from inference.artifact import (
 )
 from inference.errors import BadArtifact, InvalidRequest
 from inference.file_model import Record, Text, read_record
-from inference.files import write_whole
+from inference.files import locked, write_whole
 from inference.json_file import read_json
 
 if TYPE_CHECKING:
@@ -156,7 +151,7 @@ def build_artifact(
             shutil.copyfile(source.directory / name, directory / name)
         return [*present, *builder.prepare(directory)]
 
-    with building_alone(directory):
+    with locked(directory):
         files = stages.run(WEIGHTS, {"copied": hash_files(source.directory, present)}, prepare)
         for made in _build_graphs(spec.graphs, builder, stages):
             files |= made
@@ -252,28 +247,6 @@ def _hash_made(directory: Path, stage: str, names: Iterable[str]) -> dict[str, s
     if missing:
         raise BadArtifact(f"{stage}: the builder named {missing[0]}, which it did not write")
     return hash_files(directory, names)
-
-
-@contextmanager
-def building_alone(directory: Path) -> Iterator[None]:
-    """Hold the directory's lock. Raises InvalidRequest naming the process that holds it. A lock is
-    never stale: the system releases it when its process ends.
-    """
-    lock, holder = FileLock(directory / STATE / "lock"), directory / STATE / "holder"
-    try:
-        lock.acquire(timeout=0)
-    except Timeout as error:
-        by = holder.read_text(encoding="utf-8") if holder.is_file() else "another process"
-        raise InvalidRequest(
-            f"--out {directory} is being built by {by}: wait for it, end it, or name another "
-            "directory"
-        ) from error
-    try:
-        write_whole(holder, f"process {os.getpid()} on {platform.node()}")
-        yield
-    finally:
-        holder.unlink(missing_ok=True)
-        lock.release()
 
 
 def _make_room(directory: Path) -> None:

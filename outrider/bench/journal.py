@@ -7,7 +7,6 @@ Each line is a JSON object of one field: `run` (the first line: settings and pro
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TextIO, TypeAlias
 
 from inference.errors import InvalidRequest
+from inference.files import locked
 from inference.json_file import Json
 from outrider.bench.sets import Item
 
@@ -122,15 +122,15 @@ class Journal:
 @contextmanager
 def opened(directory: Path, plan: Values) -> Iterator[Journal]:
     """Go on with the run of this directory, or begin it. Raises InvalidRequest for another run,
-    and says what differs.
+    and says what differs, and where another process writes it.
     """
-    path, known = directory / NAME, read_run(directory / NAME)
-    if known is not None:
-        for what, values in known.plan.items():
-            _check_same(what, values, plan[what], str(path))
-        os.truncate(path, path.read_bytes().rfind(b"\n") + 1)
+    path = directory / NAME
     directory.mkdir(parents=True, exist_ok=True)
-    with path.open("w" if known is None else "a", encoding="utf-8") as file:
+    with locked(directory), path.open("a", encoding="utf-8") as file:
+        known = read_run(path)
+        for what, values in known.plan.items() if known else ():
+            _check_same(what, values, plan[what], str(path))
+        file.truncate(path.read_bytes().rfind(b"\n") + 1)
         journal = Journal(file, known or RunRecord(plan))
         if known is None:
             journal.write("run", plan)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import shutil
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -12,7 +13,6 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 import torch
-from filelock import FileLock
 from numpy.typing import NDArray
 
 from compile.build.cpu import CpuBuilder
@@ -107,7 +107,8 @@ def compiled(machine: Machine) -> Model:
     shallow = [replace(bucket, levels=3) if bucket.sampled else bucket for bucket in (*FEW, MASKED)]
     spec = spec_of(1, shallow, target="cpu", features=heads.KEPT)
     directory = machine.shared / "compiled"
-    with FileLock(machine.shared / "compiled.lock"):
+    with (machine.shared / "compiled.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
         if not directory.exists():
             build(directory, machine.checkpoint, spec, CpuBuilder)
     return load_compiled(directory, read_compiled(directory))

@@ -174,8 +174,8 @@ def test_a_second_build_into_a_directory_is_refused_with_the_number_of_the_first
 def test_the_lock_of_a_build_that_was_killed_or_failed_is_free(tmp_path: Path) -> None:
     (tmp_path / "out" / ".build").mkdir(parents=True)
     code = (
-        "import time; from pathlib import Path; from compile.build.build import building_alone\n"
-        f"with building_alone(Path({str(tmp_path / 'out')!r})): "
+        "import time; from pathlib import Path; from inference.files import locked\n"
+        f"with locked(Path({str(tmp_path / 'out')!r})): "
         "print('held', flush=True); time.sleep(60)"
     )
     command = [sys.executable, "-c", code]

@@ -88,6 +88,21 @@ def test_a_killed_run_goes_on_to_the_summary_of_an_uninterrupted_one(
     assert (whole / NAME).read_bytes() == before
 
 
+def test_a_second_run_is_refused_while_another_process_writes_the_same_directory(
+    words: list[str], tmp_path: Path, run: Run
+) -> None:
+    command = [sys.executable, "-m", "outrider", *words, "--out", str(tmp_path / "bench")]
+    with subprocess.Popen(
+        command, stderr=subprocess.PIPE, text=True, env=role_environment()
+    ) as first:
+        assert first.stderr is not None
+        assert any(line.startswith("1 of ") for line in first.stderr)
+        shown = [str(tmp_path / "bench"), f"is being written by process {first.pid} on "]
+        run(*words, "--out", tmp_path / "bench").assert_failed(*shown)
+        first.kill()
+    assert run(*words, "--out", tmp_path / "bench").code == 0
+
+
 @pytest.fixture
 def measured(words: list[str], tmp_path: Path, run: Run) -> tuple[Path, Ended]:
     return tmp_path / "bench", run(*words, "--repeat", "1", "--out", tmp_path / "bench")
