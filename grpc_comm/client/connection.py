@@ -86,11 +86,6 @@ class Connection:
         threading.Thread(target=self._beat, name="outrider heartbeat", daemon=True).start()
 
     @property
-    def is_local(self) -> bool:
-        """Whether the target that was last met is on this machine."""
-        return self._replicas.met.address.loopback
-
-    @property
     def address(self) -> str:
         """Address of the replica that answered first."""
         return str(self._replicas.met.address)

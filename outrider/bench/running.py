@@ -107,7 +107,7 @@ def _measurement(options: BenchOptions, journal: Journal) -> Iterator[_Measureme
         reached = stack.enter_context(over_link(connection, shape))
         arms = list[ClientArm]()
         for name, role in options.clients(reached):
-            client = stack.enter_context(open_client(role))
+            client = stack.enter_context(open_client(role, is_local=connection.is_local))
             found = None if role.method is None or role.target_only else find_draft(role)
             arms.append(ClientArm(name, client, "" if found is None else found.fingerprint()))
         for arm in arms:
@@ -134,7 +134,7 @@ class _Measurement:
         models = {"target": f"{there.model} {there.model_fingerprint}", "type": there.dtype}
         models |= {"device": there.device} | {arm.name: arm.draft for arm in self._arms}
         trip = measure_round_trip(target.probe, say)
-        about = {"models": models, "shared": not self._options.elsewhere, "round_trip": trip}
+        about = {"models": models, "shared": self._arms[0].client.is_local, "round_trip": trip}
         return about | {"environment": environment()}
 
     def run(self, items: Sequence[Item], repeats: Sequence[int]) -> None:

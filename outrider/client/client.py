@@ -49,6 +49,7 @@ class Client:
     budget: counts the usage of all texts, and holds what they may cost
     goal: of drafting
     billing: prices that the options state; those of the target count where it is unpriced
+    is_local: whether the target is on this machine
     """
 
     def __init__(
@@ -58,8 +59,9 @@ class Client:
         tokenizer: Tokenizer,
         found: FoundDraft | None,
         billing: Billing,
+        is_local: bool,
     ) -> None:
-        self.target, self.tokenizer = target, tokenizer
+        self.target, self.tokenizer, self.is_local = target, tokenizer, is_local
         self._options, self._found = options, found
         unused = options.no_beside or found is not None
         # name of the draft at the target that texts ask for; empty for none
@@ -160,7 +162,7 @@ class Client:
 
     def _drafter(self) -> Drafter:
         """The draft's thread; throttled where the target is on this machine."""
-        return on_thread(self._lend, Throttle(self._silence) if self.target.is_local else None)
+        return on_thread(self._lend, Throttle(self._silence) if self.is_local else None)
 
     def _lend(self, wanted: Callable[[], bool]) -> AbstractContextManager[Sequence[Proposer]]:
         """Lend a row of the draft, once it is loaded; none where loading failed."""
@@ -226,8 +228,10 @@ class Client:
 
 
 @contextmanager
-def open_client(options: ClientRole) -> Iterator[Client]:
+def open_client(options: ClientRole, *, is_local: bool | None = None) -> Iterator[Client]:
     """Connect to the target that the options name. The draft is loaded by Client.load().
+
+    is_local: whether the target is on this machine; None: as its address says
 
     Without a draft model only the tokenizer is read. Raises Mismatch where the tokenizers of both
     sides differ, and InvalidRequest for a device that this machine does not have.
@@ -240,7 +244,8 @@ def open_client(options: ClientRole) -> Iterator[Client]:
     )
     name = found.name if found is not None else "the tokenizer here"
     with connect_target(options.connection, tokenizer, name) as target:
-        client = Client(options, target, tokenizer, found, billing)
+        local = options.connection.is_local if is_local is None else is_local
+        client = Client(options, target, tokenizer, found, billing, local)
         try:
             yield client
         finally:

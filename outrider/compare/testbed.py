@@ -81,7 +81,7 @@ def over_link(connection: ConnectionOptions, shape: LinkShape) -> Iterator[Conne
         yield connection
         return
     with shaped_link(connection.addresses, shape) as link:
-        yield connection.but(target_host=link.address)
+        yield connection.but(target=None, target_host=link.address)
 
 
 @contextmanager

@@ -84,6 +84,11 @@ class ConnectionOptions(TlsOptions, PortOptions, title="network"):
         address = parse_address(host) if named else Address(host, self.port)
         return Endpoint(address, resolved=text.startswith(DNS))
 
+    @property
+    def is_local(self) -> bool:
+        """Whether the target is on this machine. To a named one a tunnel may begin here."""
+        return self.target is None and all(one.address.loopback for one in self.endpoints)
+
     @model_validator(mode="before")
     @classmethod
     def _named(cls, given: dict[str, Any]) -> dict[str, Any]:

@@ -103,6 +103,18 @@ def test_a_second_run_is_refused_while_another_process_writes_the_same_directory
     assert run(*words, "--out", tmp_path / "bench").code == 0
 
 
+def test_a_target_behind_an_emulated_link_is_where_its_own_address_says(
+    words: list[str], target: str, tmp_path: Path, run: Run
+) -> None:
+    """0.0.0.0 leads to this machine, too, without saying so."""
+    flags = ["--max_new_tokens", "2", "--repeat", "1", "--presets", "suffix", "--samples", "1"]
+    for host, shared in ((target, True), (target.replace("127.0.0.1", "0.0.0.0"), False)):
+        out = tmp_path / str(shared)
+        reached = ["--target_host", host, "--insecure", "--rtt", "1", "--out", out]
+        assert run(*words, *flags, *reached).code == 0
+        assert summary(out)["starts"][0]["shared"] is shared
+
+
 @pytest.fixture
 def measured(words: list[str], tmp_path: Path, run: Run) -> tuple[Path, Ended]:
     return tmp_path / "bench", run(*words, "--repeat", "1", "--out", tmp_path / "bench")

@@ -5,9 +5,15 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from threading import Event
 
+import pytest
+
+from outrider.client.client import open_client
 from outrider.models.directories import EMBEDDED
-from outrider.options.roles import TargetRole
+from outrider.options.roles import SharedClientRole, TargetRole
+from outrider.terminal.live_text import silent
+from outrider.text.prompts import Parameters, make_request
 from tests.support.commands import Run
 
 TEXT = ["--max_new_tokens", "32", "--json", "--seed", "3"]
@@ -43,3 +49,14 @@ def test_earlier_texts_of_a_run_are_copied_where_that_is_asked(
     kept = run("run", *TEXT, *flags, "--copy_history").records[1]
     assert kept["token_ids"] == fresh["token_ids"]
     assert kept["forwards"] < fresh["forwards"]
+
+
+@pytest.mark.parametrize(("is_local", "tokens"), [(None, 3), (True, 3), (False, 24)])
+def test_only_beside_its_target_a_draft_is_silent_while_that_is_timed(
+    port: str, is_local: bool | None, tokens: int
+) -> None:
+    with open_client(SharedClientRole(port=port), is_local=is_local) as client:
+        client.wait()
+        request = make_request(client, "def add(a, b):", Parameters(max_tokens=tokens))
+        made = client.complete(request, silent, Event())
+    assert (made.draft_calls > 0) is (is_local is False)

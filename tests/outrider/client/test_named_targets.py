@@ -56,6 +56,22 @@ def test_the_name_stands_for_address_authority_and_token(demo: NamedTarget) -> N
     assert options.but(patience=7).endpoints == options.endpoints
 
 
+@pytest.mark.parametrize(
+    ("place", "is_local"),
+    [
+        ({}, True),
+        ({"target_host": "localhost,[::1]:7"}, True),
+        ({"target_host": "localhost,there"}, False),
+        ({"target_host": "dns:///there:7"}, False),
+        ({"target": "demo"}, False),
+    ],
+)
+def test_a_target_is_here_by_its_address_unless_it_has_a_name(
+    place: dict[str, str], is_local: bool, demo: NamedTarget
+) -> None:
+    assert ChatRole(**place).connection.is_local is is_local
+
+
 def test_without_the_name_the_same_place_can_be_left(demo: NamedTarget) -> None:
     unnamed = ChatRole(target="demo").but(target=None).connection
     assert unnamed.tls_ca == str(demo.ca_file)
