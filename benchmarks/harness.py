@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import platform
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -20,7 +18,6 @@ from inference.flags.group import Shown
 from inference.flags.values import Words
 from inference.model.checkpoint import load_decoder
 from inference.model.decoder import Decoder
-from outrider.models.machine import processor
 
 Folder: TypeAlias = Annotated[Path, Shown("DIR")]
 FileName: TypeAlias = Annotated[Path, Shown("FILE")]
@@ -76,14 +73,3 @@ def table_lines(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str
     """The lines of a Markdown table."""
     lines = [f"| {' | '.join(cells)} |" for cells in (heads, *rows)]
     return [lines[0], "|" + "---|" * len(heads), *lines[1:]]
-
-
-def machine() -> dict[str, str | int | None]:
-    """The machine that numbers were made on."""
-    return {
-        "cpu": processor(),
-        "cpus": os.cpu_count(),
-        "threads": torch.get_num_threads(),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-    }

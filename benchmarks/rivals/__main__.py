@@ -22,7 +22,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
-from benchmarks.harness import FileName, Flags, Folder, PairNames, machine, run
+from benchmarks.harness import FileName, Flags, Folder, PairNames, run
 from benchmarks.rivals import library, llama_server, openvino, ours
 from benchmarks.rivals.arm import Arm
 from benchmarks.rivals.child import environment, peer, requirements
@@ -39,6 +39,7 @@ from inference.model.config import read_config
 from outrider.bench.sets import Item, read_file, read_sets
 from outrider.link.emulated_link import Milliseconds
 from outrider.models.directories import find_tokenizer
+from outrider.models.machine import processor
 from outrider.options.groups import Precision
 
 OURS_GGUF = ours.PLAIN + ours.GGUF
@@ -228,7 +229,7 @@ def settings(given: Options, groups: Sequence[Group], cores: list[int]) -> dict[
         "threads": given.threads,
         "rtt_ms": given.rtt,
         "cores": cores,
-        "cpu": machine()["cpu"],
+        "cpu": processor(),
         "python": platform.python_version(),
         "peers": {name: requirements(name) for name in given.peers},
         "versions": versions,

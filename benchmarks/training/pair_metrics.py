@@ -9,7 +9,8 @@ import torch
 from torch.nn import functional
 from transformers import AutoTokenizer, LlamaForCausalLM, PreTrainedTokenizerBase
 
-from benchmarks.harness import machine, table_lines
+from benchmarks.harness import table_lines
+from outrider.compare.report import environment
 
 WINDOWS = 64
 PROMPTS, PROMPT_TOKENS, NEW_TOKENS = 48, 128, 128
@@ -204,7 +205,7 @@ def measure_pair(
         SAMPLED: generated_metrics(target, draft, prompts, TEMPERATURE),
         "samples": samples(target, tokenizer),
         "training": training,
-        "machine": machine(),
+        "machine": {**environment(), "threads": torch.get_num_threads()},
     }
 
 

@@ -29,7 +29,6 @@ from outrider.options.groups import (
 )
 from outrider.options.network import ConnectionOptions
 from outrider.options.roles import RULES, ClientRole
-from outrider.prove.command import OF_TARGET
 
 EXAMPLES = """examples:
   outrider bench                                          the pair and the prompts that ship here
@@ -113,11 +112,6 @@ class BenchOptions(
             return read_file(Path(self.file), self.samples)
         return read_sets(self.sets, self.samples, self.text.seed)
 
-    def of_target(self) -> dict[str, Any]:
-        """Flags of the target that is started here; one row unless --batch says otherwise."""
-        given = {"batch": 1} | self.stated()
-        return {name: given.get(name) for name in (*OF_TARGET, *_ALSO_OF_TARGET)}
-
     def clients(self, connection: ConnectionOptions) -> Iterator[tuple[str, ClientRole]]:
         """Yield the ways of drafting, each with its name."""
         own = flags_of(ClientRole).keys() - flags_of(ConnectionOptions).keys()
@@ -128,7 +122,6 @@ class BenchOptions(
 
 
 _OF_THE_CALL = ("out", "debug")
-_ALSO_OF_TARGET = ("backend", "batch", "emulate", "measure_first")
 
 
 class PairingOptions(CommandOptions, title="what is compared"):

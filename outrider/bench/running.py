@@ -34,13 +34,15 @@ from outrider.compare.testbed import over_link
 from outrider.draft_methods import find_draft
 from outrider.link.emulated_link import LinkShape
 from outrider.money.goal import read_billing
-from outrider.target.spawn import first_start, flag_words, started
+from outrider.target.spawn import first_start, started, target_words
 from outrider.terminal.live_text import silent
 from outrider.text.completion import Completion, Request
 from outrider.text.prompts import Parameters, Prompt, PromptTooLong, make_request
 
 WARM_UP, WARM_UP_TOKENS = "Name three colours.", 8
 """The prompt that every arm answers before anything counts, and the tokens of its answer."""
+
+_ALSO_OF_TARGET = ("backend", "batch", "emulate", "measure_first", "usd_per_hour")
 
 
 class ClientArm(NamedTuple):
@@ -101,7 +103,9 @@ def _measurement(options: BenchOptions, journal: Journal) -> Iterator[_Measureme
     with ExitStack() as stack:
         connection = options.connection
         if not options.elsewhere:
-            target = stack.enter_context(started("target", flag_words(options.of_target())))
+            more = {"batch": 1} | options.stated()  # one row unless --batch says otherwise
+            words = target_words(options, **{name: more.get(name) for name in _ALSO_OF_TARGET})
+            target = stack.enter_context(started("target", words))
             connection = connection.but(target_host=target.address)
         shape = LinkShape(delay_ms=options.rtt / 2, mbit=options.bandwidth)
         reached = stack.enter_context(over_link(connection, shape))

@@ -29,7 +29,7 @@ from outrider.options.groups import GoalOptions, MeasureOptions
 from outrider.options.network import ConnectionOptions
 from outrider.options.roles import FusedTargetRole
 from outrider.target.colocated_draft import with_draft
-from outrider.target.spawn import StartedTarget, flag_words, started
+from outrider.target.spawn import StartedTarget, started, target_words
 from outrider.target.target import load_served
 from outrider.terminal.generate import session_length
 from outrider.text.completion import Request
@@ -41,11 +41,6 @@ PROMPTS = (
     "import os\nimport sys\n\ndef main(argv):",
     "for name in sorted(os.listdir(path)):",
 )
-OF_TARGET = (
-    "model", "target_model", "draft_model", "artifact", "dtype", "threads", "sequence_length",
-    "max_tree_nodes",
-)  # fmt: skip
-"""Flags of a draft that are also passed to a target which is started here."""
 
 
 @dataclass(frozen=True)
@@ -146,10 +141,16 @@ def read_positions(options: CompareOptions, billing: Billing) -> list[Goal]:
 
 def _start(options: CompareOptions, profile: str | None) -> AbstractContextManager[StartedTarget]:
     """Start a target, with a draft beside it where fused is compared."""
-    flags = ["--device", options.target_device or options.pair.device, "--batch", "1"]
-    given = {name: getattr(options.pair, name) for name in OF_TARGET} | {"emulate": profile}
-    flags += flag_words(given | {"measure_first": profile is None})
-    return started("fused_target" if FUSED in options.chosen else "target", flags)
+    pair, fused = options.pair, FUSED in options.chosen
+    words = target_words(
+        pair,
+        batch=1,
+        device=options.target_device or pair.device,
+        draft_model=pair.draft_model if fused else None,
+        emulate=profile,
+        measure_first=profile is None,
+    )
+    return started("fused_target" if fused else "target", words)
 
 
 def _local(common: PairOptions, length: int) -> Engine:

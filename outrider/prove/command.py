@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from importlib import import_module
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self
+from typing import ClassVar, Literal, Self
 
 from pydantic import model_validator
 
@@ -18,12 +18,6 @@ from inference.flags.values import Count, Directory, File
 from outrider.options.draft_flags import METHODS, SourceOptions
 from outrider.options.groups import HourlyOptions, ReductionOptions, TargetOptions
 from outrider.options.roles import RULES
-
-OF_TARGET = (
-    "model", "target_model", "artifact", "device", "dtype", "threads", "sequence_length",
-    "max_tree_nodes", "usd_per_hour",
-)  # fmt: skip
-"""Flags that the target is started with."""
 
 OF_CLIENT = (
     "model", "draft_model", "draft", "draft_quantization", "draft_head_tokens", "device", "dtype",
@@ -71,11 +65,6 @@ class ProveOptions(
                 "machine is proved"
             )
         return self
-
-    def given_of(self, names: Sequence[str]) -> dict[str, Any]:
-        """The values of these flags that are set."""
-        found = {name: getattr(self, name) for name in names}
-        return {name: value for name, value in found.items() if value is not None}
 
 
 def parse(arguments: Sequence[str] | None = None) -> ProveOptions:

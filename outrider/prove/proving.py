@@ -35,9 +35,9 @@ from outrider.compare.testbed import PROMPTS
 from outrider.options.groups import PromptOptions
 from outrider.options.network import ConnectionOptions
 from outrider.options.roles import SharedClientRole
-from outrider.prove.command import OF_CLIENT, OF_TARGET, ProveOptions
+from outrider.prove.command import OF_CLIENT, ProveOptions
 from outrider.prove.proof import TEMPERATURES, Proof, TextPair
-from outrider.target.spawn import first_start, flag_words, role_environment, started
+from outrider.target.spawn import first_start, flag_words, role_environment, started, target_words
 from outrider.terminal.live_text import silent
 from outrider.text.completion import Completion, Request
 from outrider.text.prompts import read_prompts
@@ -54,11 +54,12 @@ def prove(options: ProveOptions, out: Path) -> Proof:
         checks = _check_device(options, out / "artefact")
         options = options.but(artifact=str(out / "artefact"), model=None, target_model=None)
     take_short_turns()
-    flags = [*flag_words(options.given_of(OF_TARGET)), "--batch", "1"]
+    flags = target_words(options, batch=1, usd_per_hour=options.usd_per_hour)
+    drafting = {name: value for name, value in options.stated().items() if name in OF_CLIENT}
     with TemporaryDirectory(prefix="outrider-") as cache, first_start(Path(cache)):
         with started("target", flags) as target:
             reached = ConnectionOptions(target_host=target.address)
-            role = SharedClientRole(connection=reached, **options.given_of(OF_CLIENT))
+            role = SharedClientRole(connection=reached, **drafting)
             with open_client(role) as client:
                 prompts = _prompts(options, client.tokenizer)
                 pairs = [_told(pair) for pair in make_pairs(client, prompts, options.tokens)]

@@ -16,6 +16,8 @@ from typing import NamedTuple
 
 from inference.backends.timed import EMULATED
 from inference.errors import Unavailable
+from inference.flags.group import flags_of
+from outrider.options.groups import TargetOptions
 from outrider.processes import STOP_SECONDS, end
 from outrider.target.target import READY
 
@@ -42,6 +44,12 @@ def flag_words(values: Mapping[str, object]) -> list[str]:
         if value is not None and value is not False:
             words += [f"--{name}"] if value is True else [f"--{name}", str(value)]
     return words
+
+
+def target_words(options: TargetOptions, **more: object) -> list[str]:
+    """The command line of a target of these options, with more of its flags."""
+    stated = options.stated()
+    return flag_words({name: stated.get(name) for name in flags_of(TargetOptions)} | more)
 
 
 @contextmanager

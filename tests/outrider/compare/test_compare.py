@@ -23,6 +23,7 @@ from outrider.compare.measure import compare
 from outrider.compare.report import WIDTH
 from outrider.compare.rows import first_difference, read_meters
 from outrider.compare.testbed import read_positions
+from outrider.models.directories import EMBEDDED
 from outrider.target.spawn import started
 from outrider.text.completion import Request, new_completion
 from tests.support.commands import Run
@@ -79,6 +80,11 @@ def test_every_architecture_makes_the_targets_own_text_on_the_embedded_pair(resu
             assert row["lone_forwards"] <= row["forwards"] <= 48
     assert all(row["ratio"]["median"] == 1 for row in rows if row["architecture"] == BASELINE)
     assert len(found["texts"]) == 6 * len(rows)
+
+
+def test_a_draft_that_is_named_goes_to_no_target_without_one_beside_it() -> None:
+    named = ["--draft_model", str(EMBEDDED / "draft"), "--architectures", GROWING]
+    assert main([*SHORT, *named]) == 0
 
 
 def test_environment_and_options_are_kept(results: Path) -> None:
