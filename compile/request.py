@@ -26,14 +26,13 @@ from compile.plan.workload import Limits, read_load
 from compile.spec import CompileSpec, least_nodes, mask_words
 from inference.artifact import Bucket, DraftBucket, FusedPart, RoundBucket
 from inference.errors import InvalidRequest, Mismatch
-from inference.model.config import ModelConfig, read_config, read_raw_config
+from inference.model.config import ModelConfig, allowed_length, read_config, read_raw_config
 from inference.model.eagle_head import EAGLE3, named_layers, read_head_config
 from inference.model.hub import find_model, split_revision
 from inference.model.noise_window import WINDOW
 
 _EMBEDDED = Path(inference.__file__).parent / "data"
 _NUMBERS = re.compile(r"[0-9]{1,9}(,[0-9]{1,9})*")
-_DEFAULT_SEQUENCE_LENGTH = 2048
 _CHUNK = 256
 _NEURON_CHUNK = 512
 """Prompt tokens in one call: a call of a Neuron target reads all weights, however few they are."""
@@ -193,7 +192,8 @@ def _planned(
 def _limits(
     options: CompileOptions, checkpoint: BuildCheckpoint, sizes: Sizes, rows: int
 ) -> Limits:
-    length = _sequence_length(options, checkpoint)
+    asked, config = options.sequence_length, checkpoint.config
+    length = allowed_length(asked, checkpoint.name, config.max_positions, config.limited_by)
     return Limits(
         rows,
         min(max(sizes.prefill or (_CHUNK if options.device == "cpu" else _NEURON_CHUNK,)), length),
@@ -201,22 +201,6 @@ def _limits(
         least_nodes(options.precision),
         length,
     )
-
-
-def _sequence_length(options: CompileOptions, checkpoint: BuildCheckpoint) -> int:
-    """The sequence length, prompt and output together. Raises InvalidRequest beyond the model's
-    limit.
-    """
-    limit, asked = checkpoint.config.max_positions, options.sequence_length
-    if asked is None:
-        return min(_DEFAULT_SEQUENCE_LENGTH, limit)
-    if not 2 <= asked <= limit:
-        field = checkpoint.config.limited_by
-        raise InvalidRequest(
-            f"--sequence_length {asked}: {checkpoint.name} takes 2 to {limit} (config.json field "
-            f"{field})"
-        )
-    return asked
 
 
 def _fused_part(

@@ -17,7 +17,7 @@ from torch import Tensor
 from inference.backends import Chosen, Ranked, Segment
 from inference.backends.batch import Batch, BatchShape, pad
 from inference.backends.choices import choose_at, rank_at, ranked_rows
-from inference.backends.eager import SLOT_STEP, EagerModel, SlotModel
+from inference.backends.eager import SLOT_STEP, BatchTensors, EagerModel, SlotModel
 from inference.model.sampler import (
     Sampling,
     choose_greedy,
@@ -96,16 +96,13 @@ class _Buffers:
     """The input tensors of one shape on the device."""
 
     def __init__(self, shape: BatchShape, junk: int, device: torch.device) -> None:
-        self.arrays = {
-            name: torch.from_numpy(array).to(device)
-            for name, array in Batch(shape, junk).arrays().items()
-        }
+        self.inputs = BatchTensors.of(Batch(shape, junk), device)
         self.sampling = Sampling.of([SamplingParams()] * shape.rows, device)
 
     def fill(self, batch: Batch, params: Sequence[SamplingParams]) -> None:
         """Copy a call's inputs into the buffers."""
         for name, array in batch.arrays().items():
-            self.arrays[name].copy_(torch.from_numpy(array))
+            getattr(self.inputs, name).copy_(torch.from_numpy(array))
         for held, given in zip(
             self.sampling, Sampling.of(params, torch.device("cpu")), strict=True
         ):
@@ -214,7 +211,7 @@ class RecordedModel(SlotModel):
         It must not wait for the device, and may depend on values only through tensors of fixed
         shapes.
         """
-        logits, positions = self._write(**buffers.arrays)
+        logits, positions = self._write(buffers.inputs)
         outputs = choice.function(logits, buffers.sampling, positions, choice.size)
         return (outputs,) if isinstance(outputs, Tensor) else outputs
 

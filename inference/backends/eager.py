@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from inference.backends import Chosen, Ranked, Segment
-from inference.backends.batch import BatchShape, check_rows, pad
+from inference.backends.batch import Batch, BatchShape, check_rows, pad
 from inference.backends.choices import choose_at, rank_at
 from inference.backends.target_features import FeatureForm, FeatureStore
 from inference.errors import LimitExceeded
@@ -19,6 +20,23 @@ from inference.tree import IntArray
 
 SLOT_STEP = 64
 """Context is read in multiples of this many slots, so that few shapes occur."""
+
+
+class BatchTensors(NamedTuple):
+    """The arrays of a Batch on the device."""
+
+    rows: Tensor  # [B]
+    tokens: Tensor  # [B, N]
+    slots: Tensor  # [B, N]
+    positions: Tensor  # [B, N]
+    context_mask: Tensor  # [B, 1 or N, S]
+    tree_mask: Tensor  # [B, N, N]
+    pick: Tensor  # [B, P]
+
+    @classmethod
+    def of(cls, batch: Batch, device: torch.device) -> BatchTensors:
+        arrays = batch.arrays().items()
+        return cls(**{name: torch.from_numpy(array).to(device) for name, array in arrays})
 
 
 class SlotModel(ABC):
@@ -72,25 +90,11 @@ class SlotModel(ABC):
         chosen.
         """
         batch = pad(segments, self._shape(segments), junk=self._junk)
-        return self._write(
-            **{
-                name: torch.from_numpy(array).to(self.device)
-                for name, array in batch.arrays().items()
-            }
-        )
+        return self._write(BatchTensors.of(batch, self.device))
 
     @abstractmethod
-    def _write(
-        self,
-        rows: Tensor,
-        tokens: Tensor,
-        slots: Tensor,
-        positions: Tensor,
-        context_mask: Tensor,
-        tree_mask: Tensor,
-        pick: Tensor,
-    ) -> tuple[Tensor, Tensor]:
-        """Make one forward over a batch's arrays and write the new keys and values to the caches.
+    def _write(self, batch: BatchTensors) -> tuple[Tensor, Tensor]:
+        """Make one forward over a batch and write the new keys and values to the caches.
 
         Returns logits [B, P, V], and positions [B, P] of the tokens to be chosen.
         """
@@ -134,25 +138,11 @@ class EagerModel(SlotModel):
         if self._kept is not None:
             self._kept.copy(source, target, slots)
 
-    def _write(
-        self,
-        rows: Tensor,
-        tokens: Tensor,
-        slots: Tensor,
-        positions: Tensor,
-        context_mask: Tensor,
-        tree_mask: Tensor,
-        pick: Tensor,
-    ) -> tuple[Tensor, Tensor]:
+    def _write(self, batch: BatchTensors) -> tuple[Tensor, Tensor]:
+        rows, tokens, slots, positions, context_mask, tree_mask, pick = batch
+        kept = () if self._kept is None else self._kept.layers
         out = self.decoder(
-            tokens,
-            rows,
-            positions,
-            context_mask,
-            tree_mask,
-            pick,
-            self.cache,
-            kept=() if self._kept is None else self._kept.layers,
+            tokens, rows, positions, context_mask, tree_mask, pick, self.cache, kept=kept
         )
         write_slots(self.cache, rows, slots, out.new)
         if self._kept is not None and out.features is not None:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from transformers import Cache
 
-from inference.backends.eager import SlotModel
+from inference.backends.eager import BatchTensors, SlotModel
 from inference.backends.sequence import ModelSequence
 from inference.backends.slots import Slots
 from inference.model.cache import KeysValues, read_rows, write_slots, write_states
@@ -113,16 +113,8 @@ class TransformersModel(SlotModel):
         call = [other.prepare(TokenTree.chain(prompt[1:])), sequence.prepare(tree)]
         return self._forward(call)[0][1]
 
-    def _write(
-        self,
-        rows: Tensor,
-        tokens: Tensor,
-        slots: Tensor,
-        positions: Tensor,
-        context_mask: Tensor,
-        tree_mask: Tensor,
-        pick: Tensor,
-    ) -> tuple[Tensor, Tensor]:
+    def _write(self, batch: BatchTensors) -> tuple[Tensor, Tensor]:
+        rows, tokens, slots, positions, context_mask, tree_mask, pick = batch
         read = context_mask.shape[-1]
         cache = SlotCache(self.cache, self._places, rows, read)
         held = read_rows(self._positions, rows, read)[..., 0]

@@ -103,7 +103,7 @@ def fitting_config(directory: Path, positions: int, vocabulary: int) -> ModelCon
     if positions > config.max_positions:
         raise InvalidRequest(
             f"sequence length {positions} is over the model's limit of {config.max_positions} "
-            f"(config.json field {config.limited_by})"
+            f"({config.limited_by})"
         )
     return config
 

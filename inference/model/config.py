@@ -15,11 +15,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from inference.errors import UnknownArchitecture, UnsupportedModel
+from inference.errors import InvalidRequest, UnknownArchitecture, UnsupportedModel
 from inference.json_file import LARGEST, Json, read_json, shown
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 _MISTRAL_WINDOW = 4096  # transformers' default when config.json has no sliding_window
+_DEFAULT_LENGTH = 2048
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,7 @@ class ModelConfig:
     qk_norm: bool
     tied: bool
     max_positions: int  # what the checkpoint was made for, its sliding window included
-    limited_by: str  # the config.json field that sets max_positions
+    limited_by: str  # what sets max_positions: "config.json field NAME"
     stop_ids: frozenset[int]
 
     def frequencies(self) -> NDArray[np.float32]:  # [head_dim / 2]
@@ -73,6 +74,19 @@ class ModelConfig:
         turns = scaling.original * plain / (2 * math.pi)  # full turns within the original context
         blend = np.clip((turns - scaling.low) / (scaling.high - scaling.low), 0, 1)
         return np.asarray((1 - blend) * plain / scaling.factor + blend * plain, dtype=np.float32)
+
+
+def allowed_length(asked: int | None, name: str, limit: int, limited_by: str) -> int:
+    """The sequence length, prompt and output together. Raises InvalidRequest beyond the limit.
+
+    name: of the model
+    limited_by: what sets the limit
+    """
+    if asked is None:
+        return min(_DEFAULT_LENGTH, limit)
+    if not 2 <= asked <= limit:
+        raise InvalidRequest(f"--sequence_length {asked}: {name} takes 2 to {limit} ({limited_by})")
+    return asked
 
 
 def read_config(directory: Path) -> ModelConfig:
@@ -146,7 +160,7 @@ def _parse(raw: Json, stop_ids: frozenset[int]) -> ModelConfig:
         qk_norm=family == "qwen3",
         tied=_flag(raw.field("tie_word_embeddings")),
         max_positions=max_positions,
-        limited_by=limited_by,
+        limited_by=f"config.json field {limited_by}",
         stop_ids=stop_ids,
     )
 

@@ -38,7 +38,7 @@ class LibraryConfig:
 
     reaches: by the name of a kind of layer; under "" where all layers are of one kind
     max_positions: what the checkpoint was made for
-    limited_by: the config.json field that sets max_positions
+    limited_by: what sets max_positions: "config.json field NAME"
     """
 
     model_type: str
@@ -66,7 +66,7 @@ def read_library_config(directory: Path) -> LibraryConfig:
         raw.field("model_type").text(),
         _positive(raw, text, "vocab_size"),
         max_positions,
-        limited_by,
+        f"config.json field {limited_by}",
         _reaches(raw, text),
         read_stop_ids(directory),
     )

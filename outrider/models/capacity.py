@@ -1,5 +1,5 @@
-"""Capacity of a loaded model, the sequence lengths that it allows, and the part of a draft that is
-kept: matrices of fewer bits, and a head of frequent tokens.
+"""Capacity of a loaded model, and the part of a draft that is kept: matrices of fewer bits, and a
+head of frequent tokens.
 """
 
 from __future__ import annotations
@@ -7,13 +7,10 @@ from __future__ import annotations
 import hashlib
 from typing import TYPE_CHECKING, NamedTuple
 
-from inference.errors import InvalidRequest
 from outrider.options.groups import Quantization
 
 if TYPE_CHECKING:
     from inference.model.decoder import Decoder
-
-_DEFAULT = 2048
 
 
 class Capacity(NamedTuple):
@@ -28,18 +25,6 @@ class Capacity(NamedTuple):
     def slots(self) -> int:
         """Slots of a row."""
         return self.sequence_length + self.spare
-
-
-def allowed_length(asked: int | None, name: str, limit: int, limited_by: str) -> int:
-    """The sequence length, prompt and output together. Raises InvalidRequest beyond the limit.
-
-    limited_by: the name of the limit, such as a field of config.json
-    """
-    if asked is None:
-        return min(_DEFAULT, limit)
-    if not 2 <= asked <= limit:
-        raise InvalidRequest(f"--sequence_length {asked}: {name} takes 2 to {limit} ({limited_by})")
-    return asked
 
 
 class Reduction(NamedTuple):

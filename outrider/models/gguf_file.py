@@ -11,8 +11,9 @@ from inference.backends import Model
 from inference.backends.gguf_library import GgufFacts, check_gpu, fingerprint, supports_gpu
 from inference.command import say
 from inference.errors import InvalidRequest, Mismatch, UnsupportedModel
+from inference.model.config import allowed_length
 from inference.text import Tokenizer
-from outrider.models.capacity import Capacity, allowed_length
+from outrider.models.capacity import Capacity
 from outrider.models.machine import Conditions, cores, processor
 from outrider.options.groups import DeviceOptions
 

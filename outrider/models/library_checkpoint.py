@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, ClassVar, Self, cast
 from inference.backends import Model
 from inference.command import say
 from inference.errors import UnsupportedModel
-from inference.model.config import FAMILIES
+from inference.model.config import FAMILIES, allowed_length
 from inference.model.library_config import LibraryConfig, read_library_config
 from inference.text import Tokenizer
-from outrider.models.capacity import Capacity, allowed_length
+from outrider.models.capacity import Capacity
 from outrider.models.machine import Conditions
 from outrider.options.groups import DeviceOptions
 
@@ -43,8 +43,7 @@ class LibraryCheckpoint:
 
     def sequence_length(self, asked: int | None) -> int:
         config = self.config
-        where = f"config.json field {config.limited_by}"
-        return allowed_length(asked, self.name, config.max_positions, where)
+        return allowed_length(asked, self.name, config.max_positions, config.limited_by)
 
     def fingerprint(self) -> str:
         from inference.model.checkpoint import fingerprint

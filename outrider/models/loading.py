@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, Protocol, Self, TypeAlias
 from inference.backends import Model
 from inference.command import say
 from inference.errors import InvalidRequest, UnknownArchitecture
-from inference.model.config import ModelConfig, read_config
+from inference.model.config import ModelConfig, allowed_length, read_config
 from inference.model.hub import is_gguf, split_revision
 from inference.text import Tokenizer
-from outrider.models.capacity import WHOLE, Capacity, Reduction, allowed_length
+from outrider.models.capacity import WHOLE, Capacity, Reduction
 from outrider.models.directories import find_directory
 from outrider.models.machine import Conditions
 from outrider.options.groups import (
@@ -115,8 +115,7 @@ class Checkpoint:
 
     def sequence_length(self, asked: int | None) -> int:
         config = self.config
-        where = f"config.json field {config.limited_by}"
-        return allowed_length(asked, self.name, config.max_positions, where)
+        return allowed_length(asked, self.name, config.max_positions, config.limited_by)
 
     def fingerprint(self) -> str:
         from inference.model.checkpoint import fingerprint  # a compiled target needs no decoder
