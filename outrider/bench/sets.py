@@ -148,11 +148,10 @@ def _math(row: Row) -> Item:
 
 
 def _choices(row: Row) -> Item:
-    """Read a question of GPQA, whose choices are put in the order of their texts."""
-    choices = sorted([row["Correct Answer"], *(row[f"Incorrect Answer {n}"] for n in (1, 2, 3))])
-    listed = "\n".join(
-        f"{letter}) {choice}" for letter, choice in zip("ABCD", choices, strict=True)
-    )
+    """Read a question of GPQA. Its choices are stripped, and put in the order of their texts."""
+    names = ("Correct Answer", *(f"Incorrect Answer {n}" for n in (1, 2, 3)))
+    choices = sorted(row[name].strip() for name in names)
+    listed = "\n".join(f"{letter}) {one}" for letter, one in zip("ABCD", choices, strict=True))
     return Item("", "science", "", (f"{row['Question']}\n\n{listed}",))
 
 

@@ -62,6 +62,19 @@ FORMATS: dict[str, tuple[dict[str, Any], Item]] = {
         {"instruction": "Sort.", "input": "b a", "output": "a b"},
         Item("f", "chat", "1", ("Sort.\n\nb a",)),
     ),
+    "MATH-500": (
+        {"problem": "2x = 1", "solution": "", "answer": "0.5", "subject": "", "unique_id": "t/1"},
+        Item(
+            *("f", "maths", "t/1"),
+            ("2x = 1\n\nPut the final answer within \\boxed{}.",),
+            answer="0.5",
+        ),
+    ),
+    "GPQA": (
+        {"Question": "Why?", "Correct Answer": "so\n"}
+        | {f"Incorrect Answer {n}": text for n, text in enumerate(("no", " as", "or"), start=1)},
+        Item("f", "science", "1", ("Why?\n\nA) as\nB) no\nC) or\nD) so",)),
+    ),
 }
 
 
