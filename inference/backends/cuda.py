@@ -101,12 +101,10 @@ class _Buffers:
 
     def fill(self, batch: Batch, params: Sequence[SamplingParams]) -> None:
         """Copy a call's inputs into the buffers."""
-        for name, array in batch.arrays().items():
-            getattr(self.inputs, name).copy_(torch.from_numpy(array))
-        for held, given in zip(
-            self.sampling, Sampling.of(params, torch.device("cpu")), strict=True
-        ):
-            held.copy_(given)
+        cpu = torch.device("cpu")
+        given = (*BatchTensors.of(batch, cpu), *Sampling.of(params, cpu))
+        for held, one in zip((*self.inputs, *self.sampling), given, strict=True):
+            held.copy_(one)
 
 
 class _Recorded(NamedTuple):

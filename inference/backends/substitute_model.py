@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from inference.backends import Model, Segment, Shared
 from inference.backends.batch import pad
-from inference.backends.eager import EagerModel, context_slots
+from inference.backends.eager import BatchTensors, EagerModel, context_slots
 from inference.backends.sequence import ModelSequence, TargetText
 from inference.backends.slots import Slots
 from inference.model.cache import KeysValues, read_rows, write_slots
@@ -91,24 +91,21 @@ class SharedCacheModel(EagerModel):
 
     def _forward(self, segments: Sequence[Segment]) -> tuple[Tensor, Tensor]:
         shape = self._shape(segments)
-        given = {
-            name: torch.from_numpy(array).to(self.device)
-            for name, array in pad(segments, shape, junk=self._junk).arrays().items()
-        }
-        rows, positions, pick = given["rows"], given["positions"], given["pick"]
+        batch = BatchTensors.of(pad(segments, shape, junk=self._junk), self.device)
+        rows, tokens, slots, positions, context_mask, tree_mask, pick = batch
         target_rows, committed = self._committed(segments)
-        near = given["context_mask"].expand(-1, shape.nodes, -1)  # [B, T, own slots]
+        near = context_mask.expand(-1, shape.nodes, -1)  # [B, T, own slots]
         out = self.decoder(
-            given["tokens"],
+            tokens,
             target_rows,
             positions,
             committed,
-            torch.cat((near, given["tree_mask"]), -1),
+            torch.cat((near, tree_mask), -1),
             pick,
             self.read,
             KeysValues.of(read_rows(held, rows, shape.slots) for held in self.cache.tensors),
         )
-        write_slots(self.cache, rows, given["slots"], out.new)
+        write_slots(self.cache, rows, slots, out.new)
         return self.decoder.logits(out.states), torch.gather(positions, 1, pick.to(torch.int64)) + 1
 
     def _committed(self, segments: Sequence[Segment]) -> tuple[Tensor, Tensor]:

@@ -77,11 +77,7 @@ class ModelConfig:
 
 
 def allowed_length(asked: int | None, name: str, limit: int, limited_by: str) -> int:
-    """The sequence length, prompt and output together. Raises InvalidRequest beyond the limit.
-
-    name: of the model
-    limited_by: what sets the limit
-    """
+    """The sequence length of a model of this name. Raises InvalidRequest beyond its limit."""
     if asked is None:
         return min(_DEFAULT_LENGTH, limit)
     if not 2 <= asked <= limit:

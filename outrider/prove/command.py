@@ -19,12 +19,6 @@ from outrider.options.draft_flags import METHODS, SourceOptions
 from outrider.options.groups import HourlyOptions, ReductionOptions, TargetOptions
 from outrider.options.roles import RULES
 
-OF_CLIENT = (
-    "model", "draft_model", "draft", "draft_quantization", "draft_head_tokens", "device", "dtype",
-    "threads", "sequence_length",
-)  # fmt: skip
-"""Flags that the client drafts with."""
-
 EXAMPLES = """examples:
   outrider prove                                         the pair that ships here
   outrider prove --target_model DIR --draft_model DIR    a real pair on this machine

@@ -24,6 +24,7 @@ from inference.backends.timed import TimeProfile
 from inference.command import say
 from inference.draft_thread import take_short_turns
 from inference.errors import BadArtifact, Unavailable
+from inference.flags.group import flags_of
 from inference.model.config import parse_config
 from inference.planner.profile_files import Subject, read_profile
 from inference.sampling import SamplingParams
@@ -35,7 +36,7 @@ from outrider.compare.testbed import PROMPTS
 from outrider.options.groups import PromptOptions
 from outrider.options.network import ConnectionOptions
 from outrider.options.roles import SharedClientRole
-from outrider.prove.command import OF_CLIENT, ProveOptions
+from outrider.prove.command import ProveOptions
 from outrider.prove.proof import TEMPERATURES, Proof, TextPair
 from outrider.target.spawn import first_start, flag_words, role_environment, started, target_words
 from outrider.terminal.live_text import silent
@@ -55,7 +56,8 @@ def prove(options: ProveOptions, out: Path) -> Proof:
         options = options.but(artifact=str(out / "artefact"), model=None, target_model=None)
     take_short_turns()
     flags = target_words(options, batch=1, usd_per_hour=options.usd_per_hour)
-    drafting = {name: value for name, value in options.stated().items() if name in OF_CLIENT}
+    of_client = flags_of(SharedClientRole)
+    drafting = {name: value for name, value in options.stated().items() if name in of_client}
     with TemporaryDirectory(prefix="outrider-") as cache, first_start(Path(cache)):
         with started("target", flags) as target:
             reached = ConnectionOptions(target_host=target.address)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from inference.files import locked
 from outrider.bench.figures import speed_ratio
 from outrider.bench.journal import NAME, TextKey, read_run
 from outrider.models.directories import find_tokenizer
@@ -88,19 +90,12 @@ def test_a_killed_run_goes_on_to_the_summary_of_an_uninterrupted_one(
     assert (whole / NAME).read_bytes() == before
 
 
-def test_a_second_run_is_refused_while_another_process_writes_the_same_directory(
+def test_a_second_run_is_refused_while_another_one_writes_the_directory(
     words: list[str], tmp_path: Path, run: Run
 ) -> None:
-    command = [sys.executable, "-m", "outrider", *words, "--out", str(tmp_path / "bench")]
-    with subprocess.Popen(
-        command, stderr=subprocess.PIPE, text=True, env=role_environment()
-    ) as first:
-        assert first.stderr is not None
-        assert any(line.startswith("1 of ") for line in first.stderr)
-        shown = [str(tmp_path / "bench"), f"is being written by process {first.pid} on "]
-        run(*words, "--out", tmp_path / "bench").assert_failed(*shown)
-        first.kill()
-    assert run(*words, "--out", tmp_path / "bench").code == 0
+    told = f"{tmp_path} is being written by process {os.getpid()} on "
+    with locked(tmp_path):
+        run(*words, "--out", tmp_path).assert_failed(told)
 
 
 def test_a_target_behind_an_emulated_link_is_where_its_own_address_says(

@@ -63,12 +63,8 @@ FORMATS: dict[str, tuple[dict[str, Any], Item]] = {
         Item("f", "chat", "1", ("Sort.\n\nb a",)),
     ),
     "MATH-500": (
-        {"problem": "2x = 1", "solution": "", "answer": "0.5", "subject": "", "unique_id": "t/1"},
-        Item(
-            *("f", "maths", "t/1"),
-            ("2x = 1\n\nPut the final answer within \\boxed{}.",),
-            answer="0.5",
-        ),
+        {"problem": "1+1", "solution": "", "answer": "2", "unique_id": "t"},
+        Item("f", "maths", "t", ("1+1\n\nPut the final answer within \\boxed{}.",), answer="2"),
     ),
     "GPQA": (
         {"Question": "Why?", "Correct Answer": "so\n"}

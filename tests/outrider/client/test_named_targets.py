@@ -61,8 +61,7 @@ def test_the_name_stands_for_address_authority_and_token(demo: NamedTarget) -> N
     [
         ({}, True),
         ({"target_host": "localhost,[::1]:7"}, True),
-        ({"target_host": "localhost,there"}, False),
-        ({"target_host": "dns:///there:7"}, False),
+        ({"target_host": "localhost,dns:///there"}, False),
         ({"target": "demo"}, False),
     ],
 )
