@@ -14,7 +14,6 @@ from typing import IO, Any, NamedTuple
 
 from benchmarks.rivals.arm import Arm, Hear, Told
 from inference.errors import Unavailable
-from outrider.link.emulated_link import LinkShape, shaped_link
 from outrider.processes import end
 
 ROOT = Path(__file__).parents[2]
@@ -105,13 +104,3 @@ def environment(folder: Path, name: str) -> Path:
 def requirements(name: str) -> list[str]:
     """The packages of an environment, each with its version."""
     return Path(__file__).with_name(f"{name}.txt").read_text(encoding="utf-8").split()
-
-
-@contextmanager
-def linked(address: str, rtt_ms: float) -> Iterator[str]:
-    """The address through which one is reached after a round trip of so many milliseconds."""
-    if not rtt_ms:
-        yield address
-        return
-    with shaped_link(address, LinkShape(delay_ms=rtt_ms / 2)) as link:
-        yield link.address

@@ -10,7 +10,6 @@ from functools import partial
 from typing import NamedTuple
 
 from benchmarks.rivals.arm import Arm, Hear, Told
-from benchmarks.rivals.child import linked
 from inference.decode import Loop, TargetSession, decode
 from inference.draft_thread import Drafter, inline, on_thread
 from inference.draft_tuning import TUNING
@@ -28,14 +27,16 @@ from inference.times import DraftTimes, LatencyModel
 from outrider.client.connecting import connect_target
 from outrider.client.drafting import load_draft
 from outrider.client.pools import GrowingRows, Pair, Rows
+from outrider.compare.testbed import over_link
 from outrider.draft_methods import find_draft
+from outrider.link.emulated_link import LinkShape
 from outrider.models.profiles import user_profiles
 from outrider.money.goal import Goal
 from outrider.options.groups import Precision
 from outrider.options.network import ConnectionOptions
 from outrider.options.roles import FusedTargetRole, SharedClientRole
 from outrider.target.colocated_draft import with_draft
-from outrider.target.spawn import started
+from outrider.target.spawn import flag_words, started
 from outrider.target.target import load_served
 
 PLAIN = "outrider"
@@ -134,6 +135,7 @@ def arms_over_grpc(models: Models, rtt_ms: float) -> Iterator[list[Arm]]:
     nobody waits for anybody. rtt_ms: round trip of an emulated link between them, 0 for none
     """
     flags = {
+        "measure_first": True,
         "target_model": models.target,
         "dtype": models.dtype,
         "device": "cpu",
@@ -141,13 +143,13 @@ def arms_over_grpc(models: Models, rtt_ms: float) -> Iterator[list[Arm]]:
         "batch": 1,
         "sequence_length": models.length,
     }
-    given = [part for name, value in flags.items() if value for part in (f"--{name}", str(value))]
+    shape = LinkShape(delay_ms=rtt_ms / 2)
     with (
-        started("target", ["--measure_first", *given]) as there,
-        linked(there.address, rtt_ms) as address,
+        started("target", flag_words(flags)) as there,
+        over_link(ConnectionOptions(target_host=there.address), shape) as reached,
     ):
         options = SharedClientRole(
-            connection=ConnectionOptions(target_host=address),
+            connection=reached,
             draft_model=models.draft,
             draft=models.sources,
             dtype=models.dtype,
