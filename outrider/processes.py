@@ -30,7 +30,8 @@ def end_with_input() -> None:
     """
 
     def wait() -> None:
-        sys.stdin.buffer.read()
+        while os.read(sys.stdin.fileno(), 1024):  # a buffer's lock would break the normal end
+            pass
         os.kill(os.getpid(), signal.SIGTERM)
 
     threading.Thread(target=wait, name="outrider input", daemon=True).start()

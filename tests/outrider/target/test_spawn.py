@@ -16,8 +16,11 @@ STARTED = {
 }
 
 
+@pytest.mark.parametrize("by", ["SIGTERM", "input"])
 @pytest.mark.parametrize("kind", STARTED)
-def test_a_process_ends_when_its_starter_is_gone_and_its_input_with_it(kind: str) -> None:
+def test_a_process_ends_when_it_is_told_to_and_when_its_starter_and_input_are_gone(
+    kind: str, by: str
+) -> None:
     with subprocess.Popen(
         [*STARTED[kind], "--end_with_input"],
         stdin=subprocess.PIPE,
@@ -30,5 +33,5 @@ def test_a_process_ends_when_its_starter_is_gone_and_its_input_with_it(kind: str
         assert process.stdout is not None
         assert any(line.startswith(READY) for line in process.stdout)
         assert process.poll() is None
-        process.stdin.close()
+        process.terminate() if by == "SIGTERM" else process.stdin.close()
         assert process.wait(60) == 0
