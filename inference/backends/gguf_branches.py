@@ -16,7 +16,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from inference.errors import InvalidRequest, LimitExceeded
+from inference.errors import LimitExceeded
 from inference.tree import IntArray
 
 NONE = -1
@@ -40,6 +40,8 @@ class Memory(Protocol):
 class BranchSequences:
     """The slots that each sequence holds, by position.
 
+    positions: [rows, capacity] of the slots
+
     A slot that was never written counts as written with position = slot, and held by nobody.
     Invariant: a sequence holds the cells of one row at positions 0 to its length - 1, and the key
     in each was computed with exactly those before it.
@@ -47,7 +49,7 @@ class BranchSequences:
 
     def __init__(self, memory: Memory, sequences: int, rows: int, capacity: int) -> None:
         self._memory = memory
-        self._positions: IntArray = np.tile(np.arange(capacity, dtype=np.int32), (rows, 1))
+        self.positions: IntArray = np.tile(np.arange(capacity, dtype=np.int32), (rows, 1))
         self._paths: IntArray = np.full((sequences, capacity), NONE, dtype=np.int32)
         self._lengths: IntArray = np.zeros(sequences, dtype=np.int32)
         self._rows: IntArray = np.full(sequences, NONE, dtype=np.int32)
@@ -58,7 +60,7 @@ class BranchSequences:
     @property
     def most(self) -> int:
         """BranchSequences that one call can always have, whatever the rows hold."""
-        return (len(self._rows) - len(self._positions)) // 2
+        return (len(self._rows) - len(self.positions)) // 2
 
     def begin(self) -> None:
         """Begin a call: none of its branches is taken yet."""
@@ -67,26 +69,12 @@ class BranchSequences:
 
     def rewrite(self, row: int, slots: IntArray, positions: IntArray) -> None:
         """Let slots be written anew, at these positions: whoever held them is cut above them."""
-        before, mine = self._positions[row, slots], np.flatnonzero(self._rows == row)
+        before, mine = self.positions[row, slots], np.flatnonzero(self._rows == row)
         held = (before < self._lengths[mine, None]) & (self._paths[np.ix_(mine, before)] == slots)
         first = np.where(held, before, self._paths.shape[1]).min(axis=1)
         for sequence, length in zip(mine.tolist(), first.tolist(), strict=True):
             self._cut(sequence, length)
-        self._positions[row, slots] = positions
-
-    def path(self, row: int, seen: NDArray[np.bool_]) -> IntArray:
-        """The slots that are seen, by position. seen: [S].
-
-        Raises InvalidRequest unless their positions are 0 to their number - 1.
-        """
-        slots = np.flatnonzero(seen)
-        positions = self._positions[row, slots]
-        order = positions.argsort(kind="stable")
-        if not np.array_equal(positions[order], np.arange(len(slots))):
-            raise InvalidRequest(
-                f"llama.cpp needs one key at each position: {len(slots)} slots hold others"
-            )
-        return np.asarray(slots[order], dtype=np.int32)
+        self.positions[row, slots] = positions
 
     def known(self, row: int, path: IntArray) -> int:
         """The number of the path's first slots whose keys are held. They are kept for this call."""
@@ -130,7 +118,7 @@ class BranchSequences:
         for sequence in np.flatnonzero(self._rows == target).tolist():
             self._cut(sequence, 0)
             self._rows[sequence] = NONE
-        self._positions[target] = self._positions[source]
+        self.positions[target] = self.positions[source]
         mine = np.flatnonzero(self._rows == source)
         if not len(mine):
             return

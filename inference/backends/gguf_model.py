@@ -10,7 +10,7 @@ on the batch and on where cells lie. So a text is the target's own up to near-ti
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +21,8 @@ from inference.backends.gguf_branches import BranchSequences, Memory
 from inference.backends.gguf_library import SEQUENCES, TokenBatch
 from inference.backends.host_choice import Floats, choose_of_row, rank_of_row
 from inference.backends.sequence import ModelSequence
-from inference.errors import InvalidRequest, LimitExceeded, Unavailable
+from inference.backends.tree_lines import lines_of, tips
+from inference.errors import LimitExceeded, Unavailable
 from inference.sampling import SamplingParams
 from inference.tree import IntArray, TokenTree
 
@@ -34,13 +35,6 @@ class LlamaContext(Memory, Protocol):
     def decode(self, asked: TokenBatch) -> NDArray[np.float32]:
         """Return logits of the picked tokens, [picked, vocabulary]. Raises Unavailable."""
         ...
-
-
-class _NodeChain(NamedTuple):
-    """A chain of a segment's new nodes below what they all see: a sequence of llama.cpp."""
-
-    nodes: NDArray[np.intp]  # [d] from the top down
-    path: IntArray  # [c] slots that are seen, by position
 
 
 class GgufModel:
@@ -109,7 +103,7 @@ class GgufModel:
 
     def _check(self, segment: Segment) -> None:
         """Raise LimitExceeded for a segment that no decode can hold."""
-        nodes, branches = len(segment.tokens), len(_tips(segment))
+        nodes, branches = len(segment.tokens), len(tips(segment))
         if nodes > self.max_nodes:
             raise LimitExceeded(f"{nodes} nodes in one call: this model takes {self.max_nodes}")
         if branches > self._branches.most:
@@ -125,10 +119,10 @@ class GgufModel:
         """Segments that fit into one decode by their nodes and branches."""
         group, nodes, branches = list[Segment](), 0, 0
         for segment in segments:
-            nodes, branches = nodes + len(segment.tokens), branches + len(_tips(segment))
+            nodes, branches = nodes + len(segment.tokens), branches + len(tips(segment))
             if group and (nodes > self._batch or branches > self._branches.most):
                 yield group
-                group, nodes, branches = [], len(segment.tokens), len(_tips(segment))
+                group, nodes, branches = [], len(segment.tokens), len(tips(segment))
             group.append(segment)
         yield group
 
@@ -140,7 +134,11 @@ class GgufModel:
         for segment in group:
             self._branches.rewrite(segment.row, segment.slots, segment.positions)
             self._tokens[segment.row, segment.slots] = segment.tokens
-        lines = [(segment, line) for segment in group for line in self._lines(segment)]
+        lines = [
+            (segment, line)
+            for segment in group
+            for line in lines_of(segment, self._branches.positions[segment.row])
+        ]
         for segment, line in lines:
             self._recall(segment.row, line.path)
         self._branches.begin()
@@ -162,23 +160,6 @@ class GgufModel:
         for (segment, line), sequence in zip(lines, taken, strict=True):
             self._branches.extend(sequence, segment.slots[line.nodes])
         return _dealt(logits, group, picked)
-
-    def _lines(self, segment: Segment) -> Iterator[_NodeChain]:
-        """A segment's lines. Raises InvalidRequest where a node's position is not the number of
-        keys that it sees above it.
-        """
-        shared = segment.context.shape[0] == 1
-        path = self._branches.path(segment.row, segment.context[0]) if shared else None
-        for tip in _tips(segment).tolist():
-            nodes = np.flatnonzero(segment.tree_mask[tip])
-            nodes = nodes[segment.positions[nodes].argsort(kind="stable")]
-            seen = self._branches.path(segment.row, segment.context[tip]) if path is None else path
-            positions = np.arange(len(seen), len(seen) + len(nodes))
-            if not np.array_equal(segment.positions[nodes], positions) or (
-                path is None and (segment.context[nodes] != segment.context[tip]).any()
-            ):
-                raise InvalidRequest("llama.cpp needs a tree whose nodes see all above them")
-            yield _NodeChain(nodes, seen)
 
     def _recall(self, row: int, path: IntArray) -> None:
         """Compute the path's keys again that no sequence holds any more."""
@@ -203,11 +184,6 @@ class GgufModel:
         except Unavailable:
             self._branches.restore()
             raise
-
-
-def _tips(segment: Segment) -> NDArray[np.intp]:
-    """The new nodes that no other one sees."""
-    return np.flatnonzero(segment.tree_mask.sum(axis=0) == 1)
 
 
 def _dealt(

@@ -58,7 +58,7 @@ def load_transformers(
         in_fours(library)
         check_trees(library, config, vocabulary)
         sizes: dict[str, Any] = {"rows": rows, "capacity": capacity, "max_nodes": max_nodes}
-        if device.type == "cuda" and not _has_experts(library):
+        if device.type == "cuda" and not config.keeps_states and not _has_experts(library):
             from inference.backends.cuda import CudaGraphs
             from inference.backends.cuda_library import CudaLibraryModel, IfRecordable
 

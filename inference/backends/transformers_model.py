@@ -14,7 +14,9 @@ import torch
 from torch import Tensor, nn
 from transformers import Cache
 
+from inference.backends import Segment
 from inference.backends.eager import BatchTensors, SlotModel
+from inference.backends.running_states import LayerStates, RunningStates
 from inference.backends.sequence import ModelSequence
 from inference.backends.slots import Slots
 from inference.model.cache import KeysValues, read_rows, write_slots, write_states
@@ -83,8 +85,8 @@ class TransformersModel(SlotModel):
         max_nodes: int,
         vocabulary: int,
     ) -> None:
-        kept = _kept_states(library, reaches)
-        slots = (rows, capacity + 1)
+        found = _Trial.of(library, reaches)
+        kept, slots = dict(sorted(found.new.items())), (rows, capacity + 1)
         cache = KeysValues.of(
             pair[part].new_zeros((*slots, pair[part].shape[-1]))
             for part in (0, 1)
@@ -93,12 +95,19 @@ class TransformersModel(SlotModel):
         super().__init__(cache, rows=rows, capacity=capacity, max_nodes=max_nodes)
         self.library, self.reaches, self.vocabulary = library, reaches, vocabulary
         self._places = {layer: place for place, layer in enumerate(kept)}
-        # Windows are counted in positions, and slots lie in no order.
-        self._positions = torch.zeros((*slots, 1), dtype=torch.int32, device=self.device)
+        # Windows are counted in positions, and slots lie in no order. A slot's token follows.
+        self._known = torch.zeros((*slots, 2), dtype=torch.int32, device=self.device)
+        config: Any = library.config
+        width = config.get_text_config().hidden_size
+        self._states = RunningStates(found.mixers, width, *slots, cache.keys[0])
 
     @property
     def by_slot(self) -> tuple[Tensor, ...]:
-        return (*self.cache.tensors, self._positions)
+        return (*self.cache.tensors, *self._states.by_slot, self._known)
+
+    def copy_row(self, source: int, target: int, slots: int) -> None:
+        super().copy_row(source, target, slots)
+        self._states.copy_row(source, target)
 
     def logits_of(self, prompt: Sequence[int], tree: TokenTree) -> Tensor:  # [n, V]
         """Return logits at every node of a tree behind a prompt on row 1, whose slots are in no
@@ -113,11 +122,17 @@ class TransformersModel(SlotModel):
         call = [other.prepare(TokenTree.chain(prompt[1:])), sequence.prepare(tree)]
         return self._forward(call)[0][1]
 
+    def _forward(self, segments: Sequence[Segment]) -> tuple[Tensor, Tensor]:
+        if not self._states.by_slot:
+            return super()._forward(segments)
+        with self._states.during(segments, self._known):
+            return super()._forward(segments)
+
     def _write(self, batch: BatchTensors) -> tuple[Tensor, Tensor]:
         rows, tokens, slots, positions, context_mask, tree_mask, pick = batch
         read = context_mask.shape[-1]
         cache = SlotCache(self.cache, self._places, rows, read)
-        held = read_rows(self._positions, rows, read)[..., 0]
+        held = read_rows(self._known, rows, read)[..., 0]
         seen = torch.cat((context_mask.expand(-1, tokens.shape[1], -1), tree_mask), -1)
         picked, places = self._head_nodes(pick)
         made = self.library(
@@ -131,7 +146,7 @@ class TransformersModel(SlotModel):
             logits_to_keep=picked,
         )
         write_slots(self.cache, rows, slots, cache.written())
-        write_states(self._positions, rows, slots, positions[..., None])
+        write_states(self._known, rows, slots, torch.stack((positions, tokens), -1))
         logits = made.logits[..., : self.vocabulary].float()  # [B, picked, V]
         if places is not None:
             logits = torch.gather(logits, 1, places[..., None].expand(-1, -1, logits.shape[-1]))
@@ -168,26 +183,54 @@ def _masks(
     return masks.get("", masks)
 
 
-def _kept_states(
-    library: nn.Module, reaches: Mapping[str, Reach]
-) -> dict[int, tuple[Tensor, Tensor]]:
-    """Return the keys and values that each layer keeps of two tokens, by layer, as found by a
-    trial. Layers that read another's keys keep none.
+class _Trial(LayerStates):
+    """A call that finds what each layer keeps.
+
+    new: keys and values of two tokens, by layer. Layers that read another's keys keep none.
+    mixers: modules that keep a state, by layer
     """
-    device = next(library.parameters()).device
-    one, two = torch.zeros((1, 1), dtype=torch.int32), torch.arange(2, dtype=torch.int32)[None]
-    trial = SlotCache(KeysValues((), ()), {}, one[0], 0)
-    seen, dtype = torch.tril(torch.ones((1, 2, 2))), next(library.parameters()).dtype
-    masks = _masks(reaches, seen.to(device), two.to(device), two.to(device), dtype)
-    ids = two.long().to(device)
-    with torch.no_grad():
-        library(
-            input_ids=ids,
-            position_ids=ids,
-            attention_mask=masks,
-            past_key_values=trial,
-            use_cache=True,
-        )
-    if not trial.new:
-        raise ValueError("no layer keeps keys and values")
-    return dict(sorted(trial.new.items()))
+
+    def __init__(self) -> None:
+        super().__init__({})
+        self.new: dict[int, tuple[Tensor, Tensor]] = {}
+        self.mixers: dict[int, nn.Module] = {}
+        self._entered = nn.Module()
+
+    @classmethod
+    def of(cls, library: nn.Module, reaches: Mapping[str, Reach]) -> _Trial:
+        """Call the library. Raises ValueError where no layer keeps keys."""
+        parameter, trial = next(library.parameters()), cls()
+        ids = torch.arange(2, device=parameter.device)[None]
+        seen = torch.tril(torch.ones((1, 2, 2), device=parameter.device))
+        hooks = [
+            part.register_forward_pre_hook(trial._enter)
+            for part in library.modules()
+            if hasattr(part, "layer_idx")
+        ]
+        with torch.no_grad():
+            library(
+                input_ids=ids,
+                position_ids=ids,
+                attention_mask=_masks(reaches, seen, ids, ids, parameter.dtype),
+                past_key_values=trial,
+                use_cache=True,
+            )
+        for hook in hooks:
+            hook.remove()
+        if not trial.new:
+            raise ValueError("no layer keeps keys and values")
+        return trial
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        self.new[layer_idx] = (_by_node(key_states), _by_node(value_states))
+        return key_states, value_states
+
+    def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> None:
+        self.mixers[layer_idx] = self._entered
+
+    get_recurrent_state = get_conv_state
+
+    def _enter(self, module: nn.Module, given: object) -> None:
+        self._entered = module

@@ -141,16 +141,24 @@ class BatchRunner:
     def _read_kept(self) -> bool:
         """Read a part of the kept prefix of one session; False where none is to be read.
 
-        It is read without the lock, so clients need not wait for the disk.
+        It is sought and read without the lock, so clients need not wait for the disk.
         """
         admission, began, files = self._admission, self._clock(), self._admission.pool.files
+        if files is None:
+            return False
+        with admission.lock:
+            rows = [one.row for one in admission.on_rows if one.row is not None]
+        for row in rows:
+            if row.wanted is not None:
+                row.kept = files.find(row.wanted, row.sharing, len(row.tokens))
+                row.wanted = None
         with admission.lock:
             reading = [
                 (one, one.row, one.row.kept, one.live.cached)
                 for one in admission.on_rows
                 if one.row is not None and one.row.kept is not None
             ]
-        if files is None or not reading:
+        if not reading:
             return False
         session, row, kept, start = reading[0]
         states = files.read(kept, start)

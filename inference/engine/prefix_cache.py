@@ -14,6 +14,7 @@ import numpy as np
 from inference.backends import Model
 from inference.backends.slots import Slots
 from inference.engine.prefix_files import KeptPrefix, PrefixFiles, common_prefix
+from inference.tree import IntArray
 
 WORTH_COPYING = 16
 """Tokens from which another row's keys are copied instead of computed.
@@ -35,7 +36,8 @@ class CacheRow:
         self.given_back = 0  # serial number of its return; the lowest is the longest unused
         self.offered = 0  # the return after which its tokens were last to be kept in a file
         self.held = False  # a session has the row
-        self.kept: KeptPrefix | None = None  # file with more of its session's text, to be read
+        self.wanted: IntArray | None = None  # its session's text, to be sought in files
+        self.kept: KeptPrefix | None = None  # file with more of it, to be read
 
     def keep(self, length: int) -> None:
         """Forget all but the first `length` tokens."""
@@ -98,14 +100,14 @@ class RowPool:
                 length = 0
         row.keep(length)
         row.held, row.sharing = True, sharing
-        row.kept = self.files.find(wanted, sharing, length) if self.files is not None else None
+        row.wanted = wanted if self.files is not None else None
         return row
 
     def give_back(self, row: CacheRow) -> None:
         """Return a row. It keeps its tokens until another session takes it."""
         row.keep(len(row.tokens))
         self._returns += 1
-        row.held, row.given_back, row.kept = False, self._returns, None
+        row.held, row.given_back, row.wanted, row.kept = False, self._returns, None, None
 
     def keep_part(self) -> bool:
         """Write a part of a prefix that no session holds; False where all that can be are kept."""

@@ -18,8 +18,12 @@ from inference.model.config import read_stop_ids
 _FOR_SHORTER = ("longrope", "dynamic")
 """Rotary scalings whose frequencies change beyond the original length."""
 
+_STATES = frozenset(("linear_attention", "conv", "hybrid", "mlp", "moe"))
+"""Kinds of layers that keep a running state, with keys beside it or without, or that keep nothing.
+"""
 
-_STATE = "its layers keep a running state, of which branches of a tree would need a copy each"
+_WITH_KEYS = frozenset(("full_attention", "hybrid"))
+"""Kinds of layers with keys that may stand beside those of _STATES."""
 
 WINDOW_FIELDS = ("sliding_window", "attention_chunk_size")
 """Fields of the library's configurations that set the two parts of a Reach."""
@@ -37,6 +41,7 @@ class LibraryConfig:
     """Facts of a causal model that are needed before it is loaded.
 
     reaches: by the name of a kind of layer; under "" where all layers are of one kind
+    keeps_states: whether layers keep a running state
     max_positions: what the checkpoint was made for
     limited_by: what sets max_positions: "config.json field NAME"
     """
@@ -46,6 +51,7 @@ class LibraryConfig:
     max_positions: int
     limited_by: str
     reaches: Mapping[str, Reach]
+    keeps_states: bool
     stop_ids: frozenset[int]
 
 
@@ -59,7 +65,7 @@ def read_library_config(directory: Path) -> LibraryConfig:
         raise UnsupportedModel(f"{directory} is not a model directory: it has no config.json")
     require("torch", f"{directory}: --backend transformers", "transformers")
     raw = read_json(path, UnsupportedModel)
-    text = _text_config(raw)
+    text = _text_config(path, raw)
     _refuse_what_is_not_causal(raw, text)
     max_positions, limited_by = _max_positions(raw, text)
     return LibraryConfig(
@@ -68,17 +74,17 @@ def read_library_config(directory: Path) -> LibraryConfig:
         max_positions,
         f"config.json field {limited_by}",
         _reaches(raw, text),
+        bool(_STATES & _kinds(text)),
         read_stop_ids(directory),
     )
 
 
-def _text_config(raw: Json) -> Any:
+def _text_config(path: Path, raw: Json) -> Any:
     """Return the library's configuration of the model, or of its part for text."""
     from huggingface_hub.errors import StrictDataclassError
     from transformers import (
         CONFIG_MAPPING,
         MODEL_FOR_CAUSAL_LM_MAPPING,
-        AutoConfig,
         __version__,
     )
 
@@ -94,9 +100,8 @@ def _text_config(raw: Json) -> Any:
             f"{quantized.where} is of {method}: quantized checkpoints need packages and kernels of "
             "their own; take the checkpoint in bfloat16, or a GGUF file"
         )
-    given = {name: value for name, value in raw.dictionary().items() if name != "auto_map"}
     try:
-        config = AutoConfig.for_model(**given)
+        config = CONFIG_MAPPING[kind.text()].from_json_file(path)
     except (AttributeError, KeyError, StrictDataclassError, TypeError, ValueError) as error:
         said = " ".join(str(error).split())[:200]
         raise UnsupportedModel(f"{raw.where}: transformers cannot read it: {said}") from error
@@ -104,9 +109,17 @@ def _text_config(raw: Json) -> Any:
         raise UnsupportedModel(
             f"{kind.where} is {shown(kind.value)}: it is no causal language model"
         )
-    if getattr(MODEL_FOR_CAUSAL_LM_MAPPING[type(config)], "_is_stateful", False):
-        raise UnsupportedModel(f"{kind.where} is {shown(kind.value)}: {_STATE}")
-    return config.get_text_config()
+    text, causal = config.get_text_config(), MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    if getattr(causal, "_is_stateful", False) and not _WITH_KEYS.intersection(_kinds(text)):
+        raise UnsupportedModel(
+            f"{kind.where} is {shown(kind.value)}: it keeps a running state, and no keys beside it"
+        )
+    return text
+
+
+def _kinds(text: Any) -> frozenset[str]:
+    """Return the kinds of layers, where the configuration names them."""
+    return frozenset(getattr(text, "layer_types", None) or ())
 
 
 def _positive(raw: Json, text: Any, name: str) -> int:
@@ -137,7 +150,7 @@ def _reaches(raw: Json, text: Any) -> dict[str, Reach]:
     than earlier keys.
     """
     window, chunk = (getattr(text, name, None) for name in WINDOW_FIELDS)
-    kinds = getattr(text, "layer_types", None)
+    kinds = _kinds(text)
     if not kinds:
         return {"": Reach(window, chunk)}
     known = {
@@ -145,13 +158,14 @@ def _reaches(raw: Json, text: Any) -> dict[str, Reach]:
         "sliding_attention": Reach(window=window),
         "chunked_attention": Reach(chunk=chunk),
     }
-    others = sorted(set(kinds) - set(known))
+    if _STATES & kinds:  # the library makes the masks of these layers from that of the others
+        known = {kind: Reach() for kind in _STATES | _WITH_KEYS}
+    others = sorted(kinds - set(known))
     if others:
         raise UnsupportedModel(
-            f"{raw.where} field layer_types names {shown(others)}: {_STATE}; supported are "
-            f"{', '.join(known)}"
+            f"{raw.where} field layer_types names {shown(others)}; supported are {', '.join(known)}"
         )
-    return {kind: known[kind] for kind in sorted(set(kinds))}
+    return {"": Reach()} if _STATES & kinds else {kind: known[kind] for kind in sorted(kinds)}
 
 
 def _refuse_what_is_not_causal(raw: Json, text: Any) -> None:

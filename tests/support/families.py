@@ -37,6 +37,21 @@ _ROUTED = {
     "n_shared_experts": 1,
     "first_k_dense_replace": 1,
 }
+_DELTA = {
+    "linear_num_key_heads": 4,
+    "linear_num_value_heads": 8,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+}
+_MAMBA = {
+    "mamba_n_heads": 8,
+    "mamba_d_head": 8,
+    "mamba_d_ssm": 64,
+    "mamba_d_state": 16,
+    "mamba_n_groups": 1,
+    "mamba_chunk_size": 16,
+}
 _OF_FULL_LAYERS = {"global_head_dim": 16, "num_global_key_value_heads": 1}
 _GEMMA_4 = {
     **_SLIDING,
@@ -117,10 +132,37 @@ FAMILIES = {
     }),
     "smollm3": Family("SmolLM3", "layers without positions", {}),
     "granitemoe": Family("Granite 3 MoE", "experts, scaled logits", _EXPERTS),
+    "qwen3_5_text": Family("Qwen3.5, its text part", "linear attention", _DELTA),
+    "qwen3_next": Family("Qwen3-Next", "experts, linear attention", {
+        **_DELTA,
+        **_EXPERTS,
+        "shared_expert_intermediate_size": 24,
+    }),
+    "falcon_h1": Family("Falcon-H1", "Mamba 2 beside attention", _MAMBA),
+    "granitemoehybrid": Family("Granite 4", "experts, Mamba 2", {
+        **_MAMBA,
+        **_EXPERTS,
+        "shared_intermediate_size": 24,
+        "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    }),
+    "nemotron_h": Family("Nemotron-H, Nemotron 3 Nano", "experts, Mamba 2", {
+        "mamba_num_heads": 8,
+        "mamba_head_dim": 8,
+        "ssm_state_size": 16,
+        "n_groups": 1,
+        "chunk_size": 16,
+        "layer_types": ["linear_attention", "full_attention", "mlp"],
+    }),
+    "lfm2": Family("LFM2", "short convolutions", {
+        "layer_types": ["conv", "full_attention", "conv"],
+    }),
 }  # fmt: skip
 """By model_type, in the order of the page."""
 
-EVERY_TIME = ("llama", "gpt_oss", "deepseek_v3")
+STATES = ("linear attention", "Mamba 2", "Mamba 2 beside attention", "short convolutions")
+"""What layers have that keep a running state."""
+
+EVERY_TIME = ("llama", "gpt_oss", "deepseek_v3", "qwen3_5_text")
 """Families whose tests run in the quick tier; the others are of the extended one."""
 
 
@@ -129,7 +171,7 @@ def config_of(family: str) -> dict[str, Any]:
     from transformers import AutoConfig
 
     known = AutoConfig.for_model(family)
-    names = {*known.to_dict(), *known.attribute_map, *_OF_FULL_LAYERS}
+    names = {*known.to_dict(), *known.attribute_map, *_OF_FULL_LAYERS, "layer_types"}
     given = TINY | FAMILIES[family].fields
     return {"model_type": family} | {name: given[name] for name in given if name in names}
 
@@ -143,9 +185,9 @@ A checkpoint in safetensors is computed in one of two ways. `--backend` picks on
 - **The decoder of our own** (`--backend outrider`) computes Llama, Mistral, Qwen2 and Qwen3. It is
   what `outrider compile` makes graphs of, what EAGLE heads and substitutes draft beside, and what
   `--draft_quantization` and `--layer_offload` change.
-- **The transformers library** (`--backend transformers`) computes any causal model that keeps keys
-  and values by token, on cpu or cuda, as target and as draft. It is taken by itself where our
-  decoder does not know the architecture.
+- **The transformers library** (`--backend transformers`) computes any causal model with attention,
+  on cpu or cuda, as target and as draft. Layers with a running state may stand beside it. It is
+  taken by itself where our decoder does not know the architecture.
 
 A GGUF file is computed by llama.cpp ([gguf.md](gguf.md)), whatever its architecture, if a trial at
 load shows that trees are computed as their paths are.
@@ -165,10 +207,30 @@ TAIL = """
 Any other model_type of the library is tried when it is loaded: logits of a small tree have to be
 those that the library computes of its paths, with short windows. A model that fails is refused.
 
+## Running states
+
+Linear attention, Mamba 2 and short convolutions keep a state instead of keys. Here such a layer's
+input is kept by slot, as keys are. Its state can be computed again behind any token from those
+inputs, without the other layers. So trees, prefixes, copies of rows and `--prefix_dir` work as with
+keys. Each line of a tree begins from a copy of a state above it. At most 4 states of a row's text
+are kept; at most 8 tokens are computed again in a call, unless a text was cut or read from a file.
+Then one call computes the layers again from the last state that fits.
+
+- **Memory**: an input takes hidden_size numbers a token and layer, which is more than the model's
+  keys take. In the library's default Qwen3.5 these are 24 layers of 4,096 numbers a token, beside
+  8 of 2,048 for keys and values. A state takes 13 million numbers there.
+- **Time**: a call computes these layers once for each length of a line. So chains cost less than
+  wide trees. Without a draft no token is computed twice.
+- **Rounding**: what a node gets is the same to the last bit whatever stands beside it, in the
+  families above. Where linear attention has as many key heads as value heads, the library's float32
+  sums depend on the length of a line: 2e-7 was seen (OLMo Hybrid). Then a text is the target's own
+  up to near-ties.
+- **Found by the trial**: transformers 5.23 continues Jamba and Bamba from a state differently by
+  several tokens than token by token (by 0.02 of logits with a spread of 0.3), so they are refused.
+
 ## What is refused
 
-- **A running state** (`linear_attention`, `conv`, Mamba, RWKV, such as Qwen3-Next, Qwen3.5, LFM2,
-  Jamba): branches of a tree would need a copy of it each.
+- **A running state alone** (Mamba, Mamba 2, RWKV, xLSTM), or beside windows.
 - **Quantized checkpoints** (`quantization_config`: fp8 of DeepSeek V3, mxfp4 of gpt-oss, GPTQ, AWQ,
   bitsandbytes): they need packages and kernels of their own. Take the checkpoint in bfloat16, or a
   GGUF file.

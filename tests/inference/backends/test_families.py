@@ -12,12 +12,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from inference.backends.choices import choose_at
 from inference.backends.cuda import Recorder
 from inference.backends.cuda_library import CudaLibraryModel, IfRecordable
+from inference.backends.row_states import TensorStates
+from inference.backends.sequence import ModelSequence
+from inference.backends.slots import Slots
 from inference.backends.transformers_loading import in_fours, load_transformers
 from inference.backends.transformers_model import TransformersModel
 from inference.drafters.draft import Draft
@@ -29,12 +33,14 @@ from inference.model.library_config import read_library_config
 from inference.planner.prices import Prices
 from inference.proposer import Proposer
 from inference.sampling import SamplingParams
+from inference.tree import TokenTree
 from tests.support.drafts import alone, knowledge, rounds, speculated
 from tests.support.fake_recorder import Traced
-from tests.support.families import EVERY_TIME, FAMILIES, VOCABULARY, config_of, page
-from tests.support.models import segment, tiny_decoder
+from tests.support.families import EVERY_TIME, FAMILIES, STATES, VOCABULARY, config_of, page
+from tests.support.models import segment, sequence_after, tiny_decoder
 from tests.support.refusals import assert_refused
 from tests.support.repository import ROOT
+from tests.support.row_independence import assert_rows_are_independent
 
 LENGTH, TREE, MADE = 64, 16, 12
 SAMPLINGS = [SamplingParams(), SamplingParams(0.7, seed=11), SamplingParams(1.0, seed=2**62 + 5)]
@@ -49,7 +55,11 @@ def each_of(families: Iterable[str]) -> pytest.MarkDecorator:
 
 
 each_family = each_of(FAMILIES)
-each_dense_family = each_of(one for one in FAMILIES if "experts" not in FAMILIES[one].has)
+WITH_STATES = [one for one in FAMILIES if FAMILIES[one].has.endswith(STATES)]
+each_with_states = each_of(WITH_STATES)
+each_dense_family = each_of(
+    one for one in FAMILIES if "experts" not in FAMILIES[one].has and one not in WITH_STATES
+)
 
 
 @cache
@@ -137,9 +147,9 @@ def test_every_text_is_the_librarys_own(family: str, tmp_path: Path) -> None:
 
 REFUSED = {
     "a running state": ({"model_type": "mamba"}, ["mamba", "running state"]),
-    "a running state in some layers": (
-        {"model_type": "lfm2", "num_hidden_layers": 2, "layer_types": ["conv", "full_attention"]},
-        ["layer_types", "conv", "running state"],
+    "a running state beside windows": (
+        {**config_of("gemma2"), "layer_types": ["sliding_attention", *["linear_attention"] * 2]},
+        ["layer_types", "sliding_attention", "full_attention"],
     ),
     "code of its own": (
         {"model_type": "unheard_of", "auto_map": {"AutoModelForCausalLM": "modeling.Model"}},
@@ -213,6 +223,40 @@ def test_what_cannot_be_recorded_is_run_each_time(tmp_path: Path) -> None:
     recorder = Traced()
     recorded_as_loaded("gpt_oss", tmp_path, IfRecordable(recorder))
     assert (recorder.warmed, recorder.recorded) == (2, 0)
+
+
+def scores_behind(model: TransformersModel, row: int, slots: Slots) -> NDArray[np.float32]:
+    """Log-probabilities of all tokens at a tree behind what the slots hold."""
+    tree = TokenTree([5, 6, 7, 8], [-1, 0, 0, 2])
+    ranked = ModelSequence(model, row, SamplingParams(), slots).rank(tree, range(4), VOCABULARY)
+    scores: NDArray[np.float32] = np.take_along_axis(ranked.scores, ranked.ids.argsort(), 1)
+    return scores
+
+
+@each_with_states
+def test_a_state_is_computed_again_where_none_is_kept(family: str, tmp_path: Path) -> None:
+    """Behind a text that is cut, copied to another row, or read from a file."""
+    held, fresh = (loaded(saved(family, tmp_path)) for _ in range(2))
+    text = np.random.default_rng(8).integers(0, VOCABULARY, 50).tolist()
+    slots = sequence_after(held, text).slots
+    for cut in (49, 40, 16, 3):
+        slots.trim(cut)
+        expected = scores_behind(fresh, 0, sequence_after(fresh, text[:cut]).slots)
+        held.copy_row(0, 1, cut)
+        for row in (0, 1):
+            found = scores_behind(held, row, slots.committed_copy())
+            assert np.abs(found - expected).max() < 1e-4
+        places = slots.at(np.arange(cut, dtype=np.int32))
+        states = TensorStates(held.by_slot).read(1, places)
+        TensorStates(fresh.by_slot).write(1, places, states)
+        found = scores_behind(fresh, 1, slots.committed_copy())
+        assert np.abs(found - expected).max() < 1e-4
+
+
+@each_with_states
+def test_no_bit_of_a_state_depends_on_other_rows_and_branches(family: str, tmp_path: Path) -> None:
+    model = loaded(saved(family, tmp_path))
+    assert_rows_are_independent(model, model.cache, TREE, VOCABULARY, SamplingParams(1.0, seed=8))
 
 
 @pytest.mark.parametrize("family", ["gpt_oss", "deepseek_v3"])

@@ -7,15 +7,17 @@ import stat
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from pathlib import Path
+from threading import Thread
 
 import pytest
 
 from inference.backends import RowStates
 from inference.engine.engine import Engine
-from inference.engine.prefix_files import LEAST, PART, PrefixFiles
+from inference.engine.prefix_files import LEAST, PART, KeptPrefix, PrefixFiles
 from inference.engine.session import Session
 from inference.order import Opened
 from inference.sampling import SamplingParams
+from inference.tree import IntArray
 from tests.support.exact import (
     GREEDY,
     Exact,
@@ -130,6 +132,27 @@ def test_a_target_that_is_stopped_keeps_what_its_sessions_had(tmp_path: Path) ->
     again = Start(tmp_path)
     opened(again.engine, prompt)
     assert again.seen.reused == [LONG - 1]
+
+
+def test_other_sessions_are_opened_while_a_prefix_is_sought(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompt, find = prompt_of(6, LONG), PrefixFiles.find
+    Start(tmp_path).keep(prompt)
+    again, others = Start(tmp_path), list[Thread]()
+
+    def slowly(files: PrefixFiles, tokens: IntArray, sharing: str, known: int) -> KeptPrefix | None:
+        others.append(Thread(target=again.engine.open, args=([7], GREEDY), daemon=True))
+        others[-1].start()
+        others[-1].join(30.0)
+        assert not others[-1].is_alive()
+        return find(files, tokens, sharing, known)
+
+    monkeypatch.setattr(PrefixFiles, "find", slowly)
+    session, _ = again.engine.open(prompt, GREEDY)
+    again.engine.step()
+    assert session.live.cached > 0
+    assert len(others) == 1
 
 
 def test_neither_another_target_nor_another_tenant_reads_it(tmp_path: Path) -> None:
