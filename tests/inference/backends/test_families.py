@@ -227,7 +227,7 @@ def test_what_cannot_be_recorded_is_run_each_time(tmp_path: Path) -> None:
 
 def scores_behind(model: TransformersModel, row: int, slots: Slots) -> NDArray[np.float32]:
     """Log-probabilities of all tokens at a tree behind what the slots hold."""
-    tree = TokenTree([5, 6, 7, 8], [-1, 0, 0, 2])
+    tree = TokenTree(*np.array([[5, 6, 7, 8], [-1, 0, 0, 2]], dtype=np.int32))
     ranked = ModelSequence(model, row, SamplingParams(), slots).rank(tree, range(4), VOCABULARY)
     scores: NDArray[np.float32] = np.take_along_axis(ranked.scores, ranked.ids.argsort(), 1)
     return scores
