@@ -43,14 +43,14 @@ def pick_device(name: str) -> torch.device:
     return device
 
 
-def describe(device: torch.device | str) -> str:
-    """The device in words."""
+def describe(device: torch.device | str, threads: int | None = None) -> str:
+    """The device in words. threads: of a CPU (default: torch's)"""
     device = torch.device(device)
     if device.type == "cuda":
         return f"cuda ({torch.cuda.get_device_name(device)})"
     if device.type == "xla":
         return "neuron"
-    return f"cpu ({torch.get_num_threads()} threads)"
+    return f"cpu ({threads or torch.get_num_threads()} threads)"
 
 
 def conditions(device: torch.device | str) -> Conditions:

@@ -143,7 +143,7 @@ def load_served(options: ServingRole, make_draft: MakeDraft | None = None) -> Se
     model, found = loaded.model, loaded.found
     times, unfinished = _times(options, loaded, profile)
     legacy = options.device == "neuron-legacy"
-    where = describe(model.device) + ", chains only" * legacy
+    where = describe(model.device, found.conditions(model).threads) + ", chains only" * legacy
     description = Description(
         server_version=outrider_version(),
         model=found.name,
