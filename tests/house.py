@@ -28,22 +28,19 @@ class Room(NamedTuple):
 
 
 BOUNDS = {
-    "inference": Room(21_257, 120),
-    "grpc_comm": Room(6_138, 38),
-    "compile": Room(7_229, 33),
+    "inference": Room(21_594, 123),
+    "grpc_comm": Room(6_133, 38),
+    "compile": Room(7_187, 33),
     "deploy": Room(3_548, 25),
-    "outrider": Room(16_949, 108),
-    "benchmarks": Room(8_343, 43),
-    "tests": Room(46_392, 278),
+    "outrider": Room(16_947, 108),
+    "benchmarks": Room(8_363, 43),
+    "tests": Room(46_613, 278),
 }
 """Bounds of each room. They rose last for these, by lines:
 
-- `outrider bench`: 1,380 of outrider/, where 1,000 were meant. 380 of benchmarks/ went for it, and
-  its plots, intervals and meters are those of `outrider compare`.
-- Prefixes that outlive a target, and library models on CUDA graphs: 420 of inference/ and 60 of
-  grpc_comm/ and outrider/.
-- Tools and forms as programs send them: 120 of outrider/. Targets that end with their starter: 16.
-- Their tests: 1,170.
+- Models with running states by the transformers library: 330 of inference/, where 220 were meant.
+- A prefix that is read from its file is timed: 40 of benchmarks/, which lost 20.
+- Their tests, and those of the lock of `outrider bench`: 220. The lock is that of builds.
 """
 
 MOST_STEPS = 8
@@ -311,7 +308,7 @@ def measures() -> list[Measure]:
         Measure("longest function, lines", 58, sizes[-1]),
         Measure("import circles, for types included", 0, len(circles(found))),
         Measure("files that a client imports", 59, len(client)),
-        Measure("lines that a client imports", 8_858, sum(module.lines for module in client)),
+        Measure("lines that a client imports", 8_863, sum(module.lines for module in client)),
         Measure("docstrings that lean on the line above", 0, len([*filter(LEANING.match, texts)])),
         Measure("docstrings that begin like a question", 0, len([*filter(ASKING.match, texts)])),
         Measure("fields packed into a paragraph", 0, len([*filter(PACKED.search, texts)])),
