@@ -91,9 +91,11 @@ def _is_undrafted(text: Text, client: Client, plan: Plan) -> bool:
 def _is_patience_renewed(text: Text, client: Client) -> bool:
     """Whether a search began later after the first loss than patience lasts, without a token.
 
-    A target that says that a session waits, or owes nothing, begins patience anew.
+    A target that says that a session waits, or owes nothing, begins patience anew. When tokens came
+    is known by their reader, whom a draft on its own thread holds up.
     """
-    waits = text.plan.pace is Pace.WAIT or client.plan.slow_reader
+    held_up = client.plan.slow_reader or (client.plan.draft and not client.plan.threaded)
+    waits = text.plan.pace is Pace.WAIT or held_up
     if waits or text.reopenings or (client.plan.at_once and len(client.texts) > 1):
         return False
     for before, after in pairwise([*text.came, text.ended]):
