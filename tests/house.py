@@ -34,7 +34,7 @@ BOUNDS = {
     "deploy": Room(3_548, 25),
     "outrider": Room(16_947, 108),
     "benchmarks": Room(8_363, 43),
-    "tests": Room(46_610, 278),
+    "tests": Room(46_612, 278),
 }
 """Bounds of each room. They rose last for these, by lines:
 
