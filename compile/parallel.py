@@ -27,7 +27,7 @@ from inference.backends.neuron_sdk import Sdk
 from inference.errors import InvalidRequest
 from inference.model.cache import empty_cache
 from inference.model.config import ModelConfig
-from inference.model.decoder import Decoder, Layers, attend_in_turn
+from inference.model.decoder import Decoder, Layers, Sight, attend
 from inference.model.float8 import scaled, states_of, stored_type
 from inference.model.noise_window import NoisePlace, empty_window, fill_inputs
 from inference.model.round_graph import StatefulRoundGraph
@@ -96,6 +96,20 @@ def layers_of(sdk: Sdk, spec: CompileSpec) -> Layers:
         return layers
     column = _float8_column(sdk, dtype, columns, ids)
     return layers._replace(column=column, row=_float8_row(sdk, rows, group), head=column)
+
+
+def attend_in_turn(
+    q: Tensor, past_keys: Tensor, past_values: Tensor, k: Tensor, v: Tensor, sight: Sight
+) -> Tensor:
+    """Compute attend() row by row: a product of one row takes the heads as they lie in its keys
+    and values, one of several rows needs them copied.
+    """
+    whole, rows = (q, past_keys, past_values, k, v), []
+    for row in range(len(sight.cos)):
+        seen = Sight(*(part[row : row + 1] for part in sight))
+        mine = [part[row : row + 1] for part in whole]
+        rows.append(attend(mine[0], mine[1], mine[2], mine[3], mine[4], seen))
+    return rows[0] if len(rows) == 1 else torch.cat(rows)
 
 
 def _float8_column(

@@ -28,13 +28,13 @@ class Room(NamedTuple):
 
 
 BOUNDS = {
-    "inference": Room(21_594, 123),
+    "inference": Room(21_597, 123),
     "grpc_comm": Room(6_133, 38),
-    "compile": Room(7_187, 33),
+    "compile": Room(7_201, 33),
     "deploy": Room(3_548, 25),
-    "outrider": Room(16_947, 108),
+    "outrider": Room(16_949, 108),
     "benchmarks": Room(8_363, 43),
-    "tests": Room(46_612, 278),
+    "tests": Room(46_628, 278),
 }
 """Bounds of each room. They rose last for these, by lines:
 

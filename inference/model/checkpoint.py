@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from inference.errors import InvalidRequest, UnsupportedModel
 from inference.json_file import Json, read_json
 from inference.model.config import ModelConfig, check_shape, check_sizes, read_config
-from inference.model.decoder import Decoder
+from inference.model.decoder import WHOLE, Decoder, Layers
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _IGNORED = ("rotary_emb.inv_freq",)
@@ -43,6 +43,7 @@ def load_decoder(
     vocabulary: int,
     dtype: torch.dtype | None,
     device: torch.device,
+    layers: Layers = WHOLE,
     tell: Callable[[Loading], None] = lambda loading: None,
 ) -> Decoder:
     """Load a Decoder with the directory's weights.
@@ -54,14 +55,16 @@ def load_decoder(
 
     Raises UnsupportedModel or InvalidRequest for a checkpoint that does not fit.
     """
-    decoder = empty_decoder(directory, positions, vocabulary)
+    decoder = empty_decoder(directory, positions, vocabulary, layers)
     for name, tensor in read_tensors(directory, partial(is_used, decoder.config), tell):
         dtype = dtype or tensor.dtype  # one for all: some checkpoints keep their norms in float32
         assign(decoder, name, tensor.to(device=device, dtype=dtype))
     return decoder.to(device).eval()
 
 
-def empty_decoder(directory: Path, positions: int, vocabulary: int) -> Decoder:
+def empty_decoder(
+    directory: Path, positions: int, vocabulary: int, layers: Layers = WHOLE
+) -> Decoder:
     """Return a Decoder without weights, on the meta device, once the directory's tensors are
     known to fill it.
 
@@ -71,7 +74,7 @@ def empty_decoder(directory: Path, positions: int, vocabulary: int) -> Decoder:
     shapes = tensor_shapes(directory)
     check_sizes(shapes, config, directory)
     with torch.device("meta"):
-        decoder = Decoder(config, positions, vocabulary)
+        decoder = Decoder(config, positions, vocabulary, layers)
     missing = {name: parameter.shape for name, parameter in decoder.named_parameters()}
     for name, shape in shapes.items():
         if not is_used(config, name):

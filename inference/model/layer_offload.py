@@ -26,7 +26,7 @@ from inference.model.checkpoint import (
     weight_files,
 )
 from inference.model.config import ModelConfig
-from inference.model.decoder import WHOLE, Decoder, Layer
+from inference.model.decoder import Decoder, Layer, layers_on
 
 Offload = Literal["host", "disk"]
 """Place in which layers' weights stay: host memory, or the checkpoint's files."""
@@ -210,5 +210,5 @@ def load_offloaded(
 def _buffer(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> Layer:
     """Return a layer whose parameters are not yet written."""
     with torch.device("meta"):
-        layer = Layer(config, WHOLE)
+        layer = Layer(config, layers_on(device))
     return layer.to(dtype).to_empty(device=device).requires_grad_(False)

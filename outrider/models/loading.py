@@ -149,6 +149,7 @@ class Checkpoint:
 
     def load(self, options: DeviceOptions, capacity: Capacity) -> EagerModel | LegacyNeuronModel:
         from inference.model.checkpoint import load_decoder
+        from inference.model.decoder import layers_on
         from inference.model.layer_offload import load_offloaded
 
         if options.device == "neuron-legacy":
@@ -162,7 +163,8 @@ class Checkpoint:
         def load(directory: Path, **how: Any) -> Decoder:
             if self.offload:
                 return load_offloaded(directory, offload=self.offload, **how)
-            return self.reduction.apply(load_decoder(directory, **how))
+            layers = layers_on(how["device"])
+            return self.reduction.apply(load_decoder(directory, layers=layers, **how))
 
         return load_eager(options, self, load, capacity)
 

@@ -28,6 +28,7 @@ from inference.backends.eager import EagerModel
 from inference.backends.sequence import ModelSequence
 from inference.errors import LimitExceeded
 from inference.model.config import read_config
+from inference.model.decoder import Sight, layers_on
 from inference.model.noise import noise
 from inference.sampling import SamplingParams
 from inference.tree import TokenTree
@@ -204,6 +205,21 @@ def test_bfloat16_is_close(family: str, directory: Path) -> None:
     apart = np.abs(np.exp(found) - np.exp(log_probabilities(family, PROMPT))).sum(-1) / 2
     assert apart.mean() < 0.05  # total variation
     assert model.cache.keys[0].dtype == torch.bfloat16
+
+
+def test_attention_on_a_cpu_does_not_round_scores_of_bfloat16() -> None:
+    """Scores near 64 have steps of a half in bfloat16."""
+    attend = layers_on(torch.device("cpu")).attend
+    assert attend is not None
+    torch.manual_seed(0)
+    q = torch.full((1, 1, 1, 64), 2.0, dtype=torch.bfloat16)
+    keys = (4 + torch.rand(1, 9, 64) / 16).bfloat16()
+    values = torch.eye(9, 64, dtype=torch.bfloat16)[None]
+    seen = torch.ones((1, 1, 8), dtype=torch.bool)
+    sight = Sight(q[..., :1], q[..., :1], seen, seen[..., :1])
+    mixed = attend(q, keys[:, :8], values[:, :8], keys[:, 8:], values[:, 8:], sight)
+    expected = torch.softmax((keys[0].double() @ q[0, 0, 0].double()) / 8, 0)
+    assert torch.allclose(mixed[0, 0, :9].double(), expected, atol=1e-6)
 
 
 def test_frequencies_are_those_of_transformers(family: str, directory: Path) -> None:
