@@ -34,7 +34,7 @@ BOUNDS = {
     "deploy": Room(3_548, 25),
     "outrider": Room(16_949, 108),
     "benchmarks": Room(8_363, 43),
-    "tests": Room(46_628, 278),
+    "tests": Room(46_637, 278),
 }
 """Bounds of each room. They rose last for these, by lines:
 

@@ -17,7 +17,7 @@ from inference.backends.eager import EagerModel
 from inference.backends.sequence import ModelSequence
 from inference.model.checkpoint import load_decoder
 from inference.model.config import ModelConfig, parse_config
-from inference.model.decoder import Decoder
+from inference.model.decoder import WHOLE, Decoder, Layers
 from inference.sampling import SamplingParams
 from inference.text import Tokenizer
 from outrider.models.directories import EMBEDDED
@@ -66,11 +66,19 @@ def tiny_model(
 
 
 def loaded(
-    directory: Path, positions: int = 64, vocabulary: int = 61, dtype: torch.dtype | None = None
+    directory: Path,
+    positions: int = 64,
+    vocabulary: int = 61,
+    dtype: torch.dtype | None = None,
+    layers: Layers = WHOLE,
 ) -> Decoder:
-    cpu = torch.device("cpu")
     return load_decoder(
-        directory, positions=positions, vocabulary=vocabulary, dtype=dtype, device=cpu
+        directory,
+        positions=positions,
+        vocabulary=vocabulary,
+        dtype=dtype,
+        device=torch.device("cpu"),
+        layers=layers,
     )
 
 

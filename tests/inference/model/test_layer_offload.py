@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from inference.errors import UnsupportedModel
-from inference.model.decoder import Decoder, Layer
+from inference.model.decoder import Decoder, Layer, layers_on
 from inference.model.layer_offload import Copies, OffloadedLayers, ThreadCopies, load_offloaded
 from tests.support.equality import full_logits
 from tests.support.models import loaded, tiny_decoder, write_checkpoint
@@ -37,7 +37,8 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("dtype", [None, torch.bfloat16], ids=str)
 def test_results_are_the_resident_decoders(checkpoint: Path, dtype: torch.dtype | None) -> None:
     """Of two nodes and more: kernels for one row round by where weights lie in memory."""
-    ours, theirs = offloaded(checkpoint, dtype), loaded(checkpoint, dtype=dtype)
+    layers = layers_on(torch.device("cpu"))
+    ours, theirs = offloaded(checkpoint, dtype), loaded(checkpoint, dtype=dtype, layers=layers)
     for tokens in ([5, 17, 3], [60, 2, 9, 11, 40], [7, 7]):
         assert torch.equal(full_logits(ours, tokens), full_logits(theirs, tokens))
 
