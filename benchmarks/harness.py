@@ -17,7 +17,7 @@ from inference.flags.command_line import CommandOptions, parse_flags
 from inference.flags.group import Shown
 from inference.flags.values import Words
 from inference.model.checkpoint import load_decoder
-from inference.model.decoder import Decoder
+from inference.model.decoder import Decoder, layers_on
 
 Folder: TypeAlias = Annotated[Path, Shown("DIR")]
 FileName: TypeAlias = Annotated[Path, Shown("FILE")]
@@ -29,10 +29,15 @@ JsonFile: TypeAlias = Annotated[Path | None, Field(alias="json"), Shown("FILE")]
 def cpu_decoder(
     directory: Path, positions: int, vocabulary: int, dtype: torch.dtype | None
 ) -> Decoder:
-    """A model's decoder on the CPU. dtype: None for that of its files."""
+    """A model's decoder on the CPU, as a target computes it. dtype: None for that of its files."""
     cpu = torch.device("cpu")
     return load_decoder(
-        directory, positions=positions, vocabulary=vocabulary, dtype=dtype, device=cpu
+        directory,
+        positions=positions,
+        vocabulary=vocabulary,
+        dtype=dtype,
+        device=cpu,
+        layers=layers_on(cpu),
     )
 
 

@@ -28,12 +28,12 @@ class Room(NamedTuple):
 
 
 BOUNDS = {
-    "inference": Room(21_597, 123),
+    "inference": Room(21_604, 123),
     "grpc_comm": Room(6_133, 38),
     "compile": Room(7_201, 33),
     "deploy": Room(3_548, 25),
     "outrider": Room(16_949, 108),
-    "benchmarks": Room(8_363, 43),
+    "benchmarks": Room(8_368, 43),
     "tests": Room(46_637, 278),
 }
 """Bounds of each room. They rose last for these, by lines:

@@ -35,6 +35,7 @@ class BatchTensors(NamedTuple):
 
     @classmethod
     def of(cls, batch: Batch, device: torch.device) -> BatchTensors:
+        """Put a batch's arrays on a device."""
         arrays = batch.arrays().items()
         return cls(**{name: torch.from_numpy(array).to(device) for name, array in arrays})
 

@@ -156,6 +156,9 @@ class RunningStates:
 
         known: [rows, slots, 2] position and token of each slot
         """
+        if not self._mixers:
+            yield
+            return
         call = self._planned(segments, known)
         for layer, mixer in self._mixers.items():
             vars(mixer)["forward"] = partial(self._mix, call, layer, mixer.forward)

@@ -123,8 +123,6 @@ class TransformersModel(SlotModel):
         return self._forward(call)[0][1]
 
     def _forward(self, segments: Sequence[Segment]) -> tuple[Tensor, Tensor]:
-        if not self._states.by_slot:
-            return super()._forward(segments)
         with self._states.during(segments, self._known):
             return super()._forward(segments)
 

@@ -147,11 +147,16 @@ class BatchRunner:
         if files is None:
             return False
         with admission.lock:
-            rows = [one.row for one in admission.on_rows if one.row is not None]
-        for row in rows:
-            if row.wanted is not None:
-                row.kept = files.find(row.wanted, row.sharing, len(row.tokens))
-                row.wanted = None
+            sought = [
+                (one, one.row, one.row.wanted)
+                for one in admission.on_rows
+                if one.row is not None and one.row.wanted is not None
+            ]
+        for session, row, wanted in sought:
+            found = files.find(wanted, row.sharing, len(row.tokens))
+            with admission.lock:
+                if session.row is row:  # else it was closed meanwhile
+                    row.wanted, row.kept = None, found
         with admission.lock:
             reading = [
                 (one, one.row, one.row.kept, one.live.cached)

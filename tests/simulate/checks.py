@@ -91,12 +91,12 @@ def _is_undrafted(text: Text, client: Client, plan: Plan) -> bool:
 def _is_patience_renewed(text: Text, client: Client) -> bool:
     """Whether a search began later after the first loss than patience lasts, without a token.
 
-    A target that says that a session waits, or owes nothing, begins patience anew. When tokens came
-    is known by their reader, whom a draft on its own thread holds up.
+    A target that says that a session waits, or owes nothing, begins patience anew. The reader tells
+    when tokens came, and a draft that runs on the reader's thread delays it.
     """
-    held_up = client.plan.slow_reader or (client.plan.draft and not client.plan.threaded)
-    waits = text.plan.pace is Pace.WAIT or held_up
-    if waits or text.reopenings or (client.plan.at_once and len(client.texts) > 1):
+    delayed = client.plan.slow_reader or (client.plan.draft and not client.plan.threaded)
+    begins_anew = text.plan.pace is Pace.WAIT or text.reopenings
+    if delayed or begins_anew or (client.plan.at_once and len(client.texts) > 1):
         return False
     for before, after in pairwise([*text.came, text.ended]):
         losses = [at for at in client.losses if before < at < after]
