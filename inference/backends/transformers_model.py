@@ -97,6 +97,7 @@ class TransformersModel(SlotModel):
         self._places = {layer: place for place, layer in enumerate(kept)}
         # Windows are counted in positions, and slots lie in no order. A slot's token follows.
         self._known = torch.zeros((*slots, 2), dtype=torch.int32, device=self.device)
+        self._known[..., 0] = torch.arange(slots[1])  # a position for those that were never written
         config: Any = library.config
         width = config.get_text_config().hidden_size
         self._states = RunningStates(found.mixers, width, *slots, cache.keys[0])

@@ -17,6 +17,7 @@ from functools import partial
 from typing import Any
 
 from inference.backends import Model
+from inference.backends.slots import Slots
 from inference.candidates import Dropped
 from inference.engine.admission import Admission
 from inference.engine.batch_runner import BatchRunner
@@ -288,9 +289,9 @@ class Engine:
         """Expect these seconds of a forward from now on. On the thread of the forwards."""
         self._scheduler.times = times
 
-    def first_free(self, row: int) -> int:
-        """The slot of a row from which on it holds nothing. On the thread of the forwards."""
-        return self._admission.pool.first_free(row)
+    def row_slots(self, row: int) -> Slots:
+        """The slots of a row, to be read alone. On the thread of the forwards."""
+        return self._admission.pool.slots(row)
 
     # Counts and listings.
 

@@ -64,9 +64,9 @@ class RowPool:
         """Tokens cached in rows that no session holds."""
         return sum(len(row.tokens) for row in self._rows if not row.held)
 
-    def first_free(self, index: int) -> int:
-        """The slot of a row from which on it holds nothing."""
-        return self._rows[index].slots.high_water
+    def slots(self, index: int) -> Slots:
+        """The slots of a row, to be read alone."""
+        return self._rows[index].slots
 
     def take(self, tokens: Sequence[int], sharing: str) -> CacheRow | None:
         """Take a free row for a sequence, with the longest cached prefix of its tokens.

@@ -3,9 +3,10 @@
 DraftTimes and LatencyModel take these tables. A call of more nodes in as many rows never takes less
 time. Where a busy machine made it look so, the nearest monotone table is taken.
 
-Nothing is prefilled and no sequence is touched. Calls read whatever keys lie in the first CONTEXT
-slots and write to slots behind them, and behind those that hold anything. Whoever takes a row later
-overwrites these before reading them. All calls are greedy. Not yet run on CUDA or Neuron hardware.
+Nothing is prefilled and no sequence is touched. Calls read the first CONTEXT tokens that a row keeps,
+or whatever lies in the first CONTEXT slots of an empty row. They write to slots behind all that hold
+anything. Whoever takes a row later overwrites these before reading them. All calls are greedy. Not
+yet run on CUDA or Neuron hardware.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from inference.backends import Model, Segment
+from inference.backends.slots import Slots
 from inference.backends.timed import TimeProfile
 from inference.sampling import SamplingParams
 from inference.times import TRUSTED, LatencyModel, Shape
@@ -53,8 +55,8 @@ PROGRESS_SECONDS = 1.0  # between two lines of progress
 
 Tell = Callable[[str], None]
 
-FirstFree: TypeAlias = Callable[[int], int]
-"""FirstFree(row) -> the slot from which on the row holds nothing that is kept."""
+RowSlots: TypeAlias = Callable[[int], Slots]
+"""RowSlots(row) -> the row's slots, which tell what it keeps."""
 
 
 class Profiler:
@@ -71,7 +73,7 @@ class Profiler:
     def __init__(
         self,
         shapes: Sequence[Shape],
-        call: Callable[[Shape, FirstFree], object],
+        call: Callable[[Shape, RowSlots], object],
         between: Collection[Shape] = (),
     ) -> None:
         self.most, self.longest = MOST_SECONDS, math.inf
@@ -93,20 +95,20 @@ class Profiler:
         """Whether half of the shapes were measured, so that the rest can be estimated."""
         return 2 * len(self.measured) >= len(self._shapes)
 
-    def advance(self, first_free: FirstFree = lambda row: 0) -> None:
+    def advance(self, kept: RowSlots = lambda row: Slots(0)) -> None:
         """Make one call, if there is time for one.
 
-        first_free: tells where in a row nothing is kept
+        kept: by default, rows keep nothing
         """
         shape = self._next()
         if shape is None:
             return
         if not self._began:
             self._began = True
-            self._call(shape, first_free)  # brings the weights in
+            self._call(shape, kept)  # brings the weights in
             return
         start, samples = time.perf_counter(), self._samples[shape]
-        self._call(shape, first_free)
+        self._call(shape, kept)
         seconds = time.perf_counter() - start
         self.spent += seconds
         samples.append(seconds)
@@ -177,7 +179,7 @@ def survey_draft(model: Model, length: int, width: int) -> Profiler:
     widths = _doublings(min(width, model.max_nodes, model.capacity))
     return Profiler(
         [(1, size) for size in widths],
-        lambda shape, first_free: model.rank([_siblings(model, length, shape[1])], RANKED),
+        lambda shape, kept: model.rank([_siblings(model, length, shape[1])], RANKED),
     )
 
 
@@ -203,7 +205,7 @@ def survey_target(model: Model, length: int, rows: int, nodes: int) -> Profiler:
     }
     return Profiler(
         sorted(shapes),
-        lambda shape, first_free: model.choose(_chains(model, length, *shapes[shape], first_free)),
+        lambda shape, kept: model.choose(_chains(model, length, *shapes[shape], kept)),
         between,
     )
 
@@ -253,18 +255,31 @@ def _dearest(measured: dict[Shape, float], shape: Shape) -> float:
 
 
 def _chains(
-    model: Model, length: int, rows: int, nodes: int, first_free: FirstFree
+    model: Model, length: int, rows: int, nodes: int, kept: RowSlots
 ) -> list[Segment]:
     """Return a chain of `nodes` nodes in each of the first `rows` rows, chosen at every node.
 
     Every target can compute it.
     """
-    context = min(CONTEXT, model.capacity - nodes, length - nodes)
-    at, mask = np.arange(context, context + nodes, dtype=np.int32), np.tri(nodes, dtype=np.bool_)
-    return [
-        _segment(row, context, at + max(first_free(row) - context, 0), at, mask, contexts=1)
-        for row in range(rows)
-    ]
+    most, mask = min(CONTEXT, model.capacity - nodes, length - nodes), np.tri(nodes, dtype=np.bool_)
+    segments = list[Segment]()
+    for row in range(rows):
+        slots = kept(row)
+        context = _context(slots, most)
+        at = np.arange(context.sum(), context.sum() + nodes, dtype=np.int32)
+        free = max(slots.high_water, context.shape[1])
+        segments.append(_segment(row, context, at + (free - at[0]), at, mask))
+    return segments
+
+
+def _context(slots: Slots, most: int) -> NDArray[np.bool_]:  # [1, S]
+    """Return which slots hold the first tokens of a row, up to `most`; as many of its first slots
+    where it keeps none.
+    """
+    first = slots.committed & (slots.positions < most)
+    if not first.any():
+        return np.ones((1, most), dtype=np.bool_)
+    return first[None, : int(first.nonzero()[0][-1]) + 1]
 
 
 def _siblings(model: Model, length: int, width: int) -> Segment:
@@ -274,21 +289,19 @@ def _siblings(model: Model, length: int, width: int) -> Segment:
     context = min(CONTEXT, model.capacity - width, length - 1)
     slots = np.arange(context, context + width, dtype=np.int32)
     positions = np.full(width, context, dtype=np.int32)
-    return _segment(0, context, slots, positions, np.eye(width, dtype=np.bool_), contexts=width)
+    contexts = np.ones((width, context), dtype=np.bool_)
+    return _segment(0, contexts, slots, positions, np.eye(width, dtype=np.bool_))
 
 
 def _segment(
     row: int,
-    context: int,
+    context: NDArray[np.bool_],
     slots: IntArray,
     positions: IntArray,
     mask: NDArray[np.bool_],
-    *,
-    contexts: int,
 ) -> Segment:
     nodes = len(slots)
     return Segment(
-        row, np.ones(nodes, dtype=np.int32), slots, positions,
-        np.ones((contexts, context), dtype=np.bool_), mask,
+        row, np.ones(nodes, dtype=np.int32), slots, positions, context, mask,
         np.arange(nodes, dtype=np.int32), SamplingParams(),
     )  # fmt: skip

@@ -65,13 +65,14 @@ class PendingProfile:
         The engine takes the result once all is measured.
         """
         survey, rows = self.survey, range(engine.model.rows)
-        full = max(map(engine.first_free, rows)) + self.nodes > engine.model.capacity
+        highest = max(engine.row_slots(row).high_water for row in rows)
+        full = highest + self.nodes > engine.model.capacity
         if self.over or full:
             return False
         survey.most = IDLE_SECONDS
         one = survey.measured[survey.smallest]
         survey.longest = max(IDLE_CALL_SECONDS, IDLE_CALL_NODES * one)
-        survey.advance(engine.first_free)
+        survey.advance(engine.row_slots)
         self.over = survey.done
         if self.over:
             engine.take_times(LatencyModel(survey.times(), measured=True))

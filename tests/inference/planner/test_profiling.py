@@ -15,6 +15,7 @@ import pytest
 
 from inference.backends import Chosen, Model, Ranked, Segment
 from inference.backends.eager import EagerModel
+from inference.backends.gguf_model import GgufModel
 from inference.backends.sequence import ModelSequence
 from inference.backends.timed import find_profile
 from inference.model.config import parse_config
@@ -31,6 +32,7 @@ from inference.planner.profiling import (
 from inference.sampling import SamplingParams
 from inference.times import LatencyModel, Shape
 from inference.tree import TokenTree
+from tests.support.fake_llama_cpp import VOCABULARY, Cells
 from tests.support.models import TINY, random_decoder, tiny_model
 
 LENGTH = 500
@@ -192,17 +194,25 @@ def test_a_model_of_very_long_calls_is_called_twice(
     assert model.calls == [(1, 1), (1, 1)]
 
 
-def test_measuring_beside_what_is_kept_leaves_it_as_it_was() -> None:
-    measured, fresh = tiny_model(rows=2), tiny_model(rows=2)
+def of_cells() -> GgufModel:
+    sizes = {"rows": 2, "capacity": 128, "max_nodes": 16, "batch": 256, "threads": 1}
+    return GgufModel(Cells(), vocabulary=VOCABULARY, kind="tiny F32", device="cpu", **sizes)
+
+
+@pytest.mark.parametrize("made", [lambda: tiny_model(rows=2), of_cells], ids=["eager", "gguf"])
+def test_measuring_beside_what_is_kept_leaves_it_as_it_was(made: Callable[[], Model]) -> None:
+    measured, fresh = made(), made()
+    tree = TokenTree(np.array([5, 7, 9]), np.array([-1, 0, 0]))
     chosen = []
     for model in (measured, fresh):
         sequences = [ModelSequence(model, row, SamplingParams()) for row in range(2)]
         for row, sequence in enumerate(sequences):
-            sequence.extend(list(range(row, row + 60)))
-        survey = survey_target(model, 40, 2, 8)  # reads a context of 32 slots
+            sequence.extend(list(range(row, row + 20 + 40 * row)))
+            sequence.choose(tree)
+            sequence.commit(tree, [2])  # its slot is not its position
+        survey = survey_target(model, 40, 2, 8)  # reads a context of 32 tokens
         while model is measured and not survey.done:
-            survey.advance(lambda row: 60)
-        tree = TokenTree(np.array([5, 7, 9]), np.array([-1, 0, 0]))
+            survey.advance(lambda row: sequences[row].slots)
         chosen.append([sequence.choose(tree).tolist() for sequence in sequences])
     assert chosen[0] == chosen[1]
 
