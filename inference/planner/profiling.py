@@ -3,10 +3,10 @@
 DraftTimes and LatencyModel take these tables. A call of more nodes in as many rows never takes less
 time. Where a busy machine made it look so, the nearest monotone table is taken.
 
-Nothing is prefilled and no sequence is touched. Calls read the first CONTEXT tokens that a row keeps,
-or whatever lies in the first CONTEXT slots of an empty row. They write to slots behind all that hold
-anything. Whoever takes a row later overwrites these before reading them. All calls are greedy. Not
-yet run on CUDA or Neuron hardware.
+Nothing is prefilled and no sequence is touched. Calls read the first CONTEXT tokens that a row
+keeps, or whatever lies in the first CONTEXT slots of an empty row. They write to slots behind all
+that hold anything. Whoever takes a row later overwrites these before reading them. All calls are
+greedy. Not yet run on CUDA or Neuron hardware.
 """
 
 from __future__ import annotations
@@ -254,9 +254,7 @@ def _dearest(measured: dict[Shape, float], shape: Shape) -> float:
     return min(seconds * max(1.0, nodes / math.prod(other)) for other, seconds in measured.items())
 
 
-def _chains(
-    model: Model, length: int, rows: int, nodes: int, kept: RowSlots
-) -> list[Segment]:
+def _chains(model: Model, length: int, rows: int, nodes: int, kept: RowSlots) -> list[Segment]:
     """Return a chain of `nodes` nodes in each of the first `rows` rows, chosen at every node.
 
     Every target can compute it.

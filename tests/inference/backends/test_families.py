@@ -31,6 +31,7 @@ from inference.engine.local_session import LocalSession
 from inference.errors import UnsupportedModel
 from inference.model.library_config import read_library_config
 from inference.planner.prices import Prices
+from inference.planner.profiling import survey_target
 from inference.proposer import Proposer
 from inference.sampling import SamplingParams
 from inference.tree import TokenTree
@@ -257,6 +258,12 @@ def test_a_state_is_computed_again_where_none_is_kept(family: str, tmp_path: Pat
 def test_no_bit_of_a_state_depends_on_other_rows_and_branches(family: str, tmp_path: Path) -> None:
     model = loaded(saved(family, tmp_path))
     assert_rows_are_independent(model, model.cache, TREE, VOCABULARY, SamplingParams(1.0, seed=8))
+
+
+@each_with_states
+def test_a_model_with_states_is_timed_before_it_holds_a_text(family: str, tmp_path: Path) -> None:
+    survey = survey_target(loaded(saved(family, tmp_path)), LENGTH, 2, 4)
+    assert (2, 4) in survey.run(lambda line: None)
 
 
 @pytest.mark.parametrize("family", ["gpt_oss", "deepseek_v3"])

@@ -211,8 +211,9 @@ def test_measuring_beside_what_is_kept_leaves_it_as_it_was(made: Callable[[], Mo
             sequence.choose(tree)
             sequence.commit(tree, [2])  # its slot is not its position
         survey = survey_target(model, 40, 2, 8)  # reads a context of 32 tokens
+        slots = [sequence.slots for sequence in sequences]
         while model is measured and not survey.done:
-            survey.advance(lambda row: sequences[row].slots)
+            survey.advance(slots.__getitem__)
         chosen.append([sequence.choose(tree).tolist() for sequence in sequences])
     assert chosen[0] == chosen[1]
 
