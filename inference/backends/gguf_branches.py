@@ -16,6 +16,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from inference.backends.gguf_library import TokenBatch
 from inference.errors import LimitExceeded
 from inference.tree import IntArray
 
@@ -23,7 +24,9 @@ NONE = -1
 
 
 class Memory(Protocol):
-    """Operations on the cells of llama.cpp's sequences."""
+    """The cells of llama.cpp's sequences."""
+
+    sequences: int
 
     def copy(self, source: int, target: int, start: int, end: int) -> None:
         """Let the source's cells at positions `start` to `end` - 1 belong to the target, too."""
@@ -37,6 +40,14 @@ class Memory(Protocol):
         ...
 
 
+class LlamaContext(Memory, Protocol):
+    """The work of GgufContext: it computes tokens as members of sequences, whose cells it keeps."""
+
+    def decode(self, asked: TokenBatch) -> NDArray[np.float32]:
+        """Return logits of the picked tokens, [picked, vocabulary]. Raises Unavailable."""
+        ...
+
+
 class BranchSequences:
     """The slots that each sequence holds, by position.
 
@@ -47,8 +58,8 @@ class BranchSequences:
     in each was computed with exactly those before it.
     """
 
-    def __init__(self, memory: Memory, sequences: int, rows: int, capacity: int) -> None:
-        self._memory = memory
+    def __init__(self, memory: Memory, rows: int, capacity: int) -> None:
+        self._memory, sequences = memory, memory.sequences
         self.positions: IntArray = np.tile(np.arange(capacity, dtype=np.int32), (rows, 1))
         self._paths: IntArray = np.full((sequences, capacity), NONE, dtype=np.int32)
         self._lengths: IntArray = np.zeros(sequences, dtype=np.int32)

@@ -74,6 +74,7 @@ class GgufFacts(NamedTuple):
     max_positions: int
     limited_by: str  # the key of the metadata that sets max_positions
     stop_ids: frozenset[int]
+    states: bool  # it keeps running states, beside keys or instead of them
     float32: bool  # all weights are
 
     @classmethod
@@ -135,8 +136,6 @@ def _load(library: Any, path: Path, params: Any) -> Any:
 def _facts(library: Any, model: Any, path: Path) -> GgufFacts:
     architecture = _metadata(library, model, "general.architecture")
     refused = {
-        "keeps a recurrent state, which no tree can share": library.llama_model_is_recurrent(model)
-        or library.llama_model_is_hybrid(model),
         "has an encoder": library.llama_model_has_encoder(model),
         "makes a text by diffusion": library.llama_model_is_diffusion(model),
     }
@@ -162,6 +161,7 @@ def _facts(library: Any, model: Any, path: Path) -> GgufFacts:
         max_positions=positions,
         limited_by=f"{architecture}.{limited_by}",
         stop_ids=frozenset(token for token in ends if token >= 0),
+        states=library.llama_model_is_recurrent(model) or library.llama_model_is_hybrid(model),
         float32=_metadata(library, model, "general.file_type") == _ALL_FLOAT32,
     )
 
@@ -186,11 +186,20 @@ class GgufContext:
 
     cells: keys that it has room for
     batch: most tokens of a decode
+    sequences: their number
     gpu: number of the GPU that computes all layers; None for the CPU
     """
 
     def __init__(
-        self, path: Path, facts: GgufFacts, *, cells: int, batch: int, threads: int, gpu: int | None
+        self,
+        path: Path,
+        facts: GgufFacts,
+        *,
+        cells: int,
+        batch: int,
+        sequences: int,
+        threads: int,
+        gpu: int | None,
     ) -> None:
         library = import_llama_cpp()
         if gpu is not None:
@@ -198,11 +207,12 @@ class GgufContext:
         params = library.llama_model_default_params()
         params.n_gpu_layers = 0 if gpu is None else _ALL_LAYERS
         params.split_mode, params.main_gpu = _MODEL_SPLIT_NONE, gpu or 0
+        self.sequences = sequences
         self._library, self._vocabulary = library, len(facts.tokens)
         model = _load(library, path, params)
         sizes = library.llama_context_default_params()
         sizes.n_ctx, sizes.n_batch, sizes.n_ubatch = max(cells, batch), batch, batch
-        sizes.n_seq_max, sizes.n_outputs_max = SEQUENCES, max(batch, SEQUENCES)
+        sizes.n_seq_max, sizes.n_outputs_max = sequences, max(batch, sequences)
         sizes.kv_unified = sizes.swa_full = sizes.no_perf = True
         sizes.n_threads = sizes.n_threads_batch = threads
         if facts.float32:  # flash attention rounds to 16 bits

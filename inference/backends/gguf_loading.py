@@ -7,8 +7,12 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from inference.backends.gguf_branches import LlamaContext
 from inference.backends.gguf_library import SEQUENCES, GgufContext, GgufFacts, TokenBatch
-from inference.backends.gguf_model import GgufModel, LlamaContext
+from inference.backends.gguf_model import GgufModel
+from inference.backends.gguf_states import GgufStates, sequences_for
+from inference.backends.gguf_trees import GgufTrees
+from inference.backends.kept_states import BEHIND
 from inference.backends.tree_trial import TreeTrial
 from inference.errors import Mismatch, UnsupportedModel
 from inference.tree import IntArray
@@ -38,18 +42,22 @@ def load_gguf(
     """
     if vocabulary > len(facts.tokens):
         raise Mismatch(f"{path} has {len(facts.tokens)} ids, the tokenizer {vocabulary}")
-    batch = max(_BATCH, max_nodes)
-    context = GgufContext(path, facts, cells=rows * capacity, batch=batch, threads=threads, gpu=gpu)
+    batch, cells, sequences = max(_BATCH, max_nodes), rows * capacity, SEQUENCES
+    if facts.states:
+        # What lines compute again has keys of its own in each sequence.
+        sequences = sequences_for(rows)
+        cells, batch = cells + sequences * (max_nodes + BEHIND), batch + BEHIND
+    context = GgufContext(
+        path, facts, cells=cells, batch=batch, sequences=sequences, threads=threads, gpu=gpu
+    )
+    kind = GgufStates if facts.states else GgufTrees
     try:
-        check_trees(context, vocabulary, float32=facts.float32)
+        check_trees(context, kind, vocabulary, float32=facts.float32)
     except ValueError as error:
         raise UnsupportedModel(f"{path}: architecture {facts.architecture}: {error}") from error
     return GgufModel(
-        context,
-        rows=rows,
-        capacity=capacity,
+        kind(context, rows=rows, capacity=capacity, batch=batch),
         max_nodes=max_nodes,
-        batch=batch,
         vocabulary=vocabulary,
         kind=facts.weights,
         threads=threads,
@@ -57,19 +65,30 @@ def load_gguf(
     )
 
 
-def check_trees(context: LlamaContext, vocabulary: int, *, float32: bool) -> None:
+def check_trees(
+    context: LlamaContext,
+    kind: type[GgufTrees] | type[GgufStates],
+    vocabulary: int,
+    *,
+    float32: bool,
+) -> None:
     """Raise ValueError unless a tree's logits are those that llama.cpp computes of its paths.
 
     context: without keys, as it is afterwards
     """
     trial = TreeTrial.of(vocabulary)
     paths = np.stack([_path_logits(context, path)[:, :vocabulary] for path in trial.paths])
-    sizes = {"rows": 1, "capacity": trial.tokens, "max_nodes": trial.tokens, "batch": _BATCH}
-    tried = GgufModel(
-        context, **sizes, vocabulary=vocabulary, kind="trial", threads=1, device="trial"
+    tried = kind(context, rows=1, capacity=trial.tokens, batch=_BATCH)
+    model = GgufModel(
+        tried,
+        max_nodes=trial.tokens,
+        vocabulary=vocabulary,
+        kind="trial",
+        threads=1,
+        device="trial",
     )
-    nodes = tried.logits_of(trial.prompt, trial.tree)
-    for sequence in range(SEQUENCES):
+    nodes = model.logits_of(trial.prompt, trial.tree)
+    for sequence in range(context.sequences):
         context.remove(sequence, 0)
     trial.check(nodes, paths, float32=float32)
 

@@ -22,17 +22,9 @@ from torch import Tensor, nn
 from transformers import Cache
 
 from inference.backends import Segment
+from inference.backends.kept_states import BEHIND, begins, thinned
 from inference.backends.tree_lines import lines_of, path_of
 from inference.tree import IntArray
-
-BEHIND = 8
-"""Tokens that a call computes again at most, behind a state that is kept. Where there are more, it
-keeps a state at their end first.
-"""
-
-KEPT = 4
-"""States of a row that are kept between two calls."""
-
 
 States: TypeAlias = dict[tuple[str, int], Tensor]
 """States of one layer [L, ...], by kind and number; none where nothing came before."""
@@ -84,10 +76,6 @@ class KeptStates(NamedTuple):
 
     tokens: IntArray
     states: dict[int, States]  # of one row, by layer
-
-    def begins(self, text: IntArray) -> bool:
-        """Whether these are the first tokens of a text [m]."""
-        return np.array_equal(self.tokens, text[: len(self.tokens)])
 
 
 class _Part(NamedTuple):
@@ -175,7 +163,7 @@ class RunningStates:
         for place, segment in enumerate(segments):
             row, (positions, ids) = segment.row, known[segment.row].cpu().numpy().T
             common = path_of(positions, np.logical_and.reduce(segment.context))
-            held = [one for one in self._kept[row] if one.begins(ids[common])]
+            held = [one for one in self._kept[row] if begins(one, ids[common])]
             if len(common) - len(held[-1].tokens) > BEHIND:
                 start, end = held[-1], KeptStates(ids[common], {})
                 again, none = common[len(start.tokens) :], np.empty(0, dtype=np.intp)
@@ -188,7 +176,7 @@ class RunningStates:
                 last = made if len(lines) == 1 else None
                 parts.append(_Part(place, nodes, row, slots, start, last))
                 held += [last] if last else []
-            kept[row] = _thinned(held)
+            kept[row] = [held[0], *thinned(held[1:])]  # the empty one, too
         parts.sort(key=lambda part: part.form)
         groups = [list(group) for _, group in groupby(parts, key=lambda part: part.form)]
         return _LayerCalls(first + groups, kept)
@@ -219,13 +207,3 @@ class RunningStates:
 def _stacked(states: Sequence[States]) -> States:
     """Return the states of several lines as one."""
     return {kind: torch.cat([one[kind] for one in states]) for kind in states[0]}
-
-
-def _thinned(held: list[KeptStates]) -> list[KeptStates]:
-    """Return KEPT of a text's states behind the empty one: its last two, and earlier ones that lie
-    far apart.
-    """
-    while len(held) > KEPT + 1:
-        gaps = np.diff([len(one.tokens) for one in held[:-2]])
-        del held[1 + int(gaps.argmin())]
-    return held

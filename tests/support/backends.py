@@ -16,13 +16,14 @@ import torch
 from numpy.typing import NDArray
 
 from compile.build.cpu import CpuBuilder
-from inference.backends import Model, gguf_model
+from inference.backends import Model
 from inference.backends.compiled import load_compiled, read_compiled
 from inference.backends.cuda import CudaModel
 from inference.backends.cuda_library import CudaLibraryModel, IfRecordable
 from inference.backends.dynamic_batcher import DynamicBatcher
 from inference.backends.eager import EagerModel
-from inference.backends.gguf_model import GgufModel
+from inference.backends.gguf_states import GgufStates, sequences_for
+from inference.backends.gguf_trees import GgufTrees
 from inference.backends.legacy_neuron import load_legacy_neuron
 from inference.backends.neuron import NeuronModel
 from inference.backends.sequence import ModelSequence
@@ -41,7 +42,7 @@ from inference.tree import TokenTree
 from tests.support import heads
 from tests.support.drafts import alone
 from tests.support.equality import NearTies, Produce, assert_same_text
-from tests.support.fake_llama_cpp import Cells, own_text
+from tests.support.fake_llama_cpp import Cells, StateCells, model_of, own_text
 from tests.support.fake_neuron import Neuron
 from tests.support.fake_recorder import Reruns
 from tests.support.fake_tnx import LegacyImage
@@ -145,23 +146,17 @@ def legacy(machine: Machine) -> Model:
 
 
 def cells(machine: Machine) -> Model:
-    return GgufModel(
-        Cells(),
-        rows=ROWS,
-        capacity=JUNK,
-        max_nodes=16,
-        batch=256,
-        vocabulary=VOCABULARY,
-        kind="tiny F32",
-        threads=1,
-        device="cpu",
-    )
+    return model_of(GgufTrees(Cells(), rows=ROWS, capacity=JUNK, batch=256))
 
 
 def few_cells(machine: Machine) -> Model:
     """Keys are given up while they are needed, and computed again."""
-    machine.patch.setattr(gguf_model, "SEQUENCES", 24)
-    return cells(machine)
+    return model_of(GgufTrees(Cells(sequences=24), rows=ROWS, capacity=JUNK, batch=256))
+
+
+def states(machine: Machine) -> Model:
+    context = StateCells(sequences=sequences_for(ROWS))
+    return model_of(GgufStates(context, rows=ROWS, capacity=JUNK, batch=24))
 
 
 def library(machine: Machine) -> TransformersModel:
@@ -227,6 +222,7 @@ BACKENDS = {
     "native PyTorch": Backend(native, marks=SLOW),
     "transformers-neuronx": Backend(legacy, trees=False, marks=SLOW),
     "llama.cpp": Backend(cells, None, drafts=True),
+    "llama.cpp with states": Backend(states, None, drafts=True),
     "llama.cpp with few sequences": Backend(few_cells, None, drafts=True, marks=SLOW),
 }
 

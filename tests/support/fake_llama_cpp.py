@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 
 from inference.backends import Segment
 from inference.backends.choices import choose_at
-from inference.backends.gguf_library import TokenBatch
+from inference.backends.gguf_library import SEQUENCES, TokenBatch
+from inference.backends.gguf_model import Computation, GgufModel
 from inference.errors import Unavailable
 from inference.sampling import SamplingParams
 
@@ -59,8 +60,8 @@ def own_text(prompt: Sequence[int], params: SamplingParams, count: int) -> list[
 class Cells:
     """A LlamaContext. room: cells that there are. fails: the next decode stops half-way."""
 
-    def __init__(self, model: int = 0, room: int = 10_000) -> None:
-        self.fails, self.decodes, self.tokens = False, 0, 0
+    def __init__(self, model: int = 0, room: int = 10_000, sequences: int = SEQUENCES) -> None:
+        self.fails, self.decodes, self.tokens, self.sequences = False, 0, 0, sequences
         self._model, self._room, self._cells = model, room, dict[int, list[Cell]]()
 
     @property
@@ -98,3 +99,31 @@ class Cells:
                 made.append(logits_after(seen))
         assert self.used <= self._room, "llama.cpp has no free cell"
         return np.array(made, dtype=np.float32).reshape(-1, PADDED)
+
+
+class StateCells(Cells):
+    """A context that keeps the state behind the last token of a sequence, and cannot go back."""
+
+    def copy(self, source: int, target: int, start: int, end: int) -> None:
+        assert (start, end) == (0, len(self._cells[source])), "a state is behind a whole sequence"
+        super().copy(source, target, start, end)
+
+    def remove(self, sequence: int, start: int) -> None:
+        assert not start, "no state is behind a part of a sequence"
+        super().remove(sequence, start)
+
+    def decode(self, asked: TokenBatch) -> NDArray[np.float32]:
+        assert all(len(ids) == 1 for ids in asked.sequences), "lines have sequences of their own"
+        assert all(0 <= ids[0] < self.sequences for ids in asked.sequences)
+        return super().decode(asked)
+
+
+def model_of(computation: Computation, max_nodes: int = 16) -> GgufModel:
+    return GgufModel(
+        computation,
+        max_nodes=max_nodes,
+        vocabulary=VOCABULARY,
+        kind="tiny F32",
+        threads=1,
+        device="cpu",
+    )

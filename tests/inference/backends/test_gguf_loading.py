@@ -9,8 +9,9 @@ from numpy.typing import NDArray
 from inference.backends.gguf_library import TokenBatch
 from inference.backends.gguf_loading import check_trees
 from inference.backends.gguf_model import GgufModel
+from inference.backends.gguf_trees import GgufTrees
 from inference.tree import TokenTree
-from tests.support.fake_llama_cpp import VOCABULARY, Cells, logits_after, seen_after
+from tests.support.fake_llama_cpp import VOCABULARY, Cells, logits_after, model_of, seen_after
 from tests.support.models import sequence_after
 
 PROMPT = [3, 1, 4, 1, 5]
@@ -34,18 +35,8 @@ class NoPositions(Cells):
 
 
 def tried(cells: Cells) -> GgufModel:
-    check_trees(cells, VOCABULARY, float32=True)
-    return GgufModel(
-        cells,
-        rows=1,
-        capacity=64,
-        max_nodes=32,
-        batch=256,
-        vocabulary=VOCABULARY,
-        kind="tiny F32",
-        device="cpu",
-        threads=1,
-    )
+    check_trees(cells, GgufTrees, VOCABULARY, float32=True)
+    return model_of(GgufTrees(cells, rows=1, capacity=64, batch=256), max_nodes=32)
 
 
 @pytest.mark.parametrize("context", [StateOfTheCall, NoPositions])

@@ -9,25 +9,22 @@ import pytest
 import torch
 
 from inference.backends import Segment
-from inference.backends import gguf_model as module
 from inference.backends.choices import rank_at
 from inference.backends.gguf_model import GgufModel
+from inference.backends.gguf_trees import GgufTrees
 from inference.backends.host_choice import rank_of_row
 from inference.errors import LimitExceeded, Unavailable
 from inference.sampling import SamplingParams
 from inference.tree import TokenTree
-from tests.support.fake_llama_cpp import VOCABULARY, Cells, logits_after, seen_after
+from tests.support.fake_llama_cpp import VOCABULARY, Cells, logits_after, model_of, seen_after
 from tests.support.models import sequence_after
 from tests.support.refusals import assert_refused
 
 PROMPT: list[int] = np.random.default_rng(4).integers(0, VOCABULARY, 34).tolist()
 
 
-def model_of(cells: Cells, rows: int = 1, capacity: int = 176, batch: int = 256) -> GgufModel:
-    sizes = {"rows": rows, "capacity": capacity, "max_nodes": 32, "threads": 1}
-    return GgufModel(
-        cells, batch=batch, vocabulary=VOCABULARY, kind="tiny F32", device="cpu", **sizes
-    )
+def trees_of(cells: Cells, rows: int = 1, capacity: int = 176, batch: int = 256) -> GgufModel:
+    return model_of(GgufTrees(cells, rows=rows, capacity=capacity, batch=batch), max_nodes=32)
 
 
 def siblings(count: int) -> TokenTree:
@@ -47,7 +44,7 @@ def cells() -> Cells:
 
 
 def test_keys_are_kept_and_a_forward_computes_its_new_nodes_only(cells: Cells) -> None:
-    sequence = sequence_after(model_of(cells), PROMPT)
+    sequence = sequence_after(trees_of(cells), PROMPT)
     before = cells.tokens
     sequence.choose(siblings(5))
     assert cells.tokens - before == 6
@@ -55,7 +52,7 @@ def test_keys_are_kept_and_a_forward_computes_its_new_nodes_only(cells: Cells) -
 
 
 def test_a_failed_decode_is_an_error_and_changes_nothing_in_the_next_call(cells: Cells) -> None:
-    sequence = sequence_after(model_of(cells), PROMPT)
+    sequence = sequence_after(trees_of(cells), PROMPT)
     cells.fails = True
     assert_refused(lambda: sequence.choose(siblings(5)), ["made to fail"], Unavailable)
     assert cells.used == len(PROMPT)
@@ -63,18 +60,16 @@ def test_a_failed_decode_is_an_error_and_changes_nothing_in_the_next_call(cells:
     assert chosen.tolist()[1:] == after([*PROMPT, 0], range(1, 6))
 
 
-def test_a_tree_of_too_many_branches_is_refused_and_changes_nothing(
-    cells: Cells, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "SEQUENCES", 12)
-    sequence = sequence_after(model_of(cells), PROMPT)
+def test_a_tree_of_too_many_branches_is_refused_and_changes_nothing() -> None:
+    cells = Cells(sequences=12)
+    sequence = sequence_after(trees_of(cells), PROMPT)
     shown = ["6 branches in one call", "5"]
     assert_refused(lambda: sequence.choose(siblings(6)), shown, LimitExceeded)
     assert sequence.choose(siblings(5)).tolist()[1:] == after([*PROMPT, 0], range(1, 6))
 
 
 def test_rows_that_do_not_fit_into_one_decode_are_computed_in_several(cells: Cells) -> None:
-    model = model_of(cells, rows=3, batch=32)
+    model = trees_of(cells, rows=3, batch=32)
     rows = [sequence_after(model, [row, *PROMPT], row) for row in range(3)]
     before = cells.decodes
     chosen = model.choose([sequence.prepare(siblings(14)) for sequence in rows])
@@ -84,7 +79,7 @@ def test_rows_that_do_not_fit_into_one_decode_are_computed_in_several(cells: Cel
 
 
 def test_a_position_beyond_the_row_is_refused(cells: Cells) -> None:
-    model = model_of(cells, capacity=8)
+    model = trees_of(cells, capacity=8)
     one = np.zeros(1, dtype=np.int32)
     segment = Segment(
         0, one, one, one + 8, np.ones((1, 0), bool), np.ones((1, 1), bool), one, SamplingParams()
@@ -94,7 +89,7 @@ def test_a_position_beyond_the_row_is_refused(cells: Cells) -> None:
 
 
 def test_a_node_that_does_not_see_every_position_above_it_is_refused(cells: Cells) -> None:
-    model = model_of(cells)
+    model = trees_of(cells)
     sequence = sequence_after(model, PROMPT)
     segment = sequence.prepare(siblings(1))
     context = segment.context.copy()

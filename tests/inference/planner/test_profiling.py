@@ -15,7 +15,7 @@ import pytest
 
 from inference.backends import Chosen, Model, Ranked, Segment
 from inference.backends.eager import EagerModel
-from inference.backends.gguf_model import GgufModel
+from inference.backends.gguf_trees import GgufTrees
 from inference.backends.sequence import ModelSequence
 from inference.backends.timed import find_profile
 from inference.model.config import parse_config
@@ -32,7 +32,7 @@ from inference.planner.profiling import (
 from inference.sampling import SamplingParams
 from inference.times import LatencyModel, Shape
 from inference.tree import TokenTree
-from tests.support.fake_llama_cpp import VOCABULARY, Cells
+from tests.support.fake_llama_cpp import Cells, model_of
 from tests.support.models import TINY, random_decoder, tiny_model
 
 LENGTH = 500
@@ -194,9 +194,8 @@ def test_a_model_of_very_long_calls_is_called_twice(
     assert model.calls == [(1, 1), (1, 1)]
 
 
-def of_cells() -> GgufModel:
-    sizes = {"rows": 2, "capacity": 128, "max_nodes": 16, "batch": 256, "threads": 1}
-    return GgufModel(Cells(), vocabulary=VOCABULARY, kind="tiny F32", device="cpu", **sizes)
+def of_cells() -> Model:
+    return model_of(GgufTrees(Cells(), rows=2, capacity=128, batch=256))
 
 
 @pytest.mark.parametrize("made", [lambda: tiny_model(rows=2), of_cells], ids=["eager", "gguf"])

@@ -1,0 +1,44 @@
+"""States of a row's text that are kept, for models that keep a running state instead of keys."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol, TypeVar
+
+import numpy as np
+
+from inference.tree import IntArray
+
+BEHIND = 8
+"""Tokens that a call computes again at most, behind a state that is kept. Where there are more, it
+keeps a state at their end first.
+"""
+
+KEPT = 4
+"""States of a row that are kept between two calls."""
+
+
+class KeptState(Protocol):
+    """A state behind the first tokens [n] of a text."""
+
+    @property
+    def tokens(self) -> IntArray: ...
+
+
+State = TypeVar("State", bound=KeptState)
+
+
+def begins(state: KeptState, text: IntArray) -> bool:
+    """Whether a state is behind the first tokens of a text [m]."""
+    return np.array_equal(state.tokens, text[: len(state.tokens)])
+
+
+def thinned(held: Sequence[State]) -> list[State]:
+    """Return KEPT of a text's states, the shortest first: the last two, and earlier ones that lie
+    far apart.
+    """
+    kept = list(held)
+    while len(kept) > KEPT:
+        gaps = np.diff([0, *(len(one.tokens) for one in kept[:-2])])
+        del kept[int(gaps.argmin())]
+    return kept
