@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from inference.backends.gguf_library import SEQUENCES, GgufContext, GgufFacts, TokenBatch
+from inference.backends.gguf_library import GgufContext, GgufFacts, TokenBatch
 from inference.backends.gguf_model import GgufModel, LlamaContext
 from inference.backends.tree_trial import TreeTrial
 from inference.errors import Mismatch, UnsupportedModel
@@ -39,7 +39,9 @@ def load_gguf(
     if vocabulary > len(facts.tokens):
         raise Mismatch(f"{path} has {len(facts.tokens)} ids, the tokenizer {vocabulary}")
     batch = max(_BATCH, max_nodes)
-    context = GgufContext(path, facts, cells=rows * capacity, batch=batch, threads=threads, gpu=gpu)
+    context = GgufContext(
+        path, facts, rows=rows, capacity=capacity, batch=batch, threads=threads, gpu=gpu
+    )
     try:
         check_trees(context, vocabulary, float32=facts.float32)
     except ValueError as error:
@@ -69,7 +71,7 @@ def check_trees(context: LlamaContext, vocabulary: int, *, float32: bool) -> Non
         context, **sizes, vocabulary=vocabulary, kind="trial", threads=1, device="trial"
     )
     nodes = tried.logits_of(trial.prompt, trial.tree)
-    for sequence in range(SEQUENCES):
+    for sequence in range(context.sequences):
         context.remove(sequence, 0)
     trial.check(nodes, paths, float32=float32)
 

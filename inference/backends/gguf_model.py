@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from inference.backends import Chosen, Ranked, Segment
 from inference.backends.batch import check_rows
 from inference.backends.gguf_branches import BranchSequences, Memory
-from inference.backends.gguf_library import SEQUENCES, TokenBatch
+from inference.backends.gguf_library import TokenBatch
 from inference.backends.host_choice import Floats, choose_of_row, rank_of_row
 from inference.backends.sequence import ModelSequence
 from inference.backends.tree_lines import lines_of, tips
@@ -30,7 +30,12 @@ T = TypeVar("T")
 
 
 class LlamaContext(Memory, Protocol):
-    """The work of GgufContext: it computes tokens as members of sequences, whose cells it keeps."""
+    """The work of GgufContext: it computes tokens as members of sequences, whose cells it keeps.
+
+    sequences: how many there are, numbered from 0
+    """
+
+    sequences: int
 
     def decode(self, asked: TokenBatch) -> NDArray[np.float32]:
         """Return logits of the picked tokens, [picked, vocabulary]. Raises Unavailable."""
@@ -61,12 +66,12 @@ class GgufModel:
         threads: int,
         device: str,
     ) -> None:
-        if not rows < SEQUENCES // 2:
-            raise LimitExceeded(f"{rows} rows: a GGUF model takes up to {SEQUENCES // 2 - 1}")
+        if not rows < (most := context.sequences // 2):
+            raise LimitExceeded(f"{rows} rows: this GGUF model takes up to {most - 1}")
         self.rows, self.capacity, self.max_nodes = rows, capacity, max_nodes
         self.device, self.dtype, self.threads = device, kind, threads
         self._context, self._batch, self._vocabulary = context, batch, vocabulary
-        self._branches = BranchSequences(context, SEQUENCES, rows, capacity)
+        self._branches = BranchSequences(context, context.sequences, rows, capacity)
         self._tokens: IntArray = np.zeros((rows, capacity), dtype=np.int32)
 
     def choose(self, segments: Sequence[Segment]) -> list[Chosen]:

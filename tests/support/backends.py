@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from compile.build.cpu import CpuBuilder
-from inference.backends import Model, gguf_model
+from inference.backends import Model
 from inference.backends.compiled import load_compiled, read_compiled
 from inference.backends.cuda import CudaModel
 from inference.backends.cuda_library import CudaLibraryModel, IfRecordable
@@ -144,9 +144,9 @@ def legacy(machine: Machine) -> Model:
     )
 
 
-def cells(machine: Machine) -> Model:
+def cells(machine: Machine, sequences: int = 256) -> Model:
     return GgufModel(
-        Cells(),
+        Cells(sequences=sequences),
         rows=ROWS,
         capacity=JUNK,
         max_nodes=16,
@@ -160,8 +160,7 @@ def cells(machine: Machine) -> Model:
 
 def few_cells(machine: Machine) -> Model:
     """Keys are given up while they are needed, and computed again."""
-    machine.patch.setattr(gguf_model, "SEQUENCES", 24)
-    return cells(machine)
+    return cells(machine, sequences=24)
 
 
 def library(machine: Machine) -> TransformersModel:

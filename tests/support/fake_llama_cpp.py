@@ -59,8 +59,8 @@ def own_text(prompt: Sequence[int], params: SamplingParams, count: int) -> list[
 class Cells:
     """A LlamaContext. room: cells that there are. fails: the next decode stops half-way."""
 
-    def __init__(self, model: int = 0, room: int = 10_000) -> None:
-        self.fails, self.decodes, self.tokens = False, 0, 0
+    def __init__(self, model: int = 0, room: int = 10_000, sequences: int = 256) -> None:
+        self.fails, self.decodes, self.tokens, self.sequences = False, 0, 0, sequences
         self._model, self._room, self._cells = model, room, dict[int, list[Cell]]()
 
     @property

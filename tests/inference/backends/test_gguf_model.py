@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from inference.backends import Segment
-from inference.backends import gguf_model as module
 from inference.backends.choices import rank_at
 from inference.backends.gguf_model import GgufModel
 from inference.backends.host_choice import rank_of_row
@@ -63,11 +62,8 @@ def test_a_failed_decode_is_an_error_and_changes_nothing_in_the_next_call(cells:
     assert chosen.tolist()[1:] == after([*PROMPT, 0], range(1, 6))
 
 
-def test_a_tree_of_too_many_branches_is_refused_and_changes_nothing(
-    cells: Cells, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "SEQUENCES", 12)
-    sequence = sequence_after(model_of(cells), PROMPT)
+def test_a_tree_of_too_many_branches_is_refused_and_changes_nothing() -> None:
+    sequence = sequence_after(model_of(Cells(sequences=12)), PROMPT)
     shown = ["6 branches in one call", "5"]
     assert_refused(lambda: sequence.choose(siblings(6)), shown, LimitExceeded)
     assert sequence.choose(siblings(5)).tolist()[1:] == after([*PROMPT, 0], range(1, 6))
@@ -101,6 +97,11 @@ def test_a_node_that_does_not_see_every_position_above_it_is_refused(cells: Cell
     context[0, 3] = False
     broken = segment._replace(context=context)
     assert_refused(lambda: model.choose([broken]), ["one key at each position"])
+
+
+def test_rows_beyond_the_sequences_are_refused() -> None:
+    shown = ["6 rows", "up to 5"]
+    assert_refused(lambda: model_of(Cells(sequences=12), rows=6), shown, LimitExceeded)
 
 
 @pytest.mark.parametrize("vocabulary", [100, 5000])
