@@ -21,7 +21,7 @@ from inference.extras import require
 from inference.tree import IntArray
 
 SEQUENCES = 256
-"""Number of sequences in a context: the most that llama.cpp takes."""
+"""Number of sequences in llama.cpp's context: the most that it takes."""
 
 _ERROR = 4  # ggml_log_level
 _ALL_LAYERS = 1 << 16
@@ -73,9 +73,18 @@ class GgufFacts(NamedTuple):
     tokens: tuple[str, ...]  # by id, as the file spells them; as many as the head has rows
     max_positions: int
     limited_by: str  # the key of the metadata that sets max_positions
+    window: int  # positions that some layers see at most; 0 where all see every position
+    states: bool  # running states are kept, beside keys or instead of them
     stop_ids: frozenset[int]
-    states: bool  # it keeps running states, beside keys or instead of them
     float32: bool  # all weights are
+
+    def needs_shadows(self, capacity: int) -> bool:
+        """Whether windows end within a row of so many positions.
+
+        llama.cpp gives a cell to another token where only one sequence has it and that sequence's
+        next position has it outside the window. But a text may be cut back to see it again.
+        """
+        return 0 < self.window <= capacity
 
     @classmethod
     def read(cls, path: Path) -> GgufFacts:
@@ -142,10 +151,6 @@ def _facts(library: Any, model: Any, path: Path) -> GgufFacts:
     for what, is_so in refused.items():
         if is_so:
             raise UnsupportedModel(f"{path}: architecture {architecture} {what}")
-    positions, limited_by = library.llama_model_n_ctx_train(model), "context_length"
-    window = library.llama_model_n_swa(model)
-    if 0 < window < positions:
-        positions, limited_by = window, "attention.sliding_window"
     vocab, text = library.llama_model_get_vocab(model), ctypes.create_string_buffer(128)
     library.llama_model_desc(model, text, len(text))
     ends = {library.llama_vocab_eos(vocab), library.llama_vocab_eot(vocab)}
@@ -158,10 +163,11 @@ def _facts(library: Any, model: Any, path: Path) -> GgufFacts:
             (library.llama_vocab_get_text(vocab, number) or b"").decode(errors="replace")
             for number in range(library.llama_vocab_n_tokens(vocab))
         ),
-        max_positions=positions,
-        limited_by=f"{architecture}.{limited_by}",
-        stop_ids=frozenset(token for token in ends if token >= 0),
+        max_positions=library.llama_model_n_ctx_train(model),
+        limited_by=f"{architecture}.context_length",
+        window=library.llama_model_n_swa(model),
         states=library.llama_model_is_recurrent(model) or library.llama_model_is_hybrid(model),
+        stop_ids=frozenset(token for token in ends if token >= 0),
         float32=_metadata(library, model, "general.file_type") == _ALL_FLOAT32,
     )
 
@@ -187,6 +193,7 @@ class GgufContext:
     cells: keys that it has room for
     batch: most tokens of a decode
     sequences: their number
+    shadows: whether each sequence has a shadow with the same cells
     gpu: number of the GPU that computes all layers; None for the CPU
     """
 
@@ -198,6 +205,7 @@ class GgufContext:
         cells: int,
         batch: int,
         sequences: int,
+        shadows: bool,
         threads: int,
         gpu: int | None,
     ) -> None:
@@ -207,12 +215,13 @@ class GgufContext:
         params = library.llama_model_default_params()
         params.n_gpu_layers = 0 if gpu is None else _ALL_LAYERS
         params.split_mode, params.main_gpu = _MODEL_SPLIT_NONE, gpu or 0
-        self.sequences = sequences
         self._library, self._vocabulary = library, len(facts.tokens)
+        self.sequences, self._copies = sequences, (0, sequences) if shadows else (0,)
         model = _load(library, path, params)
         sizes = library.llama_context_default_params()
         sizes.n_ctx, sizes.n_batch, sizes.n_ubatch = max(cells, batch), batch, batch
-        sizes.n_seq_max, sizes.n_outputs_max = sequences, max(batch, sequences)
+        sizes.n_seq_max = sequences * len(self._copies)
+        sizes.n_outputs_max = max(batch, sizes.n_seq_max)
         sizes.kv_unified = sizes.swa_full = sizes.no_perf = True
         sizes.n_threads = sizes.n_threads_batch = threads
         if facts.float32:  # flash attention rounds to 16 bits
@@ -228,10 +237,12 @@ class GgufContext:
         weakref.finalize(self, _free, library, self._batch, self._context, model)
 
     def copy(self, source: int, target: int, start: int, end: int) -> None:
-        self._library.llama_memory_seq_cp(self._memory, source, target, start, end)
+        for at in self._copies:
+            self._library.llama_memory_seq_cp(self._memory, source + at, target + at, start, end)
 
     def remove(self, sequence: int, start: int) -> None:
-        self._library.llama_memory_seq_rm(self._memory, sequence, start, -1)
+        for at in self._copies:
+            self._library.llama_memory_seq_rm(self._memory, sequence + at, start, -1)
 
     def decode(self, asked: TokenBatch) -> NDArray[np.float32]:
         """Compute tokens, and return logits of the picked ones: [picked, vocabulary], overwritten
@@ -240,15 +251,16 @@ class GgufContext:
         Raises Unavailable where llama.cpp fails; its cells may then hold some of the tokens.
         """
         batch, n = self._batch, len(asked.tokens)
+        members = [[one + at for at in self._copies for one in ids] for ids in asked.sequences]
         batch.n_tokens = n
         for pointer, values in (
             (batch.token, asked.tokens),
             (batch.pos, asked.positions),
             (batch.logits, asked.picked),
-            (batch.n_seq_id, np.array([len(ids) for ids in asked.sequences])),
+            (batch.n_seq_id, np.array([len(ids) for ids in members])),
         ):
             np.ctypeslib.as_array(pointer, (n,))[:] = values
-        for at, ids in enumerate(asked.sequences):
+        for at, ids in enumerate(members):
             for place, sequence in enumerate(ids):
                 batch.seq_id[at][place] = sequence
         _ERRORS.clear()

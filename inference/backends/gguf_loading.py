@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from inference.backends.gguf_branches import LlamaContext
 from inference.backends.gguf_library import SEQUENCES, GgufContext, GgufFacts, TokenBatch
 from inference.backends.gguf_model import GgufModel
-from inference.backends.gguf_states import GgufStates, sequences_for
+from inference.backends.gguf_states import GgufStates, check_rows_of_states, sequences_for
 from inference.backends.gguf_trees import GgufTrees
 from inference.backends.kept_states import BEHIND
 from inference.backends.tree_trial import TreeTrial
@@ -42,13 +42,22 @@ def load_gguf(
     """
     if vocabulary > len(facts.tokens):
         raise Mismatch(f"{path} has {len(facts.tokens)} ids, the tokenizer {vocabulary}")
-    batch, cells, sequences = max(_BATCH, max_nodes), rows * capacity, SEQUENCES
+    shadows = facts.needs_shadows(capacity)
+    batch, cells, sequences = max(_BATCH, max_nodes), rows * capacity, SEQUENCES // (1 + shadows)
     if facts.states:
+        check_rows_of_states(rows, sequences)
         # What lines compute again has keys of its own in each sequence.
         sequences = sequences_for(rows)
         cells, batch = cells + sequences * (max_nodes + BEHIND), batch + BEHIND
     context = GgufContext(
-        path, facts, cells=cells, batch=batch, sequences=sequences, threads=threads, gpu=gpu
+        path,
+        facts,
+        cells=cells,
+        batch=batch,
+        sequences=sequences,
+        shadows=shadows,
+        threads=threads,
+        gpu=gpu,
     )
     kind = GgufStates if facts.states else GgufTrees
     try:

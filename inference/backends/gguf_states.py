@@ -21,7 +21,7 @@ from inference.backends.gguf_library import TokenBatch
 from inference.backends.host_choice import Floats
 from inference.backends.kept_states import BEHIND, KEPT, begins, thinned
 from inference.backends.tree_lines import lines_of, path_of
-from inference.errors import Unavailable
+from inference.errors import LimitExceeded, Unavailable
 from inference.tree import IntArray
 
 LINES = 4
@@ -31,6 +31,13 @@ LINES = 4
 def sequences_for(rows: int) -> int:
     """Return the sequences that so many rows need: what they keep, and a call's lines."""
     return rows * (KEPT + 1) + LINES
+
+
+def check_rows_of_states(rows: int, sequences: int) -> None:
+    """Raise LimitExceeded where so many sequences serve fewer rows."""
+    if sequences_for(rows) > sequences:
+        most = (sequences - LINES) // (KEPT + 1)
+        raise LimitExceeded(f"{rows} rows: this GGUF model takes up to {most}")
 
 
 _Node: TypeAlias = tuple[int, int]

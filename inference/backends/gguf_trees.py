@@ -25,7 +25,7 @@ class GgufTrees:
     def __init__(self, context: LlamaContext, *, rows: int, capacity: int, batch: int) -> None:
         most = context.sequences // 2 - 1
         if rows > most:
-            raise LimitExceeded(f"{rows} rows: a GGUF model takes up to {most}")
+            raise LimitExceeded(f"{rows} rows: this GGUF model takes up to {most}")
         self.rows, self.capacity, self.batch = rows, capacity, batch
         self._context = context
         self._branches = BranchSequences(context, rows, capacity)

@@ -1,15 +1,19 @@
-"""GGUF files of our own decoders: the same weights, for llama.cpp."""
+"""GGUF files for llama.cpp: of our own decoders, and of families with windows and with states."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from inference.model.decoder import Decoder
+
+if TYPE_CHECKING:
+    from gguf import GGUFWriter
 
 NAMES = {
     "model.embed_tokens": "token_embd",
@@ -25,6 +29,21 @@ NAMES = {
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
 }
+_LFM2 = {
+    "model.embedding_norm": "token_embd_norm",
+    "operator_norm": "attn_norm",
+    "ffn_norm": "ffn_norm",
+    "feed_forward.w1": "ffn_gate",
+    "feed_forward.w2": "ffn_down",
+    "feed_forward.w3": "ffn_up",
+    "self_attn.out_proj": "attn_output",
+    "self_attn.q_layernorm": "attn_q_norm",
+    "self_attn.k_layernorm": "attn_k_norm",
+    "conv.conv": "shortconv.conv",
+    "conv.in_proj": "shortconv.in_proj",
+    "conv.out_proj": "shortconv.out_proj",
+}
+_KNOWN = NAMES | _LFM2
 
 
 def write_gguf(path: Path, decoder: Decoder, tokenizer: Path, kind: str = "F32") -> Path:
@@ -33,8 +52,7 @@ def write_gguf(path: Path, decoder: Decoder, tokenizer: Path, kind: str = "F32")
     tokenizer: a directory with the tokenizer.json of a byte-level BPE
     kind: F32, F16, or what its matrices are quantized to, such as Q8_0
     """
-    from gguf import GGMLQuantizationType, GGUFWriter, LlamaFileType
-    from gguf.quants import quantize
+    from gguf import GGUFWriter
 
     config, writer = decoder.config, GGUFWriter(path, "llama")
     writer.add_context_length(config.max_positions)
@@ -48,13 +66,58 @@ def write_gguf(path: Path, decoder: Decoder, tokenizer: Path, kind: str = "F32")
     writer.add_rope_dimension_count(config.head_dim)
     writer.add_rope_freq_base(config.rope_theta)
     writer.add_layer_norm_rms_eps(config.norm_eps)
+    _add_tokenizer(writer, tokenizer, config.vocab_size)
+    tensors = {
+        name: _turned(name, weight, decoder)
+        for name, weight in decoder.state_dict().items()
+        if not (name == "lm_head.weight" and config.tied)
+    }
+    return _written(writer, path, tensors, kind)
+
+
+def write_library_gguf(path: Path, library: Any, tokenizer: Path) -> Path:
+    """Write the library's Cohere2ForCausalLM, which has windows, or Lfm2ForCausalLM, which has
+    running states, in float32.
+
+    tokenizer: as for write_gguf
+    """
+    from gguf import GGUFWriter
+
+    config = library.config
+    writer, heads = GGUFWriter(path, config.model_type), config.num_attention_heads
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_head_count(heads)
+    writer.add_rope_dimension_count(config.hidden_size // heads)
+    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    weights = dict(library.model.named_parameters(prefix="model"))
+    if config.model_type == "cohere2":
+        writer.add_feed_forward_length(config.intermediate_size)
+        writer.add_head_count_kv(config.num_key_value_heads)
+        writer.add_layer_norm_eps(config.layer_norm_eps)
+        writer.add_logit_scale(config.logit_scale)
+        writer.add_sliding_window(config.sliding_window)
+        slides = [one == "sliding_attention" for one in config.layer_types]
+        writer.add_sliding_window_pattern(slides)
+    else:
+        writer.add_feed_forward_length(len(library.model.layers[0].feed_forward.w1.weight))
+        attends = [one == "full_attention" for one in config.layer_types]
+        writer.add_head_count_kv([config.num_key_value_heads * one for one in attends])
+        writer.add_layer_norm_rms_eps(config.norm_eps)
+        writer.add_shortconv_l_cache(config.conv_L_cache)
+    _add_tokenizer(writer, tokenizer, config.vocab_size)
+    return _written(writer, path, weights, "F32")
+
+
+def _written(writer: GGUFWriter, path: Path, tensors: dict[str, torch.Tensor], kind: str) -> Path:
+    from gguf import GGMLQuantizationType, LlamaFileType
+    from gguf.quants import quantize
+
     whole = {"F32": LlamaFileType.ALL_F32, "F16": LlamaFileType.MOSTLY_F16}
     writer.add_file_type(whole.get(kind, LlamaFileType.GUESSED))
-    _add_tokenizer(writer, tokenizer, decoder)
-    for name, weight in decoder.state_dict().items():
-        if name == "lm_head.weight" and config.tied:
-            continue
-        array = _turned(name, weight.float(), decoder)
+    for name, weight in tensors.items():
+        array: NDArray[np.float32] = np.ascontiguousarray(weight.detach().float().squeeze().numpy())
         as_kind = GGMLQuantizationType[kind] if array.ndim > 1 else GGMLQuantizationType.F32
         writer.add_tensor(_named(name), quantize(array, as_kind), raw_dtype=as_kind)
     writer.write_header_to_file()
@@ -64,16 +127,15 @@ def write_gguf(path: Path, decoder: Decoder, tokenizer: Path, kind: str = "F32")
     return path
 
 
-def _add_tokenizer(writer: object, directory: Path, decoder: Decoder) -> None:
+def _add_tokenizer(writer: GGUFWriter, directory: Path, rows: int) -> None:
     """The vocabulary of a tokenizer.json; rows of the head beyond it are padding."""
-    from gguf import GGUFWriter, TokenType
+    from gguf import TokenType
 
-    assert isinstance(writer, GGUFWriter)
     raw = json.loads((directory / "tokenizer.json").read_text(encoding="utf-8"))
     tokens = {number: token for token, number in raw["model"]["vocab"].items()}
     special = {token["id"] for token in raw["added_tokens"] if token["special"]}
     tokens |= {token["id"]: token["content"] for token in raw["added_tokens"]}
-    numbers = range(decoder.config.vocab_size)
+    numbers = range(rows)
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("gpt-2")
     writer.add_token_list([tokens.get(number, f"[PAD{number}]") for number in numbers])
@@ -96,16 +158,16 @@ def _add_tokenizer(writer: object, directory: Path, decoder: Decoder) -> None:
 def _named(name: str) -> str:
     stem, kind = name.rsplit(".", 1)
     if not stem.startswith("model.layers."):
-        return f"{NAMES[stem]}.{kind}"
+        return f"{_KNOWN[stem]}.{kind}"
     _, _, layer, part = stem.split(".", 3)
-    return f"blk.{layer}.{NAMES[part]}.{kind}"
+    return f"blk.{layer}.{_KNOWN[part]}.{kind}"
 
 
-def _turned(name: str, weight: torch.Tensor, decoder: Decoder) -> NDArray[np.float32]:
+def _turned(name: str, weight: torch.Tensor, decoder: Decoder) -> torch.Tensor:
     """A weight as llama.cpp has it: it turns neighbouring dimensions of a head, we turn halves."""
     heads = {"q_proj": decoder.config.heads, "k_proj": decoder.config.kv_heads}
     part = name.split(".")[-2]
     if part in heads:
         halves = weight.reshape(heads[part], 2, -1, weight.shape[-1])
         weight = halves.transpose(1, 2).reshape(weight.shape)
-    return np.ascontiguousarray(weight.numpy(), dtype=np.float32)
+    return weight

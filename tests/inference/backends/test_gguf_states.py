@@ -1,0 +1,108 @@
+"""Running states in llama.cpp, on a context that can be computed by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from inference.backends.gguf_states import GgufStates, check_rows_of_states, sequences_for
+from inference.backends.kept_states import BEHIND
+from inference.backends.sequence import ModelSequence
+from inference.errors import LimitExceeded, Unavailable
+from inference.sampling import SamplingParams
+from inference.tree import TokenTree
+from tests.support.fake_llama_cpp import (
+    VOCABULARY,
+    StateCells,
+    logits_after,
+    model_of,
+    seen_after,
+)
+from tests.support.models import sequence_after
+from tests.support.refusals import assert_refused
+
+PROMPT: list[int] = np.random.default_rng(4).integers(0, VOCABULARY, 34).tolist()
+CAPACITY, NODES = 176, 32
+
+
+def cells_of(rows: int = 1) -> StateCells:
+    sequences = sequences_for(rows)
+    room = rows * CAPACITY + sequences * (NODES + BEHIND)
+    return StateCells(room=room, sequences=sequences)
+
+
+def after(cells: StateCells, text: list[int], rows: int = 1) -> ModelSequence:
+    states = GgufStates(cells, rows=rows, capacity=CAPACITY, batch=64)
+    return sequence_after(model_of(states, NODES), text)
+
+
+def own(text: list[int], tokens: list[int]) -> list[int]:
+    """The choices behind each of these tokens, after a text."""
+    seen = [seen_after([*text, *tokens[: at + 1]], 0) for at in range(len(tokens))]
+    return [int(logits_after(one)[:VOCABULARY].argmax()) for one in seen]
+
+
+def test_a_chain_that_is_accepted_is_never_computed_again() -> None:
+    cells = cells_of()
+    sequence, text = after(cells, PROMPT), list(PROMPT)
+    for _ in range(8):
+        before, chain = cells.tokens, [5, 6, 7]
+        assert sequence.choose(TokenTree.chain(chain)).tolist() == own(text, chain)
+        assert cells.tokens - before == len(chain)
+        sequence.commit(TokenTree.chain(chain), [1, 2])
+        text += chain
+
+
+def test_behind_nodes_that_are_not_accepted_a_few_tokens_are_computed_again() -> None:
+    """And never more than once in a while: a text that grew by BEHIND tokens is kept."""
+    cells = cells_of()
+    sequence, text = after(cells, PROMPT), list(PROMPT)
+    for _ in range(24):
+        before, chain = cells.tokens, [5, 6, 7]
+        assert sequence.choose(TokenTree.chain(chain)).tolist() == own(text, chain)
+        assert cells.tokens - before <= len(chain) + 2 * BEHIND
+        sequence.commit(TokenTree.chain(chain), [1])
+        text += chain[:2]
+    made = cells.tokens - len(PROMPT)
+    assert made < 24 * (len([5, 6, 7]) + BEHIND)
+
+
+def test_a_tree_of_more_lines_than_there_are_sequences_is_computed_by_several_decodes() -> None:
+    cells = cells_of()
+    sequence = after(cells, PROMPT)
+    leaves = list(range(1, 21))
+    tree = TokenTree(np.array([0, *leaves]), np.array([-1] + [0] * len(leaves)))
+    chosen = sequence.choose(tree).tolist()
+    assert chosen[1:] == [own(PROMPT, [0, leaf])[1] for leaf in leaves]
+
+
+def test_a_text_that_is_cut_is_computed_from_a_text_that_was_kept() -> None:
+    cells = cells_of()
+    sequence, text = after(cells, PROMPT), list(PROMPT)
+    for start in range(0, 120, 6):
+        chain = list(range(start % 40, start % 40 + 6))
+        sequence.choose(TokenTree.chain(chain))
+        sequence.commit(TokenTree.chain(chain), list(range(1, 6)))
+        text += chain
+    before, slots = cells.tokens, sequence.slots
+    slots.trim(len(PROMPT) + 50)
+    again = ModelSequence(sequence.model, 0, SamplingParams(), slots.committed_copy())
+    assert again.choose(TokenTree.chain([9])).tolist() == own(text[: len(PROMPT) + 50], [9])
+    assert cells.tokens - before < len(PROMPT) + 50
+
+
+@pytest.mark.parametrize("text", [PROMPT, PROMPT[:3]])
+def test_a_failed_decode_is_an_error_and_changes_nothing_in_the_next_call(text: list[int]) -> None:
+    cells = cells_of()
+    sequence, chain = after(cells, text), TokenTree.chain([5, 6, 7])
+    for _ in range(40):  # more often than there are sequences
+        cells.fails = True
+        assert_refused(lambda: sequence.choose(chain), ["made to fail"], Unavailable)
+    assert cells.used == len(text)
+    assert sequence.choose(chain).tolist() == own(text, [5, 6, 7])
+
+
+def test_rows_beyond_the_sequences_are_refused() -> None:
+    check_rows_of_states(2, sequences_for(2))
+    shown = ["3 rows", "up to 2"]
+    assert_refused(lambda: check_rows_of_states(3, sequences_for(2)), shown, LimitExceeded)
