@@ -186,6 +186,14 @@ class TokenBatch(NamedTuple):
     sequences: Sequence[Sequence[int]]  # [n]
     picked: NDArray[np.bool_]  # [n] whether the token's logits are returned
 
+    @classmethod
+    def together(cls, parts: Sequence[TokenBatch]) -> TokenBatch:
+        tokens, positions, sequences, picked = zip(*parts, strict=True)
+        joined = [one for part in sequences for one in part]
+        return cls(
+            np.concatenate(tokens), np.concatenate(positions), joined, np.concatenate(picked)
+        )
+
 
 class GgufContext:
     """A model with its keys: one decode at a time. It is the Memory of gguf_branches.

@@ -10,11 +10,11 @@ from numpy.typing import NDArray
 from inference.backends.gguf_branches import LlamaContext
 from inference.backends.gguf_library import SEQUENCES, GgufContext, GgufFacts, TokenBatch
 from inference.backends.gguf_model import GgufModel
-from inference.backends.gguf_states import GgufStates, check_rows_of_states, sequences_for
+from inference.backends.gguf_states import GgufStates
 from inference.backends.gguf_trees import GgufTrees
 from inference.backends.kept_states import BEHIND
 from inference.backends.tree_trial import TreeTrial
-from inference.errors import Mismatch, UnsupportedModel
+from inference.errors import LimitExceeded, Mismatch, UnsupportedModel
 from inference.tree import IntArray
 
 _BATCH = 256
@@ -44,11 +44,13 @@ def load_gguf(
         raise Mismatch(f"{path} has {len(facts.tokens)} ids, the tokenizer {vocabulary}")
     shadows = facts.needs_shadows(capacity)
     batch, cells, sequences = max(_BATCH, max_nodes), rows * capacity, SEQUENCES // (1 + shadows)
+    kind: type[GgufTrees | GgufStates] = GgufStates if facts.states else GgufTrees
+    if (needed := kind.sequences_for(rows)) > sequences:
+        raise LimitExceeded(f"{rows} rows need {needed} sequences: llama.cpp has {sequences} here")
     if facts.states:
-        check_rows_of_states(rows, sequences)
         # What lines compute again has keys of its own in each sequence.
-        sequences = sequences_for(rows)
-        cells, batch = cells + sequences * (max_nodes + BEHIND), batch + BEHIND
+        sequences, batch = needed, batch + BEHIND
+        cells += needed * (max_nodes + BEHIND)
     context = GgufContext(
         path,
         facts,
@@ -59,7 +61,6 @@ def load_gguf(
         threads=threads,
         gpu=gpu,
     )
-    kind = GgufStates if facts.states else GgufTrees
     try:
         check_trees(context, kind, vocabulary, float32=facts.float32)
     except ValueError as error:
@@ -76,7 +77,7 @@ def load_gguf(
 
 def check_trees(
     context: LlamaContext,
-    kind: type[GgufTrees] | type[GgufStates],
+    kind: type[GgufTrees | GgufStates],
     vocabulary: int,
     *,
     float32: bool,

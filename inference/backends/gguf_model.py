@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 
 class Computation(Protocol):
-    """How llama.cpp computes the new nodes of segments, of distinct rows.
+    """A way in which llama.cpp computes the new nodes of segments, of distinct rows.
 
     rows, capacity: as in Model
     batch: most tokens of a decode
@@ -52,7 +52,7 @@ class Computation(Protocol):
         ...
 
     def copy_row(self, source: int, target: int, slots: int) -> None:
-        """As in Model."""
+        """Copy a row, as Model.copy_row does."""
         ...
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,46 +21,30 @@ from inference.backends.gguf_library import TokenBatch
 from inference.backends.host_choice import Floats
 from inference.backends.kept_states import BEHIND, KEPT, begins, thinned
 from inference.backends.tree_lines import lines_of, path_of
-from inference.errors import LimitExceeded, Unavailable
+from inference.errors import Unavailable
 from inference.tree import IntArray
 
 LINES = 4
 """Sequences for lines that do not become what a row keeps."""
 
 
-def sequences_for(rows: int) -> int:
-    """Return the sequences that so many rows need: what they keep, and a call's lines."""
-    return rows * (KEPT + 1) + LINES
-
-
-def check_rows_of_states(rows: int, sequences: int) -> None:
-    """Raise LimitExceeded where so many sequences serve fewer rows."""
-    if sequences_for(rows) > sequences:
-        most = (sequences - LINES) // (KEPT + 1)
-        raise LimitExceeded(f"{rows} rows: this GGUF model takes up to {most}")
-
-
-_Node: TypeAlias = tuple[int, int]
-"""A row and a new node of its segment."""
-
-
-class _Text(NamedTuple):
+class _Beginning(NamedTuple):
     """The tokens [n] that a sequence holds, from a text's first on."""
 
     sequence: int
     tokens: IntArray
 
 
-class _Line(NamedTuple):
+class _TextLine(NamedTuple):
     """A line of a tree that is still to be computed.
 
-    nodes: [d] from the top down
+    nodes: [d] row and number of each, from the top down
     text: [n + d] all that its last node sees
     alone: whether it is its row's only one, whose end is kept
     """
 
     row: int
-    nodes: NDArray[np.intp]
+    nodes: list[tuple[int, int]]
     text: IntArray
     alone: bool
 
@@ -70,13 +54,10 @@ class _Line(NamedTuple):
         return len(self.text) - len(self.nodes)
 
 
-_NOTHING = _Text(-1, np.empty(0, dtype=np.int32))
-
-
 class GgufStates:
     """Rows of texts in one llama.cpp context.
 
-    context: of sequences_for(rows) sequences
+    context: of as many sequences as `sequences_for` says
     batch: most tokens of a decode
     """
 
@@ -86,118 +67,123 @@ class GgufStates:
         # A slot that was never written counts as written with position = slot.
         self._positions: IntArray = np.tile(np.arange(capacity, dtype=np.int32), (rows, 1))
         self._tokens: IntArray = np.zeros((rows, capacity), dtype=np.int32)
-        self._kept = [list[_Text]() for _ in range(rows)]  # of each row, the shortest first
-        self._free = list(range(sequences_for(rows)))
+        self._kept = [list[_Beginning]() for _ in range(rows)]  # of each row, the shortest first
+        self._free = list(range(context.sequences))
+
+    @staticmethod
+    def sequences_for(rows: int) -> int:
+        """Return the sequences of so many rows: what they keep, and a call's lines."""
+        return rows * (KEPT + 1) + LINES
 
     def check(self, segment: Segment) -> None:
         """Accept every segment: lines that fit into no decode are computed by several."""
 
     def copy_row(self, source: int, target: int, slots: int) -> None:
-        # What any row keeps of a text, all rows begin from.
+        # A text begins with what any row keeps of it.
         self._positions[target] = self._positions[source]
         self._tokens[target] = self._tokens[source]
 
     def logits(self, segments: Sequence[Segment]) -> Iterator[tuple[Segment, Floats]]:
         """Compute segments by as few decodes as hold their lines."""
-        for segment in segments:
-            self._positions[segment.row, segment.slots] = segment.positions
-            self._tokens[segment.row, segment.slots] = segment.tokens
         waiting = deque(chain.from_iterable(map(self._lines, segments)))
-        for segment in segments:
-            self._advance(segment)
-        found = dict[_Node, Floats]()
+        found = dict[tuple[int, int], Floats]()
         wanted = {(one.row, node) for one in segments for node in one.pick.tolist()}
         while waiting:
             self._decode(self._group(waiting), wanted, found)
         for one in segments:
             yield one, np.stack([found[one.row, node] for node in one.pick.tolist()])
 
-    def _lines(self, segment: Segment) -> list[_Line]:
-        """Return a segment's lines. Its row keeps only what one of them begins with."""
-        row, ids = segment.row, self._tokens[segment.row]
-        parts = list(lines_of(segment, self._positions[row]))
+    def _lines(self, segment: Segment) -> list[_TextLine]:
+        """Return a segment's lines. Its row keeps what one of them begins with, and nothing else.
+
+        What is kept ends where all its nodes see it, or a few tokens above. Raises Unavailable.
+        """
+        row, ids, positions = segment.row, self._tokens[segment.row], self._positions[segment.row]
+        positions[segment.slots], ids[segment.slots] = segment.positions, segment.tokens
+        parts = list(lines_of(segment, positions))
         texts = [ids[np.concatenate((path, segment.slots[nodes]))] for nodes, path in parts]
-        kept = self._kept[row]
-        self._keep(row, [one for one in kept if any(begins(one, text) for text in texts)])
+        kept = [one for one in self._kept[row] if any(begins(one, text) for text in texts)]
+        self._keep(row, kept)
+        common = ids[path_of(positions, np.logical_and.reduce(segment.context))]
+        if len(common) - self._known(common, len(common)) > BEHIND:
+            sequence, _ = self._begin(common, len(common), left=0)
+            self._keep(row, [*self._kept[row], _Beginning(sequence, common)])
         return [
-            _Line(row, nodes, text, alone=len(parts) == 1)
+            _TextLine(row, [(row, node) for node in nodes.tolist()], text, alone=len(parts) == 1)
             for (nodes, _), text in zip(parts, texts, strict=True)
         ]
 
-    def _advance(self, segment: Segment) -> None:
-        """Let a row keep a text that ends where all nodes of a segment see it, or not far above."""
-        row, common = segment.row, np.logical_and.reduce(segment.context)
-        text = self._tokens[row, path_of(self._positions[row], common)]
-        if len(text) - len(self._longest(text, len(text)).tokens) <= BEHIND:
-            return
-        sequence = self._free.pop()
-        try:
-            self._begin(sequence, text, len(text), left=0)
-        except Unavailable:
-            self._release([sequence])
-            raise
-        self._keep(row, [*self._kept[row], _Text(sequence, text)])
-
-    def _group(self, waiting: deque[_Line]) -> list[_Line]:
+    def _group(self, waiting: deque[_TextLine]) -> list[_TextLine]:
         """Take lines that fit into one decode, or one that needs several."""
-        group, tokens = list[_Line](), 0
+        group, tokens = list[_TextLine](), 0
         while waiting and len(group) < len(self._free):
             line = waiting[0]
-            tokens += len(line.text) - len(self._longest(line.text, line.above).tokens)
+            tokens += len(line.text) - self._known(line.text, line.above)
             if group and tokens > self.batch:
                 break
             group.append(waiting.popleft())
         return group
 
     def _decode(
-        self, group: Sequence[_Line], wanted: set[_Node], found: dict[_Node, Floats]
+        self,
+        group: Sequence[_TextLine],
+        wanted: set[tuple[int, int]],
+        found: dict[tuple[int, int], Floats],
     ) -> None:
         """Compute lines, and move their nodes from those that are wanted to those found."""
-        sequences, parts, asked = list[int](), list[TokenBatch](), list[_Node]()
+        sequences, parts, asked = list[int](), list[TokenBatch](), list[tuple[int, int]]()
         try:
             for line in group:
-                sequences.append(self._free.pop())
-                known = self._begin(sequences[-1], line.text, line.above, left=self.batch)
-                nodes = [(line.row, node) for node in line.nodes.tolist()]
+                sequence, known = self._begin(line.text, line.above, left=self.batch)
+                sequences.append(sequence)
                 picked = np.zeros(len(line.text), dtype=np.bool_)
-                picked[line.above :] = [node in wanted for node in nodes]
-                parts.append(_part(sequences[-1], line.text, slice(known, None), picked))
-                asked += [node for node in nodes if node in wanted]
-                wanted.difference_update(nodes)
-            logits = self._context.decode(_together(parts))
+                picked[line.above :] = [node in wanted for node in line.nodes]
+                parts.append(_part(sequence, line.text, slice(known, None), picked))
+                asked += [node for node in line.nodes if node in wanted]
+                wanted.difference_update(line.nodes)
+            logits = self._context.decode(TokenBatch.together(parts))
         except Unavailable:
             self._release(sequences)
             raise
         found.update(zip(asked, logits.copy(), strict=True))  # the next call overwrites them
-        self._release(one for line, one in zip(group, sequences, strict=True) if not line.alone)
         for line, sequence in zip(group, sequences, strict=True):
             if line.alone:
-                self._keep(line.row, [*self._kept[line.row], _Text(sequence, line.text)])
+                self._keep(line.row, [*self._kept[line.row], _Beginning(sequence, line.text)])
+            else:
+                self._release([sequence])
 
-    def _begin(self, sequence: int, text: IntArray, most: int, left: int) -> int:
-        """Let an empty sequence hold a text's first tokens; return how many.
+    def _begin(self, text: IntArray, most: int, left: int) -> tuple[int, int]:
+        """Let a free sequence hold a text's first tokens; return it and how many.
 
         It begins as a copy of the longest kept one of at most `most` tokens, and computes the rest
         but for `left` tokens. Raises Unavailable.
         """
-        start = self._longest(text, most)
-        known = len(start.tokens)
-        if known:
+        sequence, start = self._free.pop(), self._longest(text, most)
+        known = 0 if start is None else len(start.tokens)
+        if start is not None:
             self._context.copy(start.sequence, sequence, 0, known)
-        while len(text) - known > left:
-            end = min(known + self.batch, len(text) - left)
-            none = np.zeros(len(text), dtype=np.bool_)
-            self._context.decode(_part(sequence, text, slice(known, end), none))
-            known = end
-        return known
+        none = np.zeros(len(text), dtype=np.bool_)
+        try:
+            while len(text) - known > left:
+                end = min(known + self.batch, len(text) - left)
+                self._context.decode(_part(sequence, text, slice(known, end), none))
+                known = end
+        except Unavailable:
+            self._release([sequence])
+            raise
+        return sequence, known
 
-    def _longest(self, text: IntArray, most: int) -> _Text:
-        """Return the longest text of any row that a text begins with, of at most `most` tokens."""
+    def _longest(self, text: IntArray, most: int) -> _Beginning | None:
+        """Return the longest that any row keeps of a text, of at most `most` tokens."""
         held = [one for one in chain.from_iterable(self._kept) if len(one.tokens) <= most]
         begun = (one for one in held if begins(one, text))
-        return max(begun, key=lambda one: len(one.tokens), default=_NOTHING)
+        return max(begun, key=lambda one: len(one.tokens), default=None)
 
-    def _keep(self, row: int, texts: Sequence[_Text]) -> None:
+    def _known(self, text: IntArray, most: int) -> int:
+        start = self._longest(text, most)
+        return 0 if start is None else len(start.tokens)
+
+    def _keep(self, row: int, texts: Sequence[_Beginning]) -> None:
         """Let a row keep the best of these texts, and nothing else."""
         before = {one.sequence for one in (*self._kept[row], *texts)}
         self._kept[row] = thinned(sorted(texts, key=lambda one: len(one.tokens)))
@@ -210,16 +196,6 @@ class GgufStates:
 
 
 def _part(sequence: int, text: IntArray, part: slice, picked: NDArray[np.bool_]) -> TokenBatch:
-    """A part of a text as a decode of one sequence. picked: [n] of the whole text"""
+    """Return a part of a text as a decode of one sequence. picked: [n] of the whole text"""
     at = np.arange(len(text), dtype=np.int32)[part]
     return TokenBatch(text[part], at, [[sequence]] * len(at), picked[part])
-
-
-def _together(parts: Sequence[TokenBatch]) -> TokenBatch:
-    tokens, positions, sequences, picked = zip(*parts, strict=True)
-    return TokenBatch(
-        np.concatenate(tokens),
-        np.concatenate(positions),
-        list(chain.from_iterable(sequences)),
-        np.concatenate(picked),
-    )

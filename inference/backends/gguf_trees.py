@@ -23,13 +23,15 @@ class GgufTrees:
     """
 
     def __init__(self, context: LlamaContext, *, rows: int, capacity: int, batch: int) -> None:
-        most = context.sequences // 2 - 1
-        if rows > most:
-            raise LimitExceeded(f"{rows} rows: this GGUF model takes up to {most}")
         self.rows, self.capacity, self.batch = rows, capacity, batch
         self._context = context
         self._branches = BranchSequences(context, rows, capacity)
         self._tokens: IntArray = np.zeros((rows, capacity), dtype=np.int32)
+
+    @staticmethod
+    def sequences_for(rows: int) -> int:
+        """Return the fewest sequences of so many rows: each has one, and can have another."""
+        return 2 * (rows + 1)
 
     def check(self, segment: Segment) -> None:
         branches = len(tips(segment))

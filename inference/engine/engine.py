@@ -289,11 +289,10 @@ class Engine:
         """Expect these seconds of a forward from now on. On the thread of the forwards."""
         self._scheduler.times = times
 
-    def row_slots(self, row: int) -> Slots:
-        """The slots of a row, to be read alone. On the thread of the forwards."""
-        return self._admission.pool.slots(row)
-
-    # Counts and listings.
+    @property
+    def row_slots(self) -> list[Slots]:
+        """The slots of each row, to be read alone. On the thread of the forwards."""
+        return self._admission.pool.slots
 
     @property
     def free_rows(self) -> int:

@@ -64,9 +64,10 @@ class RowPool:
         """Tokens cached in rows that no session holds."""
         return sum(len(row.tokens) for row in self._rows if not row.held)
 
-    def slots(self, index: int) -> Slots:
-        """The slots of a row, to be read alone."""
-        return self._rows[index].slots
+    @property
+    def slots(self) -> list[Slots]:
+        """The slots of each row, to be read alone."""
+        return [row.slots for row in self._rows]
 
     def take(self, tokens: Sequence[int], sharing: str) -> CacheRow | None:
         """Take a free row for a sequence, with the longest cached prefix of its tokens.

@@ -55,8 +55,8 @@ PROGRESS_SECONDS = 1.0  # between two lines of progress
 
 Tell = Callable[[str], None]
 
-RowSlots: TypeAlias = Callable[[int], Slots]
-"""RowSlots(row) -> the row's slots, which tell what it keeps."""
+RowSlots: TypeAlias = Sequence[Slots]
+"""The slots of each row, which tell what it keeps; none where nothing is kept."""
 
 
 class Profiler:
@@ -95,11 +95,8 @@ class Profiler:
         """Whether half of the shapes were measured, so that the rest can be estimated."""
         return 2 * len(self.measured) >= len(self._shapes)
 
-    def advance(self, kept: RowSlots = lambda row: Slots(0)) -> None:
-        """Make one call, if there is time for one.
-
-        kept: by default, rows keep nothing
-        """
+    def advance(self, kept: RowSlots = ()) -> None:
+        """Make one call, if there is time for one."""
         shape = self._next()
         if shape is None:
             return
@@ -262,7 +259,7 @@ def _chains(model: Model, length: int, rows: int, nodes: int, kept: RowSlots) ->
     most, mask = min(CONTEXT, model.capacity - nodes, length - nodes), np.tri(nodes, dtype=np.bool_)
     segments = list[Segment]()
     for row in range(rows):
-        slots = kept(row)
+        slots = kept[row] if kept else Slots(0)
         context = _context(slots, most)
         at = np.arange(context.sum(), context.sum() + nodes, dtype=np.int32)
         free = max(slots.high_water, context.shape[1])

@@ -64,15 +64,14 @@ class PendingProfile:
 
         The engine takes the result once all is measured.
         """
-        survey, rows = self.survey, range(engine.model.rows)
-        highest = max(engine.row_slots(row).high_water for row in rows)
-        full = highest + self.nodes > engine.model.capacity
+        survey, kept = self.survey, engine.row_slots
+        full = max(one.high_water for one in kept) + self.nodes > engine.model.capacity
         if self.over or full:
             return False
         survey.most = IDLE_SECONDS
         one = survey.measured[survey.smallest]
         survey.longest = max(IDLE_CALL_SECONDS, IDLE_CALL_NODES * one)
-        survey.advance(engine.row_slots)
+        survey.advance(kept)
         self.over = survey.done
         if self.over:
             engine.take_times(LatencyModel(survey.times(), measured=True))

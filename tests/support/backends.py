@@ -22,7 +22,7 @@ from inference.backends.cuda import CudaModel
 from inference.backends.cuda_library import CudaLibraryModel, IfRecordable
 from inference.backends.dynamic_batcher import DynamicBatcher
 from inference.backends.eager import EagerModel
-from inference.backends.gguf_states import GgufStates, sequences_for
+from inference.backends.gguf_states import GgufStates
 from inference.backends.gguf_trees import GgufTrees
 from inference.backends.legacy_neuron import load_legacy_neuron
 from inference.backends.neuron import NeuronModel
@@ -155,7 +155,7 @@ def few_cells(machine: Machine) -> Model:
 
 
 def states(machine: Machine) -> Model:
-    context = StateCells(sequences=sequences_for(ROWS))
+    context = StateCells(sequences=GgufStates.sequences_for(ROWS))
     return model_of(GgufStates(context, rows=ROWS, capacity=JUNK, batch=24))
 
 

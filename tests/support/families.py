@@ -233,7 +233,8 @@ Then one call computes the layers again from the last state that fits.
 
 ## What is refused
 
-- **A running state alone** (Mamba, Mamba 2, RWKV, xLSTM), or beside windows.
+- **A running state alone** (Mamba, Mamba 2, RWKV, xLSTM), or beside windows. Such a model's GGUF
+  file may be computed.
 - **Quantized checkpoints** (`quantization_config`: fp8 of DeepSeek V3, mxfp4 of gpt-oss, GPTQ, AWQ,
   bitsandbytes): they need packages and kernels of their own. Take the checkpoint in bfloat16, or a
   GGUF file.

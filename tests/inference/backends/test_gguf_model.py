@@ -98,11 +98,6 @@ def test_a_node_that_does_not_see_every_position_above_it_is_refused(cells: Cell
     assert_refused(lambda: model.choose([broken]), ["one key at each position"])
 
 
-def test_rows_beyond_the_sequences_are_refused() -> None:
-    shown = ["6 rows", "up to 5"]
-    assert_refused(lambda: trees_of(Cells(sequences=12), rows=6), shown, LimitExceeded)
-
-
 @pytest.mark.parametrize("vocabulary", [100, 5000])
 @pytest.mark.parametrize(
     "params",

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from inference.backends.gguf_states import GgufStates, check_rows_of_states, sequences_for
+from inference.backends.gguf_states import GgufStates
 from inference.backends.kept_states import BEHIND
 from inference.backends.sequence import ModelSequence
-from inference.errors import LimitExceeded, Unavailable
+from inference.errors import Unavailable
 from inference.sampling import SamplingParams
 from inference.tree import TokenTree
 from tests.support.fake_llama_cpp import (
@@ -26,7 +26,7 @@ CAPACITY, NODES = 176, 32
 
 
 def cells_of(rows: int = 1) -> StateCells:
-    sequences = sequences_for(rows)
+    sequences = GgufStates.sequences_for(rows)
     room = rows * CAPACITY + sequences * (NODES + BEHIND)
     return StateCells(room=room, sequences=sequences)
 
@@ -100,9 +100,3 @@ def test_a_failed_decode_is_an_error_and_changes_nothing_in_the_next_call(text: 
         assert_refused(lambda: sequence.choose(chain), ["made to fail"], Unavailable)
     assert cells.used == len(text)
     assert sequence.choose(chain).tolist() == own(text, [5, 6, 7])
-
-
-def test_rows_beyond_the_sequences_are_refused() -> None:
-    check_rows_of_states(2, sequences_for(2))
-    shown = ["3 rows", "up to 2"]
-    assert_refused(lambda: check_rows_of_states(3, sequences_for(2)), shown, LimitExceeded)

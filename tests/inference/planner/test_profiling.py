@@ -212,7 +212,7 @@ def test_measuring_beside_what_is_kept_leaves_it_as_it_was(made: Callable[[], Mo
         survey = survey_target(model, 40, 2, 8)  # reads a context of 32 tokens
         slots = [sequence.slots for sequence in sequences]
         while model is measured and not survey.done:
-            survey.advance(slots.__getitem__)
+            survey.advance(slots)
         chosen.append([sequence.choose(tree).tolist() for sequence in sequences])
     assert chosen[0] == chosen[1]
 
