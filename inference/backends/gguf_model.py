@@ -108,12 +108,13 @@ class GgufModel:
 
     def _check(self, segment: Segment) -> None:
         """Raise LimitExceeded for a segment that no decode can hold."""
-        nodes, branches = len(segment.tokens), len(tips(segment))
+        nodes, needed, room = len(segment.tokens), _sequences(segment), self._branches.room
         if nodes > self.max_nodes:
             raise LimitExceeded(f"{nodes} nodes in one call: this model takes {self.max_nodes}")
-        if branches > self._branches.most:
+        if needed > room:
             raise LimitExceeded(
-                f"{branches} branches in one call: llama.cpp takes {self._branches.most} here"
+                f"{len(tips(segment))} branches in one call need {needed} sequences: llama.cpp has "
+                f"{room} here"
             )
         if segment.positions.max() >= self.capacity:
             raise LimitExceeded(
@@ -121,13 +122,13 @@ class GgufModel:
             )
 
     def _groups(self, segments: Sequence[Segment]) -> Iterator[list[Segment]]:
-        """Segments that fit into one decode by their nodes and branches."""
-        group, nodes, branches = list[Segment](), 0, 0
+        """Segments that fit into one decode by their nodes and sequences."""
+        group, nodes, needed = list[Segment](), 0, 0
         for segment in segments:
-            nodes, branches = nodes + len(segment.tokens), branches + len(tips(segment))
-            if group and (nodes > self._batch or branches > self._branches.most):
+            nodes, needed = nodes + len(segment.tokens), needed + _sequences(segment)
+            if group and (nodes > self._batch or needed > self._branches.room):
                 yield group
-                group, nodes, branches = [], len(segment.tokens), len(tips(segment))
+                group, nodes, needed = [], len(segment.tokens), _sequences(segment)
             group.append(segment)
         yield group
 
@@ -189,6 +190,12 @@ class GgufModel:
         except Unavailable:
             self._branches.restore()
             raise
+
+
+def _sequences(segment: Segment) -> int:
+    """Sequences that a decode needs: one for each branch, and one for each path above them."""
+    branches = len(tips(segment))
+    return branches + min(branches, len(segment.context))
 
 
 def _dealt(
