@@ -69,9 +69,11 @@ class BranchSequences:
         self._taken: set[int] = set()
 
     @property
-    def most(self) -> int:
-        """BranchSequences that one call can always have, whatever the rows hold."""
-        return (len(self._rows) - len(self.positions)) // 2
+    def room(self) -> int:
+        """Sequences that one call can always have, whatever the rows hold: one for each branch, and
+        one for each path above them.
+        """
+        return len(self._rows) - len(self.positions)
 
     def begin(self) -> None:
         """Begin a call: none of its branches is taken yet."""
@@ -188,18 +190,23 @@ class BranchSequences:
             if sequence not in self._taken
         ]
         if not old:
-            raise LimitExceeded(f"a call has more than {self.most} branches for llama.cpp")
+            raise LimitExceeded(f"a call needs more than {self.room} sequences of llama.cpp")
         return int(min(old)[1])
 
     def _doubled(self, row: int) -> int:
-        """A sequence of the row that this call has not taken and that holds nothing alone."""
+        """A sequence of the row that this call has not taken and that holds nothing alone. One that
+        holds the same counts as used when it was.
+        """
         mine = np.flatnonzero(self._rows == row)
         lengths = self._lengths[mine]
         tips = self._paths[np.ix_(mine, np.maximum(lengths - 1, 0))]  # [m, m]: at each one's end
         holds = (tips == tips.diagonal()) & (lengths[:, None] >= lengths)
-        for sequence in mine[(holds.sum(axis=0) > 1) | (lengths == 0)].tolist():
-            if sequence not in self._taken:
-                return int(sequence)
+        for at in np.flatnonzero((holds.sum(axis=0) > 1) | (lengths == 0)).tolist():
+            if (sequence := int(mine[at])) in self._taken:
+                continue
+            for heir in mine[holds[:, at] & (mine != sequence)][: int(lengths[at] > 0)].tolist():
+                self._used[heir] = max(self._used[heir], self._used[sequence])
+            return sequence
         return NONE
 
     def _cut(self, sequence: int, length: int) -> None:

@@ -224,11 +224,11 @@ class GgufContext:
         params.n_gpu_layers = 0 if gpu is None else _ALL_LAYERS
         params.split_mode, params.main_gpu = _MODEL_SPLIT_NONE, gpu or 0
         self._library, self._vocabulary = library, len(facts.tokens)
-        self.sequences, self._copies = sequences, (0, sequences) if shadows else (0,)
+        self.sequences, self._offsets = sequences, (0, sequences) if shadows else (0,)
         model = _load(library, path, params)
         sizes = library.llama_context_default_params()
         sizes.n_ctx, sizes.n_batch, sizes.n_ubatch = max(cells, batch), batch, batch
-        sizes.n_seq_max = sequences * len(self._copies)
+        sizes.n_seq_max = sequences * len(self._offsets)
         sizes.n_outputs_max = max(batch, sizes.n_seq_max)
         sizes.kv_unified = sizes.swa_full = sizes.no_perf = True
         sizes.n_threads = sizes.n_threads_batch = threads
@@ -245,12 +245,14 @@ class GgufContext:
         weakref.finalize(self, _free, library, self._batch, self._context, model)
 
     def copy(self, source: int, target: int, start: int, end: int) -> None:
-        for at in self._copies:
-            self._library.llama_memory_seq_cp(self._memory, source + at, target + at, start, end)
+        for offset in self._offsets:
+            self._library.llama_memory_seq_cp(
+                self._memory, source + offset, target + offset, start, end
+            )
 
     def remove(self, sequence: int, start: int) -> None:
-        for at in self._copies:
-            self._library.llama_memory_seq_rm(self._memory, sequence + at, start, -1)
+        for offset in self._offsets:
+            self._library.llama_memory_seq_rm(self._memory, sequence + offset, start, -1)
 
     def decode(self, asked: TokenBatch) -> NDArray[np.float32]:
         """Compute tokens, and return logits of the picked ones: [picked, vocabulary], overwritten
@@ -259,7 +261,9 @@ class GgufContext:
         Raises Unavailable where llama.cpp fails; its cells may then hold some of the tokens.
         """
         batch, n = self._batch, len(asked.tokens)
-        members = [[one + at for at in self._copies for one in ids] for ids in asked.sequences]
+        members = [
+            [one + offset for offset in self._offsets for one in ids] for ids in asked.sequences
+        ]
         batch.n_tokens = n
         for pointer, values in (
             (batch.token, asked.tokens),

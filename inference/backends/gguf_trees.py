@@ -34,10 +34,11 @@ class GgufTrees:
         return 2 * (rows + 1)
 
     def check(self, segment: Segment) -> None:
-        branches = len(tips(segment))
-        if branches > self._branches.most:
+        needed, room = _sequences(segment), self._branches.room
+        if needed > room:
             raise LimitExceeded(
-                f"{branches} branches in one call: llama.cpp takes {self._branches.most} here"
+                f"{len(tips(segment))} branches in one call need {needed} sequences: llama.cpp has "
+                f"{room} here"
             )
 
     def copy_row(self, source: int, target: int, slots: int) -> None:
@@ -50,13 +51,13 @@ class GgufTrees:
             yield from zip(group, self._decode(group), strict=True)
 
     def _groups(self, segments: Sequence[Segment]) -> Iterator[list[Segment]]:
-        """Segments that fit into one decode by their nodes and branches."""
-        group, nodes, branches = list[Segment](), 0, 0
+        """Segments that fit into one decode by their nodes and sequences."""
+        group, nodes, needed = list[Segment](), 0, 0
         for segment in segments:
-            nodes, branches = nodes + len(segment.tokens), branches + len(tips(segment))
-            if group and (nodes > self.batch or branches > self._branches.most):
+            nodes, needed = nodes + len(segment.tokens), needed + _sequences(segment)
+            if group and (nodes > self.batch or needed > self._branches.room):
                 yield group
-                group, nodes, branches = [], len(segment.tokens), len(tips(segment))
+                group, nodes, needed = [], len(segment.tokens), _sequences(segment)
             group.append(segment)
         yield group
 
@@ -118,6 +119,12 @@ class GgufTrees:
         except Unavailable:
             self._branches.restore()
             raise
+
+
+def _sequences(segment: Segment) -> int:
+    """Sequences that a decode needs: one for each branch, and one for each path above them."""
+    branches = len(tips(segment))
+    return branches + min(branches, len(segment.context))
 
 
 def _dealt(

@@ -10,6 +10,7 @@ import torch
 
 from inference.backends import Segment
 from inference.backends.choices import rank_at
+from inference.backends.gguf_branches import BranchSequences
 from inference.backends.gguf_model import GgufModel
 from inference.backends.gguf_trees import GgufTrees
 from inference.backends.host_choice import rank_of_row
@@ -63,9 +64,43 @@ def test_a_failed_decode_is_an_error_and_changes_nothing_in_the_next_call(cells:
 def test_a_tree_of_too_many_branches_is_refused_and_changes_nothing() -> None:
     cells = Cells(sequences=12)
     sequence = sequence_after(trees_of(cells), PROMPT)
-    shown = ["6 branches in one call", "5"]
-    assert_refused(lambda: sequence.choose(siblings(6)), shown, LimitExceeded)
-    assert sequence.choose(siblings(5)).tolist()[1:] == after([*PROMPT, 0], range(1, 6))
+    shown = ["11 branches in one call", "12 sequences", "11"]
+    assert_refused(lambda: sequence.choose(siblings(11)), shown, LimitExceeded)
+    assert sequence.choose(siblings(10)).tolist()[1:] == after([*PROMPT, 0], range(1, 11))
+
+
+class NoCells:
+    sequences = 7
+
+    def copy(self, source: int, target: int, start: int, end: int) -> None: ...
+
+    def remove(self, sequence: int, start: int) -> None: ...
+
+
+def test_a_path_that_a_call_needs_stays_in_one_of_two_sequences_that_hold_it() -> None:
+    branches = BranchSequences(NoCells(), rows=2, capacity=32)
+
+    def written(row: int, path: Sequence[int], more: Sequence[int]) -> None:
+        sequence = branches.take(row, np.array(path, dtype=np.int32))
+        branches.extend(sequence, np.array(more, dtype=np.int32))
+
+    calls: list[list[tuple[int, list[int], list[int]]]] = [
+        [(1, [], [0, 1, 2])],
+        [(1, [0], [4])],
+        [(1, [0, 1, 2], []), (1, [0, 1, 2], [3])],
+        [(1, [0, 4], [])],
+        [(0, [], [0, 1]), (0, [], [2]), (0, [], [3]), (0, [], [4])],
+    ]
+    for call in calls:
+        branches.begin()
+        for row, path, more in call:
+            written(row, path, more)
+    needed = np.array([0, 1, 2], dtype=np.int32)
+    assert branches.known(1, needed) == 3
+    branches.begin()
+    written(0, [0], [5])
+    written(0, [0], [6])
+    assert branches.known(1, needed) == 3
 
 
 def test_rows_that_do_not_fit_into_one_decode_are_computed_in_several(cells: Cells) -> None:
