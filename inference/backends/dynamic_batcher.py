@@ -37,7 +37,7 @@ class DynamicBatcher:
             model.max_nodes,
             model.copies_rows,
         )
-        self.masks, self._model = model.masks, model
+        self.masks, self.branches, self._model = model.masks, model.branches, model
         self._turn, self._line_lock = threading.Lock(), threading.Lock()
         self._line: dict[Hashable, list[_Asked[Any]]] = {}
 

@@ -22,6 +22,8 @@ class GgufTrees:
     batch: most tokens of a decode
     """
 
+    branches = True
+
     def __init__(self, context: LlamaContext, *, rows: int, capacity: int, batch: int) -> None:
         self.rows, self.capacity, self.batch = rows, capacity, batch
         self._context = context

@@ -80,7 +80,7 @@ class LegacyNeuronModel:
     """
 
     rows = 1
-    masks = False
+    masks = branches = False
     copies_rows = False  # there is no other one
 
     def __init__(

@@ -145,7 +145,7 @@ class TimedModel:
         self.profile = profile
         self.forwards = self.overruns = 0
         self.emulated_seconds = self.late_seconds = 0.0
-        self.masks, self.real = model.masks, model
+        self.masks, self.branches, self.real = model.masks, model.branches, model
 
     def choose(self, segments: Sequence[Segment]) -> list[Chosen]:
         return self._timed(segments, lambda: self.real.choose(segments))
