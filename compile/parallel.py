@@ -25,9 +25,10 @@ from inference.artifact import NATIVE
 from inference.backends.neuron import COPY, FILL
 from inference.backends.neuron_sdk import Sdk
 from inference.errors import InvalidRequest
+from inference.model.attention import Sight, attend
 from inference.model.cache import empty_cache
 from inference.model.config import ModelConfig
-from inference.model.decoder import Decoder, Layers, Sight, attend
+from inference.model.decoder import Decoder, Layers
 from inference.model.float8 import scaled, states_of, stored_type
 from inference.model.noise_window import NoisePlace, empty_window, fill_inputs
 from inference.model.round_graph import StatefulRoundGraph

@@ -29,9 +29,10 @@ from benchmarks.training.corpus import TrainingFlags, prepared, read_texts
 from benchmarks.training.trainer import Trainer, batches, token_stream
 from inference.flags.group import Shown
 from inference.flags.values import Natural, comma_separated
+from inference.model.attention import Sight
 from inference.model.cache import KeysValues
 from inference.model.config import ModelConfig, read_config
-from inference.model.decoder import Decoder, Past, RMSNorm, Sight
+from inference.model.decoder import Decoder, Past, RMSNorm
 from inference.model.eagle_head import EagleHead, HeadConfig
 from outrider.models.directories import EMBEDDED
 

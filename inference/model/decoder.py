@@ -14,13 +14,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from inference.model.attention import MASKED, Attend, Sight, attend, attend_in_float32
 from inference.model.cache import KeysValues, read_rows
 from inference.model.config import ModelConfig
 from inference.model.rotary import rotary_tables, rotate
 from inference.model.vocabulary import WHOLE_VOCABULARY, VocabularyShare
-
-MASKED = -1e30
-"""Attention score of a key that a node does not see. Accelerators fail on infinities."""
 
 
 class Hidden(NamedTuple):
@@ -31,15 +29,6 @@ class Hidden(NamedTuple):
     states: Tensor  # [B, P, hidden]
     new: KeysValues  # each layer's [B, T, width]
     features: Tensor | None = None  # [B, T, kept layers * hidden], where layers are kept
-
-
-class Sight(NamedTuple):
-    """Masks of what new nodes see, and their rotary positions, for all layers of a forward."""
-
-    cos: Tensor  # [B, T, 1, head dim / 2]
-    sin: Tensor  # [B, T, 1, head dim / 2]
-    context: Tensor  # [B, M, S] bool, with M = 1 or T: slots of the cache
-    tree: Tensor  # [B, T, E + T] bool: E earlier nodes, then the new ones
 
 
 class Past(NamedTuple):
@@ -74,10 +63,6 @@ class Head(nn.Linear):
 
     def forward(self, states: Tensor, vocabulary: int) -> Tensor:  # type: ignore[override]
         return F.linear(states, self.weight[:vocabulary])
-
-
-Attend = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Sight], Tensor]
-"""A way to compute attend()."""
 
 
 class Layers(NamedTuple):
@@ -138,74 +123,6 @@ class Attention(nn.Module):
         )
         mixed = self.attend(q, past.keys, past.values, near_keys, near_values, sight)
         return self.o_proj(mixed.to(x.dtype)), k, v
-
-
-def attend(
-    q: Tensor, past_keys: Tensor, past_values: Tensor, k: Tensor, v: Tensor, sight: Sight
-) -> Tensor:
-    """Return attention's output for the queries q.
-
-    The products take numbers as narrow as the cache's, and add in float32. The softmax is in
-    float32.
-
-    q: [B, T, H, D]
-    past_keys, past_values: [B, S, width] of the cache
-    k, v: [B, E + T, width] of nodes that are not in the cache
-    result: [B, T, H * D] float32
-    """
-    batch, nodes, heads, size = q.shape
-    shared = k.shape[-1] // size
-    group = heads // shared * nodes  # a key-value head's query heads and their nodes, as rows
-    narrow = k.dtype if k.dtype.itemsize == 2 else torch.float32
-    scaled = (q.float() * size**-0.5).to(narrow)
-    folded = scaled.transpose(1, 2).reshape(batch * shared, group, size)
-
-    def by_head(part: Tensor) -> Tensor:  # [B, n, width] -> [B * KV, n, D]
-        parted = part.to(narrow).view(batch, part.shape[1], shared, size).transpose(1, 2)
-        return parted.reshape(batch * shared, part.shape[1], size)
-
-    def scores(keys: Tensor, mask: Tensor) -> Tensor:  # [B, KV, H / KV, T, n]
-        raw = torch.bmm(folded, by_head(keys).transpose(1, 2))
-        raw = raw.view(batch, shared, heads // shared, nodes, -1)
-        return torch.where(mask[:, None, None], raw, max(MASKED, torch.finfo(narrow).min))
-
-    past, new = scores(past_keys, sight.context), scores(k, sight.tree)
-    top = torch.maximum(past.amax(-1, keepdim=True), new.amax(-1, keepdim=True)).float()
-    past, new = torch.exp(past - top), torch.exp(new - top)
-    total = past.sum(-1, keepdim=True) + new.sum(-1, keepdim=True)
-    rows = (batch * shared, group, -1)
-
-    def weighed(weights: Tensor, values: Tensor) -> Tensor:  # [B * KV, H / KV * T, D]
-        return torch.bmm(weights.to(narrow).view(rows), by_head(values)).float()
-
-    mixed = weighed(past, past_values) + weighed(new, v)
-    mixed = (mixed / total.view(rows)).view(batch, heads, nodes, size)
-    return mixed.transpose(1, 2).reshape(batch, nodes, heads * size)
-
-
-WIDE = 64
-"""Nodes from which on torch's own attention on a CPU is quicker, as it keeps no scores."""
-
-
-def attend_in_float32(
-    q: Tensor, past_keys: Tensor, past_values: Tensor, k: Tensor, v: Tensor, sight: Sight
-) -> Tensor:
-    """Compute attend() with all numbers in float32: a product of bfloat16 rounds the scores, before
-    the softmax, to steps of up to a half. A CPU takes no longer for it.
-    """
-    batch, nodes, heads, size = q.shape
-    q, past_keys, past_values, k, v = (part.float() for part in (q, past_keys, past_values, k, v))
-    if nodes < WIDE:
-        return attend(q, past_keys, past_values, k, v, sight)
-    keys, values = (
-        torch.cat(parts, 1).view(batch, -1, k.shape[-1] // size, size).transpose(1, 2)
-        for parts in ((past_keys, k), (past_values, v))
-    )
-    seen = torch.cat((sight.context.expand(-1, nodes, -1), sight.tree), -1)[:, None]
-    mixed = F.scaled_dot_product_attention(
-        q.transpose(1, 2), keys, values, attn_mask=seen, enable_gqa=True
-    )
-    return mixed.transpose(1, 2).reshape(batch, nodes, heads * size)
 
 
 def layers_on(device: torch.device) -> Layers:

@@ -29,21 +29,11 @@ from torch import Tensor, nn
 
 from inference.errors import InvalidRequest, UnsupportedModel
 from inference.json_file import Json, read_json
+from inference.model.attention import MASKED, Sight
 from inference.model.cache import KeysValues, read_rows
 from inference.model.checkpoint import tensor_shapes, weight_files
 from inference.model.config import ModelConfig, check_shape, parse_config
-from inference.model.decoder import (
-    MASKED,
-    MLP,
-    WHOLE,
-    Attention,
-    Decoder,
-    Hidden,
-    Layer,
-    Past,
-    RMSNorm,
-    Sight,
-)
+from inference.model.decoder import MLP, WHOLE, Attention, Decoder, Hidden, Layer, Past, RMSNorm
 from inference.model.rotary import rotary_tables
 
 _LAYER, _LAYERS_READ = "transformer_layer_config", "eagle_aux_hidden_state_layer_ids"

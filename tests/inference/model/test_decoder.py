@@ -27,8 +27,9 @@ from inference.backends import Segment, eager
 from inference.backends.eager import EagerModel
 from inference.backends.sequence import ModelSequence
 from inference.errors import LimitExceeded
+from inference.model.attention import WIDE, Sight, attend
 from inference.model.config import read_config
-from inference.model.decoder import WIDE, Sight, attend, layers_on
+from inference.model.decoder import layers_on
 from inference.model.noise import noise
 from inference.sampling import SamplingParams
 from inference.tree import TokenTree
