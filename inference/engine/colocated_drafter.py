@@ -29,11 +29,11 @@ from inference.draft_tuning import TUNING as DRAFTING
 from inference.drafters.copied_text import CopySource
 from inference.drafters.draft import Draft
 from inference.drafters.growing_proposer import GrowingProposer
-from inference.engine.draft_rules import DraftRules
 from inference.engine.forward import call_each
 from inference.engine.proposer_arbitration import ProposerArbitration, token_seconds
 from inference.engine.scheduler import HeldUp
 from inference.engine.session import Session
+from inference.engine.text_rules import DraftRules
 from inference.engine.tuning import TUNING
 from inference.order import End
 from inference.planner.acceptance import Knowledge

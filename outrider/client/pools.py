@@ -12,10 +12,10 @@ from typing import Generic, NamedTuple, TypeAlias, TypeVar
 from grpc_comm.client.connection import Connection
 from inference.backends.dynamic_batcher import DynamicBatcher
 from inference.command import say
+from inference.drafters.copied_text import TextSource
 from inference.drafters.draft import Draft
 from inference.drafters.growing_proposer import GrowingProposer
 from inference.drafters.round_proposer import Policy, RoundProposer
-from inference.drafters.text_source import TextSource
 from inference.errors import InvalidRequest
 from inference.files import cache_directory
 from inference.planner.acceptance import AcceptanceModel, Knowledge
