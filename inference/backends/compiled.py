@@ -8,8 +8,9 @@ packages are machine code.
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -19,6 +20,7 @@ from inference.artifact import Bucket, Manifest, check_files, read_manifest
 from inference.backends import Chosen, Ranked, Segment
 from inference.backends.batch import check_rows
 from inference.backends.graph_calls import (
+    check_sampled,
     cost,
     fits,
     holds,
@@ -43,6 +45,8 @@ from inference.tree import IntArray
 WEIGHTS = "weights/model.safetensors"
 REBUILD = "build it again here with outrider compile --target cpu"
 _INSTRUCTIONS = ("avx2", "avx512", "avx512_bf16", "vnni", "amx_tile")  # a package may hold them
+
+AnyBucket = TypeVar("AnyBucket", bound=Bucket)
 
 Graph = Callable[..., tuple[Tensor, ...]]
 """Takes inputs by name; returns chosen [B, P], then new keys and new values, each [layers, B, T,
@@ -80,13 +84,7 @@ class CompiledModel:
         bucket = next((bucket for bucket in self.graphs if holds(bucket, segments)), None)
         if bucket is not None:
             return self._call(bucket, segments)
-        if not all(segment.params.greedy for segment in segments) and not any(
-            graph.sampled for graph in self.graphs
-        ):
-            raise InvalidRequest(
-                "this artefact was built for greedy decoding (--sampling greedy): ask for "
-                "temperature 0, or build it again"
-            )
+        check_sampled(self.graphs, segments)
         if len(segments) == 1:
             return [self._in_parts(segments[0])]
         return self._in_turn(segments)
@@ -283,9 +281,7 @@ def load_compiled(directory: Path, manifest: Manifest) -> CompiledModel:
     it.
     """
     constants = load_constants(directory / WEIGHTS, parse_config(manifest.config), manifest)
-    graphs = {
-        bucket: load_graph(directory / graph_path(bucket), constants) for bucket in manifest.buckets
-    }
+    graphs = load_graphs(directory, manifest.buckets, constants)
     return CompiledModel(graphs, cache_in(constants), form_of(manifest))
 
 
@@ -310,6 +306,13 @@ def cache_in(constants: Mapping[str, Tensor]) -> KeysValues:
 def graph_path(bucket: Bucket) -> str:
     """The bucket's file in an artefact."""
     return f"graphs/{bucket.name}.pt2"
+
+
+def load_graphs(
+    directory: Path, buckets: Iterable[AnyBucket], constants: Mapping[str, Tensor]
+) -> dict[AnyBucket, Graph]:
+    """Load an artefact's packages of these buckets; see load_graph()."""
+    return {bucket: load_graph(directory / graph_path(bucket), constants) for bucket in buckets}
 
 
 def load_graph(path: Path, constants: Mapping[str, Tensor]) -> Graph:

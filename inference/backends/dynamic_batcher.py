@@ -31,13 +31,9 @@ class DynamicBatcher:
     """
 
     def __init__(self, model: Model) -> None:
-        self.rows, self.capacity, self.max_nodes, self.copies_rows = (
-            model.rows,
-            model.capacity,
-            model.max_nodes,
-            model.copies_rows,
-        )
-        self.masks, self._model = model.masks, model
+        self.rows, self.capacity, self.max_nodes = model.rows, model.capacity, model.max_nodes
+        self.copies_rows, self.masks = model.copies_rows, model.masks
+        self._model = model
         self._turn, self._line_lock = threading.Lock(), threading.Lock()
         self._line: dict[Hashable, list[_Asked[Any]]] = {}
 

@@ -12,13 +12,18 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Mapping, MutableMapping
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
-from inference.backends.neuron_sdk import DEVICE, INDEX, has_device, instance_family
+from inference.backends.neuron_sdk import (
+    DEVICE,
+    INDEX,
+    has_device,
+    installed,
+    instance_family,
+)
 from inference.errors import BadArtifact, InvalidRequest, MissingExtra
 from inference.files import cache_directory
 
@@ -50,7 +55,7 @@ def native_versions() -> dict[str, str]:
     """Return the versions of the packages. Raises MissingExtra, with the install line, where one is
     absent or of another kind.
     """
-    number = _installed("torch-neuronx")
+    number = installed("torch-neuronx")
     if number is None:
         raise MissingExtra(f"torch-neuronx is not installed: {_INSTALL}")
     found = re.match(r"(\d+)\.(\d+)\.", number)
@@ -66,7 +71,7 @@ def native_versions() -> dict[str, str]:
             f"torch-neuronx {number} goes with torch {family[0]}.{family[1]}, installed is {here}: "
             f"{_INSTALL}"
         )
-    compiler = _installed("neuronx-cc")
+    compiler = installed("neuronx-cc")
     if compiler is None:
         raise MissingExtra(f"neuronx-cc is not installed, which torch-neuronx needs: {_INSTALL}")
     if [int(part) for part in compiler.split(".")[:2]] < [2, 28]:
@@ -161,10 +166,3 @@ def rank_environment(rank: int, cores: list[int]) -> dict[str, str]:
         "WORLD_SIZE": ranks,
         "LOCAL_WORLD_SIZE": ranks,
     }
-
-
-def _installed(name: str) -> str | None:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return None

@@ -50,6 +50,7 @@ class GrowingProposer:
     source: text that is copied; None copies nothing
     row: where a draft model ranks nodes; None drafts without a model
     make_rule: makes the rule of a text
+    prices: by which it drafts
     proposed: nodes sent
     """
 
@@ -152,10 +153,6 @@ class GrowingProposer:
         if self._copied is not None:
             self._copied.close()
         self.open([0], SamplingParams(), 1)
-
-    def steer(self, prices: Prices) -> None:
-        """Draft by these prices from now on."""
-        self.prices = prices
 
     # --- a call of the model
 

@@ -90,11 +90,15 @@ def read_config(directory: Path) -> ModelConfig:
 
     Raises UnsupportedModel, naming the field that rules the model out.
     """
+    return _parse(read_config_json(directory), read_stop_ids(directory))
+
+
+def read_config_json(directory: Path) -> Json:
+    """Read a directory's config.json. Raises UnsupportedModel where there is none."""
     path = directory / "config.json"
     if not path.is_file():
         raise UnsupportedModel(f"{directory} is not a model directory: it has no config.json")
-    raw = read_json(path, UnsupportedModel)
-    return _parse(raw, read_stop_ids(directory))
+    return read_json(path, UnsupportedModel)
 
 
 def read_raw_config(directory: Path) -> dict[str, Any]:

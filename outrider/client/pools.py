@@ -145,7 +145,7 @@ class GrowingRows(Rows[GrowingProposer]):
     def steer(self, goal: Goal) -> None:
         """Draft by this goal from now on, also in texts that are being made."""
         for proposer, known in zip(self.proposers, self.known, strict=True):
-            proposer.steer(goal.prices(known))
+            proposer.prices = goal.prices(known)
 
     def keep(self) -> None:
         """Write what was learned to its file, for the next run: that of the row which learned most.
