@@ -152,15 +152,9 @@ class CompiledModel:
 
         As many rows as the largest graph takes are a call. Chunks of prompts are apart from trees.
         """
-        most = max(
-            (
-                bucket.rows
-                for bucket in self.graphs
-                if all(holds(bucket, [segment]) for segment in segments)
-            ),
-            default=0,
-        )
-        if most:
+        holding = [one for one in self.graphs if all(holds(one, [row]) for row in segments)]
+        if holding:
+            most = max(bucket.rows for bucket in holding)
             return self.choose(segments[:most]) + self.choose(segments[most:])
         chunk = [len(segment.pick) == 1 < len(segment.tokens) for segment in segments]
         if any(chunk) and not all(chunk):
@@ -224,10 +218,9 @@ def _cut(segment: Segment, size: int) -> tuple[Segment, Segment]:
         segment.context, segment.tree_mask[:size, :size], np.array([size - 1], dtype=np.int32),
         SamplingParams(),
     )  # fmt: skip
-    context = np.zeros(
-        (1, max(segment.context.shape[1], int(head.slots.max()) + 1)), dtype=np.bool_
-    )
-    context[:, : segment.context.shape[1]] = segment.context
+    seen = segment.context.shape[1]
+    context = np.zeros((1, max(seen, int(head.slots.max()) + 1)), dtype=np.bool_)
+    context[:, :seen] = segment.context
     context[:, head.slots] = True
     tail = segment._replace(
         tokens=segment.tokens[size:], slots=segment.slots[size:],

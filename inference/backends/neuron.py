@@ -211,15 +211,11 @@ class NeuronFusedModel(NeuronModel):
         return in_rounds(self._round_buckets, segments, self._round)
 
     def _round(self, bucket: RoundBucket, segments: Sequence[Segment]) -> list[IntArray]:
+        drawn = [segment for segment in segments if not segment.params.greedy]
+        firsts = [int(segment.positions[0]) + 1 for segment in drawn]
         draws = [
-            Draw(
-                segment.row,
-                segment.params.seed,
-                int(segment.positions[0]) + 1,
-                int(segment.positions[0]) + 1 + bucket.shape.depth,
-            )
-            for segment in segments
-            if not segment.params.greedy
+            Draw(segment.row, segment.params.seed, first, first + bucket.shape.depth)
+            for segment, first in zip(drawn, firsts, strict=True)
         ]
         (answers,) = self._drawing(draws, bucket.name, fill_round(bucket, segments))
         return list(answers[: len(segments)].numpy().astype(np.int32))

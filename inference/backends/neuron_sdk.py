@@ -236,10 +236,8 @@ def reserve_cores(needed: int, environment: MutableMapping[str, str] = os.enviro
 
     What the user has set stays. Raises InvalidRequest if it leaves this process too few cores.
     """
-    ranges, count = (
-        environment.get("NEURON_RT_VISIBLE_CORES"),
-        environment.get("NEURON_RT_NUM_CORES"),
-    )
+    ranges = environment.get("NEURON_RT_VISIBLE_CORES")
+    count = environment.get("NEURON_RT_NUM_CORES")
     try:
         if ranges:
             ends = [part.split("-") for part in ranges.split(",")]
