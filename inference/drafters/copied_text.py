@@ -279,10 +279,9 @@ class CopiedText:
     def _context(self, node: DraftNode) -> Any:
         """The context behind this node's token."""
         if node.context is None:
-            above = node.parent
-            node.context = (
-                self._source.end
-                if above is None
-                else self._source.step(self._context(above), node.token)
-            )
+            above, source = node.parent, self._source
+            if above is None:
+                node.context = source.end
+            else:
+                node.context = source.step(self._context(above), node.token)
         return node.context

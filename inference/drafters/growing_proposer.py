@@ -111,10 +111,7 @@ class GrowingProposer:
 
     def hear(self, position: int, tokens: Sequence[int], now: float, notice: Notice | None) -> None:
         """Take in committed tokens. Raises ValueError for a gap."""
-        expected = self._tree.root.position + 1
-        if position > expected:
-            raise ValueError(f"tokens are heard in order: got position {position}, not {expected}")
-        fresh = tokens[expected - position :]
+        fresh = self._tree.unheard(position, tokens)
         if fresh:
             self._account(len(fresh), now)
             self._advance(fresh)

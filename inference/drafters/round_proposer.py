@@ -165,15 +165,11 @@ class RoundProposer:
 
     def hear(self, position: int, tokens: Sequence[int], now: float, notice: Notice | None) -> None:
         """Take in committed tokens. Raises ValueError for a gap."""
-        tree = self._tree
-        expected = tree.root.position + 1
-        if position > expected:
-            raise ValueError(f"tokens are heard in order: got position {position}, not {expected}")
+        tree, fresh = self._tree, self._tree.unheard(position, tokens)
         if notice is None:
             self._sent = False
         else:
             self.room = notice.room
-        fresh = tokens[expected - position :]
         if not fresh:
             return
         self._rule.commit(fresh)
