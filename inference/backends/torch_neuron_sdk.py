@@ -27,10 +27,7 @@ from inference.backends.neuron_sdk import (
 from inference.errors import BadArtifact, InvalidRequest, MissingExtra
 from inference.files import cache_directory
 
-_SETTINGS = {
-    # an operation that the compiler refuses is an error, never a slow run without a graph
-    "TORCH_NEURONX_DISABLE_FALLBACK_EXECUTION": "1",
-}
+_NO_FALLBACK = "TORCH_NEURONX_DISABLE_FALLBACK_EXECUTION"
 _GRAPHS, _LOCKS = "TORCH_NEURONX_NEFF_CACHE_DIR", "TORCH_NEURONX_NEFF_LOCAL_CACHE_DIR"
 _FLAGS = "NEURON_CC_FLAGS"
 _CORES = "NEURON_RT_VISIBLE_CORES"
@@ -129,8 +126,8 @@ def configure(graphs: Path, flags: str, environment: MutableMapping[str, str] = 
     """
     environment[_GRAPHS] = str(graphs)
     environment.setdefault(_LOCKS, str(cache_directory("torch_neuron_locks")))
-    for name, value in _SETTINGS.items():
-        environment.setdefault(name, value)
+    # an operation that the compiler refuses is an error, never a slow run without a graph
+    environment.setdefault(_NO_FALLBACK, "1")
     if flags:
         environment[_FLAGS] = flags
 

@@ -24,12 +24,12 @@ from typing import Protocol
 from weakref import WeakSet
 
 from inference.backends import Ranked, Segment
+from inference.backends.dynamic_batcher import call_each
 from inference.backends.sequence import TargetRow
 from inference.draft_tuning import TUNING as DRAFTING
 from inference.drafters.copied_text import CopySource
 from inference.drafters.draft import Draft
 from inference.drafters.growing_proposer import GrowingProposer
-from inference.engine.forward import call_each
 from inference.engine.proposer_arbitration import ProposerArbitration, token_seconds
 from inference.engine.scheduler import HeldUp
 from inference.engine.session import Session
@@ -221,7 +221,7 @@ class ColocatedDrafter:
     def _adds_nothing(self, drafted: _DraftedSession) -> bool:
         """Whether other proposers alone make the text faster than this draft would."""
         known = self._known[drafted.row]
-        forward, call = known.target.seconds(1, 1), known.draft.seconds(CALL_NODES)
+        forward, call = known.target.seconds(1, 1), known.draft.seconds(1, CALL_NODES)
         level = float(known.acceptance.mean_edges(DRAFTING.width).sum())
         token = token_seconds(forward, call, level)
         return drafted.arbitration.suffice(drafted.session.length, forward, token)

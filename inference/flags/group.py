@@ -150,12 +150,9 @@ class Group(BaseModel):
         """Names of the flags that this group declares and whose value is not the default, without
         those in `but`.
         """
-        differ = (name for name in get_annotations(group) if self._differs(name))
-        return [f"--{name}" for name in differ if name not in but]
-
-    def _differs(self, name: str) -> bool:
-        field = type(self).model_fields.get(name)
-        return field is not None and bool(vars(self)[name] != field.default)
+        fields = type(self).model_fields
+        names = [name for name in get_annotations(group) if name in fields and name not in but]
+        return [f"--{name}" for name in names if vars(self)[name] != fields[name].default]
 
 
 def _flat(

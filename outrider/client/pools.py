@@ -21,7 +21,7 @@ from inference.files import cache_directory
 from inference.planner.acceptance import AcceptanceModel, Knowledge
 from inference.planner.acceptance_file import read_acceptance, write_acceptance
 from inference.proposer import Proposer
-from inference.times import DraftTimes, LatencyModel
+from inference.times import LatencyModel, times_by_width
 from outrider.client.probing import measure_round_trip
 from outrider.money.goal import UNSTEERED, Goal
 
@@ -129,7 +129,7 @@ class GrowingRows(Rows[GrowingProposer]):
         target = LatencyModel(dict(pair.target.description.times))
         self.round_trip: float = measure_round_trip(pair.target.probe, say)
         known = Knowledge(
-            DraftTimes(pair.times), target, _read_learned(pair.learned), self.round_trip
+            times_by_width(pair.times), target, _read_learned(pair.learned), self.round_trip
         )
         # texts are made at once: each row learns alone
         self.known = [deepcopy(known) for _ in sources]
