@@ -29,7 +29,8 @@ from inference.files import cache_directory
 
 _NO_FALLBACK = "TORCH_NEURONX_DISABLE_FALLBACK_EXECUTION"
 _GRAPHS, _LOCKS = "TORCH_NEURONX_NEFF_CACHE_DIR", "TORCH_NEURONX_NEFF_LOCAL_CACHE_DIR"
-_FLAGS = "NEURON_CC_FLAGS"
+FLAGS = "NEURON_CC_FLAGS"
+"""Name of the compiler flags, also in a manifest: one line, as the variable holds them."""
 _CORES = "NEURON_RT_VISIBLE_CORES"
 _INSTALL = (
     f"pip install --extra-index-url {INDEX} 'torch==2.14.*' 'torch-neuronx==2.14.*' "
@@ -129,7 +130,7 @@ def configure(graphs: Path, flags: str, environment: MutableMapping[str, str] = 
     # an operation that the compiler refuses is an error, never a slow run without a graph
     environment.setdefault(_NO_FALLBACK, "1")
     if flags:
-        environment[_FLAGS] = flags
+        environment[FLAGS] = flags
 
 
 def cores_of(ranks: int, environment: Mapping[str, str] = os.environ) -> list[int]:

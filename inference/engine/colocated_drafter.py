@@ -105,13 +105,8 @@ class _DraftedSession:
         if self.gained is not None:
             named = session.proposers[-len(tokens) :].count(COLOCATED)
             self.gained += named - max(took / root_only - forwards, 0.0)
-        notice = Notice(
-            now,
-            took / forwards,
-            session.streams.known(self.stream),
-            session.candidates.live,
-            session.room,
-        )
+        known, held = session.streams.known(self.stream), session.candidates.live
+        notice = Notice(now, took / forwards, known, held, session.room)
         self.arbitration.hear(session.length, session.proposers[-len(tokens) :], forwards)
         self.proposer.hear(self.heard, tokens, now, notice)
         self.heard, self.forwards = session.length, spent.forwards
@@ -249,15 +244,12 @@ class ColocatedDrafter:
         if (make_rule := self._rules.find(session)) is None:
             return
         row = self._free.pop()
+        known, effort = self._known[row], Usage(root_only)
+        node = _node_seconds(known)
         proposer = self._draft.proposer(
             row,
-            self._known[row],
-            Prices(
-                holds_target=True,
-                node_seconds=_node_seconds(self._known[row]),
-                effort=Usage(root_only),
-                tokens=1.0,
-            ),
+            known,
+            Prices(holds_target=True, node_seconds=node, effort=effort, tokens=1.0),
             room=self._room,
             clock=self._clock,
             kind=COLOCATED,
