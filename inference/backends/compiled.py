@@ -37,7 +37,7 @@ from inference.backends.target_features import (
     form_of,
 )
 from inference.errors import BadArtifact, InvalidRequest, LimitExceeded
-from inference.model.cache import KeysValues, cache_names, copy_slots, empty_cache, write_slots
+from inference.model.cache import KeysValues, cache_names, copy_states, empty_cache, write_slots
 from inference.model.config import ModelConfig, check_sizes, parse_config
 from inference.sampling import SamplingParams
 from inference.tree import IntArray
@@ -132,7 +132,8 @@ class CompiledModel:
         return self.cache.tensors
 
     def _copy_cache(self, source: int, target: int, slots: int) -> None:
-        copy_slots(self.cache, source, target, slots)
+        for held in self.by_slot:
+            copy_states(held, source, target, slots)
 
     def _call(self, bucket: Bucket, segments: Sequence[Segment]) -> list[Chosen]:
         inputs = inputs_of(bucket, segments)
