@@ -299,11 +299,8 @@ def times_by_width(profile: Mapping[int, float] | None = None) -> LatencyModel:
     widths, seconds = zip(*points, strict=True)
     last = points[-2:]
     slope = max((last[-1][1] - last[0][1]) / max(last[-1][0] - last[0][0], 1), 0.0)
-    return LatencyModel(
-        {
-            (1, width): float(
-                np.interp(width, widths, seconds) + slope * max(width - widths[-1], 0)
-            )
-            for width in range(1, WIDEST + 1)
-        }
-    )
+
+    def at(width: int) -> float:
+        return float(np.interp(width, widths, seconds) + slope * max(width - widths[-1], 0))
+
+    return LatencyModel({(1, width): at(width) for width in range(1, WIDEST + 1)})

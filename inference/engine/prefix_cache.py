@@ -87,8 +87,8 @@ class RowPool:
         length = shared.get(source.index, 0)
         oldest = min(free, key=lambda row: (bool(row.tokens), row.given_back))
         copies, row = self._model.copies_rows, oldest
-        mostly = source is oldest or not copies or 2 * length >= len(source.tokens)
-        if length and mostly and not source.held:
+        expendable = source is oldest or not copies or 2 * length >= len(source.tokens)
+        if length and expendable and not source.held:
             row = source
         elif copies and length >= WORTH_COPYING and row is not source:
             self._copy(source, row)
