@@ -61,7 +61,7 @@ def next_tokens(seeds: IntArray, positions: IntArray, tokens: IntArray) -> IntAr
 class ScriptedTarget:
     """A Model that chooses by next_token()."""
 
-    copies_rows, masks = True, False
+    copies_rows, masks, branches = True, False, True
 
     def __init__(self, rows: int, capacity: int, max_nodes: int) -> None:
         self.rows, self.capacity, self.max_nodes = rows, capacity, max_nodes

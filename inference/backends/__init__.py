@@ -100,6 +100,7 @@ class Model(Protocol):
     max_nodes: int  # new nodes of one row in one call
     copies_rows: bool  # whether copy_row may be called
     masks: bool  # whether a segment may have a rule or a scoring
+    branches: bool  # whether trees are worth their time; else each session's likeliest chain is
 
     def choose(self, segments: Sequence[Segment]) -> list[Chosen]:
         """Write the new nodes' keys and return the token chosen at each picked node.

@@ -131,7 +131,7 @@ def _after_parents(
 class EagleModel:
     """A head and its caches: `rows` rows of `capacity` slots. Its sequences are FeatureSequence."""
 
-    copies_rows, masks = False, True
+    copies_rows, masks, branches = False, True, True
 
     def __init__(self, head: EagleHead, *, rows: int, capacity: int, max_nodes: int) -> None:
         self.rows, self.capacity, self.max_nodes = rows, capacity, max_nodes

@@ -46,7 +46,8 @@ def load_gguf(
     batch, cells, sequences = max(_BATCH, max_nodes), rows * capacity, SEQUENCES // (1 + shadows)
     kind: type[GgufTrees | GgufStates] = GgufStates if facts.states else GgufTrees
     if (needed := kind.sequences_for(rows)) > sequences:
-        raise LimitExceeded(f"{rows} rows need {needed} sequences: llama.cpp has {sequences} here")
+        most = max(fewer for fewer in range(rows) if kind.sequences_for(fewer) <= sequences)
+        raise LimitExceeded(f"{rows} rows: this GGUF model takes up to {most}")
     if facts.states:
         # What lines compute again has keys of its own in each sequence.
         sequences, batch = needed, batch + BEHIND

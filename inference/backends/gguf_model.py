@@ -30,12 +30,13 @@ T = TypeVar("T")
 class Computation(Protocol):
     """A way in which llama.cpp computes the new nodes of segments, of distinct rows.
 
-    rows, capacity: as in Model
+    rows, capacity, branches: as in Model
     batch: most tokens of a decode
     """
 
     rows: int
     capacity: int
+    branches: bool
     batch: int
 
     def check(self, segment: Segment) -> None:
@@ -77,6 +78,7 @@ class GgufModel:
         device: str,
     ) -> None:
         self.rows, self.capacity = computation.rows, computation.capacity
+        self.branches = computation.branches
         self.max_nodes = max_nodes
         self.device, self.dtype, self.threads = device, kind, threads
         self._computation, self._vocabulary = computation, vocabulary

@@ -61,6 +61,8 @@ class GgufStates:
     batch: most tokens of a decode
     """
 
+    branches = False
+
     def __init__(self, context: LlamaContext, *, rows: int, capacity: int, batch: int) -> None:
         self.rows, self.capacity, self.batch = rows, capacity, batch
         self._context = context

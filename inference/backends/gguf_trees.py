@@ -22,6 +22,8 @@ class GgufTrees:
     batch: most tokens of a decode
     """
 
+    branches = True
+
     def __init__(self, context: LlamaContext, *, rows: int, capacity: int, batch: int) -> None:
         self.rows, self.capacity, self.batch = rows, capacity, batch
         self._context = context
@@ -123,8 +125,8 @@ class GgufTrees:
 
 def _sequences(segment: Segment) -> int:
     """Sequences that a decode needs: one for each branch, and one for each path above them."""
-    branches = len(tips(segment))
-    return branches + min(branches, len(segment.context))
+    ends, seen = tips(segment), segment.context
+    return len(ends) + (1 if len(seen) == 1 else len({seen[end].tobytes() for end in ends}))
 
 
 def _dealt(

@@ -80,7 +80,7 @@ class LegacyNeuronModel:
     """
 
     rows = 1
-    masks = False
+    masks = branches = False
     copies_rows = False  # there is no other one
 
     def __init__(
@@ -158,8 +158,7 @@ def check_chain(segment: Segment) -> None:
     n, first = len(segment.tokens), int(segment.positions[0])
     if not np.array_equal(segment.tree_mask, np.tri(n, dtype=np.bool_)):
         raise InvalidRequest(
-            "this target verifies chains only (transformers-neuronx computes no branching trees): "
-            "start the draft with --gamma 4"
+            "this model computes chains only: transformers-neuronx computes no branching trees"
         )
     consecutive = np.arange(first, first + n)
     placed = np.array_equal(segment.slots, consecutive) and np.array_equal(

@@ -100,6 +100,7 @@ class TransformersModel(SlotModel):
         self._known[..., 0] = torch.arange(slots[1])  # a position for those that were never written
         config: Any = library.config
         width = config.get_text_config().hidden_size
+        self.branches = not found.mixers  # each line of a tree computes its states by itself
         self._states = RunningStates(found.mixers, width, *slots, cache.keys[0])
 
     @property

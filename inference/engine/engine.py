@@ -48,7 +48,6 @@ class Engine:
     vocabulary: ids that the tokenizer knows; valid ids are below it.
     waiting: sessions that may wait in line for a row.
     times: what forwards take, as far as it is known.
-    branches: whether a forward may hold trees; else it holds each session's likeliest chain.
     drafter: the draft beside the target.
     graphs: the draft within the target's graphs.
     grammars: makes the rules of texts with a grammar; None where no text may have one.
@@ -68,7 +67,6 @@ class Engine:
         vocabulary: int,
         waiting: int = 64,
         times: LatencyModel | None = None,
-        branches: bool = True,
         drafter: ColocatedDrafter | None = None,
         graphs: GraphRounds | None = None,
         grammars: Grammars | None = None,
@@ -86,7 +84,7 @@ class Engine:
         self._calibrations: defaultdict[str, Calibration] = defaultdict(Calibration)  # by tenant
         self.running = False
         times = times or LatencyModel()
-        self._scheduler = Scheduler(model, times, max_tree_nodes, branches=branches)
+        self._scheduler = Scheduler(model, times, max_tree_nodes)
         self._runner = BatchRunner(
             model,
             self._admission,

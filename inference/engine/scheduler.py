@@ -144,14 +144,11 @@ class Scheduler:
 
     times: seconds of a forward by rows and nodes.
     most_nodes: nodes of one session in one forward, the root included.
-    branches: whether a forward may hold trees; else it holds each session's likeliest chain.
     """
 
-    def __init__(
-        self, model: Model, times: LatencyModel, most_nodes: int, *, branches: bool
-    ) -> None:
+    def __init__(self, model: Model, times: LatencyModel, most_nodes: int) -> None:
         self.times = times
-        self._model, self._most, self._branches = model, most_nodes, branches
+        self._model, self._most = model, most_nodes
         self._last_made = dict.fromkeys(ForwardKind, 0)  # kind -> serial number of its last forward
         self._forwards = 0
         self._explore: dict[int, tuple[int, int]] = {}  # rows -> forwards since, and their bound
@@ -211,7 +208,7 @@ class Scheduler:
         return self.times.seconds(*self._padded(rows, nodes))
 
     def _trees(self, ready: Sequence[Session]) -> BatchPlan:
-        selection = (best_of if self._branches else lines_of)(
+        selection = (best_of if self._model.branches else lines_of)(
             [session.candidates for session in ready],
             [min(self._most, one.tree_nodes or self._most) for one in ready],
             [max(session.allowed - 1, 0) for session in ready],

@@ -142,8 +142,8 @@ def load_served(options: ServingRole, make_draft: MakeDraft | None = None) -> Se
         say("a Neuron device is here and is not used: --device neuron takes it")
     model, found = loaded.model, loaded.found
     times, unfinished = _times(options, loaded, profile)
-    legacy = options.device == "neuron-legacy"
-    where = describe(model.device, found.conditions(model).threads) + ", chains only" * legacy
+    where = describe(model.device, found.conditions(model).threads)
+    where += ", chains only" * (not model.branches)
     description = Description(
         server_version=outrider_version(),
         model=found.name,
@@ -171,7 +171,6 @@ def load_served(options: ServingRole, make_draft: MakeDraft | None = None) -> Se
         vocabulary=description.vocabulary,
         waiting=options.sessions.waiting,
         times=times,
-        branches=not legacy,
         drafter=drafts.drafter if drafts else None,
         graphs=drafts.graphs if drafts else None,
         grammars=grammars,
@@ -289,7 +288,7 @@ def _times(
     if emulated is not None:
         shapes = emulated_target(emulated, loaded.model.rows, loaded.max_tree_nodes)
         return LatencyModel(shapes, measured=True), None
-    if options.device == "neuron-legacy" or isinstance(loaded.model, RoundModel | GgufModel):
+    if not loaded.model.branches or isinstance(loaded.model, RoundModel | GgufModel):
         options = options.but(measure_first=True)  # it keeps more than slots
     profiles = user_profiles(options)
     length, nodes = loaded.sequence_length, loaded.max_tree_nodes

@@ -74,7 +74,7 @@ class Exact:
     calls: rows of each forward, and nodes of the largest of them.
     """
 
-    max_nodes, copies_rows, masks, width = 64, True, True, 16
+    max_nodes, copies_rows, masks, branches, width = 64, True, True, True, 16
 
     def __init__(
         self,

@@ -222,8 +222,8 @@ Then one call computes the layers again from the last state that fits.
 - **Time**: a call computes these layers once for each length of a line, so chains cost less than
   trees. A random Qwen3.5 of 35 M parameters in float32, one thread of an AMD EPYC, load 4 to 5.6,
   2026-11-27, took these milliseconds of the processor: 43 for one node, 68 for a chain of 5, 74 for
-  a chain of 9, 151 for a tree of 8 with 4 lines. The library itself takes 31 for a token. The
-  target's prices count nodes, not lines. Without a draft no token is computed twice.
+  a chain of 9, 151 for a tree of 8 with 4 lines. The library itself takes 31 for a token. So such
+  a target computes each session's likeliest chain. Without a draft no token is computed twice.
 - **Rounding**: what a node gets is the same to the last bit whatever stands beside it, in the
   families above. Where linear attention has as many key heads as value heads, the library's float32
   sums depend on the length of a line: 2e-7 was seen (OLMo Hybrid). Then a text is the target's own

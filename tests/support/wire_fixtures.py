@@ -53,7 +53,7 @@ class Successor:
     `gate` holds it up.
     """
 
-    capacity, max_nodes, copies_rows, masks = 60_000, 64, True, False
+    capacity, max_nodes, copies_rows, masks, branches = 60_000, 64, True, False, True
 
     def __init__(self, rows: int) -> None:
         self.rows = rows

@@ -69,6 +69,14 @@ def test_a_tree_of_too_many_branches_is_refused_and_changes_nothing() -> None:
     assert sequence.choose(siblings(10)).tolist()[1:] == after([*PROMPT, 0], range(1, 11))
 
 
+def test_siblings_that_are_ranked_in_a_later_call_have_one_path_above_them() -> None:
+    sequence = sequence_after(trees_of(Cells(sequences=34)), PROMPT)
+    tree = siblings(31)
+    sequence.rank(tree, [0], 1)
+    ranked = sequence.rank(tree, range(1, 32), 1)
+    assert ranked.ids[:, 0].tolist() == after([*PROMPT, 0], range(1, 32))
+
+
 class NoCells:
     sequences = 7
 

@@ -95,17 +95,20 @@ def test_a_sequence_may_be_filled_to_its_last_token(image: LegacyImage, checkpoi
     assert len(last.choose(TokenTree.chain(range(7)))) == 7
 
 
-def test_a_branching_tree_is_refused_with_what_to_do(image: LegacyImage, checkpoint: Path) -> None:
-    legacy = engine_of(load(checkpoint))
-    with pytest.raises(InvalidRequest, match=r"chains only .* --gamma 4"):
-        speculated(
-            LocalSession(legacy),
-            rounds(tiny_decoder(99, VOCABULARY), BestFirst(5, 2)),
-            prompt_of(9),
-            SamplingParams(),
-            30,
-        )
-    assert len(alone(LocalSession(legacy), prompt_of(9), SamplingParams(), 5)) == 5
+def test_of_a_branching_tree_the_likeliest_chain_is_verified(
+    image: LegacyImage, checkpoint: Path
+) -> None:
+    legacy, draft = engine_of(load(checkpoint)), tiny_decoder(99, VOCABULARY)
+    own = alone(LocalSession(legacy), prompt_of(9), SamplingParams(), 30)
+    proposer = rounds(draft, BestFirst(5, 2))
+    made = speculated(LocalSession(legacy), proposer, prompt_of(9), SamplingParams(), 30)
+    assert made == own
+
+
+def test_a_branching_tree_is_refused_by_the_model(image: LegacyImage, checkpoint: Path) -> None:
+    sequence = sequence_after(load(checkpoint), prompt_of(9))
+    tree = TokenTree(np.array([5, 6, 7]), np.array([-1, 0, 0]))
+    assert_refused(lambda: sequence.choose(tree), ["chains only"])
 
 
 def test_nodes_that_do_not_go_on_in_the_cache_fail(image: LegacyImage, checkpoint: Path) -> None:

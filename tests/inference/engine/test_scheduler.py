@@ -143,7 +143,7 @@ def turns(curve: ForwardSeconds, rows: int = 4, sizes: Sequence[int] = ()) -> Sc
     model = Exact(rows, Clock(), sizes=sizes)
     nodes = sizes or (1, 2, 4, 8, 16, 32)
     known = {(row, node): curve(row, node) for row in range(1, rows + 1) for node in nodes}
-    return Scheduler(model, LatencyModel(known, measured=True), MOST, branches=True)
+    return Scheduler(model, LatencyModel(known, measured=True), MOST)
 
 
 def trees(*ready: Session) -> ReadySets:

@@ -28,7 +28,7 @@ from inference.backends.eager import EagerModel
 from inference.backends.sequence import ModelSequence
 from inference.errors import LimitExceeded
 from inference.model.config import read_config
-from inference.model.decoder import Sight, layers_on
+from inference.model.decoder import WIDE, Sight, attend, layers_on
 from inference.model.noise import noise
 from inference.sampling import SamplingParams
 from inference.tree import TokenTree
@@ -205,6 +205,18 @@ def test_bfloat16_is_close(family: str, directory: Path) -> None:
     apart = np.abs(np.exp(found) - np.exp(log_probabilities(family, PROMPT))).sum(-1) / 2
     assert apart.mean() < 0.05  # total variation
     assert model.cache.keys[0].dtype == torch.bfloat16
+
+
+def test_wide_calls_on_a_cpu_have_the_attention_of_narrow_ones() -> None:
+    attend_on_cpu, nodes = layers_on(torch.device("cpu")).attend, 2 * WIDE
+    assert attend_on_cpu is not None
+    noise = torch.Generator().manual_seed(0)
+    sizes = [(2, nodes, 4, 8), (2, 30, 16), (2, 30, 16), (2, nodes, 16), (2, nodes, 16)]
+    given = [torch.randn(size, generator=noise) for size in sizes]
+    context = torch.rand((2, nodes, 30), generator=noise) < 0.7
+    tree = (torch.rand((2, nodes, nodes), generator=noise) < 0.3) | torch.eye(nodes).bool()
+    sight = Sight(given[0], given[0], context, tree)
+    assert torch.allclose(attend_on_cpu(*given, sight), attend(*given, sight), atol=1e-6)
 
 
 def test_attention_on_a_cpu_does_not_round_scores_of_bfloat16() -> None:

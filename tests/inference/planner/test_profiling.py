@@ -46,7 +46,7 @@ class Clocked:
     """A Model on a clock of its own. first: factor of the first call of a shape"""
 
     rows, capacity, max_nodes, copies_rows = 4, 1_000, 256, False
-    masks = False
+    masks, branches = False, True
 
     def __init__(
         self, seconds: Callable[[int, int], float], sizes: Sequence[int] = (), first: float = 3.0
