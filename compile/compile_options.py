@@ -13,8 +13,7 @@ from inference.artifact import NATIVE
 from inference.command import called
 from inference.errors import InvalidRequest
 from inference.flags.command_line import CommandOptions, parse_flags
-from inference.flags.flag_rules import FlagRule
-from inference.flags.group import Also, Group, Repeated, Shown
+from inference.flags.group import Also, FlagRule, Group, Repeated, Shown
 from inference.flags.values import Count, Counts, Directory, File, ModelName, Region
 from inference.tree_shape import Branches
 

@@ -127,13 +127,8 @@ def read_decode(message: pb.Decode) -> Decode:
         raise LimitExceeded(f"{len(message.stop_ids)} stop ids: at most {MOST_STOP_IDS} are taken")
     if message.pace not in pb.Decode.Pace.values():
         raise InvalidRequest(f"a pace is GO_ON or WAIT: got {message.pace}")
-    return Decode(
-        message.end,
-        frozenset(message.stop_ids),
-        Pace(message.pace),
-        message.credit,
-        message.beside,
-    )
+    stop_ids, pace = frozenset(message.stop_ids), Pace(message.pace)
+    return Decode(message.end, stop_ids, pace, message.credit, message.beside)
 
 
 def write_tokens(progress: Progress, end: End) -> pb.Tokens:

@@ -165,11 +165,8 @@ class RoundBucket(Bucket):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if (self.nodes, self.picks, self.levels) != (
-            self.shape.nodes,
-            self.shape.nodes,
-            self.shape.depth + 1,
-        ):
+        nodes, levels = self.shape.nodes, self.shape.depth + 1
+        if (self.nodes, self.picks, self.levels) != (nodes, nodes, levels):
             raise BadArtifact(
                 f"a round's target chooses at every node of a {self.shape}: got {self}"
             )
@@ -187,10 +184,8 @@ class RoundBucket(Bucket):
 
     @property
     def name(self) -> str:
-        branches = "x".join(map(str, self.branches))
-        return (
-            f"round_b{self.rows}_{branches}_s{self.slots}_{'sampled' if self.sampled else 'greedy'}"
-        )
+        branches, kind = "x".join(map(str, self.branches)), "sampled" if self.sampled else "greedy"
+        return f"round_b{self.rows}_{branches}_s{self.slots}_{kind}"
 
 
 @dataclass(frozen=True)
@@ -204,10 +199,7 @@ class FusedPart(Record):
     rounds: tuple[RoundBucket, ...]  # graphs that draft, verify and accept; one tree shape for all
 
     def __post_init__(self) -> None:
-        if (
-            not (self.prefill and self.rounds)
-            or len({bucket.branches for bucket in self.rounds}) > 1
-        ):
+        if not self.prefill or len({bucket.branches for bucket in self.rounds}) != 1:
             raise BadArtifact(
                 "a fused artefact needs graphs for the draft's prompts, and rounds of one shape"
             )
@@ -249,11 +241,8 @@ class Manifest(Record):
     @property
     def graphs(self) -> tuple[Bucket, ...]:
         """Buckets of all compiled graphs: the target's, the draft's, then the fused rounds'."""
-        return (
-            self.buckets
-            if self.fused is None
-            else (*self.buckets, *self.fused.prefill, *self.fused.rounds)
-        )
+        beside = () if self.fused is None else (*self.fused.prefill, *self.fused.rounds)
+        return (*self.buckets, *beside)
 
     def digest(self) -> str:
         """SHA-256 of the manifest's canonical form, which covers every file of the artefact."""

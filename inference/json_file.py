@@ -62,15 +62,15 @@ class Json:
         """All fields of an object, by name."""
         return {name: self.field(name) for name in self.dictionary()}
 
-    def keys(self, needed: Collection[str], optional: Collection[str] = ()) -> Json:
-        """This object, after a check that it has all needed fields and no unknown ones."""
+    def keys(self, needed: Collection[str]) -> Json:
+        """This object, after a check that it has these fields and no others."""
         names = self.dictionary().keys()
-        missing, unknown = set(needed) - names, names - set(needed) - set(optional)
+        missing, unknown = set(needed) - names, names - set(needed)
         if missing or unknown:
             parts = [f"no {', '.join(sorted(missing))}"] * bool(missing)
             named = [*sorted(map(_spelt, unknown))[:4], *["..."] * (len(unknown) > 4)]
             parts += [f"unknown {', '.join(named)}"] * bool(unknown)
-            fields = ", ".join([*needed, *optional])
+            fields = ", ".join(needed)
             raise self.refusal(f"{self.where} has {' and '.join(parts)}: its fields are {fields}")
         return self
 
@@ -101,10 +101,6 @@ class Json:
         if not isinstance(self.value, str) or not self.value or not self.value.isprintable():
             self.refuse("a line of text")
         return self.value
-
-    def texts(self) -> dict[str, str]:
-        """An object whose fields are all strings, as a dict."""
-        return {name: value.text() for name, value in self.fields().items()}
 
     def integer(self, least: int = 0, most: int = LARGEST) -> int:
         """An integer within the bounds; true and false are refused."""

@@ -49,13 +49,14 @@ class Tokenizer:
     """The tokenizer of a Hugging Face directory, or of a GGUF file. Raises UnsupportedModel if it
     cannot be used, and MissingExtra for a GGUF file without transformers.
 
+    template: of chats; empty for none.
     vocabulary: one past the greatest token id.
     """
 
     def __init__(self, directory: Path) -> None:
         read = _of_gguf if directory.is_file() else _of_directory
         try:
-            self._rules, self._named, self._template = read(directory)
+            self._rules, self._named, self.template = read(directory)
             vocabulary = self.ids()
         except OutriderError:
             raise
@@ -65,11 +66,6 @@ class Tokenizer:
         if not vocabulary:
             raise UnsupportedModel(f"{directory}: its tokenizer.json has no tokens")
         self.vocabulary = max(vocabulary.values()) + 1
-
-    @property
-    def template(self) -> str:
-        """The chat template; empty without one."""
-        return self._template
 
     def to_json(self) -> str:
         """The tokenizer as a tokenizer.json has it."""
@@ -110,10 +106,10 @@ class Tokenizer:
         """
         if not messages:
             raise InvalidRequest("a chat needs at least one message")
-        if not self._template:
+        if not self.template:
             raise InvalidRequest("a chat needs a model with a chat template: this one has none")
         try:
-            text = _compiled(self._template).render(
+            text = _compiled(self.template).render(
                 messages=[dict(message) for message in messages],
                 tools=list(tools) or None,
                 documents=None,

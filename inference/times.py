@@ -1,15 +1,15 @@
 """Estimated seconds of a model's calls: profiles, corrected by measurements during use.
 
-The target's engine has a LatencyModel of its forwards. A client has one, too, and DraftTimes. They
-start from profiles where there are any, and follow measured times up and down. Pure: no clock is
-read.
+The target's engine has a LatencyModel of its forwards. A client has one, too, and another of its
+draft. They start from profiles where there are any, and follow measured times up and down. Pure: no
+clock is read.
 """
 
 from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from statistics import median
 from typing import NamedTuple, TypeAlias
 
@@ -287,38 +287,20 @@ class _ShapeTable:
         return float(self.seconds[since].max(initial=0.0))
 
 
-class DraftTimes:
-    """Seconds of one call of the draft by its width, which is the number of nodes that it ranks.
+def times_by_width(profile: Mapping[int, float] | None = None) -> LatencyModel:
+    """The law of a draft's calls of one row, by their width: the number of nodes that they rank.
 
     profile: seconds (above 0) by width. Other widths are interpolated linearly, and extrapolated by
         the line through the last two.
     """
-
-    def __init__(self, profile: Mapping[int, float] | None = None) -> None:
-        self._times = LatencyModel(_lined(sorted((profile or {}).items())))
-
-    @property
-    def known(self) -> bool:
-        """Whether there is a profile or a sample."""
-        return self._times.known
-
-    def observe(self, width: int, seconds: float) -> None:
-        """Record that a call of this width took so many seconds."""
-        self._times.observe(1, width, seconds)
-
-    def seconds(self, width: int) -> float:
-        """Expected seconds of a call; 0 without a profile and samples."""
-        return self._times.seconds(1, width)
-
-
-def _lined(points: Sequence[tuple[int, float]]) -> dict[Shape, float]:
-    """Seconds of every width up to WIDEST, by lines through the points."""
+    points = sorted((profile or {}).items())
     if not points:
-        return {}
+        return LatencyModel()
     widths, seconds = zip(*points, strict=True)
     last = points[-2:]
     slope = max((last[-1][1] - last[0][1]) / max(last[-1][0] - last[0][0], 1), 0.0)
-    return {
-        (1, width): float(np.interp(width, widths, seconds) + slope * max(width - widths[-1], 0))
-        for width in range(1, WIDEST + 1)
-    }
+
+    def at(width: int) -> float:
+        return float(np.interp(width, widths, seconds) + slope * max(width - widths[-1], 0))
+
+    return LatencyModel({(1, width): at(width) for width in range(1, WIDEST + 1)})

@@ -23,7 +23,7 @@ from inference.planner.acceptance_file import read_acceptance
 from inference.planner.prices import Prices
 from inference.proposer import Proposer
 from inference.stats import Traffic
-from inference.times import DraftTimes, LatencyModel, Shape
+from inference.times import LatencyModel, Shape, times_by_width
 
 CONTEXT = 256
 """Slots at which the profiles are read where one number is needed."""
@@ -120,7 +120,7 @@ class Stage:
         round_trip = self._link.crossing(0) + self._link.crossing(_DESCRIPTION_BYTES)
         draft = self._profiles.draft_times
         target = self._profiles.target_times(self._server.engine.model.rows)
-        return Knowledge(DraftTimes(draft), LatencyModel(target), read_acceptance(), round_trip)
+        return Knowledge(times_by_width(draft), LatencyModel(target), read_acceptance(), round_trip)
 
     def spent(self) -> Spent:
         """Costs of texts so far; bytes are those of messages that have arrived."""

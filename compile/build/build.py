@@ -30,10 +30,9 @@ from inference.artifact import (
     read_manifest,
     write_manifest,
 )
-from inference.directory_lock import locked
 from inference.errors import BadArtifact, InvalidRequest
 from inference.file_model import Record, Text, read_record
-from inference.files import write_whole
+from inference.files import locked, write_whole
 from inference.json_file import read_json
 
 if TYPE_CHECKING:

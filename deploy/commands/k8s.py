@@ -11,8 +11,7 @@ from annotated_types import Len
 from pydantic import StringConstraints, model_validator
 
 from inference.flags.command_line import CommandOptions
-from inference.flags.flag_rules import FlagRule
-from inference.flags.group import Shown
+from inference.flags.group import FlagRule, Shown
 from inference.flags.values import Amount, Count, ModelName, Name
 
 _FILES = Path(__file__).parents[1] / "k8s"

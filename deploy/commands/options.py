@@ -14,8 +14,7 @@ from deploy.instance_kind import InstanceKind, Market
 from grpc_comm.client.named_targets import check_name, find_target
 from inference.errors import InvalidRequest
 from inference.flags.command_line import CommandOptions
-from inference.flags.flag_rules import FlagRule
-from inference.flags.group import Shown, flags_of
+from inference.flags.group import FlagRule, Shown, flags_of
 from inference.flags.values import Count, ModelName, Name
 
 

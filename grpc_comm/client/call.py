@@ -66,11 +66,8 @@ class Channel:
                 pb.DescribeRequest(model=model), timeout=timeout, metadata=self._metadata
             )
         except grpc.RpcError as error:
-            meaning = (
-                f"{model} cannot be had at {self.address}"
-                if model
-                else f"no Outrider target answers at {self.address}"
-            )
+            lacking = f"{model} cannot be had" if model else "no Outrider target answers"
+            meaning = f"{lacking} at {self.address}"
             raise self._failure(error, meaning) from error
         except ValueError as error:  # gRPC's word for a closed channel
             raise Unavailable(f"the connection to {self.address} is closed") from error

@@ -133,9 +133,8 @@ class Received:
         if came.position > length:
             raise Mismatch(f"left out tokens {length} to {came.position - 1}")
         known = length - came.position
-        if self.tokens[came.position : came.position + len(came.tokens)] != list(
-            came.tokens[:known]
-        ):
+        before = self.tokens[came.position : came.position + len(came.tokens)]
+        if before != list(came.tokens[:known]):
             raise Mismatch(f"contradicts itself: tokens from {came.position} on were others before")
         return came.tokens[known:]
 

@@ -63,9 +63,8 @@ class RemoteSession(WireSession):
         self._params = SamplingParams()
         self._order: Decode | None = None
         self._asked = 0  # with pace WAIT, the length below which a forward was asked for last
-        self._at = self._candidate = replicas.order(key)[
-            0
-        ]  # where the session is, and the call goes
+        # where the session is, and the call goes
+        self._at = self._candidate = replicas.order(key)[0]
         self._resuming = self._is_opened = False  # the call is a Resume; it has been answered
         self._held: SessionTerms | None = None  # how the session can be resumed
         self._epoch = self._acknowledged = 0

@@ -30,13 +30,8 @@ class BatchShape(NamedTuple):
         nodes = max(len(segment.tokens) for segment in segments)
         contexts = 1 if all(segment.context.shape[0] == 1 for segment in segments) else nodes
         picks = max(len(segment.pick) for segment in segments)
-        return cls(
-            len(segments),
-            nodes,
-            picks,
-            contexts,
-            max(segment.context.shape[1] for segment in segments),
-        )
+        slots = max(segment.context.shape[1] for segment in segments)
+        return cls(len(segments), nodes, picks, contexts, slots)
 
 
 class Batch:

@@ -8,8 +8,9 @@ packages are machine code.
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -19,6 +20,7 @@ from inference.artifact import Bucket, Manifest, check_files, read_manifest
 from inference.backends import Chosen, Ranked, Segment
 from inference.backends.batch import check_rows
 from inference.backends.graph_calls import (
+    check_sampled,
     cost,
     fits,
     holds,
@@ -35,7 +37,7 @@ from inference.backends.target_features import (
     form_of,
 )
 from inference.errors import BadArtifact, InvalidRequest, LimitExceeded
-from inference.model.cache import KeysValues, cache_names, copy_slots, empty_cache, write_slots
+from inference.model.cache import KeysValues, cache_names, copy_states, empty_cache, write_slots
 from inference.model.config import ModelConfig, check_sizes, parse_config
 from inference.sampling import SamplingParams
 from inference.tree import IntArray
@@ -43,6 +45,8 @@ from inference.tree import IntArray
 WEIGHTS = "weights/model.safetensors"
 REBUILD = "build it again here with outrider compile --target cpu"
 _INSTRUCTIONS = ("avx2", "avx512", "avx512_bf16", "vnni", "amx_tile")  # a package may hold them
+
+AnyBucket = TypeVar("AnyBucket", bound=Bucket)
 
 Graph = Callable[..., tuple[Tensor, ...]]
 """Takes inputs by name; returns chosen [B, P], then new keys and new values, each [layers, B, T,
@@ -80,13 +84,7 @@ class CompiledModel:
         bucket = next((bucket for bucket in self.graphs if holds(bucket, segments)), None)
         if bucket is not None:
             return self._call(bucket, segments)
-        if not all(segment.params.greedy for segment in segments) and not any(
-            graph.sampled for graph in self.graphs
-        ):
-            raise InvalidRequest(
-                "this artefact was built for greedy decoding (--sampling greedy): ask for "
-                "temperature 0, or build it again"
-            )
+        check_sampled(self.graphs, segments)
         if len(segments) == 1:
             return [self._in_parts(segments[0])]
         return self._in_turn(segments)
@@ -134,7 +132,8 @@ class CompiledModel:
         return self.cache.tensors
 
     def _copy_cache(self, source: int, target: int, slots: int) -> None:
-        copy_slots(self.cache, source, target, slots)
+        for held in self.by_slot:
+            copy_states(held, source, target, slots)
 
     def _call(self, bucket: Bucket, segments: Sequence[Segment]) -> list[Chosen]:
         inputs = inputs_of(bucket, segments)
@@ -154,15 +153,9 @@ class CompiledModel:
 
         As many rows as the largest graph takes are a call. Chunks of prompts are apart from trees.
         """
-        most = max(
-            (
-                bucket.rows
-                for bucket in self.graphs
-                if all(holds(bucket, [segment]) for segment in segments)
-            ),
-            default=0,
-        )
-        if most:
+        holding = [one for one in self.graphs if all(holds(one, [row]) for row in segments)]
+        if holding:
+            most = max(bucket.rows for bucket in holding)
             return self.choose(segments[:most]) + self.choose(segments[most:])
         chunk = [len(segment.pick) == 1 < len(segment.tokens) for segment in segments]
         if any(chunk) and not all(chunk):
@@ -226,10 +219,9 @@ def _cut(segment: Segment, size: int) -> tuple[Segment, Segment]:
         segment.context, segment.tree_mask[:size, :size], np.array([size - 1], dtype=np.int32),
         SamplingParams(),
     )  # fmt: skip
-    context = np.zeros(
-        (1, max(segment.context.shape[1], int(head.slots.max()) + 1)), dtype=np.bool_
-    )
-    context[:, : segment.context.shape[1]] = segment.context
+    seen = segment.context.shape[1]
+    context = np.zeros((1, max(seen, int(head.slots.max()) + 1)), dtype=np.bool_)
+    context[:, :seen] = segment.context
     context[:, head.slots] = True
     tail = segment._replace(
         tokens=segment.tokens[size:], slots=segment.slots[size:],
@@ -283,9 +275,7 @@ def load_compiled(directory: Path, manifest: Manifest) -> CompiledModel:
     it.
     """
     constants = load_constants(directory / WEIGHTS, parse_config(manifest.config), manifest)
-    graphs = {
-        bucket: load_graph(directory / graph_path(bucket), constants) for bucket in manifest.buckets
-    }
+    graphs = load_graphs(directory, manifest.buckets, constants)
     return CompiledModel(graphs, cache_in(constants), form_of(manifest))
 
 
@@ -310,6 +300,13 @@ def cache_in(constants: Mapping[str, Tensor]) -> KeysValues:
 def graph_path(bucket: Bucket) -> str:
     """The bucket's file in an artefact."""
     return f"graphs/{bucket.name}.pt2"
+
+
+def load_graphs(
+    directory: Path, buckets: Iterable[AnyBucket], constants: Mapping[str, Tensor]
+) -> dict[AnyBucket, Graph]:
+    """Load an artefact's packages of these buckets; see load_graph()."""
+    return {bucket: load_graph(directory / graph_path(bucket), constants) for bucket in buckets}
 
 
 def load_graph(path: Path, constants: Mapping[str, Tensor]) -> Graph:

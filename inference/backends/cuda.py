@@ -142,22 +142,16 @@ class RecordedModel(SlotModel):
         return ranked_rows(segments, *self._call(segments, shape, choice))
 
     def padded(self, rows: int, nodes: int) -> tuple[int, int]:
-        return min(_step(rows), self.rows), min(
-            max(_step(nodes), self._least_nodes), max(self.max_nodes, self._least_nodes)
-        )
+        nodes = max(min(_step(nodes), self.max_nodes), self._least_nodes)
+        return min(_step(rows), self.rows), nodes
 
     def _shape(self, segments: Sequence[Segment]) -> BatchShape:
         """Round sizes up to powers of two. Either one node or every node is picked."""
         least = super()._shape(segments)
         rows, nodes = self.padded(least.rows, least.nodes)
-        slots = SLOT_STEP * _step(-(-least.slots // SLOT_STEP))
-        return BatchShape(
-            rows,
-            nodes,
-            1 if least.picks == 1 else nodes,
-            nodes if least.contexts > 1 else 1,
-            min(slots, self.capacity + 1),
-        )
+        picks, contexts = (1 if size == 1 else nodes for size in (least.picks, least.contexts))
+        slots = min(SLOT_STEP * _step(-(-least.slots // SLOT_STEP)), self.capacity + 1)
+        return BatchShape(rows, nodes, picks, contexts, slots)
 
     def _call(
         self, segments: Sequence[Segment], shape: BatchShape, choice: ChoiceFunction

@@ -19,9 +19,7 @@ class _Asked(Generic[T]):
 
     def __init__(self, segments: Sequence[Segment]) -> None:
         self.segments = segments
-        self.answers: Sequence[T] = ()
-        self.error: Exception | None = None
-        self.done = False
+        self.answers: Sequence[T | Exception] | None = None
 
 
 class DynamicBatcher:
@@ -31,13 +29,9 @@ class DynamicBatcher:
     """
 
     def __init__(self, model: Model) -> None:
-        self.rows, self.capacity, self.max_nodes, self.copies_rows = (
-            model.rows,
-            model.capacity,
-            model.max_nodes,
-            model.copies_rows,
-        )
-        self.masks, self.branches, self._model = model.masks, model.branches, model
+        self.rows, self.capacity, self.max_nodes = model.rows, model.capacity, model.max_nodes
+        self.copies_rows, self.masks, self.branches = model.copies_rows, model.masks, model.branches
+        self._model = model
         self._turn, self._line_lock = threading.Lock(), threading.Lock()
         self._line: dict[Hashable, list[_Asked[Any]]] = {}
 
@@ -68,28 +62,33 @@ class DynamicBatcher:
         with self._line_lock:
             self._line.setdefault(how, []).append(asked)
         with self._turn:
-            if not asked.done:
+            if asked.answers is None:
                 with self._line_lock:
                     everybody = self._line.pop(how)
-                _answer(everybody, call)
-        if asked.error is not None:
-            raise asked.error
-        return list(asked.answers)
+                answers = call_each(call, [part for one in everybody for part in one.segments])
+                for one in everybody:
+                    size = len(one.segments)
+                    one.answers, answers = answers[:size], answers[size:]
+        taken = list[T]()
+        for answer in asked.answers or ():
+            if isinstance(answer, Exception):
+                raise answer
+            taken.append(answer)
+        return taken
 
 
-def _answer(
-    everybody: Sequence[_Asked[T]], call: Callable[[Sequence[Segment]], Sequence[T]]
-) -> None:
-    """Make one call for all. If it fails, make each alone, so that only the faulty ones fail."""
+def call_each(
+    ask: Callable[[Sequence[Segment]], Sequence[T]], segments: Sequence[Segment]
+) -> list[T | Exception]:
+    """The model's answer, or the exception, for each segment.
+
+    When a call with several segments fails, each segment is tried alone. So only faulty segments
+    fail.
+    """
     try:
-        answers = list(call([segment for asked in everybody for segment in asked.segments]))
-    except Exception as error:  # a fault of the model: it is raised again in the thread that asked
-        if len(everybody) == 1:
-            everybody[0].error, everybody[0].done = error, True
-            return
-        for asked in everybody:
-            _answer([asked], call)
-        return
-    for asked in everybody:
-        asked.answers, answers = answers[: len(asked.segments)], answers[len(asked.segments) :]
-        asked.done = True
+        return list(ask(segments))
+    # A model error is charged to the faulty session only, so that the others go on.
+    except Exception as error:
+        if len(segments) == 1:
+            return [error]
+    return [call_each(ask, [segment])[0] for segment in segments]

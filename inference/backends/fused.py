@@ -21,12 +21,11 @@ from inference.backends.compiled import (
     CompiledModel,
     Graph,
     cache_in,
-    graph_path,
     load_constants,
-    load_graph,
+    load_graphs,
 )
-from inference.backends.graph_calls import cost, unstacked
-from inference.errors import BadArtifact, InvalidRequest, LimitExceeded
+from inference.backends.graph_calls import check_sampled, cost, unstacked
+from inference.errors import BadArtifact, LimitExceeded
 from inference.model.cache import KeysValues, write_slots
 from inference.model.config import parse_config
 from inference.model.round_graph import DRAFT, round_inputs
@@ -99,11 +98,7 @@ def _round_bucket(
         bucket for bucket in buckets if bucket.slots >= slots and (bucket.sampled or greedy)
     ]
     if not suitable:
-        if not greedy and not any(bucket.sampled for bucket in buckets):
-            raise InvalidRequest(
-                "this artefact was built for greedy decoding (--sampling greedy): ask for "
-                "temperature 0, or build it again"
-            )
+        check_sampled(buckets, segments)
         raise LimitExceeded(
             f"{slots} slots of context: the largest round of this artefact reads "
             f"{max(bucket.slots for bucket in buckets)}"
@@ -164,14 +159,9 @@ def load_fused(directory: Path, manifest: Manifest) -> FusedModel:
     part = fused_part(manifest)
     target = load_constants(directory / WEIGHTS, parse_config(manifest.config), manifest)
     beside = load_constants(directory / DRAFT_WEIGHTS, parse_config(part.config), manifest)
-    graphs = {
-        bucket: load_graph(directory / graph_path(bucket), target) for bucket in manifest.buckets
-    }
-    alone: dict[Bucket, Graph] = {
-        bucket: load_graph(directory / graph_path(bucket), beside) for bucket in part.prefill
-    }
-    both = target | round_constants(beside)
-    rounds = {bucket: load_graph(directory / graph_path(bucket), both) for bucket in part.rounds}
+    graphs = load_graphs(directory, manifest.buckets, target)
+    alone: dict[Bucket, Graph] = load_graphs(directory, part.prefill, beside)
+    rounds = load_graphs(directory, part.rounds, target | round_constants(beside))
     draft = CompiledModel(alone, cache_in(beside))
     return FusedModel(graphs, cache_in(target), draft, rounds)
 

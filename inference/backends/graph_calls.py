@@ -4,7 +4,7 @@ share of its outputs.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ from torch import Tensor
 from inference.artifact import Bucket
 from inference.backends import Chosen, LogProbs, Segment
 from inference.backends.batch import BatchShape, pad
+from inference.errors import InvalidRequest
 from inference.model.cache import KeysValues
 from inference.model.masked_choice import Scored, idle_masks
 from inference.model.sampler import Sampling
@@ -56,6 +57,16 @@ def holds(bucket: Bucket, segments: Sequence[Segment]) -> bool:
         and (segment.params.greedy or np.ptp(segment.positions[segment.pick]) < bucket.levels)
         for segment in segments
     )
+
+
+def check_sampled(buckets: Iterable[Bucket], segments: Sequence[Segment]) -> None:
+    """Raise InvalidRequest where a row is sampled, and no graph is."""
+    greedy = all(segment.params.greedy for segment in segments)
+    if not greedy and not any(bucket.sampled for bucket in buckets):
+        raise InvalidRequest(
+            "this artefact was built for greedy decoding (--sampling greedy): ask for "
+            "temperature 0, or build it again"
+        )
 
 
 def inputs_of(bucket: Bucket, segments: Sequence[Segment]) -> dict[str, Tensor]:

@@ -127,10 +127,9 @@ class LegacyNeuronModel:
 
     def _choose(self, segment: Segment) -> Chosen:
         check_chain(segment)
-        logits = self._forward(segment.tokens, int(segment.positions[0]))[
-            :, torch.tensor(segment.pick, dtype=torch.int64)
-        ]
-        return choose_at(logits, chosen_positions(segment), [segment])[0]
+        logits, pick = self._forward(segment.tokens, int(segment.positions[0])), segment.pick
+        picked = logits[:, torch.tensor(pick, dtype=torch.int64)]
+        return choose_at(picked, chosen_positions(segment), [segment])[0]
 
     def _forward(self, tokens: IntArray, first: int) -> Tensor:
         """Return logits [1, n, vocabulary] of n tokens whose first position is `first`."""
@@ -197,9 +196,8 @@ def load_legacy_neuron(
         raise InvalidRequest(
             f"--max_tree_nodes {chain}: with --device neuron-legacy 1 to {PREFILL}"
         )
-    lengths = sorted(
-        {max(2, chain), PREFILL}
-    )  # one length serves a node alone and a whole chain: the same program for both
+    # one length serves a node alone and a whole chain: the same program for both
+    lengths = sorted({max(2, chain), PREFILL})
     positions = -(-(sequence_length + PREFILL) // 128) * 128
     check_sizes(tensor_shapes(directory), config, directory)
     say(

@@ -151,7 +151,7 @@ class NeuronModel(CompiledModel):
             raise InvalidRequest(
                 "this artefact has no graph that copies rows: it has one row, which needs none"
             )
-        self._run(COPY, copy_inputs(source, target))
+        self.run(COPY, copy_inputs(source, target))
 
     def _call(self, bucket: Bucket, segments: Sequence[Segment]) -> list[Chosen]:
         draws = draws_of(segments)
@@ -165,14 +165,14 @@ class NeuronModel(CompiledModel):
     ) -> tuple[Tensor, ...]:
         """Call a graph that needs this noise."""
         self._noise.before(draws)
-        answer = self._run(graph, inputs)
+        answer = self.run(graph, inputs)
         self._noise.after(draws)
         return answer
 
     def _fill(self, places: Sequence[NoisePlace]) -> None:
-        self._run(FILL, fill_inputs(places))
+        self.run(FILL, fill_inputs(places))
 
-    def _run(self, graph: str, inputs: dict[str, Tensor]) -> tuple[Tensor, ...]:
+    def run(self, graph: str, inputs: dict[str, Tensor]) -> tuple[Tensor, ...]:
         """Call a graph while no other call is in flight: all graphs share the device's state."""
         with self._one_call:
             try:
@@ -187,7 +187,7 @@ class NeuronModel(CompiledModel):
         idle |= {FILL: fill_inputs([NoisePlace(0, 0, 0)])} if self._fills else {}
         for index, (graph, inputs) in enumerate(idle.items(), 1):
             start = time.perf_counter()
-            self._run(graph, inputs)
+            self.run(graph, inputs)
             say(
                 f"[{index}/{len(idle)}] {graph} ran in {(time.perf_counter() - start) * 1000:.1f} "
                 "ms"
@@ -210,20 +210,12 @@ class NeuronFusedModel(NeuronModel):
         """Make one round for each segment; see RoundModel.rounds()."""
         return in_rounds(self._round_buckets, segments, self._round)
 
-    def call(self, graph: str, inputs: dict[str, Tensor]) -> tuple[Tensor, ...]:
-        """Call any graph of the package while no other call is in flight."""
-        return self._run(graph, inputs)
-
     def _round(self, bucket: RoundBucket, segments: Sequence[Segment]) -> list[IntArray]:
+        drawn = [segment for segment in segments if not segment.params.greedy]
+        firsts = [int(segment.positions[0]) + 1 for segment in drawn]
         draws = [
-            Draw(
-                segment.row,
-                segment.params.seed,
-                int(segment.positions[0]) + 1,
-                int(segment.positions[0]) + 1 + bucket.shape.depth,
-            )
-            for segment in segments
-            if not segment.params.greedy
+            Draw(segment.row, segment.params.seed, first, first + bucket.shape.depth)
+            for segment, first in zip(drawn, firsts, strict=True)
         ]
         (answers,) = self._drawing(draws, bucket.name, fill_round(bucket, segments))
         return list(answers[: len(segments)].numpy().astype(np.int32))
@@ -235,14 +227,14 @@ class _NeuronDraft(CompiledModel):
     def __init__(self, beside: NeuronFusedModel, manifest: Manifest) -> None:
         part = fused_part(manifest)
         graphs: dict[Bucket, Any] = {
-            bucket: partial(beside.call, bucket.name) for bucket in part.prefill
+            bucket: partial(beside.run, bucket.name) for bucket in part.prefill
         }
         super().__init__(graphs, shape_of_cache(manifest, part.config))
         self._beside = beside
 
     def _call(self, bucket: Bucket, segments: Sequence[Segment]) -> list[Chosen]:
         inputs = under_draft_names(inputs_of(bucket, segments))
-        (chosen,) = self._beside.call(bucket.name, inputs)
+        (chosen,) = self._beside.run(bucket.name, inputs)
         return picked(bucket, chosen, segments)
 
 

@@ -39,6 +39,7 @@ from inference.backends.neuron_sdk import (
 from inference.backends.torch_neuron import GRAPHS, RankPlan
 from inference.backends.torch_neuron_ranks import Lost, Ranks, end_process
 from inference.backends.torch_neuron_sdk import (
+    FLAGS,
     TRAINIUM,
     Machine,
     check_native,
@@ -138,10 +139,6 @@ def _load_package(directory: Path, manifest: Manifest) -> Program:
         return (outputs,) if isinstance(outputs, Tensor) else tuple(outputs)
 
     return call
-
-
-FLAGS = "NEURON_CC_FLAGS"
-"""Name of the compiler flags in a manifest: one line, as the variable holds them."""
 
 
 def check_native_machine(manifest: Manifest) -> None:

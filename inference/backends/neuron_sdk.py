@@ -134,7 +134,7 @@ def sdk_versions() -> dict[str, str]:
     Raises MissingExtra where a package is absent, its SDK is not supported, the compiler is of
     another SDK, or transformers is too new for it.
     """
-    found = {name: _installed(name) for name in PACKAGES}
+    found = {name: installed(name) for name in PACKAGES}
     missing = [name for name, number in found.items() if number is None]
     if missing:
         raise MissingExtra(f"{', '.join(missing)} is not installed: {_INSTALL} ({_PLACEHOLDERS})")
@@ -151,7 +151,7 @@ def sdk_versions() -> dict[str, str]:
 
 def _check_transformers() -> None:
     """Raise MissingExtra for transformers 5: neuronx-distributed imports what only 4 has."""
-    number = _installed("transformers")
+    number = installed("transformers")
     if number is not None and int(number.split(".")[0]) >= 5:
         raise MissingExtra(
             f"transformers {number} is installed, and neuronx-distributed cannot be imported with "
@@ -187,7 +187,8 @@ def _compiler_of(sdk: str) -> str:
     return f"2.{int(sdk.removeprefix('2.')) - 5}"
 
 
-def _installed(name: str) -> str | None:
+def installed(name: str) -> str | None:
+    """Return the version of a package; None where it is not installed."""
     try:
         return version(name)
     except PackageNotFoundError:
@@ -235,10 +236,8 @@ def reserve_cores(needed: int, environment: MutableMapping[str, str] = os.enviro
 
     What the user has set stays. Raises InvalidRequest if it leaves this process too few cores.
     """
-    ranges, count = (
-        environment.get("NEURON_RT_VISIBLE_CORES"),
-        environment.get("NEURON_RT_NUM_CORES"),
-    )
+    ranges = environment.get("NEURON_RT_VISIBLE_CORES")
+    count = environment.get("NEURON_RT_NUM_CORES")
     try:
         if ranges:
             ends = [part.split("-") for part in ranges.split(",")]

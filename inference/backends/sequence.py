@@ -168,9 +168,8 @@ class ModelSequence:
 
         The second kind exists only for a tree that is grown over several calls.
         """
-        committed: NDArray[np.bool_] = np.array(
-            self.slots.committed[None, : self.slots.high_water]
-        )  # a copy, since pending nodes are marked later
+        # a copy, since pending nodes are marked later
+        committed = self.slots.committed[None, : self.slots.high_water].copy()
         if not self._node_slots:
             return committed
         lines = {

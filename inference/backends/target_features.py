@@ -15,7 +15,7 @@ from inference.artifact import Manifest
 from inference.backends import KnownFeatures, Model, Segment
 from inference.backends.sequence import ModelSequence, TargetText
 from inference.backends.timed import TimedModel
-from inference.model.cache import write_states
+from inference.model.cache import copy_states, write_states
 from inference.model.config import parse_config
 from inference.sampling import SamplingParams
 from inference.tree import IntArray, TokenTree, TreeNodes
@@ -95,7 +95,7 @@ class FeatureStore:
 
     def copy(self, source: int, target: int, slots: int) -> None:
         """Copy the first slots of row `source` to row `target`."""
-        self._held[target, :slots] = self._held[source, :slots]
+        copy_states(self._held, source, target, slots)
 
 
 def form_of(manifest: Manifest) -> FeatureForm:

@@ -136,16 +136,11 @@ class TimedModel:
     """
 
     def __init__(self, model: Model, profile: TimeProfile) -> None:
-        self.rows, self.capacity, self.max_nodes, self.copies_rows = (
-            model.rows,
-            model.capacity,
-            model.max_nodes,
-            model.copies_rows,
-        )
-        self.profile = profile
+        self.rows, self.capacity, self.max_nodes = model.rows, model.capacity, model.max_nodes
+        self.copies_rows, self.masks, self.branches = model.copies_rows, model.masks, model.branches
+        self.real, self.profile = model, profile
         self.forwards = self.overruns = 0
         self.emulated_seconds = self.late_seconds = 0.0
-        self.masks, self.branches, self.real = model.masks, model.branches, model
 
     def choose(self, segments: Sequence[Segment]) -> list[Chosen]:
         return self._timed(segments, lambda: self.real.choose(segments))

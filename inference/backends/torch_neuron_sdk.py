@@ -12,22 +12,25 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Mapping, MutableMapping
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
-from inference.backends.neuron_sdk import DEVICE, INDEX, has_device, instance_family
+from inference.backends.neuron_sdk import (
+    DEVICE,
+    INDEX,
+    has_device,
+    installed,
+    instance_family,
+)
 from inference.errors import BadArtifact, InvalidRequest, MissingExtra
 from inference.files import cache_directory
 
-_SETTINGS = {
-    # an operation that the compiler refuses is an error, never a slow run without a graph
-    "TORCH_NEURONX_DISABLE_FALLBACK_EXECUTION": "1",
-}
+_NO_FALLBACK = "TORCH_NEURONX_DISABLE_FALLBACK_EXECUTION"
 _GRAPHS, _LOCKS = "TORCH_NEURONX_NEFF_CACHE_DIR", "TORCH_NEURONX_NEFF_LOCAL_CACHE_DIR"
-_FLAGS = "NEURON_CC_FLAGS"
+FLAGS = "NEURON_CC_FLAGS"
+"""Name of the compiler flags, also in a manifest: one line, as the variable holds them."""
 _CORES = "NEURON_RT_VISIBLE_CORES"
 _INSTALL = (
     f"pip install --extra-index-url {INDEX} 'torch==2.14.*' 'torch-neuronx==2.14.*' "
@@ -50,7 +53,7 @@ def native_versions() -> dict[str, str]:
     """Return the versions of the packages. Raises MissingExtra, with the install line, where one is
     absent or of another kind.
     """
-    number = _installed("torch-neuronx")
+    number = installed("torch-neuronx")
     if number is None:
         raise MissingExtra(f"torch-neuronx is not installed: {_INSTALL}")
     found = re.match(r"(\d+)\.(\d+)\.", number)
@@ -66,7 +69,7 @@ def native_versions() -> dict[str, str]:
             f"torch-neuronx {number} goes with torch {family[0]}.{family[1]}, installed is {here}: "
             f"{_INSTALL}"
         )
-    compiler = _installed("neuronx-cc")
+    compiler = installed("neuronx-cc")
     if compiler is None:
         raise MissingExtra(f"neuronx-cc is not installed, which torch-neuronx needs: {_INSTALL}")
     if [int(part) for part in compiler.split(".")[:2]] < [2, 28]:
@@ -124,10 +127,10 @@ def configure(graphs: Path, flags: str, environment: MutableMapping[str, str] = 
     """
     environment[_GRAPHS] = str(graphs)
     environment.setdefault(_LOCKS, str(cache_directory("torch_neuron_locks")))
-    for name, value in _SETTINGS.items():
-        environment.setdefault(name, value)
+    # an operation that the compiler refuses is an error, never a slow run without a graph
+    environment.setdefault(_NO_FALLBACK, "1")
     if flags:
-        environment[_FLAGS] = flags
+        environment[FLAGS] = flags
 
 
 def cores_of(ranks: int, environment: Mapping[str, str] = os.environ) -> list[int]:
@@ -161,10 +164,3 @@ def rank_environment(rank: int, cores: list[int]) -> dict[str, str]:
         "WORLD_SIZE": ranks,
         "LOCAL_WORLD_SIZE": ranks,
     }
-
-
-def _installed(name: str) -> str | None:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return None

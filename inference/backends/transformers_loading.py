@@ -17,7 +17,7 @@ from transformers.utils import logging
 from inference.backends.transformers_model import TransformersModel
 from inference.backends.tree_trial import TreeTrial
 from inference.errors import UnsupportedModel
-from inference.model.checkpoint import weight_files
+from inference.model.checkpoint import check_vocabulary, weight_files
 from inference.model.library_config import WINDOW_FIELDS, LibraryConfig, Reach
 
 _ERRORS = (
@@ -48,11 +48,7 @@ def load_transformers(
     computes their paths.
     """
     weight_files(directory)
-    if vocabulary > config.vocab_size:
-        raise UnsupportedModel(
-            f"{directory}: the tokenizer has {vocabulary} ids, the model's vocab_size is "
-            f"{config.vocab_size}"
-        )
+    check_vocabulary(directory, vocabulary, config.vocab_size)
     try:
         library = _loaded(directory, dtype).to(device)
         in_fours(library)

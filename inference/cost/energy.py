@@ -274,7 +274,8 @@ class NeuronReader:
 
     def joules(self) -> Figure:
         try:
-            status, percent = _neuron_minute(self._path.read_text())
+            status, _epoch, _least, _most, mean = self._path.read_text().strip().split(",")
+            percent = float(mean)
         except (OSError, ValueError) as error:
             return Figure.unavailable(f"{self._device}: {error}")
         if status != "POWER_STATUS_VALID":
@@ -282,12 +283,6 @@ class NeuronReader:
         return Figure.unavailable(
             f"{self._device}: {percent:.2f} % of a maximum that AWS does not publish"
         )
-
-
-def _neuron_minute(text: str) -> tuple[str, float]:
-    """Parse STATUS,EPOCH,LEAST,MOST,MEAN into status and mean percent."""
-    status, _, _, _, mean = text.strip().split(",")
-    return status, float(mean)
 
 
 def neuron_readers(devices: Path) -> list[EnergyReader]:

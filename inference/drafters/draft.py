@@ -10,10 +10,10 @@ from typing import NamedTuple
 from inference.backends import Masks, Model
 from inference.backends.sequence import MakeSequence, TargetText, own_sequence
 from inference.draft_tuning import TUNING
+from inference.drafters.copied_text import TextSource
 from inference.drafters.draft_row import DraftRow
 from inference.drafters.draft_rule import MakeRule, no_rule
 from inference.drafters.growing_proposer import GrowingProposer
-from inference.drafters.text_source import TextSource
 from inference.grammar import Grammars
 from inference.planner.acceptance import Knowledge
 from inference.planner.prices import Prices

@@ -13,7 +13,7 @@ from inference.drafters.draft_rule import DraftRule, no_rule
 from inference.drafters.draft_tree import DraftNode
 from inference.proposer import DraftUsage
 from inference.sampling import SamplingParams
-from inference.times import DraftTimes
+from inference.times import LatencyModel
 
 
 class RankedNodes:
@@ -57,6 +57,7 @@ class RowSequence(Protocol):
 class DraftRow:
     """A row of a draft model, for one text after the other.
 
+    times: of calls of one row
     begin: begins a text on the row
     masks: what stands for tokens that are not known yet; None for a draft that knows none
     room: nodes that may be ranked at a time. The row's slots beyond them are for the text: where
@@ -67,7 +68,7 @@ class DraftRow:
     def __init__(
         self,
         model: Model,
-        times: DraftTimes,
+        times: LatencyModel,
         begin: Callable[[SamplingParams], RowSequence],
         *,
         masks: Masks | None = None,
@@ -135,7 +136,7 @@ class DraftRow:
     def count(self, ranked: Ranked, seconds: float) -> DraftUsage:
         """Record a call and what it took."""
         used = DraftUsage(1, len(ranked.ids), seconds)
-        self._times.observe(self.computed(used.nodes), seconds)
+        self._times.observe(1, self.computed(used.nodes), seconds)
         self.usage = self.usage.plus(used)
         return used
 
@@ -178,7 +179,7 @@ class DraftRow:
         not fed are not counted.
         """
         if width not in self._call_seconds:
-            self._call_seconds[width] = self._times.seconds(self.computed(width))
+            self._call_seconds[width] = self._times.seconds(1, self.computed(width))
         return self._call_seconds[width]
 
     def whole_seconds(self, width: int) -> float:

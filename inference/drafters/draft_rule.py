@@ -55,8 +55,11 @@ class DraftRule:
         return self._ask(lambda rule: rule.adjust(tree, nodes), Adjustment.none(len(nodes)))
 
     def forced(self, node: DraftNode) -> Sequence[int]:
-        """Return the tokens that have to follow a node of the draft's tree."""
-        return self._ask(lambda rule: rule.forced(node.path), ())
+        """Return the tokens that have to follow a node of the draft's tree: a brace or a key that
+        the grammar leaves no choice about. A chain of them is asked for once, at its beginning.
+        """
+        above = () if node.parent is None else node.parent.forced[1:]
+        return above or self._ask(lambda rule: rule.forced(node.path), ())
 
     def allows(self, node: DraftNode, tokens: Sequence[int]) -> list[bool]:
         """Return for each token whether it may follow a node of the draft's tree."""

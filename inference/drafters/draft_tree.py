@@ -63,33 +63,10 @@ class DraftNode:
     """
 
     __slots__ = (
-        "alive",
-        "arrives",
-        "block",
-        "children",
-        "context",
-        "copied",
-        "covered",
-        "depth",
-        "epoch",
-        "forced",
-        "forward_after",
-        "ids",
-        "index",
-        "is_copy",
-        "joint",
-        "listed",
-        "log",
-        "logs",
-        "masked",
-        "number",
-        "offset",
-        "parent",
-        "position",
-        "ranked",
-        "serial",
-        "token",
-    )
+        "alive", "arrives", "block", "children", "context", "copied", "covered", "depth", "epoch",
+        "forced", "forward_after", "ids", "index", "is_copy", "joint", "listed", "log", "logs",
+        "masked", "number", "offset", "parent", "position", "ranked", "serial", "token",
+    )  # fmt: skip
 
     def __init__(
         self, token: int, position: int, log: float, serial: int, parent: DraftNode | None
@@ -187,6 +164,16 @@ class DraftTree:
         self._unlisted: list[OrderEntry] = []  # by the likeliest child that is not listed
         self._sound = 0
         self._rankable(self.root)
+
+    def unheard(self, position: int, tokens: Sequence[int]) -> Sequence[int]:
+        """Return those of the committed tokens from this position on that are behind the root.
+
+        Raises ValueError for a gap.
+        """
+        expected = self.root.position + 1
+        if position > expected:
+            raise ValueError(f"tokens are heard in order: got position {position}, not {expected}")
+        return tokens[expected - position :]
 
     def log_of(self, value: float) -> float:
         """Return the `log` of a node with this value."""

@@ -20,11 +20,10 @@ from inference.backends import Ranked, Segment
 from inference.draft_tuning import TUNING
 from inference.drafters.block_masks import BlockMasks
 from inference.drafters.candidate_sender import CandidateSender, TargetClock
+from inference.drafters.copied_text import CopiedText, TextSource
 from inference.drafters.draft_row import DraftRow
 from inference.drafters.draft_rule import DraftRule, MakeRule, no_rule
 from inference.drafters.draft_tree import DraftNode, DraftTree, Named
-from inference.drafters.forced_tokens import ForcedTokens
-from inference.drafters.text_source import CopiedText, TextSource
 from inference.planner.acceptance import Knowledge
 from inference.planner.child_features import joint_features, rank_features
 from inference.planner.prices import Prices, Usage
@@ -51,12 +50,12 @@ class GrowingProposer:
     source: text that is copied; None copies nothing
     row: where a draft model ranks nodes; None drafts without a model
     make_rule: makes the rule of a text
+    prices: by which it drafts
     proposed: nodes sent
     """
 
     _params: SamplingParams
     _rule: DraftRule
-    _forced: ForcedTokens
     _tree: DraftTree
     _clock: TargetClock
     _sender: CandidateSender
@@ -96,7 +95,6 @@ class GrowingProposer:
     def open(self, prompt: Sequence[int], params: SamplingParams, end: int | None = None) -> None:
         known = self._known
         self._params, self._rule = params, DraftRule(self._make_rule, prompt, params)
-        self._forced = ForcedTokens(self._rule)
         self._tree = DraftTree(prompt[-1], len(prompt) - 1, ENDLESS if end is None else end)
         self._clock = TargetClock(known.target.seconds(1, 1), known.round_trip)
         self._sender, self._runs = CandidateSender(self._tree, self._clock), []
@@ -113,10 +111,7 @@ class GrowingProposer:
 
     def hear(self, position: int, tokens: Sequence[int], now: float, notice: Notice | None) -> None:
         """Take in committed tokens. Raises ValueError for a gap."""
-        expected = self._tree.root.position + 1
-        if position > expected:
-            raise ValueError(f"tokens are heard in order: got position {position}, not {expected}")
-        fresh = tokens[expected - position :]
+        fresh = self._tree.unheard(position, tokens)
         if fresh:
             self._account(len(fresh), now)
             self._advance(fresh)
@@ -155,10 +150,6 @@ class GrowingProposer:
         if self._copied is not None:
             self._copied.close()
         self.open([0], SamplingParams(), 1)
-
-    def steer(self, prices: Prices) -> None:
-        """Draft by these prices from now on."""
-        self.prices = prices
 
     # --- a call of the model
 
@@ -260,8 +251,9 @@ class GrowingProposer:
         """Name the node's children before a model ranks it."""
         if not node.alive:
             return
-        if self._forced.name(node):
-            node.covered = 1.0
+        node.forced = self._rule.forced(node)
+        if node.forced:
+            node.covered = 1.0  # no other source is asked
             self._tree.name(node, node.forced[:1], [node.covered])
             return
         if self._copied is not None and node.copied is None:

@@ -27,7 +27,7 @@ from inference.drafters.draft_tree import DraftNode, DraftTree
 from inference.errors import InvalidRequest
 from inference.proposer import BASE, MODEL, DraftUsage, Nodes, Notice, Proposal
 from inference.sampling import SamplingParams
-from inference.times import DraftTimes
+from inference.times import LatencyModel
 
 RankChildren: TypeAlias = Callable[[Sequence[DraftNode], int], Ranked]
 """rank(nodes, k) returns the k likeliest children of these nodes. Every ancestor of a node must
@@ -150,7 +150,7 @@ class RoundProposer:
     ) -> None:
         self.room, self._policy, self._make_rule = room, policy, make_rule
         begin = partial(ModelSequence, model, row)
-        self._row = DraftRow(model, DraftTimes(), begin, room=policy.most_ranked)
+        self._row = DraftRow(model, LatencyModel(), begin, room=policy.most_ranked)
         self.open([0], SamplingParams(), 1)
 
     @property
@@ -165,15 +165,11 @@ class RoundProposer:
 
     def hear(self, position: int, tokens: Sequence[int], now: float, notice: Notice | None) -> None:
         """Take in committed tokens. Raises ValueError for a gap."""
-        tree = self._tree
-        expected = tree.root.position + 1
-        if position > expected:
-            raise ValueError(f"tokens are heard in order: got position {position}, not {expected}")
+        tree, fresh = self._tree, self._tree.unheard(position, tokens)
         if notice is None:
             self._sent = False
         else:
             self.room = notice.room
-        fresh = tokens[expected - position :]
         if not fresh:
             return
         self._rule.commit(fresh)

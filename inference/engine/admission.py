@@ -156,9 +156,5 @@ class Admission:
 
     def _silent(self, now: float) -> list[Session]:
         """Sessions on rows that were silent for silent_seconds, the longest silent first."""
-        silent = [(session.silent_for(now), session) for session in self.on_rows]
-        return [
-            session
-            for seconds, session in sorted(silent, key=lambda pair: -pair[0])
-            if seconds > TUNING.silent_seconds
-        ]
+        silent = [one for one in self.on_rows if one.silent_for(now) > TUNING.silent_seconds]
+        return sorted(silent, key=lambda session: -session.silent_for(now))

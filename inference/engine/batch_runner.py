@@ -16,6 +16,7 @@ from functools import partial
 from typing import Any
 
 from inference.backends import Model
+from inference.backends.dynamic_batcher import call_each
 from inference.engine.admission import Admission
 from inference.engine.events import (
     Callback,
@@ -31,7 +32,6 @@ from inference.engine.forward import (
     CompletedForward,
     MakeItem,
     TreeItem,
-    call_each,
     prepare,
     read,
 )

@@ -48,9 +48,8 @@ class _ClassRecord:
         fading = TUNING.claim_fading**named
         self.claimed = fading * self.claimed + claimed
         self.taken = fading * self.taken + taken
-        factor = (TUNING.caution * TUNING.caution_weight + self.taken) / (
-            TUNING.caution_weight + self.claimed
-        )
+        weight = TUNING.caution_weight
+        factor = (TUNING.caution * weight + self.taken) / (weight + self.claimed)
         self.factor = min(factor, TUNING.most_trust)
 
 
@@ -68,9 +67,8 @@ class OwnRecord:
         """Record how many candidates a forward was expected to take, and how many it took."""
         self._expected = TUNING.own_fading * self._expected + expected
         self._taken = TUNING.own_fading * self._taken + taken
-        self.factor = min(
-            (TUNING.own_weight + self._taken) / (TUNING.own_weight + self._expected), 1.0
-        )
+        weight = TUNING.own_weight
+        self.factor = min((weight + self._taken) / (weight + self._expected), 1.0)
 
 
 class Calibration:

@@ -17,23 +17,24 @@ from __future__ import annotations
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import count
 from typing import Protocol
 from weakref import WeakSet
 
 from inference.backends import Ranked, Segment
+from inference.backends.dynamic_batcher import call_each
 from inference.backends.sequence import TargetRow
 from inference.draft_tuning import TUNING as DRAFTING
 from inference.drafters.copied_text import CopySource
 from inference.drafters.draft import Draft
 from inference.drafters.growing_proposer import GrowingProposer
-from inference.engine.draft_rules import DraftRules
-from inference.engine.forward import call_each
 from inference.engine.proposer_arbitration import ProposerArbitration, token_seconds
 from inference.engine.scheduler import HeldUp
 from inference.engine.session import Session
+from inference.engine.text_rules import DraftRules
 from inference.engine.tuning import TUNING
 from inference.order import End
 from inference.planner.acceptance import Knowledge
@@ -88,7 +89,7 @@ class _DraftedSession:
     gained: float | None = None
     forwards: int = 0  # forwards of the session when it was last heard
     seconds: float = 0.0  # seconds of these forwards
-    numbers: int = 0  # next node number
+    numbers: Iterator[int] = field(default_factory=count)  # of nodes
     arbitration: ProposerArbitration = field(default_factory=ProposerArbitration)
 
     def hear(self, now: float, root_only: float) -> bool:
@@ -105,13 +106,8 @@ class _DraftedSession:
         if self.gained is not None:
             named = session.proposers[-len(tokens) :].count(COLOCATED)
             self.gained += named - max(took / root_only - forwards, 0.0)
-        notice = Notice(
-            now,
-            took / forwards,
-            session.streams.known(self.stream),
-            session.candidates.live,
-            session.room,
-        )
+        known, held = session.streams.known(self.stream), session.candidates.live
+        notice = Notice(now, took / forwards, known, held, session.room)
         self.arbitration.hear(session.length, session.proposers[-len(tokens) :], forwards)
         self.proposer.hear(self.heard, tokens, now, notice)
         self.heard, self.forwards = session.length, spent.forwards
@@ -134,12 +130,8 @@ class _DraftedSession:
 
     def deliver(self, now: float, receiver: CandidateReceiver) -> None:
         """Append the proposer's unsent candidates that are worth sending."""
-        while (nodes := self.proposer.flush(now, self._next_number)) is not None:
+        while (nodes := self.proposer.flush(now, partial(next, self.numbers))) is not None:
             receiver.append(self.session, self.stream, nodes)
-
-    def _next_number(self) -> int:
-        self.numbers += 1
-        return self.numbers - 1
 
 
 class ColocatedDrafter:
@@ -221,7 +213,7 @@ class ColocatedDrafter:
     def _adds_nothing(self, drafted: _DraftedSession) -> bool:
         """Whether other proposers alone make the text faster than this draft would."""
         known = self._known[drafted.row]
-        forward, call = known.target.seconds(1, 1), known.draft.seconds(CALL_NODES)
+        forward, call = known.target.seconds(1, 1), known.draft.seconds(1, CALL_NODES)
         level = float(known.acceptance.mean_edges(DRAFTING.width).sum())
         token = token_seconds(forward, call, level)
         return drafted.arbitration.suffice(drafted.session.length, forward, token)
@@ -249,15 +241,12 @@ class ColocatedDrafter:
         if (make_rule := self._rules.find(session)) is None:
             return
         row = self._free.pop()
+        known, effort = self._known[row], Usage(root_only)
+        node = _node_seconds(known)
         proposer = self._draft.proposer(
             row,
-            self._known[row],
-            Prices(
-                holds_target=True,
-                node_seconds=_node_seconds(self._known[row]),
-                effort=Usage(root_only),
-                tokens=1.0,
-            ),
+            known,
+            Prices(holds_target=True, node_seconds=node, effort=effort, tokens=1.0),
             room=self._room,
             clock=self._clock,
             kind=COLOCATED,

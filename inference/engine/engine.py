@@ -55,6 +55,7 @@ class Engine:
     when_idle: makes a short call of the model while nobody has a session; whether it made one.
     clock: returns seconds.
     listeners: hear of one event at a time, in order, without the engine's lock.
+    running: whether a thread is in run() and makes the forwards.
     """
 
     def __init__(
@@ -81,7 +82,7 @@ class Engine:
         self._admission = Admission(model, waiting, files)
         self._lock = self._admission.lock
         self._calibrations: defaultdict[str, Calibration] = defaultdict(Calibration)  # by tenant
-        self._running = False
+        self.running = False
         times = times or LatencyModel()
         self._scheduler = Scheduler(model, times, max_tree_nodes)
         self._runner = BatchRunner(
@@ -226,7 +227,7 @@ class Engine:
 
         At the end all sessions are closed, so no client is left waiting, and prefixes are kept.
         """
-        self._running = True
+        self.running = True
         last: list[Callback] | None = None  # what the last forward has left to be done
         try:
             with ThreadPoolExecutor(1, "aside") as aside:
@@ -237,7 +238,7 @@ class Engine:
             call_all(last or [])
         finally:
             with self._lock:
-                self._running = False
+                self.running = False
                 calls = self._admission.close_all("the target has stopped")
             call_all(calls)
         while self._admission.pool.keep_part():
@@ -258,7 +259,7 @@ class Engine:
     def finish(self, future: Future[Any]) -> None:
         """Wait until a future is done. Makes the forwards here when no thread runs the engine."""
         while not future.done():
-            if self._running:
+            if self.running:
                 future.exception()
             elif not self.step():
                 with self._lock:
@@ -267,11 +268,6 @@ class Engine:
     def use_idle_time(self) -> bool:
         """Keep a part of a prefix, or make a short call of the model; False when none is left."""
         return self._admission.pool.keep_part() or bool(self._when_idle and self._when_idle(self))
-
-    @property
-    def running(self) -> bool:
-        """Whether a thread is in run() and makes the forwards."""
-        return self._running
 
     @property
     def step_seconds(self) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, NamedTuple, TypeAlias, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 from inference.accept import Verdict, accept_matches
 from inference.backends import Chosen, LogProbs, Segment
@@ -15,8 +15,6 @@ from inference.engine.session import Session
 from inference.engine.snapshot import Snapshot
 from inference.errors import OutriderError
 from inference.tree import IntArray, TokenTree
-
-T = TypeVar("T")
 
 ModelCall: TypeAlias = Callable[[Sequence[Segment]], Sequence[Chosen | IntArray]]
 """A call of the model: one answer per segment."""
@@ -185,20 +183,3 @@ def prepare(
         except OutriderError as error:
             failed.append((part[0], error))
     return items, failed
-
-
-def call_each(
-    ask: Callable[[Sequence[Segment]], Sequence[T]], segments: Sequence[Segment]
-) -> list[T | Exception]:
-    """The model's answer, or the exception, for each segment.
-
-    When a call with several segments fails, each segment is tried alone. So only faulty segments
-    fail.
-    """
-    try:
-        return list(ask(segments))
-    # A model error is charged to the faulty session only, so that the others go on.
-    except Exception as error:
-        if len(segments) == 1:
-            return [error]
-    return [call_each(ask, [segment])[0] for segment in segments]

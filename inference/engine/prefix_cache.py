@@ -86,19 +86,14 @@ class RowPool:
         source = max(self._rows, key=lambda row: (shared.get(row.index, 0), not row.held))
         length = shared.get(source.index, 0)
         oldest = min(free, key=lambda row: (bool(row.tokens), row.given_back))
-        copies = self._model.copies_rows
-        if (
-            not source.held
-            and length
-            and (source is oldest or not copies or 2 * length >= len(source.tokens))
-        ):
+        copies, row = self._model.copies_rows, oldest
+        expendable = source is oldest or not copies or 2 * length >= len(source.tokens)
+        if length and expendable and not source.held:
             row = source
+        elif copies and length >= WORTH_COPYING and row is not source:
+            self._copy(source, row)
         else:
-            row = oldest
-            if copies and length >= WORTH_COPYING and row is not source:
-                self._copy(source, row)
-            else:
-                length = 0
+            length = 0
         row.keep(length)
         row.held, row.sharing = True, sharing
         row.wanted = wanted if self.files is not None else None

@@ -165,16 +165,13 @@ class Scheduler:
         self._forwards += 1
         self._last_made[kind] = self._forwards
         if kind is ForwardKind.PREFILL:
-            return self._prefill(
-                ready[kind], self._chunk_size(len(ready.get(ForwardKind.TREES, ())))
-            )
+            decoding = len(ready.get(ForwardKind.TREES, ()))
+            return self._prefill(ready[kind], self._chunk_size(decoding))
         if kind is ForwardKind.TREES:
             return self._trees(ready[kind])
-        others, drafted = (
-            ready[ForwardKind.TREES],
-            [*ready[ForwardKind.ROUNDS], *ready[ForwardKind.FEEDS]],
-        )
-        held_up = HeldUp(others, self.seconds(len(others) + len(drafted), 1))
+        others = ready[ForwardKind.TREES]
+        drafted = len(ready[ForwardKind.ROUNDS]) + len(ready[ForwardKind.FEEDS])
+        held_up = HeldUp(others, self.seconds(len(others) + drafted, 1))
         return BatchPlan(kind, [(session, held_up) for session in ready[kind]])
 
     def record(self, padded: Shape, seconds: float) -> None:
@@ -222,9 +219,8 @@ class Scheduler:
             waits = session.order is not None and session.order.pace is Pace.WAIT
             most = self._most if waits else useful
             session.room = min(most, session.tree_nodes or most) - 1
-        return BatchPlan(
-            ForwardKind.TREES, list(zip(ready, selection.snapshots(width), strict=True))
-        )
+        parts = zip(ready, selection.snapshots(width), strict=True)
+        return BatchPlan(ForwardKind.TREES, list(parts))
 
     def _width(self, ready: Sequence[Session], selection: Selection) -> int:
         if all(session.order and session.order.pace is Pace.WAIT for session in ready):

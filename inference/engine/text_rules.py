@@ -1,10 +1,17 @@
-"""The rules of a target's texts, as far as its model can follow them."""
+"""Rules of a target's texts: for the target, as far as its model can follow them, and for the draft
+beside it.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+from weakref import WeakKeyDictionary
 
 from inference.backends import Model
+from inference.drafters.draft_rule import MakeRule, no_rule
+from inference.engine.session import Session
 from inference.errors import InvalidRequest
 from inference.grammar import Grammars
 from inference.sampling import SamplingParams
@@ -45,3 +52,36 @@ class Rules:
         if self._grammars is not None:
             return self._grammars.rule(prompt, params)
         return TokenRule(prompt, params, None) if params.adjusts else None
+
+
+class DraftRules:
+    """Rules of sessions, each for the draft that is to join its text.
+
+    A rule is made on a thread of its own, since compiling its grammar would hold up all forwards.
+    """
+
+    def __init__(self, make: MakeRule) -> None:
+        self._make, self._aside = make, ThreadPoolExecutor(1, "draft rules")
+        self._begun = WeakKeyDictionary[Session, tuple[int, Future[TokenRule | None]]]()
+
+    def find(self, session: Session) -> MakeRule | None:
+        """Return what gives the rule of a session's text, once; None while it is being made."""
+        if not session.params.adjusts:
+            return no_rule
+        if session not in self._begun:
+            made = session.params.made + session.length - session.prompt_length
+            params = replace(session.params, made=made)
+            rule = self._aside.submit(self._make, tuple(session.tokens), params)
+            self._begun[session] = session.length, rule
+        length, rule = self._begun[session]
+        if not rule.done():
+            return None
+        del self._begun[session]
+
+        def give(prompt: Sequence[int], params: SamplingParams) -> TokenRule | None:
+            given = rule.result()
+            if given is not None:
+                given.commit(prompt[length:])
+            return given
+
+        return give

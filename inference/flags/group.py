@@ -2,13 +2,15 @@
 
 A field's type says which values its flag takes, its default is the flag's, and the docstring below
 it is the flag's help. Command line, environment, files, help and docs/flags.md are made from that.
-A field may also be another group, whose flags are then flags of this one, too.
+A field may also be another group, whose flags are then flags of this one, too. Rules say which
+flags exclude each other, and which need another.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from functools import cache, cached_property
 from inspect import get_annotations
 from types import NoneType, UnionType
@@ -31,7 +33,6 @@ from pydantic.fields import FieldInfo
 
 from inference.command import nearest
 from inference.errors import InvalidRequest
-from inference.flags.flag_rules import FlagRule
 from inference.json_file import shown
 
 Same = TypeVar("Same", bound="Group")
@@ -51,6 +52,50 @@ class Also(NamedTuple):
     """Marks a field: another name of its flag."""
 
     name: str
+
+
+Known = Mapping[str, tuple[Any, Any]]
+"""Value and default of each flag, by its name."""
+
+
+class FlagRule(NamedTuple):
+    """A rule of what some flags exclude or need. `why` ends the error.
+
+    Conditions are separated by spaces: `gamma` holds where the flag has another value than its
+    default, `pace=wait` and `device=neuron*` where its value is such a one.
+    """
+
+    flags: str  # any of these conditions brings the rule to bear
+    excludes: str = ""  # none of these may hold
+    needs: str = ""  # one of these must hold
+    why: str = ""
+
+    def check(self, known: Known) -> None:
+        """Raise ValueError where the values break the rule. A rule of flags that are not among the
+        known ones says nothing.
+        """
+        because = f": {self.why}" if self.why else ""
+        for given in _holding(self.flags, known):
+            for other in _holding(self.excludes, known):
+                if other != given:
+                    raise ValueError(f"{given} does not go with {other}{because}: give one of them")
+            wanted = [one for one in self.needs.split() if one.partition("=")[0] in known]
+            if wanted and not any(_holding(self.needs, known)):
+                named = " or ".join(_spelt(*one.partition("=")[::2]) for one in wanted)
+                raise ValueError(f"{given} needs {named}{because}")
+
+
+def _holding(conditions: str, known: Known) -> Iterator[str]:
+    """The conditions that hold, as a user writes their flags."""
+    for condition in conditions.split():
+        name, equals, pattern = condition.partition("=")
+        value, default = known.get(name, (None, None))
+        if fnmatchcase(str(value), pattern) if equals else value != default:
+            yield _spelt(name, value if equals else "")
+
+
+def _spelt(name: str, value: object) -> str:
+    return f"--{name} {str(value).strip('*')}" if value else f"--{name}"
 
 
 class Group(BaseModel):
@@ -105,12 +150,9 @@ class Group(BaseModel):
         """Names of the flags that this group declares and whose value is not the default, without
         those in `but`.
         """
-        differ = (name for name in get_annotations(group) if self._differs(name))
-        return [f"--{name}" for name in differ if name not in but]
-
-    def _differs(self, name: str) -> bool:
-        field = type(self).model_fields.get(name)
-        return field is not None and bool(vars(self)[name] != field.default)
+        fields = type(self).model_fields
+        names = [name for name in get_annotations(group) if name in fields and name not in but]
+        return [f"--{name}" for name in names if vars(self)[name] != fields[name].default]
 
 
 def _flat(

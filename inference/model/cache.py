@@ -95,12 +95,6 @@ def copy_states(held: Tensor, source: int, target: int, slots: int) -> None:
     held[target, :slots] = held[source, :slots]
 
 
-def copy_slots(cache: KeysValues, source: int, target: int, slots: int) -> None:
-    """Copy the first slots of row `source` to row `target`, in place."""
-    for held in cache.tensors:
-        copy_states(held, source, target, slots)
-
-
 class CachedGraph(nn.Module):
     """A module that holds models' caches as buffers, named by cache_names().
 

@@ -98,17 +98,21 @@ def fitting_config(directory: Path, positions: int, vocabulary: int) -> ModelCon
     Raises UnsupportedModel or InvalidRequest where it has fewer.
     """
     config = read_config(directory)
-    if vocabulary > config.vocab_size:
-        raise UnsupportedModel(
-            f"{directory}: the tokenizer has {vocabulary} ids, the model's vocab_size is "
-            f"{config.vocab_size}"
-        )
+    check_vocabulary(directory, vocabulary, config.vocab_size)
     if positions > config.max_positions:
         raise InvalidRequest(
             f"sequence length {positions} is over the model's limit of {config.max_positions} "
             f"({config.limited_by})"
         )
     return config
+
+
+def check_vocabulary(directory: Path, ids: int, vocab_size: int) -> None:
+    """Raise UnsupportedModel for a tokenizer with more ids than its model has."""
+    if ids > vocab_size:
+        raise UnsupportedModel(
+            f"{directory}: the tokenizer has {ids} ids, the model's vocab_size is {vocab_size}"
+        )
 
 
 def is_used(config: ModelConfig, name: str) -> bool:

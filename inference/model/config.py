@@ -90,11 +90,15 @@ def read_config(directory: Path) -> ModelConfig:
 
     Raises UnsupportedModel, naming the field that rules the model out.
     """
+    return _parse(read_config_json(directory), read_stop_ids(directory))
+
+
+def read_config_json(directory: Path) -> Json:
+    """Read a directory's config.json. Raises UnsupportedModel where there is none."""
     path = directory / "config.json"
     if not path.is_file():
         raise UnsupportedModel(f"{directory} is not a model directory: it has no config.json")
-    raw = read_json(path, UnsupportedModel)
-    return _parse(raw, read_stop_ids(directory))
+    return read_json(path, UnsupportedModel)
 
 
 def read_raw_config(directory: Path) -> dict[str, Any]:
@@ -190,14 +194,11 @@ def _refuse_what_is_not_computed(raw: Json) -> None:
                 f"{field.where} is {shown(field.value)}: mixtures of experts are not supported"
             )
     kinds = raw.field("layer_types")
-    others = (
-        set()
-        if kinds.absent
-        else set(kinds.each(Json.text)) - {"full_attention", "sliding_attention"}
-    )
+    named = () if kinds.absent else kinds.each(Json.text)
+    others = sorted({*named} - {"full_attention", "sliding_attention"})
     if others:
         raise UnknownArchitecture(
-            f"{kinds.where} names {shown(sorted(others))}: supported is full attention"
+            f"{kinds.where} names {shown(others)}: supported is full attention"
         )
 
 
@@ -258,17 +259,14 @@ def _max_positions(raw: Json, family: str) -> tuple[int, str]:
     """
     length = raw.field("max_position_embeddings").integer(1)
     field = raw.field("sliding_window")
-    stated = "sliding_window" in raw.dictionary()
-    window = (
-        (0 if field.absent else field.integer())
-        if stated
-        else (_MISTRAL_WINDOW if family == "mistral" else 0)
-    )
-    if family != "mistral" and not _flag(raw.field("use_sliding_window")):
+    window = 0 if field.absent else field.integer()
+    if family == "mistral" and "sliding_window" not in raw.dictionary():
+        window = _MISTRAL_WINDOW
+    elif family != "mistral" and not _flag(raw.field("use_sliding_window")):
         window = 0
-    return (
-        (window, "sliding_window") if 0 < window < length else (length, "max_position_embeddings")
-    )
+    if 0 < window < length:
+        return window, "sliding_window"
+    return length, "max_position_embeddings"
 
 
 def read_stop_ids(directory: Path) -> frozenset[int]:

@@ -64,20 +64,14 @@ def draft_tree(
     levels, level, new, first = [entry[:, 1:]], entry, None, 0
     for depth, (wide, branch) in enumerate(zip(shape.levels, shape.branches, strict=False)):
         last = first + level.shape[1]
-        near = (
-            seen.positions[:, first:last],
-            seen.context_mask,
-            seen.tree_mask[:, first:last, :last],
-        )
-        out: Hidden = draft(level, rows, *near, None, cache, new)
+        positions, mask = seen.positions[:, first:last], seen.tree_mask[:, first:last, :last]
+        out: Hidden = draft(level, rows, positions, seen.context_mask, mask, None, cache, new)
         logits = draft.logits(out.states[:, -wide:])
-        ids = (
-            guess_greedy(logits, branch, by, draft.share)
-            if draws is None
-            else guess_drawn(
-                logits, draws.sampling, draws.below(depth, wide), branch, by, draft.share
-            )
-        )
+        if draws is None:
+            ids = guess_greedy(logits, branch, by, draft.share)
+        else:
+            drawn = draws.below(depth, wide)
+            ids = guess_drawn(logits, draws.sampling, drawn, branch, by, draft.share)
         new = out.new if new is None else new.followed_by(out.new)
         level, first = ids.flatten(1), last
         levels.append(level)

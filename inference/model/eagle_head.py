@@ -28,11 +28,11 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from inference.errors import InvalidRequest, UnsupportedModel
-from inference.json_file import Json, read_json
+from inference.json_file import Json
 from inference.model.attention import MASKED, Sight
 from inference.model.cache import KeysValues, read_rows
 from inference.model.checkpoint import tensor_shapes, weight_files
-from inference.model.config import ModelConfig, check_shape, parse_config
+from inference.model.config import ModelConfig, check_shape, parse_config, read_config_json
 from inference.model.decoder import MLP, WHOLE, Attention, Decoder, Hidden, Layer, Past, RMSNorm
 from inference.model.rotary import rotary_tables
 
@@ -89,10 +89,7 @@ def read_head_config(directory: Path, target: ModelConfig) -> HeadConfig:
 
     Raises UnsupportedModel for what is no EAGLE-3 head, is computed otherwise, or does not fit.
     """
-    path = directory / "config.json"
-    if not path.is_file():
-        raise UnsupportedModel(f"{directory} is not a model directory: it has no config.json")
-    raw = read_json(path, UnsupportedModel)
+    path, raw = directory / "config.json", read_config_json(directory)
     layer = raw if raw.field(_LAYER).absent else raw.field(_LAYER)
     named = raw.field("draft_vocab_size")
     if named.absent:

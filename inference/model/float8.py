@@ -94,10 +94,8 @@ def in_float8(decoder: Decoder) -> Decoder:
     tensors = dict(decoder.named_parameters())
     if decoder.config.tied:
         tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"]
-    config, layers = (
-        replace(decoder.config, tied=False),
-        Layers(column=Float8Linear, row=Float8Linear, head=Float8Head),
-    )
+    config = replace(decoder.config, tied=False)
+    layers = Layers(column=Float8Linear, row=Float8Linear, head=Float8Head)
     with torch.device("meta"):
         made = Decoder(config, len(decoder.cos), decoder.vocabulary, layers)
     made.load_state_dict(rounded(tensors), assign=True)

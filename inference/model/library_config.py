@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 from inference.errors import UnsupportedModel
 from inference.extras import require
-from inference.json_file import Json, read_json, shown
-from inference.model.config import read_stop_ids
+from inference.json_file import Json, shown
+from inference.model.config import read_config_json, read_stop_ids
 
 _FOR_SHORTER = ("longrope", "dynamic")
 """Rotary scalings whose frequencies change beyond the original length."""
@@ -60,12 +60,9 @@ def read_library_config(directory: Path) -> LibraryConfig:
 
     Raises UnsupportedModel, naming what rules the model out, and MissingExtra.
     """
-    path = directory / "config.json"
-    if not path.is_file():
-        raise UnsupportedModel(f"{directory} is not a model directory: it has no config.json")
+    raw = read_config_json(directory)
     require("torch", f"{directory}: --backend transformers", "transformers")
-    raw = read_json(path, UnsupportedModel)
-    text = _text_config(path, raw)
+    text = _text_config(directory / "config.json", raw)
     _refuse_what_is_not_causal(raw, text)
     max_positions, limited_by = _max_positions(raw, text)
     return LibraryConfig(

@@ -50,12 +50,8 @@ def threefry_in_limbs(
     So it is exact where a vector unit adds in float32 and shifts in zeros only.
     """
     first, second = to_limbs(key[0]), to_limbs(key[1])
-    parity = (PARITY >> 16, PARITY & _LOW)
-    keys = (
-        first,
-        second,
-        (first[0] ^ second[0] ^ parity[0], first[1] ^ second[1] ^ parity[1]),
-    )
+    third = (first[0] ^ second[0] ^ (PARITY >> 16), first[1] ^ second[1] ^ (PARITY & _LOW))
+    keys = first, second, third
     x, y = _add(to_limbs(counter[0]), keys[0]), _add(to_limbs(counter[1]), keys[1])
     for index in range(ROUNDS):
         x = _add(x, y)

@@ -285,9 +285,8 @@ def round_inputs(bucket: RoundBucket) -> dict[str, Tensor]:
     """
     inputs, entry = example_inputs(bucket), 1 + bucket.shape.inner
     beside = example_inputs(Bucket(bucket.rows, entry, bucket.slots, entry, 1, False, bucket.junk))
-    beside["tokens"] = beside["tokens"][
-        :, :2
-    ].contiguous()  # compiled graphs take for granted how their inputs lie
+    # compiled graphs take for granted how their inputs lie
+    beside["tokens"] = beside["tokens"][:, :2].contiguous()
     given = inputs | under_draft_names(beside)
     return {name: given[name] for name in INPUTS if name in given}
 

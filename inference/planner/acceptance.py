@@ -23,7 +23,7 @@ from inference.planner.child_features import (
     SPAN,
     FloatArray,
 )
-from inference.times import DraftTimes, LatencyModel
+from inference.times import LatencyModel
 
 MEMORY = 200
 """Verdicts after which evidence has faded to 1/e of its weight."""
@@ -58,16 +58,10 @@ class Law:
                 f"a law has a row of weights and a square of precisions as wide: got "
                 f"{self._mean.shape} and {self._certainty.shape}"
             )
-        sound = (
-            np.isfinite(self._mean).all()
-            and np.isfinite(self._certainty).all()
-            and np.array_equal(self._certainty, self._certainty.T)
-        )
-        if (
-            not sound
-            or np.linalg.eigvalsh(self._certainty).min() <= 0
-            or not 0 < self._worth < math.inf
-        ):
+        finite = np.isfinite(self._mean).all() and np.isfinite(self._certainty).all()
+        symmetric = finite and np.array_equal(self._certainty, self._certainty.T)
+        definite = symmetric and np.linalg.eigvalsh(self._certainty).min() > 0
+        if not definite or not 0 < self._worth < math.inf:
             raise InvalidRequest(
                 "a law needs finite weights, a symmetric and positive definite precision and a "
                 "positive worth"
@@ -147,11 +141,8 @@ class HitRates:
             raise InvalidRequest(
                 f"there are {count} rates: got {self.tries.shape} tries and {self.hits.shape} hits"
             )
-        if not (
-            np.isfinite(self.tries).all()
-            and (self.hits > 0).all()
-            and (self.hits < self.tries).all()
-        ):
+        between = (self.hits > 0) & (self.hits < self.tries) & np.isfinite(self.tries)
+        if not between.all():
             raise InvalidRequest("each rate's hits must lie between 0 and its tries")
         self._prior = self.tries.copy(), self.hits.copy()
 
@@ -336,7 +327,7 @@ class Knowledge:
     round_trip: seconds of an exchange with the target without work; 0 for a target beside the draft
     """
 
-    draft: DraftTimes
+    draft: LatencyModel  # of calls of one row
     target: LatencyModel
     acceptance: AcceptanceModel
     round_trip: float = 0.0

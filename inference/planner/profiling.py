@@ -1,7 +1,7 @@
 """Measures a model's calls on this machine: tables of seconds for planning.
 
-DraftTimes and LatencyModel take these tables. A call of more nodes in as many rows never takes less
-time. Where a busy machine made it look so, the nearest monotone table is taken.
+LatencyModel and times_by_width() take these tables. A call of more nodes in as many rows never
+takes less time. Where a busy machine made it look so, the nearest monotone table is taken.
 
 Nothing is prefilled and no sequence is touched. Calls read the first CONTEXT tokens that a row
 keeps, or whatever lies in the first CONTEXT slots of an empty row. They write to slots behind all

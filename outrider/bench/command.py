@@ -13,8 +13,7 @@ from pydantic import Field
 
 from inference.command import run_command
 from inference.flags.command_line import CommandOptions, parse_flags
-from inference.flags.flag_rules import FlagRule
-from inference.flags.group import Shown, flags_of
+from inference.flags.group import FlagRule, Shown, flags_of
 from inference.flags.values import Count, Directory, File, Name, Words, among
 from outrider.bench.sets import Item, read_file, read_sets
 from outrider.options.draft_flags import PRESETS, PresetOptions

@@ -14,8 +14,8 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO, TypeAlias
 
-from inference.directory_lock import locked
 from inference.errors import InvalidRequest
+from inference.files import locked
 from inference.json_file import Json
 from outrider.bench.sets import Item
 

@@ -68,10 +68,8 @@ def _growing(options: ClientRole, sides: Sides, goal: Goal) -> Iterator[AnyRows]
     if sides.found is not None:
         found = sides.found.settled(options)
         draft = load_draft(options, found, sides.rows, sides.length, TUNING.room, TUNING.widest)
-        times, called = (
-            found.times(user_profiles(options), draft, sides.length),
-            found.fingerprint(),
-        )
+        times = found.times(user_profiles(options), draft, sides.length)
+        called = found.fingerprint()
     learned = learned_file(called, sides.target.description.model_fingerprint)
     pair, draft = Pair(sides.target, times, learned), draft._replace(grammars=sides.grammars)
     pool = GrowingRows(draft, pair, goal, _sources(options, sides.rows))

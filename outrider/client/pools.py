@@ -12,16 +12,16 @@ from typing import Generic, NamedTuple, TypeAlias, TypeVar
 from grpc_comm.client.connection import Connection
 from inference.backends.dynamic_batcher import DynamicBatcher
 from inference.command import say
+from inference.drafters.copied_text import TextSource
 from inference.drafters.draft import Draft
 from inference.drafters.growing_proposer import GrowingProposer
 from inference.drafters.round_proposer import Policy, RoundProposer
-from inference.drafters.text_source import TextSource
 from inference.errors import InvalidRequest
 from inference.files import cache_directory
 from inference.planner.acceptance import AcceptanceModel, Knowledge
 from inference.planner.acceptance_file import read_acceptance, write_acceptance
 from inference.proposer import Proposer
-from inference.times import DraftTimes, LatencyModel
+from inference.times import LatencyModel, times_by_width
 from outrider.client.probing import measure_round_trip
 from outrider.money.goal import UNSTEERED, Goal
 
@@ -129,7 +129,7 @@ class GrowingRows(Rows[GrowingProposer]):
         target = LatencyModel(dict(pair.target.description.times))
         self.round_trip: float = measure_round_trip(pair.target.probe, say)
         known = Knowledge(
-            DraftTimes(pair.times), target, _read_learned(pair.learned), self.round_trip
+            times_by_width(pair.times), target, _read_learned(pair.learned), self.round_trip
         )
         # texts are made at once: each row learns alone
         self.known = [deepcopy(known) for _ in sources]
@@ -145,7 +145,7 @@ class GrowingRows(Rows[GrowingProposer]):
     def steer(self, goal: Goal) -> None:
         """Draft by this goal from now on, also in texts that are being made."""
         for proposer, known in zip(self.proposers, self.known, strict=True):
-            proposer.steer(goal.prices(known))
+            proposer.prices = goal.prices(known)
 
     def keep(self) -> None:
         """Write what was learned to its file, for the next run: that of the row which learned most.

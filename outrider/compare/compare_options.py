@@ -12,8 +12,7 @@ from inference.command import called
 from inference.drafters.round_proposer import BestFirst, Chain
 from inference.errors import InvalidRequest
 from inference.flags.command_line import CommandOptions, parse_flags
-from inference.flags.flag_rules import FlagRule
-from inference.flags.group import Group, Shown
+from inference.flags.group import FlagRule, Group, Shown
 from inference.flags.values import (
     Count,
     Directory,

@@ -298,13 +298,8 @@ def find_named(
 def find_checkpoint(name: str | None, embedded: str, *, weights: bool = True) -> Checkpoint:
     """The checkpoint of this name, or the embedded model of this kind. See find_directory()."""
     directory = find_directory(name, embedded, weights=weights)
-    return Checkpoint(
-        _known_as(name, embedded),
-        directory,
-        name is None,
-        read_config(directory),
-        Tokenizer(directory),
-    )
+    known, config = _known_as(name, embedded), read_config(directory)
+    return Checkpoint(known, directory, name is None, config, Tokenizer(directory))
 
 
 def _known_as(name: str | None, embedded: str) -> str:

@@ -89,7 +89,7 @@ class Profiles:
     whole: bool = False  # measure all before anything else is done
 
     def draft(self, draft: FoundModel, model: LoadedModel, length: int) -> dict[int, float]:
-        """Seconds of a draft call by width, for DraftTimes.
+        """Seconds of a draft call by width, for times_by_width().
 
         length: the longest sequence that the model was loaded for
         """

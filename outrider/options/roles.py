@@ -12,7 +12,7 @@ from pydantic import Field, model_validator
 from grpc_comm.transport import Address
 from inference.cost.billing import COSTS, ENERGIES
 from inference.extras import require
-from inference.flags.flag_rules import FlagRule
+from inference.flags.group import FlagRule
 from inference.flags.values import Directory, File, ModelName, Name
 from outrider.options import draft_flags, groups, network
 from outrider.options.draft_flags import METHODS

@@ -20,7 +20,7 @@ from inference.errors import InvalidRequest, Mismatch
 from inference.grammar import Grammars
 from inference.planner.acceptance import Knowledge
 from inference.planner.acceptance_file import read_acceptance
-from inference.times import DraftTimes, LatencyModel
+from inference.times import LatencyModel, times_by_width
 from outrider.draft_methods import find_draft
 from outrider.models.capacity import Capacity
 from outrider.models.loading import PREFILL_NODES
@@ -67,7 +67,7 @@ def with_draft(
 def _knowledge(times: dict[int, float], description: Description) -> Knowledge:
     """Knowledge for a draft that has no link between itself and its target."""
     target = LatencyModel(dict(description.times))
-    return Knowledge(DraftTimes(times), target, read_acceptance())
+    return Knowledge(times_by_width(times), target, read_acceptance())
 
 
 def _in_graph(options: FusedTargetRole, model: RoundModel, description: Description) -> Drafts:

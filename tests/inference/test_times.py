@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from inference.times import REMEMBERED, DraftTimes, LatencyModel
+from inference.times import REMEMBERED, LatencyModel, times_by_width
 
 PROFILE = {(1, 8): 0.030, (1, 32): 0.040, (4, 8): 0.050, (4, 32): 0.080}
 
@@ -124,16 +124,16 @@ def test_an_undescribed_target_is_learned_from_its_answers() -> None:
 
 
 def test_a_draft_call_lies_between_the_profiled_widths_next_to_it() -> None:
-    times = DraftTimes({1: 0.010, 8: 0.017, 16: 0.033})
-    assert [times.seconds(width) for width in (1, 4, 8, 12, 24)] == pytest.approx(
+    times = times_by_width({1: 0.010, 8: 0.017, 16: 0.033})
+    assert [times.seconds(1, width) for width in (1, 4, 8, 12, 24)] == pytest.approx(
         [0.010, 0.013, 0.017, 0.025, 0.049]
     )
 
 
 def test_a_draft_on_a_busy_machine_is_followed_up_and_down() -> None:
-    times = DraftTimes({1: 0.010, 16: 0.020})
+    times = times_by_width({1: 0.010, 16: 0.020})
     for factor in (3.0, 1.0):
         for width in (1, 2, 4, 16) * 5:
-            times.observe(width, factor * (0.010 + 0.010 * (width - 1) / 15))
-        assert times.seconds(1) == pytest.approx(factor * 0.010)
-        assert times.seconds(12) == pytest.approx(factor * (0.010 + 0.010 * 11 / 15))
+            times.observe(1, width, factor * (0.010 + 0.010 * (width - 1) / 15))
+        assert times.seconds(1, 1) == pytest.approx(factor * 0.010)
+        assert times.seconds(1, 12) == pytest.approx(factor * (0.010 + 0.010 * 11 / 15))

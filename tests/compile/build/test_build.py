@@ -174,7 +174,7 @@ def test_a_second_build_into_a_directory_is_refused_with_the_number_of_the_first
 def test_the_lock_of_a_build_that_was_killed_or_failed_is_free(tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     code = (
-        "import time; from pathlib import Path; from inference.directory_lock import locked\n"
+        "import time; from pathlib import Path; from inference.files import locked\n"
         f"with locked(Path({str(tmp_path / 'out')!r})): "
         "print('held', flush=True); time.sleep(60)"
     )

@@ -9,7 +9,7 @@ from compile.build.equality import random_inputs
 from compile.spec import prefill_bucket, verify_bucket
 from inference.artifact import Bucket
 from inference.backends.graph_calls import unstacked
-from inference.model.cache import KeysValues, copy_slots, empty_cache, write_slots
+from inference.model.cache import KeysValues, copy_states, empty_cache, write_slots
 from inference.model.decoder import Decoder
 from inference.model.noise_window import empty_window
 from inference.model.verify_graph import StatefulGraph, VerifyGraph, copy_inputs, example_inputs
@@ -67,7 +67,8 @@ def test_a_copied_row_is_its_source_and_the_others_stay() -> None:
     for old, new in zip(cache.tensors, graph.cache().tensors, strict=True):
         assert new.equal(old[[0, 3, 2, 3, 4]])
     before = cache.keys[0].clone()
-    copy_slots(cache, 3, 1, 7)
+    for held in cache.tensors:
+        copy_states(held, 3, 1, 7)
     assert cache.keys[0][1, :7].equal(before[3, :7])
     assert cache.keys[0][1, 7:].equal(before[1, 7:])
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from inference.directory_lock import locked
+from inference.files import locked
 from outrider.bench.figures import speed_ratio
 from outrider.bench.journal import NAME, TextKey, read_run
 from outrider.models.directories import find_tokenizer
