@@ -91,6 +91,22 @@ def test_a_text_that_is_cut_is_computed_from_a_text_that_was_kept() -> None:
     assert cells.tokens - before < len(PROMPT) + 50
 
 
+def test_branches_beside_a_long_one_compute_little_again() -> None:
+    """Wherever the text was kept before: where the branches began is kept, too."""
+    for length in range(60, 120, 7):
+        cells, branch = cells_of(), [-1, *range(12)]
+        sequence = after(cells, (PROMPT * 4)[:length])
+        tree = TokenTree(np.arange(25), np.array([*branch, *[0] * 12]))
+        sequence.rank(tree, [0], 2)
+        for at in range(1, 13, 2):
+            sequence.rank(tree, [at], 2)
+            sequence.rank(tree, [at + 1], 2)
+            before = cells.tokens
+            sequence.rank(tree, [at + 12, at + 13], 2)
+            if at > 1:  # what the first branches begin with may be far behind
+                assert cells.tokens - before <= 2 * (1 + BEHIND)
+
+
 def test_rows_of_one_text_hold_no_keys_of_each_other() -> None:
     """Else a row that went on in two ways of computing one text held it twice, and another row's
     next text found no room."""
