@@ -96,7 +96,7 @@ def test_branches_beside_a_long_one_compute_little_again() -> None:
     for length in range(60, 120, 7):
         cells, branch = cells_of(), [-1, *range(12)]
         sequence = after(cells, (PROMPT * 4)[:length])
-        tree = TokenTree(np.arange(25), np.array([*branch, *[0] * 12]))
+        tree = TokenTree(*np.array([range(25), [*branch, *[0] * 12]], dtype=np.int32))
         sequence.rank(tree, [0], 2)
         for at in range(1, 13, 2):
             sequence.rank(tree, [at], 2)
