@@ -70,6 +70,7 @@ class GgufStates:
         self._positions: IntArray = np.tile(np.arange(capacity, dtype=np.int32), (rows, 1))
         self._tokens: IntArray = np.zeros((rows, capacity), dtype=np.int32)
         self._kept = [list[_Beginning]() for _ in range(rows)]  # of each row, the shortest first
+        self._forks: list[_Beginning | None] = [None] * rows  # where a row's last branches began
         self._free = list(range(context.sequences))
 
     @staticmethod
@@ -81,9 +82,10 @@ class GgufStates:
         """Accept every segment: lines that fit into no decode are computed by several."""
 
     def copy_row(self, source: int, target: int, slots: int) -> None:
-        # A text begins with what any row keeps of it.
         self._positions[target] = self._positions[source]
         self._tokens[target] = self._tokens[source]
+        self._keep(target, ())
+        self._keep(target, [self._copied(one) for one in self._kept[source]])
 
     def logits(self, segments: Sequence[Segment]) -> Iterator[tuple[Segment, Floats]]:
         """Compute segments by as few decodes as hold their lines."""
@@ -107,9 +109,13 @@ class GgufStates:
         kept = [one for one in self._kept[row] if any(begins(one, text) for text in texts)]
         self._keep(row, kept)
         common = ids[path_of(positions, np.logical_and.reduce(segment.context))]
-        if len(common) - self._known(common, len(common)) > BEHIND:
-            sequence, _ = self._begin(common, len(common), left=0)
-            self._keep(row, [*self._kept[row], _Beginning(sequence, common)])
+        if len(common) - self._known(row, common, len(common)) > BEHIND:
+            sequence, _ = self._begin(row, common, len(common), left=0)
+            # Longer ones have keys of their own for what was computed now.
+            shorter = [one for one in self._kept[row] if len(one.tokens) < len(common)]
+            self._keep(row, [*shorter, _Beginning(sequence, common)])
+        if len(parts) > 1:
+            self._forks[row] = self._longest(row, common, len(common))
         return [
             _TextLine(row, [(row, node) for node in nodes.tolist()], text, alone=len(parts) == 1)
             for (nodes, _), text in zip(parts, texts, strict=True)
@@ -120,7 +126,7 @@ class GgufStates:
         group, tokens = list[_TextLine](), 0
         while waiting and len(group) < len(self._free):
             line = waiting[0]
-            tokens += len(line.text) - self._known(line.text, line.above)
+            tokens += len(line.text) - self._known(line.row, line.text, line.above)
             if group and tokens > self.batch:
                 break
             group.append(waiting.popleft())
@@ -136,7 +142,7 @@ class GgufStates:
         sequences, parts, asked = list[int](), list[TokenBatch](), list[tuple[int, int]]()
         try:
             for line in group:
-                sequence, known = self._begin(line.text, line.above, left=self.batch)
+                sequence, known = self._begin(line.row, line.text, line.above, left=self.batch)
                 sequences.append(sequence)
                 picked = np.zeros(len(line.text), dtype=np.bool_)
                 picked[line.above :] = [node in wanted for node in line.nodes]
@@ -154,16 +160,15 @@ class GgufStates:
             else:
                 self._release([sequence])
 
-    def _begin(self, text: IntArray, most: int, left: int) -> tuple[int, int]:
-        """Let a free sequence hold a text's first tokens; return it and how many.
+    def _begin(self, row: int, text: IntArray, most: int, left: int) -> tuple[int, int]:
+        """Let a free sequence hold the first tokens of a row's text; return it and how many.
 
         It begins as a copy of the longest kept one of at most `most` tokens, and computes the rest
         but for `left` tokens. Raises Unavailable.
         """
-        sequence, start = self._free.pop(), self._longest(text, most)
+        start = self._longest(row, text, most)
+        sequence = self._free.pop() if start is None else self._copied(start).sequence
         known = 0 if start is None else len(start.tokens)
-        if start is not None:
-            self._context.copy(start.sequence, sequence, 0, known)
         none = np.zeros(len(text), dtype=np.bool_)
         try:
             while len(text) - known > left:
@@ -175,20 +180,29 @@ class GgufStates:
             raise
         return sequence, known
 
-    def _longest(self, text: IntArray, most: int) -> _Beginning | None:
-        """Return the longest that any row keeps of a text, of at most `most` tokens."""
-        held = [one for one in chain.from_iterable(self._kept) if len(one.tokens) <= most]
-        begun = (one for one in held if begins(one, text))
-        return max(begun, key=lambda one: len(one.tokens), default=None)
+    def _copied(self, kept: _Beginning) -> _Beginning:
+        sequence = self._free.pop()
+        self._context.copy(kept.sequence, sequence, 0, len(kept.tokens))
+        return kept._replace(sequence=sequence)
 
-    def _known(self, text: IntArray, most: int) -> int:
-        start = self._longest(text, most)
+    def _longest(self, row: int, text: IntArray, most: int) -> _Beginning | None:
+        """Return the longest that the row keeps of a text, of at most `most` tokens.
+
+        What other rows keep is left alone: else a row could hold keys of several rows' texts, and
+        a tenant would be told by the time of a call what another one's text is.
+        """
+        held = [one for one in self._kept[row] if len(one.tokens) <= most and begins(one, text)]
+        return held[-1] if held else None
+
+    def _known(self, row: int, text: IntArray, most: int) -> int:
+        start = self._longest(row, text, most)
         return 0 if start is None else len(start.tokens)
 
     def _keep(self, row: int, texts: Sequence[_Beginning]) -> None:
         """Let a row keep the best of these texts, and nothing else."""
         before = {one.sequence for one in (*self._kept[row], *texts)}
-        self._kept[row] = thinned(sorted(texts, key=lambda one: len(one.tokens)))
+        held = sorted(texts, key=lambda one: len(one.tokens))
+        self._kept[row] = thinned(held, self._forks[row])
         self._release(before - {one.sequence for one in self._kept[row]})
 
     def _release(self, sequences: Iterable[int]) -> None:

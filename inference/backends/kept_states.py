@@ -33,12 +33,13 @@ def begins(state: KeptState, text: IntArray) -> bool:
     return np.array_equal(state.tokens, text[: len(state.tokens)])
 
 
-def thinned(held: Sequence[State]) -> list[State]:
-    """Return KEPT of a text's states, the shortest first: the last two, and earlier ones that lie
-    far apart.
+def thinned(held: Sequence[State], spared: State | None = None) -> list[State]:
+    """Return KEPT of a text's states, the shortest first: the last two, the one that is to be
+    spared, and earlier ones that lie far apart.
     """
     kept = list(held)
     while len(kept) > KEPT:
         gaps = np.diff([0, *(len(one.tokens) for one in kept[:-2])])
-        del kept[int(gaps.argmin())]
+        others = [at for at, one in enumerate(kept[:-2]) if one is not spared]
+        del kept[min(others, key=gaps.__getitem__)]
     return kept

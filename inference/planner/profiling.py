@@ -4,7 +4,7 @@ LatencyModel and times_by_width() take these tables. A call of more nodes in as 
 takes less time. Where a busy machine made it look so, the nearest monotone table is taken.
 
 Nothing is prefilled and no sequence is touched. Calls read the first CONTEXT tokens that a row
-keeps, or whatever lies in the first CONTEXT slots of an empty row. They write to slots behind all
+keeps, or whatever lies in the first CONTEXT slots before any text. They write to slots behind all
 that hold anything. Whoever takes a row later overwrites these before reading them. All calls are
 greedy. Not yet run on CUDA or Neuron hardware.
 """
@@ -259,22 +259,17 @@ def _chains(model: Model, length: int, rows: int, nodes: int, kept: RowSlots) ->
     most, mask = min(CONTEXT, model.capacity - nodes, length - nodes), np.tri(nodes, dtype=np.bool_)
     segments = list[Segment]()
     for row in range(rows):
-        slots = kept[row] if kept else Slots(0)
-        context = _context(slots, most)
+        context = _context(kept[row], most) if kept else np.ones((1, most), dtype=np.bool_)
         at = np.arange(context.sum(), context.sum() + nodes, dtype=np.int32)
-        free = max(slots.high_water, context.shape[1])
+        free = kept[row].high_water if kept else most
         segments.append(_segment(row, context, at + (free - at[0]), at, mask))
     return segments
 
 
 def _context(slots: Slots, most: int) -> NDArray[np.bool_]:  # [1, S]
-    """Return which slots hold the first tokens of a row, up to `most`; as many of its first slots
-    where it keeps none.
-    """
+    """Return which slots hold the first tokens of a row, up to `most`."""
     first = slots.committed & (slots.positions < most)
-    if not first.any():
-        return np.ones((1, most), dtype=np.bool_)
-    return first[None, : int(first.nonzero()[0][-1]) + 1]
+    return first[None, : first.tobytes().rfind(True) + 1]
 
 
 def _siblings(model: Model, length: int, width: int) -> Segment:

@@ -91,6 +91,47 @@ def test_a_text_that_is_cut_is_computed_from_a_text_that_was_kept() -> None:
     assert cells.tokens - before < len(PROMPT) + 50
 
 
+def test_branches_beside_a_long_one_compute_little_again() -> None:
+    """Wherever the text was kept before: where the branches began is kept, too."""
+    for length in range(60, 120, 7):
+        cells, branch = cells_of(), [-1, *range(12)]
+        sequence = after(cells, (PROMPT * 4)[:length])
+        tree = TokenTree(*np.array([range(25), [*branch, *[0] * 12]], dtype=np.int32))
+        sequence.rank(tree, [0], 2)
+        for at in range(1, 13, 2):
+            sequence.rank(tree, [at], 2)
+            sequence.rank(tree, [at + 1], 2)
+            before = cells.tokens
+            sequence.rank(tree, [at + 12, at + 13], 2)
+            if at > 1:  # what the first branches begin with may be far behind
+                assert cells.tokens - before <= 2 * (1 + BEHIND)
+
+
+def test_rows_of_one_text_hold_no_keys_of_each_other() -> None:
+    """Else a row that went on in two ways of computing one text held it twice, and another row's
+    next text found no room."""
+    text, end = np.random.default_rng(1).integers(0, VOCABULARY, CAPACITY).tolist(), CAPACITY - 24
+    cells = cells_of(rows=2)
+    model = after(cells, text[: end + 8], rows=2).model
+    second = sequence_after(model, text[:end], 1)
+    for at in range(end, end + 12):
+        second.choose(TokenTree.chain([text[at], 1, 2]))
+        second.commit(TokenTree.chain([text[at], 1, 2]), [])
+    sequence_after(model, PROMPT[:16] * 10, 0)
+    assert cells.used < 2 * CAPACITY
+
+
+def test_a_row_that_was_copied_computes_nothing_again() -> None:
+    cells = cells_of(rows=2)
+    sequence = after(cells, PROMPT, rows=2)
+    before = cells.used, cells.tokens
+    sequence.model.copy_row(0, 1, len(PROMPT))
+    copy = ModelSequence(sequence.model, 1, SamplingParams(), sequence.slots.committed_copy())
+    sequence.slots.trim(0)
+    assert copy.choose(TokenTree.chain([9])).tolist() == own(PROMPT, [9])
+    assert (cells.used, cells.tokens) == (before[0] + 1, before[1] + 1)
+
+
 @pytest.mark.parametrize("text", [PROMPT, PROMPT[:3]])
 def test_a_failed_decode_is_an_error_and_changes_nothing_in_the_next_call(text: list[int]) -> None:
     cells = cells_of()

@@ -17,6 +17,7 @@ from inference.backends import Chosen, Model, Ranked, Segment
 from inference.backends.eager import EagerModel
 from inference.backends.gguf_trees import GgufTrees
 from inference.backends.sequence import ModelSequence
+from inference.backends.slots import Slots
 from inference.backends.timed import find_profile
 from inference.model.config import parse_config
 from inference.planner.profile_files import Subject, keep_profile, load_profile
@@ -215,6 +216,19 @@ def test_measuring_beside_what_is_kept_leaves_it_as_it_was(made: Callable[[], Mo
             survey.advance(slots)
         chosen.append([sequence.choose(tree).tolist() for sequence in sequences])
     assert chosen[0] == chosen[1]
+
+
+def test_a_row_that_gave_its_text_up_is_measured_without_one() -> None:
+    """Its slots hold what was at other positions, which llama.cpp's sequences cannot see."""
+    sequence = ModelSequence(of_cells(), 0, SamplingParams())
+    tree = TokenTree(np.array([5, 7, 9]), np.array([-1, 0, 0]))
+    sequence.choose(tree)
+    sequence.commit(tree, [2])  # its slot is not its position
+    sequence.slots.trim(0)
+    survey, slots = survey_target(sequence.model, 40, 2, 8), [sequence.slots, Slots(128)]
+    while not survey.done:
+        survey.advance(slots)
+    assert (2, 8) in survey.times()
 
 
 def test_a_broken_off_survey_goes_on_call_by_call(
