@@ -28,19 +28,20 @@ class Room(NamedTuple):
 
 
 BOUNDS = {
-    "inference": Room(21_604, 123),
-    "grpc_comm": Room(6_133, 38),
-    "compile": Room(7_201, 33),
-    "deploy": Room(3_548, 25),
-    "outrider": Room(16_949, 108),
-    "benchmarks": Room(8_368, 43),
-    "tests": Room(46_637, 278),
+    "inference": Room(21_764, 122),
+    "grpc_comm": Room(6_123, 38),
+    "compile": Room(7_200, 33),
+    "deploy": Room(3_546, 25),
+    "outrider": Room(16_939, 108),
+    "benchmarks": Room(8_369, 43),
+    "tests": Room(47_079, 280),
 }
 """Bounds of each room. They rose last for these, by lines:
 
-- Models with running states by the transformers library: 330 of inference/, where 220 were meant.
-- A prefix that is read from its file is timed: 40 of benchmarks/, which lost 20.
-- Their tests, and those of the lock of `outrider bench`: 220. The lock is that of builds.
+- GGUF files of models with windows and with running states: 400 of inference/, which lost 240 and
+  five modules elsewhere.
+- Attention has a file of its own, which benchmarks/ import: 1.
+- Tests of these: 440. Real files are written in tests/, and scores are the library's.
 """
 
 MOST_STEPS = 8
@@ -307,8 +308,8 @@ def measures() -> list[Measure]:
         Measure("longest file, lines", 350, max(module.lines for module in found)),
         Measure("longest function, lines", 58, sizes[-1]),
         Measure("import circles, for types included", 0, len(circles(found))),
-        Measure("files that a client imports", 59, len(client)),
-        Measure("lines that a client imports", 8_863, sum(module.lines for module in client)),
+        Measure("files that a client imports", 58, len(client)),
+        Measure("lines that a client imports", 8_844, sum(module.lines for module in client)),
         Measure("docstrings that lean on the line above", 0, len([*filter(LEANING.match, texts)])),
         Measure("docstrings that begin like a question", 0, len([*filter(ASKING.match, texts)])),
         Measure("fields packed into a paragraph", 0, len([*filter(PACKED.search, texts)])),
