@@ -91,8 +91,8 @@ class SamplingParams:
     made: int = 0  # tokens at the end of the prompt that are output: of a text that goes on here
 
     def __post_init__(self) -> None:
-        hot = LEAST_TEMPERATURE <= self.temperature <= GREATEST_TEMPERATURE
-        if self.temperature != 0 and not hot:
+        within = LEAST_TEMPERATURE <= self.temperature <= GREATEST_TEMPERATURE
+        if self.temperature != 0 and not within:
             allowed = f"0 (greedy) or {LEAST_TEMPERATURE} to {GREATEST_TEMPERATURE}"
             raise InvalidRequest(f"temperature must be {allowed}: got {self.temperature}")
         if not 0 <= self.top_k <= CANDIDATES:

@@ -28,13 +28,13 @@ class Room(NamedTuple):
 
 
 BOUNDS = {
-    "inference": Room(21_764, 122),
+    "inference": Room(21_763, 122),
     "grpc_comm": Room(6_123, 38),
     "compile": Room(7_200, 33),
     "deploy": Room(3_546, 25),
     "outrider": Room(16_939, 108),
     "benchmarks": Room(8_369, 43),
-    "tests": Room(47_079, 280),
+    "tests": Room(47_074, 280),
 }
 """Bounds of each room. They rose last for these, by lines:
 

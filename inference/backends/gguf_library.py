@@ -23,6 +23,9 @@ from inference.tree import IntArray
 SEQUENCES = 256
 """Number of sequences in llama.cpp's context: the most that it takes."""
 
+LEAST_BATCH = 256
+"""Tokens that a decode takes at least: llama.cpp has outputs for as many sequences."""
+
 _ERROR = 4  # ggml_log_level
 _ALL_LAYERS = 1 << 16
 _MODEL_SPLIT_NONE = 0
@@ -195,12 +198,17 @@ class TokenBatch(NamedTuple):
         )
 
 
+class ContextSizes(NamedTuple):
+    """Sizes of a context: keys that it has room for, most tokens of a decode, and sequences."""
+
+    cells: int
+    batch: int
+    sequences: int
+
+
 class GgufContext:
     """A model with its keys: one decode at a time. It is the Memory of gguf_branches.
 
-    cells: keys that it has room for
-    batch: most tokens of a decode
-    sequences: their number
     shadows: whether each sequence has a shadow with the same cells
     gpu: number of the GPU that computes all layers; None for the CPU
     """
@@ -209,10 +217,8 @@ class GgufContext:
         self,
         path: Path,
         facts: GgufFacts,
+        sizes: ContextSizes,
         *,
-        cells: int,
-        batch: int,
-        sequences: int,
         shadows: bool,
         threads: int,
         gpu: int | None,
@@ -224,19 +230,20 @@ class GgufContext:
         params.n_gpu_layers = 0 if gpu is None else _ALL_LAYERS
         params.split_mode, params.main_gpu = _MODEL_SPLIT_NONE, gpu or 0
         self._library, self._vocabulary = library, len(facts.tokens)
-        self.sequences, self._offsets = sequences, (0, sequences) if shadows else (0,)
+        cells, batch, self.sequences = sizes
+        self._offsets = (0, self.sequences) if shadows else (0,)
         model = _load(library, path, params)
-        sizes = library.llama_context_default_params()
-        sizes.n_ctx, sizes.n_batch, sizes.n_ubatch = max(cells, batch), batch, batch
-        sizes.n_seq_max = sequences * len(self._offsets)
-        sizes.n_outputs_max = max(batch, sizes.n_seq_max)
-        sizes.kv_unified = sizes.swa_full = sizes.no_perf = True
-        sizes.n_threads = sizes.n_threads_batch = threads
+        given = library.llama_context_default_params()
+        given.n_ctx, given.n_batch, given.n_ubatch = max(cells, batch), batch, batch
+        given.n_seq_max = self.sequences * len(self._offsets)
+        given.n_outputs_max = max(batch, given.n_seq_max)
+        given.kv_unified = given.swa_full = given.no_perf = True
+        given.n_threads = given.n_threads_batch = threads
         if facts.float32:  # flash attention rounds to 16 bits
-            sizes.type_k = sizes.type_v = _FLOAT32
-            sizes.flash_attn_type = library.LLAMA_FLASH_ATTN_TYPE_DISABLED
-        sizes.offload_kqv = sizes.op_offload = gpu is not None
-        self._context = library.llama_init_from_model(model, sizes)
+            given.type_k = given.type_v = _FLOAT32
+            given.flash_attn_type = library.LLAMA_FLASH_ATTN_TYPE_DISABLED
+        given.offload_kqv = given.op_offload = gpu is not None
+        self._context = library.llama_init_from_model(model, given)
         if not self._context:
             library.llama_model_free(model)
             raise Unavailable(f"llama.cpp has no room for {cells} keys of {path.name}: {_why()}")

@@ -8,17 +8,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from inference.backends.gguf_branches import LlamaContext
-from inference.backends.gguf_library import SEQUENCES, GgufContext, GgufFacts, TokenBatch
+from inference.backends.gguf_library import (
+    LEAST_BATCH,
+    SEQUENCES,
+    GgufContext,
+    GgufFacts,
+    TokenBatch,
+)
 from inference.backends.gguf_model import GgufModel
 from inference.backends.gguf_states import GgufStates
 from inference.backends.gguf_trees import GgufTrees
-from inference.backends.kept_states import BEHIND
 from inference.backends.tree_trial import TreeTrial
 from inference.errors import LimitExceeded, Mismatch, UnsupportedModel
 from inference.tree import IntArray
-
-_BATCH = 256
-"""Tokens that a decode takes at least: llama.cpp has outputs for as many sequences."""
 
 
 def load_gguf(
@@ -43,31 +45,18 @@ def load_gguf(
     if vocabulary > len(facts.tokens):
         raise Mismatch(f"{path} has {len(facts.tokens)} ids, the tokenizer {vocabulary}")
     shadows = facts.needs_shadows(capacity)
-    batch, cells, sequences = max(_BATCH, max_nodes), rows * capacity, SEQUENCES // (1 + shadows)
     kind: type[GgufTrees | GgufStates] = GgufStates if facts.states else GgufTrees
-    if (needed := kind.sequences_for(rows)) > sequences:
-        most = max(fewer for fewer in range(rows) if kind.sequences_for(fewer) <= sequences)
+    sequences = SEQUENCES // (1 + shadows)
+    if rows > (most := kind.most_rows(sequences)):
         raise LimitExceeded(f"{rows} rows: this GGUF model takes up to {most}")
-    if facts.states:
-        # What lines compute again has keys of its own in each sequence.
-        sequences, batch = needed, batch + BEHIND
-        cells += needed * (max_nodes + BEHIND)
-    context = GgufContext(
-        path,
-        facts,
-        cells=cells,
-        batch=batch,
-        sequences=sequences,
-        shadows=shadows,
-        threads=threads,
-        gpu=gpu,
-    )
+    sizes = kind.sizes(rows, capacity, max_nodes, sequences)
+    context = GgufContext(path, facts, sizes, shadows=shadows, threads=threads, gpu=gpu)
     try:
         check_trees(context, kind, vocabulary, float32=facts.float32)
     except ValueError as error:
         raise UnsupportedModel(f"{path}: architecture {facts.architecture}: {error}") from error
     return GgufModel(
-        kind(context, rows=rows, capacity=capacity, batch=batch),
+        kind(context, rows=rows, capacity=capacity, batch=sizes.batch),
         max_nodes=max_nodes,
         vocabulary=vocabulary,
         kind=facts.weights,
@@ -77,11 +66,7 @@ def load_gguf(
 
 
 def check_trees(
-    context: LlamaContext,
-    kind: type[GgufTrees | GgufStates],
-    vocabulary: int,
-    *,
-    float32: bool,
+    context: LlamaContext, kind: type[GgufTrees | GgufStates], vocabulary: int, *, float32: bool
 ) -> None:
     """Raise ValueError unless a tree's logits are those that llama.cpp computes of its paths.
 
@@ -89,7 +74,7 @@ def check_trees(
     """
     trial = TreeTrial.of(vocabulary)
     paths = np.stack([_path_logits(context, path)[:, :vocabulary] for path in trial.paths])
-    tried = kind(context, rows=1, capacity=trial.tokens, batch=_BATCH)
+    tried = kind(context, rows=1, capacity=trial.tokens, batch=LEAST_BATCH)
     model = GgufModel(
         tried,
         max_nodes=trial.tokens,

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from inference.backends import Segment
 from inference.backends.gguf_branches import LlamaContext
-from inference.backends.gguf_library import TokenBatch
+from inference.backends.gguf_library import LEAST_BATCH, ContextSizes, TokenBatch
 from inference.backends.host_choice import Floats
 from inference.backends.kept_states import BEHIND, KEPT, begins, thinned
 from inference.backends.tree_lines import lines_of, path_of
@@ -57,7 +57,7 @@ class _TextLine(NamedTuple):
 class GgufStates:
     """Rows of texts in one llama.cpp context.
 
-    context: of as many sequences as `sequences_for` says
+    context: of at least the sequences that sizes() says
     batch: most tokens of a decode
     """
 
@@ -74,9 +74,17 @@ class GgufStates:
         self._free = list(range(context.sequences))
 
     @staticmethod
-    def sequences_for(rows: int) -> int:
-        """Return the sequences of so many rows: what they keep, and a call's lines."""
-        return rows * (KEPT + 1) + LINES
+    def most_rows(sequences: int) -> int:
+        """Return the rows that so many sequences serve, with what each keeps and a call's lines."""
+        return (sequences - LINES) // (KEPT + 1)
+
+    @staticmethod
+    def sizes(rows: int, capacity: int, max_nodes: int, sequences: int) -> ContextSizes:
+        """Return the sizes of a context, which may have so many sequences. Each has a state."""
+        needed = min(rows * (KEPT + 1) + LINES, sequences)
+        # What lines compute again has keys of its own in each sequence.
+        cells = rows * capacity + needed * (max_nodes + BEHIND)
+        return ContextSizes(cells, max(LEAST_BATCH, max_nodes) + BEHIND, needed)
 
     def check(self, segment: Segment) -> None:
         """Accept every segment: lines that fit into no decode are computed by several."""

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from inference.backends import Segment
 from inference.backends.gguf_branches import BranchSequences, LlamaContext
-from inference.backends.gguf_library import TokenBatch
+from inference.backends.gguf_library import LEAST_BATCH, ContextSizes, TokenBatch
 from inference.backends.host_choice import Floats
 from inference.backends.tree_lines import lines_of, tips
 from inference.errors import LimitExceeded, Unavailable
@@ -31,9 +31,14 @@ class GgufTrees:
         self._tokens: IntArray = np.zeros((rows, capacity), dtype=np.int32)
 
     @staticmethod
-    def sequences_for(rows: int) -> int:
-        """Return the fewest sequences of so many rows: each has one, and can have another."""
-        return 2 * (rows + 1)
+    def most_rows(sequences: int) -> int:
+        """Return the rows that so many sequences serve: each has one, and can have another."""
+        return sequences // 2 - 1
+
+    @staticmethod
+    def sizes(rows: int, capacity: int, max_nodes: int, sequences: int) -> ContextSizes:
+        """Return the sizes of a context, which may have so many sequences."""
+        return ContextSizes(rows * capacity, max(LEAST_BATCH, max_nodes), sequences)
 
     def check(self, segment: Segment) -> None:
         needed, room = _sequences(segment), self._branches.room

@@ -17,13 +17,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from inference.backends.neuron_sdk import (
-    DEVICE,
-    INDEX,
-    has_device,
-    installed,
-    instance_family,
-)
+from inference.backends.neuron_sdk import DEVICE, INDEX, has_device, installed, instance_family
 from inference.errors import BadArtifact, InvalidRequest, MissingExtra
 from inference.files import cache_directory
 

@@ -22,6 +22,7 @@ from inference.backends.cuda import CudaModel
 from inference.backends.cuda_library import CudaLibraryModel, IfRecordable
 from inference.backends.dynamic_batcher import DynamicBatcher
 from inference.backends.eager import EagerModel
+from inference.backends.gguf_library import SEQUENCES
 from inference.backends.gguf_states import GgufStates
 from inference.backends.gguf_trees import GgufTrees
 from inference.backends.legacy_neuron import load_legacy_neuron
@@ -155,7 +156,8 @@ def few_cells(machine: Machine) -> Model:
 
 
 def states(machine: Machine) -> Model:
-    context = StateCells(sequences=GgufStates.sequences_for(ROWS))
+    sizes = GgufStates.sizes(ROWS, JUNK, 16, SEQUENCES)
+    context = StateCells(room=sizes.cells, sequences=sizes.sequences)
     return model_of(GgufStates(context, rows=ROWS, capacity=JUNK, batch=24))
 
 

@@ -5,19 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from inference.backends.gguf_library import SEQUENCES
 from inference.backends.gguf_states import GgufStates
 from inference.backends.kept_states import BEHIND
 from inference.backends.sequence import ModelSequence
 from inference.errors import Unavailable
 from inference.sampling import SamplingParams
 from inference.tree import TokenTree
-from tests.support.fake_llama_cpp import (
-    VOCABULARY,
-    StateCells,
-    logits_after,
-    model_of,
-    seen_after,
-)
+from tests.support.fake_llama_cpp import VOCABULARY, StateCells, logits_after, model_of, seen_after
 from tests.support.models import sequence_after
 from tests.support.refusals import assert_refused
 
@@ -26,9 +21,8 @@ CAPACITY, NODES = 176, 32
 
 
 def cells_of(rows: int = 1) -> StateCells:
-    sequences = GgufStates.sequences_for(rows)
-    room = rows * CAPACITY + sequences * (NODES + BEHIND)
-    return StateCells(room=room, sequences=sequences)
+    sizes = GgufStates.sizes(rows, CAPACITY, NODES, SEQUENCES)
+    return StateCells(room=sizes.cells, sequences=sizes.sequences)
 
 
 def after(cells: StateCells, text: list[int], rows: int = 1) -> ModelSequence:
@@ -42,29 +36,28 @@ def own(text: list[int], tokens: list[int]) -> list[int]:
     return [int(logits_after(one)[:VOCABULARY].argmax()) for one in seen]
 
 
+def computed(cells: StateCells, sequence: ModelSequence, text: list[int], accepted: int) -> int:
+    """Choose at a chain of three, whose first nodes are accepted; return the tokens computed."""
+    before, chain = cells.tokens, [5, 6, 7]
+    assert sequence.choose(TokenTree.chain(chain)).tolist() == own(text, chain)
+    sequence.commit(TokenTree.chain(chain), list(range(1, accepted)))
+    text += chain[:accepted]
+    return cells.tokens - before
+
+
 def test_a_chain_that_is_accepted_is_never_computed_again() -> None:
     cells = cells_of()
     sequence, text = after(cells, PROMPT), list(PROMPT)
-    for _ in range(8):
-        before, chain = cells.tokens, [5, 6, 7]
-        assert sequence.choose(TokenTree.chain(chain)).tolist() == own(text, chain)
-        assert cells.tokens - before == len(chain)
-        sequence.commit(TokenTree.chain(chain), [1, 2])
-        text += chain
+    assert [computed(cells, sequence, text, 3) for _ in range(8)] == [3] * 8
 
 
 def test_behind_nodes_that_are_not_accepted_a_few_tokens_are_computed_again() -> None:
     """And never more than once in a while: a text that grew by BEHIND tokens is kept."""
     cells = cells_of()
     sequence, text = after(cells, PROMPT), list(PROMPT)
-    for _ in range(24):
-        before, chain = cells.tokens, [5, 6, 7]
-        assert sequence.choose(TokenTree.chain(chain)).tolist() == own(text, chain)
-        assert cells.tokens - before <= len(chain) + 2 * BEHIND
-        sequence.commit(TokenTree.chain(chain), [1])
-        text += chain[:2]
-    made = cells.tokens - len(PROMPT)
-    assert made < 24 * (len([5, 6, 7]) + BEHIND)
+    calls = [computed(cells, sequence, text, 2) for _ in range(24)]
+    assert max(calls) <= 3 + 2 * BEHIND
+    assert sum(calls) < 24 * (3 + BEHIND)
 
 
 def test_a_tree_of_more_lines_than_there_are_sequences_is_computed_by_several_decodes() -> None:
