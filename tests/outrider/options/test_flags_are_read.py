@@ -22,8 +22,8 @@ WITH_ANOTHER: dict[str, dict[str, Any]] = {
     "chat": OF_CLIENTS,
     "serve": OF_CLIENTS,
     "up": OF_CLIENTS,
-    "target": {"tensor_parallel": 4, "metrics_host": "0.0.0.0", "prefix_gib": 8},
-    "fused_target": {"metrics_host": "0.0.0.0", "prefix_gib": 8},
+    "target": {"tensor_parallel": 4, "metrics_host": "0.0.0.0"},
+    "fused_target": {"metrics_host": "0.0.0.0"},
     "verify_target": {"tensor_parallel": 4, "batch": 8},
 }
 
