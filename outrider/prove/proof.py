@@ -179,7 +179,8 @@ def verdict(proof: Proof) -> str:
     return (
         f"{'NOT proved' if proof.unequal else 'proved'}: {equal} of {texts} texts equal at "
         f"temperatures {', '.join(f'{one:g}' for one in TEMPERATURES)}; "
-        f"{proof.mean_speed:.2f} of target-only's speed on average, {proof.least_speed:.2f} at least"
+        f"{proof.mean_speed:.2f} of target-only's speed on average, "
+        f"{proof.least_speed:.2f} at least"
     )
 
 
