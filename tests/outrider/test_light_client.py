@@ -68,7 +68,8 @@ def test_the_python_interface_makes_text(target: str, environment: dict[str, str
     code = (
         "import outrider\n"
         f"with outrider.connect({target!r}, preset='suffix') as engine:\n"
-        "    print(len(engine.generate('def main():', max_tokens=8, temperature=0).token_ids), engine.draft)"
+        "    made = engine.generate('def main():', max_tokens=8, temperature=0)\n"
+        "    print(len(made.token_ids), engine.draft)"
     )
     made = subprocess.run(
         [sys.executable, "-c", code], env=environment, capture_output=True, text=True
