@@ -1,10 +1,9 @@
-"""Conversion between text and token ids: tokenizer, chat template, incremental detokenizing."""
+"""Conversion between text and token ids: tokenizer and chat template."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
@@ -22,19 +21,10 @@ from inference.errors import InvalidRequest, OutriderError, UnsupportedModel
 from inference.extras import require
 from inference.files import cache_directory, write_whole
 from inference.json_file import read_json
-
-_REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+from inference.text_stream import TextStream, TokenBytes
 
 _NAMED = tuple(f"{kind}_token" for kind in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
 """Special tokens that chat templates know by these names."""
-
-
-_PRINTED = (*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100))
-_HIDDEN = [byte for byte in range(256) if byte not in _PRINTED]
-_BYTES = {chr(byte): byte for byte in _PRINTED} | {
-    chr(256 + place): byte for place, byte in enumerate(_HIDDEN)
-}
-"""Bytes by the letters that stand for them in vocabularies of bytes."""
 
 
 class _Stored(NamedTuple):
@@ -66,6 +56,7 @@ class Tokenizer:
         if not vocabulary:
             raise UnsupportedModel(f"{directory}: its tokenizer.json has no tokens")
         self.vocabulary = max(vocabulary.values()) + 1
+        self._bytes = TokenBytes(self._rules)
 
     def to_json(self) -> str:
         """The tokenizer as a tokenizer.json has it."""
@@ -135,18 +126,11 @@ class Tokenizer:
 
     def token_bytes(self, token: int) -> bytes:
         """The bytes of a token, special ones included. They may be a part of a character."""
-        piece: str = self._rules.id_to_token(token) or ""
-        if token in self._rules.get_added_tokens_decoder():
-            return piece.encode()
-        if byte := re.fullmatch("<0x([0-9A-F]{2})>", piece):
-            return bytes([int(byte[1], 16)])
-        if self.id_of("Ġ") is not None and self.id_of("▁") is None:  # pieces are bytes as letters
-            return bytes(_BYTES[letter] for letter in piece)
-        return piece.replace("▁", " ").encode()
+        return self._bytes.of(token)
 
     def stream(self, prompt: Sequence[int]) -> TextStream:
         """A stream that turns the ids after `prompt` into text piece by piece."""
-        return TextStream(self, prompt)
+        return TextStream(self._bytes, prompt)
 
     def fingerprint(self) -> str:
         """A hash of everything that turns text into ids.
@@ -283,35 +267,3 @@ def _without_defaults(value: Any) -> Any:
             key: _without_defaults(part) for key, part in value.items() if part not in (None, False)
         }
     return [_without_defaults(part) for part in value] if isinstance(value, list) else value
-
-
-class TextStream:
-    """Incremental detokenizing: whole characters only, and the pieces add up to the full text.
-
-    It decodes a short window of ids. A token's text may depend on its neighbours, for leading
-    spaces and for characters of several bytes.
-    """
-
-    def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int]) -> None:
-        self._tokenizer = tokenizer
-        self._ids = list(prompt[-8:])
-        self._shown, self._start = len(self._ids), 0
-
-    def push(self, token: int) -> str:
-        """The text that this token completes; empty while a character is incomplete."""
-        self._ids.append(token)
-        before, after = self._window()
-        if after.endswith(_REPLACEMENT) or len(after) <= len(before):
-            return ""
-        self._start, self._shown = self._shown, len(self._ids)
-        return after[len(before) :]
-
-    def finish(self) -> str:
-        """The remaining text, after the last token."""
-        before, after = self._window()
-        self._shown = len(self._ids)
-        return after[len(before) :]
-
-    def _window(self) -> tuple[str, str]:
-        decode = self._tokenizer.decode
-        return decode(self._ids[self._start : self._shown]), decode(self._ids[self._start :])

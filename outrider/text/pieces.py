@@ -10,7 +10,7 @@ import numpy as np
 
 from inference.order import TokenLogProb
 from inference.proposer import NOBODY
-from inference.text import TextStream
+from inference.text_stream import TextStream
 from outrider.text.call_reader import CallPiece, CallReader
 from outrider.text.stop_strings import StopStrings
 
@@ -60,7 +60,8 @@ class PieceMaker:
 
     def push(self, token: int, proposer: int) -> Iterator[Piece]:
         """The pieces that are certain with this token."""
-        text = self._text.push(token) + self._shown.get(token, "")
+        mark = self._shown.get(token)
+        text = self._text.push(token) if mark is None else self._text.finish() + mark
         return self._pieces(self._stop.push(text), proposer)
 
     def finish(self) -> Iterator[Piece]:

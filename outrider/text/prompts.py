@@ -224,7 +224,7 @@ def going_on(client: Client, request: Request, made: Sequence[int]) -> tuple[Req
     for count, token in enumerate(read_prompt(client, made), start=1):
         piece = stream.push(token)
         said, certain = said + piece, certain + len(stops.push(piece))
-        if piece and certain == len(said):
+        if piece and stream.is_whole and certain == len(said):
             text, kept = said, count
     if kept >= request.max_new_tokens:
         raise InvalidRequest(f"the text is whole: it has its {request.max_new_tokens} tokens")
