@@ -63,7 +63,6 @@ def draft(options: DraftRole) -> int:
         rows = min(options.batch, len(requests))
 
         def make(request: Request, show: Show, cancelled: Event) -> Completion:
-            client.load(rows)
             explainer = _explainer(options, client, show)
             tell = explainer.tell if explainer else None
             record = options.record and Path(options.record)
@@ -79,8 +78,11 @@ def draft(options: DraftRole) -> int:
                 recording.write(done)
             return done
 
+        client.load(rows)
+        if options.baseline or options.record is not None:
+            client.wait()  # a comparison without the draft would say nothing of it
         code = run(options, requests, make, workers=rows, told=told)
-        client.wait()  # an error of the draft fails the command, not its texts
+        client.check()  # an error of the draft fails the command, not its texts
         return code
 
 
