@@ -66,6 +66,7 @@ class Description:
     usd_per_hour: float = 0.0  # price of its machine; 0: not stated
     sessions: int = 0  # open now
     rules: bool = False  # it takes grammars, penalties and biases, and reports log-probabilities
+    emulated: bool = False  # its times are another device's: it shares no device with a draft
 
 
 class OpenRequest(NamedTuple):
