@@ -273,7 +273,7 @@ def _rendered(template: str, variables: Mapping[str, Any]) -> str:
         line = getattr(error, "lineno", None) or (lines[-1] if lines else None)
         said = str(error) or type(error).__name__
         raise InvalidRequest(
-            f"the model's chat template fails{f' in line {line}' if line else ''}: {said}"
+            f"the model's chat template refuses{f' in line {line}' if line else ''}: {said}"
         ) from error
 
 

@@ -28,8 +28,8 @@ from inference.artifact import (
 from inference.backends.timed import PROFILES, find_profile
 from inference.errors import BadArtifact, InvalidRequest, OutriderError
 from inference.json_file import read_json
-from inference.model.checkpoint import weight_files
 from inference.model.config import parse_config, read_config
+from inference.model.weight_files import weight_files
 from inference.planner.acceptance_file import SHIPPED, read_acceptance
 from inference.planner.profile_files import Subject, keep_profile, load_profile
 from inference.text import Tokenizer

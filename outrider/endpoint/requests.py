@@ -273,14 +273,14 @@ class TextRequest(ServedFields):
         return None if self.max_tokens == -1 else self.max_tokens
 
     def parameters(self) -> Parameters:
-        """The parameters of the first text. Defaults are those of the interface: temperature 1."""
+        """The parameters of the first text."""
         form = {str(name): value for name, value in (self.structured_outputs or {}).items()}
         schema = schema_of(self.response_format) if self.response_format else None
-        stop = [self.stop] if isinstance(self.stop, str) else self.stop or []
+        stop = [self.stop] if isinstance(self.stop, str) else self.stop
         seed = None if self.seed == -1 else self.seed
         return Parameters(
             max_tokens=self.most_tokens,
-            temperature=1.0 if self.temperature is None else self.temperature,
+            temperature=self.temperature,
             top_k=max(self.top_k or 0, 0),
             top_p=1.0 if self.top_p is None else self.top_p,
             min_p=self.min_p or 0.0,
@@ -289,7 +289,7 @@ class TextRequest(ServedFields):
             frequency_penalty=self.frequency_penalty or 0.0,
             logit_bias=self.logit_bias or {},
             seed=None if seed is None else seed % SEEDS,
-            stop=[string for string in stop if string],
+            stop=None if stop is None else [string for string in stop if string],
             min_tokens=self.min_tokens or 0,
             stop_token_ids=self.stop_token_ids or (),
             ignore_eos=bool(self.ignore_eos),

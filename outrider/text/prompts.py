@@ -14,6 +14,7 @@ from inference.errors import InvalidRequest, LimitExceeded
 from inference.sampling import (
     CANDIDATES,
     LEAST_TEMPERATURE,
+    LEAST_TOP_P,
     SEED_BITS,
     Grammar,
     GrammarKind,
@@ -23,6 +24,7 @@ from inference.sampling import (
 from inference.text import Tokenizer
 from outrider.options.groups import PromptOptions
 from outrider.text.completion import Request
+from outrider.text.defaults import defaults_of
 from outrider.text.schemas import written
 from outrider.text.stop_strings import StopStrings
 from outrider.text.tool_calls import NO_TOOLS, Function, Message, Tools, chosen
@@ -36,9 +38,6 @@ Prompt: TypeAlias = "str | Sequence[Message] | Sequence[int]"
 
 GREEDY_TEMPERATURE = 1e-5
 """Temperatures below this are greedy, as in vLLM."""
-
-LEAST_TOP_P = 1e-6
-"""Value that stands for smaller ones of top_p: it leaves the most likely token alone."""
 
 SLICE = 2**16
 """Characters of a long prompt that are counted at a time."""
@@ -61,11 +60,12 @@ class Parameters:
     """Parameters of a text. Raises InvalidRequest for values out of bounds.
 
     max_tokens: tokens at most; None for as many as fit
-    temperature: 0 is greedy, and so is less than 1e-5
+    temperature: 0 is greedy, and so is less than 1e-5; None is the model's own default, else 0
     top_k: 0 is off, and so is the whole vocabulary; above 256 it is 256
     top_p: 1 is off; 0 leaves the most likely token
     seed: of the noise; None takes a random one
-    stop: strings that end the text and are left out of it
+    stop: strings that end the text and are left out of it; None is the model's own default where
+        the temperature is None, too
     prompt_cache_key: texts of one key go to one replica, which may have their beginning computed
     min_p: tokens below this part of the likeliest one's chance are left out; 0 is off
     repetition_penalty: divides the logits of tokens of prompt and text; 1 is off
@@ -88,11 +88,11 @@ class Parameters:
     """
 
     max_tokens: int | None = None
-    temperature: float = 0.0
+    temperature: float | None = None
     top_k: int = 0
     top_p: float = 1.0
     seed: int | None = None
-    stop: Sequence[str] = ()
+    stop: Sequence[str] | None = None
     prompt_cache_key: str = ""
     min_p: float = 0.0
     repetition_penalty: float = 1.0
@@ -121,15 +121,32 @@ class Parameters:
             raise InvalidRequest(
                 f"chat_template_kwargs are the template's own variables: got {min(reserved)}"
             )
-        StopStrings(self.stop)
+        StopStrings(self.stop or ())
         self.sampling(0)
         self.functions()
+
+    def settled(self, model: str, temperature: float = 0.0) -> Parameters:
+        """The parameters with a temperature and stop strings, which default to the model's own. A
+        text with a form, tools or a length has no stop strings by default: they could cut it.
+
+        temperature: where the model has no default
+        """
+        defaults = defaults_of(model)
+        known = temperature if defaults.temperature is None else defaults.temperature
+        forms = (self.schema, self.regex, self.choice, self.grammar, self.tools or None)
+        length = self.min_tokens or self.ignore_eos
+        free = self.temperature is None and not length and all(form is None for form in forms)
+        return replace(
+            self,
+            temperature=known if self.temperature is None else self.temperature,
+            stop=(defaults.stop if free else ()) if self.stop is None else self.stop,
+        )
 
     def sampling(self, seed: int) -> SamplingParams:
         """The sampling parameters with this seed. Values beyond what is computed mean the nearest
         one that is.
         """
-        temperature, top_p = self.temperature, self.top_p
+        temperature, top_p = self.temperature or 0.0, self.top_p
         if 0 <= temperature < LEAST_TEMPERATURE:
             temperature = 0.0 if temperature < GREEDY_TEMPERATURE else LEAST_TEMPERATURE
         if 0 <= top_p < LEAST_TOP_P:
@@ -205,6 +222,7 @@ def make_request(client: Client, prompt: Prompt, parameters: Parameters, index: 
     The work on any prompt is bounded by the sequence length. Raises InvalidRequest for a prompt
     that is empty or out of range.
     """
+    parameters = parameters.settled(client.model)
     tools = parameters.functions()
     _check_size(client, prompt, parameters.tools)
     ids = read_prompt(client, prompt, tools, parameters)
@@ -219,7 +237,7 @@ def make_request(client: Client, prompt: Prompt, parameters: Parameters, index: 
         _sampling(client, parameters, tools, min(seed, 2**SEED_BITS - 1)),
         min(parameters.max_tokens or room, room),
         _end_ids(client, parameters),
-        stop=parameters.stop,
+        stop=parameters.stop or (),
         cache_key=parameters.prompt_cache_key,
         tools=tools,
     )
@@ -361,15 +379,24 @@ def make_requests(
     tokenizer: Tokenizer,
     length: int,
     stop_ids: frozenset[int],
+    model: str,
 ) -> list[Request]:
     """Requests of these prompts, each with its own seed. Raises InvalidRequest for a prompt that
     does not fit.
 
     length: the longest text, prompt and output together
+    model: the target, whose defaults count where the options give no temperature
     """
     seed = min(random_seed(), 2**SEED_BITS - len(prompts)) if options.seed is None else options.seed
     schema = options.json_schema and _read("--schema", options.json_schema)
-    base = replace(options.sampling(seed), grammar=text_form(schema=schema, regex=options.regex))
+    given = Parameters(
+        temperature=options.temperature,
+        top_k=options.top_k,
+        top_p=options.top_p,
+        schema=schema,
+        regex=options.regex,
+    ).settled(model)
+    base = given.sampling(seed)
     requests = []
     for index, prompt in enumerate(prompts):
         ids = tokenizer.encode(prompt, chat=options.chat)
@@ -380,7 +407,7 @@ def make_requests(
             )
         room = min(options.max_new_tokens, length - len(ids))
         params = replace(base, seed=seed + index)
-        requests.append(Request(index, prompt, ids, params, room, stop_ids))
+        requests.append(Request(index, prompt, ids, params, room, stop_ids, stop=given.stop or ()))
     least = min(request.max_new_tokens for request in requests)
     if least < options.max_new_tokens:
         say(
