@@ -27,6 +27,9 @@ SEED_BITS = 63
 LEAST_TEMPERATURE, GREATEST_TEMPERATURE = 1e-3, 1e3
 """Bounds of T > 0. Beyond them, logits / T is too large or too small for float32 to compare."""
 
+LEAST_TOP_P = 1e-6
+"""Value that stands for top_p 0 in requests and flags: only the most likely token remains."""
+
 LEAST_REPETITION, GREATEST_REPETITION = 0.01, 100.0
 MOST_PENALTY = 2.0
 MOST_BIAS, MOST_BIASES = 100.0, 300

@@ -30,7 +30,7 @@ from outrider.client.watching import Told, Watcher, ended
 from outrider.endpoint.answering import STREAM, event_stream
 from outrider.endpoint.answers import TargetState, responses
 from outrider.endpoint.failures import UNFORESEEN, ApiError, api_error
-from outrider.endpoint.requests import LEAST_TOP_P, MOST_MESSAGES, ChatMessage, Text
+from outrider.endpoint.requests import MOST_MESSAGES, ChatMessage, Text
 from outrider.endpoint.target_manager import TargetManager
 from outrider.endpoint.text_runner import TextRunner
 from outrider.terminal.live_text import silent
@@ -216,8 +216,7 @@ def _task(texts: TextRunner, asked: PageText, _left: Event) -> Task[Told]:
     """Makes the text of a page, and tells everything that can be watched."""
     client = texts.client
     seed = random_seed() if asked.seed is None else asked.seed
-    top_p = max(asked.top_p, LEAST_TOP_P)
-    given = Parameters(asked.max_tokens, asked.temperature, 0, top_p, seed, asked.stop)
+    given = Parameters(asked.max_tokens, asked.temperature, 0, asked.top_p, seed, asked.stop)
     request = make_request(client, [message.plain for message in asked.messages], given)
     before: dict[str, Any] = {}
     if asked.made:

@@ -4,7 +4,6 @@ refused, with the reason.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Annotated, Any, Literal, Self, TypeAlias
 
@@ -20,9 +19,6 @@ MOST_CHOICES = 8
 
 COMPLETION_TOKENS = 16
 """Tokens of a completion that names no max_tokens, as the interface defines it."""
-
-LEAST_TOP_P = 1e-6
-"""Value that stands for top_p 0: it leaves the likeliest token alone."""
 
 MOST_KEY = 256
 """Characters of a prompt_cache_key."""
@@ -204,22 +200,21 @@ class TextRequest(ServedFields):
         return self.max_tokens
 
     def parameters(self) -> Parameters:
-        """The parameters of the first text. Defaults are those of the interface: temperature 1."""
+        """The parameters of the first text."""
         form = {str(name): value for name, value in (self.structured_outputs or {}).items()}
         schema = schema_of(self.response_format) if self.response_format else None
-        stop: Sequence[str] = [self.stop] if isinstance(self.stop, str) else self.stop or []
         return Parameters(
             max_tokens=self.most_tokens,
-            temperature=1.0 if self.temperature is None else self.temperature,
+            temperature=self.temperature,
             top_k=max(self.top_k or 0, 0),
-            top_p=1.0 if self.top_p is None else max(self.top_p, LEAST_TOP_P),
+            top_p=1.0 if self.top_p is None else self.top_p,
             min_p=self.min_p or 0.0,
             repetition_penalty=self.repetition_penalty or 1.0,
             presence_penalty=self.presence_penalty or 0.0,
             frequency_penalty=self.frequency_penalty or 0.0,
             logit_bias=self.logit_bias or {},
             seed=self.seed,
-            stop=stop,
+            stop=[self.stop] if isinstance(self.stop, str) else self.stop,
             prompt_cache_key=self.prompt_cache_key or "",
             schema=form.get("json", schema),
             regex=form.get("regex"),

@@ -14,7 +14,7 @@ from inference.errors import InvalidRequest
 from inference.flags.command_line import CommandOptions
 from inference.flags.group import Also, Group, Shown
 from inference.flags.values import Amount, Count, Directory, File, ModelName, Share, Usd, Watts
-from inference.sampling import CANDIDATES, SEED_BITS, SamplingParams
+from inference.sampling import CANDIDATES, LEAST_TOP_P, SEED_BITS, SamplingParams
 
 DEVICES = ("auto", "cpu", "cuda", "neuron", "neuron-legacy")
 
@@ -173,12 +173,12 @@ class MeasureOptions(Group, title="models and devices"):
 class SamplingOptions(Group, title="text"):
     """The sampling and the length of texts, and the way in which they are shown."""
 
-    max_new_tokens: Count = 128
-    """tokens to make at most"""
-    temperature: Annotated[float, Ge(0), Le(1000)] = 0.0
-    """0 is greedy"""
-    top_p: Share = 1.0
-    """1 is off"""
+    max_new_tokens: Annotated[Count, Also("max_tokens")] = 128
+    """maximum number of new tokens"""
+    temperature: Annotated[float, Ge(0), Le(1000)] | None = None
+    """0 is greedy (default: 0; for the embedded pair 0.8, and a text ends after its function)"""
+    top_p: Annotated[float, Ge(0), Le(1)] = 1.0
+    """1 is off; 0 leaves the most likely token"""
     top_k: Annotated[int, Ge(0), Le(CANDIDATES)] = 0
     """0 is off"""
     seed: Seed | None = None
@@ -188,11 +188,8 @@ class SamplingOptions(Group, title="text"):
 
     @model_validator(mode="after")
     def _can_be_sampled(self) -> Self:
-        self.sampling(self.seed or 0)
+        SamplingParams(self.temperature or 0.0, self.top_k, self.top_p or LEAST_TOP_P)
         return self
-
-    def sampling(self, seed: int) -> SamplingParams:
-        return SamplingParams(self.temperature, self.top_k, self.top_p, seed).on_the_wire()
 
 
 class PromptOptions(SamplingOptions):

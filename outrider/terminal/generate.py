@@ -56,7 +56,9 @@ def draft(options: DraftRole) -> int:
     take_short_turns()
     with open_client(options) as client:
         stop_ids = client.target.description.stop_ids
-        requests = make_requests(options.text, prompts, client.tokenizer, client.length, stop_ids)
+        requests = make_requests(
+            options.text, prompts, client.tokenizer, client.length, stop_ids, client.model
+        )
         told = partial(account, budget=client.budget, goal=client.goal)
         rows = min(options.batch, len(requests))
 
@@ -118,7 +120,9 @@ def fused_client(options: FusedClientRole) -> int:
     with connect_target(options.connection, tokenizer) as target:
         description = target.description
         length, stop_ids = description.sequence_length, description.stop_ids
-        requests = make_requests(options.text, prompts, tokenizer, length, stop_ids)
+        requests = make_requests(
+            options.text, prompts, tokenizer, length, stop_ids, description.model
+        )
         colocated = bool(description.draft_model)
         drafted = f"with {description.draft_model} beside it"
         who = drafted if colocated else "alone: no draft beside it"

@@ -11,10 +11,18 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from inference.command import say
 from inference.errors import InvalidRequest, LimitExceeded
-from inference.sampling import SEED_BITS, Grammar, GrammarKind, SamplingParams, random_seed
+from inference.sampling import (
+    LEAST_TOP_P,
+    SEED_BITS,
+    Grammar,
+    GrammarKind,
+    SamplingParams,
+    random_seed,
+)
 from inference.text import Tokenizer
 from outrider.options.groups import PromptOptions
 from outrider.text.completion import Request
+from outrider.text.defaults import defaults_of
 from outrider.text.schemas import written
 from outrider.text.stop_strings import StopStrings
 from outrider.text.tool_calls import NO_TOOLS, Function, Message, Tools, chosen
@@ -47,11 +55,12 @@ class Parameters:
     """Parameters of a text. Raises InvalidRequest for values out of bounds.
 
     max_tokens: tokens at most; None for as many as fit
-    temperature: 0 is greedy
+    temperature: 0 is greedy; None is the model's own default, else 0
     top_k: 0 is off
-    top_p: 1 is off
+    top_p: 1 is off; 0 leaves the most likely token
     seed: of the noise; None takes a random one
-    stop: strings that end the text and are left out of it
+    stop: strings that end the text and are left out of it; None is the model's own default where
+        the temperature is None, too
     prompt_cache_key: texts of one key go to one replica, which may have their beginning computed
     min_p: tokens below this part of the likeliest one's chance are left out; 0 is off
     repetition_penalty: divides the logits of tokens of prompt and text; 1 is off
@@ -69,11 +78,11 @@ class Parameters:
     """
 
     max_tokens: int | None = None
-    temperature: float = 0.0
+    temperature: float | None = None
     top_k: int = 0
     top_p: float = 1.0
     seed: int | None = None
-    stop: Sequence[str] = ()
+    stop: Sequence[str] | None = None
     prompt_cache_key: str = ""
     min_p: float = 0.0
     repetition_penalty: float = 1.0
@@ -93,16 +102,32 @@ class Parameters:
     def __post_init__(self) -> None:
         if self.max_tokens is not None and self.max_tokens < 1:
             raise InvalidRequest(f"max_tokens is 1 or more: got {self.max_tokens}")
-        StopStrings(self.stop)
+        StopStrings(self.stop or ())
         self.sampling(0)
         self.functions()
+
+    def settled(self, model: str, temperature: float = 0.0) -> Parameters:
+        """The parameters with a temperature and stop strings, which default to the model's own. A
+        text with a form or tools has no stop strings by default: they could cut it.
+
+        temperature: where the model has no default
+        """
+        defaults = defaults_of(model)
+        known = temperature if defaults.temperature is None else defaults.temperature
+        forms = (self.schema, self.regex, self.choice, self.grammar, self.tools or None)
+        free = self.temperature is None and not any(form is not None for form in forms)
+        return replace(
+            self,
+            temperature=known if self.temperature is None else self.temperature,
+            stop=(defaults.stop if free else ()) if self.stop is None else self.stop,
+        )
 
     def sampling(self, seed: int) -> SamplingParams:
         """The sampling parameters with this seed."""
         return SamplingParams(
-            self.temperature,
+            self.temperature or 0.0,
             self.top_k,
-            self.top_p,
+            self.top_p or LEAST_TOP_P,
             seed,
             min_p=self.min_p,
             repetition_penalty=self.repetition_penalty,
@@ -163,6 +188,7 @@ def make_request(client: Client, prompt: Prompt, parameters: Parameters, index: 
     The work on any prompt is bounded by the sequence length. Raises InvalidRequest for a prompt
     that is empty or out of range.
     """
+    parameters = parameters.settled(client.model)
     tools = parameters.functions()
     _check_size(client, prompt, parameters.tools)
     ids = read_prompt(client, prompt, tools)
@@ -178,7 +204,7 @@ def make_request(client: Client, prompt: Prompt, parameters: Parameters, index: 
         replace(params, grammar=tools.grammar(client.tokenizer, params.grammar)),
         min(parameters.max_tokens or room, room),
         client.target.description.stop_ids,
-        stop=parameters.stop,
+        stop=parameters.stop or (),
         cache_key=parameters.prompt_cache_key,
         tools=tools,
     )
@@ -287,15 +313,24 @@ def make_requests(
     tokenizer: Tokenizer,
     length: int,
     stop_ids: frozenset[int],
+    model: str,
 ) -> list[Request]:
     """Requests of these prompts, each with its own seed. Raises InvalidRequest for a prompt that
     does not fit.
 
     length: the longest text, prompt and output together
+    model: the target, whose defaults count where the options give no temperature
     """
     seed = min(random_seed(), 2**SEED_BITS - len(prompts)) if options.seed is None else options.seed
     schema = options.json_schema and _read("--schema", options.json_schema)
-    base = replace(options.sampling(seed), grammar=text_form(schema=schema, regex=options.regex))
+    given = Parameters(
+        temperature=options.temperature,
+        top_k=options.top_k,
+        top_p=options.top_p,
+        schema=schema,
+        regex=options.regex,
+    ).settled(model)
+    base = given.sampling(seed)
     requests = []
     for index, prompt in enumerate(prompts):
         ids = tokenizer.encode(prompt, chat=options.chat)
@@ -306,7 +341,7 @@ def make_requests(
             )
         room = min(options.max_new_tokens, length - len(ids))
         params = replace(base, seed=seed + index)
-        requests.append(Request(index, prompt, ids, params, room, stop_ids))
+        requests.append(Request(index, prompt, ids, params, room, stop_ids, stop=given.stop or ()))
     least = min(request.max_new_tokens for request in requests)
     if least < options.max_new_tokens:
         say(

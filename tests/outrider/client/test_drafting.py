@@ -16,7 +16,7 @@ from outrider.terminal.live_text import silent
 from outrider.text.prompts import Parameters, make_request
 from tests.support.commands import Run
 
-TEXT = ["--max_new_tokens", "32", "--json", "--seed", "3"]
+TEXT = ["--max_new_tokens", "32", "--json", "--seed", "3", "--temperature", "0"]
 SERVED = TargetRole(
     port=0, batch=2, sequence_length=256, emulate="llama-3.1-8b-trn1.2xlarge-measured"
 )
@@ -57,6 +57,8 @@ def test_only_beside_its_target_a_draft_is_silent_while_that_is_timed(
 ) -> None:
     with open_client(SharedClientRole(port=port), is_local=is_local) as client:
         client.wait()
-        request = make_request(client, "def add(a, b):", Parameters(max_tokens=tokens))
+        request = make_request(
+            client, "def add(a, b):", Parameters(max_tokens=tokens, temperature=0)
+        )
         made = client.complete(request, silent, Event())
     assert (made.draft_calls > 0) is (is_local is False)

@@ -48,7 +48,7 @@ VALUES = {
     "sequence_length": "0",
     "max_new_tokens": "1.5",
     "temperature": "-1",
-    "top_p": "0",
+    "top_p": "1.5",
     "top_k": "257",
     "seed": str(2**63),
     "gamma": "-1",

@@ -16,7 +16,8 @@ def made_by_a_new_target(run: Run, *flags: object) -> dict[str, Any]:
     """The record of the same text, made by a target that is started for it and stopped."""
     with started("target", ["--batch", "1", *map(str, flags)]) as target:
         client = ("--target_host", target.address, "--draft", "copy")
-        (record,) = run("run", PROMPT, *client, "--max_new_tokens", "8", "--json").records
+        text = ("--max_new_tokens", "8", "--temperature", "0", "--json")
+        (record,) = run("run", PROMPT, *client, *text).records
     return record
 
 
