@@ -75,8 +75,8 @@ def opened(
 
 
 def page_events(http: httpx.Client, asked: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
-    """What the page hears of a text, in order."""
-    lines = http.post("/page/texts", json=asked).text.splitlines()
+    """The events that the page receives of a greedy text, in order."""
+    lines = http.post("/page/texts", json={"temperature": 0} | asked).text.splitlines()
     names = [line.removeprefix("event: ") for line in lines if line.startswith("event: ")]
     data = [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: ")]
     return list(zip(names, data, strict=True))
@@ -154,6 +154,7 @@ def own_text(texts: TextRunner) -> Callable[..., str]:
     return make
 
 
+GREEDY = json.dumps({"temperature": 0})
 QUIET = ("--no-sandbox", "--disable-background-networking", "--disable-component-update",
          "--disable-sync")  # fmt: skip
 
@@ -195,6 +196,7 @@ def context(browser: Browser) -> Iterator[BrowserContext]:
 @pytest.fixture
 def page(context: BrowserContext, priced: str) -> Page:
     opened = context.new_page()
+    opened.add_init_script(f"localStorage['outrider.settings'] ??= '{GREEDY}'")
     opened.goto(priced)
     expect(opened.locator("#status")).to_contain_text("drafted by", timeout=PATIENCE)
     return opened
