@@ -1,4 +1,4 @@
-# make demo       draft and target as two processes on this machine, with the pair that ships here
+# make demo       race a text with a draft against the target alone, with the pair that ships here
 # make check      lint, types and the fast tests, for while you work
 # make test       lint, types and tests
 # make test-all   the slower tiers; CI runs them after make test; the first run builds llama.cpp
