@@ -9,7 +9,10 @@ from contextlib import suppress
 from datetime import datetime
 from functools import lru_cache
 from pathlib import Path
+from traceback import extract_tb
+from types import MappingProxyType
 from typing import Any, NamedTuple, NoReturn
+from uuid import uuid4
 
 import tokenizers
 from jinja2 import Template, TemplateError, nodes
@@ -87,29 +90,39 @@ class Tokenizer:
         self,
         messages: Sequence[Mapping[str, Any]],
         tools: Sequence[Mapping[str, Any]] = (),
+        variables: Mapping[str, Any] = MappingProxyType({}),
+        *,
+        continues: bool = False,
     ) -> list[int]:
         """Token ids of a chat, up to where the assistant's next message begins.
 
         messages: each with its `role` and its `content`, and what else the template reads
         tools: functions that the model is told of, as OpenAI's interface describes them
+        variables: further ones of the template, such as enable_thinking
+        continues: the chat ends within its last message, which is to be continued
 
-        Raises InvalidRequest without a chat template, and for messages that the template refuses.
+        Raises InvalidRequest without a chat template, and where the template fails.
         """
         if not messages:
             raise InvalidRequest("a chat needs at least one message")
         if not self.template:
             raise InvalidRequest("a chat needs a model with a chat template: this one has none")
-        try:
-            text = _compiled(self.template).render(
-                messages=[dict(message) for message in messages],
-                tools=list(tools) or None,
-                documents=None,
-                add_generation_prompt=True,
-                **self._named,
-            )
-        except TemplateError as error:
-            raise InvalidRequest(f"the model's chat template refuses: {error}") from error
-        return self._ids(text, special=False)
+        told, end = [dict(message) for message in messages], ""
+        if continues:
+            end = uuid4().hex
+            told[-1]["content"] = f"{told[-1].get('content') or ''}{end}"
+        known = {
+            "add_generation_prompt": not continues,
+            "documents": None,
+            **variables,
+            **self._named,
+            "messages": told,
+            "tools": list(tools) or None,
+        }
+        text = _rendered(self.template, known)
+        if end not in text:
+            raise InvalidRequest("the model's chat template changes the message to be continued")
+        return self._ids(text[: text.rindex(end)] if end else text, special=False)
 
     def _ids(self, text: str, *, special: bool = True) -> list[int]:
         try:
@@ -245,6 +258,23 @@ def _compiled(template: str) -> Template:
     known.filters["tojson"] = _to_json
     known.globals.update(raise_exception=_refuse, strftime_now=_now)
     return known.from_string(template)
+
+
+def _rendered(template: str, variables: Mapping[str, Any]) -> str:
+    """A chat in the words of its template. Raises InvalidRequest with the template's line."""
+    try:
+        return _compiled(template).render(variables)
+    except Exception as error:  # a template is a program, and may raise whatever Python does
+        lines = [
+            frame.lineno
+            for frame in extract_tb(error.__traceback__)
+            if frame.filename == "<template>"
+        ]
+        line = getattr(error, "lineno", None) or (lines[-1] if lines else None)
+        said = str(error) or type(error).__name__
+        raise InvalidRequest(
+            f"the model's chat template refuses{f' in line {line}' if line else ''}: {said}"
+        ) from error
 
 
 def _to_json(value: Any, ensure_ascii: bool = False, **how: Any) -> str:

@@ -52,6 +52,8 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    tiers.drop_impossible(items)
+    tiers.thin_products(items)
     seed = config.getoption("--shuffle")
     if seed is not None:
         tiers.shuffle(items, seed)

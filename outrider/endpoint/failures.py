@@ -137,4 +137,5 @@ def _invalid(error: RequestValidationError | ValidationError) -> ApiError:
         return ApiError(400, "the body is not JSON: a JSON object is needed")
     place = [str(part) for part in first["loc"] if not _TYPE.fullmatch(str(part))]
     name = ".".join(place)
-    return ApiError(400, f"{name or 'the body'}: {first['msg']}", param=name or None)
+    said = raised or first["msg"]
+    return ApiError(400, f"{name or 'the body'}: {said}", param=name or None)

@@ -250,8 +250,7 @@ class RecordOptions(Group, title="text"):
 
 class HourlyOptions(Group, title="prices and limits"):
     usd_per_hour: Amount | None = None
-    """price of the target's machine; a target tells its clients, and --watch shows dollars per
-    million tokens, idle time included"""
+    """price of the target's machine, in dollars an hour; a target reports it to its clients"""
 
 
 class PriceOptions(HourlyOptions):

@@ -82,7 +82,7 @@ def serve(options: ServingRole) -> int:
         notify("READY=1", f"STATUS={description.model} on {bound}")
 
     collect_rarely()
-    with stack, observed(options, options.usd_per_hour) as statistics:
+    with stack, observed(options) as statistics:
         statistics.listeners.append(_tell_of_end)
         serve_target(replace(target, listener=statistics), say_ready, options.sessions.grace)
     if isinstance(target.engine.model, TimedModel):

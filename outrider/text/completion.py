@@ -230,6 +230,7 @@ class _Run:
         self._pieces = PieceMaker(
             tokenizer.stream(request.ids),
             request.stop,
+            max(request.params.min_tokens - request.params.made, 0),
             request.tools.shown(tokenizer),
             request.tools.reader(tokenizer),
         )

@@ -14,8 +14,10 @@ import json
 import random
 import resource
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import combinations
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -51,6 +53,51 @@ def _measured() -> dict[str, float]:
     return _known
 
 
+def thin_products(items: list[pytest.Item]) -> None:
+    """Of tests with the mark `covering`, leave so many cases that any values of so many parameters
+    are together in one of them. The other cases are of the slower tier.
+    """
+    cases: defaultdict[tuple[str, int], list[pytest.Function]] = defaultdict(list)
+    for item in items:
+        mark = item.get_closest_marker("covering")
+        if mark and isinstance(item, pytest.Function):
+            cases[item.nodeid.partition("[")[0], mark.args[0]].append(item)
+    for (_, count), same in cases.items():
+        chosen = _covering([_together(item, count) for item in same])
+        for number, item in enumerate(same):
+            if number not in chosen:
+                item.add_marker(pytest.mark.extended)
+
+
+def _together(item: pytest.Function, count: int) -> set[tuple[tuple[str, int], ...]]:
+    """Each so many of its parameters, with the identities of their values, which cases share."""
+    values = sorted((name, id(value)) for name, value in item.callspec.params.items())
+    return {*combinations(values, count)}
+
+
+def _covering(cases: Sequence[set[Any]]) -> set[int]:
+    """Numbers of cases that have, together, all that the cases have: few, if not the fewest."""
+    left, chosen = set[Any]().union(*cases), set[int]()
+    for new in range(max(map(len, cases)), 0, -1):
+        for number, case in enumerate(cases):
+            if len(case & left) >= new:
+                chosen.add(number)
+                left -= case
+    return chosen
+
+
+def drop_impossible(items: list[pytest.Item]) -> None:
+    """Leave out cases for which `possible`, a test's mark, says no of the values by their names."""
+
+    def is_possible(item: pytest.Item) -> bool:
+        return not isinstance(item, pytest.Function) or all(
+            mark.args[0](**{name: item.callspec.params[name] for name in mark.args[1:]})
+            for mark in item.iter_markers("possible")
+        )
+
+    items[:] = filter(is_possible, items)
+
+
 def shuffle(items: list[pytest.Item], seed: int) -> None:
     """Order files at random, and the tests of each, which share its fixtures."""
     files: defaultdict[Path, list[pytest.Item]] = defaultdict(list)
@@ -68,8 +115,11 @@ class Meter:
     """Takes the seconds of each test where it runs, and adds them up where pytest was started."""
 
     def __init__(self, config: pytest.Config) -> None:
-        self._config, self._before = config, _processor_seconds()
-        self._tests = Counter[str]()
+        self._config, self._tests = config, Counter[str]()
+        self._before = 0.0
+
+    def pytest_collection_finish(self) -> None:
+        self._before = _processor_seconds()
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(self) -> Iterator[None]:

@@ -25,7 +25,7 @@ from inference.planner.prices import Prices
 from inference.proposer import BASE, Nodes, Proposal, Proposer
 from inference.sampling import SamplingParams
 from tests.support import heads
-from tests.support.backends import Subject, eager_model, needs
+from tests.support.backends import BACKENDS, Subject, eager_model, needs
 from tests.support.drafts import alone, copying, growing, knowledge, nudged, rounds, speculated
 from tests.support.models import segment, tiny_decoder
 from tests.support.neuron_artifacts import LENGTH, TREE, VOCABULARY, eager_of, engine_of
@@ -86,10 +86,16 @@ def test_the_text_is_its_own_seeded_decoding(subject: Subject, params: SamplingP
         )
 
 
+def takes(subject: str, draft: str) -> bool:
+    """Whether a backend takes what a draft proposes."""
+    return BACKENDS[subject].trees or draft.endswith("chain")
+
+
+@pytest.mark.covering(2)
+@pytest.mark.possible(takes, "subject", "draft")
 @each_sampling
 @pytest.mark.parametrize("draft", DRAFTS)
 def test_no_draft_changes_the_text(subject: Subject, draft: str, params: SamplingParams) -> None:
-    needs(subject.backend.trees or draft.endswith("chain"))
     engine, proposer = engine_of(subject.model), DRAFTS[draft]()
     for length in (1, 30):  # the second text finds the first one's row
         subject.writes_its_own(
