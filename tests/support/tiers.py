@@ -15,6 +15,7 @@ import random
 import resource
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
+from functools import cache
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -37,20 +38,14 @@ def add_options(parser: pytest.Parser) -> None:
 def is_dear(path: Path, config: pytest.Config) -> bool:
     """Whether a file took at least as long as --below says. A new file did not."""
     below: float | None = config.getoption("--below")
-    return below is not None and _measured().get(name_of(path), 0.0) >= below
+    return below is not None and _measured().get(path.relative_to(ROOT).as_posix(), 0.0) >= below
 
 
-def name_of(path: Path) -> str:
-    return path.relative_to(ROOT).as_posix()
-
-
-_known: dict[str, float] = {}
-
-
+@cache
 def _measured() -> dict[str, float]:
-    if not _known and SECONDS.exists():
-        _known.update(json.loads(SECONDS.read_text(encoding="utf-8")))
-    return _known
+    """Seconds of each file that was measured."""
+    whole: dict[str, float] = json.loads(SECONDS.read_text(encoding="utf-8"))
+    return whole
 
 
 def thin_products(items: list[pytest.Item]) -> None:
@@ -76,13 +71,16 @@ def _together(item: pytest.Function, count: int) -> set[tuple[tuple[str, int], .
 
 
 def _covering(cases: Sequence[set[Any]]) -> set[int]:
-    """Numbers of cases that have, together, all that the cases have: few, if not the fewest."""
+    """Numbers of cases that have, together, all that the cases have: few, if not the fewest. They
+    are looked at in an order that is random and always the same, so that they differ in all values.
+    """
     left, chosen = set[Any]().union(*cases), set[int]()
+    order = random.Random(0).sample(range(len(cases)), len(cases))
     for new in range(max(map(len, cases)), 0, -1):
-        for number, case in enumerate(cases):
-            if len(case & left) >= new:
+        for number in order:
+            if len(cases[number] & left) >= new:
                 chosen.add(number)
-                left -= case
+                left -= cases[number]
     return chosen
 
 
