@@ -13,8 +13,8 @@ from __future__ import annotations
 import json
 import random
 import resource
-from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Generator, Sequence
 from functools import cache
 from itertools import combinations
 from pathlib import Path
@@ -113,14 +113,14 @@ class Meter:
     """Takes the seconds of each test where it runs, and adds them up where pytest was started."""
 
     def __init__(self, config: pytest.Config) -> None:
-        self._config, self._tests = config, Counter[str]()
+        self._config, self._tests = config, defaultdict[str, float](float)
         self._before = 0.0
 
     def pytest_collection_finish(self) -> None:
         self._before = _processor_seconds()
 
     @pytest.hookimpl(wrapper=True)
-    def pytest_runtest_makereport(self) -> Iterator[None]:
+    def pytest_runtest_makereport(self) -> Generator[None, Any, Any]:
         report = yield
         now = _processor_seconds()
         report.processor_seconds = now - self._before
@@ -132,7 +132,7 @@ class Meter:
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         into: Path = self._config.getoption("--measure")
-        files = Counter[str]()
+        files = defaultdict[str, float](float)
         for test, seconds in self._tests.items():
             files[test.partition("::")[0]] += seconds
         whole = json.loads(into.read_text(encoding="utf-8")) if into.exists() else {}
@@ -141,7 +141,7 @@ class Meter:
         into.write_text(json.dumps(whole, indent=1, sort_keys=True) + "\n", encoding="utf-8")
         write = terminalreporter.write_line
         write(f"{sum(files.values()):.0f} s of the processor in tests; the dearest:")
-        for test, seconds in self._tests.most_common(DEAREST):
+        for test, seconds in sorted(self._tests.items(), key=lambda one: -one[1])[:DEAREST]:
             write(f"{seconds:7.1f} s  {test[:100]}")
 
 
