@@ -146,6 +146,10 @@ FORMS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"repetition_penalty": 1.3, "min_p": 0.05},
     ),
     "the likeliest": ({"top_p": 0}, {"top_k": 1}),
+    "a least length": (
+        {"min_tokens": 20, "stop_token_ids": [*range(100, 300)]},
+        {"min_tokens": 20, "stop_token_ids": [*range(100, 300)]},
+    ),
     "bias": ({"logit_bias": {"40": 5, "41": -100}}, {"logit_bias": {40: 5.0, 41: -100.0}}),
 }
 
