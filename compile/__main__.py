@@ -150,7 +150,6 @@ def _request_of(options: CompileOptions) -> BuildRequest:
     request = make_request(options, find_checkpoint(options))
     spec, lacking, config = request.spec, request.lacking, request.checkpoint.config
     lines = [
-        *request.explanation,
         *describe(spec, config, check_fits(config, spec), options.workers),
         "",
         "what each graph is for:",

@@ -26,7 +26,6 @@ _ON = "built on an instance of EC2, which is removed afterwards (outrider compil
 
 Sizes = Annotated[Counts, AfterValidator(lambda sizes: tuple(sorted(set(sizes))))]
 Store = Annotated[str, Shown("STORE")]
-Minutes = Annotated[float, Gt(0)]
 
 
 class InstanceOptions(Group, title=_ON):
@@ -76,20 +75,6 @@ class SizeOptions(Group, title=_SIZES):
     where the vocabulary is small)"""
 
 
-class LoadOptions(Group, title="graphs planned for a load"):
-    """Sizes of graphs that are chosen."""
-
-    load: File | None = None
-    """what is to be served (as in benchmarks/loads), or the outrider-profile.json of a run: the
-    sizes that cost it least are chosen, by scipy (outrider[compile])"""
-    graphs: Count = 20
-    """most graphs to build"""
-    compile_minutes: Minutes | None = None
-    """most time to spend on building, with --graph_minutes"""
-    graph_minutes: Minutes | None = None
-    """what one graph takes, as an earlier build printed it"""
-
-
 class StoreOptions(Group, title="stores"):
     """Stores of artefacts and of compiled graphs."""
 
@@ -105,14 +90,10 @@ class StoreOptions(Group, title="stores"):
     s3://BUCKET/PREFIX); name only one that you trust, graphs are executable code"""
 
 
-class CompileOptions(
-    StoreOptions, LoadOptions, SizeOptions, FusedOptions, CommandOptions, title="target"
-):
+class CompileOptions(StoreOptions, SizeOptions, FusedOptions, CommandOptions, title="target"):
     """A target that is to be built. Raises InvalidRequest for what cannot be built."""
 
     RULES: ClassVar = (
-        FlagRule("load", excludes="tree_sizes slots", why="--load chooses the sizes"),
-        FlagRule("compile_minutes", needs="graph_minutes", why="an earlier build printed them"),
         FlagRule("draft_tree", excludes="speculation_length", why="it says how deep the tree is"),
         FlagRule("draft_model speculation_length draft_tree", needs="fused"),
         FlagRule("pull", needs="digest", why="the one that --push printed"),
@@ -236,7 +217,6 @@ EXAMPLES = """examples:
                                                                    the line above adds the rest
   outrider compile --model DIR --target trn1 --dry-run             what would be built, and whether
                                                                    it fits; builds nothing
-  outrider compile --model DIR --target trn1 --load load.json --graphs 10 --out artefact
   outrider compile --target cpu --fused --gamma 4 --out artefact   target and draft in one graph
   outrider compile --out artefact --push s3://bucket/artefacts     prints the digest to pull
   outrider compile --pull s3://bucket/artefacts --digest HEX --out artefact

@@ -5,12 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from compile.ops.pass_time import ERRORS, PUBLISHED, RATES, pass_time
-from compile.plan.buckets import Planned
 from compile.plan.device import Device, device_of
 from compile.plan.graph_time import GraphTime, graph_time, times_between
 from compile.plan.memory import ITEM, Footprint, compilers_at_once, gib, graph_work
-from compile.plan.search import BuildBudget, serving
-from compile.plan.workload import CallShape
 from compile.spec import CompileSpec, least_nodes
 from inference.artifact import Bucket, DraftBucket, RoundBucket, features_of
 from inference.model.config import ModelConfig
@@ -193,56 +190,3 @@ def purpose(spec: CompileSpec, bucket: Bucket) -> str:
     if bucket.masked:
         parts.append("with masks")
     return ", ".join(parts)
-
-
-def explain(planned: Planned, budget: BuildBudget, beside: int) -> Iterator[str]:
-    """The plan in words: its load, the padding that is left, which graph serves what, and what
-    other budgets would bring.
-
-    beside: graphs that are built whatever the load is, and are not of the budget
-    """
-    plan_, calls = planned.plan, planned.calls
-    rounds = sum(weight for call, weight in calls.items() if not call.prefill)
-    yield f"load: {planned.load.what}"
-    yield (
-        f"mean session: {sum(calls.values()) - rounds:.1f} prompt calls, {rounds:.1f} calls "
-        "with "
-        f"trees, {len(calls)} different shapes"
-    )
-    used = sum(budget.count(shape) for shape in plan_.shapes)
-    certainty = "no choice of these sizes has less"
-    if not plan_.optimal:
-        certainty = f"the best possible has {plan_.bound / plan_.exact - 1:.1%} or more"
-    needed = f" ({beside} for other calls)" if beside else ""
-    yield (
-        f"{used + beside} graphs{needed} of {budget.graphs + beside} allowed, "
-        f"{len(plan_.shapes)} shapes; padding adds {plan_.padding:.1%} of work "
-        f"({certainty})"
-    )
-    yield f"{'shape':<28}{'share of calls':>15}{'share of work':>15}{'padding':>9}"
-    for shape in plan_.shapes:
-        yield _explain_shape(shape, planned)
-    fewer = (
-        "impossible: the rest is needed to serve everything"
-        if planned.smaller is None
-        else f"{planned.smaller:.1%}"
-    )
-    yield (
-        f"padding with one graph fewer: {fewer}; with {budget.samplings} more: {planned.larger:.1%}"
-    )
-
-
-def _explain_shape(shape: CallShape, planned: Planned) -> str:
-    mine = {
-        call: weight
-        for call, weight in planned.calls.items()
-        if serving(planned.plan.shapes, call, planned.cost) == shape
-    }
-    work = sum(mine.values()) * planned.cost(shape)
-    exact = sum(weight * planned.cost(call) for call, weight in mine.items())
-    name = f"{'prefill' if shape.prefill else 'verify'}_b{shape.rows}_t{shape.nodes}_s{shape.slots}"
-    padding = f"{work / exact - 1:>9.1%}" if exact else f"{'-':>9}"
-    return (
-        f"{name:<28}{sum(mine.values()) / sum(planned.calls.values()):>15.1%}"
-        f"{work / planned.plan.expected:>15.1%}{padding}"
-    )
